@@ -1,0 +1,61 @@
+"""What a folder in diffusers layout holds, read from its JSON files alone: no weights, no diffusers."""
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from .errors import InvalidRequest
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A pipeline folder: ``model_index.json`` and a config per component."""
+
+    path: Path
+
+    @classmethod
+    def open(cls, path: str | Path) -> "Checkpoint":
+        """Check that a folder is a diffusers pipeline with a transformer.
+
+        Raises:
+            InvalidRequest: it is not; the message names what is missing.
+        """
+        checkpoint = cls(Path(path))
+        if not checkpoint.path.is_dir():
+            raise InvalidRequest(f"{path} is no folder; a model is a folder in diffusers layout")
+        if not (checkpoint.path / "model_index.json").is_file():
+            raise InvalidRequest(f"{path} is no diffusers pipeline: it has no model_index.json")
+        if "transformer" not in checkpoint.components:
+            raise InvalidRequest(
+                f"{path} has no transformer (its parts: {', '.join(checkpoint.components) or 'none'}); "
+                "only diffusion transformers can run in parallel"
+            )
+        return checkpoint
+
+    @cached_property
+    def components(self) -> dict[str, str]:
+        """Class name by component name, without the components that are null."""
+        index = self._read_json("model_index.json")
+        pairs = {name: value for name, value in index.items() if isinstance(value, list) and len(value) == 2}
+        return {name: value[1] for name, value in pairs.items() if value[1]}
+
+    def config(self, component: str) -> dict[str, Any]:
+        """The component's ``config.json`` (``scheduler_config.json`` for a scheduler).
+
+        Raises:
+            InvalidRequest: the file is missing or is no JSON object.
+        """
+        name = "scheduler_config.json" if component == "scheduler" else "config.json"
+        return self._read_json(f"{component}/{name}")
+
+    def _read_json(self, name: str) -> dict[str, Any]:
+        file = self.path / name
+        try:
+            content = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise InvalidRequest(f"{file} cannot be read: {error}") from error
+        if not isinstance(content, dict):
+            raise InvalidRequest(f"{file} holds no JSON object")
+        return content

@@ -1,0 +1,96 @@
+"""``ParallelLayout``: how many ranks each way of splitting the work gets."""
+
+import math
+from dataclasses import asdict, dataclass, fields
+
+from .errors import InvalidRequest
+
+AXES: tuple[str, ...] = ("data", "cfg", "pipe", "ring", "ulysses", "tensor")
+"""Mesh axes from the outermost to the innermost: neighbours on the right talk the most."""
+
+BUILT: tuple[str, ...] = ("data", "cfg", "ulysses")
+"""Axes that may have a degree above 1 today."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParallelLayout:
+    """Degrees per axis; their product is the number of ranks used.
+
+    Raises:
+        InvalidRequest: a degree is not a whole number of at least 1, or its axis is not built yet.
+    """
+
+    data: int = 1
+    cfg: int = 1
+    pipe: int = 1
+    ring: int = 1
+    ulysses: int = 1
+    tensor: int = 1
+
+    def __post_init__(self) -> None:
+        for axis, degree in asdict(self).items():
+            if not isinstance(degree, int) or isinstance(degree, bool) or degree < 1:
+                raise InvalidRequest(f"layout {axis}={degree!r}: a degree is a whole number of at least 1")
+            if degree > 1 and axis not in BUILT:
+                raise InvalidRequest(
+                    f"layout {axis}={degree}: this strategy is not built yet; "
+                    f"degrees above 1 work for {', '.join(BUILT)}"
+                )
+
+    @property
+    def ranks(self) -> int:
+        """Number of ranks the layout uses."""
+        return math.prod(asdict(self).values())
+
+    def __str__(self) -> str:
+        used = [f"{axis}={degree}" for axis, degree in asdict(self).items() if degree > 1]
+        return " ".join(used) or "one rank"
+
+    @classmethod
+    def parse(cls, text: str) -> "ParallelLayout":
+        """Read ``"cfg=2 ulysses=2"``; an empty text is one rank.
+
+        Raises:
+            InvalidRequest: an unknown axis or a degree that is no number.
+        """
+        degrees: dict[str, int] = {}
+        for word in text.split():
+            axis, _, degree = word.partition("=")
+            if axis not in AXES or not degree.lstrip("-").isdigit():
+                raise InvalidRequest(f"layout {word!r}: write AXIS=DEGREE with an axis of {', '.join(AXES)}")
+            degrees[axis] = int(degree)
+        return cls(**degrees)
+
+    def check_fits(self, ranks: int) -> None:
+        """Refuse a layout that needs more ranks than there are, naming the nearest ones that fit.
+
+        Raises:
+            InvalidRequest: the layout uses more than ``ranks`` ranks.
+        """
+        if self.ranks <= ranks:
+            return
+        near = ", ".join(f'"{layout}"' for layout in _largest_that_fit(ranks))
+        raise InvalidRequest(
+            f'layout "{self}" needs {self.ranks} ranks and there are {ranks}; with {ranks} would work: {near}'
+        )
+
+
+def _largest_that_fit(ranks: int) -> list[ParallelLayout]:
+    choices = [ParallelLayout(ulysses=ranks)]
+    if ranks >= 2:
+        choices.append(ParallelLayout(cfg=2, ulysses=ranks // 2))
+    return choices
+
+
+def auto(ranks: int, *, branches: int) -> ParallelLayout:
+    """The simple rule for no given layout: CFG first, because it sends the least, then Ulysses.
+
+    With guidance (two or more branches) and an even number of ranks, two groups share the branches;
+    the ranks left split the tokens. Otherwise all ranks split the tokens.
+    """
+    if branches >= 2 and ranks % 2 == 0:
+        return ParallelLayout(cfg=2, ulysses=ranks // 2)
+    return ParallelLayout(ulysses=ranks)
+
+
+assert AXES == tuple(field.name for field in fields(ParallelLayout))

@@ -1,0 +1,196 @@
+"""What is said over the socket: one frozen dataclass a message, listed in ``MESSAGES``.
+
+Tensors travel beside a message by name (see ``wire``); each docstring lists them with their shapes.
+"""
+
+import uuid
+from dataclasses import dataclass, field
+from typing import Literal
+
+from .layout import ParallelLayout
+
+DType = Literal["auto", "float32", "bfloat16", "float16"]
+Prediction = Literal["flow"]
+
+
+def new_id() -> str:
+    """A fresh request id."""
+    return uuid.uuid4().hex
+
+
+@dataclass(frozen=True, kw_only=True)
+class Devices:
+    """Which devices hold ranks: GPU indices, or for ``cpu`` simply how many ranks there are."""
+
+    kind: Literal["cuda", "cpu"]
+    indices: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSpec:
+    """Everything that identifies a loaded model. It is the handle: a backend that lost the model reloads it.
+
+    ``layout=None`` is ``auto``. Weights are shared between layouts that keep them whole.
+    """
+
+    path: str
+    dtype: DType = "auto"
+    devices: Devices
+    layout: ParallelLayout | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankRequest:
+    """Base of the requests that ranks carry out."""
+
+    model: ModelSpec
+    request_id: str = field(default_factory=new_id)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forward(RankRequest):
+    """One denoiser call for all branches (cond, uncond, ...), split over ``data`` and ``cfg``.
+
+    Tensors in: ``{i}.{name}`` for branch ``i``, with the family's own argument names, batch first.
+    Tensors out: ``{i}`` ``[B, C, T, H, W]``, the raw prediction of branch ``i``.
+    """
+
+    branches: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample(RankRequest):
+    """A whole step loop.
+
+    Tensors in: ``x`` ``[B, C, T, H, W]`` float32, the noised start; ``sigmas`` ``[steps + 1]`` and
+    ``timesteps`` ``[steps + 1]`` float32; ``{i}.{name}`` as in ``Forward`` without the latent and the timestep.
+    For inpainting also ``mask``, ``noise`` and ``latent``, shaped to broadcast with ``x``.
+    Branch 0 is the conditional one, branch 1 the unconditional one.
+    Progress carries ``preview`` ``[1, C, 1, H, W]`` (the predicted x0, first item, first frame) if asked for.
+    Tensors out: ``samples`` ``[B, C, T, H, W]`` float32.
+    """
+
+    branches: int
+    sampler: str
+    cfg: float
+    previews: bool = False
+    prediction: Prediction = "flow"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncodeText(RankRequest):
+    """Run the text encoder.
+
+    Tensors in: ``ids`` ``[N, L]`` int64 and ``lengths`` ``[N]`` int64 (ids beyond a length are ignored).
+    Tensors out: ``embeds`` ``[N, L, D]`` float32, zero beyond each length.
+    """
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decode(RankRequest):
+    """Tensors in: ``latent`` ``[B, C, T, H, W]``. Tensors out: ``pixels`` ``[B, T, H, W, 3]`` float32 in 0..1."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Encode(RankRequest):
+    """Tensors in: ``pixels`` ``[B, T, H, W, 3]`` in 0..1. Tensors out: ``latent`` ``[B, C, T, H, W]`` float32."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unload(RankRequest):
+    """Free the model's weights on all ranks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cancel:
+    """Take a queued request back, or end a running one at its next step."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """Ask what became of a request whose connection broke. Answered with ``Error`` or ``Done``."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatusQuery:
+    """Ask for a ``Status``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stop:
+    """End the ranks and the supervisor."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Done:
+    """A request finished; its tensors follow."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """``value`` of ``total`` steps are done; ``phase`` says what is being done."""
+
+    phase: str
+    value: int
+    total: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Error:
+    """A typed error; see ``errors``."""
+
+    code: str
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedModel:
+    """A model whose weights a rank holds. ``parts`` are component names, ``loads`` counts weight loads."""
+
+    path: str
+    dtype: str
+    parts: tuple[str, ...]
+    loads: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankStatus:
+    """One rank as the process table and the rank itself see it. Memory in bytes."""
+
+    rank: int
+    pid: int
+    device: str
+    memory: int
+    device_memory: int = 0
+    models: tuple[LoadedModel, ...] = ()
+    steps: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Status:
+    """The backend at one moment. ``layout`` is that of the running or the last request."""
+
+    pid: int
+    protocol: int
+    generation: int
+    state: Literal["idle", "starting", "busy", "stopping"]
+    running: str | None
+    queued: tuple[str, ...]
+    layout: ParallelLayout | None
+    idle_timeout: float
+    memory: int
+    ranks: tuple[RankStatus, ...]
+
+
+MESSAGES: dict[str, type] = {
+    cls.__name__: cls
+    for cls in (
+        Forward, Sample, EncodeText, Decode, Encode, Unload,
+        Cancel, Outcome, StatusQuery, Stop, Done, Progress, Error, Status,
+    )
+}  # fmt: skip
+"""Every message by the name it has on the wire."""

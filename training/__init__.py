@@ -1,0 +1,1 @@
+"""How the shipped "shapes" checkpoint is made: scenes, VAE, transformer, export."""

@@ -1,0 +1,157 @@
+"""Procedural scenes with captions: one flat shape on a plain background, still or moving.
+
+Everything the checkpoint knows comes from here, and ``training/reader.py`` reads the same
+attributes back off pixels.
+"""
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw
+
+COLOURS: dict[str, tuple[int, int, int]] = {
+    "red": (216, 44, 44),
+    "green": (46, 160, 74),
+    "blue": (44, 88, 214),
+    "yellow": (244, 208, 52),
+    "purple": (136, 60, 176),
+    "orange": (246, 136, 32),
+    "white": (238, 238, 238),
+    "black": (28, 28, 34),
+}
+DIRECTIONS: dict[str, tuple[int, int]] = {"left": (-1, 0), "right": (1, 0), "up": (0, -1), "down": (0, 1)}
+SUPERSAMPLE = 4
+HELD_OUT_COUNT = 64
+Point = tuple[float, float]
+
+
+def _regular(points: int, *, radii: Sequence[float] = (1.0,), turn: float = -90.0) -> list[Point]:
+    step = 360.0 / points
+    angles = [math.radians(turn + i * step) for i in range(points)]
+    return [(radii[i % len(radii)] * math.cos(a), radii[i % len(radii)] * math.sin(a)) for i, a in enumerate(angles)]
+
+
+def _heart(points: int = 64) -> list[Point]:
+    outline = []
+    for i in range(points):
+        t = 2 * math.pi * i / points
+        y = 13 * math.cos(t) - 5 * math.cos(2 * t) - 2 * math.cos(3 * t) - math.cos(4 * t)
+        outline.append((16 * math.sin(t)**3 / 16.0, -(y + 2.5) / 15.0))
+    return outline
+
+
+def _cross(arm: float = 0.34) -> list[Point]:
+    a = arm
+    return [(-a, -1), (a, -1), (a, -a), (1, -a), (1, a), (a, a), (a, 1), (-a, 1), (-a, a), (-1, a), (-1, -a), (-a, -a)]
+
+
+SHAPES: dict[str, list[Point]] = {
+    "circle": _regular(64),
+    "square": [(-0.88, -0.88), (0.88, -0.88), (0.88, 0.88), (-0.88, 0.88)],
+    "triangle": [(0.0, -0.92), (1.0, 0.8), (-1.0, 0.8)],
+    "star": _regular(10, radii=(1.08, 0.46)),
+    "heart": _heart(),
+    "cross": _cross(),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scene:
+    """What a caption names: a shape, its colour, the background's colour, and for video a direction."""
+
+    shape: str
+    colour: str
+    background: str
+    direction: str | None = None
+
+    @property
+    def caption(self) -> str:
+        """The full caption, such as ``a red circle moving left on a blue background``."""
+        motion = f" moving {self.direction}" if self.direction else ""
+        return f"{_with_article(self.colour)} {self.shape}{motion} on {_with_article(self.background)} background"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placement:
+    """Where the shape is: centre at the middle of the clip and radius, both relative to the canvas."""
+
+    x: float
+    y: float
+    radius: float
+    travel: float
+
+
+def _with_article(word: str) -> str:
+    return f"an {word}" if word[0] in "aeiou" else f"a {word}"
+
+
+def _all_combinations() -> list[tuple[str, str, str]]:
+    return [(s, c, b) for s in SHAPES for c in COLOURS for b in COLOURS if b != c]
+
+
+def held_out() -> list[tuple[str, str, str]]:
+    """The (shape, colour, background) triples that training never sees, in a fixed order."""
+    combinations = _all_combinations()
+    random.Random(2026).shuffle(combinations)
+    return combinations[:HELD_OUT_COUNT]
+
+
+def training_combinations() -> list[tuple[str, str, str]]:
+    """Every triple that is not held out."""
+    kept = set(held_out())
+    return [triple for triple in _all_combinations() if triple not in kept]
+
+
+def random_scene(rng: random.Random, *, moving: bool) -> Scene:
+    """A scene from the training combinations."""
+    shape, colour, background = rng.choice(training_combinations())
+    direction = rng.choice(list(DIRECTIONS)) if moving else None
+    return Scene(shape=shape, colour=colour, background=background, direction=direction)
+
+
+def random_placement(rng: random.Random, scene: Scene, height: int, width: int) -> Placement:
+    """A placement that keeps the shape inside a ``height`` x ``width`` canvas for the whole clip."""
+    short = min(height, width)
+    radius = rng.uniform(0.17, 0.33) * short
+    margin_x, margin_y = (radius * 1.1 + 2) / width, (radius * 1.1 + 2) / height
+    dx, dy = DIRECTIONS[scene.direction] if scene.direction else (0, 0)
+    room = (1 - 2 * margin_x) if dx else (1 - 2 * margin_y)
+    travel = rng.uniform(0.75, 1.0) * room if scene.direction else 0.0
+    slack_x, slack_y = margin_x + abs(dx) * travel / 2, margin_y + abs(dy) * travel / 2
+    return Placement(
+        x=rng.uniform(slack_x, 1 - slack_x),
+        y=rng.uniform(slack_y, 1 - slack_y),
+        radius=radius / short,
+        travel=travel,
+    )
+
+
+def shape_mask(shape: str, x: float, y: float, radius: float, height: int, width: int) -> NDArray[np.float32]:
+    """Anti-aliased coverage ``[H, W]`` in 0..1 of a shape centred at ``(x, y)``, all in pixels."""
+    s = SUPERSAMPLE
+    canvas = Image.new("L", (width * s, height * s))
+    outline = [((x + px * radius) * s, (y + py * radius) * s) for px, py in SHAPES[shape]]
+    ImageDraw.Draw(canvas).polygon(outline, fill=255)
+    small = canvas.resize((width, height), Image.Resampling.BOX)
+    return np.asarray(small, dtype=np.float32) / 255.0
+
+
+def draw(scene: Scene, place: Placement, *, height: int, width: int, frames: int = 1) -> NDArray[np.float32]:
+    """Render a clip ``[T, H, W, 3]`` in 0..1: a shaded shape on a background that darkens downwards."""
+    dx, dy = DIRECTIONS[scene.direction] if scene.direction else (0, 0)
+    rows = np.linspace(0.0, 1.0, height, dtype=np.float32)[:, None, None]
+    background = np.asarray(COLOURS[scene.background], np.float32) / 255.0 * (1.05 - 0.17 * rows)
+    colour = np.asarray(COLOURS[scene.colour], np.float32) / 255.0
+    radius = place.radius * min(height, width)
+    clip = np.empty((frames, height, width, 3), np.float32)
+    for t in range(frames):
+        when = t / (frames - 1) - 0.5 if frames > 1 else 0.0
+        x, y = (place.x + dx * place.travel * when) * width, (place.y + dy * place.travel * when) * height
+        mask = shape_mask(scene.shape, x, y, radius, height, width)[..., None]
+        depth = np.clip((rows * height - y) / radius, -1.0, 1.0)
+        clip[t] = background * (1 - mask) + colour * (1.0 - 0.10 * depth) * mask
+    return np.clip(clip, 0.0, 1.0)

@@ -1,0 +1,144 @@
+"""Train the VAE of the "shapes" checkpoint on crops of procedural scenes, resuming where it stopped.
+
+    python -m training.train_vae --work DIR --steps 6000
+
+Stills teach sharp edges cheaply; later every fourth step is a short clip, which teaches the
+temporal layers. A little noise on the latent stands in for the KL term: with a unit-variance
+posterior the small network never leaves the plateau of the mean colour. The clamp of ``AutoencoderKLWan.decode`` has no gradient where it saturates, so the loss
+is taken on the decoder's own output.
+"""
+
+import argparse
+import random
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from diffusers import AutoencoderKLWan
+from torch import Tensor
+
+from training.scenes import draw, random_placement, random_scene
+
+CROP = 32
+CLIP_EVERY = 4
+STILLS_ONLY = 800
+LATENT_NOISE = 0.05
+LATENT_WEIGHT = 1e-4
+
+
+def new_vae() -> AutoencoderKLWan:
+    """The untrained network: Wan 2.1's layers at a tenth of their width."""
+    return AutoencoderKLWan(base_dim=24, dim_mult=[1, 1, 2, 2], num_res_blocks=1)
+
+
+def random_crops(rng: random.Random, count: int, frames: int) -> Tensor:
+    """Crops ``[count, 3, frames, CROP, CROP]`` in -1..1, most of them on a shape's outline."""
+    crops = []
+    while len(crops) < count:
+        side_h, side_w = (rng.choice((64, 96, 128, 160, 192)) for _ in range(2))
+        scene = random_scene(rng, moving=frames > 1)
+        place = random_placement(rng, scene, side_h, side_w)
+        clip = draw(scene, place, height=side_h, width=side_w, frames=17 if frames > 1 else 1)
+        start = rng.randrange(17 - frames + 1) if frames > 1 else 0
+        for _ in range(2):
+            top, left = _crop_corner(rng, clip[start, :, :, :], place.x, place.y)
+            piece = clip[start : start + frames, top : top + CROP, left : left + CROP]
+            crops.append(torch.from_numpy(np.ascontiguousarray(piece)))
+    return torch.stack(crops[:count]).permute(0, 4, 1, 2, 3) * 2 - 1
+
+
+def _crop_corner(rng: random.Random, frame: np.ndarray, x: float, y: float) -> tuple[int, int]:
+    height, width = frame.shape[:2]
+    if rng.random() < 0.3:
+        return rng.randrange(height - CROP + 1), rng.randrange(width - CROP + 1)
+    top = int(y * height + rng.uniform(-0.3, 0.3) * min(height, width) - CROP / 2)
+    left = int(x * width + rng.uniform(-0.3, 0.3) * min(height, width) - CROP / 2)
+    return min(max(top, 0), height - CROP), min(max(left, 0), width - CROP)
+
+
+def decode_unclamped(vae: AutoencoderKLWan, latent: Tensor) -> Tensor:
+    """Pixels ``[B, 3, T, H, W]`` of a latent, frame by frame as ``decode`` does, without its clamp."""
+    vae.clear_cache()
+    hidden = vae.post_quant_conv(latent)
+    frames = []
+    for i in range(hidden.shape[2]):
+        vae._conv_idx = [0]
+        frames.append(
+            vae.decoder(
+                hidden[:, :, i : i + 1], feat_cache=vae._feat_map, feat_idx=vae._conv_idx, first_chunk=i == 0
+            )
+        )
+    vae.clear_cache()
+    return torch.cat(frames, 2)
+
+
+def loss_of(vae: AutoencoderKLWan, pixels: Tensor, *, decoder_only: bool) -> tuple[Tensor, float]:
+    """Training loss and the plain mean squared error of one batch."""
+    with torch.set_grad_enabled(not decoder_only):
+        latent = vae.encode(pixels).latent_dist.mode()
+    noisy = latent + LATENT_NOISE * latent.detach().std() * torch.randn_like(latent)
+    error = decode_unclamped(vae, noisy) - pixels
+    loss = error.square().mean() + LATENT_WEIGHT * latent.square().mean()
+    return loss, error.detach().square().mean().item()
+
+
+def learning_rate(step: int, steps: int, peak: float) -> float:
+    """Short warm-up, flat, then linear to a twentieth over the last 40 percent."""
+    warm = min(1.0, (step + 1) / 100)
+    decay = min(1.0, max(0.05, (steps - step) / (0.4 * steps)))
+    return peak * warm * decay
+
+
+def train(work: Path, steps: int, *, peak: float, decoder_only: bool) -> None:
+    """Train to ``steps``, saving every 100."""
+    torch.manual_seed(0)
+    vae = new_vae()
+    trained = vae.decoder.parameters() if decoder_only else vae.parameters()
+    trained = [*trained, *vae.post_quant_conv.parameters()] if decoder_only else list(trained)
+    optimizer = torch.optim.Adam(trained, lr=peak, betas=(0.9, 0.95))
+    state_file = work / ("vae_decoder.pt" if decoder_only else "vae.pt")
+    start = 0
+    for candidate in (state_file, work / "vae.pt"):
+        if candidate.exists():
+            state = torch.load(candidate, weights_only=True)
+            vae.load_state_dict(state["model"])
+            if candidate == state_file:
+                optimizer.load_state_dict(state["optimizer"])
+                start = state["step"]
+            break
+    began, errors = time.time(), []
+    for step in range(start, steps):
+        rng = random.Random(step + (10**6 if decoder_only else 0))
+        moving = step >= STILLS_ONLY and step % CLIP_EVERY == CLIP_EVERY - 1
+        pixels = random_crops(rng, 4, 9) if moving else random_crops(rng, 16, 1)
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(step, steps, peak)
+        loss, error = loss_of(vae, pixels, decoder_only=decoder_only)
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(trained, 1.0)
+        optimizer.step()
+        errors.append(error)
+        if (step + 1) % 50 == 0:
+            print(f"step {step + 1} mse {np.mean(errors[-50:]):.5f} {time.time() - began:.0f} s", flush=True)
+        if (step + 1) % 100 == 0:
+            saved = {"model": vae.state_dict(), "optimizer": optimizer.state_dict(), "step": step + 1}
+            torch.save(saved, state_file.with_suffix(".new"))
+            state_file.with_suffix(".new").replace(state_file)
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--work", type=Path, required=True, help="folder for the training state")
+    parser.add_argument("--steps", type=int, default=6000)
+    parser.add_argument("--learning-rate", type=float, default=1.5e-3)
+    parser.add_argument("--decoder-only", action="store_true", help="keep the latents, sharpen the decoder")
+    args = parser.parse_args()
+    args.work.mkdir(parents=True, exist_ok=True)
+    train(args.work, args.steps, peak=args.learning_rate, decoder_only=args.decoder_only)
+
+
+if __name__ == "__main__":
+    main()
