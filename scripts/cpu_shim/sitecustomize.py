@@ -6,30 +6,37 @@ through; calling the operators still fails. Only the tests and the quickstart pu
 """
 
 import sys
+from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 
 SCHEMAS = {
     "nms": "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
     "qnms": "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
 }
+_LIBRARIES: list[object] = []
 
 
 class _BeforeTorchvision(MetaPathFinder):
-    def find_spec(self, fullname, path=None, target=None):
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         if fullname == "torchvision":
             sys.meta_path.remove(self)
             _define_schemas()
+        return None
 
 
-def _define_schemas():
+def _define_schemas() -> None:
     import torch
 
     if torch.version.cuda or torch.version.hip:
         return
-    library = torch.library.Library("torchvision", "FRAGMENT")
+    library = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]
     for schema in SCHEMAS.values():
-        library.define(schema)
-    torch.library._parallel_dit_torchvision_shim = library  # a Library that is collected takes its schemas along
+        library.define(schema)  # type: ignore[no-untyped-call]
+    _LIBRARIES.append(library)  # one that is collected takes its schemas along
 
 
 sys.meta_path.insert(0, _BeforeTorchvision())

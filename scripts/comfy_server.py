@@ -1,0 +1,175 @@
+"""Start a real ComfyUI with this extension, in folders of its own, and end it with all that it started."""
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+
+from scripts import processes
+from scripts.comfy_api import ComfyClient
+
+ROOT = Path(__file__).resolve().parent.parent
+CPU_SHIM = ROOT / "scripts" / "cpu_shim"
+
+
+class StartFailed(Exception):
+    """ComfyUI ended or stayed silent; the text holds the end of its log."""
+
+
+def free_port() -> int:
+    """A TCP port on loopback that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+class ComfyServer:
+    """A ComfyUI process with the extension linked into a temporary base folder.
+
+    Nothing is written into the ComfyUI checkout. ``home`` (short, since it holds the backend's socket) has
+    ``base`` (models, custom_nodes, input, user), ``runtime`` (``PARALLEL_DIT_RUNTIME``) and ``comfyui.log``.
+
+    Args:
+        comfyui: the ComfyUI checkout.
+        output: where its output nodes write; by default in ``home``.
+        frontend: serve the installed frontend package; without it only the API answers.
+        cpu: start with ``--cpu``.
+        name: the extension's folder name under ``custom_nodes``.
+        env: variables on top of this process's.
+        arguments: more command-line arguments.
+    """
+
+    def __init__(
+        self,
+        comfyui: Path,
+        *,
+        output: Path | None = None,
+        frontend: bool = False,
+        cpu: bool = True,
+        name: str = "comfyui-parallel-dit",
+        env: Mapping[str, str] | None = None,
+        arguments: Sequence[str] = (),
+    ) -> None:
+        self.comfyui = comfyui
+        self.home = Path(tempfile.mkdtemp(prefix="pdit-", dir="/tmp"))
+        self.base = self.home / "base"
+        self.runtime = self.home / "runtime"
+        self.output = output or self.base / "output"
+        self.log = self.home / "comfyui.log"
+        self.port = free_port()
+        self.client = ComfyClient(f"http://127.0.0.1:{self.port}")
+        self.extension = self.base / "custom_nodes" / name
+        self._frontend, self._cpu, self._arguments = frontend, cpu, tuple(arguments)
+        self._env = dict(env or {})
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self, deadline: float = 120.0) -> "ComfyServer":
+        """Start it and wait until its API lists the nodes.
+
+        Raises:
+            StartFailed: it ended, or did not answer within ``deadline`` seconds.
+        """
+        for folder in (self.extension.parent, self.base / "models", self.output, self.home / "no-frontend"):
+            folder.mkdir(parents=True, exist_ok=True)
+        if not self.extension.exists():
+            self.extension.symlink_to(ROOT, target_is_directory=True)
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                self._command(), cwd=self.home, env=self.environment(), stdin=subprocess.DEVNULL,
+                stdout=log, stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=processes.end_with_parent,
+            )  # fmt: skip
+        self._wait_for_api(deadline)
+        return self
+
+    def environment(self) -> dict[str, str]:
+        """The variables ComfyUI runs under; a backend started with them is this server's own."""
+        env = {
+            **os.environ,
+            "PARALLEL_DIT_RUNTIME": str(self.runtime),
+            "PYTHONPYCACHEPREFIX": str(_bytecode_folder()),
+            "HF_HUB_OFFLINE": "1",
+        }
+        if self._cpu:
+            env["PYTHONPATH"] = str(CPU_SHIM)
+        return {**env, **self._env}
+
+    @property
+    def pid(self) -> int:
+        """The process id of ComfyUI."""
+        assert self._process is not None, "not started"
+        return self._process.pid
+
+    def log_text(self) -> str:
+        """Everything ComfyUI has printed."""
+        return self.log.read_text(encoding="utf-8", errors="replace") if self.log.exists() else ""
+
+    def end_comfyui(self) -> None:
+        """End ComfyUI and leave the backend running; ``start`` starts ComfyUI again."""
+        if self._process is not None:
+            processes.end_group(self._process)
+            self._process = None
+
+    def stop(self) -> list[str]:
+        """End ComfyUI and the backend and remove ``home``.
+
+        Returns:
+            The processes that had to be killed because they did not end by themselves, for a test to object to.
+        """
+        self.end_comfyui()
+        try:
+            processes.stop_backend(self.runtime)
+        finally:
+            left = processes.wait_until_none(self.runtime, 15.0)
+            described = processes.describe(left).splitlines()
+            processes.kill(left)
+            shutil.rmtree(self.home, ignore_errors=True)
+        return described
+
+    def __enter__(self) -> "ComfyServer":
+        try:
+            return self.start()
+        except BaseException:
+            self.stop()
+            raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _command(self) -> list[str]:
+        command = [
+            sys.executable, str(self.comfyui / "main.py"), "--listen", "127.0.0.1", "--port", str(self.port),
+            "--base-directory", str(self.base), "--output-directory", str(self.output),
+            "--database-url", f"sqlite:///{self.home}/comfyui.db", "--disable-auto-launch", "--disable-api-nodes",
+        ]  # fmt: skip
+        if self._cpu:
+            command.append("--cpu")
+        if not self._frontend:
+            command += ["--front-end-root", str(self.home / "no-frontend")]
+        return [*command, *self._arguments]
+
+    def _wait_for_api(self, deadline: float) -> None:
+        assert self._process is not None
+        end = time.monotonic() + deadline
+        while time.monotonic() < end:
+            if self._process.poll() is not None:
+                raise StartFailed(f"ComfyUI ended with status {self._process.returncode}:\n{self.log_text()[-3000:]}")
+            try:
+                self.client.get("/system_stats", deadline=5.0)
+                return
+            except OSError:
+                time.sleep(0.2)
+        raise StartFailed(f"ComfyUI did not answer within {deadline:g} s:\n{self.log_text()[-3000:]}")
+
+
+def _bytecode_folder() -> Path:
+    """Where ComfyUI's bytecode goes, so that its checkout stays as it was."""
+    return Path(tempfile.gettempdir()) / f"parallel-dit-bytecode-{os.getuid()}"

@@ -1,0 +1,73 @@
+"""Real ComfyUI servers for the tests: one a version, started once, with nothing left when it ends."""
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from scripts import comfy_paths
+from scripts.comfy_api import ComfyClient
+from scripts.comfy_server import ComfyServer
+
+VERSIONS = comfy_paths.candidates()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark every test of this folder ``comfyui``."""
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents:
+            item.add_marker(pytest.mark.comfyui)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run what asks for ``comfyui_path`` once a version; without any ComfyUI skip it and say how to get one."""
+    if "comfyui_path" not in metafunc.fixturenames:
+        return
+    reason = "no ComfyUI found: set COMFYUI_PATHS, or put one into ~/ComfyUI"
+    missing = pytest.param(None, marks=pytest.mark.skip(reason=reason), id="none")
+    found = [pytest.param(path, id=comfy_paths.version(path)) for path in VERSIONS]
+    metafunc.parametrize("comfyui_path", found or [missing], scope="session", indirect=True)
+
+
+@pytest.fixture(scope="session")
+def comfyui_path(request: pytest.FixtureRequest) -> Path:
+    """A ComfyUI checkout; the test runs once for every version that is found."""
+    path: Path = request.param
+    return path
+
+
+@pytest.fixture(scope="session")
+def server(comfyui_path: Path) -> Iterator[ComfyServer]:
+    """A running ComfyUI with the extension, shared by the tests of one version. Leaving a process behind fails."""
+    server = ComfyServer(comfyui_path, env={"PARALLEL_DIT_CPU_RANKS": "3"})
+    try:
+        yield server.start()
+    finally:
+        log = server.log_text()
+        left = server.stop()
+    if left:
+        sys.stderr.write(log[-3000:])
+        pytest.fail(f"processes were left after stop: {left}")
+
+
+@pytest.fixture
+def client(server: ComfyServer) -> ComfyClient:
+    """The shared server's API."""
+    return server.client
+
+
+@pytest.fixture
+def new_server(comfyui_path: Path) -> Iterator[Callable[..., ComfyServer]]:
+    """Start further servers with other options: ``new_server(arguments=["--preview-method", "latent2rgb"])``."""
+    started: list[ComfyServer] = []
+
+    def start(**options: object) -> ComfyServer:
+        server = ComfyServer(comfyui_path, **options)  # type: ignore[arg-type]
+        started.append(server)
+        return server.start()
+
+    yield start
+    left = [line for server in started for line in server.stop()]
+    assert not left, f"processes were left after stop: {left}"

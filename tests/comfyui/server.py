@@ -1,0 +1,98 @@
+"""What tests need beside ``scripts.comfy_server``: the websocket's events, and pixels."""
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from io import BytesIO
+from types import TracebackType
+from typing import Any
+
+import aiohttp
+import numpy as np
+from PIL import Image, ImageSequence
+
+from scripts.comfy_api import ComfyClient, Result
+
+
+@dataclass(frozen=True)
+class Event:
+    """A JSON event (``kind`` and ``data``), or a binary one (``kind`` ``"preview"`` and the raw ``bytes``)."""
+
+    kind: str
+    data: Any
+    at: float = field(default_factory=time.monotonic)
+
+
+class Events:
+    """Collects what ComfyUI sends over its websocket to this client while the ``with`` block runs.
+
+    The list ``seen`` grows in the background. Queue prompts with the same ``client``: its id is the address.
+    """
+
+    def __init__(self, client: ComfyClient) -> None:
+        self.seen: list[Event] = []
+        self._url = f"{client.url.replace('http', 'ws', 1)}/ws?clientId={client.client_id}"
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._connected = threading.Event()
+
+    def wait(self, wanted: Callable[[Event], bool], deadline: float = 60.0) -> Event:
+        """The first event that ``wanted`` accepts, seen already or still to come.
+
+        Raises:
+            TimeoutError: none came within ``deadline`` seconds.
+        """
+        end = time.monotonic() + deadline
+        while time.monotonic() < end:
+            for event in list(self.seen):
+                if wanted(event):
+                    return event
+            time.sleep(0.005)
+        raise TimeoutError(f"no such event within {deadline:g} s; seen: {sorted({e.kind for e in self.seen})}")
+
+    def kinds(self, kind: str) -> list[Event]:
+        """Every event of one kind seen so far."""
+        return [event for event in self.seen if event.kind == kind]
+
+    def __enter__(self) -> "Events":
+        self._thread.start()
+        self._task = asyncio.run_coroutine_threadsafe(self._listen(), self._loop)
+        if not self._connected.wait(10):
+            raise TimeoutError("ComfyUI's websocket did not open within 10 s")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._task.cancel()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+        self._loop.close()
+
+    async def _listen(self) -> None:
+        async with aiohttp.ClientSession() as session, session.ws_connect(self._url, max_msg_size=0) as socket:
+            self._connected.set()
+            async for message in socket:
+                if message.type == aiohttp.WSMsgType.TEXT:
+                    content = json.loads(message.data)
+                    self.seen.append(Event(content["type"], content["data"]))
+                elif message.type == aiohttp.WSMsgType.BINARY:
+                    self.seen.append(Event("preview", message.data))
+
+
+def pixels(client: ComfyClient, result: Result) -> "np.ndarray[Any, np.dtype[np.int16]]":
+    """All frames of all files of a result ``[N, H, W, 3]``, 0..255, as int16 so that they can be subtracted."""
+    frames = []
+    for file in result.files:
+        with Image.open(BytesIO(client.fetch(file))) as image:
+            frames += [np.asarray(frame.convert("RGB"), dtype=np.int16) for frame in ImageSequence.Iterator(image)]
+    return np.stack(frames)
+
+
+def difference(a: "np.ndarray[Any, Any]", b: "np.ndarray[Any, Any]") -> int:
+    """The largest difference of two arrays of pixels, in steps of 1/255."""
+    assert a.shape == b.shape, f"{a.shape} against {b.shape}"
+    return int(np.abs(a - b).max())
