@@ -1,0 +1,15 @@
+"""The nodes; the only package that imports ``comfy``."""
+
+from comfy_api.latest import ComfyExtension, io
+
+from .layout import ParallelLayoutNode
+from .loader import ParallelLoader
+from .sampler import ParallelSampler
+from .vae import ParallelVAEDecode
+
+
+class ParallelDiT(ComfyExtension):
+    """The extension as ComfyUI sees it."""
+
+    async def get_node_list(self) -> list[type[io.ComfyNode]]:
+        return [ParallelLoader, ParallelLayoutNode, ParallelSampler, ParallelVAEDecode]

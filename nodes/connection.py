@@ -1,0 +1,130 @@
+"""One client for the process, and what a request means to ComfyUI: interruption, errors, the text on the node.
+
+The client lives at module level because ComfyUI locks V3 node classes: they cannot keep state.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import comfy.model_management
+import comfy.utils
+from torch import Tensor
+
+from ..parallel_backend.checkpoint import Checkpoint
+from ..parallel_backend.client import Client
+from ..parallel_backend.errors import BackendError, Cancelled, OutOfMemory
+from ..parallel_backend.layout import ParallelLayout, auto
+from ..parallel_backend.messages import Decode, Encode, EncodeText, Forward, ModelSpec, Progress, RankRequest, Sample
+
+OnProgress = Callable[[Progress, dict[str, Tensor]], None]
+
+DOING: dict[type[RankRequest], str] = {
+    Forward: "sampling",
+    Sample: "sampling",
+    EncodeText: "encoding text",
+    Decode: "decoding",
+    Encode: "encoding",
+}
+
+_clients: list[Client] = []
+_shown: dict[str, str] = {}
+
+
+def client() -> Client:
+    """The process's client; made at the first call."""
+    if not _clients:
+        _clients.append(Client())
+    return _clients[0]
+
+
+def use_client(instead: Client) -> None:
+    """Talk through another client from now on."""
+    _clients[:] = [instead]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Handle:
+    """A model that the backend holds, or will load at its first use.
+
+    ``node_id`` is the loader's node, whose text shows ranks, layout and state.
+    """
+
+    spec: ModelSpec
+    checkpoint: Checkpoint
+    node_id: str | None = None
+
+    @property
+    def ranks(self) -> int:
+        """Ranks that the model may use."""
+        return self.spec.layout.ranks if self.spec.layout else len(self.spec.devices.indices)
+
+    def layout(self, branches: int) -> ParallelLayout:
+        """The layout for so many branches (2 with guidance), ``auto`` resolved."""
+        return self.spec.layout or auto(self.ranks, branches=branches)
+
+    def call(
+        self,
+        message: RankRequest,
+        tensors: Mapping[str, Tensor],
+        *,
+        on_progress: OnProgress | None = None,
+    ) -> dict[str, Tensor]:
+        """Have the ranks carry out a request; blocks, and ends early when the user interrupts.
+
+        Raises:
+            InterruptProcessingException: the user interrupted.
+            OOM_EXCEPTION: a rank ran out of memory (ComfyUI's own type, so that its own handling runs).
+            BackendError: anything else, with one sentence.
+        """
+        self.show(DOING.get(type(message), "busy"))
+
+        def progressed(progress: Progress, extra: dict[str, Tensor]) -> None:
+            self.show(f"{progress.phase} {progress.value}/{progress.total}")
+            if on_progress is not None and not comfy.model_management.processing_interrupted():
+                on_progress(progress, extra)
+
+        try:
+            return client().call(
+                message,
+                dict(tensors),
+                interrupted=comfy.model_management.processing_interrupted,
+                on_progress=progressed,
+            )
+        except Cancelled:
+            self.show("interrupted")
+            comfy.model_management.throw_exception_if_processing_interrupted()
+            raise
+        except OutOfMemory as error:
+            self.show("out of memory")
+            raise comfy.model_management.OOM_EXCEPTION(str(error)) from error
+        except BackendError as error:
+            self.show(f"failed: {error}")
+            raise
+
+    def describe(self, state: str) -> str:
+        """Ranks, layout and state in one line."""
+        kind = "GPU" if self.spec.devices.kind == "cuda" else "CPU"
+        layout = f"layout {self.spec.layout}" if self.spec.layout else f"layout auto (guided: {self.layout(2)})"
+        return f"{self.ranks} {kind} rank{'s' if self.ranks > 1 else ''}, {layout}: {state}"
+
+    def show(self, state: str) -> None:
+        """Write ranks, layout and state onto the loader's node, if a page could be looking."""
+        text = self.describe(state)
+        if self.node_id is None or _shown.get(self.node_id) == text:
+            return
+        from server import PromptServer
+
+        server = getattr(PromptServer, "instance", None)
+        if server is not None:
+            _shown[self.node_id] = text
+            server.send_progress_text(text, self.node_id)
+
+
+def progress_bar() -> OnProgress:
+    """Show a request's progress as the running node's own progress bar."""
+    bar = comfy.utils.ProgressBar(1)
+
+    def update(progress: Progress, _: dict[str, Tensor]) -> None:
+        bar.update_absolute(progress.value, progress.total)
+
+    return update

@@ -1,0 +1,85 @@
+"""What cannot be done with weights that live elsewhere is refused here, by name and before anything is sent."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..parallel_backend.errors import InvalidRequest
+
+UNSUPPORTED_OPTIONS = ("patches", "patches_replace", "optimized_attention_override", "rope_options")
+UNSUPPORTED_CONDS = ("control", "gligen")
+PER_STEP_CONDS = (
+    "area", "mask", "hooks", "start_percent", "end_percent", "clip_start_percent", "clip_end_percent", "default",
+)  # fmt: skip
+USE_KSAMPLER = "use KSampler (or any native sampling node) with this MODEL instead"
+
+
+def check_latent(latent: Tensor, channels: int) -> None:
+    """Refuse a latent that the model cannot take.
+
+    Raises:
+        InvalidRequest: several latents in one, a wrong number of channels, or values that are not finite.
+    """
+    if latent.is_nested:
+        raise InvalidRequest("a latent of several tensors (video with audio) does not fit this model; pass the video's")
+    if latent.shape[1] != channels:
+        raise InvalidRequest(
+            f"the latent has {latent.shape[1]} channels and this model works on {channels}: "
+            "encode it with the VAE that ParallelLoader gives"
+        )
+    if not torch.isfinite(latent).all():
+        raise InvalidRequest("the latent holds values that are not finite (NaN or infinity); look at what made it")
+
+
+def check_options(transformer_options: Mapping[str, Any]) -> None:
+    """Refuse what a node has hung into the layers of the model.
+
+    Raises:
+        InvalidRequest: names the kind of patch.
+    """
+    present = [name for name in UNSUPPORTED_OPTIONS if transformer_options.get(name)]
+    if present:
+        raise InvalidRequest(
+            f"a node patched the model's layers ({', '.join(present)}), which live in the backend's processes: "
+            "remove that node, or load the model with ComfyUI's own loader"
+        )
+
+
+def check_conds(conds: Iterable[Mapping[str, Any]]) -> None:
+    """Refuse conditioning that needs another model inside this one's layers.
+
+    Raises:
+        InvalidRequest: names the kind.
+    """
+    present = {name for cond in conds for name in UNSUPPORTED_CONDS if cond.get(name) is not None}
+    if present:
+        raise InvalidRequest(f"conditioning with {', '.join(sorted(present))} is not supported by the parallel model")
+
+
+def check_extra(extra: Mapping[str, Any]) -> None:
+    """Refuse model inputs that the family's bridge does not carry over.
+
+    Raises:
+        InvalidRequest: names the inputs.
+    """
+    present = sorted(name for name, value in extra.items() if value is not None)
+    if present:
+        raise InvalidRequest(
+            f"conditioning with {', '.join(present)} is not supported by this text-to-video model; "
+            "remove the node that adds it"
+        )
+
+
+def check_constant_conds(name: str, conditioning: list[Any]) -> None:
+    """Refuse conditioning that changes from step to step or over the picture.
+
+    Raises:
+        InvalidRequest: names what it is and advises KSampler.
+    """
+    if len(conditioning) != 1:
+        raise InvalidRequest(f"{name} has {len(conditioning)} conditionings and ParallelSampler takes 1; {USE_KSAMPLER}")
+    present = [key for key in (*PER_STEP_CONDS, *UNSUPPORTED_CONDS) if conditioning[0][1].get(key) is not None]
+    if present:
+        raise InvalidRequest(f"{name} has {', '.join(present)}, which ParallelSampler does not do; {USE_KSAMPLER}")

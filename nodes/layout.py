@@ -1,0 +1,51 @@
+"""The node that says how the ranks share the work."""
+
+from comfy_api.latest import io
+
+from ..parallel_backend.errors import InvalidRequest
+from ..parallel_backend.layout import ParallelLayout
+
+LayoutType = io.Custom("PARALLEL_LAYOUT")
+
+TOOLTIPS = {
+    "data": "Groups of ranks that each take a share of the batch. Helps only when the batch has more than one item.",
+    "cfg": "2: one half of the ranks computes the positive prompt, the other the negative one. Needs cfg other than 1.0.",
+    "pipe": "Groups of ranks that each hold a range of the layers. Not built yet: leave at 1.",
+    "ring": "Ranks that pass keys and values around in a ring. Not built yet: leave at 1.",
+    "ulysses": "Ranks that share the tokens of the picture and exchange attention heads. Nothing needs to divide.",
+    "tensor": "Ranks that share every weight matrix. Not built yet: leave at 1.",
+}
+
+
+class ParallelLayoutNode(io.ComfyNode):  # type: ignore[misc]
+    """Degrees per axis; their product is the number of ranks used."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="ParallelLayout",
+            display_name="Parallel Layout",
+            category="Parallel DiT",
+            description="How the ranks share the work. The product of the numbers is how many ranks are used.",
+            inputs=[
+                io.Int.Input(axis, default=1, min=1, max=64, tooltip=tooltip) for axis, tooltip in TOOLTIPS.items()
+            ],
+            outputs=[LayoutType.Output(display_name="layout", tooltip="Goes to ParallelLoader's layout input.")],
+        )
+
+    @classmethod
+    def validate_inputs(
+        cls, data: int = 1, cfg: int = 1, pipe: int = 1, ring: int = 1, ulysses: int = 1, tensor: int = 1
+    ) -> bool | str:
+        """Refuse when the prompt is queued; naming the inputs here lets our sentence come before ComfyUI's."""
+        try:
+            ParallelLayout(data=data, cfg=cfg, pipe=pipe, ring=ring, ulysses=ulysses, tensor=tensor)
+        except InvalidRequest as error:
+            return str(error)
+        return True
+
+    @classmethod
+    def execute(cls, data: int, cfg: int, pipe: int, ring: int, ulysses: int, tensor: int) -> io.NodeOutput:
+        return io.NodeOutput(
+            ParallelLayout(data=data, cfg=cfg, pipe=pipe, ring=ring, ulysses=ulysses, tensor=tensor)
+        )

@@ -1,0 +1,108 @@
+"""The node that stands where *Load Checkpoint* stood."""
+
+from typing import Any
+
+from comfy_api.latest import io
+
+from ..parallel_backend import devices as device_list
+from ..parallel_backend.checkpoint import Checkpoint
+from ..parallel_backend.errors import InvalidRequest
+from ..parallel_backend.layout import ParallelLayout
+from ..parallel_backend.messages import DType, ModelSpec
+from . import checkpoints
+from .connection import Handle
+from .families.registry import bridge_for
+from .layout import LayoutType
+from .patcher import remote_patcher
+from .remote_vae import RemoteVAE
+from .text import text_encoder
+
+DTYPES: dict[str, DType] = {"auto": "auto", "bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+
+
+def open_model(
+    model_name: str, dtype: str, devices: str, layout: ParallelLayout | None, node_id: str | None = None
+) -> Handle:
+    """Check everything that can be checked without weights.
+
+    Raises:
+        InvalidRequest: one sentence on what is wrong.
+    """
+    if dtype not in DTYPES:
+        raise InvalidRequest(f"dtype {dtype!r}: choose one of {', '.join(DTYPES)}")
+    checkpoint = Checkpoint.open(checkpoints.folder(model_name))
+    bridge_for(checkpoint)
+    resolved = device_list.resolve(devices)
+    if layout is not None:
+        layout.check_fits(len(resolved.indices))
+    spec = ModelSpec(path=str(checkpoint.path), dtype=DTYPES[dtype], devices=resolved, layout=layout)
+    return Handle(spec=spec, checkpoint=checkpoint, node_id=node_id)
+
+
+class ParallelLoader(io.ComfyNode):  # type: ignore[misc]
+    """Gives a MODEL, a CLIP and a VAE that run on several ranks; weights load at their first use."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="ParallelLoader",
+            display_name="Parallel Loader",
+            category="Parallel DiT",
+            description="Loads a diffusion transformer on several GPUs. Its outputs work with every native node.",
+            inputs=[
+                io.Combo.Input(
+                    "model_name",
+                    options=checkpoints.names(),
+                    tooltip="The shipped checkpoint, or a folder in diffusers layout under models/diffusers.",
+                ),
+                io.Combo.Input(
+                    "dtype",
+                    options=list(DTYPES),
+                    default="auto",
+                    tooltip="Type of the weights. auto: bf16 on GPUs, fp32 on CPUs.",
+                ),
+                io.String.Input(
+                    "devices",
+                    default="all",
+                    tooltip="'all', or a list of GPU numbers such as 0,1. Without GPUs the numbers are CPU ranks.",
+                ),
+                LayoutType.Input(
+                    "layout",
+                    optional=True,
+                    tooltip="How the ranks share the work, from Parallel Layout. Without it: cfg=2 when there are an "
+                    "even number of ranks and guidance, the rest ulysses.",
+                ),
+            ],
+            outputs=[
+                io.Model.Output(tooltip="For KSampler and every other sampling node, and for ParallelSampler."),
+                io.Clip.Output(tooltip="For CLIPTextEncode."),
+                io.Vae.Output(tooltip="For VAEDecode, VAEEncode and ParallelVAEDecode."),
+            ],
+            hidden=[io.Hidden.unique_id],
+        )
+
+    @classmethod
+    def validate_inputs(cls, model_name: Any = None, dtype: Any = "auto", devices: Any = "all") -> bool | str:
+        """Refuse when the prompt is queued, before any node runs; inputs that are links are checked later."""
+        if model_name is None:
+            return True
+        try:
+            open_model(model_name, dtype or "auto", devices or "all", None)
+        except InvalidRequest as error:
+            return str(error)
+        return True
+
+    @classmethod
+    def execute(
+        cls, model_name: str, dtype: str, devices: str, layout: ParallelLayout | None = None
+    ) -> io.NodeOutput:
+        handle = open_model(model_name, dtype, devices, layout, cls.hidden.unique_id)
+        bridge = bridge_for(handle.checkpoint)
+        text = "weights load at first use"
+        handle.show(text)
+        return io.NodeOutput(
+            remote_patcher(bridge.model(handle)),
+            text_encoder(handle, bridge),
+            RemoteVAE(handle, bridge.scale(handle.checkpoint)),
+            ui={"text": (handle.describe(text),)},
+        )

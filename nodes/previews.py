@@ -1,0 +1,55 @@
+"""ComfyUI's latent previews, with numbers that fit the checkpoint's own VAE."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import comfy.utils
+import latent_preview
+import torch
+from torch import Tensor
+
+from ..parallel_backend.checkpoint import Checkpoint
+from ..parallel_backend.errors import InvalidRequest
+
+Callback = Callable[[int, Tensor | None, Any, int], None]
+
+
+def fit_latent_format(latent_format: Any, checkpoint: Checkpoint) -> None:
+    """Give a latent format the checkpoint's own mean and std, and preview factors if it ships ``latent2rgb.json``.
+
+    The file holds ``factors`` ``[C][3]`` and ``bias`` ``[3]`` from normalised latents to RGB in -1..1.
+
+    Raises:
+        InvalidRequest: the file is unreadable or does not fit the number of channels.
+    """
+    if "vae" in checkpoint.components:
+        config = checkpoint.config("vae")
+        for name in ("latents_mean", "latents_std"):
+            if config.get(name):
+                setattr(latent_format, name, torch.tensor(config[name]).view(1, -1, 1, 1, 1))
+    file = checkpoint.path / "latent2rgb.json"
+    if not file.is_file():
+        return
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        factors, bias = torch.tensor(content["factors"]), torch.tensor(content["bias"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InvalidRequest(f"{file} cannot be read as preview factors: {error!r}") from error
+    if factors.shape != (latent_format.latent_channels, 3) or bias.shape != (3,):
+        raise InvalidRequest(f"{file} needs {latent_format.latent_channels} factors of 3 and a bias of 3")
+    latent_format.latent_rgb_factors, latent_format.latent_rgb_factors_bias = content["factors"], content["bias"]
+
+
+def prepare_callback(patcher: Any, steps: int) -> tuple[Callback, bool]:
+    """A sampling callback ``(step, x0, x, total)`` as ComfyUI's own, and whether the user wants preview pictures."""
+    previewer = latent_preview.get_previewer(patcher.load_device, patcher.model.latent_format)
+    bar = comfy.utils.ProgressBar(steps)
+
+    def callback(step: int, x0: Tensor | None, x: Any, total: int) -> None:
+        picture = None
+        if previewer is not None and x0 is not None:
+            picture = previewer.decode_latent_to_preview_image("JPEG", x0.to(patcher.load_device))
+        bar.update_absolute(step + 1, total, picture)
+
+    return callback, previewer is not None

@@ -1,0 +1,208 @@
+"""The node whose whole step loop runs in the backend."""
+
+from typing import Any
+
+import comfy.model_sampling
+import comfy.sample
+import comfy.samplers
+import comfy.utils
+import torch
+from comfy_api.latest import io
+from torch import Tensor
+
+from ..parallel_backend.errors import InvalidRequest
+from ..parallel_backend.messages import Progress, Sample
+from ..parallel_backend.samplers import NAMES
+from .guards import USE_KSAMPLER, check_constant_conds, check_latent
+from .patcher import KEY, RemotePatcher
+from .previews import prepare_callback
+from .remote_model import RemoteModel
+
+PLAIN_OPTIONS = {"transformer_options", "to_load_options", "disable_cfg1_optimization"}
+
+
+class BackendLoop(comfy.samplers.Sampler):  # type: ignore[misc]
+    """A sampler that hands the loop over; all around it (noise, masks, latent scaling) stays ComfyUI's own."""
+
+    def __init__(self, name: str, *, cfg: float, previews: bool) -> None:
+        self.name, self.cfg, self.previews = name, cfg, previews
+
+    def sample(
+        self,
+        model_wrap: Any,
+        sigmas: Tensor,
+        extra_args: dict[str, Any],
+        callback: Any,
+        noise: Tensor,
+        latent_image: Tensor,
+        denoise_mask: Tensor | None = None,
+        disable_pbar: bool = False,
+    ) -> Tensor:
+        """Samples ``[B, C, T, H, W]`` in the model's latent space, as ``comfy.samplers.KSAMPLER.sample`` gives them."""
+        model = model_wrap.inner_model
+        remote: RemoteModel = model.diffusion_model
+        sampling = model.model_sampling
+        x = sampling.noise_scaling(sigmas[0], noise, latent_image, self.max_denoise(model_wrap, sigmas))
+        with remote.recording() as branches:
+            model_wrap(x, sigmas[:1].expand(len(x)), model_options=extra_args["model_options"], seed=extra_args["seed"])
+        remote.check_branches(len(branches))
+        branches.sort(key=lambda branch: branch.index)
+        tensors = {"x": x, "sigmas": sigmas}
+        for i, branch in enumerate(branches):
+            constant = branch.inputs.keys() - {branch.latent, "timestep"}
+            tensors |= {f"{i}.{name}": branch.inputs[name] for name in constant}
+        if denoise_mask is not None:
+            tensors |= {"mask": denoise_mask, "noise": noise, "latent": latent_image}
+        message = Sample(
+            model=remote.handle.spec,
+            branches=len(branches),
+            sampler=self.name,
+            cfg=self.cfg,
+            timestep_scale=float(sampling.timestep(torch.tensor(1.0))),
+            previews=self.previews,
+        )
+
+        def progressed(progress: Progress, extra: dict[str, Tensor]) -> None:
+            callback(progress.value - 1, extra.get("preview"), None, progress.total)
+
+        done = remote.handle.call(message, tensors, on_progress=progressed)
+        return sampling.inverse_noise_scaling(sigmas[-1], done["samples"].to(x.device))
+
+
+def check_sampler(name: str) -> None:
+    """Refuse a sampler that the backend does not have.
+
+    Raises:
+        InvalidRequest: with the list, and the advice to use KSampler.
+    """
+    if name not in NAMES:
+        raise InvalidRequest(f"ParallelSampler has no sampler {name!r}, only {', '.join(NAMES)}; {USE_KSAMPLER}")
+
+
+def check_model(model: Any) -> None:
+    """Refuse a MODEL that is not ours, or that other nodes hook into at every step.
+
+    Raises:
+        InvalidRequest: names what stands in the way.
+    """
+    if not isinstance(model, RemotePatcher):
+        raise InvalidRequest("ParallelSampler needs the MODEL of ParallelLoader; use KSampler for any other")
+    functions = sorted(model.model_options.keys() - PLAIN_OPTIONS)
+    wrappers = sorted({str(key) for by_key in model.wrappers.values() for key in by_key} - {KEY})
+    patches = sorted(model.object_patches.keys() - {"model_sampling"})
+    others = sorted(model.model_options.get("transformer_options", {}))
+    for kind, found in (("function", functions), ("wrapper", wrappers), ("patch", patches), ("option", others)):
+        if found:
+            raise InvalidRequest(f"a node added the {kind} {', '.join(found)} to the model's steps; {USE_KSAMPLER}")
+    sampling, flow = type(model.get_model_object("model_sampling")), comfy.model_sampling
+    if (
+        sampling.calculate_denoised is not flow.CONST.calculate_denoised
+        or sampling.calculate_input is not flow.CONST.calculate_input
+        or sampling.timestep is not flow.ModelSamplingDiscreteFlow.timestep
+    ):
+        raise InvalidRequest("a node changed how the model samples to something other than a flow; " + USE_KSAMPLER)
+
+
+class ParallelSampler(io.ComfyNode):  # type: ignore[misc]
+    """KSampler's inputs and output; one call to the backend for all steps."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="ParallelSampler",
+            display_name="Parallel Sampler",
+            category="Parallel DiT",
+            description=f"KSampler with the step loop in the backend. Samplers: {', '.join(NAMES)}.",
+            inputs=[
+                io.Model.Input("model", tooltip="The MODEL of ParallelLoader."),
+                io.Int.Input(
+                    "seed",
+                    default=0,
+                    min=0,
+                    max=0xFFFFFFFFFFFFFFFF,
+                    control_after_generate=True,
+                    tooltip="The random seed used for creating the noise; the same noise as KSampler's.",
+                ),
+                io.Int.Input("steps", default=20, min=1, max=10000, tooltip="The number of denoising steps."),
+                io.Float.Input(
+                    "cfg",
+                    default=8.0,
+                    min=0.0,
+                    max=100.0,
+                    step=0.1,
+                    round=0.01,
+                    tooltip="How much the prompt counts. At 1.0 the negative prompt is not computed at all.",
+                ),
+                io.Combo.Input(
+                    "sampler_name",
+                    options=comfy.samplers.KSampler.SAMPLERS,
+                    tooltip=f"The algorithm of the steps. Here: {', '.join(NAMES)}; use KSampler for the others.",
+                ),
+                io.Combo.Input(
+                    "scheduler",
+                    options=comfy.samplers.KSampler.SCHEDULERS,
+                    tooltip="How the noise is taken away over the steps; ComfyUI's own schedules.",
+                ),
+                io.Conditioning.Input("positive", tooltip="What you want in the picture."),
+                io.Conditioning.Input("negative", tooltip="What you do not want in the picture."),
+                io.Latent.Input("latent_image", tooltip="The latent to denoise."),
+                io.Float.Input(
+                    "denoise",
+                    default=1.0,
+                    min=0.0,
+                    max=1.0,
+                    step=0.01,
+                    tooltip="How much of the latent is made new; lower values keep its structure.",
+                ),
+            ],
+            outputs=[io.Latent.Output(tooltip="The denoised latent.")],
+        )
+
+    @classmethod
+    def validate_inputs(cls, sampler_name: Any = None) -> bool | str:
+        """Refuse when the prompt is queued, before any node runs."""
+        try:
+            if sampler_name is not None:
+                check_sampler(sampler_name)
+        except InvalidRequest as error:
+            return str(error)
+        return True
+
+    @classmethod
+    def execute(
+        cls,
+        model: Any,
+        seed: int,
+        steps: int,
+        cfg: float,
+        sampler_name: str,
+        scheduler: str,
+        positive: list[Any],
+        negative: list[Any],
+        latent_image: dict[str, Any],
+        denoise: float,
+    ) -> io.NodeOutput:
+        check_sampler(sampler_name)
+        check_model(model)
+        check_constant_conds("positive", positive)
+        check_constant_conds("negative", negative)
+        latent = comfy.sample.fix_empty_latent_channels(model, latent_image["samples"])
+        check_latent(latent, model.model.latent_format.latent_channels)
+        schedule = comfy.samplers.KSampler(model, steps, model.load_device, sampler_name, scheduler, denoise)
+        callback, previews = prepare_callback(model, steps)
+        samples = comfy.sample.sample_custom(
+            model,
+            comfy.sample.prepare_noise(latent, seed, latent_image.get("batch_index")),
+            cfg,
+            BackendLoop(sampler_name, cfg=cfg, previews=previews),
+            schedule.sigmas,
+            positive,
+            negative,
+            latent,
+            noise_mask=latent_image.get("noise_mask"),
+            callback=callback,
+            disable_pbar=not comfy.utils.PROGRESS_BAR_ENABLED,
+            seed=seed,
+        )
+        kept = {key: value for key, value in latent_image.items() if not key.startswith("downscale_ratio")}
+        return io.NodeOutput({**kept, "samples": samples})
