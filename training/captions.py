@@ -1,0 +1,57 @@
+"""Captions as people write them, and the word-level tokenizer that reads them."""
+
+import random
+from pathlib import Path
+
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
+
+from training.scenes import COLOURS, DIRECTIONS, SHAPES, Scene
+
+PAD, END, UNKNOWN = "<pad>", "</s>", "<unk>"
+GLUE = ("a", "an", "the", "on", "in", "with", "and", "moving", "background", "to", "is", "of", ",", ".")
+EMPTY_SHARE = 0.1
+FULL_SHARE = 0.6
+
+
+def vocabulary() -> dict[str, int]:
+    """Token id by word; padding is 0 and the end of a prompt 1, as in T5."""
+    words = (PAD, END, UNKNOWN, *GLUE, *SHAPES, *COLOURS, *DIRECTIONS)
+    return {word: i for i, word in enumerate(words)}
+
+
+def new_tokenizer() -> PreTrainedTokenizerFast:
+    """Lower-cased words and punctuation, each prompt ended by ``</s>``; the empty prompt is ``</s>`` alone."""
+    tokenizer = Tokenizer(models.WordLevel(vocabulary(), unk_token=UNKNOWN))
+    tokenizer.normalizer = normalizers.Lowercase()
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Whitespace(), pre_tokenizers.Punctuation()])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"$A {END}", pair=f"$A {END} $B {END}", special_tokens=[(END, vocabulary()[END])]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token=PAD, eos_token=END, unk_token=UNKNOWN, model_max_length=512
+    )
+
+
+def save_tokenizer(folder: Path) -> None:
+    """Write ``tokenizer.json`` and ``tokenizer_config.json``."""
+    new_tokenizer().save_pretrained(folder)
+
+
+def training_caption(rng: random.Random, scene: Scene) -> str:
+    """Mostly the full caption; else one with less in it, in other words, or nothing (for guidance)."""
+    draw = rng.random()
+    if draw < EMPTY_SHARE:
+        return ""
+    if draw < EMPTY_SHARE + FULL_SHARE:
+        return scene.caption
+    motion = f" moving {scene.direction}" if scene.direction else ""
+    ending = f", moving {scene.direction}" if scene.direction else ""
+    return rng.choice((
+        f"a {scene.colour} {scene.shape}{motion}",
+        f"{scene.colour} {scene.shape}{motion} on {scene.background}",
+        f"{scene.colour} {scene.shape}, {scene.background} background{ending}",
+        f"on a {scene.background} background, a {scene.colour} {scene.shape}{motion}",
+        f"a {scene.colour} {scene.shape} on a {scene.background} background",
+        f"a {scene.shape}{motion}",
+    ))

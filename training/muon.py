@@ -1,0 +1,50 @@
+"""Muon: momentum whose update matrices are made orthogonal, so that every direction learns at one pace.
+
+After Keller Jordan's reference (https://kellerjordan.github.io/posts/muon/), in float32; updates are
+scaled to Adam's usual size as in "Muon is Scalable for LLM Training" (arXiv 2502.16982), so one
+learning rate serves both. ``torch.optim.Muon`` takes matrices only and works in bfloat16, which is
+slow on a CPU.
+"""
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor
+
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+ITERATIONS = 5
+
+
+def orthogonalize(matrix: Tensor) -> Tensor:
+    """The nearest matrix with singular values near 1, by a Newton-Schulz iteration; ``[rows, columns]``."""
+    a, b, c = COEFFICIENTS
+    x = matrix.mT if matrix.shape[0] > matrix.shape[1] else matrix
+    x = x / (x.norm() + 1e-7)
+    for _ in range(ITERATIONS):
+        gram = x @ x.mT
+        x = a * x + (b * gram + c * gram @ gram) @ x
+    return x.mT if matrix.shape[0] > matrix.shape[1] else x
+
+
+class Muon(torch.optim.Optimizer):
+    """Muon with Nesterov momentum for weights of two or more dims (a convolution counts as a matrix)."""
+
+    def __init__(self, params: Iterable[Tensor], *, lr: float, momentum: float = 0.95) -> None:
+        super().__init__(params, {"lr": lr, "momentum": momentum})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """One update of every parameter that has a gradient."""
+        for group in self.param_groups:
+            for weight in group["params"]:
+                if weight.grad is not None:
+                    self._update(weight, group["lr"], group["momentum"])
+
+    def _update(self, weight: Tensor, lr: float, momentum: float) -> None:
+        state = self.state[weight]
+        if not state:
+            state["momentum"] = torch.zeros_like(weight)
+        state["momentum"].lerp_(weight.grad, 1 - momentum)
+        direction = weight.grad.lerp(state["momentum"], momentum).flatten(1)
+        scale = 0.2 * max(direction.shape) ** 0.5
+        weight.add_(orthogonalize(direction).view_as(weight), alpha=-lr * scale)
