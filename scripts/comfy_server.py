@@ -39,7 +39,7 @@ class ComfyServer:
     Args:
         comfyui: the ComfyUI checkout.
         output: where its output nodes write; by default in ``home``.
-        frontend: serve the installed frontend package; without it only the API answers.
+        frontend: the folder of the web page to serve; without it only the API answers.
         cpu: start with ``--cpu``.
         name: the extension's folder name under ``custom_nodes``.
         env: variables on top of this process's.
@@ -51,7 +51,7 @@ class ComfyServer:
         comfyui: Path,
         *,
         output: Path | None = None,
-        frontend: bool = False,
+        frontend: Path | None = None,
         cpu: bool = True,
         name: str = "comfyui-parallel-dit",
         env: Mapping[str, str] | None = None,
@@ -66,7 +66,8 @@ class ComfyServer:
         self.port = free_port()
         self.client = ComfyClient(f"http://127.0.0.1:{self.port}")
         self.extension = self.base / "custom_nodes" / name
-        self._frontend, self._cpu, self._arguments = frontend, cpu, tuple(arguments)
+        self._frontend = frontend or self.home / "no-frontend"
+        self._cpu, self._arguments = cpu, tuple(arguments)
         self._env = dict(env or {})
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -76,7 +77,7 @@ class ComfyServer:
         Raises:
             StartFailed: it ended, or did not answer within ``deadline`` seconds.
         """
-        for folder in (self.extension.parent, self.base / "models", self.output, self.home / "no-frontend"):
+        for folder in (self.extension.parent, self.base / "models", self.output, self._frontend):
             folder.mkdir(parents=True, exist_ok=True)
         if not self.extension.exists():
             self.extension.symlink_to(ROOT, target_is_directory=True)
@@ -152,9 +153,7 @@ class ComfyServer:
         ]  # fmt: skip
         if self._cpu:
             command.append("--cpu")
-        if not self._frontend:
-            command += ["--front-end-root", str(self.home / "no-frontend")]
-        return [*command, *self._arguments]
+        return [*command, "--front-end-root", str(self._frontend), *self._arguments]
 
     def _wait_for_api(self, deadline: float) -> None:
         assert self._process is not None

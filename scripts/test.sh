@@ -1,0 +1,18 @@
+#!/usr/bin/env bash
+# Every check: bash scripts/test.sh [pytest arguments]
+set -euo pipefail
+. "$(dirname "${BASH_SOURCE[0]}")/setup.sh" --dev
+export OMP_NUM_THREADS=1
+if python -c "import sys, torch; sys.exit(torch.version.cuda is not None)"; then
+    export PYTHONPATH="$PWD/scripts/cpu_shim"
+fi
+if ! command -v chromium >/dev/null && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+    echo "Installing Chromium for the browser tests ..."
+    { apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium; } >/dev/null ||
+        echo "Chromium could not be installed; the browser tests will be skipped."
+fi
+ruff check .
+ruff format --check .
+mypy
+lint-imports
+pytest "$@"

@@ -1,0 +1,111 @@
+"""The example workflows: ``workflows/api`` is written by hand, what the web page opens is made from it.
+
+The web page's format is a graph with positions and widget values; the API's is the bare prompt.
+"""
+
+import json
+import uuid
+from typing import Any
+
+from scripts.comfy_api import Prompt
+from scripts.comfy_paths import ROOT
+
+FOLDER = ROOT / "workflows"
+API_FOLDER = FOLDER / "api"
+WIDGET_TYPES = ("INT", "FLOAT", "STRING", "BOOLEAN", "COMBO")
+WIDTH, GAP = 340, 50
+Node = dict[str, Any]
+
+
+def names() -> list[str]:
+    """The workflows by name."""
+    return sorted(path.stem for path in API_FOLDER.glob("*.json"))
+
+
+def api(name: str) -> Prompt:
+    """A workflow in API format."""
+    prompt: Prompt = json.loads((API_FOLDER / f"{name}.json").read_text(encoding="utf-8"))
+    return prompt
+
+
+def graph(name: str) -> dict[str, Any]:
+    """A workflow in the web page's format."""
+    content: dict[str, Any] = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
+    return content
+
+
+def declared_inputs(info: dict[str, Any]) -> dict[str, tuple[str, dict[str, Any]]]:
+    """A node class's inputs in their order: name, type (``COMBO`` for a list) and options."""
+    entries = {**info["input"].get("required", {}), **info["input"].get("optional", {})}
+    kinds = {name: "COMBO" if isinstance(entry[0], list) else entry[0] for name, entry in entries.items()}
+    return {name: (kinds[name], entry[1] if len(entry) > 1 else {}) for name, entry in entries.items()}
+
+
+def is_widget(kind: str, options: dict[str, Any]) -> bool:
+    """Whether the page shows an input as a widget."""
+    return kind in WIDGET_TYPES and not options.get("forceInput")
+
+
+def to_graph(prompt: Prompt, object_info: dict[str, Any]) -> dict[str, Any]:
+    """The web page's format of a prompt, laid out in columns from left to right."""
+    links: list[list[Any]] = []
+    nodes = [_node(int(key), entry, object_info[entry["class_type"]], links) for key, entry in prompt.items()]
+    by_id = {node["id"]: node for node in nodes}
+    for link, source, slot, _, _, _ in links:
+        by_id[source]["outputs"][slot]["links"].append(link)
+    _place(nodes, links)
+    return {
+        "id": str(uuid.uuid5(uuid.NAMESPACE_URL, json.dumps(prompt, sort_keys=True))),
+        "revision": 0,
+        "last_node_id": max(by_id),
+        "last_link_id": len(links),
+        "nodes": nodes,
+        "links": links,
+        "groups": [],
+        "config": {},
+        "extra": {},
+        "version": 0.4,
+    }
+
+
+def _node(node_id: int, entry: Node, info: dict[str, Any], links: list[list[Any]]) -> Node:
+    inputs: list[Node] = []
+    values: list[Any] = []
+    for name, (kind, options) in declared_inputs(info).items():
+        value = entry["inputs"].get(name)
+        if is_widget(kind, options):
+            inputs.append({"name": name, "type": kind, "widget": {"name": name}, "link": None})
+            values += [value, "fixed"] if options.get("control_after_generate") else [value]
+            continue
+        slot: Node = {"name": name, "type": kind, "link": None}
+        if value is None:
+            slot["shape"] = 7  # how the page draws an input that may stay open
+        else:
+            slot["link"] = len(links) + 1
+            links.append([slot["link"], int(value[0]), value[1], node_id, len(inputs), kind])
+        inputs.append(slot)
+    node = {"id": node_id, "type": entry["class_type"], "flags": {}, "mode": 0, "inputs": inputs}
+    outputs = zip(info["output"], info["output_name"], strict=True)
+    node["outputs"] = [{"name": name, "type": kind, "links": []} for kind, name in outputs]
+    node["properties"] = {"Node name for S&R": entry["class_type"]}
+    node["widgets_values"] = values
+    if title := entry.get("_meta", {}).get("title"):
+        node["title"] = title
+    return node
+
+
+def _place(nodes: list[Node], links: list[list[Any]]) -> None:
+    depth = {node["id"]: 0 for node in nodes}
+    for _ in nodes:
+        for _, source, _, target, _, _ in links:
+            depth[target] = max(depth[target], depth[source] + 1)
+    bottom: dict[int, int] = {}
+    for order, node in enumerate(sorted(nodes, key=lambda n: depth[n["id"]])):
+        column = depth[node["id"]]
+        rows = len(node["inputs"]) + len(node["outputs"])
+        tall = node["type"] in ("CLIPTextEncode", "SaveImage", "SaveAnimatedWEBP")
+        height = 40 + 26 * rows + (120 if tall else 0)
+        node["pos"] = [column * (WIDTH + GAP), bottom.get(column, 0)]
+        node["size"] = [WIDTH, height]
+        node["order"] = order
+        bottom[column] = bottom.get(column, 0) + height + GAP
