@@ -1,0 +1,130 @@
+"""The quickstart: an image and a video, by two ranks and by one, through a real ComfyUI where there is one."""
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+
+from scripts import comfy_paths, workflows
+from scripts.comfy_api import Prompt
+from scripts.comfy_paths import ROOT
+
+OUTPUT = ROOT / "output"
+WORKFLOWS = {"image.png": "text to image (native nodes)", "video.webp": "text to video (native nodes)"}
+FRAME_MS = 125
+Frames = NDArray[np.uint8]
+
+
+class Runner(Protocol):
+    """What makes pictures of a workflow in API format."""
+
+    def run(self, prompt: Prompt) -> tuple[float, Frames]:
+        """Seconds, and the frames ``[N, H, W, 3]``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timing:
+    """One workflow on so many ranks: seconds of the second prompt, when nothing loads, and its frames."""
+
+    ranks: int
+    seconds: float
+    frames: Frames
+
+
+def rank_counts() -> list[int]:
+    """Two ranks, then one; a machine with a single GPU has only the one."""
+    return [1] if torch.cuda.device_count() == 1 else [2, 1]
+
+
+def on_ranks(prompt: Prompt, ranks: int, seed: int) -> Prompt:
+    """A workflow with other devices and another seed."""
+    changed: dict[str, dict[str, Any]] = {}
+    for key, node in prompt.items():
+        inputs = dict(node["inputs"])
+        if "devices" in inputs:
+            inputs["devices"] = ",".join(str(i) for i in range(ranks))
+        if "seed" in inputs:
+            inputs["seed"] = seed
+        changed[key] = {**node, "inputs": inputs}
+    return changed
+
+
+def measure(runner: Runner, name: str, ranks: int) -> Timing:
+    """Run a workflow twice and keep the second run."""
+    prompt = workflows.api(name)
+    runner.run(on_ranks(prompt, ranks, seed=1))
+    seconds, frames = runner.run(on_ranks(prompt, ranks, seed=2))
+    return Timing(ranks=ranks, seconds=seconds, frames=frames)
+
+
+def save(frames: Frames, path: Path) -> None:
+    """A PNG of the first frame, or an animated WebP."""
+    first, *rest = [Image.fromarray(frame) for frame in frames]
+    if path.suffix == ".png":
+        first.save(path)
+    else:
+        first.save(path, save_all=True, append_images=rest, duration=FRAME_MS, loop=0, quality=90)
+
+
+def report(path: Path, timings: list[Timing]) -> None:
+    """Print where a picture is, and how the numbers of ranks compare."""
+    print(f"\n{path}")
+    for timing in timings:
+        ranks = "1 rank " if timing.ranks == 1 else f"{timing.ranks} ranks"
+        print(f"  {ranks}: {timing.seconds:6.2f} s a prompt")
+    if len(timings) == 1:
+        print("  There is one GPU, so there is no second rank to compare with.")
+        return
+    a, b = (timing.frames.astype(np.int16) for timing in timings)
+    print(f"  largest pixel difference between the two: {np.abs(a - b).max()} of 255")
+
+
+def make_all(runner: Runner) -> None:
+    """Both workflows on every number of ranks; saves what the largest number made."""
+    OUTPUT.mkdir(exist_ok=True)
+    for filename, name in WORKFLOWS.items():
+        timings = [measure(runner, name, ranks) for ranks in rank_counts()]
+        save(timings[0].frames, OUTPUT / filename)
+        report(OUTPUT / filename, timings)
+
+
+@contextmanager
+def runner_for(comfyui: Path | None) -> Iterator[Runner]:
+    """Through a ComfyUI where there is one, else through the backend's client."""
+    if comfyui is not None:
+        from scripts.through_comfyui import ThroughComfyUI as Through
+    else:
+        from scripts.through_client import ThroughClient as Through  # type: ignore[assignment]
+    with Through(comfyui) as runner:
+        yield runner
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--client", action="store_true", help="leave ComfyUI out, even where there is one")
+    arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that every with block is left in order
+    if not torch.cuda.is_available():
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+        print("No GPU here: the ranks are CPU processes of one thread each.")
+    found = [] if arguments.client else comfy_paths.candidates()
+    if found:
+        print(f"ComfyUI {comfy_paths.version(found[0])} in {found[0]}", flush=True)
+    else:
+        print("Without ComfyUI: the same through the backend's own client.", flush=True)
+    with runner_for(found[0] if found else None) as runner:
+        make_all(runner)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""Make the quickstart's pictures without ComfyUI: the backend's client, and a plain flow schedule.
+
+The numbers come from the same workflows. ComfyUI's own functions make the noise and the schedule elsewhere;
+here the two lines that do it for a flow model stand in.
+"""
+
+import os
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import torch
+from parallel_backend.client import Client
+from parallel_backend.devices import resolve
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from parallel_backend.checkpoint import Checkpoint
+from parallel_backend.messages import Decode, EncodeText, ModelSpec, Sample
+from scripts import processes
+from scripts.comfy_api import Prompt
+from scripts.comfy_paths import ROOT
+from scripts.quickstart import Frames
+
+CHECKPOINT = ROOT / "checkpoints" / "shapes"
+SHIFT = 8.0
+TEXT_LENGTH = 512
+
+
+def schedule(steps: int) -> Tensor:
+    """Sigmas ``[steps + 1]`` of a flow model with timestep shift ``SHIFT``, from 1 to 0."""
+    t = torch.linspace(1, 0, steps + 1)
+    return SHIFT * t / (1 + (SHIFT - 1) * t)
+
+
+def node(prompt: Prompt, *class_types: str) -> dict[str, Any]:
+    """The inputs of the first node of one of the classes."""
+    inputs: dict[str, Any] = next(n["inputs"] for n in prompt.values() if n["class_type"] in class_types)
+    return inputs
+
+
+class ThroughClient:
+    """A backend of its own for as long as the ``with`` block runs."""
+
+    def __init__(self, _: object = None) -> None:
+        self._runtime = Path(tempfile.mkdtemp(prefix="pdit-", dir="/tmp"))
+        os.environ[processes.RUNTIME] = str(self._runtime)
+        self._client = Client()
+        self._checkpoint = Checkpoint.open(CHECKPOINT)
+        self._tokenizer = Tokenizer.from_file(str(CHECKPOINT / "tokenizer" / "tokenizer.json"))
+
+    def run(self, prompt: Prompt) -> tuple[float, Frames]:
+        """See ``Runner.run``."""
+        started = time.monotonic()
+        spec = ModelSpec(path=str(CHECKPOINT), devices=resolve(node(prompt, "ParallelLoader")["devices"]))
+        sampler = node(prompt, "KSampler", "ParallelSampler")
+        texts = [prompt[sampler[name][0]]["inputs"]["text"] for name in ("positive", "negative")]
+        tensors = {"x": self._noise(node(prompt, "EmptyHunyuanLatentVideo"), sampler["seed"])}
+        tensors["sigmas"] = schedule(sampler["steps"])
+        for i, text in enumerate(texts):
+            tensors[f"{i}.encoder_hidden_states"] = self._encode(spec, text)
+        message = Sample(model=spec, branches=2, sampler=sampler["sampler_name"], cfg=sampler["cfg"])
+        samples = self._client.call(message, tensors)["samples"]
+        pixels = self._client.call(Decode(model=spec), {"latent": self._to_vae(samples)})["pixels"]
+        frames = (pixels.flatten(0, 1) * 255).round().to(torch.uint8).numpy()
+        return time.monotonic() - started, np.asarray(frames)
+
+    def _noise(self, size: dict[str, Any], seed: int) -> Tensor:
+        shape = (size["batch_size"], 16, (size["length"] - 1) // 4 + 1, size["height"] // 8, size["width"] // 8)
+        return torch.randn(shape, generator=torch.manual_seed(seed), dtype=torch.float32)
+
+    def _encode(self, spec: ModelSpec, text: str) -> Tensor:
+        ids = torch.tensor([self._tokenizer.encode(text).ids])
+        tensors = {"ids": ids, "lengths": torch.tensor([ids.shape[1]])}
+        embeds = self._client.call(EncodeText(model=spec), tensors)["embeds"]
+        return torch.nn.functional.pad(embeds, (0, 0, 0, TEXT_LENGTH - embeds.shape[1]))
+
+    def _to_vae(self, samples: Tensor) -> Tensor:
+        config = self._checkpoint.config("vae")
+        mean, std = (torch.tensor(config[key]).view(1, -1, 1, 1, 1) for key in ("latents_mean", "latents_std"))
+        return samples * std + mean
+
+    def __enter__(self) -> "ThroughClient":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            processes.stop_backend(self._runtime)
+        finally:
+            processes.kill(processes.wait_until_none(self._runtime, 15.0))
+            shutil.rmtree(self._runtime, ignore_errors=True)
