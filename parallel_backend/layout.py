@@ -93,4 +93,4 @@ def auto(ranks: int, *, branches: int) -> ParallelLayout:
     return ParallelLayout(ulysses=ranks)
 
 
-assert AXES == tuple(field.name for field in fields(ParallelLayout))
+assert tuple(field.name for field in fields(ParallelLayout)) == AXES

@@ -51,8 +51,10 @@ class RankRequest:
 class Forward(RankRequest):
     """One denoiser call for all branches (cond, uncond, ...), split over ``data`` and ``cfg``.
 
-    Tensors in: ``{i}.{name}`` for branch ``i``, with the family's own argument names, batch first.
-    Tensors out: ``{i}`` ``[B, C, T, H, W]``, the raw prediction of branch ``i``.
+    Tensors in: ``{i}.{name}`` for branch ``i``, with the argument names of the family's diffusers class, batch
+    first (Wan: ``hidden_states`` ``[B, C, T, H, W]``, ``timestep`` ``[B]``, ``encoder_hidden_states`` ``[B, L, D]``).
+    Branches may differ in every shape.
+    Tensors out: ``{i}`` ``[B, C, T, H, W]``, the raw prediction of branch ``i`` in the model's dtype.
     """
 
     branches: int
@@ -60,19 +62,23 @@ class Forward(RankRequest):
 
 @dataclass(frozen=True, kw_only=True)
 class Sample(RankRequest):
-    """A whole step loop.
+    """A whole step loop, on sigmas, noise and conditioning that come from ComfyUI's own functions.
 
-    Tensors in: ``x`` ``[B, C, T, H, W]`` float32, the noised start; ``sigmas`` ``[steps + 1]`` and
-    ``timesteps`` ``[steps + 1]`` float32; ``{i}.{name}`` as in ``Forward`` without the latent and the timestep.
+    Tensors in: ``x`` ``[B, C, T, H, W]`` float32, the noised start; ``sigmas`` ``[steps + 1]`` float32;
+    ``{i}.{name}`` as in ``Forward`` without the latent and the timestep.
     For inpainting also ``mask``, ``noise`` and ``latent``, shaped to broadcast with ``x``.
-    Branch 0 is the conditional one, branch 1 the unconditional one.
+    Branch 0 is the conditional one, branch 1 the unconditional one, which ``cfg=1`` leaves out.
+    The model sees a sigma as the timestep ``sigma * timestep_scale`` (ComfyUI's
+    ``ModelSamplingDiscreteFlow.timestep``), so a sampler may ask for sigmas between those given.
     Progress carries ``preview`` ``[1, C, 1, H, W]`` (the predicted x0, first item, first frame) if asked for.
-    Tensors out: ``samples`` ``[B, C, T, H, W]`` float32.
+    Tensors out: ``samples`` ``[B, C, T, H, W]`` float32, as the last step leaves them (ComfyUI's
+    ``inverse_noise_scaling`` is the caller's).
     """
 
     branches: int
     sampler: str
     cfg: float
+    timestep_scale: float = 1000.0
     previews: bool = False
     prediction: Prediction = "flow"
 
@@ -102,6 +108,17 @@ class Unload(RankRequest):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Echo(RankRequest):
+    """The wire's self test: passes every rank as any request does, and touches no model.
+
+    Tensors in: any. Tensors out: the same, and ``made`` ``[make]`` float32 where ``make`` is above 0.
+    ``Progress("reply", 0, 1)`` comes just before the tensors do.
+    """
+
+    make: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
 class Cancel:
     """Take a queued request back, or end a running one at its next step."""
 
@@ -126,13 +143,22 @@ class Stop:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Continue:
+    """Rank 0 holds the connection now, and takes the bytes of the tensors that the request announced."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Done:
     """A request finished; its tensors follow."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """``value`` of ``total`` steps are done; ``phase`` says what is being done."""
+    """``value`` of ``total`` steps are done; ``phase`` says what is being done.
+
+    Before the ranks take a request up, the supervisor reports ``queued`` (``total`` requests are ahead)
+    or ``start`` (the ranks are being started), again and again as a sign of life.
+    """
 
     phase: str
     value: int
@@ -189,8 +215,8 @@ class Status:
 MESSAGES: dict[str, type] = {
     cls.__name__: cls
     for cls in (
-        Forward, Sample, EncodeText, Decode, Encode, Unload,
-        Cancel, Outcome, StatusQuery, Stop, Done, Progress, Error, Status,
+        Forward, Sample, EncodeText, Decode, Encode, Unload, Echo,
+        Cancel, Outcome, StatusQuery, Stop, Continue, Done, Progress, Error, Status,
     )
 }  # fmt: skip
 """Every message by the name it has on the wire."""

@@ -1,0 +1,133 @@
+"""Weights from a folder in diffusers layout to a device: safetensors only, nothing downloaded.
+
+diffusers and transformers are imported at the first load, since that takes seconds that a rank does not
+need to spend before it can answer.
+"""
+
+import json
+import struct
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from .checkpoint import Checkpoint
+from .errors import InvalidRequest
+from .messages import DType
+from .models import FAMILIES, Family, family_of
+
+TRANSFORMERS: tuple[str, ...] = tuple(FAMILIES)
+TEXT_ENCODERS: tuple[str, ...] = ("UMT5EncoderModel",)
+VAES: tuple[str, ...] = ("AutoencoderKLWan",)
+
+_DTYPES: dict[str, torch.dtype] = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+_STORED = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+_MAX_HEADER = 100_000_000
+"""Limit on a safetensors header, that of the safetensors library."""
+
+
+def resolve_dtype(checkpoint: Checkpoint, dtype: DType, device: torch.device) -> torch.dtype:
+    """The dtype to compute in.
+
+    ``auto`` is float32 on a CPU. On a GPU it is the dtype that most of the transformer's weights are stored in,
+    where float32 (and anything that torch cannot compute in) becomes bfloat16.
+    """
+    if dtype != "auto":
+        return _DTYPES[dtype]
+    if device.type == "cpu":
+        return torch.float32
+    stored = _stored_dtype(checkpoint.path / "transformer")
+    return torch.bfloat16 if stored == torch.float32 else stored
+
+
+def check_component(checkpoint: Checkpoint, component: str, supported: tuple[str, ...]) -> None:
+    """Refuse a component that is missing, of an unsupported class, or not in safetensors.
+
+    Raises:
+        InvalidRequest: names what is wrong and what would work.
+    """
+    name = checkpoint.components.get(component)
+    if name is None:
+        raise InvalidRequest(
+            f"{checkpoint.path} has no {component} (its parts: {', '.join(checkpoint.components)}); "
+            "use another loader for it, or a checkpoint that has one"
+        )
+    if name not in supported:
+        raise InvalidRequest(f"{component} class {name} is not supported; supported: {', '.join(supported)}")
+    _weight_files(checkpoint.path / component)
+
+
+def load_transformer(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> Family:
+    """The transformer as its family. diffusers keeps the parts in float32 that need it."""
+    import diffusers
+
+    name = checkpoint.components["transformer"]
+    return family_of(name)(_load(getattr(diffusers, name), checkpoint, "transformer", device, torch_dtype=dtype))
+
+
+def load_vae(checkpoint: Checkpoint, device: torch.device) -> Any:
+    """The VAE, always in float32: it is small beside the transformer, and half precision shows in its pictures."""
+    import diffusers
+
+    vae_class = getattr(diffusers, checkpoint.components["vae"])
+    return _load(vae_class, checkpoint, "vae", device, torch_dtype=torch.float32)
+
+
+def load_text_encoder(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> Any:
+    """The text encoder."""
+    import transformers
+
+    encoder_class = getattr(transformers, checkpoint.components["text_encoder"])
+    return _load(encoder_class, checkpoint, "text_encoder", device, dtype=dtype)
+
+
+def _load(model_class: Any, checkpoint: Checkpoint, component: str, device: torch.device, **options: Any) -> nn.Module:
+    module: nn.Module = model_class.from_pretrained(
+        str(checkpoint.path),
+        subfolder=component,
+        local_files_only=True,
+        use_safetensors=True,
+        low_cpu_mem_usage=True,
+        **options,
+    )
+    return module.to(device).eval().requires_grad_(False)
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """The component's weight files, as its index lists them.
+
+    Raises:
+        InvalidRequest: there are none in safetensors, or the index names another format or folder.
+    """
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise InvalidRequest(
+            f"{folder} has no .safetensors file; weights in .bin or .pt files are not loaded, since opening one can "
+            "run code: save the checkpoint again with safe_serialization=True"
+        )
+    for index in folder.glob("*.safetensors.index.json"):
+        for name in sorted(set(json.loads(index.read_text(encoding="utf-8")).get("weight_map", {}).values())):
+            if not name.endswith(".safetensors") or Path(name).name != name:
+                raise InvalidRequest(f"{index} lists {name!r}, which is no .safetensors file beside it")
+    return files
+
+
+def _stored_dtype(folder: Path) -> torch.dtype:
+    counts: Counter[str] = Counter()
+    for file in _weight_files(folder):
+        with file.open("rb") as stream:
+            (length,) = struct.unpack("<Q", stream.read(8))
+            if length > _MAX_HEADER:
+                raise InvalidRequest(f"{file} is no safetensors file: its header claims {length} bytes")
+            entries = json.loads(stream.read(length))
+        for name, entry in entries.items():
+            if name != "__metadata__":
+                start, end = entry["data_offsets"]
+                counts[entry["dtype"]] += end - start
+    return _STORED.get(counts.most_common(1)[0][0], torch.bfloat16)

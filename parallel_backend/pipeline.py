@@ -1,0 +1,50 @@
+"""A checkpoint's components, each loaded when it is first needed and then kept."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import torch
+
+from . import loading
+from .checkpoint import Checkpoint
+from .messages import LoadedModel
+from .models import Family
+from .payload import NAMES
+
+T = TypeVar("T")
+
+
+class Pipeline:
+    """One checkpoint in one dtype on this rank's device. ``loads`` counts the weight loads ever done."""
+
+    def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> None:
+        self.checkpoint, self.dtype, self.device = checkpoint, dtype, device
+        self.loads = 0
+        self._parts: dict[str, Any] = {}
+
+    def transformer(self) -> Family:
+        """The transformer, in its family's three parts."""
+        return self._part("transformer", lambda: loading.load_transformer(self.checkpoint, self.dtype, self.device))
+
+    def text_encoder(self) -> Any:
+        """The text encoder, a transformers module."""
+        return self._part("text_encoder", lambda: loading.load_text_encoder(self.checkpoint, self.dtype, self.device))
+
+    def vae(self) -> Any:
+        """The VAE, a diffusers module."""
+        return self._part("vae", lambda: loading.load_vae(self.checkpoint, self.device))
+
+    def describe(self) -> LoadedModel:
+        """What is loaded now; safe to call from another thread."""
+        return LoadedModel(
+            path=str(self.checkpoint.path),
+            dtype=NAMES[self.dtype],
+            parts=tuple(sorted(self._parts.copy())),
+            loads=self.loads,
+        )
+
+    def _part(self, name: str, load: Callable[[], T]) -> T:
+        if name not in self._parts:
+            self._parts[name] = load()
+            self.loads += 1
+        return cast(T, self._parts[name])

@@ -1,0 +1,60 @@
+"""CFG and data parallelism, which are one splitter: branches over ``cfg``, samples over ``data``.
+
+Exact: every row (a branch of a sample) is computed whole by one group of ranks.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from ..collectives import all_gather
+from ..errors import InvalidRequest
+from ..layout import ParallelLayout
+from ..mesh import DeviceMesh
+from ..partition import Partition
+from .base import Job
+
+
+class BatchSplit:
+    """Nothing needs to divide: 3 samples on 2 groups are 2 and 1, and groups beyond the samples stay idle."""
+
+    axes = ("data", "cfg")
+
+    def check(self, layout: ParallelLayout, job: Job) -> None:
+        """See ``Strategy.check``: each group on the cfg axis needs a branch of its own."""
+        if layout.cfg <= job.branches:
+            return
+        if job.branches == 1:
+            raise InvalidRequest(
+                f"layout cfg={layout.cfg} needs guidance other than 1.0: without it there is one branch; "
+                "raise cfg, or use ulysses or data instead of the cfg axis"
+            )
+        raise InvalidRequest(f"layout cfg={layout.cfg}: there are {job.branches} branches, so cfg is at most that")
+
+    def bytes_sent(self, layout: ParallelLayout, job: Job, rank: int) -> int:
+        """The own branches' predictions of the own tokens, once to every other group on the cfg axis."""
+        u = rank % layout.ulysses
+        c = rank // layout.ulysses % layout.cfg
+        d = rank // layout.ulysses // layout.cfg
+        rows = Partition.even(job.branches, layout.cfg).sizes[c] * Partition.even(job.samples, layout.data).sizes[d]
+        tokens = Partition.even(job.tokens, layout.ulysses).sizes[u]
+        return (layout.cfg - 1) * rows * tokens * job.values * job.itemsize
+
+    @staticmethod
+    def branches(mesh: DeviceMesh, branches: int, place: Mapping[str, int]) -> range:
+        """The branches of the group at ``place``."""
+        part = Partition.even(branches, mesh.layout.cfg).slice(place["cfg"])
+        return range(part.start, part.stop)
+
+    @staticmethod
+    def samples(mesh: DeviceMesh, samples: int, place: Mapping[str, int]) -> slice:
+        """The samples of the group at ``place``."""
+        return Partition.even(samples, mesh.layout.data).slice(place["data"])
+
+    @staticmethod
+    def all_branches(own: Tensor, mesh: DeviceMesh, branches: int) -> Tensor:
+        """The predictions ``[branches, ...]`` of all branches, from every group's ``[own branches, ...]``."""
+        shapes = [(size, *own.shape[1:]) for size in Partition.even(branches, mesh.layout.cfg).sizes]
+        gathered = all_gather(own, shapes, mesh.axes["cfg"])
+        return gathered[0] if len(gathered) == 1 else torch.cat(gathered)

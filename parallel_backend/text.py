@@ -1,0 +1,38 @@
+"""The text encoder, on rank 0."""
+
+import torch
+from torch import Tensor
+
+from .errors import InvalidRequest
+from .wire import TensorMeta
+
+
+def check(metas: tuple[TensorMeta, ...]) -> None:
+    """Check an ``EncodeText`` by its header.
+
+    Raises:
+        InvalidRequest: ids or lengths are missing or of another shape.
+    """
+    shapes = {meta.name: meta.shape for meta in metas if meta.dtype == "int64"}
+    ids, lengths = shapes.get("ids", ()), shapes.get("lengths", ())
+    if len(metas) != 2 or len(ids) != 2 or lengths != ids[:1] or 0 in ids:
+        raise InvalidRequest("encoding text needs int64 tensors ids [N, L] and lengths [N], none of them empty")
+
+
+def encode(encoder: torch.nn.Module, ids: Tensor, lengths: Tensor) -> Tensor:
+    """Embeddings ``[N, L, D]`` in float32, zero beyond each length.
+
+    Raises:
+        InvalidRequest: an id beyond the vocabulary, or a length that is not in 1 .. L.
+    """
+    vocabulary = encoder.get_input_embeddings().num_embeddings  # type: ignore[operator]
+    if ids.min() < 0 or ids.max() >= vocabulary:
+        raise InvalidRequest(
+            f"token ids from {int(ids.min())} to {int(ids.max())} do not fit this text encoder's vocabulary of "
+            f"{vocabulary}: use the tokenizer of the same checkpoint"
+        )
+    if lengths.min() < 1 or lengths.max() > ids.shape[1]:
+        raise InvalidRequest(f"lengths {lengths.tolist()} are not all in 1 .. {ids.shape[1]}")
+    inside = torch.arange(ids.shape[1], device=ids.device)[None] < lengths[:, None]
+    hidden = encoder(input_ids=ids * inside, attention_mask=inside.to(torch.int64)).last_hidden_state
+    return torch.where(inside[..., None], hidden.float(), 0.0)
