@@ -4,8 +4,7 @@ import argparse
 import os
 import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -98,15 +97,15 @@ def make_all(runner: Runner) -> None:
         report(OUTPUT / filename, timings)
 
 
-@contextmanager
-def runner_for(comfyui: Path | None) -> Iterator[Runner]:
+def runner_for(comfyui: Path | None) -> AbstractContextManager[Runner]:
     """Through a ComfyUI where there is one, else through the backend's client."""
     if comfyui is not None:
-        from scripts.through_comfyui import ThroughComfyUI as Through
-    else:
-        from scripts.through_client import ThroughClient as Through  # type: ignore[assignment]
-    with Through(comfyui) as runner:
-        yield runner
+        from scripts.through_comfyui import ThroughComfyUI
+
+        return ThroughComfyUI(comfyui)
+    from scripts.through_client import ThroughClient
+
+    return ThroughClient()
 
 
 def main() -> None:

@@ -13,6 +13,10 @@ if ! command -v chromium >/dev/null && [ "$(id -u)" = 0 ] && command -v apt-get 
 fi
 ruff check .
 ruff format --check .
+# Only as a package can the checkout's relative imports be followed, whatever its folder is called.
+package_path="$PWD/.venv/as_package"
+mkdir -p "$package_path" && ln -sfn "$PWD" "$package_path/parallel_dit"
 mypy
-lint-imports
+MYPYPATH="$package_path" mypy -p parallel_dit.nodes
+PYTHONPATH="$package_path" lint-imports
 pytest "$@"

@@ -46,7 +46,7 @@ def node(prompt: Prompt, *class_types: str) -> dict[str, Any]:
 class ThroughClient:
     """A backend of its own for as long as the ``with`` block runs."""
 
-    def __init__(self, _: object = None) -> None:
+    def __init__(self) -> None:
         self._runtime = Path(tempfile.mkdtemp(prefix="pdit-", dir="/tmp"))
         os.environ[processes.RUNTIME] = str(self._runtime)
         self._client = Client()
