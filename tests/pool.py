@@ -1,0 +1,115 @@
+"""Pools of gloo ranks that live for the whole test session, since starting one takes seconds.
+
+A test runs a function of a module on every rank at once; what it returns comes back per rank.
+"""
+
+import importlib
+import os
+import tempfile
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+START_TIMEOUT = 120.0
+RUN_TIMEOUT = 120.0
+
+
+class Pool:
+    """``world_size`` processes in one gloo group. After a failure or a deadline the next call starts new ones."""
+
+    def __init__(self, world_size: int) -> None:
+        self.world_size = world_size
+        self._processes: list[BaseProcess] = []
+        self._pipes: list[Connection] = []
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+
+    def run(self, function: Callable[..., Any], *args: Any, timeout: float = RUN_TIMEOUT, **kwargs: Any) -> list[Any]:
+        """Call ``function(rank, *args, **kwargs)``, a module-level function, on every rank.
+
+        Returns:
+            What it returned, by rank.
+
+        Raises:
+            AssertionError: it raised on a rank (with that rank's traceback), or a rank missed the deadline.
+        """
+        self._start()
+        for pipe in self._pipes:
+            pipe.send((function.__module__, function.__name__, args, kwargs))
+        try:
+            return self._collect(timeout)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End the processes: by closing their pipes, and those that do not mind that by force."""
+        for pipe in self._pipes:
+            pipe.close()
+        for process in self._processes:
+            process.join(2)
+            if process.is_alive():
+                process.kill()
+                process.join(5)
+        if self._folder:
+            self._folder.cleanup()
+        self._processes, self._pipes, self._folder = [], [], None
+
+    def _start(self) -> None:
+        if self._processes:
+            return
+        context = get_context("spawn")
+        self._folder = tempfile.TemporaryDirectory(prefix="ranks-")
+        store = Path(self._folder.name) / "store"
+        for rank in range(self.world_size):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(rank, self.world_size, str(store), theirs), daemon=True)
+            process.start()
+            theirs.close()
+            self._processes.append(process)
+            self._pipes.append(ours)
+        self._collect(START_TIMEOUT)
+
+    def _collect(self, timeout: float) -> list[Any]:
+        end = monotonic() + timeout
+        results, failures = [], []
+        for rank, pipe in enumerate(self._pipes):
+            if not pipe.poll(max(0.0, end - monotonic())):
+                failures.append(f"rank {rank} of {self.world_size} did not answer within {timeout:g} s")
+                continue
+            try:
+                failure, result = pipe.recv()
+            except EOFError:
+                failure, result = f"process ended with {self._processes[rank].exitcode}", None
+            results.append(result)
+            if failure:
+                failures.append(f"rank {rank} of {self.world_size}: {failure}")
+                end = min(end, monotonic() + 5.0)  # the others may wait for this one in vain
+        assert not failures, "\n".join(failures)
+        return results
+
+
+def _serve(rank: int, world_size: int, store: str, pipe: Connection) -> None:
+    os.environ.update(GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1")
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=world_size, timeout=timedelta(seconds=60)
+    )
+    pipe.send((None, None))
+    while True:
+        try:
+            module, name, args, kwargs = pipe.recv()
+        except (EOFError, OSError):
+            os._exit(0)  # without the group's own farewell, for which a peer may be missing
+        try:
+            pipe.send((None, getattr(importlib.import_module(module), name)(rank, *args, **kwargs)))
+        except BaseException:
+            pipe.send((traceback.format_exc(), None))

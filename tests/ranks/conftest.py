@@ -1,0 +1,36 @@
+"""Ranks to run on, and tiny checkpoints, both made once a session."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests import tiny
+from tests.pool import Pool
+
+Checkpoints = Callable[..., Path]
+Pools = Callable[[int], Pool]
+
+
+@pytest.fixture(scope="session")
+def pools() -> Iterator[Pools]:
+    """``pools(n)`` is a pool of ``n`` ranks."""
+    started: dict[int, Pool] = {}
+    yield lambda size: started.setdefault(size, Pool(size))
+    for pool in started.values():
+        pool.close()
+
+
+@pytest.fixture(scope="session")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
+    """``checkpoints(heads=3)`` is the folder of a tiny pipeline of that kind."""
+    written: dict[tuple[tuple[str, object], ...], Path] = {}
+
+    def checkpoint(**sizes: object) -> Path:
+        key = tuple(sorted(sizes.items()))
+        if key not in written:
+            folder = tmp_path_factory.mktemp("tiny") / "model"
+            written[key] = tiny.write(folder, tiny.Tiny(**sizes))
+        return written[key]
+
+    return checkpoint

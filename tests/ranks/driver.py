@@ -1,0 +1,45 @@
+"""What runs on a rank of a pool: an engine that is kept between tests, and requests to it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from parallel_backend.engine import Engine
+from parallel_backend.messages import Progress, RankRequest
+from parallel_backend.payload import describe
+
+_ENGINES: list[Engine] = []
+
+
+def engine(rank: int) -> Engine:
+    """This rank's engine."""
+    if not _ENGINES:
+        _ENGINES.append(Engine(rank=rank, world_size=dist.get_world_size(), device=torch.device("cpu")))
+    return _ENGINES[0]
+
+
+def handle(
+    rank: int, message: RankRequest, tensors: Mapping[str, Tensor], *, cancel_after: int | None = None
+) -> dict[str, Any]:
+    """Carry a request out; the error is returned, so that a test sees what each rank raised.
+
+    ``cancel_after`` sets rank 0's flag once that many steps were reported.
+    """
+    reports: list[tuple[Progress, dict[str, Tensor]]] = []
+    mine = engine(rank)
+    before = mine.steps
+    answer: dict[str, Any] = {"tensors": {}, "error": None}
+    try:
+        answer["tensors"] = mine.handle(
+            message,
+            describe(tensors),
+            tensors if rank == 0 else None,
+            report=lambda progress, extra: reports.append((progress, dict(extra))),
+            cancelled=lambda: cancel_after is not None and len(reports) >= cancel_after,
+        )
+    except Exception as error:
+        answer["error"] = f"{type(error).__name__}: {error}"
+    return answer | {"steps": mine.steps - before, "reports": reports, "models": mine.snapshot()[0]}
