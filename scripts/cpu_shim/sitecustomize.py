@@ -33,9 +33,9 @@ def _define_schemas() -> None:
 
     if torch.version.cuda or torch.version.hip:
         return
-    library = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]
+    library = torch.library.Library("torchvision", "FRAGMENT")
     for schema in SCHEMAS.values():
-        library.define(schema)  # type: ignore[no-untyped-call]
+        library.define(schema)
     _LIBRARIES.append(library)  # one that is collected takes its schemas along
 
 
