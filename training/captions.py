@@ -1,5 +1,6 @@
 """Captions as people write them, and the word-level tokenizer that reads them."""
 
+import json
 import random
 from pathlib import Path
 
@@ -34,8 +35,11 @@ def new_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def save_tokenizer(folder: Path) -> None:
-    """Write ``tokenizer.json`` and ``tokenizer_config.json``."""
+    """Write ``tokenizer.json`` and ``tokenizer_config.json``, with the class name that transformers 4 knows too."""
     new_tokenizer().save_pretrained(folder)
+    file = folder / "tokenizer_config.json"
+    config = json.loads(file.read_text()) | {"tokenizer_class": "PreTrainedTokenizerFast"}
+    file.write_text(json.dumps(config, indent=2) + "\n")
 
 
 def training_caption(rng: random.Random, scene: Scene) -> str:

@@ -180,7 +180,7 @@ class Trainer:
 
 
 def train(trainer: Trainer, steps: int) -> None:
-    """Train to ``steps``, saving every 100."""
+    """Train to ``steps``, saving every 50."""
     began = time.time()
     errors: dict[str, list[float]] = {"still": [], "clip": []}
     while trainer.step < steps:
@@ -191,7 +191,7 @@ def train(trainer: Trainer, steps: int) -> None:
         if trainer.step % 50 == 0:
             means = " ".join(f"{kind} {np.mean(values[-25:]):.5f}" for kind, values in errors.items() if values)
             print(f"step {trainer.step} mse {means} {time.time() - began:.0f} s", flush=True)
-        if trainer.step % 100 == 0:
+        if trainer.step % 50 == 0:
             trainer.save()
 
 

@@ -1,0 +1,91 @@
+"""Write the trained networks as a diffusers pipeline, with latent2rgb factors for previews.
+
+    python -m training.export --work DIR --to checkpoints/shapes
+"""
+
+import argparse
+import json
+import random
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from diffusers import AutoencoderKLWan, FlowMatchEulerDiscreteScheduler
+from torch import Tensor
+
+from training.captions import save_tokenizer
+from training.fold import folded_vae
+from training.latents import STILLS, encode, random_clip
+from training.sampling import SHIFT
+from training.train_transformer import Trainer
+
+LARGEST_BYTES = 25_000_000
+SCENES = 200
+
+
+def latent_to_rgb(vae: AutoencoderKLWan) -> tuple[Tensor, Tensor]:
+    """Least-squares map of normalised latents to pixels: ``factors [16, 3]`` and ``bias [3]``, in -1..1."""
+    rng = random.Random("latent2rgb")
+    latents, colours = [], []
+    for index in range(SCENES):
+        _, pixels = random_clip(rng, STILLS[index % 4])
+        latents.append(encode(vae, pixels[None])[0, :, 0].flatten(1).T)
+        colours.append(F.avg_pool2d(pixels[:, 0], 8).flatten(1).T)
+    inputs = torch.cat(latents)
+    inputs = torch.cat([inputs, torch.ones(len(inputs), 1)], 1)
+    solution = torch.linalg.lstsq(inputs, torch.cat(colours)).solution
+    return solution[:-1], solution[-1]
+
+
+def write_index(folder: Path) -> None:
+    """``model_index.json`` by hand: the class names that old and new transformers both know."""
+    index = {
+        "_class_name": "WanPipeline",
+        "_diffusers_version": "0.38.0",
+        "boundary_ratio": None,
+        "expand_timesteps": False,
+        "scheduler": ["diffusers", "FlowMatchEulerDiscreteScheduler"],
+        "text_encoder": ["transformers", "UMT5EncoderModel"],
+        "tokenizer": ["transformers", "PreTrainedTokenizerFast"],
+        "transformer": ["diffusers", "WanTransformer3DModel"],
+        "transformer_2": [None, None],
+        "vae": ["diffusers", "AutoencoderKLWan"],
+    }
+    (folder / "model_index.json").write_text(json.dumps(index, indent=2) + "\n")
+
+
+def export(work: Path, folder: Path) -> int:
+    """Write every part; returns the bytes written.
+
+    Raises:
+        RuntimeError: the pipeline is larger than it may be.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    average = Trainer(work, peak=0.0).average
+    vae = folded_vae(work)
+    average.transformer.save_pretrained(folder / "transformer")
+    average.text_encoder.save_pretrained(folder / "text_encoder")
+    vae.save_pretrained(folder / "vae")
+    FlowMatchEulerDiscreteScheduler(shift=SHIFT).save_pretrained(folder / "scheduler")
+    save_tokenizer(folder / "tokenizer")
+    write_index(folder)
+    factors, bias = latent_to_rgb(vae)
+    preview = {"factors": factors.round(decimals=5).tolist(), "bias": bias.round(decimals=5).tolist()}
+    (folder / "latent2rgb.json").write_text(json.dumps(preview, indent=1) + "\n")
+    written = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    if written > LARGEST_BYTES:
+        raise RuntimeError(f"{folder} holds {written} bytes, more than {LARGEST_BYTES}")
+    return written
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--work", type=Path, required=True, help="folder of the training state")
+    parser.add_argument("--to", type=Path, required=True, help="folder of the pipeline")
+    args = parser.parse_args()
+    print(f"{export(args.work, args.to) / 1e6:.1f} MB in {args.to}")
+
+
+if __name__ == "__main__":
+    main()
