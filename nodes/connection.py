@@ -3,6 +3,7 @@
 The client lives at module level because ComfyUI locks V3 node classes: they cannot keep state.
 """
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -112,9 +113,8 @@ class Handle:
         text = self.describe(state)
         if self.node_id is None or _shown.get(self.node_id) == text:
             return
-        from server import PromptServer
-
-        server = getattr(PromptServer, "instance", None)
+        # Inside a script there is no server, and importing it would start one half.
+        server = getattr(getattr(sys.modules.get("server"), "PromptServer", None), "instance", None)
         if server is not None:
             _shown[self.node_id] = text
             server.send_progress_text(text, self.node_id)

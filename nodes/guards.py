@@ -79,7 +79,7 @@ def check_constant_conds(name: str, conditioning: list[Any]) -> None:
         InvalidRequest: names what it is and advises KSampler.
     """
     if len(conditioning) != 1:
-        raise InvalidRequest(f"{name} has {len(conditioning)} conditionings and ParallelSampler takes 1; {USE_KSAMPLER}")
+        raise InvalidRequest(f"{name}: ParallelSampler takes one conditioning, not {len(conditioning)}; {USE_KSAMPLER}")
     present = [key for key in (*PER_STEP_CONDS, *UNSUPPORTED_CONDS) if conditioning[0][1].get(key) is not None]
     if present:
         raise InvalidRequest(f"{name} has {', '.join(present)}, which ParallelSampler does not do; {USE_KSAMPLER}")

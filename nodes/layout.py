@@ -9,7 +9,7 @@ LayoutType = io.Custom("PARALLEL_LAYOUT")
 
 TOOLTIPS = {
     "data": "Groups of ranks that each take a share of the batch. Helps only when the batch has more than one item.",
-    "cfg": "2: one half of the ranks computes the positive prompt, the other the negative one. Needs cfg other than 1.0.",
+    "cfg": "2: half of the ranks compute the positive prompt, the others the negative one. Needs cfg other than 1.0.",
     "pipe": "Groups of ranks that each hold a range of the layers. Not built yet: leave at 1.",
     "ring": "Ranks that pass keys and values around in a ring. Not built yet: leave at 1.",
     "ulysses": "Ranks that share the tokens of the picture and exchange attention heads. Nothing needs to divide.",
@@ -46,6 +46,4 @@ class ParallelLayoutNode(io.ComfyNode):  # type: ignore[misc]
 
     @classmethod
     def execute(cls, data: int, cfg: int, pipe: int, ring: int, ulysses: int, tensor: int) -> io.NodeOutput:
-        return io.NodeOutput(
-            ParallelLayout(data=data, cfg=cfg, pipe=pipe, ring=ring, ulysses=ulysses, tensor=tensor)
-        )
+        return io.NodeOutput(ParallelLayout(data=data, cfg=cfg, pipe=pipe, ring=ring, ulysses=ulysses, tensor=tensor))

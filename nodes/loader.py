@@ -93,9 +93,7 @@ class ParallelLoader(io.ComfyNode):  # type: ignore[misc]
         return True
 
     @classmethod
-    def execute(
-        cls, model_name: str, dtype: str, devices: str, layout: ParallelLayout | None = None
-    ) -> io.NodeOutput:
+    def execute(cls, model_name: str, dtype: str, devices: str, layout: ParallelLayout | None = None) -> io.NodeOutput:
         handle = open_model(model_name, dtype, devices, layout, cls.hidden.unique_id)
         bridge = bridge_for(handle.checkpoint)
         text = "weights load at first use"

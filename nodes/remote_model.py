@@ -16,7 +16,7 @@ from .tape import Branch, Recording, Replay
 
 
 class RemoteModel(torch.nn.Module):
-    """Base of the families' stand-ins. It has no parameters: ``state_dict`` lists meta tensors under ComfyUI's names."""
+    """Base of the families' stand-ins. It has no parameters; ``state_dict`` lists meta tensors instead."""
 
     def __init__(self, handle: Handle, *, dtype: torch.dtype, weights: Mapping[str, Tensor], channels: int) -> None:
         super().__init__()
@@ -99,6 +99,6 @@ class RemoteModel(torch.nn.Module):
         layout = self.handle.spec.layout
         if layout is not None and layout.cfg > branches:
             raise InvalidRequest(
-                f"layout cfg={layout.cfg} shares {layout.cfg} predictions (positive and negative) out over the ranks and "
-                f"this step has {branches}: set cfg to something other than 1.0, or use a layout with cfg=1"
+                f"layout cfg={layout.cfg} gives the positive and the negative prompt to different ranks, and this step "
+                f"has only {branches} prompt: set cfg to something other than 1.0, or use a layout with cfg=1"
             )

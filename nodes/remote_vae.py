@@ -81,9 +81,7 @@ class RemoteVAE(comfy.sd.VAE):  # type: ignore[misc]
             raise InvalidRequest(f"the VAE encodes RGB pictures, and these have {pixels.shape[-1]} channel(s)")
         if pixels.ndim == 4:
             pixels = pixels.unsqueeze(0)
-        done = self.handle.call(
-            Encode(model=self.handle.spec), {"pixels": pixels.float()}, on_progress=progress_bar()
-        )
+        done = self.handle.call(Encode(model=self.handle.spec), {"pixels": pixels.float()}, on_progress=progress_bar())
         self.handle.show("ready")
         return done["latent"].to(self.output_device)
 

@@ -12,12 +12,13 @@ from torch import Tensor
 
 from ..parallel_backend.errors import InvalidRequest
 from ..parallel_backend.messages import Progress, Sample
-from ..parallel_backend.samplers import NAMES
+from ..parallel_backend.samplers import SAMPLERS
 from .guards import USE_KSAMPLER, check_constant_conds, check_latent
 from .patcher import KEY, RemotePatcher
 from .previews import prepare_callback
 from .remote_model import RemoteModel
 
+NAMES = ", ".join(SAMPLERS)
 PLAIN_OPTIONS = {"transformer_options", "to_load_options", "disable_cfg1_optimization"}
 
 
@@ -57,7 +58,7 @@ class BackendLoop(comfy.samplers.Sampler):  # type: ignore[misc]
             model=remote.handle.spec,
             branches=len(branches),
             sampler=self.name,
-            cfg=self.cfg,
+            cfg=self.cfg if len(branches) > 1 else 1.0,
             timestep_scale=float(sampling.timestep(torch.tensor(1.0))),
             previews=self.previews,
         )
@@ -75,8 +76,8 @@ def check_sampler(name: str) -> None:
     Raises:
         InvalidRequest: with the list, and the advice to use KSampler.
     """
-    if name not in NAMES:
-        raise InvalidRequest(f"ParallelSampler has no sampler {name!r}, only {', '.join(NAMES)}; {USE_KSAMPLER}")
+    if name not in SAMPLERS:
+        raise InvalidRequest(f"ParallelSampler has no sampler {name!r}, only {NAMES}; {USE_KSAMPLER}")
 
 
 def check_model(model: Any) -> None:
@@ -112,7 +113,7 @@ class ParallelSampler(io.ComfyNode):  # type: ignore[misc]
             node_id="ParallelSampler",
             display_name="Parallel Sampler",
             category="Parallel DiT",
-            description=f"KSampler with the step loop in the backend. Samplers: {', '.join(NAMES)}.",
+            description=f"KSampler with the step loop in the backend. Samplers: {NAMES}.",
             inputs=[
                 io.Model.Input("model", tooltip="The MODEL of ParallelLoader."),
                 io.Int.Input(
@@ -136,7 +137,7 @@ class ParallelSampler(io.ComfyNode):  # type: ignore[misc]
                 io.Combo.Input(
                     "sampler_name",
                     options=comfy.samplers.KSampler.SAMPLERS,
-                    tooltip=f"The algorithm of the steps. Here: {', '.join(NAMES)}; use KSampler for the others.",
+                    tooltip=f"The algorithm of the steps. Here: {NAMES}; use KSampler for the others.",
                 ),
                 io.Combo.Input(
                     "scheduler",

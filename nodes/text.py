@@ -110,9 +110,7 @@ class RemoteTextEncoder(torch.nn.Module, comfy.sd1_clip.ClipTokenWeightEncoder):
         """
         layer = options.get("layer")
         if layer is not None and layer != -1:
-            raise InvalidRequest(
-                f"CLIPSetLastLayer {layer}: this text encoder gives its last layer only; set it to -1"
-            )
+            raise InvalidRequest(f"CLIPSetLastLayer {layer}: this text encoder gives its last layer only; set it to -1")
 
     def encode_token_weights(self, token_weight_pairs: dict[str, list[list[Pair]]]) -> Any:
         """Embeddings ``[1, L, D]`` and no pooled output; weights by ComfyUI's own formula."""

@@ -56,9 +56,7 @@ class RemoteWan(RemoteModel):
             InvalidRequest: an input that the family does not carry over.
         """
         options = transformer_options or {}
-        wrappers = comfy.patcher_extension.get_all_wrappers(
-            comfy.patcher_extension.WrappersMP.DIFFUSION_MODEL, options
-        )
+        wrappers = comfy.patcher_extension.get_all_wrappers(comfy.patcher_extension.WrappersMP.DIFFUSION_MODEL, options)
         executor = comfy.patcher_extension.WrapperExecutor.new_class_executor(self._forward, self, wrappers)
         out: Tensor = executor.execute(x, timestep, context, clip_fea, time_dim_concat, options, **kwargs)
         return out

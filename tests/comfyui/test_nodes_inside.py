@@ -1,0 +1,25 @@
+"""Runs ``tests/inside_comfyui`` inside a process of each ComfyUI version."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+DEADLINE = 280.0
+
+
+def test_nodes_inside_comfyui(comfyui_path: Path, tmp_path: Path) -> None:
+    environment = os.environ | {
+        "PARALLEL_DIT_INSIDE_COMFYUI": "1",
+        "PARALLEL_DIT_RUNTIME": str(tmp_path / "run"),
+        "PYTHONPATH": os.pathsep.join([str(comfyui_path), os.environ.get("PYTHONPATH", "")]),
+        "OMP_NUM_THREADS": "1",
+    }
+    options = ["-o", "pythonpath=", "-o", "addopts=--import-mode=importlib -p no:cacheprovider", "-q"]
+    command = [sys.executable, "-P", "-m", "pytest", "-c", str(ROOT / "pyproject.toml"), "--rootdir", str(ROOT)]
+    done = subprocess.run(
+        [*command, *options, str(ROOT / "tests" / "inside_comfyui")],
+        cwd=comfyui_path, env=environment, capture_output=True, text=True, timeout=DEADLINE, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, f"{done.stdout[-6000:]}\n{done.stderr[-2000:]}"

@@ -1,0 +1,116 @@
+"""Fixtures over one tiny checkpoint: the same weights in ComfyUI's own model and behind our nodes."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import comfy.model_management
+import folder_paths
+import pytest
+import tiny_wan
+import torch
+from any_folder_name.nodes import connection, loader, sampler
+from any_folder_name.parallel_backend.layout import ParallelLayout
+from any_folder_name.parallel_backend.messages import Progress
+from any_folder_name.parallel_backend.samplers import SAMPLERS
+from local_client import LocalClient
+
+import nodes as core_nodes
+
+
+def loader_node() -> Any:
+    """The loader's class as ComfyUI prepares it to run as node 7."""
+    return type("Prepared", (loader.ParallelLoader,), {"hidden": SimpleNamespace(unique_id="7")})
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """The loader's three outputs, and the client that answers for them."""
+
+    model: Any
+    clip: Any
+    vae: Any
+    client: LocalClient
+
+
+@pytest.fixture(scope="session")
+def native() -> Any:
+    """ComfyUI's own Wan model."""
+    return tiny_wan.native_model()
+
+
+@pytest.fixture(scope="session")
+def models(native: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A ``models/diffusers`` folder with the pipeline ``tiny``, known to ComfyUI."""
+    folder: Path = tmp_path_factory.mktemp("diffusers")
+    (folder / "tiny" / "tokenizer").mkdir(parents=True)
+    tiny_wan.write(folder / "tiny", native)
+    folder_paths.folder_names_and_paths["diffusers"][0][:] = [str(folder)]
+    return folder
+
+
+@pytest.fixture(scope="session")
+def local(models: Path) -> LocalClient:
+    """Loads the modules once."""
+    return LocalClient(models / "tiny", SAMPLERS, Progress)
+
+
+@pytest.fixture
+def load(models: Path, local: LocalClient) -> Callable[..., Loaded]:
+    """Run ParallelLoader on ``tiny`` with two CPU ranks; ``load(layout=...)``."""
+    local.requests.clear()
+    connection.use_client(local)
+
+    def run(layout: ParallelLayout | None = None, devices: str = "0,1", name: str = "tiny") -> Loaded:
+        return Loaded(*loader_node().execute(name, "fp32", devices, layout).args, local)
+
+    return run
+
+
+@pytest.fixture
+def loaded(load: Callable[..., Loaded]) -> Loaded:
+    """The loader's outputs without a layout."""
+    return load()
+
+
+@pytest.fixture(autouse=True)
+def not_interrupted() -> Iterator[None]:
+    """Leave no interruption behind."""
+    yield
+    comfy.model_management.interrupt_current_processing(False)
+
+
+def conditioning(seed: int, length: int = 12) -> list[Any]:
+    """One random conditioning."""
+    text = torch.randn(1, length, tiny_wan.TEXT_DIM, generator=torch.Generator().manual_seed(seed))
+    return [[text, {"pooled_output": None}]]
+
+
+def empty_latent(batch: int = 1, frames: int = 1, height: int = 6, width: int = 5) -> dict[str, Any]:
+    """What an empty-latent node gives; the odd width is no whole number of patches."""
+    return {"samples": torch.zeros(batch, 16, frames, height, width)}
+
+
+def ksampler(model: Any, latent: dict[str, Any], **options: Any) -> torch.Tensor:
+    """ComfyUI's KSampler node."""
+    return _sample(core_nodes.KSampler().sample, model, latent, options)[0]["samples"]
+
+
+def parallel_sampler(model: Any, latent: dict[str, Any], **options: Any) -> torch.Tensor:
+    """The ParallelSampler node."""
+    return _sample(sampler.ParallelSampler.execute, model, latent, options).args[0]["samples"]
+
+
+def _sample(node: Any, model: Any, latent: dict[str, Any], options: dict[str, Any]) -> Any:
+    defaults = {
+        "seed": 5, "steps": 3, "cfg": 4.0, "sampler_name": "euler", "scheduler": "simple",
+        "positive": conditioning(1), "negative": conditioning(2), "denoise": 1.0,
+    }  # fmt: skip
+    return node(model=model, latent_image=latent, **(defaults | options))
+
+
+def relative_error(ours: torch.Tensor, reference: torch.Tensor) -> float:
+    """Largest difference over the largest value."""
+    return float((ours - reference).abs().max() / reference.abs().max())

@@ -1,0 +1,87 @@
+"""A client that computes in this process with diffusers' own modules, and counts what it is asked."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import comfy.ldm.common_dit
+import torch
+from diffusers import AutoencoderKLWan, WanTransformer3DModel
+from torch import Tensor
+from transformers import UMT5EncoderModel
+
+Report = Callable[[Any, dict[str, Tensor]], None]
+
+
+class LocalClient:
+    """Answers ``call`` as the backend does. ``requests`` keeps every message with its tensors."""
+
+    def __init__(self, folder: Path, samplers: dict[str, Any], progress: type) -> None:
+        self.requests: list[tuple[Any, dict[str, Tensor]]] = []
+        self._samplers, self._progress = samplers, progress
+        self._transformer = WanTransformer3DModel.from_pretrained(folder, subfolder="transformer")
+        self.vae = AutoencoderKLWan.from_pretrained(folder, subfolder="vae")
+        self.text_encoder = UMT5EncoderModel.from_pretrained(folder / "text_encoder")
+
+    def of_kind(self, name: str) -> list[Any]:
+        """The messages of one kind."""
+        return [message for message, _ in self.requests if type(message).__name__ == name]
+
+    @torch.no_grad()
+    def call(
+        self,
+        message: Any,
+        tensors: dict[str, Tensor] | None = None,
+        *,
+        interrupted: Callable[[], bool] | None = None,
+        on_progress: Report | None = None,
+    ) -> dict[str, Tensor]:
+        """Carry out a request at once."""
+        tensors = {name: tensor.cpu() for name, tensor in (tensors or {}).items()}
+        self.requests.append((message, tensors))
+        answer: dict[str, Tensor] = getattr(self, f"_{type(message).__name__}")(message, tensors, on_progress)
+        return answer
+
+    def _predict(self, x: Tensor, timestep: Tensor, text: Tensor) -> Tensor:
+        padded = comfy.ldm.common_dit.pad_to_patch_size(x, (1, 2, 2))
+        whole: Tensor = self._transformer(padded, timestep, text, return_dict=False)[0]
+        return whole[..., : x.shape[-2], : x.shape[-1]]
+
+    def _Forward(self, message: Any, tensors: dict[str, Tensor], _: Any) -> dict[str, Tensor]:
+        names = ("hidden_states", "timestep", "encoder_hidden_states")
+        return {str(i): self._predict(*(tensors[f"{i}.{name}"] for name in names)) for i in range(message.branches)}
+
+    def _Sample(self, message: Any, tensors: dict[str, Tensor], on_progress: Report) -> dict[str, Tensor]:
+        texts = [tensors[f"{i}.encoder_hidden_states"] for i in range(message.branches)]
+        steps = len(tensors["sigmas"]) - 1
+
+        def denoise(x: Tensor, sigma: Tensor) -> Tensor:
+            timestep = (sigma * message.timestep_scale).expand(len(x))
+            x0 = [x - sigma * self._predict(x, timestep, text) for text in texts]
+            return x0[-1] + (x0[0] - x0[-1]) * message.cfg
+
+        def inpaint(x: Tensor, sigma: Tensor) -> Tensor:
+            if "mask" not in tensors:
+                return denoise(x, sigma)
+            keep = 1 - tensors["mask"]
+            known = sigma * tensors["noise"] + (1 - sigma) * tensors["latent"]
+            return denoise(x * tensors["mask"] + known * keep, sigma) * tensors["mask"] + tensors["latent"] * keep
+
+        def on_step(i: int, x0: Tensor) -> None:
+            preview = {"preview": x0[:1, :, :1]} if message.previews else {}
+            on_progress(self._progress(phase="sampling", value=i + 1, total=steps), preview)
+
+        loop = self._samplers[message.sampler]
+        return {"samples": loop(inpaint, tensors["x"], tensors["sigmas"], on_step)}
+
+    def _EncodeText(self, message: Any, tensors: dict[str, Tensor], _: Any) -> dict[str, Tensor]:
+        mask = torch.arange(tensors["ids"].shape[1]) < tensors["lengths"][:, None]
+        hidden = self.text_encoder(tensors["ids"], attention_mask=mask.long()).last_hidden_state
+        return {"embeds": hidden * mask[..., None]}
+
+    def _Decode(self, message: Any, tensors: dict[str, Tensor], _: Any) -> dict[str, Tensor]:
+        pixels = self.vae.decode(tensors["latent"]).sample
+        return {"pixels": ((pixels + 1) / 2).clamp(0, 1).movedim(1, -1)}
+
+    def _Encode(self, message: Any, tensors: dict[str, Tensor], _: Any) -> dict[str, Tensor]:
+        return {"latent": self.vae.encode(tensors["pixels"].movedim(-1, 1) * 2 - 1).latent_dist.mode()}

@@ -1,0 +1,118 @@
+"""What ParallelLoader and ParallelLayout refuse, and what the loader reads from a checkpoint."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import comfy.cli_args
+import comfy.latent_formats
+import comfy.utils
+import latent_preview
+import pytest
+import torch
+from any_folder_name.nodes.layout import ParallelLayoutNode
+from any_folder_name.nodes.loader import ParallelLoader
+from any_folder_name.parallel_backend.errors import InvalidRequest
+from any_folder_name.parallel_backend.layout import ParallelLayout
+from inside_fixtures import Loaded, empty_latent, ksampler, loader_node, parallel_sampler
+
+ONES = {"data": 1, "cfg": 1, "pipe": 1, "ring": 1, "ulysses": 1, "tensor": 1}
+
+
+def write(folder: Path, **files: Any) -> None:
+    """JSON files by path, ``__`` for a slash."""
+    for name, content in files.items():
+        file = folder / f"{name.replace('__', '/')}.json"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize(("axis", "degree"), [("cfg", 0), ("ulysses", -1), ("ring", 2), ("tensor", 2), ("pipe", 3)])
+def test_layout_refuses_by_name(axis: str, degree: int) -> None:
+    with pytest.raises(InvalidRequest, match=f"layout {axis}={degree}"):
+        ParallelLayoutNode.execute(**(ONES | {axis: degree}))
+    assert f"layout {axis}={degree}" in ParallelLayoutNode.validate_inputs(**(ONES | {axis: degree}))
+
+
+def test_layout_larger_than_the_ranks(load: Callable[..., Loaded]) -> None:
+    with pytest.raises(InvalidRequest, match=r'"ulysses=4" needs 4 ranks and there are 2.*"cfg=2"'):
+        load(ParallelLayout(ulysses=4))
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("nowhere", "no model 'nowhere'; there are: shapes"),
+        ("../tiny", "no model '../tiny'"),
+        ("plain", "no model_index.json"),
+        ("unet", "has no transformer"),
+        ("flux", "FluxTransformer2DModel is not supported; WanTransformer3DModel is"),
+        ("image to video", "only text-to-video"),
+        ("other vae", "vae AutoencoderKL is not supported"),
+    ],
+)
+def test_folders_that_cannot_work(models: Path, load: Callable[..., Loaded], name: str, sentence: str) -> None:
+    config = json.loads((models / "tiny" / "transformer" / "config.json").read_text())
+    wan = {"transformer": ["diffusers", "WanTransformer3DModel"]}
+    (models / "plain").mkdir(exist_ok=True)
+    write(models / "unet", model_index={"unet": ["diffusers", "UNet2DConditionModel"]})
+    write(models / "flux", model_index={"transformer": ["diffusers", "FluxTransformer2DModel"]})
+    write(models / "image to video", model_index=wan, transformer__config=config | {"in_channels": 36})
+    write(models / "other vae", model_index=wan | {"vae": ["diffusers", "AutoencoderKL"]}, transformer__config=config)
+    with pytest.raises(InvalidRequest, match=sentence):
+        load(name=name)
+    assert sentence.split(";")[0] in str(ParallelLoader.validate_inputs(name, "fp32", "0,1"))
+
+
+def test_loader_says_ranks_layout_and_state(models: Path, load: Callable[..., Loaded]) -> None:
+    node = loader_node()
+    assert node.execute("tiny", "fp32", "0,1,2").ui == {
+        "text": ("3 CPU ranks, layout auto (guided: ulysses=3): weights load at first use",)
+    }
+    assert node.execute("tiny", "fp32", "0,1", ParallelLayout(cfg=2)).ui == {
+        "text": ("2 CPU ranks, layout cfg=2: weights load at first use",)
+    }
+
+
+def test_previews_and_latents_have_the_checkpoints_numbers(
+    models: Path, load: Callable[..., Loaded], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    factors, bias = [[0.1 * i, -0.2, 0.3] for i in range(16)], [0.5, 0.0, -0.5]
+    vae = json.loads((models / "tiny" / "vae" / "config.json").read_text())
+    index = json.loads((models / "tiny" / "model_index.json").read_text())
+    config = json.loads((models / "tiny" / "transformer" / "config.json").read_text())
+    write(
+        models / "own", model_index=index, transformer__config=config, text_encoder__config={},
+        vae__config=vae | {"latents_mean": [1.0] * 16, "latents_std": [2.0] * 16},
+        latent2rgb={"factors": factors, "bias": bias},
+    )  # fmt: skip
+    own, usual = load(name="own").model.model, load().model.model
+    assert torch.equal(own.process_latent_in(torch.full((1, 16, 1, 1, 1), 5.0)), torch.full((1, 16, 1, 1, 1), 2.0))
+    wan, latent = comfy.latent_formats.Wan21(), torch.randn(1, 16, 1, 2, 2)
+    assert torch.allclose(usual.process_latent_in(latent), wan.process_in(latent))
+    assert usual.latent_format.latent_rgb_factors == wan.latent_rgb_factors
+    monkeypatch.setattr(comfy.cli_args.args, "preview_method", comfy.cli_args.LatentPreviewMethod.Latent2RGB)
+    previewer = latent_preview.get_previewer(torch.device("cpu"), own.latent_format)
+    expected = (latent[0, :, 0].movedim(0, -1) @ torch.tensor(factors) + torch.tensor(bias) + 1) / 2
+    picture = previewer.decode_latent_to_preview(latent)
+    assert picture.getpixel((1, 0)) == tuple((expected[0, 1].clamp(0, 1) * 255).to(torch.uint8).tolist())
+
+
+@pytest.mark.parametrize("sample", [ksampler, parallel_sampler])
+@pytest.mark.parametrize("method", ["NoPreviews", "Latent2RGB"])
+def test_progress_bar_and_previews(
+    loaded: Loaded, monkeypatch: pytest.MonkeyPatch, sample: Callable[..., Any], method: str
+) -> None:
+    seen: list[tuple[int, int, Any]] = []
+    method = getattr(comfy.cli_args.LatentPreviewMethod, method)
+    monkeypatch.setattr(comfy.cli_args.args, "preview_method", method)
+
+    def hook(value: int, total: int, preview: Any, node_id: Any = None) -> None:
+        seen.append((value, total, preview))
+
+    monkeypatch.setattr(comfy.utils, "PROGRESS_BAR_HOOK", hook)
+    sample(loaded.model, empty_latent(), steps=3)
+    assert [(value, total) for value, total, _ in seen] == [(1, 3), (2, 3), (3, 3)]
+    pictures = [preview[1].size for _, _, preview in seen if preview is not None]
+    assert pictures == ([] if method is comfy.cli_args.LatentPreviewMethod.NoPreviews else [(5, 6)] * 3)

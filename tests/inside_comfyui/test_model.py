@@ -1,0 +1,128 @@
+"""Our MODEL as a citizen of ComfyUI: memory, clones, LoRA, other nodes' wrappers."""
+
+from typing import Any
+
+import comfy.lora
+import comfy.model_base
+import comfy.model_management
+import comfy.model_patcher
+import comfy.samplers
+import pytest
+import torch
+from any_folder_name.parallel_backend.errors import InvalidRequest
+from inside_fixtures import Loaded, conditioning, empty_latent, ksampler, relative_error
+
+
+def test_class_names_and_shapes_are_comfyuis_own(native: Any, loaded: Loaded) -> None:
+    ours, theirs = loaded.model.model.state_dict(), native.model.state_dict()
+    assert isinstance(loaded.model.model, comfy.model_base.WAN21)
+    assert {name: tensor.shape for name, tensor in ours.items()} == {name: t.shape for name, t in theirs.items()}
+    assert {t.device.type for name, t in ours.items() if name.startswith("diffusion_model.")} == {"meta"}
+    lora_keys = comfy.lora.model_lora_keys_unet(native.model, {})
+    assert lora_keys == comfy.lora.model_lora_keys_unet(loaded.model.model, {})
+
+
+def test_nothing_of_comfyuis_is_evicted(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = torch.device("meta")
+    theirs = comfy.model_patcher.ModelPatcher(torch.nn.Linear(64, 64), load_device=device, offload_device=device)
+    entry = comfy.model_management.LoadedModel(theirs)
+    monkeypatch.setattr(comfy.model_management, "current_loaded_models", [entry])
+    unloaded: list[Any] = []
+    monkeypatch.setattr(entry, "model_unload", lambda *args, **kwargs: unloaded.append(args))
+    entry.real_model = lambda: theirs.model
+
+    def no_memory(dev: Any = None, torch_free_too: bool = False) -> Any:
+        return (0, 0) if torch_free_too else 0
+
+    monkeypatch.setattr(comfy.model_management, "get_free_memory", no_memory)
+    clone = loaded.model.clone()
+    monkeypatch.setattr(clone, "load_device", device)
+    guider = comfy.samplers.CFGGuider(clone)
+    guider.set_conds(conditioning(1), conditioning(2))
+    guider.conds = {name: list(map(dict, conds)) for name, conds in guider.original_conds.items()}
+    comfy.sampler_helpers.prepare_model_patcher(clone, guider.conds, clone.model_options)
+    comfy.sampler_helpers.prepare_sampling(clone, (1, 16, 1, 6, 6), guider.conds, clone.model_options)
+    assert (clone.model_size(), clone.loaded_size(), clone.memory_required((1, 16, 1, 6, 6))) == (0, 0, 0)
+    assert clone.model.memory_required((2, 16, 1, 6, 6), cond_shapes={}) == 0
+    loaded.clip.encode_from_tokens(loaded.clip.tokenize("a red circle"))
+    loaded.vae.decode(torch.zeros(1, 16, 1, 4, 4))
+    assert unloaded == []
+    comfy.model_management.free_memory(1, device)
+    assert len(unloaded) == 1, "this stand-in device would have shown an eviction"
+
+
+def test_lora_merge_save_and_layer_patches_are_refused(loaded: Loaded) -> None:
+    clone = loaded.model.clone()
+    with pytest.raises(InvalidRequest, match="LoRA"):
+        clone.add_patches({"diffusion_model.blocks.0.self_attn.q.weight": ("diff", (torch.zeros(48, 48),))})
+    assert clone.add_patches({"diffusion_model.of_another_model.weight": ("diff", ())}) == []
+    with pytest.raises(InvalidRequest, match="merged or saved"):
+        clone.get_key_patches("diffusion_model.")
+    with pytest.raises(InvalidRequest, match="saved"):
+        clone.model.state_dict_for_saving(None)
+    with pytest.raises(RuntimeError, match="several GPUs"):
+        clone.deepclone_multigpu(torch.device("cpu"))
+    clone.set_model_attn2_patch(lambda *args: args)
+    with pytest.raises(InvalidRequest, match="patches"):
+        ksampler(clone, empty_latent())
+    assert not loaded.client.requests
+
+
+def test_other_nodes_wrappers_see_real_predictions_once(native: Any, loaded: Loaded) -> None:
+    seen: list[torch.Tensor] = []
+
+    def halve(executor: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        out = executor(*args, **kwargs)
+        seen.append(out)
+        return out * 0.5
+
+    results = []
+    for model in (native.clone(), loaded.model.clone()):
+        model.add_wrapper_with_key(comfy.patcher_extension.WrappersMP.DIFFUSION_MODEL, "halve", halve)
+        results.append(ksampler(model, empty_latent(), steps=2))
+    assert relative_error(results[1], results[0]) < 1e-4
+    assert len(seen) == 4
+    assert all(out.abs().max() > 0 for out in seen)
+    assert len(loaded.client.of_kind("Forward")) == 2
+
+
+def test_a_step_that_a_cache_skips_asks_for_nothing(loaded: Loaded) -> None:
+    cached = loaded.model.clone()
+    cached.add_wrapper_with_key("diffusion_model", "skip", lambda executor, x, *args, **kwargs: torch.zeros_like(x))
+    ksampler(cached, empty_latent())
+    assert not loaded.client.requests
+
+
+def test_a_wrapper_that_changes_the_input_is_answered_for_the_changed_input(native: Any, loaded: Loaded) -> None:
+    results = []
+    for model in (native.clone(), loaded.model.clone()):
+        model.set_model_unet_function_wrapper(
+            lambda apply, args: apply(args["input"] * 0.9, args["timestep"], **args["c"])
+        )
+        results.append(ksampler(model, empty_latent(), steps=2))
+    assert relative_error(results[1], results[0]) < 1e-4
+
+
+def test_interrupt_ends_with_comfyuis_own_exception(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+    from any_folder_name.parallel_backend.errors import Cancelled
+
+    def cancelled(*args: Any, interrupted: Any, **kwargs: Any) -> Any:
+        comfy.model_management.interrupt_current_processing()
+        assert interrupted()
+        raise Cancelled("cancelled")
+
+    monkeypatch.setattr(loaded.client, "call", cancelled)
+    with pytest.raises(comfy.model_management.InterruptProcessingException):
+        ksampler(loaded.model, empty_latent())
+    assert not comfy.model_management.processing_interrupted()
+
+
+def test_out_of_memory_is_comfyuis_own(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+    from any_folder_name.parallel_backend.errors import OutOfMemory
+
+    def full(*args: Any, **kwargs: Any) -> Any:
+        raise OutOfMemory("rank 1 is out of memory")
+
+    monkeypatch.setattr(loaded.client, "call", full)
+    with pytest.raises(comfy.model_management.OOM_EXCEPTION, match="rank 1"):
+        ksampler(loaded.model, empty_latent())

@@ -1,0 +1,151 @@
+"""Native nodes and ParallelSampler on our MODEL against ComfyUI alone."""
+
+from collections.abc import Callable
+from typing import Any
+
+import comfy.model_management
+import comfy.model_sampling
+import pytest
+import torch
+from any_folder_name.parallel_backend.errors import InvalidRequest
+from any_folder_name.parallel_backend.layout import ParallelLayout
+from any_folder_name.parallel_backend.samplers import SAMPLERS
+from comfy.controlnet import ControlBase
+from comfy_extras.nodes_model_advanced import ModelSamplingSD3
+from inside_fixtures import Loaded, conditioning, empty_latent, ksampler, parallel_sampler, relative_error
+
+CLOSE = 1e-4
+
+
+@pytest.mark.parametrize(
+    ("sampler", "scheduler"), [("euler", "simple"), ("uni_pc", "normal"), ("dpmpp_2m", "beta"), ("dpmpp_sde", "karras")]
+)
+def test_ksampler_gives_what_comfyui_alone_gives(native: Any, loaded: Loaded, sampler: str, scheduler: str) -> None:
+    options = {"sampler_name": sampler, "scheduler": scheduler}
+    reference = ksampler(native, empty_latent(batch=2, frames=3), **options)
+    assert relative_error(ksampler(loaded.model, empty_latent(batch=2, frames=3), **options), reference) < CLOSE
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_parallel_sampler_gives_what_comfyui_alone_gives(native: Any, loaded: Loaded, sampler: str) -> None:
+    reference = ksampler(native, empty_latent(batch=2), sampler_name=sampler)
+    ours = parallel_sampler(loaded.model, empty_latent(batch=2), sampler_name=sampler)
+    assert relative_error(ours, reference) < CLOSE
+    assert [type(message).__name__ for message, _ in loaded.client.requests] == ["Sample"]
+
+
+@pytest.mark.parametrize("sample", [ksampler, parallel_sampler])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"cfg": 1.0},
+        {"denoise": 0.5},
+        {"denoise": 0.0},
+        {"positive": conditioning(1, length=20), "negative": conditioning(2, length=7)},
+    ],
+    ids=["cfg 1", "denoise", "no denoise", "prompts of different length"],
+)
+def test_options_of_ksampler(native: Any, loaded: Loaded, sample: Callable[..., Any], options: dict[str, Any]) -> None:
+    latent = {"samples": torch.randn(1, 16, 2, 6, 6, generator=torch.Generator().manual_seed(3))}
+    assert relative_error(sample(loaded.model, latent, **options), ksampler(native, latent, **options)) < CLOSE
+
+
+@pytest.mark.parametrize("sample", [ksampler, parallel_sampler])
+def test_inpainting_and_batch_index(native: Any, loaded: Loaded, sample: Callable[..., Any]) -> None:
+    latent = {
+        "samples": torch.randn(2, 16, 1, 6, 6, generator=torch.Generator().manual_seed(3)),
+        "noise_mask": torch.cat([torch.ones(1, 48, 24), torch.zeros(1, 48, 24)], dim=2),
+        "batch_index": [4, 1],
+    }
+    assert relative_error(sample(loaded.model, latent), ksampler(native, latent)) < CLOSE
+
+
+@pytest.mark.parametrize("sample", [ksampler, parallel_sampler])
+def test_model_sampling_sd3_is_honoured(native: Any, loaded: Loaded, sample: Callable[..., Any]) -> None:
+    (native_shifted,), (shifted,) = (ModelSamplingSD3().patch(model, 2.0) for model in (native, loaded.model))
+    reference = ksampler(native_shifted, empty_latent())
+    plain = sample(loaded.model, empty_latent())
+    assert relative_error(sample(shifted, empty_latent()), reference) < CLOSE
+    assert relative_error(plain, reference) > CLOSE
+    assert relative_error(sample(loaded.model, empty_latent()), plain) == 0
+
+
+@pytest.mark.parametrize("free", [None, 0])
+@pytest.mark.parametrize("length", [12, 20])
+def test_cond_and_uncond_reach_the_backend_together(
+    load: Callable[..., Loaded], monkeypatch: pytest.MonkeyPatch, free: int | None, length: int
+) -> None:
+    if free is not None:
+        monkeypatch.setattr(comfy.model_management, "get_free_memory", lambda *args, **kwargs: free)
+    loaded = load(ParallelLayout(cfg=2))
+    ksampler(loaded.model, empty_latent(), positive=conditioning(1, length=length), steps=4)
+    assert [message.branches for message in loaded.client.of_kind("Forward")] == [2] * 4
+
+
+@pytest.mark.parametrize("sample", [ksampler, parallel_sampler])
+def test_cfg_layout_without_guidance_is_refused(load: Callable[..., Loaded], sample: Callable[..., Any]) -> None:
+    loaded = load(ParallelLayout(cfg=2))
+    with pytest.raises(InvalidRequest, match=r"layout cfg=2 .* cfg to something other than 1\.0"):
+        sample(loaded.model, empty_latent(), cfg=1.0)
+    assert not loaded.client.requests
+
+
+@pytest.mark.parametrize("sample", [ksampler, parallel_sampler])
+def test_latents_are_checked_before_anything_is_sent(loaded: Loaded, sample: Callable[..., Any]) -> None:
+    nan = {"samples": torch.full((1, 16, 1, 6, 6), torch.nan)}
+    for latent, sentence in (({"samples": torch.ones(1, 4, 1, 6, 6)}, "has 4 channels .* on 16"), (nan, "NaN")):
+        with pytest.raises(InvalidRequest, match=sentence):
+            sample(loaded.model, latent)
+    assert not loaded.client.requests
+
+
+@pytest.mark.parametrize("sample", [ksampler, parallel_sampler])
+def test_an_empty_latent_of_another_model_is_made_to_fit(loaded: Loaded, sample: Callable[..., Any]) -> None:
+    assert sample(loaded.model, {"samples": torch.zeros(1, 4, 6, 6)}).shape == (1, 16, 1, 6, 6)
+
+
+def test_unknown_sampler_is_refused_with_the_list(loaded: Loaded) -> None:
+    with pytest.raises(InvalidRequest, match=r"lcm.*euler, heun.*use KSampler"):
+        parallel_sampler(loaded.model, empty_latent(), sampler_name="lcm")
+
+
+@pytest.mark.parametrize(
+    ("extra", "named"),
+    [
+        ({"area": (2, 2, 0, 0)}, "area"),
+        ({"start_percent": 0.2, "end_percent": 1.0}, "start_percent, end_percent"),
+        ({"control": ControlBase()}, "control"),
+    ],
+)
+def test_conditioning_that_changes_by_step_is_refused(loaded: Loaded, extra: dict[str, Any], named: str) -> None:
+    positive = [[conditioning(1)[0][0], extra]]
+    with pytest.raises(InvalidRequest, match=f"positive has {named}.*use KSampler"):
+        parallel_sampler(loaded.model, empty_latent(), positive=positive)
+
+
+@pytest.mark.parametrize("sample", [ksampler, parallel_sampler])
+@pytest.mark.parametrize(
+    ("extra", "named"),
+    [
+        ({"reference_latents": [torch.zeros(1, 16, 1, 6, 6)]}, "reference_latent"),
+        ({"control": ControlBase()}, "control"),
+    ],
+)
+def test_unknown_conditioning_is_refused_by_name(
+    loaded: Loaded, sample: Callable[..., Any], extra: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=named):
+        sample(loaded.model, empty_latent(), positive=[[conditioning(1)[0][0], extra]])
+    assert not loaded.client.requests
+
+
+def test_functions_and_wrappers_are_refused_by_parallel_sampler(loaded: Loaded) -> None:
+    guided = loaded.model.clone()
+    guided.set_model_sampler_cfg_function(lambda args: args["cond"])
+    wrapped = loaded.model.clone()
+    wrapped.add_wrapper_with_key("diffusion_model", "somebody", lambda executor, *args: executor(*args))
+    for model, named in ((guided, "sampler_cfg_function"), (wrapped, "somebody")):
+        with pytest.raises(InvalidRequest, match=f"{named}.*use KSampler"):
+            parallel_sampler(model, empty_latent())
+    with pytest.raises(InvalidRequest, match="MODEL of ParallelLoader"):
+        parallel_sampler(object(), empty_latent())

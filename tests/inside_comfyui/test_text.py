@@ -1,0 +1,77 @@
+"""Our CLIP against ComfyUI's own text path and against diffusers'."""
+
+from typing import Any
+
+import comfy.sd1_clip
+import comfy.text_encoders.t5
+import comfy.text_encoders.wan
+import pytest
+import torch
+from any_folder_name.parallel_backend.errors import InvalidRequest
+from diffusers import WanPipeline
+from inside_fixtures import Loaded, relative_error
+from transformers import PreTrainedTokenizerFast
+
+import nodes as core_nodes
+
+
+def encode(clip: Any, text: str) -> torch.Tensor:
+    """ComfyUI's CLIPTextEncode node."""
+    cond: torch.Tensor = core_nodes.CLIPTextEncode().encode(clip, text)[0][0][0]
+    return cond
+
+
+def core_encoder(loaded: Loaded) -> Any:
+    """ComfyUI's own UMT5 with the weights of the checkpoint."""
+    theirs = loaded.client.text_encoder
+    config = theirs.config
+    model = comfy.sd1_clip.SDClipModel(
+        textmodel_json_config={
+            "num_layers": config.num_layers, "d_model": config.d_model, "d_kv": config.d_kv, "d_ff": config.d_ff,
+            "num_heads": config.num_heads, "vocab_size": config.vocab_size, "dense_act_fn": "gelu_pytorch_tanh",
+            "is_gated_act": True, "model_type": "umt5",
+        },
+        special_tokens={"end": 1, "pad": 0}, model_class=comfy.text_encoders.t5.T5,
+        enable_attention_masks=True, zero_out_masked=True, dtype=torch.float32,
+    )  # fmt: skip
+    missing, unexpected = model.load_sd(theirs.state_dict())
+    assert not missing
+    assert set(unexpected) <= {"encoder.embed_tokens.weight"}
+    return model
+
+
+@pytest.mark.parametrize("text", ["a red circle", "", "(red:1.3) circle on (blue:0.5)", "((red)) square " * 200])
+def test_prompts_and_weights_are_comfyuis(loaded: Loaded, text: str) -> None:
+    tokens = loaded.clip.tokenize(text)["umt5xxl"]
+    reference = core_encoder(loaded).encode_token_weights(tokens)[0]
+    ours = encode(loaded.clip, text)
+    assert ours.shape == reference.shape
+    assert ours.shape[1] >= 512
+    assert relative_error(ours, reference) < 1e-5
+
+
+def test_plain_prompt_is_diffusers_own(loaded: Loaded, models: Any) -> None:
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_file=str(models / "tiny" / "tokenizer" / "tokenizer.json"), pad_token="<pad>", eos_token="</s>"
+    )
+    pipeline = WanPipeline(
+        tokenizer=tokenizer, text_encoder=loaded.client.text_encoder, vae=None, scheduler=None, transformer=None
+    )
+    reference = pipeline._get_t5_prompt_embeds("a red circle on a blue background", max_sequence_length=512)
+    assert relative_error(encode(loaded.clip, "a red circle on a blue background"), reference) < 1e-5
+
+
+def test_clones_and_set_last_layer(loaded: Loaded) -> None:
+    (last,) = core_nodes.CLIPSetLastLayer().set_last_layer(loaded.clip, -1)
+    assert type(last) is type(loaded.clip)
+    assert torch.equal(encode(last, "a red circle"), encode(loaded.clip, "a red circle"))
+    (earlier,) = core_nodes.CLIPSetLastLayer().set_last_layer(loaded.clip, -2)
+    loaded.client.requests.clear()
+    with pytest.raises(InvalidRequest, match=r"CLIPSetLastLayer -2: .* last layer only"):
+        encode(earlier, "a red circle")
+    assert not loaded.client.requests
+
+
+def test_textual_inversion_is_refused(loaded: Loaded) -> None:
+    with pytest.raises(InvalidRequest, match="textual inversions"):
+        encode(loaded.clip, "a embedding:face circle")
