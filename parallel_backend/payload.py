@@ -1,16 +1,19 @@
 """The tensors of a frame: raw bytes straight between a socket and preallocated memory."""
 
-import select
 import socket
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from .wire import ITEM_SIZES, Deadline, Frame, TensorMeta, pack, send_all
+from .wire import ITEM_SIZES, READABLE, Deadline, Frame, TensorMeta, pack, send_all, wait_for
 
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ITEM_SIZES}
 NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.items()}
+
+SOCKET_BUFFER = 4 << 20
+"""Bytes asked of the kernel for a socket that sends tensors; it grants what ``net.core.wmem_max`` allows."""
 
 
 def describe(tensors: Mapping[str, Tensor]) -> tuple[TensorMeta, ...]:
@@ -35,9 +38,25 @@ def send(
     """
     tensors = tensors or {}
     send_all(sock, pack(Frame(message=message, tensors=describe(tensors))), deadline=deadline)
+    send_tensors(sock, tensors, deadline=deadline)
+
+
+def send_tensors(
+    sock: socket.socket,
+    tensors: Mapping[str, Tensor],
+    *,
+    deadline: Deadline,
+    poll: Callable[[], None] | None = None,
+) -> None:
+    """Send the bytes of tensors that a header has announced.
+
+    Raises:
+        DeadlineExceeded, ConnectionError: see ``wire.send_all``.
+    """
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER)
     for tensor in tensors.values():
         if tensor.numel():
-            send_all(sock, _bytes_of(tensor.detach().contiguous().cpu()), deadline=deadline)
+            send_all(sock, _bytes_of(tensor.detach().cpu().contiguous()), deadline=deadline, poll=poll)
 
 
 def recv_tensors(
@@ -63,20 +82,20 @@ def recv_tensors(
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:
-    return memoryview(tensor.reshape(-1).view(torch.uint8).numpy())
+    flat: Any = tensor.reshape(-1).view(torch.uint8).numpy()
+    return memoryview(flat)
 
 
-def _recv_into(
-    sock: socket.socket, view: memoryview, *, deadline: Deadline, poll: Callable[[], None] | None
-) -> None:
+def _recv_into(sock: socket.socket, view: memoryview, *, deadline: Deadline, poll: Callable[[], None] | None) -> None:
     while view:
-        ready, _, _ = select.select([sock], [], [], min(deadline.remaining(), 0.1))
+        try:
+            count = sock.recv_into(view, len(view), socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            wait_for(sock, READABLE, min(deadline.remaining(), 0.05) if poll else deadline.remaining())
+        else:
+            if not count:
+                raise ConnectionResetError("the other side closed the connection in the middle of a tensor")
+            view = view[count:]
+            deadline.renew()
         if poll:
             poll()
-        if not ready:
-            continue
-        count = sock.recv_into(view, len(view), socket.MSG_DONTWAIT)
-        if not count:
-            raise ConnectionResetError("the other side closed the connection in the middle of a tensor")
-        view = view[count:]
-        deadline.renew()

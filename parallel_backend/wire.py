@@ -2,6 +2,9 @@
 
     magic 4s | version u16 | header length u32 | header JSON | tensor bytes, in the header's order
 
+A request's tensor bytes wait for ``Continue``, so that a refused or queued one has moved nothing; those
+of a reply follow at once.
+
 Nothing is unpickled, and every size is checked before memory is taken for it. This file handles the
 header only and needs no torch: the supervisor reads headers and leaves tensor bytes in the socket
 for the rank that is handed the connection. ``payload`` moves the tensors.
@@ -22,9 +25,10 @@ from .errors import DeadlineExceeded, InvalidRequest, ProtocolError
 from .messages import MESSAGES
 
 VERSION = 1
+READABLE, WRITABLE = select.POLLIN, select.POLLOUT
 MAGIC = b"PDiT"
 PREFIX = struct.Struct("!4sHI")
-MAX_HEADER = 1 << 20
+MAX_HEADER = 1 << 17
 MAX_TENSORS = 256
 MAX_DIMS = 8
 MAX_PAYLOAD = 1 << 38
@@ -54,6 +58,13 @@ class Deadline:
     def renew(self) -> None:
         """Start over: something was heard from the other side."""
         self._end = time.monotonic() + self.seconds
+
+
+def wait_for(sock: socket.socket, events: int, seconds: float) -> bool:
+    """Whether ``READABLE`` or ``WRITABLE`` came in time; for any descriptor, also above 1023."""
+    poller = select.poll()
+    poller.register(sock, events)
+    return bool(poller.poll(math.ceil(seconds * 1000)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,14 +213,20 @@ def recv_header(
         frame = reader.advance()
         if frame is not None:
             return frame
-        wait = min(deadline.remaining(), poll_every) if poll else deadline.remaining()
-        select.select([sock], [], [], wait)
+        wait_for(sock, READABLE, min(deadline.remaining(), poll_every) if poll else deadline.remaining())
         if poll:
             poll()
 
 
-def send_all(sock: socket.socket, data: bytes | memoryview, *, deadline: Deadline) -> None:
-    """Send all bytes before the deadline.
+def send_all(
+    sock: socket.socket,
+    data: bytes | memoryview,
+    *,
+    deadline: Deadline,
+    poll: Callable[[], None] | None = None,
+    poll_every: float = 0.05,
+) -> None:
+    """Send all bytes; the deadline starts over whenever the other side takes some.
 
     Raises:
         DeadlineExceeded: the other side does not take them.
@@ -217,8 +234,10 @@ def send_all(sock: socket.socket, data: bytes | memoryview, *, deadline: Deadlin
     """
     view = memoryview(data).cast("B")
     while view:
-        select.select([], [sock], [], deadline.remaining())
         try:
             view = view[sock.send(view, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL) :]
+            deadline.renew()
         except BlockingIOError:
-            continue
+            wait_for(sock, WRITABLE, min(deadline.remaining(), poll_every) if poll else deadline.remaining())
+        if poll:
+            poll()

@@ -1,0 +1,61 @@
+"""Reading the user's choice of devices."""
+
+import os
+import re
+
+from .errors import InvalidRequest
+from .messages import Devices
+
+MAX_CPU_RANKS = 16
+DEFAULT_CPU_RANKS = 2
+
+
+def resolve(text: str) -> Devices:
+    """Read ``"all"``, ``"0,1"`` or ``"cuda:0,cuda:1"``.
+
+    Without GPUs ``"all"`` is ``PARALLEL_DIT_CPU_RANKS`` (2 if unset) ranks on the CPU, and a list of numbers
+    is one CPU rank each.
+
+    Raises:
+        InvalidRequest: a device that is not there, twice the same, or something that is no device.
+    """
+    gpus = _gpus()
+    if text.strip().lower() == "all":
+        return Devices(kind="cuda", indices=tuple(range(gpus))) if gpus else _all_cpu()
+    words = [word.strip() for word in text.split(",")]
+    indices = tuple(_index(word, text, gpus) for word in words)
+    for index in indices:
+        if indices.count(index) > 1:
+            raise InvalidRequest(f"devices {text!r}: {index} is there twice; name each device once")
+        if index >= (gpus or MAX_CPU_RANKS):
+            raise InvalidRequest(f"devices {text!r}: there is no device {index}; {_choice(gpus)}")
+    return Devices(kind="cuda" if gpus else "cpu", indices=indices)
+
+
+def _gpus() -> int:
+    import torch
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def _index(word: str, text: str, gpus: int) -> int:
+    match = re.fullmatch(r"(cuda:)?([0-9]{1,4})", word)
+    if not match:
+        raise InvalidRequest(f"devices {text!r}: {word!r} is no device; {_choice(gpus)}")
+    if match[1] and not gpus:
+        raise InvalidRequest(f"devices {text!r}: there is no GPU here; {_choice(gpus)}")
+    return int(match[2])
+
+
+def _choice(gpus: int) -> str:
+    if gpus:
+        names = ",".join(f"cuda:{index}" for index in range(gpus))
+        return f'"all" or any of {names} would work'
+    return f'"all", or numbers from 0 to {MAX_CPU_RANKS - 1} for CPU ranks, such as "0,1", would work'
+
+
+def _all_cpu() -> Devices:
+    given = os.environ.get("PARALLEL_DIT_CPU_RANKS") or str(DEFAULT_CPU_RANKS)
+    if not given.isdecimal() or not 1 <= int(given) <= MAX_CPU_RANKS:
+        raise InvalidRequest(f"PARALLEL_DIT_CPU_RANKS={given}: it has to be a number from 1 to {MAX_CPU_RANKS}")
+    return Devices(kind="cpu", indices=tuple(range(int(given))))

@@ -1,0 +1,123 @@
+"""Where the backend is found: a private runtime folder with its socket, its lock and its logs."""
+
+import fcntl
+import os
+import socket
+import stat
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+from .errors import BackendUnavailable
+
+MAX_SOCKET_PATH = 107
+"""Longest path of a Unix socket, in bytes (``sun_path`` in unix(7))."""
+
+_CREDENTIALS = struct.Struct("3i")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Endpoint:
+    """The runtime folder of one backend; whoever uses the same folder uses the same backend."""
+
+    folder: Path
+
+    @property
+    def socket(self) -> Path:
+        """The supervisor's Unix socket."""
+        return self.folder / "socket"
+
+    @property
+    def lock(self) -> Path:
+        """Locked by the one supervisor for as long as it lives."""
+        return self.folder / "lock"
+
+    @property
+    def log(self) -> Path:
+        """What the supervisor writes."""
+        return self.folder / "backend.log"
+
+    def rank_log(self, rank: int) -> Path:
+        """What a rank of the newest generation writes."""
+        return self.folder / f"rank{rank}.log"
+
+    @classmethod
+    def default(cls) -> "Endpoint":
+        """``PARALLEL_DIT_RUNTIME``, else a folder in ``XDG_RUNTIME_DIR``, else one in /tmp with the user's id."""
+        given = os.environ.get("PARALLEL_DIT_RUNTIME")
+        if given:
+            return cls(folder=Path(given).absolute())
+        session = os.environ.get("XDG_RUNTIME_DIR", "")
+        if session and os.access(session, os.W_OK):
+            return cls(folder=Path(session) / "parallel-dit")
+        return cls(folder=Path("/tmp") / f"parallel-dit-{os.getuid()}")
+
+    def prepare(self) -> None:
+        """Make the folder, for this user alone.
+
+        Raises:
+            BackendUnavailable: the path is too long for a socket, or the folder is somebody else's or open to others.
+        """
+        if len(os.fsencode(self.socket)) > MAX_SOCKET_PATH:
+            raise BackendUnavailable(
+                f"the path {self.socket} is longer than {MAX_SOCKET_PATH} bytes, which no Unix socket can have: "
+                "set PARALLEL_DIT_RUNTIME to a shorter folder"
+            )
+        try:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            found = self.folder.lstat()
+        except OSError as error:
+            raise BackendUnavailable(f"the runtime folder {self.folder} cannot be made: {error.strerror}") from error
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
+            raise BackendUnavailable(
+                f"{self.folder} has to be a folder of yours with mode 0700: "
+                "remove it, or set PARALLEL_DIT_RUNTIME to another one"
+            )
+
+
+def connect(endpoint: Endpoint, *, seconds: float) -> socket.socket:
+    """A blocking connection to the supervisor.
+
+    Raises:
+        BackendUnavailable: nobody listens there.
+    """
+    endpoint.prepare()
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.settimeout(seconds)
+        sock.connect(str(endpoint.socket))
+        sock.settimeout(None)
+    except OSError as error:
+        sock.close()
+        raise BackendUnavailable(f"no backend answers at {endpoint.socket}") from error
+    return sock
+
+
+def listen(endpoint: Endpoint, *, backlog: int) -> tuple[int, socket.socket]:
+    """Become the one supervisor of this endpoint: the held lock's descriptor and the listening socket.
+
+    Raises:
+        BackendUnavailable: another supervisor holds the lock.
+    """
+    endpoint.prepare()
+    lock = os.open(endpoint.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(lock)
+        raise BackendUnavailable(f"a backend runs already at {endpoint.socket}") from error
+    endpoint.socket.unlink(missing_ok=True)
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    mask = os.umask(0o177)
+    try:
+        sock.bind(str(endpoint.socket))
+    finally:
+        os.umask(mask)
+    sock.listen(backlog)
+    return lock, sock
+
+
+def peer(sock: socket.socket) -> tuple[int, int]:
+    """Process id and user id of the other side, as the kernel knows them (``SO_PEERCRED``)."""
+    pid, uid, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    return pid, uid

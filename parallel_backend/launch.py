@@ -1,0 +1,61 @@
+"""Starting a backend that outlives the process that starts it."""
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+from . import procs
+from .endpoint import Endpoint
+from .errors import BackendUnavailable
+
+ROOT = Path(__file__).resolve().parent.parent
+"""The folder that ``parallel_backend`` lies in; on the module path of the backend's processes only."""
+
+ALREADY_RUNS = 75
+"""Exit status of a supervisor that found another one at its endpoint."""
+
+
+class Launch:
+    """A supervisor being started by this process."""
+
+    def __init__(self, endpoint: Endpoint, *, idle_timeout: float | None = None) -> None:
+        endpoint.prepare()
+        self._endpoint = endpoint
+        python = os.environ.get("PARALLEL_DIT_PYTHON") or sys.executable
+        command = [python, "-m", "parallel_backend", "serve"]
+        command += [] if idle_timeout is None else ["--idle-timeout", f"{idle_timeout:g}"]
+        try:
+            with endpoint.log.open("ab") as output:
+                self._process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    cwd=endpoint.folder,
+                    env=_environment(endpoint),
+                    start_new_session=True,
+                )
+        except OSError as error:
+            raise BackendUnavailable(f"{python} does not start: {error.strerror}") from error
+        # Reaps the supervisor when it ends, maybe hours later, so that it never shows as a zombie.
+        threading.Thread(target=self._process.wait, name="backend-reaper", daemon=True).start()
+
+    def check(self) -> None:
+        """Whether it may still come up.
+
+        Raises:
+            BackendUnavailable: it ended; quotes the last line of its log.
+        """
+        status = self._process.poll()
+        if status in (None, ALREADY_RUNS):
+            return
+        said = procs.last_line(self._endpoint.log)
+        how = procs.describe_exit(status or 0)
+        raise BackendUnavailable(f"the starting backend {how}: {said or 'it said nothing'} (log: {self._endpoint.log})")
+
+
+def _environment(endpoint: Endpoint) -> dict[str, str]:
+    path = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path), "PARALLEL_DIT_RUNTIME": str(endpoint.folder)}

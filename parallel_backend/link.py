@@ -1,0 +1,93 @@
+"""A rank's line to its supervisor: jobs and cancels in, heartbeats out, and the life line itself.
+
+One thread, started before torch is imported. When the supervisor's end closes, however it ended, the
+process exits at once.
+"""
+
+import logging
+import os
+import queue
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from . import control, wire
+from .messages import RankStatus
+
+log = logging.getLogger(__name__)
+
+BEAT = 1.0
+"""Seconds between heartbeats."""
+
+
+@dataclass(kw_only=True)
+class Job:
+    """A request and the connection of its client."""
+
+    frame: wire.Frame
+    header: bytes
+    connection: socket.socket
+    cancelled: threading.Event = field(default_factory=threading.Event)
+
+
+class Link:
+    """Owns the control socket. ``describe`` gives what a heartbeat says, and is called from the link's thread."""
+
+    def __init__(self, control_socket: socket.socket, *, describe: Callable[[], RankStatus]) -> None:
+        self._control, self.describe = control_socket, describe
+        self._jobs: queue.Queue[Job] = queue.Queue()
+        self._current: Job | None = None
+
+    def start(self) -> None:
+        """Start listening and beating."""
+        threading.Thread(target=self._live, name="link", daemon=True).start()
+
+    def ready(self) -> None:
+        """Tell that the process group stands."""
+        control.send(self._control, control.Ready())
+
+    def take(self, seconds: float) -> Job | None:
+        """The next job, or None if none came in time."""
+        try:
+            return self._jobs.get(timeout=seconds)
+        except queue.Empty:
+            return None
+
+    def finished(self, finished: control.Finished) -> None:
+        """Tell how a request ended here."""
+        control.send(self._control, finished)
+
+    def _live(self) -> None:
+        try:
+            self._loop()
+        except ConnectionError:
+            os._exit(0)
+        except BaseException:
+            log.exception("the link to the supervisor broke")
+            os._exit(70)
+
+    def _loop(self) -> None:
+        poller = select.poll()
+        poller.register(self._control, select.POLLIN)
+        beat = 0.0
+        while True:
+            if time.monotonic() >= beat:
+                beat = time.monotonic() + BEAT
+                control.send(self._control, control.Beat(status=self.describe()))
+            if poller.poll(max(0.0, beat - time.monotonic()) * 1000):
+                self._hear()
+
+    def _hear(self) -> None:
+        message, descriptor = control.receive(self._control, control.ToRank)
+        if isinstance(message, control.Run):
+            if descriptor is None:
+                raise RuntimeError("a request came without its connection")
+            header = bytes(message.header)
+            connection = socket.socket(fileno=descriptor)
+            self._current = Job(frame=wire.unpack(header), header=header, connection=connection)
+            self._jobs.put(self._current)
+        elif self._current and self._current.frame.message.request_id == message.request_id:
+            self._current.cancelled.set()

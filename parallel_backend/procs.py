@@ -1,0 +1,82 @@
+"""What the kernel tells about processes: memory, whether they still move, how they ended."""
+
+import ctypes
+import os
+import select
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pulse:
+    """Scheduler state (``R``, ``S``, ``D``, ``T``, ...) and processor ticks used so far; see proc(5)."""
+
+    state: str
+    ticks: int
+
+
+def memory(pid: int) -> int:
+    """Resident bytes of a process, 0 once it is gone."""
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, IndexError):
+        return 0
+
+
+def pulse(pid: int) -> Pulse | None:
+    """What the process is doing, None once it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return Pulse(state=fields[0], ticks=int(fields[11]) + int(fields[12]))
+
+
+def wait_gone(pid: int, seconds: float) -> bool:
+    """Wait for a process that need not be a child; whether it ended in time."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except OSError:
+        return True
+    try:
+        poller = select.poll()
+        poller.register(descriptor, select.POLLIN)
+        return bool(poller.poll(seconds * 1000))
+    finally:
+        os.close(descriptor)
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when its parent ends (prctl(2), PR_SET_PDEATHSIG).
+
+    Raises:
+        OSError: the kernel refuses.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+
+
+def describe_exit(returncode: int) -> str:
+    """How a process ended, from ``Popen.returncode``: ``"was killed by SIGKILL"`` or ``"exited with status 1"``."""
+    if returncode >= 0:
+        return f"exited with status {returncode}"
+    try:
+        name = signal.Signals(-returncode).name
+    except ValueError:
+        name = f"signal {-returncode}"
+    return f"was killed by {name}"
+
+
+def last_line(path: Path, *, limit: int = 4096) -> str:
+    """The last line of a log that is not blank, or an empty text."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - limit))
+            lines = file.read().decode(errors="replace").split("\n")
+    except OSError:
+        return ""
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")

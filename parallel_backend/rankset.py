@@ -1,0 +1,255 @@
+"""One generation of rank processes: started together, watched together, ended together."""
+
+import logging
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import msgspec
+
+from . import control, procs
+from .endpoint import Endpoint
+from .messages import Devices, RankStatus
+from .poller import READ, Poller
+
+log = logging.getLogger(__name__)
+
+DIED, HUNG, OUT_OF_MEMORY, RAISED, BY_PEER = range(5)
+"""Kinds of failure, the likeliest cause first: when a rank dies, the others soon raise for want of it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """Why a set had to end. ``code`` is one of ``errors``."""
+
+    kind: int
+    code: str
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patience:
+    """Seconds until a rank is given up.
+
+    ``hang``: no heartbeat, and the process does not move either. ``stall``: no heartbeat from a process
+    that computes or reads from a disk (a long call that keeps Python's lock). ``evidence``: from the first
+    failure to the verdict, so that a rank that died is named rather than one that missed it.
+    """
+
+    start: float = 120.0
+    hang: float = 8.0
+    stall: float = 120.0
+    evidence: float = 0.5
+
+
+@dataclass(kw_only=True)
+class Rank:
+    """One rank as its supervisor sees it."""
+
+    rank: int
+    process: subprocess.Popen[bytes]
+    control: socket.socket
+    pidfd: int
+    status: RankStatus
+    ready: bool = False
+    beat: float = field(default_factory=time.monotonic)
+    moved: float = 0.0
+    ticks: int | None = None
+
+    @property
+    def name(self) -> str:
+        """How errors call it."""
+        return f"rank {self.rank} (pid {self.process.pid})"
+
+
+class RankSet:
+    """Starts ``len(devices.indices)`` ranks and reports the first cause of their failure.
+
+    ``command`` starts a worker and takes its options appended. ``on_finished`` is called with a rank's
+    number and its ``Finished``; ``on_change`` after anything that may need attention.
+    """
+
+    def __init__(
+        self,
+        *,
+        generation: int,
+        devices: Devices,
+        endpoint: Endpoint,
+        command: Sequence[str],
+        patience: Patience,
+        poller: Poller,
+        on_finished: Callable[[int, control.Finished], None],
+    ) -> None:
+        self.generation, self.devices = generation, devices
+        self._endpoint, self._command, self._patience = endpoint, tuple(command), patience
+        self._poller, self._on_finished = poller, on_finished
+        self._started = time.monotonic()
+        self._failures: list[tuple[float, Failure]] = []
+        self.ranks: list[Rank] = []
+        self.ended: float | None = None
+        with socket.create_server(("127.0.0.1", 0)) as store:
+            port = store.getsockname()[1]
+            for rank in range(len(devices.indices)):
+                self.ranks.append(self._start(rank, port, store.fileno()))
+
+    def _start(self, rank: int, port: int, store: int) -> Rank:
+        ours, theirs = control.pair()
+        passed = [theirs.fileno()] + ([store] if rank == 0 else [])
+        command = [*self._command, "--control-fd", str(theirs.fileno()), "--device", self._device(rank)]
+        command += ["--store-fd", str(store)] if rank == 0 else []
+        with theirs, self._endpoint.rank_log(rank).open("wb") as output:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                pass_fds=passed,
+                env=self._environment(rank, port),
+            )
+        status = RankStatus(rank=rank, pid=process.pid, device=self._device(rank), memory=0)
+        started = Rank(rank=rank, process=process, control=ours, pidfd=os.pidfd_open(process.pid), status=status)
+        self._poller.watch(ours.fileno(), READ, lambda: self._hear(started))
+        self._poller.watch(started.pidfd, READ, lambda: self._bury(started))
+        log.info("generation %d: %s on %s started", self.generation, started.name, status.device)
+        return started
+
+    def _device(self, rank: int) -> str:
+        return "cpu" if self.devices.kind == "cpu" else f"cuda:{self.devices.indices[rank]}"
+
+    def _environment(self, rank: int, port: int) -> dict[str, str]:
+        world = len(self.devices.indices)
+        environment = {
+            "OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // world)),
+            "GLOO_SOCKET_IFNAME": "lo",
+            "NCCL_SOCKET_IFNAME": "lo",
+            **os.environ,
+            "RANK": str(rank),
+            "WORLD_SIZE": str(world),
+            "LOCAL_RANK": str(rank),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+        }
+        # ComfyUI sets these for its own process; ranks that inherit them run out of memory under NCCL.
+        for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
+            environment.pop(name, None)
+        return environment
+
+    def covers(self, devices: Devices) -> bool:
+        """Whether the set can serve a request for ``devices``: its first ranks sit on just those."""
+        wanted = devices.indices
+        return self.devices.kind == devices.kind and self.devices.indices[: len(wanted)] == wanted
+
+    @property
+    def ready(self) -> bool:
+        """Whether every rank has joined the process group."""
+        return all(rank.ready for rank in self.ranks)
+
+    @property
+    def gone(self) -> bool:
+        """Whether every process has been reaped."""
+        return all(rank.process.returncode is not None for rank in self.ranks)
+
+    def run(self, header: bytes, connection: socket.socket) -> None:
+        """Hand a request with its connection to rank 0."""
+        message = control.Run(header=msgspec.Raw(header))
+        self._tell(message, descriptor=connection.fileno())
+
+    def cancel(self, request_id: str) -> None:
+        """Have rank 0 end a request at its next step."""
+        self._tell(control.CancelRun(request_id=request_id))
+
+    def _tell(self, message: control.ToRank, *, descriptor: int | None = None) -> None:
+        first = self.ranks[0]
+        try:
+            control.send(first.control, message, descriptor=descriptor)
+        except OSError as error:
+            self._fail(Failure(kind=BY_PEER, code="rank_failed", message=f"{first.name} takes no message: {error}"))
+
+    def _hear(self, rank: Rank) -> None:
+        try:
+            message, _ = control.receive(rank.control, control.FromRank)
+        except BlockingIOError:
+            return
+        except ConnectionError:
+            self._poller.forget(rank.control.fileno())
+            self._fail(Failure(kind=RAISED, code="rank_failed", message=f"{rank.name} closed its control socket"))
+            return
+        rank.beat, rank.ticks = time.monotonic(), None
+        if isinstance(message, control.Beat):
+            rank.status = replace(message.status, pid=rank.process.pid)
+        elif isinstance(message, control.Ready):
+            rank.ready = True
+        elif isinstance(message, control.Finished):
+            self._on_finished(rank.rank, message)
+
+    def raised(self, rank: int, finished: control.Finished) -> None:
+        """Take note of a rank's error after which the set cannot be used."""
+        kind = BY_PEER if finished.by_peer else RAISED
+        kind = OUT_OF_MEMORY if finished.code == "out_of_memory" else kind
+        text = f"{self.ranks[rank].name} on {self._device(rank)} {finished.message}"
+        code = finished.code if finished.code == "out_of_memory" else "rank_failed"
+        self._fail(Failure(kind=kind, code=code, message=f"{text} (log: {self._endpoint.rank_log(rank)})"))
+
+    def _bury(self, rank: Rank) -> None:
+        self._poller.forget(rank.pidfd)
+        os.close(rank.pidfd)
+        how = procs.describe_exit(rank.process.wait(timeout=5))
+        if self.ended is not None:
+            return
+        path = self._endpoint.rank_log(rank.rank)
+        said = procs.last_line(path) if rank.process.returncode > 0 else ""
+        during = "" if rank.ready else " while starting"
+        text = f"{rank.name} {how}{during}{': ' + said if said else ''} (log: {path})"
+        self._fail(Failure(kind=DIED, code="rank_failed", message=text))
+
+    def _fail(self, failure: Failure) -> None:
+        if self.ended is None:
+            log.error("generation %d: %s", self.generation, failure.message)
+            self._failures.append((time.monotonic(), failure))
+
+    def verdict(self) -> Failure | None:
+        """The likeliest cause, once something failed and the others had time to say why."""
+        self._look_for_hangs()
+        if not self._failures:
+            return None
+        first = self._failures[0][0]
+        likeliest = min((failure for _, failure in self._failures), key=lambda failure: failure.kind)
+        settled = time.monotonic() - first >= self._patience.evidence or likeliest.kind == DIED
+        return likeliest if settled else None
+
+    def _look_for_hangs(self) -> None:
+        now = time.monotonic()
+        late = [rank for rank in self.ranks if not rank.ready]
+        if late and now - self._started > self._patience.start:
+            names = " and ".join(rank.name for rank in late)
+            text = f"{names} did not start within {self._patience.start:g} s"
+            self._fail(Failure(kind=HUNG, code="rank_failed", message=text))
+        for rank in self.ranks:
+            if self._hangs(rank, now):
+                text = f"{rank.name} stopped answering {now - rank.beat:.0f} s ago"
+                self._fail(Failure(kind=HUNG, code="rank_failed", message=text))
+
+    def _hangs(self, rank: Rank, now: float) -> bool:
+        if not rank.ready or now - rank.beat < self._patience.hang / 4:
+            return False
+        pulse = procs.pulse(rank.process.pid)
+        if pulse and (pulse.ticks != rank.ticks or pulse.state == "D"):
+            rank.moved = rank.beat if rank.ticks is None else now
+            rank.ticks = pulse.ticks
+        return now - max(rank.beat, rank.moved) > self._patience.hang or now - rank.beat > self._patience.stall
+
+    def statuses(self) -> tuple[RankStatus, ...]:
+        """What each rank said last, with the memory that the process table shows now."""
+        return tuple(replace(rank.status, memory=procs.memory(rank.process.pid)) for rank in self.ranks)
+
+    def end(self) -> None:
+        """Kill every rank; ``gone`` says when they are."""
+        self.ended = time.monotonic()
+        for rank in self.ranks:
+            self._poller.forget(rank.control.fileno())
+            rank.control.close()
+            if rank.process.returncode is None:
+                rank.process.kill()

@@ -1,0 +1,33 @@
+"""A ``Status`` as text for people."""
+
+from .messages import LoadedModel, RankStatus, Status
+
+
+def format_status(status: Status) -> str:
+    """A few lines: the backend, its queue, and one line a rank with the models it holds."""
+    idle = f"ends after {status.idle_timeout:g} s without work" if status.idle_timeout else "runs until stopped"
+    lines = [
+        f"backend      pid {status.pid}, {status.state}, {_size(status.memory)}, {idle}",
+        f"layout       {status.layout or 'none yet'}",
+        f"running      {status.running or 'nothing'}",
+        f"queued       {', '.join(status.queued) or 'nothing'}",
+        f"ranks        {len(status.ranks)}" + (f", generation {status.generation}" if status.ranks else ""),
+    ]
+    for rank in status.ranks:
+        lines.append(_rank(rank))
+        lines += [f"             {_model(model)}" for model in rank.models]
+    return "\n".join(lines)
+
+
+def _rank(rank: RankStatus) -> str:
+    device = f", {_size(rank.device_memory)} on the device" if rank.device_memory else ""
+    return f"  rank {rank.rank}     pid {rank.pid}, {rank.device}, {_size(rank.memory)}{device}, {rank.steps} steps"
+
+
+def _model(model: LoadedModel) -> str:
+    times = "once" if model.loads == 1 else f"{model.loads} times"
+    return f"{model.path} as {model.dtype}: {', '.join(model.parts)} (loaded {times})"
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**20:.0f} MiB" if count < 2**30 else f"{count / 2**30:.2f} GiB"
