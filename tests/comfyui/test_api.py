@@ -1,17 +1,71 @@
-"""The nodes as ComfyUI lists them."""
+"""The nodes as ComfyUI lists them, their help pages and their texts."""
+
+import json
+from typing import Any
 
 import pytest
 
+from scripts import comfy_paths, generate, workflows
 from scripts.comfy_api import ComfyClient
 
 NODES = ("ParallelLoader", "ParallelLayout", "ParallelSampler", "ParallelVAEDecode")
+LANGUAGES = ("en", "zh")
+
+
+def texts(language: str) -> dict[str, Any]:
+    file = comfy_paths.ROOT / "locales" / language / "nodeDefs.json"
+    content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return content
+
+
+def every_text(content: object) -> list[str]:
+    if isinstance(content, dict):
+        return [text for value in content.values() for text in every_text(value)]
+    return [str(content)]
 
 
 @pytest.mark.parametrize("node_id", NODES)
 def test_node_is_listed_with_a_tooltip_on_every_input(client: ComfyClient, node_id: str) -> None:
     node = client.object_info()[node_id]
+    inputs = workflows.declared_inputs(node)
     assert node["category"] == "Parallel DiT"
-    inputs = {**node["input"].get("required", {}), **node["input"].get("optional", {})}
-    bare = [name for name, (_, *options) in inputs.items() if not (options and options[0].get("tooltip"))]
     assert inputs
-    assert not bare, f"{node_id} has inputs without a tooltip: {bare}"
+    assert [name for name, (_, options) in inputs.items() if not options.get("tooltip")] == []
+
+
+def test_no_other_node_is_in_the_category(client: ComfyClient) -> None:
+    assert set(generate.english(client.object_info())) == set(NODES)
+
+
+def test_parallel_sampler_has_ksamplers_inputs_and_output(client: ComfyClient) -> None:
+    info = client.object_info()
+    ours, native = (workflows.declared_inputs(info[name]) for name in ("ParallelSampler", "KSampler"))
+    assert {name: kind for name, (kind, _) in ours.items()} == {name: kind for name, (kind, _) in native.items()}
+    assert info["ParallelSampler"]["output"] == info["KSampler"]["output"]
+
+
+@pytest.mark.parametrize("node_id", NODES)
+def test_help_page_is_served_and_names_every_input(client: ComfyClient, node_id: str) -> None:
+    page = client.request(f"/extensions/comfyui-parallel-dit/docs/{node_id}.md").decode()
+    missing = [name for name in workflows.declared_inputs(client.object_info()[node_id]) if f"`{name}`" not in page]
+    assert not missing, f"docs/{node_id}.md does not name {missing}"
+
+
+def test_english_texts_are_those_of_the_nodes(client: ComfyClient) -> None:
+    assert texts("en") == generate.english(client.object_info()), "run python -m scripts.generate"
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_language_has_every_text(client: ComfyClient, language: str) -> None:
+    served = client.get("/i18n")[language]["nodeDefs"]
+    for node_id, wanted in texts("en").items():
+        assert {k: v.keys() for k, v in wanted["inputs"].items()} == {
+            k: v.keys() for k, v in served[node_id]["inputs"].items()
+        }
+        assert wanted["outputs"].keys() == served[node_id]["outputs"].keys()
+    assert all(every_text(served))
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_texts_hold_nothing_that_the_page_would_read_as_a_placeholder(language: str) -> None:
+    assert [text for text in every_text(texts(language)) if set(text) & set("{}@|")] == []
