@@ -1,0 +1,67 @@
+"""ComfyUI alone against our nodes on a real backend of two ranks."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from any_folder_name.nodes import connection
+from any_folder_name.nodes.vae import ParallelVAEDecode
+from any_folder_name.parallel_backend.client import Client
+from any_folder_name.parallel_backend.endpoint import Endpoint
+from any_folder_name.parallel_backend.layout import ParallelLayout
+from inside_fixtures import Loaded, conditioning, empty_latent, ksampler, parallel_sampler, relative_error
+
+import nodes as core_nodes
+
+LAYOUTS = [None, ParallelLayout(), ParallelLayout(cfg=2), ParallelLayout(ulysses=2), ParallelLayout(data=2)]
+
+
+@pytest.fixture(scope="module")
+def backend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    """A backend in a runtime folder of its own."""
+    client = Client(endpoint=Endpoint(folder=tmp_path_factory.mktemp("run")), idle_timeout=120.0)
+    yield client
+    client.stop()
+
+
+@pytest.fixture
+def load_remote(load: Callable[..., Loaded], backend: Client) -> Callable[..., Loaded]:
+    """``load`` with the backend behind it."""
+
+    def run(layout: ParallelLayout | None = None) -> Loaded:
+        loaded = load(layout)
+        connection.use_client(backend)
+        return loaded
+
+    return run
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize("sample", [ksampler, parallel_sampler])
+def test_sampling(
+    native: Any, load_remote: Callable[..., Loaded], layout: ParallelLayout | None, sample: Callable[..., Any]
+) -> None:
+    options = {"positive": conditioning(1, length=20)}
+    reference = ksampler(native, empty_latent(batch=2, frames=3), **options)
+    ours = sample(load_remote(layout).model, empty_latent(batch=2, frames=3), **options)
+    assert relative_error(ours, reference) < 1e-4
+
+
+def test_prompt_to_pixels(load_remote: Callable[..., Loaded], models: Path) -> None:
+    loaded = load_remote()
+    positive, negative = (
+        core_nodes.CLIPTextEncode().encode(loaded.clip, text)[0] for text in ("a (red:1.3) circle", "")
+    )
+    text_encoder = loaded.client.text_encoder
+    ids = torch.tensor([[pair[0] for pair in loaded.clip.tokenize("")["umt5xxl"][0]]])
+    mask = (torch.arange(ids.shape[1]) < 1).long()[None]
+    reference = text_encoder(ids, attention_mask=mask).last_hidden_state.detach() * mask[..., None]
+    assert relative_error(negative[0][0], reference) < 1e-5
+    latent = {"samples": parallel_sampler(loaded.model, empty_latent(), positive=positive, negative=negative)}
+    pixels = ParallelVAEDecode.execute(latent, loaded.vae).args[0]
+    expected = (loaded.client.vae.decode(latent["samples"]).sample.detach().movedim(1, -1) + 1) / 2
+    assert relative_error(pixels, expected.clamp(0, 1).flatten(0, 1)) < 1e-5
+    (encoded,) = core_nodes.VAEEncode().encode(loaded.vae, pixels)
+    assert encoded["samples"].shape == (1, 16, 1, 6, 5)
