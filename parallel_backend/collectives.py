@@ -34,7 +34,7 @@ def exchange(outgoing: Sequence[Sequence[Tensor]], sizes: Sequence[int], axis: A
         start += part.numel()
     received = example.new_empty(sum(sizes))
     dist.all_to_all_single(received, buffer, list(sizes), sent, group=axis.group)
-    return list(received.split(list(sizes)))
+    return list(torch.split(received, list(sizes)))
 
 
 def all_gather(own: Tensor, shapes: Sequence[Sequence[int]], axis: Axis) -> list[Tensor]:

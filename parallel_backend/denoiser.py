@@ -41,7 +41,7 @@ class Denoiser:
         for group in _equal_shapes(branches):
             batch = {name: torch.cat([branches[i][name] for i in group]) for name in branches[group[0]]}
             sizes = [branches[i][self.family.latent].shape[0] for i in group]
-            predicted.update(zip(group, self._predict(batch, group[0]).split(sizes), strict=True))
+            predicted.update(zip(group, torch.split(self._predict(batch, group[0]), sizes), strict=True))
         return {i: predicted[i] for i in branches}
 
     def gather(self, shards: Mapping[int, Tensor]) -> dict[int, Tensor]:
@@ -53,7 +53,7 @@ class Denoiser:
         if self.mesh.whole.index != 0:
             return {}
         parts = [
-            dict(zip(shapes, flat.split([shape.numel() for shape in shapes.values()]), strict=True))
+            dict(zip(shapes, torch.split(flat, [shape.numel() for shape in shapes.values()]), strict=True))
             for flat, shapes in zip(received, plans, strict=True)
         ]
         return {i: self._assemble(i, parts, plans) for i in range(self.plan.branches)}

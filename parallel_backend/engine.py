@@ -2,8 +2,9 @@
 
 import gc
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -12,11 +13,12 @@ from . import loading, mesh, text, vae
 from .checkpoint import Checkpoint
 from .collectives import agree, share
 from .denoiser import Denoiser
-from .errors import InvalidRequest, OutOfMemory
+from .errors import Cancelled, InvalidRequest, OutOfMemory
 from .layout import ParallelLayout
 from .mesh import DeviceMesh
 from .messages import (
     Decode,
+    DType,
     Encode,
     EncodeText,
     Forward,
@@ -27,14 +29,36 @@ from .messages import (
     Sample,
     Unload,
 )
-from .payload import NAMES
 from .pipeline import Pipeline
 from .sampling import Report, SampleLoop
 from .validation import Denoising, check_forward, check_sample, first_not_finite, split_names
 from .wire import TensorMeta
 
 Tensors = dict[str, Tensor]
-Cancelled = Callable[[], bool]
+
+
+M = TypeVar("M", bound=RankRequest)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Call(Generic[M]):
+    """The arguments of ``Engine.handle``."""
+
+    message: M
+    metas: tuple[TensorMeta, ...]
+    tensors: Mapping[str, Tensor] | None
+    report: Report
+    cancelled: Callable[[], bool]
+
+    def ticker(self, phase: str) -> vae.Tick:
+        """A ``Tick`` that reports as ``phase``, and ends the work when the request was cancelled."""
+
+        def tick(done: int, total: int) -> None:
+            if self.cancelled():
+                raise Cancelled(f"{phase} was cancelled")
+            self.report(Progress(phase=phase, value=done, total=total), {})
+
+        return tick
 
 
 class Engine:
@@ -49,7 +73,7 @@ class Engine:
     ) -> None:
         self.rank, self.world_size, self.device, self.timeout = rank, world_size, device, timeout
         self.steps = 0
-        self._pipelines: dict[tuple[str, torch.dtype], Pipeline] = {}
+        self._pipelines: dict[tuple[str, DType], Pipeline] = {}
         self._meshes: dict[ParallelLayout, DeviceMesh | None] = {}
 
     def handle(
@@ -59,7 +83,7 @@ class Engine:
         tensors: Mapping[str, Tensor] | None,
         *,
         report: Report,
-        cancelled: Cancelled,
+        cancelled: Callable[[], bool],
     ) -> Tensors:
         """Carry out one request.
 
@@ -78,147 +102,92 @@ class Engine:
             Cancelled: likewise.
             OutOfMemory: this rank's device is full; names the rank.
         """
-        handler = _HANDLERS[type(message)]
+        call = _Call(message=message, metas=metas, tensors=tensors, report=report, cancelled=cancelled)
         try:
             with torch.inference_mode():
-                return handler(self, message, metas, tensors, report, cancelled)
+                return _HANDLERS[type(message)](self, call)
         except torch.OutOfMemoryError as error:
             raise OutOfMemory(f"rank {self.rank} ({self.device}) ran out of memory: {error}") from error
 
     def snapshot(self) -> tuple[tuple[LoadedModel, ...], int, int]:
         """Loaded models, bytes of device memory, transformer forwards done. Safe to call from another thread."""
-        models = tuple(pipeline.describe() for pipeline in list(self._pipelines.values()))
+        pipelines = dict.fromkeys(list(self._pipelines.values()))
+        models = tuple(model for model in (pipeline.describe() for pipeline in pipelines) if model.parts)
         memory = torch.cuda.memory_reserved(self.device) if self.device.type == "cuda" else 0
         return models, memory, self.steps
 
-    def _forward(
-        self,
-        message: Forward,
-        metas: tuple[TensorMeta, ...],
-        tensors: Mapping[str, Tensor] | None,
-        report: Report,
-        cancelled: Cancelled,
-    ) -> Tensors:
-        plan = check_forward(message, metas, self.world_size, self._dtype_name(message.model))
-        denoiser, shared = self._denoiser(message.model, plan, metas, tensors)
+    def _forward(self, call: _Call[Forward]) -> Tensors:
+        pipeline = self._pipeline(call.message.model)
+        plan = check_forward(call.message, call.metas, pipeline.checkpoint, self.world_size)
+        denoiser, shared = self._denoiser(call, plan, pipeline)
         if denoiser is None:
             return {}
-        branches, _ = split_names(shared, message.branches)
+        branches, _ = split_names(shared, call.message.branches)
         own = {
             i: {name: tensor[denoiser.samples(i)] for name, tensor in branches[i].items()} for i in denoiser.branches
         }
         predictions = denoiser.gather(denoiser.shards(own))
         return {str(i): prediction.cpu() for i, prediction in predictions.items()}
 
-    def _sample(
-        self,
-        message: Sample,
-        metas: tuple[TensorMeta, ...],
-        tensors: Mapping[str, Tensor] | None,
-        report: Report,
-        cancelled: Cancelled,
-    ) -> Tensors:
-        plan = check_sample(message, metas, self.world_size, self._dtype_name(message.model))
-        denoiser, shared = self._denoiser(message.model, plan, metas, tensors)
+    def _sample(self, call: _Call[Sample]) -> Tensors:
+        pipeline = self._pipeline(call.message.model)
+        plan = check_sample(call.message, call.metas, pipeline.checkpoint, self.world_size)
+        denoiser, shared = self._denoiser(call, plan, pipeline)
         if denoiser is None:
             return {}
-        loop = SampleLoop(denoiser, message, shared, report=report, cancelled=cancelled)
+        loop = SampleLoop(denoiser, call.message, shared, report=call.report, cancelled=call.cancelled)
         return {name: tensor.cpu() for name, tensor in loop.run().items()}
 
-    def _encode_text(
-        self,
-        message: EncodeText,
-        metas: tuple[TensorMeta, ...],
-        tensors: Mapping[str, Tensor] | None,
-        report: Report,
-        cancelled: Cancelled,
-    ) -> Tensors:
-        if tensors is None:
+    def _encode_text(self, call: _Call[EncodeText]) -> Tensors:
+        if call.tensors is None:
             return {}
-        text.check(metas)
-        pipeline = self._pipeline(message.model)
-        loading.check_component(pipeline.checkpoint, "text_encoder", loading.TEXT_ENCODERS)
-        ids, lengths = (tensors[name].to(self.device) for name in ("ids", "lengths"))
+        text.check(call.metas)
+        pipeline = self._pipeline(call.message.model)
+        pipeline.check("text_encoder")
+        ids, lengths = (call.tensors[name].to(self.device) for name in ("ids", "lengths"))
         return {"embeds": text.encode(pipeline.text_encoder(), ids, lengths).cpu()}
 
-    def _decode(
-        self,
-        message: Decode,
-        metas: tuple[TensorMeta, ...],
-        tensors: Mapping[str, Tensor] | None,
-        report: Report,
-        cancelled: Cancelled,
-    ) -> Tensors:
-        if tensors is None:
+    def _decode(self, call: _Call[Decode]) -> Tensors:
+        if call.tensors is None:
             return {}
-        module, tick = self._vae(message, metas, tensors, "latent", report, cancelled)
-        return {"pixels": vae.decode(module, tensors["latent"].to(self.device), tick)}
+        module = self._vae(call, "latent")
+        return {"pixels": vae.decode(module, call.tensors["latent"].to(self.device), call.ticker("decoding"))}
 
-    def _encode(
-        self,
-        message: Encode,
-        metas: tuple[TensorMeta, ...],
-        tensors: Mapping[str, Tensor] | None,
-        report: Report,
-        cancelled: Cancelled,
-    ) -> Tensors:
-        if tensors is None:
+    def _encode(self, call: _Call[Encode]) -> Tensors:
+        if call.tensors is None:
             return {}
-        module, tick = self._vae(message, metas, tensors, "pixels", report, cancelled)
-        return {"latent": vae.encode(module, tensors["pixels"].to(self.device), tick).cpu()}
+        module = self._vae(call, "pixels")
+        return {"latent": vae.encode(module, call.tensors["pixels"].to(self.device), call.ticker("encoding")).cpu()}
 
-    def _unload(
-        self,
-        message: Unload,
-        metas: tuple[TensorMeta, ...],
-        tensors: Mapping[str, Tensor] | None,
-        report: Report,
-        cancelled: Cancelled,
-    ) -> Tensors:
-        for key in [key for key in self._pipelines if key[0] == message.model.path]:
+    def _unload(self, call: _Call[Unload]) -> Tensors:
+        for key in [key for key in self._pipelines if key[0] == call.message.model.path]:
             del self._pipelines[key]
         gc.collect()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
         return {}
 
-    def _denoiser(
-        self,
-        model: ModelSpec,
-        plan: Denoising,
-        metas: tuple[TensorMeta, ...],
-        tensors: Mapping[str, Tensor] | None,
-    ) -> tuple[Denoiser | None, Tensors]:
+    def _denoiser(self, call: _Call[Any], plan: Denoising, pipeline: Pipeline) -> tuple[Denoiser | None, Tensors]:
         """Share the tensors, refuse bad values on all ranks alike, and only then load what is missing."""
-        loading.check_component(Checkpoint.open(model.path), "transformer", loading.TRANSFORMERS)
+        pipeline.check("transformer")
         devices = self._mesh(plan.layout)
         if devices is None:
             return None, {}
-        bad = agree(first_not_finite(tensors) if tensors is not None else -1, devices.whole)
+        bad = agree(first_not_finite(call.tensors or {}), devices.whole)
         if bad >= 0:
             raise InvalidRequest(
-                f"{metas[bad].name} holds NaN or infinity: check the latent, the conditioning and the nodes before"
+                f"{call.metas[bad].name} holds NaN or infinity: check the latent, the conditioning and the nodes before"
             )
-        shared = share(metas, tensors, devices.whole, self.device)
-        return Denoiser(self._pipeline(model).transformer(), devices, plan, self._count), shared
+        shared = share(call.metas, call.tensors, devices.whole, self.device)
+        return Denoiser(pipeline.transformer(), devices, plan, self._count), shared
 
-    def _vae(
-        self,
-        message: Decode | Encode,
-        metas: tuple[TensorMeta, ...],
-        tensors: Mapping[str, Tensor],
-        name: str,
-        report: Report,
-        cancelled: Cancelled,
-    ) -> tuple[Any, vae.Tick]:
-        pipeline = self._pipeline(message.model)
-        loading.check_component(pipeline.checkpoint, "vae", loading.VAES)
-        vae.check(metas, pipeline.checkpoint.config("vae"), name=name)
-        if first_not_finite(tensors) >= 0:
+    def _vae(self, call: _Call[Any], name: str) -> Any:
+        pipeline = self._pipeline(call.message.model)
+        pipeline.check("vae")
+        vae.check(call.metas, pipeline.checkpoint.config("vae"), name=name)
+        if first_not_finite(call.tensors or {}) >= 0:
             raise InvalidRequest(f"{name} holds NaN or infinity: check the nodes before")
-        phase = "decoding" if name == "latent" else "encoding"
-        tick = vae.ticker(lambda done, total: report(Progress(phase=phase, value=done, total=total), {}), cancelled)
-        return pipeline.vae(), tick
+        return pipeline.vae()
 
     def _mesh(self, layout: ParallelLayout) -> DeviceMesh | None:
         if layout not in self._meshes:
@@ -226,15 +195,14 @@ class Engine:
         return self._meshes[layout]
 
     def _pipeline(self, model: ModelSpec) -> Pipeline:
-        checkpoint = Checkpoint.open(model.path)
-        dtype = loading.resolve_dtype(checkpoint, model.dtype, self.device)
-        key = (model.path, dtype)
+        """The model's pipeline, which has loaded nothing yet if it is new. ``auto`` shares what it resolves to."""
+        key = (model.path, model.dtype)
         if key not in self._pipelines:
-            self._pipelines[key] = Pipeline(checkpoint, dtype, self.device)
+            checkpoint = Checkpoint.open(model.path)
+            dtype = loading.resolve_dtype(checkpoint, model.dtype, self.device)
+            same = [p for (path, _), p in self._pipelines.items() if path == model.path and p.dtype == dtype]
+            self._pipelines[key] = same[0] if same else Pipeline(checkpoint, dtype, self.device)
         return self._pipelines[key]
-
-    def _dtype_name(self, model: ModelSpec) -> str:
-        return NAMES[loading.resolve_dtype(Checkpoint.open(model.path), model.dtype, self.device)]
 
     def _count(self) -> None:
         self.steps += 1

@@ -18,9 +18,12 @@ from .errors import InvalidRequest
 from .messages import DType
 from .models import FAMILIES, Family, family_of
 
-TRANSFORMERS: tuple[str, ...] = tuple(FAMILIES)
-TEXT_ENCODERS: tuple[str, ...] = ("UMT5EncoderModel",)
-VAES: tuple[str, ...] = ("AutoencoderKLWan",)
+SUPPORTED: dict[str, tuple[str, ...]] = {
+    "transformer": tuple(FAMILIES),
+    "text_encoder": ("UMT5EncoderModel",),
+    "vae": ("AutoencoderKLWan",),
+}
+"""Classes that can be loaded, by component."""
 
 _DTYPES: dict[str, torch.dtype] = {
     "float32": torch.float32,
@@ -46,7 +49,7 @@ def resolve_dtype(checkpoint: Checkpoint, dtype: DType, device: torch.device) ->
     return torch.bfloat16 if stored == torch.float32 else stored
 
 
-def check_component(checkpoint: Checkpoint, component: str, supported: tuple[str, ...]) -> None:
+def check_component(checkpoint: Checkpoint, component: str) -> None:
     """Refuse a component that is missing, of an unsupported class, or not in safetensors.
 
     Raises:
@@ -58,8 +61,9 @@ def check_component(checkpoint: Checkpoint, component: str, supported: tuple[str
             f"{checkpoint.path} has no {component} (its parts: {', '.join(checkpoint.components)}); "
             "use another loader for it, or a checkpoint that has one"
         )
-    if name not in supported:
-        raise InvalidRequest(f"{component} class {name} is not supported; supported: {', '.join(supported)}")
+    if name not in SUPPORTED[component]:
+        listed = ", ".join(SUPPORTED[component])
+        raise InvalidRequest(f"{component} class {name} is not supported; supported: {listed}")
     _weight_files(checkpoint.path / component)
 
 

@@ -22,6 +22,15 @@ class Pipeline:
         self.loads = 0
         self._parts: dict[str, Any] = {}
 
+    def check(self, name: str) -> None:
+        """Refuse a component that cannot be loaded, without loading it.
+
+        Raises:
+            InvalidRequest: it is missing, of an unsupported class, or not in safetensors.
+        """
+        if name not in self._parts:
+            loading.check_component(self.checkpoint, name)
+
     def transformer(self) -> Family:
         """The transformer, in its family's three parts."""
         return self._part("transformer", lambda: loading.load_transformer(self.checkpoint, self.dtype, self.device))

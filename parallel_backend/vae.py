@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .errors import Cancelled, InvalidRequest
+from .errors import InvalidRequest
 from .wire import TensorMeta
 
 Tick = Callable[[int, int], None]
-"""Called with the number of parts done and the total; raises ``Cancelled`` to end the work."""
+"""Called with the number of parts done and the total; may raise to end the work."""
 
 
 def check(metas: tuple[TensorMeta, ...], config: dict[str, Any], *, name: str) -> None:
@@ -89,14 +89,3 @@ class _FrameWriter:
         self.done += 1
         self.tick(self.done, self.batch * self.frames)
         return chunk[:, :, :0]
-
-
-def ticker(report: Callable[[int, int], None], cancelled: Callable[[], bool]) -> Tick:
-    """A ``Tick`` that reports, and ends the work when it was cancelled."""
-
-    def tick(done: int, total: int) -> None:
-        if cancelled():
-            raise Cancelled("the VAE's work was cancelled")
-        report(done, total)
-
-    return tick

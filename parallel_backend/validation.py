@@ -11,11 +11,11 @@ from torch import Tensor
 from .checkpoint import Checkpoint
 from .errors import InvalidRequest
 from .layout import ParallelLayout, auto
-from .messages import Forward, ModelSpec, Sample
+from .messages import Forward, Sample
 from .models import Family, Geometry, family_of
 from .samplers import SAMPLERS
 from .strategies import STRATEGIES, Job
-from .wire import ITEM_SIZES, TensorMeta
+from .wire import TensorMeta
 
 Shape = tuple[int, ...]
 _FLOATS = ("float32", "float16", "bfloat16")
@@ -42,8 +42,8 @@ class Denoising:
         """Tokens of a branch's latent."""
         return math.prod(self.geometry.grid(self.latents[branch][2:]))
 
-    def job(self, dtype: str) -> Job:
-        """The numbers that strategies ask for; ``dtype`` is the model's."""
+    def job(self, itemsize: int = 4) -> Job:
+        """The numbers that strategies ask for; ``itemsize`` is that of the model's dtype, in bytes."""
         return Job(
             branches=self.branches,
             samples=max(shape[0] for shape in self.latents),
@@ -52,17 +52,17 @@ class Denoising:
             head_dim=self.geometry.head_dim,
             layers=self.geometry.layers,
             values=self.geometry.values,
-            itemsize=ITEM_SIZES[dtype],
+            itemsize=itemsize,
         )
 
 
-def check_forward(message: Forward, metas: Sequence[TensorMeta], world_size: int, dtype: str) -> Denoising:
+def check_forward(message: Forward, metas: Sequence[TensorMeta], checkpoint: Checkpoint, world_size: int) -> Denoising:
     """Check a ``Forward``.
 
     Raises:
         InvalidRequest: one sentence that names the value and what would work.
     """
-    family, config, geometry = _family(message.model)
+    family, config, geometry = _family(checkpoint)
     if message.branches < 1:
         raise InvalidRequest(f"branches={message.branches}: a forward needs at least one branch")
     branches, rest = split_names({meta.name: meta.shape for meta in metas}, message.branches)
@@ -75,16 +75,16 @@ def check_forward(message: Forward, metas: Sequence[TensorMeta], world_size: int
         if timestep != latent[:1]:
             raise InvalidRequest(f"timestep of shape {list(timestep)}: one a sample is needed, {list(latent[:1])}")
         _check_conditioning(family, config, shapes, latent[0])
-    return _denoising(message, geometry, [shapes[family.latent] for shapes in branches], world_size, dtype)
+    return _denoising(message, geometry, [shapes[family.latent] for shapes in branches], world_size)
 
 
-def check_sample(message: Sample, metas: Sequence[TensorMeta], world_size: int, dtype: str) -> Denoising:
+def check_sample(message: Sample, metas: Sequence[TensorMeta], checkpoint: Checkpoint, world_size: int) -> Denoising:
     """Check a ``Sample``.
 
     Raises:
         InvalidRequest: one sentence that names the value and what would work.
     """
-    family, config, geometry = _family(message.model)
+    family, config, geometry = _family(checkpoint)
     if message.sampler not in SAMPLERS:
         raise InvalidRequest(
             f"sampler {message.sampler!r} is not one of ParallelSampler's ({', '.join(SAMPLERS)}); "
@@ -99,7 +99,7 @@ def check_sample(message: Sample, metas: Sequence[TensorMeta], world_size: int, 
         _check_names(shapes, names)
         _check_conditioning(family, config, shapes, latent[0])
     computed = 1 if message.cfg == 1.0 else message.branches
-    return _denoising(message, geometry, [latent] * computed, world_size, dtype)
+    return _denoising(message, geometry, [latent] * computed, world_size)
 
 
 def first_not_finite(tensors: Mapping[str, Tensor]) -> int:
@@ -123,22 +123,19 @@ def split_names(named: Mapping[str, Any], branches: int) -> tuple[list[dict[str,
     return split, rest
 
 
-def _family(model: ModelSpec) -> tuple[type[Family], dict[str, Any], Geometry]:
-    checkpoint = Checkpoint.open(model.path)
+def _family(checkpoint: Checkpoint) -> tuple[type[Family], dict[str, Any], Geometry]:
     family = family_of(checkpoint.components["transformer"])
     config = checkpoint.config("transformer")
     return family, config, family.describe(config)
 
 
-def _denoising(
-    message: Forward | Sample, geometry: Geometry, latents: list[Shape], world_size: int, dtype: str
-) -> Denoising:
+def _denoising(message: Forward | Sample, geometry: Geometry, latents: list[Shape], world_size: int) -> Denoising:
     ranks = min(world_size, len(message.model.devices.indices))
     layout = message.model.layout or auto(ranks, branches=len(latents))
     layout.check_fits(ranks)
     checked = Denoising(layout=layout, geometry=geometry, latents=tuple(latents))
     for strategy in STRATEGIES:
-        strategy.check(layout, checked.job(dtype))
+        strategy.check(layout, checked.job())
     return checked
 
 

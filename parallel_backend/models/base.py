@@ -52,7 +52,7 @@ class Family(ABC):
     timestep: ClassVar[str]
 
     geometry: Geometry
-    module: nn.Module
+    module: Any
     blocks: Sequence[Callable[[State], State]]
     attentions: Sequence[nn.Module]
 
@@ -86,7 +86,8 @@ class Family(ABC):
     @property
     def device(self) -> torch.device:
         """Where the weights are."""
-        return next(self.module.parameters()).device
+        device: torch.device = next(self.module.parameters()).device
+        return device
 
     @abstractmethod
     def embed(self, inputs: Mapping[str, Tensor]) -> State:

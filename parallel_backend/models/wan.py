@@ -21,7 +21,7 @@ class Wan(Family):
     timestep: ClassVar[str] = "timestep"
 
     def __init__(self, module: nn.Module) -> None:
-        self.module: Any = module
+        self.module = module
         self.geometry = self.describe(self.module.config)
         self.blocks = [partial(_run_block, block) for block in self.module.blocks]
         self.attentions = [block.attn1 for block in self.module.blocks]

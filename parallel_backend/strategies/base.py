@@ -26,7 +26,9 @@ class Job:
 class Strategy(Protocol):
     """A way to split the work over one or more axes of the mesh."""
 
-    axes: tuple[str, ...]
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The axes of the mesh that the strategy uses."""
 
     def check(self, layout: ParallelLayout, job: Job) -> None:
         """Refuse a layout that cannot work for the job.
