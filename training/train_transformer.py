@@ -34,7 +34,7 @@ from training.networks import (
 )
 from training.scenes import Scene
 
-BATCH_TOKENS = 2048
+BATCH_TOKENS = 1536
 TIMESTEPS = 1000.0
 EMA_DECAY = 0.999
 EASY_STEPS = 500

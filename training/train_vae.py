@@ -4,7 +4,7 @@
 
 Convolutions learn by Muon, the rest by Adam (with Adam alone it takes several times as long).
 
-Stills teach sharp edges cheaply; later every second step is a short clip, which teaches the
+Stills teach sharp edges cheaply; later three steps in four take short clips, which teach the
 temporal layers. A little noise on the latent stands in for the KL term: with a unit-variance
 posterior the small network never leaves the plateau of the mean colour. The clamp of
 ``AutoencoderKLWan.decode`` has no gradient where it saturates, so the loss is taken on the
@@ -55,12 +55,12 @@ def speed_up_stills(vae: AutoencoderKLWan) -> None:
 
 
 def random_batch(rng: random.Random, step: int) -> Tensor:
-    """The batch of one step: stills, or every second step a clip of 5 or 9 frames; some crops are larger."""
-    if step < STILLS_ONLY or step % 2 == 0:
-        return random_crops(rng, 4, 1, 64) if step % 8 == 2 else random_crops(rng, 16, 1, CROP)
+    """The batch of one step: stills, or three steps in four clips of 5 or 9 frames; some crops are larger."""
+    if step < STILLS_ONLY or step % 4 == 0:
+        return random_crops(rng, 4, 1, 64) if step % 16 == 4 else random_crops(rng, 16, 1, CROP)
     if step % 16 == 15:
         return random_crops(rng, 1, 9, 64)
-    return random_crops(rng, 6, 5, CROP) if step % 4 == 1 else random_crops(rng, 4, 9, CROP)
+    return random_crops(rng, 6, 5, CROP) if step % 4 == 2 else random_crops(rng, 4, 9, CROP)
 
 
 def random_crops(rng: random.Random, count: int, frames: int, crop: int) -> Tensor:
