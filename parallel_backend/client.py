@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import socket
 import time
 from collections.abc import Callable, Mapping
@@ -12,7 +13,15 @@ from torch import Tensor
 
 from . import payload, procs, wire
 from .endpoint import Endpoint, connect, peer
-from .errors import BackendFailure, BackendUnavailable, Cancelled, DeadlineExceeded, InvalidRequest, from_code
+from .errors import (
+    BackendFailure,
+    BackendUnavailable,
+    Cancelled,
+    DeadlineExceeded,
+    InvalidRequest,
+    ProtocolError,
+    from_code,
+)
 from .launch import Launch
 from .messages import Cancel, Continue, Done, Error, Outcome, Progress, RankRequest, Status, StatusQuery, Stop
 
@@ -34,7 +43,7 @@ class Timeouts:
     backend is gone.
     """
 
-    connect: float = 10.0
+    connect: float = 20.0
     start: float = 60.0
     send: float = 60.0
     silence: float = 600.0
@@ -82,11 +91,14 @@ class Client:
         model = replace(message.model, path=os.path.abspath(message.model.path))
         message = replace(message, model=model)
         call = _Call(self, message, tensors or {}, interrupted or _never, on_progress or _ignore)
+        with contextlib.suppress(_NotTaken):
+            return call.run()
+        # The backend ended for want of work just as we connected, and had not seen the request.
         try:
             return call.run()
         except _NotTaken:
-            # The backend ended, for want of work, just as we connected. It had not seen the request.
-            return call.run()
+            log = self.endpoint.log
+            raise BackendUnavailable(f"the backend ends before it takes a request (log: {log})") from None
 
     def status(self) -> Status:
         """The backend at this moment.
@@ -97,7 +109,7 @@ class Client:
         return self._ask(StatusQuery(), Status)
 
     def stop(self) -> None:
-        """End the backend and wait until its processes are gone.
+        """End the backend, by force if it does not answer, and wait until its processes are gone.
 
         Raises:
             BackendUnavailable: none runs.
@@ -106,10 +118,17 @@ class Client:
         with connect(self.endpoint, seconds=self.timeouts.connect) as sock:
             pid, _ = peer(sock)
             deadline = wire.Deadline(self.timeouts.stop, "stopping the backend")
-            with contextlib.suppress(ConnectionError):
+            try:
                 payload.send(sock, Stop(), deadline=deadline)
                 wire.recv_header(sock, deadline=deadline)
-            if not procs.wait_gone(pid, deadline.remaining()):
+            except ProtocolError:
+                # It speaks another version; this it understands.
+                procs.end(pid, signal.SIGTERM)
+            except DeadlineExceeded:
+                procs.end(pid, signal.SIGKILL)
+            except ConnectionError:
+                pass
+            if not procs.wait_gone(pid, self.timeouts.stop):
                 raise DeadlineExceeded(f"the backend (pid {pid}) did not end within {self.timeouts.stop:g} s")
 
     def start(self, interrupted: Interrupted | None = None) -> None:
@@ -163,6 +182,7 @@ class _Call:
     ) -> None:
         self._client, self._message, self._tensors = client, message, tensors
         self._interrupted, self._on_progress = interrupted, on_progress
+        self._header = wire.pack(wire.Frame(message=message, tensors=payload.describe(tensors)))
         self._looked = 0.0
         self._taken = False
 
@@ -180,8 +200,7 @@ class _Call:
     def _converse(self, sock: socket.socket) -> dict[str, Tensor]:
         timeouts = self._client.timeouts
         sending = wire.Deadline(timeouts.send, "sending a request to the backend")
-        header = wire.pack(wire.Frame(message=self._message, tensors=payload.describe(self._tensors)))
-        wire.send_all(sock, header, deadline=sending, poll=self._look)
+        wire.send_all(sock, self._header, deadline=sending, poll=self._look)
         # The supervisor answers at once and gives signs of life; the ranks may be silent for longer.
         silence = wire.Deadline(timeouts.connect, "waiting for the backend to take a request")
         while True:

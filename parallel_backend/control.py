@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from .errors import Cancelled, InvalidRequest
 from .messages import RankStatus
 from .wire import MAX_HEADER
 
@@ -17,6 +18,8 @@ MAX_DATAGRAM = MAX_HEADER + 4096
 BUFFER = 4 * MAX_DATAGRAM
 DONE = "done"
 """The code of a request that went well; the others are those of ``errors``."""
+HARMLESS = (DONE, InvalidRequest.code, Cancelled.code)
+"""Codes after which the ranks can go on; any other ends the set."""
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -4,6 +4,7 @@ One thread, started before torch is imported. When the supervisor's end closes, 
 process exits at once.
 """
 
+import contextlib
 import logging
 import os
 import queue
@@ -57,8 +58,13 @@ class Link:
             return None
 
     def finished(self, finished: control.Finished) -> None:
-        """Tell how a request ended here."""
-        control.send(self._control, finished)
+        """Tell how a request ended here, however long the supervisor does not read: it is alive, or we are not."""
+        while True:
+            try:
+                control.send(self._control, finished)
+                return
+            except BlockingIOError:
+                time.sleep(BEAT / 10)
 
     def _live(self) -> None:
         try:
@@ -76,7 +82,8 @@ class Link:
         while True:
             if time.monotonic() >= beat:
                 beat = time.monotonic() + BEAT
-                control.send(self._control, control.Beat(status=self.describe()))
+                with contextlib.suppress(BlockingIOError):
+                    control.send(self._control, control.Beat(status=self.describe()))
             if poller.poll(max(0.0, beat - time.monotonic()) * 1000):
                 self._hear()
 

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .errors import InvalidRequest
 from .wire import ITEM_SIZES, READABLE, Deadline, Frame, TensorMeta, pack, send_all, wait_for
 
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ITEM_SIZES}
@@ -20,7 +21,7 @@ def describe(tensors: Mapping[str, Tensor]) -> tuple[TensorMeta, ...]:
     """What a header says of ``tensors``.
 
     Raises:
-        ValueError: a dtype that the wire does not carry.
+        InvalidRequest: a dtype that the wire does not carry.
     """
     return tuple(
         TensorMeta(name=name, dtype=NAMES.get(tensor.dtype, str(tensor.dtype)), shape=tuple(tensor.shape))
@@ -71,14 +72,22 @@ def recv_tensors(
     Raises:
         DeadlineExceeded: nothing arrived for as long as the deadline allows.
         ConnectionError: the other side closed.
+        InvalidRequest: a tensor does not fit into memory.
     """
     received = {}
     for meta in metas:
-        tensor = torch.empty(meta.shape, dtype=DTYPES[meta.dtype])
+        tensor = _empty(meta)
         if tensor.numel():
             _recv_into(sock, _bytes_of(tensor), deadline=deadline, poll=poll)
         received[meta.name] = tensor
     return received
+
+
+def _empty(meta: TensorMeta) -> Tensor:
+    try:
+        return torch.empty(meta.shape, dtype=DTYPES[meta.dtype])
+    except RuntimeError as error:
+        raise InvalidRequest(f"tensor {meta.name!r} of {meta.nbytes} bytes does not fit into memory") from error
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:

@@ -1,5 +1,6 @@
 """What the kernel tells about processes: memory, whether they still move, how they ended."""
 
+import contextlib
 import ctypes
 import os
 import select
@@ -47,6 +48,13 @@ def wait_gone(pid: int, seconds: float) -> bool:
         return bool(poller.poll(seconds * 1000))
     finally:
         os.close(descriptor)
+
+
+def end(pid: int, number: signal.Signals) -> None:
+    """Signal one process, if it is still there; never a group (pid 0 is what another namespace shows)."""
+    if pid > 0:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
 
 
 def die_with_parent() -> None:

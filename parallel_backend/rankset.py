@@ -12,6 +12,7 @@ import msgspec
 
 from . import control, procs
 from .endpoint import Endpoint
+from .errors import OutOfMemory, RankFailed
 from .messages import Devices, RankStatus
 from .poller import READ, Poller
 
@@ -25,9 +26,9 @@ DIED, HUNG, OUT_OF_MEMORY, RAISED, BY_PEER = range(5)
 class Failure:
     """Why a set had to end. ``code`` is one of ``errors``."""
 
-    kind: int
-    code: str
     message: str
+    kind: int = RAISED
+    code: str = RankFailed.code
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,10 +67,10 @@ class Rank:
 
 
 class RankSet:
-    """Starts ``len(devices.indices)`` ranks and reports the first cause of their failure.
+    """``len(devices.indices)`` ranks; reports the first cause of their failure.
 
     ``command`` starts a worker and takes its options appended. ``on_finished`` is called with a rank's
-    number and its ``Finished``; ``on_change`` after anything that may need attention.
+    number and its ``Finished``.
     """
 
     def __init__(
@@ -90,9 +91,16 @@ class RankSet:
         self._failures: list[tuple[float, Failure]] = []
         self.ranks: list[Rank] = []
         self.ended: float | None = None
+
+    def start(self) -> None:
+        """Start the processes; ``ready`` says when they stand.
+
+        Raises:
+            OSError: one cannot be started. Those that were are still to be ended.
+        """
         with socket.create_server(("127.0.0.1", 0)) as store:
             port = store.getsockname()[1]
-            for rank in range(len(devices.indices)):
+            for rank in range(len(self.devices.indices)):
                 self.ranks.append(self._start(rank, port, store.fileno()))
 
     def _start(self, rank: int, port: int, store: int) -> Rank:
@@ -145,7 +153,7 @@ class RankSet:
     @property
     def ready(self) -> bool:
         """Whether every rank has joined the process group."""
-        return all(rank.ready for rank in self.ranks)
+        return bool(self.ranks) and all(rank.ready for rank in self.ranks)
 
     @property
     def gone(self) -> bool:
@@ -166,7 +174,7 @@ class RankSet:
         try:
             control.send(first.control, message, descriptor=descriptor)
         except OSError as error:
-            self._fail(Failure(kind=BY_PEER, code="rank_failed", message=f"{first.name} takes no message: {error}"))
+            self._fail(Failure(kind=BY_PEER, message=f"{first.name} takes no message: {error}"))
 
     def _hear(self, rank: Rank) -> None:
         try:
@@ -175,7 +183,7 @@ class RankSet:
             return
         except ConnectionError:
             self._poller.forget(rank.control.fileno())
-            self._fail(Failure(kind=RAISED, code="rank_failed", message=f"{rank.name} closed its control socket"))
+            self._fail(Failure(kind=RAISED, message=f"{rank.name} closed its control socket"))
             return
         rank.beat, rank.ticks = time.monotonic(), None
         if isinstance(message, control.Beat):
@@ -188,10 +196,10 @@ class RankSet:
     def raised(self, rank: int, finished: control.Finished) -> None:
         """Take note of a rank's error after which the set cannot be used."""
         kind = BY_PEER if finished.by_peer else RAISED
-        kind = OUT_OF_MEMORY if finished.code == "out_of_memory" else kind
+        kind = OUT_OF_MEMORY if finished.code == OutOfMemory.code else kind
         text = f"{self.ranks[rank].name} on {self._device(rank)} {finished.message}"
-        code = finished.code if finished.code == "out_of_memory" else "rank_failed"
-        self._fail(Failure(kind=kind, code=code, message=f"{text} (log: {self._endpoint.rank_log(rank)})"))
+        text = f"{text} (log: {self._endpoint.rank_log(rank)})"
+        self._fail(Failure(kind=kind, code=finished.code, message=text))
 
     def _bury(self, rank: Rank) -> None:
         self._poller.forget(rank.pidfd)
@@ -203,7 +211,7 @@ class RankSet:
         said = procs.last_line(path) if rank.process.returncode > 0 else ""
         during = "" if rank.ready else " while starting"
         text = f"{rank.name} {how}{during}{': ' + said if said else ''} (log: {path})"
-        self._fail(Failure(kind=DIED, code="rank_failed", message=text))
+        self._fail(Failure(kind=DIED, message=text))
 
     def _fail(self, failure: Failure) -> None:
         if self.ended is None:
@@ -226,11 +234,11 @@ class RankSet:
         if late and now - self._started > self._patience.start:
             names = " and ".join(rank.name for rank in late)
             text = f"{names} did not start within {self._patience.start:g} s"
-            self._fail(Failure(kind=HUNG, code="rank_failed", message=text))
+            self._fail(Failure(kind=HUNG, message=text))
         for rank in self.ranks:
             if self._hangs(rank, now):
                 text = f"{rank.name} stopped answering {now - rank.beat:.0f} s ago"
-                self._fail(Failure(kind=HUNG, code="rank_failed", message=text))
+                self._fail(Failure(kind=HUNG, message=text))
 
     def _hangs(self, rank: Rank, now: float) -> bool:
         if not rank.ready or now - rank.beat < self._patience.hang / 4:

@@ -12,17 +12,19 @@ import signal
 import socket
 import sys
 import time
-from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
+from typing import Literal
 
-from . import control, layout, procs, wire
+from . import control, procs, wire
+from .backlog import Backlog, Job
 from .endpoint import Endpoint, listen, peer
-from .errors import BackendError, BackendUnavailable, Cancelled, InvalidRequest, ProtocolError, QueueFull
+from .errors import BackendError, BackendUnavailable, Cancelled, ProtocolError, RankFailed
 from .intake import Intake, answer, refuse
-from .messages import Cancel, Devices, Done, Error, Outcome, Progress, RankRequest, Status, StatusQuery, Stop
-from .poller import HANG_UP, Poller
+from .layout import ParallelLayout
+from .messages import Cancel, Devices, Done, Error, Outcome, RankRequest, Status, StatusQuery, Stop
+from .poller import Poller
 from .rankset import Failure, Patience, RankSet
 
 log = logging.getLogger(__name__)
@@ -48,18 +50,6 @@ class Limits:
     patience: Patience = field(default_factory=Patience)
 
 
-@dataclass(kw_only=True)
-class Job:
-    """A request on its way, with its client's connection."""
-
-    request: RankRequest
-    header: bytes
-    connection: socket.socket
-    devices: Devices
-    cancelled: float | None = None
-    dissent: tuple[float, int, control.Finished] | None = None
-
-
 class Supervisor:
     """Serves one endpoint until it is stopped or nobody asked for ranks for ``idle_timeout`` seconds (0: ever)."""
 
@@ -79,15 +69,18 @@ class Supervisor:
         self._intake = Intake(
             listener=listener, uid=os.getuid(), poller=self._poller, on_frame=self._dispatch, uid_of=uid_of
         )
-        self._queue: deque[Job] = deque()
-        self._running: Job | None = None
+        self._backlog = Backlog(
+            size=self._limits.queue,
+            outcomes=self._limits.outcomes,
+            poller=self._poller,
+            on_hang_up=lambda job: self._cancel(job.id),
+        )
         self._set: RankSet | None = None
         self._ending: list[RankSet] = []
         self._generation = 0
-        self._layout: layout.ParallelLayout | None = None
-        self._outcomes: OrderedDict[str, Done | Error] = OrderedDict()
+        self._layout: ParallelLayout | None = None
         self._stopping: list[socket.socket] | None = None
-        self._used = self._signed = time.monotonic()
+        self._signed = time.monotonic()
 
     def serve(self) -> None:
         """Run until stopped; every rank is gone when it returns, or was killed ``Limits.end`` seconds ago."""
@@ -123,8 +116,7 @@ class Supervisor:
             self._cancel(message.request_id)
             answer(sock, Done())
         elif isinstance(message, Outcome):
-            unknown = Error(code="failure", message=f"the backend does not know request {message.request_id}")
-            answer(sock, self._outcomes.get(message.request_id, unknown))
+            answer(sock, self._backlog.outcome(message.request_id))
         else:
             text = f"{type(message).__name__} is no request"
             answer(sock, Error(code=ProtocolError.code, message=text))
@@ -132,90 +124,64 @@ class Supervisor:
 
     def status(self) -> Status:
         """The backend at this moment."""
-        waiting = bool(self._queue)
-        starting = waiting and self._running is None
+        running = self._backlog.running
         return Status(
             pid=os.getpid(),
             protocol=wire.VERSION,
             generation=self._generation,
-            state="stopping" if self._stopping is not None else "starting" if starting else
-            "busy" if self._running else "idle",
-            running=self._running.request.request_id if self._running else None,
-            queued=tuple(job.request.request_id for job in self._queue),
+            state=self._state(),
+            running=running.id if running else None,
+            queued=tuple(job.id for job in self._backlog.waiting),
             layout=self._layout,
             idle_timeout=self._idle_timeout,
             memory=procs.memory(os.getpid()),
             ranks=self._set.statuses() if self._set else (),
-        )  # fmt: skip
+        )
+
+    def _state(self) -> Literal["idle", "starting", "busy", "stopping"]:
+        if self._stopping is not None:
+            return "stopping"
+        if self._backlog.running:
+            return "busy"
+        return "starting" if self._backlog.first else "idle"
 
     # The queue
 
     def _enqueue(self, sock: socket.socket, frame: wire.Frame) -> None:
-        request = frame.message
         try:
-            if len(self._queue) >= self._limits.queue:
-                raise QueueFull(f"{len(self._queue)} requests wait already: try again when some are done")
-            devices = _needed(request)
+            self._backlog.add(sock, frame)
         except BackendError as error:
             refuse(sock, error)
-            return
-        header = wire.pack(frame)[wire.PREFIX.size :]
-        job = Job(request=request, header=header, connection=sock, devices=devices)
-        self._queue.append(job)
-        self._poller.watch(sock.fileno(), HANG_UP, lambda: self._hung_up(job))
-        self._sign_of_life(job)
-        self._pump()
-
-    def _sign_of_life(self, job: Job) -> None:
-        ahead = self._queue.index(job) + (self._running is not None)
-        answer(job.connection, Progress(phase="queued" if ahead else "start", value=0, total=max(1, ahead)))
-
-    def _hung_up(self, job: Job) -> None:
-        self._poller.forget(job.connection.fileno())
-        log.debug("the client of request %s hung up", job.request.request_id)
-        self._cancel(job.request.request_id)
+        else:
+            self._pump()
 
     def _cancel(self, request_id: str) -> None:
-        job = self._running
-        if job and job.request.request_id == request_id and self._set and job.cancelled is None:
-            job.cancelled = time.monotonic()
+        running = self._backlog.running
+        if running and running.id == request_id and running.cancelled is None and self._set:
+            running.cancelled = time.monotonic()
             self._set.cancel(request_id)
-        for job in [job for job in self._queue if job.request.request_id == request_id]:
-            self._queue.remove(job)
-            self._finish_unrun(job, Cancelled("the request was cancelled before its turn came"))
-
-    def _finish_unrun(self, job: Job, error: BackendError) -> None:
-        answer(job.connection, Error(code=error.code, message=str(error)))
-        self._close(job, Error(code=error.code, message=str(error)))
-
-    def _close(self, job: Job, outcome: Done | Error) -> None:
-        self._used = time.monotonic()
-        self._outcomes[job.request.request_id] = outcome
-        while len(self._outcomes) > self._limits.outcomes:
-            self._outcomes.popitem(last=False)
-        self._poller.forget(job.connection.fileno())
-        job.connection.close()
+        for job in self._backlog.waiting:
+            if job.id == request_id:
+                self._backlog.refuse(job, Cancelled("the request was cancelled before its turn came"))
 
     def _pump(self) -> None:
-        if self._running or not self._queue or self._stopping is not None:
+        job = self._backlog.first
+        if job is None or self._backlog.running or self._stopping is not None:
             return
-        job = self._queue[0]
         if self._set and not self._set.covers(job.devices):
             self._end_set()
         if self._set is None:
             self._start_set(job.devices)
         elif self._set.ready:
-            self._queue.popleft()
-            self._running = job
-            self._layout = _layout_of(job) or self._layout
+            self._backlog.take()
+            self._layout = job.layout or self._layout
             self._set.run(job.header, job.connection)
 
     # The ranks
 
     def _start_set(self, devices: Devices) -> None:
-        if any(not ended.gone for ended in self._ending):
+        if self._ending:
             return
-        self._ending.clear()
         self._generation += 1
         self._set = RankSet(
             generation=self._generation,
@@ -226,6 +192,10 @@ class Supervisor:
             poller=self._poller,
             on_finished=self._on_finished,
         )
+        try:
+            self._set.start()
+        except OSError as error:
+            self._fail(Error(code=RankFailed.code, message=f"the ranks cannot be started: {error}"))
 
     def _end_set(self) -> None:
         if self._set:
@@ -234,14 +204,14 @@ class Supervisor:
             self._set = None
 
     def _on_finished(self, rank: int, finished: control.Finished) -> None:
-        job = self._running
-        if not self._set or not job or finished.request_id != job.request.request_id:
+        job = self._backlog.running
+        if not self._set or not job or finished.request_id != job.id:
             return
-        if finished.code not in (control.DONE, InvalidRequest.code, Cancelled.code):
+        if finished.code not in control.HARMLESS:
             self._set.raised(rank, finished)
         elif rank == 0:
-            self._running = None
-            self._close(job, Done() if finished.code == control.DONE else _error(finished))
+            done = finished.code == control.DONE
+            self._backlog.finish(Done() if done else Error(code=finished.code, message=finished.message), answered=True)
             self._pump()
         elif finished.code != control.DONE:
             job.dissent = (time.monotonic(), rank, finished)
@@ -249,107 +219,67 @@ class Supervisor:
     def _tick(self) -> None:
         self._intake.tick()
         failure = self._set.verdict() if self._set else None
-        if failure is None and self._running:
-            failure = self._overdue(self._running)
+        if failure is None and self._backlog.running:
+            failure = self._overdue(self._backlog.running)
         if failure:
-            self._fail(failure)
-        self._give_up_on_ended()
+            self._fail(Error(code=failure.code, message=failure.message))
+        self._bury()
         now = time.monotonic()
         if now - self._signed > self._limits.sign_of_life:
             self._signed = now
-            for job in self._queue:
-                self._sign_of_life(job)
+            self._backlog.signs_of_life()
         self._pump()
-        if self._running or self._queue:
-            self._used = now
-        elif self._idle_timeout and now - self._used > self._idle_timeout and not self._intake.accept():
+        if self._idle(now):
             log.info("idle for %g s", self._idle_timeout)
             self._stopping = []
+
+    def _idle(self, now: float) -> bool:
+        if not self._idle_timeout or self._backlog.running or self._backlog.first:
+            return False
+        return now - self._backlog.used > self._idle_timeout and not self._intake.accept() and not self._intake.pending
 
     def _overdue(self, job: Job) -> Failure | None:
         now = time.monotonic()
         if job.cancelled and now - job.cancelled > self._limits.cancel:
-            text = f"the ranks did not end a cancelled request within {self._limits.cancel:g} s"
-            return Failure(kind=0, code="rank_failed", message=text)
+            return Failure(message=f"the ranks did not end a cancelled request within {self._limits.cancel:g} s")
         if job.dissent and now - job.dissent[0] > self._limits.agree:
             _, rank, finished = job.dissent
-            text = f"rank {rank} alone ended the request: {finished.message}"
-            return Failure(kind=0, code="rank_failed", message=text)
+            return Failure(message=f"rank {rank} alone ended the request: {finished.message}")
         return None
 
-    def _give_up_on_ended(self) -> None:
-        for ended in self._ending:
-            overdue = time.monotonic() - (ended.ended or 0) - self._limits.end
-            if not ended.gone and overdue > 0:
+    def _bury(self) -> None:
+        """Forget ended ranks once they are gone, or do not go although they were killed."""
+        for ended in list(self._ending):
+            overdue = time.monotonic() - (ended.ended or 0.0) > self._limits.end
+            if overdue and not ended.gone:
                 log.error("ranks of generation %d do not end although they were killed", ended.generation)
+            if overdue or ended.gone:
                 self._ending.remove(ended)
-                return
 
-    def _fail(self, failure: Failure) -> None:
-        error = Error(code=failure.code, message=failure.message)
-        log.error("generation %d ends: %s", self._generation, failure.message)
-        ready = bool(self._set and self._set.ready)
+    def _fail(self, error: Error) -> None:
+        log.error("generation %d ends: %s", self._generation, error.message)
+        started = bool(self._set and self._set.ready)
         self._end_set()
-        if self._running:
-            job, self._running = self._running, None
-            connection = job.connection.dup()
-            self._close(job, error)
-            _shut(connection)
-        elif self._queue and not ready:
-            job = self._queue.popleft()
-            answer(job.connection, error)
-            self._close(job, error)
+        waiting = self._backlog.first
+        if self._backlog.running:
+            self._backlog.finish(error, answered=False)
+        elif waiting and not started:
+            self._backlog.refuse(waiting, error)
 
     def _shut_down(self) -> None:
         self._endpoint.socket.unlink(missing_ok=True)
-        stopped = BackendUnavailable("the backend was stopped")
         waiting, self._stopping = self._stopping or [], self._stopping or []
-        if self._running:
-            self._fail(Failure(kind=0, code=stopped.code, message=str(stopped)))
+        stopped = BackendUnavailable("the backend was stopped")
+        self._backlog.finish(Error(code=stopped.code, message=str(stopped)), answered=False)
+        for job in self._backlog.waiting:
+            self._backlog.refuse(job, stopped)
         self._end_set()
-        for job in list(self._queue):
-            self._finish_unrun(job, stopped)
-        self._queue.clear()
         self._intake.close()
-        end = time.monotonic() + self._limits.end
-        while any(not ended.gone for ended in self._ending) and time.monotonic() < end:
+        while self._ending:
             self._poller.run_once(TICK)
+            self._bury()
         for sock in waiting:
             answer(sock, Done())
             sock.close()
         os.close(self._lock)
         log.info("ended")
-
-
-def _shut(connection: socket.socket) -> None:
-    with connection:
-        try:
-            connection.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            log.info("a client was gone before its request failed")
-
-
-def _error(finished: control.Finished) -> Error:
-    return Error(code=finished.code, message=finished.message)
-
-
-def _needed(request: RankRequest) -> Devices:
-    """The devices of a request: those its layout uses, or all.
-
-    Raises:
-        InvalidRequest: there are none, or fewer than the layout needs.
-    """
-    spec = request.model
-    if not spec.devices.indices:
-        raise InvalidRequest("no device was given: name at least one")
-    if spec.layout is None:
-        return spec.devices
-    spec.layout.check_fits(len(spec.devices.indices))
-    return Devices(kind=spec.devices.kind, indices=spec.devices.indices[: spec.layout.ranks])
-
-
-def _layout_of(job: Job) -> layout.ParallelLayout | None:
-    branches = getattr(job.request, "branches", None)
-    if branches is None:
-        return job.request.model.layout
-    return job.request.model.layout or layout.auto(len(job.devices.indices), branches=branches)

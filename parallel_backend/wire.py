@@ -77,9 +77,11 @@ class TensorMeta:
 
     def __post_init__(self) -> None:
         if self.dtype not in ITEM_SIZES:
-            raise ValueError(f"tensor {self.name!r}: dtype {self.dtype!r} is not one of {', '.join(ITEM_SIZES)}")
+            raise InvalidRequest(f"tensor {self.name!r}: dtype {self.dtype!r} is not one of {', '.join(ITEM_SIZES)}")
         if len(self.shape) > MAX_DIMS or any(size < 0 for size in self.shape):
-            raise ValueError(f"tensor {self.name!r}: shape {self.shape} needs at most {MAX_DIMS} sizes of 0 or more")
+            raise InvalidRequest(
+                f"tensor {self.name!r}: shape {self.shape} needs at most {MAX_DIMS} sizes of 0 or more"
+            )
 
     @property
     def nbytes(self) -> int:

@@ -16,7 +16,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from . import control, wire
-from .errors import BackendError, Cancelled, InvalidRequest, OutOfMemory
+from .errors import BackendError, Cancelled, DeadlineExceeded, InvalidRequest, OutOfMemory, RankFailed
 from .link import Job, Link
 from .messages import Continue, Done, Echo, Error, Progress, RankStatus
 from .procs import die_with_parent
@@ -151,6 +151,9 @@ class Worker:
         with job.connection:
             try:
                 tensors = _receive(job)
+            except InvalidRequest as error:
+                self._reply(job, _finished(job, error.code, str(error)), {})
+                return
             except (BackendError, ConnectionError) as error:
                 self._reply(job, _cancelled(job, f"its tensors did not arrive: {error}"), {})
                 return
@@ -169,9 +172,9 @@ class Worker:
         try:
             if finished.code == control.DONE:
                 payload.send(job.connection, Done(), results, deadline=deadline)
-            elif finished.code in (InvalidRequest.code, Cancelled.code):
+            elif finished.code in control.HARMLESS:
                 payload.send(job.connection, Error(code=finished.code, message=finished.message), deadline=deadline)
-        except (BackendError, ConnectionError) as error:
+        except (DeadlineExceeded, ConnectionError) as error:
             finished = _cancelled(job, f"its reply was not taken: {error}")
         job.connection.close()
         self._tell(finished)
@@ -203,7 +206,7 @@ class Worker:
     def _tell(self, finished: control.Finished) -> None:
         """Report the end of a request; after an error that spoils the ranks, wait to be ended."""
         self._link.finished(finished)
-        if finished.code not in (control.DONE, InvalidRequest.code, Cancelled.code):
+        if finished.code not in control.HARMLESS:
             time.sleep(SEND_PATIENCE)
             sys.exit(1)
 
@@ -222,7 +225,7 @@ class _Reporter:
         try:
             deadline = wire.Deadline(SEND_PATIENCE, "sending progress")
             payload.send(self._job.connection, progress, tensors, deadline=deadline)
-        except (BackendError, ConnectionError) as error:
+        except (DeadlineExceeded, ConnectionError) as error:
             log.info("request %s is cancelled: %s", self._job.frame.message.request_id, error)
             self._job.cancelled.set()
 
@@ -256,15 +259,20 @@ def _diagnose(error: Exception) -> tuple[str, str, bool]:
     """Code, text for the user, and whether the cause is likely another rank."""
     import torch
 
-    text = " ".join(str(error).split()) or "no message"
+    cause = error.__cause__ if isinstance(error, OutOfMemory) else error
+    text = " ".join(str(cause).split()) or "no message"
     if isinstance(error, (torch.OutOfMemoryError, OutOfMemory)):
         return OutOfMemory.code, f"ran out of memory: {text}", False
     communication = isinstance(error, torch.distributed.DistError) or "gloo" in text.lower()
-    return "rank_failed", f"failed: {type(error).__name__}: {text}", communication
+    return RankFailed.code, f"failed: {type(error).__name__}: {text}", communication
 
 
 def _cancelled(job: Job, why: str) -> control.Finished:
-    return control.Finished(request_id=job.frame.message.request_id, code=Cancelled.code, message=f"cancelled: {why}")
+    return _finished(job, Cancelled.code, f"the request was cancelled: {why}")
+
+
+def _finished(job: Job, code: str, message: str) -> control.Finished:
+    return control.Finished(request_id=job.frame.message.request_id, code=code, message=message)
 
 
 def _ignore(progress: Progress, tensors: "Mapping[str, Tensor]") -> None:
