@@ -18,7 +18,7 @@ ITERATIONS = 5
 def orthogonalize(matrix: Tensor) -> Tensor:
     """The nearest matrix with singular values near 1, by a Newton-Schulz iteration; ``[rows, columns]``."""
     a, b, c = COEFFICIENTS
-    x = matrix.mT if matrix.shape[0] > matrix.shape[1] else matrix
+    x: Tensor = matrix.mT if matrix.shape[0] > matrix.shape[1] else matrix
     x = x / (x.norm() + 1e-7)
     for _ in range(ITERATIONS):
         gram = x @ x.mT
@@ -38,13 +38,13 @@ class Muon(torch.optim.Optimizer):
         for group in self.param_groups:
             for weight in group["params"]:
                 if weight.grad is not None:
-                    self._update(weight, group["lr"], group["momentum"])
+                    self._update(weight, weight.grad, group["lr"], group["momentum"])
 
-    def _update(self, weight: Tensor, lr: float, momentum: float) -> None:
+    def _update(self, weight: Tensor, gradient: Tensor, lr: float, momentum: float) -> None:
         state = self.state[weight]
         if not state:
             state["momentum"] = torch.zeros_like(weight)
-        state["momentum"].lerp_(weight.grad, 1 - momentum)
-        direction = weight.grad.lerp(state["momentum"], momentum).flatten(1)
+        state["momentum"].lerp_(gradient, 1 - momentum)
+        direction = gradient.lerp(state["momentum"], momentum).flatten(1)
         scale = 0.2 * max(direction.shape) ** 0.5
         weight.add_(orthogonalize(direction).view_as(weight), alpha=-lr * scale)

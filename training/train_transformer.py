@@ -103,7 +103,8 @@ def random_sigmas(count: int, generator: torch.Generator) -> Tensor:
 def padding_positions(step: int) -> int:
     """512 after an easy start: with 500 blank positions a fresh network hardly sees its prompt."""
     share = min(1.0, step / EASY_STEPS)
-    return round(32 * (TEXT_POSITIONS / 32) ** share)
+    positions: float = 32 * (TEXT_POSITIONS / 32) ** share
+    return round(positions)
 
 
 def loss_of(nets: Nets, batch: Batch, generator: torch.Generator, positions: int) -> Tensor:

@@ -44,14 +44,15 @@ def _conv_of_first_frame(self: WanCausalConv3d, x: Tensor, cache_x: Tensor | Non
     """The causal convolution; of a lone first frame only the kernel's last slice sees anything but zeros."""
     if cache_x is None and x.shape[2] == 1 and self.kernel_size == (3, 3, 3):
         return F.conv2d(x[:, :, 0], self.weight[:, :, 2], self.bias, padding=1)[:, :, None]
-    return WanCausalConv3d.forward(self, x, cache_x)
+    output: Tensor = WanCausalConv3d.forward(self, x, cache_x)
+    return output
 
 
 def speed_up_stills(vae: AutoencoderKLWan) -> None:
     """Let this instance compute stills with 2D convolutions, which halves a step and changes no result."""
     for module in vae.modules():
         if isinstance(module, WanCausalConv3d):
-            module.forward = types.MethodType(_conv_of_first_frame, module)  # type: ignore[method-assign]
+            module.forward = types.MethodType(_conv_of_first_frame, module)
 
 
 def random_batch(rng: random.Random, step: int) -> Tensor:
@@ -65,7 +66,7 @@ def random_batch(rng: random.Random, step: int) -> Tensor:
 
 def random_crops(rng: random.Random, count: int, frames: int, crop: int) -> Tensor:
     """Crops ``[count, 3, frames, crop, crop]`` in -1..1, most of them on a shape's outline."""
-    crops = []
+    crops: list[Tensor] = []
     while len(crops) < count:
         side_h, side_w = (rng.choice((64, 96, 128, 160, 192)) for _ in range(2))
         scene = random_scene(rng, moving=frames > 1)
