@@ -19,7 +19,7 @@ from torch import Tensor
 from training.latents import random_clip, shard_bucket
 from training.train_vae import LATENT_NOISE, new_vae, speed_up_stills
 
-SCENES = 160
+SCENES = 96
 
 
 @dataclass(frozen=True, kw_only=True)

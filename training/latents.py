@@ -26,30 +26,26 @@ class Bucket:
     width: int
     weight: float
 
-    @property
-    def tokens(self) -> int:
-        """Tokens of one sample: a latent frame per 4 frames after the first, 16 x 16 pixels each."""
-        return ((self.frames - 1) // 4 + 1) * (self.height // 16) * (self.width // 16)
-
 
 def _stills() -> list[Bucket]:
     sizes = {
-        (64, 64): 2, (96, 96): 3, (112, 112): 2, (128, 128): 6, (96, 160): 2, (160, 96): 2, (144, 80): 2,
-        (80, 144): 2, (192, 128): 2, (128, 192): 2, (160, 160): 2, (192, 192): 3, (144, 256): 2, (256, 256): 2,
+        (64, 64): 3, (96, 96): 3, (112, 112): 2, (128, 128): 6, (96, 160): 2, (160, 96): 2, (144, 80): 2,
+        (80, 144): 2, (192, 128): 2, (128, 192): 2, (160, 160): 2, (192, 192): 3, (144, 256): 1, (256, 256): 1,
     }  # fmt: skip
     return [Bucket(frames=1, height=h, width=w, weight=float(n)) for (h, w), n in sizes.items()]
 
 
 def _clips() -> list[Bucket]:
     sizes = {
-        (17, 64, 64): 4, (17, 96, 96): 5, (17, 80, 112): 3, (17, 112, 80): 3, (17, 128, 128): 3, (17, 96, 128): 2,
-        (9, 96, 96): 2, (25, 96, 96): 2, (25, 64, 96): 2, (33, 64, 64): 2,
+        (17, 64, 64): 6, (17, 64, 80): 3, (17, 80, 64): 3, (17, 96, 96): 4, (17, 80, 112): 2, (17, 112, 80): 2,
+        (17, 128, 128): 1, (25, 64, 64): 2, (33, 64, 64): 1,
     }  # fmt: skip
     return [Bucket(frames=f, height=h, width=w, weight=float(n)) for (f, h, w), n in sizes.items()]
 
 
 STILLS, CLIPS = _stills(), _clips()
 CLIP_SHARE = 0.45
+SHARD_STILLS, SHARD_CLIPS = 96, 32
 
 
 def shard_bucket(index: int) -> Bucket:
@@ -57,11 +53,6 @@ def shard_bucket(index: int) -> Bucket:
     rng = random.Random(f"bucket {index}")
     buckets = CLIPS if rng.random() < CLIP_SHARE else STILLS
     return rng.choices(buckets, [bucket.weight for bucket in buckets])[0]
-
-
-def shard_samples(bucket: Bucket) -> int:
-    """Samples of one shard: about six batches of tokens."""
-    return max(24, 12_000 // bucket.tokens)
 
 
 @torch.no_grad()
@@ -85,7 +76,7 @@ def make_shard(vae: AutoencoderKLWan, index: int, file: Path) -> None:
     """Draw and encode shard ``index``; the file appears only when it is whole."""
     rng = random.Random(f"shard {index}")
     bucket = shard_bucket(index)
-    drawn = [random_clip(rng, bucket) for _ in range(shard_samples(bucket))]
+    drawn = [random_clip(rng, bucket) for _ in range(SHARD_CLIPS if bucket.frames > 1 else SHARD_STILLS)]
     latents = [encode(vae, pixels[None])[0].half() for _, pixels in drawn]
     scenes = [(s.shape, s.colour, s.background, s.direction) for s, _ in drawn]
     torch.save({"latents": torch.stack(latents), "scenes": scenes}, file.with_suffix(".new"))

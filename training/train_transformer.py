@@ -36,10 +36,11 @@ from training.scenes import Scene
 
 BATCH_TOKENS = 1536
 TIMESTEPS = 1000.0
-EMA_DECAY = 0.999
+EMA_DECAY = 0.998
 EASY_STEPS = 500
-SAVE_EVERY = 100
-LOOK_FOR_SHARDS_EVERY = 100
+SHORTER_SHARE = 0.3
+SAVE_EVERY = 50
+LOOK_FOR_SHARDS_EVERY = 20
 
 
 class Nets(nn.Module):
@@ -61,6 +62,11 @@ class Batch:
     mask: Tensor
 
 
+def kept_frames(rng: random.Random, frames: int) -> int:
+    """How many latent frames of a clip to train on; the VAE is causal, so a clip's beginning is a clip."""
+    return rng.randint(2, frames) if frames > 1 and rng.random() < SHORTER_SHARE else frames
+
+
 class Shards:
     """All latents in memory; a batch comes from one shard, so all its samples have one size."""
 
@@ -79,6 +85,7 @@ class Shards:
     def batch(self, rng: random.Random) -> Batch:
         """A batch of about ``BATCH_TOKENS`` tokens with fresh captions."""
         latents, scenes = self.loaded[rng.choice(sorted(self.loaded))]
+        latents = latents[:, :, : kept_frames(rng, latents.shape[2])]
         tokens = math.prod(latents.shape[2:]) // 4
         chosen = rng.sample(range(len(scenes)), min(len(scenes), max(4, BATCH_TOKENS // tokens)))
         captions = [training_caption(rng, scenes[i]) for i in chosen]
