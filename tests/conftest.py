@@ -4,7 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from scripts import comfy_paths
+
 ROOT = Path(__file__).resolve().parent.parent
+VERSIONS = comfy_paths.candidates()
 
 
 class RootIsNoPackage:
@@ -21,3 +24,20 @@ class RootIsNoPackage:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(RootIsNoPackage())
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run what asks for ``comfyui_path`` once a version; without any ComfyUI skip it and say how to get one."""
+    if "comfyui_path" not in metafunc.fixturenames:
+        return
+    reason = "no ComfyUI found: set COMFYUI_PATHS, or put one into ~/ComfyUI"
+    missing = pytest.param(None, marks=pytest.mark.skip(reason=reason), id="none")
+    found = [pytest.param(path, id=comfy_paths.version(path)) for path in VERSIONS]
+    metafunc.parametrize("comfyui_path", found or [missing], scope="session", indirect=True)
+
+
+@pytest.fixture(scope="session")
+def comfyui_path(request: pytest.FixtureRequest) -> Path:
+    """A ComfyUI checkout; the test runs once for every version that is found."""
+    path: Path = request.param
+    return path

@@ -6,11 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from scripts import comfy_paths
 from scripts.comfy_api import ComfyClient
 from scripts.comfy_server import ComfyServer
-
-VERSIONS = comfy_paths.candidates()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -19,23 +16,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if here in item.path.parents:
             item.add_marker(pytest.mark.comfyui)
-
-
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run what asks for ``comfyui_path`` once a version; without any ComfyUI skip it and say how to get one."""
-    if "comfyui_path" not in metafunc.fixturenames:
-        return
-    reason = "no ComfyUI found: set COMFYUI_PATHS, or put one into ~/ComfyUI"
-    missing = pytest.param(None, marks=pytest.mark.skip(reason=reason), id="none")
-    found = [pytest.param(path, id=comfy_paths.version(path)) for path in VERSIONS]
-    metafunc.parametrize("comfyui_path", found or [missing], scope="session", indirect=True)
-
-
-@pytest.fixture(scope="session")
-def comfyui_path(request: pytest.FixtureRequest) -> Path:
-    """A ComfyUI checkout; the test runs once for every version that is found."""
-    path: Path = request.param
-    return path
 
 
 @pytest.fixture(scope="session")

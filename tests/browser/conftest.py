@@ -1,0 +1,60 @@
+"""A headless Chromium on a real ComfyUI's own page."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from scripts import install
+from scripts.comfy_server import ComfyServer
+
+ARGUMENTS = (
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync",
+)  # fmt: skip
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed: bash scripts/test.sh")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark every test of this folder ``browser``."""
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents:
+            item.add_marker(pytest.mark.browser)
+
+
+@pytest.fixture(scope="session")
+def page_server(comfyui_path: Path) -> Iterator[ComfyServer]:
+    """A running ComfyUI that serves its web page."""
+    frontend = install.frontend_folder(comfyui_path)
+    if not frontend.is_dir():
+        pytest.skip(f"the web page of {comfyui_path} is not installed: bash scripts/test.sh")
+    server = ComfyServer(comfyui_path, frontend=frontend)
+    try:
+        yield server.start()
+    finally:
+        left = server.stop()
+    assert not left, f"processes were left after stop: {left}"
+
+
+@pytest.fixture(scope="session")
+def browser() -> "Iterator[playwright.Browser]":
+    """Chromium."""
+    if CHROMIUM is None:
+        pytest.skip("Chromium is not installed: apt install chromium")
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, headless=True, args=list(ARGUMENTS))
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def page(page_server: ComfyServer, browser: "playwright.Browser") -> "Iterator[playwright.Page]":
+    """ComfyUI's page, loaded."""
+    page = browser.new_page(viewport={"width": 1600, "height": 900})
+    page.goto(page_server.client.url, wait_until="domcontentloaded")
+    page.wait_for_function("() => window.app?.graph && window.app.vueAppReady", timeout=60_000)
+    yield page
+    page.close()

@@ -1,0 +1,47 @@
+"""What a user does: open an example workflow, press Run, see the picture.
+
+With ``PARALLEL_DIT_SCREENSHOT=docs/screenshot.png`` the finished page is saved there.
+"""
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from scripts import comfy_paths, workflows
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+OPEN = """async (name) => {
+    const answer = await fetch(`/api/workflow_templates/comfyui-parallel-dit/${encodeURIComponent(name)}.json`)
+    await window.app.loadGraphData(await answer.json(), true, true, name)
+}"""
+PICTURE = """() => {
+    const image = window.app.graph._nodes.find((node) => node.type === 'SaveImage')?.imgs?.[0]
+    return image?.complete ? [image.naturalWidth, image.naturalHeight] : null
+}"""
+PROMPT = "async () => (await window.app.graphToPrompt()).output"
+
+
+@pytest.mark.parametrize("name", workflows.names())
+def test_the_page_would_queue_the_api_twin(page: "Page", name: str) -> None:
+    page.evaluate(OPEN, name)
+    queued: dict[str, dict[str, Any]] = page.evaluate(PROMPT)
+    twin = workflows.api(name)
+    assert {key: (node["class_type"], node["inputs"]) for key, node in queued.items()} == {
+        key: (node["class_type"], node["inputs"]) for key, node in twin.items()
+    }
+
+
+def test_run_shows_the_finished_picture(page: "Page") -> None:
+    name = "text to image (native nodes)"
+    page.evaluate(OPEN, name)
+    assert page.evaluate(PICTURE) is None
+    page.get_by_test_id("queue-button").first.click()
+    page.wait_for_function(PICTURE, timeout=120_000)
+    size = workflows.api(name)["4"]["inputs"]
+    assert page.evaluate(PICTURE) == [size["width"], size["height"]]
+    if target := os.environ.get("PARALLEL_DIT_SCREENSHOT"):
+        page.wait_for_timeout(1000)  # the canvas draws the picture with the next frame
+        page.screenshot(path=str(comfy_paths.ROOT / target))
