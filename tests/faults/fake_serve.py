@@ -1,0 +1,18 @@
+"""A supervisor with little patience whose ranks are ``fake_worker``; the limits come as JSON."""
+
+import logging
+import sys
+from pathlib import Path
+
+import msgspec
+
+from parallel_backend.endpoint import Endpoint
+from parallel_backend.supervisor import Limits, Supervisor
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.DEBUG, format="%(asctime)s supervisor: %(message)s")
+    worker = str(Path(__file__).with_name("fake_worker.py"))
+    limits = msgspec.json.decode(sys.argv[2], type=Limits)
+    Supervisor(
+        endpoint=Endpoint.default(), idle_timeout=float(sys.argv[1]), command=(sys.executable, worker), limits=limits
+    ).serve()

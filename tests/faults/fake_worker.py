@@ -1,0 +1,73 @@
+"""A rank whose engine does what a test asks for by the name of the sampler: ``"steps"``, ``"raise 1"``, ...
+
+Imports torch no earlier than a worker does, which holds on to its life line first.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from parallel_backend import worker
+from parallel_backend.errors import Cancelled, InvalidRequest
+from parallel_backend.messages import LoadedModel, Progress, Sample
+
+if TYPE_CHECKING:
+    import torch
+
+STEP = 0.05
+
+
+class FakeEngine:
+    """Steps that take ``STEP`` seconds and end with a collective, and one kind of failure in the third."""
+
+    def __init__(self, *, rank: int, world_size: int, device: "torch.device") -> None:
+        self.rank, self.steps = rank, 0
+
+    def snapshot(self) -> tuple[tuple[LoadedModel, ...], int, int]:
+        return (), 0, self.steps
+
+    def handle(
+        self,
+        message: Sample,
+        metas: Any,
+        tensors: "Mapping[str, torch.Tensor] | None",
+        *,
+        report: "Callable[[Progress, Mapping[str, torch.Tensor]], None]",
+        cancelled: Callable[[], bool],
+    ) -> "dict[str, torch.Tensor]":
+        import torch
+        import torch.distributed as dist
+
+        kind, _, rank = message.sampler.partition(" ")
+        total = next(meta.shape[0] for meta in metas if meta.name == "sigmas") - 1
+        if kind == "refuse":
+            raise InvalidRequest("this request cannot work")
+        for step in range(total):
+            if step == 2 and rank == str(self.rank):
+                _misbehave(kind)
+            time.sleep(STEP)
+            flag = torch.tensor([int(cancelled() and kind != "deaf")])
+            dist.all_reduce(flag)
+            if flag.item():
+                raise Cancelled(f"cancelled at step {step}")
+            self.steps += 1
+            if self.rank == 0:
+                report(Progress(phase="sample", value=step + 1, total=total), {"preview": torch.ones(2, 3)})
+        return {} if tensors is None else {"samples": tensors["x"] * 2}
+
+
+def _misbehave(kind: str) -> None:
+    import torch
+
+    if kind == "raise":
+        raise KeyError("a bug")
+    if kind == "oom":
+        raise torch.OutOfMemoryError("tried to allocate 3 GiB")
+    if kind == "alone":
+        raise InvalidRequest("only I think so")
+    if kind == "exit":
+        raise SystemExit(3)
+
+
+if __name__ == "__main__":
+    worker.main(engine=FakeEngine)  # type: ignore[arg-type]

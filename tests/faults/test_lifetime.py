@@ -1,0 +1,174 @@
+"""No process is left: after a stop, an idle time, and when the supervisor or a client is killed."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+
+from parallel_backend.client import Client, Timeouts
+from parallel_backend.endpoint import Endpoint
+from parallel_backend.errors import BackendUnavailable
+from parallel_backend.messages import Echo, Status
+
+from .backend import ROOT, TWO, Running, environment, processes, sample, start_fake, tensors, wait_until
+
+
+def run(runtime: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "parallel_backend", *arguments]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=60, env=environment(runtime), cwd=runtime, check=False
+    )
+
+
+def none_left(runtime: Path, seconds: float) -> None:
+    wait_until(lambda: not processes(runtime), seconds, "every process has ended")
+
+
+def test_stop_leaves_nothing(runtime: Path) -> None:
+    client = start_fake(runtime)
+    running = Running(client=client, message=sample()).in_step()
+    client.stop()
+    assert not processes(runtime)
+    error = running.ended(5.0)
+    assert isinstance(error, BackendUnavailable)
+    assert not client.endpoint.socket.exists()
+
+
+def test_a_killed_supervisor_takes_its_ranks_along(runtime: Path) -> None:
+    client = start_fake(runtime)
+    running = Running(client=client, message=sample()).in_step()
+    os.kill(client.status().pid, signal.SIGKILL)
+    none_left(runtime, 5.0)
+    error = running.ended(5.0)
+    assert isinstance(error, BackendUnavailable)
+    assert "in the middle of a request" in str(error)
+
+
+def test_a_supervisor_killed_while_ranks_start_takes_them_along(runtime: Path) -> None:
+    client = start_fake(runtime)
+    Running(client=client, message=sample())
+    status = wait_until(lambda: client.status() if client.status().ranks else None, 10.0, "ranks start")
+    assert status.state == "starting"
+    os.kill(status.pid, signal.SIGKILL)
+    none_left(runtime, 5.0)
+
+
+def test_a_stopped_supervisor_is_ended_by_force(runtime: Path) -> None:
+    client = start_fake(runtime)
+    client.call(sample(), tensors(1))
+    os.kill(client.status().pid, signal.SIGSTOP)
+    impatient = Client(endpoint=client.endpoint, timeouts=Timeouts(stop=1.0))
+    impatient.stop()
+    none_left(runtime, 5.0)
+
+
+def test_an_idle_backend_ends_itself(runtime: Path) -> None:
+    client = start_fake(runtime, idle_timeout=1.5)
+    client.call(sample(), tensors(1))
+    end = time.monotonic() + 1.0
+    while time.monotonic() < end:
+        assert processes(runtime)
+        client.status()
+    none_left(runtime, 5.0)
+
+
+def test_a_busy_backend_is_not_idle(runtime: Path) -> None:
+    client = start_fake(runtime, idle_timeout=0.5)
+    result = client.call(sample(), tensors(30))
+    assert result["samples"].shape == (2, 3)
+
+
+def test_sigterm_ends_it_in_order(runtime: Path) -> None:
+    client = start_fake(runtime)
+    client.call(sample(), tensors(1))
+    os.kill(client.status().pid, signal.SIGTERM)
+    none_left(runtime, 5.0)
+    assert not client.endpoint.socket.exists()
+
+
+def test_two_clients_at_once_start_one_backend(runtime: Path) -> None:
+    def start(_: int) -> int:
+        client = Client(endpoint=Endpoint(folder=runtime))
+        client.start()
+        return client.status().pid
+
+    with ThreadPoolExecutor(4) as pool:
+        pids = set(pool.map(start, range(4)))
+    assert len(pids) == 1
+    serving = [process for process in processes(runtime) if "serve" in process.cmdline()]
+    gone, alive = psutil.wait_procs(serving, timeout=3.0)
+    assert {process.pid for process in alive} == pids
+    assert len(gone) == len(serving) - 1
+
+
+def test_the_backend_outlives_the_client_that_started_it(runtime: Path) -> None:
+    started = run(runtime, "serve", "--detach")
+    assert started.returncode == 0, started.stderr
+    status = Client(endpoint=Endpoint(folder=runtime)).status()
+    assert f"pid {status.pid}" in started.stdout
+    assert status.idle_timeout == 120.0
+
+
+def test_a_backend_that_cannot_start_is_quoted(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PARALLEL_DIT_IDLE_TIMEOUT", "soon")
+    client = Client(endpoint=Endpoint(folder=runtime))
+    with pytest.raises(BackendUnavailable, match="'soon' is not a number of seconds") as caught:
+        client.call(Echo(model=TWO))
+    assert str(client.endpoint.log) in str(caught.value)
+
+
+def test_another_interpreter_that_is_not_there(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PARALLEL_DIT_PYTHON", "/no/python")
+    with pytest.raises(BackendUnavailable, match="/no/python does not start"):
+        Client(endpoint=Endpoint(folder=runtime)).call(Echo(model=TWO))
+
+
+def test_the_commands(runtime: Path) -> None:
+    absent = run(runtime, "status")
+    assert absent.returncode == 1
+    assert absent.stderr == f"no backend answers at {runtime}/socket\n"
+    assert run(runtime, "stop").returncode == 1
+    client = start_fake(runtime)
+    client.call(sample(), tensors(1))
+    twice = run(runtime, "serve")
+    assert twice.returncode == 75
+    assert "a backend runs already" in twice.stderr
+    assert "2, generation 1" in run(runtime, "status").stdout
+    status = msgspec.json.decode(run(runtime, "status", "--json").stdout, type=Status)
+    for rank in status.ranks:
+        process = psutil.Process(rank.pid)
+        assert process.ppid() == status.pid
+        assert "fake_worker.py" in " ".join(process.cmdline())
+        assert abs(process.memory_info().rss - rank.memory) < 0.2 * rank.memory
+    assert run(runtime, "stop").stdout == "stopped\n"
+    assert not processes(runtime)
+
+
+def test_an_idle_time_that_is_none(runtime: Path) -> None:
+    refused = run(runtime, "serve", "--idle-timeout", "-1")
+    assert refused.returncode == 2
+    assert "'-1' is not a number of seconds, 0 or more" in refused.stderr
+
+
+def test_a_killed_client_frees_the_ranks(runtime: Path) -> None:
+    client = start_fake(runtime)
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "from tests.faults.backend import *\n"
+        "Client().call(sample(), tensors(1000))\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code, str(ROOT)], env=environment(runtime), cwd=runtime)
+    wait_until(lambda: any(rank.steps for rank in client.status().ranks), 60.0, "the ranks step")
+    process.kill()
+    process.wait(5)
+    wait_until(lambda: client.status().running is None, 5.0, "the request was cancelled")
+    steps = client.status().ranks[0].steps
+    assert client.call(sample(), tensors(1))
+    assert wait_until(lambda: client.status().ranks[0].steps, 3.0, "a heartbeat") <= steps + 40

@@ -1,0 +1,122 @@
+"""What becomes of a request, and of the next one, when a rank dies, hangs or raises."""
+
+import os
+import signal
+import time
+
+import pytest
+import torch
+
+from parallel_backend.client import Client
+from parallel_backend.errors import InvalidRequest, OutOfMemory, RankFailed
+from parallel_backend.messages import Devices, ModelSpec
+
+from .backend import Running, processes, sample, tensors, wait_until
+
+
+def works(client: Client) -> bool:
+    result = client.call(sample(), tensors(2))
+    return torch.equal(result["samples"], tensors(2)["x"] * 2)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_killed_rank_is_named_and_the_next_request_works(client: Client, rank: int) -> None:
+    running = Running(client=client, message=sample()).in_step()
+    before = client.status()
+    pid = before.ranks[rank].pid
+    start = time.monotonic()
+    os.kill(pid, signal.SIGKILL)
+    error = running.ended(10.0)
+    assert time.monotonic() - start < 3.0
+    assert isinstance(error, RankFailed)
+    assert f"rank {rank} (pid {pid}) was killed by SIGKILL" in str(error)
+    assert works(client)
+    after = client.status()
+    assert after.generation == before.generation + 1
+    assert not {status.pid for status in before.ranks} & {process.pid for process in processes(client.endpoint.folder)}
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_stopped_rank_is_found(client: Client, rank: int) -> None:
+    running = Running(client=client, message=sample()).in_step()
+    pid = client.status().ranks[rank].pid
+    os.kill(pid, signal.SIGSTOP)
+    error = running.ended(10.0)
+    assert isinstance(error, RankFailed)
+    assert f"rank {rank} (pid {pid}) stopped answering" in str(error)
+    assert works(client)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_raises_is_named_with_its_exception(client: Client, rank: int) -> None:
+    error = Running(client=client, message=sample(f"raise {rank}")).ended(30.0)
+    assert isinstance(error, RankFailed)
+    assert f"rank {rank} (pid " in str(error)
+    assert "KeyError: 'a bug'" in str(error)
+    log = client.endpoint.rank_log(rank)
+    assert str(log) in str(error)
+    assert "Traceback" in log.read_text()
+    assert works(client)
+
+
+def test_a_full_device_is_named(client: Client) -> None:
+    error = Running(client=client, message=sample("oom 1")).ended(30.0)
+    assert isinstance(error, OutOfMemory)
+    assert "rank 1" in str(error)
+    assert "tried to allocate 3 GiB" in str(error)
+    assert works(client)
+
+
+def test_a_rank_that_exits_is_named(client: Client) -> None:
+    error = Running(client=client, message=sample("exit 1")).ended(30.0)
+    assert isinstance(error, RankFailed)
+    assert "rank 1" in str(error)
+    assert "exited with status 3" in str(error)
+
+
+def test_a_refusal_by_one_rank_alone_does_not_hang_the_others(client: Client) -> None:
+    error = Running(client=client, message=sample("alone 1")).ended(30.0)
+    assert isinstance(error, RankFailed)
+    assert "rank 1 alone ended the request: only I think so" in str(error)
+    assert works(client)
+
+
+def test_a_refused_request_leaves_the_ranks_as_they_are(client: Client) -> None:
+    assert works(client)
+    before = client.status()
+    with pytest.raises(InvalidRequest, match="this request cannot work"):
+        client.call(sample("refuse"), tensors(2))
+    assert works(client)
+    after = client.status()
+    assert [rank.pid for rank in after.ranks] == [rank.pid for rank in before.ranks]
+
+
+def test_an_idle_rank_that_dies_costs_nobody_a_request(client: Client) -> None:
+    assert works(client)
+    os.kill(client.status().ranks[1].pid, signal.SIGKILL)
+    wait_until(lambda: not client.status().ranks, 5.0, "the set has ended")
+    assert works(client)
+
+
+def test_a_worker_that_cannot_start_says_why(client: Client) -> None:
+    gpu = ModelSpec(path="/", devices=Devices(kind="cuda", indices=(0,)))
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU here")
+    error = Running(client=client, message=sample(spec=gpu)).ended(60.0)
+    assert isinstance(error, RankFailed)
+    assert "while starting" in str(error)
+    assert str(client.endpoint.rank_log(0)) in str(error)
+    assert works(client)
+
+
+def test_fewer_devices_reuse_the_ranks_and_more_start_new_ones(client: Client) -> None:
+    assert works(client)
+    pids = [rank.pid for rank in client.status().ranks]
+    one = ModelSpec(path="/", devices=Devices(kind="cpu", indices=(0,)))
+    client.call(sample(spec=one), tensors(2))
+    assert [rank.pid for rank in client.status().ranks] == pids
+    three = ModelSpec(path="/", devices=Devices(kind="cpu", indices=(0, 1, 2)))
+    client.call(sample(spec=three), tensors(2))
+    status = client.status()
+    assert len(status.ranks) == 3
+    assert not {rank.pid for rank in status.ranks} & set(pids)

@@ -1,0 +1,226 @@
+"""The queue, cancels, and callers that do not speak the protocol."""
+
+import socket
+import struct
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from parallel_backend import payload, wire
+from parallel_backend.client import Client, Timeouts
+from parallel_backend.endpoint import Endpoint, connect
+from parallel_backend.errors import (
+    BackendFailure,
+    Cancelled,
+    DeadlineExceeded,
+    InvalidRequest,
+    ProtocolError,
+    QueueFull,
+    RankFailed,
+)
+from parallel_backend.layout import ParallelLayout
+from parallel_backend.messages import Devices, Done, Echo, Error, ModelSpec, Outcome, Progress
+from parallel_backend.rankset import Patience
+from parallel_backend.supervisor import Limits
+
+from .backend import TWO, Running, sample, start_fake, tensors, wait_until
+
+
+def test_every_dtype_and_shape_comes_back(client: Client) -> None:
+    sent = {name: torch.arange(24).reshape(2, 3, 4).to(dtype) for name, dtype in payload.DTYPES.items()}
+    sent |= {"scalar": torch.tensor(3.5), "empty": torch.empty(0, 4), "strided": torch.arange(12.0).reshape(3, 4).T}
+    back = client.call(Echo(model=TWO), sent)
+    assert list(back) == list(sent)
+    for name, tensor in sent.items():
+        assert back[name].dtype == tensor.dtype
+        assert torch.equal(back[name], tensor)
+
+
+def test_progress_comes_with_previews(client: Client) -> None:
+    seen: list[tuple[Progress, dict[str, torch.Tensor]]] = []
+    client.call(sample(), tensors(3), on_progress=lambda *both: seen.append(both))
+    steps = [(progress.value, progress.total) for progress, _ in seen if progress.phase == "sample"]
+    assert steps == [(1, 3), (2, 3), (3, 3)]
+    assert all(torch.equal(extra["preview"], torch.ones(2, 3)) for p, extra in seen if p.phase == "sample")
+    assert seen[0][0].phase in ("start", "queued")
+
+
+def test_an_interrupt_ends_a_running_request_within_a_step(client: Client) -> None:
+    running = Running(client=client, message=sample()).in_step()
+    start = time.monotonic()
+    running.stop.set()
+    assert isinstance(running.ended(5.0), Cancelled)
+    assert time.monotonic() - start < 1.0
+    assert client.status().running is None
+    pids = [rank.pid for rank in client.status().ranks]
+    assert client.call(sample(), tensors(1))
+    assert [rank.pid for rank in client.status().ranks] == pids
+
+
+def test_an_interrupt_ends_a_queued_request_at_once(client: Client) -> None:
+    first = Running(client=client, message=sample()).in_step()
+    second = Running(client=client, message=sample())
+    wait_until(lambda: client.status().queued == (second.message.request_id,), 5.0, "the second one waits")
+    second.stop.set()
+    assert isinstance(second.ended(2.0), Cancelled)
+    assert second.seen[0] == Progress(phase="queued", value=0, total=1)
+    assert client.status().running == first.message.request_id
+    first.stop.set()
+    assert isinstance(first.ended(5.0), Cancelled)
+
+
+def test_an_interrupt_while_ranks_start(runtime: Path) -> None:
+    client = start_fake(runtime)
+    running = Running(client=client, message=sample())
+    wait_until(lambda: running.seen, 5.0, "the request is taken")
+    running.stop.set()
+    assert isinstance(running.ended(2.0), Cancelled)
+    assert client.call(sample(), tensors(1))
+
+
+def test_an_exception_from_on_progress_cancels(client: Client) -> None:
+    def fail(progress: Progress, _: dict[str, torch.Tensor]) -> None:
+        if progress.phase == "sample":
+            raise LookupError("the caller's own")
+
+    with pytest.raises(LookupError):
+        client.call(sample(), tensors(1000), on_progress=fail)
+    wait_until(lambda: client.status().running is None, 5.0, "the request was cancelled")
+
+
+def test_ranks_that_do_not_heed_a_cancel_are_ended(client: Client) -> None:
+    running = Running(client=client, message=sample("deaf")).in_step()
+    running.stop.set()
+    assert isinstance(running.ended(10.0), Cancelled)
+    assert not client.status().ranks
+    with pytest.raises(RankFailed, match="did not end a cancelled request within 3 s"):
+        client._ask(Outcome(request_id=running.message.request_id), Done)
+
+
+def test_a_full_queue(runtime: Path) -> None:
+    client = start_fake(runtime, limits=Limits(queue=2))
+    calls = [Running(client=client, message=sample()).in_step()]
+    calls += [Running(client=client, message=sample()) for _ in range(2)]
+    wait_until(lambda: len(client.status().queued) == 2, 5.0, "two wait")
+    with pytest.raises(QueueFull, match="2 requests wait already"):
+        client.call(sample(), tensors(1))
+    for call in reversed(calls):
+        call.stop.set()
+        assert isinstance(call.ended(5.0), Cancelled)
+
+
+def test_signs_of_life_keep_a_waiting_client_patient(client: Client) -> None:
+    first = Running(client=client, message=sample()).in_step()
+    patient = Client(endpoint=client.endpoint, timeouts=Timeouts(connect=1.5))
+    second = Running(client=patient, message=sample())
+    time.sleep(3.0)
+    assert second.error is None
+    first.stop.set()
+    second.in_step().stop.set()
+    assert isinstance(second.ended(5.0), Cancelled)
+    assert first.ended(5.0)
+
+
+def test_silence_of_working_ranks_has_a_deadline(client: Client) -> None:
+    client.call(sample(), tensors(1))
+    impatient = Client(endpoint=client.endpoint, timeouts=Timeouts(silence=0.001))
+    with pytest.raises(DeadlineExceeded, match="sign of life from the ranks took longer than"):
+        impatient.call(sample(), tensors(50))
+    wait_until(lambda: client.status().running is None, 5.0, "the request was cancelled")
+
+
+def test_a_layout_that_does_not_fit_starts_nothing(runtime: Path) -> None:
+    client = start_fake(runtime)
+    spec = ModelSpec(path="/", devices=TWO.devices, layout=ParallelLayout(ulysses=3))
+    with pytest.raises(InvalidRequest, match='layout "ulysses=3" needs 3 ranks and there are 2'):
+        client.call(sample(spec=spec), tensors(1))
+    with pytest.raises(InvalidRequest, match="no device"):
+        client.call(sample(spec=ModelSpec(path="/", devices=Devices(kind="cpu", indices=()))), tensors(1))
+    assert not client.status().ranks
+
+
+def test_a_dtype_that_the_wire_does_not_carry_starts_nothing(runtime: Path) -> None:
+    with pytest.raises(InvalidRequest, match="float64"):
+        Client(endpoint=Endpoint(folder=runtime)).call(Echo(model=TWO), {"x": torch.zeros(2, dtype=torch.float64)})
+    assert not (runtime / "socket").exists()
+
+
+@pytest.mark.parametrize(
+    ("sent", "said"),
+    [
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", "does not speak Parallel DiT's protocol"),
+        (wire.PREFIX.pack(wire.MAGIC, wire.VERSION + 1, 10), f"version {wire.VERSION + 1} and this one {wire.VERSION}"),
+        (wire.PREFIX.pack(wire.MAGIC, wire.VERSION, wire.MAX_HEADER + 1), "is over the limit"),
+        (wire.PREFIX.pack(wire.MAGIC, wire.VERSION, 4) + b"\xff{}]", "does not decode"),
+        (wire.PREFIX.pack(wire.MAGIC, wire.VERSION, 24) + b'{"type":"Exec","body":1}', "unknown message 'Exec'"),
+        (wire.pack(wire.Frame(message=Done())), "Done is no request"),
+    ],
+)
+def test_garbage_is_refused_and_does_no_harm(client: Client, sent: bytes, said: str) -> None:
+    with connect(client.endpoint, seconds=5) as sock:
+        sock.sendall(sent)
+        answer = wire.recv_header(sock, deadline=wire.Deadline(5, "an answer")).message
+    assert isinstance(answer, Error)
+    assert answer.code == "protocol"
+    assert said in answer.message
+    assert client.status().state == "idle"
+
+
+def test_half_a_header_and_a_hang_up(client: Client) -> None:
+    for _ in range(100):
+        with connect(client.endpoint, seconds=5) as sock:
+            sock.sendall(b"PDi")
+    assert client.status().state == "idle"
+
+
+def test_a_crowd_that_says_nothing_is_bounded(client: Client) -> None:
+    crowd = [connect(client.endpoint, seconds=5) for _ in range(64)]
+    try:
+        with pytest.raises(QueueFull, match="64 connections"):
+            client.status()
+    finally:
+        for sock in crowd:
+            sock.close()
+    assert client.status().state == "idle"
+
+
+def test_a_client_that_never_sends_its_tensors_can_be_cancelled(client: Client) -> None:
+    message = sample()
+    metas = payload.describe({"x": torch.zeros(1000)})
+    with connect(client.endpoint, seconds=5) as sock:
+        sock.sendall(wire.pack(wire.Frame(message=message, tensors=metas)))
+        wait_until(lambda: client.status().running == message.request_id, 30.0, "rank 0 waits for the tensors")
+    wait_until(lambda: client.status().running is None, 5.0, "the request is over")
+    assert client.call(sample(), tensors(1))
+
+
+def test_an_unknown_outcome(client: Client) -> None:
+    with pytest.raises(BackendFailure, match="does not know how request nothing ended"):
+        client._ask(Outcome(request_id="nothing"), Done)
+
+
+def test_a_backend_of_another_version_is_named_and_can_be_stopped(runtime: Path) -> None:
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(runtime / "socket"))
+    listener.listen()
+
+    def answer_as_version_99() -> None:
+        sock, _ = listener.accept()
+        with sock:
+            sock.recv(1 << 16)
+            sock.sendall(struct.pack("!4sHI", b"PDiT", 99, 2) + b"{}")
+
+    threading.Thread(target=answer_as_version_99, daemon=True).start()
+    with listener, pytest.raises(ProtocolError, match=r"version 99 and this one 1: stop the backend"):
+        Client(endpoint=Endpoint(folder=runtime)).status()
+
+
+def test_too_little_patience_for_a_start(runtime: Path) -> None:
+    client = start_fake(runtime, limits=Limits(patience=Patience(start=0.3)))
+    error = Running(client=client, message=sample()).ended(10.0)
+    assert isinstance(error, RankFailed)
+    assert "rank 0 (pid" in str(error)
+    assert "did not start within 0.3 s" in str(error)

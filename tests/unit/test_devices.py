@@ -1,0 +1,55 @@
+"""The user's choice of devices, with and without GPUs."""
+
+import pytest
+import torch
+
+from parallel_backend.devices import resolve
+from parallel_backend.errors import InvalidRequest
+from parallel_backend.messages import Devices
+
+
+@pytest.fixture(params=[0, 3])
+def gpus(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    count: int = request.param
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    monkeypatch.delenv("PARALLEL_DIT_CPU_RANKS", raising=False)
+    return count
+
+
+def test_all(gpus: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = Devices(kind="cuda", indices=(0, 1, 2)) if gpus else Devices(kind="cpu", indices=(0, 1))
+    assert resolve("all") == resolve(" ALL ") == expected
+    monkeypatch.setenv("PARALLEL_DIT_CPU_RANKS", "4")
+    assert len(resolve("all").indices) == (3 if gpus else 4)
+
+
+def test_a_list(gpus: int) -> None:
+    assert resolve("2, 0") == Devices(kind="cuda" if gpus else "cpu", indices=(2, 0))
+    if gpus:
+        assert resolve("cuda:1,cuda:2") == Devices(kind="cuda", indices=(1, 2))
+
+
+@pytest.mark.parametrize("text", ["", "0,", "-1", "gpu", "cuda", "cuda:x", "0;1", "1e3", "0.5", "99999", "²"])
+def test_junk(gpus: int, text: str) -> None:
+    with pytest.raises(InvalidRequest, match=r"is no device; .*would work"):
+        resolve(text)
+
+
+def test_what_is_not_there(gpus: int) -> None:
+    missing = "3" if gpus else "16"
+    with pytest.raises(InvalidRequest, match=f"there is no device {missing}; .*would work"):
+        resolve(f"0,{missing}")
+    with pytest.raises(InvalidRequest, match="1 is there twice"):
+        resolve("1,0,1")
+    if not gpus:
+        with pytest.raises(InvalidRequest, match="there is no GPU here"):
+            resolve("cuda:1")
+
+
+@pytest.mark.parametrize("ranks", ["0", "17", "two", "-1"])
+def test_a_bad_number_of_cpu_ranks(monkeypatch: pytest.MonkeyPatch, ranks: str) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setenv("PARALLEL_DIT_CPU_RANKS", ranks)
+    with pytest.raises(InvalidRequest, match=f"PARALLEL_DIT_CPU_RANKS={ranks}.*from 1 to 16"):
+        resolve("all")

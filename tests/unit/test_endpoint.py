@@ -1,0 +1,124 @@
+"""The runtime folder, the lock, and who may connect."""
+
+import logging
+import os
+import shutil
+import socket
+import stat
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from parallel_backend import wire
+from parallel_backend.endpoint import Endpoint, connect, listen, peer
+from parallel_backend.errors import BackendUnavailable
+from parallel_backend.intake import Intake
+from parallel_backend.messages import StatusQuery
+from parallel_backend.poller import Poller
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    path = Path(tempfile.mkdtemp(prefix="pdit"))
+    yield path
+    shutil.rmtree(path)
+
+
+def test_where_it_is(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    monkeypatch.setenv("PARALLEL_DIT_RUNTIME", str(folder / "mine"))
+    assert Endpoint.default().folder == folder / "mine"
+    monkeypatch.delenv("PARALLEL_DIT_RUNTIME")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
+    assert Endpoint.default().folder == folder / "parallel-dit"
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder / "not-there"))
+    assert Endpoint.default().folder == Path(f"/tmp/parallel-dit-{os.getuid()}")
+
+
+def test_folder_and_socket_are_private(folder: Path) -> None:
+    endpoint = Endpoint(folder=folder / "a" / "b")
+    lock, listener = listen(endpoint, backlog=1)
+    with listener:
+        assert stat.S_IMODE(endpoint.folder.stat().st_mode) == 0o700
+        assert stat.S_IMODE(endpoint.socket.stat().st_mode) == 0o600
+    os.close(lock)
+
+
+def test_a_folder_that_others_may_read_is_refused(folder: Path) -> None:
+    folder.chmod(0o755)
+    with pytest.raises(BackendUnavailable, match="mode 0700"):
+        connect(Endpoint(folder=folder), seconds=1)
+
+
+def test_a_link_to_a_folder_is_refused(folder: Path) -> None:
+    (folder / "real").mkdir(mode=0o700)
+    (folder / "link").symlink_to(folder / "real")
+    with pytest.raises(BackendUnavailable, match="has to be a folder of yours"):
+        connect(Endpoint(folder=folder / "link"), seconds=1)
+
+
+def test_a_path_that_is_too_long_for_a_socket(folder: Path) -> None:
+    with pytest.raises(BackendUnavailable, match="set PARALLEL_DIT_RUNTIME to a shorter folder"):
+        connect(Endpoint(folder=folder / ("x" * 100)), seconds=1)
+
+
+def test_one_supervisor_an_endpoint_and_a_stale_socket_is_replaced(folder: Path) -> None:
+    endpoint = Endpoint(folder=folder)
+    lock, listener = listen(endpoint, backlog=1)
+    with pytest.raises(BackendUnavailable, match="a backend runs already"):
+        listen(endpoint, backlog=1)
+    listener.close()
+    os.close(lock)
+    assert endpoint.socket.exists()
+    lock, listener = listen(endpoint, backlog=1)
+    with listener, connect(endpoint, seconds=1) as sock:
+        assert peer(sock) == (os.getpid(), os.getuid())
+    os.close(lock)
+
+
+@pytest.mark.parametrize("stranger", [False, True])
+def test_another_user_is_refused(folder: Path, stranger: bool, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    seen: list[tuple[socket.socket, wire.Frame]] = []
+    poller = Poller()
+    lock, listener = listen(Endpoint(folder=folder), backlog=1)
+    uid = os.getuid() + stranger
+    intake = Intake(
+        listener=listener,
+        uid=os.getuid(),
+        poller=poller,
+        on_frame=lambda sock, frame: seen.append((sock, frame)),
+        uid_of=lambda sock: uid,
+    )
+    with connect(Endpoint(folder=folder), seconds=1) as sock:
+        sock.sendall(wire.pack(wire.Frame(message=StatusQuery())))
+        poller.run_once(1.0)
+        poller.run_once(0.1)
+        if stranger:
+            with pytest.raises(ConnectionError):
+                wire.recv_header(sock, deadline=wire.Deadline(1, "an answer"))
+            assert f"refused a connection of user {uid}" in caplog.text
+        for taken, _ in seen:
+            taken.close()
+    assert [frame.message for _, frame in seen] == ([] if stranger else [StatusQuery()])
+    intake.close()
+    os.close(lock)
+
+
+def test_who_is_slow_over_a_header_is_hung_up_on(folder: Path) -> None:
+    poller = Poller()
+    lock, listener = listen(Endpoint(folder=folder), backlog=1)
+    intake = Intake(
+        listener=listener, uid=os.getuid(), poller=poller, on_frame=lambda sock, frame: sock.close(), patience=0.0
+    )
+    with connect(Endpoint(folder=folder), seconds=1) as sock:
+        sock.sendall(b"PD")
+        poller.run_once(1.0)
+        poller.run_once(1.0)
+        assert intake.pending
+        intake.tick()
+        assert not intake.pending
+        assert sock.recv(1) == b""
+    intake.close()
+    os.close(lock)

@@ -1,0 +1,117 @@
+"""What the kernel tells, the control socket, the backlog's choices, and the text of a status."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+
+from parallel_backend import control, procs
+from parallel_backend.backlog import needed
+from parallel_backend.layout import ParallelLayout
+from parallel_backend.messages import Devices, Echo, LoadedModel, ModelSpec, RankStatus, Status
+from parallel_backend.status import format_status
+
+
+def test_memory_and_pulse_of_a_process() -> None:
+    measured, known = procs.memory(os.getpid()), psutil.Process().memory_info().rss
+    assert abs(measured - known) < 0.1 * known
+    pulse = procs.pulse(os.getpid())
+    assert pulse is not None
+    assert pulse.state == "R"
+    assert pulse.ticks > 0
+
+
+def test_the_pulse_of_a_stopped_and_of_a_gone_process() -> None:
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    process.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
+    pulse = procs.pulse(process.pid)
+    assert pulse is not None
+    assert pulse.state == "T"
+    assert not procs.wait_gone(process.pid, 0.05)
+    procs.end(process.pid, signal.SIGKILL)
+    assert procs.wait_gone(process.pid, 5.0)
+    assert procs.describe_exit(process.wait(5)) == "was killed by SIGKILL"
+    assert procs.pulse(process.pid) is None
+    assert procs.memory(process.pid) == 0
+    assert procs.wait_gone(process.pid, 0.0)
+
+
+def test_no_group_is_ever_signalled() -> None:
+    procs.end(0, signal.SIGKILL)
+
+
+def test_the_last_line_of_a_log(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    assert procs.last_line(log) == ""
+    log.write_text("first\n" * 10_000 + "ValueError: at last\n\n")
+    assert procs.last_line(log) == "ValueError: at last"
+
+
+def test_a_descriptor_travels_with_its_message() -> None:
+    ours, theirs = control.pair()
+    near, far = socket.socketpair()
+    with ours, theirs, near:
+        header = msgspec.json.encode({"text": "x" * (control.MAX_DATAGRAM - 5000)})
+        control.send(ours, control.Run(header=msgspec.Raw(header)), descriptor=far.fileno())
+        far.close()
+        message, descriptor = control.receive(theirs, control.ToRank)
+        assert bytes(message.header) == header
+        assert descriptor is not None
+        assert not os.get_inheritable(descriptor)
+        with socket.socket(fileno=descriptor) as passed:
+            passed.sendall(b"hello")
+        assert near.recv(10) == b"hello"
+        assert near.recv(10) == b""
+        with pytest.raises(BlockingIOError):
+            control.receive(theirs, control.ToRank)
+    with pytest.raises(OSError, match="closed"):
+        _closed_pair()
+
+
+def _closed_pair() -> None:
+    ours, theirs = control.pair()
+    ours.close()
+    with theirs:
+        control.receive(theirs, control.ToRank)
+
+
+def test_a_request_needs_the_devices_of_its_layout() -> None:
+    devices = Devices(kind="cuda", indices=(3, 1, 2))
+    assert needed(Echo(model=ModelSpec(path="/", devices=devices))) == devices
+    spec = ModelSpec(path="/", devices=devices, layout=ParallelLayout(ulysses=2))
+    assert needed(Echo(model=spec)) == Devices(kind="cuda", indices=(3, 1))
+
+
+def test_a_status_as_text() -> None:
+    model = LoadedModel(path="/models/shapes", dtype="float32", parts=("transformer", "vae"), loads=2)
+    rank = RankStatus(rank=0, pid=12, device="cuda:0", memory=3 << 30, device_memory=5 << 20, models=(model,), steps=40)
+    status = Status(
+        pid=11,
+        protocol=1,
+        generation=3,
+        state="busy",
+        running="abc",
+        queued=("def", "ghi"),
+        layout=ParallelLayout(cfg=2, ulysses=2),
+        idle_timeout=600.0,
+        memory=20 << 20,
+        ranks=(rank,),
+    )
+    text = format_status(status)
+    for words in (
+        "pid 11, busy, 20 MiB, ends after 600 s without work",
+        "cfg=2 ulysses=2",
+        "abc",
+        "def, ghi",
+        "1, generation 3",
+        "rank 0     pid 12, cuda:0, 3.00 GiB, 5 MiB on the device, 40 steps",
+        "/models/shapes as float32: transformer, vae (loaded 2 times)",
+    ):
+        assert words in text

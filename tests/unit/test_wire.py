@@ -1,0 +1,148 @@
+"""Frames: what is packed comes out, byte by byte if need be, and what is over a limit never gets memory."""
+
+import os
+import resource
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from parallel_backend import payload, wire
+from parallel_backend.errors import DeadlineExceeded, InvalidRequest, ProtocolError
+from parallel_backend.layout import ParallelLayout
+from parallel_backend.messages import MESSAGES, Devices, Done, ModelSpec, Progress, Sample, Unload
+
+
+def soon(seconds: float = 5.0) -> wire.Deadline:
+    return wire.Deadline(seconds, "a test")
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
+    a, b = socket.socketpair()
+    with a, b:
+        yield a, b
+
+
+SPEC = ModelSpec(path="/m", devices=Devices(kind="cpu", indices=(0, 1)), layout=ParallelLayout(cfg=2))
+
+
+def test_a_request_comes_out_as_it_went_in() -> None:
+    metas = payload.describe({"x": torch.zeros(1, 16, 3, 4, 5), "sigmas": torch.zeros(4)})
+    frame = wire.Frame(message=Sample(model=SPEC, branches=2, sampler="euler", cfg=5.0), tensors=metas)
+    packed = wire.pack(frame)
+    assert wire.unpack(packed[wire.PREFIX.size :]) == frame
+
+
+def test_every_message_has_its_name() -> None:
+    assert all(name == cls.__name__ for name, cls in MESSAGES.items())
+
+
+def test_a_header_that_arrives_byte_by_byte(ends: tuple[socket.socket, socket.socket]) -> None:
+    a, b = ends
+    packed = wire.pack(wire.Frame(message=Progress(phase="sample", value=1, total=2)))
+    reader = wire.HeaderReader(b)
+    for byte in packed[:-1]:
+        a.sendall(bytes([byte]))
+        assert reader.advance() is None
+        assert reader.started
+    a.sendall(packed[-1:] + b"tensor bytes")
+    frame = reader.advance()
+    assert frame is not None
+    assert frame.message == Progress(phase="sample", value=1, total=2)
+    assert b.recv(100) == b"tensor bytes"
+
+
+def test_a_layout_of_zero_is_refused_where_it_is_read() -> None:
+    packed = wire.pack(wire.Frame(message=Unload(model=SPEC)))
+    broken = packed[wire.PREFIX.size :].replace(b'"cfg":2', b'"cfg":0')
+    with pytest.raises(ProtocolError, match="whole number of at least 1"):
+        wire.unpack(broken)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ((b'"shape":[2]', b'"shape":[-2]'), "sizes of 0 or more"),
+        ((b'"shape":[2]', b'"shape":[1,1,1,1,1,1,1,1,1]'), "at most 8"),
+        ((b'"shape":[2]', b'"shape":[274877906944]'), "announces more than"),
+        ((b'"float32"', b'"float64"'), "'float64' is not one of"),
+        ((b'"type":"Done"', b'"type":"Gone"'), "unknown message 'Gone'"),
+    ],
+)
+def test_a_bad_header_is_refused(change: tuple[bytes, bytes], said: str) -> None:
+    header = wire.pack(wire.Frame(message=Done(), tensors=payload.describe({"x": torch.zeros(2)})))[wire.PREFIX.size :]
+    assert change[0] in header
+    with pytest.raises(ProtocolError, match=said):
+        wire.unpack(header.replace(*change))
+
+
+def test_too_much_is_refused_by_the_sender() -> None:
+    metas = tuple(wire.TensorMeta(name=str(i), dtype="uint8", shape=(1,)) for i in range(wire.MAX_TENSORS + 1))
+    with pytest.raises(InvalidRequest, match="257 tensors"):
+        wire.pack(wire.Frame(message=Done(), tensors=metas))
+    with pytest.raises(InvalidRequest, match="header bytes"):
+        wire.pack(wire.Frame(message=Progress(phase="x" * wire.MAX_HEADER, value=0, total=1)))
+
+
+def test_waiting_has_a_deadline_and_is_polled(ends: tuple[socket.socket, socket.socket]) -> None:
+    polls: list[float] = []
+    start = time.monotonic()
+    with pytest.raises(DeadlineExceeded, match=r"a test took longer than 0.3 s"):
+        wire.recv_header(ends[1], deadline=soon(0.3), poll=lambda: polls.append(time.monotonic()))
+    assert 0.25 < time.monotonic() - start < 2.0
+    assert len(polls) >= 3
+
+
+def test_sending_to_one_who_does_not_read_has_a_deadline(ends: tuple[socket.socket, socket.socket]) -> None:
+    with pytest.raises(DeadlineExceeded):
+        wire.send_all(ends[0], bytes(1 << 26), deadline=soon(0.3))
+
+
+def test_an_exception_from_poll_ends_a_transfer(ends: tuple[socket.socket, socket.socket]) -> None:
+    def poll() -> None:
+        raise LookupError
+
+    with pytest.raises(LookupError):
+        wire.send_all(ends[0], bytes(1 << 26), deadline=soon(), poll=poll)
+    with pytest.raises(LookupError):
+        payload.recv_tensors(ends[1], payload.describe({"x": torch.zeros(1 << 24)}), deadline=soon(), poll=poll)
+
+
+def test_tensors_arrive_whole(ends: tuple[socket.socket, socket.socket]) -> None:
+    torch.manual_seed(0)
+    sent = {"a": torch.randn(1_000_000), "b": torch.arange(7).to(torch.int32), "c": torch.randn(3, 4).T.bfloat16()}
+    thread = threading.Thread(target=payload.send, args=(ends[0], Done(), sent), kwargs={"deadline": soon()})
+    thread.start()
+    frame = wire.recv_header(ends[1], deadline=soon())
+    received = payload.recv_tensors(ends[1], frame.tensors, deadline=soon())
+    thread.join(5)
+    assert frame.message == Done()
+    assert {name: tensor.dtype for name, tensor in received.items()} == {name: t.dtype for name, t in sent.items()}
+    assert all(torch.equal(received[name], sent[name]) for name in sent)
+
+
+def test_a_connection_that_breaks_in_a_tensor(ends: tuple[socket.socket, socket.socket]) -> None:
+    ends[0].sendall(bytes(10))
+    ends[0].close()
+    with pytest.raises(ConnectionError, match="in the middle of a tensor"):
+        payload.recv_tensors(ends[1], payload.describe({"x": torch.zeros(10)}), deadline=soon())
+
+
+def test_a_descriptor_above_1023(ends: tuple[socket.socket, socket.socket]) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limits[1] < 2000:
+        pytest.skip("this process may not have so many descriptors")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (2000, limits[1]))
+    high = os.dup2(ends[1].fileno(), 1500)
+    try:
+        with socket.socket(fileno=high) as sock:
+            timer = threading.Timer(0.2, lambda: ends[0].sendall(wire.pack(wire.Frame(message=Done()))))
+            timer.start()
+            assert wire.recv_header(sock, deadline=soon()).message == Done()
+            timer.join(5)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
