@@ -154,6 +154,11 @@ def _check_latent(shape: Shape, geometry: Geometry) -> None:
             f"a latent of {shape[2]} frames of {shape[3]} x {shape[4]} is smaller than one patch of this model, "
             f"{geometry.patch[0]} x {geometry.patch[1]} x {geometry.patch[2]}"
         )
+    if max(geometry.grid(shape[2:])) > geometry.positions:
+        raise InvalidRequest(
+            f"a latent of {shape[2]} frames of {shape[3]} x {shape[4]} is {max(geometry.grid(shape[2:]))} patches "
+            f"long on one side, and this model has positions for {geometry.positions}"
+        )
 
 
 def _check_loop_tensors(shapes: Mapping[str, Shape], geometry: Geometry) -> Shape:

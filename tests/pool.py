@@ -10,14 +10,23 @@ import traceback
 from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing import get_context
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
+PRELOAD = [
+    "diffusers.models.transformers.transformer_wan",
+    "diffusers.models.autoencoders.autoencoder_kl_wan",
+    "transformers.models.umt5.modeling_umt5",
+    "torch.distributed",
+]
+"""Imported once in the process that ranks are forked from."""
 START_TIMEOUT = 120.0
 RUN_TIMEOUT = 120.0
+GRACE = 3.0
+"""Seconds that the other ranks have after one failed: they may wait for it in vain."""
 
 
 class Pool:
@@ -52,7 +61,7 @@ class Pool:
         for pipe in self._pipes:
             pipe.close()
         for process in self._processes:
-            process.join(2)
+            process.join(1)
             if process.is_alive():
                 process.kill()
                 process.join(5)
@@ -63,7 +72,8 @@ class Pool:
     def _start(self) -> None:
         if self._processes:
             return
-        context = get_context("spawn")
+        context = get_context("forkserver")
+        context.set_forkserver_preload(PRELOAD)
         self._folder = tempfile.TemporaryDirectory(prefix="ranks-")
         store = Path(self._folder.name) / "store"
         for rank in range(self.world_size):
@@ -77,21 +87,26 @@ class Pool:
 
     def _collect(self, timeout: float) -> list[Any]:
         end = monotonic() + timeout
-        results, failures = [], []
-        for rank, pipe in enumerate(self._pipes):
-            if not pipe.poll(max(0.0, end - monotonic())):
-                failures.append(f"rank {rank} of {self.world_size} did not answer within {timeout:g} s")
-                continue
-            try:
-                failure, result = pipe.recv()
-            except EOFError:
-                failure, result = f"process ended with {self._processes[rank].exitcode}", None
-            results.append(result)
-            if failure:
-                failures.append(f"rank {rank} of {self.world_size}: {failure}")
-                end = min(end, monotonic() + 5.0)  # the others may wait for this one in vain
+        results: list[Any] = [None] * self.world_size
+        waiting = {pipe: rank for rank, pipe in enumerate(self._pipes)}
+        failures: list[str] = []
+        while waiting and (ready := wait(list(waiting), max(0.0, end - monotonic()))):
+            for pipe in ready:
+                rank = waiting.pop(pipe)  # type: ignore[call-overload]
+                failure, results[rank] = self._receive(rank)
+                if failure:
+                    failures.append(f"rank {rank} of {self.world_size}: {failure}")
+                    end = min(end, monotonic() + GRACE)
+        failures += [f"rank {rank} of {self.world_size} did not answer" for rank in waiting.values()]
         assert not failures, "\n".join(failures)
         return results
+
+    def _receive(self, rank: int) -> tuple[str | None, Any]:
+        try:
+            answer: tuple[str | None, Any] = self._pipes[rank].recv()
+        except EOFError:
+            return "its process ended", None
+        return answer
 
 
 def _serve(rank: int, world_size: int, store: str, pipe: Connection) -> None:
@@ -106,10 +121,13 @@ def _serve(rank: int, world_size: int, store: str, pipe: Connection) -> None:
     pipe.send((None, None))
     while True:
         try:
-            module, name, args, kwargs = pipe.recv()
+            pipe.send(_call(rank, *pipe.recv()))
         except (EOFError, OSError):
-            os._exit(0)  # without the group's own farewell, for which a peer may be missing
-        try:
-            pipe.send((None, getattr(importlib.import_module(module), name)(rank, *args, **kwargs)))
-        except BaseException:
-            pipe.send((traceback.format_exc(), None))
+            os._exit(0)  # the pool was closed; without the group's own farewell, for which a peer may be missing
+
+
+def _call(rank: int, module: str, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str | None, Any]:
+    try:
+        return None, getattr(importlib.import_module(module), name)(rank, *args, **kwargs)
+    except Exception:
+        return traceback.format_exc(), None

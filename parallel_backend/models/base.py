@@ -17,7 +17,10 @@ from ..state import State
 
 @dataclass(frozen=True, kw_only=True)
 class Geometry:
-    """The static numbers of a model, read from its config alone."""
+    """The static numbers of a model, read from its config alone.
+
+    ``positions`` is the number of patches along one axis that the model has positions for.
+    """
 
     in_channels: int
     out_channels: int
@@ -25,6 +28,7 @@ class Geometry:
     heads: int
     head_dim: int
     layers: int
+    positions: int
 
     def grid(self, size: Sequence[int]) -> tuple[int, int, int]:
         """Patches along T, H and W of a latent of that size, which is padded up to whole patches."""

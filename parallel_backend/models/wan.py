@@ -42,6 +42,7 @@ class Wan(Family):
             heads=config["num_attention_heads"],
             head_dim=config["attention_head_dim"],
             layers=config["num_layers"],
+            positions=config.get("rope_max_seq_len", 1024),
         )
 
     @staticmethod
@@ -86,7 +87,7 @@ class Wan(Family):
     def unpatchify(self, tokens: Tensor, size: Sequence[int]) -> Tensor:
         """See ``Family.unpatchify``. What was padded is cropped."""
         grid = self.geometry.grid(size)
-        folded = tokens.view(tokens.shape[0], *grid, *self.geometry.patch, -1)
+        folded = tokens.view(tokens.shape[0], *grid, *self.geometry.patch, self.geometry.out_channels)
         whole = folded.permute(0, 7, 1, 4, 2, 5, 3, 6).flatten(6, 7).flatten(4, 5).flatten(2, 3)
         return whole[:, :, : size[0], : size[1], : size[2]].contiguous()
 

@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from parallel_backend.engine import Engine
+from parallel_backend.errors import Cancelled, InvalidRequest
 from parallel_backend.messages import Progress, RankRequest
 from parallel_backend.payload import describe
 
@@ -24,7 +25,7 @@ def engine(rank: int) -> Engine:
 def handle(
     rank: int, message: RankRequest, tensors: Mapping[str, Tensor], *, cancel_after: int | None = None
 ) -> dict[str, Any]:
-    """Carry a request out; the error is returned, so that a test sees what each rank raised.
+    """Carry a request out; a refusal is returned, so that a test sees what each rank raised.
 
     ``cancel_after`` sets rank 0's flag once that many steps were reported.
     """
@@ -40,6 +41,6 @@ def handle(
             report=lambda progress, extra: reports.append((progress, dict(extra))),
             cancelled=lambda: cancel_after is not None and len(reports) >= cancel_after,
         )
-    except Exception as error:
+    except (InvalidRequest, Cancelled) as error:
         answer["error"] = f"{type(error).__name__}: {error}"
     return answer | {"steps": mine.steps - before, "reports": reports, "models": mine.snapshot()[0]}
