@@ -14,6 +14,9 @@ FOLDER = ROOT / "workflows"
 API_FOLDER = FOLDER / "api"
 WIDGET_TYPES = ("INT", "FLOAT", "STRING", "BOOLEAN", "COMBO")
 WIDTH, GAP = 340, 50
+EXTRA_HEIGHT = {"ParallelLoader": 60, "CLIPTextEncode": 120, "SaveImage": 340, "SaveAnimatedWEBP": 340}
+"""Room for what a node shows beside its slots: a state, a text, a picture; in pixels, as ``WIDTH`` is."""
+
 Node = dict[str, Any]
 
 
@@ -103,8 +106,7 @@ def _place(nodes: list[Node], links: list[list[Any]]) -> None:
     for order, node in enumerate(sorted(nodes, key=lambda n: depth[n["id"]])):
         column = depth[node["id"]]
         rows = len(node["inputs"]) + len(node["outputs"])
-        tall = node["type"] in ("CLIPTextEncode", "SaveImage", "SaveAnimatedWEBP")
-        height = 40 + 26 * rows + (120 if tall else 0)
+        height = 40 + 26 * rows + EXTRA_HEIGHT.get(node["type"], 0)
         node["pos"] = [column * (WIDTH + GAP), bottom.get(column, 0)]
         node["size"] = [WIDTH, height]
         node["order"] = order
