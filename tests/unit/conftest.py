@@ -1,0 +1,44 @@
+"""A tiny checkpoint and an engine of one rank, made once a session."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from parallel_backend.engine import Engine
+from parallel_backend.messages import Devices, ModelSpec, RankRequest
+from parallel_backend.payload import describe
+from tests import tiny
+
+Ask = Callable[..., dict[str, Tensor]]
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny pipeline with all components; not to be changed."""
+    return tiny.write(tmp_path_factory.mktemp("tiny") / "model")
+
+
+@pytest.fixture
+def engine() -> Engine:
+    """One rank on the CPU, with nothing loaded."""
+    return Engine(rank=0, world_size=1, device=torch.device("cpu"))
+
+
+@pytest.fixture
+def ask(engine: Engine) -> Ask:
+    """``ask(message, tensors)`` handles a request on ``engine``."""
+
+    def handle(message: RankRequest, tensors: Mapping[str, Tensor], **options: Any) -> dict[str, Tensor]:
+        options = {"report": lambda *_: None, "cancelled": lambda: False} | options
+        return engine.handle(message, describe(tensors), tensors, **options)
+
+    return handle
+
+
+def one_rank(path: Path, **options: Any) -> ModelSpec:
+    """A model on one CPU rank."""
+    return ModelSpec(path=str(path), devices=Devices(kind="cpu", indices=(0,)), **options)

@@ -1,0 +1,58 @@
+"""The seam: stock processors run unchanged, their attention goes through it, and the wrap has an undo."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from parallel_backend.attention import routed
+from parallel_backend.errors import BackendFailure
+from tests import tiny
+
+
+@pytest.fixture
+def block():
+    return tiny.transformer(tiny.Tiny(layers=1)).blocks[0]
+
+
+def run(block):
+    torch.manual_seed(0)
+    rope = (torch.rand(1, 6, 1, 12), torch.rand(1, 6, 1, 12))
+    with torch.no_grad():
+        return block(torch.randn(2, 6, 48), torch.randn(2, 3, 48), torch.randn(2, 6, 48), rope)
+
+
+def test_self_attention_passes_the_seam_and_cross_attention_does_not(block):
+    shapes = []
+
+    def seam(query, key, value, **options):
+        shapes.append((query.shape, key.shape, value.shape))
+        return F.scaled_dot_product_attention(query, key, value, **options)
+
+    alone = run(block)
+    with routed([block.attn1], seam):
+        assert torch.equal(run(block), alone)
+    assert shapes == [((2, 4, 6, 12),) * 3]
+
+
+def test_the_undo_restores_the_stock_processor_even_after_an_error(block):
+    stock = block.attn1.processor
+
+    def fail(*_, **__):
+        raise RuntimeError("inside")
+
+    with pytest.raises(RuntimeError, match="inside"), routed([block.attn1], fail):
+        run(block)
+    assert block.attn1.processor is stock
+
+
+def test_attention_that_goes_elsewhere_is_an_error_and_not_a_wrong_result(block):
+    class Elsewhere:
+        def __call__(self, module, hidden, *_):
+            return hidden
+
+    block.attn1.processor = Elsewhere()
+    with (
+        pytest.raises(BackendFailure, match="called torch's attention 0 times"),
+        routed([block.attn1], F.scaled_dot_product_attention),
+    ):
+        run(block)

@@ -1,0 +1,128 @@
+"""The engine on one rank: text, VAE, unloading, what it says of itself."""
+
+import json
+import shutil
+
+import pytest
+import torch
+
+from parallel_backend.errors import Cancelled, InvalidRequest
+from parallel_backend.messages import Decode, Encode, EncodeText, Progress, Unload
+from tests import tiny
+from tests.unit.conftest import one_rank
+
+IDS = torch.tensor([[3, 4, 5, 1, 0, 0], [6, 1, 7, 7, 7, 7]])
+LENGTHS = torch.tensor([4, 2])
+
+
+def test_text_equals_transformers_and_is_zero_beyond_its_length(ask, checkpoint):
+    embeds = ask(EncodeText(model=one_rank(checkpoint)), {"ids": IDS, "lengths": LENGTHS})["embeds"]
+    encoder = tiny.text_encoder(tiny.Tiny())
+    for row, length in enumerate(LENGTHS.tolist()):
+        with torch.no_grad():
+            wanted = encoder(input_ids=IDS[row : row + 1, :length]).last_hidden_state[0]
+        torch.testing.assert_close(embeds[row, :length], wanted)
+        assert not embeds[row, length:].any()
+
+
+@pytest.mark.parametrize(
+    ("ids", "lengths", "words"),
+    [
+        (IDS + 90, LENGTHS, "vocabulary of 15"),
+        (IDS, LENGTHS + 5, "not all in 1 .. 6"),
+        (IDS, LENGTHS - 2, "not all in 1 .. 6"),
+        (IDS[0], LENGTHS, "ids [N, L]"),
+        (IDS.float(), LENGTHS, "int64"),
+    ],
+)
+def test_text_that_does_not_fit(ask, checkpoint, ids, lengths, words):
+    with pytest.raises(InvalidRequest, match=words.replace("[", r"\[").replace(".", r"\.")):
+        ask(EncodeText(model=one_rank(checkpoint)), {"ids": ids, "lengths": lengths})
+
+
+@pytest.mark.parametrize("size", [(1, 4, 4), (3, 3, 5)])
+def test_decode_equals_diffusers(ask, checkpoint, size):
+    latent = 3.0 * torch.randn(2, 16, *size)
+    reports = []
+    message = Decode(model=one_rank(checkpoint))
+    pixels = ask(message, {"latent": latent}, report=lambda progress, _: reports.append(progress))["pixels"]
+    with torch.no_grad():
+        wanted = tiny.vae(tiny.Tiny()).decode(latent).sample
+    torch.testing.assert_close(pixels, ((wanted + 1) / 2).permute(0, 2, 3, 4, 1), atol=1e-6, rtol=0)
+    assert reports == [Progress(phase="decoding", value=i + 1, total=2 * size[0]) for i in range(2 * size[0])]
+
+
+@pytest.mark.parametrize(("frames", "latents"), [(1, 1), (5, 2), (6, 2), (8, 2), (9, 3)])
+def test_encode_equals_diffusers_and_leaves_out_what_fills_no_latent_frame(ask, checkpoint, frames, latents):
+    pixels = torch.rand(2, frames, 16, 24, 3)
+    latent = ask(Encode(model=one_rank(checkpoint)), {"pixels": pixels})["latent"]
+    used = pixels[:, : 1 + 4 * (latents - 1)].permute(0, 4, 1, 2, 3) * 2 - 1
+    with torch.no_grad():
+        wanted = tiny.vae(tiny.Tiny()).encode(used).latent_dist.mode()
+    assert latent.shape == (2, 16, latents, 2, 3)
+    torch.testing.assert_close(latent, wanted, atol=1e-6, rtol=1e-5)
+
+
+def test_decode_is_cancelled_between_frames_and_works_again(ask, checkpoint):
+    latent, seen = torch.randn(1, 16, 4, 2, 2), []
+    message = Decode(model=one_rank(checkpoint))
+    with pytest.raises(Cancelled):
+        ask(
+            message,
+            {"latent": latent},
+            report=lambda progress, _: seen.append(progress.value),
+            cancelled=lambda: len(seen) == 2,
+        )
+    assert seen == [1, 2]
+    assert ask(message, {"latent": latent})["pixels"].shape == (1, 13, 16, 16, 3)
+
+
+@pytest.mark.parametrize(
+    ("message", "name", "shape", "words"),
+    [
+        (Decode, "latent", (1, 4, 1, 4, 4), "4 channels and this VAE takes 16"),
+        (Decode, "latent", (1, 16, 4, 4), "of 5 dims"),
+        (Decode, "latent", (0, 16, 1, 4, 4), "none of them empty"),
+        (Decode, "pixels", (1, 16, 1, 4, 4), "takes one tensor latent"),
+        (Encode, "pixels", (1, 1, 12, 16, 3), "multiples of 8"),
+        (Encode, "pixels", (1, 1, 16, 16, 4), "3"),
+    ],
+)
+def test_shapes_that_the_vae_cannot_take(ask, checkpoint, message, name, shape, words):
+    with pytest.raises(InvalidRequest, match=words):
+        ask(message(model=one_rank(checkpoint)), {name: torch.zeros(shape)})
+
+
+def test_nan_in_a_latent_to_decode(ask, checkpoint, engine):
+    with pytest.raises(InvalidRequest, match="NaN"):
+        ask(Decode(model=one_rank(checkpoint)), {"latent": torch.full((1, 16, 1, 2, 2), float("nan"))})
+    assert engine.snapshot()[0] == ()
+
+
+def test_a_checkpoint_without_a_vae(ask, tmp_path, engine):
+    path = tiny.write(tmp_path / "model", tiny.Tiny(vae=False))
+    with pytest.raises(InvalidRequest, match=r"has no vae \(its parts: transformer, text_encoder"):
+        ask(Decode(model=one_rank(path)), {"latent": torch.zeros(1, 16, 1, 2, 2)})
+    assert engine.snapshot()[0] == ()
+
+
+def test_a_vae_class_that_is_not_supported(ask, tmp_path, checkpoint):
+    path = shutil.copytree(checkpoint, tmp_path / "model")
+    index = json.loads((path / "model_index.json").read_text())
+    index["vae"] = ["diffusers", "AutoencoderKL"]
+    (path / "model_index.json").write_text(json.dumps(index))
+    with pytest.raises(InvalidRequest, match="vae class AutoencoderKL is not supported; supported: AutoencoderKLWan"):
+        ask(Decode(model=one_rank(path)), {"latent": torch.zeros(1, 16, 1, 2, 2)})
+
+
+def test_parts_load_when_needed_and_unload_frees_them(ask, checkpoint, engine):
+    model = one_rank(checkpoint)
+    assert engine.snapshot() == ((), 0, 0)
+    ask(EncodeText(model=model), {"ids": IDS, "lengths": LENGTHS})
+    ask(Decode(model=one_rank(checkpoint, dtype="float32")), {"latent": torch.zeros(1, 16, 1, 2, 2)})
+    (loaded,) = engine.snapshot()[0]
+    assert (loaded.parts, loaded.loads, loaded.dtype) == (("text_encoder", "vae"), 2, "float32")
+    ask(Unload(model=model), {})
+    assert engine.snapshot()[0] == ()
+    ask(EncodeText(model=model), {"ids": IDS, "lengths": LENGTHS})
+    assert engine.snapshot()[0][0].parts == ("text_encoder",)

@@ -1,0 +1,65 @@
+"""The Wan adapter in three parts against diffusers' own forward."""
+
+import pytest
+import torch
+
+from parallel_backend.errors import InvalidRequest
+from parallel_backend.models import family_of
+from parallel_backend.models.wan import Wan, pad_to_patch
+from tests import tiny
+
+
+def three_parts(family, inputs):
+    state = family.embed(inputs)
+    for block in family.blocks:
+        state = block(state)
+    return family.unpatchify(family.head(state), inputs["hidden_states"].shape[2:])
+
+
+@pytest.mark.parametrize("frames", [1, 3])
+@pytest.mark.parametrize("length", [1, 7, 20])
+@pytest.mark.parametrize("patch", [(1, 2, 2), (1, 1, 1), (2, 2, 2)])
+@torch.no_grad()
+def test_equals_stock_forward(frames, length, patch):
+    model = tiny.transformer(tiny.Tiny(patch=patch))
+    inputs = {
+        "hidden_states": torch.randn(2, 16, frames * patch[0], 6, 4),
+        "timestep": torch.tensor([900.0, 31.5]),
+        "encoder_hidden_states": torch.randn(2, length, 32),
+    }
+    wanted = model(**inputs, return_dict=False)[0]
+    error = (three_parts(Wan(model), inputs) - wanted).abs().max() / wanted.abs().max()
+    assert error <= 1e-5
+
+
+@torch.no_grad()
+def test_bfloat16_equals_stock_forward(tmp_path):
+    from diffusers import WanTransformer3DModel
+
+    tiny.write(tmp_path / "model")
+    model = WanTransformer3DModel.from_pretrained(
+        tmp_path / "model", subfolder="transformer", torch_dtype=torch.bfloat16
+    )
+    latent, text = torch.randn(1, 16, 2, 4, 4), torch.randn(1, 5, 32)
+    got = three_parts(
+        Wan(model), {"hidden_states": latent, "timestep": torch.tensor([500.0]), "encoder_hidden_states": text}
+    )
+    wanted = model(latent.bfloat16(), torch.tensor([500.0]), text.bfloat16(), return_dict=False)[0]
+    assert got.dtype == torch.bfloat16
+    assert torch.equal(got, wanted)
+
+
+def test_padding_is_circular_and_at_the_end():
+    latent = torch.arange(3.0).expand(1, 1, 1, 1, 3)
+    assert pad_to_patch(latent, (1, 1, 2))[0, 0, 0, 0].tolist() == [0.0, 1.0, 2.0, 0.0]
+
+
+def test_image_conditioned_models_are_refused_by_name():
+    config = dict(tiny.transformer(tiny.Tiny()).config) | {"image_dim": 1280}
+    with pytest.raises(InvalidRequest, match="image_dim=1280"):
+        Wan.describe(config)
+
+
+def test_unlisted_classes_are_refused_with_the_list():
+    with pytest.raises(InvalidRequest, match="FluxTransformer2DModel is not supported; supported: WanTransformer3D"):
+        family_of("FluxTransformer2DModel")
