@@ -3,6 +3,7 @@
 The client lives at module level because ComfyUI locks V3 node classes: they cannot keep state.
 """
 
+import logging
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,9 +14,19 @@ from torch import Tensor
 
 from ..parallel_backend.checkpoint import Checkpoint
 from ..parallel_backend.client import Client
-from ..parallel_backend.errors import BackendError, Cancelled, OutOfMemory
+from ..parallel_backend.errors import BackendError, BackendUnavailable, Cancelled, OutOfMemory
 from ..parallel_backend.layout import ParallelLayout, auto
-from ..parallel_backend.messages import Decode, Encode, EncodeText, Forward, ModelSpec, Progress, RankRequest, Sample
+from ..parallel_backend.messages import (
+    Decode,
+    Encode,
+    EncodeText,
+    Forward,
+    ModelSpec,
+    Progress,
+    RankRequest,
+    Sample,
+    Unload,
+)
 
 OnProgress = Callable[[Progress, dict[str, Tensor]], None]
 
@@ -26,6 +37,10 @@ DOING: dict[type[RankRequest], str] = {
     Decode: "decoding",
     Encode: "encoding",
 }
+
+"""What a request does, as the node says it; also the phase of the progress that counts for its progress bar."""
+
+WAITING: dict[str, str] = {"queued": "waiting for another request", "start": "starting ranks"}
 
 _clients: list[Client] = []
 _shown: dict[str, str] = {}
@@ -77,10 +92,15 @@ class Handle:
             OOM_EXCEPTION: a rank ran out of memory (ComfyUI's own type, so that its own handling runs).
             BackendError: anything else, with one sentence.
         """
-        self.show(DOING.get(type(message), "busy"))
+        doing = DOING[type(message)]
+        self.show(doing)
 
         def progressed(progress: Progress, extra: dict[str, Tensor]) -> None:
-            self.show(f"{progress.phase} {progress.value}/{progress.total}")
+            if progress.phase != doing:
+                self.show(WAITING.get(progress.phase, progress.phase))
+                return
+            self.show(f"{doing} {progress.value}/{progress.total}")
+            # An interruption ends the call by itself; the progress bar would raise in the middle of it.
             if on_progress is not None and not comfy.model_management.processing_interrupted():
                 on_progress(progress, extra)
 
@@ -101,6 +121,17 @@ class Handle:
         except BackendError as error:
             self.show(f"failed: {error}")
             raise
+
+    def unload(self) -> None:
+        """Have the ranks free their weights, if there are ranks; never starts any and never raises a BackendError."""
+        try:
+            client().status()
+            client().call(Unload(model=self.spec), {})
+            self.show("unloaded; weights load at next use")
+        except BackendUnavailable:
+            return
+        except BackendError as error:
+            logging.warning("Parallel DiT: the ranks could not free their weights: %s", error)
 
     def describe(self, state: str) -> str:
         """Ranks, layout and state in one line."""

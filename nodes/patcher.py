@@ -1,13 +1,12 @@
 """A ModelPatcher for weights that live elsewhere: it weighs nothing here, and refuses to change them."""
 
-import logging
 from typing import Any, NoReturn
 
 import comfy.model_management
 import comfy.model_patcher
-import comfy.samplers
+import comfy.sampler_helpers
 import torch
-from comfy.patcher_extension import WrappersMP
+from comfy.patcher_extension import CallbacksMP, WrappersMP
 from torch import Tensor
 
 from ..parallel_backend.errors import InvalidRequest
@@ -84,6 +83,7 @@ def remote_patcher(model: Any) -> RemotePatcher:
     patcher.add_wrapper_with_key(WrappersMP.OUTER_SAMPLE, KEY, _check_first)
     patcher.add_wrapper_with_key(WrappersMP.PREPARE_SAMPLING, KEY, _prepare_without_loading)
     patcher.add_wrapper_with_key(WrappersMP.CALC_COND_BATCH, KEY, _all_branches_at_once)
+    patcher.add_callback_with_key(CallbacksMP.ON_DETACH, KEY, _unload_ranks)
     return patcher
 
 
@@ -109,17 +109,29 @@ def _prepare_without_loading(executor: Any, model: Any, noise_shape: Any, conds:
     """What ComfyUI does before sampling, without asking its device for room.
 
     Its ``load_models_gpu`` frees a gigabyte for inference even for a model without weights, and that would
-    evict models of ComfyUI's. Only object patches (such as ModelSamplingSD3's) have to be put in place.
+    evict models of ComfyUI's. The rest of it is done here: object patches (such as ModelSamplingSD3's) are put in
+    place, and the model is entered among those loaded, so that unloading reaches it.
     """
     extra = model.get_nested_additional_models()
     for values in conds.values():
         extra += comfy.sampler_helpers.get_models_from_cond(values, "additional_models")
     if extra:
         comfy.model_management.load_models_gpu(extra)
-    model.unpatch_model(model.offload_device, unpatch_weights=False)
-    model.patch_model(load_weights=False)
-    logging.debug("Parallel DiT: sampling with a model that lies outside of ComfyUI's memory")
+    loaded = comfy.model_management.current_loaded_models
+    for entry in [entry for entry in loaded if model.is_clone(entry.model)]:
+        loaded.remove(entry)
+        entry.model.detach(unpatch_all=False)
+        entry.model_finalizer.detach()
+    entry = comfy.model_management.LoadedModel(model)
+    entry.model_load()
+    loaded.insert(0, entry)
     return model.model, conds, extra
+
+
+def _unload_ranks(patcher: Any, unpatch_all: bool) -> None:
+    """ComfyUI unloads the model (*Unload models*, ``/free``, or room for another): the ranks free their weights."""
+    if unpatch_all:
+        patcher.model.diffusion_model.handle.unload()
 
 
 def _all_branches_at_once(executor: Any, model: Any, conds: Any, x_in: Tensor, timestep: Tensor, options: Any) -> Any:

@@ -13,7 +13,7 @@ def test_nodes_inside_comfyui(comfyui_path: Path, tmp_path: Path) -> None:
     environment = os.environ | {
         "PARALLEL_DIT_INSIDE_COMFYUI": "1",
         "PARALLEL_DIT_RUNTIME": str(tmp_path / "run"),
-        "PYTHONPATH": os.pathsep.join([str(comfyui_path), os.environ.get("PYTHONPATH", "")]),
+        "PYTHONPATH": os.pathsep.join([str(comfyui_path), str(ROOT), os.environ.get("PYTHONPATH", "")]),
         "OMP_NUM_THREADS": "1",
     }
     options = ["-o", "pythonpath=", "-o", "addopts=--import-mode=importlib -p no:cacheprovider", "-q"]

@@ -23,6 +23,9 @@ class LocalClient:
         self.vae = AutoencoderKLWan.from_pretrained(folder, subfolder="vae")
         self.text_encoder = UMT5EncoderModel.from_pretrained(folder / "text_encoder")
 
+    def status(self) -> None:
+        """It runs."""
+
     def of_kind(self, name: str) -> list[Any]:
         """The messages of one kind."""
         return [message for message, _ in self.requests if type(message).__name__ == name]
@@ -78,6 +81,9 @@ class LocalClient:
         mask = torch.arange(tensors["ids"].shape[1]) < tensors["lengths"][:, None]
         hidden = self.text_encoder(tensors["ids"], attention_mask=mask.long()).last_hidden_state
         return {"embeds": hidden * mask[..., None]}
+
+    def _Unload(self, message: Any, tensors: dict[str, Tensor], _: Any) -> dict[str, Tensor]:
+        return {}
 
     def _Decode(self, message: Any, tensors: dict[str, Tensor], _: Any) -> dict[str, Tensor]:
         pixels = self.vae.decode(tensors["latent"]).sample

@@ -6,11 +6,10 @@ import comfy.lora
 import comfy.model_base
 import comfy.model_management
 import comfy.model_patcher
-import comfy.samplers
 import pytest
 import torch
 from any_folder_name.parallel_backend.errors import InvalidRequest
-from inside_fixtures import Loaded, conditioning, empty_latent, ksampler, relative_error
+from inside_fixtures import Loaded, empty_latent, ksampler, parallel_sampler, relative_error
 
 
 def test_class_names_and_shapes_are_comfyuis_own(native: Any, loaded: Loaded) -> None:
@@ -23,32 +22,39 @@ def test_class_names_and_shapes_are_comfyuis_own(native: Any, loaded: Loaded) ->
 
 
 def test_nothing_of_comfyuis_is_evicted(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
-    device = torch.device("meta")
-    theirs = comfy.model_patcher.ModelPatcher(torch.nn.Linear(64, 64), load_device=device, offload_device=device)
-    entry = comfy.model_management.LoadedModel(theirs)
-    monkeypatch.setattr(comfy.model_management, "current_loaded_models", [entry])
-    unloaded: list[Any] = []
-    monkeypatch.setattr(entry, "model_unload", lambda *args, **kwargs: unloaded.append(args))
-    entry.real_model = lambda: theirs.model
+    # ComfyUI frees no memory on torch.device("cpu"); with an index it is another device to it, and just as usable.
+    device = torch.device("cpu", 0)
 
     def no_memory(dev: Any = None, torch_free_too: bool = False) -> Any:
         return (0, 0) if torch_free_too else 0
 
+    theirs = comfy.model_patcher.ModelPatcher(torch.nn.Linear(64, 64), load_device=device, offload_device=device)
+    entry = comfy.model_management.LoadedModel(theirs)
+    entry.real_model = lambda: theirs.model
+    unloaded: list[Any] = []
+    monkeypatch.setattr(entry, "model_unload", lambda *args, **kwargs: unloaded.append(args))
+    monkeypatch.setattr(comfy.model_management, "current_loaded_models", [entry])
     monkeypatch.setattr(comfy.model_management, "get_free_memory", no_memory)
     clone = loaded.model.clone()
-    monkeypatch.setattr(clone, "load_device", device)
-    guider = comfy.samplers.CFGGuider(clone)
-    guider.set_conds(conditioning(1), conditioning(2))
-    guider.conds = {name: list(map(dict, conds)) for name, conds in guider.original_conds.items()}
-    comfy.sampler_helpers.prepare_model_patcher(clone, guider.conds, clone.model_options)
-    comfy.sampler_helpers.prepare_sampling(clone, (1, 16, 1, 6, 6), guider.conds, clone.model_options)
+    clone.load_device = device
     assert (clone.model_size(), clone.loaded_size(), clone.memory_required((1, 16, 1, 6, 6))) == (0, 0, 0)
     assert clone.model.memory_required((2, 16, 1, 6, 6), cond_shapes={}) == 0
     loaded.clip.encode_from_tokens(loaded.clip.tokenize("a red circle"))
-    loaded.vae.decode(torch.zeros(1, 16, 1, 4, 4))
+    latent = ksampler(clone, empty_latent())
+    loaded.vae.decode(parallel_sampler(clone, {"samples": latent}))
     assert unloaded == []
     comfy.model_management.free_memory(1, device)
     assert len(unloaded) == 1, "this stand-in device would have shown an eviction"
+
+
+def test_unloading_reaches_the_ranks(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(comfy.model_management, "current_loaded_models", [])
+    ksampler(loaded.model, empty_latent())
+    ksampler(loaded.model.clone(), empty_latent())
+    assert not loaded.client.of_kind("Unload")
+    comfy.model_management.unload_all_models()
+    assert len(loaded.client.of_kind("Unload")) == 1
+    ksampler(loaded.model, empty_latent())
 
 
 def test_lora_merge_save_and_layer_patches_are_refused(loaded: Loaded) -> None:
