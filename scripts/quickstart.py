@@ -88,13 +88,13 @@ def report(path: Path, timings: list[Timing]) -> None:
     print(f"  largest pixel difference between the two: {np.abs(a - b).max()} of 255")
 
 
-def make_all(runner: Runner) -> None:
+def make_all(runner: Runner, output: Path) -> None:
     """Both workflows on every number of ranks; saves what the largest number made."""
-    OUTPUT.mkdir(exist_ok=True)
+    output.mkdir(parents=True, exist_ok=True)
     for filename, name in WORKFLOWS.items():
         timings = [measure(runner, name, ranks) for ranks in rank_counts()]
-        save(timings[0].frames, OUTPUT / filename)
-        report(OUTPUT / filename, timings)
+        save(timings[0].frames, output / filename)
+        report(output / filename, timings)
 
 
 def runner_for(comfyui: Path | None) -> AbstractContextManager[Runner]:
@@ -111,6 +111,7 @@ def runner_for(comfyui: Path | None) -> AbstractContextManager[Runner]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--client", action="store_true", help="leave ComfyUI out, even where there is one")
+    parser.add_argument("--output", type=Path, default=OUTPUT, help="folder for the pictures (default: output)")
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that every with block is left in order
     if not torch.cuda.is_available():
@@ -122,7 +123,7 @@ def main() -> None:
     else:
         print("Without ComfyUI: the same through the backend's own client.", flush=True)
     with runner_for(found[0] if found else None) as runner:
-        make_all(runner)
+        make_all(runner, arguments.output)
 
 
 if __name__ == "__main__":

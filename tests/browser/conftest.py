@@ -3,18 +3,21 @@
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from scripts import install
 from scripts.comfy_server import ComfyServer
 
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
 ARGUMENTS = (
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync",
 )  # fmt: skip
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed: bash scripts/test.sh")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -33,17 +36,20 @@ def page_server(comfyui_path: Path) -> Iterator[ComfyServer]:
         pytest.skip(f"the web page of {comfyui_path} is not installed: bash scripts/test.sh")
     server = ComfyServer(comfyui_path, frontend=frontend)
     try:
-        yield server.start()
+        server.start()
+        server.client.request("/settings/Comfy.TutorialCompleted", True)  # else a dialog for new users covers the page
+        yield server
     finally:
         left = server.stop()
     assert not left, f"processes were left after stop: {left}"
 
 
 @pytest.fixture(scope="session")
-def browser() -> "Iterator[playwright.Browser]":
+def browser() -> "Iterator[Browser]":
     """Chromium."""
     if CHROMIUM is None:
         pytest.skip("Chromium is not installed: apt install chromium")
+    playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
     with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=CHROMIUM, headless=True, args=list(ARGUMENTS))
         yield browser
@@ -51,7 +57,7 @@ def browser() -> "Iterator[playwright.Browser]":
 
 
 @pytest.fixture
-def page(page_server: ComfyServer, browser: "playwright.Browser") -> "Iterator[playwright.Page]":
+def page(page_server: ComfyServer, browser: "Browser") -> "Iterator[Page]":
     """ComfyUI's page, loaded."""
     page = browser.new_page(viewport={"width": 1600, "height": 900})
     page.goto(page_server.client.url, wait_until="domcontentloaded")

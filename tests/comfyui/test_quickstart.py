@@ -1,0 +1,43 @@
+"""The quickstart, as a user starts it, with and without ComfyUI."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from PIL import Image
+
+from scripts import comfy_paths
+
+
+def started_since(before: set[int]) -> list[str]:
+    """Command lines of processes of ours that were not there before."""
+    found = []
+    for process in psutil.process_iter(["pid", "cmdline"]):
+        command = " ".join(process.info["cmdline"] or [])
+        if process.info["pid"] not in before and re.search(r"-m parallel_backend|main\.py.*/tmp/pdit-", command):
+            found.append(command)
+    return found
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("options", [(), ("--client",)], ids=["comfyui", "client"])
+def test_quickstart_makes_both_pictures_and_leaves_no_process(tmp_path: Path, options: tuple[str, ...]) -> None:
+    if not options and not comfy_paths.candidates():
+        pytest.skip("no ComfyUI found: set COMFYUI_PATHS, or put one into ~/ComfyUI")
+    before = set(psutil.pids())
+    command = [sys.executable, "-m", "scripts.quickstart", "--output", str(tmp_path), *options]
+    done = subprocess.run(
+        command, cwd=comfy_paths.ROOT, env=os.environ, capture_output=True, text=True, timeout=500, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    with Image.open(tmp_path / "image.png") as image, Image.open(tmp_path / "video.webp") as video:
+        assert image.size == (192, 192)
+        assert getattr(video, "n_frames", 1) == 17
+    differences = [int(number) for number in re.findall(r"largest pixel difference.*: (\d+) of 255", done.stdout)]
+    assert len(differences) == 2, done.stdout
+    assert max(differences) <= 1, done.stdout
+    assert started_since(before) == []
