@@ -97,20 +97,17 @@ class RemoteTextEncoder(torch.nn.Module, comfy.sd1_clip.ClipTokenWeightEncoder):
         super().__init__()
         self.handle, self._key = handle, key
         self.dtypes: set[torch.dtype] = set()
+        self._layer = -1
         self.special_tokens = special_tokens(handle.checkpoint)
 
     def reset_clip_options(self) -> None:
-        """Nothing is kept between prompts."""
+        """Back to the last layer."""
+        self._layer = -1
 
     def set_clip_options(self, options: dict[str, Any]) -> None:
-        """Take ComfyUI's options; only the last layer's output can be had.
-
-        Raises:
-            InvalidRequest: CLIPSetLastLayer asks for an earlier layer.
-        """
+        """Take CLIPSetLastLayer's ``layer``; the other options are about pooled outputs and devices."""
         layer = options.get("layer")
-        if layer is not None and layer != -1:
-            raise InvalidRequest(f"CLIPSetLastLayer {layer}: this text encoder gives its last layer only; set it to -1")
+        self._layer = self._layer if layer is None else layer
 
     def encode_token_weights(self, token_weight_pairs: dict[str, list[list[Pair]]]) -> Any:
         """Embeddings ``[1, L, D]`` and no pooled output; weights by ComfyUI's own formula."""
@@ -123,7 +120,7 @@ class RemoteTextEncoder(torch.nn.Module, comfy.sd1_clip.ClipTokenWeightEncoder):
         pad, end = self.special_tokens["pad"], self.special_tokens["end"]
         ids = torch.tensor([[*row, *[pad] * (longest - len(row))] for row in tokens])
         lengths = torch.tensor([row.index(end) + 1 if end in row else len(row) for row in tokens])
-        done = self.handle.call(EncodeText(model=self.handle.spec), {"ids": ids, "lengths": lengths})
+        done = self.handle.call(EncodeText(model=self.handle.spec, layer=self._layer), {"ids": ids, "lengths": lengths})
         self.handle.show("ready")
         return done["embeds"], None
 

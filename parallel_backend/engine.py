@@ -145,7 +145,7 @@ class Engine:
         pipeline = self._pipeline(call.message.model)
         pipeline.check("text_encoder")
         ids, lengths = (call.tensors[name].to(self.device) for name in ("ids", "lengths"))
-        return {"embeds": text.encode(pipeline.text_encoder(), ids, lengths).cpu()}
+        return {"embeds": text.encode(pipeline.text_encoder(), ids, lengths, layer=call.message.layer).cpu()}
 
     def _decode(self, call: _Call[Decode]) -> Tensors:
         if call.tensors is None:

@@ -87,9 +87,13 @@ class Sample(RankRequest):
 class EncodeText(RankRequest):
     """Run the text encoder.
 
+    ``layer`` counts back from the end as ComfyUI's CLIPSetLastLayer does: -1 is the last layer; a layer that is not
+    there means the last one, too. The output of any layer is normalised as the last one's.
     Tensors in: ``ids`` ``[N, L]`` int64 and ``lengths`` ``[N]`` int64 (ids beyond a length are ignored).
     Tensors out: ``embeds`` ``[N, L, D]`` float32, zero beyond each length.
     """
+
+    layer: int = -1
 
 
 @dataclass(frozen=True, kw_only=True)

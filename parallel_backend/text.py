@@ -1,5 +1,7 @@
 """The text encoder, on rank 0."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -19,8 +21,8 @@ def check(metas: tuple[TensorMeta, ...]) -> None:
         raise InvalidRequest("encoding text needs int64 tensors ids [N, L] and lengths [N], none of them empty")
 
 
-def encode(encoder: torch.nn.Module, ids: Tensor, lengths: Tensor) -> Tensor:
-    """Embeddings ``[N, L, D]`` in float32, zero beyond each length.
+def encode(encoder: torch.nn.Module, ids: Tensor, lengths: Tensor, *, layer: int = -1) -> Tensor:
+    """Embeddings ``[N, L, D]`` in float32, zero beyond each length; see ``EncodeText`` for ``layer``.
 
     Raises:
         InvalidRequest: an id beyond the vocabulary, or a length that is not in 1 .. L.
@@ -34,5 +36,21 @@ def encode(encoder: torch.nn.Module, ids: Tensor, lengths: Tensor) -> Tensor:
     if lengths.min() < 1 or lengths.max() > ids.shape[1]:
         raise InvalidRequest(f"lengths {lengths.tolist()} are not all in 1 .. {ids.shape[1]}")
     inside = torch.arange(ids.shape[1], device=ids.device)[None] < lengths[:, None]
-    hidden = encoder(input_ids=ids * inside, attention_mask=inside.to(torch.int64)).last_hidden_state
+    hidden = _run(encoder, layer, input_ids=ids * inside, attention_mask=inside.to(torch.int64))
     return torch.where(inside[..., None], hidden.float(), 0.0)
+
+
+def _run(encoder: Any, layer: int, **inputs: Tensor) -> Tensor:
+    """The normalised output of a layer, as ``comfy.text_encoders.t5.T5Stack`` gives it."""
+    stack = encoder.encoder
+    if not -len(stack.block) <= layer < -1:
+        last: Tensor = encoder(**inputs).last_hidden_state
+        return last
+    outputs: list[Tensor] = []
+    hook = stack.block[layer].register_forward_hook(lambda module, args, output: outputs.append(output[0]))
+    try:
+        encoder(**inputs)
+    finally:
+        hook.remove()
+    normalised: Tensor = stack.final_layer_norm(outputs[0])
+    return normalised

@@ -6,6 +6,7 @@ from typing import Any
 
 import comfy.ldm.common_dit
 import torch
+from any_folder_name.parallel_backend.text import encode
 from diffusers import AutoencoderKLWan, WanTransformer3DModel
 from torch import Tensor
 from transformers import UMT5EncoderModel
@@ -78,9 +79,7 @@ class LocalClient:
         return {"samples": loop(inpaint, tensors["x"], tensors["sigmas"], on_step)}
 
     def _EncodeText(self, message: Any, tensors: dict[str, Tensor], _: Any) -> dict[str, Tensor]:
-        mask = torch.arange(tensors["ids"].shape[1]) < tensors["lengths"][:, None]
-        hidden = self.text_encoder(tensors["ids"], attention_mask=mask.long()).last_hidden_state
-        return {"embeds": hidden * mask[..., None]}
+        return {"embeds": encode(self.text_encoder, tensors["ids"], tensors["lengths"], layer=message.layer)}
 
     def _Unload(self, message: Any, tensors: dict[str, Tensor], _: Any) -> dict[str, Tensor]:
         return {}

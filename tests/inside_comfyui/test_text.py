@@ -61,15 +61,16 @@ def test_plain_prompt_is_diffusers_own(loaded: Loaded, models: Any) -> None:
     assert relative_error(encode(loaded.clip, "a red circle on a blue background"), reference) < 1e-5
 
 
-def test_clones_and_set_last_layer(loaded: Loaded) -> None:
-    (last,) = core_nodes.CLIPSetLastLayer().set_last_layer(loaded.clip, -1)
-    assert type(last) is type(loaded.clip)
-    assert torch.equal(encode(last, "a red circle"), encode(loaded.clip, "a red circle"))
-    (earlier,) = core_nodes.CLIPSetLastLayer().set_last_layer(loaded.clip, -2)
-    loaded.client.requests.clear()
-    with pytest.raises(InvalidRequest, match=r"CLIPSetLastLayer -2: .* last layer only"):
-        encode(earlier, "a red circle")
-    assert not loaded.client.requests
+@pytest.mark.parametrize("layer", [-1, -2, -24])
+def test_set_last_layer_is_comfyuis(loaded: Loaded, layer: int) -> None:
+    (clip,) = core_nodes.CLIPSetLastLayer().set_last_layer(loaded.clip, layer)
+    assert type(clip) is type(loaded.clip)
+    reference = core_encoder(loaded)
+    reference.set_clip_options({"layer": layer})
+    tokens = clip.tokenize("a (red:1.3) circle")["umt5xxl"]
+    assert relative_error(encode(clip, "a (red:1.3) circle"), reference.encode_token_weights(tokens)[0]) < 1e-5
+    plain = core_encoder(loaded).encode_token_weights(tokens)[0]
+    assert relative_error(encode(loaded.clip, "a (red:1.3) circle"), plain) < 1e-5
 
 
 def test_textual_inversion_is_refused(loaded: Loaded) -> None:
