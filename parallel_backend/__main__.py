@@ -1,4 +1,4 @@
-"""Manage the backend by hand: ``python -m parallel_backend serve | status | stop | bench-wire``."""
+"""Manage the backend by hand: ``python -m parallel_backend serve | status | stop | bench-wire | bench-step``."""
 
 import argparse
 import logging
@@ -8,9 +8,11 @@ from collections.abc import Sequence
 
 import msgspec
 
+from . import query
 from .endpoint import Endpoint
 from .errors import BackendError, BackendUnavailable, InvalidRequest
-from .launch import ALREADY_RUNS
+from .launch import ALREADY_RUNS, START_PATIENCE, connect_or_start
+from .status import format_status
 
 IDLE_TIMEOUT = 600.0
 """Seconds without work after which a backend ends, unless told otherwise."""
@@ -28,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m parallel_backend", description="Parallel DiT's backend.")
-    commands = parser.add_subparsers(required=True, metavar="serve | status | stop | bench-wire")
+    commands = parser.add_subparsers(required=True, metavar="serve | status | stop | bench-wire | bench-step")
     serve = commands.add_parser("serve", help="run the backend (the first node that needs it does this by itself)")
     serve.add_argument("--idle-timeout", type=_seconds, metavar="SECONDS", help="end without work; 0 is never")
     serve.add_argument("--detach", action="store_true", help="run in the background; returns when it answers")
@@ -41,6 +43,13 @@ def _parser() -> argparse.ArgumentParser:
     bench = commands.add_parser("bench-wire", help="measure how fast requests and pixels travel")
     bench.add_argument("--json", action="store_true", help="as JSON")
     bench.set_defaults(run=_bench_wire)
+    step = commands.add_parser("bench-step", help="measure a denoiser call on several ranks against one")
+    step.add_argument("--layout", action="append", metavar="LAYOUT", help='such as "cfg=2 ulysses=2"; may be repeated')
+    step.add_argument("--tokens", type=int, default=4096, help="tokens of the latent (default %(default)s)")
+    step.add_argument("--layers", type=int, default=2, help="layers of the model (default %(default)s)")
+    step.add_argument("--rounds", type=int, default=3, help="measurements of each layout (default %(default)s)")
+    step.add_argument("--json", action="store_true", help="as JSON")
+    step.set_defaults(run=_bench_step)
     return parser
 
 
@@ -67,11 +76,10 @@ def _idle_timeout(given: float | None) -> float:
 def _serve(options: argparse.Namespace) -> int:
     endpoint, idle_timeout = Endpoint.default(), _idle_timeout(options.idle_timeout)
     if options.detach:
-        from .client import Client
-
-        client = Client(endpoint=endpoint, idle_timeout=idle_timeout)
-        client.start()
-        print(f"backend runs, pid {client.status().pid}")
+        connect_or_start(
+            endpoint, connect_seconds=query.PATIENCE, start_seconds=START_PATIENCE, idle_timeout=idle_timeout
+        ).close()
+        print(f"backend runs, pid {query.status(endpoint).pid}")
         return 0
     from .supervisor import Supervisor
 
@@ -86,18 +94,13 @@ def _serve(options: argparse.Namespace) -> int:
 
 
 def _status(options: argparse.Namespace) -> int:
-    from .client import Client
-    from .status import format_status
-
-    status = Client().status()
+    status = query.status(Endpoint.default())
     print(msgspec.json.format(msgspec.json.encode(status)).decode() if options.json else format_status(status))
     return 0
 
 
 def _stop(options: argparse.Namespace) -> int:
-    from .client import Client
-
-    Client().stop()
+    query.stop(Endpoint.default())
     print("stopped")
     return 0
 
@@ -106,6 +109,15 @@ def _bench_wire(options: argparse.Namespace) -> int:
     from .bench_wire import measure
 
     measured = measure()
+    print(msgspec.json.encode(measured).decode() if options.json else measured.describe())
+    return 0
+
+
+def _bench_step(options: argparse.Namespace) -> int:
+    from .bench_step import measure
+
+    layouts = tuple(options.layout or ("ulysses=2", "cfg=2"))
+    measured = measure(layouts, tokens=options.tokens, layers=options.layers, rounds=options.rounds)
     print(msgspec.json.encode(measured).decode() if options.json else measured.describe())
     return 0
 

@@ -27,6 +27,7 @@ class WireMeasurement:
     plain_copy: float
     reply: float
     reply_ratio: float
+    forward_overhead_best: float
     forward_overhead: float
     forward_overhead_worst: float
     supervisor_growth: int
@@ -37,7 +38,7 @@ class WireMeasurement:
             f"a reply of {self.reply_bytes / 1e9:.2f} GB: {self.reply:.2f} s, {self.reply_ratio:.2f} times a plain "
             f"socket copy ({self.plain_copy:.2f} s); the supervisor grew by {self.supervisor_growth / 2**20:.1f} MiB\n"
             f"a call with 1 MiB both ways: {self.forward_overhead * 1e3:.2f} ms (median of {CALLS}), "
-            f"{self.forward_overhead_worst * 1e3:.2f} ms at worst"
+            f"{self.forward_overhead_best * 1e3:.2f} ms at best, {self.forward_overhead_worst * 1e3:.2f} ms at worst"
         )
 
 
@@ -60,6 +61,7 @@ def measure(client: Client | None = None, *, ranks: int = 2, pixels: int = PIXEL
         plain_copy=statistics.median(plain),
         reply=statistics.median(reply),
         reply_ratio=statistics.median(reply) / statistics.median(plain),
+        forward_overhead_best=min(calls),
         forward_overhead=statistics.median(calls),
         forward_overhead_worst=max(calls),
         supervisor_growth=client.status().memory - before,

@@ -2,35 +2,24 @@
 
 import contextlib
 import os
-import signal
 import socket
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
 
 from torch import Tensor
 
-from . import payload, procs, wire
-from .endpoint import Endpoint, connect, peer
-from .errors import (
-    BackendFailure,
-    BackendUnavailable,
-    Cancelled,
-    DeadlineExceeded,
-    InvalidRequest,
-    ProtocolError,
-    from_code,
-)
-from .launch import Launch
-from .messages import Cancel, Continue, Done, Error, Outcome, Progress, RankRequest, Status, StatusQuery, Stop
+from . import payload, query, wire
+from .endpoint import Endpoint
+from .errors import BackendFailure, BackendUnavailable, Cancelled, InvalidRequest
+from .launch import START_PATIENCE, connect_or_start
+from .messages import Cancel, Continue, Done, Outcome, Progress, RankRequest, Status
 
 POLL = 0.05
 """Seconds between two looks at ``interrupted``."""
 
 Interrupted = Callable[[], bool]
 OnProgress = Callable[[Progress, dict[str, Tensor]], None]
-Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,12 +32,12 @@ class Timeouts:
     backend is gone.
     """
 
-    connect: float = 20.0
-    start: float = 60.0
+    connect: float = query.PATIENCE
+    start: float = START_PATIENCE
     send: float = 60.0
     silence: float = 600.0
     cancel: float = 150.0
-    stop: float = 30.0
+    stop: float = query.STOP_PATIENCE
 
 
 class Client:
@@ -106,7 +95,7 @@ class Client:
         Raises:
             BackendUnavailable: none runs.
         """
-        return self._ask(StatusQuery(), Status)
+        return query.status(self.endpoint, seconds=self.timeouts.connect)
 
     def stop(self) -> None:
         """End the backend, by force if it does not answer, and wait until its processes are gone.
@@ -115,21 +104,7 @@ class Client:
             BackendUnavailable: none runs.
             DeadlineExceeded: it does not end.
         """
-        with connect(self.endpoint, seconds=self.timeouts.connect) as sock:
-            pid, _ = peer(sock)
-            deadline = wire.Deadline(self.timeouts.stop, "stopping the backend")
-            try:
-                payload.send(sock, Stop(), deadline=deadline)
-                wire.recv_header(sock, deadline=deadline)
-            except ProtocolError:
-                # It speaks another version; this it understands.
-                procs.end(pid, signal.SIGTERM)
-            except DeadlineExceeded:
-                procs.end(pid, signal.SIGKILL)
-            except ConnectionError:
-                pass
-            if not procs.wait_gone(pid, self.timeouts.stop):
-                raise DeadlineExceeded(f"the backend (pid {pid}) did not end within {self.timeouts.stop:g} s")
+        query.stop(self.endpoint, seconds=self.timeouts.stop)
 
     def start(self, interrupted: Interrupted | None = None) -> None:
         """Start the backend unless it runs.
@@ -140,29 +115,13 @@ class Client:
         self._connect(interrupted or _never).close()
 
     def _connect(self, interrupted: Interrupted) -> socket.socket:
-        with contextlib.suppress(BackendUnavailable):
-            return connect(self.endpoint, seconds=self.timeouts.connect)
-        launch = Launch(self.endpoint, idle_timeout=self._idle_timeout)
-        deadline = wire.Deadline(self.timeouts.start, f"starting the backend (log: {self.endpoint.log})")
-        while True:
-            with contextlib.suppress(BackendUnavailable):
-                return connect(self.endpoint, seconds=min(deadline.remaining(), self.timeouts.connect))
-            launch.check()
-            if interrupted():
-                raise Cancelled("cancelled while the backend started")
-            time.sleep(min(deadline.remaining(), POLL))
-
-    def _ask(self, message: object, kind: type[Answer]) -> Answer:
-        with connect(self.endpoint, seconds=self.timeouts.connect) as sock:
-            deadline = wire.Deadline(self.timeouts.connect, f"waiting for the backend to answer {_name(message)}")
-            try:
-                payload.send(sock, message, deadline=deadline)
-                answer = wire.recv_header(sock, deadline=deadline).message
-            except ConnectionError as error:
-                raise BackendUnavailable(f"the backend ended before it answered {_name(message)}") from error
-        if isinstance(answer, Error):
-            raise from_code(answer.code, answer.message)
-        return _expect(answer, kind)
+        return connect_or_start(
+            self.endpoint,
+            connect_seconds=self.timeouts.connect,
+            start_seconds=self.timeouts.start,
+            idle_timeout=self._idle_timeout,
+            interrupted=interrupted,
+        )
 
 
 class _NotTaken(Exception):
@@ -214,10 +173,8 @@ class _Call:
                 silence = wire.Deadline(timeouts.silence, "waiting for a sign of life from the ranks")
             elif isinstance(frame.message, Progress):
                 self._on_progress(frame.message, received)
-            elif isinstance(frame.message, Error):
-                raise from_code(frame.message.code, frame.message.message)
             else:
-                _expect(frame.message, Done)
+                query.expect(frame.message, Done)
                 return received
 
     def _look(self) -> None:
@@ -230,19 +187,22 @@ class _Call:
     def _cancel(self, sock: socket.socket) -> None:
         """Ask for the end and wait for it: the connection closes when the ranks are free again."""
         with contextlib.suppress(BackendFailure):
-            self._client._ask(Cancel(request_id=self._message.request_id), Done)
+            self._ask(Cancel(request_id=self._message.request_id))
             deadline = wire.Deadline(self._client.timeouts.cancel, "waiting for a cancelled request to end")
             rest = bytearray(1 << 20)
             with contextlib.suppress(ConnectionError):
                 while wire.wait_for(sock, wire.READABLE, deadline.remaining()) and sock.recv_into(rest):
                     pass
 
+    def _ask(self, message: object) -> None:
+        query.ask(self._client.endpoint, message, Done, seconds=self._client.timeouts.connect)
+
     def _explain(self) -> Exception:
         """Why the connection broke, as the supervisor remembers it."""
         if not self._taken:
             return _NotTaken()
         try:
-            self._client._ask(Outcome(request_id=self._message.request_id), Done)
+            self._ask(Outcome(request_id=self._message.request_id))
         except BackendUnavailable:
             log = self._client.endpoint.log
             return BackendUnavailable(f"the backend ended in the middle of a request (log: {log})")
@@ -253,16 +213,6 @@ class _Call:
 
 class _Interrupted(Exception):
     """The caller wants no answer any more."""
-
-
-def _expect(answer: Any, kind: type[Answer]) -> Answer:
-    if not isinstance(answer, kind):
-        raise BackendFailure(f"the backend answered {_name(answer)} where {kind.__name__} was expected")
-    return answer
-
-
-def _name(message: object) -> str:
-    return type(message).__name__
 
 
 def _never() -> bool:

@@ -1,20 +1,31 @@
 """Starting a backend that outlives the process that starts it."""
 
+import contextlib
 import os
+import socket
 import subprocess
 import sys
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 from . import procs
-from .endpoint import Endpoint
-from .errors import BackendUnavailable
+from .endpoint import Endpoint, connect
+from .errors import BackendUnavailable, Cancelled
+from .wire import Deadline
 
 ROOT = Path(__file__).resolve().parent.parent
 """The folder that ``parallel_backend`` lies in; on the module path of the backend's processes only."""
 
 ALREADY_RUNS = 75
 """Exit status of a supervisor that found another one at its endpoint."""
+
+POLL = 0.05
+"""Seconds between two looks at a starting backend."""
+
+START_PATIENCE = 60.0
+"""Seconds in which a started backend answers."""
 
 
 class Launch:
@@ -54,6 +65,34 @@ class Launch:
         said = procs.last_line(self._endpoint.log)
         how = procs.describe_exit(status or 0)
         raise BackendUnavailable(f"the starting backend {how}: {said or 'it said nothing'} (log: {self._endpoint.log})")
+
+
+def connect_or_start(
+    endpoint: Endpoint,
+    *,
+    connect_seconds: float,
+    start_seconds: float,
+    idle_timeout: float | None = None,
+    interrupted: Callable[[], bool] = lambda: False,
+) -> socket.socket:
+    """A connection to the backend, which is started if none runs.
+
+    Raises:
+        BackendUnavailable: it does not come up; quotes its log.
+        DeadlineExceeded: it takes too long.
+        Cancelled: ``interrupted`` said so.
+    """
+    with contextlib.suppress(BackendUnavailable):
+        return connect(endpoint, seconds=connect_seconds)
+    launch = Launch(endpoint, idle_timeout=idle_timeout)
+    deadline = Deadline(start_seconds, f"starting the backend (log: {endpoint.log})")
+    while True:
+        with contextlib.suppress(BackendUnavailable):
+            return connect(endpoint, seconds=min(deadline.remaining(), connect_seconds))
+        launch.check()
+        if interrupted():
+            raise Cancelled("the request was cancelled while the backend started")
+        time.sleep(min(deadline.remaining(), POLL))
 
 
 def _environment(endpoint: Endpoint) -> dict[str, str]:

@@ -58,7 +58,8 @@ class Link:
             return None
 
     def finished(self, finished: control.Finished) -> None:
-        """Tell how a request ended here, however long the supervisor does not read: it is alive, or we are not."""
+        """Tell how a request ended here, and what the rank is like after it, however long the supervisor does not read: it is alive, or we are not."""
+        self._beat()
         while True:
             try:
                 control.send(self._control, finished)
@@ -82,10 +83,13 @@ class Link:
         while True:
             if time.monotonic() >= beat:
                 beat = time.monotonic() + BEAT
-                with contextlib.suppress(BlockingIOError):
-                    control.send(self._control, control.Beat(status=self.describe()))
+                self._beat()
             if poller.poll(max(0.0, beat - time.monotonic()) * 1000):
                 self._hear()
+
+    def _beat(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            control.send(self._control, control.Beat(status=self.describe()))
 
     def _hear(self) -> None:
         message, descriptor = control.receive(self._control, control.ToRank)

@@ -37,13 +37,15 @@ class Patience:
 
     ``hang``: no heartbeat, and the process does not move either. ``stall``: no heartbeat from a process
     that computes or reads from a disk (a long call that keeps Python's lock). ``evidence``: from the first
-    failure to the verdict, so that a rank that died is named rather than one that missed it.
+    failure to the verdict, so that a rank that died is named rather than one that missed it; ``blame`` is the
+    same while all failures look like another rank's.
     """
 
     start: float = 120.0
     hang: float = 8.0
     stall: float = 120.0
     evidence: float = 0.5
+    blame: float = 4.0
 
 
 @dataclass(kw_only=True)
@@ -223,10 +225,10 @@ class RankSet:
         self._look_for_hangs()
         if not self._failures:
             return None
-        first = self._failures[0][0]
+        waited = time.monotonic() - self._failures[0][0]
         likeliest = min((failure for _, failure in self._failures), key=lambda failure: failure.kind)
-        settled = time.monotonic() - first >= self._patience.evidence or likeliest.kind == DIED
-        return likeliest if settled else None
+        needed = {DIED: 0.0, BY_PEER: self._patience.blame}.get(likeliest.kind, self._patience.evidence)
+        return likeliest if waited >= needed else None
 
     def _look_for_hangs(self) -> None:
         now = time.monotonic()

@@ -8,6 +8,7 @@ supervisor and passes each on through the store, where the others wait for the n
 import argparse
 import logging
 import os
+import signal
 import socket
 import sys
 import time
@@ -43,6 +44,7 @@ STORE_PATIENCE = timedelta(hours=1)
 def main(argv: Sequence[str] | None = None, *, engine: "Callable[..., Engine] | None" = None) -> None:
     """Run one rank until the process is ended. ``engine`` replaces the class ``Engine``."""
     die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C at the supervisor's terminal is the supervisor's
     options = _parse(argv)
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s rank {rank} %(name)s: %(message)s")
@@ -198,7 +200,7 @@ class Worker:
                 results = self._engine.handle(message, frame.tensors, tensors, report=report, cancelled=cancelled)
         except (InvalidRequest, Cancelled) as error:
             code, text = error.code, str(error)
-        except Exception as error:
+        except BaseException as error:
             log.exception("request %s failed", message.request_id)
             code, text, by_peer = _diagnose(error)
         return control.Finished(request_id=message.request_id, code=code, message=text, by_peer=by_peer), results
@@ -255,7 +257,7 @@ def _echo(message: Echo, tensors: "Mapping[str, Tensor] | None", report: Any) ->
     return results
 
 
-def _diagnose(error: Exception) -> tuple[str, str, bool]:
+def _diagnose(error: BaseException) -> tuple[str, str, bool]:
     """Code, text for the user, and whether the cause is likely another rank."""
     import torch
 

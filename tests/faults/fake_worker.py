@@ -3,6 +3,7 @@
 Imports torch no earlier than a worker does, which holds on to its life line first.
 """
 
+import os
 import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -66,7 +67,9 @@ def _misbehave(kind: str) -> None:
     if kind == "alone":
         raise InvalidRequest("only I think so")
     if kind == "exit":
-        raise SystemExit(3)
+        os._exit(3)
+    if kind == "quit":
+        raise SystemExit(4)
 
 
 if __name__ == "__main__":

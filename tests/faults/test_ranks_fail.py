@@ -72,6 +72,10 @@ def test_a_rank_that_exits_is_named(client: Client) -> None:
     assert isinstance(error, RankFailed)
     assert "rank 1" in str(error)
     assert "exited with status 3" in str(error)
+    error = Running(client=client, message=sample("quit 1")).ended(30.0)
+    assert isinstance(error, RankFailed)
+    assert "rank 1" in str(error)
+    assert "SystemExit: 4" in str(error)
 
 
 def test_a_refusal_by_one_rank_alone_does_not_hang_the_others(client: Client) -> None:

@@ -23,6 +23,7 @@ from parallel_backend.errors import (
 )
 from parallel_backend.layout import ParallelLayout
 from parallel_backend.messages import Devices, Done, Echo, Error, ModelSpec, Outcome, Progress
+from parallel_backend.query import ask
 from parallel_backend.rankset import Patience
 from parallel_backend.supervisor import Limits
 
@@ -97,7 +98,7 @@ def test_ranks_that_do_not_heed_a_cancel_are_ended(client: Client) -> None:
     assert isinstance(running.ended(10.0), Cancelled)
     assert not client.status().ranks
     with pytest.raises(RankFailed, match="did not end a cancelled request within 3 s"):
-        client._ask(Outcome(request_id=running.message.request_id), Done)
+        ask(client.endpoint, Outcome(request_id=running.message.request_id), Done)
 
 
 def test_a_full_queue(runtime: Path) -> None:
@@ -199,7 +200,7 @@ def test_a_client_that_never_sends_its_tensors_can_be_cancelled(client: Client) 
 
 def test_an_unknown_outcome(client: Client) -> None:
     with pytest.raises(BackendFailure, match="does not know how request nothing ended"):
-        client._ask(Outcome(request_id="nothing"), Done)
+        ask(client.endpoint, Outcome(request_id="nothing"), Done)
 
 
 def test_a_backend_of_another_version_is_named_and_can_be_stopped(runtime: Path) -> None:

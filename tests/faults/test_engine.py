@@ -1,0 +1,125 @@
+"""The real engine behind the real commands: death in the middle of a step, cancel, and what a status says."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from parallel_backend.bench_wire import measure
+from parallel_backend.client import Client
+from parallel_backend.endpoint import Endpoint
+from parallel_backend.errors import Cancelled, InvalidRequest, RankFailed
+from parallel_backend.layout import ParallelLayout
+from parallel_backend.messages import Devices, ModelSpec, Progress, Sample
+from tests import tiny
+
+from .backend import wait_until
+from .conftest import runtime_folder
+
+Tensors = dict[str, torch.Tensor]
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    with runtime_folder() as folder:
+        yield Client(endpoint=Endpoint(folder=folder))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> ModelSpec:
+    folder = tiny.write(tmp_path_factory.mktemp("tiny") / "model")
+    return ModelSpec(path=str(folder), devices=Devices(kind="cpu", indices=(0, 1)), layout=ParallelLayout(ulysses=2))
+
+
+def request(model: ModelSpec, steps: int) -> tuple[Sample, Tensors]:
+    torch.manual_seed(0)
+    inputs = {"x": torch.randn(1, 16, 1, 8, 8), "sigmas": torch.linspace(1, 0, steps + 1)}
+    inputs |= {f"{i}.encoder_hidden_states": torch.randn(1, 6, 32) for i in range(2)}
+    return Sample(model=model, branches=2, sampler="euler", cfg=3.0), inputs
+
+
+class Stepping:
+    """A long sampling in a thread of its own."""
+
+    def __init__(self, client: Client, model: ModelSpec) -> None:
+        self.stop, self.steps = threading.Event(), 0
+        self.error: Exception | None = None
+        self._thread = threading.Thread(target=self._run, args=(client, model), daemon=True)
+        self._thread.start()
+        wait_until(lambda: self.steps or self.error, 120.0, "the first steps")
+        assert self.error is None
+
+    def _run(self, client: Client, model: ModelSpec) -> None:
+        try:
+            client.call(*request(model, 20_000), interrupted=self.stop.is_set, on_progress=self._count)
+        except Exception as error:
+            self.error = error
+
+    def _count(self, progress: Progress, _: Tensors) -> None:
+        self.steps += progress.value > 0
+
+    def ended(self, seconds: float) -> Exception | None:
+        self._thread.join(seconds)
+        assert not self._thread.is_alive()
+        return self.error
+
+
+def test_sampling_twice_loads_once_and_the_status_is_true(client: Client, model: ModelSpec) -> None:
+    first = client.call(*request(model, 3))["samples"]
+    second = client.call(*request(model, 3))["samples"]
+    assert torch.equal(first, second)
+    assert first.shape == (1, 16, 1, 8, 8)
+    wait_until(lambda: all(rank.steps == 6 for rank in client.status().ranks), 5.0, "3 steps twice, batched branches")
+    status = client.status()
+    assert status.layout == model.layout
+    for rank in status.ranks:
+        assert psutil.Process(rank.pid).ppid() == status.pid
+        assert [(loaded.path, loaded.loads) for loaded in rank.models] == [(model.path, 1)]
+
+
+def test_a_rank_killed_in_a_step_is_named_and_the_next_request_works(client: Client, model: ModelSpec) -> None:
+    before = client.call(*request(model, 3))["samples"]
+    running = Stepping(client, model)
+    pid = client.status().ranks[1].pid
+    start = time.monotonic()
+    os.kill(pid, signal.SIGKILL)
+    error = running.ended(10.0)
+    assert time.monotonic() - start < 10.0
+    assert isinstance(error, RankFailed)
+    assert f"rank 1 (pid {pid}) was killed by SIGKILL" in str(error)
+    assert torch.equal(client.call(*request(model, 3))["samples"], before)
+
+
+def test_an_interrupt_keeps_the_ranks_and_their_weights(client: Client, model: ModelSpec) -> None:
+    running = Stepping(client, model)
+    running.stop.set()
+    assert isinstance(running.ended(10.0), Cancelled)
+    pids = [rank.pid for rank in client.status().ranks]
+    client.call(*request(model, 2))
+    status = client.status()
+    assert [rank.pid for rank in status.ranks] == pids
+    assert [[loaded.loads for loaded in rank.models] for rank in status.ranks] == [[1], [1]]
+
+
+def test_a_folder_that_is_no_pipeline_is_refused_and_costs_no_ranks(client: Client, tmp_path: Path) -> None:
+    bad = ModelSpec(path=str(tmp_path), devices=Devices(kind="cpu", indices=(0, 1)))
+    with pytest.raises(InvalidRequest, match=str(tmp_path)):
+        client.call(*request(bad, 2))
+    generation = client.status().generation
+    with pytest.raises(InvalidRequest):
+        client.call(*request(bad, 2))
+    assert client.status().generation == generation
+
+
+def test_pixels_arrive_as_fast_as_a_plain_copy_and_pass_the_supervisor_by(client: Client) -> None:
+    measured = measure(client, pixels=50_000_000)
+    assert measured.reply_ratio < 1.5
+    assert measured.supervisor_growth < 1 << 20
+    # The best of many, since whatever else runs on the machine can only add.
+    assert measured.forward_overhead_best < 0.005
