@@ -8,7 +8,7 @@ from .sampler import ParallelSampler
 from .vae import ParallelVAEDecode
 
 
-class ParallelDiT(ComfyExtension):
+class ParallelDiT(ComfyExtension):  # type: ignore[misc]
     """The extension as ComfyUI sees it."""
 
     async def get_node_list(self) -> list[type[io.ComfyNode]]:

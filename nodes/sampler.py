@@ -67,7 +67,8 @@ class BackendLoop(comfy.samplers.Sampler):  # type: ignore[misc]
             callback(progress.value - 1, extra.get("preview"), None, progress.total)
 
         done = remote.handle.call(message, tensors, on_progress=progressed)
-        return sampling.inverse_noise_scaling(sigmas[-1], done["samples"].to(x.device))
+        samples: Tensor = sampling.inverse_noise_scaling(sigmas[-1], done["samples"].to(x.device))
+        return samples
 
 
 def check_sampler(name: str) -> None:

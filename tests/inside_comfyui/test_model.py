@@ -6,10 +6,13 @@ import comfy.lora
 import comfy.model_base
 import comfy.model_management
 import comfy.model_patcher
+import comfy.samplers
+import comfy_extras.nodes_custom_sampler
 import pytest
 import torch
 from any_folder_name.parallel_backend.errors import InvalidRequest
-from inside_fixtures import Loaded, empty_latent, ksampler, parallel_sampler, relative_error
+from comfy_extras.nodes_easycache import EasyCacheNode
+from inside_fixtures import Loaded, conditioning, empty_latent, ksampler, parallel_sampler, relative_error
 
 
 def test_class_names_and_shapes_are_comfyuis_own(native: Any, loaded: Loaded) -> None:
@@ -90,6 +93,23 @@ def test_other_nodes_wrappers_see_real_predictions_once(native: Any, loaded: Loa
     assert len(seen) == 4
     assert all(out.abs().max() > 0 for out in seen)
     assert len(loaded.client.of_kind("Forward")) == 2
+
+
+def test_easycache_and_custom_sampling_with_three_prompts(native: Any, loaded: Loaded) -> None:
+    results = []
+    for model in (native, loaded.model):
+        cached = EasyCacheNode.execute(model, 3.0, 0.1, 0.9, False).args[0]
+        guider = comfy_extras.nodes_custom_sampler.Guider_DualCFG(cached)
+        guider.set_conds(conditioning(1), conditioning(2, length=20), conditioning(3))
+        guider.set_cfg(4.0, 3.0)
+        noise = torch.randn(1, 16, 1, 6, 6, generator=torch.Generator().manual_seed(0))
+        sampler = comfy.samplers.sampler_object("euler")
+        schedule = comfy.samplers.calculate_sigmas(model.get_model_object("model_sampling"), "simple", 8)
+        results.append(guider.sample(noise, torch.zeros_like(noise), sampler, schedule, disable_pbar=True))
+    forwards = loaded.client.of_kind("Forward")
+    assert relative_error(results[1], results[0]) < 1e-4
+    assert [message.branches for message in forwards] == [3] * len(forwards)
+    assert len(forwards) < 8, "EasyCache skipped no step"
 
 
 def test_a_step_that_a_cache_skips_asks_for_nothing(loaded: Loaded) -> None:
