@@ -34,7 +34,7 @@ from training.networks import (
 )
 from training.scenes import Scene
 
-BATCH_TOKENS = 1536
+BATCH_TOKENS = 768
 TIMESTEPS = 1000.0
 EMA_DECAY = 0.998
 EASY_STEPS = 500
