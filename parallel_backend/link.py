@@ -58,7 +58,10 @@ class Link:
             return None
 
     def finished(self, finished: control.Finished) -> None:
-        """Tell how a request ended here, and what the rank is like after it, however long the supervisor does not read: it is alive, or we are not."""
+        """Tell how a request ended here, and what the rank is like after it.
+
+        Waits for as long as the supervisor does not read: if it were not alive, this process would not be.
+        """
         self._beat()
         while True:
             try:
