@@ -1,5 +1,7 @@
 """What all tests share: the checkout's root is a package for ComfyUI alone, and nothing of ours may run on."""
 
+import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -24,6 +26,7 @@ class RootIsNoPackage:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(RootIsNoPackage())
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that fixtures end the processes they started
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -39,7 +39,7 @@ def test_run_shows_the_finished_picture(page: "Page") -> None:
     page.evaluate(OPEN, name)
     assert page.evaluate(PICTURE) is None
     page.get_by_test_id("queue-button").first.click()
-    page.wait_for_function(PICTURE, timeout=120_000)
+    page.wait_for_function(PICTURE, timeout=300_000)
     size = workflows.api(name)["4"]["inputs"]
     assert page.evaluate(PICTURE) == [size["width"], size["height"]]
     if target := os.environ.get("PARALLEL_DIT_SCREENSHOT"):
