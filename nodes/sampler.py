@@ -17,6 +17,7 @@ from .guards import USE_KSAMPLER, check_constant_conds, check_latent
 from .patcher import KEY, RemotePatcher
 from .previews import prepare_callback
 from .remote_model import RemoteModel
+from .tape import Branch
 
 NAMES = ", ".join(SAMPLERS)
 PLAIN_OPTIONS = {"transformer_options", "to_load_options", "disable_cfg1_optimization"}
@@ -47,11 +48,7 @@ class BackendLoop(comfy.samplers.Sampler):  # type: ignore[misc]
         with remote.recording() as branches:
             model_wrap(x, sigmas[:1].expand(len(x)), model_options=extra_args["model_options"], seed=extra_args["seed"])
         remote.check_branches(len(branches))
-        branches.sort(key=lambda branch: branch.index)
-        tensors = {"x": x, "sigmas": sigmas}
-        for i, branch in enumerate(branches):
-            constant = branch.inputs.keys() - {branch.latent, "timestep"}
-            tensors |= {f"{i}.{name}": branch.inputs[name] for name in constant}
+        tensors = {"x": x, "sigmas": sigmas, **_constants(branches)}
         if denoise_mask is not None:
             tensors |= {"mask": denoise_mask, "noise": noise, "latent": latent_image}
         message = Sample(
@@ -69,6 +66,17 @@ class BackendLoop(comfy.samplers.Sampler):  # type: ignore[misc]
         done = remote.handle.call(message, tensors, on_progress=progressed)
         samples: Tensor = sampling.inverse_noise_scaling(sigmas[-1], done["samples"].to(x.device))
         return samples
+
+
+def _constants(branches: list[Branch]) -> dict[str, Tensor]:
+    """What stays the same over the steps, by the names it has on the wire; the conditional branch is 0."""
+    ordered = sorted(branches, key=lambda branch: branch.index)
+    return {
+        f"{i}.{name}": tensor
+        for i, branch in enumerate(ordered)
+        for name, tensor in branch.inputs.items()
+        if name not in (branch.latent, "timestep")
+    }
 
 
 def check_sampler(name: str) -> None:
