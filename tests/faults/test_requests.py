@@ -1,7 +1,8 @@
 """The queue, cancels, and callers that do not speak the protocol."""
 
-import socket
-import struct
+import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -159,6 +160,7 @@ def test_a_dtype_that_the_wire_does_not_carry_starts_nothing(runtime: Path) -> N
         (wire.PREFIX.pack(wire.MAGIC, wire.VERSION, 24) + b'{"type":"Exec","body":1}', "unknown message 'Exec'"),
         (wire.pack(wire.Frame(message=Done())), "Done is no request"),
     ],
+    ids=["http", "version", "length", "json", "message", "reply"],
 )
 def test_garbage_is_refused_and_does_no_harm(client: Client, sent: bytes, said: str) -> None:
     with connect(client.endpoint, seconds=5) as sock:
@@ -203,20 +205,33 @@ def test_an_unknown_outcome(client: Client) -> None:
         ask(client.endpoint, Outcome(request_id="nothing"), Done)
 
 
+VERSION_99 = """
+import socket, struct, sys
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(sys.argv[1])
+listener.listen()
+while True:
+    sock, _ = listener.accept()
+    sock.recv(1 << 16)
+    sock.sendall(struct.pack("!4sHI", b"PDiT", 99, 2) + b"{}")
+"""
+
+
 def test_a_backend_of_another_version_is_named_and_can_be_stopped(runtime: Path) -> None:
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(str(runtime / "socket"))
-    listener.listen()
-
-    def answer_as_version_99() -> None:
-        sock, _ = listener.accept()
-        with sock:
-            sock.recv(1 << 16)
-            sock.sendall(struct.pack("!4sHI", b"PDiT", 99, 2) + b"{}")
-
-    threading.Thread(target=answer_as_version_99, daemon=True).start()
-    with listener, pytest.raises(ProtocolError, match=r"version 99 and this one 1: stop the backend"):
-        Client(endpoint=Endpoint(folder=runtime)).status()
+    client = Client(endpoint=Endpoint(folder=runtime))
+    process = subprocess.Popen([sys.executable, "-c", VERSION_99, str(client.endpoint.socket)])
+    try:
+        wait_until(client.endpoint.socket.exists, 10.0, "it listens")
+        with pytest.raises(ProtocolError, match=r"version 99 and this one 1: stop the backend"):
+            client.call(sample(), tensors(1))
+        stopping = threading.Thread(target=client.stop)
+        stopping.start()
+        assert process.wait(10) == -signal.SIGTERM
+        stopping.join(10)
+        assert not stopping.is_alive()
+    finally:
+        process.kill()
+        process.wait(10)
 
 
 def test_too_little_patience_for_a_start(runtime: Path) -> None:
