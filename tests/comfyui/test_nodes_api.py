@@ -130,7 +130,7 @@ def test_previews_progress_and_the_text_on_the_loader(new_server: Callable[..., 
     for sampler in ("KSampler", "ParallelSampler"):
         with Events(server.client) as events:
             server.client.run(prompt(sampler, seed=len(sampler)), deadline=280.0)
-            events.wait(lambda event: event.kind == "progress" and event.data["value"] == 3)
+            events.wait(lambda event: event.kind == "preview" and progress_text(event)[1].endswith(": ready"))
             binary = events.kinds("preview")
         states = [text for node, text in map(progress_text, binary) if node == "1"]
         kinds = {struct.unpack(">I", event.data[:4])[0] for event in binary}
