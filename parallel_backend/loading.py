@@ -50,7 +50,7 @@ def resolve_dtype(checkpoint: Checkpoint, dtype: DType, device: torch.device) ->
 
 
 def check_component(checkpoint: Checkpoint, component: str) -> None:
-    """Refuse a component that is missing, of an unsupported class, or not in safetensors.
+    """Refuse a component that is missing, of an unsupported class, quantised, or not in safetensors.
 
     Raises:
         InvalidRequest: names what is wrong and what would work.
@@ -64,6 +64,10 @@ def check_component(checkpoint: Checkpoint, component: str) -> None:
     if name not in SUPPORTED[component]:
         listed = ", ".join(SUPPORTED[component])
         raise InvalidRequest(f"{component} class {name} is not supported; supported: {listed}")
+    if "quantization_config" in checkpoint.config(component):
+        raise InvalidRequest(
+            f"{checkpoint.path / component} is quantised, which is not supported yet; use plain weights"
+        )
     _weight_files(checkpoint.path / component)
 
 

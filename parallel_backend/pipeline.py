@@ -26,7 +26,7 @@ class Pipeline:
         """Refuse a component that cannot be loaded, without loading it.
 
         Raises:
-            InvalidRequest: it is missing, of an unsupported class, or not in safetensors.
+            InvalidRequest: it is missing, of an unsupported class, quantised, or not in safetensors.
         """
         if name not in self._parts:
             loading.check_component(self.checkpoint, name)

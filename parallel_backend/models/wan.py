@@ -12,6 +12,18 @@ from ..errors import InvalidRequest
 from ..state import State
 from .base import Family, Geometry
 
+_DEFAULTS: dict[str, Any] = {
+    "patch_size": (1, 2, 2),
+    "num_attention_heads": 40,
+    "attention_head_dim": 128,
+    "in_channels": 16,
+    "out_channels": 16,
+    "text_dim": 4096,
+    "num_layers": 40,
+    "rope_max_seq_len": 1024,
+}
+"""What ``WanTransformer3DModel`` takes for a number that its config leaves out."""
+
 
 class Wan(Family):
     """Inputs: ``hidden_states`` ``[B, C, T, H, W]``, ``timestep`` ``[B]``, ``encoder_hidden_states`` ``[B, L, D]``."""
@@ -34,25 +46,26 @@ class Wan(Family):
                 f"this Wan transformer takes image embeddings (image_dim={config['image_dim']}), which is not "
                 "supported yet; Wan text-to-video transformers are"
             )
+        config = _DEFAULTS | dict(config)
         t, h, w = config["patch_size"]
         return Geometry(
             in_channels=config["in_channels"],
-            out_channels=config.get("out_channels") or config["in_channels"],
+            out_channels=config["out_channels"] or config["in_channels"],
             patch=(t, h, w),
             heads=config["num_attention_heads"],
             head_dim=config["attention_head_dim"],
             layers=config["num_layers"],
-            positions=config.get("rope_max_seq_len", 1024),
+            positions=config["rope_max_seq_len"],
         )
 
     @staticmethod
     def check(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> None:
         """See ``Family.check``."""
-        shape = shapes["encoder_hidden_states"]
-        if len(shape) != 3 or shape[1] < 1 or shape[2] != config["text_dim"]:
+        shape, width = shapes["encoder_hidden_states"], config.get("text_dim", _DEFAULTS["text_dim"])
+        if len(shape) != 3 or shape[1] < 1 or shape[2] != width:
             raise InvalidRequest(
                 f"conditioning of shape {list(shape)} does not fit this model, whose text encoder gives "
-                f"[batch, tokens, {config['text_dim']}]"
+                f"[batch, tokens, {width}]"
             )
 
     @property

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,9 +25,9 @@ def pools() -> Iterator[Pools]:
 @pytest.fixture(scope="session")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
     """``checkpoints(heads=3)`` is the folder of a tiny pipeline of that kind."""
-    written: dict[tuple[tuple[str, object], ...], Path] = {}
+    written: dict[tuple[tuple[str, Any], ...], Path] = {}
 
-    def checkpoint(**sizes: object) -> Path:
+    def checkpoint(**sizes: Any) -> Path:
         key = tuple(sorted(sizes.items()))
         if key not in written:
             folder = tmp_path_factory.mktemp("tiny") / "model"

@@ -71,8 +71,8 @@ def forward(model: ModelSpec, case: Case) -> tuple[Forward, dict[str, Tensor]]:
 
 def sample(model: ModelSpec, case: Case, **options: Any) -> tuple[Sample, dict[str, Tensor]]:
     """A ``Sample`` and its tensors."""
-    options = {"sampler": "euler", "cfg": 4.0} | options
-    return Sample(model=model, branches=len(case.texts), **options), case.sample_inputs()
+    chosen: dict[str, Any] = {"sampler": "euler", "cfg": 4.0} | options
+    return Sample(model=model, branches=len(case.texts), **chosen), case.sample_inputs()
 
 
 def stock_forward(sizes: tiny.Tiny, latent: Tensor, timestep: Tensor, text: Tensor) -> Tensor:

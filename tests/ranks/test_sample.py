@@ -90,9 +90,7 @@ def _with_layout(message, tensors):
 def test_progress_and_previews_come_from_rank_0(pools, checkpoints):
     answers = run(pools, checkpoints(heads=3), 2, "data=2", Case(), previews=True)
     reports = answers[0]["reports"]
-    assert [progress for progress, _ in reports] == [
-        Progress(phase="sampling", value=i + 1, total=3) for i in range(3)
-    ]
+    assert [progress for progress, _ in reports] == [Progress(phase="sampling", value=i + 1, total=3) for i in range(3)]
     assert all(extra["preview"].shape == (1, 16, 1, 5, 7) for _, extra in reports)
     last, samples = reports[-1][1]["preview"], answers[0]["tensors"]["samples"]
     assert torch.allclose(last, samples[:1, :, :1], atol=1e-5), "the last predicted x0 is the euler sample"

@@ -37,6 +37,13 @@ def test_an_index_that_leads_elsewhere_is_refused(copy, name):
         loading.check_component(copy, "transformer")
 
 
+def test_quantised_weights_are_refused(copy):
+    file = copy.path / "transformer" / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"quantization_config": {"quant_method": "gguf"}}))
+    with pytest.raises(InvalidRequest, match="is quantised"):
+        loading.check_component(copy, "transformer")
+
+
 def test_auto_is_float32_on_a_cpu(copy):
     assert loading.resolve_dtype(copy, "auto", torch.device("cpu")) == torch.float32
 

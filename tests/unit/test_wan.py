@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from parallel_backend.errors import InvalidRequest
-from parallel_backend.models import family_of
+from parallel_backend.models import family_of, wan
 from parallel_backend.models.wan import Wan, pad_to_patch
 from tests import tiny
 
@@ -63,3 +63,13 @@ def test_image_conditioned_models_are_refused_by_name():
 def test_unlisted_classes_are_refused_with_the_list():
     with pytest.raises(InvalidRequest, match="FluxTransformer2DModel is not supported; supported: WanTransformer3D"):
         family_of("FluxTransformer2DModel")
+
+
+def test_numbers_that_a_config_leaves_out_are_those_of_the_class():
+    import inspect
+
+    from diffusers import WanTransformer3DModel
+
+    signature = inspect.signature(WanTransformer3DModel.__init__).parameters
+    assert {name: signature[name].default for name in wan._DEFAULTS} == wan._DEFAULTS
+    assert Wan.describe({}).heads == 40
