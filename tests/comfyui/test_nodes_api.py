@@ -16,6 +16,9 @@ from scripts.comfy_server import ComfyServer
 from tests import tiny
 from tests.comfyui.server import Event, Events, difference, pixels
 
+START = 280.0
+"""Seconds for a prompt that starts ranks, on a machine with other work."""
+
 LAYOUT = {"data": 1, "cfg": 1, "pipe": 1, "ring": 1, "ulysses": 1, "tensor": 1}
 
 
@@ -74,7 +77,7 @@ def refusal(client: ComfyClient, refused: Prompt) -> str:
 
 def test_samplers_ranks_and_layouts_give_one_picture(client: ComfyClient) -> None:
     # The most ranks first: smaller layouts then use some of them, and no set of ranks is started again.
-    reference = pixels(client, client.run(prompt(layout={"ulysses": 3}, devices="0,1,2"), deadline=280.0))
+    reference = pixels(client, client.run(prompt(layout={"ulysses": 3}, devices="0,1,2"), deadline=START))
     assert reference.std() > 5
     for variant in (
         prompt(devices="0"),
@@ -129,7 +132,7 @@ def test_previews_progress_and_the_text_on_the_loader(new_server: Callable[..., 
     tiny.write(server.base / "models" / "diffusers" / "tiny")
     for sampler in ("KSampler", "ParallelSampler"):
         with Events(server.client) as events:
-            server.client.run(prompt(sampler, seed=len(sampler)), deadline=280.0)
+            server.client.run(prompt(sampler, seed=len(sampler)), deadline=START)
             events.wait(lambda event: event.kind == "preview" and progress_text(event)[1].endswith(": ready"))
             binary = events.kinds("preview")
         states = [text for node, text in map(progress_text, binary) if node == "1"]
@@ -151,7 +154,7 @@ def progress_text(event: Event) -> tuple[str, str]:
 
 @pytest.mark.parametrize("sampler", ["KSampler", "ParallelSampler"])
 def test_interrupt_and_the_next_prompt(client: ComfyClient, sampler: str) -> None:
-    reference = pixels(client, client.run(prompt(sampler)))
+    reference = pixels(client, client.run(prompt(sampler), deadline=START))
     with Events(client) as events:
         prompt_id = client.submit(prompt(sampler, steps=2000, seed=4))
         events.wait(lambda event: event.kind == "progress" and event.data["node"] == "5" and event.data["value"] >= 3)
