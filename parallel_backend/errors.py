@@ -1,15 +1,15 @@
 """Every error that crosses the socket, by name.
 
-    BackendError
-    ├── InvalidRequest        the caller asked for something that cannot work; nothing was changed
-    ├── Cancelled             the caller took the request back
-    └── BackendFailure
-        ├── BackendUnavailable    no supervisor answers and none could be started
-        ├── ProtocolError         the other side speaks another version, or broke the framing
-        ├── QueueFull             too many requests wait already
-        ├── DeadlineExceeded      a phase took longer than its deadline; names the phase
-        ├── RankFailed            a rank died, hung or raised; names the rank
-        └── OutOfMemory           a rank ran out of device memory; names the rank
+BackendError
+├── InvalidRequest        the caller asked for something that cannot work; nothing was changed
+├── Cancelled             the caller took the request back
+└── BackendFailure
+    ├── BackendUnavailable    no supervisor answers and none could be started
+    ├── ProtocolError         the other side speaks another version, or broke the framing
+    ├── QueueFull             too many requests wait already
+    ├── DeadlineExceeded      a phase took longer than its deadline; names the phase
+    ├── RankFailed            a rank died, hung or raised; names the rank
+    └── OutOfMemory           a rank ran out of device memory; names the rank
 """
 
 from typing import ClassVar

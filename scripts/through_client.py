@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from parallel_backend.client import Client
-from parallel_backend.devices import resolve
 from tokenizers import Tokenizer
 from torch import Tensor
 
 from parallel_backend.checkpoint import Checkpoint
+from parallel_backend.client import Client
+from parallel_backend.devices import resolve
 from parallel_backend.messages import Decode, EncodeText, ModelSpec, Sample
 from scripts import processes
 from scripts.comfy_api import Prompt

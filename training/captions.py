@@ -51,11 +51,13 @@ def training_caption(rng: random.Random, scene: Scene) -> str:
         return scene.caption
     motion = f" moving {scene.direction}" if scene.direction else ""
     ending = f", moving {scene.direction}" if scene.direction else ""
-    return rng.choice((
-        f"a {scene.colour} {scene.shape}{motion}",
-        f"{scene.colour} {scene.shape}{motion} on {scene.background}",
-        f"{scene.colour} {scene.shape}, {scene.background} background{ending}",
-        f"on a {scene.background} background, a {scene.colour} {scene.shape}{motion}",
-        f"a {scene.colour} {scene.shape} on a {scene.background} background",
-        f"a {scene.shape}{motion}",
-    ))
+    return rng.choice(
+        (
+            f"a {scene.colour} {scene.shape}{motion}",
+            f"{scene.colour} {scene.shape}{motion} on {scene.background}",
+            f"{scene.colour} {scene.shape}, {scene.background} background{ending}",
+            f"on a {scene.background} background, a {scene.colour} {scene.shape}{motion}",
+            f"a {scene.colour} {scene.shape} on a {scene.background} background",
+            f"a {scene.shape}{motion}",
+        )
+    )

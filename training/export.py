@@ -1,6 +1,6 @@
 """Write the trained networks as a diffusers pipeline, with latent2rgb factors for previews.
 
-    python -m training.export --work DIR --to checkpoints/shapes
+python -m training.export --work DIR --to checkpoints/shapes
 """
 
 import argparse

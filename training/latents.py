@@ -1,6 +1,6 @@
 """Latents of procedural scenes, made once by the frozen VAE encoder and kept in shards.
 
-    python -m training.latents --work DIR --shards 400
+python -m training.latents --work DIR --shards 400
 """
 
 import argparse

@@ -76,17 +76,18 @@ def encode_text(encoder: UMT5EncoderModel, ids: Tensor, mask: Tensor) -> Tensor:
     return hidden * mask[..., None]
 
 
-def padding_bias(mask: Tensor, positions: int = TEXT_POSITIONS) -> Tensor:
-    """Logit bias ``[B, 1, 1, L]`` with which the first padding position stands for ``positions - length``.
+def padding_bias(mask: Tensor, share: float = 1.0) -> Tensor:
+    """Logit bias ``[B, 1, 1, L]`` with which the first padding position stands for all ``512 - length``.
 
     Args:
         mask: ``[B, L]``, 1 on a prompt's tokens; every row ends with at least one 0.
+        share: scales the padding's bias; 0 lets all padding weigh as much as one position.
     """
     lengths = mask.sum(1)
     place = torch.arange(mask.shape[1], device=mask.device)[None]
     bias = torch.zeros(mask.shape, device=mask.device)
     bias[place > lengths[:, None]] = -math.inf
     first = place == lengths[:, None]
-    counts = (positions - lengths).clamp(min=1).float().log()
-    bias = torch.where(first, counts[:, None], bias)
+    counts = (TEXT_POSITIONS - lengths).float().log()
+    bias = torch.where(first, share * counts[:, None], bias)
     return bias[:, None, None]

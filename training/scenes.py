@@ -40,7 +40,7 @@ def _heart(points: int = 64) -> list[Point]:
     for i in range(points):
         t = 2 * math.pi * i / points
         y = 13 * math.cos(t) - 5 * math.cos(2 * t) - 2 * math.cos(3 * t) - math.cos(4 * t)
-        outline.append((16 * math.sin(t)**3 / 16.0, -(y + 2.5) / 15.0))
+        outline.append((16 * math.sin(t) ** 3 / 16.0, -(y + 2.5) / 15.0))
     return outline
 
 

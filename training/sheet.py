@@ -1,6 +1,6 @@
 """Draw the picture that shows what a pipeline can do: stills with their prompts, and clips as film strips.
 
-    python -m training.sheet --pipeline checkpoints/shapes --to docs/shapes.png
+python -m training.sheet --pipeline checkpoints/shapes --to docs/shapes.png
 """
 
 import argparse

@@ -25,7 +25,6 @@ from training.captions import new_tokenizer, training_caption
 from training.latents import load_shard
 from training.muon import Muon
 from training.networks import (
-    TEXT_POSITIONS,
     encode_text,
     new_text_encoder,
     new_transformer,
@@ -34,10 +33,10 @@ from training.networks import (
 )
 from training.scenes import Scene
 
-BATCH_TOKENS = 768
+BATCH_TOKENS = 1024
 TIMESTEPS = 1000.0
 EMA_DECAY = 0.998
-EASY_STEPS = 500
+BLANK_FROM, BLANK_FULLY = 1750, 2700
 SHORTER_SHARE = 0.3
 SAVE_EVERY = 50
 LOOK_FOR_SHARDS_EVERY = 20
@@ -107,20 +106,18 @@ def random_sigmas(count: int, generator: torch.Generator) -> Tensor:
     return torch.where(torch.rand(count, generator=generator) < 0.5, shifted, uniform)
 
 
-def padding_positions(step: int) -> int:
-    """512 after an easy start: with 500 blank positions a fresh network hardly sees its prompt."""
-    share = min(1.0, step / EASY_STEPS)
-    positions: float = 32 * (TEXT_POSITIONS / 32) ** share
-    return round(positions)
+def padding_share(step: int) -> float:
+    """How much of its bias the padding has: none at first, since among 500 blanks a fresh network sees no prompt."""
+    return min(1.0, max(0.0, (step - BLANK_FROM) / (BLANK_FULLY - BLANK_FROM)))
 
 
-def loss_of(nets: Nets, batch: Batch, generator: torch.Generator, positions: int) -> Tensor:
+def loss_of(nets: Nets, batch: Batch, generator: torch.Generator, share: float) -> Tensor:
     """Mean squared error of the predicted velocity."""
     sigmas = random_sigmas(len(batch.latents), generator)
     noise = torch.randn(batch.latents.shape, generator=generator)
     s = sigmas.view(-1, 1, 1, 1, 1)
     noisy = (1 - s) * batch.latents + s * noise
-    nets.padding.bias = padding_bias(batch.mask, positions)
+    nets.padding.bias = padding_bias(batch.mask, share)
     text = encode_text(nets.text_encoder, batch.ids, batch.mask)
     (velocity,) = nets.transformer(noisy, sigmas * TIMESTEPS, text, return_dict=False)
     return nn.functional.mse_loss(velocity, noise - batch.latents)
@@ -176,7 +173,7 @@ class Trainer:
     def update(self, batch: Batch, steps: int) -> float:
         """One step; returns the loss. The noise depends on the step alone, so a resumed run repeats it."""
         generator = torch.Generator().manual_seed(self.step)
-        loss = loss_of(self.nets, batch, generator, padding_positions(self.step))
+        loss = loss_of(self.nets, batch, generator, padding_share(self.step))
         for optimizer in self.optimizers:
             optimizer.zero_grad()
             for group in optimizer.param_groups:

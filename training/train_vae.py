@@ -99,9 +99,7 @@ def decode_unclamped(vae: AutoencoderKLWan, latent: Tensor) -> Tensor:
     for i in range(hidden.shape[2]):
         vae._conv_idx = [0]
         frames.append(
-            vae.decoder(
-                hidden[:, :, i : i + 1], feat_cache=vae._feat_map, feat_idx=vae._conv_idx, first_chunk=i == 0
-            )
+            vae.decoder(hidden[:, :, i : i + 1], feat_cache=vae._feat_map, feat_idx=vae._conv_idx, first_chunk=i == 0)
         )
     vae.clear_cache()
     return torch.cat(frames, 2)

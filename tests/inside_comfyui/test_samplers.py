@@ -1,12 +1,11 @@
 """What the ranks compute as ComfyUI does is held to ComfyUI's own functions, on a toy denoiser."""
 
+import comfy.k_diffusion.sampling
+import comfy.ldm.common_dit
 import pytest
 import torch
 from any_folder_name.parallel_backend.models.wan import pad_to_patch
 from any_folder_name.parallel_backend.samplers import SAMPLERS
-
-import comfy.k_diffusion.sampling
-import comfy.ldm.common_dit
 
 SIGMAS = {
     "to zero": [1.0, 0.93, 0.8, 0.55, 0.31, 0.12, 0.0],
