@@ -72,7 +72,7 @@ def save(frames: Frames, path: Path) -> None:
     if path.suffix == ".png":
         first.save(path)
     else:
-        first.save(path, save_all=True, append_images=rest, duration=FRAME_MS, loop=0, quality=90)
+        first.save(path, save_all=True, append_images=rest, duration=FRAME_MS, loop=0, lossless=True)
 
 
 def report(path: Path, timings: list[Timing]) -> None:
