@@ -31,6 +31,7 @@ from training.scenes import draw, random_placement, random_scene
 
 CROP = 32
 STILLS_ONLY = 400
+DECODER_SEEDS = 1_000_000
 LATENT_NOISE = 0.05
 DECODER_NOISE = 0.1
 LATENT_WEIGHT = 1e-4
@@ -193,7 +194,8 @@ def train(trainer: Trainer, steps: int) -> None:
     errors: dict[str, list[float]] = {"still": [], "clip": []}
     while trainer.step < steps:
         step = trainer.step
-        pixels = random_batch(random.Random(step + (10**6 if trainer.decoder_only else 0)), step)
+        other = DECODER_SEEDS if trainer.decoder_only else 0
+        pixels = random_batch(random.Random(step + other), step + other)
         error = trainer.update(pixels, steps)
         errors["still" if pixels.shape[2] == 1 else "clip"].append(error)
         if trainer.step % 50 == 0:
