@@ -36,7 +36,6 @@ from training.scenes import Scene
 BATCH_TOKENS = 1024
 TIMESTEPS = 1000.0
 EMA_DECAY = 0.998
-BLANK_FROM, BLANK_FULLY = 1750, 2700
 SHORTER_SHARE = 0.3
 SAVE_EVERY = 50
 LOOK_FOR_SHARDS_EVERY = 20
@@ -106,18 +105,13 @@ def random_sigmas(count: int, generator: torch.Generator) -> Tensor:
     return torch.where(torch.rand(count, generator=generator) < 0.5, shifted, uniform)
 
 
-def padding_share(step: int) -> float:
-    """How much of its bias the padding has: none at first, since among 500 blanks a fresh network sees no prompt."""
-    return min(1.0, max(0.0, (step - BLANK_FROM) / (BLANK_FULLY - BLANK_FROM)))
-
-
-def loss_of(nets: Nets, batch: Batch, generator: torch.Generator, share: float) -> Tensor:
+def loss_of(nets: Nets, batch: Batch, generator: torch.Generator) -> Tensor:
     """Mean squared error of the predicted velocity."""
     sigmas = random_sigmas(len(batch.latents), generator)
     noise = torch.randn(batch.latents.shape, generator=generator)
     s = sigmas.view(-1, 1, 1, 1, 1)
     noisy = (1 - s) * batch.latents + s * noise
-    nets.padding.bias = padding_bias(batch.mask, share)
+    nets.padding.bias = padding_bias(batch.mask)
     text = encode_text(nets.text_encoder, batch.ids, batch.mask)
     (velocity,) = nets.transformer(noisy, sigmas * TIMESTEPS, text, return_dict=False)
     return nn.functional.mse_loss(velocity, noise - batch.latents)
@@ -173,7 +167,7 @@ class Trainer:
     def update(self, batch: Batch, steps: int) -> float:
         """One step; returns the loss. The noise depends on the step alone, so a resumed run repeats it."""
         generator = torch.Generator().manual_seed(self.step)
-        loss = loss_of(self.nets, batch, generator, padding_share(self.step))
+        loss = loss_of(self.nets, batch, generator)
         for optimizer in self.optimizers:
             optimizer.zero_grad()
             for group in optimizer.param_groups:
