@@ -10,26 +10,27 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from diffusers import AutoencoderKLWan, FlowMatchEulerDiscreteScheduler
+from diffusers import FlowMatchEulerDiscreteScheduler
 from torch import Tensor
 
 from training.captions import save_tokenizer
-from training.fold import folded_vae
-from training.latents import STILLS, encode, random_clip
+from training.codec import shapes_codec
+from training.data import STILLS, random_clip
 from training.sampling import SHIFT
 from training.train_transformer import Trainer
+from training.train_vae import trained_vae
 
 LARGEST_BYTES = 25_000_000
 SCENES = 200
 
 
-def latent_to_rgb(vae: AutoencoderKLWan) -> tuple[Tensor, Tensor]:
+def latent_to_rgb() -> tuple[Tensor, Tensor]:
     """Least-squares map of normalised latents to pixels: ``factors [16, 3]`` and ``bias [3]``, in -1..1."""
     rng = random.Random("latent2rgb")
     latents, colours = [], []
     for index in range(SCENES):
         _, pixels = random_clip(rng, STILLS[index % 4])
-        latents.append(encode(vae, pixels[None])[0, :, 0].flatten(1).T)
+        latents.append(shapes_codec().encode(pixels[None])[0, :, 0].flatten(1).T)
         colours.append(F.avg_pool2d(pixels[:, 0], 8).flatten(1).T)
     inputs = torch.cat(latents)
     inputs = torch.cat([inputs, torch.ones(len(inputs), 1)], 1)
@@ -62,14 +63,13 @@ def export(work: Path, folder: Path) -> int:
     """
     folder.mkdir(parents=True, exist_ok=True)
     average = Trainer(work, peak=0.0).average
-    vae = folded_vae(work)
     average.transformer.save_pretrained(folder / "transformer")
     average.text_encoder.save_pretrained(folder / "text_encoder")
-    vae.save_pretrained(folder / "vae")
+    trained_vae(work).save_pretrained(folder / "vae")
     FlowMatchEulerDiscreteScheduler(shift=SHIFT).save_pretrained(folder / "scheduler")
     save_tokenizer(folder / "tokenizer")
     write_index(folder)
-    factors, bias = latent_to_rgb(vae)
+    factors, bias = latent_to_rgb()
     preview = {"factors": factors.round(decimals=5).tolist(), "bias": bias.round(decimals=5).tolist()}
     (folder / "latent2rgb.json").write_text(json.dumps(preview, indent=1) + "\n")
     written = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())

@@ -140,18 +140,24 @@ def shape_mask(shape: str, x: float, y: float, radius: float, height: int, width
     return np.asarray(small, dtype=np.float32) / 255.0
 
 
-def draw(scene: Scene, place: Placement, *, height: int, width: int, frames: int = 1) -> NDArray[np.float32]:
-    """Render a clip ``[T, H, W, 3]`` in 0..1: a shaded shape on a background that darkens downwards."""
+def draw(
+    scene: Scene, place: Placement, *, height: int, width: int, frames: int = 1, stride: int = 1
+) -> NDArray[np.float32]:
+    """Render every ``stride``-th frame of a clip, ``[T, H, W, 3]`` in 0..1.
+
+    A shaded shape on a background that darkens downwards.
+    """
     dx, dy = DIRECTIONS[scene.direction] if scene.direction else (0, 0)
     rows = np.linspace(0.0, 1.0, height, dtype=np.float32)[:, None, None]
     background = np.asarray(COLOURS[scene.background], np.float32) / 255.0 * (1.05 - 0.17 * rows)
     colour = np.asarray(COLOURS[scene.colour], np.float32) / 255.0
     radius = place.radius * min(height, width)
-    clip = np.empty((frames, height, width, 3), np.float32)
-    for t in range(frames):
+    shown = range(0, frames, stride)
+    clip = np.empty((len(shown), height, width, 3), np.float32)
+    for i, t in enumerate(shown):
         when = t / (frames - 1) - 0.5 if frames > 1 else 0.0
         x, y = (place.x + dx * place.travel * when) * width, (place.y + dy * place.travel * when) * height
         mask = shape_mask(scene.shape, x, y, radius, height, width)[..., None]
         depth = np.clip((rows * height - y) / radius, -1.0, 1.0)
-        clip[t] = background * (1 - mask) + colour * (1.0 - 0.10 * depth) * mask
+        clip[i] = background * (1 - mask) + colour * (1.0 - 0.10 * depth) * mask
     return np.clip(clip, 0.0, 1.0)

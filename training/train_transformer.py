@@ -2,15 +2,14 @@
 
     python -m training.train_transformer --work DIR --steps 6000
 
-Needs the latents that ``training.latents`` writes (it may go on writing meanwhile: new shards are
-taken up as they come). ``x_s = (1 - s) x_0 + s noise``; the network predicts ``noise - x_0`` at
+Every step draws new scenes; their latents are the codec's, so this runs before or beside the VAE's
+training. ``x_s = (1 - s) x_0 + s noise``; the network predicts ``noise - x_0`` at
 timestep ``1000 s``. Matrices learn by Muon, the rest by AdamW; the exported weights are an
 exponential moving average.
 """
 
 import argparse
 import copy
-import math
 import random
 import time
 from dataclasses import dataclass
@@ -19,10 +18,10 @@ from pathlib import Path
 import torch
 from diffusers import WanTransformer3DModel
 from torch import Tensor, nn
-from transformers import UMT5EncoderModel
+from transformers import PreTrainedTokenizerFast, UMT5EncoderModel
 
 from training.captions import new_tokenizer, training_caption
-from training.latents import load_shard
+from training.data import random_bucket, random_latents
 from training.muon import Muon
 from training.networks import (
     encode_text,
@@ -31,14 +30,12 @@ from training.networks import (
     padding_bias,
     share_padding,
 )
-from training.scenes import Scene
 
 BATCH_TOKENS = 1024
 TIMESTEPS = 1000.0
 EMA_DECAY = 0.998
 SHORTER_SHARE = 0.3
 SAVE_EVERY = 50
-LOOK_FOR_SHARDS_EVERY = 20
 
 
 class Nets(nn.Module):
@@ -65,35 +62,18 @@ def kept_frames(rng: random.Random, frames: int) -> int:
     return rng.randint(2, frames) if frames > 1 and rng.random() < SHORTER_SHARE else frames
 
 
-class Shards:
-    """All latents in memory; a batch comes from one shard, so all its samples have one size."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.loaded: dict[str, tuple[Tensor, list[Scene]]] = {}
-        self.tokenizer = new_tokenizer()
-        self.look()
-
-    def look(self) -> None:
-        """Load the shards that have appeared since."""
-        for file in sorted(self.folder.glob("*.pt")):
-            if file.name not in self.loaded:
-                self.loaded[file.name] = load_shard(file)
-
-    def batch(self, rng: random.Random) -> Batch:
-        """A batch of about ``BATCH_TOKENS`` tokens with fresh captions."""
-        latents, scenes = self.loaded[rng.choice(sorted(self.loaded))]
-        latents = latents[:, :, : kept_frames(rng, latents.shape[2])]
-        tokens = math.prod(latents.shape[2:]) // 4
-        chosen = rng.sample(range(len(scenes)), min(len(scenes), max(4, BATCH_TOKENS // tokens)))
-        captions = [training_caption(rng, scenes[i]) for i in chosen]
-        text = self.tokenizer(captions, padding=True, return_tensors="pt")
-        room = (0, 1)
-        return Batch(
-            latents=latents[chosen].float(),
-            ids=nn.functional.pad(text.input_ids, room),
-            mask=nn.functional.pad(text.attention_mask, room),
-        )
+def random_batch(rng: random.Random, tokenizer: PreTrainedTokenizerFast) -> Batch:
+    """New scenes of one size, about ``BATCH_TOKENS`` tokens together, each with a caption."""
+    bucket = random_bucket(rng)
+    latents, scenes = random_latents(rng, bucket, max(4, BATCH_TOKENS // bucket.tokens))
+    latents = latents[:, :, : kept_frames(rng, latents.shape[2])]
+    text = tokenizer([training_caption(rng, scene) for scene in scenes], padding=True, return_tensors="pt")
+    room = (0, 1)
+    return Batch(
+        latents=latents,
+        ids=nn.functional.pad(text.input_ids, room),
+        mask=nn.functional.pad(text.attention_mask, room),
+    )
 
 
 def random_sigmas(count: int, generator: torch.Generator) -> Tensor:
@@ -187,12 +167,12 @@ class Trainer:
             mean.lerp_(weight, 1 - decay)
 
 
-def train(trainer: Trainer, shards: Shards, steps: int) -> None:
+def train(trainer: Trainer, steps: int) -> None:
     """Train to ``steps``; prints the mean loss of stills and of clips."""
-    began = time.time()
+    began, tokenizer = time.time(), new_tokenizer()
     losses: dict[str, list[float]] = {"still": [], "clip": []}
     while trainer.step < steps:
-        batch = shards.batch(random.Random(trainer.step))
+        batch = random_batch(random.Random(trainer.step), tokenizer)
         loss = trainer.update(batch, steps)
         losses["still" if batch.latents.shape[2] == 1 else "clip"].append(loss)
         if trainer.step % 50 == 0:
@@ -200,8 +180,6 @@ def train(trainer: Trainer, shards: Shards, steps: int) -> None:
             print(f"step {trainer.step} loss {means} {time.time() - began:.0f} s", flush=True)
         if trainer.step % SAVE_EVERY == 0:
             trainer.save()
-        if trainer.step % LOOK_FOR_SHARDS_EVERY == 0:
-            shards.look()
 
 
 def main() -> None:
@@ -211,7 +189,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=6000)
     parser.add_argument("--learning-rate", type=float, default=2e-3)
     args = parser.parse_args()
-    train(Trainer(args.work, peak=args.learning_rate), Shards(args.work / "latents"), args.steps)
+    args.work.mkdir(parents=True, exist_ok=True)
+    train(Trainer(args.work, peak=args.learning_rate), args.steps)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,13 @@
-"""Train the VAE of the "shapes" checkpoint on crops of procedural scenes, resuming where it stopped.
+"""Train one half of the VAE of the "shapes" checkpoint on crops of scenes, resuming where it stopped.
 
-    python -m training.train_vae --work DIR --steps 6000
+    python -m training.train_vae --work DIR --part decoder
+    python -m training.train_vae --work DIR --part encoder
 
-Convolutions learn by Muon, the rest by Adam (with Adam alone it takes several times as long).
-
-Stills teach sharp edges cheaply; later three steps in four take short clips, which teach the
-temporal layers. A little noise on the latent stands in for the KL term: with a unit-variance
-posterior the small network never leaves the plateau of the mean colour. The clamp of
-``AutoencoderKLWan.decode`` has no gradient where it saturates, so the loss is taken on the
-decoder's own output.
+The latent between the halves is known beforehand (``training.codec``), so they train independently, side
+by side, by plain regression. Convolutions learn by Muon, the rest by Adam (with Adam alone it takes several
+times as long). Stills teach sharp edges cheaply; later every second step is a short clip, which teaches the
+temporal layers. The clamp of ``AutoencoderKLWan.decode`` has no gradient where it saturates, so the loss
+is taken on the decoder's own output.
 """
 
 import argparse
@@ -23,19 +22,16 @@ import torch.nn.functional as F
 from diffusers import AutoencoderKLWan
 from diffusers.models.autoencoders.autoencoder_kl_wan import WanCausalConv3d
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import Parameter
 
+from training.codec import shapes_codec
 from training.muon import Muon
 from training.scenes import draw, random_placement, random_scene
 
 CROP = 32
 STILLS_ONLY = 400
-DECODER_SEEDS = 1_000_000
 LATENT_NOISE = 0.05
-DECODER_NOISE = 0.1
-LATENT_WEIGHT = 1e-4
-EDGE_WEIGHT = 0.05
 
 
 def new_vae() -> AutoencoderKLWan:
@@ -106,21 +102,35 @@ def decode_unclamped(vae: AutoencoderKLWan, latent: Tensor) -> Tensor:
     return torch.cat(frames, 2)
 
 
-def loss_of(vae: AutoencoderKLWan, pixels: Tensor, *, decoder_only: bool) -> tuple[Tensor, float]:
-    """Training loss and the plain mean squared error of one batch.
+def to_vae(vae: AutoencoderKLWan, normalised: Tensor) -> Tensor:
+    """From latents of mean 0 and deviation 1 to what the VAE speaks: Wan's own mean and deviation."""
+    mean, std = (torch.tensor(vae.config[f"latents_{name}"]).view(1, -1, 1, 1, 1) for name in ("mean", "std"))
+    return normalised * std + mean
 
-    A decoder alone gets more noise, as sampled latents are less exact than encoded ones, and an
-    absolute error beside the squared one, which makes edges crisper.
-    """
-    with torch.set_grad_enabled(not decoder_only):
-        latent = vae.encode(pixels).latent_dist.mode()
-    noise = DECODER_NOISE if decoder_only else LATENT_NOISE
-    noisy = latent + noise * latent.detach().std() * torch.randn_like(latent)
-    error = decode_unclamped(vae, noisy) - pixels
-    loss = error.square().mean() + LATENT_WEIGHT * latent.square().mean()
-    if decoder_only:
-        loss = loss + EDGE_WEIGHT * error.abs().mean()
-    return loss, error.detach().square().mean().item()
+
+def encoder_loss(vae: AutoencoderKLWan, pixels: Tensor) -> Tensor:
+    """Mean squared error of the posterior's mode against the code, in deviations of each channel."""
+    std = torch.tensor(vae.config.latents_std).view(1, -1, 1, 1, 1)
+    given: Tensor = vae.encode(pixels).latent_dist.mode()
+    return ((given - to_vae(vae, shapes_codec().encode(pixels))) / std).square().mean()
+
+
+def decoder_loss(vae: AutoencoderKLWan, pixels: Tensor) -> Tensor:
+    """Mean squared error of the pixels decoded from the code, which is noised a little as a sampler would leave it."""
+    code = shapes_codec().encode(pixels)
+    noisy = code + LATENT_NOISE * torch.randn_like(code)
+    return (decode_unclamped(vae, to_vae(vae, noisy)) - pixels).square().mean()
+
+
+@torch.no_grad()
+def fix_variance(vae: AutoencoderKLWan) -> None:
+    """The variance half of the posterior, which nothing trains, says what noise the decoder is used to."""
+    into, std = vae.quant_conv, torch.tensor(vae.config.latents_std)
+    into.weight[len(std) :] = 0
+    into.bias[len(std) :] = 2 * (LATENT_NOISE * std).log()
+
+
+LOSSES = {"encoder": encoder_loss, "decoder": decoder_loss}
 
 
 def learning_rate(step: int, steps: int, peak: float) -> float:
@@ -130,35 +140,52 @@ def learning_rate(step: int, steps: int, peak: float) -> float:
     return peak * warm * decay
 
 
-def split_parameters(vae: AutoencoderKLWan, *, decoder_only: bool) -> tuple[list[Parameter], list[Parameter]]:
-    """The trained convolution kernels wide enough for Muon, and all other trained parameters."""
-    modules = [vae.decoder, vae.post_quant_conv] if decoder_only else [vae]
+def split_parameters(modules: list[nn.Module]) -> tuple[list[Parameter], list[Parameter]]:
+    """The convolution kernels wide enough for Muon, and all other parameters."""
     trained = [p for module in modules for p in module.parameters()]
     kernels = [p for p in trained if p.ndim >= 4 and min(p.flatten(1).shape) >= 4]
     chosen = {id(p) for p in kernels}
     return kernels, [p for p in trained if id(p) not in chosen]
 
 
-class Trainer:
-    """Network, optimizers and step count, saved to and resumed from one file."""
+def halves(vae: AutoencoderKLWan) -> dict[str, list[nn.Module]]:
+    """The modules on either side of the latent."""
+    return {"encoder": [vae.encoder, vae.quant_conv], "decoder": [vae.post_quant_conv, vae.decoder]}
 
-    def __init__(self, work: Path, *, peak: float, decoder_only: bool) -> None:
+
+def load_half(vae: AutoencoderKLWan, part: str, states: list[dict[str, Tensor]]) -> None:
+    """Put saved weights into one half."""
+    for module, state in zip(halves(vae)[part], states, strict=True):
+        module.load_state_dict(state)
+
+
+def trained_vae(work: Path) -> AutoencoderKLWan:
+    """The VAE with both halves as they were last saved."""
+    vae = new_vae().eval()
+    for part in LOSSES:
+        load_half(vae, part, torch.load(work / f"{part}.pt", weights_only=True)["model"])
+    return vae
+
+
+class Trainer:
+    """One half of the VAE, its optimizers and step count, saved to and resumed from one file."""
+
+    def __init__(self, work: Path, part: str, *, peak: float) -> None:
         torch.manual_seed(0)
-        self.vae = new_vae()
+        self.vae, self.part, self.peak, self.step = new_vae(), part, peak, 0
         speed_up_stills(self.vae)
-        self.peak, self.decoder_only, self.step = peak, decoder_only, 0
-        kernels, others = split_parameters(self.vae, decoder_only=decoder_only)
+        fix_variance(self.vae)
+        self.modules = halves(self.vae)[part]
+        kernels, others = split_parameters(self.modules)
         self.trained = [*kernels, *others]
         self.optimizers = [Muon(kernels, lr=peak), torch.optim.Adam(others, lr=peak, betas=(0.9, 0.95))]
-        self.file = work / ("vae_decoder.pt" if decoder_only else "vae.pt")
+        self.file = work / f"{part}.pt"
         if self.file.exists():
-            self._resume(self.file)
-        elif decoder_only:
-            self.vae.load_state_dict(torch.load(work / "vae.pt", weights_only=True)["model"])
+            self._resume()
 
-    def _resume(self, file: Path) -> None:
-        state = torch.load(file, weights_only=True)
-        self.vae.load_state_dict(state["model"])
+    def _resume(self) -> None:
+        state = torch.load(self.file, weights_only=True)
+        load_half(self.vae, self.part, state["model"])
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
         self.step = state["step"]
@@ -166,7 +193,7 @@ class Trainer:
     def save(self) -> None:
         """Write the state; a kill in the middle leaves the previous one."""
         state = {
-            "model": self.vae.state_dict(),
+            "model": [module.state_dict() for module in self.modules],
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
             "step": self.step,
         }
@@ -174,8 +201,8 @@ class Trainer:
         self.file.with_suffix(".new").replace(self.file)
 
     def update(self, pixels: Tensor, steps: int) -> float:
-        """One step on a batch; returns the mean squared error."""
-        loss, error = loss_of(self.vae, pixels, decoder_only=self.decoder_only)
+        """One step on a batch; returns the loss."""
+        loss = LOSSES[self.part](self.vae, pixels)
         for optimizer in self.optimizers:
             optimizer.zero_grad()
             for group in optimizer.param_groups:
@@ -185,7 +212,7 @@ class Trainer:
         for optimizer in self.optimizers:
             optimizer.step()
         self.step += 1
-        return error
+        return loss.item()
 
 
 def train(trainer: Trainer, steps: int) -> None:
@@ -194,8 +221,7 @@ def train(trainer: Trainer, steps: int) -> None:
     errors: dict[str, list[float]] = {"still": [], "clip": []}
     while trainer.step < steps:
         step = trainer.step
-        other = DECODER_SEEDS if trainer.decoder_only else 0
-        pixels = random_batch(random.Random(step + other), step + other)
+        pixels = random_batch(random.Random(step), step)
         error = trainer.update(pixels, steps)
         errors["still" if pixels.shape[2] == 1 else "clip"].append(error)
         if trainer.step % 50 == 0:
@@ -209,12 +235,12 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, required=True, help="folder for the training state")
-    parser.add_argument("--steps", type=int, default=6000)
-    parser.add_argument("--learning-rate", type=float, default=1.5e-3)
-    parser.add_argument("--decoder-only", action="store_true", help="keep the latents, sharpen the decoder")
+    parser.add_argument("--part", choices=LOSSES, required=True)
+    parser.add_argument("--steps", type=int, default=8000)
+    parser.add_argument("--learning-rate", type=float, default=2e-3)
     args = parser.parse_args()
     args.work.mkdir(parents=True, exist_ok=True)
-    train(Trainer(args.work, peak=args.learning_rate, decoder_only=args.decoder_only), args.steps)
+    train(Trainer(args.work, args.part, peak=args.learning_rate), args.steps)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,66 @@
+"""Scenes by the batch, in the sizes that the checkpoint is trained for."""
+
+import random
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from training.codec import FRAME_STRIDE, shapes_codec
+from training.scenes import Scene, draw, random_placement, random_scene
+
+CLIP_SHARE = 0.45
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bucket:
+    """A size in pixels and how often it is drawn."""
+
+    frames: int
+    height: int
+    width: int
+    weight: float
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of one scene: a token is 16 x 16 pixels of a latent frame."""
+        return ((self.frames - 1) // FRAME_STRIDE + 1) * (self.height // 16) * (self.width // 16)
+
+
+def _stills() -> list[Bucket]:
+    sizes = {
+        (64, 64): 3, (96, 96): 3, (112, 112): 2, (128, 128): 6, (96, 160): 2, (160, 96): 2, (144, 80): 2,
+        (80, 144): 2, (192, 128): 2, (128, 192): 2, (160, 160): 2, (192, 192): 3, (144, 256): 1, (256, 256): 2,
+    }  # fmt: skip
+    return [Bucket(frames=1, height=h, width=w, weight=float(n)) for (h, w), n in sizes.items()]
+
+
+def _clips() -> list[Bucket]:
+    sizes = {
+        (17, 64, 64): 4, (17, 64, 80): 2, (17, 80, 64): 2, (17, 96, 96): 4, (17, 80, 112): 3, (17, 112, 80): 3,
+        (17, 128, 128): 4, (25, 64, 64): 1, (33, 64, 64): 1, (9, 96, 96): 1,
+    }  # fmt: skip
+    return [Bucket(frames=f, height=h, width=w, weight=float(n)) for (f, h, w), n in sizes.items()]
+
+
+STILLS, CLIPS = _stills(), _clips()
+
+
+def random_bucket(rng: random.Random) -> Bucket:
+    """A size; nearly every other one is a clip's."""
+    buckets = CLIPS if rng.random() < CLIP_SHARE else STILLS
+    return rng.choices(buckets, [bucket.weight for bucket in buckets])[0]
+
+
+def random_clip(rng: random.Random, bucket: Bucket, *, stride: int = 1) -> tuple[Scene, Tensor]:
+    """A scene and every ``stride``-th frame of it, ``[3, T, H, W]`` in -1..1."""
+    scene = random_scene(rng, moving=bucket.frames > 1)
+    place = random_placement(rng, scene, bucket.height, bucket.width)
+    clip = draw(scene, place, height=bucket.height, width=bucket.width, frames=bucket.frames, stride=stride)
+    return scene, torch.from_numpy(clip).permute(3, 0, 1, 2) * 2 - 1
+
+
+def random_latents(rng: random.Random, bucket: Bucket, count: int) -> tuple[Tensor, list[Scene]]:
+    """Normalised latents ``[count, 16, T', H / 8, W / 8]`` of new scenes; only the coded frames are drawn."""
+    drawn = [random_clip(rng, bucket, stride=FRAME_STRIDE) for _ in range(count)]
+    return shapes_codec().encode_frames(torch.stack([pixels for _, pixels in drawn])), [scene for scene, _ in drawn]
