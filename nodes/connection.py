@@ -97,7 +97,8 @@ class Handle:
 
         def progressed(progress: Progress, extra: dict[str, Tensor]) -> None:
             if progress.phase != doing:
-                self.show(WAITING.get(progress.phase, progress.phase))
+                if progress.phase in WAITING:
+                    self.show(WAITING[progress.phase])
                 return
             self.show(f"{doing} {progress.value}/{progress.total}")
             # An interruption ends the call by itself; the progress bar would raise in the middle of it.

@@ -69,7 +69,7 @@ class Backlog:
         job = Job(request=frame.message, header=header, connection=sock, devices=devices)
         self._waiting.append(job)
         self._poller.watch(sock.fileno(), HANG_UP, lambda: self._hung_up(job))
-        self._sign_of_life(job)
+        self._sign_of_life(job, "accepted")
         return job
 
     def _hung_up(self, job: Job) -> None:
@@ -123,11 +123,12 @@ class Backlog:
     def signs_of_life(self) -> None:
         """Tell all who wait that they are not forgotten."""
         for job in self._waiting:
-            self._sign_of_life(job)
+            self._sign_of_life(job, "start")
 
-    def _sign_of_life(self, job: Job) -> None:
+    def _sign_of_life(self, job: Job, next_in_turn: str) -> None:
+        """Say how many are ahead, or ``next_in_turn`` when none is: soon after, only starting ranks take time."""
         ahead = self._waiting.index(job) + (self.running is not None)
-        answer(job.connection, Progress(phase="queued" if ahead else "start", value=0, total=max(1, ahead)))
+        answer(job.connection, Progress(phase="queued" if ahead else next_in_turn, value=0, total=max(1, ahead)))
 
 
 def needed(request: RankRequest) -> Devices:

@@ -133,7 +133,7 @@ def test_previews_progress_and_the_text_on_the_loader(new_server: Callable[..., 
     for sampler in ("KSampler", "ParallelSampler"):
         with Events(server.client) as events:
             server.client.run(prompt(sampler, seed=len(sampler)), deadline=START)
-            events.wait(lambda event: event.kind == "preview" and progress_text(event)[1].endswith(": ready"))
+            events.wait(lambda event: event.kind == "executing" and event.data["node"] is None)
             binary = events.kinds("preview")
         states = [text for node, text in map(progress_text, binary) if node == "1"]
         kinds = {struct.unpack(">I", event.data[:4])[0] for event in binary}

@@ -47,7 +47,7 @@ def test_progress_comes_with_previews(client: Client) -> None:
     steps = [(progress.value, progress.total) for progress, _ in seen if progress.phase == "sample"]
     assert steps == [(1, 3), (2, 3), (3, 3)]
     assert all(torch.equal(extra["preview"], torch.ones(2, 3)) for p, extra in seen if p.phase == "sample")
-    assert seen[0][0].phase in ("start", "queued")
+    assert seen[0][0].phase in ("accepted", "queued")
 
 
 def test_an_interrupt_ends_a_running_request_within_a_step(client: Client) -> None:
