@@ -160,8 +160,8 @@ class Done:
 class Progress:
     """``value`` of ``total`` steps are done; ``phase`` says what is being done.
 
-    Before the ranks take a request up, the supervisor reports ``queued`` (``total`` requests are ahead)
-    or ``start`` (the ranks are being started), again and again as a sign of life.
+    Before the ranks take a request up, the supervisor reports ``accepted`` or ``queued`` (``total`` requests
+    are ahead) at once, then ``queued`` or ``start`` (the ranks are being started) again and again as a sign of life.
     """
 
     phase: str
