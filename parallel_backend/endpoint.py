@@ -8,12 +8,13 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
-from .errors import BackendUnavailable
+from .errors import BackendUnavailable, DeadlineExceeded
 
 MAX_SOCKET_PATH = 107
 """Longest path of a Unix socket, in bytes (``sun_path`` in unix(7))."""
 
 _CREDENTIALS = struct.Struct("3i")
+_TIMEVAL = struct.Struct("@ll")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,15 +79,22 @@ class Endpoint:
 def connect(endpoint: Endpoint, *, seconds: float) -> socket.socket:
     """A blocking connection to the supervisor.
 
+    The kernel's own timeout bounds the wait: with Python's, a Unix socket whose backlog is full for a moment
+    refuses at once (unix(7), EAGAIN).
+
     Raises:
         BackendUnavailable: nobody listens there.
+        DeadlineExceeded: somebody does, and takes no connection.
     """
     endpoint.prepare()
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        sock.settimeout(seconds)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(int(seconds), int(seconds % 1 * 1e6)))
         sock.connect(str(endpoint.socket))
-        sock.settimeout(None)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(0, 0))
+    except BlockingIOError as error:
+        sock.close()
+        raise DeadlineExceeded(f"the backend at {endpoint.socket} took no connection within {seconds:g} s") from error
     except OSError as error:
         sock.close()
         raise BackendUnavailable(f"no backend answers at {endpoint.socket}") from error

@@ -6,6 +6,8 @@ import shutil
 import socket
 import stat
 import tempfile
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +15,7 @@ import pytest
 
 from parallel_backend import wire
 from parallel_backend.endpoint import Endpoint, connect, listen, peer
-from parallel_backend.errors import BackendUnavailable
+from parallel_backend.errors import BackendUnavailable, DeadlineExceeded
 from parallel_backend.intake import Intake
 from parallel_backend.messages import StatusQuery
 from parallel_backend.poller import Poller
@@ -74,6 +76,21 @@ def test_one_supervisor_an_endpoint_and_a_stale_socket_is_replaced(folder: Path)
     lock, listener = listen(endpoint, backlog=1)
     with listener, connect(endpoint, seconds=1) as sock:
         assert peer(sock) == (os.getpid(), os.getuid())
+    os.close(lock)
+
+
+def test_a_full_backlog_is_waited_for(folder: Path) -> None:
+    endpoint = Endpoint(folder=folder)
+    lock, listener = listen(endpoint, backlog=0)
+    with listener, connect(endpoint, seconds=1):
+        began = time.monotonic()
+        with pytest.raises(DeadlineExceeded, match=r"no connection within 0\.3 s"):
+            connect(endpoint, seconds=0.3)
+        assert time.monotonic() - began >= 0.3
+        accepting = threading.Timer(0.2, listener.accept)
+        accepting.start()
+        connect(endpoint, seconds=5).close()
+        accepting.join(5)
     os.close(lock)
 
 
