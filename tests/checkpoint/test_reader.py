@@ -27,7 +27,6 @@ def test_reads_rendered_scenes_without_a_miss(frames: int, height: int, width: i
         assert all(read(clip).hits(scene).values()), scene
 
 
-@pytest.mark.xfail(strict=True, reason="the shipped weights are an early export; training goes on")
 def test_reads_scenes_that_passed_the_vae(pipeline: WanPipeline) -> None:
     rng = random.Random(8)
     hits: list[bool] = []
