@@ -67,13 +67,16 @@ class Events:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._task.cancel()
+        # Closed in order: a server that notices the end late would drop the next connection of the same client.
+        asyncio.run_coroutine_threadsafe(self._socket.close(), self._loop).result(10)
+        self._task.result(10)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10)
         self._loop.close()
 
     async def _listen(self) -> None:
         async with aiohttp.ClientSession() as session, session.ws_connect(self._url, max_msg_size=0) as socket:
+            self._socket = socket
             self._connected.set()
             async for message in socket:
                 if message.type == aiohttp.WSMsgType.TEXT:
