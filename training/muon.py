@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-ITERATIONS = 5
+ITERATIONS = 4
 
 
 def orthogonalize(matrix: Tensor) -> Tensor:

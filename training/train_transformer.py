@@ -31,7 +31,7 @@ from training.networks import (
     share_padding,
 )
 
-BATCH_TOKENS = 1024
+BATCH_TOKENS = 2048
 TIMESTEPS = 1000.0
 EMA_DECAY = 0.998
 SHORTER_SHARE = 0.3
@@ -80,7 +80,7 @@ def random_sigmas(count: int, generator: torch.Generator) -> Tensor:
     """Half shifted logit-normal, half uniform, stratified within each half; ``[count]`` in 0..1."""
     strata = (torch.randperm(count, generator=generator) + torch.rand(count, generator=generator)) / count
     shifted = torch.sigmoid(torch.special.ndtri(strata.clamp(1e-4, 1 - 1e-4)))
-    shifted = 3 * shifted / (1 + 2 * shifted)
+    shifted = 5 * shifted / (1 + 4 * shifted)
     uniform = strata.clamp(1e-3, 1.0)
     return torch.where(torch.rand(count, generator=generator) < 0.5, shifted, uniform)
 

@@ -103,13 +103,13 @@ def decode_unclamped(vae: AutoencoderKLWan, latent: Tensor) -> Tensor:
 
 
 def to_vae(vae: AutoencoderKLWan, normalised: Tensor) -> Tensor:
-    """From latents of mean 0 and deviation 1 to what the VAE speaks: Wan's own mean and deviation."""
+    """From the latents that the transformer sees to what the VAE speaks: Wan's own mean and deviation."""
     mean, std = (torch.tensor(vae.config[f"latents_{name}"]).view(1, -1, 1, 1, 1) for name in ("mean", "std"))
     return normalised * std + mean
 
 
 def encoder_loss(vae: AutoencoderKLWan, pixels: Tensor) -> Tensor:
-    """Mean squared error of the posterior's mode against the code, in deviations of each channel."""
+    """Mean squared error of the posterior's mode against the code, in the transformer's units."""
     std = torch.tensor(vae.config.latents_std).view(1, -1, 1, 1, 1)
     given: Tensor = vae.encode(pixels).latent_dist.mode()
     return ((given - to_vae(vae, shapes_codec().encode(pixels))) / std).square().mean()
