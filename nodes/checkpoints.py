@@ -1,6 +1,7 @@
 """The checkpoints that the loader offers: the shipped one, then ComfyUI's ``models/diffusers``."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import folder_paths
@@ -12,13 +13,17 @@ SHIPPED: dict[str, Path] = {"shapes (shipped)": Path(__file__).parent.parent / "
 
 def names() -> list[str]:
     """What the loader lists."""
-    found = {
-        str(Path(folder).relative_to(root))
-        for root in folder_paths.get_folder_paths("diffusers")
-        for folder, _, files in os.walk(root, followlinks=True)
-        if "model_index.json" in files and Path(folder) != Path(root)
-    }
+    roots = map(Path, folder_paths.get_folder_paths("diffusers"))
+    found = {str(path.relative_to(root)) for root in roots for path in _models(root)}
     return [*SHIPPED, *sorted(found)]
+
+
+def _models(root: Path) -> Iterator[Path]:
+    for folder, inner, files in os.walk(root, followlinks=True):
+        if "model_index.json" in files:
+            inner.clear()
+            if Path(folder) != root:
+                yield Path(folder)
 
 
 def folder(name: str) -> Path:

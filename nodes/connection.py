@@ -5,6 +5,8 @@ The client lives at module level because ComfyUI locks V3 node classes: they can
 
 import logging
 import sys
+import threading
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -37,13 +39,21 @@ DOING: dict[type[RankRequest], str] = {
     Decode: "decoding",
     Encode: "encoding",
 }
-
 """What a request does, as the node says it; also the phase of the progress that counts for its progress bar."""
 
-WAITING: dict[str, str] = {"queued": "waiting for another request", "start": "starting ranks"}
+WAITING: dict[str, str] = {
+    "queued": "waiting for another request",
+    "start": "starting ranks",
+    "loading": "loading weights",
+}
+
+FORGET_AFTER = 5.0
+"""Seconds until the weights of a dropped model are freed: a loader that runs again may want them."""
 
 _clients: list[Client] = []
 _shown: dict[str, str] = {}
+_users: dict[tuple[str, str], int] = {}
+_dropped: dict[tuple[str, str], ModelSpec] = {}
 
 
 def client() -> Client:
@@ -58,6 +68,36 @@ def use_client(instead: Client) -> None:
     _clients[:] = [instead]
 
 
+def free_dropped() -> None:
+    """Have the ranks free the models that no node holds any more. Never raises a ``BackendError``."""
+    for key in list(_dropped):
+        spec = _dropped.pop(key, None)
+        if spec and not _users.get(key):
+            _unload(spec)
+
+
+def _unload(spec: ModelSpec) -> bool:
+    try:
+        client().status()
+        client().call(Unload(model=spec), {})
+    except BackendUnavailable:
+        return False
+    except BackendError as error:
+        logging.warning("Parallel DiT: the ranks could not free their weights: %s", error)
+        return False
+    return True
+
+
+def _forget(spec: ModelSpec) -> None:
+    key = (spec.path, spec.dtype)
+    _users[key] -= 1
+    if not _users[key]:
+        _dropped[key] = spec
+        timer = threading.Timer(FORGET_AFTER, free_dropped)
+        timer.daemon = True
+        timer.start()
+
+
 @dataclass(frozen=True, kw_only=True)
 class Handle:
     """A model that the backend holds, or will load at its first use.
@@ -68,6 +108,12 @@ class Handle:
     spec: ModelSpec
     checkpoint: Checkpoint
     node_id: str | None = None
+
+    def keep_weights(self) -> None:
+        """Keep the model's weights on the ranks for as long as this handle lives, and free them soon after."""
+        key = (self.spec.path, self.spec.dtype)
+        _users[key] = _users.get(key, 0) + 1
+        weakref.finalize(self, _forget, self.spec).atexit = False
 
     @property
     def ranks(self) -> int:
@@ -94,6 +140,7 @@ class Handle:
         """
         doing = DOING[type(message)]
         self.show(doing)
+        free_dropped()
 
         def progressed(progress: Progress, extra: dict[str, Tensor]) -> None:
             if progress.phase != doing:
@@ -125,14 +172,8 @@ class Handle:
 
     def unload(self) -> None:
         """Have the ranks free their weights, if there are ranks; never starts any and never raises a BackendError."""
-        try:
-            client().status()
-            client().call(Unload(model=self.spec), {})
+        if _unload(self.spec):
             self.show("unloaded; weights load at next use")
-        except BackendUnavailable:
-            return
-        except BackendError as error:
-            logging.warning("Parallel DiT: the ranks could not free their weights: %s", error)
 
     def describe(self, state: str) -> str:
         """Ranks, layout and state in one line."""

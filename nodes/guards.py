@@ -9,7 +9,12 @@ from torch import Tensor
 from ..parallel_backend.errors import InvalidRequest
 
 UNSUPPORTED_OPTIONS = ("patches", "patches_replace", "optimized_attention_override", "rope_options")
-UNSUPPORTED_CONDS = ("control", "gligen")
+UNSUPPORTED_CONDS = (
+    "control", "gligen", "concat_latent_image", "concat_mask", "concat_image", "noise_concat_image",
+    "clip_vision_output", "reference_latents", "vace_frames", "time_dim_concat", "camera_conditions",
+    "audio_embed", "reference_motion",
+    "control_video", "face_video_pixels", "pose_video_latent", "unclip_conditioning",
+)  # fmt: skip
 PER_STEP_CONDS = (
     "area", "mask", "hooks", "start_percent", "end_percent", "clip_start_percent", "clip_end_percent", "default",
 )  # fmt: skip
@@ -48,14 +53,19 @@ def check_options(transformer_options: Mapping[str, Any]) -> None:
 
 
 def check_conds(conds: Iterable[Mapping[str, Any]]) -> None:
-    """Refuse conditioning that needs another model inside this one's layers.
+    """Refuse conditioning that needs another model inside this one's layers, or that this model has no input for.
+
+    Core drops some of it without a word when the model is a text-to-image or text-to-video one.
 
     Raises:
         InvalidRequest: names the kind.
     """
     present = {name for cond in conds for name in UNSUPPORTED_CONDS if cond.get(name) is not None}
     if present:
-        raise InvalidRequest(f"conditioning with {', '.join(sorted(present))} is not supported by the parallel model")
+        raise InvalidRequest(
+            f"conditioning with {', '.join(sorted(present))} is not supported by the parallel model: "
+            "remove the node that adds it, or load the model with ComfyUI's own loader"
+        )
 
 
 def check_extra(extra: Mapping[str, Any]) -> None:

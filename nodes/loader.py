@@ -59,7 +59,8 @@ class ParallelLoader(io.ComfyNode):  # type: ignore[misc]
                     "dtype",
                     options=list(DTYPES),
                     default="auto",
-                    tooltip="Type of the weights. auto: bf16 on GPUs, fp32 on CPUs.",
+                    tooltip="Type of the weights. auto: as they are stored on GPUs (bf16 for fp32 files), fp32 on "
+                    "CPUs. The VAE is always fp32.",
                 ),
                 io.String.Input(
                     "devices",
@@ -95,6 +96,7 @@ class ParallelLoader(io.ComfyNode):  # type: ignore[misc]
     @classmethod
     def execute(cls, model_name: str, dtype: str, devices: str, layout: ParallelLayout | None = None) -> io.NodeOutput:
         handle = open_model(model_name, dtype, devices, layout, cls.hidden.unique_id)
+        handle.keep_weights()
         bridge = bridge_for(handle.checkpoint)
         text = "weights load at first use"
         handle.show(text)

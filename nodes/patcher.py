@@ -1,5 +1,6 @@
 """A ModelPatcher for weights that live elsewhere: it weighs nothing here, and refuses to change them."""
 
+import math
 from typing import Any, NoReturn
 
 import comfy.model_management
@@ -98,11 +99,19 @@ def _check_first(executor: Any, noise: Tensor, latent_image: Tensor, *args: Any,
     if len(kwargs.get("latent_shapes") or ()) > 1:
         raise InvalidRequest("a latent of several tensors (video with audio) does not fit this model; pass the video's")
     check_latent(latent_image, remote.channels)
+    remote.check_branches(_branches(guider))
     check_options(guider.model_options.get("transformer_options", {}))
     check_conds(cond for conds in guider.conds.values() for cond in conds)
     samples: Tensor = executor(noise, latent_image, *args, **kwargs)
     remote.handle.show("ready")
     return samples
+
+
+def _branches(guider: Any) -> int:
+    """How many prompts core runs in a step: it leaves the negative one out at a guidance of 1."""
+    guided = not math.isclose(getattr(guider, "cfg", 0.0), 1.0)
+    guided = guided or guider.model_options.get("disable_cfg1_optimization", False)
+    return len(guider.conds) if guided else 1
 
 
 def _prepare_without_loading(executor: Any, model: Any, noise_shape: Any, conds: Any, **kwargs: Any) -> Any:

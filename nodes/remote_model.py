@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..parallel_backend.errors import InvalidRequest
-from ..parallel_backend.messages import Forward
+from ..parallel_backend.messages import Forward, ModelSpec
 from .connection import Handle
 from .guards import check_latent, check_options
 from .tape import Branch, Recording, Replay
@@ -80,15 +81,23 @@ class RemoteModel(torch.nn.Module):
     def run(self, branches: list[Branch]) -> list[Tensor]:
         """One request for all branches.
 
+        A layout's ``cfg`` ranks sit out a step with one branch: core leaves the negative prompt out wherever its
+        time range ends.
+
         Raises:
-            InvalidRequest: the layout wants two branches and there is one, or a latent is unusable.
+            InvalidRequest: a latent is unusable.
         """
-        self.check_branches(len(branches))
         for branch in branches:
             check_latent(branch.inputs[branch.latent], self.channels)
         tensors = {f"{i}.{name}": tensor for i, branch in enumerate(branches) for name, tensor in branch.inputs.items()}
-        done = self.handle.call(Forward(model=self.handle.spec, branches=len(branches)), tensors)
+        done = self.handle.call(Forward(model=self._spec(len(branches)), branches=len(branches)), tensors)
         return [done[str(i)] for i in range(len(branches))]
+
+    def _spec(self, branches: int) -> ModelSpec:
+        spec, layout = self.handle.spec, self.handle.spec.layout
+        if layout is None or layout.cfg <= branches:
+            return spec
+        return replace(spec, layout=replace(layout, cfg=branches))
 
     def check_branches(self, branches: int) -> None:
         """Refuse a ``cfg`` degree that has nothing to share out.
@@ -99,6 +108,6 @@ class RemoteModel(torch.nn.Module):
         layout = self.handle.spec.layout
         if layout is not None and layout.cfg > branches:
             raise InvalidRequest(
-                f"layout cfg={layout.cfg} gives the positive and the negative prompt to different ranks, and this step "
-                f"has only {branches} prompt: set cfg to something other than 1.0, or use a layout with cfg=1"
+                f"layout cfg={layout.cfg} gives the positive and the negative prompt to different ranks, and this "
+                f"sampling has only {branches} prompt: set cfg to something other than 1.0, or use a layout with cfg=1"
             )

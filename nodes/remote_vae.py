@@ -76,11 +76,11 @@ class RemoteVAE(comfy.sd.VAE):  # type: ignore[misc]
             InvalidRequest: no VAE, or pixels that are not RGB.
         """
         self.throw_exception_if_invalid()
-        pixels = self.vae_encode_crop_pixels(pixel_samples)[..., :3]
+        videos = pixel_samples if pixel_samples.ndim == 5 else pixel_samples.unsqueeze(0)
+        # Core's cropping cuts all dims between the first and the last.
+        pixels = self.vae_encode_crop_pixels(videos.flatten(0, 1))[..., :3].unflatten(0, videos.shape[:2])
         if pixels.shape[-1] != 3:
             raise InvalidRequest(f"the VAE encodes RGB pictures, and these have {pixels.shape[-1]} channel(s)")
-        if pixels.ndim == 4:
-            pixels = pixels.unsqueeze(0)
         done = self.handle.call(Encode(model=self.handle.spec), {"pixels": pixels.float()}, on_progress=progress_bar())
         self.handle.show("ready")
         return done["latent"].to(self.output_device)

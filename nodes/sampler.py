@@ -47,7 +47,6 @@ class BackendLoop(comfy.samplers.Sampler):  # type: ignore[misc]
         x = sampling.noise_scaling(sigmas[0], noise, latent_image, self.max_denoise(model_wrap, sigmas))
         with remote.recording() as branches:
             model_wrap(x, sigmas[:1].expand(len(x)), model_options=extra_args["model_options"], seed=extra_args["seed"])
-        remote.check_branches(len(branches))
         tensors = {"x": x, "sigmas": sigmas, **_constants(branches)}
         if denoise_mask is not None:
             tensors |= {"mask": denoise_mask, "noise": noise, "latent": latent_image}

@@ -9,18 +9,16 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from .client import Client
-from .endpoint import Endpoint
 from .errors import InvalidRequest
 from .layout import ParallelLayout
 from .messages import Devices, Forward, ModelSpec
+from .own_backend import own_backend
 
 WIDTH, HEADS, FEED_FORWARD, TEXT, TEXT_TOKENS = 1536, 12, 8960, 512, 128
 ROW = 64
@@ -72,7 +70,7 @@ def measure(layouts: tuple[str, ...], *, tokens: int = 4096, layers: int = 2, ro
     inputs = _inputs(-(-tokens // ROW))
     with tempfile.TemporaryDirectory(prefix="bench-step-") as folder:
         path = _write_model(Path(folder) / "model", layers)
-        with _own_backend(Path(folder)) as client:
+        with own_backend(Path(folder)) as client:
             seconds, difference = _rounds(client, path, parsed, inputs, rounds)
     alone = seconds[str(parsed[0])]
     return StepMeasurement(
@@ -142,20 +140,3 @@ def _write_model(path: Path, layers: int) -> Path:
     index = {"_class_name": "WanPipeline", "transformer": ["diffusers", "WanTransformer3DModel"]}
     (path / "model_index.json").write_text(json.dumps(index), encoding="utf-8")
     return path
-
-
-@contextmanager
-def _own_backend(folder: Path) -> Iterator[Client]:
-    """A backend in a runtime folder of its own, whose ranks have one thread each."""
-    before = os.environ.get("OMP_NUM_THREADS")
-    os.environ["OMP_NUM_THREADS"] = "1"
-    client = Client(endpoint=Endpoint(folder=folder / "run"), idle_timeout=60.0)
-    try:
-        client.start()
-        yield client
-    finally:
-        if before is None:
-            del os.environ["OMP_NUM_THREADS"]
-        else:
-            os.environ["OMP_NUM_THREADS"] = before
-        client.stop()

@@ -3,13 +3,16 @@
 import os
 import socket
 import statistics
+import tempfile
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
 from .client import Client
 from .messages import Devices, Echo, ModelSpec, Progress
+from .own_backend import own_backend
 from .payload import SOCKET_BUFFER
 
 PIXELS = 225_000_000
@@ -42,13 +45,22 @@ class WireMeasurement:
         )
 
 
-def measure(client: Client | None = None, *, ranks: int = 2, pixels: int = PIXELS) -> WireMeasurement:
-    """Measure through a backend of ``ranks`` CPU ranks, which is started if none runs.
+def measure_alone(*, ranks: int = 2) -> WireMeasurement:
+    """Measure through a backend of its own, which is stopped at the end.
 
     Raises:
         BackendError: the backend fails.
     """
-    client = client or Client()
+    with tempfile.TemporaryDirectory(prefix="bench-wire-") as folder, own_backend(Path(folder)) as client:
+        return measure(client, ranks=ranks)
+
+
+def measure(client: Client, *, ranks: int = 2, pixels: int = PIXELS) -> WireMeasurement:
+    """Measure through a backend with ``ranks`` CPU ranks, which it starts.
+
+    Raises:
+        BackendError: the backend fails.
+    """
     spec = ModelSpec(path="/", devices=Devices(kind="cpu", indices=tuple(range(ranks))))
     calls = _small_calls(client, spec)
     plain, reply = [], []

@@ -28,14 +28,14 @@ class Timeouts:
 
     ``connect``: until the supervisor takes a connection and answers. ``start``: until a backend that had to
     be started answers. ``send``: without the ranks taking any of the request's bytes. ``silence``: without
-    a sign of life while the ranks work. ``cancel``: until a cancelled request has ended. ``stop``: until the
-    backend is gone.
+    a sign of life while the ranks load weights or compute a step. ``cancel``: until a cancelled request has
+    ended. ``stop``: until the backend is gone.
     """
 
     connect: float = query.PATIENCE
     start: float = START_PATIENCE
     send: float = 60.0
-    silence: float = 600.0
+    silence: float = 1800.0
     cancel: float = 150.0
     stop: float = query.STOP_PATIENCE
 
@@ -80,14 +80,12 @@ class Client:
         model = replace(message.model, path=os.path.abspath(message.model.path))
         message = replace(message, model=model)
         call = _Call(self, message, tensors or {}, interrupted or _never, on_progress or _ignore)
-        with contextlib.suppress(_NotTaken):
-            return call.run()
-        # The backend ended for want of work just as we connected, and had not seen the request.
-        try:
-            return call.run()
-        except _NotTaken:
-            log = self.endpoint.log
-            raise BackendUnavailable(f"the backend ends before it takes a request (log: {log})") from None
+        deadline = wire.Deadline(self.timeouts.start, f"finding a backend that stays (log: {self.endpoint.log})")
+        while True:
+            with contextlib.suppress(_NotTaken):
+                return call.run()
+            # It was ending just as we connected, for want of work or because it runs older code.
+            time.sleep(min(deadline.remaining(), POLL))
 
     def status(self) -> Status:
         """The backend at this moment.

@@ -21,7 +21,7 @@ def resolve(text: str) -> Devices:
     """
     gpus = _gpus()
     if text.strip().lower() == "all":
-        return Devices(kind="cuda", indices=tuple(range(gpus))) if gpus else _all_cpu()
+        return _on_gpus(tuple(range(gpus))) if gpus else _all_cpu()
     words = [word.strip() for word in text.split(",")]
     indices = tuple(_index(word, text, gpus) for word in words)
     for index in indices:
@@ -29,7 +29,12 @@ def resolve(text: str) -> Devices:
             raise InvalidRequest(f"devices {text!r}: {index} is there twice; name each device once")
         if index >= (gpus or MAX_CPU_RANKS):
             raise InvalidRequest(f"devices {text!r}: there is no device {index}; {_choice(gpus)}")
-    return Devices(kind="cuda" if gpus else "cpu", indices=indices)
+    return _on_gpus(indices) if gpus else Devices(kind="cpu", indices=indices)
+
+
+def _on_gpus(indices: tuple[int, ...]) -> Devices:
+    # ComfyUI's --cuda-device renumbers the GPUs for its own process, and a backend may serve several ComfyUIs.
+    return Devices(kind="cuda", indices=indices, visible=os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
 def _gpus() -> int:

@@ -42,6 +42,13 @@ class Endpoint:
         """What a rank of the newest generation writes."""
         return self.folder / f"rank{rank}.log"
 
+    def listens(self, socket_file: os.stat_result) -> bool:
+        """Whether the socket that clients find is still this one."""
+        try:
+            return os.path.samestat(self.socket.stat(), socket_file)
+        except OSError:
+            return False
+
     @classmethod
     def default(cls) -> "Endpoint":
         """``PARALLEL_DIT_RUNTIME``, else a folder in ``XDG_RUNTIME_DIR``, else one in /tmp with the user's id."""

@@ -1,6 +1,7 @@
 """What a rank does with a request: load, forward, sample, encode, decode. No sockets."""
 
 import gc
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -34,8 +35,9 @@ from .sampling import Report, SampleLoop
 from .validation import Denoising, check_forward, check_sample, first_not_finite, split_names
 from .wire import TensorMeta
 
-Tensors = dict[str, Tensor]
+log = logging.getLogger(__name__)
 
+Tensors = dict[str, Tensor]
 
 M = TypeVar("M", bound=RankRequest)
 
@@ -49,6 +51,11 @@ class _Call(Generic[M]):
     tensors: Mapping[str, Tensor] | None
     report: Report
     cancelled: Callable[[], bool]
+
+    def loads(self, pipeline: Pipeline, component: str) -> None:
+        """Say that weights are about to be loaded, if they are."""
+        if not pipeline.has(component):
+            self.report(Progress(phase="loading", value=0, total=1), {})
 
     def ticker(self, phase: str) -> vae.Tick:
         """A ``Tick`` that reports as ``phase``, and ends the work when the request was cancelled."""
@@ -145,6 +152,7 @@ class Engine:
         pipeline = self._pipeline(call.message.model)
         pipeline.check("text_encoder")
         ids, lengths = (call.tensors[name].to(self.device) for name in ("ids", "lengths"))
+        call.loads(pipeline, "text_encoder")
         return {"embeds": text.encode(pipeline.text_encoder(), ids, lengths, layer=call.message.layer).cpu()}
 
     def _decode(self, call: _Call[Decode]) -> Tensors:
@@ -160,12 +168,24 @@ class Engine:
         return {"latent": vae.encode(module, call.tensors["pixels"].to(self.device), call.ticker("encoding")).cpu()}
 
     def _unload(self, call: _Call[Unload]) -> Tensors:
-        for key in [key for key in self._pipelines if key[0] == call.message.model.path]:
-            del self._pipelines[key]
+        model = call.message.model
+        self._pipelines.pop((model.path, model.dtype), None)
+        self._free()
+        return {}
+
+    def _free(self) -> None:
         gc.collect()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
-        return {}
+
+    def _make_room(self, wanted: Pipeline) -> bool:
+        """Forget the models other than ``wanted``, which their next use loads again; whether there were any."""
+        others = [key for key, pipeline in self._pipelines.items() if pipeline is not wanted]
+        for key in others:
+            log.warning("the device is full: %s is unloaded to make room for %s", key[0], wanted.checkpoint.path)
+            del self._pipelines[key]
+        self._free()
+        return bool(others)
 
     def _denoiser(self, call: _Call[Any], plan: Denoising, pipeline: Pipeline) -> tuple[Denoiser | None, Tensors]:
         """Share the tensors, refuse bad values on all ranks alike, and only then load what is missing."""
@@ -179,6 +199,7 @@ class Engine:
                 f"{call.metas[bad].name} holds NaN or infinity: check the latent, the conditioning and the nodes before"
             )
         shared = share(call.metas, call.tensors, devices.whole, self.device)
+        call.loads(pipeline, "transformer")
         return Denoiser(pipeline.transformer(), devices, plan, self._count), shared
 
     def _vae(self, call: _Call[Any], name: str) -> Any:
@@ -187,6 +208,7 @@ class Engine:
         vae.check(call.metas, pipeline.checkpoint.config("vae"), name=name)
         if first_not_finite(call.tensors or {}) >= 0:
             raise InvalidRequest(f"{name} holds NaN or infinity: check the nodes before")
+        call.loads(pipeline, "vae")
         return pipeline.vae()
 
     def _mesh(self, layout: ParallelLayout) -> DeviceMesh | None:
@@ -201,8 +223,12 @@ class Engine:
             checkpoint = Checkpoint.open(model.path)
             dtype = loading.resolve_dtype(checkpoint, model.dtype, self.device)
             same = [p for (path, _), p in self._pipelines.items() if path == model.path and p.dtype == dtype]
-            self._pipelines[key] = same[0] if same else Pipeline(checkpoint, dtype, self.device)
+            self._pipelines[key] = same[0] if same else self._new_pipeline(checkpoint, dtype)
         return self._pipelines[key]
+
+    def _new_pipeline(self, checkpoint: Checkpoint, dtype: torch.dtype) -> Pipeline:
+        pipeline = Pipeline(checkpoint, dtype, self.device, lambda: self._make_room(pipeline))
+        return pipeline
 
     def _count(self) -> None:
         self.steps += 1

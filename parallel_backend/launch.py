@@ -53,15 +53,15 @@ class Launch:
         # Reaps the supervisor when it ends, maybe hours later, so that it never shows as a zombie.
         threading.Thread(target=self._process.wait, name="backend-reaper", daemon=True).start()
 
-    def check(self) -> None:
-        """Whether it may still come up.
+    def gave_way(self) -> bool:
+        """Whether it found another one at its endpoint and ended, rather than that it may still come up.
 
         Raises:
-            BackendUnavailable: it ended; quotes the last line of its log.
+            BackendUnavailable: it ended for another reason; quotes the last line of its log.
         """
         status = self._process.poll()
         if status in (None, ALREADY_RUNS):
-            return
+            return status is not None
         said = procs.last_line(self._endpoint.log)
         how = procs.describe_exit(status or 0)
         raise BackendUnavailable(f"the starting backend {how}: {said or 'it said nothing'} (log: {self._endpoint.log})")
@@ -84,12 +84,14 @@ def connect_or_start(
     """
     with contextlib.suppress(BackendUnavailable):
         return connect(endpoint, seconds=connect_seconds)
-    launch = Launch(endpoint, idle_timeout=idle_timeout)
     deadline = Deadline(start_seconds, f"starting the backend (log: {endpoint.log})")
+    launch = None
     while True:
+        # The one that it gave way to may have been ending, and hold the lock until its ranks are gone.
+        if launch is None or launch.gave_way():
+            launch = Launch(endpoint, idle_timeout=idle_timeout)
         with contextlib.suppress(BackendUnavailable):
             return connect(endpoint, seconds=min(deadline.remaining(), connect_seconds))
-        launch.check()
         if interrupted():
             raise Cancelled("the request was cancelled while the backend started")
         time.sleep(min(deadline.remaining(), POLL))

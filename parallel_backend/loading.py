@@ -31,6 +31,7 @@ _DTYPES: dict[str, torch.dtype] = {
     "float16": torch.float16,
 }
 _STORED = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+_WHOLE = ("diffusion_pytorch_model.safetensors", "model.safetensors")
 _MAX_HEADER = 100_000_000
 """Limit on a safetensors header, that of the safetensors library."""
 
@@ -96,22 +97,29 @@ def load_text_encoder(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.
 
 
 def _load(model_class: Any, checkpoint: Checkpoint, component: str, device: torch.device, **options: Any) -> nn.Module:
-    module: nn.Module = model_class.from_pretrained(
+    module, found = model_class.from_pretrained(
         str(checkpoint.path),
         subfolder=component,
         local_files_only=True,
         use_safetensors=True,
         low_cpu_mem_usage=True,
+        output_loading_info=True,
         **options,
     )
-    return module.to(device).eval().requires_grad_(False)
+    if found["missing_keys"]:
+        missing = sorted(found["missing_keys"])
+        raise InvalidRequest(
+            f"{checkpoint.path / component} lacks {len(missing)} weights ({missing[0]}, ...): download it again"
+        )
+    loaded: nn.Module = module.to(device)
+    return loaded.eval().requires_grad_(False)
 
 
 def _weight_files(folder: Path) -> list[Path]:
     """The component's weight files, as its index lists them.
 
     Raises:
-        InvalidRequest: there are none in safetensors, or the index names another format or folder.
+        InvalidRequest: there are none in safetensors, one is missing, or the index names another format or folder.
     """
     files = sorted(folder.glob("*.safetensors"))
     if not files:
@@ -119,11 +127,25 @@ def _weight_files(folder: Path) -> list[Path]:
             f"{folder} has no .safetensors file; weights in .bin or .pt files are not loaded, since opening one can "
             "run code: save the checkpoint again with safe_serialization=True"
         )
-    for index in folder.glob("*.safetensors.index.json"):
-        for name in sorted(set(json.loads(index.read_text(encoding="utf-8")).get("weight_map", {}).values())):
+    indices = sorted(folder.glob("*.safetensors.index.json"))
+    for index in indices:
+        for name in _listed(index):
             if not name.endswith(".safetensors") or Path(name).name != name:
                 raise InvalidRequest(f"{index} lists {name!r}, which is no .safetensors file beside it")
+            if not (folder / name).is_file():
+                raise InvalidRequest(f"{folder} lacks {name}, which {index.name} lists: download it again")
+    if not indices and not any((folder / name).is_file() for name in _WHOLE):
+        raise InvalidRequest(
+            f"{folder} has {files[0].name}, and is read by the names {' or '.join(_WHOLE)}: rename the file"
+        )
     return files
+
+
+def _listed(index: Path) -> list[str]:
+    try:
+        return sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise InvalidRequest(f"{index} is no index of weight files: download it again") from error
 
 
 def _stored_dtype(folder: Path) -> torch.dtype:

@@ -10,7 +10,6 @@ from typing import Literal
 from .layout import ParallelLayout
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
-Prediction = Literal["flow"]
 
 
 def new_id() -> str:
@@ -20,10 +19,14 @@ def new_id() -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Devices:
-    """Which devices hold ranks: GPU indices, or for ``cpu`` simply how many ranks there are."""
+    """Which devices hold ranks: GPU indices, or for ``cpu`` simply how many ranks there are.
+
+    ``visible`` is the ``CUDA_VISIBLE_DEVICES`` that the indices count in, where it is set.
+    """
 
     kind: Literal["cuda", "cpu"]
     indices: tuple[int, ...]
+    visible: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +83,6 @@ class Sample(RankRequest):
     cfg: float
     timestep_scale: float = 1000.0
     previews: bool = False
-    prediction: Prediction = "flow"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +110,7 @@ class Encode(RankRequest):
 
 @dataclass(frozen=True, kw_only=True)
 class Unload(RankRequest):
-    """Free the model's weights on all ranks."""
+    """Free the weights that the model has in its dtype, on all ranks. Starts no rank for it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,7 +163,8 @@ class Progress:
     """``value`` of ``total`` steps are done; ``phase`` says what is being done.
 
     Before the ranks take a request up, the supervisor reports ``accepted`` or ``queued`` (``total`` requests
-    are ahead) at once, then ``queued`` or ``start`` (the ranks are being started) again and again as a sign of life.
+    are ahead) at once, then ``queued`` or ``start`` (the ranks are being started) again and again as a sign of
+    life. ``loading`` says that rank 0 loads weights.
     """
 
     phase: str

@@ -15,12 +15,21 @@ T = TypeVar("T")
 
 
 class Pipeline:
-    """One checkpoint in one dtype on this rank's device. ``loads`` counts the weight loads ever done."""
+    """One checkpoint in one dtype on this rank's device. ``loads`` counts the weight loads ever done.
 
-    def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> None:
-        self.checkpoint, self.dtype, self.device = checkpoint, dtype, device
+    ``make_room`` is called when the device is full while weights load; false means that nothing can be freed.
+    """
+
+    def __init__(
+        self, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, make_room: Callable[[], bool]
+    ) -> None:
+        self.checkpoint, self.dtype, self.device, self._make_room = checkpoint, dtype, device, make_room
         self.loads = 0
         self._parts: dict[str, Any] = {}
+
+    def has(self, name: str) -> bool:
+        """Whether a component's weights are here."""
+        return name in self._parts
 
     def check(self, name: str) -> None:
         """Refuse a component that cannot be loaded, without loading it.
@@ -53,7 +62,11 @@ class Pipeline:
         )
 
     def _part(self, name: str, load: Callable[[], T]) -> T:
-        if name not in self._parts:
-            self._parts[name] = load()
-            self.loads += 1
+        while name not in self._parts:
+            try:
+                self._parts[name] = load()
+                self.loads += 1
+            except torch.OutOfMemoryError:
+                if not self._make_room():
+                    raise
         return cast(T, self._parts[name])

@@ -110,7 +110,10 @@ class RankSet:
         passed = [theirs.fileno()] + ([store] if rank == 0 else [])
         command = [*self._command, "--control-fd", str(theirs.fileno()), "--device", self._device(rank)]
         command += ["--store-fd", str(store)] if rank == 0 else []
-        with theirs, self._endpoint.rank_log(rank).open("wb") as output:
+        log_file = self._endpoint.rank_log(rank)
+        if log_file.exists():
+            log_file.replace(log_file.with_suffix(".log.1"))
+        with theirs, log_file.open("wb") as output:
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -142,15 +145,18 @@ class RankSet:
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(port),
         }
-        # ComfyUI sets these for its own process; ranks that inherit them run out of memory under NCCL.
-        for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
-            environment.pop(name, None)
+        if self.devices.kind == "cuda":
+            _put(environment, "CUDA_VISIBLE_DEVICES", self.devices.visible)
+        # ComfyUI sets this allocator for its own process; ranks that inherit it run out of memory under NCCL.
+        for name in environment.keys() & {"PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"}:
+            kept = [option for option in environment[name].split(",") if option.strip() != "backend:cudaMallocAsync"]
+            _put(environment, name, ",".join(kept) or None)
         return environment
 
     def covers(self, devices: Devices) -> bool:
         """Whether the set can serve a request for ``devices``: its first ranks sit on just those."""
-        wanted = devices.indices
-        return self.devices.kind == devices.kind and self.devices.indices[: len(wanted)] == wanted
+        ours = replace(self.devices, indices=self.devices.indices[: len(devices.indices)])
+        return ours == devices
 
     @property
     def ready(self) -> bool:
@@ -182,6 +188,9 @@ class RankSet:
         try:
             message, _ = control.receive(rank.control, control.FromRank)
         except BlockingIOError:
+            return
+        except msgspec.DecodeError as error:
+            self._fail(Failure(kind=RAISED, message=f"{rank.name} sent a message that does not decode: {error}"))
             return
         except ConnectionError:
             self._poller.forget(rank.control.fileno())
@@ -263,3 +272,10 @@ class RankSet:
             rank.control.close()
             if rank.process.returncode is None:
                 rank.process.kill()
+
+
+def _put(environment: dict[str, str], name: str, value: str | None) -> None:
+    """Set a variable, or with ``None`` leave it out."""
+    environment.pop(name, None)
+    if value is not None:
+        environment[name] = value

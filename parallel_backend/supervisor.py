@@ -21,9 +21,10 @@ from . import control, procs, wire
 from .backlog import Backlog, Job
 from .endpoint import Endpoint, listen, peer
 from .errors import BackendError, BackendUnavailable, Cancelled, ProtocolError, RankFailed
+from .fingerprint import fingerprint
 from .intake import Intake, answer, refuse
 from .layout import ParallelLayout
-from .messages import Cancel, Devices, Done, Error, Outcome, RankRequest, Status, StatusQuery, Stop
+from .messages import Cancel, Devices, Done, Error, Outcome, RankRequest, Status, StatusQuery, Stop, Unload
 from .poller import Poller
 from .rankset import Failure, Patience, RankSet
 
@@ -38,13 +39,14 @@ class Limits:
     """Bounds of the queue and seconds of patience.
 
     ``cancel``: until a running request must have ended after its cancel. ``agree``: until rank 0 must have
-    ended a request that another rank ended with an error. ``end``: until ended ranks must be gone.
+    ended a request that another rank refused (it may be waiting for a client that does not read).
+    ``end``: until ended ranks must be gone.
     """
 
     queue: int = 16
     outcomes: int = 64
     cancel: float = 120.0
-    agree: float = 10.0
+    agree: float = 70.0
     end: float = 10.0
     sign_of_life: float = 5.0
     patience: Patience = field(default_factory=Patience)
@@ -66,6 +68,7 @@ class Supervisor:
         self._command, self._limits = command, limits or Limits()
         self._poller = Poller()
         self._lock, listener = listen(endpoint, backlog=64)
+        self._socket = endpoint.socket.stat()
         self._intake = Intake(
             listener=listener, uid=os.getuid(), poller=self._poller, on_frame=self._dispatch, uid_of=uid_of
         )
@@ -81,6 +84,7 @@ class Supervisor:
         self._layout: ParallelLayout | None = None
         self._stopping: list[socket.socket] | None = None
         self._signed = time.monotonic()
+        self._program = fingerprint()
 
     def serve(self) -> None:
         """Run until stopped; every rank is gone when it returns, or was killed ``Limits.end`` seconds ago."""
@@ -103,7 +107,7 @@ class Supervisor:
     def _dispatch(self, sock: socket.socket, frame: wire.Frame) -> None:
         message = frame.message
         if isinstance(message, RankRequest):
-            self._enqueue(sock, frame)
+            self._take(sock, frame)
         elif isinstance(message, Stop):
             self._stopping = [*(self._stopping or []), sock]
         else:
@@ -146,6 +150,25 @@ class Supervisor:
         return "starting" if self._backlog.first else "idle"
 
     # The queue
+
+    def _take(self, sock: socket.socket, frame: wire.Frame) -> None:
+        if frame.program != self._program:
+            self._give_way(sock)
+        elif isinstance(frame.message, Unload) and not (self._set and self._set.covers(frame.message.model.devices)):
+            answer(sock, Done())
+            sock.close()
+        else:
+            self._enqueue(sock, frame)
+
+    def _give_way(self, sock: socket.socket) -> None:
+        """The client's files are not those this process was started from: the client is to start anew from its own."""
+        if self._backlog.running or self._backlog.first:
+            refuse(sock, BackendUnavailable("the backend is busy, and runs other code than this ComfyUI: try again"))
+            return
+        log.info("the extension has changed: a client of other code is here")
+        self._endpoint.socket.unlink(missing_ok=True)
+        self._stopping = self._stopping or []
+        sock.close()
 
     def _enqueue(self, sock: socket.socket, frame: wire.Frame) -> None:
         try:
@@ -232,6 +255,9 @@ class Supervisor:
         if self._idle(now):
             log.info("idle for %g s", self._idle_timeout)
             self._stopping = []
+        elif not self._endpoint.listens(self._socket) and not self._backlog.running:
+            log.warning("%s is no longer ours: nobody can reach this backend any more", self._endpoint.socket)
+            self._stopping = self._stopping or []
 
     def _idle(self, now: float) -> bool:
         if not self._idle_timeout or self._backlog.running or self._backlog.first:
@@ -267,7 +293,8 @@ class Supervisor:
             self._backlog.refuse(waiting, error)
 
     def _shut_down(self) -> None:
-        self._endpoint.socket.unlink(missing_ok=True)
+        if self._endpoint.listens(self._socket):
+            self._endpoint.socket.unlink(missing_ok=True)
         waiting, self._stopping = self._stopping or [], self._stopping or []
         stopped = BackendUnavailable("the backend was stopped")
         self._backlog.finish(Error(code=stopped.code, message=str(stopped)), answered=False)

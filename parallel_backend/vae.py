@@ -13,6 +13,8 @@ from torch import Tensor
 from .errors import InvalidRequest
 from .wire import TensorMeta
 
+CHANNELS, DOWNSAMPLE = 16, (False, True, True)
+
 Tick = Callable[[int, int], None]
 """Called with the number of parts done and the total; may raise to end the work."""
 
@@ -27,9 +29,11 @@ def check(metas: tuple[TensorMeta, ...], config: dict[str, Any], *, name: str) -
         raise InvalidRequest("this VAE works on patches (Wan 2.2's 48-channel one), which is not supported yet")
     if [meta.name for meta in metas] != [name] or len(metas[0].shape) != 5 or 0 in metas[0].shape:
         raise InvalidRequest(f"the VAE takes one tensor {name} of 5 dims, none of them empty")
-    shape, ratio = metas[0].shape, 2 ** (len(config["dim_mult"]) - 1)
-    if name == "latent" and shape[1] != config["z_dim"]:
-        raise InvalidRequest(f"the latent has {shape[1]} channels and this VAE takes {config['z_dim']}")
+    # What a config leaves out is AutoencoderKLWan's default.
+    shape, ratio = metas[0].shape, 2 ** len(config.get("temperal_downsample", DOWNSAMPLE))
+    channels = config.get("z_dim", CHANNELS)
+    if name == "latent" and shape[1] != channels:
+        raise InvalidRequest(f"the latent has {shape[1]} channels and this VAE takes {channels}")
     if name == "pixels" and (shape[4] != 3 or shape[2] % ratio or shape[3] % ratio):
         raise InvalidRequest(
             f"pixels of shape {list(shape)}: this VAE takes [batch, frames, height, width, 3] "

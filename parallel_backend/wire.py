@@ -16,12 +16,13 @@ import socket
 import struct
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
 from .errors import DeadlineExceeded, InvalidRequest, ProtocolError
+from .fingerprint import fingerprint
 from .messages import MESSAGES
 
 VERSION = 1
@@ -91,10 +92,11 @@ class TensorMeta:
 
 @dataclass(frozen=True, kw_only=True)
 class Frame:
-    """A message and what tensors follow it."""
+    """A message, what tensors follow it, and which code its sender runs (see ``fingerprint``)."""
 
     message: Any
     tensors: tuple[TensorMeta, ...] = ()
+    program: str = field(default_factory=fingerprint)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +104,7 @@ class _Header:
     type: str
     body: msgspec.Raw
     tensors: tuple[TensorMeta, ...] = ()
+    program: str = ""
 
 
 def pack(frame: Frame) -> bytes:
@@ -115,6 +118,7 @@ def pack(frame: Frame) -> bytes:
             type=type(frame.message).__name__,
             body=msgspec.Raw(msgspec.json.encode(frame.message)),
             tensors=frame.tensors,
+            program=frame.program,
         )
     )
     payload = sum(meta.nbytes for meta in frame.tensors)
@@ -134,7 +138,8 @@ def unpack(header: bytes) -> Frame:
     """
     try:
         parts = msgspec.json.decode(header, type=_Header)
-        frame = Frame(message=msgspec.json.decode(parts.body, type=MESSAGES[parts.type]), tensors=parts.tensors)
+        message: Any = msgspec.json.decode(parts.body, type=MESSAGES[parts.type])
+        frame = Frame(message=message, tensors=parts.tensors, program=parts.program)
     except KeyError as error:
         raise ProtocolError(f"unknown message {error}") from error
     except (msgspec.DecodeError, ValueError) as error:

@@ -1,8 +1,8 @@
 """One rank: joins the process group, then carries out requests until its supervisor goes away.
 
-Started as ``python -m parallel_backend.worker --control-fd N`` with ``RANK``, ``WORLD_SIZE``,
-``LOCAL_RANK``, ``MASTER_ADDR`` and ``MASTER_PORT`` in the environment. Rank 0 takes requests from the
-supervisor and passes each on through the store, where the others wait for the next number.
+Started by the supervisor as ``python -m parallel_backend.worker --control-fd N --device cuda:I``, with the
+standard ``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT`` in the environment. Rank 0 takes
+requests from the supervisor and passes each on through the store, where the others wait for the next number.
 """
 
 import argparse
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from .engine import Engine
 
 log = logging.getLogger(__name__)
+
+LONGEST_TEXT = 4000
+"""Characters of an error that are passed on; the log has them all."""
 
 SEND_PATIENCE = 60.0
 """Seconds that a client may take none of its reply's bytes, or send none of its request's."""
@@ -262,7 +265,7 @@ def _diagnose(error: BaseException) -> tuple[str, str, bool]:
     import torch
 
     cause = error.__cause__ if isinstance(error, OutOfMemory) else error
-    text = " ".join(str(cause).split()) or "no message"
+    text = " ".join(str(cause).split())[:LONGEST_TEXT] or "no message"
     if isinstance(error, (torch.OutOfMemoryError, OutOfMemory)):
         return OutOfMemory.code, f"ran out of memory: {text}", False
     communication = isinstance(error, torch.distributed.DistError) or "gloo" in text.lower()

@@ -74,8 +74,6 @@ class RemoteWan(RemoteModel):
         check_extra({"clip_fea": clip_fea, "time_dim_concat": time_dim_concat, **kwargs})
         if context is None:
             raise InvalidRequest("the conditioning has no text; encode the prompt with the CLIP of ParallelLoader")
-        if x.shape[1] > self.channels:
-            raise InvalidRequest("this text-to-video model takes no image conditioning; remove the node that adds it")
         inputs = {"hidden_states": x, "timestep": timestep, "encoder_hidden_states": context}
         return self.predict(inputs, latent="hidden_states", transformer_options=transformer_options)
 

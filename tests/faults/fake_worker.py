@@ -62,6 +62,8 @@ def _misbehave(kind: str) -> None:
 
     if kind == "raise":
         raise KeyError("a bug")
+    if kind == "shout":
+        raise KeyError("a" * 1_000_000)
     if kind == "oom":
         raise torch.OutOfMemoryError("tried to allocate 3 GiB")
     if kind == "alone":

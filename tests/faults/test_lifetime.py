@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,10 +13,11 @@ import msgspec
 import psutil
 import pytest
 
+from parallel_backend import wire
 from parallel_backend.client import Client, Timeouts
-from parallel_backend.endpoint import Endpoint
-from parallel_backend.errors import BackendUnavailable
-from parallel_backend.messages import Echo, Status
+from parallel_backend.endpoint import Endpoint, connect, listen
+from parallel_backend.errors import BackendUnavailable, Cancelled
+from parallel_backend.messages import Devices, Echo, ModelSpec, Status, Unload
 
 from .backend import ROOT, TWO, Running, environment, processes, sample, start_fake, tensors, wait_until
 
@@ -172,3 +174,55 @@ def test_a_killed_client_frees_the_ranks(runtime: Path) -> None:
     steps = client.status().ranks[0].steps
     assert client.call(sample(), tensors(1))
     assert wait_until(lambda: client.status().ranks[0].steps, 3.0, "a heartbeat") <= steps + 40
+
+
+def test_a_start_waits_for_one_that_is_ending(runtime: Path) -> None:
+    endpoint = Endpoint(folder=runtime)
+    lock, listener = listen(endpoint, backlog=1)
+    listener.close()
+    endpoint.socket.unlink()
+    ended = threading.Timer(1.5, os.close, [lock])
+    ended.start()
+    client = Client(endpoint=endpoint)
+    client.start()
+    ended.join()
+    assert client.status().generation == 0
+
+
+def test_a_backend_that_nobody_can_reach_ends(runtime: Path) -> None:
+    client = start_fake(runtime)
+    client.call(sample(), tensors(1))
+    client.endpoint.socket.unlink()
+    none_left(runtime, 5.0)
+
+
+def test_an_idle_backend_of_older_code_gives_way(runtime: Path) -> None:
+    client = start_fake(runtime)
+    client.call(sample(), tensors(1))
+    with connect(client.endpoint, seconds=5.0) as sock:
+        sock.sendall(wire.pack(wire.Frame(message=Echo(model=TWO), program="another")))
+        assert not sock.recv(1)
+    none_left(runtime, 5.0)
+
+
+def test_a_busy_backend_of_older_code_refuses(runtime: Path) -> None:
+    client = start_fake(runtime)
+    running = Running(client=client, message=sample()).in_step()
+    with connect(client.endpoint, seconds=5.0) as sock:
+        sock.sendall(wire.pack(wire.Frame(message=Echo(model=TWO), program="another")))
+        refusal = wire.recv_header(sock, deadline=wire.Deadline(5.0, "a refusal")).message
+    assert "runs other code than this ComfyUI" in refusal.message
+    running.stop.set()
+    assert isinstance(running.ended(10.0), Cancelled)
+
+
+def test_an_unload_starts_no_ranks_and_ends_none(runtime: Path) -> None:
+    client = start_fake(runtime)
+    elsewhere = ModelSpec(path="/other", devices=Devices(kind="cpu", indices=(4,)))
+    client.call(Unload(model=TWO))
+    assert not client.status().ranks
+    client.call(sample(), tensors(1))
+    before = client.status()
+    client.call(Unload(model=elsewhere))
+    after = client.status()
+    assert [rank.pid for rank in after.ranks] == [rank.pid for rank in before.ranks]

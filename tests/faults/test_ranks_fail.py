@@ -124,3 +124,14 @@ def test_fewer_devices_reuse_the_ranks_and_more_start_new_ones(client: Client) -
     status = client.status()
     assert len(status.ranks) == 3
     assert not {rank.pid for rank in status.ranks} & set(pids)
+
+
+def test_a_long_error_is_cut_and_the_log_outlives_the_next_start(client: Client) -> None:
+    error = Running(client=client, message=sample("shout 1")).ended(30.0)
+    assert isinstance(error, RankFailed)
+    assert "KeyError: 'aaaa" in str(error)
+    assert len(str(error)) < 5000
+    assert works(client)
+    log = client.endpoint.rank_log(1)
+    assert "Traceback" not in log.read_text()
+    assert "Traceback" in log.with_suffix(".log.1").read_text()

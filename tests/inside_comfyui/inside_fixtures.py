@@ -19,6 +19,8 @@ from local_client import LocalClient
 
 import nodes as core_nodes
 
+FORGET = connection._forget
+
 
 def loader_node() -> Any:
     """The loader's class as ComfyUI prepares it to run as node 7."""
@@ -58,8 +60,12 @@ def local(models: Path) -> LocalClient:
 
 
 @pytest.fixture
-def load(models: Path, local: LocalClient) -> Callable[..., Loaded]:
-    """Run ParallelLoader on ``tiny`` with two CPU ranks; ``load(layout=...)``."""
+def load(models: Path, local: LocalClient, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Loaded]:
+    """Run ParallelLoader on ``tiny`` with two CPU ranks; ``load(layout=...)``.
+
+    A model that a test drops is not unloaded in the middle of the next one.
+    """
+    monkeypatch.setattr(connection, "_forget", lambda spec: None)
     local.requests.clear()
     connection.use_client(local)
 

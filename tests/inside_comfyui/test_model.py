@@ -1,5 +1,9 @@
 """Our MODEL as a citizen of ComfyUI: memory, clones, LoRA, other nodes' wrappers."""
 
+import dataclasses
+import gc
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 import comfy.lora
@@ -10,9 +14,10 @@ import comfy.samplers
 import comfy_extras.nodes_custom_sampler
 import pytest
 import torch
+from any_folder_name.nodes import connection
 from any_folder_name.parallel_backend.errors import InvalidRequest
 from comfy_extras.nodes_easycache import EasyCacheNode
-from inside_fixtures import Loaded, conditioning, empty_latent, ksampler, parallel_sampler, relative_error
+from inside_fixtures import FORGET, Loaded, conditioning, empty_latent, ksampler, parallel_sampler, relative_error
 
 
 def test_class_names_and_shapes_are_comfyuis_own(native: Any, loaded: Loaded) -> None:
@@ -152,3 +157,27 @@ def test_out_of_memory_is_comfyuis_own(loaded: Loaded, monkeypatch: pytest.Monke
     monkeypatch.setattr(loaded.client, "call", full)
     with pytest.raises(comfy.model_management.OOM_EXCEPTION, match="rank 1"):
         ksampler(loaded.model, empty_latent())
+
+
+def test_weights_go_with_the_last_holder_of_a_model(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "_forget", FORGET)
+    handle = loaded.model.model.diffusion_model.handle
+    spec = dataclasses.replace(handle.spec, path="/dropped")
+    holders = [dataclasses.replace(handle, spec=spec) for _ in range(2)]
+    for holder in holders:
+        holder.keep_weights()
+    del holder, holders[0]
+    connection.free_dropped()
+    assert not loaded.client.of_kind("Unload")
+    holders.clear()
+    connection.free_dropped()
+    assert [message.model.path for message in loaded.client.of_kind("Unload")] == ["/dropped"]
+
+
+def test_nothing_but_the_outputs_holds_a_model(load: Callable[..., Loaded]) -> None:
+    loaded = load()
+    handle = weakref.ref(loaded.model.model.diffusion_model.handle)
+    ksampler(loaded.model, empty_latent(), steps=1)
+    del loaded
+    gc.collect()
+    assert handle() is None

@@ -14,6 +14,8 @@ from comfy.controlnet import ControlBase
 from comfy_extras.nodes_model_advanced import ModelSamplingSD3
 from inside_fixtures import Loaded, conditioning, empty_latent, ksampler, parallel_sampler, relative_error
 
+import nodes as core_nodes
+
 CLOSE = 1e-4
 
 
@@ -82,6 +84,17 @@ def test_cond_and_uncond_reach_the_backend_together(
     assert [message.branches for message in loaded.client.of_kind("Forward")] == [2] * 4
 
 
+def test_a_cfg_layout_goes_on_where_the_negative_prompt_ends(native: Any, load: Callable[..., Loaded]) -> None:
+    loaded = load(ParallelLayout(cfg=2))
+    (ending,) = core_nodes.ConditioningSetTimestepRange().set_range(conditioning(2), 0.0, 0.5)
+    reference = ksampler(native, empty_latent(), negative=ending, steps=4)
+    assert relative_error(ksampler(loaded.model, empty_latent(), negative=ending, steps=4), reference) < CLOSE
+    sent = [(message.branches, message.model.layout.cfg) for message in loaded.client.of_kind("Forward")]
+    assert sent[0] == (2, 2)
+    assert sent[-1] == (1, 1)
+    assert len(sent) == 4
+
+
 @pytest.mark.parametrize("sample", [ksampler, parallel_sampler])
 def test_cfg_layout_without_guidance_is_refused(load: Callable[..., Loaded], sample: Callable[..., Any]) -> None:
     loaded = load(ParallelLayout(cfg=2))
@@ -128,6 +141,8 @@ def test_conditioning_that_changes_by_step_is_refused(loaded: Loaded, extra: dic
     ("extra", "named"),
     [
         ({"reference_latents": [torch.zeros(1, 16, 1, 6, 6)]}, "reference_latent"),
+        ({"concat_latent_image": torch.zeros(1, 16, 1, 6, 6)}, "concat_latent_image"),
+        ({"vace_frames": [torch.zeros(1, 32, 1, 6, 6)]}, "vace_frames"),
         ({"control": ControlBase()}, "control"),
     ],
 )

@@ -30,8 +30,8 @@ def backend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
 def load_remote(load: Callable[..., Loaded], backend: Client) -> Callable[..., Loaded]:
     """``load`` with the backend behind it."""
 
-    def run(layout: ParallelLayout | None = None) -> Loaded:
-        loaded = load(layout)
+    def run(layout: ParallelLayout | None = None, name: str = "tiny") -> Loaded:
+        loaded = load(layout, name=name)
         connection.use_client(backend)
         return loaded
 

@@ -44,6 +44,7 @@ def test_every_way_to_encode(loaded: Loaded) -> None:
     assert plain["samples"].shape == (1, 16, 2, 4, 3)
     assert torch.equal(plain["samples"], expected)
     assert torch.equal(tiled["samples"], expected)
+    assert torch.equal(loaded.vae.encode(frames[None]), expected)
 
 
 def test_ratios_are_those_of_comfyuis_wan_vae(loaded: Loaded) -> None:

@@ -13,7 +13,8 @@ def gpus(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int
     count: int = request.param
     monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
-    monkeypatch.delenv("PARALLEL_DIT_CPU_RANKS", raising=False)
+    for name in ("PARALLEL_DIT_CPU_RANKS", "CUDA_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
     return count
 
 
@@ -53,3 +54,9 @@ def test_a_bad_number_of_cpu_ranks(monkeypatch: pytest.MonkeyPatch, ranks: str) 
     monkeypatch.setenv("PARALLEL_DIT_CPU_RANKS", ranks)
     with pytest.raises(InvalidRequest, match=f"PARALLEL_DIT_CPU_RANKS={ranks}.*from 1 to 16"):
         resolve("all")
+
+
+def test_numbers_count_in_the_visible_devices(gpus: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,3,1")
+    assert resolve("all").visible == ("5,3,1" if gpus else None)
+    assert resolve("0,2").visible == ("5,3,1" if gpus else None)

@@ -49,7 +49,8 @@ def test_decode_equals_diffusers(ask, checkpoint, size):
     with torch.no_grad():
         wanted = tiny.vae(tiny.Tiny()).decode(latent).sample
     torch.testing.assert_close(pixels, ((wanted + 1) / 2).permute(0, 2, 3, 4, 1), atol=1e-6, rtol=0)
-    assert reports == [Progress(phase="decoding", value=i + 1, total=2 * size[0]) for i in range(2 * size[0])]
+    steps = [Progress(phase="decoding", value=i + 1, total=2 * size[0]) for i in range(2 * size[0])]
+    assert reports == [Progress(phase="loading", value=0, total=1), *steps]
 
 
 @pytest.mark.parametrize(("frames", "latents"), [(1, 1), (5, 2), (6, 2), (8, 2), (9, 3)])
@@ -70,10 +71,10 @@ def test_decode_is_cancelled_between_frames_and_works_again(ask, checkpoint):
         ask(
             message,
             {"latent": latent},
-            report=lambda progress, _: seen.append(progress.value),
-            cancelled=lambda: len(seen) == 2,
+            report=lambda progress, _: seen.append((progress.phase, progress.value)),
+            cancelled=lambda: ("decoding", 2) in seen,
         )
-    assert seen == [1, 2]
+    assert seen[1:] == [("decoding", 1), ("decoding", 2)]
     assert ask(message, {"latent": latent})["pixels"].shape == (1, 13, 16, 16, 3)
 
 
@@ -123,6 +124,8 @@ def test_parts_load_when_needed_and_unload_frees_them(ask, checkpoint, engine):
     (loaded,) = engine.snapshot()[0]
     assert (loaded.parts, loaded.loads, loaded.dtype) == (("text_encoder", "vae"), 2, "float32")
     ask(Unload(model=model), {})
+    assert engine.snapshot()[0] == (loaded,), "the same weights are in use as float32, which auto means here"
+    ask(Unload(model=one_rank(checkpoint, dtype="float32")), {})
     assert engine.snapshot()[0] == ()
     ask(EncodeText(model=model), {"ids": IDS, "lengths": LENGTHS})
     assert engine.snapshot()[0][0].parts == ("text_encoder",)

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from parallel_backend import loading
 from parallel_backend.checkpoint import Checkpoint
 from parallel_backend.errors import InvalidRequest
+from parallel_backend.pipeline import Pipeline
 from tests import tiny
 
 WEIGHTS = "diffusion_pytorch_model.safetensors"
@@ -78,3 +80,53 @@ def test_loaded_weights_are_those_of_the_file(copy):
     original = tiny.transformer(tiny.Tiny())
     for name, parameter in original.named_parameters():
         assert torch.equal(family.module.get_parameter(name), parameter), name
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"weight_map": {"proj_out.weight": "part-2.safetensors"}}', r"lacks part-2\.safetensors, which"),
+        ('{"weight_map": {"proj_out.we', "is no index of weight files"),
+        ("[]", "is no index of weight files"),
+    ],
+)
+def test_an_interrupted_download_is_refused(copy, text, said):
+    (copy.path / "transformer" / f"{WEIGHTS}.index.json").write_text(text)
+    with pytest.raises(InvalidRequest, match=said):
+        loading.check_component(copy, "transformer")
+
+
+def test_a_file_that_is_not_looked_for_is_refused(copy):
+    folder = copy.path / "transformer"
+    (folder / WEIGHTS).rename(folder / "diffusion_pytorch_model.fp16.safetensors")
+    with pytest.raises(InvalidRequest, match=r"fp16\.safetensors, and is read by the names .* rename the file"):
+        loading.check_component(copy, "transformer")
+
+
+@pytest.mark.parametrize(("component", "file"), [("text_encoder", "model.safetensors"), ("transformer", WEIGHTS)])
+def test_missing_weights_are_refused(copy, component, file):
+    path = copy.path / component / file
+    weights = load_file(path)
+    first = sorted(name for name, tensor in weights.items() if tensor.ndim == 2)[0]
+    del weights[first]
+    save_file(weights, path, metadata={"format": "pt"})
+    load = getattr(loading, f"load_{component}")
+    with pytest.raises(InvalidRequest, match=rf"{component} lacks \d+ weights \({first}"):
+        load(copy, torch.float32, torch.device("cpu"))
+
+
+def test_a_full_device_has_other_models_unloaded_and_the_load_tried_again(copy):
+    room = iter([True, False])
+    pipeline = Pipeline(copy, torch.float32, torch.device("cpu"), lambda: next(room))
+    tried = []
+
+    def load() -> str:
+        tried.append(1)
+        if len(tried) < 2:
+            raise torch.OutOfMemoryError("full")
+        return "weights"
+
+    assert pipeline._part("vae", load) == "weights"
+    assert pipeline.loads == 1
+    with pytest.raises(torch.OutOfMemoryError, match="for good"):
+        pipeline._part("text_encoder", Mock(side_effect=torch.OutOfMemoryError("for good")))

@@ -1,0 +1,28 @@
+"""A backend for one measurement, beside the one that a user's ComfyUI may be using."""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from .client import Client
+from .endpoint import Endpoint
+from .errors import BackendUnavailable
+
+
+@contextlib.contextmanager
+def own_backend(folder: Path) -> Iterator[Client]:
+    """A backend in a runtime folder inside ``folder``, whose CPU ranks have one thread each; ended afterwards."""
+    before = os.environ.get("OMP_NUM_THREADS")
+    os.environ["OMP_NUM_THREADS"] = "1"
+    client = Client(endpoint=Endpoint(folder=folder / "run"), idle_timeout=60.0)
+    try:
+        client.start()
+        yield client
+    finally:
+        if before is None:
+            del os.environ["OMP_NUM_THREADS"]
+        else:
+            os.environ["OMP_NUM_THREADS"] = before
+        with contextlib.suppress(BackendUnavailable):
+            client.stop()
