@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ..parallel_backend.errors import InvalidRequest
+from ..parallel_backend.layout import ParallelLayout
 
 UNSUPPORTED_OPTIONS = ("patches", "patches_replace", "optimized_attention_override", "rope_options")
 UNSUPPORTED_CONDS = (
@@ -36,6 +37,19 @@ def check_latent(latent: Tensor, channels: int) -> None:
         )
     if not torch.isfinite(latent).all():
         raise InvalidRequest("the latent holds values that are not finite (NaN or infinity); look at what made it")
+
+
+def check_branches(layout: ParallelLayout | None, branches: int) -> None:
+    """Refuse a ``cfg`` degree that has nothing to share out.
+
+    Raises:
+        InvalidRequest: fewer branches than the layout's ``cfg``.
+    """
+    if layout is not None and layout.cfg > branches:
+        raise InvalidRequest(
+            f"layout cfg={layout.cfg} gives the positive and the negative prompt to different ranks, and this sampling "
+            f"has only {branches} prompt: set cfg to something other than 1.0, or use a layout with cfg=1"
+        )
 
 
 def check_options(transformer_options: Mapping[str, Any]) -> None:

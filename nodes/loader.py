@@ -12,6 +12,7 @@ from ..parallel_backend.messages import DType, ModelSpec
 from . import checkpoints
 from .connection import Handle
 from .families.registry import bridge_for
+from .foresight import check_use
 from .layout import LayoutType
 from .patcher import remote_patcher
 from .remote_vae import RemoteVAE
@@ -79,7 +80,7 @@ class ParallelLoader(io.ComfyNode):  # type: ignore[misc]
                 io.Clip.Output(tooltip="For CLIPTextEncode."),
                 io.Vae.Output(tooltip="For VAEDecode, VAEEncode and ParallelVAEDecode."),
             ],
-            hidden=[io.Hidden.unique_id],
+            hidden=[io.Hidden.unique_id, io.Hidden.prompt],
         )
 
     @classmethod
@@ -96,6 +97,7 @@ class ParallelLoader(io.ComfyNode):  # type: ignore[misc]
     @classmethod
     def execute(cls, model_name: str, dtype: str, devices: str, layout: ParallelLayout | None = None) -> io.NodeOutput:
         handle = open_model(model_name, dtype, devices, layout, cls.hidden.unique_id)
+        check_use(cls.hidden.prompt or {}, cls.hidden.unique_id, handle)
         handle.keep_weights()
         bridge = bridge_for(handle.checkpoint)
         text = "weights load at first use"

@@ -11,7 +11,7 @@ from comfy.patcher_extension import CallbacksMP, WrappersMP
 from torch import Tensor
 
 from ..parallel_backend.errors import InvalidRequest
-from .guards import check_conds, check_latent, check_options
+from .guards import check_branches, check_conds, check_latent, check_options
 from .remote_model import RemoteModel
 
 KEY = "parallel_dit"
@@ -99,7 +99,7 @@ def _check_first(executor: Any, noise: Tensor, latent_image: Tensor, *args: Any,
     if len(kwargs.get("latent_shapes") or ()) > 1:
         raise InvalidRequest("a latent of several tensors (video with audio) does not fit this model; pass the video's")
     check_latent(latent_image, remote.channels)
-    remote.check_branches(_branches(guider))
+    check_branches(remote.handle.spec.layout, _branches(guider))
     check_options(guider.model_options.get("transformer_options", {}))
     check_conds(cond for conds in guider.conds.values() for cond in conds)
     samples: Tensor = executor(noise, latent_image, *args, **kwargs)

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..parallel_backend.errors import InvalidRequest
 from ..parallel_backend.messages import Forward, ModelSpec
 from .connection import Handle
 from .guards import check_latent, check_options
@@ -98,16 +97,3 @@ class RemoteModel(torch.nn.Module):
         if layout is None or layout.cfg <= branches:
             return spec
         return replace(spec, layout=replace(layout, cfg=branches))
-
-    def check_branches(self, branches: int) -> None:
-        """Refuse a ``cfg`` degree that has nothing to share out.
-
-        Raises:
-            InvalidRequest: fewer branches than the layout's ``cfg``.
-        """
-        layout = self.handle.spec.layout
-        if layout is not None and layout.cfg > branches:
-            raise InvalidRequest(
-                f"layout cfg={layout.cfg} gives the positive and the negative prompt to different ranks, and this "
-                f"sampling has only {branches} prompt: set cfg to something other than 1.0, or use a layout with cfg=1"
-            )

@@ -11,6 +11,7 @@ from ..parallel_backend.errors import InvalidRequest
 from ..parallel_backend.messages import Decode, Encode
 from .connection import Handle, OnProgress, progress_bar
 from .families.bridge import VideoScale
+from .foresight import check_part
 from .guards import check_latent
 from .patcher import RemotePatcher
 
@@ -42,10 +43,7 @@ class RemoteVAE(comfy.sd.VAE):  # type: ignore[misc]
         Raises:
             InvalidRequest: the checkpoint has no VAE.
         """
-        if "vae" not in self.handle.checkpoint.components:
-            raise InvalidRequest(
-                f"{self.handle.checkpoint.path.name} has no VAE; load one with ComfyUI's Load VAE node instead"
-            )
+        check_part(self.handle.checkpoint, 2)
 
     def decode(self, samples_in: Tensor, vae_options: Any = None) -> Tensor:
         """Pixels ``[B, T, H, W, 3]`` of latents ``[B, C, T, H, W]``, or ``[B, C, H, W]`` for single pictures.

@@ -19,6 +19,7 @@ from ..parallel_backend.errors import InvalidRequest
 from ..parallel_backend.messages import EncodeText
 from .connection import Handle
 from .families.bridge import Bridge
+from .foresight import check_part
 from .patcher import RemotePatcher
 
 Pair = tuple[int, float]
@@ -72,7 +73,7 @@ class PromptTokenizer:
 
     def _load(self) -> comfy.sd1_clip.SDTokenizer:
         if self._native is None:
-            _require(self._checkpoint)
+            check_part(self._checkpoint, 1)
             file = self._checkpoint.path / "tokenizer" / "tokenizer.json"
             if not file.is_file():
                 raise InvalidRequest(f"{self._checkpoint.path.name} has no tokenizer/tokenizer.json")
@@ -115,7 +116,7 @@ class RemoteTextEncoder(torch.nn.Module, comfy.sd1_clip.ClipTokenWeightEncoder):
 
     def encode(self, tokens: list[list[int]]) -> tuple[Tensor, None]:
         """Embeddings ``[N, L, D]`` of ``N`` padded prompts, zero after each one's end token."""
-        _require(self.handle.checkpoint)
+        check_part(self.handle.checkpoint, 1)
         longest = max(map(len, tokens))
         pad, end = self.special_tokens["pad"], self.special_tokens["end"]
         ids = torch.tensor([[*row, *[pad] * (longest - len(row))] for row in tokens])
@@ -153,10 +154,3 @@ def text_encoder(handle: Handle, bridge: Bridge) -> comfy.sd.CLIP:
     clip.use_clip_schedule = False
     clip.tokenizer_options = {}
     return clip
-
-
-def _require(checkpoint: Checkpoint) -> None:
-    if "text_encoder" not in checkpoint.components:
-        raise InvalidRequest(
-            f"{checkpoint.path.name} has no text encoder; load one with ComfyUI's Load CLIP node instead"
-        )

@@ -1,5 +1,6 @@
 """What all tests share: the checkout's root is a package for ComfyUI alone, and nothing of ours may run on."""
 
+import os
 import signal
 import sys
 from pathlib import Path
@@ -25,6 +26,7 @@ class RootIsNoPackage:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # devices "0,1,2" are CPU ranks on every machine
     config.pluginmanager.register(RootIsNoPackage())
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that fixtures end the processes they started
 

@@ -28,7 +28,7 @@ FLAT = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class Codec:
-    """``latent = components @ (block - mean) / scale``, each channel of mean 0 over the scenes.
+    """``latent = (components @ (block - mean) - shift) / scale``, each channel of mean 0 over the scenes.
 
     ``components`` ``[16, 192]``, ``mean`` ``[192]``, ``shift`` and ``scale`` ``[16]``. The scale is the
     square root of a component's deviation, so colour (2.5) stays larger than detail (0.4) and sets in earlier

@@ -61,6 +61,6 @@ def random_clip(rng: random.Random, bucket: Bucket, *, stride: int = 1) -> tuple
 
 
 def random_latents(rng: random.Random, bucket: Bucket, count: int) -> tuple[Tensor, list[Scene]]:
-    """Normalised latents ``[count, 16, T', H / 8, W / 8]`` of new scenes; only the coded frames are drawn."""
+    """Latents ``[count, 16, T', H / 8, W / 8]`` of new scenes; only the coded frames are drawn."""
     drawn = [random_clip(rng, bucket, stride=FRAME_STRIDE) for _ in range(count)]
     return shapes_codec().encode_frames(torch.stack([pixels for _, pixels in drawn])), [scene for scene, _ in drawn]

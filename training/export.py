@@ -59,10 +59,13 @@ def export(work: Path, folder: Path) -> int:
     """Write every part; returns the bytes written.
 
     Raises:
-        RuntimeError: the pipeline is larger than it may be.
+        RuntimeError: nothing is trained yet, or the pipeline is larger than it may be.
     """
+    trainer = Trainer(work, peak=0.0)
+    if not trainer.step:
+        raise RuntimeError(f"{work} holds no trained transformer")
     folder.mkdir(parents=True, exist_ok=True)
-    average = Trainer(work, peak=0.0).average
+    average = trainer.average
     average.transformer.save_pretrained(folder / "transformer")
     average.text_encoder.save_pretrained(folder / "text_encoder")
     trained_vae(work).save_pretrained(folder / "vae")

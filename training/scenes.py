@@ -8,6 +8,7 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -100,6 +101,7 @@ def held_out() -> list[tuple[str, str, str]]:
     return combinations[:HELD_OUT_COUNT]
 
 
+@cache
 def training_combinations() -> list[tuple[str, str, str]]:
     """Every triple that is not held out."""
     kept = set(held_out())

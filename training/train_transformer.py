@@ -178,7 +178,7 @@ def train(trainer: Trainer, steps: int) -> None:
         if trainer.step % 50 == 0:
             means = " ".join(f"{kind} {sum(v[-25:]) / len(v[-25:]):.4f}" for kind, v in losses.items() if v)
             print(f"step {trainer.step} loss {means} {time.time() - began:.0f} s", flush=True)
-        if trainer.step % SAVE_EVERY == 0:
+        if trainer.step % SAVE_EVERY == 0 or trainer.step == steps:
             trainer.save()
 
 

@@ -201,7 +201,8 @@ class Trainer:
         self.file.with_suffix(".new").replace(self.file)
 
     def update(self, pixels: Tensor, steps: int) -> float:
-        """One step on a batch; returns the loss."""
+        """One step on a batch; returns the loss. Its noise depends on the step alone, so a resumed run repeats it."""
+        torch.manual_seed(self.step)
         loss = LOSSES[self.part](self.vae, pixels)
         for optimizer in self.optimizers:
             optimizer.zero_grad()
@@ -227,7 +228,7 @@ def train(trainer: Trainer, steps: int) -> None:
         if trainer.step % 50 == 0:
             means = " ".join(f"{kind} {np.mean(values[-25:]):.5f}" for kind, values in errors.items() if values)
             print(f"step {trainer.step} mse {means} {time.time() - began:.0f} s", flush=True)
-        if trainer.step % 50 == 0:
+        if trainer.step % 50 == 0 or trainer.step == steps:
             trainer.save()
 
 

@@ -1,13 +1,17 @@
 """Real ComfyUI servers for the tests: one a version, started once, with nothing left when it ends."""
 
+import json
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from scripts.comfy_api import ComfyClient
 from scripts.comfy_server import ComfyServer
+from tests import tiny
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -51,3 +55,19 @@ def new_server(comfyui_path: Path) -> Iterator[Callable[..., ComfyServer]]:
     yield start
     left = [line for server in started for line in server.stop()]
     assert not left, f"processes were left after stop: {left}"
+
+
+@pytest.fixture(scope="session")
+def tiny_server(server: ComfyServer) -> ComfyServer:
+    """The shared server with the checkpoints ``tiny`` and ``no vae``, folders that are none, and bad latents."""
+    models = server.base / "models" / "diffusers"
+    tiny.write(models / "tiny")
+    tiny.write(models / "no vae", tiny.Tiny(vae=False))
+    (models / "empty").mkdir()
+    (models / "unet").mkdir()
+    (models / "unet" / "model_index.json").write_text(json.dumps({"unet": ["diffusers", "UNet2DConditionModel"]}))
+    (server.base / "input").mkdir(exist_ok=True)
+    for name, latent in (("four", torch.ones(1, 4, 1, 8, 8)), ("nan", torch.full((1, 16, 1, 8, 8), torch.nan))):
+        file = server.base / "input" / f"{name}.latent"
+        save_file({"latent_tensor": latent, "latent_format_version_0": torch.tensor([])}, file)
+    return server

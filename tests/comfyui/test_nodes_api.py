@@ -1,71 +1,25 @@
 """The nodes over ComfyUI's API, on tiny random checkpoints under ``models/diffusers``."""
 
-import json
 import struct
 import time
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from safetensors.torch import save_file
 
+from parallel_backend import query
+from parallel_backend.endpoint import Endpoint
 from scripts.comfy_api import ComfyClient, ExecutionFailed, Prompt, PromptRejected
 from scripts.comfy_server import ComfyServer
 from tests import tiny
+from tests.comfyui.prompts import START, prompt
 from tests.comfyui.server import Event, Events, difference, pixels
-
-START = 280.0
-"""Seconds for a prompt that starts ranks, on a machine with other work."""
-
-LAYOUT = {"data": 1, "cfg": 1, "pipe": 1, "ring": 1, "ulysses": 1, "tensor": 1}
-
-
-@pytest.fixture(scope="session")
-def tiny_server(server: ComfyServer) -> ComfyServer:
-    """The shared server with the checkpoints ``tiny`` and ``no vae``, folders that are none, and bad latents."""
-    models = server.base / "models" / "diffusers"
-    tiny.write(models / "tiny")
-    tiny.write(models / "no vae", tiny.Tiny(vae=False))
-    (models / "empty").mkdir()
-    (models / "unet").mkdir()
-    (models / "unet" / "model_index.json").write_text(json.dumps({"unet": ["diffusers", "UNet2DConditionModel"]}))
-    (server.base / "input").mkdir(exist_ok=True)
-    for name, latent in (("four", torch.ones(1, 4, 1, 8, 8)), ("nan", torch.full((1, 16, 1, 8, 8), torch.nan))):
-        file = server.base / "input" / f"{name}.latent"
-        save_file({"latent_tensor": latent, "latent_format_version_0": torch.tensor([])}, file)
-    return server
 
 
 @pytest.fixture
 def client(tiny_server: ComfyServer) -> ComfyClient:
     return tiny_server.client
-
-
-def prompt(sampler: str = "KSampler", *, layout: dict[str, int] | None = None, **changes: Any) -> Prompt:
-    """A whole picture; ``changes`` are inputs by name, wherever they belong."""
-    nodes: Prompt = {
-        "1": {"class_type": "ParallelLoader", "inputs": {"model_name": "tiny", "dtype": "fp32", "devices": "0,1"}},
-        "2": {"class_type": "CLIPTextEncode", "inputs": {"clip": ["1", 1], "text": "a red circle"}},
-        "3": {"class_type": "CLIPTextEncode", "inputs": {"clip": ["1", 1], "text": ""}},
-        "4": {"class_type": "EmptyHunyuanLatentVideo",
-              "inputs": {"width": 80, "height": 64, "length": 1, "batch_size": 1}},
-        "5": {"class_type": sampler,
-              "inputs": {"model": ["1", 0], "positive": ["2", 0], "negative": ["3", 0], "latent_image": ["4", 0],
-                         "seed": 3, "steps": 3, "cfg": 4.0, "sampler_name": "euler", "scheduler": "simple",
-                         "denoise": 1.0}},
-        "6": {"class_type": "VAEDecode", "inputs": {"samples": ["5", 0], "vae": ["1", 2]}},
-        "7": {"class_type": "SaveImage", "inputs": {"images": ["6", 0], "filename_prefix": "nodes"}},
-    }  # fmt: skip
-    for name, value in changes.items():
-        for node in nodes.values():
-            if name in node["inputs"]:
-                node["inputs"][name] = value
-    if layout is not None:
-        nodes["8"] = {"class_type": "ParallelLayout", "inputs": {**LAYOUT, **layout}}
-        nodes["1"]["inputs"]["layout"] = ["8", 0]
-    return nodes
 
 
 def refusal(client: ComfyClient, refused: Prompt) -> str:
@@ -77,17 +31,36 @@ def refusal(client: ComfyClient, refused: Prompt) -> str:
 
 def test_samplers_ranks_and_layouts_give_one_picture(client: ComfyClient) -> None:
     # The most ranks first: smaller layouts then use some of them, and no set of ranks is started again.
-    reference = pixels(client, client.run(prompt(layout={"ulysses": 3}, devices="0,1,2"), deadline=START))
+    widest = prompt(layout={"ulysses": 3}, devices="0,1,2", length=5)
+    reference = pixels(client, client.run(widest, deadline=START))
+    assert len(reference) == 5
     assert reference.std() > 5
     for variant in (
-        prompt(devices="0"),
-        prompt(),
-        prompt(layout={"cfg": 2}),
-        prompt("ParallelSampler", devices="0"),
-        prompt("ParallelSampler", layout={"ulysses": 2}),
-        prompt("ParallelSampler", layout={"ulysses": 3}, devices="0,1,2"),
+        prompt(devices="0", length=5),
+        prompt(length=5),
+        prompt(layout={"cfg": 2}, length=5),
+        prompt("ParallelSampler", devices="0", length=5),
+        prompt("ParallelSampler", layout={"ulysses": 2}, length=5),
+        prompt("ParallelSampler", layout={"ulysses": 3}, devices="0,1,2", length=5),
     ):
         assert difference(pixels(client, client.run(variant)), reference) <= 1
+
+
+def steps(server: ComfyServer) -> list[int]:
+    """Forwards that each rank has done."""
+    return [rank.steps for rank in query.status(Endpoint(folder=server.runtime)).ranks]
+
+
+def test_both_groups_compute_in_every_step_of_ksampler(tiny_server: ComfyServer, client: ComfyClient) -> None:
+    client.run(prompt(layout={"cfg": 2}, seed=11), deadline=START)
+    before = steps(tiny_server)
+    client.run(prompt(layout={"cfg": 2}, seed=12))
+    longer = prompt(layout={"cfg": 2}, seed=13, steps=4)
+    longer["2"]["inputs"]["text"] = "red " * 600  # the shorter one is padded to 512 tokens
+    client.run(longer)
+    done = [after - earlier for after, earlier in zip(steps(tiny_server), before, strict=True)]
+    assert done[:2] == [7, 7]
+    assert not any(done[2:])
 
 
 def test_parallel_decode_is_the_same_picture(client: ComfyClient) -> None:
@@ -115,8 +88,18 @@ def test_parallel_decode_is_the_same_picture(client: ComfyClient) -> None:
         (prompt(model_name="no vae"), "no vae has no VAE"),
     ],
 )
-def test_bad_input_is_one_clear_sentence(client: ComfyClient, refused: Prompt, sentence: str) -> None:
+def test_bad_input_is_refused_before_weights_load(
+    tiny_server: ComfyServer, client: ComfyClient, refused: Prompt, sentence: str
+) -> None:
+    before = loads(tiny_server)
     assert sentence in refusal(client, refused)
+    assert loads(tiny_server) == before
+
+
+def loads(server: ComfyServer) -> dict[str, int]:
+    """Weight loads of rank 0 by model."""
+    ranks = query.status(Endpoint(folder=server.runtime)).ranks
+    return {Path(model.path).name: model.loads for model in ranks[0].models} if ranks else {}
 
 
 @pytest.mark.parametrize("sampler", ["KSampler", "ParallelSampler"])

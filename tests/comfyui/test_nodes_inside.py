@@ -5,21 +5,31 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from scripts import processes
+
 ROOT = Path(__file__).resolve().parents[2]
-DEADLINE = 280.0
+DEADLINE = 500.0
 
 
+@pytest.mark.timeout(DEADLINE + 60)
 def test_nodes_inside_comfyui(comfyui_path: Path, tmp_path: Path) -> None:
+    runtime = tmp_path / "run"
     environment = os.environ | {
         "PARALLEL_DIT_INSIDE_COMFYUI": "1",
-        "PARALLEL_DIT_RUNTIME": str(tmp_path / "run"),
+        "PARALLEL_DIT_RUNTIME": str(runtime),
         "PYTHONPATH": os.pathsep.join([str(comfyui_path), str(ROOT), os.environ.get("PYTHONPATH", "")]),
         "OMP_NUM_THREADS": "1",
     }
-    options = ["-o", "pythonpath=", "-o", "addopts=--import-mode=importlib -p no:cacheprovider", "-q"]
+    options = ["-o", "pythonpath=", "-o", "addopts=--import-mode=importlib -p no:cacheprovider", "-q", "-rs"]
     command = [sys.executable, "-P", "-m", "pytest", "-c", str(ROOT / "pyproject.toml"), "--rootdir", str(ROOT)]
-    done = subprocess.run(
-        [*command, *options, str(ROOT / "tests" / "inside_comfyui")],
-        cwd=comfyui_path, env=environment, capture_output=True, text=True, timeout=DEADLINE, check=False,
-    )  # fmt: skip
+    try:
+        done = subprocess.run(
+            [*command, *options, str(ROOT / "tests" / "inside_comfyui")],
+            cwd=comfyui_path, env=environment, capture_output=True, text=True, timeout=DEADLINE, check=False,
+        )  # fmt: skip
+    finally:
+        processes.kill(processes.using(runtime))
+    print(done.stdout)
     assert done.returncode == 0, f"{done.stdout[-6000:]}\n{done.stderr[-2000:]}"

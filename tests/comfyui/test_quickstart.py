@@ -14,12 +14,12 @@ from scripts import comfy_paths
 
 
 def started_since(before: set[int]) -> list[str]:
-    """Command lines of processes of ours that were not there before."""
+    """Command lines of what a quickstart started and that was not there before."""
     found = []
-    for process in psutil.process_iter(["pid", "cmdline"]):
-        command = " ".join(process.info["cmdline"] or [])
-        if process.info["pid"] not in before and re.search(r"-m parallel_backend|main\.py.*/tmp/pdit-", command):
-            found.append(command)
+    for process in psutil.process_iter(["pid", "cmdline", "environ"]):
+        runtime = (process.info["environ"] or {}).get("PARALLEL_DIT_RUNTIME", "")
+        if process.info["pid"] not in before and runtime.startswith("/tmp/pdit-"):
+            found.append(" ".join(process.info["cmdline"]))
     return found
 
 

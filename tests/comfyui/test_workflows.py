@@ -1,16 +1,22 @@
 """The example workflows: both formats agree, the templates browser finds them, and each one runs."""
 
 import json
+import subprocess
+import sys
 import urllib.parse
+from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
-from scripts import workflows
-from scripts.comfy_api import ComfyClient, Prompt
-from tests.comfyui.server import pixels
+from scripts import comfy_paths, workflows
+from scripts.comfy_api import ComfyClient, ExecutionFailed, Prompt
+from scripts.comfy_server import ComfyServer
+from tests.comfyui.server import Events, difference, pixels
 
 NAMES = workflows.names()
+FORMS = ("native nodes", "ParallelSampler")
 EXTENSION = "comfyui-parallel-dit"
 
 
@@ -36,8 +42,7 @@ def without_titles(prompt: Prompt) -> Prompt:
 
 
 def test_there_are_both_forms_of_image_and_video() -> None:
-    forms = ("native nodes", "ParallelSampler")
-    assert {f"text to {kind} ({form})" for kind in ("image", "video") for form in forms} == set(NAMES)
+    assert {f"text to {kind} ({form})" for kind in ("image", "video") for form in FORMS} == set(NAMES)
     assert {path.stem for path in workflows.FOLDER.glob("*.json")} == set(NAMES)
 
 
@@ -55,10 +60,48 @@ def test_templates_browser_lists_them_with_thumbnails(client: ComfyClient) -> No
         assert client.request(f"{path}.jpg")[:2] == b"\xff\xd8"
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_runs_over_the_api(client: ComfyClient, name: str) -> None:
-    prompt = workflows.api(name)
-    size = prompt["4"]["inputs"]
-    frames = pixels(client, client.run(prompt, deadline=240.0))
-    assert frames.shape == (size["length"], size["height"], size["width"], 3)
-    assert frames.std() > 5, "the picture is blank"
+@pytest.mark.parametrize("kind", ["image", "video"])
+def test_runs_over_the_api_and_both_forms_agree(client: ComfyClient, kind: str) -> None:
+    frames = []
+    for form in FORMS:
+        prompt = workflows.api(f"text to {kind} ({form})")
+        size = prompt["4"]["inputs"]
+        frames.append(pixels(client, client.run(prompt, deadline=240.0)))
+        assert frames[-1].shape == (size["length"], size["height"], size["width"], 3)
+        assert frames[-1].std() > 5, "the picture is blank"
+    assert difference(*frames) <= 1
+
+
+def test_status_tells_the_truth_while_the_shipped_checkpoint_samples(server: ComfyServer, client: ComfyClient) -> None:
+    prompt = workflows.api(f"text to image ({FORMS[1]})")
+    next(node["inputs"] for node in prompt.values() if "steps" in node["inputs"])["steps"] = 2000
+    with Events(client) as events:
+        prompt_id = client.submit(prompt)
+        events.wait(lambda event: event.kind == "progress" and event.data["value"] >= 30, 240.0)
+    status = status_json(server)
+    client.interrupt()
+    with pytest.raises(ExecutionFailed, match="Interrupted"):
+        client.wait(prompt_id)
+    assert (status["state"], status["running"] is not None, status["queued"]) == ("busy", True, [])
+    assert {axis: degree for axis, degree in status["layout"].items() if degree > 1} == {"ulysses": 3}
+    assert [rank["rank"] for rank in status["ranks"]] == [0, 1, 2]
+    assert psutil.Process(status["pid"]).environ()["PARALLEL_DIT_RUNTIME"] == str(server.runtime)
+    for rank in status["ranks"]:
+        process = psutil.Process(rank["pid"])
+        assert process.ppid() == status["pid"]
+        assert process.environ()["RANK"] == str(rank["rank"])
+        assert rank["memory"] == pytest.approx(process.memory_info().rss, rel=0.2)
+        (model,) = rank["models"]
+        assert Path(model["path"]).samefile(comfy_paths.ROOT / "checkpoints" / "shapes")
+        assert "transformer" in model["parts"]
+        assert rank["steps"] > 0
+
+
+def status_json(server: ComfyServer) -> dict[str, Any]:
+    """What ``status --json`` prints."""
+    command = [sys.executable, "-m", "parallel_backend", "status", "--json"]
+    done = subprocess.run(
+        command, cwd=comfy_paths.ROOT, env=server.environment(), capture_output=True, timeout=60, check=True
+    )
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer

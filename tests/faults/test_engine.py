@@ -16,7 +16,7 @@ from parallel_backend.client import Client
 from parallel_backend.endpoint import Endpoint
 from parallel_backend.errors import Cancelled, InvalidRequest, RankFailed
 from parallel_backend.layout import ParallelLayout
-from parallel_backend.messages import Devices, ModelSpec, Progress, Sample
+from parallel_backend.messages import Devices, Echo, ModelSpec, Progress, Sample
 from tests import tiny
 
 from .backend import wait_until
@@ -117,7 +117,37 @@ def test_a_folder_that_is_no_pipeline_is_refused_and_costs_no_ranks(client: Clie
     assert client.status().generation == generation
 
 
-def test_the_wire_is_measured_and_pixels_pass_the_supervisor_by(client: Client) -> None:
+def test_the_wire_is_measured(client: Client) -> None:
     measured = measure(client, pixels=50_000_000)
     assert measured.reply_bytes == 200_000_000
     assert measured.supervisor_growth < 1 << 20
+
+
+def test_pixels_pass_a_stopped_supervisor_by_and_are_held_once(client: Client) -> None:
+    spec = ModelSpec(path="/", devices=Devices(kind="cpu", indices=(0, 1)))
+    client.call(Echo(model=spec, make=1))
+    supervisor = client.status().pid
+
+    def stop_supervisor(progress: Progress, _: Tensors) -> None:
+        if progress.phase == "reply":
+            os.kill(supervisor, signal.SIGSTOP)
+
+    before = _peak_from_now_on()
+    try:
+        made = client.call(Echo(model=spec, make=75_000_000), on_progress=stop_supervisor)["made"]
+    finally:
+        os.kill(supervisor, signal.SIGCONT)
+    assert torch.equal(made, torch.full_like(made, 0.5))
+    assert _peak() - before < 1.2 * made.nbytes
+
+
+def _peak() -> int:
+    """Bytes that this process has held at most."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    return int(line.split()[1]) * 1024
+
+
+def _peak_from_now_on() -> int:
+    """Begin to count anew (``clear_refs`` in proc(5)); the bytes held now."""
+    Path("/proc/self/clear_refs").write_text("5")
+    return _peak()

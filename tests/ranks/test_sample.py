@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from parallel_backend.messages import Progress
+from parallel_backend.messages import Decode, EncodeText, Progress
 from tests import tiny
 from tests.ranks import driver, requests
 from tests.ranks.requests import Case
@@ -109,14 +109,31 @@ def test_cancel_ends_all_ranks_at_the_same_step(pools, checkpoints):
 
 def test_weights_load_once_whatever_changes(pools, checkpoints):
     path = checkpoints(heads=3, seed=5)
-    requests_made = [
+    spec = requests.spec(path)
+    first = [
         requests.sample(requests.spec(path, "ulysses=2"), Case()),
+        (EncodeText(model=spec), {"ids": torch.tensor([[3, 4, 1]]), "lengths": torch.tensor([3])}),
+        (Decode(model=spec), {"latent": torch.zeros(1, 16, 1, 4, 4)}),
+    ]
+    again = [
+        longer(requests.sample(requests.spec(path, "ulysses=2"), Case(seed=2))),
+        (EncodeText(model=spec), {"ids": torch.tensor([[5, 1]]), "lengths": torch.tensor([2])}),
+        (Decode(model=spec), {"latent": torch.ones(2, 16, 2, 6, 4)}),
         requests.sample(requests.spec(path, "cfg=2"), Case(seed=1, size=(1, 8, 8), texts=(3, 12))),
         requests.sample(requests.spec(path, "data=2"), Case(batch=3), sampler="heun"),
         requests.forward(requests.spec(path), Case(batch=1, texts=(5,))),
     ]
-    for message, tensors in requests_made:
+    for message, tensors in [*first, *again]:
         answers = pools(2).run(driver.handle, message, tensors)
         assert [answer["error"] for answer in answers] == [None, None]
-        loaded = [[model for model in answer["models"] if model.path == str(path)] for answer in answers]
-        assert [[(m.parts, m.loads) for m in models] for models in loaded] == [[(("transformer",), 1)]] * 2
+    loaded = [[model for model in answer["models"] if model.path == str(path)] for answer in answers]
+    assert [[(m.parts, m.loads) for m in models] for models in loaded] == [
+        [(("text_encoder", "transformer", "vae"), 3)],
+        [(("transformer",), 1)],
+    ]
+
+
+def longer(request):
+    """The same with more steps."""
+    message, tensors = request
+    return message, tensors | {"sigmas": torch.linspace(1.0, 0.0, 7)}

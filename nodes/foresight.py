@@ -1,0 +1,58 @@
+"""What the queued prompt shows will fail later is refused by the loader, before weights load and steps are lost."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ..parallel_backend.checkpoint import Checkpoint
+from ..parallel_backend.errors import InvalidRequest
+from .connection import Handle
+from .guards import check_branches
+
+Prompt = Mapping[str, Mapping[str, Any]]
+PARTS = {1: ("text_encoder", "text encoder", "Load CLIP"), 2: ("vae", "VAE", "Load VAE")}
+"""The loader's outputs that a checkpoint may lack: component, name, and the node of ComfyUI's own to use instead."""
+
+
+def check_use(prompt: Prompt, node_id: str, handle: Handle) -> None:
+    """Refuse an output that is used and not there, and a ``cfg`` layout at a sampler without guidance.
+
+    Raises:
+        InvalidRequest: names it.
+    """
+    for inputs in _executed(prompt):
+        for output in PARTS:
+            if [node_id, output] in inputs.values():
+                check_part(handle.checkpoint, output)
+        if inputs.get("model") == [node_id, 0] and inputs.get("cfg") == 1.0:
+            check_branches(handle.spec.layout, 1)
+
+
+def check_part(checkpoint: Checkpoint, output: int) -> None:
+    """Refuse the text encoder (1) or the VAE (2) of a checkpoint that has none.
+
+    Raises:
+        InvalidRequest: advises another loader.
+    """
+    component, name, instead = PARTS[output]
+    if component not in checkpoint.components:
+        raise InvalidRequest(f"{checkpoint.path.name} has no {name}; load one with ComfyUI's {instead} node instead")
+
+
+def _executed(prompt: Prompt) -> Iterator[Mapping[str, Any]]:
+    """The inputs of every node that an output node needs."""
+    import nodes  # ComfyUI's
+
+    wanted = [
+        node_id
+        for node_id, node in prompt.items()
+        if getattr(nodes.NODE_CLASS_MAPPINGS.get(node["class_type"]), "OUTPUT_NODE", False)
+    ]
+    seen: set[str] = set()
+    while wanted:
+        node_id = wanted.pop()
+        if not isinstance(node_id, str) or node_id in seen or node_id not in prompt:
+            continue
+        seen.add(node_id)
+        inputs = prompt[node_id]["inputs"]
+        yield inputs
+        wanted += [value[0] for value in inputs.values() if isinstance(value, list) and len(value) == 2]

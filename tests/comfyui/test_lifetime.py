@@ -1,0 +1,68 @@
+"""A rank, ComfyUI or both go away in the middle of a prompt."""
+
+import os
+import signal
+import time
+from collections.abc import Callable
+
+import psutil
+import pytest
+
+from parallel_backend import query
+from parallel_backend.endpoint import Endpoint
+from parallel_backend.messages import Status
+from scripts import processes
+from scripts.comfy_api import ExecutionFailed
+from scripts.comfy_server import ComfyServer
+from tests import tiny
+from tests.comfyui.prompts import START, prompt
+from tests.comfyui.server import Events
+
+IDLE = 3
+
+
+def status(server: ComfyServer) -> Status:
+    return query.status(Endpoint(folder=server.runtime))
+
+
+def begin(server: ComfyServer, sampler: str) -> str:
+    """Queue a prompt of very many steps and wait until it samples."""
+    with Events(server.client) as events:
+        prompt_id = server.client.submit(prompt(sampler, steps=5000, seed=8))
+        events.wait(lambda event: event.kind == "progress" and event.data["value"] >= 3, START)
+    return prompt_id
+
+
+@pytest.mark.parametrize("sampler", ["KSampler", "ParallelSampler"])
+def test_a_killed_rank_is_named_and_the_next_prompt_works(tiny_server: ComfyServer, sampler: str) -> None:
+    prompt_id = begin(tiny_server, sampler)
+    pid = status(tiny_server).ranks[1].pid
+    os.kill(pid, signal.SIGKILL)
+    killed = time.monotonic()
+    with pytest.raises(ExecutionFailed, match=rf"rank 1 \(pid {pid}\) was killed by SIGKILL"):
+        tiny_server.client.wait(prompt_id)
+    assert time.monotonic() - killed < 10
+    assert tiny_server.client.run(prompt(sampler, seed=9), deadline=START).files
+
+
+def test_ranks_and_weights_outlive_a_restart_of_comfyui(new_server: Callable[..., ComfyServer]) -> None:
+    server = new_server()
+    tiny.write(server.base / "models" / "diffusers" / "tiny")
+    server.client.run(prompt(), deadline=START)
+    before = status(server)
+    server.end_comfyui()
+    server.start()
+    server.client.run(prompt(), deadline=START)
+    after = status(server)
+    assert [rank.pid for rank in after.ranks] == [rank.pid for rank in before.ranks]
+    assert [rank.models for rank in after.ranks] == [rank.models for rank in before.ranks]
+    assert sum(rank.steps for rank in after.ranks) > sum(rank.steps for rank in before.ranks)
+
+
+def test_nothing_is_left_once_comfyui_was_killed(new_server: Callable[..., ComfyServer]) -> None:
+    server = new_server(env={"PARALLEL_DIT_IDLE_TIMEOUT": str(IDLE)})
+    tiny.write(server.base / "models" / "diffusers" / "tiny")
+    begin(server, "KSampler")
+    psutil.Process(server.pid).kill()
+    left = processes.wait_until_none(server.runtime, IDLE + 30.0)
+    assert not left, processes.describe(left)
