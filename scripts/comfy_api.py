@@ -20,14 +20,12 @@ class PromptRejected(Exception):
 class ExecutionFailed(Exception):
     """A node raised, or the prompt was interrupted.
 
-    ``node_type`` is the failing node's class, ``exception_type`` the exception's name, and the text its message.
+    ``exception_type`` is the exception's name; the text has the failing node's class and the message as well.
     """
 
     def __init__(self, *, node_type: str, exception_type: str, message: str) -> None:
         super().__init__(f"{node_type}: {exception_type}: {message}")
-        self.node_type = node_type
         self.exception_type = exception_type
-        self.message = message
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,10 +123,6 @@ class ComfyClient:
     def interrupt(self) -> None:
         """Interrupt the running prompt."""
         self.request("/interrupt", {})
-
-    def free(self) -> None:
-        """Unload all models and forget cached results (*Unload models and execution cache*)."""
-        self.request("/free", {"unload_models": True, "free_memory": True})
 
 
 def _read_history(prompt_id: str, entry: dict[str, Any]) -> Result:

@@ -1,11 +1,13 @@
 """Where a ComfyUI may lie on this machine."""
 
 import os
+import re
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 CLONE_URL = "https://github.com/comfyanonymous/ComfyUI"
 CLONE_TAG = "v0.3.64"
+OLDEST = (0, 3, 64)
 
 
 def is_comfyui(path: Path) -> bool:
@@ -15,9 +17,14 @@ def is_comfyui(path: Path) -> bool:
 
 def version(path: Path) -> str:
     """A checkout's version, such as ``"0.3.64"``."""
-    namespace: dict[str, str] = {}
-    exec((path / "comfyui_version.py").read_text(encoding="utf-8"), namespace)
-    return namespace["__version__"]
+    found = re.search(r"""__version__ *= *["']([^"']+)""", (path / "comfyui_version.py").read_text(encoding="utf-8"))
+    return found.group(1) if found else "unknown"
+
+
+def is_new_enough(path: Path) -> bool:
+    """Whether a checkout has the node interface that the extension uses; an unknown version counts as new."""
+    numbers = re.match(r"(\d+)\.(\d+)\.(\d+)", version(path))
+    return numbers is None or tuple(map(int, numbers.groups())) >= OLDEST
 
 
 def cache_folder() -> Path:
@@ -27,20 +34,34 @@ def cache_folder() -> Path:
 
 
 def candidates() -> list[Path]:
-    """Every ComfyUI that is there, in the order of preference, each once.
+    """Every ComfyUI that is there and new enough, in the order of preference, each once."""
+    return [path for path in checkouts() if is_new_enough(path)]
 
-    ``COMFYUI_PATHS`` (separated as ``PATH`` is) or ``COMFYUI_PATH`` name them; without either: the one that this
-    checkout sits in, ``~/ComfyUI*``, and the clone in the cache folder.
+
+def checkouts() -> list[Path]:
+    """``candidates``, and those that are too old.
+
+    ``COMFYUI_PATHS`` names several (separated as ``PATH`` is); else ``COMFYUI_PATH`` names one; without either:
+    the one that this checkout sits in, ``~/ComfyUI*``, and the clone in the cache folder.
 
     Raises:
-        FileNotFoundError: a folder named by a variable is no ComfyUI.
+        SystemExit: a folder named by a variable is no ComfyUI; the script ends with this one sentence.
     """
-    named = os.environ.get("COMFYUI_PATHS") or os.environ.get("COMFYUI_PATH")
-    if named:
-        paths = [Path(part).expanduser() for part in named.split(os.pathsep) if part]
-        wrong = [str(path) for path in paths if not is_comfyui(path)]
-        if wrong:
-            raise FileNotFoundError(f"COMFYUI_PATH names {', '.join(wrong)}, which is no ComfyUI checkout")
-        return paths
+    if several := os.environ.get("COMFYUI_PATHS"):
+        return [_named("COMFYUI_PATHS", part) for part in several.split(os.pathsep) if part]
+    if one := os.environ.get("COMFYUI_PATH"):
+        return [_named("COMFYUI_PATH", one)]
     paths = [ROOT.parent.parent, *sorted(Path.home().glob("ComfyUI*")), cache_folder()]
     return list(dict.fromkeys(path.resolve() for path in paths if is_comfyui(path)))
+
+
+def are_named() -> bool:
+    """Whether a variable says which ones to take, so that no other is to be looked for."""
+    return bool(os.environ.get("COMFYUI_PATHS") or os.environ.get("COMFYUI_PATH"))
+
+
+def _named(variable: str, text: str) -> Path:
+    path = Path(text).expanduser().absolute()
+    if not is_comfyui(path):
+        raise SystemExit(f"{variable} names {path}, which is no ComfyUI: it has no main.py or no comfyui_version.py.")
+    return path

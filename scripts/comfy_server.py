@@ -13,9 +13,11 @@ from types import TracebackType
 
 from scripts import processes
 from scripts.comfy_api import ComfyClient
+from scripts.comfy_paths import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
 CPU_SHIM = ROOT / "scripts" / "cpu_shim"
+BYTECODE = Path(sys.prefix) / "bytecode"
+"""Where ComfyUI's bytecode goes: its checkout stays as it was, and nobody else can put code there."""
 
 
 class StartFailed(Exception):
@@ -41,7 +43,6 @@ class ComfyServer:
         output: where its output nodes write; by default in ``home``.
         frontend: the folder of the web page to serve; without it only the API answers.
         cpu: start with ``--cpu``.
-        name: the extension's folder name under ``custom_nodes``.
         env: variables on top of this process's.
         arguments: more command-line arguments.
     """
@@ -53,7 +54,6 @@ class ComfyServer:
         output: Path | None = None,
         frontend: Path | None = None,
         cpu: bool = True,
-        name: str = "comfyui-parallel-dit",
         env: Mapping[str, str] | None = None,
         arguments: Sequence[str] = (),
     ) -> None:
@@ -65,7 +65,7 @@ class ComfyServer:
         self.log = self.home / "comfyui.log"
         self.port = free_port()
         self.client = ComfyClient(f"http://127.0.0.1:{self.port}")
-        self.extension = self.base / "custom_nodes" / name
+        self.extension = self.base / "custom_nodes" / "comfyui-parallel-dit"
         self._frontend = frontend or self.home / "no-frontend"
         self._cpu, self._arguments = cpu, tuple(arguments)
         self._env = dict(env or {})
@@ -94,7 +94,7 @@ class ComfyServer:
         env = {
             **os.environ,
             "PARALLEL_DIT_RUNTIME": str(self.runtime),
-            "PYTHONPYCACHEPREFIX": str(_bytecode_folder()),
+            "PYTHONPYCACHEPREFIX": str(BYTECODE),
             "HF_HUB_OFFLINE": "1",
         }
         if self._cpu:
@@ -167,8 +167,3 @@ class ComfyServer:
             except OSError:
                 time.sleep(0.2)
         raise StartFailed(f"ComfyUI did not answer within {deadline:g} s:\n{self.log_text()[-3000:]}")
-
-
-def _bytecode_folder() -> Path:
-    """Where ComfyUI's bytecode goes, so that its checkout stays as it was."""
-    return Path(tempfile.gettempdir()) / f"parallel-dit-bytecode-{os.getuid()}"

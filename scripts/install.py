@@ -47,10 +47,17 @@ def write_constraints() -> Path:
 
 
 def comfyui_requirements(comfyui: Path) -> list[str]:
-    """A ComfyUI's requirements without those in ``NOT_NEEDED``."""
+    """What a ComfyUI needs: its requirements without those in ``NOT_NEEDED``, and torchvision."""
     lines = (comfyui / "requirements.txt").read_text(encoding="utf-8").splitlines()
     kept = [line.split("#")[0].strip() for line in lines]
-    return [line for line in kept if line and not NOT_NEEDED.match(line)]
+    return [line for line in kept if line and not NOT_NEEDED.match(line)] + ["torchvision"]
+
+
+def missing(comfyui: Path) -> list[str]:
+    """The packages that a ComfyUI needs and this Python environment lacks."""
+    names = [re.split(r"[^\w.-]", line)[0] for line in comfyui_requirements(comfyui)]
+    present = {re.sub(r"[-_.]+", "-", found.name).lower() for found in importlib.metadata.distributions()}
+    return [name for name in names if re.sub(r"[-_.]+", "-", name).lower() not in present]
 
 
 def frontend_version(comfyui: Path) -> str:
@@ -94,10 +101,7 @@ def install(comfyuis: list[Path], *, dev: bool) -> None:
     """Install everything in one go, so that pip sees all demands together; a torch that is there stays."""
     wanted = [argument for path in comfyuis for argument in comfyui_requirements(path)]
     files = ["requirements.txt", *(["requirements-dev.txt"] if dev else [])]
-    arguments = [f"-r{ROOT / name}" for name in files] + list(dict.fromkeys(wanted))
-    if comfyuis:
-        arguments.append("torchvision")
-    pip("-c", str(write_constraints()), *arguments)
+    pip("-c", str(write_constraints()), *[f"-r{ROOT / name}" for name in files], *dict.fromkeys(wanted))
     if dev:
         for path in comfyuis:
             install_frontend(path)
@@ -113,14 +117,24 @@ def stamp(comfyuis: list[Path], *, dev: bool) -> str:
     return digest.hexdigest()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--dev", action="store_true", help="also what the checks and the tests need")
-    dev = parser.parse_args().dev
-    comfyuis = comfy_paths.candidates()
-    if not comfyuis and (clone := clone_comfyui()):
-        comfyuis = [clone]
-    done = Path(sys.prefix) / f"parallel-dit-{'dev' if dev else 'run'}.stamp"
+def find_comfyuis(*, dev: bool) -> list[Path]:
+    """The ComfyUIs to install for: all for the tests, the first for the quickstart, a clone where there is none."""
+    for path in comfy_paths.checkouts():
+        if not comfy_paths.is_new_enough(path):
+            oldest = ".".join(map(str, comfy_paths.OLDEST))
+            print(f"ComfyUI {comfy_paths.version(path)} in {path} is left out: {oldest} or newer is needed.")
+    found = comfy_paths.candidates()
+    if not found and not comfy_paths.are_named() and (clone := clone_comfyui()):
+        found = [clone]
+    return found if dev else found[:1]
+
+
+def install_and_stamp(comfyuis: list[Path], done: Path, *, dev: bool) -> None:
+    """``install``, unless the stamp ``done`` says that nothing has changed since the last time.
+
+    Raises:
+        subprocess.CalledProcessError: pip failed.
+    """
     wanted = stamp(comfyuis, dev=dev)
     if done.exists() and done.read_text() == wanted:
         return
@@ -129,6 +143,24 @@ def main() -> None:
     install(comfyuis, dev=dev)
     done.write_text(wanted)
     print(f"Installed in {time.monotonic() - started:.0f} s.", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--dev", action=argparse.BooleanOptionalAction, help="also what the checks and the tests need")
+    dev = bool(parser.parse_args().dev)
+    comfyuis = find_comfyuis(dev=dev)
+    done = Path(sys.prefix) / f"parallel-dit-{'dev' if dev else 'run'}.stamp"
+    try:
+        try:
+            install_and_stamp(comfyuis, done, dev=dev)
+        except subprocess.CalledProcessError:
+            if dev or not comfyuis:
+                raise
+            print(f"The requirements of ComfyUI in {comfyuis[0]} could not be installed: going on without it.")
+            install_and_stamp([], done, dev=dev)
+    except subprocess.CalledProcessError:
+        raise SystemExit("The requirements could not be installed; pip says above why.") from None
 
 
 if __name__ == "__main__":

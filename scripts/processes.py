@@ -11,7 +11,8 @@ from pathlib import Path
 
 import psutil
 
-ROOT = Path(__file__).resolve().parent.parent
+from scripts.comfy_paths import ROOT
+
 RUNTIME = "PARALLEL_DIT_RUNTIME"
 PR_SET_PDEATHSIG = 1
 

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from scripts import comfy_paths, workflows
+from scripts import comfy_paths, install, workflows
 from scripts.comfy_api import Prompt
 from scripts.comfy_paths import ROOT
 
@@ -108,6 +108,17 @@ def runner_for(comfyui: Path | None) -> AbstractContextManager[Runner]:
     return ThroughClient()
 
 
+def find_comfyui() -> Path | None:
+    """The first ComfyUI, if this Python environment has what it needs."""
+    for path in comfy_paths.candidates()[:1]:
+        lacking = install.missing(path)
+        if not lacking:
+            print(f"ComfyUI {comfy_paths.version(path)} in {path}", flush=True)
+            return path
+        print(f"ComfyUI in {path} is left out: {sys.prefix} lacks {', '.join(lacking)}, which it needs.")
+    return None
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--client", action="store_true", help="leave ComfyUI out, even where there is one")
@@ -117,12 +128,10 @@ def main() -> None:
     if not torch.cuda.is_available():
         os.environ.setdefault("OMP_NUM_THREADS", "1")
         print("No GPU here: the ranks are CPU processes of one thread each.")
-    found = [] if arguments.client else comfy_paths.candidates()
-    if found:
-        print(f"ComfyUI {comfy_paths.version(found[0])} in {found[0]}", flush=True)
-    else:
+    comfyui = None if arguments.client else find_comfyui()
+    if comfyui is None:
         print("Without ComfyUI: the same through the backend's own client.", flush=True)
-    with runner_for(found[0] if found else None) as runner:
+    with runner_for(comfyui) as runner:
         make_all(runner, arguments.output)
 
 
