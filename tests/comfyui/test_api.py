@@ -1,15 +1,19 @@
 """The nodes as ComfyUI lists them, their help pages and their texts."""
 
 import json
+import re
 from typing import Any
 
 import pytest
 
+from parallel_backend.samplers import SAMPLERS
 from scripts import comfy_paths, generate, workflows
 from scripts.comfy_api import ComfyClient
 
 NODES = ("ParallelLoader", "ParallelLayout", "ParallelSampler", "ParallelVAEDecode")
 LANGUAGES = ("en", "zh")
+NAMES = {*SAMPLERS, "ulysses", "cfg", "auto", "diffusers"}
+"""What is no ordinary word in a text although it looks like one."""
 
 
 def texts(language: str) -> dict[str, Any]:
@@ -22,6 +26,20 @@ def every_text(content: object) -> list[str]:
     if isinstance(content, dict):
         return [text for value in content.values() for text in every_text(value)]
     return [str(content)]
+
+
+def descriptions(node: dict[str, Any]) -> dict[str, str]:
+    """A node's texts of more than a name, by where they stand."""
+    parts = {f"{kind} {key}": part["tooltip"] for kind in ("inputs", "outputs") for key, part in node[kind].items()}
+    return {"description": node["description"], **parts}
+
+
+def code_words(text: str) -> set[str]:
+    """Numbers, names, and whatever is quoted or has a digit, an underscore, a path's or two capital letters."""
+    singular = re.sub(r"(?<=[A-Z])s\b", "", text)
+    words = [word.rstrip(".") for word in re.findall(r"[\w/=.]+", singular, re.ASCII)]
+    marked = {word for word in words if word in NAMES or re.search(r"[\d_/=]|[a-z][A-Z]|[A-Z]{2}", word)}
+    return marked | set(re.findall(r"'(\w+)'", text, re.ASCII))
 
 
 @pytest.mark.parametrize("node_id", NODES)
@@ -64,6 +82,20 @@ def test_language_has_every_text(client: ComfyClient, language: str) -> None:
         }
         assert wanted["outputs"].keys() == served[node_id]["outputs"].keys()
     assert all(every_text(served))
+
+
+@pytest.mark.parametrize("language", LANGUAGES[1:])
+@pytest.mark.parametrize("node_id", NODES)
+def test_translation_has_every_number_and_code_word(language: str, node_id: str) -> None:
+    english, translated = texts("en"), texts(language)
+    named = {key: node["display_name"] for key, node in translated.items()}
+    for key, node in english.items():
+        named |= {part["name"]: translated[key]["outputs"][i]["name"] for i, part in node["outputs"].items()}
+    theirs = descriptions(translated[node_id])
+    for place, text in descriptions(english[node_id]).items():
+        said = code_words(theirs[place])
+        lost = {word for word in code_words(text) - said if word not in named or named[word] not in theirs[place]}
+        assert not lost, f"{language}: {place} of {node_id} lacks {lost}"
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
