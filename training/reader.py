@@ -3,7 +3,8 @@
 The background is the colour along the left and right borders, row by row; the shape is the
 largest connected region that differs from it; its colour is the nearest of the palette to the
 region's core; its form is the template that overlaps best at the region's place and size; its
-direction is where the region goes from the first frame to the last.
+direction is where the region goes from the first frame to the last. Outlines and palette are those of
+``training/scenes.py``, since they are what the words mean; a form that fits none of them reads as none.
 """
 
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ Image = NDArray[np.float32]
 Mask = NDArray[np.bool_]
 DIFFERENT = 0.16
 SMALLEST_AREA = 0.008
-LEAST_OVERLAP = 0.55
+LEAST_OVERLAP = 0.75
 LEAST_TRAVEL = 0.08
 
 

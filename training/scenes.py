@@ -115,8 +115,11 @@ def random_scene(rng: random.Random, *, moving: bool) -> Scene:
     return Scene(shape=shape, colour=colour, background=background, direction=direction)
 
 
-def random_placement(rng: random.Random, scene: Scene, height: int, width: int) -> Placement:
-    """A placement that keeps the shape inside a ``height`` x ``width`` canvas for the whole clip."""
+def random_placement(rng: random.Random, scene: Scene, height: int, width: int, *, spread: float = 1.0) -> Placement:
+    """A placement that keeps the shape inside a ``height`` x ``width`` canvas for the whole clip.
+
+    ``spread`` is how far from the middle it may be, as a share of the room there is.
+    """
     short = min(height, width)
     radius = rng.uniform(0.17, 0.33) * short
     margin_x, margin_y = (radius * 1.1 + 2) / width, (radius * 1.1 + 2) / height
@@ -125,8 +128,8 @@ def random_placement(rng: random.Random, scene: Scene, height: int, width: int) 
     travel = rng.uniform(0.75, 1.0) * room if scene.direction else 0.0
     slack_x, slack_y = margin_x + abs(dx) * travel / 2, margin_y + abs(dy) * travel / 2
     return Placement(
-        x=rng.uniform(slack_x, 1 - slack_x),
-        y=rng.uniform(slack_y, 1 - slack_y),
+        x=0.5 + spread * (rng.uniform(slack_x, 1 - slack_x) - 0.5),
+        y=0.5 + spread * (rng.uniform(slack_y, 1 - slack_y) - 0.5),
         radius=radius / short,
         travel=travel,
     )

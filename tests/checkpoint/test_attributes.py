@@ -11,8 +11,10 @@ from training import sampling
 from training.reader import read
 from training.scenes import DIRECTIONS, Scene, held_out
 
-STILL_SIZES = [(128, 128), (96, 160), (112, 112), (192, 128)]
-CLIP_SIZES = [(96, 96, 17), (80, 112, 17)]
+STILL_SIZES = [(128, 128), (96, 160), (112, 144), (176, 112)]
+CLIP_SIZES = [(96, 96, 17), (96, 112, 13)]
+"""Some of them are sizes that training never used."""
+
 STILL_ACCURACY = 0.95
 DIRECTION_ACCURACY = 0.90
 
@@ -61,10 +63,15 @@ def test_clips_of_unseen_prompts_move_as_told(pipeline: WanPipeline) -> None:
     assert float(np.mean(list(mean.values()))) >= STILL_ACCURACY, mean
 
 
-@pytest.mark.parametrize("guidance", [1.0])
-def test_an_empty_prompt_reads_near_chance(pipeline: WanPipeline, guidance: float) -> None:
+@pytest.mark.parametrize("frames", [1, 17])
+def test_an_empty_prompt_reads_near_chance(pipeline: WanPipeline, frames: int) -> None:
     """Else the reader, or the checkpoint, would favour the expected answers."""
     rng = random.Random(0)
-    scenes = [Scene(shape=s, colour=c, background=b) for s, c, b in rng.sample(held_out(), 32)]
-    clips = sampling.sample(pipeline, [""] * len(scenes), height=96, width=96, guidance=guidance)
-    assert max(accuracy(scenes, clips).values()) < 0.45
+    scenes = [
+        Scene(shape=s, colour=c, background=b, direction=rng.choice(list(DIRECTIONS)) if frames > 1 else None)
+        for s, c, b in rng.sample(held_out(), 24)
+    ]
+    clips = sampling.sample(pipeline, [""] * len(scenes), height=96, width=96, frames=frames, guidance=1.0)
+    assert max(accuracy(scenes, clips).values()) < 0.5
+    recognised = [read(clip) for clip in clips]
+    assert np.mean([reading.colour is not None for reading in recognised]) > 0.5

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 from diffusers import WanPipeline
+from PIL import Image, ImageDraw
 
 from training.reader import read
-from training.scenes import Scene, draw, random_placement, random_scene
+from training.scenes import COLOURS, SHAPES, Scene, draw, random_placement, random_scene
 
 SIZES = [(1, 64, 64), (1, 96, 160), (1, 192, 128), (9, 64, 64), (17, 80, 112)]
 
@@ -47,9 +48,24 @@ def test_reads_no_shape_in_noise_or_blank_pictures() -> None:
     assert (read(blank).shape, read(blank).direction) == (None, None)
 
 
-def test_shapes_are_told_apart_by_their_outline_alone() -> None:
-    scene = Scene(shape="star", colour="red", background="blue")
-    place = random_placement(random.Random(1), scene, 96, 96)
-    clip = draw(scene, place, height=96, width=96)
-    assert read(clip).shape == "star"
-    assert not read(clip).hits(Scene(shape="cross", colour="red", background="blue"))["shape"]
+@pytest.mark.parametrize("shape", SHAPES)
+def test_shapes_are_told_apart_by_their_outline_alone(shape: str) -> None:
+    scene = Scene(shape=shape, colour="red", background="blue")
+    clip = draw(scene, random_placement(random.Random(1), scene, 96, 96), height=96, width=96)
+    assert read(clip).shape == shape
+
+
+@pytest.mark.parametrize(
+    "outline",
+    [
+        [(50, 10), (90, 50), (50, 90), (10, 50)],
+        [(10, 40), (90, 40), (90, 60), (10, 60)],
+        [(10, 10), (50, 10), (50, 60), (90, 60), (90, 90), (10, 90)],
+    ],
+    ids=["diamond", "bar", "L"],
+)
+def test_other_shapes_are_none(outline: list[tuple[int, int]]) -> None:
+    picture = Image.new("RGB", (96, 96), COLOURS["blue"])
+    ImageDraw.Draw(picture).polygon(outline, fill=COLOURS["red"])
+    reading = read(np.asarray(picture, np.float32)[None] / 255)
+    assert (reading.shape, reading.colour, reading.background) == (None, "red", "blue")
