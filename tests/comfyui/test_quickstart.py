@@ -34,6 +34,7 @@ def test_quickstart_makes_both_pictures_and_leaves_no_process(tmp_path: Path, op
         command, cwd=comfy_paths.ROOT, env=os.environ, capture_output=True, text=True, timeout=500, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
+    assert ("Without ComfyUI" in done.stdout) == bool(options), done.stdout
     with Image.open(tmp_path / "image.png") as image, Image.open(tmp_path / "video.webp") as video:
         assert image.size == (192, 192)
         assert getattr(video, "n_frames", 1) == 17
