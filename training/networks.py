@@ -18,6 +18,8 @@ from training.captions import vocabulary
 
 TEXT_POSITIONS = 512
 TEXT_DIM = 64
+NEIGHBOURS = (17, 1, 18, 2)
+"""T5's buckets of the relative positions 1, -1, 2 and -2, one a head."""
 
 
 def new_text_encoder() -> UMT5EncoderModel:
@@ -25,7 +27,23 @@ def new_text_encoder() -> UMT5EncoderModel:
     config = UMT5Config(
         vocab_size=len(vocabulary()), d_model=TEXT_DIM, d_kv=16, d_ff=128, num_layers=2, num_heads=4, dropout_rate=0.0
     )
-    return UMT5EncoderModel(config)
+    encoder = UMT5EncoderModel(config)
+    see_neighbours(encoder)
+    return encoder
+
+
+@torch.no_grad()
+def see_neighbours(encoder: UMT5EncoderModel) -> None:
+    """Start each head of self-attention at one neighbour of a word: the next, the last, the one after, the one before.
+
+    From a random start the encoder stays blind to order for thousands of steps, and "a red circle on a blue
+    background" means what "a blue circle on a red background" means.
+    """
+    for block in encoder.encoder.block:
+        bias = block.layer[0].SelfAttention.relative_attention_bias.weight
+        bias.zero_()
+        for head, bucket in enumerate(NEIGHBOURS):
+            bias[bucket, head] = 6.0
 
 
 def new_transformer() -> WanTransformer3DModel:
