@@ -105,8 +105,8 @@ def split_parameters(nets: Nets) -> tuple[list[nn.Parameter], list[nn.Parameter]
 
 
 def learning_rate(step: int, steps: int, peak: float) -> float:
-    """Warm-up over 200 steps, flat, then linear to a fiftieth over the last 35 percent."""
-    return peak * min(1.0, (step + 1) / 200) * min(1.0, max(0.02, (steps - step) / (0.35 * steps)))
+    """Warm-up over 200 steps, flat, then linear to a fiftieth over the last quarter."""
+    return peak * min(1.0, (step + 1) / 200) * min(1.0, max(0.02, (steps - step) / (0.25 * steps)))
 
 
 class Trainer:
