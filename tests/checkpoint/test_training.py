@@ -68,7 +68,6 @@ def test_cheaper_stills_are_the_stock_computation() -> None:
     torch.testing.assert_close(vae.encode(pixels).latent_dist.mode(), stock, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.xfail(strict=True, reason="the shipped weights are an early export; training goes on")
 @torch.no_grad()
 def test_the_shipped_vae_speaks_the_code(pipeline: WanPipeline) -> None:
     vae: AutoencoderKLWan = pipeline.vae

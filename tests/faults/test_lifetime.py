@@ -199,6 +199,7 @@ def test_a_backend_that_nobody_can_reach_ends(runtime: Path) -> None:
 def test_an_idle_backend_of_older_code_gives_way(runtime: Path) -> None:
     client = start_fake(runtime)
     client.call(sample(), tensors(1))
+    wait_until(lambda: client.status().running is None, 5.0, "the request is over")
     with connect(client.endpoint, seconds=5.0) as sock:
         sock.sendall(wire.pack(wire.Frame(message=Echo(model=TWO), program="another")))
         assert not sock.recv(1)
