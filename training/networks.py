@@ -59,7 +59,44 @@ def new_transformer() -> WanTransformer3DModel:
         cross_attn_norm=True,
     )
     overlook_padding(transformer)
+    see_frames(transformer)
     return transformer
+
+
+@torch.no_grad()
+def see_frames(transformer: WanTransformer3DModel) -> None:
+    """Start two heads of the first block at a token's own place in the last and in the next frame.
+
+    Rotary positions are relative: a token finds out which frame it is in by what a head cannot see at
+    the first and the last. From a random start that takes so long that "moving left" stays without meaning.
+    """
+    attention = transformer.blocks[0].attn1
+    size = attention.inner_dim // attention.heads
+    for head, frames in ((2, 1), (0, -1)):
+        attention.to_q.weight[head * size : (head + 1) * size] = 0.0
+        attention.to_q.bias[head * size : (head + 1) * size] = 0.0
+        for channel, turn in _slowly_turning(size, frames):
+            pair = torch.arange(2) + head * size + channel
+            for projection, norm, phase in (
+                (attention.to_q, attention.norm_q, 0.0),
+                (attention.to_k, attention.norm_k, turn),
+            ):
+                projection.weight[pair] = 0.0
+                projection.bias[pair] = 2.5 * torch.tensor([math.cos(phase), math.sin(phase)])
+                norm.weight[pair] = 3.5
+
+
+def _slowly_turning(size: int, frames: int) -> list[tuple[int, float]]:
+    """For Wan's three rotary axes (frames, rows, columns): the first channels of the two fastest pairs and the
+    angle by which each turns on the way to the place looked at."""
+    rows = 2 * (size // 6)
+    starts = (0, size - 2 * rows, size - rows)
+    widths = (size - 2 * rows, rows, rows)
+    return [
+        (start + 2 * pair, 10000 ** (-2 * pair / width) * (frames if axis == 0 else 0))
+        for axis, (start, width) in enumerate(zip(starts, widths, strict=True))
+        for pair in (0, 1)
+    ]
 
 
 @torch.no_grad()

@@ -67,5 +67,5 @@ def test_shapes_are_told_apart_by_their_outline_alone(shape: str) -> None:
 def test_other_shapes_are_none(outline: list[tuple[int, int]]) -> None:
     picture = Image.new("RGB", (96, 96), COLOURS["blue"])
     ImageDraw.Draw(picture).polygon(outline, fill=COLOURS["red"])
-    reading = read(np.asarray(picture, np.float32)[None] / 255)
+    reading = read(np.asarray(picture, np.float32)[None] / np.float32(255))
     assert (reading.shape, reading.colour, reading.background) == (None, "red", "blue")
