@@ -118,18 +118,20 @@ def random_scene(rng: random.Random, *, moving: bool) -> Scene:
 def random_placement(rng: random.Random, scene: Scene, height: int, width: int, *, spread: float = 1.0) -> Placement:
     """A placement that keeps the shape inside a ``height`` x ``width`` canvas for the whole clip.
 
-    ``spread`` is how far from the middle it may be, as a share of the room there is.
+    A moving shape starts about the middle and ends near the border, so that where it is on average already tells
+    left from right. ``spread`` is how far from that, or for a still from the middle, it may be, as a share of the
+    room there is.
     """
     short = min(height, width)
-    radius = rng.uniform(0.17, 0.33) * short
-    margin_x, margin_y = (radius * 1.1 + 2) / width, (radius * 1.1 + 2) / height
     dx, dy = DIRECTIONS[scene.direction] if scene.direction else (0, 0)
-    room = (1 - 2 * margin_x) if dx else (1 - 2 * margin_y)
-    travel = rng.uniform(0.75, 1.0) * room if scene.direction else 0.0
-    slack_x, slack_y = margin_x + abs(dx) * travel / 2, margin_y + abs(dy) * travel / 2
+    radius = rng.uniform(0.17, 0.27 if scene.direction else 0.33) * short
+    room_x, room_y = (1 - 2 * (radius * 1.1 + 2) / side for side in (width, height))
+    room = abs(dx) * room_x + abs(dy) * room_y
+    travel = rng.uniform(0.55, 0.7) * room
+    ahead = (room - travel) / 2 * rng.uniform(1 - spread, 1)
     return Placement(
-        x=0.5 + spread * (rng.uniform(slack_x, 1 - slack_x) - 0.5),
-        y=0.5 + spread * (rng.uniform(slack_y, 1 - slack_y) - 0.5),
+        x=0.5 + dx * ahead + (0 if dx else spread * rng.uniform(-0.5, 0.5) * room_x),
+        y=0.5 + dy * ahead + (0 if dy else spread * rng.uniform(-0.5, 0.5) * room_y),
         radius=radius / short,
         travel=travel,
     )
