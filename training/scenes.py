@@ -25,6 +25,8 @@ COLOURS: dict[str, tuple[int, int, int]] = {
     "black": (28, 28, 34),
 }
 DIRECTIONS: dict[str, tuple[int, int]] = {"left": (-1, 0), "right": (1, 0), "up": (0, -1), "down": (0, 1)}
+STILL_RADIUS, MOVING_RADIUS = (0.25, 0.35), (0.2, 0.27)
+"""Of the canvas' shorter side."""
 SUPERSAMPLE = 4
 HELD_OUT_COUNT = 64
 Point = tuple[float, float]
@@ -124,7 +126,7 @@ def random_placement(rng: random.Random, scene: Scene, height: int, width: int, 
     """
     short = min(height, width)
     dx, dy = DIRECTIONS[scene.direction] if scene.direction else (0, 0)
-    radius = rng.uniform(0.17, 0.27 if scene.direction else 0.33) * short
+    radius = rng.uniform(*(MOVING_RADIUS if scene.direction else STILL_RADIUS)) * short
     room_x, room_y = (1 - 2 * (radius * 1.1 + 2) / side for side in (width, height))
     room = abs(dx) * room_x + abs(dy) * room_y
     travel = rng.uniform(0.55, 0.7) * room
