@@ -9,7 +9,7 @@ from torch import Tensor
 from training.codec import FRAME_STRIDE, shapes_codec
 from training.scenes import Scene, draw, random_placement, random_scene
 
-CLIP_SHARE = 0.55
+CLIP_SHARE = 0.7
 SPREAD = 0.3
 """Scenes stay near the middle: where a shape lies is nothing that a caption says, and much to learn."""
 
@@ -49,7 +49,7 @@ STILLS, CLIPS = _stills(), _clips()
 
 
 def random_bucket(rng: random.Random) -> Bucket:
-    """A size; rather more often a clip's than a still's."""
+    """A size; more often a clip's than a still's, for a batch holds fewer clips."""
     buckets = CLIPS if rng.random() < CLIP_SHARE else STILLS
     return rng.choices(buckets, [bucket.weight for bucket in buckets])[0]
 

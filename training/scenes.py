@@ -25,7 +25,7 @@ COLOURS: dict[str, tuple[int, int, int]] = {
     "black": (28, 28, 34),
 }
 DIRECTIONS: dict[str, tuple[int, int]] = {"left": (-1, 0), "right": (1, 0), "up": (0, -1), "down": (0, 1)}
-STILL_RADIUS, MOVING_RADIUS = (0.25, 0.35), (0.2, 0.27)
+STILL_RADIUS, MOVING_RADIUS = (0.25, 0.35), (0.23, 0.3)
 """Of the canvas' shorter side."""
 SUPERSAMPLE = 4
 HELD_OUT_COUNT = 64
