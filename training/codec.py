@@ -5,19 +5,24 @@ spare the VAE the slow search for a code of its own: its encoder learns to give 
 them into pixels, each by plain regression, and the transformer trains on exact latents that cost nothing.
 A clip is coded by its first frame and every fourth frame after it, which is how Wan's causal VAE groups
 frames; what lies between two of them is the decoder's to fill in.
+
+    python -m training.codec    # fits it anew: everything has to be trained again after that
 """
 
 import random
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import torch
 from einops import rearrange
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from training.scenes import draw, random_placement, random_scene
 
+FILE = Path(__file__).with_name("codec.safetensors")
 CHANNELS = 16
 BLOCK = 8
 FRAME_STRIDE = 4
@@ -60,7 +65,12 @@ class Codec:
 
 @cache
 def shapes_codec() -> Codec:
-    """The code of this project's scenes, the same at every call: the scenes are seeded. Takes a second."""
+    """The code that the checkpoint's parts are trained on."""
+    return Codec(**load_file(FILE))
+
+
+def fit() -> Codec:
+    """The code of seeded scenes. Scenes drawn another way give another one, so what is in use is kept in a file."""
     blocks = _blocks_of_scenes()
     edges = blocks.std(dim=1) > FLAT
     fitted = torch.cat([blocks[edges], blocks[~edges][: int(edges.sum())]]).double()
@@ -88,3 +98,7 @@ def _blocks_of_scenes() -> Tensor:
     blocks = [rearrange(part, "(h p) (w q) c -> (h w) (p q c)", p=BLOCK, q=BLOCK) for part in parts]
     order = torch.randperm(sum(map(len, blocks)), generator=torch.Generator().manual_seed(16))
     return torch.cat(blocks)[order]
+
+
+if __name__ == "__main__":
+    save_file({name: tensor.contiguous() for name, tensor in vars(fit()).items()}, FILE)
