@@ -68,14 +68,14 @@ def see_frames(transformer: WanTransformer3DModel) -> None:
     """Start two heads of the first block at a token's own place in the last and in the next frame.
 
     Rotary positions are relative: a token finds out which frame it is in by what a head cannot see at
-    the first and the last. From a random start that takes so long that "moving left" stays without meaning.
+    the first and the last, and these heads show it that from the start.
     """
     attention = transformer.blocks[0].attn1
     size = attention.inner_dim // attention.heads
     for head, frames in ((2, 1), (0, -1)):
         attention.to_q.weight[head * size : (head + 1) * size] = 0.0
         attention.to_q.bias[head * size : (head + 1) * size] = 0.0
-        for channel, turn in _slowly_turning(size, frames):
+        for channel, turn in _fastest_pairs(size, frames):
             pair = torch.arange(2) + head * size + channel
             for projection, norm, phase in (
                 (attention.to_q, attention.norm_q, 0.0),
@@ -86,7 +86,7 @@ def see_frames(transformer: WanTransformer3DModel) -> None:
                 norm.weight[pair] = 3.5
 
 
-def _slowly_turning(size: int, frames: int) -> list[tuple[int, float]]:
+def _fastest_pairs(size: int, frames: int) -> list[tuple[int, float]]:
     """For Wan's three rotary axes (frames, rows, columns): the first channels of the two fastest pairs and the
     angle by which each turns on the way to the place looked at."""
     rows = 2 * (size // 6)
