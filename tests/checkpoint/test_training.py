@@ -2,10 +2,12 @@
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from diffusers import AutoencoderKLWan, WanPipeline
+from diffusers.models.transformers import transformer_wan
 from torch import Tensor
 from torch.nn.functional import pad
 from transformers import AutoTokenizer
@@ -32,6 +34,29 @@ def test_one_padding_position_counts_for_all() -> None:
     share_padding(transformer).bias = padding_bias(mask)
     (cheap,) = transformer(latent, timestep, embeds, return_dict=False)
     assert (cheap - stock).abs().max() <= 1e-5 * stock.abs().max()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("head", "offset"), [(2, -1), (0, 1)])
+def test_two_heads_start_at_the_place_in_the_frame_beside(
+    monkeypatch: pytest.MonkeyPatch, head: int, offset: int
+) -> None:
+    torch.manual_seed(0)
+    seen: list[Tensor] = []
+    attend = transformer_wan.dispatch_attention_fn
+
+    def spy(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+        seen.append(torch.einsum("bqhd,bkhd->bhqk", query, key) / query.shape[-1] ** 0.5)
+        return attend(query, key, value, **options)
+
+    monkeypatch.setattr(transformer_wan, "dispatch_attention_fn", spy)
+    new_transformer()(torch.randn(1, 16, 4, 10, 8), torch.tensor([900.0]), torch.randn(1, 512, 64))
+    frames, places = 4, 5 * 4
+    weights = seen[0][0, head].softmax(-1).view(frames, places, frames, places)
+    for frame in range(frames):
+        if 0 <= frame + offset < frames:
+            own = weights[frame, :, frame + offset].diagonal()
+            assert own.min() > 0.5, (frame, own)
 
 
 def scenes(seed: int, count: int) -> Tensor:
