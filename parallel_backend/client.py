@@ -157,7 +157,7 @@ class _Call:
     def _converse(self, sock: socket.socket) -> dict[str, Tensor]:
         timeouts = self._client.timeouts
         sending = wire.Deadline(timeouts.send, "sending a request to the backend")
-        wire.send_all(sock, self._header, deadline=sending, poll=self._look)
+        wire.send_header(sock, self._header, deadline=sending, poll=self._look)
         # The supervisor answers at once and gives signs of life; the ranks may be silent for longer.
         silence = wire.Deadline(timeouts.connect, "waiting for the backend to take a request")
         while True:

@@ -27,7 +27,7 @@ def ask(endpoint: Endpoint, message: object, kind: type[Answer], *, seconds: flo
     with connect(endpoint, seconds=seconds) as sock:
         deadline = wire.Deadline(seconds, f"waiting for the backend to answer {name(message)}")
         try:
-            wire.send_all(sock, wire.pack(wire.Frame(message=message)), deadline=deadline)
+            wire.send_header(sock, wire.pack(wire.Frame(message=message)), deadline=deadline)
             answer = wire.recv_header(sock, deadline=deadline).message
         except ConnectionError as error:
             raise BackendUnavailable(f"the backend ended before it answered {name(message)}") from error
@@ -54,7 +54,7 @@ def stop(endpoint: Endpoint, *, seconds: float = STOP_PATIENCE) -> None:
         pid, _ = peer(sock)
         deadline = wire.Deadline(seconds, "stopping the backend")
         try:
-            wire.send_all(sock, wire.pack(wire.Frame(message=Stop())), deadline=deadline)
+            wire.send_header(sock, wire.pack(wire.Frame(message=Stop())), deadline=deadline)
             wire.recv_header(sock, deadline=deadline)
         except ProtocolError:
             # It speaks another version; this it understands.

@@ -10,6 +10,7 @@ header only and needs no torch: the supervisor reads headers and leaves tensor b
 for the rank that is handed the connection. ``payload`` moves the tensors.
 """
 
+import contextlib
 import math
 import select
 import socket
@@ -248,3 +249,18 @@ def send_all(
             wait_for(sock, WRITABLE, min(deadline.remaining(), poll_every) if poll else deadline.remaining())
         if poll:
             poll()
+
+
+def send_header(
+    sock: socket.socket, header: bytes, *, deadline: Deadline, poll: Callable[[], None] | None = None
+) -> None:
+    """Send a packed header, whose answer is read next.
+
+    Whoever refuses a connection answers and closes before the header is read. The answer outlives the
+    broken pipe, so that is left to the reading.
+
+    Raises:
+        DeadlineExceeded: the other side does not take it.
+    """
+    with contextlib.suppress(ConnectionError):
+        send_all(sock, header, deadline=deadline, poll=poll)

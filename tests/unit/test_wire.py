@@ -13,7 +13,7 @@ import torch
 from parallel_backend import payload, wire
 from parallel_backend.errors import DeadlineExceeded, InvalidRequest, ProtocolError
 from parallel_backend.layout import ParallelLayout
-from parallel_backend.messages import MESSAGES, Devices, Done, ModelSpec, Progress, Sample, Unload
+from parallel_backend.messages import MESSAGES, Devices, Done, ModelSpec, Progress, Sample, StatusQuery, Unload
 
 
 def soon(seconds: float = 5.0) -> wire.Deadline:
@@ -100,6 +100,15 @@ def test_waiting_has_a_deadline_and_is_polled(ends: tuple[socket.socket, socket.
 def test_sending_to_one_who_does_not_read_has_a_deadline(ends: tuple[socket.socket, socket.socket]) -> None:
     with pytest.raises(DeadlineExceeded):
         wire.send_all(ends[0], bytes(1 << 26), deadline=soon(0.3))
+
+
+def test_a_refusal_is_read_although_the_other_side_closed_first(ends: tuple[socket.socket, socket.socket]) -> None:
+    near, far = ends
+    far.sendall(wire.pack(wire.Frame(message=Done())))
+    far.close()
+    deadline = wire.Deadline(5, "a test")
+    wire.send_header(near, wire.pack(wire.Frame(message=StatusQuery())), deadline=deadline)
+    assert wire.recv_header(near, deadline=deadline).message == Done()
 
 
 def test_an_exception_from_poll_ends_a_transfer(ends: tuple[socket.socket, socket.socket]) -> None:
