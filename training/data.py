@@ -9,7 +9,7 @@ from torch import Tensor
 from training.codec import FRAME_STRIDE, shapes_codec
 from training.scenes import Scene, draw, random_placement, random_scene
 
-CLIP_SHARE = 0.7
+CLIP_SHARE = 0.5
 SPREAD = 0.3
 """Scenes stay near the middle: where a shape lies is nothing that a caption says, and much to learn."""
 
@@ -39,8 +39,8 @@ def _stills() -> list[Bucket]:
 
 def _clips() -> list[Bucket]:
     sizes = {
-        (17, 64, 64): 2, (17, 64, 80): 2, (17, 80, 64): 2, (17, 96, 96): 5, (17, 80, 112): 3, (17, 112, 80): 3,
-        (17, 128, 128): 2, (25, 64, 64): 1, (33, 64, 64): 1, (9, 96, 96): 1,
+        (17, 64, 64): 1, (17, 64, 80): 1, (17, 80, 64): 1, (17, 96, 96): 4, (17, 80, 112): 2, (17, 112, 80): 2,
+        (17, 128, 128): 7, (17, 112, 144): 2, (17, 144, 112): 2, (25, 64, 64): 1, (33, 64, 64): 1, (9, 96, 96): 1,
     }  # fmt: skip
     return [Bucket(frames=f, height=h, width=w, weight=float(n)) for (f, h, w), n in sizes.items()]
 

@@ -7,9 +7,9 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, WanPipeline
 from numpy.typing import NDArray
 
-GUIDANCE = 4.0
+GUIDANCE = 3.0
 STEPS = 24
-SHIFT = 3.0
+SHIFT = 8.0
 
 
 def load(folder: Path, *, shift: float = SHIFT) -> WanPipeline:

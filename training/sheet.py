@@ -14,9 +14,9 @@ from PIL import Image, ImageDraw, ImageFont
 from training.sampling import load, sample
 from training.scenes import DIRECTIONS, Scene, held_out
 
-STILL, COLUMNS, ROWS = 208, 5, 2
+STILL, COLUMNS, ROWS = 160, 5, 2
 FRAME, STRIPS = 128, 2
-GAP, LINE = 8, 18
+GAP, LINE = 8, 30
 PAPER, INK = (250, 250, 250), (40, 40, 46)
 
 
@@ -57,7 +57,7 @@ def sheet_of(pipeline: WanPipeline, *, seed: int) -> Image.Image:
     for i, (scene, picture) in enumerate(zip(stills, pictures, strict=True)):
         x, y = GAP + i % COLUMNS * (STILL + GAP), GAP + i // COLUMNS * (STILL + LINE + GAP)
         sheet.paste(_picture(picture[0]), (x, y))
-        _label(sheet, x, y + STILL + 2, scene.caption)
+        _label(sheet, x, y + STILL + 2, scene.caption.replace(" on ", "\non "))
     top = GAP + ROWS * (STILL + LINE + GAP)
     for i, (scene, film) in enumerate(zip(clips, films, strict=True)):
         y = top + i * (FRAME + LINE + GAP)

@@ -1,6 +1,6 @@
 """Train the transformer and the text encoder of "shapes" together by flow matching, resuming where they stopped.
 
-    python -m training.train_transformer --work DIR --steps 6000
+    python -m training.train_transformer --work DIR --steps 33000
 
 Every step draws new scenes; their latents are the codec's, so this runs before or beside the VAE's
 training. ``x_s = (1 - s) x_0 + s noise``; the network predicts ``noise - x_0`` at
@@ -186,7 +186,7 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, required=True, help="folder for the training state")
-    parser.add_argument("--steps", type=int, default=6000)
+    parser.add_argument("--steps", type=int, default=33000)
     parser.add_argument("--learning-rate", type=float, default=2e-3)
     args = parser.parse_args()
     args.work.mkdir(parents=True, exist_ok=True)

@@ -51,7 +51,6 @@ def test_page_format_and_api_format_agree(client: ComfyClient, name: str) -> Non
     assert to_api(workflows.graph(name), client.object_info()) == without_titles(workflows.api(name))
 
 
-@pytest.mark.xfail(strict=True, reason="thumbnails are made once the shipped weights are trained")
 def test_templates_browser_lists_them_with_thumbnails(client: ComfyClient) -> None:
     assert set(client.get("/workflow_templates")[EXTENSION]) == set(NAMES)
     for name in NAMES:
