@@ -6,6 +6,7 @@ The client lives at module level because ComfyUI locks V3 node classes: they can
 import logging
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -47,13 +48,17 @@ WAITING: dict[str, str] = {
     "loading": "loading weights",
 }
 
+UNLOAD_PATIENCE = 10.0
+"""Seconds that an unload may wait for its turn: the ranks may be busy for somebody else."""
+
 FORGET_AFTER = 5.0
 """Seconds until the weights of a dropped model are freed: a loader that runs again may want them."""
 
+_Key = tuple[str, str, str]
 _clients: list[Client] = []
 _shown: dict[str, str] = {}
-_users: dict[tuple[str, str], int] = {}
-_dropped: dict[tuple[str, str], ModelSpec] = {}
+_users: dict[_Key, set[object]] = {}
+_dropped: dict[_Key, ModelSpec] = {}
 
 
 def client() -> Client:
@@ -77,9 +82,13 @@ def free_dropped() -> None:
 
 
 def _unload(spec: ModelSpec) -> bool:
+    until = time.monotonic() + UNLOAD_PATIENCE
     try:
         client().status()
-        client().call(Unload(model=spec), {})
+        client().call(Unload(model=spec), {}, interrupted=lambda: time.monotonic() > until)
+    except Cancelled:
+        logging.warning("Parallel DiT: the ranks are busy for somebody else and keep their weights for now")
+        return False
     except BackendUnavailable:
         return False
     except BackendError as error:
@@ -88,9 +97,14 @@ def _unload(spec: ModelSpec) -> bool:
     return True
 
 
-def _forget(spec: ModelSpec) -> None:
-    key = (spec.path, spec.dtype)
-    _users[key] -= 1
+def _key(spec: ModelSpec) -> _Key:
+    return spec.path, spec.stamp, spec.dtype
+
+
+def _forget(spec: ModelSpec, user: object) -> None:
+    # A finalizer may run anywhere, also in the middle of the lines that enter another user.
+    key = _key(spec)
+    _users[key].discard(user)
     if not _users[key]:
         _dropped[key] = spec
         timer = threading.Timer(FORGET_AFTER, free_dropped)
@@ -111,9 +125,9 @@ class Handle:
 
     def keep_weights(self) -> None:
         """Keep the model's weights on the ranks for as long as this handle lives, and free them soon after."""
-        key = (self.spec.path, self.spec.dtype)
-        _users[key] = _users.get(key, 0) + 1
-        weakref.finalize(self, _forget, self.spec).atexit = False
+        user = object()
+        _users.setdefault(_key(self.spec), set()).add(user)
+        weakref.finalize(self, _forget, self.spec, user).atexit = False
 
     @property
     def ranks(self) -> int:

@@ -18,15 +18,16 @@ from types import FrameType
 from typing import Literal
 
 from . import control, procs, wire
-from .backlog import Backlog, Job
+from .backlog import Backlog, Job, needed
 from .endpoint import Endpoint, listen, peer
-from .errors import BackendError, BackendUnavailable, Cancelled, ProtocolError, RankFailed
+from .errors import BackendError, BackendUnavailable, Cancelled, InvalidRequest, ProtocolError, RankFailed
 from .fingerprint import fingerprint
+from .generations import Generations
 from .intake import Intake, answer, refuse
 from .layout import ParallelLayout
 from .messages import Cancel, Devices, Done, Error, Outcome, RankRequest, Status, StatusQuery, Stop, Unload
 from .poller import Poller
-from .rankset import Failure, Patience, RankSet
+from .rankset import Failure, Patience
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +66,7 @@ class Supervisor:
         uid_of: Callable[[socket.socket], int] = lambda sock: peer(sock)[1],
     ) -> None:
         self._endpoint, self._idle_timeout = endpoint, idle_timeout
-        self._command, self._limits = command, limits or Limits()
+        self._limits = limits or Limits()
         self._poller = Poller()
         self._lock, listener = listen(endpoint, backlog=64)
         self._socket = endpoint.socket.stat()
@@ -78,9 +79,14 @@ class Supervisor:
             poller=self._poller,
             on_hang_up=lambda job: self._cancel(job.id),
         )
-        self._set: RankSet | None = None
-        self._ending: list[RankSet] = []
-        self._generation = 0
+        self._sets = Generations(
+            endpoint=endpoint,
+            command=command,
+            patience=self._limits.patience,
+            limit=self._limits.end,
+            poller=self._poller,
+            on_finished=self._on_finished,
+        )
         self._layout: ParallelLayout | None = None
         self._stopping: list[socket.socket] | None = None
         self._signed = time.monotonic()
@@ -132,14 +138,14 @@ class Supervisor:
         return Status(
             pid=os.getpid(),
             protocol=wire.VERSION,
-            generation=self._generation,
+            generation=self._sets.number,
             state=self._state(),
             running=running.id if running else None,
             queued=tuple(job.id for job in self._backlog.waiting),
             layout=self._layout,
             idle_timeout=self._idle_timeout,
             memory=procs.memory(os.getpid()),
-            ranks=self._set.statuses() if self._set else (),
+            ranks=self._sets.current.statuses() if self._sets.current else (),
         )
 
     def _state(self) -> Literal["idle", "starting", "busy", "stopping"]:
@@ -153,14 +159,21 @@ class Supervisor:
 
     def _take(self, sock: socket.socket, frame: wire.Frame) -> None:
         if frame.program != self._program:
-            self._give_way(sock)
-        elif isinstance(frame.message, Unload) and not (self._set and self._set.covers(frame.message.model.devices)):
+            self._give_way(sock, frame.message)
+        elif isinstance(frame.message, Unload) and not self._could_hold(frame.message):
             answer(sock, Done())
             sock.close()
         else:
             self._enqueue(sock, frame)
 
-    def _give_way(self, sock: socket.socket) -> None:
+    def _could_hold(self, request: Unload) -> bool:
+        """Whether the ranks there are may have loaded the weights."""
+        try:
+            return self._sets.current is not None and self._sets.current.covers(needed(request))
+        except InvalidRequest:
+            return False
+
+    def _give_way(self, sock: socket.socket, message: object) -> None:
         """The client's files are not those this process was started from: the client is to start anew from its own."""
         if self._backlog.running or self._backlog.first:
             refuse(sock, BackendUnavailable("the backend is busy, and runs other code than this ComfyUI: try again"))
@@ -168,6 +181,8 @@ class Supervisor:
         log.info("the extension has changed: a client of other code is here")
         self._endpoint.socket.unlink(missing_ok=True)
         self._stopping = self._stopping or []
+        if isinstance(message, Unload):
+            answer(sock, Done())
         sock.close()
 
     def _enqueue(self, sock: socket.socket, frame: wire.Frame) -> None:
@@ -180,9 +195,9 @@ class Supervisor:
 
     def _cancel(self, request_id: str) -> None:
         running = self._backlog.running
-        if running and running.id == request_id and running.cancelled is None and self._set:
+        if running and running.id == request_id and running.cancelled is None and self._sets.current:
             running.cancelled = time.monotonic()
-            self._set.cancel(request_id)
+            self._sets.current.cancel(request_id)
         for job in self._backlog.waiting:
             if job.id == request_id:
                 self._backlog.refuse(job, Cancelled("the request was cancelled before its turn came"))
@@ -191,47 +206,30 @@ class Supervisor:
         job = self._backlog.first
         if job is None or self._backlog.running or self._stopping is not None:
             return
-        if self._set and not self._set.covers(job.devices):
-            self._end_set()
-        if self._set is None:
+        if self._sets.current and not self._sets.current.covers(job.devices):
+            self._sets.end()
+        if self._sets.current is None:
             self._start_set(job.devices)
-        elif self._set.ready:
+        elif self._sets.current.ready:
             self._backlog.take()
             self._layout = job.layout or self._layout
-            self._set.run(job.header, job.connection)
+            self._sets.current.run(job.header, job.connection)
 
     # The ranks
 
     def _start_set(self, devices: Devices) -> None:
-        if self._ending:
-            return
-        self._generation += 1
-        self._set = RankSet(
-            generation=self._generation,
-            devices=devices,
-            endpoint=self._endpoint,
-            command=self._command,
-            patience=self._limits.patience,
-            poller=self._poller,
-            on_finished=self._on_finished,
-        )
         try:
-            self._set.start()
+            self._sets.start(devices)
         except OSError as error:
             self._fail(Error(code=RankFailed.code, message=f"the ranks cannot be started: {error}"))
 
-    def _end_set(self) -> None:
-        if self._set:
-            self._set.end()
-            self._ending.append(self._set)
-            self._set = None
-
     def _on_finished(self, rank: int, finished: control.Finished) -> None:
         job = self._backlog.running
-        if not self._set or not job or finished.request_id != job.id:
+        if self._sets.current and finished.code not in control.HARMLESS:
+            # Also after rank 0 has answered: that rank will do nothing more.
+            self._sets.current.raised(rank, finished)
+        elif not self._sets.current or not job or finished.request_id != job.id:
             return
-        if finished.code not in control.HARMLESS:
-            self._set.raised(rank, finished)
         elif rank == 0:
             done = finished.code == control.DONE
             self._backlog.finish(Done() if done else Error(code=finished.code, message=finished.message), answered=True)
@@ -241,12 +239,12 @@ class Supervisor:
 
     def _tick(self) -> None:
         self._intake.tick()
-        failure = self._set.verdict() if self._set else None
+        failure = self._sets.current.verdict() if self._sets.current else None
         if failure is None and self._backlog.running:
             failure = self._overdue(self._backlog.running)
         if failure:
             self._fail(Error(code=failure.code, message=failure.message))
-        self._bury()
+        self._sets.bury()
         now = time.monotonic()
         if now - self._signed > self._limits.sign_of_life:
             self._signed = now
@@ -273,19 +271,10 @@ class Supervisor:
             return Failure(message=f"rank {rank} alone ended the request: {finished.message}")
         return None
 
-    def _bury(self) -> None:
-        """Forget ended ranks once they are gone, or do not go although they were killed."""
-        for ended in list(self._ending):
-            overdue = time.monotonic() - (ended.ended or 0.0) > self._limits.end
-            if overdue and not ended.gone:
-                log.error("ranks of generation %d do not end although they were killed", ended.generation)
-            if overdue or ended.gone:
-                self._ending.remove(ended)
-
     def _fail(self, error: Error) -> None:
-        log.error("generation %d ends: %s", self._generation, error.message)
-        started = bool(self._set and self._set.ready)
-        self._end_set()
+        log.error("generation %d ends: %s", self._sets.number, error.message)
+        started = bool(self._sets.current and self._sets.current.ready)
+        self._sets.end()
         waiting = self._backlog.first
         if self._backlog.running:
             self._backlog.finish(error, answered=False)
@@ -300,11 +289,10 @@ class Supervisor:
         self._backlog.finish(Error(code=stopped.code, message=str(stopped)), answered=False)
         for job in self._backlog.waiting:
             self._backlog.refuse(job, stopped)
-        self._end_set()
+        self._sets.end()
         self._intake.close()
-        while self._ending:
+        while self._sets.bury():
             self._poller.run_once(TICK)
-            self._bury()
         for sock in waiting:
             answer(sock, Done())
             sock.close()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from parallel_backend import worker
 from parallel_backend.errors import Cancelled, InvalidRequest
-from parallel_backend.messages import LoadedModel, Progress, Sample
+from parallel_backend.messages import LoadedModel, Progress, Sample, Unload
 
 if TYPE_CHECKING:
     import torch
@@ -29,7 +29,7 @@ class FakeEngine:
 
     def handle(
         self,
-        message: Sample,
+        message: Sample | Unload,
         metas: Any,
         tensors: "Mapping[str, torch.Tensor] | None",
         *,
@@ -39,6 +39,8 @@ class FakeEngine:
         import torch
         import torch.distributed as dist
 
+        if isinstance(message, Unload):
+            raise InvalidRequest("there is nothing to unload")
         kind, _, rank = message.sampler.partition(" ")
         total = next(meta.shape[0] for meta in metas if meta.name == "sigmas") - 1
         if kind == "refuse":
@@ -54,6 +56,9 @@ class FakeEngine:
             self.steps += 1
             if self.rank == 0:
                 report(Progress(phase="sample", value=step + 1, total=total), {"preview": torch.ones(2, 3)})
+        if kind == "late" and rank == str(self.rank):
+            time.sleep(10 * STEP)
+            raise KeyError("after rank 0 has answered")
         return {} if tensors is None else {"samples": tensors["x"] * 2}
 
 

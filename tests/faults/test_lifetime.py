@@ -16,8 +16,9 @@ import pytest
 from parallel_backend import wire
 from parallel_backend.client import Client, Timeouts
 from parallel_backend.endpoint import Endpoint, connect, listen
-from parallel_backend.errors import BackendUnavailable, Cancelled
-from parallel_backend.messages import Devices, Echo, ModelSpec, Status, Unload
+from parallel_backend.errors import BackendUnavailable, Cancelled, InvalidRequest
+from parallel_backend.layout import ParallelLayout
+from parallel_backend.messages import Devices, Done, Echo, ModelSpec, Status, Unload
 
 from .backend import ROOT, TWO, Running, environment, processes, sample, start_fake, tensors, wait_until
 
@@ -215,6 +216,25 @@ def test_a_busy_backend_of_older_code_refuses(runtime: Path) -> None:
     assert "runs other code than this ComfyUI" in refusal.message
     running.stop.set()
     assert isinstance(running.ended(10.0), Cancelled)
+
+
+def test_an_unload_reaches_ranks_of_a_layout_that_leaves_devices_out(runtime: Path) -> None:
+    client = start_fake(runtime)
+    four = Devices(kind="cpu", indices=(0, 1, 2, 3))
+    model = ModelSpec(path="/none", devices=four, layout=ParallelLayout(ulysses=2))
+    client.call(sample(spec=model), tensors(1))
+    with pytest.raises(InvalidRequest, match="nothing to unload"):
+        client.call(Unload(model=model))
+
+
+def test_an_unload_ends_an_idle_backend_of_older_code(runtime: Path) -> None:
+    client = start_fake(runtime)
+    client.call(sample(), tensors(1))
+    wait_until(lambda: client.status().running is None, 5.0, "the request is over")
+    with connect(client.endpoint, seconds=5.0) as sock:
+        sock.sendall(wire.pack(wire.Frame(message=Unload(model=TWO), program="another")))
+        assert wire.recv_header(sock, deadline=wire.Deadline(5.0, "an answer")).message == Done()
+    none_left(runtime, 5.0)
 
 
 def test_an_unload_starts_no_ranks_and_ends_none(runtime: Path) -> None:

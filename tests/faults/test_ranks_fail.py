@@ -56,6 +56,12 @@ def test_a_rank_that_raises_is_named_with_its_exception(client: Client, rank: in
     assert works(client)
 
 
+def test_a_rank_that_raises_after_the_answer_is_replaced(client: Client) -> None:
+    assert client.call(sample("late 1"), tensors(3))
+    wait_until(lambda: not client.status().ranks, 5.0, "the set has ended")
+    assert works(client)
+
+
 def test_a_full_device_is_named(client: Client) -> None:
     error = Running(client=client, message=sample("oom 1")).ended(30.0)
     assert isinstance(error, OutOfMemory)
