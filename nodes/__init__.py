@@ -2,6 +2,7 @@
 
 from comfy_api.latest import ComfyExtension, io
 
+from ..parallel_backend.fingerprint import fingerprint
 from .layout import ParallelLayoutNode
 from .loader import ParallelLoader
 from .sampler import ParallelSampler
@@ -12,4 +13,6 @@ class ParallelDiT(ComfyExtension):  # type: ignore[misc]
     """The extension as ComfyUI sees it."""
 
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
+        # Of the code that was just imported: its files may be updated while ComfyUI runs.
+        fingerprint()
         return [ParallelLoader, ParallelLayoutNode, ParallelSampler, ParallelVAEDecode]

@@ -9,6 +9,8 @@ from .connection import Handle
 from .guards import check_branches
 
 Prompt = Mapping[str, Mapping[str, Any]]
+GUIDED = ("KSampler", "KSamplerAdvanced", "ParallelSampler", "SamplerCustom", "CFGGuider")
+"""Nodes whose ``cfg`` of 1 means that core leaves the negative prompt out."""
 PARTS = {1: ("text_encoder", "text encoder", "Load CLIP"), 2: ("vae", "VAE", "Load VAE")}
 """The loader's outputs that a checkpoint may lack: component, name, and the node of ComfyUI's own to use instead."""
 
@@ -19,12 +21,23 @@ def check_use(prompt: Prompt, node_id: str, handle: Handle) -> None:
     Raises:
         InvalidRequest: names it.
     """
-    for inputs in _executed(prompt):
+    for kind, inputs in _executed(prompt):
         for output in PARTS:
             if [node_id, output] in inputs.values():
                 check_part(handle.checkpoint, output)
-        if inputs.get("model") == [node_id, 0] and inputs.get("cfg") == 1.0:
+        if kind in GUIDED and inputs.get("cfg") == 1.0 and _source(prompt, inputs) == [node_id, 0]:
             check_branches(handle.spec.layout, 1)
+
+
+def _source(prompt: Prompt, inputs: Mapping[str, Any]) -> Any:
+    """The link that a sampler's model comes from, through the nodes that only change the schedule."""
+    for _ in prompt:
+        link = inputs.get("model")
+        node = prompt.get(link[0]) if isinstance(link, list) else None
+        if node is None or not node["class_type"].startswith("ModelSampling"):
+            return link
+        inputs = node["inputs"]
+    return None
 
 
 def check_part(checkpoint: Checkpoint, output: int) -> None:
@@ -38,8 +51,8 @@ def check_part(checkpoint: Checkpoint, output: int) -> None:
         raise InvalidRequest(f"{checkpoint.path.name} has no {name}; load one with ComfyUI's {instead} node instead")
 
 
-def _executed(prompt: Prompt) -> Iterator[Mapping[str, Any]]:
-    """The inputs of every node that an output node needs."""
+def _executed(prompt: Prompt) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Class and inputs of every node that an output node needs."""
     import nodes  # ComfyUI's
 
     wanted = [
@@ -54,5 +67,5 @@ def _executed(prompt: Prompt) -> Iterator[Mapping[str, Any]]:
             continue
         seen.add(node_id)
         inputs = prompt[node_id]["inputs"]
-        yield inputs
+        yield prompt[node_id]["class_type"], inputs
         wanted += [value[0] for value in inputs.values() if isinstance(value, list) and len(value) == 2]

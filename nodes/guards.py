@@ -45,11 +45,17 @@ def check_branches(layout: ParallelLayout | None, branches: int) -> None:
     Raises:
         InvalidRequest: fewer branches than the layout's ``cfg``.
     """
-    if layout is not None and layout.cfg > branches:
+    if layout is None or layout.cfg <= branches:
+        return
+    if branches == 1:
         raise InvalidRequest(
             f"layout cfg={layout.cfg} gives the positive and the negative prompt to different ranks, and this sampling "
-            f"has only {branches} prompt: set cfg to something other than 1.0, or use a layout with cfg=1"
+            "has only one prompt: set cfg to something other than 1.0, or use a layout with cfg=1"
         )
+    raise InvalidRequest(
+        f"layout cfg={layout.cfg}: this sampling has {branches} prompts, so cfg is at most {branches}; "
+        "give the other ranks to ulysses or data"
+    )
 
 
 def check_options(transformer_options: Mapping[str, Any]) -> None:
@@ -104,6 +110,7 @@ def check_constant_conds(name: str, conditioning: list[Any]) -> None:
     """
     if len(conditioning) != 1:
         raise InvalidRequest(f"{name}: ParallelSampler takes one conditioning, not {len(conditioning)}; {USE_KSAMPLER}")
-    present = [key for key in (*PER_STEP_CONDS, *UNSUPPORTED_CONDS) if conditioning[0][1].get(key) is not None]
+    check_conds([conditioning[0][1]])
+    present = [key for key in PER_STEP_CONDS if conditioning[0][1].get(key) is not None]
     if present:
         raise InvalidRequest(f"{name} has {', '.join(present)}, which ParallelSampler does not do; {USE_KSAMPLER}")

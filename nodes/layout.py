@@ -6,6 +6,7 @@ from ..parallel_backend.errors import InvalidRequest
 from ..parallel_backend.layout import ParallelLayout
 
 LayoutType = io.Custom("PARALLEL_LAYOUT")
+Degree = int | None
 
 TOOLTIPS = {
     "data": "Groups of ranks that each take a share of the batch. Helps only when the batch has more than one item.",
@@ -35,11 +36,16 @@ class ParallelLayoutNode(io.ComfyNode):  # type: ignore[misc]
 
     @classmethod
     def validate_inputs(
-        cls, data: int = 1, cfg: int = 1, pipe: int = 1, ring: int = 1, ulysses: int = 1, tensor: int = 1
-    ) -> bool | str:
-        """Refuse when the prompt is queued; naming the inputs here lets our sentence come before ComfyUI's."""
+        cls, data: Degree = 1, cfg: Degree = 1, pipe: Degree = 1, ring: Degree = 1, ulysses: Degree = 1,
+        tensor: Degree = 1,
+    ) -> bool | str:  # fmt: skip
+        """Refuse when the prompt is queued; naming the inputs here lets our sentence come before ComfyUI's.
+
+        An input that is a link is None here, and is checked when the node runs.
+        """
+        degrees = {"data": data, "cfg": cfg, "pipe": pipe, "ring": ring, "ulysses": ulysses, "tensor": tensor}
         try:
-            ParallelLayout(data=data, cfg=cfg, pipe=pipe, ring=ring, ulysses=ulysses, tensor=tensor)
+            ParallelLayout(**{axis: degree for axis, degree in degrees.items() if degree is not None})
         except InvalidRequest as error:
             return str(error)
         return True

@@ -36,7 +36,9 @@ def open_model(
     resolved = device_list.resolve(devices)
     if layout is not None:
         layout.check_fits(len(resolved.indices))
-    spec = ModelSpec(path=str(checkpoint.path), dtype=DTYPES[dtype], devices=resolved, layout=layout)
+    spec = ModelSpec(
+        path=str(checkpoint.path), stamp=checkpoint.stamp(), dtype=DTYPES[dtype], devices=resolved, layout=layout
+    )
     return Handle(spec=spec, checkpoint=checkpoint, node_id=node_id)
 
 
@@ -95,6 +97,14 @@ class ParallelLoader(io.ComfyNode):  # type: ignore[misc]
         return True
 
     @classmethod
+    def fingerprint_inputs(cls, model_name: Any = None, **_: Any) -> str:
+        """Have the node run again when the files of its model have changed."""
+        try:
+            return Checkpoint.open(checkpoints.folder(model_name)).stamp() if model_name else ""
+        except InvalidRequest:
+            return ""
+
+    @classmethod
     def execute(cls, model_name: str, dtype: str, devices: str, layout: ParallelLayout | None = None) -> io.NodeOutput:
         handle = open_model(model_name, dtype, devices, layout, cls.hidden.unique_id)
         check_use(cls.hidden.prompt or {}, cls.hidden.unique_id, handle)
@@ -102,9 +112,10 @@ class ParallelLoader(io.ComfyNode):  # type: ignore[misc]
         bridge = bridge_for(handle.checkpoint)
         text = "weights load at first use"
         handle.show(text)
+        model = remote_patcher(bridge.model(handle))
         return io.NodeOutput(
-            remote_patcher(bridge.model(handle)),
-            text_encoder(handle, bridge),
-            RemoteVAE(handle, bridge.scale(handle.checkpoint)),
+            model,
+            text_encoder(handle, bridge, model),
+            RemoteVAE(handle, bridge.scale(handle.checkpoint), model),
             ui={"text": (handle.describe(text),)},
         )

@@ -6,6 +6,7 @@ from typing import Any, NoReturn
 import comfy.model_management
 import comfy.model_patcher
 import comfy.sampler_helpers
+import comfy.samplers
 import torch
 from comfy.patcher_extension import CallbacksMP, WrappersMP
 from torch import Tensor
@@ -108,9 +109,10 @@ def _check_first(executor: Any, noise: Tensor, latent_image: Tensor, *args: Any,
 
 
 def _branches(guider: Any) -> int:
-    """How many prompts core runs in a step: it leaves the negative one out at a guidance of 1."""
+    """How many prompts core runs in a step: its own guider leaves the negative one out at a guidance of 1."""
     guided = not math.isclose(getattr(guider, "cfg", 0.0), 1.0)
     guided = guided or guider.model_options.get("disable_cfg1_optimization", False)
+    guided = guided or type(guider).predict_noise is not comfy.samplers.CFGGuider.predict_noise
     return len(guider.conds) if guided else 1
 
 
@@ -131,10 +133,23 @@ def _prepare_without_loading(executor: Any, model: Any, noise_shape: Any, conds:
         loaded.remove(entry)
         entry.model.detach(unpatch_all=False)
         entry.model_finalizer.detach()
-    entry = comfy.model_management.LoadedModel(model)
-    entry.model_load()
-    loaded.insert(0, entry)
+    _enter(model)
     return model.model, conds, extra
+
+
+def enter(patcher: RemotePatcher) -> None:
+    """Enter a model among those loaded, unless it or a clone is, so that unloading reaches its ranks.
+
+    For the uses of the text encoder and the VAE, whose weights go with the model's.
+    """
+    if not any(patcher.is_clone(entry.model) for entry in comfy.model_management.current_loaded_models):
+        _enter(patcher)
+
+
+def _enter(patcher: Any) -> None:
+    entry = comfy.model_management.LoadedModel(patcher)
+    entry.model_load()
+    comfy.model_management.current_loaded_models.insert(0, entry)
 
 
 def _unload_ranks(patcher: Any, unpatch_all: bool) -> None:

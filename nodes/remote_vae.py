@@ -13,20 +13,20 @@ from .connection import Handle, OnProgress, progress_bar
 from .families.bridge import VideoScale
 from .foresight import check_part
 from .guards import check_latent
-from .patcher import RemotePatcher
+from .patcher import RemotePatcher, enter
 
 
 class RemoteVAE(comfy.sd.VAE):  # type: ignore[misc]
     """Every way in and out of ComfyUI's VAE, for latents ``[B, C, T, H, W]`` and pixels ``[B, T, H, W, 3]`` in 0..1.
 
     The tiled methods work on the whole picture: tiling exists to save memory on a card that does nothing here,
-    and it changes the result.
+    and it changes the result. ``model`` is the patcher of the same checkpoint's MODEL.
     """
 
-    def __init__(self, handle: Handle, scale: VideoScale) -> None:
+    def __init__(self, handle: Handle, scale: VideoScale, model: RemotePatcher) -> None:
         # The smallest VAE that ComfyUI knows sets every default of the running version.
         super().__init__(sd={"pixel_space_vae": torch.tensor(1.0)})
-        self.handle = handle
+        self.handle, self._model = handle, model
         self.first_stage_model = _NotHere()
         self.patcher = RemotePatcher(self.first_stage_model, load_device=self.device, offload_device=self.device)
         self.size = 0
@@ -59,6 +59,7 @@ class RemoteVAE(comfy.sd.VAE):  # type: ignore[misc]
         if latent.ndim == 4:
             latent = latent.unsqueeze(2)
         check_latent(latent, self.latent_channels)
+        enter(self._model)
         done = self.handle.call(Decode(model=self.handle.spec), {"latent": latent}, on_progress=on_progress)
         self.handle.show("ready")
         return done["pixels"].to(self.output_device)
@@ -79,6 +80,7 @@ class RemoteVAE(comfy.sd.VAE):  # type: ignore[misc]
         pixels = self.vae_encode_crop_pixels(videos.flatten(0, 1))[..., :3].unflatten(0, videos.shape[:2])
         if pixels.shape[-1] != 3:
             raise InvalidRequest(f"the VAE encodes RGB pictures, and these have {pixels.shape[-1]} channel(s)")
+        enter(self._model)
         done = self.handle.call(Encode(model=self.handle.spec), {"pixels": pixels.float()}, on_progress=progress_bar())
         self.handle.show("ready")
         return done["latent"].to(self.output_device)

@@ -20,7 +20,7 @@ from ..parallel_backend.messages import EncodeText
 from .connection import Handle
 from .families.bridge import Bridge
 from .foresight import check_part
-from .patcher import RemotePatcher
+from .patcher import RemotePatcher, enter
 
 Pair = tuple[int, float]
 
@@ -67,9 +67,13 @@ class PromptTokenizer:
         """Each pair with its token's text."""
         return list(self._load().untokenize(pairs))
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """Nothing is saved with a model."""
-        return {}
+    def state_dict(self) -> NoReturn:
+        """What saving a CLIP asks for.
+
+        Raises:
+            InvalidRequest: always.
+        """
+        raise InvalidRequest("this CLIP cannot be saved: its weights live in the backend's processes")
 
     def _load(self) -> comfy.sd1_clip.SDTokenizer:
         if self._native is None:
@@ -92,11 +96,11 @@ class PromptTokenizer:
 
 
 class RemoteTextEncoder(torch.nn.Module, comfy.sd1_clip.ClipTokenWeightEncoder):  # type: ignore[misc]
-    """The text encoder as ``comfy.sd.CLIP`` calls it."""
+    """The text encoder as ``comfy.sd.CLIP`` calls it. ``model`` is the patcher of the same checkpoint's MODEL."""
 
-    def __init__(self, handle: Handle, key: str) -> None:
+    def __init__(self, handle: Handle, key: str, model: RemotePatcher) -> None:
         super().__init__()
-        self.handle, self._key = handle, key
+        self.handle, self._key, self._model = handle, key, model
         self.dtypes: set[torch.dtype] = set()
         self._layer = -1
         self.special_tokens = special_tokens(handle.checkpoint)
@@ -121,6 +125,7 @@ class RemoteTextEncoder(torch.nn.Module, comfy.sd1_clip.ClipTokenWeightEncoder):
         pad, end = self.special_tokens["pad"], self.special_tokens["end"]
         ids = torch.tensor([[*row, *[pad] * (longest - len(row))] for row in tokens])
         lengths = torch.tensor([row.index(end) + 1 if end in row else len(row) for row in tokens])
+        enter(self._model)
         done = self.handle.call(EncodeText(model=self.handle.spec, layer=self._layer), {"ids": ids, "lengths": lengths})
         self.handle.show("ready")
         return done["embeds"], None
@@ -140,10 +145,10 @@ def special_tokens(checkpoint: Checkpoint) -> dict[str, int]:
     return {"end": config.get("eos_token_id", 1), "pad": config.get("pad_token_id", 0)}
 
 
-def text_encoder(handle: Handle, bridge: Bridge) -> comfy.sd.CLIP:
+def text_encoder(handle: Handle, bridge: Bridge, model: RemotePatcher) -> comfy.sd.CLIP:
     """A plain ``comfy.sd.CLIP``: its ``clone`` makes that class, so a subclass would be lost."""
     clip = comfy.sd.CLIP(no_init=True)
-    clip.cond_stage_model = RemoteTextEncoder(handle, bridge.text_key)
+    clip.cond_stage_model = RemoteTextEncoder(handle, bridge.text_key, model)
     clip.tokenizer = PromptTokenizer(handle.checkpoint, bridge)
     cpu = torch.device("cpu")
     clip.patcher = RemotePatcher(clip.cond_stage_model, load_device=cpu, offload_device=cpu)

@@ -1,5 +1,6 @@
 """What a folder in diffusers layout holds, read from its JSON files alone: no weights, no diffusers."""
 
+import hashlib
 import json
 from dataclasses import dataclass
 from functools import cached_property
@@ -40,6 +41,13 @@ class Checkpoint:
         index = self._read_json("model_index.json")
         pairs = {name: value for name, value in index.items() if isinstance(value, list) and len(value) == 2}
         return {name: value[1] for name, value in pairs.items() if value[1]}
+
+    def stamp(self) -> str:
+        """A hash of the names, sizes and times of the folder's configs and weights, as they are now."""
+        files = sorted(file for kind in ("json", "safetensors") for file in self.path.rglob(f"*.{kind}"))
+        states = [(str(file.relative_to(self.path)), file.stat()) for file in files]
+        text = repr([(name, state.st_size, state.st_mtime_ns) for name, state in states])
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def config(self, component: str) -> dict[str, Any]:
         """The component's ``config.json`` (``scheduler_config.json`` for a scheduler).

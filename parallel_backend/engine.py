@@ -39,6 +39,9 @@ log = logging.getLogger(__name__)
 
 Tensors = dict[str, Tensor]
 
+_Key = tuple[str, str, DType]
+"""Path, stamp and dtype of a ``ModelSpec``."""
+
 M = TypeVar("M", bound=RankRequest)
 
 
@@ -80,7 +83,7 @@ class Engine:
     ) -> None:
         self.rank, self.world_size, self.device, self.timeout = rank, world_size, device, timeout
         self.steps = 0
-        self._pipelines: dict[tuple[str, DType], Pipeline] = {}
+        self._pipelines: dict[_Key, Pipeline] = {}
         self._meshes: dict[ParallelLayout, DeviceMesh | None] = {}
 
     def handle(
@@ -168,8 +171,7 @@ class Engine:
         return {"latent": vae.encode(module, call.tensors["pixels"].to(self.device), call.ticker("encoding")).cpu()}
 
     def _unload(self, call: _Call[Unload]) -> Tensors:
-        model = call.message.model
-        self._pipelines.pop((model.path, model.dtype), None)
+        self._pipelines.pop(_key(call.message.model), None)
         self._free()
         return {}
 
@@ -218,13 +220,20 @@ class Engine:
 
     def _pipeline(self, model: ModelSpec) -> Pipeline:
         """The model's pipeline, which has loaded nothing yet if it is new. ``auto`` shares what it resolves to."""
-        key = (model.path, model.dtype)
+        key = _key(model)
         if key not in self._pipelines:
+            self._forget_older(model)
             checkpoint = Checkpoint.open(model.path)
             dtype = loading.resolve_dtype(checkpoint, model.dtype, self.device)
-            same = [p for (path, _), p in self._pipelines.items() if path == model.path and p.dtype == dtype]
+            same = [p for (path, _, _), p in self._pipelines.items() if path == model.path and p.dtype == dtype]
             self._pipelines[key] = same[0] if same else self._new_pipeline(checkpoint, dtype)
         return self._pipelines[key]
+
+    def _forget_older(self, model: ModelSpec) -> None:
+        """Free what was loaded from files that have been replaced since."""
+        for key in [key for key in self._pipelines if key[0] == model.path and key[1] != model.stamp]:
+            del self._pipelines[key]
+            self._free()
 
     def _new_pipeline(self, checkpoint: Checkpoint, dtype: torch.dtype) -> Pipeline:
         pipeline = Pipeline(checkpoint, dtype, self.device, lambda: self._make_room(pipeline))
@@ -232,6 +241,10 @@ class Engine:
 
     def _count(self) -> None:
         self.steps += 1
+
+
+def _key(model: ModelSpec) -> _Key:
+    return model.path, model.stamp, model.dtype
 
 
 _HANDLERS: dict[type[RankRequest], Callable[..., Tensors]] = {

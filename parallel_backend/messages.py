@@ -33,10 +33,12 @@ class Devices:
 class ModelSpec:
     """Everything that identifies a loaded model. It is the handle: a backend that lost the model reloads it.
 
-    ``layout=None`` is ``auto``. Weights are shared between layouts that keep them whole.
+    ``layout=None`` is ``auto``. Weights are shared between layouts that keep them whole. ``stamp`` is
+    ``Checkpoint.stamp``: with other files in the folder it is another model.
     """
 
     path: str
+    stamp: str = ""
     dtype: DType = "auto"
     devices: Devices
     layout: ParallelLayout | None = None

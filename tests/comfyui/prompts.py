@@ -33,3 +33,21 @@ def prompt(sampler: str = "KSampler", *, layout: dict[str, int] | None = None, *
         nodes["8"] = {"class_type": "ParallelLayout", "inputs": {**LAYOUT, **layout}}
         nodes["1"]["inputs"]["layout"] = ["8", 0]
     return nodes
+
+
+def in_parts(whole: Prompt) -> Prompt:
+    """The same picture by SamplerCustomAdvanced and the nodes that it is fed by."""
+    asked = whole["5"]["inputs"]
+    of_model = {"model": asked["model"]}
+    guidance = {name: asked[name] for name in ("positive", "negative", "cfg")}
+    schedule = {name: asked[name] for name in ("scheduler", "steps", "denoise")}
+    parts: Prompt = {
+        "20": {"class_type": "RandomNoise", "inputs": {"noise_seed": asked["seed"]}},
+        "21": {"class_type": "CFGGuider", "inputs": of_model | guidance},
+        "22": {"class_type": "KSamplerSelect", "inputs": {"sampler_name": asked["sampler_name"]}},
+        "23": {"class_type": "BasicScheduler", "inputs": of_model | schedule},
+        "5": {"class_type": "SamplerCustomAdvanced",
+              "inputs": {"noise": ["20", 0], "guider": ["21", 0], "sampler": ["22", 0], "sigmas": ["23", 0],
+                         "latent_image": asked["latent_image"]}},
+    }  # fmt: skip
+    return whole | parts

@@ -13,7 +13,7 @@ from parallel_backend.endpoint import Endpoint
 from scripts.comfy_api import ComfyClient, ExecutionFailed, Prompt, PromptRejected
 from scripts.comfy_server import ComfyServer
 from tests import tiny
-from tests.comfyui.prompts import START, prompt
+from tests.comfyui.prompts import START, in_parts, prompt
 from tests.comfyui.server import Event, Events, difference, pixels
 
 
@@ -38,7 +38,9 @@ def test_samplers_ranks_and_layouts_give_one_picture(client: ComfyClient) -> Non
     for variant in (
         prompt(devices="0", length=5),
         prompt(length=5),
+        prompt(layout={"ulysses": 2}, length=5),
         prompt(layout={"cfg": 2}, length=5),
+        in_parts(prompt(layout={"cfg": 2}, length=5)),
         prompt("ParallelSampler", devices="0", length=5),
         prompt("ParallelSampler", layout={"ulysses": 2}, length=5),
         prompt("ParallelSampler", layout={"ulysses": 3}, devices="0,1,2", length=5),

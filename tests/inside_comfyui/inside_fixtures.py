@@ -65,7 +65,7 @@ def load(models: Path, local: LocalClient, monkeypatch: pytest.MonkeyPatch) -> C
 
     A model that a test drops is not unloaded in the middle of the next one.
     """
-    monkeypatch.setattr(connection, "_forget", lambda spec: None)
+    monkeypatch.setattr(connection, "_forget", lambda spec, user: None)
     local.requests.clear()
     connection.use_client(local)
 

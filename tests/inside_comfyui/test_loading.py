@@ -1,6 +1,7 @@
 """What ParallelLoader and ParallelLayout refuse, and what the loader reads from a checkpoint."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,47 @@ def test_layout_refuses_by_name(axis: str, degree: int) -> None:
     with pytest.raises(InvalidRequest, match=f"layout {axis}={degree}"):
         ParallelLayoutNode.execute(**(ONES | {axis: degree}))
     assert f"layout {axis}={degree}" in ParallelLayoutNode.validate_inputs(**(ONES | {axis: degree}))
+
+
+def test_linked_degrees_are_checked_when_they_are_known() -> None:
+    linked: dict[str, int | None] = dict.fromkeys(ONES)
+    assert ParallelLayoutNode.validate_inputs(**linked) is True
+    assert "layout cfg=0" in ParallelLayoutNode.validate_inputs(**(linked | {"cfg": 0}))
+
+
+@pytest.mark.parametrize(
+    ("between", "sampler", "refused"),
+    [
+        ("ModelSamplingSD3", "KSampler", True),
+        ("ModelSamplingSD3", "PerpNegGuider", False),
+        ("SelfAttentionGuidance", "KSampler", False),
+    ],
+)
+def test_a_guidance_of_one_is_seen_in_the_prompt(models: Path, between: str, sampler: str, refused: bool) -> None:
+    node = loader_node()
+    node.hidden.prompt = {
+        "7": {"class_type": "ParallelLoader", "inputs": {}},
+        "8": {"class_type": between, "inputs": {"model": ["7", 0]}},
+        "9": {"class_type": sampler, "inputs": {"model": ["8", 0], "cfg": 1.0}},
+        "10": {"class_type": "SaveImage", "inputs": {"images": ["9", 0]}},
+    }
+    if not refused:
+        assert node.execute("tiny", "fp32", "0,1", ParallelLayout(cfg=2)).args
+        return
+    with pytest.raises(InvalidRequest, match="only one prompt"):
+        node.execute("tiny", "fp32", "0,1", ParallelLayout(cfg=2))
+
+
+def test_replaced_files_have_the_loader_run_again(models: Path, load: Callable[..., Loaded]) -> None:
+    shutil.copytree(models / "tiny", models / "replaced")
+    before, old = ParallelLoader.fingerprint_inputs(model_name="replaced"), load(name="replaced")
+    assert before == ParallelLoader.fingerprint_inputs(model_name="replaced", dtype="fp32", devices=None)
+    config = models / "replaced" / "transformer" / "config.json"
+    config.write_text(config.read_text() + "\n")
+    assert ParallelLoader.fingerprint_inputs(model_name="replaced") != before
+    specs = [each.model.model.diffusion_model.handle.spec for each in (old, load(name="replaced"))]
+    assert specs[0] != specs[1]
+    assert ParallelLoader.fingerprint_inputs(model_name="nowhere") == ""
 
 
 def test_layout_larger_than_the_ranks(load: Callable[..., Loaded]) -> None:

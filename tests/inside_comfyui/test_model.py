@@ -16,7 +16,9 @@ import pytest
 import torch
 from any_folder_name.nodes import connection
 from any_folder_name.parallel_backend.errors import InvalidRequest
+from any_folder_name.parallel_backend.layout import ParallelLayout
 from comfy_extras.nodes_easycache import EasyCacheNode
+from comfy_extras.nodes_perpneg import Guider_PerpNeg
 from inside_fixtures import FORGET, Loaded, conditioning, empty_latent, ksampler, parallel_sampler, relative_error
 
 
@@ -63,6 +65,45 @@ def test_unloading_reaches_the_ranks(loaded: Loaded, monkeypatch: pytest.MonkeyP
     comfy.model_management.unload_all_models()
     assert len(loaded.client.of_kind("Unload")) == 1
     ksampler(loaded.model, empty_latent())
+
+
+def test_unloading_reaches_ranks_that_only_encoded_or_decoded(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(comfy.model_management, "current_loaded_models", [])
+    latent = empty_latent()["samples"]
+    uses = [
+        lambda: loaded.vae.decode(latent),
+        lambda: loaded.vae.encode(torch.zeros(1, 32, 32, 3)),
+        lambda: loaded.clip.encode_from_tokens(loaded.clip.tokenize("a red circle")),
+    ]
+    for count, use in enumerate(uses, start=1):
+        use()
+        use()
+        comfy.model_management.unload_all_models()
+        assert len(loaded.client.of_kind("Unload")) == count
+
+
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [(comfy_extras.nodes_custom_sampler.Guider_DualCFG, (4.0, 3.0)), (Guider_PerpNeg, (1.0, 0.5))],
+)
+def test_guiders_of_their_own_kind_have_all_their_prompts(
+    load: Callable[..., Loaded], kind: type, values: tuple[float, float]
+) -> None:
+    loaded = load(layout=ParallelLayout(cfg=2))
+    guider = kind(loaded.model)
+    guider.set_conds(conditioning(1), conditioning(2), conditioning(3))
+    guider.set_cfg(*values)
+    noise = torch.randn(1, 16, 1, 6, 6, generator=torch.Generator().manual_seed(0))
+    sampler = comfy.samplers.sampler_object("euler")
+    guider.sample(noise, torch.zeros_like(noise), sampler, torch.tensor([1.0, 0.5, 0.0]), disable_pbar=True)
+    assert [message.branches for message in loaded.client.of_kind("Forward")] == [3, 3]
+
+
+def test_a_cfg_layout_needs_as_many_prompts(load: Callable[..., Loaded]) -> None:
+    with pytest.raises(InvalidRequest, match="only one prompt: set cfg to something other than 1"):
+        ksampler(load(layout=ParallelLayout(cfg=2)).model, empty_latent(), cfg=1.0)
+    with pytest.raises(InvalidRequest, match="has 2 prompts, so cfg is at most 2"):
+        ksampler(load(layout=ParallelLayout(cfg=3), devices="0,1,2").model, empty_latent())
 
 
 def test_lora_merge_save_and_layer_patches_are_refused(loaded: Loaded) -> None:

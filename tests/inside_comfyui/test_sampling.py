@@ -127,7 +127,6 @@ def test_unknown_sampler_is_refused_with_the_list(loaded: Loaded) -> None:
     [
         ({"area": (2, 2, 0, 0)}, "area"),
         ({"start_percent": 0.2, "end_percent": 1.0}, "start_percent, end_percent"),
-        ({"control": ControlBase()}, "control"),
     ],
 )
 def test_conditioning_that_changes_by_step_is_refused(loaded: Loaded, extra: dict[str, Any], named: str) -> None:

@@ -73,6 +73,12 @@ def test_set_last_layer_is_comfyuis(loaded: Loaded, layer: int) -> None:
     assert relative_error(encode(loaded.clip, "a (red:1.3) circle"), plain) < 1e-5
 
 
+def test_saving_is_refused(loaded: Loaded) -> None:
+    for clip in (loaded.clip, loaded.clip.clone()):
+        with pytest.raises(InvalidRequest, match="cannot be saved"):
+            clip.get_sd()
+
+
 def test_textual_inversion_is_refused(loaded: Loaded) -> None:
     with pytest.raises(InvalidRequest, match="textual inversions"):
         encode(loaded.clip, "a embedding:face circle")

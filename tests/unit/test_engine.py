@@ -5,7 +5,9 @@ import shutil
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
+from parallel_backend.checkpoint import Checkpoint
 from parallel_backend.errors import Cancelled, InvalidRequest
 from parallel_backend.messages import Decode, Encode, EncodeText, Progress, Unload
 from tests import tiny
@@ -114,6 +116,23 @@ def test_a_vae_class_that_is_not_supported(ask, tmp_path, checkpoint):
     (path / "model_index.json").write_text(json.dumps(index))
     with pytest.raises(InvalidRequest, match="vae class AutoencoderKL is not supported; supported: AutoencoderKLWan"):
         ask(Decode(model=one_rank(path)), {"latent": torch.zeros(1, 16, 1, 2, 2)})
+
+
+def test_replaced_files_are_loaded_anew(ask, checkpoint, engine, tmp_path):
+    path = shutil.copytree(checkpoint, tmp_path / "model")
+    before = Checkpoint.open(path).stamp()
+    assert before == Checkpoint.open(path).stamp()
+    old, inputs = one_rank(path, stamp=before), {"ids": IDS, "lengths": LENGTHS}
+    first = ask(EncodeText(model=old), inputs)["embeds"]
+    weights = path / "text_encoder" / "model.safetensors"
+    negated = {name: -tensor for name, tensor in load_file(weights).items()}
+    weights.unlink()
+    save_file(negated, weights, metadata={"format": "pt"})
+    assert torch.equal(ask(EncodeText(model=old), inputs)["embeds"], first)
+    new = one_rank(path, stamp=Checkpoint.open(path).stamp())
+    assert new != old
+    assert not torch.equal(ask(EncodeText(model=new), inputs)["embeds"], first)
+    assert len(engine.snapshot()[0]) == 1, "the old weights are gone"
 
 
 def test_parts_load_when_needed_and_unload_frees_them(ask, checkpoint, engine):
