@@ -41,6 +41,7 @@ def _parser() -> argparse.ArgumentParser:
     stop = commands.add_parser("stop", help="end the backend and all its ranks")
     stop.set_defaults(run=_stop)
     bench = commands.add_parser("bench-wire", help="measure how fast requests and pixels travel")
+    bench.add_argument("--megabytes", type=int, default=900, help="size of the large reply (default %(default)s)")
     bench.add_argument("--json", action="store_true", help="as JSON")
     bench.set_defaults(run=_bench_wire)
     step = commands.add_parser("bench-step", help="measure a denoiser call on several ranks against one")
@@ -108,7 +109,7 @@ def _stop(options: argparse.Namespace) -> int:
 def _bench_wire(options: argparse.Namespace) -> int:
     from .bench_wire import measure_alone
 
-    measured = measure_alone()
+    measured = measure_alone(pixels=options.megabytes * 250_000)
     print(msgspec.json.encode(measured).decode() if options.json else measured.describe())
     return 0
 

@@ -1,58 +1,98 @@
 """How fast requests and pixels travel, against a plain socket copy of the same bytes in the same run."""
 
+import contextlib
+import json
 import os
 import socket
 import statistics
 import tempfile
 import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import sub
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from .client import Client
-from .messages import Devices, Echo, ModelSpec, Progress
+from .errors import InvalidRequest
+from .layout import ParallelLayout
+from .messages import Devices, Echo, Forward, ModelSpec, Progress, Unload
 from .own_backend import own_backend
 from .payload import SOCKET_BUFFER
 
 PIXELS = 225_000_000
 """Values of the large reply: 0.9 GB of float32."""
-LATENT = 262_144
-"""Values of the small request and its reply: 1 MiB of float32."""
+LATENT = (1, 16, 1, 128, 128)
+"""Shape of the latent that is sent and returned: 1 MiB of float32."""
+PATCH = (1, 16, 16)
+"""So that such a latent is 64 tokens, and a forward next to no work."""
+TEXT = 32
 CALLS = 50
 
 
 @dataclass(frozen=True, kw_only=True)
+class Spread:
+    """Seconds of one thing that was done ``CALLS`` times."""
+
+    best: float
+    median: float
+    worst: float
+
+    @classmethod
+    def of(cls, seconds: Sequence[float]) -> "Spread":
+        """The spread of measurements."""
+        return cls(best=min(seconds), median=statistics.median(seconds), worst=max(seconds))
+
+    def __str__(self) -> str:
+        return f"{self.median * 1e3:6.2f} ms ({self.best * 1e3:.2f} to {self.worst * 1e3:.2f})"
+
+
+@dataclass(frozen=True, kw_only=True)
 class WireMeasurement:
-    """Seconds, and bytes by which the supervisor grew while the large reply passed."""
+    """Seconds, and bytes by which the supervisor grew while the large reply passed.
+
+    ``here`` is a forward in this process, ``forward`` by layout the same through the backend, ``added`` by layout
+    what that takes longer than the one of the same round. ``echo`` is a request that computes nothing.
+    """
 
     reply_bytes: int
     plain_copy: float
     reply: float
     reply_ratio: float
-    forward_overhead_best: float
-    forward_overhead: float
-    forward_overhead_worst: float
     supervisor_growth: int
+    echo: Spread
+    here: Spread
+    forward: dict[str, Spread]
+    added: dict[str, Spread]
 
     def describe(self) -> str:
         """The same for people."""
-        return (
+        lines = [
             f"a reply of {self.reply_bytes / 1e9:.2f} GB: {self.reply:.2f} s, {self.reply_ratio:.2f} times a plain "
-            f"socket copy ({self.plain_copy:.2f} s); the supervisor grew by {self.supervisor_growth / 2**20:.1f} MiB\n"
-            f"a call with 1 MiB both ways: {self.forward_overhead * 1e3:.2f} ms (median of {CALLS}), "
-            f"{self.forward_overhead_best * 1e3:.2f} ms at best, {self.forward_overhead_worst * 1e3:.2f} ms at worst"
-        )
+            f"socket copy ({self.plain_copy:.2f} s); the supervisor grew by {self.supervisor_growth / 2**20:.1f} MiB",
+            f"1 MiB both ways, one tiny layer, 64 tokens, one thread a rank; median (best to worst) of {CALLS}:",
+            f"{'Echo':>24}: {self.echo}, the way there and back alone",
+            f"{'forward, this process':>24}: {self.here}",
+        ]
+        for layout, spread in self.forward.items():
+            lines.append(f"{'Forward, ' + layout:>24}: {spread}, adds {self.added[layout]}")
+        lines.append("added: the way, the checks, and with several ranks sharing, exchanging and gathering")
+        return "\n".join(lines)
 
 
-def measure_alone(*, ranks: int = 2) -> WireMeasurement:
+def measure_alone(*, ranks: int = 2, pixels: int = PIXELS) -> WireMeasurement:
     """Measure through a backend of its own, which is stopped at the end.
 
     Raises:
+        InvalidRequest: there is nothing to send.
         BackendError: the backend fails.
     """
+    if pixels < 1:
+        raise InvalidRequest(f"a reply of {pixels} values: at least one is needed")
     with tempfile.TemporaryDirectory(prefix="bench-wire-") as folder, own_backend(Path(folder)) as client:
-        return measure(client, ranks=ranks)
+        return measure(client, ranks=ranks, pixels=pixels)
 
 
 def measure(client: Client, *, ranks: int = 2, pixels: int = PIXELS) -> WireMeasurement:
@@ -61,35 +101,101 @@ def measure(client: Client, *, ranks: int = 2, pixels: int = PIXELS) -> WireMeas
     Raises:
         BackendError: the backend fails.
     """
-    spec = ModelSpec(path="/", devices=Devices(kind="cpu", indices=tuple(range(ranks))))
-    calls = _small_calls(client, spec)
-    plain, reply = [], []
+    devices = Devices(kind="cpu", indices=tuple(range(ranks)))
+    echo, here, forward = _small_calls(client, devices)
     before = client.status().memory
-    for _ in range(3):
-        plain.append(_plain_copy(pixels * 4))
-        reply.append(_large_reply(client, spec, pixels))
+    plain, reply = _large_replies(client, ModelSpec(path="/", devices=devices), pixels)
     return WireMeasurement(
         reply_bytes=pixels * 4,
-        plain_copy=statistics.median(plain),
-        reply=statistics.median(reply),
-        reply_ratio=statistics.median(reply) / statistics.median(plain),
-        forward_overhead_best=min(calls),
-        forward_overhead=statistics.median(calls),
-        forward_overhead_worst=max(calls),
+        plain_copy=plain,
+        reply=reply,
+        reply_ratio=reply / plain,
         supervisor_growth=client.status().memory - before,
+        echo=Spread.of(echo),
+        here=Spread.of(here),
+        forward={layout: Spread.of(seconds) for layout, seconds in forward.items()},
+        added={layout: Spread.of(list(map(sub, seconds, here))) for layout, seconds in forward.items()},
     )
 
 
-def _small_calls(client: Client, spec: ModelSpec) -> list[float]:
-    latent = {"x": torch.randn(LATENT)}
-    seconds = []
-    for _ in range(CALLS + 1):
-        start = time.perf_counter()
-        result = client.call(Echo(model=spec), latent)
-        seconds.append(time.perf_counter() - start)
-        if not torch.equal(result["x"], latent["x"]):
-            raise RuntimeError("the backend returned other bytes than it was sent")
-    return seconds[1:]
+def _small_calls(client: Client, devices: Devices) -> tuple[list[float], list[float], dict[str, list[float]]]:
+    """Seconds of an ``Echo``, of forwards in this process, and of the same by layout, all turn by turn."""
+    inputs = _inputs()
+    named, latent = {f"0.{name}": tensor for name, tensor in inputs.items()}, {"x": inputs["hidden_states"]}
+    echo: list[float] = []
+    here: list[float] = []
+    layouts = dict.fromkeys((ParallelLayout(), ParallelLayout(ulysses=len(devices.indices))))
+    forward: dict[str, list[float]] = {str(layout): [] for layout in layouts}
+    with tempfile.TemporaryDirectory(prefix="bench-wire-") as folder, torch.inference_mode(), _one_thread():
+        module, path = _tiny_model(Path(folder))
+        specs = [ModelSpec(path=path, devices=devices, dtype="float32", layout=layout) for layout in layouts]
+        for _ in range(CALLS + 1):
+            (wanted,) = _timed(here, module, **inputs, return_dict=False)
+            for spec in specs:
+                got = _timed(forward[str(spec.layout)], client.call, Forward(model=spec, branches=1), named)
+                _check(got["0"], wanted)
+            _check(_timed(echo, client.call, Echo(model=specs[0]), latent)["x"], latent["x"])
+        client.call(Unload(model=specs[0]))
+    return echo[1:], here[1:], {layout: seconds[1:] for layout, seconds in forward.items()}
+
+
+def _timed(seconds: list[float], call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """What a call returns; its seconds are put to the others."""
+    start = time.perf_counter()
+    result = call(*arguments, **options)
+    seconds.append(time.perf_counter() - start)
+    return result
+
+
+def _check(got: torch.Tensor, wanted: torch.Tensor) -> None:
+    if got.shape != wanted.shape or float((got - wanted).abs().max()) > 1e-3 * float(wanted.abs().max()):
+        raise RuntimeError("the backend gave something else than it was asked for")
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """As a rank has it: what this process computes is compared with it."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _inputs() -> dict[str, torch.Tensor]:
+    return {
+        "hidden_states": torch.randn(LATENT),
+        "timestep": torch.tensor([500.0]),
+        "encoder_hidden_states": torch.randn(1, 8, TEXT),
+    }
+
+
+def _tiny_model(folder: Path) -> tuple[Any, str]:
+    """A model, and the folder it was written to."""
+    from diffusers import WanTransformer3DModel
+
+    torch.manual_seed(0)
+    model = WanTransformer3DModel(
+        patch_size=PATCH,
+        num_attention_heads=2,
+        attention_head_dim=12,
+        text_dim=TEXT,
+        freq_dim=32,
+        ffn_dim=64,
+        num_layers=1,
+    )
+    model.save_pretrained(folder / "transformer")
+    index = {"_class_name": "WanPipeline", "transformer": ["diffusers", "WanTransformer3DModel"]}
+    (folder / "model_index.json").write_text(json.dumps(index), encoding="utf-8")
+    return model.eval(), str(folder)
+
+
+def _large_replies(client: Client, spec: ModelSpec, pixels: int) -> tuple[float, float]:
+    """Median seconds of the plain copy and of the reply, turn by turn."""
+    rounds = [(_plain_copy(pixels * 4), _large_reply(client, spec, pixels)) for _ in range(3)]
+    plain, reply = zip(*rounds, strict=True)
+    return statistics.median(plain), statistics.median(reply)
 
 
 def _large_reply(client: Client, spec: ModelSpec, pixels: int) -> float:
@@ -122,7 +228,8 @@ def _plain_copy(count: int) -> float:
     with ours:
         ours.recv(1)
         start = time.perf_counter()
-        view = memoryview(bytearray(count))
+        fresh: Any = torch.empty(count, dtype=torch.uint8).numpy()  # as a reply's tensor: not filled with zeros first
+        view = memoryview(fresh)
         while view:
             view = view[ours.recv_into(view) :]
         seconds = time.perf_counter() - start

@@ -15,6 +15,11 @@ _ALIGN = 16
 """Bytes to which tensors are aligned in the shared buffer, so that each can be viewed in its own dtype."""
 
 
+def join(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
+    """``torch.cat``, which copies even a part that is alone."""
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim=dim)
+
+
 def exchange(outgoing: Sequence[Sequence[Tensor]], sizes: Sequence[int], axis: Axis) -> list[Tensor]:
     """One ``all_to_all_single``: send ``outgoing[i]`` to the ``i``-th rank of the axis.
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from .attention import routed
-from .collectives import gather
+from .collectives import gather, join
 from .mesh import DeviceMesh
 from .models import Family
 from .partition import Partition
@@ -39,14 +39,14 @@ class Denoiser:
         """
         predicted: dict[int, Tensor] = {}
         for group in _equal_shapes(branches):
-            batch = {name: torch.cat([branches[i][name] for i in group]) for name in branches[group[0]]}
+            batch = {name: join([branches[i][name] for i in group]) for name in branches[group[0]]}
             sizes = [branches[i][self.family.latent].shape[0] for i in group]
             predicted.update(zip(group, torch.split(self._predict(batch, group[0]), sizes), strict=True))
         return {i: predicted[i] for i in branches}
 
     def gather(self, shards: Mapping[int, Tensor]) -> dict[int, Tensor]:
         """The whole predictions ``[B, C, T, H, W]`` of all branches on rank 0; nothing on other ranks."""
-        own = torch.cat([shard.reshape(-1) for shard in shards.values()]) if shards else self._empty()
+        own = join([shard.reshape(-1) for shard in shards.values()]) if shards else self._empty()
         plans = [self._shard_shapes(rank) for rank in range(self.mesh.whole.size)]
         sizes = [sum(shape.numel() for shape in shapes.values()) for shapes in plans]
         received = gather(own, sizes, self.mesh.whole)
@@ -99,7 +99,7 @@ class Denoiser:
             if branch in part:
                 shard = part[branch].view(plans[rank][branch])
                 rows.setdefault(self.mesh.coordinates(rank)["data"], []).append(shard)
-        tokens = torch.cat([torch.cat(shards, dim=1) for _, shards in sorted(rows.items())])
+        tokens = join([join(shards, dim=1) for _, shards in sorted(rows.items())])
         return self.family.unpatchify(tokens, self.plan.latents[branch][2:])
 
 

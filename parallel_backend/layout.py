@@ -40,7 +40,7 @@ class ParallelLayout:
     @property
     def ranks(self) -> int:
         """Number of ranks the layout uses."""
-        return math.prod(asdict(self).values())
+        return math.prod(getattr(self, axis) for axis in AXES)
 
     def __str__(self) -> str:
         used = [f"{axis}={degree}" for axis, degree in asdict(self).items() if degree > 1]

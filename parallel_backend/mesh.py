@@ -1,6 +1,6 @@
 """The device mesh: one object that owns a layout's process groups and this rank's coordinates."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import timedelta
 
 import numpy as np
@@ -69,4 +69,4 @@ def _line(name: str, ranks: tuple[int, ...], rank: int, timeout: timedelta) -> A
 
 
 def _shape(layout: ParallelLayout) -> tuple[int, ...]:
-    return tuple(asdict(layout).values())
+    return tuple(getattr(layout, axis) for axis in AXES)

@@ -18,6 +18,8 @@ from scripts import comfy_paths
 from scripts.comfy_paths import ROOT
 
 CLONE_DEADLINE = 60.0
+QUICKSTART = ("Pillow", "psutil")
+"""What the quickstart imports and the extension does not."""
 NOT_NEEDED = re.compile(r"(torch|torchvision|torchaudio|comfyui-[a-z-]+)\b(?!-)")
 """ComfyUI's requirements that are left out: torch is chosen here, and the API answers without the packages of
 its web page. torchaudio has no build for every torch; ComfyUI then only lacks its audio nodes."""
@@ -101,7 +103,7 @@ def install(comfyuis: list[Path], *, dev: bool) -> None:
     """Install everything in one go, so that pip sees all demands together; a torch that is there stays."""
     wanted = [argument for path in comfyuis for argument in comfyui_requirements(path)]
     files = ["requirements.txt", *(["requirements-dev.txt"] if dev else [])]
-    pip("-c", str(write_constraints()), *[f"-r{ROOT / name}" for name in files], *dict.fromkeys(wanted))
+    pip("-c", str(write_constraints()), *[f"-r{ROOT / name}" for name in files], *dict.fromkeys([*QUICKSTART, *wanted]))
     if dev:
         for path in comfyuis:
             install_frontend(path)

@@ -5,10 +5,9 @@ Exact: every row (a branch of a sample) is computed whole by one group of ranks.
 
 from collections.abc import Mapping
 
-import torch
 from torch import Tensor
 
-from ..collectives import all_gather
+from ..collectives import all_gather, join
 from ..errors import InvalidRequest
 from ..layout import ParallelLayout
 from ..mesh import DeviceMesh
@@ -57,4 +56,4 @@ class BatchSplit:
         """The predictions ``[branches, ...]`` of all branches, from every group's ``[own branches, ...]``."""
         shapes = [(size, *own.shape[1:]) for size in Partition.even(branches, mesh.layout.cfg).sizes]
         gathered = all_gather(own, shapes, mesh.axes["cfg"])
-        return gathered[0] if len(gathered) == 1 else torch.cat(gathered)
+        return join(gathered)

@@ -67,15 +67,18 @@ def test_clips_of_unseen_prompts_move_as_told(pipeline: WanPipeline) -> None:
     check(mean)
 
 
-@pytest.mark.parametrize("frames", [1, 17])
-def test_an_empty_prompt_reads_near_chance(pipeline: WanPipeline, frames: int) -> None:
-    """Else the reader, or the checkpoint, would favour the expected answers."""
+@pytest.mark.parametrize(("frames", "count"), [(1, 64), (17, 32)])
+def test_an_empty_prompt_reads_near_chance(pipeline: WanPipeline, frames: int, count: int) -> None:
+    """Else the reader, or the checkpoint, would favour the expected answers. Chance is 1/4 for the direction, less
+    for the others."""
     rng = random.Random(0)
     scenes = [
         Scene(shape=s, colour=c, background=b, direction=rng.choice(list(DIRECTIONS)) if frames > 1 else None)
-        for s, c, b in rng.sample(held_out(), 24)
+        for s, c, b in rng.sample(held_out(), count)
     ]
     clips = sampling.sample(pipeline, [""] * len(scenes), height=96, width=96, frames=frames, guidance=1.0)
-    assert max(accuracy(scenes, clips).values()) < 0.5
+    accuracies = accuracy(scenes, clips)
+    print(frames, accuracies)
+    assert max(accuracies.values()) < 0.35, accuracies
     recognised = [read(clip) for clip in clips]
     assert np.mean([reading.colour is not None for reading in recognised]) > 0.5

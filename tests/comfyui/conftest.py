@@ -59,9 +59,10 @@ def new_server(comfyui_path: Path) -> Iterator[Callable[..., ComfyServer]]:
 
 @pytest.fixture(scope="session")
 def tiny_server(server: ComfyServer) -> ComfyServer:
-    """The shared server with the checkpoints ``tiny`` and ``no vae``, folders that are none, and bad latents."""
+    """The shared server with the checkpoints ``tiny``, ``fresh`` and ``no vae``, folders that are none, bad latents."""
     models = server.base / "models" / "diffusers"
     tiny.write(models / "tiny")
+    tiny.write(models / "fresh")
     tiny.write(models / "no vae", tiny.Tiny(vae=False))
     (models / "empty").mkdir()
     (models / "unet").mkdir()

@@ -11,7 +11,6 @@ import psutil
 import pytest
 import torch
 
-from parallel_backend.bench_wire import measure
 from parallel_backend.client import Client
 from parallel_backend.endpoint import Endpoint
 from parallel_backend.errors import Cancelled, InvalidRequest, RankFailed
@@ -115,12 +114,6 @@ def test_a_folder_that_is_no_pipeline_is_refused_and_costs_no_ranks(client: Clie
     with pytest.raises(InvalidRequest):
         client.call(*request(bad, 2))
     assert client.status().generation == generation
-
-
-def test_the_wire_is_measured(client: Client) -> None:
-    measured = measure(client, pixels=50_000_000)
-    assert measured.reply_bytes == 200_000_000
-    assert measured.supervisor_growth < 1 << 20
 
 
 def test_pixels_pass_a_stopped_supervisor_by_and_are_held_once(client: Client) -> None:

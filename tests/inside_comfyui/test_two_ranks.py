@@ -16,6 +16,26 @@ from inside_fixtures import Loaded, conditioning, empty_latent, ksampler, parall
 import nodes as core_nodes
 
 LAYOUTS = [None, ParallelLayout(), ParallelLayout(cfg=2), ParallelLayout(ulysses=2), ParallelLayout(data=2)]
+CLOSE = 1e-4
+
+
+def inpainting_masks() -> torch.Tensor:
+    """One mask a sample, with soft edges once it has the latent's size, and other in the last frame."""
+    masks = torch.zeros(2, 1, 3, 48, 40)
+    masks[0, ..., :20] = 1.0
+    masks[1, ..., :28, :] = 1.0
+    masks[:, :, 2] = 0.3
+    return masks
+
+
+PARTLY: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "mask": ({"noise_mask": inpainting_masks()}, {}),
+    "one mask for all": ({"noise_mask": inpainting_masks()[0, 0]}, {}),
+    "batch_index": ({"batch_index": [4, 1]}, {}),
+    "denoise": ({}, {"denoise": 0.5}),
+    "all": ({"noise_mask": inpainting_masks(), "batch_index": [4, 1]}, {"denoise": 0.5, "sampler_name": "heun"}),
+}
+"""What a latent holds beside its samples, and KSampler's inputs."""
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +66,22 @@ def test_sampling(
     options = {"positive": conditioning(1, length=20)}
     reference = ksampler(native, empty_latent(batch=2, frames=3), **options)
     ours = sample(load_remote(layout).model, empty_latent(batch=2, frames=3), **options)
-    assert relative_error(ours, reference) < 1e-4
+    assert relative_error(ours, reference) < CLOSE
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize(("extra", "options"), PARTLY.values(), ids=PARTLY.keys())
+def test_sampling_from_a_picture(
+    native: Any,
+    load_remote: Callable[..., Loaded],
+    layout: ParallelLayout | None,
+    extra: dict[str, Any],
+    options: dict[str, Any],
+) -> None:
+    latent = {"samples": torch.randn(2, 16, 3, 6, 5, generator=torch.Generator().manual_seed(3))}
+    reference = ksampler(native, latent | extra, **options)
+    assert relative_error(parallel_sampler(load_remote(layout).model, latent | extra, **options), reference) < CLOSE
+    assert relative_error(ksampler(native, latent), reference) > 0.1  # so what is asked for is not left out
 
 
 def test_prompt_to_pixels(load_remote: Callable[..., Loaded], models: Path) -> None:
