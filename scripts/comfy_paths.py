@@ -1,5 +1,6 @@
 """Where a ComfyUI may lie on this machine."""
 
+import math
 import os
 import re
 from pathlib import Path
@@ -21,10 +22,15 @@ def version(path: Path) -> str:
     return found.group(1) if found else "unknown"
 
 
-def is_new_enough(path: Path) -> bool:
-    """Whether a checkout has the node interface that the extension uses; an unknown version counts as new."""
+def release(path: Path) -> tuple[float, ...]:
+    """A checkout's version, to be compared; an unknown one counts as the newest."""
     numbers = re.match(r"(\d+)\.(\d+)\.(\d+)", version(path))
-    return numbers is None or tuple(map(int, numbers.groups())) >= OLDEST
+    return tuple(map(int, numbers.groups())) if numbers else (math.inf,)
+
+
+def is_new_enough(path: Path) -> bool:
+    """Whether a checkout has the node interface that the extension uses."""
+    return release(path) >= OLDEST
 
 
 def cache_folder() -> Path:

@@ -10,7 +10,7 @@ import pytest
 from scripts import comfy_paths
 
 ROOT = Path(__file__).resolve().parent.parent
-VERSIONS = comfy_paths.candidates()
+VERSIONS = sorted(comfy_paths.candidates(), key=comfy_paths.release)
 
 
 class RootIsNoPackage:
@@ -32,12 +32,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run what asks for ``comfyui_path`` once a version; without any ComfyUI skip it and say how to get one."""
+    """Run what asks for ``comfyui_path`` with every version, or the newest; without any skip it and say why."""
     if "comfyui_path" not in metafunc.fixturenames:
         return
     reason = "no ComfyUI found: set COMFYUI_PATHS, or put one into ~/ComfyUI"
     missing = pytest.param(None, marks=pytest.mark.skip(reason=reason), id="none")
-    found = [pytest.param(path, id=comfy_paths.version(path)) for path in VERSIONS]
+    versions = VERSIONS[-1:] if metafunc.definition.get_closest_marker("newest") else VERSIONS
+    found = [pytest.param(path, id=comfy_paths.version(path)) for path in versions]
     metafunc.parametrize("comfyui_path", found or [missing], scope="session", indirect=True)
 
 

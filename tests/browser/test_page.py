@@ -13,6 +13,8 @@ from scripts import comfy_paths, workflows
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
+pytestmark = pytest.mark.newest
+
 OPEN = """async (name) => {
     const answer = await fetch(`/api/workflow_templates/comfyui-parallel-dit/${encodeURIComponent(name)}.json`)
     await window.app.loadGraphData(await answer.json(), true, true, name)

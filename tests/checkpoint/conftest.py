@@ -1,8 +1,11 @@
 """The shipped pipeline, loaded once through diffusers alone."""
 
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from diffusers import WanPipeline
 
 from training import sampling
@@ -16,5 +19,9 @@ def shapes_folder() -> Path:
 
 
 @pytest.fixture(scope="session")
-def pipeline() -> WanPipeline:
-    return sampling.load(SHAPES)
+def pipeline() -> Iterator[WanPipeline]:
+    """The pipeline, with every core for itself: no ranks run beside it."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    yield sampling.load(SHAPES)
+    torch.set_num_threads(before)

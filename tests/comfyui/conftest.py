@@ -25,7 +25,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def server(comfyui_path: Path) -> Iterator[ComfyServer]:
     """A running ComfyUI with the extension, shared by the tests of one version. Leaving a process behind fails."""
-    server = ComfyServer(comfyui_path, env={"PARALLEL_DIT_CPU_RANKS": "3"})
+    previews = ["--preview-method", "latent2rgb"]
+    server = ComfyServer(comfyui_path, arguments=previews, env={"PARALLEL_DIT_CPU_RANKS": "3"})
     try:
         yield server.start()
     finally:
@@ -44,7 +45,7 @@ def client(server: ComfyServer) -> ComfyClient:
 
 @pytest.fixture
 def new_server(comfyui_path: Path) -> Iterator[Callable[..., ComfyServer]]:
-    """Start further servers with other options: ``new_server(arguments=["--preview-method", "latent2rgb"])``."""
+    """Start further servers with other options: ``new_server(env={"PARALLEL_DIT_IDLE_TIMEOUT": "3"})``."""
     started: list[ComfyServer] = []
 
     def start(**options: object) -> ComfyServer:

@@ -19,6 +19,7 @@ from tests.comfyui.prompts import START, prompt
 from tests.comfyui.server import Events
 
 IDLE = 3
+pytestmark = pytest.mark.newest
 
 
 def status(server: ComfyServer) -> Status:
