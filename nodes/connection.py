@@ -77,23 +77,30 @@ def free_dropped() -> None:
     """Have the ranks free the models that no node holds any more. Never raises a ``BackendError``."""
     for key in list(_dropped):
         spec = _dropped.pop(key, None)
-        if spec and not _users.get(key):
-            _unload(spec)
+        if spec and not _users.get(key) and not _unload(spec):
+            _dropped.setdefault(key, spec)
+            _free_dropped_soon()
+
+
+def _free_dropped_soon() -> None:
+    timer = threading.Timer(FORGET_AFTER, free_dropped)
+    timer.daemon = True
+    timer.start()
 
 
 def _unload(spec: ModelSpec) -> bool:
+    """Have the ranks free a model's weights; whether they now hold none, and not because they were busy for long."""
     until = time.monotonic() + UNLOAD_PATIENCE
     try:
         client().status()
         client().call(Unload(model=spec), {}, interrupted=lambda: time.monotonic() > until)
     except Cancelled:
-        logging.warning("Parallel DiT: the ranks are busy for somebody else and keep their weights for now")
+        logging.info("Parallel DiT: the ranks are busy and keep their weights for now")
         return False
     except BackendUnavailable:
-        return False
+        return True
     except BackendError as error:
         logging.warning("Parallel DiT: the ranks could not free their weights: %s", error)
-        return False
     return True
 
 
@@ -107,9 +114,7 @@ def _forget(spec: ModelSpec, user: object) -> None:
     _users[key].discard(user)
     if not _users[key]:
         _dropped[key] = spec
-        timer = threading.Timer(FORGET_AFTER, free_dropped)
-        timer.daemon = True
-        timer.start()
+        _free_dropped_soon()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,8 +191,8 @@ class Handle:
 
     def unload(self) -> None:
         """Have the ranks free their weights, if there are ranks; never starts any and never raises a BackendError."""
-        if _unload(self.spec):
-            self.show("unloaded; weights load at next use")
+        done = _unload(self.spec)
+        self.show("unloaded; weights load at next use" if done else "busy; weights stay for now")
 
     def describe(self, state: str) -> str:
         """Ranks, layout and state in one line."""

@@ -91,13 +91,13 @@ class Backlog:
         self.running = self._waiting.popleft()
         return self.running
 
-    def refuse(self, job: Job, error: BackendError | Error) -> None:
+    def settle(self, job: Job, outcome: BackendError | Error | Done) -> None:
         """End a job that has not run, and tell its client."""
-        if isinstance(error, BackendError):
-            error = Error(code=error.code, message=str(error))
+        if isinstance(outcome, BackendError):
+            outcome = Error(code=outcome.code, message=str(outcome))
         self._waiting.remove(job)
-        answer(job.connection, error)
-        self._close(job, error)
+        answer(job.connection, outcome)
+        self._close(job, outcome)
 
     def finish(self, outcome: Done | Error, *, answered: bool) -> None:
         """End the running job. A client that rank 0 has not answered is cut off, and will ask for the outcome."""

@@ -44,10 +44,9 @@ class Checkpoint:
 
     def stamp(self) -> str:
         """A hash of the names, sizes and times of the folder's configs and weights, as they are now."""
-        files = sorted(file for kind in ("json", "safetensors") for file in self.path.rglob(f"*.{kind}"))
-        states = [(str(file.relative_to(self.path)), file.stat()) for file in files]
-        text = repr([(name, state.st_size, state.st_mtime_ns) for name, state in states])
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        files = [file for pattern in ("*.json", "*/*.json", "*/*.safetensors") for file in self.path.glob(pattern)]
+        states = [(str(file.relative_to(self.path)), _state(file)) for file in sorted(files)]
+        return hashlib.sha256(repr(states).encode()).hexdigest()[:16]
 
     def config(self, component: str) -> dict[str, Any]:
         """The component's ``config.json`` (``scheduler_config.json`` for a scheduler).
@@ -67,3 +66,12 @@ class Checkpoint:
         if not isinstance(content, dict):
             raise InvalidRequest(f"{file} holds no JSON object")
         return content
+
+
+def _state(file: Path) -> tuple[int, int] | None:
+    """Size and time of a file, None for a link that leads nowhere."""
+    try:
+        status = file.stat()
+    except OSError:
+        return None
+    return status.st_size, status.st_mtime_ns

@@ -12,6 +12,7 @@ from torch import Tensor
 from . import payload, query, wire
 from .endpoint import Endpoint
 from .errors import BackendFailure, BackendUnavailable, Cancelled, InvalidRequest
+from .fingerprint import is_outdated
 from .launch import START_PATIENCE, connect_or_start
 from .messages import Cancel, Continue, Done, Outcome, Progress, RankRequest, Status
 
@@ -84,6 +85,8 @@ class Client:
         while True:
             with contextlib.suppress(_NotTaken):
                 return call.run()
+            if is_outdated():
+                raise BackendUnavailable("the extension's files have changed since ComfyUI started: restart ComfyUI")
             # It was ending just as we connected, for want of work or because it runs older code.
             time.sleep(min(deadline.remaining(), POLL))
 

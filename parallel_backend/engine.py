@@ -222,15 +222,15 @@ class Engine:
         """The model's pipeline, which has loaded nothing yet if it is new. ``auto`` shares what it resolves to."""
         key = _key(model)
         if key not in self._pipelines:
-            self._forget_older(model)
+            self._forget_replaced(model)
             checkpoint = Checkpoint.open(model.path)
             dtype = loading.resolve_dtype(checkpoint, model.dtype, self.device)
             same = [p for (path, _, _), p in self._pipelines.items() if path == model.path and p.dtype == dtype]
             self._pipelines[key] = same[0] if same else self._new_pipeline(checkpoint, dtype)
         return self._pipelines[key]
 
-    def _forget_older(self, model: ModelSpec) -> None:
-        """Free what was loaded from files that have been replaced since."""
+    def _forget_replaced(self, model: ModelSpec) -> None:
+        """Free what was loaded from other files under the same path."""
         for key in [key for key in self._pipelines if key[0] == model.path and key[1] != model.stamp]:
             del self._pipelines[key]
             self._free()

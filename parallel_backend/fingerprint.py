@@ -8,6 +8,15 @@ from pathlib import Path
 @cache
 def fingerprint() -> str:
     """A hash of this package's source files, as they were at the first call."""
+    return _digest()
+
+
+def is_outdated() -> bool:
+    """Whether the files have changed since: a backend that is started now runs other code than this process."""
+    return _digest() != fingerprint()
+
+
+def _digest() -> str:
     digest = hashlib.sha256()
     root = Path(__file__).parent
     for file in sorted(root.rglob("*.py")):

@@ -18,9 +18,9 @@ from types import FrameType
 from typing import Literal
 
 from . import control, procs, wire
-from .backlog import Backlog, Job, needed
+from .backlog import Backlog, Job
 from .endpoint import Endpoint, listen, peer
-from .errors import BackendError, BackendUnavailable, Cancelled, InvalidRequest, ProtocolError, RankFailed
+from .errors import BackendError, BackendUnavailable, Cancelled, ProtocolError, RankFailed
 from .fingerprint import fingerprint
 from .generations import Generations
 from .intake import Intake, answer, refuse
@@ -160,18 +160,8 @@ class Supervisor:
     def _take(self, sock: socket.socket, frame: wire.Frame) -> None:
         if frame.program != self._program:
             self._give_way(sock, frame.message)
-        elif isinstance(frame.message, Unload) and not self._could_hold(frame.message):
-            answer(sock, Done())
-            sock.close()
         else:
             self._enqueue(sock, frame)
-
-    def _could_hold(self, request: Unload) -> bool:
-        """Whether the ranks there are may have loaded the weights."""
-        try:
-            return self._sets.current is not None and self._sets.current.covers(needed(request))
-        except InvalidRequest:
-            return False
 
     def _give_way(self, sock: socket.socket, message: object) -> None:
         """The client's files are not those this process was started from: the client is to start anew from its own."""
@@ -200,13 +190,19 @@ class Supervisor:
             self._sets.current.cancel(request_id)
         for job in self._backlog.waiting:
             if job.id == request_id:
-                self._backlog.refuse(job, Cancelled("the request was cancelled before its turn came"))
+                self._backlog.settle(job, Cancelled("the request was cancelled before its turn came"))
 
     def _pump(self) -> None:
         job = self._backlog.first
         if job is None or self._backlog.running or self._stopping is not None:
             return
-        if self._sets.current and not self._sets.current.covers(job.devices):
+        covered = self._sets.current is not None and self._sets.current.covers(job.devices)
+        if isinstance(job.request, Unload) and not covered:
+            # There is nothing to free, and no reason to start or to end ranks.
+            self._backlog.settle(job, Done())
+            self._pump()
+            return
+        if not covered:
             self._sets.end()
         if self._sets.current is None:
             self._start_set(job.devices)
@@ -279,7 +275,7 @@ class Supervisor:
         if self._backlog.running:
             self._backlog.finish(error, answered=False)
         elif waiting and not started:
-            self._backlog.refuse(waiting, error)
+            self._backlog.settle(waiting, error)
 
     def _shut_down(self) -> None:
         if self._endpoint.listens(self._socket):
@@ -288,7 +284,7 @@ class Supervisor:
         stopped = BackendUnavailable("the backend was stopped")
         self._backlog.finish(Error(code=stopped.code, message=str(stopped)), answered=False)
         for job in self._backlog.waiting:
-            self._backlog.refuse(job, stopped)
+            self._backlog.settle(job, stopped)
         self._sets.end()
         self._intake.close()
         while self._sets.bury():

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import sys
 from pathlib import Path
 
 import pytest
@@ -28,18 +27,30 @@ class RootIsNoPackage:
 def pytest_configure(config: pytest.Config) -> None:
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # devices "0,1,2" are CPU ranks on every machine
     config.pluginmanager.register(RootIsNoPackage())
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that fixtures end the processes they started
+    # So that the run ends, and fixtures end the processes they started.
+    signal.signal(signal.SIGTERM, lambda *_: pytest.exit("SIGTERM", returncode=143))
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run what asks for ``comfyui_path`` with every version, or the newest; without any skip it and say why."""
+    """Run what asks for ``comfyui_path`` with every version; without any skip it and say why."""
     if "comfyui_path" not in metafunc.fixturenames:
         return
     reason = "no ComfyUI found: set COMFYUI_PATHS, or put one into ~/ComfyUI"
     missing = pytest.param(None, marks=pytest.mark.skip(reason=reason), id="none")
-    versions = VERSIONS[-1:] if metafunc.definition.get_closest_marker("newest") else VERSIONS
-    found = [pytest.param(path, id=comfy_paths.version(path)) for path in versions]
+    found = [pytest.param(path, id=comfy_paths.version(path)) for path in VERSIONS]
     metafunc.parametrize("comfyui_path", found or [missing], scope="session", indirect=True)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave ``newest`` tests out with older versions."""
+    older = [item for item in items if item.get_closest_marker("newest") and _path_of(item) in VERSIONS[:-1]]
+    config.hook.pytest_deselected(items=older)
+    items[:] = [item for item in items if item not in older]
+
+
+def _path_of(item: pytest.Item) -> Path | None:
+    callspec = getattr(item, "callspec", None)
+    return callspec.params.get("comfyui_path") if callspec else None
 
 
 @pytest.fixture(scope="session")

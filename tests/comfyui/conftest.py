@@ -60,10 +60,11 @@ def new_server(comfyui_path: Path) -> Iterator[Callable[..., ComfyServer]]:
 
 @pytest.fixture(scope="session")
 def tiny_server(server: ComfyServer) -> ComfyServer:
-    """The shared server with the checkpoints ``tiny``, ``fresh`` and ``no vae``, folders that are none, bad latents."""
+    """The shared server with checkpoints, folders that are none, and latents that do not fit."""
     models = server.base / "models" / "diffusers"
     tiny.write(models / "tiny")
-    tiny.write(models / "fresh")
+    for name in ("fresh", "fresh too"):
+        tiny.write(models / name)
     tiny.write(models / "no vae", tiny.Tiny(vae=False))
     (models / "empty").mkdir()
     (models / "unet").mkdir()

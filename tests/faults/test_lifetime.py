@@ -16,7 +16,7 @@ import pytest
 from parallel_backend import wire
 from parallel_backend.client import Client, Timeouts
 from parallel_backend.endpoint import Endpoint, connect, listen
-from parallel_backend.errors import BackendUnavailable, Cancelled, InvalidRequest
+from parallel_backend.errors import BackendUnavailable, Cancelled, InvalidRequest, RankFailed
 from parallel_backend.layout import ParallelLayout
 from parallel_backend.messages import Devices, Done, Echo, ModelSpec, Status, Unload
 
@@ -225,6 +225,38 @@ def test_an_unload_reaches_ranks_of_a_layout_that_leaves_devices_out(runtime: Pa
     client.call(sample(spec=model), tensors(1))
     with pytest.raises(InvalidRequest, match="nothing to unload"):
         client.call(Unload(model=model))
+
+
+def test_an_unload_whose_ranks_end_while_it_waits_starts_none(runtime: Path) -> None:
+    client = start_fake(runtime)
+    running = Running(client=client, message=sample()).in_step()
+    with ThreadPoolExecutor() as pool:
+        unload = pool.submit(client.call, Unload(model=TWO))
+        wait_until(lambda: client.status().queued, 5.0, "the unload waits")
+        before = client.status()
+        os.kill(before.ranks[1].pid, signal.SIGKILL)
+        assert unload.result(10.0) == {}
+    assert isinstance(running.ended(10.0), RankFailed)
+    after = client.status()
+    assert (after.ranks, after.generation) == ((), before.generation)
+
+
+def test_a_client_of_replaced_files_says_that_comfyui_must_restart(
+    runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("parallel_backend.client.is_outdated", lambda: True)
+    endpoint = Endpoint(folder=runtime)
+    lock, listener = listen(endpoint, backlog=1)
+
+    def hang_up() -> None:
+        listener.accept()[0].close()
+
+    with listener, ThreadPoolExecutor() as pool:
+        accepted = pool.submit(hang_up)
+        with pytest.raises(BackendUnavailable, match="files have changed since ComfyUI started: restart ComfyUI"):
+            Client(endpoint=endpoint).call(Echo(model=TWO))
+        accepted.result(5.0)
+    os.close(lock)
 
 
 def test_an_unload_ends_an_idle_backend_of_older_code(runtime: Path) -> None:

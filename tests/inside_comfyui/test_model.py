@@ -15,7 +15,7 @@ import comfy_extras.nodes_custom_sampler
 import pytest
 import torch
 from any_folder_name.nodes import connection
-from any_folder_name.parallel_backend.errors import InvalidRequest
+from any_folder_name.parallel_backend.errors import Cancelled, InvalidRequest
 from any_folder_name.parallel_backend.layout import ParallelLayout
 from comfy_extras.nodes_easycache import EasyCacheNode
 from comfy_extras.nodes_perpneg import Guider_PerpNeg
@@ -213,6 +213,29 @@ def test_weights_go_with_the_last_holder_of_a_model(loaded: Loaded, monkeypatch:
     holders.clear()
     connection.free_dropped()
     assert [message.model.path for message in loaded.client.of_kind("Unload")] == ["/dropped"]
+
+
+def test_a_dropped_model_is_tried_again_while_the_ranks_are_busy(
+    loaded: Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = dataclasses.replace(loaded.model.model.diffusion_model.handle.spec, path="/busy")
+    answers = iter([Cancelled("its turn did not come"), None])
+    asked: list[Any] = []
+
+    def call(message: Any, *args: Any, interrupted: Callable[[], bool], **kwargs: Any) -> dict[str, Any]:
+        asked.append(message)
+        error = next(answers)
+        if error:
+            raise error
+        return {}
+
+    monkeypatch.setattr(loaded.client, "call", call)
+    monkeypatch.setattr(connection, "_free_dropped_soon", lambda: None)
+    connection._dropped[connection._key(spec)] = spec
+    for count in (1, 2, 2):
+        connection.free_dropped()
+        assert len(asked) == count
+    assert not connection._dropped
 
 
 def test_nothing_but_the_outputs_holds_a_model(load: Callable[..., Loaded]) -> None:

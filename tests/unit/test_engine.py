@@ -135,6 +135,17 @@ def test_replaced_files_are_loaded_anew(ask, checkpoint, engine, tmp_path):
     assert len(engine.snapshot()[0]) == 1, "the old weights are gone"
 
 
+def test_a_stamp_follows_links_and_bears_dangling_ones(checkpoint, tmp_path):
+    path = shutil.copytree(checkpoint, tmp_path / "model")
+    (path / "text_encoder").rename(tmp_path / "shared")
+    (path / "text_encoder").symlink_to(tmp_path / "shared")
+    (path / "vae" / "gone.safetensors").symlink_to(tmp_path / "gone")
+    before = Checkpoint.open(path).stamp()
+    config = tmp_path / "shared" / "config.json"
+    config.write_text(config.read_text() + " ")
+    assert Checkpoint.open(path).stamp() != before
+
+
 def test_parts_load_when_needed_and_unload_frees_them(ask, checkpoint, engine):
     model = one_rank(checkpoint)
     assert engine.snapshot() == ((), 0, 0)
