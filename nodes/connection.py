@@ -89,7 +89,7 @@ def _free_dropped_soon() -> None:
 
 
 def _unload(spec: ModelSpec) -> bool:
-    """Have the ranks free a model's weights; whether they now hold none, and not because they were busy for long."""
+    """Have the ranks free a model's weights, if there are ranks; false where they could not yet."""
     until = time.monotonic() + UNLOAD_PATIENCE
     try:
         client().status()
@@ -101,6 +101,7 @@ def _unload(spec: ModelSpec) -> bool:
         return True
     except BackendError as error:
         logging.warning("Parallel DiT: the ranks could not free their weights: %s", error)
+        return False
     return True
 
 
@@ -192,7 +193,7 @@ class Handle:
     def unload(self) -> None:
         """Have the ranks free their weights, if there are ranks; never starts any and never raises a BackendError."""
         done = _unload(self.spec)
-        self.show("unloaded; weights load at next use" if done else "busy; weights stay for now")
+        self.show("unloaded; weights load at next use" if done else "the weights could not be freed yet")
 
     def describe(self, state: str) -> str:
         """Ranks, layout and state in one line."""
