@@ -186,7 +186,14 @@ def test_a_crowd_that_says_nothing_is_bounded(client: Client) -> None:
     finally:
         for sock in crowd:
             sock.close()
-    assert client.status().state == "idle"
+    wait_until(lambda: is_idle(client), 10.0, "the hang-ups are seen")
+
+
+def is_idle(client: Client) -> bool:
+    try:
+        return client.status().state == "idle"
+    except QueueFull:
+        return False
 
 
 def test_a_client_that_never_sends_its_tensors_can_be_cancelled(client: Client) -> None:
