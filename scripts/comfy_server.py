@@ -16,8 +16,6 @@ from scripts.comfy_api import ComfyClient
 from scripts.comfy_paths import ROOT
 
 CPU_SHIM = ROOT / "scripts" / "cpu_shim"
-BYTECODE = Path(sys.prefix) / "bytecode"
-"""Where ComfyUI's bytecode goes: its checkout stays as it was, and nobody else can put code there."""
 
 
 class StartFailed(Exception):
@@ -94,9 +92,10 @@ class ComfyServer:
         env = {
             **os.environ,
             "PARALLEL_DIT_RUNTIME": str(self.runtime),
-            "PYTHONPYCACHEPREFIX": str(BYTECODE),
             "HF_HUB_OFFLINE": "1",
         }
+        if "PYTHONPYCACHEPREFIX" not in env:
+            env["PYTHONDONTWRITEBYTECODE"] = "1"  # the checkout stays as it was
         if self._cpu:
             env["PYTHONPATH"] = str(CPU_SHIM)
         return {**env, **self._env}
