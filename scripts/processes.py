@@ -69,7 +69,11 @@ def kill(processes: list[psutil.Process]) -> None:
 
 
 def end_with_parent() -> None:
-    """For ``preexec_fn``: the child is killed when the thread that started it ends (Linux)."""
+    """For ``preexec_fn``: the child is killed when the thread that started it ends (Linux).
+
+    SIGINT, which ``end_group`` sends, means to it what it means to any program: a shell's background jobs ignore it.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
