@@ -36,7 +36,7 @@ def test_quickstart_makes_both_pictures_and_leaves_no_process(tmp_path: Path, op
     assert done.returncode == 0, done.stdout + done.stderr
     assert ("Without ComfyUI" in done.stdout) == bool(options), done.stdout
     with Image.open(tmp_path / "image.png") as image, Image.open(tmp_path / "video.webp") as video:
-        assert image.size == (192, 192)
+        assert image.size == (160, 160)
         assert getattr(video, "n_frames", 1) == 17
     differences = [int(number) for number in re.findall(r"largest pixel difference.*: (\d+) of 255", done.stdout)]
     assert len(differences) == 2, done.stdout
