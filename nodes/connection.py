@@ -10,6 +10,7 @@ import time
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import comfy.model_management
 import comfy.utils
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from ..parallel_backend.checkpoint import Checkpoint
 from ..parallel_backend.client import Client
-from ..parallel_backend.errors import BackendError, BackendUnavailable, Cancelled, OutOfMemory
+from ..parallel_backend.errors import BackendError, BackendUnavailable, Cancelled, OutOfMemory, QueueFull
 from ..parallel_backend.layout import ParallelLayout, auto
 from ..parallel_backend.messages import (
     Decode,
@@ -77,7 +78,7 @@ def free_dropped() -> None:
     """Have the ranks free the models that no node holds any more. Never raises a ``BackendError``."""
     for key in list(_dropped):
         spec = _dropped.pop(key, None)
-        if spec and not _users.get(key) and not _unload(spec):
+        if spec and not _users.get(key) and _unload(spec) == "busy":
             _dropped.setdefault(key, spec)
             _free_dropped_soon()
 
@@ -88,21 +89,21 @@ def _free_dropped_soon() -> None:
     timer.start()
 
 
-def _unload(spec: ModelSpec) -> bool:
-    """Have the ranks free a model's weights, if there are ranks; false where they could not yet."""
+def _unload(spec: ModelSpec) -> Literal["freed", "busy", "failed"]:
+    """Have the ranks free a model's weights, if there are ranks; why they failed is in the log."""
     until = time.monotonic() + UNLOAD_PATIENCE
     try:
         client().status()
         client().call(Unload(model=spec), {}, interrupted=lambda: time.monotonic() > until)
-    except Cancelled:
+    except (Cancelled, QueueFull):
         logging.info("Parallel DiT: the ranks are busy and keep their weights for now")
-        return False
+        return "busy"
     except BackendUnavailable:
-        return True
+        return "freed"
     except BackendError as error:
         logging.warning("Parallel DiT: the ranks could not free their weights: %s", error)
-        return False
-    return True
+        return "failed"
+    return "freed"
 
 
 def _key(spec: ModelSpec) -> _Key:
@@ -192,8 +193,8 @@ class Handle:
 
     def unload(self) -> None:
         """Have the ranks free their weights, if there are ranks; never starts any and never raises a BackendError."""
-        done = _unload(self.spec)
-        self.show("unloaded; weights load at next use" if done else "the weights could not be freed yet")
+        freed = _unload(self.spec) == "freed"
+        self.show("unloaded; weights load at next use" if freed else "the weights could not be freed yet")
 
     def describe(self, state: str) -> str:
         """Ranks, layout and state in one line."""

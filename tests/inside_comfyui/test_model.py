@@ -3,7 +3,7 @@
 import dataclasses
 import gc
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import comfy.lora
@@ -15,7 +15,7 @@ import comfy_extras.nodes_custom_sampler
 import pytest
 import torch
 from any_folder_name.nodes import connection
-from any_folder_name.parallel_backend.errors import Cancelled, InvalidRequest
+from any_folder_name.parallel_backend.errors import BackendError, Cancelled, InvalidRequest, RankFailed
 from any_folder_name.parallel_backend.layout import ParallelLayout
 from comfy_extras.nodes_easycache import EasyCacheNode
 from comfy_extras.nodes_perpneg import Guider_PerpNeg
@@ -215,24 +215,27 @@ def test_weights_go_with_the_last_holder_of_a_model(loaded: Loaded, monkeypatch:
     assert [message.model.path for message in loaded.client.of_kind("Unload")] == ["/dropped"]
 
 
-def test_a_dropped_model_is_tried_again_while_the_ranks_are_busy(
-    loaded: Loaded, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("error", "counts"), [(Cancelled("its turn did not come"), (1, 2, 2)), (RankFailed("rank 0 died"), (1, 1, 1))]
+)
+def test_a_dropped_model_is_tried_again_while_the_ranks_are_busy_alone(
+    loaded: Loaded, monkeypatch: pytest.MonkeyPatch, error: BackendError, counts: tuple[int, ...]
 ) -> None:
     spec = dataclasses.replace(loaded.model.model.diffusion_model.handle.spec, path="/busy")
-    answers = iter([Cancelled("its turn did not come"), None])
+    answers: Iterator[BackendError | None] = iter([error, None])
     asked: list[Any] = []
 
     def call(message: Any, *args: Any, interrupted: Callable[[], bool], **kwargs: Any) -> dict[str, Any]:
         asked.append(message)
-        error = next(answers)
-        if error:
-            raise error
+        answer = next(answers)
+        if answer:
+            raise answer
         return {}
 
     monkeypatch.setattr(loaded.client, "call", call)
     monkeypatch.setattr(connection, "_free_dropped_soon", lambda: None)
     connection._dropped[connection._key(spec)] = spec
-    for count in (1, 2, 2):
+    for count in counts:
         connection.free_dropped()
         assert len(asked) == count
     assert not connection._dropped
