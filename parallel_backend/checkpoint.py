@@ -9,6 +9,10 @@ from typing import Any
 
 from .errors import InvalidRequest
 
+_OLD_CLASS = "Transformer2DModel"
+_SPLIT = {"ada_norm_single": "PixArtTransformer2DModel", "ada_norm_zero": "DiTTransformer2DModel"}
+"""By ``norm_type``, as in diffusers' own ``_CLASS_REMAPPING_DICT``."""
+
 
 @dataclass(frozen=True)
 class Checkpoint:
@@ -40,7 +44,12 @@ class Checkpoint:
         """Class name by component name, without the components that are null."""
         index = self._read_json("model_index.json")
         pairs = {name: value for name, value in index.items() if isinstance(value, list) and len(value) == 2}
-        return {name: value[1] for name, value in pairs.items() if value[1]}
+        found = {name: value[1] for name, value in pairs.items() if value[1]}
+        return {name: self._renamed(name) if kind == _OLD_CLASS else kind for name, kind in found.items()}
+
+    def _renamed(self, component: str) -> str:
+        """The class that diffusers loads today where a checkpoint names the one that it was split from."""
+        return _SPLIT.get(self.config(component).get("norm_type", ""), _OLD_CLASS)
 
     def stamp(self) -> str:
         """A hash of the names, sizes and times of the folder's configs and weights, as they are now."""

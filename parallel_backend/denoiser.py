@@ -1,17 +1,19 @@
 """One transformer on one mesh: what a rank computes of a denoiser call, and how results come together."""
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
 
-from .attention import routed
+from . import seam
+from .attention import Attention, routed
 from .collectives import gather, join
+from .geometry import IMAGE, LATENT
+from .kernels import Kernel
 from .mesh import DeviceMesh
 from .models import Family
-from .partition import Partition
-from .strategies import BatchSplit, Ulysses
+from .state import State
+from .strategies import BatchSplit, TokenSplit
 from .validation import Denoising
 
 Inputs = Mapping[str, Tensor]
@@ -23,10 +25,13 @@ class Denoiser:
     ``on_forward`` is called once per transformer forward.
     """
 
-    def __init__(self, family: Family, mesh: DeviceMesh, plan: Denoising, on_forward: Callable[[], None]) -> None:
-        self.family, self.mesh, self.plan, self.on_forward = family, mesh, plan, on_forward
-        self.place = mesh.coordinates(mesh.whole.index)
+    def __init__(
+        self, family: Family, mesh: DeviceMesh, plan: Denoising, kernel: Kernel, on_forward: Callable[[], None]
+    ) -> None:
+        self.family, self.mesh, self.plan, self.kernel, self.on_forward = family, mesh, plan, kernel, on_forward
+        self.place = plan.layout.coordinates(mesh.whole.index)
         self.branches = BatchSplit.branches(mesh, plan.branches, self.place)
+        self._splits = [TokenSplit.of(extent.streams, mesh.sequence) for extent in plan.extents]
 
     def samples(self, branch: int) -> slice:
         """The samples of a branch that this rank computes."""
@@ -40,14 +45,20 @@ class Denoiser:
         predicted: dict[int, Tensor] = {}
         for group in _equal_shapes(branches):
             batch = {name: join([branches[i][name] for i in group]) for name in branches[group[0]]}
-            sizes = [branches[i][self.family.latent].shape[0] for i in group]
+            sizes = [branches[i][LATENT].shape[0] for i in group]
             predicted.update(zip(group, torch.split(self._predict(batch, group[0]), sizes), strict=True))
         return {i: predicted[i] for i in branches}
 
+    def unshard(self, own: Tensor, branch: int) -> Tensor:
+        """``[B, own tokens, values]`` to the latent that they are on every rank of the sequence."""
+        whole = self._splits[branch].unshard(own, IMAGE)
+        return self.family.unpatchify(whole, self.plan.latents[branch][2:])
+
     def gather(self, shards: Mapping[int, Tensor]) -> dict[int, Tensor]:
-        """The whole predictions ``[B, C, T, H, W]`` of all branches on rank 0; nothing on other ranks."""
-        own = join([shard.reshape(-1) for shard in shards.values()]) if shards else self._empty()
+        """The whole predictions ``[B, C, ...]`` of all branches on rank 0; nothing on other ranks."""
         plans = [self._shard_shapes(rank) for rank in range(self.mesh.whole.size)]
+        sends = bool(plans[self.mesh.whole.index])
+        own = join([shard.reshape(-1) for shard in shards.values()]) if sends else self._empty()
         sizes = [sum(shape.numel() for shape in shapes.values()) for shapes in plans]
         received = gather(own, sizes, self.mesh.whole)
         if self.mesh.whole.index != 0:
@@ -58,37 +69,42 @@ class Denoiser:
         ]
         return {i: self._assemble(i, parts, plans) for i in range(self.plan.branches)}
 
-    def _attention(self, tokens: int) -> AbstractContextManager[None]:
-        axis = self.mesh.axes["ulysses"]
-        if axis.size == 1:
-            return nullcontext()
-        seam = Ulysses.attention(axis, tokens=tokens, heads=self.plan.geometry.heads)
-        return routed(self.family.attentions, seam)
-
     def _predict(self, inputs: Inputs, branch: int) -> Tensor:
-        axis = self.mesh.axes["ulysses"]
-        rows = inputs[self.family.latent].shape[0]
-        tokens = self.plan.tokens(branch)
-        if not rows:
-            own = Partition.even(tokens, axis.size).sizes[axis.index]
-            return self._empty().view(0, own, self.plan.geometry.values)
+        split, extent = self._splits[branch], self.plan.extents[branch]
+        if not inputs[LATENT].shape[0]:
+            own = split.streams[IMAGE].sizes[split.axis.index]
+            return self._empty().view(0, own, extent.values)
         self.on_forward()
-        state = Ulysses.shard(self.family.embed(inputs), axis)
-        with self._attention(tokens):
-            for block in self.family.blocks:
-                state = block(state)
+        state = self.family.embed(inputs)
+        lengths = {name: tokens.shape[1] for name, tokens in state.streams.items()}
+        assert lengths == dict(extent.streams), f"embed made streams of {lengths}, and {extent.streams} were planned"
+        with routed(self._sites(state, split)):
+            state = self.family.run(split.shard(state))
         return self.family.head(state)
+
+    def _sites(self, state: State, split: TokenSplit) -> list[tuple[torch.nn.Module, Attention, bool]]:
+        """What goes through the seam: nothing where the modules' own attention is all that is wanted."""
+        if split.axis.size == 1 and not state.masks and self.kernel.stock:
+            return []
+        seams = {
+            streams: seam.attention(self.mesh, split, streams, state.masks, self.kernel)
+            for streams in {site.streams for site in self.family.attentions}
+        }
+        return [(site.module, seams[site.streams], site.each_sample) for site in self.family.attentions]
 
     def _empty(self) -> Tensor:
         return torch.empty(0, dtype=self.family.dtype, device=self.family.device)
 
     def _shard_shapes(self, rank: int) -> dict[int, torch.Size]:
-        place = self.mesh.coordinates(rank)
+        """What a rank sends to rank 0: of ranks with the same tokens, the first does."""
+        place = self.plan.layout.coordinates(rank)
+        if place["tensor"]:
+            return {}
         shapes = {}
         for i in BatchSplit.branches(self.mesh, self.plan.branches, place):
             samples = BatchSplit.samples(self.mesh, self.plan.latents[i][0], place)
-            tokens = Partition.even(self.plan.tokens(i), self.mesh.layout.ulysses).sizes[place["ulysses"]]
-            shapes[i] = torch.Size((samples.stop - samples.start, tokens, self.plan.geometry.values))
+            tokens = self._splits[i].streams[IMAGE].sizes[place["sequence"]]
+            shapes[i] = torch.Size((samples.stop - samples.start, tokens, self.plan.extents[i].values))
         return shapes
 
     def _assemble(
@@ -98,7 +114,7 @@ class Denoiser:
         for rank, part in enumerate(parts):
             if branch in part:
                 shard = part[branch].view(plans[rank][branch])
-                rows.setdefault(self.mesh.coordinates(rank)["data"], []).append(shard)
+                rows.setdefault(self.plan.layout.coordinates(rank)["data"], []).append(shard)
         tokens = join([join(shards, dim=1) for _, shards in sorted(rows.items())])
         return self.family.unpatchify(tokens, self.plan.latents[branch][2:])
 

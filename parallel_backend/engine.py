@@ -3,6 +3,7 @@
 import gc
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Generic, TypeVar
@@ -10,7 +11,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from . import loading, mesh, text, vae
+from . import kernels, loading, mesh, text, traffic, vae
 from .checkpoint import Checkpoint
 from .collectives import agree, share
 from .denoiser import Denoiser
@@ -136,8 +137,11 @@ class Engine:
         own = {
             i: {name: tensor[denoiser.samples(i)] for name, tensor in branches[i].items()} for i in denoiser.branches
         }
-        predictions = denoiser.gather(denoiser.shards(own))
-        return {str(i): prediction.cpu() for i, prediction in predictions.items()}
+        measured = traffic.Measured(denoiser.mesh.whole, self.device)
+        with measured if call.message.measure else nullcontext():
+            predictions = denoiser.gather(denoiser.shards(own))
+        done = {str(i): prediction.cpu() for i, prediction in predictions.items()}
+        return done | (measured.of_all_ranks() if call.message.measure else {})
 
     def _sample(self, call: _Call[Sample]) -> Tensors:
         pipeline = self._pipeline(call.message.model)
@@ -202,7 +206,8 @@ class Engine:
             )
         shared = share(call.metas, call.tensors, devices.whole, self.device)
         call.loads(pipeline, "transformer")
-        return Denoiser(pipeline.transformer(), devices, plan, self._count), shared
+        kernel = kernels.choose(call.message.model.attention, self.device, pipeline.dtype)
+        return Denoiser(pipeline.transformer(devices), devices, plan, kernel, self._count), shared
 
     def _vae(self, call: _Call[Any], name: str) -> Any:
         pipeline = self._pipeline(call.message.model)

@@ -1,23 +1,28 @@
 """``ParallelLayout``: how many ranks each way of splitting the work gets."""
 
 import math
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 
 from .errors import InvalidRequest
 
 AXES: tuple[str, ...] = ("data", "cfg", "pipe", "ring", "ulysses", "tensor")
 """Mesh axes from the outermost to the innermost: neighbours on the right talk the most."""
 
-BUILT: tuple[str, ...] = ("data", "cfg", "ulysses")
+BUILT: tuple[str, ...] = ("data", "cfg", "ring", "ulysses", "tensor")
 """Axes that may have a degree above 1 today."""
+
+SHARD_WEIGHTS = "shard_weights"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelLayout:
     """Degrees per axis; their product is the number of ranks used.
 
+    ``shard_weights`` has the ranks of ``ring`` and ``ulysses`` share one copy of the weights among them.
+
     Raises:
-        InvalidRequest: a degree is not a whole number of at least 1, or its axis is not built yet.
+        InvalidRequest: a degree is not a whole number of at least 1, its axis is not built yet, or nobody is there
+            to share weights with.
     """
 
     data: int = 1
@@ -26,9 +31,10 @@ class ParallelLayout:
     ring: int = 1
     ulysses: int = 1
     tensor: int = 1
+    shard_weights: bool = False
 
     def __post_init__(self) -> None:
-        for axis, degree in asdict(self).items():
+        for axis, degree in self.degrees.items():
             if not isinstance(degree, int) or isinstance(degree, bool) or degree < 1:
                 raise InvalidRequest(f"layout {axis}={degree!r}: a degree is a whole number of at least 1")
             if degree > 1 and axis not in BUILT:
@@ -37,29 +43,57 @@ class ParallelLayout:
                     f"degrees above 1 work for {', '.join(BUILT)}"
                 )
 
+        if self.shard_weights and self.sequence == 1:
+            raise InvalidRequest(
+                f'layout "{self}": the ranks of ring and ulysses are those that share weights, and both degrees are 1; '
+                'raise one of them, as in "ulysses=2 shard_weights"'
+            )
+
+    @property
+    def degrees(self) -> dict[str, int]:
+        """Degree by axis, in the order of ``AXES``."""
+        return {axis: getattr(self, axis) for axis in AXES}
+
     @property
     def ranks(self) -> int:
         """Number of ranks the layout uses."""
-        return math.prod(getattr(self, axis) for axis in AXES)
+        return math.prod(self.degrees.values())
+
+    @property
+    def sequence(self) -> int:
+        """Number of ranks that share out the tokens of a row."""
+        return self.ring * self.ulysses
+
+    def coordinates(self, rank: int) -> dict[str, int]:
+        """Where ``rank`` stands on every axis, the last the fastest, and on the sequence (ring and ulysses as one)."""
+        place = {}
+        for axis, degree in reversed(self.degrees.items()):
+            rank, place[axis] = divmod(rank, degree)
+        return place | {"sequence": place["ring"] * self.ulysses + place["ulysses"]}
 
     def __str__(self) -> str:
-        used = [f"{axis}={degree}" for axis, degree in asdict(self).items() if degree > 1]
-        return " ".join(used) or "one rank"
+        used = [f"{axis}={degree}" for axis, degree in self.degrees.items() if degree != 1]
+        return " ".join([*used, *([SHARD_WEIGHTS] if self.shard_weights else [])]) or "one rank"
 
     @classmethod
     def parse(cls, text: str) -> "ParallelLayout":
-        """Read ``"cfg=2 ulysses=2"``; an empty text is one rank.
+        """Read ``"cfg=2 ulysses=2"`` or ``"ulysses=2 shard_weights"``; an empty text is one rank.
 
         Raises:
             InvalidRequest: an unknown axis or a degree that is no number.
         """
+        words = text.split()
         degrees: dict[str, int] = {}
-        for word in text.split():
+        for word in words:
             axis, _, degree = word.partition("=")
+            if word == SHARD_WEIGHTS:
+                continue
             if axis not in AXES or not degree.lstrip("-").isdigit():
-                raise InvalidRequest(f"layout {word!r}: write AXIS=DEGREE with an axis of {', '.join(AXES)}")
+                raise InvalidRequest(
+                    f"layout {word!r}: write AXIS=DEGREE with an axis of {', '.join(AXES)}, or {SHARD_WEIGHTS}"
+                )
             degrees[axis] = int(degree)
-        return cls(**degrees)
+        return cls(**degrees, shard_weights=SHARD_WEIGHTS in words)
 
     def check_fits(self, ranks: int) -> None:
         """Refuse a layout that needs more ranks than there are, naming the nearest ones that fit.
@@ -93,4 +127,4 @@ def auto(ranks: int, *, branches: int) -> ParallelLayout:
     return ParallelLayout(ulysses=ranks)
 
 
-assert tuple(field.name for field in fields(ParallelLayout)) == AXES
+assert tuple(field.name for field in fields(ParallelLayout)) == (*AXES, SHARD_WEIGHTS)

@@ -14,7 +14,9 @@ import torch
 from torch import nn
 
 from .checkpoint import Checkpoint
+from .cuts import Slices
 from .errors import InvalidRequest
+from .mesh import DeviceMesh
 from .messages import DType
 from .models import FAMILIES, Family, family_of
 
@@ -72,12 +74,40 @@ def check_component(checkpoint: Checkpoint, component: str) -> None:
     _weight_files(checkpoint.path / component)
 
 
-def load_transformer(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> Family:
-    """The transformer as its family. diffusers keeps the parts in float32 that need it."""
+def load_transformer(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, mesh: DeviceMesh) -> Family:
+    """What a rank holds of the transformer, as its family. diffusers keeps the parts in float32 that need it."""
     import diffusers
 
     name = checkpoint.components["transformer"]
-    return family_of(name)(_load(getattr(diffusers, name), checkpoint, "transformer", device, torch_dtype=dtype))
+    family, model_class = family_of(name), getattr(diffusers, name)
+    if mesh.layout.tensor == 1 and not mesh.layout.shard_weights:
+        return family(_load(model_class, checkpoint, "transformer", device, torch_dtype=dtype))
+    return _load_part(family, model_class, checkpoint, dtype, device, mesh)
+
+
+def _load_part(
+    family: type[Family],
+    model_class: Any,
+    checkpoint: Checkpoint,
+    dtype: torch.dtype,
+    device: torch.device,
+    mesh: DeviceMesh,
+) -> Family:
+    from . import weights
+    from .strategies import sharded, tensor
+
+    config, layout = checkpoint.config("transformer"), mesh.layout
+    module = weights.empty(model_class, config, dtype)
+    slices: Slices = {}
+    if layout.tensor > 1:
+        slices = tensor.cut(module, family.cuts(config), mesh.axes["tensor"], device.type)
+    loaded = family(module)
+    if layout.shard_weights:
+        blocks = [part for block in loaded.blocks for part in block.modules]
+        loaded.run = sharded.shard(blocks, loaded.run, mesh.sequence, device.type)
+    weights.fill(module, weights.WeightFiles(_weight_files(checkpoint.path / "transformer")), slices, device)
+    module.eval().requires_grad_(False)
+    return loaded
 
 
 def load_vae(checkpoint: Checkpoint, device: torch.device) -> Any:

@@ -4,9 +4,12 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 import numpy as np
+import numpy.typing as npt
 import torch.distributed as dist
 
 from .layout import AXES, ParallelLayout
+
+Grid = npt.NDArray[np.int_]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,17 +34,16 @@ class Axis:
 class DeviceMesh:
     """Ranks ``0 .. layout.ranks - 1`` as a grid with the axes of ``layout.AXES``, the last the fastest.
 
-    ``axes`` holds this rank's line along every axis, ``whole`` all ranks of the mesh.
+    Attributes:
+        axes: this rank's line along every axis.
+        sequence: the ranks that share out the tokens of one row: ``ring`` and ``ulysses`` as one axis.
+        whole: all ranks of the mesh.
     """
 
     layout: ParallelLayout
     axes: dict[str, Axis]
+    sequence: Axis
     whole: Axis
-
-    def coordinates(self, rank: int) -> dict[str, int]:
-        """Where ``rank`` stands on every axis."""
-        place = np.unravel_index(rank, _shape(self.layout))
-        return {axis: int(index) for axis, index in zip(AXES, place, strict=True)}
 
 
 def create(layout: ParallelLayout, *, rank: int, timeout: timedelta) -> DeviceMesh | None:
@@ -53,12 +55,22 @@ def create(layout: ParallelLayout, *, rank: int, timeout: timedelta) -> DeviceMe
     grid = np.arange(layout.ranks).reshape(_shape(layout))
     axes: dict[str, Axis] = {}
     for dim, name in enumerate(AXES):
-        for line in np.moveaxis(grid, dim, -1).reshape(-1, grid.shape[dim]):
-            axis = _line(name, tuple(int(r) for r in line), rank, timeout)
-            if axis:
-                axes[name] = axis
+        axes |= _lines(name, np.moveaxis(grid, dim, -1), rank, timeout)
+    if layout.ring > 1 and layout.ulysses > 1:
+        ring = AXES.index("ring")
+        folded = np.moveaxis(grid, (ring, ring + 1), (-2, -1))
+        axes |= _lines("sequence", folded.reshape(*folded.shape[:-2], -1), rank, timeout)
     whole = _line("mesh", tuple(range(layout.ranks)), rank, timeout)
-    return DeviceMesh(layout=layout, axes=axes, whole=whole) if whole else None
+    if whole is None:
+        return None
+    sequence = axes.pop("sequence", axes["ring"] if layout.ring > 1 else axes["ulysses"])
+    return DeviceMesh(layout=layout, axes=axes, sequence=sequence, whole=whole)
+
+
+def _lines(name: str, grid: Grid, rank: int, timeout: timedelta) -> dict[str, Axis]:
+    """The groups along the last dim of the grid; this rank's own by its name."""
+    lines = [_line(name, tuple(map(int, ranks)), rank, timeout) for ranks in grid.reshape(-1, grid.shape[-1])]
+    return dict.fromkeys([name], next(line for line in lines if line)) if any(lines) else {}
 
 
 def _line(name: str, ranks: tuple[int, ...], rank: int, timeout: timedelta) -> Axis | None:
@@ -69,4 +81,4 @@ def _line(name: str, ranks: tuple[int, ...], rank: int, timeout: timedelta) -> A
 
 
 def _shape(layout: ParallelLayout) -> tuple[int, ...]:
-    return tuple(getattr(layout, axis) for axis in AXES)
+    return tuple(layout.degrees.values())

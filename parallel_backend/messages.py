@@ -34,7 +34,8 @@ class ModelSpec:
     """Everything that identifies a loaded model. It is the handle: a backend that lost the model reloads it.
 
     ``layout=None`` is ``auto``. Weights are shared between layouts that keep them whole. ``stamp`` is
-    ``Checkpoint.stamp``: with other files in the folder it is another model.
+    ``Checkpoint.stamp``: with other files in the folder it is another model. ``attention`` is a name in
+    ``kernels.KERNELS``, or ``auto``.
     """
 
     path: str
@@ -42,6 +43,7 @@ class ModelSpec:
     dtype: DType = "auto"
     devices: Devices
     layout: ParallelLayout | None = None
+    attention: str = "auto"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,10 +61,13 @@ class Forward(RankRequest):
     Tensors in: ``{i}.{name}`` for branch ``i``, with the argument names of the family's diffusers class, batch
     first (Wan: ``hidden_states`` ``[B, C, T, H, W]``, ``timestep`` ``[B]``, ``encoder_hidden_states`` ``[B, L, D]``).
     Branches may differ in every shape.
-    Tensors out: ``{i}`` ``[B, C, T, H, W]``, the raw prediction of branch ``i`` in the model's dtype.
+    Tensors out: ``{i}`` ``[B, C, T, H, W]``, the raw prediction of branch ``i`` in the model's dtype; with
+    ``measure`` also ``sent_bytes`` ``[ranks of the layout]`` int64, what each rank sent to others for it, and
+    ``seconds`` ``[1]``, what it took the ranks.
     """
 
     branches: int
+    measure: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,9 +78,11 @@ class Sample(RankRequest):
     ``{i}.{name}`` as in ``Forward`` without the latent and the timestep.
     For inpainting also ``mask``, ``noise`` and ``latent``, shaped to broadcast with ``x``.
     Branch 0 is the conditional one, branch 1 the unconditional one, which ``cfg=1`` leaves out.
-    The model sees a sigma as the timestep ``sigma * timestep_scale`` (ComfyUI's
-    ``ModelSamplingDiscreteFlow.timestep``), so a sampler may ask for sigmas between those given.
-    Progress carries ``preview`` ``[1, C, 1, H, W]`` (the predicted x0, first item, first frame) if asked for.
+    A flow model (``prediction="flow"``) sees a sigma as the timestep ``sigma * timestep_scale`` (ComfyUI's
+    ``ModelSamplingDiscreteFlow.timestep``), one of ``"eps"`` or ``"v"`` as its place in ``log_sigmas`` ``[N]``, a
+    tensor that it needs (``ModelSamplingDiscrete.timestep``); so a sampler may ask for sigmas between those given.
+    Progress carries ``preview`` ``[1, C, 1, H, W]`` (the predicted x0 of the first item's first frame; of an image
+    ``[1, C, H, W]``) if asked for.
     Tensors out: ``samples`` ``[B, C, T, H, W]`` float32, as the last step leaves them (ComfyUI's
     ``inverse_noise_scaling`` is the caller's).
     """
@@ -83,6 +90,7 @@ class Sample(RankRequest):
     branches: int
     sampler: str
     cfg: float
+    prediction: Literal["flow", "eps", "v"] = "flow"
     timestep_scale: float = 1000.0
     previews: bool = False
 

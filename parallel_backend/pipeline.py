@@ -1,17 +1,34 @@
 """A checkpoint's components, each loaded when it is first needed and then kept."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 import torch
 
 from . import loading
 from .checkpoint import Checkpoint
+from .mesh import DeviceMesh
 from .messages import LoadedModel
 from .models import Family
 from .payload import NAMES
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """Which part of the weights a rank holds: one of ``tensor`` parts, of that a shard if ``sharers`` share it."""
+
+    tensor: int
+    index: int
+    sharers: tuple[int, ...]
+
+    @classmethod
+    def on(cls, mesh: DeviceMesh) -> "Held":
+        """What a rank of the mesh holds."""
+        axis = mesh.axes["tensor"]
+        return cls(tensor=axis.size, index=axis.index, sharers=mesh.sequence.ranks if mesh.layout.shard_weights else ())
 
 
 class Pipeline:
@@ -25,6 +42,7 @@ class Pipeline:
     ) -> None:
         self.checkpoint, self.dtype, self.device, self._make_room = checkpoint, dtype, device, make_room
         self.loads = 0
+        self._held: Held | None = None
         self._parts: dict[str, Any] = {}
 
     def has(self, name: str) -> bool:
@@ -40,9 +58,18 @@ class Pipeline:
         if name not in self._parts:
             loading.check_component(self.checkpoint, name)
 
-    def transformer(self) -> Family:
-        """The transformer, in its family's three parts."""
-        return self._part("transformer", lambda: loading.load_transformer(self.checkpoint, self.dtype, self.device))
+    def transformer(self, mesh: DeviceMesh) -> Family:
+        """What this rank holds of the transformer on a mesh, in its family's three parts.
+
+        Meshes that cut the weights alike share them; for any other the weights are loaded anew.
+        """
+        held = Held.on(mesh)
+        if self._held != held:
+            self._parts.pop("transformer", None)
+        self._held = held
+        return self._part(
+            "transformer", lambda: loading.load_transformer(self.checkpoint, self.dtype, self.device, mesh)
+        )
 
     def text_encoder(self) -> Any:
         """The text encoder, a transformers module."""

@@ -8,10 +8,12 @@ from torch import Tensor
 from .collectives import agree, gather
 from .denoiser import Denoiser
 from .errors import Cancelled
+from .geometry import LATENT, TIMESTEP
 from .messages import Progress, Sample
 from .partition import Partition
+from .predictions import PREDICTIONS, timestep
 from .samplers import SAMPLERS
-from .strategies import BatchSplit, Ulysses
+from .strategies import BatchSplit
 from .validation import split_names
 
 Report = Callable[[Progress, Mapping[str, Tensor]], None]
@@ -33,6 +35,8 @@ class SampleLoop:
         self.samples = denoiser.samples(0)
         branches, loop = split_names(tensors, message.branches)
         self.sigmas = loop.pop("sigmas").float()
+        self.log_sigmas = loop.pop("log_sigmas", None)
+        self.prediction = PREDICTIONS[message.prediction]
         self.loop = {name: self._own(tensor).float() for name, tensor in loop.items()}
         self.conditioning = {
             i: {name: tensor[self.samples] for name, tensor in branches[i].items()} for i in denoiser.branches
@@ -54,17 +58,18 @@ class SampleLoop:
     def denoise(self, x: Tensor, sigma: Tensor) -> Tensor:
         """The guided x0 at ``sigma``; with a mask, what is kept is put in before and after.
 
-        The order is that of ComfyUI's ``KSamplerX0Inpaint`` around ``cfg_function``, the noise scaling that of
-        its ``CONST`` (flow) models.
+        The order is that of ComfyUI's ``KSamplerX0Inpaint`` around ``cfg_function``.
         """
         self._check_cancelled()
         mask = self.loop.get("mask")
         if mask is None:
-            return x - self._guided(x, sigma) * sigma
-        kept = sigma * self.loop["noise"] + (1.0 - sigma) * self.loop["latent"]
-        x = x * mask + kept * (1.0 - mask)
-        denoised = x - self._guided(x, sigma) * sigma
+            return self._x0(x, sigma)
+        kept = self.prediction.noised(sigma, self.loop["noise"], self.loop["latent"])
+        denoised = self._x0(x * mask + kept * (1.0 - mask), sigma)
         return denoised * mask + self.loop["latent"] * (1.0 - mask)
+
+    def _x0(self, x: Tensor, sigma: Tensor) -> Tensor:
+        return self.prediction.x0(x, sigma, self._guided(self.prediction.scaled(x, sigma), sigma))
 
     def _guided(self, x: Tensor, sigma: Tensor) -> Tensor:
         """The prediction with classifier-free guidance, in float32 on every rank of the group.
@@ -72,19 +77,19 @@ class SampleLoop:
         Guidance is applied to each rank's tokens before they are gathered, which sends half of what gathering
         both branches would.
         """
-        family, mesh, plan = self.denoiser.family, self.denoiser.mesh, self.denoiser.plan
-        timestep = (sigma * self.message.timestep_scale).expand(x.shape[0])
-        inputs = {i: {family.latent: x, family.timestep: timestep, **own} for i, own in self.conditioning.items()}
+        mesh, plan = self.denoiser.mesh, self.denoiser.plan
+        time = timestep(sigma, scale=self.message.timestep_scale, log_sigmas=self.log_sigmas).expand(x.shape[0])
+        inputs = {i: {LATENT: x, TIMESTEP: time, **own} for i, own in self.conditioning.items()}
         own = torch.stack(list(self.denoiser.shards(inputs).values()))
         every = BatchSplit.all_branches(own, mesh, plan.branches).float()
         guided = every[0] if plan.branches == 1 else every[1] + (every[0] - every[1]) * self.message.cfg
-        whole = Ulysses.unshard(guided, plan.tokens(0), mesh.axes["ulysses"])
-        return family.unpatchify(whole, plan.latents[0][2:])
+        return self.denoiser.unshard(guided, 0)
 
     def _on_step(self, index: int, denoised: Tensor) -> None:
         if self.denoiser.mesh.whole.index != 0:
             return
-        preview = {"preview": denoised[:1, :, :1].cpu()} if self.message.previews else {}
+        first = denoised[:1] if denoised.ndim == 4 else denoised[:1, :, :1]
+        preview = {"preview": first.cpu()} if self.message.previews else {}
         self.report(Progress(phase="sampling", value=index + 1, total=len(self.sigmas) - 1), preview)
 
     def _check_cancelled(self) -> None:
@@ -102,7 +107,7 @@ class SampleLoop:
         parts = Partition.even(latent[0], mesh.layout.data)
         sizes = [0] * mesh.whole.size
         for rank in range(mesh.whole.size):
-            place = mesh.coordinates(rank)
+            place = mesh.layout.coordinates(rank)
             if not any(index for axis, index in place.items() if axis != "data"):
                 sizes[rank] = parts.sizes[place["data"]] * latent[1:].numel()
         mine = own if sizes[mesh.whole.index] else own.reshape(-1)[:0]

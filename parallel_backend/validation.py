@@ -1,7 +1,7 @@
 """What a request must look like, checked on every rank alike from its header, before any weight is loaded."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,15 +10,21 @@ from torch import Tensor
 
 from .checkpoint import Checkpoint
 from .errors import InvalidRequest
+from .geometry import LATENT, TIMESTEP, Extent, Geometry, Shapes
 from .layout import ParallelLayout, auto
 from .messages import Forward, Sample
-from .models import Family, Geometry, family_of
+from .models import Family, family_of
+from .predictions import PREDICTIONS
 from .samplers import SAMPLERS
 from .strategies import STRATEGIES, Job
+from .strategies.base import Parameters
 from .wire import TensorMeta
 
 Shape = tuple[int, ...]
+_DIMS = ("frames", "height", "width")
 _FLOATS = ("float32", "float16", "bfloat16")
+_DTYPES = {"_mask": ("bool",), "_labels": ("int64",)}
+"""Dtypes of the inputs whose name ends so; all others are floats."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,33 +32,33 @@ class Denoising:
     """A checked ``Forward`` or ``Sample``: what is computed, known on every rank.
 
     Attributes:
-        latents: the latent's shape ``[B, C, T, H, W]`` per branch.
+        latents: the latent's shape ``[B, C, ...]`` per branch; ``extents``: what the branch comes to.
+        alike: by branch its inputs' shapes.
+        guided: whether it is a step loop, in which the ranks themselves go on with the prediction.
     """
 
     layout: ParallelLayout
     geometry: Geometry
     latents: tuple[Shape, ...]
+    extents: tuple[Extent, ...]
+    alike: tuple[Hashable, ...]
+    guided: bool
 
     @property
     def branches(self) -> int:
         """Number of branches that are computed."""
         return len(self.latents)
 
-    def tokens(self, branch: int) -> int:
-        """Tokens of a branch's latent."""
-        return math.prod(self.geometry.grid(self.latents[branch][2:]))
-
-    def job(self, itemsize: int = 4) -> Job:
+    def job(self, itemsize: int = 4, parameters: Parameters = ()) -> Job:
         """The numbers that strategies ask for; ``itemsize`` is that of the model's dtype, in bytes."""
+        samples = [latent[0] for latent in self.latents]
         return Job(
-            branches=self.branches,
-            samples=max(shape[0] for shape in self.latents),
-            tokens=max(map(self.tokens, range(self.branches))),
-            heads=self.geometry.heads,
-            head_dim=self.geometry.head_dim,
-            layers=self.geometry.layers,
-            values=self.geometry.values,
+            branches=tuple(zip(samples, self.extents, strict=True)),
+            alike=self.alike,
+            geometry=self.geometry,
             itemsize=itemsize,
+            guided=self.guided,
+            parameters=parameters,
         )
 
 
@@ -67,15 +73,15 @@ def check_forward(message: Forward, metas: Sequence[TensorMeta], checkpoint: Che
         raise InvalidRequest(f"branches={message.branches}: a forward needs at least one branch")
     branches, rest = split_names({meta.name: meta.shape for meta in metas}, message.branches)
     _refuse_names(rest, "a forward takes {branch}.{argument} alone")
-    _check_floats(metas)
+    _check_dtypes(metas)
     for shapes in branches:
-        _check_names(shapes, family.inputs)
-        latent, timestep = shapes[family.latent], shapes[family.timestep]
+        _check_names(shapes, (LATENT, TIMESTEP, *family.required), family.optional)
+        latent, timestep = shapes[LATENT], shapes[TIMESTEP]
         _check_latent(latent, geometry)
-        if timestep != latent[:1]:
+        if timestep not in (latent[:1], (latent[0], *latent[2:-2])):
             raise InvalidRequest(f"timestep of shape {list(timestep)}: one a sample is needed, {list(latent[:1])}")
-        _check_conditioning(family, config, shapes, latent[0])
-    return _denoising(message, geometry, [shapes[family.latent] for shapes in branches], world_size)
+        _check_batch(shapes, latent[0])
+    return _denoising(message, family, config, branches, world_size)
 
 
 def check_sample(message: Sample, metas: Sequence[TensorMeta], checkpoint: Checkpoint, world_size: int) -> Denoising:
@@ -92,14 +98,13 @@ def check_sample(message: Sample, metas: Sequence[TensorMeta], checkpoint: Check
         )
     branches, rest = split_names({meta.name: meta.shape for meta in metas}, message.branches)
     _check_guidance(message)
-    _check_floats(metas)
-    latent = _check_loop_tensors(rest, geometry)
-    names = tuple(name for name in family.inputs if name not in (family.latent, family.timestep))
+    _check_dtypes(metas)
+    latent = _check_loop_tensors(rest, geometry, discrete=PREDICTIONS[message.prediction].discrete)
     for shapes in branches:
-        _check_names(shapes, names)
-        _check_conditioning(family, config, shapes, latent[0])
-    computed = 1 if message.cfg == 1.0 else message.branches
-    return _denoising(message, geometry, [latent] * computed, world_size)
+        _check_names(shapes, family.required, family.optional)
+        _check_batch(shapes, latent[0])
+    computed = branches[:1] if message.cfg == 1.0 else branches
+    return _denoising(message, family, config, [{**shapes, LATENT: latent} for shapes in computed], world_size)
 
 
 def first_not_finite(tensors: Mapping[str, Tensor]) -> int:
@@ -129,50 +134,62 @@ def _family(checkpoint: Checkpoint) -> tuple[type[Family], dict[str, Any], Geome
     return family, config, family.describe(config)
 
 
-def _denoising(message: Forward | Sample, geometry: Geometry, latents: list[Shape], world_size: int) -> Denoising:
+def _denoising(
+    message: Forward | Sample,
+    family: type[Family],
+    config: Mapping[str, Any],
+    branches: Sequence[Shapes],
+    world_size: int,
+) -> Denoising:
     ranks = min(world_size, len(message.model.devices.indices))
-    layout = message.model.layout or auto(ranks, branches=len(latents))
+    layout = message.model.layout or auto(ranks, branches=len(branches))
     layout.check_fits(ranks)
-    checked = Denoising(layout=layout, geometry=geometry, latents=tuple(latents))
+    checked = Denoising(
+        layout=layout,
+        geometry=family.describe(config),
+        latents=tuple(shapes[LATENT] for shapes in branches),
+        extents=tuple(family.extent(config, shapes) for shapes in branches),
+        alike=tuple(tuple(sorted(shapes.items())) for shapes in branches),
+        guided=isinstance(message, Sample),
+    )
     for strategy in STRATEGIES:
         strategy.check(layout, checked.job())
     return checked
 
 
 def _check_latent(shape: Shape, geometry: Geometry) -> None:
-    if len(shape) != 5 or shape[0] < 1:
+    if len(shape) != 2 + len(geometry.patch) or shape[0] < 1:
+        dims = ", ".join(_DIMS[-len(geometry.patch) :])
+        raise InvalidRequest(f"a latent of shape {list(shape)}: this model takes [batch, channels, {dims}]")
+    if shape[1] != geometry.channels:
         raise InvalidRequest(
-            f"a latent of shape {list(shape)}: this model takes [batch, channels, frames, height, width]"
-        )
-    if shape[1] != geometry.in_channels:
-        raise InvalidRequest(
-            f"the latent has {shape[1]} channels and this model takes {geometry.in_channels}: "
+            f"the latent has {shape[1]} channels and this model takes {geometry.channels}: "
             "use an empty latent or a VAE that belong to this model"
         )
+    size = " x ".join(map(str, shape[2:]))
     if any(length < patch for length, patch in zip(shape[2:], geometry.patch, strict=True)):
+        patch = " x ".join(map(str, geometry.patch))
+        raise InvalidRequest(f"a latent of {size} is smaller than one patch of this model, {patch}")
+    longest = max(geometry.grid(shape[2:]))
+    if geometry.positions is not None and longest > geometry.positions:
         raise InvalidRequest(
-            f"a latent of {shape[2]} frames of {shape[3]} x {shape[4]} is smaller than one patch of this model, "
-            f"{geometry.patch[0]} x {geometry.patch[1]} x {geometry.patch[2]}"
-        )
-    if max(geometry.grid(shape[2:])) > geometry.positions:
-        raise InvalidRequest(
-            f"a latent of {shape[2]} frames of {shape[3]} x {shape[4]} is {max(geometry.grid(shape[2:]))} patches "
-            f"long on one side, and this model has positions for {geometry.positions}"
+            f"a latent of {size} is {longest} patches long on one side, and this model has positions for "
+            f"{geometry.positions}"
         )
 
 
-def _check_loop_tensors(shapes: Mapping[str, Shape], geometry: Geometry) -> Shape:
+def _check_loop_tensors(shapes: Mapping[str, Shape], geometry: Geometry, *, discrete: bool) -> Shape:
     inpainting = [name for name in ("mask", "noise", "latent") if name in shapes]
-    wanted = {"x", "sigmas", *inpainting}
+    wanted = {"x", "sigmas", *(["log_sigmas"] if discrete else []), *inpainting}
     if not wanted <= shapes.keys() or len(inpainting) not in (0, 3):
         raise InvalidRequest("sampling needs x and sigmas, and for inpainting mask, noise and latent together")
-    _refuse_names(shapes.keys() - wanted, "sampling takes x, sigmas, mask, noise, latent and {branch}.{argument}")
+    _refuse_names(shapes.keys() - wanted, f"sampling takes {', '.join(sorted(wanted))} and {{branch}}.{{argument}}")
     x = shapes["x"]
     _check_latent(x, geometry)
     if len(shapes["sigmas"]) != 1 or shapes["sigmas"][0] < 2:
         raise InvalidRequest(f"sigmas of shape {list(shapes['sigmas'])}: at least one step is needed, so two sigmas")
     for name in inpainting:
-        if len(shapes[name]) != 5 or any(a not in (1, b) for a, b in zip(shapes[name], x, strict=True)):
+        if len(shapes[name]) != len(x) or any(a not in (1, b) for a, b in zip(shapes[name], x, strict=True)):
             raise InvalidRequest(f"{name} of shape {list(shapes[name])} does not broadcast to the latent's {list(x)}")
     return x
 
@@ -184,20 +201,17 @@ def _check_guidance(message: Sample) -> None:
         raise InvalidRequest(f"cfg={message.cfg} needs a negative conditioning as a second branch; cfg=1.0 does not")
 
 
-def _check_conditioning(
-    family: type[Family], config: Mapping[str, Any], shapes: Mapping[str, Shape], batch: int
-) -> None:
+def _check_batch(shapes: Shapes, batch: int) -> None:
     for name, shape in shapes.items():
         if not shape or shape[0] != batch:
             raise InvalidRequest(f"{name} of shape {list(shape)} does not fit a latent batch of {batch}")
-    family.check(config, shapes)
 
 
-def _check_names(shapes: Mapping[str, Shape], wanted: Sequence[str]) -> None:
-    missing = [name for name in wanted if name not in shapes]
+def _check_names(shapes: Shapes, required: Sequence[str], optional: Sequence[str]) -> None:
+    missing = [name for name in required if name not in shapes]
     if missing:
-        raise InvalidRequest(f"a branch lacks {', '.join(missing)}; it needs {', '.join(wanted)}")
-    _refuse_names(shapes.keys() - set(wanted), f"this model takes {', '.join(wanted)}")
+        raise InvalidRequest(f"a branch lacks {', '.join(missing)}; it needs {', '.join(required)}")
+    _refuse_names(shapes.keys() - {*required, *optional}, f"this model takes {', '.join([*required, *optional])}")
 
 
 def _refuse_names(names: Any, known: str) -> None:
@@ -205,7 +219,8 @@ def _refuse_names(names: Any, known: str) -> None:
         raise InvalidRequest(f"{', '.join(sorted(names))} cannot be used: {known}")
 
 
-def _check_floats(metas: Sequence[TensorMeta]) -> None:
+def _check_dtypes(metas: Sequence[TensorMeta]) -> None:
     for meta in metas:
-        if meta.dtype not in _FLOATS:
-            raise InvalidRequest(f"{meta.name} is {meta.dtype}; it needs to be one of {', '.join(_FLOATS)}")
+        wanted = next((dtypes for ending, dtypes in _DTYPES.items() if meta.name.endswith(ending)), _FLOATS)
+        if meta.dtype not in wanted:
+            raise InvalidRequest(f"{meta.name} is {meta.dtype}; it needs to be one of {', '.join(wanted)}")

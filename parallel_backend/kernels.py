@@ -1,0 +1,174 @@
+"""The attention kernels that a rank may compute with. Adding one is a class here and a row in ``KERNELS``.
+
+Each gives ``softmax(q k^T * scale) v`` for q, k and v ``[B, heads, tokens, head_dim]``; ``with_lse`` gives the log
+of the softmax's denominator ``[B, heads, query tokens]`` as well, in float32, which is what ring attention merges by.
+"""
+
+import importlib.util
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .errors import InvalidRequest
+
+_HALF = (torch.float16, torch.bfloat16)
+
+
+class Kernel(Protocol):
+    """A way to compute attention on one device. ``stock``: it is what diffusers' modules call by themselves."""
+
+    stock: bool
+
+    def missing(self, device: torch.device, dtype: torch.dtype) -> str | None:
+        """Why it cannot run here, with what would help; None if it can."""
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
+        """The attended values."""
+
+    def with_lse(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> tuple[Tensor, Tensor]:
+        """The attended values and the log-sum-exp."""
+
+
+class Sdpa:
+    """``torch.nn.functional.scaled_dot_product_attention``, which picks among torch's own kernels."""
+
+    stock = True
+
+    def missing(self, device: torch.device, dtype: torch.dtype) -> str | None:
+        """See ``Kernel.missing``: it is part of torch."""
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
+        """See ``Kernel``."""
+        return F.scaled_dot_product_attention(query, key, value, scale=scale)
+
+    def with_lse(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> tuple[Tensor, Tensor]:
+        """See ``Kernel``. These are the operators that the function above ends in."""
+        if query.device.type == "cpu":
+            out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, scale=scale)
+        elif query.dtype in _HALF:
+            out, lse = _torch_flash(query, key, value, scale)
+        else:
+            out, lse = torch.ops.aten._scaled_dot_product_efficient_attention(
+                query, key, value, None, compute_log_sumexp=True, scale=scale
+            )[:2]
+        return out, lse[..., : query.shape[2]].float()
+
+
+class Flash:
+    """FlashAttention (https://arxiv.org/abs/2307.08691): the ``flash_attn`` package, else torch's own operator."""
+
+    stock = False
+
+    def missing(self, device: torch.device, dtype: torch.dtype) -> str | None:
+        """See ``Kernel.missing``."""
+        return _needs_half_on_cuda(device, dtype)
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
+        """See ``Kernel``."""
+        return self.with_lse(query, key, value, scale)[0]
+
+    def with_lse(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> tuple[Tensor, Tensor]:
+        """See ``Kernel``."""
+        if not _installed("flash_attn"):
+            return _torch_flash(query, key, value, scale)
+        from flash_attn import flash_attn_func
+
+        q, k, v = (tensor.transpose(1, 2) for tensor in (query, key, value))
+        out, lse, _ = flash_attn_func(q, k, v, softmax_scale=scale, return_attn_probs=True)
+        return out.transpose(1, 2), lse
+
+
+class Cudnn:
+    """cuDNN's attention, through torch's operator."""
+
+    stock = False
+
+    def missing(self, device: torch.device, dtype: torch.dtype) -> str | None:
+        """See ``Kernel.missing``."""
+        if not torch.backends.cudnn.is_available():
+            return "cuDNN is not part of this torch: install a CUDA build of torch"
+        return _needs_half_on_cuda(device, dtype)
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
+        """See ``Kernel``."""
+        return self.with_lse(query, key, value, scale)[0]
+
+    def with_lse(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> tuple[Tensor, Tensor]:
+        """See ``Kernel``."""
+        out, lse = torch.ops.aten._scaled_dot_product_cudnn_attention(
+            query, key, value, None, compute_log_sumexp=True, scale=scale
+        )[:2]
+        return out, lse.view(query.shape[:3]).float()
+
+
+class Sage:
+    """SageAttention (https://arxiv.org/abs/2410.02367), which quantises q and k to 8 bits: not exact."""
+
+    stock = False
+
+    def missing(self, device: torch.device, dtype: torch.dtype) -> str | None:
+        """See ``Kernel.missing``."""
+        if not _installed("sageattention"):
+            return "the package sageattention is not installed: pip install sageattention"
+        return _needs_half_on_cuda(device, dtype)
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
+        """See ``Kernel``."""
+        out: Tensor = self._run(query, key, value, scale, return_lse=False)
+        return out
+
+    def with_lse(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> tuple[Tensor, Tensor]:
+        """See ``Kernel``."""
+        out, lse = self._run(query, key, value, scale, return_lse=True)
+        return out, lse
+
+    @staticmethod
+    def _run(query: Tensor, key: Tensor, value: Tensor, scale: float | None, *, return_lse: bool) -> Any:
+        from sageattention import sageattn
+
+        done: Any = sageattn(query, key, value, tensor_layout="HND", sm_scale=scale, return_lse=return_lse)
+        return done
+
+
+KERNELS: dict[str, Kernel] = {"sdpa": Sdpa(), "flash": Flash(), "cudnn": Cudnn(), "sage": Sage()}
+"""Kernel by the name that the loader's ``attention`` input has for it."""
+
+
+AUTO = "auto"
+
+
+def choose(name: str, device: torch.device, dtype: torch.dtype) -> Kernel:
+    """The kernel of a name; ``auto`` is the package ``flash_attn`` where it is installed and fits, else ``sdpa``.
+
+    Raises:
+        InvalidRequest: there is none of that name, or it cannot run here; says what would work.
+    """
+    if name == AUTO:
+        fits = _installed("flash_attn") and not KERNELS["flash"].missing(device, dtype)
+        return KERNELS["flash" if fits else "sdpa"]
+    if name not in KERNELS:
+        raise InvalidRequest(f"attention {name!r} is none of {', '.join(KERNELS)}")
+    missing = KERNELS[name].missing(device, dtype)
+    if missing:
+        works = [other for other, kernel in KERNELS.items() if not kernel.missing(device, dtype)]
+        raise InvalidRequest(f"attention {name!r} cannot be used: {missing}; {', '.join(works)} would work here")
+    return KERNELS[name]
+
+
+def _torch_flash(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> tuple[Tensor, Tensor]:
+    out, lse = torch.ops.aten._scaled_dot_product_flash_attention(query, key, value, scale=scale)[:2]
+    return out, lse
+
+
+def _needs_half_on_cuda(device: torch.device, dtype: torch.dtype) -> str | None:
+    if device.type != "cuda":
+        return f"it needs a CUDA GPU and the ranks are on {device.type}"
+    if dtype not in _HALF:
+        return f"it computes in float16 or bfloat16 and the model is in {str(dtype).removeprefix('torch.')}"
+    return None
+
+
+def _installed(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None

@@ -1,0 +1,81 @@
+"""Reading part of a component's weights straight from its safetensors files to a device.
+
+Used where a rank holds a part of the weights only: what it does not hold is never read.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from .cuts import Slices
+from .errors import InvalidRequest
+
+
+class WeightFiles:
+    """The tensors of several safetensors files by name."""
+
+    def __init__(self, files: list[Path]) -> None:
+        self._files: list[Any] = [safe_open(str(file), framework="pt", device="cpu") for file in files]
+        self._by_name: dict[str, Any] = {}
+        for file in self._files:
+            self._by_name |= dict.fromkeys(file.keys(), file)
+
+    def read(self, name: str, dim: int, parts: tuple[slice, ...] | None, rows: slice | None) -> Tensor:
+        """What ``parts`` are of a tensor along a dim, in that order (the whole tensor without), and ``rows`` of that.
+
+        Raises:
+            InvalidRequest: there is none of that name.
+        """
+        if name not in self._by_name:
+            raise InvalidRequest(f"the weight files lack {name}: download the model again")
+        stored = self._by_name[name].get_slice(name)
+        if parts is None:
+            whole: Tensor = stored[:] if rows is None else stored[rows]
+            return whole
+        indices = [(slice(None),) * dim + (part,) for part in parts]
+        cut = torch.cat([stored[index] for index in indices], dim=dim)
+        return cut if rows is None else cut[rows]
+
+
+def empty(model_class: Any, config: Mapping[str, Any], dtype: torch.dtype) -> nn.Module:
+    """A diffusers model whose parameters are on the meta device, in the dtypes that it would be loaded in."""
+    from accelerate import init_empty_weights
+
+    with init_empty_weights(include_buffers=False):
+        module: nn.Module = model_class.from_config(config)
+    keep = model_class._keep_in_fp32_modules or []
+    floats = [(name, value) for name, value in module.state_dict(keep_vars=True).items() if value.is_floating_point()]
+    for name, value in floats:
+        kept = any(part in name.split(".") for part in keep)
+        value.data = value.data.to(torch.float32 if kept else dtype)
+    return module
+
+
+def fill(module: nn.Module, files: WeightFiles, slices: Slices, device: torch.device) -> None:
+    """Load what a module holds: of each parameter what ``slices`` say, and of that FSDP's own shard."""
+    buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    module.to_empty(device=device)
+    saved = module.state_dict(keep_vars=True)
+    for name, buffer in module.named_buffers():
+        buffer.copy_(buffers[name])
+    for name, target in saved.items():
+        dim, parts = slices.get(name, (0, None))
+        local, rows = _own_rows(target)
+        if parts == ():
+            local.zero_()
+        elif local.numel():
+            local.copy_(files.read(name, dim, parts, rows))
+
+
+def _own_rows(target: Tensor) -> tuple[Tensor, slice | None]:
+    """The part of a tensor that lies here, and which rows it is of; None for all."""
+    if not isinstance(target, DTensor):
+        return target.detach(), None
+    shape, offset = compute_local_shape_and_global_offset(target.shape, target.device_mesh, target.placements)
+    return target.to_local().detach(), slice(offset[0], offset[0] + shape[0])
