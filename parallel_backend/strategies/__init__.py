@@ -2,8 +2,14 @@
 
 from .base import Job, Strategy
 from .batch import BatchSplit
+from .ring import Ring
+from .sequence import SequenceSplit, TokenSplit
+from .sharded import ShardedWeights
+from .tensor import TensorParallel
 from .ulysses import Ulysses
 
-STRATEGIES: tuple[Strategy, ...] = (BatchSplit(), Ulysses())
+STRATEGIES: tuple[Strategy, ...] = (
+    BatchSplit(), SequenceSplit(), Ring(), Ulysses(), TensorParallel(), ShardedWeights(),
+)  # fmt: skip
 
-__all__ = ["STRATEGIES", "BatchSplit", "Job", "Strategy", "Ulysses"]
+__all__ = ["STRATEGIES", "BatchSplit", "Job", "Strategy", "TokenSplit"]

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..collectives import all_gather, join
 from ..errors import InvalidRequest
+from ..geometry import IMAGE
 from ..layout import ParallelLayout
 from ..mesh import DeviceMesh
 from ..partition import Partition
@@ -22,23 +23,26 @@ class BatchSplit:
 
     def check(self, layout: ParallelLayout, job: Job) -> None:
         """See ``Strategy.check``: each group on the cfg axis needs a branch of its own."""
-        if layout.cfg <= job.branches:
+        branches = len(job.branches)
+        if layout.cfg <= branches:
             return
-        if job.branches == 1:
+        if branches == 1:
             raise InvalidRequest(
                 f"layout cfg={layout.cfg} needs guidance other than 1.0: without it there is one branch; "
                 "raise cfg, or use ulysses or data instead of the cfg axis"
             )
-        raise InvalidRequest(f"layout cfg={layout.cfg}: there are {job.branches} branches, so cfg is at most that")
+        raise InvalidRequest(f"layout cfg={layout.cfg}: there are {branches} branches, so cfg is at most that")
 
     def bytes_sent(self, layout: ParallelLayout, job: Job, rank: int) -> int:
-        """The own branches' predictions of the own tokens, once to every other group on the cfg axis."""
-        u = rank % layout.ulysses
-        c = rank // layout.ulysses % layout.cfg
-        d = rank // layout.ulysses // layout.cfg
-        rows = Partition.even(job.branches, layout.cfg).sizes[c] * Partition.even(job.samples, layout.data).sizes[d]
-        tokens = Partition.even(job.tokens, layout.ulysses).sizes[u]
-        return (layout.cfg - 1) * rows * tokens * job.values * job.itemsize
+        """The predictions of the own rows and tokens: with guidance once to every other group on the cfg axis, else
+        once to rank 0, by the first of the ranks that have them."""
+        place = layout.coordinates(rank)
+        copies = layout.cfg - 1 if job.guided else int(rank > 0 and place["tensor"] == 0)
+        values = 0
+        for samples, extent in job.own(layout, place):
+            own = Partition.even(extent.streams[IMAGE], layout.sequence).sizes[place["sequence"]]
+            values += samples * own * extent.values
+        return copies * values * job.itemsize
 
     @staticmethod
     def branches(mesh: DeviceMesh, branches: int, place: Mapping[str, int]) -> range:

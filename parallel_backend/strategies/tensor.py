@@ -1,0 +1,125 @@
+"""Tensor parallelism (Megatron-LM, https://arxiv.org/abs/1909.08053) on ``torch.distributed.tensor``.
+
+Attention is cut by heads and the feed-forward by its hidden features; what the ranks compute of a layer's output is
+summed. A norm over all heads sums its squares. Units need not divide, and every rank has at least one. Exact.
+"""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh as TorchMesh
+from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
+
+from ..cuts import Block, Columns, Cut, Cuts, HeadsNorm, Numbers, Outputs, Parameter, Rows, Slices, ranges
+from ..errors import InvalidRequest
+from ..layout import ParallelLayout
+from ..mesh import Axis
+from ..partition import Partition
+from .base import Job
+
+
+class TensorParallel:
+    """Cuts weights, not tokens: every rank of the axis sees all tokens of its row."""
+
+    axes = ("tensor",)
+
+    def check(self, layout: ParallelLayout, job: Job) -> None:
+        """See ``Strategy.check``: every rank needs a head of its own.
+
+        Raises:
+            InvalidRequest: there are more ranks than heads.
+        """
+        heads = min(site.heads for site in job.geometry.sites)
+        if layout.tensor > heads:
+            raise InvalidRequest(
+                f"layout tensor={layout.tensor}: this model has {heads} attention heads and each rank needs one, so "
+                f"tensor is at most {heads}; give the other ranks to ulysses, ring, data or cfg"
+            )
+
+    def bytes_sent(self, layout: ParallelLayout, job: Job, rank: int) -> int:
+        """Two of ``n`` ranks' ``n - 1`` parts of every sum, as a ring all-reduce sends them."""
+        place = layout.coordinates(rank)
+        sent = 0
+        for samples, extent in job.own(layout, place):
+            for summed in job.geometry.sums:
+                tokens = extent.context.get(summed.tokens)
+                if tokens is None:
+                    parts = Partition.even(extent.streams[summed.tokens], layout.sequence)
+                    tokens = parts.sizes[place["sequence"]]
+                size = summed.itemsize or job.itemsize
+                sent += samples * extent.rows * summed.count * tokens * summed.width * size
+        return 2 * (layout.tensor - 1) * sent // layout.tensor
+
+
+def cut(module: nn.Module, cuts: Cuts, axis: Axis, device_type: str) -> Slices:
+    """Cut a transformer on the meta device, so that it computes this rank's part once that is loaded.
+
+    Returns:
+        What to load of the parameters that were cut.
+    """
+    assert axis.group is not None
+    mesh = TorchMesh.from_group(axis.group, device_type)
+    slices: dict[nn.Parameter, tuple[int, tuple[slice, ...]]] = {}
+    parallelize_module(module, mesh, {name: _Style(each, axis, slices) for name, each in cuts.items()})
+    return {name: slices[parameter] for name, parameter in module.named_parameters() if parameter in slices}
+
+
+class _Style(ParallelStyle):
+    def __init__(self, cut: Cut, axis: Axis, slices: dict[nn.Parameter, tuple[int, tuple[slice, ...]]]) -> None:
+        self.cut, self.axis, self.slices = cut, axis, slices
+
+    def _apply(self, module: nn.Module, device_mesh: TorchMesh) -> nn.Module:
+        match self.cut:
+            case Columns(blocks):
+                self._shrink(module, "weight", 0, blocks)
+                self._shrink(module, "bias", 0, blocks)
+            case Rows(blocks):
+                self._shrink(module, "weight", 1, blocks)
+                bias: Any = module.bias
+                if bias is not None and self.axis.index:
+                    self.slices[bias] = (0, ())  # the first rank's bias is the sum's
+                module.register_forward_hook(self._sum)
+            case HeadsNorm(heads):
+                self._shrink(module, "weight", 0, (heads,))
+                module.forward = _HeadsNorm(module, heads, self.axis)
+            case Outputs(heads):
+                (own,) = ranges((heads,), self.axis.size, self.axis.index)
+                module.register_forward_hook(lambda _module, _inputs, outs: tuple(out[..., own] for out in outs))
+            case Parameter(name, dim, blocks):
+                self._shrink(module, name, dim, blocks)
+            case Numbers(attributes):
+                for name, (units, size) in attributes.items():
+                    setattr(module, name, Partition.even(units, self.axis.size).sizes[self.axis.index] * size)
+        return module
+
+    def _shrink(self, module: nn.Module, name: str, dim: int, blocks: tuple[Block, ...]) -> None:
+        whole: nn.Parameter | None = getattr(module, name)
+        if whole is None:
+            return
+        assert sum(units * size for units, size in blocks) == whole.shape[dim], (name, blocks, whole.shape)
+        own = tuple(ranges(blocks, self.axis.size, self.axis.index))
+        shape = list(whole.shape)
+        shape[dim] = sum(part.stop - part.start for part in own)
+        parameter = nn.Parameter(whole.new_empty(shape), requires_grad=False)
+        setattr(module, name, parameter)
+        self.slices[parameter] = (dim, own)
+
+    def _sum(self, _module: nn.Module, _inputs: Any, out: Tensor) -> Tensor:
+        dist.all_reduce(out, group=self.axis.group)
+        return out
+
+
+class _HeadsNorm:
+    """The forward of ``torch.nn.RMSNorm`` over features that lie on several ranks."""
+
+    def __init__(self, module: Any, heads: Block, axis: Axis) -> None:
+        self.module, self.features, self.axis = module, heads[0] * heads[1], axis
+
+    def __call__(self, x: Tensor) -> Tensor:
+        squares = x.float().square().sum(dim=-1, keepdim=True)
+        dist.all_reduce(squares, group=self.axis.group)
+        eps = torch.finfo(x.dtype).eps if self.module.eps is None else self.module.eps
+        normed = x.float() * torch.rsqrt(squares / self.features + eps)
+        return (normed if self.module.weight is None else normed * self.module.weight).to(x.dtype)
