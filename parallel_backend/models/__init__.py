@@ -1,10 +1,36 @@
 """The registry of families. Adding one is a file here, a row below, and a bridge in ``nodes/families``."""
 
 from ..errors import InvalidRequest
-from .base import Family, Geometry
+from .base import Family
+from .cogvideox import CogVideoX
+from .dit import DiT
+from .flux import Flux
+from .flux2 import Flux2
+from .hunyuan_video import HunyuanVideo
+from .latte import Latte
+from .ltx import LTXVideo
+from .mochi import Mochi
+from .pixart import PixArt
+from .qwen_image import QwenImage
+from .sd3 import SD3
 from .wan import Wan
+from .z_image import ZImage
 
-FAMILIES: dict[str, type[Family]] = {"WanTransformer3DModel": Wan}
+FAMILIES: dict[str, type[Family]] = {
+    "CogVideoXTransformer3DModel": CogVideoX,
+    "DiTTransformer2DModel": DiT,
+    "Flux2Transformer2DModel": Flux2,
+    "FluxTransformer2DModel": Flux,
+    "HunyuanVideoTransformer3DModel": HunyuanVideo,
+    "LTXVideoTransformer3DModel": LTXVideo,
+    "LatteTransformer3DModel": Latte,
+    "MochiTransformer3DModel": Mochi,
+    "PixArtTransformer2DModel": PixArt,
+    "QwenImageTransformer2DModel": QwenImage,
+    "SD3Transformer2DModel": SD3,
+    "WanTransformer3DModel": Wan,
+    "ZImageTransformer2DModel": ZImage,
+}
 """Family by the name of its diffusers class."""
 
 
@@ -19,4 +45,4 @@ def family_of(class_name: str) -> type[Family]:
     return FAMILIES[class_name]
 
 
-__all__ = ["FAMILIES", "Family", "Geometry", "family_of"]
+__all__ = ["FAMILIES", "Family", "family_of"]

@@ -12,57 +12,83 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from ..cuts import Cuts
+from ..geometry import Extent, Geometry, Shapes
 from ..state import State
 
 
 @dataclass(frozen=True, kw_only=True)
-class Geometry:
-    """The static numbers of a model, read from its config alone.
+class Attending:
+    """A module whose attention passes the seam, and the streams that it is over.
 
-    ``positions`` is the number of patches along one axis that the model has positions for.
+    ``calls`` is how often it asks for attention in one forward: once for all samples, or once for each.
     """
 
-    in_channels: int
-    out_channels: int
-    patch: tuple[int, int, int]
-    heads: int
-    head_dim: int
-    layers: int
-    positions: int
+    module: nn.Module
+    streams: tuple[str, ...]
+    each_sample: bool = False
 
-    def grid(self, size: Sequence[int]) -> tuple[int, int, int]:
-        """Patches along T, H and W of a latent of that size, which is padded up to whole patches."""
-        t, h, w = (-(-length // patch) for length, patch in zip(size, self.patch, strict=True))
-        return t, h, w
 
-    @property
-    def values(self) -> int:
-        """Predicted values of one token."""
-        return self.out_channels * self.patch[0] * self.patch[1] * self.patch[2]
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """A step of the transformer, from state to state; ``modules`` are those that hold its weights."""
+
+    run: Callable[[State], State]
+    modules: tuple[nn.Module, ...] = ()
+
+
+Inputs = Mapping[str, tuple[int | str, ...]]
+"""Shapes behind the batch by the name of an input; ``"size"`` stands for the latent's, ``"text"`` for its tokens."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """A small random model of a family with its true number of heads, and inputs for it: what ``verify`` runs.
+
+    Attributes:
+        config: of the diffusers class.
+        size: of the latent; ``text``: number of text tokens.
+        inputs: beside the latent and the timestep.
+        fixed_text: whether no other number of text tokens works.
+    """
+
+    config: Mapping[str, Any]
+    size: tuple[int, ...]
+    text: int
+    inputs: Inputs
+    fixed_text: bool = False
 
 
 class Family(ABC):
     """A loaded transformer in three parts.
 
     Attributes:
-        inputs: names of the arguments of the diffusers class that a branch must have.
-        latent: the name of the latent among them; ``timestep``: the name of the timestep.
-        blocks: run one after the other, each from state to state.
-        attentions: the modules whose attention is over all tokens and passes the seam.
+        required: names of the inputs that a branch must have besides the latent and the timestep; ``optional``:
+            those that it may have. All are batch first.
+        blocks: run one after the other, each from state to state. None holds more than one transformer layer.
+        attentions: all attention that is over tokens of a stream.
+        run: runs all blocks; sharding weights wraps it.
     """
 
-    inputs: ClassVar[tuple[str, ...]]
-    latent: ClassVar[str]
-    timestep: ClassVar[str]
+    required: ClassVar[tuple[str, ...]]
+    optional: ClassVar[tuple[str, ...]] = ()
 
     geometry: Geometry
     module: Any
-    blocks: Sequence[Callable[[State], State]]
-    attentions: Sequence[nn.Module]
+    blocks: Sequence[Block]
+    attentions: Sequence[Attending]
+    run: Callable[[State], State]
+
+    def __init__(self, module: Any) -> None:
+        """Take a module of the family's diffusers class."""
+        self.module = module
+        self.geometry = self.describe(module.config)
+        self.blocks, self.attentions = self.parts()
+        self.run = self._run_blocks
 
     @abstractmethod
-    def __init__(self, module: nn.Module) -> None:
-        """Take a loaded module of the family's diffusers class."""
+    def parts(self) -> tuple[list[Block], list[Attending]]:
+        """The blocks and the attention of ``module``."""
 
     @staticmethod
     @abstractmethod
@@ -75,12 +101,17 @@ class Family(ABC):
 
     @staticmethod
     @abstractmethod
-    def check(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """Refuse inputs (without the latent and the timestep) whose shapes do not fit.
+    def extent(config: Mapping[str, Any], shapes: Shapes) -> Extent:
+        """What a branch's inputs come to; ``shapes`` has the latent's, whose channels were checked.
 
         Raises:
-            InvalidRequest: names the input, its shape and what would work.
+            InvalidRequest: an input does not fit; names it, its shape and what would work.
         """
+
+    @staticmethod
+    @abstractmethod
+    def cuts(config: Mapping[str, Any]) -> Cuts:
+        """How tensor parallelism cuts the layers of the blocks."""
 
     @property
     @abstractmethod
@@ -95,12 +126,26 @@ class Family(ABC):
 
     @abstractmethod
     def embed(self, inputs: Mapping[str, Tensor]) -> State:
-        """From a branch's arguments to the state before block 0."""
+        """From a branch's inputs to the state before block 0, whole on every rank."""
 
     @abstractmethod
     def head(self, state: State) -> Tensor:
-        """The prediction of the state's tokens, ``[B, S, values]``; token by token, so a shard is enough."""
+        """The prediction of the image stream's tokens, ``[B, S, values]``; token by token, so a shard is enough."""
 
     @abstractmethod
     def unpatchify(self, tokens: Tensor, size: Sequence[int]) -> Tensor:
-        """Predicted tokens ``[B, S, values]`` to ``[B, C, T, H, W]`` of ``size``."""
+        """Predicted tokens ``[B, S, values]`` to ``[B, C, ...]``, the dims after the channels being ``size``."""
+
+    @abstractmethod
+    def stock(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """diffusers' own forward with the same inputs, as the prediction that ``unpatchify`` would give."""
+
+    @staticmethod
+    @abstractmethod
+    def variants() -> dict[str, Variant]:
+        """Small models of every kind that the family has, by name."""
+
+    def _run_blocks(self, state: State) -> State:
+        for block in self.blocks:
+            state = block.run(state)
+        return state

@@ -1,16 +1,20 @@
-"""Wan 2.1 (and what shares its shape) over diffusers' ``WanTransformer3DModel``."""
+"""Wan 2.1 and 2.2 (text and image to video) over diffusers' ``WanTransformer3DModel``."""
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..cuts import Columns, Cuts, HeadsNorm, Rows, attention
 from ..errors import InvalidRequest
+from ..geometry import IMAGE, LATENT, TIMESTEP, Extent, Geometry, Shapes, Site, Sum
 from ..state import State
-from .base import Family, Geometry
+from .base import Attending, Block, Family, Inputs, Variant
+from .patches import check_text, crop, pad_to_patch, unfold
 
 _DEFAULTS: dict[str, Any] = {
     "patch_size": (1, 2, 2),
@@ -19,54 +23,77 @@ _DEFAULTS: dict[str, Any] = {
     "in_channels": 16,
     "out_channels": 16,
     "text_dim": 4096,
+    "ffn_dim": 13824,
     "num_layers": 40,
+    "image_dim": None,
+    "added_kv_proj_dim": None,
     "rope_max_seq_len": 1024,
 }
 """What ``WanTransformer3DModel`` takes for a number that its config leaves out."""
 
+TEXT_WITH_IMAGE = 512
+"""Text tokens that diffusers' cross-attention expects behind those of an image."""
+
 
 class Wan(Family):
-    """Inputs: ``hidden_states`` ``[B, C, T, H, W]``, ``timestep`` ``[B]``, ``encoder_hidden_states`` ``[B, L, D]``."""
+    """Inputs, batch first: the latent, the timestep ``[B]`` or one a latent frame ``[B, T]``, and
 
-    inputs: ClassVar[tuple[str, ...]] = ("hidden_states", "timestep", "encoder_hidden_states")
-    latent: ClassVar[str] = "hidden_states"
-    timestep: ClassVar[str] = "timestep"
+    - ``encoder_hidden_states`` ``[B, L, D]``;
+    - ``encoder_hidden_states_image`` ``[B, L, D]`` where the model has an image embedder;
+    - ``concat`` ``[B, C', T, H, W]``, the mask and the image's latent, where it takes more channels than it predicts;
+    - ``frame_weights`` ``[B, T]``: by how much of the timestep each frame is still noise (2.2's TI2V).
+    """
 
-    def __init__(self, module: nn.Module) -> None:
-        self.module = module
-        self.geometry = self.describe(self.module.config)
-        self.blocks = [partial(_run_block, block) for block in self.module.blocks]
-        self.attentions = [block.attn1 for block in self.module.blocks]
+    required: ClassVar[tuple[str, ...]] = ("encoder_hidden_states",)
+    optional: ClassVar[tuple[str, ...]] = ("encoder_hidden_states_image", "concat", "frame_weights")
 
     @staticmethod
     def describe(config: Mapping[str, Any]) -> Geometry:
         """See ``Family.describe``."""
-        if config.get("image_dim") is not None:
-            raise InvalidRequest(
-                f"this Wan transformer takes image embeddings (image_dim={config['image_dim']}), which is not "
-                "supported yet; Wan text-to-video transformers are"
-            )
         config = _DEFAULTS | dict(config)
-        t, h, w = config["patch_size"]
+        heads, head_dim, layers = config["num_attention_heads"], config["attention_head_dim"], config["num_layers"]
+        out_channels = config["out_channels"] or config["in_channels"]
+        normed = [Sum(tokens=tokens, width=1, count=count * layers, itemsize=4) for tokens, count in _normed(config)]
         return Geometry(
-            in_channels=config["in_channels"],
-            out_channels=config["out_channels"] or config["in_channels"],
-            patch=(t, h, w),
-            heads=config["num_attention_heads"],
-            head_dim=config["attention_head_dim"],
-            layers=config["num_layers"],
+            channels=out_channels,
+            out_channels=out_channels,
+            patch=tuple(config["patch_size"]),
+            sites=(Site(streams=(IMAGE,), heads=heads, head_dim=head_dim, count=layers),),
+            sums=(Sum(tokens=IMAGE, width=heads * head_dim, count=3 * layers), *normed),
             positions=config["rope_max_seq_len"],
         )
 
     @staticmethod
-    def check(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """See ``Family.check``."""
-        shape, width = shapes["encoder_hidden_states"], config.get("text_dim", _DEFAULTS["text_dim"])
-        if len(shape) != 3 or shape[1] < 1 or shape[2] != width:
-            raise InvalidRequest(
-                f"conditioning of shape {list(shape)} does not fit this model, whose text encoder gives "
-                f"[batch, tokens, {width}]"
-            )
+    def cuts(config: Mapping[str, Any]) -> Cuts:
+        """See ``Family.cuts``."""
+        config = _DEFAULTS | dict(config)
+        heads, hidden = (config["num_attention_heads"], config["attention_head_dim"]), ((config["ffn_dim"], 1),)
+        cuts = attention("blocks.*.attn1", *heads) | attention("blocks.*.attn2", *heads)
+        cuts |= {f"blocks.*.attn{i}.norm_{x}": HeadsNorm(heads) for i in (1, 2) for x in "qk"}
+        if config["added_kv_proj_dim"] is not None:
+            cuts |= {f"blocks.*.attn2.add_{x}_proj": Columns((heads,)) for x in "kv"}
+            cuts |= {"blocks.*.attn2.norm_added_k": HeadsNorm(heads)}
+        return cuts | {"blocks.*.ffn.net.0.proj": Columns(hidden), "blocks.*.ffn.net.2": Rows(hidden)}
+
+    @staticmethod
+    def extent(config: Mapping[str, Any], shapes: Shapes) -> Extent:
+        """See ``Family.extent``."""
+        config = _DEFAULTS | dict(config)
+        geometry, latent = Wan.describe(config), shapes[LATENT]
+        text = check_text(shapes["encoder_hidden_states"], config["text_dim"])
+        context = {"text": text} | _image_context(config, shapes, text)
+        _check_concat(config["in_channels"] - geometry.channels, latent, shapes.get("concat"))
+        weights = shapes.get("frame_weights")
+        if weights is not None and weights[1:] != (latent[2],):
+            raise InvalidRequest(f"frame_weights of shape {list(weights)}: the latent has {latent[2]} frames")
+        values = geometry.out_channels * math.prod(geometry.patch)
+        return Extent(streams={IMAGE: math.prod(geometry.grid(latent[2:]))}, values=values, context=context)
+
+    def parts(self) -> tuple[list[Block], list[Attending]]:
+        """See ``Family.parts``."""
+        layers = self.module.blocks
+        blocks = [Block(run=self._modulate), *(Block(run=partial(_run, layer), modules=(layer,)) for layer in layers)]
+        return blocks, [Attending(module=layer.attn1, streams=(IMAGE,)) for layer in layers]
 
     @property
     def dtype(self) -> torch.dtype:
@@ -77,47 +104,152 @@ class Wan(Family):
     def embed(self, inputs: Mapping[str, Tensor]) -> State:
         """See ``Family.embed``. A latent that is no whole number of patches is padded as in ComfyUI."""
         module = self.module
-        latent = pad_to_patch(inputs["hidden_states"].to(self.dtype), self.geometry.patch)
+        latent = self._latent(inputs)
         rope_cos, rope_sin = module.rope(latent)
-        tokens = module.patch_embedding(latent).flatten(2).transpose(1, 2).contiguous()
-        temb, modulation, text, _ = module.condition_embedder(
-            inputs["timestep"].float(), inputs["encoder_hidden_states"].to(self.dtype), None, timestep_seq_len=None
-        )
+        tokens = module.patch_embedding(latent)
+        tables = {"rope_cos": rope_cos, "rope_sin": rope_sin}
+        context = {"text": self._context(inputs)}
+        timestep = self._timestep(inputs)
+        if timestep.ndim == 1:
+            context |= self._time(timestep)
+        else:
+            tables["timestep"] = timestep.repeat_interleave(tokens.shape[3] * tokens.shape[4], dim=1)
         return State(
-            tokens=tokens,
-            per_token={"rope_cos": rope_cos, "rope_sin": rope_sin},
-            context={"temb": temb, "modulation": modulation.unflatten(1, (6, -1)), "text": text},
+            streams={IMAGE: tokens.flatten(2).transpose(1, 2).contiguous()}, tables={IMAGE: tables}, context=context
         )
 
     def head(self, state: State) -> Tensor:
         """See ``Family.head``."""
-        module, tokens = self.module, state.tokens
-        shift, scale = (module.scale_shift_table + state.context["temb"].unsqueeze(1)).chunk(2, dim=1)
+        module, tokens = self.module, state.streams[IMAGE]
+        temb = state.context["temb"].unsqueeze(1) if "temb" in state.context else state.tables[IMAGE]["temb"]
+        shift, scale = (module.scale_shift_table.unsqueeze(1) + temb.unsqueeze(2)).unbind(2)
         normed = (module.norm_out(tokens.float()) * (1 + scale) + shift).type_as(tokens)
         prediction: Tensor = module.proj_out(normed)
         return prediction
 
     def unpatchify(self, tokens: Tensor, size: Sequence[int]) -> Tensor:
         """See ``Family.unpatchify``. What was padded is cropped."""
-        grid = self.geometry.grid(size)
-        folded = tokens.view(tokens.shape[0], *grid, *self.geometry.patch, self.geometry.out_channels)
-        whole = folded.permute(0, 7, 1, 4, 2, 5, 3, 6).flatten(6, 7).flatten(4, 5).flatten(2, 3)
-        return whole[:, :, : size[0], : size[1], : size[2]].contiguous()
+        return unfold(tokens, size, self.geometry, channels_last=True)
+
+    def stock(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """See ``Family.stock``."""
+        timestep = self._timestep(inputs)
+        latent = self._latent(inputs)
+        if timestep.ndim == 2:
+            _, height, width = self.geometry.grid(latent.shape[2:])
+            timestep = timestep.repeat_interleave(height * width, dim=1)
+        image = inputs.get("encoder_hidden_states_image")
+        if image is not None and self.module.condition_embedder.image_embedder.pos_embed is not None:
+            image = image.unflatten(1, (2, -1)).flatten(0, 1)
+        out: Tensor = self.module(
+            hidden_states=latent,
+            timestep=timestep,
+            encoder_hidden_states=inputs["encoder_hidden_states"].to(self.dtype),
+            encoder_hidden_states_image=image,
+            return_dict=False,
+        )[0]
+        return crop(out, inputs[LATENT].shape[2:])
+
+    def _latent(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        parts = [inputs[LATENT], *([inputs["concat"]] if "concat" in inputs else [])]
+        return torch.cat([pad_to_patch(part.to(self.dtype), self.geometry.patch) for part in parts], dim=1)
+
+    @staticmethod
+    def variants() -> dict[str, Variant]:
+        """See ``Family.variants``."""
+        small = {
+            "num_attention_heads": 12, "attention_head_dim": 24, "num_layers": 2, "ffn_dim": 100, "text_dim": 32,
+            "freq_dim": 32, "rope_max_seq_len": 64,
+        }  # fmt: skip
+        text: Inputs = {"encoder_hidden_states": ("text", 32)}
+        size = (3, 5, 7)
+        concat: Inputs = {"concat": (20, "size")}
+        image = {"image_dim": 20, "added_kv_proj_dim": 288}
+        many: Inputs = {**text, **concat, "encoder_hidden_states_image": (10, 20)}
+        return {
+            "t2v": Variant(config=small, size=size, text=9, inputs=text),
+            "i2v 2.1": Variant(
+                config={**small, **image, "in_channels": 36}, size=size, text=512, inputs=many, fixed_text=True
+            ),
+            "flf2v 2.1": Variant(
+                config={**small, **image, "in_channels": 36, "pos_embed_seq_len": 10}, size=size, text=512,
+                inputs=many, fixed_text=True,
+            ),
+            "i2v 2.2": Variant(config={**small, "in_channels": 36}, size=size, text=9, inputs={**text, **concat}),
+            "ti2v 5b": Variant(
+                config={
+                    **small, "num_attention_heads": 24, "attention_head_dim": 12, "in_channels": 48, "out_channels": 48
+                },
+                size=size, text=9, inputs={**text, "frame_weights": (3,)},
+            ),
+        }  # fmt: skip
+
+    def _context(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        embedder = self.module.condition_embedder
+        text: Tensor = embedder.text_embedder(inputs["encoder_hidden_states"].to(self.dtype))
+        if "encoder_hidden_states_image" not in inputs:
+            return text
+        image = inputs["encoder_hidden_states_image"].to(self.dtype)
+        pairs = embedder.image_embedder.pos_embed is not None  # first and last image one after the other, for each
+        image = embedder.image_embedder(image.unflatten(1, (2, -1)).flatten(0, 1) if pairs else image)
+        return torch.cat([image, text], dim=1)
+
+    @staticmethod
+    def _timestep(inputs: Mapping[str, Tensor]) -> Tensor:
+        timestep = inputs[TIMESTEP].float()
+        return timestep[:, None] * inputs["frame_weights"].float() if "frame_weights" in inputs else timestep
+
+    def _time(self, timestep: Tensor) -> dict[str, Tensor]:
+        """Timesteps ``[...]`` to their embedding ``[..., D]`` and the blocks' modulation ``[..., 6, D]``."""
+        embedder = self.module.condition_embedder
+        wave = embedder.timesteps_proj(timestep.flatten()).unflatten(0, timestep.shape)
+        dtype = next(iter(embedder.time_embedder.parameters())).dtype
+        temb = embedder.time_embedder(wave.to(dtype)).to(self.dtype)
+        return {"temb": temb, "modulation": embedder.time_proj(embedder.act_fn(temb)).unflatten(-1, (6, -1))}
+
+    def _modulate(self, state: State) -> State:
+        """Embed the own tokens' timesteps, where they have each their own."""
+        tables = state.tables[IMAGE]
+        if "timestep" not in tables:
+            return state
+        return replace(state, tables={IMAGE: {**tables, **self._time(tables["timestep"])}})
 
 
-def _run_block(block: nn.Module, state: State) -> State:
-    tokens = block(
-        state.tokens,
-        state.context["text"],
-        state.context["modulation"],
-        (state.per_token["rope_cos"], state.per_token["rope_sin"]),
-    )
-    return State(tokens=tokens, per_token=state.per_token, context=state.context)
+def _run(block: nn.Module, state: State) -> State:
+    tables = state.tables[IMAGE]
+    modulation = state.context.get("modulation", tables.get("modulation"))
+    rope = (tables["rope_cos"], tables["rope_sin"])
+    return state.with_streams(**{IMAGE: block(state.streams[IMAGE], state.context["text"], modulation, rope)})
 
 
-def pad_to_patch(latent: Tensor, patch: Sequence[int]) -> Tensor:
-    """Pad ``[B, C, T, H, W]`` circularly at the end, as ComfyUI's ``comfy.ldm.common_dit.pad_to_patch_size``."""
-    missing = [-length % step for length, step in zip(latent.shape[2:], patch, strict=True)]
-    if not any(missing):
-        return latent
-    return F.pad(latent, [side for length in reversed(missing) for side in (0, length)], mode="circular")
+def _normed(config: Mapping[str, Any]) -> list[tuple[str, int]]:
+    """How many norms over all heads a layer has for which tokens."""
+    return [(IMAGE, 3), ("text", 1), *([("image context", 1)] if config["added_kv_proj_dim"] is not None else [])]
+
+
+def _image_context(config: Mapping[str, Any], shapes: Shapes, text: int) -> dict[str, int]:
+    """The tokens of an image embedding, where the model takes one."""
+    shape, width = shapes.get("encoder_hidden_states_image"), config["image_dim"]
+    if width is None:
+        if shape is not None:
+            raise InvalidRequest("encoder_hidden_states_image cannot be used: this model takes no image embedding")
+        return {}
+    if shape is None or len(shape) != 3 or shape[2] != width:
+        raise InvalidRequest(
+            f"this model needs the embedding of an image, [batch, tokens, {width}], and got "
+            f"{'none' if shape is None else list(shape)}: add CLIPVisionEncode's output with WanImageToVideo"
+        )
+    if text != TEXT_WITH_IMAGE:
+        raise InvalidRequest(f"the text has {text} tokens, and beside an image this model takes {TEXT_WITH_IMAGE}")
+    return {"image context": shape[1]}
+
+
+def _check_concat(channels: int, latent: tuple[int, ...], shape: tuple[int, ...] | None) -> None:
+    wanted = (channels, *latent[2:])
+    if channels and (shape is None or shape[1:] != wanted):
+        raise InvalidRequest(
+            f"this model needs an image's latent beside the noise, [batch, {', '.join(map(str, wanted))}], and got "
+            f"{'none' if shape is None else list(shape)}: connect WanImageToVideo"
+        )
+    if not channels and shape is not None:
+        raise InvalidRequest(f"concat of shape {list(shape)} cannot be used: this model takes noise alone")

@@ -1,0 +1,255 @@
+"""CogVideoX (2B, 5B, 1.5; text and image to video) over diffusers' ``CogVideoXTransformer3DModel``."""
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from ..cuts import Columns, Cuts, Rows, attention
+from ..errors import InvalidRequest
+from ..geometry import IMAGE, LATENT, TEXT, TIMESTEP, Extent, Geometry, Shapes, Site, Sum
+from ..state import State
+from .base import Attending, Block, Family, Variant
+from .patches import check_text, pad_to_patch, unfold
+from .streams import at_least_one
+
+_DEFAULTS: dict[str, Any] = {
+    "num_attention_heads": 30,
+    "attention_head_dim": 64,
+    "in_channels": 16,
+    "out_channels": 16,
+    "ofs_embed_dim": None,
+    "text_embed_dim": 4096,
+    "num_layers": 30,
+    "sample_width": 90,
+    "sample_height": 60,
+    "sample_frames": 49,
+    "patch_size": 2,
+    "patch_size_t": None,
+    "temporal_compression_ratio": 4,
+    "max_text_seq_length": 226,
+    "activation_fn": "gelu-approximate",
+    "use_rotary_positional_embeddings": False,
+    "use_learned_positional_embeddings": False,
+}
+"""What ``CogVideoXTransformer3DModel`` takes for a number that its config leaves out."""
+
+_OFS = 2.0
+"""What diffusers' pipeline passes to models with an ``ofs`` embedding, always."""
+
+
+class CogVideoX(Family):
+    """Inputs, batch first: the latent ``[B, C, T, H, W]``, the timestep ``[B]`` in 0..999, and
+
+    - ``encoder_hidden_states`` ``[B, L, D]`` of T5; with positions that are not rotary alone, L is fixed;
+    - ``concat`` ``[B, C', T, H, W]``, an image's latent, where the model takes more channels than it predicts;
+    - ``ofs`` ``[B]`` where the model embeds it (1.5's I2V); 2 if it is left out.
+
+    The prediction is v, as diffusers gives it.
+    """
+
+    required: ClassVar[tuple[str, ...]] = ("encoder_hidden_states",)
+    optional: ClassVar[tuple[str, ...]] = ("concat", "ofs")
+
+    @staticmethod
+    def describe(config: Mapping[str, Any]) -> Geometry:
+        """See ``Family.describe``."""
+        config = _DEFAULTS | dict(config)
+        if config["activation_fn"] != "gelu-approximate":
+            raise InvalidRequest(
+                f"activation_fn {config['activation_fn']!r} of this CogVideoX transformer is not supported; "
+                "gelu-approximate is"
+            )
+        heads, head_dim, layers = config["num_attention_heads"], config["attention_head_dim"], config["num_layers"]
+        return Geometry(
+            channels=config["out_channels"],
+            out_channels=config["out_channels"],
+            patch=(config["patch_size_t"] or 1, config["patch_size"], config["patch_size"]),
+            sites=(Site(streams=(TEXT, IMAGE), heads=heads, head_dim=head_dim, count=layers),),
+            sums=tuple(Sum(tokens=stream, width=heads * head_dim, count=2 * layers) for stream in (TEXT, IMAGE)),
+        )
+
+    @staticmethod
+    def cuts(config: Mapping[str, Any]) -> Cuts:
+        """See ``Family.cuts``. The norms of q and k are over one head."""
+        config = _DEFAULTS | dict(config)
+        heads = (config["num_attention_heads"], config["attention_head_dim"])
+        hidden = ((4 * math.prod(heads), 1),)
+        return attention("transformer_blocks.*.attn1", *heads) | {
+            "transformer_blocks.*.ff.net.0.proj": Columns(hidden),
+            "transformer_blocks.*.ff.net.2": Rows(hidden),
+        }
+
+    @staticmethod
+    def extent(config: Mapping[str, Any], shapes: Shapes) -> Extent:
+        """See ``Family.extent``."""
+        config = _DEFAULTS | dict(config)
+        geometry, latent = CogVideoX.describe(config), shapes[LATENT]
+        text = check_text(shapes["encoder_hidden_states"], config["text_embed_dim"])
+        if len(shapes.get(TIMESTEP, (1,))) != 1:
+            raise InvalidRequest(f"timestep of shape {list(shapes[TIMESTEP])}: this model takes one a sample")
+        _check_positions(config, text, latent[2:], geometry.grid(latent[2:]))
+        _check_concat(config["in_channels"] - geometry.channels, latent, shapes.get("concat"))
+        if "ofs" in shapes and (not config["ofs_embed_dim"] or len(shapes["ofs"]) != 1):
+            takes = "one number a sample" if config["ofs_embed_dim"] else "none"
+            raise InvalidRequest(f"ofs of shape {list(shapes['ofs'])}: this model takes {takes}")
+        values = geometry.out_channels * math.prod(geometry.patch)
+        return Extent(streams={TEXT: text, IMAGE: math.prod(geometry.grid(latent[2:]))}, values=values)
+
+    def parts(self) -> tuple[list[Block], list[Attending]]:
+        """See ``Family.parts``."""
+        layers = self.module.transformer_blocks
+        blocks = [Block(run=partial(_run, layer), modules=(layer,)) for layer in layers]
+        return blocks, [Attending(module=layer.attn1, streams=(TEXT, IMAGE)) for layer in layers]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """See ``Family.dtype``."""
+        dtype: torch.dtype = self.module.patch_embed.proj.weight.dtype
+        return dtype
+
+    def embed(self, inputs: Mapping[str, Tensor]) -> State:
+        """See ``Family.embed``. A latent that is no whole number of patches is padded as in ComfyUI."""
+        latent, text = self._latent(inputs), inputs["encoder_hidden_states"].to(self.dtype)
+        tokens = self.module.patch_embed(text, latent.transpose(1, 2))
+        length = text.shape[1]
+        return State(
+            streams={TEXT: tokens[:, :length], IMAGE: tokens[:, length:]},
+            tables={IMAGE: self._rope(latent)},
+            context={"temb": self._time(inputs)},
+        )
+
+    def head(self, state: State) -> Tensor:
+        """See ``Family.head``."""
+        module, tokens = self.module, state.streams[IMAGE]
+        normed = module.norm_out(module.norm_final(tokens), temb=state.context["temb"])
+        prediction: Tensor = module.proj_out(normed)
+        return prediction
+
+    def unpatchify(self, tokens: Tensor, size: Sequence[int]) -> Tensor:
+        """See ``Family.unpatchify``. What was padded is cropped."""
+        return unfold(tokens, size, self.geometry, channels_last=False)
+
+    def stock(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """See ``Family.stock``."""
+        latent = self._latent(inputs)
+        rope = self._rope(latent)
+        out: Tensor = self.module(
+            hidden_states=latent.transpose(1, 2),
+            encoder_hidden_states=inputs["encoder_hidden_states"].to(self.dtype),
+            timestep=inputs[TIMESTEP],
+            ofs=_ofs(inputs),
+            image_rotary_emb=(rope["cos"][0], rope["sin"][0]) if rope else None,
+            return_dict=False,
+        )[0]
+        frames, height, width = inputs[LATENT].shape[2:]
+        return out.transpose(1, 2)[:, :, :frames, :height, :width]
+
+    def _latent(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        parts = [inputs[LATENT], *([inputs["concat"]] if "concat" in inputs else [])]
+        return torch.cat([pad_to_patch(part.to(self.dtype), self.geometry.patch) for part in parts], dim=1)
+
+    def _time(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        module = self.module
+        temb: Tensor = module.time_embedding(module.time_proj(inputs[TIMESTEP].float()).to(self.dtype))
+        if module.ofs_embedding is not None:
+            temb = temb + module.ofs_embedding(module.ofs_proj(_ofs(inputs)).to(self.dtype))
+        return temb
+
+    def _rope(self, latent: Tensor) -> dict[str, Tensor]:
+        """Rotary tables ``[1, S, D]``, made as diffusers' pipelines make them; none where there is no rotation."""
+        from diffusers.models.embeddings import get_3d_rotary_pos_embed
+        from diffusers.pipelines.cogvideo.pipeline_cogvideox import get_resize_crop_region_for_grid
+
+        config = self.module.config
+        if not config.use_rotary_positional_embeddings:
+            return {}
+        frames, *grid = self.geometry.grid(latent.shape[2:])
+        rows, columns = (length // config.patch_size for length in (config.sample_height, config.sample_width))
+        place: dict[str, Any] = {"crops_coords": None, "grid_type": "slice", "max_size": (rows, columns)}
+        if config.patch_size_t is None:
+            place = {"crops_coords": get_resize_crop_region_for_grid(tuple(grid), columns, rows)}
+        cos, sin = get_3d_rotary_pos_embed(
+            config.attention_head_dim, grid_size=tuple(grid), temporal_size=frames, device=latent.device, **place
+        )
+        return {"cos": cos[None], "sin": sin[None]}
+
+    @staticmethod
+    def variants() -> dict[str, Variant]:
+        """See ``Family.variants``."""
+        small = {
+            "num_layers": 2, "num_attention_heads": 48, "attention_head_dim": 16, "text_embed_dim": 32,
+            "time_embed_dim": 24, "sample_height": 6, "sample_width": 10, "sample_frames": 9, "max_text_seq_length": 7,
+        }  # fmt: skip
+        rotary = {**small, "use_rotary_positional_embeddings": True}
+        newer = {**rotary, "patch_size_t": 2, "patch_bias": False}
+        text: dict[str, tuple[int | str, ...]] = {"encoder_hidden_states": ("text", 32)}
+        image: dict[str, tuple[int | str, ...]] = {**text, "concat": (16, "size")}
+        learned = {**rotary, "in_channels": 32, "use_learned_positional_embeddings": True}
+        return {
+            "2b": Variant(
+                config={**small, "num_attention_heads": 30}, size=(3, 5, 9), text=7, inputs=text, fixed_text=True
+            ),
+            "5b": Variant(config=rotary, size=(3, 5, 9), text=5, inputs=text),
+            "5b i2v": Variant(config=learned, size=(3, 6, 10), text=7, inputs=image, fixed_text=True),
+            "1.5": Variant(config=newer, size=(5, 5, 9), text=5, inputs=text),
+            "1.5 i2v": Variant(
+                config={**newer, "in_channels": 32, "ofs_embed_dim": 24}, size=(5, 5, 9), text=5,
+                inputs={**image, "ofs": ()},
+            ),
+        }  # fmt: skip
+
+
+def _ofs(inputs: Mapping[str, Tensor]) -> Tensor:
+    return inputs["ofs"].float() if "ofs" in inputs else torch.full_like(inputs[TIMESTEP], _OFS, dtype=torch.float32)
+
+
+def _run(layer: nn.Module, state: State) -> State:
+    # Where no image token is here a row is made up, which the seam leaves out: the module cannot do without.
+    image, tables = state.streams[IMAGE], state.tables[IMAGE]
+    rope = (at_least_one(tables["cos"])[0], at_least_one(tables["sin"])[0]) if tables else None
+    out, text = layer(
+        hidden_states=at_least_one(image),
+        encoder_hidden_states=state.streams[TEXT],
+        temb=state.context["temb"],
+        image_rotary_emb=rope,
+    )
+    return state.with_streams(**{TEXT: text, IMAGE: out[:, : image.shape[1]]})
+
+
+def _check_positions(config: Mapping[str, Any], text: int, size: Sequence[int], grid: Sequence[int]) -> None:
+    """Refuse what the model has no positions for."""
+    rotary, learned = config["use_rotary_positional_embeddings"], config["use_learned_positional_embeddings"]
+    wanted = config["max_text_seq_length"]
+    if (learned or not rotary) and text != wanted:
+        raise InvalidRequest(f"the text has {text} tokens, and this model takes {wanted}: pad the prompt to that")
+    frames = (config["sample_frames"] - 1) // config["temporal_compression_ratio"] + 1
+    native = (frames, config["sample_height"], config["sample_width"])
+    if learned and tuple(size) != native:
+        raise InvalidRequest(
+            f"a latent of {_times(size)}: this model learned its positions for {_times(native)} alone, which is "
+            "frames, height and width of the latent that it takes"
+        )
+    most = [length // config["patch_size"] for length in native[1:]]
+    if rotary and config["patch_size_t"] and any(have > of for have, of in zip(grid[1:], most, strict=True)):
+        raise InvalidRequest(
+            f"a latent of {_times(size)} is {_times(grid[1:])} patches, and this model has positions for {_times(most)}"
+        )
+
+
+def _check_concat(channels: int, latent: tuple[int, ...], shape: tuple[int, ...] | None) -> None:
+    wanted = (channels, *latent[2:])
+    if channels and (shape is None or shape[1:] != wanted):
+        raise InvalidRequest(
+            f"this model needs an image's latent beside the noise, [batch, {', '.join(map(str, wanted))}], and got "
+            f"{'none' if shape is None else list(shape)}"
+        )
+    if not channels and shape is not None:
+        raise InvalidRequest(f"concat of shape {list(shape)} cannot be used: this model takes noise alone")
+
+
+def _times(lengths: Sequence[int]) -> str:
+    return " x ".join(map(str, lengths))

@@ -1,0 +1,144 @@
+"""DiT (classes to images) over diffusers' ``DiTTransformer2DModel``."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..cuts import Cuts
+from ..errors import InvalidRequest
+from ..geometry import IMAGE, LATENT, TIMESTEP, Extent, Geometry, Shapes, Site, Sum
+from ..state import State
+from .base import Attending, Block, Family, Variant
+from .basic import block_cuts, check_channels, check_norm, without_variance
+from .patches import pad_to_patch, unfold
+from .streams import at_least_one
+
+_DEFAULTS: dict[str, Any] = {
+    "num_attention_heads": 16,
+    "attention_head_dim": 72,
+    "in_channels": 4,
+    "out_channels": None,
+    "num_layers": 28,
+    "patch_size": 2,
+    "activation_fn": "gelu-approximate",
+    "norm_type": "ada_norm_zero",
+}
+"""What ``DiTTransformer2DModel`` takes for a number that its config leaves out."""
+
+
+class DiT(Family):
+    """Inputs, batch first: the latent ``[B, 4, H, W]``, a square one, the timestep ``[B]`` in 0..999, and
+
+    - ``class_labels`` ``[B]``, int64; one more than the last class stands for none of them.
+    """
+
+    required: ClassVar[tuple[str, ...]] = ("class_labels",)
+
+    @staticmethod
+    def describe(config: Mapping[str, Any]) -> Geometry:
+        """See ``Family.describe``."""
+        config = _DEFAULTS | dict(config)
+        check_norm("DiT", config, "ada_norm_zero")
+        check_channels("DiT", config)
+        heads, head_dim, layers = config["num_attention_heads"], config["attention_head_dim"], config["num_layers"]
+        return Geometry(
+            channels=config["in_channels"],
+            out_channels=config["in_channels"],
+            patch=(config["patch_size"],) * 2,
+            sites=(Site(streams=(IMAGE,), heads=heads, head_dim=head_dim, count=layers),),
+            sums=(Sum(tokens=IMAGE, width=heads * head_dim, count=2 * layers),),
+        )
+
+    @staticmethod
+    def cuts(config: Mapping[str, Any]) -> Cuts:
+        """See ``Family.cuts``."""
+        return block_cuts("transformer_blocks.*", _DEFAULTS | dict(config), cross=False)
+
+    @staticmethod
+    def extent(config: Mapping[str, Any], shapes: Shapes) -> Extent:
+        """See ``Family.extent``."""
+        geometry, latent = DiT.describe(config), shapes[LATENT]
+        rows, columns = geometry.grid(latent[2:])
+        if rows != columns:
+            raise InvalidRequest(f"a latent of {latent[2]} x {latent[3]}: DiT makes square images alone")
+        labels = shapes["class_labels"]
+        if len(labels) != 1:
+            raise InvalidRequest(f"class_labels of shape {list(labels)}: one a sample is needed, {list(latent[:1])}")
+        return Extent(streams={IMAGE: rows * columns}, values=geometry.out_channels * math.prod(geometry.patch))
+
+    def parts(self) -> tuple[list[Block], list[Attending]]:
+        """See ``Family.parts``."""
+        layers = self.module.transformer_blocks
+        runs = [_run_first, *[_run] * (len(layers) - 1)]
+        blocks = [Block(run=partial(run, layer), modules=(layer,)) for run, layer in zip(runs, layers, strict=True)]
+        return blocks, [Attending(module=layer.attn1, streams=(IMAGE,)) for layer in layers]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """See ``Family.dtype``."""
+        dtype: torch.dtype = self.module.pos_embed.proj.weight.dtype
+        return dtype
+
+    def embed(self, inputs: Mapping[str, Tensor]) -> State:
+        """See ``Family.embed``. A latent that is no whole number of patches is padded as in ComfyUI."""
+        tokens = self.module.pos_embed(self._latent(inputs))
+        context = {"timestep": inputs[TIMESTEP], "labels": inputs["class_labels"]}
+        return State(streams={IMAGE: tokens}, context=context)
+
+    def head(self, state: State) -> Tensor:
+        """See ``Family.head``."""
+        module = self.module
+        shift, scale = module.proj_out_1(F.silu(state.context["conditioning"])).chunk(2, dim=1)
+        normed = module.norm_out(state.streams[IMAGE]) * (1 + scale[:, None]) + shift[:, None]
+        return without_variance(module.proj_out_2(normed), module.config)
+
+    def unpatchify(self, tokens: Tensor, size: Sequence[int]) -> Tensor:
+        """See ``Family.unpatchify``. What was padded is cropped."""
+        return unfold(tokens, size, self.geometry, channels_last=True)
+
+    def stock(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """See ``Family.stock``."""
+        out: Tensor = self.module(
+            self._latent(inputs), timestep=inputs[TIMESTEP], class_labels=inputs["class_labels"], return_dict=False
+        )[0]
+        height, width = inputs[LATENT].shape[2:]
+        return out[:, : self.geometry.out_channels, :height, :width]
+
+    def _latent(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        return pad_to_patch(inputs[LATENT].to(self.dtype), self.geometry.patch)
+
+    @staticmethod
+    def variants() -> dict[str, Variant]:
+        """See ``Family.variants``."""
+        small = {
+            "num_attention_heads": 16, "attention_head_dim": 8, "num_layers": 2, "sample_size": 8,
+            "num_embeds_ada_norm": 10,
+        }  # fmt: skip
+        inputs: dict[str, tuple[int | str, ...]] = {"class_labels": ()}
+        return {
+            "learned variance": Variant(config={**small, "out_channels": 8}, size=(9, 9), text=1, inputs=inputs),
+            "fixed variance": Variant(config={**small, "activation_fn": "geglu"}, size=(9, 9), text=1, inputs=inputs),
+        }
+
+
+def _run(layer: Any, state: State) -> State:
+    tokens = state.streams[IMAGE]
+    out = layer(at_least_one(tokens), timestep=state.context["timestep"], class_labels=state.context["labels"])
+    return state.with_streams(**{IMAGE: out[:, : tokens.shape[1]]})
+
+
+def _run_first(layer: Any, state: State) -> State:
+    """Run block 0, and keep what it embeds timestep and label to: the head uses it when those weights are gone."""
+    kept: list[Tensor] = []
+    hook = layer.norm1.emb.register_forward_hook(lambda _module, _inputs, out: kept.append(out))
+    try:
+        state = _run(layer, state)
+    finally:
+        hook.remove()
+    return replace(state, context={**state.context, "conditioning": kept[0]})

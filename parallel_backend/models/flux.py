@@ -1,0 +1,206 @@
+"""Flux.1 (dev, schnell, Fill, Kontext) over diffusers' ``FluxTransformer2DModel``."""
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from ..cuts import Columns, Cuts, Rows, attention
+from ..errors import InvalidRequest
+from ..geometry import IMAGE, LATENT, TEXT, TIMESTEP, Extent, Geometry, Shapes, Site, Sum
+from ..state import State
+from .base import Attending, Block, Family, Variant
+from .patches import check_text, check_vector, fold, unfold
+from .streams import at_least_one
+
+_DEFAULTS: dict[str, Any] = {
+    "in_channels": 64,
+    "out_channels": None,
+    "num_layers": 19,
+    "num_single_layers": 38,
+    "attention_head_dim": 128,
+    "num_attention_heads": 24,
+    "joint_attention_dim": 4096,
+    "pooled_projection_dim": 768,
+    "guidance_embeds": False,
+}
+"""What ``FluxTransformer2DModel`` takes for a number that its config leaves out."""
+
+_PATCH = (2, 2)
+"""Flux packs patches into channels outside of its module, whose own ``patch_size`` is 1."""
+
+
+class Flux(Family):
+    """Inputs, batch first: the latent ``[B, 16, H, W]``, the timestep ``[B]`` in 0..1, and
+
+    - ``encoder_hidden_states`` ``[B, L, D]`` of T5, ``pooled_projections`` ``[B, D]`` of CLIP;
+    - ``guidance`` ``[B]`` where the model was distilled with it;
+    - ``concat`` ``[B, C, H, W]``: what Fill takes beside the noise, in channels of its own;
+    - ``reference`` ``[B, N, 64]`` and ``reference_ids`` ``[B, N, 3]``: Kontext's images as tokens with their positions,
+      which follow those of the latent.
+    """
+
+    required: ClassVar[tuple[str, ...]] = ("encoder_hidden_states", "pooled_projections")
+    optional: ClassVar[tuple[str, ...]] = ("guidance", "concat", "reference", "reference_ids")
+
+    @staticmethod
+    def describe(config: Mapping[str, Any]) -> Geometry:
+        """See ``Family.describe``."""
+        config = _DEFAULTS | dict(config)
+        heads, head_dim = config["num_attention_heads"], config["attention_head_dim"]
+        double, single = config["num_layers"], config["num_single_layers"]
+        channels = (config["out_channels"] or config["in_channels"]) // math.prod(_PATCH)
+        return Geometry(
+            channels=channels,
+            out_channels=channels,
+            patch=_PATCH,
+            sites=(Site(streams=(TEXT, IMAGE), heads=heads, head_dim=head_dim, count=double + single),),
+            sums=tuple(
+                Sum(tokens=stream, width=heads * head_dim, count=2 * double + single) for stream in (TEXT, IMAGE)
+            ),
+        )
+
+    @staticmethod
+    def cuts(config: Mapping[str, Any]) -> Cuts:
+        """See ``Family.cuts``."""
+        config = _DEFAULTS | dict(config)
+        heads = (config["num_attention_heads"], config["attention_head_dim"])
+        hidden = (4 * math.prod(heads), 1)
+        cuts = attention("transformer_blocks.*.attn", *heads, text=True)
+        cuts |= {"transformer_blocks.*.attn.to_add_out": Rows((heads,))}
+        for name in ("ff", "ff_context"):
+            cuts |= {f"transformer_blocks.*.{name}.net.0.proj": Columns((hidden,))}
+            cuts |= {f"transformer_blocks.*.{name}.net.2": Rows((hidden,))}
+        cuts |= attention("single_transformer_blocks.*.attn", *heads, out=False)
+        cuts |= {"single_transformer_blocks.*.proj_mlp": Columns((hidden,))}
+        return cuts | {"single_transformer_blocks.*.proj_out": Rows((heads, hidden))}
+
+    @staticmethod
+    def extent(config: Mapping[str, Any], shapes: Shapes) -> Extent:
+        """See ``Family.extent``."""
+        config = _DEFAULTS | dict(config)
+        geometry, latent = Flux.describe(config), shapes[LATENT]
+        text = check_text(shapes["encoder_hidden_states"], config["joint_attention_dim"])
+        check_vector("pooled_projections", shapes["pooled_projections"], config["pooled_projection_dim"])
+        if config["guidance_embeds"] != ("guidance" in shapes):
+            wanted = "needs" if config["guidance_embeds"] else "takes no"
+            raise InvalidRequest(f"this Flux transformer {wanted} guidance: connect FluxGuidance for dev models alone")
+        extra = config["in_channels"] // math.prod(_PATCH) - geometry.channels
+        concat = shapes.get("concat")
+        if (extra > 0 or concat) and (concat is None or concat[1:] != (extra, *latent[2:])):
+            raise InvalidRequest(
+                f"concat of shape {None if concat is None else list(concat)}: this model takes {extra} channels beside "
+                f"a latent of {list(latent)}; InpaintModelConditioning gives them"
+            )
+        image = math.prod(geometry.grid(latent[2:])) + (shapes["reference"][1] if "reference" in shapes else 0)
+        return Extent(streams={TEXT: text, IMAGE: image}, values=geometry.out_channels * math.prod(_PATCH))
+
+    def parts(self) -> tuple[list[Block], list[Attending]]:
+        """See ``Family.parts``."""
+        layers = [*self.module.transformer_blocks, *self.module.single_transformer_blocks]
+        blocks = [Block(run=partial(_run, layer), modules=(layer,)) for layer in layers]
+        return blocks, [Attending(module=layer.attn, streams=(TEXT, IMAGE)) for layer in layers]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """See ``Family.dtype``."""
+        dtype: torch.dtype = self.module.x_embedder.weight.dtype
+        return dtype
+
+    def embed(self, inputs: Mapping[str, Tensor]) -> State:
+        """See ``Family.embed``. A latent that is no whole number of patches is padded as in ComfyUI."""
+        module, text = self.module, inputs["encoder_hidden_states"].to(self.dtype)
+        tokens, image_ids = self._tokens(inputs)
+        times = [inputs[TIMESTEP], *([inputs["guidance"]] if "guidance" in inputs else [])]
+        pooled = inputs["pooled_projections"].to(self.dtype)
+        temb = module.time_text_embed(*(time.to(self.dtype) * 1000 for time in times), pooled)
+        text_rope = module.pos_embed(image_ids.new_zeros(text.shape[1], 3))
+        image_rope = module.pos_embed(image_ids)
+        return State(
+            streams={TEXT: module.context_embedder(text), IMAGE: module.x_embedder(tokens)},
+            tables={TEXT: _rope(text_rope), IMAGE: _rope(image_rope)},
+            context={"temb": temb},
+        )
+
+    def head(self, state: State) -> Tensor:
+        """See ``Family.head``."""
+        prediction: Tensor = self.module.proj_out(self.module.norm_out(state.streams[IMAGE], state.context["temb"]))
+        return prediction
+
+    def unpatchify(self, tokens: Tensor, size: Sequence[int]) -> Tensor:
+        """See ``Family.unpatchify``. What follows the latent's own tokens is left out."""
+        own = math.prod(self.geometry.grid(size))
+        return unfold(tokens[:, :own], size, self.geometry, channels_last=False)
+
+    def stock(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """See ``Family.stock``."""
+        tokens, image_ids = self._tokens(inputs)
+        text = inputs["encoder_hidden_states"]
+        out: Tensor = self.module(
+            hidden_states=tokens,
+            encoder_hidden_states=text.to(self.dtype),
+            pooled_projections=inputs["pooled_projections"].to(self.dtype),
+            timestep=inputs[TIMESTEP],
+            img_ids=image_ids,
+            txt_ids=image_ids.new_zeros(text.shape[1], 3),
+            guidance=inputs.get("guidance"),
+            return_dict=False,
+        )[0]
+        return self.unpatchify(out, inputs[LATENT].shape[2:])
+
+    def _tokens(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Packed tokens ``[B, S, 4C]`` and their positions ``[S, 3]``: image, row, column."""
+        latent = inputs[LATENT]
+        parts = [latent, *([inputs["concat"]] if "concat" in inputs else [])]
+        tokens = torch.cat([fold(part.to(self.dtype), _PATCH) for part in parts], dim=2)
+        rows, columns = self.geometry.grid(latent.shape[2:])
+        ids = torch.zeros(rows, columns, 3, device=latent.device)
+        ids[..., 1] = torch.arange(rows, device=latent.device)[:, None]
+        ids[..., 2] = torch.arange(columns, device=latent.device)
+        if "reference" not in inputs:
+            return tokens, ids.view(-1, 3)
+        tokens = torch.cat([tokens, inputs["reference"].to(self.dtype)], dim=1)
+        return tokens, torch.cat([ids.view(-1, 3), inputs["reference_ids"][0].float()])
+
+    @staticmethod
+    def variants() -> dict[str, Variant]:
+        """See ``Family.variants``."""
+        small = {
+            "num_layers": 2, "num_single_layers": 2, "num_attention_heads": 24, "attention_head_dim": 16,
+            "joint_attention_dim": 64, "pooled_projection_dim": 32, "axes_dims_rope": (4, 6, 6),
+        }  # fmt: skip
+        text = {"encoder_hidden_states": ("text", 64), "pooled_projections": (32,)}
+        dev = {**text, "guidance": ()}
+        return {
+            "schnell": Variant(config=small, size=(9, 14), text=7, inputs=text),
+            "dev": Variant(config={**small, "guidance_embeds": True}, size=(9, 14), text=7, inputs=dev),
+            "fill": Variant(
+                config={**small, "guidance_embeds": True, "in_channels": 384, "out_channels": 64},
+                size=(9, 14), text=7, inputs={**dev, "concat": (80, "size")},
+            ),
+            "kontext": Variant(
+                config={**small, "guidance_embeds": True}, size=(9, 14), text=7,
+                inputs={**dev, "reference": (11, 64), "reference_ids": (11, 3)},
+            ),
+        }  # fmt: skip
+
+
+def _rope(rope: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
+    """Tables ``[S, D]`` with a batch dim, so that they are cut along the tokens."""
+    cos, sin = rope
+    return {"cos": cos[None], "sin": sin[None]}
+
+
+def _run(layer: nn.Module, state: State) -> State:
+    text, image = state.streams[TEXT], state.streams[IMAGE]
+    tables = [(state.tables[TEXT][name], at_least_one(state.tables[IMAGE][name])) for name in ("cos", "sin")]
+    text, out = layer(
+        hidden_states=at_least_one(image),
+        encoder_hidden_states=text,
+        temb=state.context["temb"],
+        image_rotary_emb=tuple(torch.cat(both, dim=1)[0] for both in tables),
+    )
+    return state.with_streams(**{TEXT: text, IMAGE: out[:, : image.shape[1]]})

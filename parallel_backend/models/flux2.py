@@ -1,0 +1,235 @@
+"""Flux.2 (dev, klein) over diffusers' ``Flux2Transformer2DModel``."""
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from ..cuts import Columns, Cuts, Numbers, Rows, attention
+from ..errors import InvalidRequest
+from ..geometry import IMAGE, LATENT, TEXT, TIMESTEP, Extent, Geometry, Shapes, Site, Sum
+from ..state import State
+from .base import Attending, Block, Family, Variant
+from .patches import check_text, fold, unfold
+from .streams import at_least_one
+
+_DEFAULTS: dict[str, Any] = {
+    "patch_size": 1,
+    "in_channels": 128,
+    "out_channels": None,
+    "num_layers": 8,
+    "num_single_layers": 48,
+    "attention_head_dim": 128,
+    "num_attention_heads": 48,
+    "joint_attention_dim": 15360,
+    "mlp_ratio": 3.0,
+    "guidance_embeds": True,
+}
+"""What ``Flux2Transformer2DModel`` takes for a number that its config leaves out."""
+
+_PATCH = (1, 1)
+"""A token is a pixel of the latent, into whose channels the VAE has packed its patches."""
+
+_AXES = 4
+"""Numbers of a position: image, row, column, place in the text."""
+
+
+class Flux2(Family):
+    """Inputs, batch first: the latent ``[B, 128, H, W]``, the timestep ``[B]`` in 0..1, and
+
+    - ``encoder_hidden_states`` ``[B, L, D]``, whose zeros that ComfyUI pads it with at the front are tokens as well;
+    - ``guidance`` ``[B]`` where the model was distilled with it;
+    - ``reference`` ``[B, N, 128]`` and ``reference_ids`` ``[B, N, 4]``: images as tokens with their positions, which
+      follow those of the latent.
+    """
+
+    required: ClassVar[tuple[str, ...]] = ("encoder_hidden_states",)
+    optional: ClassVar[tuple[str, ...]] = ("guidance", "reference", "reference_ids")
+
+    @staticmethod
+    def describe(config: Mapping[str, Any]) -> Geometry:
+        """See ``Family.describe``."""
+        config = _DEFAULTS | dict(config)
+        channels, out_channels = config["in_channels"], config["out_channels"] or config["in_channels"]
+        if config["patch_size"] != 1 or channels != out_channels:
+            raise InvalidRequest(
+                f"a Flux.2 transformer with patch_size {config['patch_size']}, in_channels {channels} and out_channels "
+                f"{out_channels} is not supported: patch_size 1 with as many channels out as in works"
+            )
+        heads, head_dim = config["num_attention_heads"], config["attention_head_dim"]
+        double, single = config["num_layers"], config["num_single_layers"]
+        return Geometry(
+            channels=channels,
+            out_channels=channels,
+            patch=_PATCH,
+            sites=(Site(streams=(TEXT, IMAGE), heads=heads, head_dim=head_dim, count=double + single),),
+            sums=tuple(
+                Sum(tokens=stream, width=heads * head_dim, count=2 * double + single) for stream in (TEXT, IMAGE)
+            ),
+        )
+
+    @staticmethod
+    def cuts(config: Mapping[str, Any]) -> Cuts:
+        """See ``Family.cuts``."""
+        config = _DEFAULTS | dict(config)
+        heads = (config["num_attention_heads"], config["attention_head_dim"])
+        hidden = (int(math.prod(heads) * config["mlp_ratio"]), 1)
+        cuts = attention("transformer_blocks.*.attn", *heads, text=True)
+        cuts |= {"transformer_blocks.*.attn.to_add_out": Rows((heads,))}
+        for name in ("ff", "ff_context"):
+            cuts |= {f"transformer_blocks.*.{name}.linear_in": Columns((hidden, hidden))}
+            cuts |= {f"transformer_blocks.*.{name}.linear_out": Rows((hidden,))}
+        single = "single_transformer_blocks.*.attn"
+        cuts |= {single: Numbers({"heads": (heads[0], 1), "inner_dim": heads, "mlp_hidden_dim": hidden})}
+        cuts |= {f"{single}.to_qkv_mlp_proj": Columns((heads, heads, heads, hidden, hidden))}
+        return cuts | {f"{single}.to_out": Rows((heads, hidden))}
+
+    @staticmethod
+    def extent(config: Mapping[str, Any], shapes: Shapes) -> Extent:
+        """See ``Family.extent``."""
+        config = _DEFAULTS | dict(config)
+        geometry, latent = Flux2.describe(config), shapes[LATENT]
+        text = check_text(shapes["encoder_hidden_states"], config["joint_attention_dim"])
+        if config["guidance_embeds"] != ("guidance" in shapes):
+            wanted = "needs" if config["guidance_embeds"] else "takes no"
+            raise InvalidRequest(
+                f"this Flux.2 transformer {wanted} guidance: connect FluxGuidance for dev models alone"
+            )
+        reference = _reference(geometry.channels, shapes.get("reference"), shapes.get("reference_ids"))
+        image = math.prod(geometry.grid(latent[2:])) + reference
+        return Extent(streams={TEXT: text, IMAGE: image}, values=geometry.out_channels)
+
+    def parts(self) -> tuple[list[Block], list[Attending]]:
+        """See ``Family.parts``."""
+        double, single = self.module.transformer_blocks, self.module.single_transformer_blocks
+        blocks = [Block(run=partial(_run_double, layer), modules=(layer,)) for layer in double]
+        blocks += [Block(run=partial(_run_single, layer), modules=(layer,)) for layer in single]
+        return blocks, [Attending(module=layer.attn, streams=(TEXT, IMAGE)) for layer in (*double, *single)]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """See ``Family.dtype``."""
+        dtype: torch.dtype = self.module.x_embedder.weight.dtype
+        return dtype
+
+    def embed(self, inputs: Mapping[str, Tensor]) -> State:
+        """See ``Family.embed``. The modulation is the same for all blocks of a kind."""
+        module, text = self.module, inputs["encoder_hidden_states"].to(self.dtype)
+        tokens, image_ids = self._tokens(inputs)
+        guidance = inputs["guidance"].to(self.dtype) * 1000 if "guidance" in inputs else None
+        temb = module.time_guidance_embed(inputs[TIMESTEP].to(self.dtype) * 1000, guidance)
+        return State(
+            streams={TEXT: module.context_embedder(text), IMAGE: module.x_embedder(tokens)},
+            tables={TEXT: self._rope(_text_ids(text)), IMAGE: self._rope(image_ids)},
+            context={
+                "temb": temb,
+                "double image": module.double_stream_modulation_img(temb),
+                "double text": module.double_stream_modulation_txt(temb),
+                "single": module.single_stream_modulation(temb),
+            },
+        )
+
+    def head(self, state: State) -> Tensor:
+        """See ``Family.head``."""
+        prediction: Tensor = self.module.proj_out(self.module.norm_out(state.streams[IMAGE], state.context["temb"]))
+        return prediction
+
+    def unpatchify(self, tokens: Tensor, size: Sequence[int]) -> Tensor:
+        """See ``Family.unpatchify``. What follows the latent's own tokens is left out."""
+        own = math.prod(self.geometry.grid(size))
+        return unfold(tokens[:, :own], size, self.geometry, channels_last=False)
+
+    def stock(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """See ``Family.stock``."""
+        tokens, image_ids = self._tokens(inputs)
+        text = inputs["encoder_hidden_states"].to(self.dtype)
+        out: Tensor = self.module(
+            hidden_states=tokens,
+            encoder_hidden_states=text,
+            timestep=inputs[TIMESTEP],
+            img_ids=image_ids,
+            txt_ids=_text_ids(text),
+            guidance=inputs.get("guidance"),
+            return_dict=False,
+        )[0]
+        return self.unpatchify(out, inputs[LATENT].shape[2:])
+
+    def _tokens(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Tokens ``[B, S, C]`` and their positions ``[S, 4]``."""
+        latent = inputs[LATENT]
+        tokens = fold(latent.to(self.dtype), _PATCH)
+        rows, columns = self.geometry.grid(latent.shape[2:])
+        ids = torch.zeros(rows, columns, _AXES, device=latent.device)
+        ids[..., 1] = torch.arange(rows, device=latent.device)[:, None]
+        ids[..., 2] = torch.arange(columns, device=latent.device)
+        if "reference" not in inputs:
+            return tokens, ids.view(-1, _AXES)
+        tokens = torch.cat([tokens, inputs["reference"].to(self.dtype)], dim=1)
+        return tokens, torch.cat([ids.view(-1, _AXES), inputs["reference_ids"][0].float()])
+
+    def _rope(self, ids: Tensor) -> dict[str, Tensor]:
+        """Tables ``[1, S, D]`` of positions ``[S, 4]``."""
+        cos, sin = self.module.pos_embed(ids)
+        return {"cos": cos[None], "sin": sin[None]}
+
+    @staticmethod
+    def variants() -> dict[str, Variant]:
+        """See ``Family.variants``."""
+        dev = {
+            "num_layers": 2, "num_single_layers": 2, "num_attention_heads": 48, "attention_head_dim": 8,
+            "joint_attention_dim": 64, "axes_dims_rope": (2, 2, 2, 2), "in_channels": 16,
+        }  # fmt: skip
+        klein = {**dev, "guidance_embeds": False, "num_attention_heads": 24}
+        text = {"encoder_hidden_states": ("text", 64)}
+        guided = {**text, "guidance": ()}
+        reference = {"reference": (11, 16), "reference_ids": (11, _AXES)}
+        return {
+            "dev": Variant(config=dev, size=(5, 7), text=7, inputs=guided),
+            "dev, reference": Variant(config=dev, size=(5, 7), text=7, inputs={**guided, **reference}),
+            "klein 4b": Variant(config=klein, size=(5, 7), text=7, inputs=text),
+            "klein 9b": Variant(config={**klein, "num_attention_heads": 32}, size=(5, 7), text=7, inputs=text),
+        }  # fmt: skip
+
+
+def _text_ids(text: Tensor) -> Tensor:
+    """Positions ``[L, 4]`` of text ``[B, L, D]``."""
+    ids = torch.zeros(text.shape[1], _AXES, device=text.device)
+    ids[:, 3] = torch.arange(text.shape[1], device=text.device)
+    return ids
+
+
+def _run_double(layer: nn.Module, state: State) -> State:
+    context = state.context
+    return _run(layer, state, temb_mod_img=context["double image"], temb_mod_txt=context["double text"])
+
+
+def _run_single(layer: nn.Module, state: State) -> State:
+    return _run(layer, state, temb_mod=state.context["single"], split_hidden_states=True)
+
+
+def _run(layer: nn.Module, state: State, **options: Any) -> State:
+    image = state.streams[IMAGE]
+    tables = [(state.tables[TEXT][name], at_least_one(state.tables[IMAGE][name])) for name in ("cos", "sin")]
+    text, out = layer(
+        hidden_states=at_least_one(image),
+        encoder_hidden_states=state.streams[TEXT],
+        image_rotary_emb=tuple(torch.cat(both, dim=1)[0] for both in tables),
+        **options,
+    )
+    return state.with_streams(**{TEXT: text, IMAGE: out[:, : image.shape[1]]})
+
+
+def _reference(channels: int, tokens: tuple[int, ...] | None, ids: tuple[int, ...] | None) -> int:
+    """The number of tokens of reference images."""
+    if tokens is None and ids is None:
+        return 0
+    if tokens is None or ids is None or tokens[2:] != (channels,) or ids[1:] != (tokens[1], _AXES):
+        raise InvalidRequest(
+            f"reference of shape {None if tokens is None else list(tokens)} with reference_ids of shape "
+            f"{None if ids is None else list(ids)}: this model takes [batch, tokens, {channels}] with "
+            f"[batch, tokens, {_AXES}]; ReferenceLatent gives them"
+        )
+    return tokens[1]

@@ -1,0 +1,214 @@
+"""HunyuanVideo (text and image to video) over diffusers' ``HunyuanVideoTransformer3DModel``."""
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from ..cuts import Columns, Cuts, Rows, attention
+from ..errors import InvalidRequest
+from ..geometry import IMAGE, LATENT, TEXT, TIMESTEP, Extent, Geometry, Shapes, Site, Sum
+from ..state import State
+from .base import Attending, Block, Family, Variant
+from .patches import check_mask, check_text, check_vector, crop, pad_to_patch, unfold
+
+_DEFAULTS: dict[str, Any] = {
+    "in_channels": 16,
+    "out_channels": 16,
+    "num_attention_heads": 24,
+    "attention_head_dim": 128,
+    "num_layers": 20,
+    "num_single_layers": 40,
+    "mlp_ratio": 4.0,
+    "patch_size": 2,
+    "patch_size_t": 1,
+    "guidance_embeds": True,
+    "text_embed_dim": 4096,
+    "pooled_projection_dim": 768,
+    "image_condition_type": None,
+}
+"""What ``HunyuanVideoTransformer3DModel`` takes for a number that its config leaves out."""
+
+_CONDITIONS = (None, "latent_concat", "token_replace")
+
+
+class HunyuanVideo(Family):
+    """Inputs, batch first: the latent ``[B, C, T, H, W]``, the timestep ``[B]`` in 0..1000, and
+
+    - ``encoder_hidden_states`` ``[B, L, D]`` of the language model, ``pooled_projections`` ``[B, D]`` of CLIP;
+    - ``encoder_attention_mask`` ``[B, L]``: which text tokens are no padding; all of them without it;
+    - ``guidance`` ``[B]`` where the model was distilled with it;
+    - ``concat`` ``[B, C', T, H, W]``, an image's latent and a mask, where it takes more channels than it predicts.
+
+    A "token_replace" model takes the latent's first frame for an image without noise.
+    """
+
+    required: ClassVar[tuple[str, ...]] = ("encoder_hidden_states", "pooled_projections")
+    optional: ClassVar[tuple[str, ...]] = ("encoder_attention_mask", "guidance", "concat")
+
+    @staticmethod
+    def describe(config: Mapping[str, Any]) -> Geometry:
+        """See ``Family.describe``."""
+        config = _DEFAULTS | dict(config)
+        if config["image_condition_type"] not in _CONDITIONS:
+            raise InvalidRequest(
+                f"image_condition_type {config['image_condition_type']} is not supported: use a HunyuanVideo model "
+                "with latent_concat, token_replace or none"
+            )
+        heads, head_dim = config["num_attention_heads"], config["attention_head_dim"]
+        double, single = config["num_layers"], config["num_single_layers"]
+        channels = config["out_channels"] or config["in_channels"]
+        return Geometry(
+            channels=channels,
+            out_channels=channels,
+            patch=(config["patch_size_t"], config["patch_size"], config["patch_size"]),
+            sites=(Site(streams=(IMAGE, TEXT), heads=heads, head_dim=head_dim, count=double + single),),
+            sums=tuple(
+                Sum(tokens=stream, width=heads * head_dim, count=2 * double + single) for stream in (IMAGE, TEXT)
+            ),
+        )
+
+    @staticmethod
+    def cuts(config: Mapping[str, Any]) -> Cuts:
+        """See ``Family.cuts``."""
+        config = _DEFAULTS | dict(config)
+        heads = (config["num_attention_heads"], config["attention_head_dim"])
+        hidden = (int(math.prod(heads) * config["mlp_ratio"]), 1)
+        cuts = attention("transformer_blocks.*.attn", *heads, text=True)
+        cuts |= {"transformer_blocks.*.attn.to_add_out": Rows((heads,))}
+        for name in ("ff", "ff_context"):
+            cuts |= {f"transformer_blocks.*.{name}.net.0.proj": Columns((hidden,))}
+            cuts |= {f"transformer_blocks.*.{name}.net.2": Rows((hidden,))}
+        cuts |= attention("single_transformer_blocks.*.attn", *heads, out=False)
+        cuts |= {"single_transformer_blocks.*.proj_mlp": Columns((hidden,))}
+        return cuts | {"single_transformer_blocks.*.proj_out": Rows((heads, hidden))}
+
+    @staticmethod
+    def extent(config: Mapping[str, Any], shapes: Shapes) -> Extent:
+        """See ``Family.extent``."""
+        config = _DEFAULTS | dict(config)
+        geometry, latent = HunyuanVideo.describe(config), shapes[LATENT]
+        text = check_text(shapes["encoder_hidden_states"], config["text_embed_dim"])
+        check_mask("encoder_attention_mask", shapes, text)
+        check_vector("pooled_projections", shapes["pooled_projections"], config["pooled_projection_dim"])
+        if config["guidance_embeds"] != ("guidance" in shapes):
+            wanted = "needs" if config["guidance_embeds"] else "takes no"
+            raise InvalidRequest(
+                f"this HunyuanVideo transformer {wanted} guidance: FluxGuidance is for those with guidance_embeds"
+            )
+        _check_concat(config["in_channels"] - geometry.channels, latent, shapes.get("concat"))
+        image = math.prod(geometry.grid(latent[2:]))
+        return Extent(streams={IMAGE: image, TEXT: text}, values=geometry.out_channels * math.prod(geometry.patch))
+
+    def parts(self) -> tuple[list[Block], list[Attending]]:
+        """See ``Family.parts``."""
+        layers = [*self.module.transformer_blocks, *self.module.single_transformer_blocks]
+        blocks = [Block(run=partial(_run, layer), modules=(layer,)) for layer in layers]
+        return blocks, [Attending(module=layer.attn, streams=(IMAGE, TEXT)) for layer in layers]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """See ``Family.dtype``."""
+        dtype: torch.dtype = self.module.x_embedder.proj.weight.dtype
+        return dtype
+
+    def embed(self, inputs: Mapping[str, Tensor]) -> State:
+        """See ``Family.embed``. A latent that is no whole number of patches is padded circularly.
+
+        All ranks refine the whole text.
+        """
+        module, latent, mask = self.module, self._latent(inputs), inputs.get("encoder_attention_mask")
+        timestep = inputs[TIMESTEP].float()
+        cos, sin = module.rope(latent)
+        temb, first = module.time_text_embed(timestep, inputs["pooled_projections"].to(self.dtype), _guidance(inputs))
+        text = module.context_embedder(inputs["encoder_hidden_states"].to(self.dtype), timestep, mask)
+        tables = {"cos": cos[None], "sin": sin[None]}
+        if first is not None:
+            # On the CPU, where the blocks count them without waiting for the accelerator.
+            per_frame = len(cos) // self.geometry.grid(latent.shape[2:])[0]
+            tables["first"] = (torch.arange(len(cos)) < per_frame)[None]
+        return State(
+            streams={IMAGE: module.x_embedder(latent), TEXT: text},
+            tables={IMAGE: tables},
+            masks={} if mask is None else {TEXT: mask.bool()},
+            context={"temb": temb} | ({} if first is None else {"first": first}),
+        )
+
+    def head(self, state: State) -> Tensor:
+        """See ``Family.head``."""
+        prediction: Tensor = self.module.proj_out(self.module.norm_out(state.streams[IMAGE], state.context["temb"]))
+        return prediction
+
+    def unpatchify(self, tokens: Tensor, size: Sequence[int]) -> Tensor:
+        """See ``Family.unpatchify``. What was padded is cropped."""
+        return unfold(tokens, size, self.geometry, channels_last=False)
+
+    def stock(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """See ``Family.stock``."""
+        text = inputs["encoder_hidden_states"].to(self.dtype)
+        mask = inputs.get("encoder_attention_mask")
+        out: Tensor = self.module(
+            hidden_states=self._latent(inputs),
+            timestep=inputs[TIMESTEP].float(),
+            encoder_hidden_states=text,
+            encoder_attention_mask=text.new_ones(text.shape[:2], dtype=torch.bool) if mask is None else mask,
+            pooled_projections=inputs["pooled_projections"].to(self.dtype),
+            guidance=_guidance(inputs),
+            return_dict=False,
+        )[0]
+        return crop(out, inputs[LATENT].shape[2:])
+
+    def _latent(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        parts = [inputs[LATENT], *([inputs["concat"]] if "concat" in inputs else [])]
+        return torch.cat([pad_to_patch(part.to(self.dtype), self.geometry.patch) for part in parts], dim=1)
+
+    @staticmethod
+    def variants() -> dict[str, Variant]:
+        """See ``Family.variants``."""
+        small = {
+            "num_layers": 2, "num_single_layers": 2, "num_refiner_layers": 1, "num_attention_heads": 24,
+            "attention_head_dim": 16, "text_embed_dim": 64, "pooled_projection_dim": 32, "rope_axes_dim": (4, 6, 6),
+        }  # fmt: skip
+        text = {"encoder_hidden_states": ("text", 64), "pooled_projections": (32,)}
+        guided = {**text, "encoder_attention_mask": ("text",), "guidance": ()}
+        size = (3, 9, 13)
+        return {
+            "t2v": Variant(config=small, size=size, text=7, inputs=guided),
+            "i2v concat": Variant(
+                config={**small, "in_channels": 33, "guidance_embeds": False, "image_condition_type": "latent_concat"},
+                size=size, text=7, inputs={**text, "concat": (17, "size")},
+            ),
+            "i2v replace": Variant(
+                config={**small, "image_condition_type": "token_replace"}, size=size, text=7, inputs=guided
+            ),
+        }  # fmt: skip
+
+
+def _guidance(inputs: Mapping[str, Tensor]) -> Tensor | None:
+    return inputs["guidance"].float() * 1000 if "guidance" in inputs else None
+
+
+def _run(layer: nn.Module, state: State) -> State:
+    tables, context = state.tables[IMAGE], state.context
+    image, text = state.streams[IMAGE], state.streams[TEXT]
+    own = text.shape[1]
+    if not own:  # the layer cuts text off the end by a negative index
+        text = text.new_zeros(text.shape[0], 1, text.shape[2])
+    rope = (tables["cos"][0], tables["sin"][0]) if image.shape[1] else None  # diffusers cannot turn no tokens
+    replaced = (context["first"], int(tables["first"].sum())) if "first" in tables else ()
+    image, text = layer(image, text, context["temb"], None, rope, *replaced)
+    return state.with_streams(**{IMAGE: image, TEXT: text[:, :own]})
+
+
+def _check_concat(channels: int, latent: tuple[int, ...], shape: tuple[int, ...] | None) -> None:
+    wanted = (channels, *latent[2:])
+    if channels and (shape is None or shape[1:] != wanted):
+        raise InvalidRequest(
+            f"this model needs the latent of an image beside the noise, [batch, {', '.join(map(str, wanted))}], and "
+            f"got {'none' if shape is None else list(shape)}: connect HunyuanImageToVideo, guidance type v1 (concat)"
+        )
+    if not channels and shape is not None:
+        raise InvalidRequest(f"concat of shape {list(shape)} cannot be used: this model takes noise alone")

@@ -1,0 +1,238 @@
+"""LTX-Video (2B and 13B, text, image and keyframes to video) over diffusers' ``LTXVideoTransformer3DModel``."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from ..cuts import Columns, Cuts, HeadsNorm, Outputs, Rows, attention
+from ..errors import InvalidRequest
+from ..geometry import IMAGE, LATENT, TIMESTEP, Extent, Geometry, Shapes, Site, Sum
+from ..state import State
+from .base import Attending, Block, Family, Variant
+from .patches import check_text, unfold
+from .streams import at_least_one
+
+_DEFAULTS: dict[str, Any] = {
+    "in_channels": 128,
+    "out_channels": 128,
+    "patch_size": 1,
+    "patch_size_t": 1,
+    "num_attention_heads": 32,
+    "attention_head_dim": 64,
+    "num_layers": 28,
+    "activation_fn": "gelu-approximate",
+    "qk_norm": "rms_norm_across_heads",
+    "caption_channels": 4096,
+}
+"""What ``LTXVideoTransformer3DModel`` takes for a number that its config leaves out."""
+
+_ONLY = ("patch_size", "patch_size_t", "activation_fn", "qk_norm")
+"""Of what only the default is supported: no other checkpoint exists."""
+
+_PIXELS = (8, 32, 32)
+"""Frames, rows and columns of the video to one of the latent, which places are counted in."""
+
+_FRAME_RATE = 25.0
+"""Frames a second where none is given, as in ComfyUI."""
+
+
+class LTXVideo(Family):
+    """Inputs, batch first: the latent ``[B, 128, T, H, W]``, the timestep ``[B]`` or ``[B, T]`` in 0..1, and
+
+    - ``encoder_hidden_states`` ``[B, L, D]`` of T5, and ``encoder_attention_mask`` ``[B, L]``, which of it is text;
+    - ``frame_rate`` ``[B]``, 25 if it is left out;
+    - ``video_coords`` ``[B, 3, S]``: frame, row and column of the video where each of the ``T * H * W`` tokens begins
+      (0.9.5 and later begin with a single frame; keyframes have places of their own). Without, token by token 8
+      frames, 32 rows and 32 columns on, as 0.9.0 and 0.9.1 have it;
+    - ``frame_weights`` ``[B, T]``, ``token_weights`` ``[B, S]``: by how much of the timestep each is still noise.
+    """
+
+    required: ClassVar[tuple[str, ...]] = ("encoder_hidden_states",)
+    optional: ClassVar[tuple[str, ...]] = (
+        "encoder_attention_mask", "frame_rate", "video_coords", "frame_weights", "token_weights",
+    )  # fmt: skip
+
+    @staticmethod
+    def describe(config: Mapping[str, Any]) -> Geometry:
+        """See ``Family.describe``."""
+        config = _DEFAULTS | dict(config)
+        for name in _ONLY:
+            if config[name] != _DEFAULTS[name]:
+                raise InvalidRequest(
+                    f"{name} {config[name]!r} of this LTX-Video transformer is not supported; {_DEFAULTS[name]!r} is"
+                )
+        heads, head_dim, layers = config["num_attention_heads"], config["attention_head_dim"], config["num_layers"]
+        normed = ((IMAGE, 3), ("text", 1))
+        return Geometry(
+            channels=config["in_channels"],
+            out_channels=config["out_channels"] or config["in_channels"],
+            patch=(1, 1, 1),
+            sites=(Site(streams=(IMAGE,), heads=heads, head_dim=head_dim, count=layers),),
+            sums=(
+                Sum(tokens=IMAGE, width=heads * head_dim, count=3 * layers),
+                *(Sum(tokens=tokens, width=1, count=count * layers, itemsize=4) for tokens, count in normed),
+            ),
+        )
+
+    @staticmethod
+    def cuts(config: Mapping[str, Any]) -> Cuts:
+        """See ``Family.cuts``. Positions rotate the features of all heads together, each head's by its own angles."""
+        config = _DEFAULTS | dict(config)
+        heads = (config["num_attention_heads"], config["attention_head_dim"])
+        hidden = ((4 * math.prod(heads), 1),)
+        cuts = attention("transformer_blocks.*.attn1", *heads) | attention("transformer_blocks.*.attn2", *heads)
+        cuts |= {f"transformer_blocks.*.attn{i}.norm_{x}": HeadsNorm(heads) for i in (1, 2) for x in "qk"}
+        cuts |= {"transformer_blocks.*.ff.net.0.proj": Columns(hidden), "transformer_blocks.*.ff.net.2": Rows(hidden)}
+        return cuts | {"rope": Outputs(heads)}
+
+    @staticmethod
+    def extent(config: Mapping[str, Any], shapes: Shapes) -> Extent:
+        """See ``Family.extent``."""
+        config = _DEFAULTS | dict(config)
+        geometry, (batch, _, *size) = LTXVideo.describe(config), shapes[LATENT]
+        text = check_text(shapes["encoder_hidden_states"], config["caption_channels"])
+        tokens = math.prod(size)
+        _check(shapes, "encoder_attention_mask", (batch, text), f"the text has {text} tokens")
+        _check(shapes, "frame_rate", (batch,), "one number a sample is needed")
+        _check(shapes, "video_coords", (batch, 3, tokens), f"the latent has {tokens} tokens with 3 coordinates")
+        _check(shapes, "frame_weights", (batch, size[0]), f"the latent has {size[0]} frames")
+        _check(shapes, "token_weights", (batch, tokens), f"the latent has {tokens} tokens")
+        return Extent(streams={IMAGE: tokens}, values=geometry.out_channels, context={"text": text})
+
+    def parts(self) -> tuple[list[Block], list[Attending]]:
+        """See ``Family.parts``."""
+        layers = self.module.transformer_blocks
+        blocks = [Block(run=self._modulate), *(Block(run=partial(_run, layer), modules=(layer,)) for layer in layers)]
+        return blocks, [Attending(module=layer.attn1, streams=(IMAGE,)) for layer in layers]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """See ``Family.dtype``."""
+        dtype: torch.dtype = self.module.proj_in.weight.dtype
+        return dtype
+
+    def embed(self, inputs: Mapping[str, Tensor]) -> State:
+        """See ``Family.embed``."""
+        module, tokens = self.module, self._tokens(inputs)
+        cos, sin = module.rope(tokens, **_places(inputs))
+        tables = {"cos": cos, "sin": sin}
+        context = {"text": module.caption_projection(inputs["encoder_hidden_states"].to(self.dtype))}
+        if "encoder_attention_mask" in inputs:
+            context["mask"] = ((1 - inputs["encoder_attention_mask"].to(self.dtype)) * -10000.0).unsqueeze(1)
+        timestep = _timestep(inputs)
+        if timestep.ndim == 1:
+            context |= self._time(timestep[:, None])
+        else:
+            tables["timestep"] = timestep
+        return State(streams={IMAGE: module.proj_in(tokens)}, tables={IMAGE: tables}, context=context)
+
+    def head(self, state: State) -> Tensor:
+        """See ``Family.head``."""
+        module, embedded = self.module, _timed(state, "embedded")
+        shift, scale = (module.scale_shift_table + embedded[:, :, None]).unbind(2)
+        prediction: Tensor = module.proj_out(module.norm_out(state.streams[IMAGE]) * (1 + scale) + shift)
+        return prediction
+
+    def unpatchify(self, tokens: Tensor, size: Sequence[int]) -> Tensor:
+        """See ``Family.unpatchify``."""
+        return unfold(tokens, size, self.geometry, channels_last=True)
+
+    def stock(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """See ``Family.stock``."""
+        out: Tensor = self.module(
+            hidden_states=self._tokens(inputs),
+            encoder_hidden_states=inputs["encoder_hidden_states"].to(self.dtype),
+            timestep=_timestep(inputs),
+            encoder_attention_mask=inputs.get("encoder_attention_mask"),
+            **_places(inputs),
+            return_dict=False,
+        )[0]
+        return self.unpatchify(out, inputs[LATENT].shape[2:])
+
+    def _tokens(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        return inputs[LATENT].to(self.dtype).flatten(2).transpose(1, 2)
+
+    def _time(self, timestep: Tensor) -> dict[str, Tensor]:
+        """Timesteps ``[B, N]`` to the blocks' modulation ``[B, N, 6D]`` and their embedding ``[B, N, D]``."""
+        temb, embedded = self.module.time_embed(
+            timestep.flatten(), batch_size=timestep.shape[0], hidden_dtype=self.dtype
+        )
+        return {"temb": temb.unflatten(0, timestep.shape), "embedded": embedded.unflatten(0, timestep.shape)}
+
+    def _modulate(self, state: State) -> State:
+        """Embed the own tokens' timesteps, where they have each their own."""
+        tables = state.tables[IMAGE]
+        if "timestep" not in tables:
+            return state
+        return replace(state, tables={IMAGE: {**tables, **self._time(tables["timestep"])}})
+
+    @staticmethod
+    def variants() -> dict[str, Variant]:
+        """See ``Family.variants``."""
+        small = {
+            "num_layers": 2, "num_attention_heads": 32, "attention_head_dim": 4, "cross_attention_dim": 128,
+            "caption_channels": 24, "in_channels": 20, "out_channels": 20,
+        }  # fmt: skip
+        large = {**small, "attention_head_dim": 8, "cross_attention_dim": 256}
+        text = {"encoder_hidden_states": ("text", 24), "encoder_attention_mask": ("text",)}
+        size, tokens = (3, 5, 7), 105
+        keyframes = {**text, "frame_rate": (), "video_coords": (3, tokens), "token_weights": (tokens,)}
+        return {
+            "2b": Variant(config=small, size=size, text=7, inputs={**text, "frame_rate": ()}),
+            "2b i2v": Variant(config=small, size=size, text=7, inputs={**text, "frame_weights": (3,)}),
+            "13b keyframes": Variant(config=large, size=size, text=7, inputs=keyframes),
+        }
+
+
+def _run(layer: nn.Module, state: State) -> State:
+    tables, context = state.tables[IMAGE], state.context
+    out: Tensor = layer(
+        hidden_states=state.streams[IMAGE],
+        encoder_hidden_states=context["text"],
+        temb=at_least_one(_timed(state, "temb")),  # of a rank without tokens: no row of it is used
+        image_rotary_emb=(tables["cos"], tables["sin"]),
+        encoder_attention_mask=context.get("mask"),
+    )
+    return state.with_streams(**{IMAGE: out})
+
+
+def _timed(state: State, name: str) -> Tensor:
+    """What depends on the timestep: one row for all tokens, or one for each."""
+    return state.context[name] if name in state.context else state.tables[IMAGE][name]
+
+
+def _timestep(inputs: Mapping[str, Tensor]) -> Tensor:
+    """Timesteps in 0..1000 as diffusers has them, ``[B]``, or ``[B, S]`` where tokens have each their own."""
+    timestep, (_, _, _, height, width) = inputs[TIMESTEP].float(), inputs[LATENT].shape
+    if "frame_weights" in inputs:
+        timestep = timestep.view(len(timestep), -1) * inputs["frame_weights"].float()
+    if timestep.ndim == 2:
+        timestep = timestep.repeat_interleave(height * width, dim=1)
+    if "token_weights" in inputs:
+        timestep = timestep.view(len(timestep), -1) * inputs["token_weights"].float()
+    return timestep * 1000
+
+
+def _places(inputs: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Where the tokens are in the video, in the words of diffusers' ``LTXVideoRotaryPosEmbed``: time is in seconds."""
+    latent = inputs[LATENT]
+    rate = (
+        inputs["frame_rate"].float() if "frame_rate" in inputs else torch.full_like(latent[:, 0, 0, 0, 0], _FRAME_RATE)
+    )
+    if "video_coords" in inputs:
+        frame, row, column = inputs["video_coords"].float().unbind(1)
+        return {"video_coords": torch.stack([frame / rate[:, None], row, column], dim=1)}
+    seconds = _PIXELS[0] / rate.view(-1, 1, 1, 1, 1)
+    sizes = dict(zip(("num_frames", "height", "width"), latent.shape[2:], strict=True))
+    return {**sizes, "rope_interpolation_scale": (seconds, *_PIXELS[1:])}
+
+
+def _check(shapes: Shapes, name: str, wanted: tuple[int, ...], reason: str) -> None:
+    shape = shapes.get(name, wanted)
+    if tuple(shape) != wanted:
+        raise InvalidRequest(f"{name} of shape {list(shape)}: {reason}, so it takes {list(wanted)}")

@@ -1,0 +1,88 @@
+"""What several families share about latents and patches."""
+
+from collections.abc import Sequence
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..errors import InvalidRequest
+from ..geometry import Geometry, Shapes
+
+
+def pad_to_patch(latent: Tensor, patch: Sequence[int]) -> Tensor:
+    """Pad ``[B, C, ...]`` circularly at the end, as ComfyUI's ``comfy.ldm.common_dit.pad_to_patch_size``."""
+    missing = [-length % step for length, step in zip(latent.shape[2:], patch, strict=True)]
+    if not any(missing):
+        return latent
+    return F.pad(latent, [side for length in reversed(missing) for side in (0, length)], mode="circular")
+
+
+def fold(latent: Tensor, patch: Sequence[int]) -> Tensor:
+    """``[B, C, ...]`` to tokens ``[B, S, C * patch]``, channels before the place in the patch."""
+    padded, n = pad_to_patch(latent, patch), len(patch)
+    shape = [dim for length, step in zip(padded.shape[2:], patch, strict=True) for dim in (length // step, step)]
+    split = padded.reshape(*padded.shape[:2], *shape)
+    order = [0, *range(2, 2 + 2 * n, 2), 1, *range(3, 2 + 2 * n, 2)]
+    return split.permute(order).flatten(n + 1).flatten(1, n)
+
+
+def unfold(tokens: Tensor, size: Sequence[int], geometry: Geometry, *, channels_last: bool) -> Tensor:
+    """Predicted tokens ``[B, S, values]`` to ``[B, C, ...]`` of ``size``; what was padded is cropped.
+
+    ``channels_last`` says whether the values of a token are patch by channels, or channels by patch.
+    """
+    grid, patch, n = geometry.grid(size), geometry.patch, len(size)
+    inside = (*patch, geometry.out_channels) if channels_last else (geometry.out_channels, *patch)
+    folded = tokens.reshape(tokens.shape[0], *grid, *inside)
+    channel = 2 * n + 1 if channels_last else n + 1
+    first = n + 1 if channels_last else n + 2
+    order = [0, channel]
+    for i in range(n):
+        order += [1 + i, first + i]
+    whole = folded.permute(order)
+    for i in range(n):
+        whole = whole.flatten(2 + i, 3 + i)
+    return crop(whole, size).contiguous()
+
+
+def crop(padded: Tensor, size: Sequence[int]) -> Tensor:
+    """Leave out of ``[B, C, ...]`` what was padded."""
+    for dim, length in enumerate(size, start=2):
+        padded = padded.narrow(dim, 0, length)
+    return padded
+
+
+def check_text(shape: tuple[int, ...], width: int, name: str = "conditioning") -> int:
+    """The number of text tokens of ``[batch, tokens, width]``.
+
+    Raises:
+        InvalidRequest: the shape is another.
+    """
+    if len(shape) != 3 or shape[1] < 1 or shape[2] != width:
+        raise InvalidRequest(
+            f"{name} of shape {list(shape)} does not fit this model, whose text encoder gives [batch, tokens, {width}]"
+        )
+    return shape[1]
+
+
+def check_vector(name: str, shape: tuple[int, ...], width: int) -> None:
+    """Refuse what is not ``[batch, width]``.
+
+    Raises:
+        InvalidRequest: the shape is another.
+    """
+    if len(shape) != 2 or shape[1] != width:
+        raise InvalidRequest(f"{name} of shape {list(shape)} does not fit this model, which takes [batch, {width}]")
+
+
+def check_mask(name: str, shapes: Shapes, tokens: int) -> None:
+    """Refuse a mask, if there is one, that is not ``[batch, tokens]``.
+
+    Raises:
+        InvalidRequest: the shape is another.
+    """
+    shape = shapes.get(name)
+    if shape is not None and shape[1:] != (tokens,):
+        raise InvalidRequest(
+            f"{name} of shape {list(shape)} does not fit the text of {tokens} tokens, [batch, {tokens}]"
+        )

@@ -1,0 +1,196 @@
+"""PixArt-alpha and PixArt-Sigma over diffusers' ``PixArtTransformer2DModel``."""
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from ..cuts import Columns, Cuts, Rows, attention
+from ..errors import InvalidRequest
+from ..geometry import IMAGE, LATENT, TEXT, TIMESTEP, Extent, Geometry, Shapes, Site, Sum
+from ..state import State
+from .base import Attending, Block, Family, Variant
+from .patches import check_text, check_vector, pad_to_patch, unfold
+
+_DEFAULTS: dict[str, Any] = {
+    "num_attention_heads": 16,
+    "attention_head_dim": 72,
+    "in_channels": 4,
+    "out_channels": 8,
+    "num_layers": 28,
+    "cross_attention_dim": 1152,
+    "patch_size": 2,
+    "activation_fn": "gelu-approximate",
+    "caption_channels": None,
+    "attention_type": "default",
+}
+"""What ``PixArtTransformer2DModel`` takes for a number that its config leaves out."""
+
+_PIXELS = 8
+"""Pixels of the image along one side of a latent's pixel."""
+
+
+class PixArt(Family):
+    """Inputs, batch first: the latent ``[B, 4, H, W]``, the timestep ``[B]`` in 0..999, and
+
+    - ``encoder_hidden_states`` ``[B, L, D]`` of T5, ``encoder_attention_mask`` ``[B, L]`` where it is padded;
+    - ``resolution`` ``[B, 2]``, height and width in pixels, and ``aspect_ratio`` ``[B, 1]``, height by width: those of
+      the latent without, and ignored by models that were not trained with them (Sigma, alpha at 512), as in ComfyUI.
+    """
+
+    required: ClassVar[tuple[str, ...]] = ("encoder_hidden_states",)
+    optional: ClassVar[tuple[str, ...]] = ("encoder_attention_mask", "resolution", "aspect_ratio")
+
+    @staticmethod
+    def describe(config: Mapping[str, Any]) -> Geometry:
+        """See ``Family.describe``."""
+        config = _DEFAULTS | dict(config)
+        _check_supported(config)
+        heads, head_dim, layers = config["num_attention_heads"], config["attention_head_dim"], config["num_layers"]
+        return Geometry(
+            channels=config["in_channels"],
+            out_channels=config["in_channels"],
+            patch=(config["patch_size"],) * 2,
+            sites=(Site(streams=(IMAGE,), heads=heads, head_dim=head_dim, count=layers),),
+            sums=(Sum(tokens=IMAGE, width=heads * head_dim, count=3 * layers),),
+        )
+
+    @staticmethod
+    def cuts(config: Mapping[str, Any]) -> Cuts:
+        """See ``Family.cuts``."""
+        config = _DEFAULTS | dict(config)
+        heads = (config["num_attention_heads"], config["attention_head_dim"])
+        hidden = ((4 * math.prod(heads), 1),)
+        cuts = attention("transformer_blocks.*.attn1", *heads) | attention("transformer_blocks.*.attn2", *heads)
+        cuts |= {"transformer_blocks.*.ff.net.0.proj": Columns(hidden)}
+        return cuts | {"transformer_blocks.*.ff.net.2": Rows(hidden)}
+
+    @staticmethod
+    def extent(config: Mapping[str, Any], shapes: Shapes) -> Extent:
+        """See ``Family.extent``."""
+        config = _DEFAULTS | dict(config)
+        geometry = PixArt.describe(config)
+        text = check_text(shapes["encoder_hidden_states"], config["caption_channels"] or config["cross_attention_dim"])
+        for name, width in (("encoder_attention_mask", text), ("resolution", 2), ("aspect_ratio", 1)):
+            if name in shapes:
+                check_vector(name, shapes[name], width)
+        return Extent(
+            streams={IMAGE: math.prod(geometry.grid(shapes[LATENT][2:]))},
+            values=geometry.out_channels * math.prod(geometry.patch),
+            context={TEXT: text},
+        )
+
+    def parts(self) -> tuple[list[Block], list[Attending]]:
+        """See ``Family.parts``."""
+        layers = self.module.transformer_blocks
+        blocks = [Block(run=partial(_run, layer), modules=(layer,)) for layer in layers]
+        return blocks, [Attending(module=layer.attn1, streams=(IMAGE,)) for layer in layers]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """See ``Family.dtype``."""
+        dtype: torch.dtype = self.module.pos_embed.proj.weight.dtype
+        return dtype
+
+    def embed(self, inputs: Mapping[str, Tensor]) -> State:
+        """See ``Family.embed``. Text that is masked gets diffusers' bias, which its cross-attention adds."""
+        module = self.module
+        tokens = module.pos_embed(self._latent(inputs)).contiguous()
+        modulation, embedded = module.adaln_single(
+            inputs[TIMESTEP], self._conditions(inputs), batch_size=len(tokens), hidden_dtype=self.dtype
+        )
+        text = inputs["encoder_hidden_states"].to(self.dtype)
+        context = {
+            "text": text if module.caption_projection is None else module.caption_projection(text),
+            "modulation": modulation,
+            "embedded": embedded,
+        }
+        if "encoder_attention_mask" in inputs:
+            context["bias"] = (1 - inputs["encoder_attention_mask"][:, None].to(self.dtype)) * -10000.0
+        return State(streams={IMAGE: tokens}, context=context)
+
+    def head(self, state: State) -> Tensor:
+        """See ``Family.head``. The learned variance, which follows the noise in the channels, is left out."""
+        module = self.module
+        shift, scale = (module.scale_shift_table + state.context["embedded"][:, None]).chunk(2, dim=1)
+        values = module.proj_out(module.norm_out(state.streams[IMAGE]) * (1 + scale) + shift)
+        prediction: Tensor = values.unflatten(2, (-1, module.out_channels))[..., : self.geometry.out_channels]
+        return prediction.flatten(2)
+
+    def unpatchify(self, tokens: Tensor, size: Sequence[int]) -> Tensor:
+        """See ``Family.unpatchify``. What was padded is cropped."""
+        return unfold(tokens, size, self.geometry, channels_last=True)
+
+    def stock(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """See ``Family.stock``."""
+        height, width = inputs[LATENT].shape[2:]
+        out: Tensor = self.module(
+            hidden_states=self._latent(inputs),
+            encoder_hidden_states=inputs["encoder_hidden_states"].to(self.dtype),
+            timestep=inputs[TIMESTEP],
+            added_cond_kwargs=self._conditions(inputs),
+            encoder_attention_mask=inputs.get("encoder_attention_mask"),
+            return_dict=False,
+        )[0]
+        return out[:, : self.geometry.out_channels, :height, :width]
+
+    def _latent(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """Padded to whole patches like all families; ComfyUI's own PixArt fails on such a latent."""
+        return pad_to_patch(inputs[LATENT].to(self.dtype), self.geometry.patch)
+
+    def _conditions(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
+        """Resolution and aspect ratio, where the model was trained with them."""
+        if not self.module.use_additional_conditions:
+            return None
+        latent = inputs[LATENT]
+        height, width = latent.shape[2:]
+        sides = torch.tensor([[height * _PIXELS, width * _PIXELS]], dtype=torch.float32, device=latent.device)
+        own = {"resolution": sides, "aspect_ratio": sides[:, :1] / sides[:, 1:]}
+        return {name: inputs.get(name, value.expand(len(latent), -1)) for name, value in own.items()}
+
+    @staticmethod
+    def variants() -> dict[str, Variant]:
+        """See ``Family.variants``."""
+        small = {
+            "num_layers": 2, "num_attention_heads": 16, "attention_head_dim": 12, "cross_attention_dim": 192,
+            "caption_channels": 32, "sample_size": 128,
+        }  # fmt: skip
+        text: dict[str, tuple[int | str, ...]] = {"encoder_hidden_states": ("text", 32)}
+        masked = {**text, "encoder_attention_mask": ("text",)}
+        sized = {**masked, "resolution": (2,), "aspect_ratio": (1,)}
+        unsized = {**small, "use_additional_conditions": False}
+        return {
+            "alpha": Variant(config=small, size=(9, 14), text=7, inputs=sized),
+            "alpha, size of the latent": Variant(config=small, size=(9, 14), text=7, inputs=text),
+            "alpha 512": Variant(config={**small, "sample_size": 64}, size=(9, 14), text=7, inputs=masked),
+            "sigma": Variant(config=unsized, size=(9, 14), text=7, inputs=text),
+        }
+
+
+def _run(layer: nn.Module, state: State) -> State:
+    image = layer(
+        state.streams[IMAGE],
+        encoder_hidden_states=state.context["text"],
+        encoder_attention_mask=state.context.get("bias"),
+        timestep=state.context["modulation"],
+    )
+    return state.with_streams(**{IMAGE: image})
+
+
+def _check_supported(config: Mapping[str, Any]) -> None:
+    activation, kind = config["activation_fn"], config["attention_type"]
+    if activation not in ("gelu", "gelu-approximate"):
+        raise InvalidRequest(f"activation_fn={activation!r} is no PixArt's; 'gelu-approximate' would work")
+    if kind not in (None, "default"):
+        raise InvalidRequest(f"attention_type={kind!r} is no PixArt's; 'default' would work")
+    if config["cross_attention_dim"] is None:
+        raise InvalidRequest("cross_attention_dim=null leaves the text out; the width of the model would work")
+    channels, predicted = config["in_channels"], config["out_channels"]
+    if predicted not in (None, channels, 2 * channels):
+        raise InvalidRequest(
+            f"this transformer takes {channels} channels and predicts {predicted}; {channels}, or {2 * channels} with "
+            "a learned variance, would work"
+        )

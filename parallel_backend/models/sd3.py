@@ -1,0 +1,177 @@
+"""Stable Diffusion 3 and 3.5 (medium, large, turbo) over diffusers' ``SD3Transformer2DModel``."""
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from ..cuts import Columns, Cut, Cuts, Rows, attention
+from ..errors import InvalidRequest
+from ..geometry import IMAGE, LATENT, TEXT, TIMESTEP, Extent, Geometry, Shapes, Site, Sum
+from ..state import State
+from .base import Attending, Block, Family, Variant
+from .patches import check_text, check_vector, pad_to_patch, unfold
+
+_DEFAULTS: dict[str, Any] = {
+    "patch_size": 2,
+    "in_channels": 16,
+    "out_channels": 16,
+    "num_layers": 18,
+    "attention_head_dim": 64,
+    "num_attention_heads": 18,
+    "joint_attention_dim": 4096,
+    "pooled_projection_dim": 2048,
+    "pos_embed_max_size": 96,
+    "dual_attention_layers": (),
+    "qk_norm": None,
+}
+"""What ``SD3Transformer2DModel`` takes for a number that its config leaves out."""
+
+
+class SD3(Family):
+    """Inputs, batch first: the latent ``[B, 16, H, W]``, the timestep ``[B]`` in 0..1000, and
+
+    - ``encoder_hidden_states`` ``[B, L, D]`` of CLIP and T5 one after the other, ``pooled_projections`` ``[B, D]`` of
+      both CLIPs.
+    """
+
+    required: ClassVar[tuple[str, ...]] = ("encoder_hidden_states", "pooled_projections")
+
+    @staticmethod
+    def describe(config: Mapping[str, Any]) -> Geometry:
+        """See ``Family.describe``."""
+        config = _DEFAULTS | dict(config)
+        _check_supported(config)
+        heads, head_dim, layers = config["num_attention_heads"], config["attention_head_dim"], config["num_layers"]
+        dual, width = len(_dual(config)), heads * head_dim
+        alone = (Site(streams=(IMAGE,), heads=heads, head_dim=head_dim, count=dual),) if dual else ()
+        return Geometry(
+            channels=config["in_channels"],
+            out_channels=config["in_channels"],
+            patch=(config["patch_size"],) * 2,
+            sites=(Site(streams=(IMAGE, TEXT), heads=heads, head_dim=head_dim, count=layers), *alone),
+            sums=(
+                Sum(tokens=IMAGE, width=width, count=2 * layers + dual),
+                Sum(tokens=TEXT, width=width, count=2 * (layers - 1)),  # the last layer leaves the text as it is
+            ),
+            positions=config["pos_embed_max_size"],
+        )
+
+    @staticmethod
+    def cuts(config: Mapping[str, Any]) -> Cuts:
+        """See ``Family.cuts``."""
+        config = _DEFAULTS | dict(config)
+        heads = (config["num_attention_heads"], config["attention_head_dim"])
+        cuts = attention("transformer_blocks.*.attn", *heads, text=True)
+        cuts |= _feed_forward("transformer_blocks.*.ff", heads)
+        for i in _dual(config):
+            cuts |= attention(f"transformer_blocks.{i}.attn2", *heads)
+        for i in range(config["num_layers"] - 1):
+            cuts |= {f"transformer_blocks.{i}.attn.to_add_out": Rows((heads,))}
+            cuts |= _feed_forward(f"transformer_blocks.{i}.ff_context", heads)
+        return cuts
+
+    @staticmethod
+    def extent(config: Mapping[str, Any], shapes: Shapes) -> Extent:
+        """See ``Family.extent``."""
+        config = _DEFAULTS | dict(config)
+        geometry = SD3.describe(config)
+        text = check_text(shapes["encoder_hidden_states"], config["joint_attention_dim"])
+        check_vector("pooled_projections", shapes["pooled_projections"], config["pooled_projection_dim"])
+        return Extent(
+            streams={TEXT: text, IMAGE: math.prod(geometry.grid(shapes[LATENT][2:]))},
+            values=geometry.out_channels * math.prod(geometry.patch),
+        )
+
+    def parts(self) -> tuple[list[Block], list[Attending]]:
+        """See ``Family.parts``."""
+        layers = self.module.transformer_blocks
+        joint = [Attending(module=layer.attn, streams=(IMAGE, TEXT)) for layer in layers]
+        alone = [Attending(module=layer.attn2, streams=(IMAGE,)) for layer in layers if layer.attn2 is not None]
+        return [Block(run=partial(_run, layer), modules=(layer,)) for layer in layers], [*joint, *alone]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """See ``Family.dtype``."""
+        dtype: torch.dtype = self.module.pos_embed.proj.weight.dtype
+        return dtype
+
+    def embed(self, inputs: Mapping[str, Tensor]) -> State:
+        """See ``Family.embed``. A latent that is no whole number of patches is padded as in ComfyUI."""
+        module = self.module
+        arguments = self._arguments(inputs)
+        text = module.context_embedder(arguments["encoder_hidden_states"])
+        temb = module.time_text_embed(arguments["timestep"], arguments["pooled_projections"])
+        image = module.pos_embed(arguments["hidden_states"]).contiguous()
+        return State(streams={TEXT: text, IMAGE: image}, context={"temb": temb})
+
+    def head(self, state: State) -> Tensor:
+        """See ``Family.head``."""
+        prediction: Tensor = self.module.proj_out(self.module.norm_out(state.streams[IMAGE], state.context["temb"]))
+        return prediction
+
+    def unpatchify(self, tokens: Tensor, size: Sequence[int]) -> Tensor:
+        """See ``Family.unpatchify``. What was padded is cropped."""
+        return unfold(tokens, size, self.geometry, channels_last=True)
+
+    def stock(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """See ``Family.stock``."""
+        height, width = inputs[LATENT].shape[2:]
+        out: Tensor = self.module(**self._arguments(inputs), return_dict=False)[0]
+        return out[..., :height, :width]
+
+    def _arguments(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """diffusers' arguments; the timestep stays as precise as it is."""
+        return {
+            "hidden_states": pad_to_patch(inputs[LATENT].to(self.dtype), self.geometry.patch),
+            "encoder_hidden_states": inputs["encoder_hidden_states"].to(self.dtype),
+            "pooled_projections": inputs["pooled_projections"].to(self.dtype),
+            "timestep": inputs[TIMESTEP],
+        }
+
+    @staticmethod
+    def variants() -> dict[str, Variant]:
+        """See ``Family.variants``."""
+        small = {
+            "num_layers": 3, "num_attention_heads": 24, "attention_head_dim": 8, "caption_projection_dim": 192,
+            "joint_attention_dim": 32, "pooled_projection_dim": 24, "sample_size": 16, "pos_embed_max_size": 12,
+        }  # fmt: skip
+        text: dict[str, tuple[int | str, ...]] = {"encoder_hidden_states": ("text", 32), "pooled_projections": (24,)}
+        kinds: dict[str, dict[str, Any]] = {
+            "sd3 medium": small,
+            "sd3.5 medium": {**small, "dual_attention_layers": (0,), "qk_norm": "rms_norm"},
+            "sd3.5 large": {**small, "num_attention_heads": 38, "caption_projection_dim": 304, "qk_norm": "rms_norm"},
+        }
+        return {kind: Variant(config=config, size=(9, 14), text=7, inputs=text) for kind, config in kinds.items()}
+
+
+def _run(layer: nn.Module, state: State) -> State:
+    text, image = layer(
+        hidden_states=state.streams[IMAGE], encoder_hidden_states=state.streams[TEXT], temb=state.context["temb"]
+    )
+    # The last layer gives no text back; nothing reads it any more.
+    return state.with_streams(**{IMAGE: image} if text is None else {TEXT: text, IMAGE: image})
+
+
+def _feed_forward(prefix: str, heads: tuple[int, int]) -> dict[str, Cut]:
+    hidden = ((4 * math.prod(heads), 1),)
+    return {f"{prefix}.net.0.proj": Columns(hidden), f"{prefix}.net.2": Rows(hidden)}
+
+
+def _dual(config: Mapping[str, Any]) -> list[int]:
+    """The layers that attend a second time, over the image alone."""
+    return sorted(set(config["dual_attention_layers"]) & set(range(config["num_layers"])))
+
+
+def _check_supported(config: Mapping[str, Any]) -> None:
+    if config["qk_norm"] not in (None, "rms_norm"):
+        raise InvalidRequest(f"qk_norm={config['qk_norm']!r} is no Stable Diffusion 3's; null or 'rms_norm' would work")
+    channels, predicted = config["in_channels"], config["out_channels"]
+    if predicted not in (None, channels):
+        raise InvalidRequest(
+            f"this transformer takes {channels} channels and predicts {predicted}; Stable Diffusion 3 models that "
+            "predict as many as they take would work"
+        )
