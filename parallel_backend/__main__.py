@@ -1,4 +1,4 @@
-"""Manage the backend by hand: ``python -m parallel_backend serve | status | stop | bench-wire | bench-step``."""
+"""Manage the backend by hand: ``python -m parallel_backend --help``."""
 
 import argparse
 import logging
@@ -13,6 +13,7 @@ from .endpoint import Endpoint
 from .errors import BackendError, BackendUnavailable, InvalidRequest
 from .launch import ALREADY_RUNS, START_PATIENCE, connect_or_start
 from .status import format_status
+from .verify import options as verify
 
 IDLE_TIMEOUT = 600.0
 """Seconds without work after which a backend ends, unless told otherwise."""
@@ -30,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m parallel_backend", description="Parallel DiT's backend.")
-    commands = parser.add_subparsers(required=True, metavar="serve | status | stop | bench-wire | bench-step")
+    commands = parser.add_subparsers(required=True, metavar="serve | status | stop | verify | bench-wire | bench-step")
     serve = commands.add_parser("serve", help="run the backend (the first node that needs it does this by itself)")
     serve.add_argument("--idle-timeout", type=_seconds, metavar="SECONDS", help="end without work; 0 is never")
     serve.add_argument("--detach", action="store_true", help="run in the background; returns when it answers")
@@ -51,6 +52,9 @@ def _parser() -> argparse.ArgumentParser:
     step.add_argument("--rounds", type=int, default=3, help="measurements of each layout (default %(default)s)")
     step.add_argument("--json", action="store_true", help="as JSON")
     step.set_defaults(run=_bench_step)
+    checked = commands.add_parser("verify", help="hold families and layouts to diffusers' own forward")
+    verify.add_arguments(checked)
+    checked.set_defaults(run=_verify)
     return parser
 
 
@@ -121,6 +125,12 @@ def _bench_step(options: argparse.Namespace) -> int:
     measured = measure(layouts, tokens=options.tokens, layers=options.layers, rounds=options.rounds)
     print(msgspec.json.encode(measured).decode() if options.json else measured.describe())
     return 0
+
+
+def _verify(options: argparse.Namespace) -> int:
+    from .verify import command
+
+    return command.run(options)
 
 
 if __name__ == "__main__":

@@ -20,3 +20,5 @@ mypy
 MYPYPATH="$package_path" mypy -p parallel_dit.nodes
 PYTHONPATH="$package_path" lint-imports
 pytest "$@"
+# With arguments for pytest, those tests alone are wanted.
+[ $# -gt 0 ] || python -m parallel_backend verify --ci

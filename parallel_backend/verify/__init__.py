@@ -1,0 +1,1 @@
+"""Holding every family under every layout to diffusers' own forward: ``python -m parallel_backend verify``."""
