@@ -1,6 +1,6 @@
 """What cannot be done with weights that live elsewhere is refused here, by name and before anything is sent."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -72,15 +72,16 @@ def check_options(transformer_options: Mapping[str, Any]) -> None:
         )
 
 
-def check_conds(conds: Iterable[Mapping[str, Any]]) -> None:
+def check_conds(conds: Iterable[Mapping[str, Any]], taken: Container[str]) -> None:
     """Refuse conditioning that needs another model inside this one's layers, or that this model has no input for.
 
-    Core drops some of it without a word when the model is a text-to-image or text-to-video one.
+    Core drops some of it without a word when the model is a text-to-image or text-to-video one. ``taken`` is what
+    the family takes.
 
     Raises:
         InvalidRequest: names the kind.
     """
-    present = {name for cond in conds for name in UNSUPPORTED_CONDS if cond.get(name) is not None}
+    present = {name for cond in conds for name in UNSUPPORTED_CONDS if name not in taken and cond.get(name) is not None}
     if present:
         raise InvalidRequest(
             f"conditioning with {', '.join(sorted(present))} is not supported by the parallel model: "
@@ -97,12 +98,11 @@ def check_extra(extra: Mapping[str, Any]) -> None:
     present = sorted(name for name, value in extra.items() if value is not None)
     if present:
         raise InvalidRequest(
-            f"conditioning with {', '.join(present)} is not supported by this text-to-video model; "
-            "remove the node that adds it"
+            f"conditioning with {', '.join(present)} is not supported by this model; remove the node that adds it"
         )
 
 
-def check_constant_conds(name: str, conditioning: list[Any]) -> None:
+def check_constant_conds(name: str, conditioning: list[Any], taken: Container[str]) -> None:
     """Refuse conditioning that changes from step to step or over the picture.
 
     Raises:
@@ -110,7 +110,7 @@ def check_constant_conds(name: str, conditioning: list[Any]) -> None:
     """
     if len(conditioning) != 1:
         raise InvalidRequest(f"{name}: ParallelSampler takes one conditioning, not {len(conditioning)}; {USE_KSAMPLER}")
-    check_conds([conditioning[0][1]])
+    check_conds([conditioning[0][1]], taken)
     present = [key for key in PER_STEP_CONDS if conditioning[0][1].get(key) is not None]
     if present:
         raise InvalidRequest(f"{name} has {', '.join(present)}, which ParallelSampler does not do; {USE_KSAMPLER}")

@@ -7,22 +7,29 @@ from comfy_api.latest import io
 from ..parallel_backend import devices as device_list
 from ..parallel_backend.checkpoint import Checkpoint
 from ..parallel_backend.errors import InvalidRequest
+from ..parallel_backend.kernels import AUTO, KERNELS
 from ..parallel_backend.layout import ParallelLayout
 from ..parallel_backend.messages import DType, ModelSpec
 from . import checkpoints
+from .clip import clip
 from .connection import Handle
+from .core_model import core_model
 from .families.registry import bridge_for
 from .foresight import check_use
 from .layout import LayoutType
 from .patcher import remote_patcher
 from .remote_vae import RemoteVAE
-from .text import text_encoder
 
 DTYPES: dict[str, DType] = {"auto": "auto", "bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
 def open_model(
-    model_name: str, dtype: str, devices: str, layout: ParallelLayout | None, node_id: str | None = None
+    model_name: str,
+    dtype: str,
+    devices: str,
+    layout: ParallelLayout | None,
+    node_id: str | None = None,
+    attention: str = AUTO,
 ) -> Handle:
     """Check everything that can be checked without weights.
 
@@ -37,7 +44,12 @@ def open_model(
     if layout is not None:
         layout.check_fits(len(resolved.indices))
     spec = ModelSpec(
-        path=str(checkpoint.path), stamp=checkpoint.stamp(), dtype=DTYPES[dtype], devices=resolved, layout=layout
+        path=str(checkpoint.path),
+        stamp=checkpoint.stamp(),
+        dtype=DTYPES[dtype],
+        devices=resolved,
+        layout=layout,
+        attention=attention,
     )
     return Handle(spec=spec, checkpoint=checkpoint, node_id=node_id)
 
@@ -76,6 +88,14 @@ class ParallelLoader(io.ComfyNode):  # type: ignore[misc]
                     tooltip="How the ranks share the work, from Parallel Layout. Without it: cfg=2 when there are an "
                     "even number of ranks and guidance, the rest ulysses.",
                 ),
+                io.Combo.Input(
+                    "attention",
+                    options=[AUTO, *KERNELS],
+                    default=AUTO,
+                    optional=True,
+                    tooltip="What computes attention. auto: FlashAttention's package where it is installed and fits, "
+                    "else torch's own choice. sage is faster and not exact.",
+                ),
             ],
             outputs=[
                 io.Model.Output(tooltip="For KSampler and every other sampling node, and for ParallelSampler."),
@@ -105,17 +125,19 @@ class ParallelLoader(io.ComfyNode):  # type: ignore[misc]
             return ""
 
     @classmethod
-    def execute(cls, model_name: str, dtype: str, devices: str, layout: ParallelLayout | None = None) -> io.NodeOutput:
-        handle = open_model(model_name, dtype, devices, layout, cls.hidden.unique_id)
+    def execute(
+        cls, model_name: str, dtype: str, devices: str, layout: ParallelLayout | None = None, attention: str = AUTO
+    ) -> io.NodeOutput:
+        handle = open_model(model_name, dtype, devices, layout, cls.hidden.unique_id, attention)
         check_use(cls.hidden.prompt or {}, cls.hidden.unique_id, handle)
         handle.keep_weights()
         bridge = bridge_for(handle.checkpoint)
         text = "weights load at first use"
         handle.show(text)
-        model = remote_patcher(bridge.model(handle))
+        model = remote_patcher(core_model(handle, bridge))
         return io.NodeOutput(
             model,
-            text_encoder(handle, bridge, model),
-            RemoteVAE(handle, bridge.scale(handle.checkpoint), model),
+            clip(handle, bridge.text, model),
+            RemoteVAE(handle, bridge.scale(), model),
             ui={"text": (handle.describe(text),)},
         )

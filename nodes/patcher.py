@@ -102,7 +102,7 @@ def _check_first(executor: Any, noise: Tensor, latent_image: Tensor, *args: Any,
     check_latent(latent_image, remote.channels)
     check_branches(remote.handle.spec.layout, _branches(guider))
     check_options(guider.model_options.get("transformer_options", {}))
-    check_conds(cond for conds in guider.conds.values() for cond in conds)
+    check_conds((cond for conds in guider.conds.values() for cond in conds), remote.bridge.conds)
     samples: Tensor = executor(noise, latent_image, *args, **kwargs)
     remote.handle.show("ready")
     return samples

@@ -1,38 +1,79 @@
 """The module that stands where ComfyUI expects the transformer: it has its names and shapes, and forwards its calls."""
 
+import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
+import comfy.patcher_extension
+import comfy.utils
 import torch
 from torch import Tensor
 
 from ..parallel_backend.messages import Forward, ModelSpec
 from .connection import Handle
-from .guards import check_latent, check_options
+from .families.bridge import Bridge, meta_weights
+from .guards import check_extra, check_latent, check_options
 from .tape import Branch, Recording, Replay
+
+DTYPES: dict[str, torch.dtype] = {
+    "auto": torch.float32,
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+"""In which dtype latents and text are handed over; ``auto`` leaves the rounding to the ranks."""
 
 
 class RemoteModel(torch.nn.Module):
-    """Base of the families' stand-ins. It has no parameters; ``state_dict`` lists meta tensors instead."""
+    """Takes the calls that ComfyUI makes to its own transformer of the family.
 
-    def __init__(self, handle: Handle, *, dtype: torch.dtype, weights: Mapping[str, Tensor], channels: int) -> None:
+    It has no parameters; ``state_dict`` lists meta tensors instead.
+    """
+
+    def __init__(self, handle: Handle, bridge: Bridge, core: Any) -> None:
         super().__init__()
-        self.handle, self.dtype, self.channels = handle, dtype, channels
-        self._meta = dict(weights)
+        self.handle, self.bridge = handle, bridge
+        self.dtype, self.channels = DTYPES[handle.spec.dtype], core.latent_format.latent_channels
+        self._meta = meta_weights(bridge.native, core.unet_config)
+        self._signature = inspect.signature(bridge.native.forward)
         self._tape: Recording | Replay | None = None
+        for name, value in bridge.attributes(self._meta).items():
+            setattr(self, name, value)
+
+    def forward(self, x: Tensor, timestep: Tensor, **given: Any) -> Tensor:
+        """The prediction for ``x`` ``[B, C, (T,) H, W]``, through other nodes' DIFFUSION_MODEL wrappers.
+
+        Those find the arguments in the order of the native forward, as they are used to.
+
+        Raises:
+            InvalidRequest: an input that the family does not carry over.
+        """
+        bound = self._signature.bind_partial(self, x, timestep, **given)
+        bound.apply_defaults()
+        kind = comfy.patcher_extension.WrappersMP.DIFFUSION_MODEL
+        wrappers = comfy.patcher_extension.get_all_wrappers(kind, given.get("transformer_options") or {})
+        executor = comfy.patcher_extension.WrapperExecutor.new_class_executor(self._forward, self, wrappers)
+        out: Tensor = executor.execute(*bound.args[1:], **bound.kwargs)
+        return out
+
+    def _forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        bound = self._signature.bind_partial(self, *args, **kwargs)
+        _, x_name, timestep_name, *_ = parameters = self._signature.parameters
+        rest = [name for name, parameter in parameters.items() if parameter.kind is parameter.VAR_KEYWORD]
+        given = {name: value for name, value in bound.arguments.items() if name not in ("self", *rest)} | bound.kwargs
+        named = {name: value for name, value in given.items() if value is not None}
+        x, timestep, options = named.pop(x_name), named.pop(timestep_name), named.pop("transformer_options", {})
+        inputs = self.bridge.inputs(x, timestep, named)
+        check_extra(named)
+        return self.predict(inputs, latent="hidden_states", transformer_options=options)
 
     def state_dict(self, *args: Any, destination: Any = None, prefix: str = "", **_: Any) -> Any:
         """Meta tensors under ComfyUI's final names, so that its LoRA nodes know what they would change."""
         destination = {} if destination is None else destination
         destination.update({prefix + name: tensor for name, tensor in self._meta.items()})
         return destination
-
-    def weight(self, name: str) -> SimpleNamespace:
-        """A stand-in for a layer that ComfyUI only asks for the shape of its weight."""
-        return SimpleNamespace(weight=self._meta[f"{name}.weight"])
 
     @property
     def taped(self) -> bool:
@@ -68,6 +109,7 @@ class RemoteModel(torch.nn.Module):
         """
         check_options(transformer_options)
         x = inputs[latent]
+        inputs = {name: comfy.utils.repeat_to_batch_size(tensor, len(x)) for name, tensor in inputs.items()}
         indices = list(transformer_options.get("cond_or_uncond") or [0])
         parts = {name: tensor.chunk(len(indices)) for name, tensor in inputs.items()}
         branches = [

@@ -1,6 +1,6 @@
 """The node whose whole step loop runs in the backend."""
 
-from typing import Any
+from typing import Any, Literal
 
 import comfy.model_sampling
 import comfy.sample
@@ -50,12 +50,16 @@ class BackendLoop(comfy.samplers.Sampler):  # type: ignore[misc]
         tensors = {"x": x, "sigmas": sigmas, **_constants(branches)}
         if denoise_mask is not None:
             tensors |= {"mask": denoise_mask, "noise": noise, "latent": latent_image}
+        prediction = prediction_of(sampling)
+        if prediction != "flow":
+            tensors["log_sigmas"] = sampling.log_sigmas.float()
         message = Sample(
             model=remote.handle.spec,
             branches=len(branches),
             sampler=self.name,
             cfg=self.cfg if len(branches) > 1 else 1.0,
-            timestep_scale=float(sampling.timestep(torch.tensor(1.0))),
+            prediction=prediction,
+            timestep_scale=float(sampling.timestep(torch.tensor(1.0))) if prediction == "flow" else 1.0,
             previews=self.previews,
         )
 
@@ -103,13 +107,29 @@ def check_model(model: Any) -> None:
     for kind, found in (("function", functions), ("wrapper", wrappers), ("patch", patches), ("option", others)):
         if found:
             raise InvalidRequest(f"a node added the {kind} {', '.join(found)} to the model's steps; {USE_KSAMPLER}")
-    sampling, flow = type(model.get_model_object("model_sampling")), comfy.model_sampling
-    if (
-        sampling.calculate_denoised is not flow.CONST.calculate_denoised
-        or sampling.calculate_input is not flow.CONST.calculate_input
-        or sampling.timestep is not flow.ModelSamplingDiscreteFlow.timestep
-    ):
-        raise InvalidRequest("a node changed how the model samples to something other than a flow; " + USE_KSAMPLER)
+    prediction_of(model.get_model_object("model_sampling"))
+
+
+def prediction_of(sampling: Any) -> Literal["flow", "eps", "v"]:
+    """What the backend's loop has to know of ComfyUI's ``model_sampling``.
+
+    Raises:
+        InvalidRequest: a node changed how the model samples to something else.
+    """
+    core, kind = comfy.model_sampling, type(sampling)
+    flows = (core.ModelSamplingDiscreteFlow.timestep, core.ModelSamplingFlux.timestep)
+    known: tuple[tuple[Literal["flow", "eps", "v"], Any, tuple[Any, ...]], ...] = (
+        ("flow", core.CONST, flows),
+        ("v", core.V_PREDICTION, (core.ModelSamplingDiscrete.timestep,)),
+        ("eps", core.EPS, (core.ModelSamplingDiscrete.timestep,)),
+    )
+    for name, prediction, timesteps in known:
+        same = all(
+            getattr(kind, part) is getattr(prediction, part) for part in ("calculate_input", "calculate_denoised")
+        )
+        if same and kind.timestep in timesteps and float(getattr(sampling, "sigma_data", 1.0)) == 1.0:
+            return name
+    raise InvalidRequest("a node changed how the model samples to what the backend does not know; " + USE_KSAMPLER)
 
 
 class ParallelSampler(io.ComfyNode):  # type: ignore[misc]
@@ -193,8 +213,9 @@ class ParallelSampler(io.ComfyNode):  # type: ignore[misc]
     ) -> io.NodeOutput:
         check_sampler(sampler_name)
         check_model(model)
-        check_constant_conds("positive", positive)
-        check_constant_conds("negative", negative)
+        taken = model.model.diffusion_model.bridge.conds
+        check_constant_conds("positive", positive, taken)
+        check_constant_conds("negative", negative, taken)
         latent = comfy.sample.fix_empty_latent_channels(model, latent_image["samples"])
         check_latent(latent, model.model.latent_format.latent_channels)
         schedule = comfy.samplers.KSampler(model, steps, model.load_device, sampler_name, scheduler, denoise)

@@ -18,7 +18,7 @@ from ..parallel_backend.checkpoint import Checkpoint
 from ..parallel_backend.errors import InvalidRequest
 from ..parallel_backend.messages import EncodeText
 from .connection import Handle
-from .families.bridge import Bridge
+from .families.bridge import BackendText
 from .foresight import check_part
 from .patcher import RemotePatcher, enter
 
@@ -49,12 +49,12 @@ class _Words:
 class PromptTokenizer:
     """Prompts to weighted ids, padded to the family's length; longer prompts stay whole, as in ComfyUI."""
 
-    def __init__(self, checkpoint: Checkpoint, bridge: Bridge) -> None:
-        self._checkpoint, self._key, self._length = checkpoint, bridge.text_key, bridge.text_length
+    def __init__(self, checkpoint: Checkpoint, text: BackendText) -> None:
+        self._checkpoint, self._key, self._length = checkpoint, text.key, text.length
         self._native: comfy.sd1_clip.SDTokenizer | None = None
 
     def tokenize_with_weights(self, text: str, return_word_ids: bool = False, **kwargs: Any) -> dict[str, Any]:
-        """``{text_key: [[(id, weight), ...]]}`` (with word ids on request).
+        """``{key: [[(id, weight), ...]]}`` (with word ids on request).
 
         Raises:
             InvalidRequest: no text encoder or tokenizer, or a textual inversion in the prompt.
@@ -145,11 +145,11 @@ def special_tokens(checkpoint: Checkpoint) -> dict[str, int]:
     return {"end": config.get("eos_token_id", 1), "pad": config.get("pad_token_id", 0)}
 
 
-def text_encoder(handle: Handle, bridge: Bridge, model: RemotePatcher) -> comfy.sd.CLIP:
+def backend_clip(handle: Handle, text: BackendText, model: RemotePatcher) -> comfy.sd.CLIP:
     """A plain ``comfy.sd.CLIP``: its ``clone`` makes that class, so a subclass would be lost."""
     clip = comfy.sd.CLIP(no_init=True)
-    clip.cond_stage_model = RemoteTextEncoder(handle, bridge.text_key, model)
-    clip.tokenizer = PromptTokenizer(handle.checkpoint, bridge)
+    clip.cond_stage_model = RemoteTextEncoder(handle, text.key, model)
+    clip.tokenizer = PromptTokenizer(handle.checkpoint, text)
     cpu = torch.device("cpu")
     clip.patcher = RemotePatcher(clip.cond_stage_model, load_device=cpu, offload_device=cpu)
     clip.patcher.hook_mode = comfy.hooks.EnumHookMode.MinVram

@@ -2,10 +2,14 @@
 
 from ...parallel_backend.checkpoint import Checkpoint
 from ...parallel_backend.errors import InvalidRequest
-from . import wan
 from .bridge import Bridge
+from .flux import Flux
+from .wan import Wan
 
-BRIDGES: dict[str, Bridge] = {"WanTransformer3DModel": wan.BRIDGE}
+BRIDGES: dict[str, type[Bridge]] = {
+    "FluxTransformer2DModel": Flux,
+    "WanTransformer3DModel": Wan,
+}
 
 
 def bridge_for(checkpoint: Checkpoint) -> Bridge:
@@ -15,14 +19,8 @@ def bridge_for(checkpoint: Checkpoint) -> Bridge:
         InvalidRequest: a class that is not listed; the message has the list.
     """
     name = checkpoint.components["transformer"]
-    bridge = BRIDGES.get(name)
-    if bridge is None:
+    if name not in BRIDGES:
         raise InvalidRequest(f"{checkpoint.path.name}: transformer {name} is not supported; {', '.join(BRIDGES)} is")
-    for component, known in (("vae", bridge.vaes), ("text_encoder", bridge.text_encoders)):
-        found = checkpoint.components.get(component)
-        if found is not None and found not in known:
-            raise InvalidRequest(
-                f"{checkpoint.path.name}: {component} {found} is not supported; for {name} it is {', '.join(known)}"
-            )
-    bridge.check(checkpoint)
+    bridge = BRIDGES[name](checkpoint)
+    bridge.check()
     return bridge

@@ -1,0 +1,55 @@
+"""The loader's CLIP: run by the ranks, or ComfyUI's own, read from the same folder."""
+
+from typing import Any
+
+import comfy.sd
+import comfy.utils
+import folder_paths
+
+from ..parallel_backend.checkpoint import Checkpoint
+from ..parallel_backend.errors import InvalidRequest
+from .connection import Handle
+from .families.bridge import BackendText, CoreText
+from .foresight import check_part
+from .patcher import RemotePatcher
+from .text import backend_clip
+
+
+def clip(handle: Handle, text: BackendText | CoreText, model: RemotePatcher) -> comfy.sd.CLIP:
+    """The text encoders of a checkpoint. ``model`` is the patcher of its MODEL."""
+    if isinstance(text, BackendText):
+        return backend_clip(handle, text, model)
+    return CoreClip(handle.checkpoint, text)
+
+
+class CoreClip(comfy.sd.CLIP):  # type: ignore[misc]
+    """ComfyUI's CLIP, whose weights are read when something of it is first asked for."""
+
+    def __init__(self, checkpoint: Checkpoint, text: CoreText) -> None:
+        super().__init__(no_init=True)
+        self._checkpoint, self._text = checkpoint, text
+
+    def __getattr__(self, name: str) -> Any:
+        if "tokenizer" in self.__dict__ or name.startswith("__"):
+            raise AttributeError(name)
+        self.__dict__.update(self._read().__dict__)
+        return getattr(self, name)
+
+    def _read(self) -> comfy.sd.CLIP:
+        check_part(self._checkpoint, 1)
+        states = [_state(self._checkpoint, component) for component in self._text.components]
+        return comfy.sd.load_text_encoder_state_dicts(
+            states,
+            embedding_directory=folder_paths.get_folder_paths("embeddings"),
+            clip_type=comfy.sd.CLIPType[self._text.clip_type],
+        )
+
+
+def _state(checkpoint: Checkpoint, component: str) -> dict[str, Any]:
+    files = sorted((checkpoint.path / component).glob("*.safetensors"))
+    if not files:
+        raise InvalidRequest(f"{checkpoint.path / component} has no .safetensors file; download the model again")
+    state: dict[str, Any] = {}
+    for file in files:
+        state |= comfy.utils.load_torch_file(str(file), safe_load=True)
+    return state

@@ -1,0 +1,97 @@
+"""Flux.1 (dev, schnell, Fill, Kontext): ComfyUI's Flux and diffusers' transformer."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import fields
+from functools import partial
+from typing import Any
+
+import comfy.ldm.flux.model
+from comfy.ldm.flux.model import FluxParams
+from torch import Tensor
+
+from .bridge import Bridge, CoreText, VideoScale, layer, pooled_of, split_channels, text_of
+
+PATCH = 2
+PARAMS = {field.name for field in fields(FluxParams)}
+"""What this version of ComfyUI knows of the architecture."""
+
+
+class Flux(Bridge):
+    """diffusers counts packed channels: four of them are one of the latent's."""
+
+    native = comfy.ldm.flux.model.Flux
+    text = CoreText(components=("text_encoder", "text_encoder_2"), clip_type="FLUX")
+    vaes = ("AutoencoderKL",)
+
+    @property
+    def conds(self) -> frozenset[str]:
+        """See ``Bridge``. An inpainting node's picture is for Fill; as in ComfyUI, other kinds go by its mask alone."""
+        return frozenset({"reference_latents", "concat_latent_image", "concat_mask"})
+
+    def unet_config(self) -> dict[str, Any]:
+        """See ``Bridge``."""
+        config = self.config
+        found = {
+            "in_channels": config["in_channels"] // PATCH**2,
+            "out_channels": (config.get("out_channels") or config["in_channels"]) // PATCH**2,
+            "patch_size": PATCH,
+            "vec_in_dim": config["pooled_projection_dim"],
+            "context_in_dim": config["joint_attention_dim"],
+            "hidden_size": config["num_attention_heads"] * config["attention_head_dim"],
+            "mlp_ratio": 4.0,
+            "num_heads": config["num_attention_heads"],
+            "depth": config["num_layers"],
+            "depth_single_blocks": config["num_single_layers"],
+            "axes_dim": list(config.get("axes_dims_rope", (16, 56, 56))),
+            "theta": 10000,
+            "qkv_bias": True,
+            "guidance_embed": bool(config.get("guidance_embeds", False)),
+            "txt_ids_dims": [],
+        }
+        return {"image_model": "flux"} | {name: value for name, value in found.items() if name in PARAMS}
+
+    def inputs(self, x: Tensor, timestep: Tensor, given: dict[str, Any]) -> dict[str, Tensor]:
+        """See ``Bridge``."""
+        unet_config = self.unet_config()
+        found = split_channels(x, unet_config["out_channels"])
+        found |= {"timestep": timestep, "encoder_hidden_states": text_of(given), "pooled_projections": pooled_of(given)}
+        guidance = given.pop("guidance", None)
+        if unet_config["guidance_embed"] and guidance is not None:
+            found["guidance"] = guidance
+        names = ("ref_latents", "ref_latents_method")
+        references: dict[str, Any] = {name: given.pop(name) for name in names if name in given}
+        return found | (self.placed(x, references) if "ref_latents" in references else {})
+
+    def placed(self, x: Tensor, references: dict[str, Any]) -> dict[str, Tensor]:
+        """Tokens and positions of Kontext's images, as ComfyUI's own forward packs and places them."""
+        seen = _Packing(self.native, self.unet_config())
+        self.native._forward(seen, x, None, x.new_zeros(len(x), 0, 1), **references)
+        own = seen.tokens.shape[1] - sum(_patches(reference) for reference in references["ref_latents"])
+        return {"reference": seen.tokens[:, own:], "reference_ids": seen.ids[:, own:]}
+
+    def scale(self) -> VideoScale:
+        """See ``Bridge``."""
+        return VideoScale(channels=16, temporal=1, spatial=8)
+
+    def attributes(self, weights: Mapping[str, Tensor]) -> dict[str, Any]:
+        """See ``Bridge``."""
+        return {"patch_size": PATCH, "img_in": layer(weights, "img_in")}
+
+
+class _Packing:
+    """Stands for ComfyUI's transformer up to the point where tokens and their positions are known."""
+
+    def __init__(self, native: type[Any], unet_config: Mapping[str, Any]) -> None:
+        self.patch_size = unet_config["patch_size"]
+        self.params = FluxParams(**{name: value for name, value in unet_config.items() if name in PARAMS})
+        self.process_img = partial(native.process_img, self)
+
+    def forward_orig(self, tokens: Tensor, ids: Tensor, *_: Any, **__: Any) -> Tensor:
+        """Keep what the layers would be given; nothing is computed."""
+        self.tokens, self.ids = tokens, ids
+        return tokens.new_zeros(*tokens.shape[:2], self.params.out_channels * self.patch_size**2)
+
+
+def _patches(latent: Tensor) -> int:
+    return math.prod(-(-side // PATCH) for side in latent.shape[-2:])
