@@ -12,6 +12,8 @@ import pytest
 import tiny_wan
 import torch
 from any_folder_name.nodes import connection, loader, sampler
+from any_folder_name.parallel_backend.client import Client
+from any_folder_name.parallel_backend.endpoint import Endpoint
 from any_folder_name.parallel_backend.layout import ParallelLayout
 from any_folder_name.parallel_backend.messages import Progress
 from any_folder_name.parallel_backend.samplers import SAMPLERS
@@ -79,6 +81,26 @@ def load(models: Path, local: LocalClient, monkeypatch: pytest.MonkeyPatch) -> C
 def loaded(load: Callable[..., Loaded]) -> Loaded:
     """The loader's outputs without a layout."""
     return load()
+
+
+@pytest.fixture(scope="session")
+def backend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    """A backend in a runtime folder of its own."""
+    client = Client(endpoint=Endpoint(folder=tmp_path_factory.mktemp("run")), idle_timeout=120.0)
+    yield client
+    client.stop()
+
+
+@pytest.fixture
+def load_remote(load: Callable[..., Loaded], backend: Client) -> Callable[..., Loaded]:
+    """``load`` with the backend behind it."""
+
+    def run(layout: ParallelLayout | None = None, name: str = "tiny") -> Loaded:
+        loaded = load(layout, name=name)
+        connection.use_client(backend)
+        return loaded
+
+    return run
 
 
 @pytest.fixture(autouse=True)

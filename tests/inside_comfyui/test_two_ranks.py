@@ -1,15 +1,12 @@
 """ComfyUI alone against our nodes on a real backend of two ranks."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from any_folder_name.nodes import connection
 from any_folder_name.nodes.vae import ParallelVAEDecode
-from any_folder_name.parallel_backend.client import Client
-from any_folder_name.parallel_backend.endpoint import Endpoint
 from any_folder_name.parallel_backend.layout import ParallelLayout
 from inside_fixtures import Loaded, conditioning, empty_latent, ksampler, parallel_sampler, relative_error
 
@@ -36,26 +33,6 @@ PARTLY: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "all": ({"noise_mask": inpainting_masks(), "batch_index": [4, 1]}, {"denoise": 0.5, "sampler_name": "heun"}),
 }
 """What a latent holds beside its samples, and KSampler's inputs."""
-
-
-@pytest.fixture(scope="module")
-def backend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
-    """A backend in a runtime folder of its own."""
-    client = Client(endpoint=Endpoint(folder=tmp_path_factory.mktemp("run")), idle_timeout=120.0)
-    yield client
-    client.stop()
-
-
-@pytest.fixture
-def load_remote(load: Callable[..., Loaded], backend: Client) -> Callable[..., Loaded]:
-    """``load`` with the backend behind it."""
-
-    def run(layout: ParallelLayout | None = None, name: str = "tiny") -> Loaded:
-        loaded = load(layout, name=name)
-        connection.use_client(backend)
-        return loaded
-
-    return run
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)

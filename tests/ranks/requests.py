@@ -9,7 +9,7 @@ from torch import Tensor
 
 from parallel_backend.layout import ParallelLayout
 from parallel_backend.messages import Devices, Forward, ModelSpec, Sample
-from parallel_backend.models.wan import pad_to_patch
+from parallel_backend.models.patches import pad_to_patch
 from parallel_backend.samplers import SAMPLERS
 from tests import tiny
 

@@ -2,18 +2,29 @@
 
 import json
 import shutil
+from datetime import timedelta
 from unittest.mock import Mock
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from parallel_backend import loading
+from parallel_backend import loading, mesh
 from parallel_backend.checkpoint import Checkpoint
 from parallel_backend.errors import InvalidRequest
+from parallel_backend.layout import ParallelLayout
 from parallel_backend.pipeline import Pipeline
 from tests import tiny
 
+
+def _alone() -> mesh.DeviceMesh:
+    """The mesh of one rank."""
+    made = mesh.create(ParallelLayout(), rank=0, timeout=timedelta(seconds=1))
+    assert made is not None
+    return made
+
+
+ALONE = _alone()
 WEIGHTS = "diffusion_pytorch_model.safetensors"
 
 
@@ -68,7 +79,7 @@ def test_auto_on_a_gpu_follows_the_file(copy, stored, wanted):
 
 
 def test_half_precision_keeps_in_float32_what_diffusers_does(copy):
-    family = loading.load_transformer(copy, torch.bfloat16, torch.device("cpu"))
+    family = loading.load_transformer(copy, torch.bfloat16, torch.device("cpu"), ALONE)
     assert family.dtype == torch.bfloat16
     assert family.module.scale_shift_table.dtype == torch.float32
     assert family.module.condition_embedder.time_embedder.linear_1.weight.dtype == torch.float32
@@ -76,7 +87,7 @@ def test_half_precision_keeps_in_float32_what_diffusers_does(copy):
 
 
 def test_loaded_weights_are_those_of_the_file(copy):
-    family = loading.load_transformer(copy, torch.float32, torch.device("cpu"))
+    family = loading.load_transformer(copy, torch.float32, torch.device("cpu"), ALONE)
     original = tiny.transformer(tiny.Tiny())
     for name, parameter in original.named_parameters():
         assert torch.equal(family.module.get_parameter(name), parameter), name
@@ -112,7 +123,7 @@ def test_missing_weights_are_refused(copy, component, file):
     save_file(weights, path, metadata={"format": "pt"})
     load = getattr(loading, f"load_{component}")
     with pytest.raises(InvalidRequest, match=rf"{component} lacks \d+ weights \({first}"):
-        load(copy, torch.float32, torch.device("cpu"))
+        load(copy, torch.float32, torch.device("cpu"), *([ALONE] if component == "transformer" else []))
 
 
 def test_a_full_device_has_other_models_unloaded_and_the_load_tried_again(copy):

@@ -1,0 +1,31 @@
+"""Every exact strategy equals the stock forward."""
+
+import pytest
+
+from tests import tiny
+from tests.ranks.requests import Case
+from tests.ranks.test_forward import check
+
+LAYOUTS = [
+    (2, "ring=2"),
+    (3, "ring=3"),
+    (4, "ring=4"),
+    (4, "ring=2 ulysses=2"),
+    (4, "cfg=2 ring=2"),
+    (2, "tensor=2"),
+    (3, "tensor=3"),
+    (4, "tensor=2 ulysses=2"),
+    (4, "tensor=2 ring=2"),
+    (4, "cfg=2 tensor=2"),
+    (2, "ulysses=2 shard_weights"),
+    (3, "ring=3 shard_weights"),
+    (4, "ring=2 ulysses=2 shard_weights"),
+    (4, "cfg=2 ulysses=2 shard_weights"),
+    (4, "tensor=2 ulysses=2 shard_weights"),
+]
+
+
+@pytest.mark.parametrize(("ranks", "layout"), LAYOUTS)
+@pytest.mark.parametrize("heads", [4, 3])
+def test_equals_stock(pools, checkpoints, ranks, layout, heads):
+    check(pools, checkpoints(heads=heads), tiny.Tiny(heads=heads), ranks, layout, Case())
