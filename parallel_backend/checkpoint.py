@@ -40,12 +40,21 @@ class Checkpoint:
         return checkpoint
 
     @cached_property
+    def index(self) -> dict[str, Any]:
+        """``model_index.json``."""
+        return self._read_json("model_index.json")
+
+    @cached_property
     def components(self) -> dict[str, str]:
         """Class name by component name, without the components that are null."""
-        index = self._read_json("model_index.json")
-        pairs = {name: value for name, value in index.items() if isinstance(value, list) and len(value) == 2}
+        pairs = {name: value for name, value in self.index.items() if isinstance(value, list) and len(value) == 2}
         found = {name: value[1] for name, value in pairs.items() if value[1]}
         return {name: self._renamed(name) if kind == _OLD_CLASS else kind for name, kind in found.items()}
+
+    @cached_property
+    def pipeline(self) -> str:
+        """Class name of the pipeline, "" if there is none."""
+        return str(self._read_json("model_index.json").get("_class_name", ""))
 
     def _renamed(self, component: str) -> str:
         """The class that diffusers loads today where a checkpoint names the one that it was split from."""
@@ -66,6 +75,25 @@ class Checkpoint:
         name = "scheduler_config.json" if component == "scheduler" else "config.json"
         return self._read_json(f"{component}/{name}")
 
+    def boundary(self) -> float | None:
+        """The timestep from which on ``transformer`` is meant, and below it ``transformer_2``; None without that.
+
+        Raises:
+            InvalidRequest: the two differ in their configs, or there is no ratio to switch at.
+        """
+        if "transformer_2" not in self.components:
+            return None
+        ratio = self.index.get("boundary_ratio")
+        if not isinstance(ratio, int | float) or not 0 < ratio < 1:
+            raise InvalidRequest(
+                f"{self.path.name} has two transformers and boundary_ratio {ratio!r} in model_index.json: "
+                "the switch between them needs a number between 0 and 1"
+            )
+        high, low = (_numbers(self.config(name)) for name in ("transformer", "transformer_2"))
+        if high != low or self.components["transformer"] != self.components["transformer_2"]:
+            raise InvalidRequest(f"{self.path.name} has two transformers with other configs; they need to be alike")
+        return ratio * 1000.0
+
     def _read_json(self, name: str) -> dict[str, Any]:
         file = self.path / name
         try:
@@ -75,6 +103,11 @@ class Checkpoint:
         if not isinstance(content, dict):
             raise InvalidRequest(f"{file} holds no JSON object")
         return content
+
+
+def _numbers(config: dict[str, Any]) -> dict[str, Any]:
+    """A config without what diffusers notes in it of where it came from."""
+    return {name: value for name, value in config.items() if not name.startswith("_")}
 
 
 def _state(file: Path) -> tuple[int, int] | None:

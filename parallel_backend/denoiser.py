@@ -8,7 +8,8 @@ from torch import Tensor
 from . import seam
 from .attention import Attention, routed
 from .collectives import gather, join
-from .geometry import IMAGE, LATENT
+from .experts import Experts
+from .geometry import IMAGE, LATENT, TIMESTEP
 from .kernels import Kernel
 from .mesh import DeviceMesh
 from .models import Family
@@ -26,9 +27,9 @@ class Denoiser:
     """
 
     def __init__(
-        self, family: Family, mesh: DeviceMesh, plan: Denoising, kernel: Kernel, on_forward: Callable[[], None]
+        self, experts: Experts, mesh: DeviceMesh, plan: Denoising, kernel: Kernel, on_forward: Callable[[], None]
     ) -> None:
-        self.family, self.mesh, self.plan, self.kernel, self.on_forward = family, mesh, plan, kernel, on_forward
+        self.experts, self.mesh, self.plan, self.kernel, self.on_forward = experts, mesh, plan, kernel, on_forward
         self.place = plan.layout.coordinates(mesh.whole.index)
         self.branches = BatchSplit.branches(mesh, plan.branches, self.place)
         self._splits = [TokenSplit.of(extent.streams, mesh.sequence) for extent in plan.extents]
@@ -40,10 +41,10 @@ class Denoiser:
     def shards(self, branches: Mapping[int, Inputs]) -> dict[int, Tensor]:
         """Predict this rank's tokens ``[own samples, own tokens, values]`` of each of its branches.
 
-        ``branches`` holds the inputs of this rank's samples. Rows of equal shapes run as one batch.
+        ``branches`` holds the inputs of this rank's samples. Rows of equal shapes and places run as one batch.
         """
         predicted: dict[int, Tensor] = {}
-        for group in _equal_shapes(branches):
+        for group in _alike(branches):
             batch = {name: join([branches[i][name] for i in group]) for name in branches[group[0]]}
             sizes = [branches[i][LATENT].shape[0] for i in group]
             predicted.update(zip(group, torch.split(self._predict(batch, group[0]), sizes), strict=True))
@@ -52,7 +53,7 @@ class Denoiser:
     def unshard(self, own: Tensor, branch: int) -> Tensor:
         """``[B, own tokens, values]`` to the latent that they are on every rank of the sequence."""
         whole = self._splits[branch].unshard(own, IMAGE)
-        return self.family.unpatchify(whole, self.plan.latents[branch][2:])
+        return self.experts.current.unpatchify(whole, self.plan.latents[branch][2:])
 
     def gather(self, shards: Mapping[int, Tensor]) -> dict[int, Tensor]:
         """The whole predictions ``[B, C, ...]`` of all branches on rank 0; nothing on other ranks."""
@@ -75,25 +76,27 @@ class Denoiser:
             own = split.streams[IMAGE].sizes[split.axis.index]
             return self._empty().view(0, own, extent.values)
         self.on_forward()
-        state = self.family.embed(inputs)
+        family = self.experts.at(inputs[TIMESTEP])
+        state = family.embed(inputs)
         lengths = {name: tokens.shape[1] for name, tokens in state.streams.items()}
         assert lengths == dict(extent.streams), f"embed made streams of {lengths}, and {extent.streams} were planned"
-        with routed(self._sites(state, split)):
-            state = self.family.run(split.shard(state))
-        return self.family.head(state)
+        with routed(self._sites(family, state, split)):
+            state = family.run(split.shard(state))
+        return family.head(state)
 
-    def _sites(self, state: State, split: TokenSplit) -> list[tuple[torch.nn.Module, Attention, bool]]:
+    def _sites(self, family: Family, state: State, split: TokenSplit) -> list[tuple[torch.nn.Module, Attention, bool]]:
         """What goes through the seam: nothing where the modules' own attention is all that is wanted."""
         if split.axis.size == 1 and not state.masks and self.kernel.stock:
             return []
         seams = {
             streams: seam.attention(self.mesh, split, streams, state.masks, self.kernel)
-            for streams in {site.streams for site in self.family.attentions}
+            for streams in {site.streams for site in family.attentions}
         }
-        return [(site.module, seams[site.streams], site.each_sample) for site in self.family.attentions]
+        return [(site.module, seams[site.streams], site.each_sample) for site in family.attentions]
 
     def _empty(self) -> Tensor:
-        return torch.empty(0, dtype=self.family.dtype, device=self.family.device)
+        family = self.experts.current
+        return torch.empty(0, dtype=family.dtype, device=family.device)
 
     def _shard_shapes(self, rank: int) -> dict[int, torch.Size]:
         """What a rank sends to rank 0: of ranks with the same tokens, the first does."""
@@ -116,12 +119,22 @@ class Denoiser:
                 shard = part[branch].view(plans[rank][branch])
                 rows.setdefault(self.plan.layout.coordinates(rank)["data"], []).append(shard)
         tokens = join([join(shards, dim=1) for _, shards in sorted(rows.items())])
-        return self.family.unpatchify(tokens, self.plan.latents[branch][2:])
+        return self.experts.current.unpatchify(tokens, self.plan.latents[branch][2:])
 
 
-def _equal_shapes(branches: Mapping[int, Inputs]) -> list[list[int]]:
-    groups: dict[tuple[object, ...], list[int]] = {}
+def _alike(branches: Mapping[int, Inputs]) -> list[list[int]]:
+    """Branches of equal shapes, whose tokens are at equal places: a batch has one table of positions."""
+    groups: list[list[int]] = []
     for i, inputs in branches.items():
-        key = tuple(sorted((name, tuple(tensor.shape), tensor.dtype.itemsize) for name, tensor in inputs.items()))
-        groups.setdefault(key, []).append(i)
-    return list(groups.values())
+        found = next((group for group in groups if _same_form(branches[group[0]], inputs)), None)
+        if found is None:
+            groups.append([i])
+        else:
+            found.append(i)
+    return groups
+
+
+def _same_form(one: Inputs, other: Inputs) -> bool:
+    forms = [{name: (tensor.shape, tensor.dtype) for name, tensor in inputs.items()} for inputs in (one, other)]
+    places = [name for name in one if name.endswith("_ids")]
+    return forms[0] == forms[1] and all(torch.equal(one[name], other[name]) for name in places)

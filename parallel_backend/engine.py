@@ -1,6 +1,5 @@
 """What a rank does with a request: load, forward, sample, encode, decode. No sockets."""
 
-import gc
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
@@ -16,6 +15,7 @@ from .checkpoint import Checkpoint
 from .collectives import agree, share
 from .denoiser import Denoiser
 from .errors import Cancelled, InvalidRequest, OutOfMemory
+from .experts import HIGH, LOW, Experts
 from .layout import ParallelLayout
 from .mesh import DeviceMesh
 from .messages import (
@@ -31,9 +31,11 @@ from .messages import (
     Sample,
     Unload,
 )
-from .pipeline import Pipeline
+from .models import Family, family_of
+from .pipeline import Pipeline, free
 from .sampling import Report, SampleLoop
-from .validation import Denoising, check_forward, check_sample, first_not_finite, split_names
+from .vaes import VAE, vae_of
+from .validation import Denoising, check_forward, check_sample, first_not_finite, first_outside, split_names
 from .wire import TensorMeta
 
 log = logging.getLogger(__name__)
@@ -137,11 +139,12 @@ class Engine:
         own = {
             i: {name: tensor[denoiser.samples(i)] for name, tensor in branches[i].items()} for i in denoiser.branches
         }
-        measured = traffic.Measured(denoiser.mesh.whole, self.device)
-        with measured if call.message.measure else nullcontext():
+        wanted = call.message.measure or call.message.timed
+        measured = traffic.Measured(denoiser.mesh.whole, self.device, count=call.message.measure)
+        with measured if wanted else nullcontext():
             predictions = denoiser.gather(denoiser.shards(own))
         done = {str(i): prediction.cpu() for i, prediction in predictions.items()}
-        return done | (measured.of_all_ranks() if call.message.measure else {})
+        return done | (measured.of_all_ranks() if wanted else {})
 
     def _sample(self, call: _Call[Sample]) -> Tensors:
         pipeline = self._pipeline(call.message.model)
@@ -165,24 +168,20 @@ class Engine:
     def _decode(self, call: _Call[Decode]) -> Tensors:
         if call.tensors is None:
             return {}
-        module = self._vae(call, "latent")
-        return {"pixels": vae.decode(module, call.tensors["latent"].to(self.device), call.ticker("decoding"))}
+        kind, module = self._vae(call, "latent")
+        return {"pixels": vae.decode(kind, module, call.tensors["latent"].to(self.device), call.ticker("decoding"))}
 
     def _encode(self, call: _Call[Encode]) -> Tensors:
         if call.tensors is None:
             return {}
-        module = self._vae(call, "pixels")
-        return {"latent": vae.encode(module, call.tensors["pixels"].to(self.device), call.ticker("encoding")).cpu()}
+        kind, module = self._vae(call, "pixels")
+        pixels = call.tensors["pixels"].to(self.device)
+        return {"latent": vae.encode(kind, module, pixels, call.ticker("encoding")).cpu()}
 
     def _unload(self, call: _Call[Unload]) -> Tensors:
         self._pipelines.pop(_key(call.message.model), None)
-        self._free()
+        free(self.device)
         return {}
-
-    def _free(self) -> None:
-        gc.collect()
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
 
     def _make_room(self, wanted: Pipeline) -> bool:
         """Forget the models other than ``wanted``, which their next use loads again; whether there were any."""
@@ -190,12 +189,14 @@ class Engine:
         for key in others:
             log.warning("the device is full: %s is unloaded to make room for %s", key[0], wanted.checkpoint.path)
             del self._pipelines[key]
-        self._free()
+        free(self.device)
         return bool(others)
 
     def _denoiser(self, call: _Call[Any], plan: Denoising, pipeline: Pipeline) -> tuple[Denoiser | None, Tensors]:
         """Share the tensors, refuse bad values on all ranks alike, and only then load what is missing."""
-        pipeline.check("transformer")
+        for name in (HIGH, LOW):
+            if name == HIGH or name in pipeline.checkpoint.components:
+                pipeline.check(name)
         devices = self._mesh(plan.layout)
         if devices is None:
             return None, {}
@@ -204,19 +205,39 @@ class Engine:
             raise InvalidRequest(
                 f"{call.metas[bad].name} holds NaN or infinity: check the latent, the conditioning and the nodes before"
             )
-        shared = share(call.metas, call.tensors, devices.whole, self.device)
-        call.loads(pipeline, "transformer")
-        kernel = kernels.choose(call.message.model.attention, self.device, pipeline.dtype)
-        return Denoiser(pipeline.transformer(devices), devices, plan, kernel, self._count), shared
+        self._check_rows(call, pipeline.checkpoint, devices)
 
-    def _vae(self, call: _Call[Any], name: str) -> Any:
+        def load(component: str) -> Family:
+            call.loads(pipeline, component)
+            return pipeline.transformer(devices, component)
+
+        experts = Experts(pipeline.checkpoint, load)
+        if agree(int(experts.apart(call.tensors or {})), devices.whole):
+            raise InvalidRequest("one call has timesteps for both transformers of the model: make them two calls")
+        shared = share(call.metas, call.tensors, devices.whole, self.device)
+        kernel = kernels.choose(call.message.model.attention, self.device, pipeline.dtype)
+        return Denoiser(experts, devices, plan, kernel, self._count), shared
+
+    def _check_rows(self, call: _Call[Any], checkpoint: Checkpoint, devices: DeviceMesh) -> None:
+        """Refuse numbers that a table of the model lacks, on all ranks alike."""
+        rows = family_of(checkpoint.components["transformer"]).tables(checkpoint.config("transformer"))
+        if not rows:
+            return
+        index, value = (agree(found, devices.whole) for found in first_outside(call.tensors or {}, rows))
+        if index >= 0:
+            name = call.metas[index].name
+            most = rows[name.rpartition(".")[2]] - 1
+            raise InvalidRequest(f"{name} holds {value}, and this model knows 0 to {most} (the last one is none)")
+
+    def _vae(self, call: _Call[Any], name: str) -> tuple[VAE, Any]:
         pipeline = self._pipeline(call.message.model)
         pipeline.check("vae")
-        vae.check(call.metas, pipeline.checkpoint.config("vae"), name=name)
+        kind = vae_of(pipeline.checkpoint)
+        vae.check(call.metas, kind, name=name)
         if first_not_finite(call.tensors or {}) >= 0:
             raise InvalidRequest(f"{name} holds NaN or infinity: check the nodes before")
         call.loads(pipeline, "vae")
-        return pipeline.vae()
+        return kind, pipeline.vae()
 
     def _mesh(self, layout: ParallelLayout) -> DeviceMesh | None:
         if layout not in self._meshes:
@@ -238,7 +259,7 @@ class Engine:
         """Free what was loaded from other files under the same path."""
         for key in [key for key in self._pipelines if key[0] == model.path and key[1] != model.stamp]:
             del self._pipelines[key]
-            self._free()
+            free(self.device)
 
     def _new_pipeline(self, checkpoint: Checkpoint, dtype: torch.dtype) -> Pipeline:
         pipeline = Pipeline(checkpoint, dtype, self.device, lambda: self._make_room(pipeline))

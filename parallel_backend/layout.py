@@ -1,6 +1,7 @@
 """``ParallelLayout``: how many ranks each way of splitting the work gets."""
 
 import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 
 from .errors import InvalidRequest
@@ -12,6 +13,7 @@ BUILT: tuple[str, ...] = ("data", "cfg", "ring", "ulysses", "tensor")
 """Axes that may have a degree above 1 today."""
 
 SHARD_WEIGHTS = "shard_weights"
+ONE_RANK = "one rank"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,16 +75,16 @@ class ParallelLayout:
 
     def __str__(self) -> str:
         used = [f"{axis}={degree}" for axis, degree in self.degrees.items() if degree != 1]
-        return " ".join([*used, *([SHARD_WEIGHTS] if self.shard_weights else [])]) or "one rank"
+        return " ".join([*used, *([SHARD_WEIGHTS] if self.shard_weights else [])]) or ONE_RANK
 
     @classmethod
     def parse(cls, text: str) -> "ParallelLayout":
-        """Read ``"cfg=2 ulysses=2"`` or ``"ulysses=2 shard_weights"``; an empty text is one rank.
+        """Read ``"cfg=2 ulysses=2"``, ``"ulysses=2 shard_weights"`` or ``"one rank"``; an empty text is that, too.
 
         Raises:
             InvalidRequest: an unknown axis or a degree that is no number.
         """
-        words = text.split()
+        words = [] if text == ONE_RANK else text.split()
         degrees: dict[str, int] = {}
         for word in words:
             axis, _, degree = word.partition("=")
@@ -95,25 +97,69 @@ class ParallelLayout:
             degrees[axis] = int(degree)
         return cls(**degrees, shard_weights=SHARD_WEIGHTS in words)
 
-    def check_fits(self, ranks: int) -> None:
+    def check_fits(self, ranks: int, works: "Works | None" = None) -> None:
         """Refuse a layout that needs more ranks than there are, naming the nearest ones that fit.
+
+        ``works`` tells those that pass all other checks. Without it, where model and request are not known, they are
+        those that ask no more of them than this one does.
 
         Raises:
             InvalidRequest: the layout uses more than ``ranks`` ranks.
         """
         if self.ranks <= ranks:
             return
-        near = ", ".join(f'"{layout}"' for layout in _largest_that_fit(ranks))
-        raise InvalidRequest(
-            f'layout "{self}" needs {self.ranks} ranks and there are {ranks}; with {ranks} would work: {near}'
-        )
+        near = would_work(self, ranks, works or self._covers)
+        raise InvalidRequest(f'layout "{self}" needs {self.ranks} ranks and there are {ranks}; {near}')
+
+    def _covers(self, other: "ParallelLayout") -> bool:
+        """Whether another layout has no more groups that need a part of the batch, of the guidance or of the heads."""
+        cfg = min(self.cfg, _BRANCHES)
+        return other.data <= self.data and other.cfg <= cfg and other.tensor <= self.tensor
 
 
-def _largest_that_fit(ranks: int) -> list[ParallelLayout]:
-    choices = [ParallelLayout(ulysses=ranks)]
-    if ranks >= 2:
-        choices.append(ParallelLayout(cfg=2, ulysses=ranks // 2))
-    return choices
+Works = Callable[[ParallelLayout], bool]
+
+_BRANCHES = 2
+"""What guidance computes in ComfyUI: the positive prompt and the negative one."""
+
+_BEFORE = ("ulysses", "ring", "tensor", "cfg", "data")
+"""Of layouts that are equally near, those with more on the axes named first go before."""
+
+
+def would_work(wanted: ParallelLayout, ranks: int, works: Works) -> str:
+    """What to say of the layouts nearest to one that was refused."""
+    return "would work: " + ", ".join(f'"{layout}"' for layout in nearest(wanted, ranks, works))
+
+
+def nearest(wanted: ParallelLayout, ranks: int, works: Works, *, count: int = 3) -> list[ParallelLayout]:
+    """Of the layouts of at most ``ranks`` ranks that work, the nearest to ``wanted``, the nearest first.
+
+    Far are ranks that are left idle, degrees that differ, and weights that are no longer shared; one rank, which
+    always works, is among them.
+    """
+    fitting = [layout for layout in _layouts(ranks, wanted.shard_weights) if works(layout)]
+    return sorted(fitting, key=lambda layout: _distance(layout, wanted, min(wanted.ranks, ranks)))[:count]
+
+
+def _layouts(ranks: int, shard_weights: bool) -> Iterator[ParallelLayout]:
+    """All layouts of at most ``ranks`` ranks, weights shared where somebody is there to share them."""
+
+    def grow(axes: tuple[str, ...], room: int, degrees: dict[str, int]) -> Iterator[ParallelLayout]:
+        if not axes:
+            shared = shard_weights and degrees["ring"] * degrees["ulysses"] > 1
+            yield ParallelLayout(**degrees, shard_weights=shared)
+            return
+        for degree in range(1, room + 1):
+            yield from grow(axes[1:], room // degree, {**degrees, axes[0]: degree})
+
+    return grow(BUILT, ranks, {})
+
+
+def _distance(layout: ParallelLayout, wanted: ParallelLayout, ranks: int) -> tuple[float, ...]:
+    idle = 2 * abs(math.log2(ranks / layout.ranks))
+    differ = sum(abs(math.log2(layout.degrees[axis] / wanted.degrees[axis])) for axis in BUILT)
+    unshared = 4 * (layout.shard_weights != wanted.shard_weights)
+    return (round(idle + differ + unshared, 6), *(-layout.degrees[axis] for axis in _BEFORE))
 
 
 def auto(ranks: int, *, branches: int) -> ParallelLayout:

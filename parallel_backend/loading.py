@@ -19,11 +19,13 @@ from .errors import InvalidRequest
 from .mesh import DeviceMesh
 from .messages import DType
 from .models import FAMILIES, Family, family_of
+from .vaes import VAES, vae_of
 
 SUPPORTED: dict[str, tuple[str, ...]] = {
     "transformer": tuple(FAMILIES),
-    "text_encoder": ("UMT5EncoderModel",),
-    "vae": ("AutoencoderKLWan",),
+    "transformer_2": tuple(FAMILIES),
+    "text_encoder": ("T5EncoderModel", "UMT5EncoderModel"),
+    "vae": tuple(VAES),
 }
 """Classes that can be loaded, by component."""
 
@@ -74,21 +76,28 @@ def check_component(checkpoint: Checkpoint, component: str) -> None:
     _weight_files(checkpoint.path / component)
 
 
-def load_transformer(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, mesh: DeviceMesh) -> Family:
-    """What a rank holds of the transformer, as its family. diffusers keeps the parts in float32 that need it."""
+def load_transformer(
+    checkpoint: Checkpoint,
+    dtype: torch.dtype,
+    device: torch.device,
+    mesh: DeviceMesh,
+    component: str = "transformer",
+) -> Family:
+    """What a rank holds of a transformer, as its family. diffusers keeps the parts in float32 that need it."""
     import diffusers
 
-    name = checkpoint.components["transformer"]
+    name = checkpoint.components[component]
     family, model_class = family_of(name), getattr(diffusers, name)
     if mesh.layout.tensor == 1 and not mesh.layout.shard_weights:
-        return family(_load(model_class, checkpoint, "transformer", device, torch_dtype=dtype))
-    return _load_part(family, model_class, checkpoint, dtype, device, mesh)
+        return family(_load(model_class, checkpoint, component, device, torch_dtype=dtype))
+    return _load_part(family, model_class, checkpoint, component, dtype, device, mesh)
 
 
 def _load_part(
     family: type[Family],
     model_class: Any,
     checkpoint: Checkpoint,
+    component: str,
     dtype: torch.dtype,
     device: torch.device,
     mesh: DeviceMesh,
@@ -96,7 +105,7 @@ def _load_part(
     from . import weights
     from .strategies import sharded, tensor
 
-    config, layout = checkpoint.config("transformer"), mesh.layout
+    config, layout = checkpoint.config(component), mesh.layout
     module = weights.empty(model_class, config, dtype)
     slices: Slices = {}
     if layout.tensor > 1:
@@ -105,7 +114,7 @@ def _load_part(
     if layout.shard_weights:
         blocks = [part for block in loaded.blocks for part in block.modules]
         loaded.run = sharded.shard(blocks, loaded.run, mesh.sequence, device.type)
-    weights.fill(module, weights.WeightFiles(_weight_files(checkpoint.path / "transformer")), slices, device)
+    weights.fill(module, weights.WeightFiles(_weight_files(checkpoint.path / component)), slices, device)
     module.eval().requires_grad_(False)
     return loaded
 
@@ -115,7 +124,9 @@ def load_vae(checkpoint: Checkpoint, device: torch.device) -> Any:
     import diffusers
 
     vae_class = getattr(diffusers, checkpoint.components["vae"])
-    return _load(vae_class, checkpoint, "vae", device, torch_dtype=torch.float32)
+    module = _load(vae_class, checkpoint, "vae", device, torch_dtype=torch.float32)
+    vae_of(checkpoint).prepare(module)
+    return module
 
 
 def load_text_encoder(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> Any:

@@ -62,12 +62,13 @@ class Forward(RankRequest):
     first (Wan: ``hidden_states`` ``[B, C, T, H, W]``, ``timestep`` ``[B]``, ``encoder_hidden_states`` ``[B, L, D]``).
     Branches may differ in every shape.
     Tensors out: ``{i}`` ``[B, C, T, H, W]``, the raw prediction of branch ``i`` in the model's dtype; with
-    ``measure`` also ``sent_bytes`` ``[ranks of the layout]`` int64, what each rank sent to others for it, and
-    ``seconds`` ``[1]``, what it took the ranks.
+    ``measure`` also ``sent_bytes`` ``[ranks of the layout]`` int64, what each rank sent to others for it; with
+    either also ``seconds`` ``[1]``, what it took the ranks, to which counting adds where ``measure`` is set.
     """
 
     branches: int
     measure: bool = False
+    timed: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +77,8 @@ class Sample(RankRequest):
 
     Tensors in: ``x`` ``[B, C, T, H, W]`` float32, the noised start; ``sigmas`` ``[steps + 1]`` float32;
     ``{i}.{name}`` as in ``Forward`` without the latent and the timestep.
-    For inpainting also ``mask``, ``noise`` and ``latent``, shaped to broadcast with ``x``.
+    For inpainting also ``mask`` and ``latent``, shaped to broadcast with ``x``, and ``noise`` where what is kept is
+    noised as the rest (``scale_latent_inpaint`` of most models).
     Branch 0 is the conditional one, branch 1 the unconditional one, which ``cfg=1`` leaves out.
     A flow model (``prediction="flow"``) sees a sigma as the timestep ``sigma * timestep_scale`` (ComfyUI's
     ``ModelSamplingDiscreteFlow.timestep``), one of ``"eps"`` or ``"v"`` as its place in ``log_sigmas`` ``[N]``, a

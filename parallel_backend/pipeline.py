@@ -1,5 +1,7 @@
 """A checkpoint's components, each loaded when it is first needed and then kept."""
 
+import gc
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
@@ -8,10 +10,13 @@ import torch
 
 from . import loading
 from .checkpoint import Checkpoint
+from .experts import HIGH, LOW
 from .mesh import DeviceMesh
 from .messages import LoadedModel
 from .models import Family
 from .payload import NAMES
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -42,7 +47,7 @@ class Pipeline:
     ) -> None:
         self.checkpoint, self.dtype, self.device, self._make_room = checkpoint, dtype, device, make_room
         self.loads = 0
-        self._held: Held | None = None
+        self._held: dict[str, Held] = {}
         self._parts: dict[str, Any] = {}
 
     def has(self, name: str) -> bool:
@@ -58,18 +63,16 @@ class Pipeline:
         if name not in self._parts:
             loading.check_component(self.checkpoint, name)
 
-    def transformer(self, mesh: DeviceMesh) -> Family:
-        """What this rank holds of the transformer on a mesh, in its family's three parts.
+    def transformer(self, mesh: DeviceMesh, name: str) -> Family:
+        """What this rank holds of a transformer, by its component's name, on a mesh.
 
         Meshes that cut the weights alike share them; for any other the weights are loaded anew.
         """
         held = Held.on(mesh)
-        if self._held != held:
-            self._parts.pop("transformer", None)
-        self._held = held
-        return self._part(
-            "transformer", lambda: loading.load_transformer(self.checkpoint, self.dtype, self.device, mesh)
-        )
+        if self._held.get(name) != held:
+            self._parts.pop(name, None)
+        self._held[name] = held
+        return self._part(name, lambda: loading.load_transformer(self.checkpoint, self.dtype, self.device, mesh, name))
 
     def text_encoder(self) -> Any:
         """The text encoder, a transformers module."""
@@ -94,6 +97,21 @@ class Pipeline:
                 self._parts[name] = load()
                 self.loads += 1
             except torch.OutOfMemoryError:
-                if not self._make_room():
+                if not (self._make_room() or (name in (HIGH, LOW) and self._drop_expert())):
                     raise
         return cast(T, self._parts[name])
+
+    def _drop_expert(self) -> bool:
+        """Forget the transformer that is not in use while the other one loads; whether there was one."""
+        dropped = [name for name in (HIGH, LOW) if self._parts.pop(name, None) is not None]
+        if dropped:
+            log.warning("the device is full: %s of %s is unloaded", dropped[0], self.checkpoint.path)
+            free(self.device)
+        return bool(dropped)
+
+
+def free(device: torch.device) -> None:
+    """Give back the memory of what nobody refers to any more."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()

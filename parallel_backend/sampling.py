@@ -58,15 +58,17 @@ class SampleLoop:
     def denoise(self, x: Tensor, sigma: Tensor) -> Tensor:
         """The guided x0 at ``sigma``; with a mask, what is kept is put in before and after.
 
-        The order is that of ComfyUI's ``KSamplerX0Inpaint`` around ``cfg_function``.
+        The order is that of ComfyUI's ``KSamplerX0Inpaint`` around ``cfg_function``. Without ``noise`` what is kept
+        is given to the model clean, as video models that know by the timestep what is kept are used to.
         """
         self._check_cancelled()
         mask = self.loop.get("mask")
         if mask is None:
             return self._x0(x, sigma)
-        kept = self.prediction.noised(sigma, self.loop["noise"], self.loop["latent"])
+        latent, noise = self.loop["latent"], self.loop.get("noise")
+        kept = latent if noise is None else self.prediction.noised(sigma, noise, latent)
         denoised = self._x0(x * mask + kept * (1.0 - mask), sigma)
-        return denoised * mask + self.loop["latent"] * (1.0 - mask)
+        return denoised * mask + latent * (1.0 - mask)
 
     def _x0(self, x: Tensor, sigma: Tensor) -> Tensor:
         return self.prediction.x0(x, sigma, self._guided(self.prediction.scaled(x, sigma), sigma))

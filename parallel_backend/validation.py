@@ -11,7 +11,7 @@ from torch import Tensor
 from .checkpoint import Checkpoint
 from .errors import InvalidRequest
 from .geometry import LATENT, TIMESTEP, Extent, Geometry, Shapes
-from .layout import ParallelLayout, auto
+from .layout import ParallelLayout, auto, would_work
 from .messages import Forward, Sample
 from .models import Family, family_of
 from .predictions import PREDICTIONS
@@ -115,6 +115,19 @@ def first_not_finite(tensors: Mapping[str, Tensor]) -> int:
     return -1
 
 
+def first_outside(tensors: Mapping[str, Tensor], rows: Mapping[str, int]) -> tuple[int, int]:
+    """Index of the first tensor that looks for a row that its table lacks, and that row; else -1 and 0.
+
+    ``rows`` are those of the tables by ``Family.tables``.
+    """
+    for index, (name, tensor) in enumerate(tensors.items()):
+        most = rows.get(name.rpartition(".")[2])
+        bad = [] if most is None else tensor[(tensor < 0) | (tensor >= most)].tolist()
+        if bad:
+            return index, bad[0]
+    return -1, 0
+
+
 def split_names(named: Mapping[str, Any], branches: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Sort ``{i}.{name}`` into branches; what has no branch number stays in the second part."""
     split: list[dict[str, Any]] = [{} for _ in range(max(branches, 0))]
@@ -131,6 +144,7 @@ def split_names(named: Mapping[str, Any], branches: int) -> tuple[list[dict[str,
 def _family(checkpoint: Checkpoint) -> tuple[type[Family], dict[str, Any], Geometry]:
     family = family_of(checkpoint.components["transformer"])
     config = checkpoint.config("transformer")
+    checkpoint.boundary()
     return family, config, family.describe(config)
 
 
@@ -143,7 +157,6 @@ def _denoising(
 ) -> Denoising:
     ranks = min(world_size, len(message.model.devices.indices))
     layout = message.model.layout or auto(ranks, branches=len(branches))
-    layout.check_fits(ranks)
     checked = Denoising(
         layout=layout,
         geometry=family.describe(config),
@@ -152,9 +165,29 @@ def _denoising(
         alike=tuple(tuple(sorted(shapes.items())) for shapes in branches),
         guided=isinstance(message, Sample),
     )
-    for strategy in STRATEGIES:
-        strategy.check(layout, checked.job())
+    _check_layout(layout, checked.job(), ranks)
     return checked
+
+
+def _check_layout(layout: ParallelLayout, job: Job, ranks: int) -> None:
+    """Refuse a layout that has too few ranks or that a strategy refuses, naming the nearest ones that work."""
+
+    def works(other: ParallelLayout) -> bool:
+        return _refusal(other, job) is None
+
+    layout.check_fits(ranks, works)
+    refusal = _refusal(layout, job)
+    if refusal:
+        raise InvalidRequest(f"{refusal}; {would_work(layout, ranks, works)}")
+
+
+def _refusal(layout: ParallelLayout, job: Job) -> InvalidRequest | None:
+    try:
+        for strategy in STRATEGIES:
+            strategy.check(layout, job)
+    except InvalidRequest as refusal:
+        return refusal
+    return None
 
 
 def _check_latent(shape: Shape, geometry: Geometry) -> None:
@@ -181,8 +214,8 @@ def _check_latent(shape: Shape, geometry: Geometry) -> None:
 def _check_loop_tensors(shapes: Mapping[str, Shape], geometry: Geometry, *, discrete: bool) -> Shape:
     inpainting = [name for name in ("mask", "noise", "latent") if name in shapes]
     wanted = {"x", "sigmas", *(["log_sigmas"] if discrete else []), *inpainting}
-    if not wanted <= shapes.keys() or len(inpainting) not in (0, 3):
-        raise InvalidRequest("sampling needs x and sigmas, and for inpainting mask, noise and latent together")
+    if not wanted <= shapes.keys() or inpainting not in ([], ["mask", "latent"], ["mask", "noise", "latent"]):
+        raise InvalidRequest("sampling needs x and sigmas, and for inpainting mask and latent, with or without noise")
     _refuse_names(shapes.keys() - wanted, f"sampling takes {', '.join(sorted(wanted))} and {{branch}}.{{argument}}")
     x = shapes["x"]
     _check_latent(x, geometry)
