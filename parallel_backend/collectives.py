@@ -1,6 +1,5 @@
 """The two ways in which ranks talk during a request. All sizes are known on both sides beforehand."""
 
-import math
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -11,6 +10,8 @@ from .mesh import Axis
 from .payload import DTYPES
 from .wire import TensorMeta
 
+Parts = Sequence[Tensor]
+
 _ALIGN = 16
 """Bytes to which tensors are aligned in the shared buffer, so that each can be viewed in its own dtype."""
 
@@ -20,47 +21,46 @@ def join(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim=dim)
 
 
-def exchange(outgoing: Sequence[Sequence[Tensor]], sizes: Sequence[int], axis: Axis) -> list[Tensor]:
-    """One ``all_to_all_single``: send ``outgoing[i]`` to the ``i``-th rank of the axis.
+def start(leaving: Sequence[Parts], arriving: Sequence[Parts], axis: Axis) -> list[dist.Work]:
+    """Start to send ``leaving[i]`` to the ``i``-th rank of the axis, and to receive ``arriving[i]`` from it.
 
-    Args:
-        outgoing: per rank the tensors for it, any shape, all of one dtype; they are packed in order.
-        sizes: number of values that each rank sends here, which may be zero.
-
-    Returns:
-        Per rank a flat tensor of its values.
+    All tensors are contiguous. Both sides know all sizes, so that what is empty is left out on both, as is what a rank
+    has for itself. The caller waits for what is returned, and leaves the tensors alone until then.
     """
-    example = next(tensor for parts in outgoing for tensor in parts)
-    sent = [sum(part.numel() for part in parts) for parts in outgoing]
-    buffer = example.new_empty(sum(sent))
-    start = 0
-    for part in (part for parts in outgoing for part in parts):
-        buffer[start : start + part.numel()].view(part.shape).copy_(part)
-        start += part.numel()
-    received = example.new_empty(sum(sizes))
-    dist.all_to_all_single(received, buffer, list(sizes), sent, group=axis.group)
-    return list(torch.split(received, list(sizes)))
+    ops = [
+        dist.P2POp(op, part, axis.ranks[i], group=axis.group)
+        for op, by_rank in ((dist.isend, leaving), (dist.irecv, arriving))
+        for i, parts in enumerate(by_rank)
+        for part in parts
+        if i != axis.index and part.numel()
+    ]
+    works: list[dist.Work] = dist.batch_isend_irecv(ops) if ops else []
+    return works
+
+
+def wait(works: Sequence[dist.Work]) -> None:
+    """Wait for what was started."""
+    for work in works:
+        work.wait()
 
 
 def all_gather(own: Tensor, shapes: Sequence[Sequence[int]], axis: Axis) -> list[Tensor]:
-    """Every rank's tensor on every rank of the axis; ``shapes[i]`` is that of the ``i``-th rank, own ones equal."""
-    if axis.size == 1:
-        return [own]
-    sizes = [0 if i == axis.index else math.prod(shape) for i, shape in enumerate(shapes)]
-    outgoing = [[own[:0] if i == axis.index else own] for i in range(axis.size)]
-    received = exchange(outgoing, sizes, axis)
-    return [
-        own if i == axis.index else flat.view(*shape)
-        for i, (flat, shape) in enumerate(zip(received, shapes, strict=True))
-    ]
+    """Every rank's tensor on every rank of the axis; ``shapes[i]`` is that of the ``i``-th rank."""
+    own = own.contiguous()
+    whole = [own if i == axis.index else own.new_empty(*shape) for i, shape in enumerate(shapes)]
+    wait(start([[own]] * axis.size, [[part] for part in whole], axis))
+    return whole
 
 
 def gather(own: Tensor, sizes: Sequence[int], axis: Axis) -> list[Tensor]:
     """Every rank's values, flat, on the first rank of the axis; empty tensors elsewhere."""
-    if axis.size == 1:
-        return [own.reshape(-1)]
-    outgoing = [[own if i == 0 else own.reshape(-1)[:0]] for i in range(axis.size)]
-    return exchange(outgoing, sizes if axis.index == 0 else [0] * axis.size, axis)
+    own = own.reshape(-1)
+    if axis.index:
+        wait(start([[own]], [], axis))
+        return [own[:0]] * axis.size
+    whole = [own, *(own.new_empty(size) for size in sizes[1:])]
+    wait(start([], [[part] for part in whole], axis))
+    return whole
 
 
 def agree(value: int, axis: Axis) -> int:

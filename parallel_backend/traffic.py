@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.distributed_c10d import _resolve_process_group  # type: ignore[attr-defined]
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .collectives import agree, gather
@@ -48,25 +49,32 @@ class SentBytes(TorchDispatchMode):
 
 
 class Measured:
-    """Bytes that the ranks send and seconds that they take while it is entered, which all of them do together."""
+    """Seconds that the ranks take while it is entered, which all of them do together, and bytes that they send.
 
-    def __init__(self, axis: Axis, device: torch.device) -> None:
-        self.axis, self.device, self.sent, self.seconds = axis, device, SentBytes(), 0.0
+    ``count`` says whether bytes are wanted, which costs time of its own at every operator.
+    """
+
+    def __init__(self, axis: Axis, device: torch.device, *, count: bool) -> None:
+        self.axis, self.device, self.seconds = axis, device, 0.0
+        self.sent = SentBytes() if count else None
 
     def __enter__(self) -> None:
         agree(0, self.axis)
         self._start = self._now()
-        self.sent.__enter__()  # type: ignore[no-untyped-call]
+        if self.sent:
+            self.sent.__enter__()  # type: ignore[no-untyped-call]
 
     def __exit__(self, *error: Any) -> None:
-        self.sent.__exit__(*error)  # type: ignore[no-untyped-call]
+        if self.sent:
+            self.sent.__exit__(*error)  # type: ignore[no-untyped-call]
         self.seconds = self._now() - self._start
 
     def of_all_ranks(self) -> dict[str, Tensor]:
-        """``sent_bytes`` ``[ranks]`` int64 and rank 0's ``seconds`` ``[1]`` on the first rank, nothing on others."""
-        counts = gather(torch.tensor([self.sent.total]), [1] * self.axis.size, self.axis)
-        first = self.axis.index == 0
-        return {"sent_bytes": torch.cat(counts), "seconds": torch.tensor([self.seconds])} if first else {}
+        """Rank 0's ``seconds`` ``[1]``, and ``sent_bytes`` ``[ranks]`` int64 if counted; nothing on other ranks."""
+        done = {"seconds": torch.tensor([self.seconds])}
+        if self.sent:
+            done["sent_bytes"] = torch.cat(gather(torch.tensor([self.sent.total]), [1] * self.axis.size, self.axis))
+        return done if self.axis.index == 0 else {}
 
     def _now(self) -> float:
         if self.device.type == "cuda":
@@ -87,6 +95,16 @@ def _all_to_all(_out: Tensor, sent: Tensor, group: Any, _into: list[int], split:
     whole = _group(group)
     rows = split[whole.rank()] if split else sent.shape[0] // whole.size()
     return _bytes(sent) - rows * (_bytes(sent) // max(sent.shape[0], 1))
+
+
+def _functional_all_to_all(sent: Tensor, _into: list[int], split: list[int], group: Any) -> int:
+    """All but the own part."""
+    whole: dist.ProcessGroup = _resolve_process_group(group)
+    return _bytes(sent) - split[whole.rank()] * (_bytes(sent) // max(sent.shape[0], 1))
+
+
+def _functional_all_gather(own: Tensor, size: int, _group: Any) -> int:
+    return (size - 1) * _bytes(own)
 
 
 def _all_reduce(tensors: list[Tensor], group: Any, *_: Any) -> Fraction:
@@ -113,6 +131,8 @@ def _nothing(*_: Any) -> int:
 
 _SENT: dict[str, Callable[..., int | Fraction]] = {
     "alltoall_base_": _all_to_all,
+    "all_to_all_single": _functional_all_to_all,
+    "all_gather_into_tensor": _functional_all_gather,
     "allreduce_": _all_reduce,
     "_allgather_base_": _all_gather,
     "send": _send,
@@ -120,4 +140,5 @@ _SENT: dict[str, Callable[..., int | Fraction]] = {
     "broadcast_": _broadcast,
     "barrier": _nothing,
     "wait_tensor": _nothing,
+    "_wrap_tensor_autograd": _nothing,
 }

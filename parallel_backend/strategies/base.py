@@ -56,7 +56,7 @@ class Strategy(Protocol):
         """Refuse a layout that cannot work for the job.
 
         Raises:
-            InvalidRequest: names the reason and what would work.
+            InvalidRequest: names the reason; what would work is for the caller to say, who knows all strategies.
         """
 
     def bytes_sent(self, layout: ParallelLayout, job: Job, rank: int) -> int:

@@ -22,16 +22,19 @@ class BatchSplit:
     axes = ("data", "cfg")
 
     def check(self, layout: ParallelLayout, job: Job) -> None:
-        """See ``Strategy.check``: each group on the cfg axis needs a branch of its own."""
+        """See ``Strategy.check``: each group on the cfg axis needs a branch of its own.
+
+        Raises:
+            InvalidRequest: there are more groups than that.
+        """
         branches = len(job.branches)
-        if layout.cfg <= branches:
-            return
-        if branches == 1:
+        if layout.cfg > branches == 1:
             raise InvalidRequest(
-                f"layout cfg={layout.cfg} needs guidance other than 1.0: without it there is one branch; "
-                "raise cfg, or use ulysses or data instead of the cfg axis"
+                f"layout cfg={layout.cfg} needs guidance other than 1.0: without it there is one branch, and nothing "
+                "for other groups to compute"
             )
-        raise InvalidRequest(f"layout cfg={layout.cfg}: there are {branches} branches, so cfg is at most that")
+        if layout.cfg > branches:
+            raise InvalidRequest(f"layout cfg={layout.cfg}: there are {branches} branches, so cfg is at most that")
 
     def bytes_sent(self, layout: ParallelLayout, job: Job, rank: int) -> int:
         """The predictions of the own rows and tokens: with guidance once to every other group on the cfg axis, else

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ..collectives import start, wait
 from ..kernels import Kernel
 from ..layout import ParallelLayout
 from ..masks import Kept, attend_with_lse
@@ -63,34 +64,40 @@ class RingAttention:
             owner = (self.axis.index - step) % self.axis.size
             arriving = self._pass_on(block, owner) if step + 1 < self.axis.size else None
             if query.numel() and self.sizes[owner]:
-                k, v = (part.transpose(1, 2) for part in block)
-                merged.add(
-                    *attend_with_lse(self.kernel, (query, k, v), scale=scale, kept=self.kept[owner], sample=sample)
-                )
+                merged.add(*self._attend(query, block, owner, scale=scale, sample=sample))
             if arriving:
                 block = arriving.wait()
         return merged.result(query)
 
+    def _attend(
+        self, query: Tensor, block: Block, owner: int, *, scale: float | None, sample: int | None
+    ) -> tuple[Tensor, Tensor]:
+        """Attention to one block, and its log-sum-exp. By itself, so that no view of the block outlives it."""
+        k, v = (part.transpose(1, 2) for part in block)
+        return attend_with_lse(self.kernel, (query, k, v), scale=scale, kept=self.kept[owner], sample=sample)
+
     def _pass_on(self, block: Block, owner: int) -> "_Arriving":
         """Start to send a block to the next rank and to receive the one before it."""
-        before = (owner - 1) % self.axis.size
         batch, _, heads, head_dim = block[0].shape
-        incoming = tuple(part.new_empty(batch, self.sizes[before], heads, head_dim) for part in block)
-        return _Arriving(block, (incoming[0], incoming[1]), self.axis)
+        place, ranks = self.axis.index, self.axis.size
+        shape = (batch, self.sizes[(owner - 1) % ranks], heads, head_dim)
+        incoming = (block[0].new_empty(shape), block[1].new_empty(shape))
+        leaving, arriving = [list[Tensor]() for _ in range(ranks)], [list[Tensor]() for _ in range(ranks)]
+        leaving[(place + 1) % ranks] += block
+        arriving[(place - 1) % ranks] += incoming
+        return _Arriving(block, incoming, start(leaving, arriving, self.axis))
 
 
 class _Arriving:
-    def __init__(self, leaving: Block, incoming: Block, axis: Axis) -> None:
-        self.incoming = incoming
-        to, source = axis.ranks[(axis.index + 1) % axis.size], axis.ranks[(axis.index - 1) % axis.size]
-        # Both sides know all sizes, so that an empty message is left out on both.
-        ops = [dist.P2POp(dist.isend, part, to, group=axis.group) for part in leaving if part.numel()]
-        ops += [dist.P2POp(dist.irecv, part, source, group=axis.group) for part in incoming if part.numel()]
-        self.work = dist.batch_isend_irecv(ops) if ops else []
+    """A block on its way here, and the one that leaves meanwhile, which is kept until it has left."""
+
+    def __init__(self, leaving: Block, incoming: Block, works: Sequence[dist.Work]) -> None:
+        self.incoming, self._leaving = incoming, (leaving, works)
 
     def wait(self) -> Block:
-        for work in self.work:
-            work.wait()
+        """The block; the other one is let go."""
+        wait(self._leaving[1])
+        del self._leaving
         return self.incoming
 
 
@@ -107,7 +114,7 @@ class _Merge:
             self.out, self.lse = out.float(), lse
             return
         both = torch.logaddexp(self.lse, lse)
-        self.out = self.out * (self.lse - both).exp_()[..., None]
+        self.out.mul_((self.lse - both).exp_()[..., None])
         self.out.addcmul_(out.float(), (lse - both).exp_()[..., None])
         self.lse = both
 

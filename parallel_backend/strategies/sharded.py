@@ -12,6 +12,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh as TorchMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
+from .. import procs
 from ..layout import ParallelLayout
 from ..mesh import Axis
 from ..state import State
@@ -48,7 +49,7 @@ def shard(blocks: Sequence[nn.Module], run: Run, axis: Axis, device_type: str) -
     sharded: list[FSDPModule] = [fully_shard(block, mesh=mesh, reshard_after_forward=True) for block in blocks]
     for this, following in itertools.pairwise(sharded):
         this.set_modules_to_forward_prefetch([following])
-    root = _Root(blocks, run)
+    root = _Root(blocks, run, trims=device_type == "cpu")
     fully_shard(root, mesh=mesh)
     return root
 
@@ -56,9 +57,12 @@ def shard(blocks: Sequence[nn.Module], run: Run, axis: Axis, device_type: str) -
 class _Root(nn.Module):
     """What FSDP wants above the blocks: one module whose forward runs them."""
 
-    def __init__(self, blocks: Sequence[nn.Module], run: Run) -> None:
+    def __init__(self, blocks: Sequence[nn.Module], run: Run, *, trims: bool) -> None:
         super().__init__()
-        self.blocks, self.run = nn.ModuleList(blocks), run
+        self.blocks, self.run, self.trims = nn.ModuleList(blocks), run, trims
 
     def forward(self, state: State) -> State:
-        return self.run(state)
+        done = self.run(state)
+        if self.trims:  # what was read and gathered is freed, and would stay with the process
+            procs.trim()
+        return done

@@ -35,7 +35,7 @@ class TensorParallel:
         if layout.tensor > heads:
             raise InvalidRequest(
                 f"layout tensor={layout.tensor}: this model has {heads} attention heads and each rank needs one, so "
-                f"tensor is at most {heads}; give the other ranks to ulysses, ring, data or cfg"
+                f"tensor is at most {heads}"
             )
 
     def bytes_sent(self, layout: ParallelLayout, job: Job, rank: int) -> int:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..attention import Attention
-from ..collectives import exchange
+from ..collectives import start, wait
 from ..layout import ParallelLayout
 from ..mesh import Axis
 from ..partition import Partition
@@ -54,25 +54,34 @@ class UlyssesAttention:
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, *, scale: float | None, sample: int | None) -> Tensor:
         """``[B, heads, own tokens, head_dim]``; see ``Attention``."""
         heads = Partition.even(query.shape[1], self.axis.size)
-        q, k, v = self._to_heads(heads, query, key, value)
+        q, k, v = self._to_heads(heads, (query, key, value))
         # A rank without heads takes part in a ring inside as well, where it has nothing to send.
         return self._to_tokens(heads, self.inner(q, k, v, scale=scale, sample=sample))
 
-    def _to_heads(self, heads: Partition, *qkv: Tensor) -> tuple[Tensor, ...]:
-        """3 x ``[B, H, own tokens, D]`` to 3 x ``[B, own heads, S, D]``."""
-        batch, _, _, head_dim = qkv[0].shape
-        own = heads.sizes[self.axis.index]
-        outgoing = [[t[:, heads.slice(i)] for t in qkv] for i in range(self.axis.size)]
-        shapes = [(3, batch, own, size, head_dim) for size in self.tokens.sizes]
-        received = exchange(outgoing, [3 * batch * own * size * head_dim for size in self.tokens.sizes], self.axis)
-        packed = torch.cat([flat.view(shape) for flat, shape in zip(received, shapes, strict=True)], dim=3)
-        return packed.unbind()
+    def _to_heads(self, heads: Partition, qkv: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, ...]:
+        """3 x ``[B, H, own tokens, D]`` to 3 x ``[B, own heads, S, D]``, views of one tensor with the tokens outmost:
+        so what a rank sends arrives in its place."""
+        own, (batch, _, own_tokens, head_dim) = self.axis.index, qkv[0].shape
+        packed = qkv[0].new_empty(self.tokens.total, batch, 3, heads.sizes[own], head_dim)
+        arriving = packed.split(self.tokens.sizes)
+        leaving = [
+            arriving[own] if i == own else packed.new_empty(own_tokens, batch, 3, size, head_dim)
+            for i, size in enumerate(heads.sizes)
+        ]
+        for i, part in enumerate(leaving):
+            for place, tensor in enumerate(qkv):
+                part[:, :, place].copy_(tensor[:, heads.slice(i)].permute(2, 0, 1, 3))
+        wait(start([[part] for part in leaving], [[part] for part in arriving], self.axis))
+        return packed.permute(2, 1, 3, 0, 4).unbind()
 
     def _to_tokens(self, heads: Partition, out: Tensor) -> Tensor:
-        """``[B, own heads, S, D]`` to ``[B, H, own tokens, D]``."""
-        batch, _, _, head_dim = out.shape
-        own = self.tokens.sizes[self.axis.index]
-        outgoing = [[out[:, :, self.tokens.slice(i)]] for i in range(self.axis.size)]
-        shapes = [(batch, size, own, head_dim) for size in heads.sizes]
-        received = exchange(outgoing, [batch * size * own * head_dim for size in heads.sizes], self.axis)
-        return torch.cat([flat.view(shape) for flat, shape in zip(received, shapes, strict=True)], dim=1)
+        """``[B, own heads, S, D]`` to ``[B, H, own tokens, D]``; both lie with the heads next to their values, as what
+        kernels give and what models take."""
+        own, (batch, _, _, head_dim) = self.axis.index, out.shape
+        leaving = [part.transpose(1, 2).contiguous() for part in out.split(self.tokens.sizes, dim=2)]
+        arriving = [
+            leaving[own] if i == own else out.new_empty(batch, self.tokens.sizes[own], size, head_dim)
+            for i, size in enumerate(heads.sizes)
+        ]
+        wait(start([[part] for part in leaving], [[part] for part in arriving], self.axis))
+        return torch.cat(arriving, dim=2).transpose(1, 2)
