@@ -38,7 +38,11 @@ class Block:
 
 
 Inputs = Mapping[str, tuple[int | str, ...]]
-"""Shapes behind the batch by the name of an input; ``"size"`` stands for the latent's, ``"text"`` for its tokens."""
+"""Shapes behind the batch by the name of an input.
+
+Of the words ``"size"`` stands for the latent's, ``"frames"`` for the first of them, ``"tokens"`` for how many patches
+it comes to, ``"text"`` for the text's tokens; any other is a number of the config by its name.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,6 +116,11 @@ class Family(ABC):
     @abstractmethod
     def cuts(config: Mapping[str, Any]) -> Cuts:
         """How tensor parallelism cuts the layers of the blocks."""
+
+    @staticmethod
+    def tables(config: Mapping[str, Any]) -> Mapping[str, int]:
+        """Rows of the tables that inputs look a row up in, by the input's name."""
+        return {}
 
     @property
     @abstractmethod

@@ -12,7 +12,7 @@ from ..cuts import Columns, Cuts, Rows, attention
 from ..errors import InvalidRequest
 from ..geometry import IMAGE, LATENT, TEXT, TIMESTEP, Extent, Geometry, Shapes, Site, Sum
 from ..state import State
-from .base import Attending, Block, Family, Variant
+from .base import Attending, Block, Family, Inputs, Variant
 from .patches import check_text, pad_to_patch, unfold
 from .streams import at_least_one
 
@@ -186,15 +186,16 @@ class CogVideoX(Family):
         }  # fmt: skip
         rotary = {**small, "use_rotary_positional_embeddings": True}
         newer = {**rotary, "patch_size_t": 2, "patch_bias": False}
-        text: dict[str, tuple[int | str, ...]] = {"encoder_hidden_states": ("text", 32)}
-        image: dict[str, tuple[int | str, ...]] = {**text, "concat": (16, "size")}
-        learned = {**rotary, "in_channels": 32, "use_learned_positional_embeddings": True}
+        text: Inputs = {"encoder_hidden_states": ("text", "text_embed_dim")}
+        image: Inputs = {**text, "concat": (16, "size")}
+        learned = {**rotary, "max_text_seq_length": 226, "in_channels": 32, "use_learned_positional_embeddings": True}
         return {
             "2b": Variant(
-                config={**small, "num_attention_heads": 30}, size=(3, 5, 9), text=7, inputs=text, fixed_text=True
+                config={**small, "num_attention_heads": 30, "max_text_seq_length": 226}, size=(3, 5, 9), text=226,
+                inputs=text, fixed_text=True,
             ),
             "5b": Variant(config=rotary, size=(3, 5, 9), text=5, inputs=text),
-            "5b i2v": Variant(config=learned, size=(3, 6, 10), text=7, inputs=image, fixed_text=True),
+            "5b i2v": Variant(config=learned, size=(3, 6, 10), text=226, inputs=image, fixed_text=True),
             "1.5": Variant(config=newer, size=(5, 5, 9), text=5, inputs=text),
             "1.5 i2v": Variant(
                 config={**newer, "in_channels": 32, "ofs_embed_dim": 24}, size=(5, 5, 9), text=5,
@@ -225,7 +226,7 @@ def _check_positions(config: Mapping[str, Any], text: int, size: Sequence[int], 
     rotary, learned = config["use_rotary_positional_embeddings"], config["use_learned_positional_embeddings"]
     wanted = config["max_text_seq_length"]
     if (learned or not rotary) and text != wanted:
-        raise InvalidRequest(f"the text has {text} tokens, and this model takes {wanted}: pad the prompt to that")
+        raise InvalidRequest(f"the text has {text} tokens, and this model takes {wanted}: pad or shorten it to that")
     frames = (config["sample_frames"] - 1) // config["temporal_compression_ratio"] + 1
     native = (frames, config["sample_height"], config["sample_width"])
     if learned and tuple(size) != native:

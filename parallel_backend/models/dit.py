@@ -14,7 +14,7 @@ from ..cuts import Cuts
 from ..errors import InvalidRequest
 from ..geometry import IMAGE, LATENT, TIMESTEP, Extent, Geometry, Shapes, Site, Sum
 from ..state import State
-from .base import Attending, Block, Family, Variant
+from .base import Attending, Block, Family, Inputs, Variant
 from .basic import block_cuts, check_channels, check_norm, without_variance
 from .patches import pad_to_patch, unfold
 from .streams import at_least_one
@@ -27,6 +27,7 @@ _DEFAULTS: dict[str, Any] = {
     "num_layers": 28,
     "patch_size": 2,
     "activation_fn": "gelu-approximate",
+    "num_embeds_ada_norm": 1000,
     "norm_type": "ada_norm_zero",
 }
 """What ``DiTTransformer2DModel`` takes for a number that its config leaves out."""
@@ -71,6 +72,11 @@ class DiT(Family):
         if len(labels) != 1:
             raise InvalidRequest(f"class_labels of shape {list(labels)}: one a sample is needed, {list(latent[:1])}")
         return Extent(streams={IMAGE: rows * columns}, values=geometry.out_channels * math.prod(geometry.patch))
+
+    @staticmethod
+    def tables(config: Mapping[str, Any]) -> Mapping[str, int]:
+        """See ``Family.tables``. The last row is for no class."""
+        return {"class_labels": (_DEFAULTS | dict(config))["num_embeds_ada_norm"] + 1}
 
     def parts(self) -> tuple[list[Block], list[Attending]]:
         """See ``Family.parts``."""
@@ -120,7 +126,7 @@ class DiT(Family):
             "num_attention_heads": 16, "attention_head_dim": 8, "num_layers": 2, "sample_size": 8,
             "num_embeds_ada_norm": 10,
         }  # fmt: skip
-        inputs: dict[str, tuple[int | str, ...]] = {"class_labels": ()}
+        inputs: Inputs = {"class_labels": ()}
         return {
             "learned variance": Variant(config={**small, "out_channels": 8}, size=(9, 9), text=1, inputs=inputs),
             "fixed variance": Variant(config={**small, "activation_fn": "geglu"}, size=(9, 9), text=1, inputs=inputs),

@@ -12,7 +12,7 @@ from ..cuts import Columns, Cuts, Rows, attention
 from ..errors import InvalidRequest
 from ..geometry import IMAGE, LATENT, TEXT, TIMESTEP, Extent, Geometry, Shapes, Site, Sum
 from ..state import State
-from .base import Attending, Block, Family, Variant
+from .base import Attending, Block, Family, Inputs, Variant
 from .patches import check_text, check_vector, fold, unfold
 from .streams import at_least_one
 
@@ -111,12 +111,15 @@ class Flux(Family):
         return dtype
 
     def embed(self, inputs: Mapping[str, Tensor]) -> State:
-        """See ``Family.embed``. A latent that is no whole number of patches is padded as in ComfyUI."""
+        """See ``Family.embed``.
+
+        As in ComfyUI, a latent that is no whole number of patches is padded, and the timestep keeps float32.
+        """
         module, text = self.module, inputs["encoder_hidden_states"].to(self.dtype)
         tokens, image_ids = self._tokens(inputs)
         times = [inputs[TIMESTEP], *([inputs["guidance"]] if "guidance" in inputs else [])]
         pooled = inputs["pooled_projections"].to(self.dtype)
-        temb = module.time_text_embed(*(time.to(self.dtype) * 1000 for time in times), pooled)
+        temb = module.time_text_embed(*(time.float() * 1000 for time in times), pooled)
         text_rope = module.pos_embed(image_ids.new_zeros(text.shape[1], 3))
         image_rope = module.pos_embed(image_ids)
         return State(
@@ -172,8 +175,10 @@ class Flux(Family):
             "num_layers": 2, "num_single_layers": 2, "num_attention_heads": 24, "attention_head_dim": 16,
             "joint_attention_dim": 64, "pooled_projection_dim": 32, "axes_dims_rope": (4, 6, 6),
         }  # fmt: skip
-        text = {"encoder_hidden_states": ("text", 64), "pooled_projections": (32,)}
-        dev = {**text, "guidance": ()}
+        text: Inputs = {
+            "encoder_hidden_states": ("text", "joint_attention_dim"), "pooled_projections": ("pooled_projection_dim",),
+        }  # fmt: skip
+        dev: Inputs = {**text, "guidance": ()}
         return {
             "schnell": Variant(config=small, size=(9, 14), text=7, inputs=text),
             "dev": Variant(config={**small, "guidance_embeds": True}, size=(9, 14), text=7, inputs=dev),
@@ -183,7 +188,7 @@ class Flux(Family):
             ),
             "kontext": Variant(
                 config={**small, "guidance_embeds": True}, size=(9, 14), text=7,
-                inputs={**dev, "reference": (11, 64), "reference_ids": (11, 3)},
+                inputs={**dev, "reference": (12, 64), "reference_ids": (12, 3)},
             ),
         }  # fmt: skip
 

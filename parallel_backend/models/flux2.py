@@ -12,7 +12,7 @@ from ..cuts import Columns, Cuts, Numbers, Rows, attention
 from ..errors import InvalidRequest
 from ..geometry import IMAGE, LATENT, TEXT, TIMESTEP, Extent, Geometry, Shapes, Site, Sum
 from ..state import State
-from .base import Attending, Block, Family, Variant
+from .base import Attending, Block, Family, Inputs, Variant
 from .patches import check_text, fold, unfold
 from .streams import at_least_one
 
@@ -119,8 +119,7 @@ class Flux2(Family):
         """See ``Family.embed``. The modulation is the same for all blocks of a kind."""
         module, text = self.module, inputs["encoder_hidden_states"].to(self.dtype)
         tokens, image_ids = self._tokens(inputs)
-        guidance = inputs["guidance"].to(self.dtype) * 1000 if "guidance" in inputs else None
-        temb = module.time_guidance_embed(inputs[TIMESTEP].to(self.dtype) * 1000, guidance)
+        temb = self._time(inputs)
         return State(
             streams={TEXT: module.context_embedder(text), IMAGE: module.x_embedder(tokens)},
             tables={TEXT: self._rope(_text_ids(text)), IMAGE: self._rope(image_ids)},
@@ -131,6 +130,13 @@ class Flux2(Family):
                 "single": module.single_stream_modulation(temb),
             },
         )
+
+    def _time(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """``time_guidance_embed``, whose sinusoids are of float32 as in ComfyUI, whatever the weights are in."""
+        embedder = self.module.time_guidance_embed
+        times = {TIMESTEP: embedder.timestep_embedder, "guidance": embedder.guidance_embedder}
+        waves = {name: embedder.time_proj(inputs[name].float() * 1000) for name in times if name in inputs}
+        return torch.stack([times[name](wave.to(self.dtype)) for name, wave in waves.items()]).sum(0)
 
     def head(self, state: State) -> Tensor:
         """See ``Family.head``."""
@@ -183,9 +189,9 @@ class Flux2(Family):
             "joint_attention_dim": 64, "axes_dims_rope": (2, 2, 2, 2), "in_channels": 16,
         }  # fmt: skip
         klein = {**dev, "guidance_embeds": False, "num_attention_heads": 24}
-        text = {"encoder_hidden_states": ("text", 64)}
-        guided = {**text, "guidance": ()}
-        reference = {"reference": (11, 16), "reference_ids": (11, _AXES)}
+        text: Inputs = {"encoder_hidden_states": ("text", "joint_attention_dim")}
+        guided: Inputs = {**text, "guidance": ()}
+        reference: Inputs = {"reference": (12, "in_channels"), "reference_ids": (12, _AXES)}
         return {
             "dev": Variant(config=dev, size=(5, 7), text=7, inputs=guided),
             "dev, reference": Variant(config=dev, size=(5, 7), text=7, inputs={**guided, **reference}),

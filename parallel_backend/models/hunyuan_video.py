@@ -12,7 +12,7 @@ from ..cuts import Columns, Cuts, Rows, attention
 from ..errors import InvalidRequest
 from ..geometry import IMAGE, LATENT, TEXT, TIMESTEP, Extent, Geometry, Shapes, Site, Sum
 from ..state import State
-from .base import Attending, Block, Family, Variant
+from .base import Attending, Block, Family, Inputs, Variant
 from .patches import check_mask, check_text, check_vector, crop, pad_to_patch, unfold
 
 _DEFAULTS: dict[str, Any] = {
@@ -32,7 +32,8 @@ _DEFAULTS: dict[str, Any] = {
 }
 """What ``HunyuanVideoTransformer3DModel`` takes for a number that its config leaves out."""
 
-_CONDITIONS = (None, "latent_concat", "token_replace")
+_REPLACE = "token_replace"
+_CONDITIONS = (None, "latent_concat", _REPLACE)
 
 
 class HunyuanVideo(Family):
@@ -40,14 +41,19 @@ class HunyuanVideo(Family):
 
     - ``encoder_hidden_states`` ``[B, L, D]`` of the language model, ``pooled_projections`` ``[B, D]`` of CLIP;
     - ``encoder_attention_mask`` ``[B, L]``: which text tokens are no padding; all of them without it;
+    - ``mean_text`` ``[B, D]``: what the text's refiner takes for the average of the text. Without, as in diffusers, it
+      is that of the tokens that are no padding; ComfyUI's is that of all;
     - ``guidance`` ``[B]`` where the model was distilled with it;
     - ``concat`` ``[B, C', T, H, W]``, an image's latent and a mask, where it takes more channels than it predicts.
 
-    A "token_replace" model takes the latent's first frame for an image without noise.
+    A "token_replace" model takes the latent's first frame for an image without noise. Diffusers gives that frame no
+    guidance; ComfyUI does, as ``first_guidance`` ``[B]``.
     """
 
     required: ClassVar[tuple[str, ...]] = ("encoder_hidden_states", "pooled_projections")
-    optional: ClassVar[tuple[str, ...]] = ("encoder_attention_mask", "guidance", "concat")
+    optional: ClassVar[tuple[str, ...]] = (
+        "encoder_attention_mask", "mean_text", "guidance", "first_guidance", "concat",
+    )  # fmt: skip
 
     @staticmethod
     def describe(config: Mapping[str, Any]) -> Geometry:
@@ -94,10 +100,18 @@ class HunyuanVideo(Family):
         text = check_text(shapes["encoder_hidden_states"], config["text_embed_dim"])
         check_mask("encoder_attention_mask", shapes, text)
         check_vector("pooled_projections", shapes["pooled_projections"], config["pooled_projection_dim"])
+        if "mean_text" in shapes:
+            check_vector("mean_text", shapes["mean_text"], config["text_embed_dim"])
         if config["guidance_embeds"] != ("guidance" in shapes):
             wanted = "needs" if config["guidance_embeds"] else "takes no"
             raise InvalidRequest(
                 f"this HunyuanVideo transformer {wanted} guidance: FluxGuidance is for those with guidance_embeds"
+            )
+        if "first_guidance" in shapes and not (
+            config["guidance_embeds"] and config["image_condition_type"] == _REPLACE
+        ):
+            raise InvalidRequest(
+                f"first_guidance is for models with guidance_embeds and image_condition_type {_REPLACE}"
             )
         _check_concat(config["in_channels"] - geometry.channels, latent, shapes.get("concat"))
         image = math.prod(geometry.grid(latent[2:]))
@@ -124,7 +138,9 @@ class HunyuanVideo(Family):
         timestep = inputs[TIMESTEP].float()
         cos, sin = module.rope(latent)
         temb, first = module.time_text_embed(timestep, inputs["pooled_projections"].to(self.dtype), _guidance(inputs))
-        text = module.context_embedder(inputs["encoder_hidden_states"].to(self.dtype), timestep, mask)
+        if "first_guidance" in inputs:
+            first = first + self._embedded(inputs["first_guidance"].float() * 1000)
+        text = self._text(inputs, timestep)
         tables = {"cos": cos[None], "sin": sin[None]}
         if first is not None:
             # On the CPU, where the blocks count them without waiting for the accelerator.
@@ -147,7 +163,7 @@ class HunyuanVideo(Family):
         return unfold(tokens, size, self.geometry, channels_last=False)
 
     def stock(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """See ``Family.stock``."""
+        """See ``Family.stock``. It has neither ``first_guidance`` nor ``mean_text``."""
         text = inputs["encoder_hidden_states"].to(self.dtype)
         mask = inputs.get("encoder_attention_mask")
         out: Tensor = self.module(
@@ -161,6 +177,21 @@ class HunyuanVideo(Family):
         )[0]
         return crop(out, inputs[LATENT].shape[2:])
 
+    def _text(self, inputs: Mapping[str, Tensor], timestep: Tensor) -> Tensor:
+        refiner, mask = self.module.context_embedder, inputs.get("encoder_attention_mask")
+        text = inputs["encoder_hidden_states"].to(self.dtype)
+        if "mean_text" not in inputs:
+            refined: Tensor = refiner(text, timestep, mask)
+            return refined
+        temb = refiner.time_text_embed(timestep, inputs["mean_text"].to(self.dtype))
+        refined = refiner.token_refiner(refiner.proj_in(text), temb, mask)
+        return refined
+
+    def _embedded(self, guidance: Tensor) -> Tensor:
+        embed = self.module.time_text_embed
+        embedded: Tensor = embed.guidance_embedder(embed.time_proj(guidance).to(self.dtype))
+        return embedded
+
     def _latent(self, inputs: Mapping[str, Tensor]) -> Tensor:
         parts = [inputs[LATENT], *([inputs["concat"]] if "concat" in inputs else [])]
         return torch.cat([pad_to_patch(part.to(self.dtype), self.geometry.patch) for part in parts], dim=1)
@@ -172,8 +203,10 @@ class HunyuanVideo(Family):
             "num_layers": 2, "num_single_layers": 2, "num_refiner_layers": 1, "num_attention_heads": 24,
             "attention_head_dim": 16, "text_embed_dim": 64, "pooled_projection_dim": 32, "rope_axes_dim": (4, 6, 6),
         }  # fmt: skip
-        text = {"encoder_hidden_states": ("text", 64), "pooled_projections": (32,)}
-        guided = {**text, "encoder_attention_mask": ("text",), "guidance": ()}
+        text: Inputs = {
+            "encoder_hidden_states": ("text", "text_embed_dim"), "pooled_projections": ("pooled_projection_dim",),
+        }  # fmt: skip
+        guided: Inputs = {**text, "encoder_attention_mask": ("text",), "guidance": ()}
         size = (3, 9, 13)
         return {
             "t2v": Variant(config=small, size=size, text=7, inputs=guided),

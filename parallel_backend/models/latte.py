@@ -12,7 +12,7 @@ from ..cuts import Cuts
 from ..errors import InvalidRequest
 from ..geometry import IMAGE, LATENT, TIMESTEP, Extent, Geometry, Shapes, Site, Sum
 from ..state import State
-from .base import Attending, Block, Family, Variant
+from .base import Attending, Block, Family, Inputs, Variant
 from .basic import block_cuts, check_channels, check_norm, without_variance
 from .patches import check_text, pad_to_patch, unfold
 from .streams import at_least_one
@@ -176,7 +176,7 @@ class Latte(Family):
             "activation_fn": "gelu-approximate", "norm_type": "ada_norm_single", "norm_elementwise_affine": False,
             "caption_channels": 32, "video_length": 3,
         }  # fmt: skip
-        inputs: dict[str, tuple[int | str, ...]] = {"encoder_hidden_states": ("text", 32)}
+        inputs: Inputs = {"encoder_hidden_states": ("text", "caption_channels")}
         gated = {**small, "activation_fn": "geglu", "out_channels": None}
         return {
             "video": Variant(config=small, size=(3, 9, 13), text=7, inputs=inputs),

@@ -13,7 +13,7 @@ from ..cuts import Columns, Cuts, HeadsNorm, Outputs, Rows, attention
 from ..errors import InvalidRequest
 from ..geometry import IMAGE, LATENT, TIMESTEP, Extent, Geometry, Shapes, Site, Sum
 from ..state import State
-from .base import Attending, Block, Family, Variant
+from .base import Attending, Block, Family, Inputs, Variant
 from .patches import check_text, unfold
 from .streams import at_least_one
 
@@ -179,12 +179,14 @@ class LTXVideo(Family):
             "caption_channels": 24, "in_channels": 20, "out_channels": 20,
         }  # fmt: skip
         large = {**small, "attention_head_dim": 8, "cross_attention_dim": 256}
-        text = {"encoder_hidden_states": ("text", 24), "encoder_attention_mask": ("text",)}
-        size, tokens = (3, 5, 7), 105
-        keyframes = {**text, "frame_rate": (), "video_coords": (3, tokens), "token_weights": (tokens,)}
+        text: Inputs = {"encoder_hidden_states": ("text", "caption_channels"), "encoder_attention_mask": ("text",)}
+        size = (3, 5, 7)
+        keyframes: Inputs = {
+            **text, "frame_rate": (), "video_coords": (3, "tokens"), "token_weights": ("tokens",),
+        }  # fmt: skip
         return {
             "2b": Variant(config=small, size=size, text=7, inputs={**text, "frame_rate": ()}),
-            "2b i2v": Variant(config=small, size=size, text=7, inputs={**text, "frame_weights": (3,)}),
+            "2b i2v": Variant(config=small, size=size, text=7, inputs={**text, "frame_weights": ("frames",)}),
             "13b keyframes": Variant(config=large, size=size, text=7, inputs=keyframes),
         }
 

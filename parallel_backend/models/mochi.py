@@ -12,7 +12,7 @@ from ..cuts import Columns, Cuts, Parameter, Rows, attention
 from ..errors import InvalidRequest
 from ..geometry import IMAGE, LATENT, TEXT, TIMESTEP, Extent, Geometry, Shapes, Site, Sum
 from ..state import State
-from .base import Attending, Block, Family, Variant
+from .base import Attending, Block, Family, Inputs, Variant
 from .patches import check_mask, check_text, crop, pad_to_patch, unfold
 
 _DEFAULTS: dict[str, Any] = {
@@ -142,8 +142,8 @@ class Mochi(Family):
             "num_layers": 3, "num_attention_heads": 24, "attention_head_dim": 16, "pooled_projection_dim": 40,
             "text_embed_dim": 32, "time_embed_dim": 32,
         }  # fmt: skip
-        text: dict[str, tuple[int | str, ...]] = {"encoder_hidden_states": ("text", 32)}
-        masked = {**text, "encoder_attention_mask": ("text",)}
+        text: Inputs = {"encoder_hidden_states": ("text", "text_embed_dim")}
+        masked: Inputs = {**text, "encoder_attention_mask": ("text",)}
         return {
             "t2v": Variant(config=small, size=(3, 9, 13), text=7, inputs=masked),
             "t2v unmasked": Variant(config=small, size=(3, 9, 13), text=7, inputs=text),

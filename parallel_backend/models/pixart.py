@@ -12,7 +12,7 @@ from ..cuts import Columns, Cuts, Rows, attention
 from ..errors import InvalidRequest
 from ..geometry import IMAGE, LATENT, TEXT, TIMESTEP, Extent, Geometry, Shapes, Site, Sum
 from ..state import State
-from .base import Attending, Block, Family, Variant
+from .base import Attending, Block, Family, Inputs, Variant
 from .patches import check_text, check_vector, pad_to_patch, unfold
 
 _DEFAULTS: dict[str, Any] = {
@@ -158,9 +158,9 @@ class PixArt(Family):
             "num_layers": 2, "num_attention_heads": 16, "attention_head_dim": 12, "cross_attention_dim": 192,
             "caption_channels": 32, "sample_size": 128,
         }  # fmt: skip
-        text: dict[str, tuple[int | str, ...]] = {"encoder_hidden_states": ("text", 32)}
-        masked = {**text, "encoder_attention_mask": ("text",)}
-        sized = {**masked, "resolution": (2,), "aspect_ratio": (1,)}
+        text: Inputs = {"encoder_hidden_states": ("text", "caption_channels")}
+        masked: Inputs = {**text, "encoder_attention_mask": ("text",)}
+        sized: Inputs = {**masked, "resolution": (2,), "aspect_ratio": (1,)}
         unsized = {**small, "use_additional_conditions": False}
         return {
             "alpha": Variant(config=small, size=(9, 14), text=7, inputs=sized),

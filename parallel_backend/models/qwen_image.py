@@ -12,7 +12,7 @@ from ..cuts import Columns, Cuts, Numbers, Rows, attention
 from ..errors import InvalidRequest
 from ..geometry import IMAGE, LATENT, TEXT, TIMESTEP, Extent, Geometry, Shapes, Site, Sum
 from ..state import State
-from .base import Attending, Block, Family, Variant
+from .base import Attending, Block, Family, Inputs, Variant
 from .patches import check_mask, check_text, fold, unfold
 from .streams import MASK, at_least_one
 
@@ -35,17 +35,20 @@ _POSITIONS = 4096
 """Positions to either side of the middle for which ``QwenEmbedRope`` has a table."""
 
 _REFERENCES = tuple(f"reference_{i}" for i in range(1, 9))
+_STARTS = "start_ids"
 
 
 class QwenImage(Family):
     """Inputs, batch first: the latent ``[B, 16, T, H, W]``, T being 1 for pictures, the timestep ``[B]`` in 0..1, and
 
     - ``encoder_hidden_states`` ``[B, L, D]``, of which ``encoder_hidden_states_mask`` ``[B, L]`` says what counts;
-    - ``reference_1`` to ``reference_8`` ``[B, 16, 1, H, W]``: the pictures that Edit changes, each of its own size.
+    - ``reference_1`` to ``reference_8`` ``[B, 16, 1, H, W]``: the pictures that Edit changes, each of its own size;
+    - ``start_ids`` ``[B, 2 + N, 3]``: positions (picture, row, column) of the text's first token, of the latent's first
+      patch and of those of the N references; without it they are diffusers' own.
     """
 
     required: ClassVar[tuple[str, ...]] = ("encoder_hidden_states",)
-    optional: ClassVar[tuple[str, ...]] = (MASK, *_REFERENCES)
+    optional: ClassVar[tuple[str, ...]] = (MASK, *_REFERENCES, _STARTS)
 
     @staticmethod
     def describe(config: Mapping[str, Any]) -> Geometry:
@@ -87,9 +90,7 @@ class QwenImage(Family):
         for name in _REFERENCES:
             _check_reference(name, shapes.get(name), geometry)
         grids = [geometry.grid(shapes[name][2:]) for name in (LATENT, *_REFERENCES) if name in shapes]
-        room = _POSITIONS - max(length // 2 for grid in grids for length in grid[1:])
-        if text > room:
-            raise InvalidRequest(f"the text has {text} tokens, and beside these pictures this model takes {room}")
+        _check_starts(shapes.get(_STARTS), grids, text)
         image = sum(math.prod(grid) for grid in grids)
         return Extent(streams={TEXT: text, IMAGE: image}, values=geometry.out_channels * math.prod(geometry.patch))
 
@@ -106,12 +107,15 @@ class QwenImage(Family):
         return dtype
 
     def embed(self, inputs: Mapping[str, Tensor]) -> State:
-        """See ``Family.embed``. A latent that is no whole number of patches is padded as in ComfyUI."""
+        """See ``Family.embed``.
+
+        As in ComfyUI, a latent that is no whole number of patches is padded, and the timestep keeps float32.
+        """
         module, text = self.module, inputs["encoder_hidden_states"].to(self.dtype)
         tokens, shapes = self._tokens(inputs)
         image = module.img_in(tokens)
-        image_rope, text_rope = module.pos_embed([shapes], max_txt_seq_len=text.shape[1], device=image.device)
-        tables, timestep = {"rope": image_rope[None]}, inputs[TIMESTEP].to(self.dtype)
+        image_rope, text_rope = self._rope(inputs, shapes)
+        tables, timestep = {"rope": image_rope[None]}, inputs[TIMESTEP].float()
         if module.zero_cond_t:  # the references' modulation is that of timestep 0
             timestep = torch.cat([timestep, timestep * 0])
             places = torch.arange(image.shape[1], device=image.device)
@@ -154,6 +158,25 @@ class QwenImage(Family):
         tokens = torch.cat([fold(latent.to(self.dtype), self.geometry.patch) for latent in latents], dim=1)
         return tokens, [self.geometry.grid(latent.shape[2:]) for latent in latents]
 
+    def _rope(self, inputs: Mapping[str, Tensor], shapes: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+        """Tables ``[S, R]`` of the picture tokens and of the text's."""
+        embedder, device = self.module.pos_embed, inputs[LATENT].device
+        length = inputs["encoder_hidden_states"].shape[1]
+        if _STARTS not in inputs:
+            image, text = embedder([shapes], max_txt_seq_len=length, device=device)
+            return image, text
+        first, *starts = inputs[_STARTS][0].float()
+        with torch.device(device):
+            steps = [torch.cartesian_prod(*map(torch.arange, shape)) for shape in shapes]
+            images = torch.cat([start + step for start, step in zip(starts, steps, strict=True)])
+            texts = first + torch.arange(length)[:, None]
+            axes = list(enumerate(embedder.axes_dim))
+            image, text = (
+                torch.cat([embedder.rope_params(ids[:, i], dim, embedder.theta) for i, dim in axes], dim=1)
+                for ids in (images, texts)
+            )
+        return image, text
+
     @staticmethod
     def variants() -> dict[str, Variant]:
         """See ``Family.variants``."""
@@ -161,9 +184,10 @@ class QwenImage(Family):
             "num_layers": 2, "num_attention_heads": 24, "attention_head_dim": 16, "joint_attention_dim": 64,
             "axes_dims_rope": (4, 6, 6),
         }  # fmt: skip
-        text: dict[str, tuple[int | str, ...]] = {"encoder_hidden_states": ("text", 64)}
-        masked: dict[str, tuple[int | str, ...]] = {**text, MASK: ("text",)}
-        first, second = {"reference_1": (16, 1, 7, 10)}, {"reference_2": (16, 1, 4, 17)}
+        text: Inputs = {"encoder_hidden_states": ("text", "joint_attention_dim")}
+        masked: Inputs = {**text, MASK: ("text",)}
+        first: Inputs = {"reference_1": (16, 1, 7, 10)}
+        second: Inputs = {"reference_2": (16, 1, 6, 15)}
         return {
             "image": Variant(config=small, size=(1, 9, 13), text=7, inputs=text),
             "masked": Variant(config=small, size=(1, 9, 13), text=7, inputs=masked),
@@ -216,3 +240,12 @@ def _check_reference(name: str, shape: tuple[int, ...] | None, geometry: Geometr
             f"{name} of shape {list(shape)}: it needs to be [batch, {geometry.channels}, 1, height, width] of at most "
             f"{2 * _POSITIONS} patches along a side, the latent of a picture"
         )
+
+
+def _check_starts(shape: tuple[int, ...] | None, grids: Sequence[tuple[int, ...]], text: int) -> None:
+    if shape is None:
+        room = _POSITIONS - max(length // 2 for grid in grids for length in grid[1:])
+        if text > room:
+            raise InvalidRequest(f"the text has {text} tokens, and beside these pictures this model takes {room}")
+    elif shape[1:] != (1 + len(grids), 3):
+        raise InvalidRequest(f"{_STARTS} of shape {list(shape)}: this model takes [batch, {1 + len(grids)}, 3]")

@@ -12,7 +12,7 @@ from ..cuts import Columns, Cut, Cuts, Rows, attention
 from ..errors import InvalidRequest
 from ..geometry import IMAGE, LATENT, TEXT, TIMESTEP, Extent, Geometry, Shapes, Site, Sum
 from ..state import State
-from .base import Attending, Block, Family, Variant
+from .base import Attending, Block, Family, Inputs, Variant
 from .patches import check_text, check_vector, pad_to_patch, unfold
 
 _DEFAULTS: dict[str, Any] = {
@@ -139,7 +139,9 @@ class SD3(Family):
             "num_layers": 3, "num_attention_heads": 24, "attention_head_dim": 8, "caption_projection_dim": 192,
             "joint_attention_dim": 32, "pooled_projection_dim": 24, "sample_size": 16, "pos_embed_max_size": 12,
         }  # fmt: skip
-        text: dict[str, tuple[int | str, ...]] = {"encoder_hidden_states": ("text", 32), "pooled_projections": (24,)}
+        text: Inputs = {
+            "encoder_hidden_states": ("text", "joint_attention_dim"), "pooled_projections": ("pooled_projection_dim",),
+        }  # fmt: skip
         kinds: dict[str, dict[str, Any]] = {
             "sd3 medium": small,
             "sd3.5 medium": {**small, "dual_attention_layers": (0,), "qk_norm": "rms_norm"},

@@ -27,6 +27,7 @@ _DEFAULTS: dict[str, Any] = {
     "num_layers": 40,
     "image_dim": None,
     "added_kv_proj_dim": None,
+    "pos_embed_seq_len": None,
     "rope_max_seq_len": 1024,
 }
 """What ``WanTransformer3DModel`` takes for a number that its config leaves out."""
@@ -41,7 +42,7 @@ class Wan(Family):
     - ``encoder_hidden_states`` ``[B, L, D]``;
     - ``encoder_hidden_states_image`` ``[B, L, D]`` where the model has an image embedder;
     - ``concat`` ``[B, C', T, H, W]``, the mask and the image's latent, where it takes more channels than it predicts;
-    - ``frame_weights`` ``[B, T]``: by how much of the timestep each frame is still noise (2.2's TI2V).
+    - ``frame_weights`` ``[B, T]``: by how much of a timestep ``[B]`` each frame is still noise (2.2's TI2V).
     """
 
     required: ClassVar[tuple[str, ...]] = ("encoder_hidden_states",)
@@ -161,26 +162,27 @@ class Wan(Family):
             "num_attention_heads": 12, "attention_head_dim": 24, "num_layers": 2, "ffn_dim": 100, "text_dim": 32,
             "freq_dim": 32, "rope_max_seq_len": 64,
         }  # fmt: skip
-        text: Inputs = {"encoder_hidden_states": ("text", 32)}
+        text: Inputs = {"encoder_hidden_states": ("text", "text_dim")}
         size = (3, 5, 7)
         concat: Inputs = {"concat": (20, "size")}
         image = {"image_dim": 20, "added_kv_proj_dim": 288}
-        many: Inputs = {**text, **concat, "encoder_hidden_states_image": (10, 20)}
+        embedded: Inputs = {**text, **concat, "encoder_hidden_states_image": (10, "image_dim")}
+        pair: Inputs = {**text, **concat, "encoder_hidden_states_image": ("pos_embed_seq_len", "image_dim")}
         return {
             "t2v": Variant(config=small, size=size, text=9, inputs=text),
             "i2v 2.1": Variant(
-                config={**small, **image, "in_channels": 36}, size=size, text=512, inputs=many, fixed_text=True
+                config={**small, **image, "in_channels": 36}, size=size, text=512, inputs=embedded, fixed_text=True
             ),
             "flf2v 2.1": Variant(
                 config={**small, **image, "in_channels": 36, "pos_embed_seq_len": 10}, size=size, text=512,
-                inputs=many, fixed_text=True,
+                inputs=pair, fixed_text=True,
             ),
             "i2v 2.2": Variant(config={**small, "in_channels": 36}, size=size, text=9, inputs={**text, **concat}),
             "ti2v 5b": Variant(
                 config={
                     **small, "num_attention_heads": 24, "attention_head_dim": 12, "in_channels": 48, "out_channels": 48
                 },
-                size=size, text=9, inputs={**text, "frame_weights": (3,)},
+                size=size, text=9, inputs={**text, "frame_weights": ("frames",)},
             ),
         }  # fmt: skip
 
@@ -196,8 +198,10 @@ class Wan(Family):
 
     @staticmethod
     def _timestep(inputs: Mapping[str, Tensor]) -> Tensor:
+        """``[B]``, or ``[B, T]`` where it is given so, with the weights in it, or where there are weights."""
         timestep = inputs[TIMESTEP].float()
-        return timestep[:, None] * inputs["frame_weights"].float() if "frame_weights" in inputs else timestep
+        weighed = timestep.ndim == 1 and "frame_weights" in inputs
+        return timestep[:, None] * inputs["frame_weights"].float() if weighed else timestep
 
     def _time(self, timestep: Tensor) -> dict[str, Tensor]:
         """Timesteps ``[...]`` to their embedding ``[..., D]`` and the blocks' modulation ``[..., 6, D]``."""
@@ -238,6 +242,12 @@ def _image_context(config: Mapping[str, Any], shapes: Shapes, text: int) -> dict
         raise InvalidRequest(
             f"this model needs the embedding of an image, [batch, tokens, {width}], and got "
             f"{'none' if shape is None else list(shape)}: add CLIPVisionEncode's output with WanImageToVideo"
+        )
+    places = config["pos_embed_seq_len"]
+    if places is not None and shape[1] != places:
+        raise InvalidRequest(
+            f"this model needs the embeddings of the first and the last image, {places} tokens, and got {shape[1]}: "
+            "connect both to WanFirstLastFrameToVideo"
         )
     if text != TEXT_WITH_IMAGE:
         raise InvalidRequest(f"the text has {text} tokens, and beside an image this model takes {TEXT_WITH_IMAGE}")

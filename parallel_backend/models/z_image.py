@@ -12,7 +12,7 @@ from ..cuts import Columns, Cuts, Rows, attention
 from ..errors import InvalidRequest
 from ..geometry import IMAGE, LATENT, TEXT, TIMESTEP, Extent, Geometry, Shapes, Site, Sum
 from ..state import State
-from .base import Attending, Block, Family, Variant
+from .base import Attending, Block, Family, Inputs, Variant
 from .patches import check_mask, check_text, pad_to_patch, unfold
 from .streams import MASK, at_least_one
 
@@ -192,7 +192,7 @@ class ZImage(Family):
             "dim": 360, "n_layers": 2, "n_refiner_layers": 2, "n_heads": 30, "n_kv_heads": 30, "cap_feat_dim": 64,
             "axes_dims": (4, 4, 4), "axes_lens": (128, 64, 64),
         }  # fmt: skip
-        text: dict[str, tuple[int | str, ...]] = {"encoder_hidden_states": ("text", 64)}
+        text: Inputs = {"encoder_hidden_states": ("text", "cap_feat_dim")}
         return {
             "image": Variant(config=small, size=(9, 13), text=7, inputs=text),
             "masked": Variant(config=small, size=(9, 13), text=34, inputs={**text, MASK: ("text",)}),
