@@ -1,0 +1,31 @@
+"""CogVideoX's VAE, which decodes 2 latent frames and encodes 8 frames at a time, the odd ones with the first."""
+
+from typing import Any
+
+from .base import Framewise, LatentScale, Scaling, scaled_by_factor
+
+
+class CogVideoX(Framewise):
+    """``AutoencoderKLCogVideoX``; its latents are ``[B, C, T, H, W]``, other than those of diffusers' pipeline."""
+
+    @property
+    def scale(self) -> LatentScale:
+        return LatentScale(
+            channels=self.config.get("latent_channels", 16),
+            spatial=2 ** (len(self.config.get("block_out_channels", range(4))) - 1),
+            temporal=int(self.config.get("temporal_compression_ratio", 4)),
+        )
+
+    @property
+    def scaling(self) -> Scaling | None:
+        return scaled_by_factor(self.config, 1.15258426)
+
+    def pixel_frames(self, frames: int) -> int:
+        """An even number has no first frame that stays alone."""
+        return super().pixel_frames(frames) if frames % 2 else self.scale.temporal * frames
+
+    def decode_parts(self, module: Any, frames: int) -> int:
+        return max(frames // int(module.num_latent_frames_batch_size), 1)
+
+    def encode_parts(self, module: Any, frames: int) -> int:
+        return max(frames // int(module.num_sample_frames_batch_size), 1)

@@ -1,0 +1,79 @@
+"""Wan's VAEs, one latent frame at a time: Wan 2.1 (and Qwen-Image's, which is its form), and Wan 2.2 on patches."""
+
+from typing import Any
+
+from torch import Tensor
+from torch.nn.functional import pixel_shuffle
+
+from .base import Done, Framewise, LatentScale, Scaling, Write, scaled_by_channel
+
+CHANNELS, DOWNSAMPLE = 16, (False, True, True)
+# Published with Wan 2.1, and the defaults of both classes.
+MEAN = (
+    -0.7571, -0.7089, -0.9113, 0.1075, -0.1745, 0.9653, -0.1517, 1.5508,
+    0.4134, -0.0715, 0.5517, -0.3632, -0.1922, -0.9497, 0.2503, -0.2921,
+)  # fmt: skip
+STD = (
+    2.8184, 1.4541, 2.3275, 2.6558, 1.2196, 1.7708, 2.6052, 2.0743,
+    3.2687, 2.1526, 2.8652, 1.5579, 1.6382, 1.1253, 2.8251, 1.9160,
+)  # fmt: skip
+
+
+class Wan(Framewise):
+    """``AutoencoderKLWan``."""
+
+    @property
+    def scale(self) -> LatentScale:
+        # The spelling is diffusers' own.
+        downsample = self.config.get("temperal_downsample", DOWNSAMPLE)
+        return LatentScale(
+            channels=self.config.get("z_dim", CHANNELS),
+            spatial=2 ** len(downsample) * self.patch,
+            temporal=2 ** sum(map(bool, downsample)),
+        )
+
+    @property
+    def scaling(self) -> Scaling | None:
+        return scaled_by_channel(self.config, MEAN, STD)
+
+    @property
+    def patch(self) -> int:
+        """Height and width of the patches that are the decoder's pixels."""
+        return int(self.config.get("patch_size") or 1)
+
+    @property
+    def colors(self) -> int:
+        return super().colors // self.patch**2
+
+    def decode_parts(self, module: Any, frames: int) -> int:
+        return frames
+
+    def encode_parts(self, module: Any, frames: int) -> int:
+        return 1 + (frames - 1) // self.scale.temporal
+
+    def frames_of(self, chunk: Tensor) -> Tensor:
+        """Undo diffusers' ``patchify``, whose channels are (colour, column, row)."""
+        if self.patch == 1:
+            return chunk
+        grouped = chunk.transpose(1, 2).unflatten(2, (self.colors, self.patch, self.patch))
+        return pixel_shuffle(grouped.transpose(3, 4).flatten(2, 4), self.patch).transpose(1, 2)
+
+    def decode(self, module: Any, latent: Tensor, write: Write) -> None:
+        try:
+            super().decode(module, latent, write)
+        finally:
+            module.clear_cache()
+
+    def encode(self, module: Any, pixels: Tensor, done: Done) -> Tensor:
+        try:
+            return super().encode(module, pixels, done)
+        finally:
+            module.clear_cache()
+
+
+class QwenImage(Wan):
+    """``AutoencoderKLQwenImage``; a picture is a video of one frame."""
+
+    @property
+    def colors(self) -> int:
+        return int(self.config.get("input_channels", 3))
