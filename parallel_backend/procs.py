@@ -27,6 +27,22 @@ def memory(pid: int) -> int:
         return 0
 
 
+def private_memory(pid: int) -> int:
+    """Resident bytes that a process shares with no other, 0 once it is gone."""
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0
+    return sum(1024 * int(line.split()[1]) for line in lines if line.startswith(("Private_Clean", "Private_Dirty")))
+
+
+def trim() -> None:
+    """Give memory that this process has freed back to the system, where the C library keeps it (glibc does)."""
+    malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if malloc_trim:
+        malloc_trim(0)
+
+
 def pulse(pid: int) -> Pulse | None:
     """What the process is doing, None once it is gone."""
     try:

@@ -2,32 +2,86 @@
 
 import argparse
 import re
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import msgspec
+import torch
 
 from ..errors import InvalidRequest
 from ..layout import ParallelLayout
-from . import matrix
+from ..messages import Devices
+from . import matrix, memory, real
+from .cells import Cells
 from .examples import short_name, variants
 from .matrix import Cell
-from .run import Report, verifier
+from .memory import Growth
+from .run import Question, Report, verifier
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the cells that the options name; the exit status."""
+    """Answer what the options ask; the exit status."""
+    if options.text_tokens is not None and options.text_tokens < 1:
+        raise InvalidRequest(f"--text-tokens {options.text_tokens}: at least one is needed")
+    if options.memory:
+        return _run_memory(options)
+    return _run_model(options) if options.model else _run_matrix(options)
+
+
+def _run_memory(options: argparse.Namespace) -> int:
+    given = {name for name, value in vars(options).items() if value} - {"memory", "json", "run"}
+    if given:
+        raise InvalidRequest(f"--memory has its own models and layouts: leave {', '.join(sorted(given))} out")
+    grown: list[Growth] = []
+    for growth in memory.measure():
+        grown.append(growth)
+        if not options.json:
+            print(growth.describe(), flush=True)
+    if options.json:
+        print(msgspec.json.encode([asdict(growth) | {"failed": growth.failed} for growth in grown]).decode())
+    return int(any(growth.failed for growth in grown))
+
+
+def _run_matrix(options: argparse.Namespace) -> int:
+    if options.dtype:
+        raise InvalidRequest("--dtype is for a MODEL; the small models of the matrix are in float32")
     cells = _cells(options)
-    timed = len(cells) == 1
+    devices = Devices(kind="cpu", indices=tuple(range(max(cell.layout.ranks for cell in cells))))
+    with tempfile.TemporaryDirectory(prefix="verify-models-") as folder:
+        models = Cells(Path(folder))
+        return _answer(map(models.question, cells), devices, options, time=len(cells) == 1)
+
+
+def _run_model(options: argparse.Namespace) -> int:
+    for name in ("family", "variant", "ci", "named"):
+        if getattr(options, name):
+            raise InvalidRequest(f"--{name} chooses among the small models; with MODEL leave it out")
+    layout = None if options.layout is None else ParallelLayout.parse(options.layout)
+    ranks = layout.ranks if layout and options.ranks is None else options.ranks
+    devices = real.choose_devices(ranks)
+    device = torch.device(devices.kind, devices.indices[0])
+    model = real.open_real(options.model, options.dtype or "auto", _size(options), options.text_tokens, device)
+    model.check(layout or ParallelLayout(), devices)
+    if not options.json:
+        print(model.describe(devices), flush=True)
+    questions = model.questions([layout] if layout else real.layouts_on(len(devices.indices)), device)
+    if not options.json:
+        print(f"equal means: a relative error of at most {questions[0].tolerance:.1e}", flush=True)
+    return _answer(questions, devices, options, time=layout is not None)
+
+
+def _answer(questions: Iterable[Question], devices: Devices, options: argparse.Namespace, *, time: bool) -> int:
     reports: list[Report] = []
-    with verifier(max(cell.layout.ranks for cell in cells)) as runner:
-        for cell in cells:
-            reports.append(runner.run(cell, time=timed))
+    with verifier(devices) as runner:
+        for question in questions:
+            reports.append(runner.ask(question, time=time))
             if not options.json:
                 print(_line(reports[-1]), flush=True)
     if options.json:
         shown = [asdict(report) | {"failed": report.failed} for report in reports]
-        print(msgspec.json.encode(shown[0] if timed else shown).decode())
+        print(msgspec.json.encode(shown[0] if time else shown).decode())
     else:
         print(_summary(reports))
     return int(any(report.failed for report in reports))
@@ -43,7 +97,7 @@ def _cells(options: argparse.Namespace) -> list[Cell]:
         raise InvalidRequest(f"variant {options.variant!r} is none of {', '.join(names)}")
     kinds = [pair for pair in kinds if options.variant in (None, pair[1])]
     if options.layout is None:
-        chosen = matrix.ci() if options.ci else matrix.every()
+        chosen = matrix.ci() if options.ci else matrix.named() if options.named else matrix.every()
         cells = [cell for cell in chosen if (cell.class_name, cell.variant) in kinds]
     else:
         layout = ParallelLayout.parse(options.layout)
@@ -55,11 +109,17 @@ def _cells(options: argparse.Namespace) -> list[Cell]:
 
 
 def _shaped(cell: Cell, options: argparse.Namespace) -> Cell:
-    if options.size is not None:
-        if not re.fullmatch(r"\d+(x\d+){1,2}", options.size):
-            raise InvalidRequest(f"--size {options.size}: write TxHxW, or HxW for images, such as 3x30x52")
-        cell = replace(cell, size=tuple(map(int, options.size.split("x"))))
+    size = _size(options)
+    cell = cell if size is None else replace(cell, size=size)
     return cell if options.text_tokens is None else replace(cell, text=options.text_tokens)
+
+
+def _size(options: argparse.Namespace) -> tuple[int, ...] | None:
+    if options.size is None:
+        return None
+    if not re.fullmatch(r"\d+(x\d+){1,2}", options.size):
+        raise InvalidRequest(f"--size {options.size}: write TxHxW, or HxW for images, such as 3x30x52")
+    return tuple(map(int, options.size.split("x")))
 
 
 def _line(report: Report) -> str:

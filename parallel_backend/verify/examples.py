@@ -1,6 +1,7 @@
 """Small random models of every variant of every family, and seeded inputs for them."""
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..errors import InvalidRequest
 from ..geometry import LATENT, TIMESTEP
 from ..models import FAMILIES, Family
-from ..models.base import Variant
+from ..models.base import Inputs, Variant
 
 
 def short_name(class_name: str) -> str:
@@ -30,11 +32,16 @@ def variant(class_name: str, name: str) -> Variant:
 
 
 def module(class_name: str, name: str, seed: int = 0) -> Any:
-    """The diffusers module; weights have unit gain and biases a size, so that no part is lost in rounding."""
+    """The diffusers module of a variant; see ``random_module``."""
+    return random_module(class_name, variant(class_name, name).config, seed)
+
+
+def random_module(class_name: str, config: Mapping[str, Any], seed: int = 0) -> Any:
+    """A diffusers module whose weights have unit gain and biases a size, so that no part is lost in rounding."""
     import diffusers
 
     torch.manual_seed(seed)
-    made = getattr(diffusers, class_name)(**variant(class_name, name).config)
+    made = getattr(diffusers, class_name)(**config)
     with torch.no_grad():
         for parameter in made.parameters():
             if parameter.ndim >= 2:
@@ -66,18 +73,48 @@ def inputs(
     text: int | None = None,
     seed: int = 0,
 ) -> dict[str, Tensor]:
-    """Seeded inputs of a forward; without ``size`` and ``text`` of the variant's own."""
+    """Seeded inputs of a forward of a variant; without ``size`` and ``text`` of the variant's own."""
     chosen = variant(class_name, name)
-    size, text = tuple(size or chosen.size), text or chosen.text
+    shapes = input_shapes(
+        FAMILIES[class_name], chosen.config, chosen.inputs, batch=batch, size=size or chosen.size,
+        text=text or chosen.text,
+    )  # fmt: skip
+    return fill(shapes, seed)
+
+
+def input_shapes(
+    family: type[Family], config: Mapping[str, Any], wanted: Inputs, *, batch: int, size: Sequence[int], text: int
+) -> dict[str, tuple[int, ...]]:
+    """The shapes of all inputs of a forward of a model with that config.
+
+    Raises:
+        InvalidRequest: the config lacks a number, or the family refuses it.
+    """
+    geometry = family.describe(config)
+    # A latent with another number of dims is refused later, as any request's is.
+    tokens = math.prod(geometry.grid(size)) if len(size) == len(geometry.patch) else math.prod(size)
+    numbers = {**config, "frames": size[0], "tokens": tokens, "text": text}
+    shapes = {LATENT: (batch, geometry.channels, *size), TIMESTEP: (batch,)}
+    return shapes | {name: (batch, *_resolve(name, shape, size, numbers)) for name, shape in wanted.items()}
+
+
+def fill(shapes: Mapping[str, tuple[int, ...]], seed: int) -> dict[str, Tensor]:
+    """Seeded values in shapes of inputs."""
     generator = torch.Generator().manual_seed(seed)
-    channels = FAMILIES[class_name].describe(chosen.config).channels
-    made = {
-        LATENT: torch.randn(batch, channels, *size, generator=generator),
-        TIMESTEP: torch.linspace(0.9, 0.3, batch),
-    }
-    for key, shape in chosen.inputs.items():
-        made[key] = _values(key, (batch, *_resolve(shape, size, text)), generator)
-    return made
+    return {name: _values(name, shape, generator) for name, shape in shapes.items()}
+
+
+def even(class_name: str, name: str) -> tuple[tuple[int, ...], int]:
+    """A latent and a text near the variant's own whose tokens 2 and 4 ranks share out evenly.
+
+    A text whose length is fixed keeps it.
+    """
+    chosen = variant(class_name, name)
+    geometry = FAMILIES[class_name].describe(chosen.config)
+    *frames, rows, columns = geometry.grid(chosen.size)
+    grid = (*frames, rows // 2 * 2, columns // 2 * 2)
+    text = chosen.text if chosen.fixed_text else -(-chosen.text // 4) * 4
+    return tuple(length * patch for length, patch in zip(grid, geometry.patch, strict=True)), text
 
 
 def branches(several: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
@@ -86,6 +123,8 @@ def branches(several: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def _values(name: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    if name == TIMESTEP:  # another one for each sample
+        return torch.linspace(0.9, 0.3, shape[0])
     if name.endswith("_mask"):  # texts of different lengths, none of the whole one
         lengths = [max(1, shape[1] - 2 * i - 1) for i in range(shape[0])]
         return torch.stack([torch.arange(shape[1]) < length for length in lengths])
@@ -96,8 +135,14 @@ def _values(name: str, shape: tuple[int, ...], generator: torch.Generator) -> Te
     return torch.randn(shape, generator=generator)
 
 
-def _resolve(shape: Sequence[int | str], size: tuple[int, ...], text: int) -> list[int]:
+def _resolve(name: str, shape: Sequence[int | str], size: Sequence[int], numbers: Mapping[str, Any]) -> list[int]:
     resolved: list[int] = []
     for dim in shape:
-        resolved += size if dim == "size" else [text if dim == "text" else int(dim)]
+        if dim == "size":
+            resolved += size
+            continue
+        number = numbers.get(dim) if isinstance(dim, str) else dim
+        if number is None:
+            raise InvalidRequest(f"{name} needs {dim}, which the model's config lacks")
+        resolved.append(int(number))
     return resolved

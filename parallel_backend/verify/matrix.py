@@ -1,10 +1,11 @@
 """The cells of the parity matrix: which families are held to the stock forward under which layouts and shapes."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from ..layout import ParallelLayout
-from .examples import short_name, variants
+from .examples import even, short_name, variants
 
 SINGLE = tuple(f"{axis}={ranks}" for axis in ("ulysses", "ring", "tensor") for ranks in (2, 3, 4))
 SHARDED = tuple(f"{axis}={ranks} shard_weights" for axis, ranks in (("ulysses", 2), ("ring", 3), ("ulysses", 4)))
@@ -13,8 +14,10 @@ PAIRS = ("ring=2 ulysses=2", "cfg=2 ulysses=2", "cfg=2 ring=2", "tensor=2 ulysse
 TRIPLES = ("cfg=2 ring=2 ulysses=2", "cfg=2 tensor=2 ulysses=2", "tensor=2 ring=2 ulysses=2")
 IN_THREES = ("flux", "wan", "sd3", "hunyuan_video")
 """Families that run on eight ranks as well."""
-CI = ("ulysses=3", "ring=3", "tensor=2", "ring=2 shard_weights", "cfg=2", "ring=2 ulysses=2")
-"""The layouts that CI runs, with the shape of the variant alone."""
+CI = ("ulysses=3", "ring=3", "tensor=2", "ring=2 shard_weights", "cfg=2")
+"""The layouts that CI runs with the variant's own shape."""
+CI_EVEN = ("ring=2 ulysses=2",)
+"""Those that it runs with a shape that divides."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,34 +43,43 @@ NAMED: tuple[tuple[str, str, str, tuple[int, ...], int], ...] = (
     ("wan", "t2v", "ulysses=3", (21, 60, 104), 512),
     ("cogvideox", "2b", "ulysses=4", (13, 60, 90), 226),
     ("cogvideox", "2b", "ring=2 ulysses=2", (13, 60, 90), 226),
+    ("hunyuan_video", "t2v", "ulysses=4", (9, 40, 64), 256),
+    ("hunyuan_video", "t2v", "ring=2 ulysses=2", (9, 40, 64), 256),
 )
-"""Shapes of real use that others refuse: 1024 pixels, 81 frames of 480p, 49 frames of 480 x 720."""
+"""Shapes of real use that others refuse: 1024 pixels, 81 frames of 480p, 49 frames of 480 x 720, masked text."""
 
 
 def every() -> Iterator[Cell]:
-    """The whole matrix."""
+    """The whole matrix: every variant with a shape that does not divide and one that does."""
     for class_name, name in variants():
-        for layout in (*SINGLE, *SHARDED, *WITH_CFG, *PAIRS):
-            yield Cell(class_name=class_name, variant=name, layout=ParallelLayout.parse(layout))
+        layouts = (*SINGLE, *SHARDED, *WITH_CFG, *PAIRS)
         if short_name(class_name) in IN_THREES:
-            for layout in TRIPLES:
-                yield Cell(class_name=class_name, variant=name, layout=ParallelLayout.parse(layout))
+            layouts += TRIPLES
+        yield from _cells(class_name, name, layouts)
+        yield from _even_cells(class_name, name, layouts)
     yield from named()
 
 
 def named() -> Iterator[Cell]:
     """The cells of ``NAMED``."""
-    for class_name, name in variants():
-        for family, variant, layout, size, text in NAMED:
+    for family, variant, layout, size, text in NAMED:
+        for class_name, name in variants():
             if (short_name(class_name), name) == (family, variant):
-                yield Cell(
-                    class_name=class_name, variant=name, layout=ParallelLayout.parse(layout),
-                    size=size, text=text, batch=1,
-                )  # fmt: skip
+                yield from _cells(class_name, name, (layout,), size=size, text=text, batch=1)
 
 
 def ci() -> Iterator[Cell]:
     """What CI runs."""
     for class_name, name in variants():
-        for layout in CI:
-            yield Cell(class_name=class_name, variant=name, layout=ParallelLayout.parse(layout))
+        yield from _cells(class_name, name, CI)
+        yield from _even_cells(class_name, name, CI_EVEN)
+
+
+def _even_cells(class_name: str, name: str, layouts: Iterable[str]) -> Iterator[Cell]:
+    size, text = even(class_name, name)
+    return _cells(class_name, name, layouts, size=size, text=text)
+
+
+def _cells(class_name: str, name: str, layouts: Iterable[str], **shape: Any) -> Iterator[Cell]:
+    for layout in layouts:
+        yield Cell(class_name=class_name, variant=name, layout=ParallelLayout.parse(layout), **shape)

@@ -1,41 +1,60 @@
-"""Running cells of the matrix: the stock forward in this process, the layout on ranks of a backend of its own."""
+"""Holding a layout to the stock forward: that in this process, the layout on ranks of a backend of its own."""
 
 import statistics
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
-import torch
 from torch import Tensor
 
 from ..checkpoint import Checkpoint
 from ..client import Client
 from ..errors import InvalidRequest
 from ..layout import ParallelLayout
-from ..messages import Devices, Forward, ModelSpec
-from ..models import FAMILIES
+from ..messages import Devices, DType, Forward, ModelSpec, RankStatus
+from ..models import Family
 from ..own_backend import own_backend
-from ..payload import describe
+from ..payload import DTYPES, describe
 from ..strategies import STRATEGIES
 from ..strategies.base import Parameters
-from ..validation import check_forward
+from ..validation import Denoising, check_forward
 from . import examples
-from .matrix import Cell
 
 TOLERANCE = 1e-4
 """Relative error in float32 up to which a layout counts as equal to one process."""
 
 
 @dataclass(frozen=True, kw_only=True)
+class Question:
+    """Whether a layout gives what the stock forward does.
+
+    Attributes:
+        model: a checkpoint's folder; ``dtype``: that to compute in, never ``auto``; ``parameters``: of its blocks.
+        inputs: by branch; ``stock``: the stock forward of one.
+    """
+
+    title: str
+    model: Path
+    layout: ParallelLayout
+    inputs: Sequence[Mapping[str, Tensor]]
+    stock: Callable[[int], Tensor]
+    parameters: Parameters
+    dtype: DType = "float32"
+    tolerance: float = TOLERANCE
+
+
+@dataclass(frozen=True, kw_only=True)
 class Report:
-    """What came of a cell. Errors are the largest over all branches; ``skipped`` is why it cannot exist."""
+    """What came of a question. Errors are the largest over all branches; ``skipped`` is why it cannot exist.
+
+    ``memory_per_rank`` is in bytes, of the device, or of the process where the device is the CPU.
+    """
 
     cell: str
     skipped: str | None = None
+    tolerance: float = TOLERANCE
     max_abs_error: float = 0.0
     max_rel_error: float = 0.0
     bytes_sent_per_rank: tuple[int, ...] = ()
@@ -49,89 +68,89 @@ class Report:
         """Whether it differs from one process, or sends other than the formulas say."""
         if self.skipped:
             return False
-        return not self.max_rel_error <= TOLERANCE or self.bytes_sent_per_rank != self.bytes_formula_per_rank
+        return not self.max_rel_error <= self.tolerance or self.bytes_sent_per_rank != self.bytes_formula_per_rank
 
 
 class Verifier:
-    """Keeps a backend and the models of the variants that it has met."""
+    """Asks a backend."""
 
-    def __init__(self, client: Client, folder: Path, devices: Devices) -> None:
-        self.client, self.folder, self.devices = client, folder, devices
+    def __init__(self, client: Client, devices: Devices) -> None:
+        self.client, self.devices = client, devices
 
-    def run(self, cell: Cell, *, time: bool = False) -> Report:
-        """Compare one cell."""
-        inputs = _inputs(cell)
+    def ask(self, question: Question, *, time: bool = False) -> Report:
+        """Compare; ``time`` measures steps of the layout and of one rank as well."""
         try:
-            answer, formula = self._call(cell, inputs)
+            formula = self._formula(question)
         except InvalidRequest as error:
-            return Report(cell=str(cell), skipped=str(error))
-        module = _module(cell.class_name, cell.variant)
-        wanted = [_stock(cell, module, branch) for branch in inputs]
-        errors = [(answer[str(i)] - one).abs().max() for i, one in enumerate(wanted)]
+            return Report(cell=question.title, skipped=str(error))
+        # The stock forward may take longer than a backend waits for work: the questions to it come after.
+        wanted = [question.stock(i) for i in range(len(question.inputs))]
+        answer = self._call(question)
+        errors = [(answer[str(i)].float() - one.float()).abs().max() for i, one in enumerate(wanted)]
         return Report(
-            cell=str(cell),
+            cell=question.title,
+            tolerance=question.tolerance,
             max_abs_error=float(max(errors)),
-            max_rel_error=max(float(e / one.abs().max()) for e, one in zip(errors, wanted, strict=True)),
+            max_rel_error=max(float(e / one.float().abs().max()) for e, one in zip(errors, wanted, strict=True)),
             bytes_sent_per_rank=tuple(answer["sent_bytes"].tolist()),
             bytes_formula_per_rank=formula,
-            memory_per_rank=tuple(rank.memory for rank in self.client.status().ranks[: cell.layout.ranks]),
-            seconds_per_step=self._seconds(cell, inputs) if time else 0.0,
-            seconds_per_step_one_rank=self._seconds(replace(cell, layout=ParallelLayout()), inputs) if time else 0.0,
+            memory_per_rank=tuple(map(_memory, self.client.status().ranks[: question.layout.ranks])),
+            seconds_per_step=self._seconds(question) if time else 0.0,
+            seconds_per_step_one_rank=self._seconds(replace(question, layout=ParallelLayout())) if time else 0.0,
         )
 
-    def _seconds(self, cell: Cell, inputs: list[dict[str, Tensor]]) -> float:
+    def _seconds(self, question: Question) -> float:
         """The median of three steps, after one that loads."""
-        taken = [float(self._call(cell, inputs)[0]["seconds"]) for _ in range(4)]
+        taken = [float(self._call(question, measure=False)["seconds"]) for _ in range(4)]
         return statistics.median(taken[1:])
 
-    def _call(self, cell: Cell, inputs: list[dict[str, Tensor]]) -> tuple[dict[str, Tensor], tuple[int, ...]]:
-        path = self._path(cell.class_name, cell.variant)
-        spec = ModelSpec(path=str(path), devices=self.devices, dtype="float32", layout=cell.layout)
-        message = Forward(model=spec, branches=len(inputs), measure=True)
-        tensors = examples.branches(inputs)
-        plan = check_forward(message, describe(tensors), Checkpoint.open(path), len(self.devices.indices))
-        job = plan.job(parameters=_parameters(cell.class_name, cell.variant))
-        formula = tuple(
-            sum(strategy.bytes_sent(cell.layout, job, rank) for strategy in STRATEGIES)
-            for rank in range(cell.layout.ranks)
+    def _formula(self, question: Question) -> tuple[int, ...]:
+        """The bytes that each rank should send."""
+        message = self._message(question)
+        job = check(message, question.inputs).job(
+            itemsize=DTYPES[question.dtype].itemsize, parameters=question.parameters
         )
-        return self.client.call(message, tensors), formula
+        return tuple(
+            sum(strategy.bytes_sent(question.layout, job, rank) for strategy in STRATEGIES)
+            for rank in range(question.layout.ranks)
+        )
 
-    def _path(self, class_name: str, name: str) -> Path:
-        path = self.folder / f"{class_name} {name}"
-        return path if path.is_dir() else examples.write(path, _module(class_name, name))
+    def _call(self, question: Question, *, measure: bool = True) -> dict[str, Tensor]:
+        message = replace(self._message(question), measure=measure)
+        return self.client.call(message, examples.branches(question.inputs))
+
+    def _message(self, question: Question) -> Forward:
+        return forward(question.model, question.dtype, question.layout, self.devices, len(question.inputs))
+
+
+def forward(model: Path, dtype: DType, layout: ParallelLayout, devices: Devices, branches: int) -> Forward:
+    """The request for a timed and measured call."""
+    spec = ModelSpec(path=str(model), devices=devices, dtype=dtype, layout=layout)
+    return Forward(model=spec, branches=branches, measure=True, timed=True)
+
+
+def check(message: Forward, inputs: Sequence[Mapping[str, Tensor]]) -> Denoising:
+    """What a request comes to; loads nothing.
+
+    Raises:
+        InvalidRequest: it cannot be carried out; names what would work.
+    """
+    metas, checkpoint = describe(examples.branches(inputs)), Checkpoint.open(message.model.path)
+    return check_forward(message, metas, checkpoint, len(message.model.devices.indices))
 
 
 @contextmanager
-def verifier(ranks: int) -> Iterator[Verifier]:
-    """A ``Verifier`` on a backend of its own with so many CPU ranks, ended afterwards."""
+def verifier(devices: Devices) -> Iterator[Verifier]:
+    """A ``Verifier`` on a backend of its own with these devices, ended afterwards."""
     with tempfile.TemporaryDirectory(prefix="verify-") as folder, own_backend(Path(folder)) as client:
-        yield Verifier(client, Path(folder), Devices(kind="cpu", indices=tuple(range(ranks))))
+        yield Verifier(client, devices)
 
 
-def _inputs(cell: Cell) -> list[dict[str, Tensor]]:
-    """Two branches that differ in length where guidance is split, else one."""
-    variant = examples.variant(cell.class_name, cell.variant)
-    text = cell.text or variant.text
-    shorter = text if variant.fixed_text else max(1, text - 2)
-    lengths: Sequence[int] = (text, shorter) if cell.layout.cfg > 1 else (text,)
-    return [
-        examples.inputs(cell.class_name, cell.variant, batch=cell.batch, size=cell.size, text=length, seed=i)
-        for i, length in enumerate(lengths)
-    ]
-
-
-def _stock(cell: Cell, module: Any, inputs: dict[str, Tensor]) -> Tensor:
-    with torch.no_grad():
-        return FAMILIES[cell.class_name](module).stock(inputs)
-
-
-@lru_cache(maxsize=2)
-def _module(class_name: str, name: str) -> Any:
-    return examples.module(class_name, name)
-
-
-def _parameters(class_name: str, name: str) -> Parameters:
-    blocks = FAMILIES[class_name](_module(class_name, name)).blocks
-    modules = [module for block in blocks for module in block.modules]
+def block_parameters(family: Family) -> Parameters:
+    """Shapes of the weights of all blocks."""
+    modules = [module for block in family.blocks for module in block.modules]
     return tuple((tuple(p.shape), p.itemsize) for module in modules for p in module.parameters())
+
+
+def _memory(rank: RankStatus) -> int:
+    return rank.device_memory or rank.memory

@@ -1,0 +1,59 @@
+"""Cells of the matrix as questions, over small models that are made when they are first needed."""
+
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..models import FAMILIES
+from . import examples
+from .matrix import Cell
+from .run import Question, block_parameters
+
+
+class Cells:
+    """The models of cells, kept in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def question(self, cell: Cell) -> Question:
+        """What a cell asks: of two branches that differ in length where guidance is split, else of one."""
+        variant = examples.variant(cell.class_name, cell.variant)
+        text = cell.text or variant.text
+        shorter = text if variant.fixed_text else max(1, text - 2)
+        asked = [(cell.class_name, cell.variant, cell.batch, cell.size, text, 0)]
+        if cell.layout.cfg > 1:
+            asked.append((cell.class_name, cell.variant, cell.batch, cell.size, shorter, 1))
+        return Question(
+            title=str(cell),
+            model=self._path(cell.class_name, cell.variant),
+            layout=cell.layout,
+            inputs=[_inputs(*one) for one in asked],
+            stock=lambda i: _stock(*asked[i]),
+            parameters=block_parameters(FAMILIES[cell.class_name](_module(cell.class_name, cell.variant))),
+        )
+
+    def _path(self, class_name: str, name: str) -> Path:
+        path = self.folder / f"{class_name} {name}"
+        return path if path.is_dir() else examples.write(path, _module(class_name, name))
+
+
+def _inputs(
+    class_name: str, name: str, batch: int, size: tuple[int, ...] | None, text: int, seed: int
+) -> dict[str, Tensor]:
+    return examples.inputs(class_name, name, batch=batch, size=size, text=text, seed=seed)
+
+
+@lru_cache(maxsize=4)
+@torch.no_grad()
+def _stock(class_name: str, name: str, *asked: Any) -> Tensor:
+    """Kept, since cells one after the other ask for the same under several layouts."""
+    return FAMILIES[class_name](_module(class_name, name)).stock(_inputs(class_name, name, *asked))
+
+
+@lru_cache(maxsize=2)
+def _module(class_name: str, name: str) -> Any:
+    return examples.module(class_name, name)
