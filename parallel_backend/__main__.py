@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import msgspec
 
 from . import query
+from .bench import options as bench
 from .endpoint import Endpoint
 from .errors import BackendError, BackendUnavailable, InvalidRequest
 from .launch import ALREADY_RUNS, START_PATIENCE, connect_or_start
@@ -31,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m parallel_backend", description="Parallel DiT's backend.")
-    commands = parser.add_subparsers(required=True, metavar="serve | status | stop | verify | bench-wire | bench-step")
+    commands = parser.add_subparsers(required=True, metavar="serve | status | stop | verify | bench | bench-wire")
     serve = commands.add_parser("serve", help="run the backend (the first node that needs it does this by itself)")
     serve.add_argument("--idle-timeout", type=_seconds, metavar="SECONDS", help="end without work; 0 is never")
     serve.add_argument("--detach", action="store_true", help="run in the background; returns when it answers")
@@ -41,17 +42,13 @@ def _parser() -> argparse.ArgumentParser:
     status.set_defaults(run=_status)
     stop = commands.add_parser("stop", help="end the backend and all its ranks")
     stop.set_defaults(run=_stop)
-    bench = commands.add_parser("bench-wire", help="measure how fast requests and pixels travel")
-    bench.add_argument("--megabytes", type=int, default=900, help="size of the large reply (default %(default)s)")
-    bench.add_argument("--json", action="store_true", help="as JSON")
-    bench.set_defaults(run=_bench_wire)
-    step = commands.add_parser("bench-step", help="measure a denoiser call on several ranks against one")
-    step.add_argument("--layout", action="append", metavar="LAYOUT", help='such as "cfg=2 ulysses=2"; may be repeated')
-    step.add_argument("--tokens", type=int, default=4096, help="tokens of the latent (default %(default)s)")
-    step.add_argument("--layers", type=int, default=2, help="layers of the model (default %(default)s)")
-    step.add_argument("--rounds", type=int, default=3, help="measurements of each layout (default %(default)s)")
-    step.add_argument("--json", action="store_true", help="as JSON")
-    step.set_defaults(run=_bench_step)
+    pipe = commands.add_parser("bench-wire", help="measure how fast requests and pixels travel")
+    pipe.add_argument("--megabytes", type=int, default=900, help="size of the large reply (default %(default)s)")
+    pipe.add_argument("--json", action="store_true", help="as JSON")
+    pipe.set_defaults(run=_bench_wire)
+    step = commands.add_parser("bench", help="time a denoiser step under layouts, against one process and peers")
+    bench.add_arguments(step)
+    step.set_defaults(run=_bench)
     checked = commands.add_parser("verify", help="hold families and layouts to diffusers' own forward")
     verify.add_arguments(checked)
     checked.set_defaults(run=_verify)
@@ -118,13 +115,10 @@ def _bench_wire(options: argparse.Namespace) -> int:
     return 0
 
 
-def _bench_step(options: argparse.Namespace) -> int:
-    from .bench_step import measure
+def _bench(options: argparse.Namespace) -> int:
+    from .bench import command
 
-    layouts = tuple(options.layout or ("ulysses=2", "cfg=2"))
-    measured = measure(layouts, tokens=options.tokens, layers=options.layers, rounds=options.rounds)
-    print(msgspec.json.encode(measured).decode() if options.json else measured.describe())
-    return 0
+    return command.run(options)
 
 
 def _verify(options: argparse.Namespace) -> int:

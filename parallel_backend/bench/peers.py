@@ -1,0 +1,86 @@
+"""What our layouts are timed against: one process, and other projects' ways to use several.
+
+Each is prepared inside rank processes of its own, on a stock diffusers module. Other projects are optional: nothing
+else imports them.
+"""
+
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from ..kernels import KERNELS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peer:
+    """A contestant whose processes call the stock forward.
+
+    Attributes:
+        ranks: processes; ``threads``: of each.
+        package: to be installed for it; ``cannot``: why even that does not help on CPU ranks.
+        prepare: makes the diffusers module parallel, on each rank, after the process group stands.
+    """
+
+    name: str
+    ranks: int
+    threads: int = 1
+    package: str = "diffusers"
+    cannot: str | None = None
+    prepare: Callable[[Any], None] | None = None
+
+    @property
+    def missing(self) -> str | None:
+        """Why it cannot run, with what would help; None if it is installed."""
+        if self.cannot:
+            return self.cannot
+        if importlib.util.find_spec(self.package.replace("-", "_")) is None:
+            return f"not installed: pip install {self.package}"
+        return None
+
+
+def _diffusers(module: Any, **degrees: int) -> None:
+    import torch
+    from diffusers import ContextParallelConfig
+
+    torch.accelerator.device_count = lambda: 1  # the CPU: diffusers takes the rank modulo this number
+    module.enable_parallelism(config=ContextParallelConfig(**degrees))
+
+
+def _diffusers_ring(module: Any, degree: int) -> None:
+    """On a CPU its own kernel gives no log-sum-exp, without which it has no ring: it is given the one that we have."""
+    from diffusers.models import attention_dispatch
+
+    attention_dispatch._native_attention_forward_op = _with_lse
+    _diffusers(module, ring_degree=degree)
+
+
+def _with_lse(
+    _ctx: Any, query: Any, key: Any, value: Any, _mask: Any, _dropout: Any, _causal: Any, scale: Any, *_: Any, **__: Any
+) -> Any:
+    """Attention of ``[B, tokens, heads, head_dim]``, and the log-sum-exp ``[B, tokens, heads]``."""
+    q, k, v = (part.transpose(1, 2) for part in (query, key, value))
+    out, lse = KERNELS["sdpa"].with_lse(q, k, v, scale)
+    return out.transpose(1, 2), lse.transpose(1, 2)
+
+
+def _cache_dit(module: Any, **sizes: int) -> None:
+    import cache_dit
+    from cache_dit.distributed import enable_parallelism
+
+    enable_parallelism(module, cache_dit.ParallelismConfig(**sizes))
+
+
+ONE = Peer(name="one process", ranks=1)
+"""What all are compared with."""
+
+PEERS: tuple[Peer, ...] = (
+    Peer(name="one process, two threads", ranks=1, threads=2),
+    Peer(name="diffusers ulysses=2", ranks=2, prepare=partial(_diffusers, ulysses_degree=2)),
+    Peer(name="diffusers ring=2", ranks=2, prepare=partial(_diffusers_ring, degree=2)),
+    Peer(name="cache-dit ulysses=2", ranks=2, package="cache-dit", prepare=partial(_cache_dit, ulysses_size=2)),
+    Peer(name="xfuser ulysses=2", ranks=2, package="xfuser", cannot="xfuser 0.7 cannot be imported without a GPU"),
+)
+
+BY_NAME: dict[str, Peer] = {peer.name: peer for peer in (ONE, *PEERS)}

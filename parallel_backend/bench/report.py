@@ -1,0 +1,38 @@
+"""What was measured, for people."""
+
+from collections.abc import Sequence
+
+from .run import Row, Table
+
+
+def describe(tables: Sequence[Table], rounds: int) -> str:
+    """All tables, with what the numbers mean."""
+    return "\n\n".join(
+        [
+            *map(_table, tables),
+            f"float32, one thread a rank, {rounds} rounds of one step each in turn. A step is timed on the ranks, from "
+            "their meeting to the whole prediction. Seconds are medians; ratios are medians of the rounds' ratios.",
+        ]
+    )
+
+
+def _table(table: Table) -> str:
+    width = max(len(name) for name in [*table.left_out, *(row.name for row in table.rows)])
+    against = f"against {table.best_peer}" if table.best_peer else ""
+    head = f"{'':{width}}  seconds  speedup  rel. error  bytes sent a rank  {against}".rstrip()
+    return "\n".join(
+        [
+            f"{table.case}; the machine's load was {table.load[0]:.1f} to {table.load[1]:.1f}",
+            head,
+            *(_row(row, width) for row in table.rows),
+            *(f"{name:{width}}  left out: {why}" for name, why in table.left_out.items()),
+        ]
+    )
+
+
+def _row(row: Row, width: int) -> str:
+    sent = f"{max(row.sent_bytes):,}"
+    against = "" if row.against_best is None else f"  {row.against_best:.2f}x"
+    return (
+        f"{row.name:{width}}  {row.seconds:7.3f}  {row.speedup:6.2f}x  {row.max_rel_error:10.1e}  {sent:>17}{against}"
+    )
