@@ -3,6 +3,7 @@
 from comfy_api.latest import ComfyExtension, io
 
 from ..parallel_backend.fingerprint import fingerprint
+from .class_label import ParallelClassLabel
 from .layout import ParallelLayoutNode
 from .loader import ParallelLoader
 from .sampler import ParallelSampler
@@ -15,4 +16,4 @@ class ParallelDiT(ComfyExtension):  # type: ignore[misc]
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
         # Of the code that was just imported: its files may be updated while ComfyUI runs.
         fingerprint()
-        return [ParallelLoader, ParallelLayoutNode, ParallelSampler, ParallelVAEDecode]
+        return [ParallelLoader, ParallelLayoutNode, ParallelSampler, ParallelVAEDecode, ParallelClassLabel]

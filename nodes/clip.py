@@ -5,6 +5,7 @@ from typing import Any
 import comfy.sd
 import comfy.utils
 import folder_paths
+import torch
 
 from ..parallel_backend.checkpoint import Checkpoint
 from ..parallel_backend.errors import InvalidRequest
@@ -12,7 +13,24 @@ from .connection import Handle
 from .families.bridge import BackendText, CoreText
 from .foresight import check_part
 from .patcher import RemotePatcher
+from .tekken import tekken
 from .text import backend_clip
+
+_PREFIXES = {
+    # A model that also sees pictures, as it is saved today and as it was.
+    "model.language_model.": "model.",
+    "model.visual.": "visual.",
+    "language_model.model.": "model.",
+    # A language model without the head that predicts the next token.
+    "embed_tokens.": "model.embed_tokens.",
+    "layers.": "model.layers.",
+    "norm.": "model.norm.",
+    # CLIP as transformers 5 saves it.
+    "embeddings.": "text_model.embeddings.",
+    "encoder.layers.": "text_model.encoder.layers.",
+    "final_layer_norm.": "text_model.final_layer_norm.",
+}
+"""ComfyUI's prefix of weights' names by transformers'."""
 
 
 def clip(handle: Handle, text: BackendText | CoreText, model: RemotePatcher) -> comfy.sd.CLIP:
@@ -37,7 +55,8 @@ class CoreClip(comfy.sd.CLIP):  # type: ignore[misc]
 
     def _read(self) -> comfy.sd.CLIP:
         check_part(self._checkpoint, 1)
-        states = [_state(self._checkpoint, component) for component in self._text.components]
+        present = [component for component in self._text.components if component in self._checkpoint.components]
+        states = [_state(self._checkpoint, component) for component in present]
         return comfy.sd.load_text_encoder_state_dicts(
             states,
             embedding_directory=folder_paths.get_folder_paths("embeddings"),
@@ -52,4 +71,13 @@ def _state(checkpoint: Checkpoint, component: str) -> dict[str, Any]:
     state: dict[str, Any] = {}
     for file in files:
         state |= comfy.utils.load_torch_file(str(file), safe_load=True)
-    return state
+    if checkpoint.components[component].startswith("Mistral"):
+        # Where ComfyUI's own files have it.
+        data = bytearray(tekken(checkpoint.path / "tokenizer" / "tokenizer.json"))
+        state["tekken_model"] = torch.frombuffer(data, dtype=torch.uint8)
+    return renamed(state)
+
+
+def renamed(state: dict[str, Any]) -> dict[str, Any]:
+    """A language model's weights under the names that ComfyUI expects."""
+    return dict(comfy.utils.state_dict_prefix_replace(state, dict(_PREFIXES)))

@@ -6,6 +6,8 @@ from typing import Any
 from ..parallel_backend.checkpoint import Checkpoint
 from ..parallel_backend.errors import InvalidRequest
 from .connection import Handle
+from .families.bridge import CoreText
+from .families.registry import BRIDGES
 from .guards import check_branches
 
 Prompt = Mapping[str, Mapping[str, Any]]
@@ -48,6 +50,9 @@ def check_part(checkpoint: Checkpoint, output: int) -> None:
     """
     component, name, instead = PARTS[output]
     if component not in checkpoint.components:
+        text = BRIDGES[checkpoint.components["transformer"]].text
+        if output == 1 and isinstance(text, CoreText) and not text.components:
+            raise InvalidRequest(f"{checkpoint.path.name} takes no prompt but a class: use Parallel Class Label")
         raise InvalidRequest(f"{checkpoint.path.name} has no {name}; load one with ComfyUI's {instead} node instead")
 
 

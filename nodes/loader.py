@@ -138,6 +138,6 @@ class ParallelLoader(io.ComfyNode):  # type: ignore[misc]
         return io.NodeOutput(
             model,
             clip(handle, bridge.text, model),
-            RemoteVAE(handle, bridge.scale(), model),
+            RemoteVAE(handle, bridge.latents(), model),
             ui={"text": (handle.describe(text),)},
         )

@@ -11,23 +11,20 @@ from torch import Tensor
 
 from ..parallel_backend.checkpoint import Checkpoint
 from ..parallel_backend.errors import InvalidRequest
+from .latents import fit_scaling
 
 Callback = Callable[[int, Tensor | None, Any, int], None]
 
 
 def fit_latent_format(latent_format: Any, checkpoint: Checkpoint) -> None:
-    """Give a latent format the checkpoint's own mean and std, and preview factors if it ships ``latent2rgb.json``.
+    """Give a latent format the scaling of the checkpoint's VAE, and preview factors if it ships ``latent2rgb.json``.
 
     The file holds ``factors`` ``[C][3]`` and ``bias`` ``[3]`` from normalised latents to RGB in -1..1.
 
     Raises:
-        InvalidRequest: the file is unreadable or does not fit the number of channels.
+        InvalidRequest: the file is unreadable or does not fit the number of channels, or the scaling does not fit.
     """
-    if "vae" in checkpoint.components:
-        config = checkpoint.config("vae")
-        for name in ("latents_mean", "latents_std"):
-            if config.get(name):
-                setattr(latent_format, name, torch.tensor(config[name]).view(1, -1, 1, 1, 1))
+    fit_scaling(latent_format, checkpoint)
     file = checkpoint.path / "latent2rgb.json"
     if not file.is_file():
         return

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..parallel_backend.messages import Forward, ModelSpec
 from .connection import Handle
-from .families.bridge import Bridge, meta_weights
+from .families.bridge import Bridge
 from .guards import check_extra, check_latent, check_options
 from .tape import Branch, Recording, Replay
 
@@ -36,7 +36,7 @@ class RemoteModel(torch.nn.Module):
         super().__init__()
         self.handle, self.bridge = handle, bridge
         self.dtype, self.channels = DTYPES[handle.spec.dtype], core.latent_format.latent_channels
-        self._meta = meta_weights(bridge.native, core.unet_config)
+        self._meta = bridge.weights(core.unet_config)
         self._signature = inspect.signature(bridge.native.forward)
         self._tape: Recording | Replay | None = None
         for name, value in bridge.attributes(self._meta).items():

@@ -49,7 +49,9 @@ class BackendLoop(comfy.samplers.Sampler):  # type: ignore[misc]
             model_wrap(x, sigmas[:1].expand(len(x)), model_options=extra_args["model_options"], seed=extra_args["seed"])
         tensors = {"x": x, "sigmas": sigmas, **_constants(branches)}
         if denoise_mask is not None:
-            tensors |= {"mask": denoise_mask, "noise": noise, "latent": latent_image}
+            tensors |= {"mask": denoise_mask, "latent": latent_image}
+            kept = model.scale_latent_inpaint(x=x, sigma=sigmas[:1], noise=noise, latent_image=latent_image)
+            tensors |= {} if kept is latent_image else {"noise": noise}
         prediction = prediction_of(sampling)
         if prediction != "flow":
             tensors["log_sigmas"] = sampling.log_sigmas.float()

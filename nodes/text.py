@@ -12,6 +12,7 @@ import comfy.model_management
 import comfy.sd
 import comfy.sd1_clip
 import torch
+from comfy.text_encoders.spiece_tokenizer import SPieceTokenizer
 from torch import Tensor
 
 from ..parallel_backend.checkpoint import Checkpoint
@@ -50,7 +51,7 @@ class PromptTokenizer:
     """Prompts to weighted ids, padded to the family's length; longer prompts stay whole, as in ComfyUI."""
 
     def __init__(self, checkpoint: Checkpoint, text: BackendText) -> None:
-        self._checkpoint, self._key, self._length = checkpoint, text.key, text.length
+        self._checkpoint, self._text = checkpoint, text
         self._native: comfy.sd1_clip.SDTokenizer | None = None
 
     def tokenize_with_weights(self, text: str, return_word_ids: bool = False, **kwargs: Any) -> dict[str, Any]:
@@ -61,7 +62,7 @@ class PromptTokenizer:
         """
         if "embedding:" in text:
             raise InvalidRequest("the prompt names an embedding:..., and textual inversions are not supported here")
-        return {self._key: self._load().tokenize_with_weights(text, return_word_ids, **kwargs)}
+        return {self._text.key: self._load().tokenize_with_weights(text, return_word_ids, **kwargs)}
 
     def untokenize(self, pairs: Sequence[Pair]) -> list[Any]:
         """Each pair with its token's text."""
@@ -78,19 +79,21 @@ class PromptTokenizer:
     def _load(self) -> comfy.sd1_clip.SDTokenizer:
         if self._native is None:
             check_part(self._checkpoint, 1)
-            file = self._checkpoint.path / "tokenizer" / "tokenizer.json"
-            if not file.is_file():
-                raise InvalidRequest(f"{self._checkpoint.path.name} has no tokenizer/tokenizer.json")
+            folder = self._checkpoint.path / "tokenizer"
+            known = {"tokenizer.json": _Words, "spiece.model": SPieceTokenizer}
+            found = [name for name in known if (folder / name).is_file()]
+            if not found:
+                raise InvalidRequest(f"{self._checkpoint.path.name} has neither of tokenizer/{' and '.join(known)}")
             self._native = comfy.sd1_clip.SDTokenizer(
-                str(file),
-                tokenizer_class=_Words,
+                str(folder / found[0]),
+                tokenizer_class=known[found[0]],
                 has_start_token=False,
                 pad_with_end=False,
                 pad_token=special_tokens(self._checkpoint)["pad"],
                 pad_to_max_length=False,
                 max_length=99999999,
-                min_length=self._length,
-                embedding_key=self._key,
+                min_length=self._text.length,
+                embedding_key=self._text.key,
             )
         return self._native
 
@@ -98,9 +101,9 @@ class PromptTokenizer:
 class RemoteTextEncoder(torch.nn.Module, comfy.sd1_clip.ClipTokenWeightEncoder):  # type: ignore[misc]
     """The text encoder as ``comfy.sd.CLIP`` calls it. ``model`` is the patcher of the same checkpoint's MODEL."""
 
-    def __init__(self, handle: Handle, key: str, model: RemotePatcher) -> None:
+    def __init__(self, handle: Handle, text: BackendText, model: RemotePatcher) -> None:
         super().__init__()
-        self.handle, self._key, self._model = handle, key, model
+        self.handle, self._text, self._model = handle, text, model
         self.dtypes: set[torch.dtype] = set()
         self._layer = -1
         self.special_tokens = special_tokens(handle.checkpoint)
@@ -116,15 +119,16 @@ class RemoteTextEncoder(torch.nn.Module, comfy.sd1_clip.ClipTokenWeightEncoder):
 
     def encode_token_weights(self, token_weight_pairs: dict[str, list[list[Pair]]]) -> Any:
         """Embeddings ``[1, L, D]`` and no pooled output; weights by ComfyUI's own formula."""
-        return super().encode_token_weights(token_weight_pairs[self._key])
+        return super().encode_token_weights(token_weight_pairs[self._text.key])
 
     def encode(self, tokens: list[list[int]]) -> tuple[Tensor, None]:
-        """Embeddings ``[N, L, D]`` of ``N`` padded prompts, zero after each one's end token."""
+        """Embeddings ``[N, L, D]`` of ``N`` padded prompts, zero after each one's end token where padding is masked."""
         check_part(self.handle.checkpoint, 1)
         longest = max(map(len, tokens))
         pad, end = self.special_tokens["pad"], self.special_tokens["end"]
         ids = torch.tensor([[*row, *[pad] * (longest - len(row))] for row in tokens])
-        lengths = torch.tensor([row.index(end) + 1 if end in row else len(row) for row in tokens])
+        ends = [row.index(end) + 1 if end in row else len(row) for row in tokens]
+        lengths = torch.tensor(ends if self._text.masked else [longest] * len(tokens))
         enter(self._model)
         done = self.handle.call(EncodeText(model=self.handle.spec, layer=self._layer), {"ids": ids, "lengths": lengths})
         self.handle.show("ready")
@@ -148,7 +152,7 @@ def special_tokens(checkpoint: Checkpoint) -> dict[str, int]:
 def backend_clip(handle: Handle, text: BackendText, model: RemotePatcher) -> comfy.sd.CLIP:
     """A plain ``comfy.sd.CLIP``: its ``clone`` makes that class, so a subclass would be lost."""
     clip = comfy.sd.CLIP(no_init=True)
-    clip.cond_stage_model = RemoteTextEncoder(handle, text.key, model)
+    clip.cond_stage_model = RemoteTextEncoder(handle, text, model)
     clip.tokenizer = PromptTokenizer(handle.checkpoint, text)
     cpu = torch.device("cpu")
     clip.patcher = RemotePatcher(clip.cond_stage_model, load_device=cpu, offload_device=cpu)

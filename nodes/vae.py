@@ -33,4 +33,4 @@ class ParallelVAEDecode(io.ComfyNode):  # type: ignore[misc]
             raise InvalidRequest("ParallelVAEDecode needs the VAE of ParallelLoader; use VAEDecode for any other")
         latent: torch.Tensor = samples["samples"]
         pixels = vae.decode_with(latent, progress_bar())
-        return io.NodeOutput(pixels.flatten(0, 1))
+        return io.NodeOutput(pixels.flatten(0, 1) if pixels.ndim == 5 else pixels)

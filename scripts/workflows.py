@@ -77,6 +77,7 @@ def _node(node_id: int, entry: Node, info: dict[str, Any], links: list[list[Any]
     for name, (kind, options) in declared_inputs(info).items():
         value = entry["inputs"].get(name)
         if is_widget(kind, options):
+            value = options.get("default") if value is None else value
             inputs.append({"name": name, "type": kind, "widget": {"name": name}, "link": None})
             values += [value, "fixed"] if options.get("control_after_generate") else [value]
             continue

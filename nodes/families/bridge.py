@@ -1,5 +1,6 @@
 """What a family's bridge between ComfyUI and the backend gives."""
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,32 +14,30 @@ from torch import Tensor, nn
 
 from ...parallel_backend.checkpoint import Checkpoint
 from ...parallel_backend.errors import InvalidRequest
-
-
-@dataclass(frozen=True, kw_only=True)
-class VideoScale:
-    """How a VAE's latents are smaller than its pixels: T latent frames are ``temporal * (T - 1) + 1`` frames."""
-
-    channels: int
-    temporal: int
-    spatial: int
+from ...parallel_backend.vaes import LatentScale
+from ..latents import latent_scale
 
 
 @dataclass(frozen=True, kw_only=True)
 class BackendText:
     """A text encoder that the ranks run.
 
-    ``key`` is ComfyUI's name of it, ``length`` what shorter prompts are padded to, ``encoder`` its class.
+    ``key`` is ComfyUI's name of it, ``length`` what shorter prompts are padded to, ``encoder`` its class. ``masked``
+    says whether the encoder leaves the padding out, whose embeddings are then zero.
     """
 
     key: str
     length: int
     encoder: str
+    masked: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
 class CoreText:
-    """Text encoders that ComfyUI runs itself: diffusers' names of the components, and a name in core's CLIPType."""
+    """Text encoders that ComfyUI runs itself: diffusers' names of the components, and a name in core's CLIPType.
+
+    Without components the model takes no prompt.
+    """
 
     components: tuple[str, ...]
     clip_type: str
@@ -53,7 +52,7 @@ class Bridge(ABC):
     """
 
     native: ClassVar[type[nn.Module]]
-    text: ClassVar[BackendText | CoreText]
+    text: BackendText | CoreText
     vaes: ClassVar[tuple[str, ...]]
 
     def __init__(self, checkpoint: Checkpoint) -> None:
@@ -80,8 +79,12 @@ class Bridge(ABC):
         """
 
     @abstractmethod
-    def scale(self) -> VideoScale:
-        """Of the latents."""
+    def scale(self) -> LatentScale:
+        """Of the latents that the family works on."""
+
+    def latents(self) -> LatentScale:
+        """Of the latents that the checkpoint's VAE gives, if it has one."""
+        return latent_scale(self.checkpoint, self.scale())
 
     def check(self) -> None:
         """Refuse what can be seen in the JSON files.
@@ -95,6 +98,11 @@ class Bridge(ABC):
             if found is not None and known is not None and found not in known:
                 raise InvalidRequest(f"{self.name}: {component} {found} is not supported; it is {', '.join(known)}")
         self.core_config()
+        if self.latents().channels != self.scale().channels:
+            raise InvalidRequest(
+                f"{self.name}: the VAE has {self.latents().channels} latent channels, and the transformer works on "
+                f"{self.scale().channels}"
+            )
 
     def core_config(self) -> Any:
         """ComfyUI's ``supported_models`` entry for the checkpoint, which makes its model class without weights.
@@ -106,7 +114,8 @@ class Bridge(ABC):
             unet_config = self.unet_config()
         except KeyError as error:
             raise InvalidRequest(f"{self.name}: the transformer's config.json lacks {error}") from error
-        core = comfy.model_detection.model_config_from_unet_config(unet_config)
+        known = takes(self.native, unet_config)
+        core = comfy.model_detection.model_config_from_unet_config(unet_config) if known else None
         if core is None:
             raise InvalidRequest(
                 f"{self.name}: this version of ComfyUI has no model for {self.checkpoint.components['transformer']} "
@@ -115,9 +124,28 @@ class Bridge(ABC):
         core.unet_config["disable_unet_model_creation"] = True
         return core
 
+    def weights(self, unet_config: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Names and shapes of the transformer's weights as ComfyUI knows them, on the meta device."""
+        return meta_weights(self.native, unet_config)
+
     def attributes(self, weights: Mapping[str, Tensor]) -> dict[str, Any]:
         """What else ComfyUI reads from its transformer; ``weights`` are its own, on the meta device."""
         return {}
+
+
+def takes(native: type[nn.Module], unet_config: Mapping[str, Any]) -> bool:
+    """Whether this version's transformer has all arguments; a family's older relative may be there without it."""
+    parameters = inspect.signature(native).parameters
+    anything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    return anything or unet_config.keys() <= parameters.keys()
+
+
+def unusual(native: type[nn.Module], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of ``values`` that are not the native transformer's defaults: ComfyUI's detection never looks for them."""
+    parameters = inspect.signature(native).parameters
+    usual = {name: _plain(parameters[name].default) for name in values if name in parameters}
+    found = {name: _plain(value) for name, value in values.items()}
+    return {name: value for name, value in found.items() if name not in usual or usual[name] != value}
 
 
 def text_of(given: dict[str, Any]) -> Tensor:
@@ -160,3 +188,7 @@ def meta_weights(native: type[nn.Module], unet_config: Mapping[str, Any]) -> dic
     shape = {name: value for name, value in unet_config.items() if name != "disable_unet_model_creation"}
     made = native(**shape, device="meta", dtype=torch.bfloat16, operations=comfy.ops.disable_weight_init)
     return dict(made.state_dict())
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value

@@ -4,15 +4,15 @@ import math
 from collections.abc import Mapping
 from dataclasses import fields
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import comfy.ldm.flux.model
 from comfy.ldm.flux.model import FluxParams
 from torch import Tensor
 
-from .bridge import Bridge, CoreText, VideoScale, layer, pooled_of, split_channels, text_of
+from ...parallel_backend.vaes import LatentScale
+from .bridge import Bridge, CoreText, layer, pooled_of, split_channels, text_of
 
-PATCH = 2
 PARAMS = {field.name for field in fields(FluxParams)}
 """What this version of ComfyUI knows of the architecture."""
 
@@ -23,6 +23,7 @@ class Flux(Bridge):
     native = comfy.ldm.flux.model.Flux
     text = CoreText(components=("text_encoder", "text_encoder_2"), clip_type="FLUX")
     vaes = ("AutoencoderKL",)
+    patch: ClassVar[int] = 2
 
     @property
     def conds(self) -> frozenset[str]:
@@ -33,9 +34,9 @@ class Flux(Bridge):
         """See ``Bridge``."""
         config = self.config
         found = {
-            "in_channels": config["in_channels"] // PATCH**2,
-            "out_channels": (config.get("out_channels") or config["in_channels"]) // PATCH**2,
-            "patch_size": PATCH,
+            "in_channels": config["in_channels"] // self.patch**2,
+            "out_channels": (config.get("out_channels") or config["in_channels"]) // self.patch**2,
+            "patch_size": self.patch,
             "vec_in_dim": config["pooled_projection_dim"],
             "context_in_dim": config["joint_attention_dim"],
             "hidden_size": config["num_attention_heads"] * config["attention_head_dim"],
@@ -48,35 +49,40 @@ class Flux(Bridge):
             "qkv_bias": True,
             "guidance_embed": bool(config.get("guidance_embeds", False)),
             "txt_ids_dims": [],
+            "yak_mlp": False,
+            "txt_norm": False,
         }
         return {"image_model": "flux"} | {name: value for name, value in found.items() if name in PARAMS}
 
     def inputs(self, x: Tensor, timestep: Tensor, given: dict[str, Any]) -> dict[str, Tensor]:
         """See ``Bridge``."""
-        unet_config = self.unet_config()
-        found = split_channels(x, unet_config["out_channels"])
+        found = split_channels(x, self.unet_config()["out_channels"])
         found |= {"timestep": timestep, "encoder_hidden_states": text_of(given), "pooled_projections": pooled_of(given)}
+        return found | self.guidance(given) | self.references(x, given)
+
+    def guidance(self, given: dict[str, Any]) -> dict[str, Tensor]:
+        """Take guidance out of a call's arguments; ComfyUI always gives it, to models that know none as well."""
         guidance = given.pop("guidance", None)
-        if unet_config["guidance_embed"] and guidance is not None:
-            found["guidance"] = guidance
+        return {"guidance": guidance} if self.unet_config()["guidance_embed"] and guidance is not None else {}
+
+    def references(self, x: Tensor, given: dict[str, Any]) -> dict[str, Tensor]:
+        """Tokens and positions of reference images, as ComfyUI's own forward packs and places them."""
         names = ("ref_latents", "ref_latents_method")
         references: dict[str, Any] = {name: given.pop(name) for name in names if name in given}
-        return found | (self.placed(x, references) if "ref_latents" in references else {})
-
-    def placed(self, x: Tensor, references: dict[str, Any]) -> dict[str, Tensor]:
-        """Tokens and positions of Kontext's images, as ComfyUI's own forward packs and places them."""
+        if "ref_latents" not in references:
+            return {}
         seen = _Packing(self.native, self.unet_config())
         self.native._forward(seen, x, None, x.new_zeros(len(x), 0, 1), **references)
-        own = seen.tokens.shape[1] - sum(_patches(reference) for reference in references["ref_latents"])
+        own = math.prod(-(-side // self.patch) for side in x.shape[-2:])
         return {"reference": seen.tokens[:, own:], "reference_ids": seen.ids[:, own:]}
 
-    def scale(self) -> VideoScale:
+    def scale(self) -> LatentScale:
         """See ``Bridge``."""
-        return VideoScale(channels=16, temporal=1, spatial=8)
+        return LatentScale(channels=16, spatial=8, video=False)
 
     def attributes(self, weights: Mapping[str, Tensor]) -> dict[str, Any]:
         """See ``Bridge``."""
-        return {"patch_size": PATCH, "img_in": layer(weights, "img_in")}
+        return {"patch_size": self.patch, "img_in": layer(weights, "img_in")}
 
 
 class _Packing:
@@ -91,7 +97,3 @@ class _Packing:
         """Keep what the layers would be given; nothing is computed."""
         self.tokens, self.ids = tokens, ids
         return tokens.new_zeros(*tokens.shape[:2], self.params.out_channels * self.patch_size**2)
-
-
-def _patches(latent: Tensor) -> int:
-    return math.prod(-(-side // PATCH) for side in latent.shape[-2:])

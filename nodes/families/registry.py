@@ -3,12 +3,34 @@
 from ...parallel_backend.checkpoint import Checkpoint
 from ...parallel_backend.errors import InvalidRequest
 from .bridge import Bridge
+from .cogvideox import CogVideoX
+from .dit import DiT
 from .flux import Flux
+from .flux2 import Flux2
+from .hunyuan_video import HunyuanVideo
+from .latte import Latte
+from .ltx import LTXVideo
+from .mochi import Mochi
+from .pixart import PixArt
+from .qwen_image import QwenImage
+from .sd3 import SD3
 from .wan import Wan
+from .z_image import ZImage
 
 BRIDGES: dict[str, type[Bridge]] = {
+    "CogVideoXTransformer3DModel": CogVideoX,
+    "DiTTransformer2DModel": DiT,
+    "Flux2Transformer2DModel": Flux2,
     "FluxTransformer2DModel": Flux,
+    "HunyuanVideoTransformer3DModel": HunyuanVideo,
+    "LTXVideoTransformer3DModel": LTXVideo,
+    "LatteTransformer3DModel": Latte,
+    "MochiTransformer3DModel": Mochi,
+    "PixArtTransformer2DModel": PixArt,
+    "QwenImageTransformer2DModel": QwenImage,
+    "SD3Transformer2DModel": SD3,
     "WanTransformer3DModel": Wan,
+    "ZImageTransformer2DModel": ZImage,
 }
 
 

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from ...parallel_backend.errors import InvalidRequest
-from .bridge import BackendText, Bridge, VideoScale, layer, split_channels, text_of
+from ...parallel_backend.vaes import LatentScale
+from .bridge import BackendText, Bridge, layer, split_channels, text_of, unusual
 
 
 class Wan(Bridge):
@@ -38,51 +39,44 @@ class Wan(Bridge):
             "dim": config["num_attention_heads"] * config["attention_head_dim"],
             "ffn_dim": config["ffn_dim"],
             "freq_dim": config["freq_dim"],
-            "text_dim": config["text_dim"],
             "num_heads": config["num_attention_heads"],
             "num_layers": config["num_layers"],
+            "window_size": (-1, -1),
+            "qk_norm": True,
             "cross_attn_norm": config["cross_attn_norm"],
             "eps": config["eps"],
         }
         places = config.get("pos_embed_seq_len")
+        found |= unusual(self.native, {"text_dim": config["text_dim"]})
         return found | ({"flf_pos_embed_token_number": places} if places else {})
 
     def check(self) -> None:
         """See ``Bridge``."""
         super().check()
-        if "transformer_2" in self.checkpoint.components:
-            raise InvalidRequest(f"{self.name} has two transformers (Wan 2.2's experts), and one is supported")
+        self.checkpoint.boundary()
         channels = self.core_config().latent_format.latent_channels
         if self.config["out_channels"] != channels:
             raise InvalidRequest(
                 f"{self.name} predicts {self.config['out_channels']} latent channels; ComfyUI's Wan has {channels}"
             )
         expected = _SCALES[channels]
-        if "vae" in self.checkpoint.components and self.scale() != expected:
-            raise InvalidRequest(f"{self.name}: the VAE's {self.scale()} is not that of Wan, {expected}")
+        if self.latents() != expected:
+            raise InvalidRequest(f"{self.name}: the VAE's {self.latents()} is not that of Wan, {expected}")
 
     def inputs(self, x: Tensor, timestep: Tensor, given: dict[str, Any]) -> dict[str, Tensor]:
         """See ``Bridge``. A mask over a video that is partly given (2.2's TI2V) weighs the frames' timesteps."""
         found = split_channels(x, self.config["out_channels"])
         found |= {"timestep": timestep, "encoder_hidden_states": text_of(given)}
-        if "clip_fea" in given:
-            found["encoder_hidden_states_image"] = given.pop("clip_fea")
+        seen = given.pop("clip_fea", None)  # ignored by ComfyUI too where there is no embedder for it
+        if seen is not None and self.config.get("image_dim"):
+            found["encoder_hidden_states_image"] = seen
         if "denoise_mask" in given:
             found["frame_weights"] = torch.mean(given.pop("denoise_mask"), dim=(1, 3, 4))
         return found
 
-    def scale(self) -> VideoScale:
+    def scale(self) -> LatentScale:
         """See ``Bridge``."""
-        if "vae" not in self.checkpoint.components:
-            return _SCALES.get(self.config["out_channels"], _SCALES[16])
-        config = self.checkpoint.config("vae")
-        # The spelling is diffusers' own.
-        downsample = config.get("temperal_downsample", [False, True, True])
-        return VideoScale(
-            channels=config.get("z_dim", 16),
-            temporal=2 ** sum(map(bool, downsample)),
-            spatial=2 ** len(downsample) * (config.get("patch_size") or 1),
-        )
+        return _SCALES.get(self.config["out_channels"], _SCALES[16])
 
     def attributes(self, weights: Mapping[str, Tensor]) -> dict[str, Any]:
         """See ``Bridge``."""
@@ -91,6 +85,6 @@ class Wan(Bridge):
 
 
 _SCALES = {
-    16: VideoScale(channels=16, temporal=4, spatial=8),
-    48: VideoScale(channels=48, temporal=4, spatial=16),
+    16: LatentScale(channels=16, temporal=4, spatial=8),
+    48: LatentScale(channels=48, temporal=4, spatial=16),
 }

@@ -1,0 +1,68 @@
+"""Mochi 1: ComfyUI's AsymmDiTJoint and diffusers' transformer."""
+
+from typing import Any
+
+import torch
+from comfy.ldm.genmo.joint_model.asymm_models_joint import AsymmDiTJoint
+from torch import Tensor
+
+from ...parallel_backend.errors import InvalidRequest
+from ...parallel_backend.vaes import LatentScale
+from .bridge import Bridge, CoreText, text_of
+
+
+class Mochi(Bridge):
+    """ComfyUI turns the direction of time round, and so does the backend."""
+
+    native = AsymmDiTJoint
+    text = CoreText(components=("text_encoder",), clip_type="MOCHI")
+    vaes = ("AutoencoderKLMochi",)
+
+    def unet_config(self) -> dict[str, Any]:
+        """See ``Bridge``."""
+        config = self.config
+        return {
+            "image_model": "mochi_preview",
+            "depth": config["num_layers"],
+            "patch_size": config["patch_size"],
+            "num_heads": config["num_attention_heads"],
+            "hidden_size_x": config["num_attention_heads"] * config["attention_head_dim"],
+            "hidden_size_y": config["pooled_projection_dim"],
+            "mlp_ratio_x": 4.0,
+            "mlp_ratio_y": 4.0,
+            "learn_sigma": False,
+            "in_channels": config["in_channels"],
+            "qk_norm": True,
+            "qkv_bias": False,
+            "out_bias": True,
+            "attn_drop": 0.0,
+            "patch_embed_bias": True,
+            "posenc_preserve_area": True,
+            "timestep_mlp_bias": True,
+            "attend_to_padding": False,
+            "timestep_scale": 1000.0,
+            "use_t5": True,
+            "t5_feat_dim": config["text_embed_dim"],
+            "t5_token_length": config.get("max_sequence_length", 256),
+            "rope_theta": 10000.0,
+        }
+
+    def inputs(self, x: Tensor, timestep: Tensor, given: dict[str, Any]) -> dict[str, Tensor]:
+        """See ``Bridge``. ComfyUI's layers attend to the first ``num_tokens`` tokens of the text."""
+        mask, tokens = given.pop("attention_mask", None), given.pop("num_tokens")
+        text = text_of(given)
+        if mask is None:
+            raise InvalidRequest("the conditioning has no attention_mask: encode the prompt with Mochi's own CLIP")
+        first = torch.arange(text.shape[1], device=mask.device) < tokens
+        if not torch.equal(mask.bool(), first.expand_as(mask)):
+            raise InvalidRequest("a text mask that leaves gaps, or that differs within the batch, is not supported")
+        return {
+            "hidden_states": x,
+            "timestep": timestep,
+            "encoder_hidden_states": text,
+            "encoder_attention_mask": mask.bool(),
+        }
+
+    def scale(self) -> LatentScale:
+        """See ``Bridge``."""
+        return LatentScale(channels=self.config["in_channels"], temporal=6, spatial=8)

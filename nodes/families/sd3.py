@@ -1,0 +1,66 @@
+"""Stable Diffusion 3 and 3.5: ComfyUI's MMDiT and diffusers' transformer."""
+
+from typing import Any
+
+from comfy.ldm.modules.diffusionmodules.mmdit import OpenAISignatureMMDITWrapper
+from torch import Tensor
+
+from ...parallel_backend.errors import InvalidRequest
+from ...parallel_backend.vaes import LatentScale
+from .bridge import Bridge, CoreText, pooled_of, text_of
+
+HEAD = 64
+"""ComfyUI's heads have this width, and it makes as many of them as layers."""
+
+
+class SD3(Bridge):
+    """The second attention of 3.5 medium is ComfyUI's ``x_block_self_attn``."""
+
+    native = OpenAISignatureMMDITWrapper
+    text = CoreText(components=("text_encoder", "text_encoder_2", "text_encoder_3"), clip_type="SD3")
+    vaes = ("AutoencoderKL",)
+
+    def unet_config(self) -> dict[str, Any]:
+        """See ``Bridge``."""
+        config = self.config
+        positions = config["pos_embed_max_size"]
+        text = {"in_features": config["joint_attention_dim"], "out_features": config["caption_projection_dim"]}
+        found = {
+            "in_channels": config["in_channels"],
+            "patch_size": config["patch_size"],
+            "out_channels": config.get("out_channels") or config["in_channels"],
+            "depth": config["num_layers"],
+            "input_size": None,
+            "adm_in_channels": config["pooled_projection_dim"],
+            "context_embedder_config": {"target": "torch.nn.Linear", "params": text},
+            "num_patches": positions**2,
+            "pos_embed_max_size": positions,
+            "pos_embed_scaling_factor": None,
+            "x_block_self_attn_layers": sorted(config.get("dual_attention_layers") or ()),
+        }
+        return found | ({"qk_norm": "rms"} if config.get("qk_norm") else {})
+
+    def check(self) -> None:
+        """See ``Bridge``."""
+        super().check()
+        layers, heads, width = (
+            self.config.get(name) for name in ("num_layers", "num_attention_heads", "attention_head_dim")
+        )
+        if (heads, width) != (layers, HEAD):
+            raise InvalidRequest(
+                f"{self.name} has {layers} layers of {heads} heads of width {width}; ComfyUI's Stable Diffusion 3 has "
+                f"as many heads as layers, of width {HEAD}"
+            )
+
+    def inputs(self, x: Tensor, timestep: Tensor, given: dict[str, Any]) -> dict[str, Tensor]:
+        """See ``Bridge``."""
+        return {
+            "hidden_states": x,
+            "timestep": timestep,
+            "encoder_hidden_states": text_of(given),
+            "pooled_projections": pooled_of(given),
+        }
+
+    def scale(self) -> LatentScale:
+        """See ``Bridge``."""
+        return LatentScale(channels=self.config["in_channels"], spatial=8, video=False)

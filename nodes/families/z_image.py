@@ -1,0 +1,53 @@
+"""Z-Image (and Turbo): ComfyUI's NextDiT with Z-Image's modulation, and diffusers' transformer."""
+
+from typing import Any
+
+import comfy.ldm.lumina.model
+from torch import Tensor
+
+from ...parallel_backend.vaes import LatentScale
+from .bridge import Bridge, CoreText, text_of, unusual
+
+PAD_MULTIPLE = 32
+"""Tokens are filled up to multiples of it with learned ones."""
+
+
+class ZImage(Bridge):
+    """Lumina 2's class in ComfyUI; versions that know Lumina alone lack the arguments."""
+
+    native = comfy.ldm.lumina.model.NextDiT
+    text = CoreText(components=("text_encoder",), clip_type="LUMINA2")
+    vaes = ("AutoencoderKL",)
+
+    def unet_config(self) -> dict[str, Any]:
+        """See ``Bridge``."""
+        config = self.config
+        found = {
+            "image_model": "lumina2",
+            "patch_size": config["all_patch_size"][0],
+            "in_channels": config["in_channels"],
+            "dim": config["dim"],
+            "cap_feat_dim": config["cap_feat_dim"],
+            "n_layers": config["n_layers"],
+            "qk_norm": config["qk_norm"],
+            "n_heads": config["n_heads"],
+            "n_kv_heads": config["n_kv_heads"],
+            "axes_dims": list(config["axes_dims"]),
+            "axes_lens": list(config["axes_lens"]),
+            "rope_theta": config["rope_theta"],
+            "ffn_dim_multiplier": 8.0 / 3.0,
+            "z_image_modulation": True,
+            "time_scale": config["t_scale"],
+            "pad_tokens_multiple": PAD_MULTIPLE,
+        }
+        return found | unusual(self.native, {"n_refiner_layers": config["n_refiner_layers"]})
+
+    def inputs(self, x: Tensor, timestep: Tensor, given: dict[str, Any]) -> dict[str, Tensor]:
+        """See ``Bridge``. A mask stays in ``given``: ComfyUI's layers attend masked text, diffusers' do not."""
+        for ignored in ("num_tokens", "clip_text_pooled"):  # by ComfyUI's Z-Image as well
+            given.pop(ignored, None)
+        return {"hidden_states": x, "timestep": timestep, "encoder_hidden_states": text_of(given)}
+
+    def scale(self) -> LatentScale:
+        """See ``Bridge``."""
+        return LatentScale(channels=16, spatial=8, video=False)
