@@ -5,26 +5,25 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 import msgspec
 import psutil
 import pytest
 
 from parallel_backend.__main__ import main
-from parallel_backend.bench_step import StepMeasurement
+from parallel_backend.bench.report import describe
+from parallel_backend.bench.run import Table
 from parallel_backend.bench_wire import WireMeasurement
 
 from .backend import ROOT, environment
 
-Measurement = TypeVar("Measurement", WireMeasurement, StepMeasurement)
 
-
-def bench(runtime: Path, result: type[Measurement], *arguments: str) -> Measurement:
+def bench(runtime: Path, result: Any, *arguments: str) -> Any:
     """Run a command whose temporary files, and so its backend's runtime folder, are inside ``runtime``."""
     command = [sys.executable, "-m", "parallel_backend", *arguments, "--json"]
     variables = environment(runtime) | {"TMPDIR": str(runtime)}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=variables, cwd=ROOT, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500, env=variables, cwd=ROOT, check=False)
     assert done.returncode == 0, done.stderr
     assert not left(runtime)
     assert not list(runtime.glob("bench-*"))
@@ -60,23 +59,39 @@ def test_bench_wire(runtime: Path) -> None:
     assert all(f"adds {spread}" in measured.describe() for spread in measured.added.values())
 
 
-def test_bench_step(runtime: Path) -> None:
-    sizes = ("--tokens", "64", "--layers", "1", "--rounds", "1")
-    layouts = ("ulysses=2", "cfg=2")
-    measured = bench(runtime, StepMeasurement, "bench-step", *sizes, "--layout", layouts[0], "--layout", layouts[1])
-    assert (measured.tokens, measured.layers, measured.rounds) == (64, 1, 1)
-    assert measured.seconds.keys() == measured.speedup.keys() == {"one rank", *layouts}
-    assert_positive(*measured.speedup.values(), *measured.seconds.values())
-    assert measured.largest_difference < 1e-4
-    assert all(f"{speedup:.2f}x" in measured.describe() for speedup in measured.speedup.values())
+def test_bench(runtime: Path) -> None:
+    layouts = ("ulysses=2", "ring=2", "cfg=2")
+    chosen = [word for layout in layouts for word in ("--layout", layout)]
+    sizes = ("--tokens", "64", "--tokens", "63", "--text-tokens", "8", "--rounds", "1")
+    plot = runtime / "plot.png"
+    tables = bench(runtime, list[Table], "bench", *sizes, *chosen, "--plot", str(plot))
+    assert [(table.case.tokens, table.case.branches) for table in tables] == [(64, 1), (64, 2), (63, 1), (63, 2)]
+    for table in tables:
+        rows = {row.name: row for row in table.rows}
+        assert {"one process", "one process, two threads"} <= rows.keys()
+        assert {row.name for row in table.rows if row.ours} == set(layouts if table.case.branches == 2 else layouts[:2])
+        assert all(row.max_rel_error < 1e-4 for row in table.rows)
+        for row in table.rows:
+            assert_positive(row.seconds, row.speedup, *row.all_seconds)
+            assert (max(row.sent_bytes) > 0) == ("=2" in row.name)
+        for way in layouts[:2] if table.case.tokens == 64 else ():
+            assert max(rows[way].sent_bytes) <= max(rows[f"diffusers {way}"].sent_bytes)
+        if table.case.tokens == 63:
+            assert "divisible" in table.left_out["diffusers ulysses=2"]
+        assert all(f"{row.speedup:.2f}x" in describe([table], 1) for row in table.rows)
+    assert plot.read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
         (("bench-wire", "--megabytes", "0"), "at least one is needed"),
-        (("bench-step", "--tokens", "0"), "tokens=0"),
-        (("bench-step", "--layout", "sideways=2"), "'sideways=2'"),
+        (("bench", "--tokens", "0"), "--tokens 0"),
+        (("bench", "--tokens", "4093"), "1 x 4093"),
+        (("bench", "--rounds", "0"), "--rounds 0"),
+        (("bench", "--layout", "sideways=2"), "'sideways=2'"),
+        (("bench", "--family", "cake"), "flux, wan"),
+        (("bench", "--plot", "/no/such/folder/plot.png"), "/no/such/folder/plot.png"),
     ],
 )
 def test_sizes_that_make_no_sense_are_refused(

@@ -7,11 +7,17 @@ from typing import Any
 
 import pytest
 import torch
+from any_folder_name.nodes.families.bridge import meta_weights
+from any_folder_name.nodes.families.registry import bridge_for
+from any_folder_name.parallel_backend.checkpoint import Checkpoint
+from any_folder_name.parallel_backend.errors import InvalidRequest
 from any_folder_name.parallel_backend.layout import ParallelLayout
+from comfy.model_detection import detect_unet_config
 from inside_fixtures import Loaded, ksampler, parallel_sampler, relative_error
-from natives import CASES
+from natives import CASES, wan
 
 CLOSE = 1e-4
+KNOWN = [name for name in CASES if CASES[name].known()]
 
 
 @cache
@@ -32,15 +38,83 @@ def load_case(models: Path, load_remote: Callable[..., Loaded]) -> Callable[...,
 
 
 @pytest.mark.parametrize("name", CASES)
+def test_only_what_comfyui_knows_is_taken(name: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    case.describe(tmp_path, case.config)
+    if case.known():
+        assert bridge_for(Checkpoint.open(tmp_path)).unet_config() == dict(case.unet)
+        return
+    with pytest.raises(InvalidRequest, match="this version of ComfyUI has no model for"):
+        bridge_for(Checkpoint.open(tmp_path))
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_comfyui_detects_the_same(name: str) -> None:
+    case = CASES[name]
+    weights = _native(name).model.diffusion_model.state_dict()
+    detected = detect_unet_config({f"some.prefix.{key}": tensor for key, tensor in weights.items()}, "some.prefix.")
+    found, wanted = ({k: v for k, v in config.items() if k not in case.fixed} for config in (detected, case.unet))
+    assert found == wanted
+    assert case.fixed <= case.unet.keys()
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_comfyui_detects_the_same_at_full_size(name: str, tmp_path: Path) -> None:
+    CASES[name].describe(tmp_path, CASES[name].published)
+    bridge = bridge_for(Checkpoint.open(tmp_path))
+    found = bridge.unet_config()
+    detected = detect_unet_config(meta_weights(bridge.native, found), "")
+    assert detected == {key: found[key] for key in detected}
+    assert found.keys() - detected.keys() <= CASES[name].fixed
+
+
+@pytest.mark.parametrize("name", KNOWN)
 def test_sampling_equals_comfyui(name: str, load_case: Callable[..., Any]) -> None:
     case = CASES[name]
-    if not case.known():
-        pytest.skip("this version of ComfyUI does not know the family")
-    latent = {"samples": torch.zeros(case.latent)}
-    options = {"positive": case.conditioning(1), "negative": case.conditioning(2, shorter=3), "cfg": case.cfg}
+    latent = case.samples()
+    options = {
+        "positive": case.conditioning(1),
+        "negative": case.conditioning(2, shorter=case.shorter),
+        "cfg": case.cfg,
+    }
     reference = ksampler(_native(name), latent, **options)
     for layout in [ParallelLayout(ulysses=2), *([ParallelLayout(cfg=2)] if case.cfg != 1.0 else [])]:
         model = load_case(name, layout)
         for sample in (ksampler, parallel_sampler):
             error = relative_error(sample(model, latent, **options), reference)
             assert error < CLOSE, f"{sample.__name__}, {layout}: {error:.1e}"
+
+
+@pytest.mark.parametrize("name", ["flux kontext", "qwen_image edit"])
+def test_prompts_may_place_their_references_differently(name: str, load_case: Callable[..., Any]) -> None:
+    case = CASES[name]
+    ((text, extra),) = case.conditioning(2)
+    apart = [[text, {**extra, "reference_latents_method": "offset" if "qwen" in name else "index"}]]
+    options = {"positive": case.conditioning(1), "negative": apart, "cfg": case.cfg}
+    reference = ksampler(_native(name), case.samples(), **options)
+    alike = ksampler(_native(name), case.samples(), **{**options, "negative": case.conditioning(2)})
+    assert relative_error(alike, reference) > 100 * CLOSE
+    for sample in (ksampler, parallel_sampler):
+        ours = sample(load_case(name, ParallelLayout(ulysses=2)), case.samples(), **options)
+        assert relative_error(ours, reference) < CLOSE
+
+
+REFUSED = [
+    ("flux2 dev", {"concat_latent_image": torch.zeros(1, 128, 7, 5)}, "concat_latent_image"),
+    ("qwen_image edit", {"reference_latents_method": "index_timestep_zero"}, "takes any but index_timestep_zero"),
+    ("qwen_image edit 2511", {"reference_latents_method": "index"}, "takes index_timestep_zero"),
+    ("wan t2v", {"reference_latents": [torch.zeros(1, 16, 1, 7, 5)]}, "reference_latents"),
+    ("wan flf2v 2.1", {"clip_vision_output": wan.clip_vision(torch.zeros(1, 257, 1280))}, "first and the last image"),
+    ("z_image image", {"attention_mask": torch.arange(11)[None] < 9}, "attention_mask"),
+]
+
+
+@pytest.mark.parametrize(("name", "extra", "words"), [row for row in REFUSED if row[0] in KNOWN])
+def test_what_is_not_carried_over_is_refused(
+    name: str, extra: dict[str, Any], words: str, load_case: Callable[..., Any]
+) -> None:
+    ((text, known),) = CASES[name].conditioning(1)
+    given = [[text, {**known, **extra}]]
+    for sample in (ksampler, parallel_sampler):
+        with pytest.raises(InvalidRequest, match=words):
+            sample(load_case(name, ParallelLayout()), CASES[name].samples(), positive=given, negative=given, cfg=1.0)

@@ -7,10 +7,11 @@ import comfy.text_encoders.t5
 import comfy.text_encoders.wan
 import pytest
 import torch
+from any_folder_name.nodes import clip as clip_module
 from any_folder_name.parallel_backend.errors import InvalidRequest
 from diffusers import WanPipeline
 from inside_fixtures import Loaded, relative_error
-from transformers import PreTrainedTokenizerFast
+from transformers import LlamaConfig, LlamaForCausalLM, LlamaModel, PreTrainedTokenizerFast
 
 import nodes as core_nodes
 
@@ -82,3 +83,14 @@ def test_saving_is_refused(loaded: Loaded) -> None:
 def test_textual_inversion_is_refused(loaded: Loaded) -> None:
     with pytest.raises(InvalidRequest, match="textual inversions"):
         encode(loaded.clip, "a embedding:face circle")
+
+
+def test_language_models_are_found_however_they_were_saved(loaded: Loaded) -> None:
+    config = LlamaConfig(vocab_size=8, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2)
+    wanted = LlamaModel(config).state_dict()
+    for prefix in ("", "model.", "language_model.model.", "model.language_model."):
+        saved = {f"{prefix}{name}": weight for name, weight in wanted.items()}
+        found = clip_module.renamed(saved)
+        assert found.keys() == LlamaForCausalLM(config).state_dict().keys() - {"lm_head.weight"}
+    t5 = loaded.client.text_encoder.state_dict()
+    assert clip_module.renamed(t5) == t5

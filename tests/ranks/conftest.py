@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests import tiny
+from parallel_backend.verify import examples
+from tests import families, tiny
 from tests.pool import Pool
 
 Checkpoints = Callable[..., Path]
@@ -35,3 +36,16 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
         return written[key]
 
     return checkpoint
+
+
+@pytest.fixture(scope="session")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path]:
+    """``folders(class_name, variant)`` is the folder of a family's small model."""
+    written: dict[tuple[str, str], Path] = {}
+
+    def folder(name: str, kind: str) -> Path:
+        if (name, kind) not in written:
+            written[name, kind] = examples.write(tmp_path_factory.mktemp("family"), families.module(name, kind))
+        return written[name, kind]
+
+    return folder

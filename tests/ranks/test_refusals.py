@@ -1,12 +1,16 @@
 """What cannot work is refused alike on all ranks, in one sentence, before weights load; the ranks go on."""
 
+import re
 from dataclasses import replace
 
 import pytest
 import torch
 
+from tests import tiny
 from tests.ranks import driver, requests
 from tests.ranks.requests import Case
+
+TINY = tiny.Tiny(heads=2)
 
 
 def refused(pools, message, tensors, *, ranks=2):
@@ -36,9 +40,32 @@ def test_values_that_are_not_finite(pools, path, name, value):
     assert refused(pools, message, tensors).startswith(f"{name} holds NaN or infinity")
 
 
-def test_a_layout_larger_than_the_ranks(pools, path):
-    message, tensors = requests.sample(requests.spec(path, "cfg=2 ulysses=2"), Case())
-    assert "needs 4 ranks and there are 2" in refused(pools, message, tensors)
+@pytest.mark.parametrize(
+    ("ranks", "layout", "case", "options", "words"),
+    [
+        (2, "cfg=2 ulysses=2", Case(), {}, 'layout "cfg=2 ulysses=2" needs 4 ranks and there are 2'),
+        (3, "cfg=2 ulysses=2", Case(), {}, 'layout "cfg=2 ulysses=2" needs 4 ranks and there are 3'),
+        (1, "ulysses=2", Case(), {}, 'layout "ulysses=2" needs 2 ranks and there are 1'),
+        (2, "cfg=2", Case(), {"cfg": 1.0}, "layout cfg=2 needs guidance other than 1.0"),
+        (4, "cfg=2 ulysses=2", Case(batch=1), {"cfg": 1.0}, "layout cfg=2 needs guidance other than 1.0"),
+        (3, "cfg=3", Case(), {}, "layout cfg=3: there are 2 branches"),
+        (3, "tensor=3", Case(), {}, "layout tensor=3: this model has 2 attention heads"),
+        (4, "tensor=4", Case(batch=1), {}, "layout tensor=4: this model has 2 attention heads"),
+    ],
+)
+def test_a_refused_layout_names_others_that_work(pools, path, checkpoints, ranks, layout, case, options, words):
+    pool, devices = (4, ranks) if ranks == 1 else (ranks, ranks)
+    message, tensors = requests.sample(requests.spec(path, layout, ranks=devices), case, **options)
+    sentence = refused(pools, message, tensors, ranks=pool)
+    assert sentence.startswith(words)
+    named = re.findall(r'"([^"]+)"', sentence.partition("would work: ")[2])
+    assert named
+    wanted = requests.stock_sample(TINY, case, **options)
+    for text in named:
+        works, _ = requests.sample(requests.spec(checkpoints(heads=2), text, ranks=devices), case, **options)
+        answers = pools(pool).run(driver.handle, works, tensors)
+        assert [answer["error"] for answer in answers] == [None] * pool, text
+        assert requests.relative_error(answers[0]["tensors"]["samples"], wanted) <= 1e-5
 
 
 def test_a_layout_larger_than_the_devices_named(pools, path):
@@ -46,19 +73,17 @@ def test_a_layout_larger_than_the_devices_named(pools, path):
     assert "needs 2 ranks and there are 1" in refused(pools, message, tensors)
 
 
-def test_cfg_axis_without_guidance(pools, path):
-    message, tensors = requests.sample(requests.spec(path, "cfg=2"), Case(), cfg=1.0)
-    assert refused(pools, message, tensors).startswith("layout cfg=2 needs guidance other than 1.0")
+def test_fewer_ranks_than_devices_leave_the_others_alone(pools, checkpoints):
+    message, tensors = requests.sample(requests.spec(checkpoints(heads=3, seed=4), "cfg=2", ranks=3), Case())
+    answers = pools(3).run(driver.handle, message, tensors)
+    assert [answer["error"] for answer in answers] == [None] * 3
+    assert answers[2]["steps"] == 0
+    assert message.model.path not in {model.path for model in answers[2]["models"]}
 
 
 def test_cfg_axis_with_one_branch(pools, path):
     message, tensors = requests.forward(requests.spec(path, "cfg=2"), Case(texts=(5,)))
     assert refused(pools, message, tensors).startswith("layout cfg=2 needs guidance other than 1.0")
-
-
-def test_cfg_axis_longer_than_the_branches(pools, path):
-    message, tensors = requests.sample(requests.spec(path, "cfg=3"), Case())
-    assert "there are 2 branches" in refused(pools, message, tensors, ranks=3)
 
 
 def test_guidance_without_a_second_branch(pools, path):
@@ -107,7 +132,7 @@ def test_a_latent_beyond_the_position_table(pools, path):
         ({"2.encoder_hidden_states": torch.zeros(2, 5, 32)}, "2.encoder_hidden_states cannot be used"),
         ({"sigmas": torch.ones(1)}, "at least one step"),
         ({"sigmas": torch.ones(3, dtype=torch.int64)}, "sigmas is int64"),
-        ({"mask": torch.zeros(1, 1, 1, 1, 1)}, "mask, noise and latent together"),
+        ({"mask": torch.zeros(1, 1, 1, 1, 1)}, "for inpainting mask and latent, with or without noise"),
     ],
 )
 def test_tensors_that_do_not_fit(pools, path, changes, words):

@@ -81,6 +81,20 @@ def test_inpainting_keeps_what_is_masked(pools, checkpoints, ranks, layout, mask
     assert not torch.allclose(samples[..., 3:], kept[..., 3:], atol=0.1)
 
 
+def test_what_is_kept_is_noised_or_clean(pools, checkpoints):
+    message, tensors = requests.sample(requests.spec(checkpoints(heads=3), "ulysses=2"), Case())
+    generator = torch.Generator().manual_seed(7)
+    kept, noise = (torch.randn(tensors["x"].shape, generator=generator) for _ in range(2))
+    mask = torch.zeros(1, 1, 1, *tensors["x"].shape[3:])
+    mask[..., 3:] = 1.0
+    clean = tensors | {"mask": mask, "latent": kept}
+    # Noise that is the latent itself leaves it as it is at every sigma of a flow model.
+    same, noised = clean | {"noise": kept}, clean | {"noise": noise}
+    answers = [pools(2).run(driver.handle, message, given)[0]["tensors"]["samples"] for given in (clean, same, noised)]
+    assert requests.relative_error(answers[0], answers[1]) <= CLOSE
+    assert requests.relative_error(answers[0], answers[2]) > 100 * CLOSE
+
+
 def _with_layout(message, tensors):
     model = requests.spec(message.model.path, "", ranks=1)
     plain, _ = requests.sample(model, Case())

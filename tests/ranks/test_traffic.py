@@ -10,7 +10,6 @@ from parallel_backend.strategies import STRATEGIES
 from parallel_backend.validation import check_forward
 from tests import families
 from tests.ranks import driver, requests
-from tests.ranks.test_families import folders  # noqa: F401
 
 LAYOUTS = [
     "ulysses=2", "ulysses=3", "ring=3", "ring=4", "ring=2 ulysses=2", "tensor=2", "tensor=3", "tensor=2 ulysses=2",
@@ -32,7 +31,7 @@ def parameters(name, kind):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(("name", "kind"), KINDS)
-def test_bytes_follow_the_formulas(pools, folders, name, kind, layout):  # noqa: F811
+def test_bytes_follow_the_formulas(pools, folders, name, kind, layout):
     branches = [families.inputs(name, kind, batch=3), families.inputs(name, kind, batch=1)]
     tensors = {f"{i}.{key}": value for i, inputs in enumerate(branches) for key, value in inputs.items()}
     path, degrees = folders(name, kind), ParallelLayout.parse(layout)

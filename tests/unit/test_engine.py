@@ -112,9 +112,9 @@ def test_a_checkpoint_without_a_vae(ask, tmp_path, engine):
 def test_a_vae_class_that_is_not_supported(ask, tmp_path, checkpoint):
     path = shutil.copytree(checkpoint, tmp_path / "model")
     index = json.loads((path / "model_index.json").read_text())
-    index["vae"] = ["diffusers", "AutoencoderKL"]
+    index["vae"] = ["diffusers", "AutoencoderDC"]
     (path / "model_index.json").write_text(json.dumps(index))
-    with pytest.raises(InvalidRequest, match="vae class AutoencoderKL is not supported; supported: AutoencoderKLWan"):
+    with pytest.raises(InvalidRequest, match="vae class AutoencoderDC is not supported; supported: AutoencoderKL, "):
         ask(Decode(model=one_rank(path)), {"latent": torch.zeros(1, 16, 1, 2, 2)})
 
 

@@ -7,7 +7,7 @@ from parallel_backend.geometry import LATENT
 from tests import families
 
 
-@pytest.mark.parametrize(("name", "kind"), families.variants())
+@pytest.mark.parametrize(("name", "kind"), [*families.variants()])
 @pytest.mark.parametrize("batch", [1, 2])
 @torch.no_grad()
 def test_three_parts_equal_stock(name, kind, batch):

@@ -1,9 +1,11 @@
 """Layouts: what they refuse, and the rule without one."""
 
+import re
+
 import pytest
 
 from parallel_backend.errors import InvalidRequest
-from parallel_backend.layout import ParallelLayout, auto
+from parallel_backend.layout import ParallelLayout, auto, nearest
 
 
 def test_ranks_and_text():
@@ -12,7 +14,7 @@ def test_ranks_and_text():
     assert str(layout) == "data=2 cfg=2 ulysses=3"
     assert ParallelLayout.parse(str(layout)) == layout
     assert ParallelLayout.parse("") == ParallelLayout()
-    assert str(ParallelLayout()) == "one rank"
+    assert ParallelLayout.parse(str(ParallelLayout())) == ParallelLayout()
 
 
 @pytest.mark.parametrize("degree", [0, -1, 1.5, True, "2"])
@@ -32,10 +34,37 @@ def test_text_that_is_no_layout(text):
         ParallelLayout.parse(text)
 
 
+def named(sentence):
+    """The layouts that a refusal says would work."""
+    return re.findall(r'"([^"]+)"', sentence.partition("would work: ")[2])
+
+
 def test_too_few_ranks_names_what_would_fit():
-    with pytest.raises(InvalidRequest, match=r'needs 4 ranks and there are 3; .* "ulysses=3", "cfg=2"'):
+    with pytest.raises(InvalidRequest, match=r"needs 4 ranks and there are 3; ") as refused:
         ParallelLayout(cfg=2, ulysses=2).check_fits(3)
+    assert named(str(refused.value)) == ["ulysses=3", "ulysses=2", "cfg=2"]
     ParallelLayout(cfg=2, ulysses=2).check_fits(4)
+
+
+@pytest.mark.parametrize("wanted", ["cfg=2 ulysses=4", "tensor=8", "data=2 tensor=4", "ring=8 shard_weights"])
+@pytest.mark.parametrize("ranks", [1, 3, 5, 7])
+def test_what_is_named_fits_and_asks_for_no_more(wanted, ranks):
+    asked = ParallelLayout.parse(wanted)
+    with pytest.raises(InvalidRequest) as refused:
+        asked.check_fits(ranks)
+    layouts = [ParallelLayout.parse(text) for text in named(str(refused.value))]
+    assert layouts
+    assert len(set(layouts)) == len(layouts)
+    for layout in layouts:
+        layout.check_fits(ranks)
+        assert all(layout.degrees[axis] <= asked.degrees[axis] for axis in ("data", "cfg", "tensor"))
+    assert layouts[0].shard_weights == (asked.shard_weights and ranks > 1)
+
+
+def test_nearest_are_those_that_work_with_the_fewest_idle_ranks():
+    found = nearest(ParallelLayout(tensor=6), 7, lambda layout: layout.tensor == 1 and layout.cfg == 1)
+    assert [layout.ranks for layout in found] == [6, 6, 6]
+    assert nearest(ParallelLayout(tensor=6), 7, lambda layout: layout.ranks == 1) == [ParallelLayout()]
 
 
 @pytest.mark.parametrize(

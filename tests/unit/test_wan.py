@@ -7,7 +7,7 @@ from parallel_backend.errors import InvalidRequest
 from parallel_backend.models import family_of, wan
 from parallel_backend.models.patches import pad_to_patch
 from parallel_backend.models.wan import Wan
-from tests import tiny
+from tests import families, tiny
 
 
 def three_parts(family, inputs):
@@ -67,3 +67,20 @@ def test_numbers_that_a_config_leaves_out_are_those_of_the_class():
     signature = inspect.signature(WanTransformer3DModel.__init__).parameters
     assert {name: signature[name].default for name in wan._DEFAULTS} == wan._DEFAULTS
     assert Wan.describe({}).sites[0].heads == 40
+
+
+@torch.no_grad()
+def test_frames_are_weighed_once():
+    name = "WanTransformer3DModel", "ti2v 5b"
+    family, inputs = families.family(*name), families.inputs(*name, batch=2)
+    weighed = inputs["timestep"][:, None] * inputs["frame_weights"]
+    once = family.embed(inputs).tables["image"]["timestep"]
+    assert once.shape == (2, 3 * 3 * 4)
+    assert torch.equal(family.embed({**inputs, "timestep": weighed}).tables["image"]["timestep"], once)
+
+
+def test_one_image_where_two_are_needed():
+    name = "WanTransformer3DModel", "flf2v 2.1"
+    shapes = {key: tuple(value.shape) for key, value in families.inputs(*name, batch=1).items()}
+    with pytest.raises(InvalidRequest, match="first and the last image, 10 tokens, and got 5"):
+        Wan.extent(families.module(*name).config, {**shapes, "encoder_hidden_states_image": (1, 5, 20)})

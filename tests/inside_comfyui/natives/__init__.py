@@ -1,8 +1,9 @@
 """Tiny native models of the families, by family and kind."""
 
-from natives import flux
+from natives import flux, flux2, hunyuan_video, ltx, mochi, pixart, qwen_image, sd3, wan, z_image
 from natives.case import Case
 
+FAMILIES = (flux, flux2, hunyuan_video, ltx, mochi, pixart, qwen_image, sd3, wan, z_image)
 CASES: dict[str, Case] = {
-    f"{family.__name__.rpartition('.')[2]} {kind}": case for family in (flux,) for kind, case in family.CASES.items()
+    f"{family.__name__.rpartition('.')[2]} {kind}": case for family in FAMILIES for kind, case in family.CASES.items()
 }

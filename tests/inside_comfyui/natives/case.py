@@ -1,5 +1,6 @@
 """A tiny model of ComfyUI's own class with random weights, and the same weights as a diffusers checkpoint."""
 
+import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,6 +11,8 @@ import comfy.model_detection
 import comfy.model_patcher
 import diffusers
 import torch
+from any_folder_name.nodes.families.bridge import takes
+from any_folder_name.nodes.families.registry import BRIDGES
 from torch import Tensor
 
 Weights = dict[str, Tensor]
@@ -23,27 +26,37 @@ class Case:
 
     Attributes:
         unet: what ComfyUI's detection finds; transformer: diffusers' class; config: of that.
+        fixed: names in ``unet`` that detection has one value for, or none, whatever the size of the model.
+        published: what the config of the published model says beside diffusers' defaults.
         converted: the native weights under diffusers' names.
-        latent: its shape; text: tokens and width; extra: what CONDITIONING holds beside the text.
-        cfg: guidance; sampler_name: for KSampler.
+        latent: its shape; given: what LATENT holds beside zeros of it, or in their place.
+        text: tokens and width; shorter: by how many tokens the negative prompt's is.
+        extra: what CONDITIONING holds beside the text.
+        cfg: guidance; pipeline: the class in ``model_index.json``.
     """
 
     unet: Mapping[str, Any]
     transformer: str
     config: Mapping[str, Any]
+    published: Mapping[str, Any]
     converted: Callable[[Weights], Weights]
     latent: tuple[int, ...]
     text: tuple[int, int]
+    fixed: frozenset[str] = frozenset()
+    given: Callable[[Random], dict[str, Any]] = field(default=lambda random: {})
     extra: Callable[[Random], dict[str, Any]] = field(default=lambda random: {})
+    shorter: int = 3
     cfg: float = 4.0
+    pipeline: str = "DiffusionPipeline"
 
     def known(self) -> bool:
         """Whether this version of ComfyUI has the family."""
-        return comfy.model_detection.model_config_from_unet_config(dict(self.unet)) is not None
+        taken = takes(BRIDGES[self.transformer].native, self.unet)
+        return taken and comfy.model_detection.model_config_from_unet_config(dict(self.unet)) is not None
 
-    def native(self) -> comfy.model_patcher.ModelPatcher:
+    def native(self, seed: int = 0) -> comfy.model_patcher.ModelPatcher:
         """ComfyUI's own model, and nothing of ours; weights are such that no part is lost in rounding."""
-        random = seeded(0)
+        random = seeded(seed)
         model = comfy.model_detection.model_config_from_unet_config(dict(self.unet)).get_model({})
         module = model.diffusion_model
         module.load_state_dict({name: _weight(name, tensor, random) for name, tensor in module.state_dict().items()})
@@ -56,15 +69,30 @@ class Case:
         transformer = getattr(diffusers, self.transformer)(**self.config)
         weights = {name: tensor.clone() for name, tensor in native.model.diffusion_model.state_dict().items()}
         transformer.load_state_dict(self.converted(weights))
+        self.describe(folder, self.config)
         transformer.save_pretrained(folder / "transformer")
-        index = {"_class_name": "DiffusionPipeline", "transformer": ["diffusers", self.transformer]}
+
+    def describe(self, folder: Path, config: Mapping[str, Any]) -> None:
+        """Write the JSON files of a checkpoint without weights; what ``config`` leaves out is diffusers' default."""
+        parameters = inspect.signature(getattr(diffusers, self.transformer)).parameters
+        whole = {name: parameter.default for name, parameter in parameters.items()} | dict(config)
+        index = {"_class_name": self.pipeline, "transformer": ["diffusers", self.transformer]}
+        (folder / "transformer").mkdir(parents=True)
+        (folder / "transformer" / "config.json").write_text(json.dumps(whole))
         (folder / "model_index.json").write_text(json.dumps(index))
+
+    def samples(self) -> dict[str, Any]:
+        """LATENT."""
+        return {"samples": torch.zeros(self.latent), **self.given(seeded(3))}
 
     def conditioning(self, seed: int, shorter: int = 0) -> list[Any]:
         """One random conditioning."""
         random = seeded(seed)
         tokens, width = self.text
-        return [[random(1, tokens - shorter, width), self.extra(random)]]
+        text, extra = random(1, tokens - shorter, width), self.extra(random)
+        if "attention_mask" in extra:
+            extra["attention_mask"] = extra["attention_mask"][:, : text.shape[1]]
+        return [[text, extra]]
 
 
 def seeded(seed: int) -> Random:

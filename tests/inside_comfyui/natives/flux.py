@@ -17,6 +17,8 @@ UNET = {
     "axes_dim": [4, 6, 6], "theta": 10000, "qkv_bias": True,
 }  # fmt: skip
 
+FIXED = frozenset({"num_heads", "axes_dim", "context_in_dim", "hidden_size"})
+
 
 def _extra(random: Random) -> dict[str, Any]:
     return {"pooled_output": random(1, 20), "guidance": 2.5}
@@ -32,18 +34,19 @@ def _kontext(random: Random) -> dict[str, Any]:
 
 
 def _case(*, guided: bool = True, channels: int = 16, **options: Any) -> Case:
-    config = {**CONFIG, "guidance_embeds": guided, "in_channels": 4 * channels, "out_channels": 64}
+    kind = {"guidance_embeds": guided, "in_channels": 4 * channels, "out_channels": 64}
+    config = {**CONFIG, **kind}
     unet = {**UNET, "guidance_embed": guided, "in_channels": channels}
-    if "txt_ids_dims" in comfy_params():
-        unet["txt_ids_dims"] = []
+    newer = {"txt_ids_dims": [], "yak_mlp": False, "txt_norm": False}
+    unet |= {name: value for name, value in newer.items() if name in comfy_params()}
 
     def converted(weights: Weights) -> Weights:
         names = diffusers.FluxTransformer2DModel(**config).state_dict()
         return by_map(weights, comfy.utils.flux_to_diffusers(unet), list(names))
 
     return Case(
-        unet=unet, transformer="FluxTransformer2DModel", config=config, converted=converted,
-        latent=(2, 16, 7, 5), text=(11, 24), **{"extra": _extra, **options},
+        unet=unet, transformer="FluxTransformer2DModel", config=config, published=kind, converted=converted,
+        fixed=FIXED, latent=(2, 16, 7, 5), text=(11, 24), **{"extra": _extra, **options},
     )  # fmt: skip
 
 

@@ -1,0 +1,184 @@
+"""ComfyUI's own VAE modules, tiny and random, beside diffusers' with the same weights."""
+
+import re
+from typing import Any
+
+import comfy.diffusers_convert
+import comfy.ldm.genmo.vae.model
+import comfy.ldm.lightricks.vae.causal_video_autoencoder as lightricks
+import comfy.ldm.models.autoencoder
+import comfy.ldm.wan.vae
+import comfy.ldm.wan.vae2_2
+import diffusers
+import torch
+from diffusers.loaders.single_file_utils import convert_ltx_vae_checkpoint_to_diffusers, convert_wan_vae_to_diffusers
+
+Pair = tuple[torch.nn.Module, Any]
+"""ComfyUI's module and diffusers'."""
+
+WIDTHS = {"block_out_channels": [32, 32, 64, 64], "layers_per_block": 1}
+KL = {"ch": 32, "ch_mult": [1, 1, 2, 2], "num_res_blocks": 1, "in_channels": 3, "out_ch": 3, "resolution": 32}
+IMAGE = WIDTHS | {"down_block_types": ["DownEncoderBlock2D"] * 4, "up_block_types": ["UpDecoderBlock2D"] * 4}
+
+
+def randomise(module: Any) -> Any:
+    """Weights that keep the size of what passes through, and statistics unlike 0 and 1."""
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            random = torch.randn(parameter.shape, generator=generator)
+            small = parameter.ndim < 2 or parameter[0].numel() == 1
+            parameter.copy_(1.0 + 0.1 * random if small else random * parameter[0].numel() ** -0.5)
+        for buffer in module.buffers():
+            if buffer.is_floating_point():
+                buffer.copy_(0.5 + torch.rand(buffer.shape, generator=generator))
+    return module.float().eval().requires_grad_(False)
+
+
+def _from_diffusers(theirs: Any, channels: int, **options: Any) -> Pair:
+    native = comfy.ldm.models.autoencoder.AutoencoderKL(
+        ddconfig=KL | {"z_channels": channels, "double_z": True, "attn_resolutions": [], "dropout": 0.0} | options,
+        embed_dim=channels,
+    )
+    native.load_state_dict(comfy.diffusers_convert.convert_vae_state_dict(randomise(theirs).state_dict()))
+    return native.float().eval().requires_grad_(False), theirs
+
+
+def image() -> Pair:
+    """As of Flux, with the 1x1 convolutions that some have."""
+    return _from_diffusers(diffusers.AutoencoderKL(**IMAGE, latent_channels=4), 4)
+
+
+def flux2() -> Pair:
+    """With a batch norm."""
+    return _from_diffusers(diffusers.AutoencoderKLFlux2(**IMAGE, latent_channels=4), 4, batch_norm_latent=True)
+
+
+def hunyuan_video() -> Pair:
+    """Over time too."""
+    theirs = diffusers.AutoencoderKLHunyuanVideo(**WIDTHS, latent_channels=16)
+    return _from_diffusers(theirs, 16, conv3d=True, time_compress=4)
+
+
+def wan21() -> Pair:
+    """16 channels; Qwen-Image's is the same."""
+    shape = {"z_dim": 16, "dim_mult": [1, 2, 4, 4], "num_res_blocks": 2, "temperal_downsample": [False, True, True]}
+    native = randomise(comfy.ldm.wan.vae.WanVAE(dim=4, **shape))
+    theirs = diffusers.AutoencoderKLWan(base_dim=4, **shape)
+    theirs.load_state_dict(convert_wan_vae_to_diffusers(native.state_dict()))
+    return native, theirs.eval()
+
+
+def qwen_image() -> Pair:
+    """``wan21`` as diffusers' other class."""
+    native, wan = wan21()
+    theirs = diffusers.AutoencoderKLQwenImage(base_dim=4)
+    theirs.load_state_dict(wan.state_dict())
+    return native, theirs.eval()
+
+
+def wan22() -> Pair:
+    """Patches of 2x2 pixels."""
+    shape = {"z_dim": 48, "dim_mult": [1, 2, 4, 4], "num_res_blocks": 2, "temperal_downsample": [False, True, True]}
+    native = randomise(comfy.ldm.wan.vae2_2.WanVAE(dim=4, dec_dim=8, **shape))
+    theirs = diffusers.AutoencoderKLWan(
+        base_dim=4, decoder_base_dim=8, **shape, is_residual=True, in_channels=12, out_channels=12, patch_size=2,
+        scale_factor_spatial=16, latents_mean=[0.0] * 48, latents_std=[1.0] * 48,
+    )  # fmt: skip
+    theirs.load_state_dict({_wan22_name(name): tensor for name, tensor in native.state_dict().items()})
+    return native, theirs.eval()
+
+
+def _wan22_name(name: str) -> str:
+    for pattern, instead in (
+        (r"^conv1", "quant_conv"), (r"^conv2", "post_quant_conv"), (r"coder\.conv1", "coder.conv_in"),
+        (r"head\.0", "norm_out"), (r"head\.2", "conv_out"), (r"middle\.0", "mid_block.resnets.0"),
+        (r"middle\.1", "mid_block.attentions.0"), (r"middle\.2", "mid_block.resnets.1"),
+        (r"downsamples\.(\d)\.downsamples\.\d\.(resample|time_conv)", r"down_blocks.\1.downsampler.\2"),
+        (r"upsamples\.(\d)\.upsamples\.\d\.(resample|time_conv)", r"up_blocks.\1.upsampler.\2"),
+        (r"downsamples\.(\d)\.downsamples\.", r"down_blocks.\1.resnets."),
+        (r"upsamples\.(\d)\.upsamples\.", r"up_blocks.\1.resnets."),
+        (r"residual\.0", "norm1"), (r"residual\.2", "conv1"), (r"residual\.3", "norm2"), (r"residual\.6", "conv2"),
+        (r"\.shortcut", ".conv_shortcut"),
+    ):  # fmt: skip
+        name = re.sub(pattern, instead, name)
+    return name
+
+
+def ltx() -> Pair:
+    """LTX-Video 0.9.0."""
+    down = [["res_x", 1], ["compress_all", 1], ["res_x_y", 1]] * 2
+    blocks = [*down, ["res_x", 1], ["compress_all", 1], ["res_x", 1], ["res_x", 1]]
+    theirs = diffusers.AutoencoderKLLTXVideo(
+        block_out_channels=[8, 16, 32, 32], decoder_block_out_channels=[8, 16, 32, 32], layers_per_block=[1] * 5,
+        decoder_layers_per_block=[1] * 5,
+    )  # fmt: skip
+    return _ltx(theirs, encoder_blocks=blocks, decoder_blocks=blocks)
+
+
+def ltx_noisy() -> Pair:
+    """LTX-Video 0.9.1: a timestep, and noise in front of and inside the decoder."""
+    down = [["res_x", {"num_layers": 1}], ["compress_all", {}], ["res_x_y", 1]] * 2
+    encoder = [*down, ["res_x", {"num_layers": 1}], ["compress_all", {}], *[["res_x", {"num_layers": 1}]] * 2]
+    noisy = {"num_layers": 1, "inject_noise": True}
+    up = [["res_x", noisy], ["compress_all", {"residual": True, "multiplier": 2}]] * 3
+    theirs = diffusers.AutoencoderKLLTXVideo(
+        block_out_channels=[8, 16, 32, 32], layers_per_block=[1] * 5, decoder_block_out_channels=[16, 32, 64],
+        decoder_layers_per_block=[1] * 4, decoder_spatio_temporal_scaling=[True] * 3,
+        decoder_inject_noise=[True, True, True, False], upsample_residual=[True] * 3, upsample_factor=[2] * 3,
+        timestep_conditioning=True,
+    )  # fmt: skip
+    decoder = [*up, ["res_x", {"num_layers": 1, "inject_noise": False}]]
+    return _ltx(theirs, encoder_blocks=encoder, decoder_blocks=decoder, timestep_conditioning=True)
+
+
+def _ltx(theirs: Any, *, encoder_blocks: Any, decoder_blocks: Any, timestep_conditioning: bool = False) -> Pair:
+    shape = {"dims": 3, "base_channels": 8, "patch_size": 4, "norm_layer": "pixel_norm"}
+    native = lightricks.VideoVAE(config={"dims": 3, "latent_channels": 128, "blocks": [], "norm_layer": "pixel_norm"})
+    native.timestep_conditioning = timestep_conditioning
+    native.encoder = lightricks.Encoder(
+        in_channels=3, out_channels=128, blocks=encoder_blocks, latent_log_var="uniform", **shape
+    )
+    native.decoder = lightricks.Decoder(
+        in_channels=128, out_channels=3, blocks=decoder_blocks, causal=False, spatial_padding_mode="reflect",
+        timestep_conditioning=timestep_conditioning, **shape,
+    )  # fmt: skip
+    randomise(native)
+    named = {f"vae.{name}": tensor.clone() for name, tensor in native.state_dict().items()}
+    theirs.load_state_dict(convert_ltx_vae_checkpoint_to_diffusers(named))
+    return native, theirs.eval()
+
+
+def mochi() -> Pair:
+    """Narrow; ComfyUI's class has a fixed width."""
+    widths = {"base_channels": 32, "channel_multipliers": [1, 2, 3, 4], "num_res_blocks": [1] * 5, "latent_dim": 12}
+    common = widths | {"padding_mode": "replicate"}
+    native = comfy.ldm.genmo.vae.model.VideoVAE.__new__(comfy.ldm.genmo.vae.model.VideoVAE)
+    torch.nn.Module.__init__(native)
+    native.encoder = comfy.ldm.genmo.vae.model.Encoder(
+        in_channels=15, temporal_reductions=[1, 2, 3], spatial_reductions=[2] * 3, prune_bottlenecks=[False] * 5,
+        has_attentions=[False, True, True, True, True], input_is_conv_1x1=True, **common,
+    )  # fmt: skip
+    native.decoder = comfy.ldm.genmo.vae.model.Decoder(
+        temporal_expansions=[1, 2, 3], spatial_expansions=[2] * 3, has_attention=[False] * 5, output_norm=False,
+        affine=True, bias=True, **common,
+    )  # fmt: skip
+    randomise(native)
+    channels = [32, 64, 96, 128]
+    theirs = diffusers.AutoencoderKLMochi(
+        encoder_block_out_channels=channels, decoder_block_out_channels=channels, layers_per_block=[1] * 5
+    )
+    # The layers come in the same order; only ``qkv`` is three of diffusers'.
+    tensors = [
+        part
+        for name, tensor in native.state_dict().items()
+        for part in (tensor.chunk(3) if name.endswith("qkv.weight") else [tensor])
+    ]
+    theirs.load_state_dict(dict(zip(theirs.state_dict(), tensors, strict=True)))
+    return native, theirs.eval()
+
+
+NATIVE = {
+    made.__name__: made
+    for made in (image, flux2, wan21, wan22, qwen_image, hunyuan_video, ltx, ltx_noisy, mochi)
+}  # fmt: skip

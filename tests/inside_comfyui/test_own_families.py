@@ -1,0 +1,168 @@
+"""The families that ComfyUI lacks: diffusers' forward in our model class against a real backend of two ranks."""
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import comfy.model_patcher
+import pytest
+import torch
+from any_folder_name.nodes.class_label import ParallelClassLabel
+from any_folder_name.nodes.families.bridge import Bridge
+from any_folder_name.nodes.families.registry import bridge_for
+from any_folder_name.parallel_backend.checkpoint import Checkpoint
+from any_folder_name.parallel_backend.errors import InvalidRequest
+from any_folder_name.parallel_backend.layout import ParallelLayout
+from inside_fixtures import Loaded, ksampler, parallel_sampler, relative_error
+from own_cases import CASES, Stock
+
+CLOSE = 1e-4
+
+
+@pytest.fixture
+def folder(models: Path) -> Callable[[str], Path]:
+    """The checkpoint of a case."""
+
+    def write(name: str) -> Path:
+        if not (models / name).exists():
+            CASES[name].write(models / name)
+        return models / name
+
+    return write
+
+
+@cache
+def bridge_of(folder: Path) -> Bridge:
+    return bridge_for(Checkpoint.open(folder))
+
+
+def alone(folder: Path) -> comfy.model_patcher.ModelPatcher:
+    """Our model class in ComfyUI without a backend."""
+    model = bridge_of(folder).core_config().get_model({})
+    model.diffusion_model = Stock(CASES[folder.name])
+    cpu = torch.device("cpu")
+    return comfy.model_patcher.ModelPatcher(model, load_device=cpu, offload_device=cpu)
+
+
+def prompts(name: str) -> dict[str, Any]:
+    return {"positive": CASES[name].conditioning(1), "negative": CASES[name].conditioning(2, shorter=3)}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_ranks_give_what_diffusers_forward_gives(
+    name: str, folder: Callable[[str], Path], load_remote: Callable[..., Loaded]
+) -> None:
+    latent = {"samples": torch.zeros(CASES[name].latent)}
+    reference = ksampler(alone(folder(name)), latent, **prompts(name))
+    assert relative_error(ksampler(alone(folder(name)), latent, **prompts(name), cfg=1.0), reference) > 0.01
+    for layout in (ParallelLayout(ulysses=2), ParallelLayout(cfg=2)):
+        model = load_remote(layout, name=name).model
+        for sample in (ksampler, parallel_sampler):
+            error = relative_error(sample(model, latent, **prompts(name)), reference)
+            assert error < CLOSE, f"{sample.__name__}, {layout}: {error:.1e}"
+
+
+@pytest.mark.parametrize("name", ["cogvideox 5b", "latte", "dit"])
+def test_part_of_a_picture_is_drawn_anew(
+    name: str, folder: Callable[[str], Path], load_remote: Callable[..., Loaded]
+) -> None:
+    shape = CASES[name].latent
+    latent = {"samples": torch.randn(shape), "noise_mask": (torch.rand(1, 1, *shape[-2:]) > 0.5).float()}
+    options = {**prompts(name), "denoise": 0.6, "sampler_name": "dpmpp_2m", "scheduler": "sgm_uniform"}
+    reference = ksampler(alone(folder(name)), latent, **options)
+    model = load_remote(ParallelLayout(ulysses=2), name=name).model
+    for sample in (ksampler, parallel_sampler):
+        assert relative_error(sample(model, latent, **options), reference) < CLOSE
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_schedule_is_that_of_diffusers(name: str, folder: Callable[[str], Path]) -> None:
+    sampling = bridge_of(folder(name)).core_config().get_model({}).model_sampling
+    alphas = CASES[name].scheduler.alphas_cumprod.double()
+    assert (1 / (1 + sampling.sigmas.double() ** 2) - alphas).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_step_is_that_of_diffusers(name: str, folder: Callable[[str], Path]) -> None:
+    sampling = bridge_of(folder(name)).core_config().get_model({}).model_sampling
+    scheduler = CASES[name].scheduler
+    scheduler.set_timesteps(10)
+    now, then = scheduler.timesteps[2:4].tolist()
+    sample, out = torch.randn(2, 1, 4, 3, 5)
+    step = scheduler.step(out, now, sample)
+    sigma, following = sampling.sigmas[now], sampling.sigmas[then]
+    x = sample * (1 + sigma**2) ** 0.5
+    assert sampling.timestep(sigma[None]).item() == now
+    x0 = sampling.calculate_denoised(sigma[None], out, x)
+    assert relative_error(x0, step.pred_original_sample) < 1e-5
+    euler = x + (x - x0) / sigma * (following - sigma)
+    assert relative_error(euler / (1 + following**2) ** 0.5, step.prev_sample) < 1e-5
+
+
+@pytest.mark.parametrize("name", ["cogvideox 5b i2v", "cogvideox 1.5 i2v"])
+@pytest.mark.parametrize("masked", [False, True])
+def test_image_is_where_diffusers_puts_it(name: str, masked: bool, folder: Callable[[str], Path]) -> None:
+    case, model = CASES[name], alone(folder(name))
+    image, frames = torch.randn(1, 16, 1, 6, 10), case.latent[2]
+    given = {"concat_latent_image": image}
+    if masked:
+        mask = torch.ones(1, 1, frames, 6, 10)
+        mask[:, :, :1] = 0.0
+        gray = torch.randn(1, 16, frames - 1, 6, 10)
+        given = {"concat_latent_image": torch.cat([image, gray], dim=2), "concat_mask": mask}
+    conds = [[case.conditioning(1)[0][0], given]]
+    ksampler(model, {"samples": torch.zeros(case.latent)}, positive=conds, negative=conds, cfg=1.0, steps=1)
+    factor = case.vae["scaling_factor"] ** (-1 if case.vae.get("invert_scale_latents") else 1)
+    wanted = torch.cat([image * factor, torch.zeros(1, 16, frames - 1, 6, 10)], dim=2)
+    assert relative_error(model.model.diffusion_model.seen[0][:, 16:], wanted.expand(2, -1, -1, -1, -1)) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "extra", "said"),
+    [
+        ("cogvideox 1.5", (1, 16, 5, 6, 10), {}, r"5 frames: .* a multiple of 2. Make a video of 21 pictures"),
+        ("cogvideox 5b", (1, 16, 3, 6, 10), {"concat_latent_image": torch.zeros(1, 16, 1, 6, 10)}, "a prompt alone"),
+        ("cogvideox 5b i2v", (1, 16, 3, 6, 10), {"concat_latent_image": None}, "give the image to both prompts"),
+        ("latte", (1, 4, 5, 6, 10), {}, "this Latte makes 3, or 1"),
+        ("dit", (1, 4, 8, 6), {}, "square images alone"),
+        ("dit", (1, 4, 8, 8), {"class_labels": 11}, r"class_labels holds 11, and this model knows 0 to 10"),
+        ("dit", (1, 4, 8, 8), {"class_labels": None}, "use Parallel Class Label"),
+    ],
+)
+def test_what_does_not_fit_is_refused(
+    name: str, shape: tuple[int, ...], extra: dict[str, Any], said: str,
+    folder: Callable[[str], Path], load_remote: Callable[..., Loaded],
+) -> None:  # fmt: skip
+    folder(name)
+    model = load_remote(ParallelLayout(ulysses=2), name=name).model
+    (tensor, own), *_ = CASES[name].conditioning(1)
+    options = {"positive": [[tensor, own | extra]], "negative": [[tensor, own | extra]]}
+    for sample in (ksampler, parallel_sampler):
+        with pytest.raises(InvalidRequest, match=said):
+            sample(model, {"samples": torch.zeros(shape)}, **options)
+
+
+def test_classes_of_the_node(folder: Callable[[str], Path], load_remote: Callable[..., Loaded]) -> None:
+    folder("dit")
+    model = load_remote(ParallelLayout(cfg=2), name="dit").model
+    latent = {"samples": torch.zeros(1, 4, 8, 8)}
+    positive, negative = ParallelClassLabel.execute(3).args
+    none, _ = ParallelClassLabel.execute(10).args
+    drawn = ksampler(model, latent, positive=positive, negative=negative)
+    assert relative_error(ksampler(model, latent, positive=positive, negative=none), drawn) < CLOSE
+    other, _ = ParallelClassLabel.execute(4).args
+    assert relative_error(ksampler(model, latent, positive=other, negative=negative), drawn) > 0.01
+
+
+def test_weights_have_diffusers_names(folder: Callable[[str], Path], load_remote: Callable[..., Loaded]) -> None:
+    folder("latte")
+    weights = load_remote(name="latte").model.model.diffusion_model.state_dict()
+    theirs = CASES["latte"].module().state_dict()
+    assert {name: tensor.shape for name, tensor in weights.items()} == {name: t.shape for name, t in theirs.items()}
+
+
+def test_a_model_of_classes_has_no_clip(folder: Callable[[str], Path], load_remote: Callable[..., Loaded]) -> None:
+    folder("dit")
+    with pytest.raises(InvalidRequest, match="no prompt but a class"):
+        load_remote(name="dit").clip.tokenize("a dog")

@@ -1,0 +1,101 @@
+"""The prompts of the families that ComfyUI lacks, against diffusers' own pipelines."""
+
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import pytest
+import sentencepiece
+import tiny_wan
+import torch
+from inside_fixtures import Loaded, relative_error
+from own_cases import CASES, TEXT
+from transformers import PreTrainedTokenizerFast, T5Config, T5EncoderModel
+
+import nodes as core_nodes
+
+PROMPT = "a red circle"
+SENTENCES = ["a red circle on a blue background", "a green square moving left", "moving right"]
+
+
+def encoder() -> T5EncoderModel:
+    """With random weights."""
+    torch.manual_seed(0)
+    config = T5Config(vocab_size=64, d_model=TEXT[1], d_kv=8, d_ff=32, num_layers=2, num_heads=3)
+    return T5EncoderModel(config).eval().requires_grad_(False)
+
+
+def pieces() -> bytes:
+    """A SentencePiece model with T5's special tokens."""
+    written = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(SENTENCES * 9), model_writer=written, vocab_size=48, hard_vocab_limit=False,
+        pad_id=0, eos_id=1, unk_id=2, bos_id=-1, minloglevel=2,
+    )  # fmt: skip
+    return written.getvalue()
+
+
+@pytest.fixture
+def load_text(models: Path, load_remote: Callable[..., Loaded]) -> Callable[[str, bool], Loaded]:
+    """A case's checkpoint with a text encoder and a tokenizer, which may be of SentencePiece."""
+
+    def load(name: str, spiece: bool) -> Loaded:
+        folder = models / f"{name} with text, {spiece}"
+        CASES[name].write(folder)
+        encoder().save_pretrained(folder / "text_encoder")
+        (folder / "tokenizer").mkdir()
+        if spiece:
+            (folder / "tokenizer" / "spiece.model").write_bytes(pieces())
+        else:
+            tiny_wan._tokenizer().save(str(folder / "tokenizer" / "tokenizer.json"))
+        index = json.loads((folder / "model_index.json").read_text())
+        index |= {"text_encoder": ["transformers", "T5EncoderModel"], "tokenizer": ["transformers", "T5Tokenizer"]}
+        (folder / "model_index.json").write_text(json.dumps(index))
+        return load_remote(name=folder.name)
+
+    return load
+
+
+def encoded(loaded: Loaded, text: str) -> torch.Tensor:
+    """ComfyUI's CLIPTextEncode node."""
+    found: torch.Tensor = core_nodes.CLIPTextEncode().encode(loaded.clip, text)[0][0][0]
+    return found
+
+
+def tokenizer(loaded: Loaded) -> PreTrainedTokenizerFast:
+    file = loaded.model.model.diffusion_model.handle.checkpoint.path / "tokenizer" / "tokenizer.json"
+    return PreTrainedTokenizerFast(tokenizer_file=str(file), pad_token="<pad>", eos_token="</s>")
+
+
+@pytest.mark.parametrize("text", [PROMPT, ""])
+def test_cogvideox_attends_to_its_padding(load_text: Callable[..., Any], text: str) -> None:
+    loaded = load_text("cogvideox 2b" if text else "cogvideox 5b", False)
+    pipeline = diffusers.CogVideoXPipeline(
+        tokenizer=tokenizer(loaded), text_encoder=encoder(), vae=None, transformer=None, scheduler=None
+    )
+    reference = pipeline._get_t5_prompt_embeds(text, max_sequence_length=TEXT[0])
+    ours = encoded(loaded, text)
+    assert ours.shape == (1, *TEXT)
+    assert relative_error(ours, reference) < 1e-5
+
+
+def test_latte_has_no_padding(load_text: Callable[..., Any]) -> None:
+    loaded = load_text("latte", False)
+    pipeline = diffusers.LattePipeline(
+        tokenizer=tokenizer(loaded), text_encoder=encoder(), vae=None, transformer=None, scheduler=None
+    )
+    reference, _ = pipeline.encode_prompt(PROMPT, do_classifier_free_guidance=False, device="cpu")
+    ours = encoded(loaded, PROMPT)
+    assert ours.shape == reference.shape == (1, 4, TEXT[1])
+    assert relative_error(ours, reference) < 1e-5
+
+
+def test_sentencepiece_is_read_where_there_is_no_other_tokenizer(load_text: Callable[..., Any]) -> None:
+    loaded = load_text("latte", True)
+    words = sentencepiece.SentencePieceProcessor(model_proto=pieces(), add_eos=True).encode(PROMPT)
+    assert [pair[0] for pair in loaded.clip.tokenize(PROMPT)["t5xxl"][0]] == words
+    reference = encoder()(torch.tensor([words])).last_hidden_state
+    assert relative_error(encoded(loaded, PROMPT), reference) < 1e-5

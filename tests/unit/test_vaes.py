@@ -1,0 +1,283 @@
+"""Every VAE class against diffusers' own decode and encode, tiny and random, with odd sizes and a batch of 2.
+
+In float64: random layers with few channels enlarge rounding, and what is asked is whether the computation is the same.
+"""
+
+import inspect
+import json
+
+import diffusers
+import pytest
+import torch
+from diffusers import Flux2Pipeline, LTXPipeline
+
+from parallel_backend import vae
+from parallel_backend.checkpoint import Checkpoint
+from parallel_backend.errors import Cancelled, InvalidRequest
+from parallel_backend.messages import Decode, Encode
+from parallel_backend.vaes import VAES, LatentScale, Scaling, vae_of
+from parallel_backend.vaes.ltx import NOISE, TIMESTEP
+from tests.unit import vae_examples
+from tests.unit.conftest import one_rank
+from tests.unit.vae_examples import CONFIGS
+
+SIZE = (3, 5)
+VIDEOS = [name for name in CONFIGS if name not in ("image", "flux2")]
+CASES = [("image", None), ("flux2", None), *((name, frames) for name in VIDEOS for frames in (1, 5)), ("cogvideox", 4)]
+
+
+@pytest.fixture(autouse=True)
+def without_gradients():
+    """As the engine runs."""
+    with torch.inference_mode():
+        yield
+
+
+def build(name):
+    """The tiny module."""
+    return vae_examples.build(name).double()
+
+
+COMFYUI_DIFFERS = ("ltx", "ltx_noisy", "mochi")
+"""Whose decoder ``prepare`` makes ComfyUI's; that is held to ComfyUI by tests/inside_comfyui."""
+
+
+def kind_of(name, module):
+    """Our side of a VAE, set up as after loading, but without what diffusers does not do."""
+    kind = VAES[CONFIGS[name][0]](dict(module.config))
+    if name not in COMFYUI_DIFFERS:
+        kind.prepare(module)
+    return kind
+
+
+def latent_for(kind, frames, batch=2):
+    """Random latents."""
+    dims = SIZE if frames is None else (frames, *SIZE)
+    return torch.randn(batch, kind.scale.channels, *dims, generator=torch.Generator().manual_seed(1)).double()
+
+
+def ignore(done, total):
+    """A tick."""
+
+
+def stock(name):
+    """diffusers' own module, on the whole video at once."""
+    module = build(name)
+    module.use_framewise_encoding = module.use_framewise_decoding = False
+    return module
+
+
+def flux2_statistics(module):
+    """As Flux2Pipeline has them."""
+    mean = module.bn.running_mean.view(1, -1, 1, 1)
+    return mean, torch.sqrt(module.bn.running_var.view(1, -1, 1, 1) + module.config.batch_norm_eps)
+
+
+def stock_decode(name, module, latent):
+    """Pixels in -1..1 as the family's pipeline makes them from what its denoiser gives."""
+    if name == "flux2":
+        mean, std = flux2_statistics(module)
+        latent = Flux2Pipeline._unpatchify_latents(latent * std + mean)
+    if name == "ltx_noisy":
+        return torch.cat([_stock_noisy(module, sample[None]) for sample in latent])
+    if name == "ltx":
+        latent = LTXPipeline._denormalize_latents(latent, module.latents_mean, module.latents_std)
+    return module.decode(latent).sample
+
+
+def _stock_noisy(module, latent):
+    torch.manual_seed(0)
+    noisy = NOISE * torch.randn_like(latent) + (1 - NOISE) * latent
+    noisy = LTXPipeline._denormalize_latents(noisy, module.latents_mean, module.latents_std)
+    return module.decode(noisy, torch.tensor([TIMESTEP]).double()).sample
+
+
+def stock_encode(name, module, pixels):
+    """The latent as ComfyUI has it, of pixels in -1..1 and channels first."""
+    latent = module.encode(pixels).latent_dist.mode()
+    if name == "flux2":
+        mean, std = flux2_statistics(module)
+        return (Flux2Pipeline._patchify_latents(latent) - mean) / std
+    if name.startswith("ltx"):
+        return LTXPipeline._normalize_latents(latent, module.latents_mean, module.latents_std)
+    return latent
+
+
+@pytest.mark.parametrize(("name", "frames"), CASES)
+def test_decode_equals_diffusers(name, frames):
+    module = build(name)
+    kind = kind_of(name, module)
+    latent = latent_for(kind, frames)
+    pixels = vae.decode(kind, module, latent, ignore)
+    expected = ((stock_decode(name, stock(name), latent) + 1) / 2).clamp(0, 1).movedim(1, -1)
+    assert pixels.dtype == torch.float32
+    assert expected.std() > 0.05
+    torch.testing.assert_close(pixels, expected.float(), atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize(("name", "groups"), [("image", None), ("flux2", None), *((name, 2) for name in VIDEOS)])
+def test_encode_equals_diffusers_and_leaves_out_what_fills_no_latent_frame(name, groups):
+    module = build(name)
+    kind = kind_of(name, module)
+    kept = 1 + (groups or 0) * kind.scale.temporal
+    dims = tuple(size * kind.scale.spatial for size in SIZE)
+    pixels = torch.rand(2, *(() if groups is None else (kept + kind.scale.temporal - 1,)), *dims, 3).double()
+    latent = vae.encode(kind, module, pixels, ignore)
+    used = pixels if groups is None else pixels[:, :kept]
+    expected = stock_encode(name, stock(name), used.movedim(-1, 1) * 2 - 1)
+    assert latent.shape == (2, kind.scale.channels, *(() if groups is None else (groups + 1,)), *SIZE)
+    torch.testing.assert_close(latent, expected.float(), atol=1e-5, rtol=1e-5)
+
+
+def test_the_vae_of_pictures_takes_the_frames_of_a_video_one_by_one():
+    module = build("image")
+    kind = kind_of("image", module)
+    latent = torch.randn(2, 4, 3, *SIZE).double()
+    pixels = vae.decode(kind, module, latent, ignore)
+    frames = module.decode(latent.transpose(1, 2).flatten(0, 1)).sample.unflatten(0, (2, 3))
+    torch.testing.assert_close(pixels, ((frames + 1) / 2).clamp(0, 1).movedim(2, -1).float(), atol=1e-6, rtol=0)
+    encoded = vae.encode(kind, module, pixels, ignore)
+    for i in range(3):
+        torch.testing.assert_close(encoded[:, :, i], vae.encode(kind, module, pixels[:, i], ignore))
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_progress_counts_the_parts_and_may_end_the_work(name):
+    module, parts = build(name), {"wan21": 5, "wan22": 5, "qwen_image": 5, "cogvideox": 2}.get(name, 1)
+    kind, seen = kind_of(name, module), []
+    latent = latent_for(kind, (5 if parts > 1 else 2) if kind.scale.video else None)
+    pixels = vae.decode(kind, module, latent, lambda *values: seen.append(values))
+    assert seen == [(i + 1, 2 * parts) for i in range(2 * parts)]
+
+    def cancel(done, total):
+        raise Cancelled("enough")
+
+    with pytest.raises(Cancelled):
+        vae.decode(kind, module, latent, cancel)
+    with pytest.raises(Cancelled):
+        vae.encode(kind, module, pixels, cancel)
+    torch.testing.assert_close(vae.decode(kind, module, latent, ignore), pixels, atol=0, rtol=0)
+    seen.clear()
+    vae.encode(kind, module, pixels, lambda *values: seen.append(values))
+    assert seen == [(i + 1, 2 * parts) for i in range(2 * parts)]
+
+
+def test_noise_of_a_decoder_is_the_same_for_every_sample_and_leaves_the_generator_alone():
+    module = build("ltx_noisy")
+    kind = kind_of("ltx_noisy", module)
+    latent = latent_for(kind, 1)[:1].expand(2, -1, -1, -1, -1)
+    torch.manual_seed(7)
+    expected = torch.rand(1)
+    torch.manual_seed(7)
+    first, second = vae.decode(kind, module, latent, ignore)
+    assert torch.equal(first, second)
+    assert torch.equal(torch.rand(1), expected)
+
+
+@pytest.mark.parametrize("class_name", VAES)
+def test_what_a_config_leaves_out_is_diffusers_default(class_name):
+    signature = inspect.signature(getattr(diffusers, class_name).__init__)
+    defaults = {
+        name: parameter.default
+        for name, parameter in signature.parameters.items()
+        if parameter.default is not inspect.Parameter.empty
+    }
+    kind, full = VAES[class_name]({}), VAES[class_name](defaults)
+    assert (kind.scale, kind.scaling, kind.colors) == (full.scale, full.scaling, full.colors)
+
+
+@pytest.mark.parametrize(
+    ("class_name", "config", "scale"),
+    [
+        (
+            "AutoencoderKLWan",
+            {"z_dim": 48, "patch_size": 2, "in_channels": 12, "out_channels": 12, "scale_factor_spatial": 16},
+            LatentScale(channels=48, spatial=16, temporal=4),
+        ),
+        (
+            "AutoencoderKL",
+            {"latent_channels": 16, "block_out_channels": [128, 256, 512, 512]},
+            LatentScale(channels=16, spatial=8, video=False),
+        ),
+        ("AutoencoderKLFlux2", {}, LatentScale(channels=128, spatial=16, video=False)),
+        ("AutoencoderKLLTXVideo", {}, LatentScale(channels=128, spatial=32, temporal=8)),
+        (
+            "AutoencoderKLLTXVideo",
+            {
+                "spatio_temporal_scaling": [True] * 4,
+                "spatial_compression_ratio": 32,
+                "temporal_compression_ratio": 8,
+            },
+            LatentScale(channels=128, spatial=32, temporal=8),
+        ),
+        ("AutoencoderKLMochi", {}, LatentScale(channels=12, spatial=8, temporal=6)),
+    ],
+)
+def test_shapes_of_published_vaes(class_name, config, scale):
+    assert VAES[class_name](config).scale == scale
+    assert VAES[class_name](config).colors == 3
+
+
+def test_scaling_that_lies_between_latent_and_model():
+    flux = {"scaling_factor": 0.3611, "shift_factor": 0.1159}
+    assert VAES["AutoencoderKL"](flux).scaling == Scaling(factor=0.3611, shift=0.1159)
+    assert VAES["AutoencoderKL"]({"shift_factor": None}).scaling == Scaling(factor=0.18215)
+    wan = VAES["AutoencoderKLWan"]({"latents_mean": [1.0], "latents_std": [2.0]})
+    assert wan.scaling == Scaling(mean=(1.0,), std=(2.0,))
+    assert VAES["AutoencoderKLFlux2"]({}).scaling is None
+    with pytest.raises(InvalidRequest, match="1 latents_mean and 2 latents_std"):
+        _ = VAES["AutoencoderKLWan"]({"latents_mean": [1.0], "latents_std": [2.0, 3.0]}).scaling
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    """A checkpoint with a VAE of pictures, and of its transformer only the name."""
+    (tmp_path / "model_index.json").write_text(
+        json.dumps({"transformer": ["diffusers", "FluxTransformer2DModel"], "vae": ["diffusers", "AutoencoderKL"]})
+    )
+    vae_examples.build("image").save_pretrained(tmp_path / "vae")
+    return tmp_path
+
+
+def rewrite(folder, **changes):
+    """Change the VAE's config."""
+    file = folder / "vae" / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+def test_pictures_through_the_engine(ask, pictures):
+    pixels = ask(Decode(model=one_rank(pictures)), {"latent": torch.zeros(2, 4, *SIZE)})["pixels"]
+    assert pixels.shape == (2, 24, 40, 3)
+    assert ask(Encode(model=one_rank(pictures)), {"pixels": pixels})["latent"].shape == (2, 4, *SIZE)
+    with pytest.raises(InvalidRequest, match="latent of 4 or 5 dims"):
+        ask(Decode(model=one_rank(pictures)), {"latent": torch.zeros(2, 4, 3)})
+    with pytest.raises(InvalidRequest, match=r"\[1, 20, 16, 3\].*multiples of 8"):
+        ask(Encode(model=one_rank(pictures)), {"pixels": torch.zeros(1, 20, 16, 3)})
+
+
+def test_other_than_rgb_is_refused(pictures):
+    rewrite(pictures, in_channels=4, out_channels=4)
+    with pytest.raises(InvalidRequest, match="has 4 colour channels; RGB"):
+        vae_of(Checkpoint.open(pictures))
+
+
+def test_hunyuan_video_makes_no_mask_over_all_pairs(monkeypatch):
+    def refuse(*_args, **_options):
+        raise AssertionError("a mask of (T H W) ** 2 numbers")
+
+    file = inspect.getmodule(diffusers.AutoencoderKLHunyuanVideo)
+    monkeypatch.setattr(file, "prepare_causal_attention_mask", refuse)
+    module = build("hunyuan_video")
+    kind = kind_of("hunyuan_video", module)
+    assert vae.encode(kind, module, vae.decode(kind, module, latent_for(kind, 2), ignore), ignore).shape[2] == 2
+    with pytest.raises(AssertionError, match="a mask of"):
+        stock("hunyuan_video").decode(latent_for(kind, 2))
+
+
+@pytest.mark.parametrize(("ratio", "words"), [(6, "gave 25 frames .* promises 37"), (2, "gives pixels of shape")])
+def test_a_config_that_lies_is_refused(ratio, words):
+    module = build("hunyuan_video")
+    kind = VAES["AutoencoderKLHunyuanVideo"](dict(module.config) | {"temporal_compression_ratio": ratio})
+    kind.prepare(module)
+    with pytest.raises(InvalidRequest, match=words):
+        vae.decode(kind, module, latent_for(kind, 7, batch=1), ignore)

@@ -1,0 +1,120 @@
+"""What ``verify`` chooses before anything runs: inputs for any checkpoint, shapes, layouts, tolerances."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from parallel_backend.__main__ import main
+from parallel_backend.errors import InvalidRequest
+from parallel_backend.geometry import IMAGE
+from parallel_backend.layout import ParallelLayout, auto
+from parallel_backend.messages import Devices
+from parallel_backend.models import FAMILIES
+from parallel_backend.verify import examples, real
+from parallel_backend.verify.matrix import ci, every, named
+from tests import tiny
+
+SHAPES = str(Path(__file__).parents[2] / "checkpoints" / "shapes")
+WAN = "WanTransformer3DModel"
+CPU = torch.device("cpu")
+NOT_OF_THE_CONFIG = ("size", "frames", "tokens", "text")
+
+
+@pytest.mark.parametrize(("name", "kind"), list(examples.variants()))
+def test_inputs_fit_a_checkpoint_of_other_widths(name, kind):
+    variant, family = examples.variant(name, kind), FAMILIES[name]
+    words = {dim for shape in variant.inputs.values() for dim in shape if isinstance(dim, str)}
+    wider = {word: 3 * variant.config[word] for word in words - set(NOT_OF_THE_CONFIG)}
+    shapes = examples.input_shapes(
+        family, {**variant.config, **wider}, variant.inputs, batch=2, size=variant.size, text=variant.text
+    )
+    family.extent({**variant.config, **wider}, shapes)
+    assert wider or not variant.inputs.keys() & {"encoder_hidden_states"}
+
+
+@pytest.mark.parametrize(("name", "kind"), list(examples.variants()))
+def test_even_shapes_divide_where_the_model_takes_them(name, kind):
+    variant, family = examples.variant(name, kind), FAMILIES[name]
+    size, text = examples.even(name, kind)
+    shapes = examples.input_shapes(family, variant.config, variant.inputs, batch=1, size=size, text=text)
+    if kind == "5b i2v":
+        with pytest.raises(InvalidRequest, match="learned its positions for 3 x 6 x 10 alone"):
+            family.extent(variant.config, shapes)
+        return
+    extent = family.extent(variant.config, shapes)
+    assert extent.streams[IMAGE] % 4 == 0
+    assert all(tokens % 4 == 0 for tokens in extent.streams.values()) or variant.fixed_text
+
+
+def test_the_matrix_has_both_shapes_of_every_variant_and_the_named_ones():
+    kinds = set(examples.variants())
+    for cells in (list(every()), list(ci())):
+        assert {(cell.class_name, cell.variant) for cell in cells if cell.size is None} == kinds
+        assert {(cell.class_name, cell.variant) for cell in cells if cell.size is not None} == kinds
+    assert {cell.size for cell in named()} == {(128, 128), (21, 60, 104), (13, 60, 90), (9, 40, 64)}
+
+
+def test_a_checkpoint_is_opened_without_its_weights():
+    opened = real.open_real(SHAPES, "auto", None, None, CPU)
+    assert (opened.variant, opened.dtype, len(opened.inputs)) == ("t2v", "float32", 2)
+    assert opened.inputs[0]["encoder_hidden_states"].shape == (2, 9, 64)
+    assert real.open_real("shapes", "auto", (1, 8, 8), 5, CPU).inputs[1]["encoder_hidden_states"].shape == (2, 3, 64)
+    with pytest.raises(InvalidRequest, match=r'cfg=4: there are 2 branches.*would work: "cfg=2 ulysses=2"'):
+        opened.check(ParallelLayout(cfg=4), Devices(kind="cpu", indices=(0, 1, 2, 3)))
+
+
+def test_a_model_whose_inputs_are_not_known_is_refused(tmp_path, monkeypatch):
+    path, variant = tiny.write(tmp_path / "model", tiny.Tiny(vae=False)), examples.variant(WAN, "t2v")
+    odd = replace(variant, inputs={"encoder_hidden_states": ("text", "missing_dim")})
+    monkeypatch.setattr(FAMILIES[WAN], "variants", staticmethod(lambda: {"t2v": odd}))
+    with pytest.raises(InvalidRequest, match=r"no example inputs of Wan fit this model.*t2v: .*missing_dim"):
+        real.open_real(str(path), "auto", None, None, CPU)
+
+
+def test_a_size_beyond_the_model_is_refused(tmp_path):
+    path = tiny.write(tmp_path / "model", tiny.Tiny(vae=False))
+    opened = real.open_real(str(path), "auto", (1, 2, 200), None, CPU)
+    with pytest.raises(InvalidRequest, match="100 patches long"):
+        opened.check(ParallelLayout(), Devices(kind="cpu", indices=(0,)))
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_layouts_of_a_checkpoint(ranks):
+    layouts = real.layouts_on(ranks)
+    assert layouts[0] == auto(ranks, branches=2)
+    assert len(set(layouts)) == len(layouts)
+    assert max(layout.ranks for layout in layouts) == ranks
+    if ranks > 1:
+        alone = {axis for layout in layouts for axis, degree in layout.degrees.items() if degree == layout.ranks}
+        assert alone == {"cfg", "data", "ulysses", "ring", "tensor"}
+        assert any(layout.shard_weights for layout in layouts)
+
+
+def test_the_tolerance_follows_from_the_dtype():
+    assert real.tolerance(torch.float32, 60) == 1e-4
+    assert math.isclose(real.tolerance(torch.bfloat16, 25), 10 * 2**-7)
+    assert math.isclose(real.tolerance(torch.float16, 25), 10 * 2**-10)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("nowhere",), "no model 'nowhere'"),
+        ((SHAPES, "--family", "wan"), "--family chooses among the small models"),
+        ((SHAPES, "--layout", "tensor=5"), 'this model has 4 attention heads'),
+        ((SHAPES, "--layout", "cfg=2 ulysses=2", "--ranks", "3"), 'there are 3; would work: "ulysses=3"'),
+        ((SHAPES, "--ranks", "99"), "there is no device"),
+        ((SHAPES, "--ranks", "0"), "is no device"),
+        ((SHAPES, "--size", "wide"), "write TxHxW"),
+        ((SHAPES, "--size", "8x8"), "--size 8x8: a latent of this model has 3 lengths"),
+        ((SHAPES, "--text-tokens", "0"), "--text-tokens 0"),
+        (("--dtype", "bfloat16"), "--dtype is for a MODEL"),
+        (("--memory", "--family", "wan"), "leave family out"),
+    ],
+)  # fmt: skip
+def test_options_that_make_no_sense_are_refused(capsys, arguments, sentence):
+    assert main(["verify", *arguments]) == 1
+    assert sentence in capsys.readouterr().err

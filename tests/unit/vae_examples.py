@@ -1,0 +1,58 @@
+"""Tiny random VAEs of every class, with the ratios that make each of them odd."""
+
+from typing import Any
+
+import torch
+
+GROUPS = {"block_out_channels": [8, 8, 16, 16], "norm_num_groups": 4, "layers_per_block": 1}
+WAN = {"base_dim": 4, "dim_mult": [1, 1, 2, 2], "num_res_blocks": 1}
+LTX: dict[str, Any] = {
+    "latent_channels": 8, "block_out_channels": [8, 16, 16, 16], "layers_per_block": [1] * 5,
+    "decoder_block_out_channels": [8, 16, 16, 16], "decoder_layers_per_block": [1] * 5,
+}  # fmt: skip
+NOISY = {
+    "timestep_conditioning": True, "decoder_inject_noise": [True, True, True, False],
+    "decoder_block_out_channels": [8, 16, 32], "decoder_layers_per_block": [1] * 4,
+    "decoder_spatio_temporal_scaling": [True] * 3, "upsample_residual": [True] * 3, "upsample_factor": [2] * 3,
+}  # fmt: skip
+BLOCKS = {"down_block_types": ["DownEncoderBlock2D"] * 4, "up_block_types": ["UpDecoderBlock2D"] * 4}
+CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "image": ("AutoencoderKL", GROUPS | BLOCKS | {"latent_channels": 4}),
+    "flux2": ("AutoencoderKLFlux2", GROUPS | BLOCKS | {"latent_channels": 4}),
+    "wan21": ("AutoencoderKLWan", WAN),
+    "wan22": (
+        "AutoencoderKLWan",
+        WAN | {
+            "z_dim": 6, "decoder_base_dim": 8, "is_residual": True, "in_channels": 12, "out_channels": 12,
+            "patch_size": 2, "scale_factor_spatial": 16, "latents_mean": [0.1] * 6, "latents_std": [2.0] * 6,
+        },
+    ),
+    "qwen_image": ("AutoencoderKLQwenImage", WAN),
+    "cogvideox": ("AutoencoderKLCogVideoX", GROUPS | {"latent_channels": 5}),
+    "hunyuan_video": ("AutoencoderKLHunyuanVideo", GROUPS | {"latent_channels": 6}),
+    "ltx": ("AutoencoderKLLTXVideo", LTX),
+    "ltx_noisy": ("AutoencoderKLLTXVideo", LTX | NOISY),
+    "mochi": (
+        "AutoencoderKLMochi",
+        {
+            "encoder_block_out_channels": [32] * 4, "decoder_block_out_channels": [32] * 4,
+            "layers_per_block": [1] * 5,
+        },
+    ),
+}  # fmt: skip
+"""Class and config by a name."""
+
+
+def build(name: str) -> Any:
+    """The module, with statistics that are not 0 and 1 where it has some."""
+    import diffusers
+
+    class_name, config = CONFIGS[name]
+    torch.manual_seed(0)
+    module = getattr(diffusers, class_name)(**config).eval().requires_grad_(False)
+    for parameter in module.parameters():
+        parameter.add_(0.05 * torch.randn_like(parameter))
+    for buffer in module.buffers():
+        if buffer.is_floating_point():
+            buffer.uniform_(0.5, 1.5)
+    return module
