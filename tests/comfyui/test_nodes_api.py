@@ -78,7 +78,7 @@ def test_parallel_decode_is_the_same_picture(client: ComfyClient) -> None:
         (prompt(layout={"cfg": 2}, cfg=1.0), "layout cfg=2 gives the positive and the negative prompt"),
         (prompt("ParallelSampler", layout={"cfg": 2}, cfg=1.0), "layout cfg=2 gives the positive"),
         (prompt(layout={"ulysses": 0}), "layout ulysses=0: a degree is a whole number of at least 1"),
-        (prompt(layout={"ring": 2}), "layout ring=2: this strategy is not built yet"),
+        (prompt(layout={"pipe": 2}), "layout pipe=2: this strategy is not built yet"),
         (prompt(devices="cuda:9"), "devices 'cuda:9'"),
         (prompt(devices="0,0"), "twice"),
         (prompt(model_name="empty"), "no model_index.json"),

@@ -11,6 +11,7 @@ import diffusers
 import torch
 from natives.case import Random, _weight, seeded
 from torch import Tensor, nn
+from transformers import T5Config, T5EncoderModel
 
 TEXT = (7, 32)
 """Tokens and width of a prompt."""
@@ -61,6 +62,13 @@ class Own:
         random = seeded(seed)
         tokens, width = TEXT
         return [[random(1, tokens - (0 if self.fixed else shorter), width), self.extra(random)]]
+
+
+def encoder() -> T5EncoderModel:
+    """A tiny text encoder with random weights."""
+    torch.manual_seed(0)
+    config = T5Config(vocab_size=64, d_model=TEXT[1], d_kv=8, d_ff=32, num_layers=2, num_heads=3)
+    return T5EncoderModel(config).eval().requires_grad_(False)
 
 
 class Stock(nn.Module):

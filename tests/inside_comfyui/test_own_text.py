@@ -12,20 +12,13 @@ import sentencepiece
 import tiny_wan
 import torch
 from inside_fixtures import Loaded, relative_error
-from own_cases import CASES, TEXT
-from transformers import PreTrainedTokenizerFast, T5Config, T5EncoderModel
+from own_cases import CASES, TEXT, encoder
+from transformers import PreTrainedTokenizerFast
 
 import nodes as core_nodes
 
 PROMPT = "a red circle"
 SENTENCES = ["a red circle on a blue background", "a green square moving left", "moving right"]
-
-
-def encoder() -> T5EncoderModel:
-    """With random weights."""
-    torch.manual_seed(0)
-    config = T5Config(vocab_size=64, d_model=TEXT[1], d_kv=8, d_ff=32, num_layers=2, num_heads=3)
-    return T5EncoderModel(config).eval().requires_grad_(False)
 
 
 def pieces() -> bytes:

@@ -1,0 +1,91 @@
+"""From a prompt or a class to pictures in the families that ComfyUI lacks, on two ranks and through native nodes."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny_wan
+import torch
+from any_folder_name.nodes.class_label import ParallelClassLabel
+from any_folder_name.nodes.vae import ParallelVAEDecode
+from any_folder_name.parallel_backend.layout import ParallelLayout
+from diffusers import AutoencoderKL, AutoencoderKLCogVideoX
+from inside_fixtures import Loaded, ksampler, parallel_sampler, relative_error
+from own_cases import CASES, encoder
+
+import nodes as core_nodes
+
+CLOSE = 1e-4
+WIDTHS = (8, 8, 8, 8)
+FRAMES = {"cogvideox 2b": 9, "cogvideox 1.5": 16, "latte": 3, "dit": 1}
+
+
+def tiny_vae(name: str) -> Any:
+    """With the family's ratios and factor, and random weights."""
+    torch.manual_seed(0)
+    options = {"block_out_channels": WIDTHS, "norm_num_groups": 2, "layers_per_block": 1}
+    factor = CASES[name].vae["scaling_factor"]
+    if name.startswith("cogvideox"):
+        return AutoencoderKLCogVideoX(**options, scaling_factor=factor).eval()
+    downs, ups = ["DownEncoderBlock2D"] * len(WIDTHS), ["UpDecoderBlock2D"] * len(WIDTHS)
+    return AutoencoderKL(
+        **options, down_block_types=downs, up_block_types=ups, latent_channels=4, scaling_factor=factor
+    ).eval()
+
+
+@pytest.fixture
+def load_whole(models: Path, load_remote: Callable[..., Loaded]) -> Callable[[str, ParallelLayout], Loaded]:
+    """A case's checkpoint with a VAE, a text encoder and a tokenizer."""
+
+    def load(name: str, layout: ParallelLayout) -> Loaded:
+        folder = models / f"{name} whole"
+        if not folder.exists():
+            CASES[name].write(folder)
+            tiny_vae(name).save_pretrained(folder / "vae")
+            index = json.loads((folder / "model_index.json").read_text())
+            if name != "dit":
+                encoder().save_pretrained(folder / "text_encoder")
+                (folder / "tokenizer").mkdir()
+                tiny_wan._tokenizer().save(str(folder / "tokenizer" / "tokenizer.json"))
+                index["text_encoder"] = ["transformers", "T5EncoderModel"]
+            (folder / "model_index.json").write_text(json.dumps(index))
+        return load_remote(layout, name=folder.name)
+
+    return load
+
+
+def prompts(loaded: Loaded, name: str) -> dict[str, Any]:
+    if name == "dit":
+        positive, negative = ParallelClassLabel.execute(label=3).args
+    else:
+        positive, negative = (core_nodes.CLIPTextEncode().encode(loaded.clip, text)[0] for text in ("a red circle", ""))
+    return {"positive": positive, "negative": negative}
+
+
+@torch.no_grad()
+def decoded(name: str, latent: torch.Tensor) -> torch.Tensor:
+    """What diffusers' VAE makes of one latent, as IMAGE."""
+    vae = tiny_vae(name)
+    if name == "latte":
+        latent = latent[0].movedim(1, 0)
+    pixels = (vae.decode(latent).sample / 2 + 0.5).clamp(0, 1)
+    return pixels.movedim(1, -1).flatten(0, -4) if pixels.ndim == 5 else pixels.movedim(1, -1)
+
+
+@pytest.mark.parametrize("name", FRAMES)
+def test_pictures(name: str, load_whole: Callable[..., Loaded]) -> None:
+    shape = (1, *CASES[name].latent[1:])
+    made = {}
+    for sample, layout in ((ksampler, ParallelLayout(ulysses=2)), (parallel_sampler, ParallelLayout(cfg=2))):
+        loaded = load_whole(name, layout)
+        made[sample] = sample(loaded.model, {"samples": torch.zeros(shape)}, **prompts(loaded, name))
+        for pixels in (
+            core_nodes.VAEDecode().decode(loaded.vae, {"samples": made[sample]})[0],
+            ParallelVAEDecode.execute({"samples": made[sample]}, loaded.vae).args[0],
+        ):
+            assert pixels.shape == (FRAMES[name], 8 * shape[-2], 8 * shape[-1], 3)
+            assert (pixels - decoded(name, made[sample])).abs().max() < CLOSE
+            assert pixels.std() > 0.001
+    assert relative_error(made[parallel_sampler], made[ksampler]) < CLOSE
