@@ -16,6 +16,7 @@ UNSUPPORTED_CONDS = (
     "audio_embed", "reference_motion",
     "control_video", "face_video_pixels", "pose_video_latent", "unclip_conditioning",
 )  # fmt: skip
+INPAINTING_CONDS = frozenset({"concat_latent_image", "concat_mask"})
 PER_STEP_CONDS = (
     "area", "mask", "hooks", "start_percent", "end_percent", "clip_start_percent", "clip_end_percent", "default",
 )  # fmt: skip
@@ -70,6 +71,15 @@ def check_options(transformer_options: Mapping[str, Any]) -> None:
             f"a node patched the model's layers ({', '.join(present)}), which live in the backend's processes: "
             "remove that node, or load the model with ComfyUI's own loader"
         )
+
+
+def taken_conds(family: frozenset[str], *, masked: bool) -> frozenset[str]:
+    """The conditioning that a family takes.
+
+    A latent with a mask is inpainted by that alone in models without channels for a picture: there ComfyUI looks
+    neither at the picture nor at the mask that InpaintModelConditioning puts into the conditioning as well.
+    """
+    return family | INPAINTING_CONDS if masked else family
 
 
 def check_conds(conds: Iterable[Mapping[str, Any]], taken: Container[str]) -> None:

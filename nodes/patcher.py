@@ -12,7 +12,7 @@ from comfy.patcher_extension import CallbacksMP, WrappersMP
 from torch import Tensor
 
 from ..parallel_backend.errors import InvalidRequest
-from .guards import check_branches, check_conds, check_latent, check_options
+from .guards import check_branches, check_conds, check_latent, check_options, taken_conds
 from .remote_model import RemoteModel
 
 KEY = "parallel_dit"
@@ -93,7 +93,16 @@ def _refuse_saving(*args: Any, **kwargs: Any) -> NoReturn:
     raise InvalidRequest("a parallel model cannot be saved: its weights live in the backend's processes")
 
 
-def _check_first(executor: Any, noise: Tensor, latent_image: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+def _check_first(
+    executor: Any,
+    noise: Tensor,
+    latent_image: Tensor,
+    sampler: Any,
+    sigmas: Any,
+    denoise_mask: Tensor | None = None,
+    *args: Any,
+    **kwargs: Any,
+) -> Tensor:
     """Refuse what can be seen before sampling begins."""
     guider = executor.class_obj
     remote: RemoteModel = guider.model_patcher.model.diffusion_model
@@ -102,8 +111,9 @@ def _check_first(executor: Any, noise: Tensor, latent_image: Tensor, *args: Any,
     check_latent(latent_image, remote.channels)
     check_branches(remote.handle.spec.layout, _branches(guider))
     check_options(guider.model_options.get("transformer_options", {}))
-    check_conds((cond for conds in guider.conds.values() for cond in conds), remote.bridge.conds)
-    samples: Tensor = executor(noise, latent_image, *args, **kwargs)
+    taken = taken_conds(remote.bridge.conds, masked=denoise_mask is not None)
+    check_conds((cond for conds in guider.conds.values() for cond in conds), taken)
+    samples: Tensor = executor(noise, latent_image, sampler, sigmas, denoise_mask, *args, **kwargs)
     remote.handle.show("ready")
     return samples
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from ..parallel_backend.errors import InvalidRequest
 from ..parallel_backend.messages import Progress, Sample
 from ..parallel_backend.samplers import SAMPLERS
-from .guards import USE_KSAMPLER, check_constant_conds, check_latent
+from .guards import USE_KSAMPLER, check_constant_conds, check_latent, taken_conds
 from .patcher import KEY, RemotePatcher
 from .previews import prepare_callback
 from .remote_model import RemoteModel
@@ -215,7 +215,7 @@ class ParallelSampler(io.ComfyNode):  # type: ignore[misc]
     ) -> io.NodeOutput:
         check_sampler(sampler_name)
         check_model(model)
-        taken = model.model.diffusion_model.bridge.conds
+        taken = taken_conds(model.model.diffusion_model.bridge.conds, masked="noise_mask" in latent_image)
         check_constant_conds("positive", positive, taken)
         check_constant_conds("negative", negative, taken)
         latent = comfy.sample.fix_empty_latent_channels(model, latent_image["samples"])

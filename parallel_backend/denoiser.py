@@ -9,7 +9,7 @@ from . import seam
 from .attention import Attention, routed
 from .collectives import gather, join
 from .experts import Experts
-from .geometry import IMAGE, LATENT, TIMESTEP
+from .geometry import IMAGE, LATENT, TIMESTEP, common
 from .kernels import Kernel
 from .mesh import DeviceMesh
 from .models import Family
@@ -32,6 +32,7 @@ class Denoiser:
         self.experts, self.mesh, self.plan, self.kernel, self.on_forward = experts, mesh, plan, kernel, on_forward
         self.place = plan.layout.coordinates(mesh.whole.index)
         self.branches = BatchSplit.branches(mesh, plan.branches, self.place)
+        self._common = common(plan.extents)
         self._splits = [TokenSplit.of(extent.streams, mesh.sequence) for extent in plan.extents]
 
     def samples(self, branch: int) -> slice:
@@ -50,10 +51,20 @@ class Denoiser:
             predicted.update(zip(group, torch.split(self._predict(batch, group[0]), sizes), strict=True))
         return {i: predicted[i] for i in branches}
 
-    def unshard(self, own: Tensor, branch: int) -> Tensor:
-        """``[B, own tokens, values]`` to the latent that they are on every rank of the sequence."""
-        whole = self._splits[branch].unshard(own, IMAGE)
-        return self.experts.current.unpatchify(whole, self.plan.latents[branch][2:])
+    def comparable(self, shards: Mapping[int, Tensor]) -> Tensor:
+        """What guidance compares of the own branches: ``[branches, B, tokens, values]``.
+
+        That are the own tokens, or where branches are cut otherwise, because one has more tokens of references, those
+        that all branches have.
+        """
+        if self._common is not None:
+            shards = {i: self._splits[i].unshard(own, IMAGE)[:, : self._common] for i, own in shards.items()}
+        return torch.stack(list(shards.values()))
+
+    def latent(self, guided: Tensor) -> Tensor:
+        """The latent of guided tokens ``[B, tokens, values]`` (see ``comparable``), on every rank of the sequence."""
+        whole = self._splits[0].unshard(guided, IMAGE) if self._common is None else guided
+        return self.experts.current.unpatchify(whole, self.plan.latents[0][2:])
 
     def gather(self, shards: Mapping[int, Tensor]) -> dict[int, Tensor]:
         """The whole predictions ``[B, C, ...]`` of all branches on rank 0; nothing on other ranks."""

@@ -82,3 +82,12 @@ class Extent:
     values: int
     context: Mapping[str, int] = field(default_factory=dict)
     rows: int = 1
+
+
+def common(extents: Sequence[Extent]) -> int | None:
+    """Image tokens that all branches have, if they have different numbers: references follow the latent's own tokens.
+
+    None if all have the same, so that each rank holds the same tokens of every branch.
+    """
+    lengths = {extent.streams[IMAGE] for extent in extents}
+    return None if len(lengths) == 1 else min(lengths)

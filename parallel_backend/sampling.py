@@ -82,10 +82,10 @@ class SampleLoop:
         mesh, plan = self.denoiser.mesh, self.denoiser.plan
         time = timestep(sigma, scale=self.message.timestep_scale, log_sigmas=self.log_sigmas).expand(x.shape[0])
         inputs = {i: {LATENT: x, TIMESTEP: time, **own} for i, own in self.conditioning.items()}
-        own = torch.stack(list(self.denoiser.shards(inputs).values()))
+        own = self.denoiser.comparable(self.denoiser.shards(inputs))
         every = BatchSplit.all_branches(own, mesh, plan.branches).float()
         guided = every[0] if plan.branches == 1 else every[1] + (every[0] - every[1]) * self.message.cfg
-        return self.denoiser.unshard(guided, 0)
+        return self.denoiser.latent(guided)
 
     def _on_step(self, index: int, denoised: Tensor) -> None:
         if self.denoiser.mesh.whole.index != 0:

@@ -10,6 +10,7 @@ from torch import Tensor
 from ...parallel_backend.checkpoint import Checkpoint
 from ...parallel_backend.errors import InvalidRequest
 from ...parallel_backend.vaes import LatentScale
+from ..guards import INPAINTING_CONDS
 from .bridge import BackendText, split_channels, text_of
 from .own_model import SCHEDULER, OwnBridge, OwnModel
 
@@ -61,7 +62,7 @@ class CogVideoX(OwnBridge):
         "snr_shift_scale": 3.0,
     }
     factor = 1.15258426
-    conds = frozenset({"concat_latent_image", "concat_mask"})
+    conds = INPAINTING_CONDS
     vaes = ("AutoencoderKLCogVideoX",)
     text = BackendText(key="t5xxl", length=226, encoder="T5EncoderModel", masked=False)
 

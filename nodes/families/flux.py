@@ -11,6 +11,7 @@ from comfy.ldm.flux.model import FluxParams
 from torch import Tensor
 
 from ...parallel_backend.vaes import LatentScale
+from ..guards import INPAINTING_CONDS
 from .bridge import Bridge, CoreText, layer, pooled_of, split_channels, text_of
 
 PARAMS = {field.name for field in fields(FluxParams)}
@@ -27,8 +28,10 @@ class Flux(Bridge):
 
     @property
     def conds(self) -> frozenset[str]:
-        """See ``Bridge``. An inpainting node's picture is for Fill; as in ComfyUI, other kinds go by its mask alone."""
-        return frozenset({"reference_latents", "concat_latent_image", "concat_mask"})
+        """See ``Bridge``."""
+        unet_config = self.unet_config()
+        fills = unet_config["in_channels"] > unet_config["out_channels"]
+        return INPAINTING_CONDS | {"reference_latents"} if fills else frozenset({"reference_latents"})
 
     def unet_config(self) -> dict[str, Any]:
         """See ``Bridge``."""

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ...parallel_backend.errors import InvalidRequest
 from ...parallel_backend.vaes import LatentScale
+from ..guards import INPAINTING_CONDS
 from .bridge import Bridge, CoreText, pooled_of, split_channels, text_of
 
 PARAMS = {field.name for field in fields(HunyuanVideoParams)}
@@ -19,9 +20,13 @@ class HunyuanVideo(Bridge):
     """The kind is seen by the channels, and by ``image_condition_type``, which only diffusers has."""
 
     native = comfy.ldm.hunyuan_video.model.HunyuanVideo
-    conds = frozenset({"concat_latent_image", "concat_mask"})
     text = CoreText(components=("text_encoder", "text_encoder_2"), clip_type="HUNYUAN_VIDEO")
     vaes = ("AutoencoderKLHunyuanVideo",)
+
+    @property
+    def conds(self) -> frozenset[str]:
+        """See ``Bridge``."""
+        return INPAINTING_CONDS if self.config["in_channels"] > self.config["out_channels"] else frozenset()
 
     def unet_config(self) -> dict[str, Any]:
         """See ``Bridge``."""

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ...parallel_backend.errors import InvalidRequest
 from ...parallel_backend.vaes import LatentScale
+from ..guards import INPAINTING_CONDS
 from .bridge import BackendText, Bridge, layer, split_channels, text_of, unusual
 
 
@@ -22,10 +23,8 @@ class Wan(Bridge):
     @property
     def conds(self) -> frozenset[str]:
         """See ``Bridge``."""
-        beside = (
-            {"concat_latent_image", "concat_mask"} if self.config["in_channels"] > self.config["out_channels"] else ()
-        )
-        return frozenset({*beside, *(["clip_vision_output"] if self.config.get("image_dim") else [])})
+        beside = INPAINTING_CONDS if self.config["in_channels"] > self.config["out_channels"] else frozenset()
+        return beside | {"clip_vision_output"} if self.config.get("image_dim") else beside
 
     def unet_config(self) -> dict[str, Any]:
         """See ``Bridge``."""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..collectives import all_gather, join
 from ..errors import InvalidRequest
-from ..geometry import IMAGE
+from ..geometry import IMAGE, common
 from ..layout import ParallelLayout
 from ..mesh import DeviceMesh
 from ..partition import Partition
@@ -41,10 +41,11 @@ class BatchSplit:
         once to rank 0, by the first of the ranks that have them."""
         place = layout.coordinates(rank)
         copies = layout.cfg - 1 if job.guided else int(rank > 0 and place["tensor"] == 0)
+        shared = common([extent for _, extent in job.branches]) if job.guided else None
         values = 0
         for samples, extent in job.own(layout, place):
             own = Partition.even(extent.streams[IMAGE], layout.sequence).sizes[place["sequence"]]
-            values += samples * own * extent.values
+            values += samples * (own if shared is None else shared) * extent.values
         return copies * values * job.itemsize
 
     @staticmethod

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..collectives import all_gather, join
-from ..geometry import IMAGE, Extent, Site
+from ..geometry import IMAGE, Extent, Site, common
 from ..layout import ParallelLayout
 from ..mesh import Axis
 from ..partition import Partition
@@ -82,14 +82,18 @@ class SequenceSplit:
         """See ``Strategy.check``: any number of ranks works for any number of tokens."""
 
     def bytes_sent(self, layout: ParallelLayout, job: Job, rank: int) -> int:
-        """The guided prediction of the own tokens, once to each other rank of the sequence."""
+        """The guided prediction of the own tokens, once to each other rank of the sequence; where the branches have
+        other numbers of tokens, each own branch's prediction before guidance."""
         if not job.guided:
             return 0
         place = layout.coordinates(rank)
-        samples, extent = job.branches[0]
-        own = Partition.even(extent.streams[IMAGE], layout.sequence).sizes[place["sequence"]]
-        rows = Partition.even(samples, layout.data).sizes[place["data"]]
-        return (layout.sequence - 1) * rows * own * extent.values * _FLOAT32
+        apart = common([extent for _, extent in job.branches]) is not None
+        rows = list(job.own(layout, place)) if apart else [next(job.own(layout, {**place, "cfg": 0}))]
+        values = 0
+        for samples, extent in rows:
+            own = Partition.even(extent.streams[IMAGE], layout.sequence).sizes[place["sequence"]]
+            values += samples * own * extent.values
+        return (layout.sequence - 1) * values * (job.itemsize if apart else _FLOAT32)
 
 
 def site_tokens(layout: ParallelLayout, extent: Extent, site: Site) -> list[tuple[int, ...]]:
