@@ -8,7 +8,7 @@ import folder_paths
 import torch
 
 from ..parallel_backend.checkpoint import Checkpoint
-from ..parallel_backend.errors import InvalidRequest
+from ..parallel_backend.weight_files import weight_files
 from .connection import Handle
 from .families.bridge import BackendText, CoreText
 from .foresight import check_part
@@ -65,11 +65,8 @@ class CoreClip(comfy.sd.CLIP):  # type: ignore[misc]
 
 
 def _state(checkpoint: Checkpoint, component: str) -> dict[str, Any]:
-    files = sorted((checkpoint.path / component).glob("*.safetensors"))
-    if not files:
-        raise InvalidRequest(f"{checkpoint.path / component} has no .safetensors file; download the model again")
     state: dict[str, Any] = {}
-    for file in files:
+    for file in weight_files(checkpoint, component):
         state |= comfy.utils.load_torch_file(str(file), safe_load=True)
     if checkpoint.components[component].startswith("Mistral"):
         # Where ComfyUI's own files have it.

@@ -7,7 +7,6 @@ need to spend before it can answer.
 import json
 import struct
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ from .mesh import DeviceMesh
 from .messages import DType
 from .models import FAMILIES, Family, family_of
 from .vaes import VAES, vae_of
+from .weight_files import weight_files
 
 SUPPORTED: dict[str, tuple[str, ...]] = {
     "transformer": tuple(FAMILIES),
@@ -35,7 +35,6 @@ _DTYPES: dict[str, torch.dtype] = {
     "float16": torch.float16,
 }
 _STORED = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
-_WHOLE = ("diffusion_pytorch_model.safetensors", "model.safetensors")
 _MAX_HEADER = 100_000_000
 """Limit on a safetensors header, that of the safetensors library."""
 
@@ -50,7 +49,7 @@ def resolve_dtype(checkpoint: Checkpoint, dtype: DType, device: torch.device) ->
         return _DTYPES[dtype]
     if device.type == "cpu":
         return torch.float32
-    stored = _stored_dtype(checkpoint.path / "transformer")
+    stored = _stored_dtype(checkpoint)
     return torch.bfloat16 if stored == torch.float32 else stored
 
 
@@ -69,11 +68,7 @@ def check_component(checkpoint: Checkpoint, component: str) -> None:
     if name not in SUPPORTED[component]:
         listed = ", ".join(SUPPORTED[component])
         raise InvalidRequest(f"{component} class {name} is not supported; supported: {listed}")
-    if "quantization_config" in checkpoint.config(component):
-        raise InvalidRequest(
-            f"{checkpoint.path / component} is quantised, which is not supported yet; use plain weights"
-        )
-    _weight_files(checkpoint.path / component)
+    weight_files(checkpoint, component)
 
 
 def load_transformer(
@@ -107,6 +102,8 @@ def _load_part(
 
     config, layout = checkpoint.config(component), mesh.layout
     module = weights.empty(model_class, config, dtype)
+    files = weights.WeightFiles(weight_files(checkpoint, component))
+    files.check({name: tuple(tensor.shape) for name, tensor in module.state_dict().items()})
     slices: Slices = {}
     if layout.tensor > 1:
         slices = tensor.cut(module, family.cuts(config), mesh.axes["tensor"], device.type)
@@ -114,7 +111,7 @@ def _load_part(
     if layout.shard_weights:
         blocks = [part for block in loaded.blocks for part in block.modules]
         loaded.run = sharded.shard(blocks, loaded.run, mesh.sequence, device.type)
-    weights.fill(module, weights.WeightFiles(_weight_files(checkpoint.path / component)), slices, device)
+    weights.fill(module, files, slices, device)
     module.eval().requires_grad_(False)
     return loaded
 
@@ -156,42 +153,9 @@ def _load(model_class: Any, checkpoint: Checkpoint, component: str, device: torc
     return loaded.eval().requires_grad_(False)
 
 
-def _weight_files(folder: Path) -> list[Path]:
-    """The component's weight files, as its index lists them.
-
-    Raises:
-        InvalidRequest: there are none in safetensors, one is missing, or the index names another format or folder.
-    """
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise InvalidRequest(
-            f"{folder} has no .safetensors file; weights in .bin or .pt files are not loaded, since opening one can "
-            "run code: save the checkpoint again with safe_serialization=True"
-        )
-    indices = sorted(folder.glob("*.safetensors.index.json"))
-    for index in indices:
-        for name in _listed(index):
-            if not name.endswith(".safetensors") or Path(name).name != name:
-                raise InvalidRequest(f"{index} lists {name!r}, which is no .safetensors file beside it")
-            if not (folder / name).is_file():
-                raise InvalidRequest(f"{folder} lacks {name}, which {index.name} lists: download it again")
-    if not indices and not any((folder / name).is_file() for name in _WHOLE):
-        raise InvalidRequest(
-            f"{folder} has {files[0].name}, and is read by the names {' or '.join(_WHOLE)}: rename the file"
-        )
-    return files
-
-
-def _listed(index: Path) -> list[str]:
-    try:
-        return sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
-        raise InvalidRequest(f"{index} is no index of weight files: download it again") from error
-
-
-def _stored_dtype(folder: Path) -> torch.dtype:
+def _stored_dtype(checkpoint: Checkpoint) -> torch.dtype:
     counts: Counter[str] = Counter()
-    for file in _weight_files(folder):
+    for file in weight_files(checkpoint, "transformer"):
         with file.open("rb") as stream:
             (length,) = struct.unpack("<Q", stream.read(8))
             if length > _MAX_HEADER:

@@ -26,14 +26,24 @@ class WeightFiles:
         for file in self._files:
             self._by_name |= dict.fromkeys(file.keys(), file)
 
-    def read(self, name: str, dim: int, parts: tuple[slice, ...] | None, rows: slice | None) -> Tensor:
-        """What ``parts`` are of a tensor along a dim, in that order (the whole tensor without), and ``rows`` of that.
+    def check(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Hold the files to all tensors of a whole model, so that every rank refuses alike what one of them would miss.
 
         Raises:
-            InvalidRequest: there is none of that name.
+            InvalidRequest: one is missing, or has another shape.
         """
-        if name not in self._by_name:
-            raise InvalidRequest(f"the weight files lack {name}: download the model again")
+        for name, shape in shapes.items():
+            if name not in self._by_name:
+                raise InvalidRequest(f"the weight files lack {name}: download the model again")
+            found = tuple(self._by_name[name].get_slice(name).get_shape())
+            if found != shape:
+                raise InvalidRequest(
+                    f"the weight files have {name} of shape {list(found)}, and the config says {list(shape)}: "
+                    "download the model again"
+                )
+
+    def read(self, name: str, dim: int, parts: tuple[slice, ...] | None, rows: slice | None) -> Tensor:
+        """What ``parts`` are of a tensor along a dim, in that order (without, the whole tensor); ``rows`` of that."""
         stored = self._by_name[name].get_slice(name)
         if parts is None:
             whole: Tensor = stored[:] if rows is None else stored[rows]
