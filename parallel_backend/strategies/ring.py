@@ -4,6 +4,7 @@ Each rank holds a block of the tokens. While it attends to one block of keys and
 neighbour; the partial results are merged by their log-sum-exp in float32. Blocks may be of any sizes. Exact.
 """
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -56,16 +57,21 @@ class RingAttention:
         self.axis, self.sizes, self.kept, self.kernel = axis, sizes, kept, kernel
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, *, scale: float | None, sample: int | None) -> Tensor:
-        """``[B, heads, own tokens, head_dim]``; see ``Attention``."""
+        """``[B, heads, own tokens, head_dim]``; see ``Attention``.
+
+        Blocks that arrive are laid over those that have left, where they fit, and so over ``key`` and ``value``, which
+        the module that asks goes on holding and does not read again: there are never more than two blocks.
+        """
         block = (_token_major(key), _token_major(value))
         del key, value
-        merged = _Merge()
+        merged, left = _Merge(), list[Block]()
         for step in range(self.axis.size):
             owner = (self.axis.index - step) % self.axis.size
-            arriving = self._pass_on(block, owner) if step + 1 < self.axis.size else None
+            arriving = self._pass_on(block, owner, left) if step + 1 < self.axis.size else None
             if query.numel() and self.sizes[owner]:
                 merged.add(*self._attend(query, block, owner, scale=scale, sample=sample))
             if arriving:
+                left.append(block)
                 block = arriving.wait()
         return merged.result(query)
 
@@ -76,16 +82,25 @@ class RingAttention:
         k, v = (part.transpose(1, 2) for part in block)
         return attend_with_lse(self.kernel, (query, k, v), scale=scale, kept=self.kept[owner], sample=sample)
 
-    def _pass_on(self, block: Block, owner: int) -> "_Arriving":
-        """Start to send a block to the next rank and to receive the one before it."""
+    def _pass_on(self, block: Block, owner: int, left: list[Block]) -> "_Arriving":
+        """Start to send a block to the next rank and to receive the one before it, over one that has ``left``."""
         batch, _, heads, head_dim = block[0].shape
         place, ranks = self.axis.index, self.axis.size
         shape = (batch, self.sizes[(owner - 1) % ranks], heads, head_dim)
-        incoming = (block[0].new_empty(shape), block[1].new_empty(shape))
+        room = left.pop() if left else None
+        if room is None or room[0].numel() < math.prod(shape):
+            del room
+            incoming = (block[0].new_empty(shape), block[1].new_empty(shape))
+        else:
+            incoming = (_laid_over(room[0], shape), _laid_over(room[1], shape))
         leaving, arriving = [list[Tensor]() for _ in range(ranks)], [list[Tensor]() for _ in range(ranks)]
         leaving[(place + 1) % ranks] += block
         arriving[(place - 1) % ranks] += incoming
         return _Arriving(block, incoming, start(leaving, arriving, self.axis))
+
+
+def _laid_over(room: Tensor, shape: Sequence[int]) -> Tensor:
+    return room.view(-1)[: math.prod(shape)].view(*shape)
 
 
 class _Arriving:
