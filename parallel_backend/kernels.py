@@ -4,7 +4,11 @@ Each gives ``softmax(q k^T * scale) v`` for q, k and v ``[B, heads, tokens, head
 of the softmax's denominator ``[B, heads, query tokens]`` as well, in float32, which is what ring attention merges by.
 """
 
+import importlib
 import importlib.util
+import inspect
+from collections.abc import Callable
+from functools import cache
 from typing import Any, Protocol
 
 import torch
@@ -14,6 +18,9 @@ from torch import Tensor
 from .errors import InvalidRequest
 
 _HALF = (torch.float16, torch.bfloat16)
+_AMPERE = (8, 0)
+"""The CUDA capability from which on FlashAttention runs, also torch's own."""
+_GET_SAGE = "install version 2 from https://github.com/thu-ml/SageAttention (PyPI has version 1)"
 
 
 class Kernel(Protocol):
@@ -47,7 +54,7 @@ class Sdpa:
         """See ``Kernel``. These are the operators that the function above ends in."""
         if query.device.type == "cpu":
             out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, scale=scale)
-        elif query.dtype in _HALF:
+        elif _flash_fits(query):
             out, lse = _torch_flash(query, key, value, scale)
         else:
             out, lse = torch.ops.aten._scaled_dot_product_efficient_attention(
@@ -57,12 +64,14 @@ class Sdpa:
 
 
 class Flash:
-    """FlashAttention (https://arxiv.org/abs/2307.08691): the ``flash_attn`` package, else torch's own operator."""
+    """FlashAttention (https://arxiv.org/abs/2307.08691): its package, version 3 or 2, else torch's own operator."""
 
     stock = False
 
     def missing(self, device: torch.device, dtype: torch.dtype) -> str | None:
         """See ``Kernel.missing``."""
+        if device.type == "cuda" and torch.cuda.get_device_capability(device) < _AMPERE:
+            return f"it needs an NVIDIA GPU from Ampere on, and this is a {torch.cuda.get_device_name(device)}"
         return _needs_half_on_cuda(device, dtype)
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
@@ -71,12 +80,11 @@ class Flash:
 
     def with_lse(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> tuple[Tensor, Tensor]:
         """See ``Kernel``."""
-        if not _installed("flash_attn"):
+        package = flash_package()
+        if package is None:
             return _torch_flash(query, key, value, scale)
-        from flash_attn import flash_attn_func
-
         q, k, v = (tensor.transpose(1, 2) for tensor in (query, key, value))
-        out, lse, _ = flash_attn_func(q, k, v, softmax_scale=scale, return_attn_probs=True)
+        out, lse, *_ = package(q, k, v, softmax_scale=scale, return_attn_probs=True)
         return out.transpose(1, 2), lse
 
 
@@ -111,7 +119,11 @@ class Sage:
     def missing(self, device: torch.device, dtype: torch.dtype) -> str | None:
         """See ``Kernel.missing``."""
         if not _installed("sageattention"):
-            return "the package sageattention is not installed: pip install sageattention"
+            return f"the package sageattention is not installed: {_GET_SAGE}"
+        from sageattention import sageattn
+
+        if "return_lse" not in inspect.signature(sageattn).parameters:
+            return f"the installed sageattention is older than 2: {_GET_SAGE}"
         return _needs_half_on_cuda(device, dtype)
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
@@ -140,13 +152,13 @@ AUTO = "auto"
 
 
 def choose(name: str, device: torch.device, dtype: torch.dtype) -> Kernel:
-    """The kernel of a name; ``auto`` is the package ``flash_attn`` where it is installed and fits, else ``sdpa``.
+    """The kernel of a name; ``auto`` is FlashAttention's package where it is installed and fits, else ``sdpa``.
 
     Raises:
         InvalidRequest: there is none of that name, or it cannot run here; says what would work.
     """
     if name == AUTO:
-        fits = _installed("flash_attn") and not KERNELS["flash"].missing(device, dtype)
+        fits = not KERNELS["flash"].missing(device, dtype) and flash_package() is not None
         return KERNELS["flash" if fits else "sdpa"]
     if name not in KERNELS:
         raise InvalidRequest(f"attention {name!r} is none of {', '.join(KERNELS)}")
@@ -155,6 +167,24 @@ def choose(name: str, device: torch.device, dtype: torch.dtype) -> Kernel:
         works = [other for other, kernel in KERNELS.items() if not kernel.missing(device, dtype)]
         raise InvalidRequest(f"attention {name!r} cannot be used: {missing}; {', '.join(works)} would work here")
     return KERNELS[name]
+
+
+@cache
+def flash_package() -> Callable[..., Any] | None:
+    """The function of FlashAttention 3 or 2, the newest that is installed and can be imported."""
+    for name in ("flash_attn_interface", "flash_attn"):
+        try:
+            function: Callable[..., Any] = importlib.import_module(name).flash_attn_func
+        except (ImportError, OSError, RuntimeError, AttributeError):  # missing, or built for another torch
+            continue
+        return function
+    return None
+
+
+def _flash_fits(query: Tensor) -> bool:
+    """Whether torch's own FlashAttention takes it; its memory-efficient attention takes the rest."""
+    head_dim, capability = query.shape[-1], torch.cuda.get_device_capability(query.device)
+    return query.dtype in _HALF and capability >= _AMPERE and head_dim % 8 == 0 and head_dim <= 256
 
 
 def _torch_flash(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> tuple[Tensor, Tensor]:
