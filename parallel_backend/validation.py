@@ -78,7 +78,7 @@ def check_forward(message: Forward, metas: Sequence[TensorMeta], checkpoint: Che
         _check_names(shapes, (LATENT, TIMESTEP, *family.required), family.optional)
         latent, timestep = shapes[LATENT], shapes[TIMESTEP]
         _check_latent(latent, geometry)
-        if timestep not in (latent[:1], (latent[0], *latent[2:-2])):
+        if timestep != latent[:1] and not (family.frame_timesteps and timestep == (latent[0], *latent[2:-2])):
             raise InvalidRequest(f"timestep of shape {list(timestep)}: one a sample is needed, {list(latent[:1])}")
         _check_batch(shapes, latent[0])
     return _denoising(message, family, config, branches, world_size)

@@ -67,6 +67,7 @@ class Family(ABC):
     """A loaded transformer in three parts.
 
     Attributes:
+        frame_timesteps: whether each latent frame may have a timestep of its own, ``[B, T]``.
         required: names of the inputs that a branch must have besides the latent and the timestep; ``optional``:
             those that it may have. All are batch first.
         blocks: run one after the other, each from state to state. None holds more than one transformer layer.
@@ -74,6 +75,7 @@ class Family(ABC):
         run: runs all blocks; sharding weights wraps it.
     """
 
+    frame_timesteps: ClassVar[bool] = False
     required: ClassVar[tuple[str, ...]]
     optional: ClassVar[tuple[str, ...]] = ()
 

@@ -89,8 +89,6 @@ class CogVideoX(Family):
         config = _DEFAULTS | dict(config)
         geometry, latent = CogVideoX.describe(config), shapes[LATENT]
         text = check_text(shapes["encoder_hidden_states"], config["text_embed_dim"])
-        if len(shapes.get(TIMESTEP, (1,))) != 1:
-            raise InvalidRequest(f"timestep of shape {list(shapes[TIMESTEP])}: this model takes one a sample")
         _check_positions(config, text, latent[2:], geometry.grid(latent[2:]))
         _check_concat(config["in_channels"] - geometry.channels, latent, shapes.get("concat"))
         if "ofs" in shapes and (not config["ofs_embed_dim"] or len(shapes["ofs"]) != 1):

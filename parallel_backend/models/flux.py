@@ -13,7 +13,7 @@ from ..errors import InvalidRequest
 from ..geometry import IMAGE, LATENT, TEXT, TIMESTEP, Extent, Geometry, Shapes, Site, Sum
 from ..state import State
 from .base import Attending, Block, Family, Inputs, Variant
-from .patches import check_text, check_vector, fold, unfold
+from .patches import check_reference, check_text, check_vector, fold, unfold
 from .streams import at_least_one
 
 _DEFAULTS: dict[str, Any] = {
@@ -31,6 +31,9 @@ _DEFAULTS: dict[str, Any] = {
 
 _PATCH = (2, 2)
 """Flux packs patches into channels outside of its module, whose own ``patch_size`` is 1."""
+
+_AXES = 3
+"""Numbers of a position: image, row, column."""
 
 
 class Flux(Family):
@@ -95,7 +98,9 @@ class Flux(Family):
                 f"concat of shape {None if concat is None else list(concat)}: this model takes {extra} channels beside "
                 f"a latent of {list(latent)}; InpaintModelConditioning gives them"
             )
-        image = math.prod(geometry.grid(latent[2:])) + (shapes["reference"][1] if "reference" in shapes else 0)
+        image = math.prod(geometry.grid(latent[2:])) + check_reference(
+            shapes, geometry.channels * math.prod(_PATCH), _AXES
+        )
         return Extent(streams={TEXT: text, IMAGE: image}, values=geometry.out_channels * math.prod(_PATCH))
 
     def parts(self) -> tuple[list[Block], list[Attending]]:

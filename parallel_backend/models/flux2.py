@@ -13,7 +13,7 @@ from ..errors import InvalidRequest
 from ..geometry import IMAGE, LATENT, TEXT, TIMESTEP, Extent, Geometry, Shapes, Site, Sum
 from ..state import State
 from .base import Attending, Block, Family, Inputs, Variant
-from .patches import check_text, fold, unfold
+from .patches import check_reference, check_text, fold, unfold
 from .streams import at_least_one
 
 _DEFAULTS: dict[str, Any] = {
@@ -98,7 +98,7 @@ class Flux2(Family):
             raise InvalidRequest(
                 f"this Flux.2 transformer {wanted} guidance: connect FluxGuidance for dev models alone"
             )
-        reference = _reference(geometry.channels, shapes.get("reference"), shapes.get("reference_ids"))
+        reference = check_reference(shapes, geometry.channels, _AXES)
         image = math.prod(geometry.grid(latent[2:])) + reference
         return Extent(streams={TEXT: text, IMAGE: image}, values=geometry.out_channels)
 
@@ -226,16 +226,3 @@ def _run(layer: nn.Module, state: State, **options: Any) -> State:
         **options,
     )
     return state.with_streams(**{TEXT: text, IMAGE: out[:, : image.shape[1]]})
-
-
-def _reference(channels: int, tokens: tuple[int, ...] | None, ids: tuple[int, ...] | None) -> int:
-    """The number of tokens of reference images."""
-    if tokens is None and ids is None:
-        return 0
-    if tokens is None or ids is None or tokens[2:] != (channels,) or ids[1:] != (tokens[1], _AXES):
-        raise InvalidRequest(
-            f"reference of shape {None if tokens is None else list(tokens)} with reference_ids of shape "
-            f"{None if ids is None else list(ids)}: this model takes [batch, tokens, {channels}] with "
-            f"[batch, tokens, {_AXES}]; ReferenceLatent gives them"
-        )
-    return tokens[1]

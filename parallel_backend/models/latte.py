@@ -81,9 +81,6 @@ class Latte(Family):
         frames, rows, columns = geometry.grid(latent[2:])
         if frames not in (1, config["video_length"]):
             raise InvalidRequest(f"a latent of {frames} frames: this Latte makes {config['video_length']}, or 1")
-        timestep = shapes.get(TIMESTEP, latent[:1])
-        if len(timestep) != 1:
-            raise InvalidRequest(f"timestep of shape {list(timestep)}: Latte takes one a sample, {list(latent[:1])}")
         return Extent(
             streams={IMAGE: rows * columns},
             values=frames * geometry.out_channels * math.prod(geometry.patch),

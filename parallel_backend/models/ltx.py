@@ -52,6 +52,7 @@ class LTXVideo(Family):
     - ``frame_weights`` ``[B, T]``, ``token_weights`` ``[B, S]``: by how much of the timestep each is still noise.
     """
 
+    frame_timesteps: ClassVar[bool] = True
     required: ClassVar[tuple[str, ...]] = ("encoder_hidden_states",)
     optional: ClassVar[tuple[str, ...]] = (
         "encoder_attention_mask", "frame_rate", "video_coords", "frame_weights", "token_weights",

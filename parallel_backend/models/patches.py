@@ -86,3 +86,21 @@ def check_mask(name: str, shapes: Shapes, tokens: int) -> None:
         raise InvalidRequest(
             f"{name} of shape {list(shape)} does not fit the text of {tokens} tokens, [batch, {tokens}]"
         )
+
+
+def check_reference(shapes: Shapes, width: int, axes: int) -> int:
+    """The number of tokens of reference images, whose places have so many axes; 0 without any.
+
+    Raises:
+        InvalidRequest: they do not fit the model or one another.
+    """
+    tokens, ids = shapes.get("reference"), shapes.get("reference_ids")
+    if tokens is None and ids is None:
+        return 0
+    if tokens is None or ids is None or tokens[2:] != (width,) or ids[1:] != (tokens[1], axes):
+        raise InvalidRequest(
+            f"reference of shape {None if tokens is None else list(tokens)} with reference_ids of shape "
+            f"{None if ids is None else list(ids)}: this model takes [batch, tokens, {width}] with "
+            f"[batch, tokens, {axes}]; ReferenceLatent gives them"
+        )
+    return tokens[1]

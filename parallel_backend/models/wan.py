@@ -45,6 +45,7 @@ class Wan(Family):
     - ``frame_weights`` ``[B, T]``: by how much of a timestep ``[B]`` each frame is still noise (2.2's TI2V).
     """
 
+    frame_timesteps: ClassVar[bool] = True
     required: ClassVar[tuple[str, ...]] = ("encoder_hidden_states",)
     optional: ClassVar[tuple[str, ...]] = ("encoder_hidden_states_image", "concat", "frame_weights")
 
@@ -142,6 +143,7 @@ class Wan(Family):
         image = inputs.get("encoder_hidden_states_image")
         if image is not None and self.module.condition_embedder.image_embedder.pos_embed is not None:
             image = image.unflatten(1, (2, -1)).flatten(0, 1)
+        image = None if image is None else image.to(self.dtype)
         out: Tensor = self.module(
             hidden_states=latent,
             timestep=timestep,

@@ -66,7 +66,8 @@ def _run_model(options: argparse.Namespace) -> int:
     model.check(layout or ParallelLayout(), devices)
     if not options.json:
         print(model.describe(devices), flush=True)
-    questions = model.questions([layout] if layout else real.layouts_on(len(devices.indices)), device)
+    layouts = [layout] if layout else real.layouts_on(len(devices.indices))
+    questions = [question for expert in model.experts() for question in expert.questions(layouts, device)]
     if not options.json:
         print(f"equal means: a relative error of at most {questions[0].tolerance:.1e}", flush=True)
     return _answer(questions, devices, options, time=layout is not None)
@@ -81,7 +82,7 @@ def _answer(questions: Iterable[Question], devices: Devices, options: argparse.N
                 print(_line(reports[-1]), flush=True)
     if options.json:
         shown = [asdict(report) | {"failed": report.failed} for report in reports]
-        print(msgspec.json.encode(shown[0] if time else shown).decode())
+        print(msgspec.json.encode(shown[0] if time and len(shown) == 1 else shown).decode())
     else:
         print(_summary(reports))
     return int(any(report.failed for report in reports))

@@ -5,7 +5,7 @@ import inspect
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,8 @@ from .. import devices as device_list
 from .. import loading, mesh
 from ..checkpoint import Checkpoint
 from ..errors import InvalidRequest
-from ..geometry import LATENT
+from ..experts import HIGH, LOW
+from ..geometry import LATENT, TIMESTEP
 from ..layout import ParallelLayout, auto
 from ..messages import Devices, DType
 from ..models import Family, family_of
@@ -39,12 +40,22 @@ class Real:
     Attributes:
         variant: the family's whose inputs the model takes.
         inputs: by branch; ``dtype``: that to compute in.
+        component: the transformer that the inputs' timesteps are for.
     """
 
     checkpoint: Checkpoint
     variant: str
     inputs: tuple[dict[str, Tensor], ...]
     dtype: DType
+    component: str = HIGH
+
+    def experts(self) -> list["Real"]:
+        """The same for each transformer of the checkpoint, with timesteps on its side of the boundary."""
+        boundary = self.checkpoint.boundary()
+        if boundary is None:
+            return [self]
+        high = tuple(one | {TIMESTEP: torch.full_like(one[TIMESTEP], 1000.0)} for one in self.inputs)
+        return [replace(self, inputs=high), replace(self, component=LOW)]
 
     def describe(self, devices: Devices) -> str:
         """What is compared, for people."""
@@ -61,7 +72,8 @@ class Real:
         wanted, parameters, blocks = self._stock(device)
         return [
             Question(
-                title=str(layout), model=self.checkpoint.path, layout=layout, inputs=self.inputs,
+                title=f"{self.component}, {layout}" if self.checkpoint.boundary() else str(layout),
+                model=self.checkpoint.path, layout=layout, inputs=self.inputs,
                 stock=wanted.__getitem__, parameters=parameters, dtype=self.dtype,
                 tolerance=tolerance(getattr(torch, self.dtype), blocks),
             )
@@ -80,7 +92,7 @@ class Real:
     def _stock(self, device: torch.device) -> tuple[list[Tensor], Parameters, int]:
         alone = mesh.create(ParallelLayout(), rank=0, timeout=timedelta(seconds=1))
         assert alone is not None
-        family = loading.load_transformer(self.checkpoint, getattr(torch, self.dtype), device, alone)
+        family = loading.load_transformer(self.checkpoint, getattr(torch, self.dtype), device, alone, self.component)
         wanted = [family.stock({k: v.to(device) for k, v in one.items()}).cpu() for one in self.inputs]
         kept = block_parameters(family), len(family.blocks)
         del family
