@@ -126,6 +126,7 @@ def test_a_component_that_the_folder_lacks_is_left_out(tmp_path: Path, monkeypat
     index = {name: ["transformers", value] for name, value in components.items()}
     (tmp_path / "model_index.json").write_text(json.dumps(index))
     (tmp_path / "text_encoder").mkdir()
+    (tmp_path / "text_encoder" / "config.json").write_text("{}")
     save_file({"encoder.layers.0.mlp.fc1.weight": torch.ones(1)}, tmp_path / "text_encoder" / "model.safetensors")
     read: list[Any] = []
 
@@ -138,6 +139,25 @@ def test_a_component_that_the_folder_lacks_is_left_out(tmp_path: Path, monkeypat
     with pytest.raises(InvalidRequest, match="seen"):
         clip.CoreClip(Checkpoint.open(tmp_path), text).tokenize("a dog")
     assert [list(state) for state in read] == [["text_model.encoder.layers.0.mlp.fc1.weight"]]
+
+
+@pytest.mark.parametrize(
+    ("listed", "config", "said"),
+    [("model-00002-of-2.safetensors", {}, "lacks model-00002"), (None, {"quantization_config": {}}, "is quantised")],
+)
+def test_a_text_encoder_that_is_not_whole_is_refused(
+    tmp_path: Path, listed: str | None, config: dict[str, Any], said: str
+) -> None:
+    folder, file = tmp_path / "text_encoder", "model-00001-of-2.safetensors"
+    index = {"text_encoder": ["transformers", "CLIPTextModel"], "transformer": ["diffusers", "FluxTransformer2DModel"]}
+    folder.mkdir()
+    (tmp_path / "model_index.json").write_text(json.dumps(index))
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file({"encoder.layers.0.mlp.fc1.weight": torch.ones(1)}, folder / file)
+    weight_map = {"a": file, **({"b": listed} if listed else {})}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    with pytest.raises(InvalidRequest, match=said):
+        clip.CoreClip(Checkpoint.open(tmp_path), CoreText(components=("text_encoder",), clip_type="FLUX")).tokenize("a")
 
 
 def test_mistrals_tokenizer_is_the_same_in_its_own_format(tmp_path: Path) -> None:

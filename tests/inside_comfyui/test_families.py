@@ -14,10 +14,10 @@ from any_folder_name.parallel_backend.errors import InvalidRequest
 from any_folder_name.parallel_backend.layout import ParallelLayout
 from comfy.model_detection import detect_unet_config
 from inside_fixtures import Loaded, ksampler, parallel_sampler, relative_error
-from natives import CASES, wan
+from natives import CASES, HEAVY, wan
 
 CLOSE = 1e-4
-KNOWN = [name for name in CASES if CASES[name].known()]
+KNOWN = [pytest.param(name, marks=pytest.mark.newest if name in HEAVY else ()) for name in CASES if CASES[name].known()]
 
 
 @cache

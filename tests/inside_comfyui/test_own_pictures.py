@@ -17,6 +17,7 @@ from own_cases import CASES, encoder
 
 import nodes as core_nodes
 
+pytestmark = pytest.mark.newest  # it is of our own model classes
 CLOSE = 1e-4
 WIDTHS = (8, 8, 8, 8)
 FRAMES = {"cogvideox 2b": 9, "cogvideox 1.5": 16, "latte": 3, "dit": 1}
