@@ -5,7 +5,7 @@ import socket
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from . import control, wire
 from .errors import BackendError, InvalidRequest, QueueFull
@@ -143,7 +143,7 @@ def needed(request: RankRequest) -> Devices:
     if spec.layout is None:
         return spec.devices
     spec.layout.check_fits(len(spec.devices.indices))
-    return Devices(kind=spec.devices.kind, indices=spec.devices.indices[: spec.layout.ranks])
+    return replace(spec.devices, indices=spec.devices.indices[: spec.layout.ranks])
 
 
 def _cut(job: Job) -> None:

@@ -1,6 +1,7 @@
 """The two ways in which ranks talk during a request. All sizes are known on both sides beforehand."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -11,9 +12,18 @@ from .payload import DTYPES
 from .wire import TensorMeta
 
 Parts = Sequence[Tensor]
+Place = tuple[int, Tensor]
+"""A tensor, and the place on the axis of the rank that it comes from or goes to."""
 
 _ALIGN = 16
 """Bytes to which tensors are aligned in the shared buffer, so that each can be viewed in its own dtype."""
+
+
+class Work(Protocol):
+    """What was started and is to be waited for."""
+
+    def wait(self) -> Any:
+        """Return once it is done."""
 
 
 def join(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
@@ -21,27 +31,58 @@ def join(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim=dim)
 
 
-def start(leaving: Sequence[Parts], arriving: Sequence[Parts], axis: Axis) -> list[dist.Work]:
+def start(leaving: Sequence[Parts], arriving: Sequence[Parts], axis: Axis) -> Sequence[Work]:
     """Start to send ``leaving[i]`` to the ``i``-th rank of the axis, and to receive ``arriving[i]`` from it.
 
     All tensors are contiguous. Both sides know all sizes, so that what is empty is left out on both, as is what a rank
     has for itself. The caller waits for what is returned, and leaves the tensors alone until then.
     """
-    ops = [
-        dist.P2POp(op, part, axis.ranks[i], group=axis.group)
-        for op, by_rank in ((dist.isend, leaving), (dist.irecv, arriving))
-        for i, parts in enumerate(by_rank)
-        for part in parts
-        if i != axis.index and part.numel()
-    ]
-    works: list[dist.Work] = dist.batch_isend_irecv(ops) if ops else []
-    return works
+    sent, received = _for_others(leaving, axis), _for_others(arriving, axis)
+    if any(staged(axis, tensor) for _, tensor in (*sent[:1], *received[:1])):
+        return [_Staged(sent, received, axis)]
+    return _exchange(sent, received, axis)
 
 
-def wait(works: Sequence[dist.Work]) -> None:
+def staged(axis: Axis, tensor: Tensor) -> bool:
+    """Whether exchanges pass the CPU's memory: of a GPU's, gloo cannot send. What it gathers, sums or broadcasts it
+    copies by itself."""
+    return axis.gloo and tensor.is_cuda
+
+
+def wait(works: Iterable[Work]) -> None:
     """Wait for what was started."""
     for work in works:
         work.wait()
+
+
+class _Staged:
+    """An exchange of copies in the CPU's memory; what arrives is copied to its place by who waits."""
+
+    def __init__(self, sent: Sequence[Place], received: Sequence[Place], axis: Axis) -> None:
+        self._arriving = [(tensor, torch.empty_like(tensor, device="cpu")) for _, tensor in received]
+        copies = [(i, tensor.to("cpu", copy=True)) for i, tensor in sent]
+        buffers = [(i, buffer) for (i, _), (_, buffer) in zip(received, self._arriving, strict=True)]
+        self._works = _exchange(copies, buffers, axis)
+
+    def wait(self) -> None:
+        """See ``Work``."""
+        wait(self._works)
+        for tensor, buffer in self._arriving:
+            tensor.copy_(buffer)
+
+
+def _for_others(by_rank: Sequence[Parts], axis: Axis) -> list[Place]:
+    return [(i, part) for i, parts in enumerate(by_rank) for part in parts if i != axis.index and part.numel()]
+
+
+def _exchange(sent: Iterable[Place], received: Iterable[Place], axis: Axis) -> list[dist.Work]:
+    ops = [
+        dist.P2POp(op, part, axis.ranks[i], group=axis.group)
+        for op, places in ((dist.isend, sent), (dist.irecv, received))
+        for i, part in places
+    ]
+    works: list[dist.Work] = dist.batch_isend_irecv(ops) if ops else []
+    return works
 
 
 def all_gather(own: Tensor, shapes: Sequence[Sequence[int]], axis: Axis) -> list[Tensor]:
@@ -70,6 +111,15 @@ def agree(value: int, axis: Axis) -> int:
     shared = torch.tensor([value], dtype=torch.int64)
     dist.broadcast(shared, axis.ranks[0], group=axis.group)
     return int(shared.item())
+
+
+def all_of(value: bool, axis: Axis) -> bool:
+    """Whether it is true on every rank of the axis, over the CPU's group."""
+    if axis.size == 1:
+        return value
+    shared = torch.tensor([int(value)])
+    dist.all_reduce(shared, dist.ReduceOp.MIN, group=axis.group)
+    return bool(shared.item())
 
 
 def share(

@@ -39,6 +39,12 @@ class Denoiser:
         """The samples of a branch that this rank computes."""
         return BatchSplit.samples(self.mesh, self.plan.latents[branch][0], self.place)
 
+    def load(self, branches: Mapping[int, Inputs]) -> None:
+        """Load the weights that ``shards`` takes for these inputs, which it does else."""
+        for inputs in branches.values():
+            if inputs[LATENT].shape[0]:
+                self.experts.at(inputs[TIMESTEP])
+
     def shards(self, branches: Mapping[int, Inputs]) -> dict[int, Tensor]:
         """Predict this rank's tokens ``[own samples, own tokens, values]`` of each of its branches.
 

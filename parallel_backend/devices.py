@@ -2,9 +2,10 @@
 
 import os
 import re
+from typing import get_args
 
 from .errors import InvalidRequest
-from .messages import Devices
+from .messages import Collectives, Devices
 
 MAX_CPU_RANKS = 16
 DEFAULT_CPU_RANKS = 2
@@ -15,26 +16,30 @@ def resolve(text: str) -> Devices:
 
     Without GPUs ``"all"`` is ``PARALLEL_DIT_CPU_RANKS`` (2 if unset) ranks on the CPU, and a list of numbers
     is one CPU rank each.
+    ``PARALLEL_DIT_COLLECTIVES=gloo`` has GPUs' ranks talk through the CPU's memory, without NCCL; only so may several
+    be on one GPU.
 
     Raises:
-        InvalidRequest: a device that is not there, twice the same, or something that is no device.
+        InvalidRequest: a device that is not there, twice the same, something that is no device, or a bad variable.
     """
     gpus = _gpus()
+    collectives = _collectives()
     if text.strip().lower() == "all":
-        return _on_gpus(tuple(range(gpus))) if gpus else _all_cpu()
+        return _on_gpus(tuple(range(gpus)), collectives) if gpus else _all_cpu()
     words = [word.strip() for word in text.split(",")]
     indices = tuple(_index(word, text, gpus) for word in words)
     for index in indices:
-        if indices.count(index) > 1:
+        if indices.count(index) > 1 and not (gpus and collectives == "gloo"):
             raise InvalidRequest(f"devices {text!r}: {index} is there twice; name each device once")
         if index >= (gpus or MAX_CPU_RANKS):
             raise InvalidRequest(f"devices {text!r}: there is no device {index}; {_choice(gpus)}")
-    return _on_gpus(indices) if gpus else Devices(kind="cpu", indices=indices)
+    return _on_gpus(indices, collectives) if gpus else Devices(kind="cpu", indices=indices)
 
 
-def _on_gpus(indices: tuple[int, ...]) -> Devices:
+def _on_gpus(indices: tuple[int, ...], collectives: Collectives) -> Devices:
     # ComfyUI's --cuda-device renumbers the GPUs for its own process, and a backend may serve several ComfyUIs.
-    return Devices(kind="cuda", indices=indices, visible=os.environ.get("CUDA_VISIBLE_DEVICES"))
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return Devices(kind="cuda", indices=indices, visible=visible, collectives=collectives)
 
 
 def _gpus() -> int:
@@ -64,3 +69,11 @@ def _all_cpu() -> Devices:
     if not given.isdecimal() or not 1 <= int(given) <= MAX_CPU_RANKS:
         raise InvalidRequest(f"PARALLEL_DIT_CPU_RANKS={given}: it has to be a number from 1 to {MAX_CPU_RANKS}")
     return Devices(kind="cpu", indices=tuple(range(int(given))))
+
+
+def _collectives() -> Collectives:
+    known: dict[str, Collectives] = {name: name for name in get_args(Collectives)}
+    given = os.environ.get("PARALLEL_DIT_COLLECTIVES") or "nccl"
+    if given not in known:
+        raise InvalidRequest(f"PARALLEL_DIT_COLLECTIVES={given}: it has to be {' or '.join(known)}")
+    return known[given]

@@ -1,8 +1,8 @@
 """What a rank does with a request: load, forward, sample, encode, decode. No sockets."""
 
 import logging
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Generic, TypeVar
@@ -10,14 +10,14 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from . import kernels, loading, mesh, text, traffic, vae
+from . import kernels, loading, text, traffic, vae
 from .checkpoint import Checkpoint
 from .collectives import agree, share
 from .denoiser import Denoiser
 from .errors import Cancelled, InvalidRequest, OutOfMemory
 from .experts import HIGH, LOW, Experts
-from .layout import ParallelLayout
 from .mesh import DeviceMesh
+from .meshes import Meshes
 from .messages import (
     Decode,
     DType,
@@ -58,10 +58,15 @@ class _Call(Generic[M]):
     report: Report
     cancelled: Callable[[], bool]
 
-    def loads(self, pipeline: Pipeline, component: str) -> None:
-        """Say that weights are about to be loaded, if they are."""
-        if not pipeline.has(component):
+    @contextmanager
+    def loading(self, pipeline: Pipeline, component: str) -> Iterator[None]:
+        """Say that weights are about to be loaded and that they have been, if they are."""
+        loads = not pipeline.has(component)
+        if loads:
             self.report(Progress(phase="loading", value=0, total=1), {})
+        yield
+        if loads:
+            self.report(Progress(phase="loading", value=1, total=1), {})
 
     def ticker(self, phase: str) -> vae.Tick:
         """A ``Tick`` that reports as ``phase``, and ends the work when the request was cancelled."""
@@ -87,7 +92,7 @@ class Engine:
         self.rank, self.world_size, self.device, self.timeout = rank, world_size, device, timeout
         self.steps = 0
         self._pipelines: dict[_Key, Pipeline] = {}
-        self._meshes: dict[ParallelLayout, DeviceMesh | None] = {}
+        self._meshes = Meshes(rank=rank, world_size=world_size, timeout=timeout, in_use=self._meshes_in_use)
 
     def handle(
         self,
@@ -140,6 +145,7 @@ class Engine:
             i: {name: tensor[denoiser.samples(i)] for name, tensor in branches[i].items()} for i in denoiser.branches
         }
         wanted = call.message.measure or call.message.timed
+        denoiser.load(own)
         measured = traffic.Measured(denoiser.mesh.whole, self.device, count=call.message.measure)
         with measured if wanted else nullcontext():
             predictions = denoiser.gather(denoiser.shards(own))
@@ -162,8 +168,9 @@ class Engine:
         pipeline = self._pipeline(call.message.model)
         pipeline.check("text_encoder")
         ids, lengths = (call.tensors[name].to(self.device) for name in ("ids", "lengths"))
-        call.loads(pipeline, "text_encoder")
-        return {"embeds": text.encode(pipeline.text_encoder(), ids, lengths, layer=call.message.layer).cpu()}
+        with call.loading(pipeline, "text_encoder"):
+            encoder = pipeline.text_encoder()
+        return {"embeds": text.encode(encoder, ids, lengths, layer=call.message.layer).cpu()}
 
     def _decode(self, call: _Call[Decode]) -> Tensors:
         if call.tensors is None:
@@ -197,9 +204,12 @@ class Engine:
         for name in (HIGH, LOW):
             if name == HIGH or name in pipeline.checkpoint.components:
                 pipeline.check(name)
-        devices = self._mesh(plan.layout)
+        devices = self._meshes.get(plan.layout)
         if devices is None:
             return None, {}
+        heads = {site.head_dim for site in plan.geometry.sites}
+        kernel = kernels.choose(call.message.model.attention, self.device, pipeline.dtype, heads)
+        pipeline.agree(devices)
         bad = agree(first_not_finite(call.tensors or {}), devices.whole)
         if bad >= 0:
             raise InvalidRequest(
@@ -208,14 +218,13 @@ class Engine:
         self._check_rows(call, pipeline.checkpoint, devices)
 
         def load(component: str) -> Family:
-            call.loads(pipeline, component)
-            return pipeline.transformer(devices, component)
+            with call.loading(pipeline, component):
+                return pipeline.transformer(devices, component)
 
         experts = Experts(pipeline.checkpoint, load)
         if agree(int(experts.apart(call.tensors or {})), devices.whole):
             raise InvalidRequest("one call has timesteps for both transformers of the model: make them two calls")
         shared = share(call.metas, call.tensors, devices.whole, self.device)
-        kernel = kernels.choose(call.message.model.attention, self.device, pipeline.dtype)
         return Denoiser(experts, devices, plan, kernel, self._count), shared
 
     def _check_rows(self, call: _Call[Any], checkpoint: Checkpoint, devices: DeviceMesh) -> None:
@@ -236,13 +245,11 @@ class Engine:
         vae.check(call.metas, kind, name=name)
         if first_not_finite(call.tensors or {}) >= 0:
             raise InvalidRequest(f"{name} holds NaN or infinity: check the nodes before")
-        call.loads(pipeline, "vae")
-        return kind, pipeline.vae()
+        with call.loading(pipeline, "vae"):
+            return kind, pipeline.vae()
 
-    def _mesh(self, layout: ParallelLayout) -> DeviceMesh | None:
-        if layout not in self._meshes:
-            self._meshes[layout] = mesh.create(layout, rank=self.rank, timeout=self.timeout)
-        return self._meshes[layout]
+    def _meshes_in_use(self) -> list[DeviceMesh]:
+        return [mesh for pipeline in self._pipelines.values() for mesh in pipeline.meshes()]
 
     def _pipeline(self, model: ModelSpec) -> Pipeline:
         """The model's pipeline, which has loaded nothing yet if it is new. ``auto`` shares what it resolves to."""

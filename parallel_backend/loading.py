@@ -108,9 +108,9 @@ def _load_part(
     if layout.tensor > 1:
         slices = tensor.cut(module, family.cuts(config), mesh.axes["tensor"], device.type)
     loaded = family(module)
-    if layout.shard_weights:
+    if mesh.weights:
         blocks = [part for block in loaded.blocks for part in block.modules]
-        loaded.run = sharded.shard(blocks, loaded.run, mesh.sequence, device.type)
+        loaded.run = sharded.shard(blocks, loaded.run, mesh.weights, device.type)
     weights.fill(module, files, slices, device)
     module.eval().requires_grad_(False)
     return loaded

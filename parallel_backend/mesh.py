@@ -5,6 +5,7 @@ from datetime import timedelta
 
 import numpy as np
 import numpy.typing as npt
+import torch
 import torch.distributed as dist
 
 from .layout import AXES, ParallelLayout
@@ -16,13 +17,15 @@ Grid = npt.NDArray[np.int_]
 class Axis:
     """A line of ranks that work together; ``index`` is this rank's place on it.
 
-    ``group`` is None on an axis of one rank, where nothing is ever sent.
+    ``group`` is None on an axis of one rank, where nothing is ever sent. ``gloo`` says that it is gloo's alone, which
+    sends from the CPU's memory.
     """
 
     name: str
     ranks: tuple[int, ...]
     index: int
     group: dist.ProcessGroup | None
+    gloo: bool
 
     @property
     def size(self) -> int:
@@ -37,13 +40,23 @@ class DeviceMesh:
     Attributes:
         axes: this rank's line along every axis.
         sequence: the ranks that share out the tokens of one row: ``ring`` and ``ulysses`` as one axis.
+        weights: the same ranks with a group of their own, where they share weights: what runs on one group runs one
+            after the other, and weights are to arrive while tokens are exchanged. None where they do not.
         whole: all ranks of the mesh.
     """
 
     layout: ParallelLayout
     axes: dict[str, Axis]
     sequence: Axis
+    weights: Axis | None
     whole: Axis
+
+    def free(self) -> None:
+        """Free the groups, which nothing may use any more. Collective over the mesh."""
+        # An axis may be the sequence as well; and in one order, which NCCL wants.
+        lines = [*self.axes.values(), self.sequence, self.weights, self.whole]
+        for group in dict.fromkeys(line.group for line in lines if line and line.group):
+            dist.destroy_process_group(group)
 
 
 def create(layout: ParallelLayout, *, rank: int, timeout: timedelta) -> DeviceMesh | None:
@@ -56,15 +69,17 @@ def create(layout: ParallelLayout, *, rank: int, timeout: timedelta) -> DeviceMe
     axes: dict[str, Axis] = {}
     for dim, name in enumerate(AXES):
         axes |= _lines(name, np.moveaxis(grid, dim, -1), rank, timeout)
+    ring = AXES.index("ring")
+    folded = np.moveaxis(grid, (ring, ring + 1), (-2, -1)).reshape(-1, layout.sequence)
     if layout.ring > 1 and layout.ulysses > 1:
-        ring = AXES.index("ring")
-        folded = np.moveaxis(grid, (ring, ring + 1), (-2, -1))
-        axes |= _lines("sequence", folded.reshape(*folded.shape[:-2], -1), rank, timeout)
+        axes |= _lines("sequence", folded, rank, timeout)
+    if layout.shard_weights:
+        axes |= _lines("weights", folded, rank, timeout)
     whole = _line("mesh", tuple(range(layout.ranks)), rank, timeout)
     if whole is None:
         return None
     sequence = axes.pop("sequence", axes["ring"] if layout.ring > 1 else axes["ulysses"])
-    return DeviceMesh(layout=layout, axes=axes, sequence=sequence, whole=whole)
+    return DeviceMesh(layout=layout, weights=axes.pop("weights", None), axes=axes, sequence=sequence, whole=whole)
 
 
 def _lines(name: str, grid: Grid, rank: int, timeout: timedelta) -> dict[str, Axis]:
@@ -77,7 +92,19 @@ def _line(name: str, ranks: tuple[int, ...], rank: int, timeout: timedelta) -> A
     group = dist.new_group(list(ranks), timeout=timeout) if len(ranks) > 1 else None
     if rank not in ranks:
         return None
-    return Axis(name=name, ranks=ranks, index=ranks.index(rank), group=group)
+    backend = dist.get_backend(group) if group else ""
+    if "nccl" in backend:
+        _connect(group)
+    return Axis(name=name, ranks=ranks, index=ranks.index(rank), group=group, gloo=backend == "gloo")
+
+
+def _connect(group: dist.ProcessGroup | None) -> None:
+    """Have NCCL connect all ranks of a group now, which it otherwise does at the first use.
+
+    The first use may be an exchange that a rank without tokens or heads takes no part in, while the others would wait
+    for it (see ``torch.distributed.batch_isend_irecv``).
+    """
+    dist.all_reduce(torch.zeros(1, device="cuda"), group=group)
 
 
 def _shape(layout: ParallelLayout) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ from typing import Literal
 from .layout import ParallelLayout
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
+Collectives = Literal["nccl", "gloo"]
 
 
 def new_id() -> str:
@@ -21,12 +22,14 @@ def new_id() -> str:
 class Devices:
     """Which devices hold ranks: GPU indices, or for ``cpu`` simply how many ranks there are.
 
-    ``visible`` is the ``CUDA_VISIBLE_DEVICES`` that the indices count in, where it is set.
+    ``visible`` is the ``CUDA_VISIBLE_DEVICES`` that the indices count in, where it is set. ``collectives`` is what
+    ranks on GPUs talk through; those on the CPU always do through gloo.
     """
 
     kind: Literal["cuda", "cpu"]
     indices: tuple[int, ...]
     visible: str | None = None
+    collectives: Collectives = "nccl"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,7 +179,7 @@ class Progress:
 
     Before the ranks take a request up, the supervisor reports ``accepted`` or ``queued`` (``total`` requests
     are ahead) at once, then ``queued`` or ``start`` (the ranks are being started) again and again as a sign of
-    life. ``loading`` says that rank 0 loads weights.
+    life. ``loading`` says that rank 0 loads weights, and with a ``value`` of 1 that it has loaded them.
     """
 
     phase: str

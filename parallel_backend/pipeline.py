@@ -10,6 +10,7 @@ import torch
 
 from . import loading
 from .checkpoint import Checkpoint
+from .collectives import all_of
 from .experts import HIGH, LOW
 from .mesh import DeviceMesh
 from .messages import LoadedModel
@@ -28,6 +29,11 @@ class Held:
     tensor: int
     index: int
     sharers: tuple[int, ...]
+
+    @property
+    def whole(self) -> bool:
+        """Whether these are all weights, so that no group is needed to compute with them."""
+        return self.tensor == 1 and not self.sharers
 
     @classmethod
     def on(cls, mesh: DeviceMesh) -> "Held":
@@ -48,6 +54,7 @@ class Pipeline:
         self.checkpoint, self.dtype, self.device, self._make_room = checkpoint, dtype, device, make_room
         self.loads = 0
         self._held: dict[str, Held] = {}
+        self._meshes: dict[str, DeviceMesh] = {}
         self._parts: dict[str, Any] = {}
 
     def has(self, name: str) -> bool:
@@ -71,8 +78,27 @@ class Pipeline:
         held = Held.on(mesh)
         if self._held.get(name) != held:
             self._parts.pop(name, None)
+        if name not in self._parts:
+            self._meshes.pop(name, None)
+            if not held.whole:
+                self._meshes[name] = mesh
         self._held[name] = held
         return self._part(name, lambda: loading.load_transformer(self.checkpoint, self.dtype, self.device, mesh, name))
+
+    def agree(self, mesh: DeviceMesh) -> None:
+        """Forget transformers of which another rank that holds a part has lost its own, for want of memory, say.
+
+        Collective over the ranks that hold the parts of one: they load together again, on the groups of one mesh.
+        """
+        if Held.on(mesh).whole:
+            return
+        for name in (HIGH, LOW):
+            if not all_of(all_of(name in self._parts, mesh.axes["tensor"]), mesh.sequence):
+                self._parts.pop(name, None)
+
+    def meshes(self) -> list[DeviceMesh]:
+        """Those whose groups the loaded transformers use."""
+        return [mesh for name, mesh in self._meshes.items() if name in self._parts]
 
     def text_encoder(self) -> Any:
         """The text encoder, a transformers module."""

@@ -1,4 +1,4 @@
-"""What the kernel tells about processes: memory, whether they still move, how they ended."""
+"""What the kernel tells about processes, and is told: memory, whether they still move, how they ended, their cores."""
 
 import contextlib
 import ctypes
@@ -25,6 +25,26 @@ def memory(pid: int) -> int:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, IndexError):
         return 0
+
+
+def stay_on_own_cores(rank: int, ranks: int) -> None:
+    """Have this process and its threads to come run on its share of the cores, if there is one for each rank's threads.
+
+    Without this the system moves processes that wake one another onto one core, and both wait for it.
+    """
+    cores, threads = sorted(os.sched_getaffinity(0), key=_place), os.environ.get("OMP_NUM_THREADS", "1")
+    if ranks * (int(threads) if threads.isdecimal() else 1) <= len(cores):
+        with contextlib.suppress(OSError):  # some sandboxes do not let it
+            os.sched_setaffinity(0, cores[rank * len(cores) // ranks : (rank + 1) * len(cores) // ranks])
+
+
+def _place(cpu: int) -> tuple[int, ...]:
+    """Socket, core and number, so that the two threads of a core are neighbours."""
+    folder = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology")
+    try:
+        return (*(int((folder / name).read_text()) for name in ("physical_package_id", "core_id")), cpu)
+    except (OSError, ValueError):
+        return (0, cpu, cpu)
 
 
 def private_memory(pid: int) -> int:

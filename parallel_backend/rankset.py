@@ -109,6 +109,7 @@ class RankSet:
         ours, theirs = control.pair()
         passed = [theirs.fileno()] + ([store] if rank == 0 else [])
         command = [*self._command, "--control-fd", str(theirs.fileno()), "--device", self._device(rank)]
+        command += ["--collectives", self.devices.collectives]
         command += ["--store-fd", str(store)] if rank == 0 else []
         log_file = self._endpoint.rank_log(rank)
         if log_file.exists():

@@ -20,7 +20,7 @@ from . import control, wire
 from .errors import BackendError, Cancelled, DeadlineExceeded, InvalidRequest, OutOfMemory, RankFailed
 from .link import Job, Link
 from .messages import Continue, Done, Echo, Error, Progress, RankStatus
-from .procs import die_with_parent
+from .procs import die_with_parent, stay_on_own_cores
 
 if TYPE_CHECKING:
     import torch
@@ -50,6 +50,8 @@ def main(argv: Sequence[str] | None = None, *, engine: "Callable[..., Engine] | 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C at the supervisor's terminal is the supervisor's
     options = _parse(argv)
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if options.device == "cpu":
+        stay_on_own_cores(rank, world)
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s rank {rank} %(name)s: %(message)s")
     status = RankStatus(rank=rank, pid=os.getpid(), device=options.device, memory=0)
     link = Link(socket.socket(fileno=options.control_fd), describe=lambda: status)
@@ -67,6 +69,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--control-fd", type=int, required=True, help="the supervisor's control socket")
     parser.add_argument("--store-fd", type=int, help="a listening socket for rank 0's store")
     parser.add_argument("--device", default="cpu", help="cpu or cuda:INDEX")
+    parser.add_argument("--collectives", default="nccl", choices=("nccl", "gloo"), help="what GPUs talk through")
     return parser.parse_args(argv)
 
 
@@ -87,7 +90,7 @@ def _join(options: argparse.Namespace, rank: int, world: int) -> "tuple[torch.de
         wait_for_workers=False,
         master_listen_fd=options.store_fd if rank == 0 else None,
     )
-    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" and options.collectives == "nccl" else "gloo"
     group = PrefixStore("group", store)
     dist.init_process_group(backend, store=group, rank=rank, world_size=world, timeout=COLLECTIVE_PATIENCE)
     return device, store

@@ -1,12 +1,12 @@
 """What all tests share: the checkout's root is a package for ComfyUI alone, and nothing of ours may run on."""
 
-import os
 import signal
 from pathlib import Path
 
 import pytest
 
 from scripts import comfy_paths
+from tests import gpus
 
 ROOT = Path(__file__).resolve().parent.parent
 VERSIONS = sorted(comfy_paths.candidates(), key=comfy_paths.release)
@@ -25,7 +25,7 @@ class RootIsNoPackage:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # devices "0,1,2" are CPU ranks on every machine
+    gpus.hide()
     config.pluginmanager.register(RootIsNoPackage())
     # So that the run ends, and fixtures end the processes they started.
     signal.signal(signal.SIGTERM, lambda *_: pytest.exit("SIGTERM", returncode=143))

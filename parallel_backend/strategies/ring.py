@@ -8,10 +8,9 @@ import math
 from collections.abc import Sequence
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from ..collectives import start, wait
+from ..collectives import Work, start, wait
 from ..kernels import Kernel
 from ..layout import ParallelLayout
 from ..masks import Kept, attend_with_lse
@@ -106,7 +105,7 @@ def _laid_over(room: Tensor, shape: Sequence[int]) -> Tensor:
 class _Arriving:
     """A block on its way here, and the one that leaves meanwhile, which is kept until it has left."""
 
-    def __init__(self, leaving: Block, incoming: Block, works: Sequence[dist.Work]) -> None:
+    def __init__(self, leaving: Block, incoming: Block, works: Sequence[Work]) -> None:
         self.incoming, self._leaving = incoming, (leaving, works)
 
     def wait(self) -> Block:

@@ -13,7 +13,7 @@ def gpus(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int
     count: int = request.param
     monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
-    for name in ("PARALLEL_DIT_CPU_RANKS", "CUDA_VISIBLE_DEVICES"):
+    for name in ("PARALLEL_DIT_CPU_RANKS", "PARALLEL_DIT_COLLECTIVES", "CUDA_VISIBLE_DEVICES"):
         monkeypatch.delenv(name, raising=False)
     return count
 
@@ -60,3 +60,27 @@ def test_numbers_count_in_the_visible_devices(gpus: int, monkeypatch: pytest.Mon
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,3,1")
     assert resolve("all").visible == ("5,3,1" if gpus else None)
     assert resolve("0,2").visible == ("5,3,1" if gpus else None)
+
+
+def test_gloo_takes_a_gpu_twice(gpus: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PARALLEL_DIT_COLLECTIVES", "gloo")
+    if not gpus:
+        assert resolve("0,1").collectives == "nccl"  # of GPUs, which there are none of
+        with pytest.raises(InvalidRequest, match="0 is there twice"):
+            resolve("0,0")
+        return
+    assert resolve("0,0,1") == Devices(kind="cuda", indices=(0, 0, 1), collectives="gloo")
+    assert resolve("all") == Devices(kind="cuda", indices=(0, 1, 2), collectives="gloo")
+    with pytest.raises(InvalidRequest, match="there is no device 3"):
+        resolve("0,0,3")
+    monkeypatch.setenv("PARALLEL_DIT_COLLECTIVES", "nccl")
+    assert resolve("0") == Devices(kind="cuda", indices=(0,))
+    with pytest.raises(InvalidRequest, match="0 is there twice"):
+        resolve("0,0")
+
+
+@pytest.mark.parametrize("given", ["mpi", "Gloo", "gloo,nccl"])
+def test_bad_collectives(gpus: int, monkeypatch: pytest.MonkeyPatch, given: str) -> None:
+    monkeypatch.setenv("PARALLEL_DIT_COLLECTIVES", given)
+    with pytest.raises(InvalidRequest, match=f"PARALLEL_DIT_COLLECTIVES={given}: it has to be nccl or gloo"):
+        resolve("all")

@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -13,8 +14,11 @@ import pytest
 
 from parallel_backend import control, procs
 from parallel_backend.backlog import needed
+from parallel_backend.endpoint import Endpoint
 from parallel_backend.layout import ParallelLayout
 from parallel_backend.messages import Devices, Echo, LoadedModel, ModelSpec, RankStatus, Status
+from parallel_backend.poller import Poller
+from parallel_backend.rankset import Patience, RankSet
 from parallel_backend.status import format_status
 
 
@@ -25,6 +29,21 @@ def test_memory_and_pulse_of_a_process() -> None:
     assert pulse is not None
     assert pulse.state == "R"
     assert pulse.ticks > 0
+
+
+@pytest.mark.parametrize(
+    ("ranks", "threads", "wanted"), [(1, 1, [{0, 1, 7}]), (2, 1, [{0}, {1, 7}]), (2, 2, []), (9, 1, [])]
+)
+def test_ranks_stay_on_cores_of_their_own(monkeypatch, ranks, threads, wanted):
+    """Unless there are too few for them, or for their threads."""
+    asked: list[set[int]] = []
+    monkeypatch.setenv("OMP_NUM_THREADS", str(threads))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 7})
+    monkeypatch.setattr(procs, "_place", lambda cpu: (0, cpu, cpu))
+    monkeypatch.setattr(os, "sched_setaffinity", lambda _, cores: asked.append(set(cores)))
+    for rank in range(ranks):
+        procs.stay_on_own_cores(rank, ranks)
+    assert asked == wanted
 
 
 def test_the_pulse_of_a_stopped_and_of_a_gone_process() -> None:
@@ -83,10 +102,27 @@ def _closed_pair() -> None:
 
 
 def test_a_request_needs_the_devices_of_its_layout() -> None:
-    devices = Devices(kind="cuda", indices=(3, 1, 2))
+    devices = Devices(kind="cuda", indices=(3, 1, 2), visible="7,6,5,4", collectives="gloo")
     assert needed(Echo(model=ModelSpec(path="/", devices=devices))) == devices
     spec = ModelSpec(path="/", devices=devices, layout=ParallelLayout(ulysses=2))
-    assert needed(Echo(model=spec)) == Devices(kind="cuda", indices=(3, 1))
+    assert needed(Echo(model=spec)) == replace(devices, indices=(3, 1))
+
+
+def test_ranks_serve_their_first_devices_and_no_others(tmp_path: Path) -> None:
+    devices = Devices(kind="cuda", indices=(3, 1, 2), visible="7,6,5,4", collectives="gloo")
+    ranks = RankSet(
+        generation=1,
+        devices=devices,
+        endpoint=Endpoint(folder=tmp_path),
+        command=(),
+        patience=Patience(),
+        poller=Poller(),
+        on_finished=lambda rank, finished: None,
+    )
+    assert ranks.covers(devices)
+    assert ranks.covers(replace(devices, indices=(3, 1)))
+    for other in ({"indices": (1, 2)}, {"visible": None}, {"collectives": "nccl"}, {"indices": (3, 1, 2, 0)}):
+        assert not ranks.covers(replace(devices, **other))
 
 
 def test_a_status_as_text() -> None:

@@ -1,0 +1,49 @@
+"""Two gloo ranks on one GPU, through a backend, give what one rank there gives."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from parallel_backend.layout import ParallelLayout
+from parallel_backend.messages import Devices, Forward, ModelSpec
+from parallel_backend.own_backend import own_backend
+from tests import gpus, tiny
+from tests.ranks.requests import Case, relative_error
+
+CARD = Devices(kind="cuda", indices=(0, 0), visible=gpus.VISIBLE, collectives="gloo")
+LAYOUTS = ["ulysses=2", "ring=2", "cfg=2", "data=2", "tensor=2", "ulysses=2 shard_weights"]
+EXACT = {"float32": 1e-4, "bfloat16": 3e-2}
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory):
+    with own_backend(tmp_path_factory.mktemp("backend")) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    return tiny.write(tmp_path_factory.mktemp("tiny") / "model", tiny.Tiny(heads=3, vae=False))
+
+
+def predict(client, model, layout, dtype, devices=CARD):
+    case = Case()
+    spec = ModelSpec(path=str(model), devices=devices, dtype=dtype, layout=ParallelLayout.parse(layout))
+    return client.call(Forward(model=spec, branches=len(case.texts)), case.forward_inputs())
+
+
+def check(client, model, layout, dtype, devices=CARD):
+    one, two = (predict(client, model, text, dtype, devices) for text in ("one rank", layout))
+    assert len(client.status().ranks) == 2
+    for branch, wanted in one.items():
+        assert torch.isfinite(wanted).all()
+        assert relative_error(two[branch].float(), wanted.float()) <= EXACT[dtype]
+
+
+@pytest.mark.parametrize("dtype", EXACT)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_two_ranks_on_one_card_equal_one(on_card, client, model, layout, dtype):
+    predict(client, model, layout, dtype)  # starts both ranks, one of which serves a layout of one
+    check(client, model, layout, dtype)
+    assert {rank.device for rank in client.status().ranks} == {"cuda:0"}
