@@ -35,13 +35,15 @@ class Sum:
     """Outputs of row-parallel layers, or squares of a norm over all heads, that tensor parallelism sums.
 
     ``tokens`` names a stream or a context of an ``Extent``; ``count`` such sums of ``width`` values a token are in a
-    model. ``itemsize`` 0 is that of the model's dtype.
+    model. ``itemsize`` 0 is that of the model's dtype. ``least`` rows are summed where a rank has no token of a stream:
+    those that it makes up.
     """
 
     tokens: str
     width: int
     count: int
     itemsize: int = 0
+    least: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -53,7 +53,7 @@ class Variant:
         config: of the diffusers class.
         size: of the latent; ``text``: number of text tokens.
         inputs: beside the latent and the timestep.
-        fixed_text: whether no other number of text tokens works.
+        fixed_text: whether diffusers' own forward takes no other number of text tokens.
     """
 
     config: Mapping[str, Any]

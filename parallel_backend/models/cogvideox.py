@@ -13,7 +13,7 @@ from ..errors import InvalidRequest
 from ..geometry import IMAGE, LATENT, TEXT, TIMESTEP, Extent, Geometry, Shapes, Site, Sum
 from ..state import State
 from .base import Attending, Block, Family, Inputs, Variant
-from .patches import check_text, pad_to_patch, unfold
+from .patches import check_concat, check_text, pad_to_patch, unfold
 from .streams import at_least_one
 
 _DEFAULTS: dict[str, Any] = {
@@ -69,7 +69,10 @@ class CogVideoX(Family):
             out_channels=config["out_channels"],
             patch=(config["patch_size_t"] or 1, config["patch_size"], config["patch_size"]),
             sites=(Site(streams=(TEXT, IMAGE), heads=heads, head_dim=head_dim, count=layers),),
-            sums=tuple(Sum(tokens=stream, width=heads * head_dim, count=2 * layers) for stream in (TEXT, IMAGE)),
+            sums=(
+                Sum(tokens=TEXT, width=heads * head_dim, count=2 * layers),
+                Sum(tokens=IMAGE, width=heads * head_dim, count=2 * layers, least=1),
+            ),
         )
 
     @staticmethod
@@ -90,7 +93,7 @@ class CogVideoX(Family):
         geometry, latent = CogVideoX.describe(config), shapes[LATENT]
         text = check_text(shapes["encoder_hidden_states"], config["text_embed_dim"])
         _check_positions(config, text, latent[2:], geometry.grid(latent[2:]))
-        _check_concat(config["in_channels"] - geometry.channels, latent, shapes.get("concat"))
+        check_concat(config["in_channels"] - geometry.channels, shapes, "InstructPixToPixConditioning")
         if "ofs" in shapes and (not config["ofs_embed_dim"] or len(shapes["ofs"]) != 1):
             takes = "one number a sample" if config["ofs_embed_dim"] else "none"
             raise InvalidRequest(f"ofs of shape {list(shapes['ofs'])}: this model takes {takes}")
@@ -237,17 +240,6 @@ def _check_positions(config: Mapping[str, Any], text: int, size: Sequence[int], 
         raise InvalidRequest(
             f"a latent of {_times(size)} is {_times(grid[1:])} patches, and this model has positions for {_times(most)}"
         )
-
-
-def _check_concat(channels: int, latent: tuple[int, ...], shape: tuple[int, ...] | None) -> None:
-    wanted = (channels, *latent[2:])
-    if channels and (shape is None or shape[1:] != wanted):
-        raise InvalidRequest(
-            f"this model needs an image's latent beside the noise, [batch, {', '.join(map(str, wanted))}], and got "
-            f"{'none' if shape is None else list(shape)}"
-        )
-    if not channels and shape is not None:
-        raise InvalidRequest(f"concat of shape {list(shape)} cannot be used: this model takes noise alone")
 
 
 def _times(lengths: Sequence[int]) -> str:

@@ -53,7 +53,7 @@ class DiT(Family):
             out_channels=config["in_channels"],
             patch=(config["patch_size"],) * 2,
             sites=(Site(streams=(IMAGE,), heads=heads, head_dim=head_dim, count=layers),),
-            sums=(Sum(tokens=IMAGE, width=heads * head_dim, count=2 * layers),),
+            sums=(Sum(tokens=IMAGE, width=heads * head_dim, count=2 * layers, least=1),),
         )
 
     @staticmethod

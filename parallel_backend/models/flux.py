@@ -8,12 +8,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from ..cuts import Columns, Cuts, Rows, attention
-from ..errors import InvalidRequest
-from ..geometry import IMAGE, LATENT, TEXT, TIMESTEP, Extent, Geometry, Shapes, Site, Sum
+from ..cuts import Cuts
+from ..geometry import IMAGE, LATENT, TEXT, TIMESTEP, Extent, Geometry, Shapes, Site
 from ..state import State
+from . import joint
 from .base import Attending, Block, Family, Inputs, Variant
-from .patches import check_reference, check_text, check_vector, fold, unfold
+from .patches import check_concat, check_reference, check_text, check_vector, fold, unfold
 from .streams import at_least_one
 
 _DEFAULTS: dict[str, Any] = {
@@ -61,9 +61,7 @@ class Flux(Family):
             out_channels=channels,
             patch=_PATCH,
             sites=(Site(streams=(TEXT, IMAGE), heads=heads, head_dim=head_dim, count=double + single),),
-            sums=tuple(
-                Sum(tokens=stream, width=heads * head_dim, count=2 * double + single) for stream in (TEXT, IMAGE)
-            ),
+            sums=joint.sums((TEXT, IMAGE), heads * head_dim, double=double, single=single, least=IMAGE),
         )
 
     @staticmethod
@@ -71,15 +69,7 @@ class Flux(Family):
         """See ``Family.cuts``."""
         config = _DEFAULTS | dict(config)
         heads = (config["num_attention_heads"], config["attention_head_dim"])
-        hidden = (4 * math.prod(heads), 1)
-        cuts = attention("transformer_blocks.*.attn", *heads, text=True)
-        cuts |= {"transformer_blocks.*.attn.to_add_out": Rows((heads,))}
-        for name in ("ff", "ff_context"):
-            cuts |= {f"transformer_blocks.*.{name}.net.0.proj": Columns((hidden,))}
-            cuts |= {f"transformer_blocks.*.{name}.net.2": Rows((hidden,))}
-        cuts |= attention("single_transformer_blocks.*.attn", *heads, out=False)
-        cuts |= {"single_transformer_blocks.*.proj_mlp": Columns((hidden,))}
-        return cuts | {"single_transformer_blocks.*.proj_out": Rows((heads, hidden))}
+        return joint.cuts(heads, (4 * math.prod(heads), 1))
 
     @staticmethod
     def extent(config: Mapping[str, Any], shapes: Shapes) -> Extent:
@@ -88,16 +78,9 @@ class Flux(Family):
         geometry, latent = Flux.describe(config), shapes[LATENT]
         text = check_text(shapes["encoder_hidden_states"], config["joint_attention_dim"])
         check_vector("pooled_projections", shapes["pooled_projections"], config["pooled_projection_dim"])
-        if config["guidance_embeds"] != ("guidance" in shapes):
-            wanted = "needs" if config["guidance_embeds"] else "takes no"
-            raise InvalidRequest(f"this Flux transformer {wanted} guidance: connect FluxGuidance for dev models alone")
+        joint.check_guidance("Flux", config, shapes)
         extra = config["in_channels"] // math.prod(_PATCH) - geometry.channels
-        concat = shapes.get("concat")
-        if (extra > 0 or concat) and (concat is None or concat[1:] != (extra, *latent[2:])):
-            raise InvalidRequest(
-                f"concat of shape {None if concat is None else list(concat)}: this model takes {extra} channels beside "
-                f"a latent of {list(latent)}; InpaintModelConditioning gives them"
-            )
+        check_concat(extra, shapes, "InpaintModelConditioning")
         image = math.prod(geometry.grid(latent[2:])) + check_reference(
             shapes, geometry.channels * math.prod(_PATCH), _AXES
         )
@@ -118,18 +101,20 @@ class Flux(Family):
     def embed(self, inputs: Mapping[str, Tensor]) -> State:
         """See ``Family.embed``.
 
-        As in ComfyUI, a latent that is no whole number of patches is padded, and the timestep keeps float32.
+        As in ComfyUI, a latent that is no whole number of patches is padded, the timestep keeps float32, and
+        a thousandfold guidance is rounded.
         """
         module, text = self.module, inputs["encoder_hidden_states"].to(self.dtype)
         tokens, image_ids = self._tokens(inputs)
-        times = [inputs[TIMESTEP], *([inputs["guidance"]] if "guidance" in inputs else [])]
+        times = [inputs[TIMESTEP].float() * 1000]
+        if "guidance" in inputs:
+            times.append(inputs["guidance"].to(self.dtype) * 1000)
         pooled = inputs["pooled_projections"].to(self.dtype)
-        temb = module.time_text_embed(*(time.float() * 1000 for time in times), pooled)
-        text_rope = module.pos_embed(image_ids.new_zeros(text.shape[1], 3))
-        image_rope = module.pos_embed(image_ids)
+        temb = module.time_text_embed(*times, pooled)
+        tables = {TEXT: image_ids.new_zeros(text.shape[1], _AXES), IMAGE: image_ids}
         return State(
             streams={TEXT: module.context_embedder(text), IMAGE: module.x_embedder(tokens)},
-            tables={TEXT: _rope(text_rope), IMAGE: _rope(image_rope)},
+            tables={name: joint.rope(module.pos_embed, ids) for name, ids in tables.items()},
             context={"temb": temb},
         )
 
@@ -153,7 +138,7 @@ class Flux(Family):
             pooled_projections=inputs["pooled_projections"].to(self.dtype),
             timestep=inputs[TIMESTEP],
             img_ids=image_ids,
-            txt_ids=image_ids.new_zeros(text.shape[1], 3),
+            txt_ids=image_ids.new_zeros(text.shape[1], _AXES),
             guidance=inputs.get("guidance"),
             return_dict=False,
         )[0]
@@ -164,14 +149,8 @@ class Flux(Family):
         latent = inputs[LATENT]
         parts = [latent, *([inputs["concat"]] if "concat" in inputs else [])]
         tokens = torch.cat([fold(part.to(self.dtype), _PATCH) for part in parts], dim=2)
-        rows, columns = self.geometry.grid(latent.shape[2:])
-        ids = torch.zeros(rows, columns, 3, device=latent.device)
-        ids[..., 1] = torch.arange(rows, device=latent.device)[:, None]
-        ids[..., 2] = torch.arange(columns, device=latent.device)
-        if "reference" not in inputs:
-            return tokens, ids.view(-1, 3)
-        tokens = torch.cat([tokens, inputs["reference"].to(self.dtype)], dim=1)
-        return tokens, torch.cat([ids.view(-1, 3), inputs["reference_ids"][0].float()])
+        ids = joint.positions(latent, self.geometry.grid(latent.shape[2:]), _AXES)
+        return joint.with_reference(tokens, ids, inputs)
 
     @staticmethod
     def variants() -> dict[str, Variant]:
@@ -193,15 +172,9 @@ class Flux(Family):
             ),
             "kontext": Variant(
                 config={**small, "guidance_embeds": True}, size=(9, 14), text=7,
-                inputs={**dev, "reference": (12, 64), "reference_ids": (12, 3)},
+                inputs={**dev, "reference": (12, 64), "reference_ids": (12, _AXES)},
             ),
         }  # fmt: skip
-
-
-def _rope(rope: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
-    """Tables ``[S, D]`` with a batch dim, so that they are cut along the tokens."""
-    cos, sin = rope
-    return {"cos": cos[None], "sin": sin[None]}
 
 
 def _run(layer: nn.Module, state: State) -> State:

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from ..cuts import Columns, Cuts, Numbers, Rows, attention
 from ..errors import InvalidRequest
-from ..geometry import IMAGE, LATENT, TEXT, TIMESTEP, Extent, Geometry, Shapes, Site, Sum
+from ..geometry import IMAGE, LATENT, TEXT, TIMESTEP, Extent, Geometry, Shapes, Site
 from ..state import State
+from . import joint
 from .base import Attending, Block, Family, Inputs, Variant
 from .patches import check_reference, check_text, fold, unfold
 from .streams import at_least_one
@@ -66,9 +67,7 @@ class Flux2(Family):
             out_channels=channels,
             patch=_PATCH,
             sites=(Site(streams=(TEXT, IMAGE), heads=heads, head_dim=head_dim, count=double + single),),
-            sums=tuple(
-                Sum(tokens=stream, width=heads * head_dim, count=2 * double + single) for stream in (TEXT, IMAGE)
-            ),
+            sums=joint.sums((TEXT, IMAGE), heads * head_dim, double=double, single=single, least=IMAGE),
         )
 
     @staticmethod
@@ -93,11 +92,7 @@ class Flux2(Family):
         config = _DEFAULTS | dict(config)
         geometry, latent = Flux2.describe(config), shapes[LATENT]
         text = check_text(shapes["encoder_hidden_states"], config["joint_attention_dim"])
-        if config["guidance_embeds"] != ("guidance" in shapes):
-            wanted = "needs" if config["guidance_embeds"] else "takes no"
-            raise InvalidRequest(
-                f"this Flux.2 transformer {wanted} guidance: connect FluxGuidance for dev models alone"
-            )
+        joint.check_guidance("Flux.2", config, shapes)
         reference = check_reference(shapes, geometry.channels, _AXES)
         image = math.prod(geometry.grid(latent[2:])) + reference
         return Extent(streams={TEXT: text, IMAGE: image}, values=geometry.out_channels)
@@ -119,10 +114,10 @@ class Flux2(Family):
         """See ``Family.embed``. The modulation is the same for all blocks of a kind."""
         module, text = self.module, inputs["encoder_hidden_states"].to(self.dtype)
         tokens, image_ids = self._tokens(inputs)
-        temb = self._time(inputs)
+        temb, tables = self._time(inputs), {TEXT: _text_ids(text), IMAGE: image_ids}
         return State(
             streams={TEXT: module.context_embedder(text), IMAGE: module.x_embedder(tokens)},
-            tables={TEXT: self._rope(_text_ids(text)), IMAGE: self._rope(image_ids)},
+            tables={name: joint.rope(module.pos_embed, ids) for name, ids in tables.items()},
             context={
                 "temb": temb,
                 "double image": module.double_stream_modulation_img(temb),
@@ -132,10 +127,11 @@ class Flux2(Family):
         )
 
     def _time(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """``time_guidance_embed``, whose sinusoids are of float32 as in ComfyUI, whatever the weights are in."""
+        """``time_guidance_embed``. As in ComfyUI the timestep keeps float32, and a thousandfold guidance is rounded."""
         embedder = self.module.time_guidance_embed
         times = {TIMESTEP: embedder.timestep_embedder, "guidance": embedder.guidance_embedder}
-        waves = {name: embedder.time_proj(inputs[name].float() * 1000) for name in times if name in inputs}
+        dtypes = {TIMESTEP: torch.float32, "guidance": self.dtype}
+        waves = {name: embedder.time_proj(inputs[name].to(dtypes[name]) * 1000) for name in times if name in inputs}
         return torch.stack([times[name](wave.to(self.dtype)) for name, wave in waves.items()]).sum(0)
 
     def head(self, state: State) -> Tensor:
@@ -167,19 +163,8 @@ class Flux2(Family):
         """Tokens ``[B, S, C]`` and their positions ``[S, 4]``."""
         latent = inputs[LATENT]
         tokens = fold(latent.to(self.dtype), _PATCH)
-        rows, columns = self.geometry.grid(latent.shape[2:])
-        ids = torch.zeros(rows, columns, _AXES, device=latent.device)
-        ids[..., 1] = torch.arange(rows, device=latent.device)[:, None]
-        ids[..., 2] = torch.arange(columns, device=latent.device)
-        if "reference" not in inputs:
-            return tokens, ids.view(-1, _AXES)
-        tokens = torch.cat([tokens, inputs["reference"].to(self.dtype)], dim=1)
-        return tokens, torch.cat([ids.view(-1, _AXES), inputs["reference_ids"][0].float()])
-
-    def _rope(self, ids: Tensor) -> dict[str, Tensor]:
-        """Tables ``[1, S, D]`` of positions ``[S, 4]``."""
-        cos, sin = self.module.pos_embed(ids)
-        return {"cos": cos[None], "sin": sin[None]}
+        ids = joint.positions(latent, self.geometry.grid(latent.shape[2:]), _AXES)
+        return joint.with_reference(tokens, ids, inputs)
 
     @staticmethod
     def variants() -> dict[str, Variant]:

@@ -8,12 +8,14 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from ..cuts import Columns, Cuts, Rows, attention
+from ..cuts import Cuts
 from ..errors import InvalidRequest
-from ..geometry import IMAGE, LATENT, TEXT, TIMESTEP, Extent, Geometry, Shapes, Site, Sum
+from ..geometry import IMAGE, LATENT, TEXT, TIMESTEP, Extent, Geometry, Shapes, Site
 from ..state import State
+from . import joint
 from .base import Attending, Block, Family, Inputs, Variant
-from .patches import check_mask, check_text, check_vector, crop, pad_to_patch, unfold
+from .patches import check_concat, check_mask, check_text, check_vector, crop, pad_to_patch, unfold
+from .streams import at_least_one
 
 _DEFAULTS: dict[str, Any] = {
     "in_channels": 16,
@@ -72,9 +74,7 @@ class HunyuanVideo(Family):
             out_channels=channels,
             patch=(config["patch_size_t"], config["patch_size"], config["patch_size"]),
             sites=(Site(streams=(IMAGE, TEXT), heads=heads, head_dim=head_dim, count=double + single),),
-            sums=tuple(
-                Sum(tokens=stream, width=heads * head_dim, count=2 * double + single) for stream in (IMAGE, TEXT)
-            ),
+            sums=joint.sums((IMAGE, TEXT), heads * head_dim, double=double, single=single, least=TEXT),
         )
 
     @staticmethod
@@ -82,15 +82,7 @@ class HunyuanVideo(Family):
         """See ``Family.cuts``."""
         config = _DEFAULTS | dict(config)
         heads = (config["num_attention_heads"], config["attention_head_dim"])
-        hidden = (int(math.prod(heads) * config["mlp_ratio"]), 1)
-        cuts = attention("transformer_blocks.*.attn", *heads, text=True)
-        cuts |= {"transformer_blocks.*.attn.to_add_out": Rows((heads,))}
-        for name in ("ff", "ff_context"):
-            cuts |= {f"transformer_blocks.*.{name}.net.0.proj": Columns((hidden,))}
-            cuts |= {f"transformer_blocks.*.{name}.net.2": Rows((hidden,))}
-        cuts |= attention("single_transformer_blocks.*.attn", *heads, out=False)
-        cuts |= {"single_transformer_blocks.*.proj_mlp": Columns((hidden,))}
-        return cuts | {"single_transformer_blocks.*.proj_out": Rows((heads, hidden))}
+        return joint.cuts(heads, (int(math.prod(heads) * config["mlp_ratio"]), 1))
 
     @staticmethod
     def extent(config: Mapping[str, Any], shapes: Shapes) -> Extent:
@@ -102,18 +94,15 @@ class HunyuanVideo(Family):
         check_vector("pooled_projections", shapes["pooled_projections"], config["pooled_projection_dim"])
         if "mean_text" in shapes:
             check_vector("mean_text", shapes["mean_text"], config["text_embed_dim"])
-        if config["guidance_embeds"] != ("guidance" in shapes):
-            wanted = "needs" if config["guidance_embeds"] else "takes no"
-            raise InvalidRequest(
-                f"this HunyuanVideo transformer {wanted} guidance: FluxGuidance is for those with guidance_embeds"
-            )
+        joint.check_guidance("HunyuanVideo", config, shapes)
         if "first_guidance" in shapes and not (
             config["guidance_embeds"] and config["image_condition_type"] == _REPLACE
         ):
             raise InvalidRequest(
                 f"first_guidance is for models with guidance_embeds and image_condition_type {_REPLACE}"
             )
-        _check_concat(config["in_channels"] - geometry.channels, latent, shapes.get("concat"))
+        extra = config["in_channels"] - geometry.channels
+        check_concat(extra, shapes, "HunyuanImageToVideo, guidance type v1 (concat)")
         image = math.prod(geometry.grid(latent[2:]))
         return Extent(streams={IMAGE: image, TEXT: text}, values=geometry.out_channels * math.prod(geometry.patch))
 
@@ -137,9 +126,10 @@ class HunyuanVideo(Family):
         module, latent, mask = self.module, self._latent(inputs), inputs.get("encoder_attention_mask")
         timestep = inputs[TIMESTEP].float()
         cos, sin = module.rope(latent)
-        temb, first = module.time_text_embed(timestep, inputs["pooled_projections"].to(self.dtype), _guidance(inputs))
+        pooled = inputs["pooled_projections"].to(self.dtype)
+        temb, first = module.time_text_embed(timestep, pooled, self._guidance(inputs))
         if "first_guidance" in inputs:
-            first = first + self._embedded(inputs["first_guidance"].float() * 1000)
+            first = first + self._embedded(inputs["first_guidance"].to(self.dtype) * 1000)
         text = self._text(inputs, timestep)
         tables = {"cos": cos[None], "sin": sin[None]}
         if first is not None:
@@ -172,7 +162,7 @@ class HunyuanVideo(Family):
             encoder_hidden_states=text,
             encoder_attention_mask=text.new_ones(text.shape[:2], dtype=torch.bool) if mask is None else mask,
             pooled_projections=inputs["pooled_projections"].to(self.dtype),
-            guidance=_guidance(inputs),
+            guidance=self._guidance(inputs),
             return_dict=False,
         )[0]
         return crop(out, inputs[LATENT].shape[2:])
@@ -186,6 +176,10 @@ class HunyuanVideo(Family):
         temb = refiner.time_text_embed(timestep, inputs["mean_text"].to(self.dtype))
         refined = refiner.token_refiner(refiner.proj_in(text), temb, mask)
         return refined
+
+    def _guidance(self, inputs: Mapping[str, Tensor]) -> Tensor | None:
+        """A thousandfold, and rounded as in ComfyUI and in diffusers' pipeline."""
+        return inputs["guidance"].to(self.dtype) * 1000 if "guidance" in inputs else None
 
     def _embedded(self, guidance: Tensor) -> Tensor:
         embed = self.module.time_text_embed
@@ -220,28 +214,12 @@ class HunyuanVideo(Family):
         }  # fmt: skip
 
 
-def _guidance(inputs: Mapping[str, Tensor]) -> Tensor | None:
-    return inputs["guidance"].float() * 1000 if "guidance" in inputs else None
-
-
 def _run(layer: nn.Module, state: State) -> State:
     tables, context = state.tables[IMAGE], state.context
     image, text = state.streams[IMAGE], state.streams[TEXT]
     own = text.shape[1]
-    if not own:  # the layer cuts text off the end by a negative index
-        text = text.new_zeros(text.shape[0], 1, text.shape[2])
+    text = at_least_one(text)  # the layer cuts text off the end by a negative index
     rope = (tables["cos"][0], tables["sin"][0]) if image.shape[1] else None  # diffusers cannot turn no tokens
     replaced = (context["first"], int(tables["first"].sum())) if "first" in tables else ()
     image, text = layer(image, text, context["temb"], None, rope, *replaced)
     return state.with_streams(**{IMAGE: image, TEXT: text[:, :own]})
-
-
-def _check_concat(channels: int, latent: tuple[int, ...], shape: tuple[int, ...] | None) -> None:
-    wanted = (channels, *latent[2:])
-    if channels and (shape is None or shape[1:] != wanted):
-        raise InvalidRequest(
-            f"this model needs the latent of an image beside the noise, [batch, {', '.join(map(str, wanted))}], and "
-            f"got {'none' if shape is None else list(shape)}: connect HunyuanImageToVideo, guidance type v1 (concat)"
-        )
-    if not channels and shape is not None:
-        raise InvalidRequest(f"concat of shape {list(shape)} cannot be used: this model takes noise alone")

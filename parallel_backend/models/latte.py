@@ -62,7 +62,7 @@ class Latte(Family):
             out_channels=config["in_channels"],
             patch=(1, config["patch_size"], config["patch_size"]),
             sites=(Site(streams=(IMAGE,), heads=heads, head_dim=head_dim, count=layers),),
-            sums=(Sum(tokens=IMAGE, width=heads * head_dim, count=5 * layers),),
+            sums=(Sum(tokens=IMAGE, width=heads * head_dim, count=5 * layers, least=1),),
         )
 
     @staticmethod

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import InvalidRequest
-from ..geometry import Geometry, Shapes
+from ..geometry import LATENT, Geometry, Shapes
 
 
 def pad_to_patch(latent: Tensor, patch: Sequence[int]) -> Tensor:
@@ -86,6 +86,24 @@ def check_mask(name: str, shapes: Shapes, tokens: int) -> None:
         raise InvalidRequest(
             f"{name} of shape {list(shape)} does not fit the text of {tokens} tokens, [batch, {tokens}]"
         )
+
+
+def check_concat(channels: int, shapes: Shapes, node: str) -> None:
+    """Refuse another ``concat`` than ``[batch, channels, ...]`` of the latent's size, or any where there are none.
+
+    ``node`` is the one of ComfyUI that gives it.
+
+    Raises:
+        InvalidRequest: it is another.
+    """
+    shape, wanted = shapes.get("concat"), (channels, *shapes[LATENT][2:])
+    if channels and (shape is None or shape[1:] != wanted):
+        raise InvalidRequest(
+            f"this model needs an image's latent beside the noise, [batch, {', '.join(map(str, wanted))}], and got "
+            f"{'none' if shape is None else list(shape)}: connect {node}"
+        )
+    if not channels and shape is not None:
+        raise InvalidRequest(f"concat of shape {list(shape)} cannot be used: this model takes noise alone")
 
 
 def check_reference(shapes: Shapes, width: int, axes: int) -> int:

@@ -8,11 +8,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from ..cuts import Columns, Cuts, Rows, attention
+from ..cuts import Cuts
 from ..errors import InvalidRequest
 from ..geometry import IMAGE, LATENT, TEXT, TIMESTEP, Extent, Geometry, Shapes, Site, Sum
 from ..state import State
 from .base import Attending, Block, Family, Inputs, Variant
+from .basic import block_cuts
 from .patches import check_text, check_vector, pad_to_patch, unfold
 
 _DEFAULTS: dict[str, Any] = {
@@ -61,12 +62,7 @@ class PixArt(Family):
     @staticmethod
     def cuts(config: Mapping[str, Any]) -> Cuts:
         """See ``Family.cuts``."""
-        config = _DEFAULTS | dict(config)
-        heads = (config["num_attention_heads"], config["attention_head_dim"])
-        hidden = ((4 * math.prod(heads), 1),)
-        cuts = attention("transformer_blocks.*.attn1", *heads) | attention("transformer_blocks.*.attn2", *heads)
-        cuts |= {"transformer_blocks.*.ff.net.0.proj": Columns(hidden)}
-        return cuts | {"transformer_blocks.*.ff.net.2": Rows(hidden)}
+        return block_cuts("transformer_blocks.*", _DEFAULTS | dict(config), cross=True)
 
     @staticmethod
     def extent(config: Mapping[str, Any], shapes: Shapes) -> Extent:

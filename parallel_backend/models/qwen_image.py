@@ -62,7 +62,9 @@ class QwenImage(Family):
             out_channels=config["out_channels"] or config["in_channels"],
             patch=patch,
             sites=(Site(streams=(TEXT, IMAGE), heads=heads, head_dim=head_dim, count=layers),),
-            sums=tuple(Sum(tokens=stream, width=heads * head_dim, count=2 * layers) for stream in (TEXT, IMAGE)),
+            sums=tuple(
+                Sum(tokens=stream, width=heads * head_dim, count=2 * layers, least=1) for stream in (TEXT, IMAGE)
+            ),
             positions=2 * _POSITIONS,
         )
 

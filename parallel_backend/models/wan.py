@@ -8,13 +8,14 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from ..cuts import Columns, Cuts, HeadsNorm, Rows, attention
 from ..errors import InvalidRequest
 from ..geometry import IMAGE, LATENT, TIMESTEP, Extent, Geometry, Shapes, Site, Sum
 from ..state import State
 from .base import Attending, Block, Family, Inputs, Variant
-from .patches import check_text, crop, pad_to_patch, unfold
+from .patches import check_concat, check_text, crop, pad_to_patch, unfold
 
 _DEFAULTS: dict[str, Any] = {
     "patch_size": (1, 2, 2),
@@ -32,15 +33,19 @@ _DEFAULTS: dict[str, Any] = {
 }
 """What ``WanTransformer3DModel`` takes for a number that its config leaves out."""
 
-TEXT_WITH_IMAGE = 512
+_TEXT = 512
 """Text tokens that diffusers' cross-attention expects behind those of an image."""
+
+_SEEN = "image context"
+"""An image's tokens in a state's context."""
 
 
 class Wan(Family):
     """Inputs, batch first: the latent, the timestep ``[B]`` or one a latent frame ``[B, T]``, and
 
     - ``encoder_hidden_states`` ``[B, L, D]``;
-    - ``encoder_hidden_states_image`` ``[B, L, D]`` where the model has an image embedder;
+    - ``encoder_hidden_states_image`` ``[B, L, D]`` where the model has an image embedder,
+      which for a model of two images is that of both, or of one;
     - ``concat`` ``[B, C', T, H, W]``, the mask and the image's latent, where it takes more channels than it predicts;
     - ``frame_weights`` ``[B, T]``: by how much of a timestep ``[B]`` each frame is still noise (2.2's TI2V).
     """
@@ -53,6 +58,7 @@ class Wan(Family):
     def describe(config: Mapping[str, Any]) -> Geometry:
         """See ``Family.describe``."""
         config = _DEFAULTS | dict(config)
+        _check_embedder(config)
         heads, head_dim, layers = config["num_attention_heads"], config["attention_head_dim"], config["num_layers"]
         out_channels = config["out_channels"] or config["in_channels"]
         normed = [Sum(tokens=tokens, width=1, count=count * layers, itemsize=4) for tokens, count in _normed(config)]
@@ -83,8 +89,8 @@ class Wan(Family):
         config = _DEFAULTS | dict(config)
         geometry, latent = Wan.describe(config), shapes[LATENT]
         text = check_text(shapes["encoder_hidden_states"], config["text_dim"])
-        context = {"text": text} | _image_context(config, shapes, text)
-        _check_concat(config["in_channels"] - geometry.channels, latent, shapes.get("concat"))
+        context = {"text": text} | _image_context(config, shapes)
+        check_concat(config["in_channels"] - geometry.channels, shapes, "WanImageToVideo")
         weights = shapes.get("frame_weights")
         if weights is not None and weights[1:] != (latent[2],):
             raise InvalidRequest(f"frame_weights of shape {list(weights)}: the latent has {latent[2]} frames")
@@ -110,7 +116,7 @@ class Wan(Family):
         rope_cos, rope_sin = module.rope(latent)
         tokens = module.patch_embedding(latent)
         tables = {"rope_cos": rope_cos, "rope_sin": rope_sin}
-        context = {"text": self._context(inputs)}
+        context = self._context(inputs)
         timestep = self._timestep(inputs)
         if timestep.ndim == 1:
             context |= self._time(timestep)
@@ -188,15 +194,19 @@ class Wan(Family):
             ),
         }  # fmt: skip
 
-    def _context(self, inputs: Mapping[str, Tensor]) -> Tensor:
+    def _context(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         embedder = self.module.condition_embedder
-        text: Tensor = embedder.text_embedder(inputs["encoder_hidden_states"].to(self.dtype))
-        if "encoder_hidden_states_image" not in inputs:
-            return text
-        image = inputs["encoder_hidden_states_image"].to(self.dtype)
-        pairs = embedder.image_embedder.pos_embed is not None  # first and last image one after the other, for each
-        image = embedder.image_embedder(image.unflatten(1, (2, -1)).flatten(0, 1) if pairs else image)
-        return torch.cat([image, text], dim=1)
+        text = embedder.text_embedder(inputs["encoder_hidden_states"].to(self.dtype))
+        image = inputs.get("encoder_hidden_states_image")
+        return {"text": text} if image is None else {"text": text, _SEEN: self._seen(image.to(self.dtype))}
+
+    def _seen(self, image: Tensor) -> Tensor:
+        """An image's tokens ``[B, L, D]``. Where two images have places, one alone takes the first, as in ComfyUI."""
+        embedder, length = self.module.condition_embedder.image_embedder, image.shape[1]
+        if embedder.pos_embed is not None:  # diffusers wants the two as two samples
+            image = pad(image, (0, 0, 0, embedder.pos_embed.shape[1] - length)).unflatten(1, (2, -1)).flatten(0, 1)
+        tokens: Tensor = embedder(image)
+        return tokens[:, :length]
 
     @staticmethod
     def _timestep(inputs: Mapping[str, Tensor]) -> Tensor:
@@ -221,19 +231,46 @@ class Wan(Family):
         return replace(state, tables={IMAGE: {**tables, **self._time(tables["timestep"])}})
 
 
+class _Beside:
+    """An image's and a text's tokens in the place of one tensor with both, for a text of any length.
+
+    diffusers' cross-attention cuts that tensor in two, 512 tokens before its end. ComfyUI's texts may be longer.
+    """
+
+    def __init__(self, image: Tensor, text: Tensor) -> None:
+        images = image.shape[1]
+        self.shape = (len(text), images + _TEXT, text.shape[2])
+        self._parts = {(None, images): image, (images, None): text}
+
+    def __getitem__(self, cut: tuple[slice, slice]) -> Tensor:
+        return self._parts[cut[1].start, cut[1].stop]
+
+
 def _run(block: nn.Module, state: State) -> State:
     tables = state.tables[IMAGE]
     modulation = state.context.get("modulation", tables.get("modulation"))
     rope = (tables["rope_cos"], tables["rope_sin"])
-    return state.with_streams(**{IMAGE: block(state.streams[IMAGE], state.context["text"], modulation, rope)})
+    text: Any = state.context["text"]
+    if _SEEN in state.context:
+        text = _Beside(state.context[_SEEN], text)
+    return state.with_streams(**{IMAGE: block(state.streams[IMAGE], text, modulation, rope)})
+
+
+def _check_embedder(config: Mapping[str, Any]) -> None:
+    width, added = config["image_dim"], config["added_kv_proj_dim"]
+    if (width is None) != (added is None):
+        raise InvalidRequest(
+            f"a Wan transformer with image_dim {width} and added_kv_proj_dim {added} is not supported: both or neither "
+            "would work"
+        )
 
 
 def _normed(config: Mapping[str, Any]) -> list[tuple[str, int]]:
     """How many norms over all heads a layer has for which tokens."""
-    return [(IMAGE, 3), ("text", 1), *([("image context", 1)] if config["added_kv_proj_dim"] is not None else [])]
+    return [(IMAGE, 3), ("text", 1), *([(_SEEN, 1)] if config["added_kv_proj_dim"] is not None else [])]
 
 
-def _image_context(config: Mapping[str, Any], shapes: Shapes, text: int) -> dict[str, int]:
+def _image_context(config: Mapping[str, Any], shapes: Shapes) -> dict[str, int]:
     """The tokens of an image embedding, where the model takes one."""
     shape, width = shapes.get("encoder_hidden_states_image"), config["image_dim"]
     if width is None:
@@ -246,22 +283,9 @@ def _image_context(config: Mapping[str, Any], shapes: Shapes, text: int) -> dict
             f"{'none' if shape is None else list(shape)}: add CLIPVisionEncode's output with WanImageToVideo"
         )
     places = config["pos_embed_seq_len"]
-    if places is not None and shape[1] != places:
+    if places is not None and shape[1] > places:
         raise InvalidRequest(
-            f"this model needs the embeddings of the first and the last image, {places} tokens, and got {shape[1]}: "
-            "connect both to WanFirstLastFrameToVideo"
+            f"this model takes the embeddings of a first and a last image, {places} tokens, and got {shape[1]}: "
+            "connect WanFirstLastFrameToVideo with no more than two"
         )
-    if text != TEXT_WITH_IMAGE:
-        raise InvalidRequest(f"the text has {text} tokens, and beside an image this model takes {TEXT_WITH_IMAGE}")
-    return {"image context": shape[1]}
-
-
-def _check_concat(channels: int, latent: tuple[int, ...], shape: tuple[int, ...] | None) -> None:
-    wanted = (channels, *latent[2:])
-    if channels and (shape is None or shape[1:] != wanted):
-        raise InvalidRequest(
-            f"this model needs an image's latent beside the noise, [batch, {', '.join(map(str, wanted))}], and got "
-            f"{'none' if shape is None else list(shape)}: connect WanImageToVideo"
-        )
-    if not channels and shape is not None:
-        raise InvalidRequest(f"concat of shape {list(shape)} cannot be used: this model takes noise alone")
+    return {_SEEN: shape[1]}

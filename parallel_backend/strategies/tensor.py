@@ -47,7 +47,7 @@ class TensorParallel:
                 tokens = extent.context.get(summed.tokens)
                 if tokens is None:
                     parts = Partition.even(extent.streams[summed.tokens], layout.sequence)
-                    tokens = parts.sizes[place["sequence"]]
+                    tokens = max(parts.sizes[place["sequence"]], summed.least)
                 size = summed.itemsize or job.itemsize
                 sent += samples * extent.rows * summed.count * tokens * summed.width * size
         return 2 * (layout.tensor - 1) * sent // layout.tensor

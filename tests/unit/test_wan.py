@@ -54,6 +54,12 @@ def test_padding_is_circular_and_at_the_end():
     assert pad_to_patch(latent, (1, 1, 2))[0, 0, 0, 0].tolist() == [0.0, 1.0, 2.0, 0.0]
 
 
+@pytest.mark.parametrize("config", [{"image_dim": 8}, {"added_kv_proj_dim": 8}])
+def test_half_an_image_embedder_is_refused(config):
+    with pytest.raises(InvalidRequest, match="both or neither would work"):
+        Wan.describe(config)
+
+
 def test_unlisted_classes_are_refused_with_the_list():
     with pytest.raises(InvalidRequest, match=r"UNet2DModel is not supported; supported: .*WanTransformer3D"):
         family_of("UNet2DModel")
@@ -79,8 +85,29 @@ def test_frames_are_weighed_once():
     assert torch.equal(family.embed({**inputs, "timestep": weighed}).tables["image"]["timestep"], once)
 
 
-def test_one_image_where_two_are_needed():
+def test_three_images_where_two_have_places():
     name = "WanTransformer3DModel", "flf2v 2.1"
     shapes = {key: tuple(value.shape) for key, value in families.inputs(*name, batch=1).items()}
-    with pytest.raises(InvalidRequest, match="first and the last image, 10 tokens, and got 5"):
-        Wan.extent(families.module(*name).config, {**shapes, "encoder_hidden_states_image": (1, 5, 20)})
+    with pytest.raises(InvalidRequest, match="first and a last image, 10 tokens, and got 15"):
+        Wan.extent(families.module(*name).config, {**shapes, "encoder_hidden_states_image": (1, 15, 20)})
+
+
+@torch.no_grad()
+def test_one_image_takes_the_first_places():
+    name = "WanTransformer3DModel", "flf2v 2.1"
+    family, inputs = families.family(*name), families.inputs(*name, batch=2)
+    both = family.embed(inputs).context["image context"]
+    image = inputs["encoder_hidden_states_image"][:, :5]
+    one = family.embed({**inputs, "encoder_hidden_states_image": image}).context["image context"]
+    assert one.shape == (2, 5, 288)
+    assert torch.allclose(one, both[:, :5], atol=1e-6)
+
+
+@torch.no_grad()
+def test_a_text_of_another_length_beside_an_image():
+    name = "WanTransformer3DModel", "i2v 2.1"
+    family, inputs = families.family(*name), families.inputs(*name, batch=2)
+    short = {**inputs, "encoder_hidden_states": inputs["encoder_hidden_states"][:, :64]}
+    repeated = {**inputs, "encoder_hidden_states": short["encoder_hidden_states"].repeat(1, 8, 1)}
+    wanted = family.stock(repeated)  # keys that are all there eight times weigh as much as once
+    assert (three_parts(family, short) - wanted).abs().max() <= 1e-5 * wanted.abs().max()
