@@ -5,7 +5,7 @@ from ..errors import InvalidRequest
 from .base import VAE, LatentScale, Scaling
 from .cogvideox import CogVideoX
 from .hunyuan_video import HunyuanVideo
-from .images import Flux2, Image
+from .images import Flux2, Image, TemporalDecoder
 from .ltx import LTXVideo
 from .mochi import Mochi
 from .wan import QwenImage, Wan
@@ -18,6 +18,7 @@ VAES: dict[str, type[VAE]] = {
     "AutoencoderKLLTXVideo": LTXVideo,
     "AutoencoderKLMochi": Mochi,
     "AutoencoderKLQwenImage": QwenImage,
+    "AutoencoderKLTemporalDecoder": TemporalDecoder,
     "AutoencoderKLWan": Wan,
 }
 """By the name of diffusers' class."""

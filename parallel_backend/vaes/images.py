@@ -1,4 +1,7 @@
-"""AutoencoderKL (Flux, SD3, PixArt, Z-Image, DiT, and Latte, frame by frame), and Flux.2's, which normalises inside."""
+"""AutoencoderKL (Flux, SD3, PixArt, Z-Image, DiT, and Latte, frame by frame) and its two relatives.
+
+Flux.2's normalises inside. Latte may also have one whose decoder mixes the frames.
+"""
 
 from typing import Any
 
@@ -27,6 +30,28 @@ class Image(VAE):
 
     def decode(self, module: Any, latent: Tensor, write: Write) -> None:
         write(module.decode(latent, return_dict=False)[0].unsqueeze(2))
+
+
+class TemporalDecoder(Image):
+    """``AutoencoderKLTemporalDecoder``: encodes frames one by one, and decodes all of them together.
+
+    So does diffusers' LattePipeline; ComfyUI's latent is the raw one.
+    """
+
+    @property
+    def scale(self) -> LatentScale:
+        return super().scale.as_video()
+
+    def encode_parts(self, module: Any, frames: int) -> int:
+        return frames
+
+    def decode(self, module: Any, latent: Tensor, write: Write) -> None:
+        frames = latent[0].movedim(1, 0)
+        write(module.decode(frames, num_frames=len(frames), return_dict=False)[0].movedim(0, 1).unsqueeze(0))
+
+    def encode(self, module: Any, pixels: Tensor, done: Done) -> Tensor:
+        picture = super().encode
+        return torch.stack([picture(module, frame, done) for frame in pixels.unbind(2)], dim=2)
 
 
 class Flux2(Image):

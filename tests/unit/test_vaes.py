@@ -9,17 +9,16 @@ import json
 import diffusers
 import pytest
 import torch
-from diffusers import Flux2Pipeline, LTXPipeline
 
 from parallel_backend import vae
 from parallel_backend.checkpoint import Checkpoint
 from parallel_backend.errors import Cancelled, InvalidRequest
 from parallel_backend.messages import Decode, Encode
 from parallel_backend.vaes import VAES, LatentScale, Scaling, vae_of
-from parallel_backend.vaes.ltx import NOISE, TIMESTEP
 from tests.unit import vae_examples
 from tests.unit.conftest import one_rank
 from tests.unit.vae_examples import CONFIGS
+from tests.unit.vae_stock import stock_decode, stock_encode
 
 SIZE = (3, 5)
 VIDEOS = [name for name in CONFIGS if name not in ("image", "flux2")]
@@ -65,42 +64,6 @@ def stock(name):
     module = build(name)
     module.use_framewise_encoding = module.use_framewise_decoding = False
     return module
-
-
-def flux2_statistics(module):
-    """As Flux2Pipeline has them."""
-    mean = module.bn.running_mean.view(1, -1, 1, 1)
-    return mean, torch.sqrt(module.bn.running_var.view(1, -1, 1, 1) + module.config.batch_norm_eps)
-
-
-def stock_decode(name, module, latent):
-    """Pixels in -1..1 as the family's pipeline makes them from what its denoiser gives."""
-    if name == "flux2":
-        mean, std = flux2_statistics(module)
-        latent = Flux2Pipeline._unpatchify_latents(latent * std + mean)
-    if name == "ltx_noisy":
-        return torch.cat([_stock_noisy(module, sample[None]) for sample in latent])
-    if name == "ltx":
-        latent = LTXPipeline._denormalize_latents(latent, module.latents_mean, module.latents_std)
-    return module.decode(latent).sample
-
-
-def _stock_noisy(module, latent):
-    torch.manual_seed(0)
-    noisy = NOISE * torch.randn_like(latent) + (1 - NOISE) * latent
-    noisy = LTXPipeline._denormalize_latents(noisy, module.latents_mean, module.latents_std)
-    return module.decode(noisy, torch.tensor([TIMESTEP]).double()).sample
-
-
-def stock_encode(name, module, pixels):
-    """The latent as ComfyUI has it, of pixels in -1..1 and channels first."""
-    latent = module.encode(pixels).latent_dist.mode()
-    if name == "flux2":
-        mean, std = flux2_statistics(module)
-        return (Flux2Pipeline._patchify_latents(latent) - mean) / std
-    if name.startswith("ltx"):
-        return LTXPipeline._normalize_latents(latent, module.latents_mean, module.latents_std)
-    return latent
 
 
 @pytest.mark.parametrize(("name", "frames"), CASES)
@@ -159,7 +122,9 @@ def test_progress_counts_the_parts_and_may_end_the_work(name):
     torch.testing.assert_close(vae.decode(kind, module, latent, ignore), pixels, atol=0, rtol=0)
     seen.clear()
     vae.encode(kind, module, pixels, lambda *values: seen.append(values))
-    assert seen == [(i + 1, 2 * parts) for i in range(2 * parts)]
+    total = len(latent) * kind.encode_parts(module, pixels.shape[1])
+    assert total == 2 * (2 if name == "temporal" else parts)
+    assert seen == [(i + 1, total) for i in range(total)]
 
 
 def test_noise_of_a_decoder_is_the_same_for_every_sample_and_leaves_the_generator_alone():
@@ -253,6 +218,15 @@ def test_pictures_through_the_engine(ask, pictures):
         ask(Decode(model=one_rank(pictures)), {"latent": torch.zeros(2, 4, 3)})
     with pytest.raises(InvalidRequest, match=r"\[1, 20, 16, 3\].*multiples of 8"):
         ask(Encode(model=one_rank(pictures)), {"pixels": torch.zeros(1, 20, 16, 3)})
+
+
+def test_a_temporal_decoder_through_the_engine(ask, tmp_path):
+    index = {"transformer": ["diffusers", "LatteTransformer3DModel"], "vae": ["diffusers", CONFIGS["temporal"][0]]}
+    (tmp_path / "model_index.json").write_text(json.dumps(index))
+    vae_examples.build("temporal").save_pretrained(tmp_path / "vae")
+    pixels = ask(Decode(model=one_rank(tmp_path)), {"latent": torch.zeros(2, 4, 3, *SIZE)})["pixels"]
+    assert pixels.shape == (2, 3, 24, 40, 3)
+    assert ask(Encode(model=one_rank(tmp_path)), {"pixels": pixels})["latent"].shape == (2, 4, 3, *SIZE)
 
 
 def test_other_than_rgb_is_refused(pictures):

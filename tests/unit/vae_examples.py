@@ -19,6 +19,10 @@ BLOCKS = {"down_block_types": ["DownEncoderBlock2D"] * 4, "up_block_types": ["Up
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "image": ("AutoencoderKL", GROUPS | BLOCKS | {"latent_channels": 4}),
     "flux2": ("AutoencoderKLFlux2", GROUPS | BLOCKS | {"latent_channels": 4}),
+    "temporal": (
+        "AutoencoderKLTemporalDecoder",
+        {"block_out_channels": [32] * 4, "latent_channels": 4, "down_block_types": BLOCKS["down_block_types"]},
+    ),
     "wan21": ("AutoencoderKLWan", WAN),
     "wan22": (
         "AutoencoderKLWan",
