@@ -94,6 +94,8 @@ class ParallelLayout:
                 raise InvalidRequest(
                     f"layout {word!r}: write AXIS=DEGREE with an axis of {', '.join(AXES)}, or {SHARD_WEIGHTS}"
                 )
+            if axis in degrees:
+                raise InvalidRequest(f"layout {text!r}: {axis} is there twice; name each axis once")
             degrees[axis] = int(degree)
         return cls(**degrees, shard_weights=SHARD_WEIGHTS in words)
 

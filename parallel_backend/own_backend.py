@@ -9,13 +9,16 @@ from .client import Client
 from .endpoint import Endpoint
 from .errors import BackendUnavailable
 
+IDLE_TIMEOUT = 300.0
+"""Seconds without work after which it ends by itself, should nobody be left to end it; peers take turns meanwhile."""
+
 
 @contextlib.contextmanager
 def own_backend(folder: Path) -> Iterator[Client]:
     """A backend in a runtime folder inside ``folder``, whose CPU ranks have one thread each; ended afterwards."""
     before = os.environ.get("OMP_NUM_THREADS")
     os.environ["OMP_NUM_THREADS"] = "1"
-    client = Client(endpoint=Endpoint(folder=folder / "run"), idle_timeout=60.0)
+    client = Client(endpoint=Endpoint(folder=folder / "run"), idle_timeout=IDLE_TIMEOUT)
     try:
         client.start()
         yield client

@@ -18,13 +18,18 @@ from .errors import InvalidRequest
 
 
 class WeightFiles:
-    """The tensors of several safetensors files by name."""
+    """The tensors of several safetensors files by name.
+
+    A file is open only while a tensor is read, so that the pages that were read do not stay with the process.
+    """
 
     def __init__(self, files: list[Path]) -> None:
-        self._files: list[Any] = [safe_open(str(file), framework="pt", device="cpu") for file in files]
-        self._by_name: dict[str, Any] = {}
-        for file in self._files:
-            self._by_name |= dict.fromkeys(file.keys(), file)
+        self._files: dict[str, Path] = {}
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        for path in files:
+            with _opened(path) as file:
+                for name in file.keys():  # noqa: SIM118
+                    self._files[name], self._shapes[name] = path, tuple(file.get_slice(name).get_shape())
 
     def check(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Hold the files to all tensors of a whole model, so that every rank refuses alike what one of them would miss.
@@ -33,24 +38,31 @@ class WeightFiles:
             InvalidRequest: one is missing, or has another shape.
         """
         for name, shape in shapes.items():
-            if name not in self._by_name:
+            if name not in self._files:
                 raise InvalidRequest(f"the weight files lack {name}: download the model again")
-            found = tuple(self._by_name[name].get_slice(name).get_shape())
+            found = self._shapes[name]
             if found != shape:
                 raise InvalidRequest(
                     f"the weight files have {name} of shape {list(found)}, and the config says {list(shape)}: "
                     "download the model again"
                 )
 
-    def read(self, name: str, dim: int, parts: tuple[slice, ...] | None, rows: slice | None) -> Tensor:
-        """What ``parts`` are of a tensor along a dim, in that order (without, the whole tensor); ``rows`` of that."""
-        stored = self._by_name[name].get_slice(name)
-        if parts is None:
-            whole: Tensor = stored[:] if rows is None else stored[rows]
-            return whole
-        indices = [(slice(None),) * dim + (part,) for part in parts]
-        cut = torch.cat([stored[index] for index in indices], dim=dim)
-        return cut if rows is None else cut[rows]
+    def copy(self, name: str, dim: int, parts: tuple[slice, ...] | None, rows: slice | None, into: Tensor) -> None:
+        """Fill ``into`` with what ``parts`` are of a tensor along a dim, in that order; ``rows`` of that.
+
+        ``None`` stands for all.
+        """
+        with _opened(self._files[name]) as file:
+            stored = file.get_slice(name)
+            if parts is None:
+                into.copy_(stored[:] if rows is None else stored[rows])
+                return
+            cut = torch.cat([stored[(slice(None),) * dim + (part,)] for part in parts], dim=dim)
+            into.copy_(cut if rows is None else cut[rows])
+
+
+def _opened(path: Path) -> Any:
+    return safe_open(str(path), framework="pt", device="cpu")
 
 
 def empty(model_class: Any, config: Mapping[str, Any], dtype: torch.dtype) -> nn.Module:
@@ -80,7 +92,7 @@ def fill(module: nn.Module, files: WeightFiles, slices: Slices, device: torch.de
         if parts == ():
             local.zero_()
         elif local.numel():
-            local.copy_(files.read(name, dim, parts, rows))
+            files.copy(name, dim, parts, rows, into=local)
 
 
 def _own_rows(target: Tensor) -> tuple[Tensor, slice | None]:

@@ -19,41 +19,38 @@ class Peer:
 
     Attributes:
         ranks: processes; ``threads``: of each.
-        package: to be installed for it; ``cannot``: why even that does not help on CPU ranks.
-        prepare: makes the diffusers module parallel, on each rank, after the process group stands.
+        packages: to be installed for it.
+        prepare: the diffusers module made parallel, on each rank, after the process group stands.
     """
 
     name: str
     ranks: int
     threads: int = 1
-    package: str = "diffusers"
-    cannot: str | None = None
-    prepare: Callable[[Any], None] | None = None
+    packages: tuple[str, ...] = ()
+    prepare: Callable[[Any], Any] | None = None
 
     @property
     def missing(self) -> str | None:
         """Why it cannot run, with what would help; None if it is installed."""
-        if self.cannot:
-            return self.cannot
-        if importlib.util.find_spec(self.package.replace("-", "_")) is None:
-            return f"not installed: pip install {self.package}"
-        return None
+        missing = [name for name in self.packages if importlib.util.find_spec(name.replace("-", "_")) is None]
+        return f"not installed: pip install {' '.join(missing)}" if missing else None
 
 
-def _diffusers(module: Any, **degrees: int) -> None:
+def _diffusers(module: Any, **degrees: int) -> Any:
     import torch
     from diffusers import ContextParallelConfig
 
     torch.accelerator.device_count = lambda: 1  # the CPU: diffusers takes the rank modulo this number
     module.enable_parallelism(config=ContextParallelConfig(**degrees))
+    return module
 
 
-def _diffusers_ring(module: Any, degree: int) -> None:
+def _diffusers_ring(module: Any, degree: int) -> Any:
     """On a CPU its own kernel gives no log-sum-exp, without which it has no ring: it is given the one that we have."""
     from diffusers.models import attention_dispatch
 
     attention_dispatch._native_attention_forward_op = _with_lse
-    _diffusers(module, ring_degree=degree)
+    return _diffusers(module, ring_degree=degree)
 
 
 def _with_lse(
@@ -65,11 +62,18 @@ def _with_lse(
     return out.transpose(1, 2), lse.transpose(1, 2)
 
 
-def _cache_dit(module: Any, **sizes: int) -> None:
+def _cache_dit(module: Any, **sizes: int) -> Any:
     import cache_dit
     from cache_dit.distributed import enable_parallelism
 
     enable_parallelism(module, cache_dit.ParallelismConfig(**sizes))
+    return module
+
+
+def _xfuser(module: Any, **degrees: int) -> Any:
+    from .xfuser_peer import prepare
+
+    return prepare(module, **degrees)
 
 
 ONE = Peer(name="one process", ranks=1)
@@ -79,8 +83,8 @@ PEERS: tuple[Peer, ...] = (
     Peer(name="one process, two threads", ranks=1, threads=2),
     Peer(name="diffusers ulysses=2", ranks=2, prepare=partial(_diffusers, ulysses_degree=2)),
     Peer(name="diffusers ring=2", ranks=2, prepare=partial(_diffusers_ring, degree=2)),
-    Peer(name="cache-dit ulysses=2", ranks=2, package="cache-dit", prepare=partial(_cache_dit, ulysses_size=2)),
-    Peer(name="xfuser ulysses=2", ranks=2, package="xfuser", cannot="xfuser 0.7 cannot be imported without a GPU"),
+    Peer(name="cache-dit ulysses=2", ranks=2, packages=("cache-dit",), prepare=partial(_cache_dit, ulysses_size=2)),
+    Peer(name="xfuser ulysses=2", ranks=2, packages=("xfuser", "yunchang"), prepare=partial(_xfuser, ulysses_degree=2)),
 )
 
 BY_NAME: dict[str, Peer] = {peer.name: peer for peer in (ONE, *PEERS)}

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from ..procs import die_with_parent
+from ..procs import die_with_parent, stay_on_own_cores
 from .peers import BY_NAME
 
 COLLECTIVE_PATIENCE = timedelta(minutes=5)
@@ -45,20 +45,22 @@ class Runner:
     """A peer's model on this rank."""
 
     def __init__(self, peer: str, model: Path, store: Path) -> None:
+        chosen = BY_NAME[peer]
+        self.rank, self.ranks = int(os.environ["RANK"]), chosen.ranks
+        stay_on_own_cores(self.rank, self.ranks)
         import torch
         import torch.distributed as dist
 
-        chosen = BY_NAME[peer]
-        self.rank, self.ranks = int(os.environ["RANK"]), chosen.ranks
+        from ..models import FAMILIES
+
         torch.set_num_threads(chosen.threads)
         if chosen.ranks > 1:
             dist.init_process_group(
                 "gloo", f"file://{store}", COLLECTIVE_PATIENCE, world_size=chosen.ranks, rank=self.rank
             )
         module = _module(model)
-        self.family = _family(module)
-        if chosen.prepare:
-            chosen.prepare(module)
+        family = FAMILIES[type(module).__name__]
+        self.family = family(chosen.prepare(module) if chosen.prepare else module)
 
     def run(self, turn: Turn) -> Answer:
         """One step."""
@@ -92,12 +94,6 @@ def _module(path: Path) -> Any:
 
     config = msgspec.json.decode((path / "transformer" / "config.json").read_bytes())
     return getattr(diffusers, config["_class_name"]).from_pretrained(path / "transformer").eval()
-
-
-def _family(module: Any) -> Any:
-    from ..models import FAMILIES
-
-    return FAMILIES[type(module).__name__](module)
 
 
 def _tried(work: Callable[[], Answer]) -> Answer:

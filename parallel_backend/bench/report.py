@@ -10,8 +10,10 @@ def describe(tables: Sequence[Table], rounds: int) -> str:
     return "\n\n".join(
         [
             *map(_table, tables),
-            f"float32, one thread a rank, {rounds} rounds of one step each in turn. A step is timed on the ranks, from "
-            "their meeting to the whole prediction. Seconds are medians; ratios are medians of the rounds' ratios.",
+            f"float32, one thread a rank, ranks on cores of their own; {rounds} rounds, in each a step of every "
+            "contestant after one that is not timed. A step is timed on the ranks, from their meeting to the whole "
+            "prediction. Seconds are medians; ratios are medians of the rounds' ratios. On a CPU diffusers' ring is "
+            "given our kernel's log-sum-exp, and xfuser is told that it may run.",
         ]
     )
 

@@ -1,6 +1,7 @@
 """The benchmark itself: contestants take turns in rounds, so that whatever else the machine does meets them alike."""
 
 import os
+import random
 import statistics
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -95,12 +96,16 @@ def _table(case: Case, everyone: Sequence[Contestant], missing: Mapping[str, str
 
 
 def _rounds(case: Case, running: Sequence[Contestant], rounds: int, say: Say) -> dict[str, list[float]]:
-    """Seconds by contestant, one step of each a round; every round begins with another."""
+    """Seconds by contestant, of one step of each a round, in another order each round.
+
+    Each step follows one that is not timed, as all but the first do while sampling: caches are those of its own model.
+    """
     seconds: dict[str, list[float]] = {contestant.name: [] for contestant in running}
+    shuffle = random.Random(0)
     for turn in range(rounds):
         say(f"{case}: round {turn + 1} of {rounds}")
-        start = turn % len(running)
-        for contestant in (*running[start:], *running[:start]):
+        for contestant in shuffle.sample(running, len(running)):
+            contestant.seconds(case)
             seconds[contestant.name].append(contestant.seconds(case))
     return seconds
 

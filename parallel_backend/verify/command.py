@@ -129,7 +129,7 @@ def _line(report: Report) -> str:
     said = f"{'FAILED' if report.failed else 'equal '}   {report.cell}: {report.max_rel_error:.1e}"
     if report.bytes_sent_per_rank != report.bytes_formula_per_rank:
         said += f"; sent {report.bytes_sent_per_rank}, the formulas say {report.bytes_formula_per_rank}"
-    if report.seconds_per_step:
+    if report.seconds_per_step is not None:
         said += f"; {report.seconds_per_step:.3f} s a step, one rank {report.seconds_per_step_one_rank:.3f} s"
     return said
 

@@ -117,6 +117,15 @@ def even(class_name: str, name: str) -> tuple[tuple[int, ...], int]:
     return tuple(length * patch for length, patch in zip(grid, geometry.patch, strict=True)), text
 
 
+def few(class_name: str, name: str, text: int) -> tuple[tuple[int, ...], int]:
+    """A latent of one token a frame, and a text of so many tokens; where a variant fixes frames or text, its own."""
+    chosen = variant(class_name, name)
+    geometry = FAMILIES[class_name].describe(chosen.config)
+    fixed = any("frames" in shape for shape in chosen.inputs.values())
+    patch = (chosen.size[0], *geometry.patch[1:]) if fixed else geometry.patch
+    return patch, chosen.text if chosen.fixed_text else text
+
+
 def branches(several: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     """The inputs of several branches under the names of a ``Forward``."""
     return {f"{i}.{key}": value for i, one in enumerate(several) for key, value in one.items()}

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..layout import ParallelLayout
-from .examples import even, short_name, variants
+from .examples import even, few, short_name, variants
 
 SINGLE = tuple(f"{axis}={ranks}" for axis in ("ulysses", "ring", "tensor") for ranks in (2, 3, 4))
 SHARDED = tuple(f"{axis}={ranks} shard_weights" for axis, ranks in (("ulysses", 2), ("ring", 3), ("ulysses", 4)))
@@ -18,8 +18,10 @@ CI = ("ulysses=3", "tensor=2")
 """The layouts that CI runs with the variant's own shape."""
 CI_FIRST = ("ring=3", "cfg=2")
 """Those that it runs as well with the first variant of each family."""
+FEW = (("ring=3", 1), ("tensor=2 ulysses=2", 1), ("tensor=2 ring=2", 2))
+"""Layouts that run with one token of the image and, where it may be, so many of the text, so that ranks have none."""
 CI_EVEN = ("ring=2 ulysses=2 shard_weights",)
-"""Those that it runs with a shape that divides."""
+"""Those that it runs with a shape that divides, again with the first variant."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,13 +54,14 @@ NAMED: tuple[tuple[str, str, str, tuple[int, ...], int], ...] = (
 
 
 def every() -> Iterator[Cell]:
-    """The whole matrix: every variant with a shape that does not divide and one that does."""
+    """The whole matrix: every variant with a shape that does not divide, one that does, and as few tokens as can be."""
     for class_name, name in variants():
         layouts = (*SINGLE, *SHARDED, *WITH_CFG, *PAIRS)
         if short_name(class_name) in IN_THREES:
             layouts += TRIPLES
         yield from _cells(class_name, name, layouts)
         yield from _even_cells(class_name, name, layouts)
+        yield from _few_cells(class_name, name, FEW)
     yield from named()
 
 
@@ -75,12 +78,20 @@ def ci() -> Iterator[Cell]:
     for class_name, name in variants():
         first = name == next(kind for family, kind in variants() if family == class_name)
         yield from _cells(class_name, name, (*CI, *CI_FIRST) if first else CI)
-        yield from _even_cells(class_name, name, CI_EVEN)
+        if first:
+            yield from _even_cells(class_name, name, CI_EVEN)
+            yield from _few_cells(class_name, name, FEW[1:])
 
 
 def _even_cells(class_name: str, name: str, layouts: Iterable[str]) -> Iterator[Cell]:
     size, text = even(class_name, name)
     return _cells(class_name, name, layouts, size=size, text=text)
+
+
+def _few_cells(class_name: str, name: str, chosen: Iterable[tuple[str, int]]) -> Iterator[Cell]:
+    for layout, tokens in chosen:
+        size, text = few(class_name, name, tokens)
+        yield from _cells(class_name, name, (layout,), size=size, text=text)
 
 
 def _cells(class_name: str, name: str, layouts: Iterable[str], **shape: Any) -> Iterator[Cell]:

@@ -1,12 +1,14 @@
 """What sharded weights cost: ``python -m parallel_backend verify --memory``.
 
-Private memory of all CPU ranks together, before a model of some 2 GB is loaded, at its highest and after a forward,
-in parts of the checkpoint's size. Before means with another small model of that class loaded, so that what Python
-modules take is no part of it.
+Private memory of all CPU ranks together: before a model of some 2 GB is loaded, at its highest until it is, at its
+highest while it computes, and after a forward, in parts of the checkpoint's size. Before means with another small
+model of that class loaded, so that what Python modules take is no part of it. While it computes, each rank has whole
+blocks beside its part: that comes with sharing weights, and is less of a model with more layers than these few.
 """
 
 import tempfile
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -63,27 +65,31 @@ MODELS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Growth:
-    """Bytes of a checkpoint and by how many the ranks' private memory had grown."""
+    """Bytes of a checkpoint and by how many the ranks' private memory had grown.
+
+    ``loading`` and ``computing`` are the highest of that time.
+    """
 
     model: str
     layout: str
     checkpoint: int
-    highest: int
+    loading: int
+    computing: int
     after: int
     max_rel_error: float
 
     @property
     def failed(self) -> bool:
         """Whether it grew by more than ``LIMIT``, or the result is another than one process gives."""
-        return self.after > LIMIT * self.checkpoint or not self.max_rel_error <= TOLERANCE
+        return max(self.loading, self.after) > LIMIT * self.checkpoint or not self.max_rel_error <= TOLERANCE
 
     def describe(self) -> str:
         """The same for people."""
-        after, highest = self.after / self.checkpoint, self.highest / self.checkpoint
+        parts = [f"{grown / self.checkpoint:.2f}" for grown in (self.loading, self.computing, self.after)]
         return (
             f"{'FAILED' if self.failed else 'right '}   {self.model}, {self.layout}: checkpoint "
-            f"{self.checkpoint / 1e9:.2f} GB, private memory of all ranks grew by {after:.2f} of it "
-            f"({highest:.2f} while loading and computing); error {self.max_rel_error:.1e}"
+            f"{self.checkpoint / 1e9:.2f} GB, private memory of all ranks grew by {parts[0]} of it while loading, "
+            f"{parts[1]} while computing, {parts[2]} after; error {self.max_rel_error:.1e}"
         )
 
 
@@ -123,23 +129,25 @@ class _Ranks:
         self.client, self.layout = client, layout
         self.devices = Devices(kind="cpu", indices=tuple(range(layout.ranks)))
 
-    def call(self, model: Path, inputs: Mapping[str, Tensor]) -> Tensor:
-        """The prediction of one branch."""
-        message = forward(model, "float32", self.layout, self.devices, 1)
-        return self.client.call(message, examples.branches([inputs]))["0"]
+    def call(self, model: Path, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """What the ranks answer for one branch, the time included."""
+        return self.client.call(forward(model, "float32", self.layout, self.devices, 1), examples.branches([inputs]))
 
     def grow(self, model: _Written) -> Growth:
         """Load a model and run it once."""
         pids = [rank.pid for rank in self.client.status().ranks]
         before = _private(pids)
         with _watched(pids) as seen:
-            got = self.call(model.path, model.inputs)
-        after = _private(pids)
+            answer = self.call(model.path, model.inputs)
+            # What is timed the ranks begin together, when all have loaded.
+            computing = time.monotonic() - float(answer["seconds"])
+        after, got = _private(pids), answer["0"]
         return Growth(
             model=model.name,
             layout=str(self.layout),
             checkpoint=model.bytes,
-            highest=max([*seen, after]) - before,
+            loading=max([before, *(size for moment, size in seen if moment < computing)]) - before,
+            computing=max([after, *(size for moment, size in seen if moment >= computing)]) - before,
             after=after - before,
             max_rel_error=float((got - model.wanted).abs().max() / model.wanted.abs().max()),
         )
@@ -161,14 +169,14 @@ def _private(pids: Sequence[int]) -> int:
 
 
 @contextmanager
-def _watched(pids: Sequence[int]) -> Iterator[list[int]]:
-    """What the processes' private memory was at several times while this is entered."""
-    seen: list[int] = []
+def _watched(pids: Sequence[int]) -> Iterator[list[tuple[float, int]]]:
+    """Moments while this is entered, and what the processes' private memory was."""
+    seen: list[tuple[float, int]] = []
     end = threading.Event()
 
     def look() -> None:
         while not end.wait(_SECONDS):
-            seen.append(_private(pids))
+            seen.append((time.monotonic(), _private(pids)))
 
     looking = threading.Thread(target=look, daemon=True)
     looking.start()

@@ -16,7 +16,7 @@ from torch import Tensor
 from .. import devices as device_list
 from .. import loading, mesh
 from ..checkpoint import Checkpoint
-from ..errors import InvalidRequest
+from ..errors import InvalidRequest, OutOfMemory
 from ..experts import HIGH, LOW
 from ..geometry import LATENT, TIMESTEP
 from ..layout import ParallelLayout, auto
@@ -68,8 +68,18 @@ class Real:
         )
 
     def questions(self, layouts: Sequence[ParallelLayout], device: torch.device) -> list[Question]:
-        """The stock forward's predictions, and which layouts shall give them."""
-        wanted, parameters, blocks = self._stock(device)
+        """The stock forward's predictions, and which layouts shall give them.
+
+        Raises:
+            OutOfMemory: the device does not hold the whole model.
+        """
+        try:
+            wanted, parameters, blocks = self._stock(device)
+        except torch.OutOfMemoryError as error:
+            raise OutOfMemory(
+                f"diffusers' own forward, which the layouts are held to, needs all of {self.component} on {device}, "
+                f"which is too small for it ({error}); a smaller --size or a larger GPU would work"
+            ) from error
         return [
             Question(
                 title=f"{self.component}, {layout}" if self.checkpoint.boundary() else str(layout),

@@ -49,7 +49,8 @@ class Question:
 class Report:
     """What came of a question. Errors are the largest over all branches; ``skipped`` is why it cannot exist.
 
-    ``memory_per_rank`` is in bytes, of the device, or of the process where the device is the CPU.
+    ``memory_per_rank`` is in bytes, of the device, or of the process where the device is the CPU. Seconds are None
+    where they were not asked for.
     """
 
     cell: str
@@ -60,8 +61,8 @@ class Report:
     bytes_sent_per_rank: tuple[int, ...] = ()
     bytes_formula_per_rank: tuple[int, ...] = ()
     memory_per_rank: tuple[int, ...] = ()
-    seconds_per_step: float = 0.0
-    seconds_per_step_one_rank: float = 0.0
+    seconds_per_step: float | None = None
+    seconds_per_step_one_rank: float | None = None
 
     @property
     def failed(self) -> bool:
@@ -95,8 +96,8 @@ class Verifier:
             bytes_sent_per_rank=tuple(answer["sent_bytes"].tolist()),
             bytes_formula_per_rank=formula,
             memory_per_rank=tuple(map(_memory, self.client.status().ranks[: question.layout.ranks])),
-            seconds_per_step=self._seconds(question) if time else 0.0,
-            seconds_per_step_one_rank=self._seconds(replace(question, layout=ParallelLayout())) if time else 0.0,
+            seconds_per_step=self._seconds(question) if time else None,
+            seconds_per_step_one_rank=self._seconds(replace(question, layout=ParallelLayout())) if time else None,
         )
 
     def _seconds(self, question: Question) -> float:
