@@ -11,6 +11,7 @@ class ParallelClassLabel(io.ComfyNode):  # type: ignore[misc]
 
     @classmethod
     def define_schema(cls) -> io.Schema:
+        """The node's name, inputs and outputs."""
         return io.Schema(
             node_id="ParallelClassLabel",
             display_name="Parallel Class Label",
@@ -33,6 +34,7 @@ class ParallelClassLabel(io.ComfyNode):  # type: ignore[misc]
 
     @classmethod
     def execute(cls, label: int) -> io.NodeOutput:
+        """The conditioning of a class, and that of none."""
         # ComfyUI wants a tensor in every conditioning; this one is not used.
         positive, negative = ([[torch.zeros(1, 1, 1), {LABEL: number}]] for number in (label, NO_CLASS))
         return io.NodeOutput(positive, negative)

@@ -8,7 +8,8 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
@@ -28,6 +29,7 @@ from ..parallel_backend.messages import (
     ModelSpec,
     Progress,
     RankRequest,
+    RankStatus,
     Sample,
     Unload,
 )
@@ -141,6 +143,23 @@ class Handle:
         """Ranks that the model may use."""
         return self.spec.layout.ranks if self.spec.layout else len(self.spec.devices.indices)
 
+    def holds(self, components: Collection[str], *, ranks: int) -> bool:
+        """Whether the first so many ranks hold these components of the checkpoint, as of a second ago at most.
+
+        They may hold another part of them than a new layout needs.
+        """
+        try:
+            found = client().status().ranks[:ranks]
+        except BackendError:
+            return False
+        return len(found) == ranks and all(self._on(rank).issuperset(components) for rank in found)
+
+    def _on(self, rank: RankStatus) -> set[str]:
+        """The components that a rank holds."""
+        spec = self.spec
+        same = (model for model in rank.models if model.path == spec.path and spec.dtype in ("auto", model.dtype))
+        return {part for model in same for part in model.parts}
+
     def layout(self, branches: int) -> ParallelLayout:
         """The layout for so many branches (2 with guidance), ``auto`` resolved."""
         return self.spec.layout or auto(self.ranks, branches=branches)
@@ -162,24 +181,35 @@ class Handle:
         doing = DOING[type(message)]
         self.show(doing)
         free_dropped()
+        with self._failures():
+            return client().call(
+                message,
+                dict(tensors),
+                interrupted=comfy.model_management.processing_interrupted,
+                on_progress=self._reporting(doing, on_progress),
+            )
+
+    def _reporting(self, doing: str, on_progress: OnProgress | None) -> OnProgress:
+        """Progress onto the loader's node, and what is of the phase that counts to ``on_progress``."""
 
         def progressed(progress: Progress, extra: dict[str, Tensor]) -> None:
             if progress.phase != doing:
                 if progress.phase in WAITING:
-                    self.show(WAITING[progress.phase])
+                    over = progress.phase == "loading" and progress.value
+                    self.show(doing if over else WAITING[progress.phase])
                 return
             self.show(f"{doing} {progress.value}/{progress.total}")
             # An interruption ends the call by itself; the progress bar would raise in the middle of it.
             if on_progress is not None and not comfy.model_management.processing_interrupted():
                 on_progress(progress, extra)
 
+        return progressed
+
+    @contextmanager
+    def _failures(self) -> Iterator[None]:
+        """Errors onto the loader's node, and into the types that ComfyUI itself handles."""
         try:
-            return client().call(
-                message,
-                dict(tensors),
-                interrupted=comfy.model_management.processing_interrupted,
-                on_progress=progressed,
-            )
+            yield
         except Cancelled:
             self.show("interrupted")
             comfy.model_management.throw_exception_if_processing_interrupted()

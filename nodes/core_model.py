@@ -13,5 +13,5 @@ def core_model(handle: Handle, bridge: Bridge) -> Any:
     core = bridge.core_config()
     model = core.get_model({}, "")
     model.diffusion_model = RemoteModel(handle, bridge, core)
-    fit_latent_format(model.latent_format, handle.checkpoint)
+    fit_latent_format(model.latent_format, bridge)
     return model

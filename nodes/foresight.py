@@ -6,19 +6,21 @@ from typing import Any
 from ..parallel_backend.checkpoint import Checkpoint
 from ..parallel_backend.errors import InvalidRequest
 from .connection import Handle
-from .families.bridge import CoreText
+from .families.bridge import BackendText, CoreText
 from .families.registry import BRIDGES
-from .guards import check_branches
+from .guards import check_branches, without_layers
 
 Prompt = Mapping[str, Mapping[str, Any]]
 GUIDED = ("KSampler", "KSamplerAdvanced", "ParallelSampler", "SamplerCustom", "CFGGuider")
 """Nodes whose ``cfg`` of 1 means that core leaves the negative prompt out."""
+SKIPPING = ("SkipLayerGuidanceDiT", "SkipLayerGuidanceDiTSimple", "SkipLayerGuidanceSD3", "PerturbedAttentionGuidance")
+"""Nodes that patch layers in the middle of sampling alone."""
 PARTS = {1: ("text_encoder", "text encoder", "Load CLIP"), 2: ("vae", "VAE", "Load VAE")}
 """The loader's outputs that a checkpoint may lack: component, name, and the node of ComfyUI's own to use instead."""
 
 
 def check_use(prompt: Prompt, node_id: str, handle: Handle) -> None:
-    """Refuse an output that is used and not there, and a ``cfg`` layout at a sampler without guidance.
+    """Refuse what the executed nodes show: an output that cannot be used, layers skipped, ``cfg`` ranks without work.
 
     Raises:
         InvalidRequest: names it.
@@ -27,33 +29,46 @@ def check_use(prompt: Prompt, node_id: str, handle: Handle) -> None:
         for output in PARTS:
             if [node_id, output] in inputs.values():
                 check_part(handle.checkpoint, output)
-        if kind in GUIDED and inputs.get("cfg") == 1.0 and _source(prompt, inputs) == [node_id, 0]:
+        if kind in SKIPPING and _source(prompt, inputs, node_id) == [node_id, 0]:
+            raise without_layers(f"{kind} skips or replaces layers of the model")
+        scheduled = _source(prompt, inputs, node_id, through="ModelSampling") == [node_id, 0]
+        if scheduled and kind in GUIDED and inputs.get("cfg") == 1.0:
             check_branches(handle.spec.layout, 1)
 
 
-def _source(prompt: Prompt, inputs: Mapping[str, Any]) -> Any:
-    """The link that a sampler's model comes from, through the nodes that only change the schedule."""
+def _source(prompt: Prompt, inputs: Mapping[str, Any], node_id: str, through: str = "") -> Any:
+    """The link that a node's model comes from, back to the loader through the nodes whose names begin so."""
     for _ in prompt:
         link = inputs.get("model")
-        node = prompt.get(link[0]) if isinstance(link, list) else None
-        if node is None or not node["class_type"].startswith("ModelSampling"):
+        if not isinstance(link, list) or link[0] == node_id or link[0] not in prompt:
             return link
-        inputs = node["inputs"]
+        if not prompt[link[0]]["class_type"].startswith(through):
+            return link
+        inputs = prompt[link[0]]["inputs"]
     return None
 
 
 def check_part(checkpoint: Checkpoint, output: int) -> None:
-    """Refuse the text encoder (1) or the VAE (2) of a checkpoint that has none.
+    """Refuse the text encoder (1) or the VAE (2) of a checkpoint that has none, or one that cannot be run.
 
     Raises:
         InvalidRequest: advises another loader.
     """
     component, name, instead = PARTS[output]
-    if component not in checkpoint.components:
-        text = BRIDGES[checkpoint.components["transformer"]].text
-        if output == 1 and isinstance(text, CoreText) and not text.components:
+    bridge, found = BRIDGES[checkpoint.components["transformer"]], checkpoint.components.get(component)
+    if found is None:
+        if output == 1 and isinstance(bridge.text, CoreText) and not bridge.text.components:
             raise InvalidRequest(f"{checkpoint.path.name} takes no prompt but a class: use Parallel Class Label")
         raise InvalidRequest(f"{checkpoint.path.name} has no {name}; load one with ComfyUI's {instead} node instead")
+    if output == 1 and isinstance(bridge.text, CoreText):
+        bridge.text.check(checkpoint)
+        return
+    known = (bridge.text.encoder,) if output == 1 and isinstance(bridge.text, BackendText) else bridge.vaes
+    if found not in known:
+        raise InvalidRequest(
+            f"{checkpoint.path.name}: {component} {found} is not supported, only {' or '.join(known)}; "
+            f"load one with ComfyUI's {instead} node instead"
+        )
 
 
 def _executed(prompt: Prompt) -> Iterator[tuple[str, Mapping[str, Any]]]:

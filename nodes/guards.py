@@ -9,7 +9,15 @@ from torch import Tensor
 from ..parallel_backend.errors import InvalidRequest
 from ..parallel_backend.layout import ParallelLayout
 
-UNSUPPORTED_OPTIONS = ("patches", "patches_replace", "optimized_attention_override", "rope_options")
+LAYER_OPTIONS = {
+    "patches": "changes what the model's layers compute, as HyperTile, FreeU and DiffSynth's ControlNets do",
+    "patches_replace": "skips or replaces layers of the model, as SkipLayerGuidance and PerturbedAttentionGuidance do",
+    "optimized_attention_override": "chooses how attention is computed, for which ParallelLoader has an input here",
+    "rope_options": "scales or shifts the positions inside the model, as ScaleROPE does",
+}
+"""What nodes hang into ``transformer_options``, and what such a node does."""
+COMPILED = "torch_compile_kwargs"
+"""What core's ``set_torch_compile_wrapper`` leaves in ``model_options``."""
 UNSUPPORTED_CONDS = (
     "control", "gligen", "concat_latent_image", "concat_mask", "concat_image", "noise_concat_image",
     "clip_vision_output", "reference_latents", "vace_frames", "time_dim_concat", "camera_conditions",
@@ -59,18 +67,34 @@ def check_branches(layout: ParallelLayout | None, branches: int) -> None:
     )
 
 
+def check_model_options(model_options: Mapping[str, Any]) -> None:
+    """Refuse what nodes have added to a MODEL that needs its layers here.
+
+    Raises:
+        InvalidRequest: says what such a node does.
+    """
+    if model_options.get(COMPILED):
+        raise without_layers("a node compiles the model, as TorchCompileModel does")
+    check_options(model_options.get("transformer_options", {}))
+
+
 def check_options(transformer_options: Mapping[str, Any]) -> None:
     """Refuse what a node has hung into the layers of the model.
 
     Raises:
-        InvalidRequest: names the kind of patch.
+        InvalidRequest: says what such a node does.
     """
-    present = [name for name in UNSUPPORTED_OPTIONS if transformer_options.get(name)]
-    if present:
-        raise InvalidRequest(
-            f"a node patched the model's layers ({', '.join(present)}), which live in the backend's processes: "
-            "remove that node, or load the model with ComfyUI's own loader"
-        )
+    for option, doing in LAYER_OPTIONS.items():
+        if transformer_options.get(option):
+            raise without_layers(f"a node {doing} ({option})")
+
+
+def without_layers(doing: str) -> InvalidRequest:
+    """The refusal of a node that needs the layers in ComfyUI's process."""
+    return InvalidRequest(
+        f"{doing}; the layers of a parallel model run in the backend's processes: remove that node, "
+        "or load the model with ComfyUI's own loader"
+    )
 
 
 def taken_conds(family: frozenset[str], *, masked: bool) -> frozenset[str]:

@@ -26,6 +26,7 @@ class ParallelLayoutNode(io.ComfyNode):  # type: ignore[misc]
 
     @classmethod
     def define_schema(cls) -> io.Schema:
+        """The node's name, inputs and outputs."""
         return io.Schema(
             node_id="ParallelLayout",
             display_name="Parallel Layout",
@@ -59,6 +60,7 @@ class ParallelLayoutNode(io.ComfyNode):  # type: ignore[misc]
     def execute(
         cls, data: int, cfg: int, pipe: int, ring: int, ulysses: int, tensor: int, shard_weights: bool = False
     ) -> io.NodeOutput:
+        """The layout, checked."""
         return io.NodeOutput(
             ParallelLayout(
                 data=data, cfg=cfg, pipe=pipe, ring=ring, ulysses=ulysses, tensor=tensor, shard_weights=shard_weights

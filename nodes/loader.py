@@ -59,6 +59,7 @@ class ParallelLoader(io.ComfyNode):  # type: ignore[misc]
 
     @classmethod
     def define_schema(cls) -> io.Schema:
+        """The node's name, inputs and outputs."""
         return io.Schema(
             node_id="ParallelLoader",
             display_name="Parallel Loader",
@@ -128,6 +129,7 @@ class ParallelLoader(io.ComfyNode):  # type: ignore[misc]
     def execute(
         cls, model_name: str, dtype: str, devices: str, layout: ParallelLayout | None = None, attention: str = AUTO
     ) -> io.NodeOutput:
+        """Check everything that can be checked without weights, and give the three outputs."""
         handle = open_model(model_name, dtype, devices, layout, cls.hidden.unique_id, attention)
         check_use(cls.hidden.prompt or {}, cls.hidden.unique_id, handle)
         handle.keep_weights()

@@ -12,8 +12,9 @@ from comfy.patcher_extension import CallbacksMP, WrappersMP
 from torch import Tensor
 
 from ..parallel_backend.errors import InvalidRequest
-from .guards import check_branches, check_conds, check_latent, check_options, taken_conds
+from .guards import check_branches, check_conds, check_latent, check_model_options, taken_conds
 from .remote_model import RemoteModel
+from .room import make_room
 
 KEY = "parallel_dit"
 
@@ -110,7 +111,7 @@ def _check_first(
         raise InvalidRequest("a latent of several tensors (video with audio) does not fit this model; pass the video's")
     check_latent(latent_image, remote.channels)
     check_branches(remote.handle.spec.layout, _branches(guider))
-    check_options(guider.model_options.get("transformer_options", {}))
+    check_model_options(guider.model_options)
     taken = taken_conds(remote.bridge.conds, masked=denoise_mask is not None)
     check_conds((cond for conds in guider.conds.values() for cond in conds), taken)
     samples: Tensor = executor(noise, latent_image, sampler, sigmas, denoise_mask, *args, **kwargs)
@@ -130,9 +131,13 @@ def _prepare_without_loading(executor: Any, model: Any, noise_shape: Any, conds:
     """What ComfyUI does before sampling, without asking its device for room.
 
     Its ``load_models_gpu`` frees a gigabyte for inference even for a model without weights, and that would
-    evict models of ComfyUI's. The rest of it is done here: object patches (such as ModelSamplingSD3's) are put in
-    place, and the model is entered among those loaded, so that unloading reaches it.
+    evict models of ComfyUI's. Here those leave only before the ranks load weights. The rest of it is done: object
+    patches (such as ModelSamplingSD3's) are put in place, and the model is entered among those loaded, so that
+    unloading reaches it.
     """
+    handle = model.model.diffusion_model.handle
+    transformers = [name for name in handle.checkpoint.components if name.startswith("transformer")]
+    make_room(handle, transformers, ranks=handle.ranks)
     extra = model.get_nested_additional_models()
     for values in conds.values():
         extra += comfy.sampler_helpers.get_models_from_cond(values, "additional_models")
@@ -147,11 +152,12 @@ def _prepare_without_loading(executor: Any, model: Any, noise_shape: Any, conds:
     return model.model, conds, extra
 
 
-def enter(patcher: RemotePatcher) -> None:
+def enter(patcher: RemotePatcher, component: str) -> None:
     """Enter a model among those loaded, unless it or a clone is, so that unloading reaches its ranks.
 
-    For the uses of the text encoder and the VAE, whose weights go with the model's.
+    For the uses of the text encoder and the VAE, whose weights go with the model's. There is room for them first.
     """
+    make_room(patcher.model.diffusion_model.handle, [component], ranks=1)
     if not any(patcher.is_clone(entry.model) for entry in comfy.model_management.current_loaded_models):
         _enter(patcher)
 

@@ -9,14 +9,14 @@ import latent_preview
 import torch
 from torch import Tensor
 
-from ..parallel_backend.checkpoint import Checkpoint
 from ..parallel_backend.errors import InvalidRequest
+from .families.bridge import Bridge
 from .latents import fit_scaling
 
 Callback = Callable[[int, Tensor | None, Any, int], None]
 
 
-def fit_latent_format(latent_format: Any, checkpoint: Checkpoint) -> None:
+def fit_latent_format(latent_format: Any, bridge: Bridge) -> None:
     """Give a latent format the scaling of the checkpoint's VAE, and preview factors if it ships ``latent2rgb.json``.
 
     The file holds ``factors`` ``[C][3]`` and ``bias`` ``[3]`` from normalised latents to RGB in -1..1.
@@ -24,8 +24,8 @@ def fit_latent_format(latent_format: Any, checkpoint: Checkpoint) -> None:
     Raises:
         InvalidRequest: the file is unreadable or does not fit the number of channels, or the scaling does not fit.
     """
-    fit_scaling(latent_format, checkpoint)
-    file = checkpoint.path / "latent2rgb.json"
+    fit_scaling(latent_format, bridge.vae, bridge.name)
+    file = bridge.checkpoint.path / "latent2rgb.json"
     if not file.is_file():
         return
     try:

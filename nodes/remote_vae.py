@@ -71,7 +71,7 @@ class RemoteVAE(comfy.sd.VAE):  # type: ignore[misc]
         check_latent(latent, self.latent_channels)
         if latent.ndim != self.latent_dim + 2:
             latent = latent.unsqueeze(2) if self.latent_dim == 3 else latent[:, :, 0]
-        enter(self._model)
+        enter(self._model, "vae")
         done = self.handle.call(Decode(model=self.handle.spec), {"latent": latent}, on_progress=on_progress)
         self.handle.show("ready")
         return done["pixels"].to(self.output_device)
@@ -92,7 +92,7 @@ class RemoteVAE(comfy.sd.VAE):  # type: ignore[misc]
         pixels = self._cropped(pixel_samples)
         if pixels.shape[-1] != 3:
             raise InvalidRequest(f"the VAE encodes RGB pictures, and these have {pixels.shape[-1]} channel(s)")
-        enter(self._model)
+        enter(self._model, "vae")
         done = self.handle.call(Encode(model=self.handle.spec), {"pixels": pixels.float()}, on_progress=progress_bar())
         self.handle.show("ready")
         return done["latent"].to(self.output_device)

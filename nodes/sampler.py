@@ -13,7 +13,7 @@ from torch import Tensor
 from ..parallel_backend.errors import InvalidRequest
 from ..parallel_backend.messages import Progress, Sample
 from ..parallel_backend.samplers import SAMPLERS
-from .guards import USE_KSAMPLER, check_constant_conds, check_latent, taken_conds
+from .guards import USE_KSAMPLER, check_constant_conds, check_latent, check_model_options, taken_conds
 from .patcher import KEY, RemotePatcher
 from .previews import prepare_callback
 from .remote_model import RemoteModel
@@ -43,8 +43,7 @@ class BackendLoop(comfy.samplers.Sampler):  # type: ignore[misc]
         """Samples ``[B, C, T, H, W]`` in the model's latent space, as ``comfy.samplers.KSAMPLER.sample`` gives them."""
         model = model_wrap.inner_model
         remote: RemoteModel = model.diffusion_model
-        sampling = model.model_sampling
-        x = sampling.noise_scaling(sigmas[0], noise, latent_image, self.max_denoise(model_wrap, sigmas))
+        x = model.model_sampling.noise_scaling(sigmas[0], noise, latent_image, self.max_denoise(model_wrap, sigmas))
         with remote.recording() as branches:
             model_wrap(x, sigmas[:1].expand(len(x)), model_options=extra_args["model_options"], seed=extra_args["seed"])
         tensors = {"x": x, "sigmas": sigmas, **_constants(branches)}
@@ -52,14 +51,21 @@ class BackendLoop(comfy.samplers.Sampler):  # type: ignore[misc]
             tensors |= {"mask": denoise_mask, "latent": latent_image}
             kept = model.scale_latent_inpaint(x=x, sigma=sigmas[:1], noise=noise, latent_image=latent_image)
             tensors |= {} if kept is latent_image else {"noise": noise}
+        samples = self._run(model, len(branches), tensors, callback)
+        scaled: Tensor = model.model_sampling.inverse_noise_scaling(sigmas[-1], samples.to(x.device))
+        return scaled
+
+    def _run(self, model: Any, branches: int, tensors: dict[str, Tensor], callback: Any) -> Tensor:
+        """The backend's samples, as its last step leaves them."""
+        sampling, remote = model.model_sampling, model.diffusion_model
         prediction = prediction_of(sampling)
         if prediction != "flow":
-            tensors["log_sigmas"] = sampling.log_sigmas.float()
+            tensors = {**tensors, "log_sigmas": sampling.log_sigmas.float()}
         message = Sample(
             model=remote.handle.spec,
-            branches=len(branches),
+            branches=branches,
             sampler=self.name,
-            cfg=self.cfg if len(branches) > 1 else 1.0,
+            cfg=self.cfg if branches > 1 else 1.0,
             prediction=prediction,
             timestep_scale=float(sampling.timestep(torch.tensor(1.0))) if prediction == "flow" else 1.0,
             previews=self.previews,
@@ -68,8 +74,7 @@ class BackendLoop(comfy.samplers.Sampler):  # type: ignore[misc]
         def progressed(progress: Progress, extra: dict[str, Tensor]) -> None:
             callback(progress.value - 1, extra.get("preview"), None, progress.total)
 
-        done = remote.handle.call(message, tensors, on_progress=progressed)
-        samples: Tensor = sampling.inverse_noise_scaling(sigmas[-1], done["samples"].to(x.device))
+        samples: Tensor = remote.handle.call(message, tensors, on_progress=progressed)["samples"]
         return samples
 
 
@@ -102,6 +107,7 @@ def check_model(model: Any) -> None:
     """
     if not isinstance(model, RemotePatcher):
         raise InvalidRequest("ParallelSampler needs the MODEL of ParallelLoader; use KSampler for any other")
+    check_model_options(model.model_options)
     functions = sorted(model.model_options.keys() - PLAIN_OPTIONS)
     wrappers = sorted({str(key) for by_key in model.wrappers.values() for key in by_key} - {KEY})
     patches = sorted(model.object_patches.keys() - {"model_sampling"})
@@ -134,11 +140,22 @@ def prediction_of(sampling: Any) -> Literal["flow", "eps", "v"]:
     raise InvalidRequest("a node changed how the model samples to what the backend does not know; " + USE_KSAMPLER)
 
 
+def _checked(model: Any, latent_image: dict[str, Any], **prompts: list[Any]) -> Tensor:
+    """The samples of a latent as the model takes them, for prompts that the backend's loop can do."""
+    taken = taken_conds(model.model.diffusion_model.bridge.conds, masked="noise_mask" in latent_image)
+    for name, conditioning in prompts.items():
+        check_constant_conds(name, conditioning, taken)
+    latent: Tensor = comfy.sample.fix_empty_latent_channels(model, latent_image["samples"])
+    check_latent(latent, model.model.latent_format.latent_channels)
+    return latent
+
+
 class ParallelSampler(io.ComfyNode):  # type: ignore[misc]
     """KSampler's inputs and output; one call to the backend for all steps."""
 
     @classmethod
     def define_schema(cls) -> io.Schema:
+        """The node's name, inputs and outputs."""
         return io.Schema(
             node_id="ParallelSampler",
             display_name="Parallel Sampler",
@@ -201,25 +218,13 @@ class ParallelSampler(io.ComfyNode):  # type: ignore[misc]
 
     @classmethod
     def execute(
-        cls,
-        model: Any,
-        seed: int,
-        steps: int,
-        cfg: float,
-        sampler_name: str,
-        scheduler: str,
-        positive: list[Any],
-        negative: list[Any],
-        latent_image: dict[str, Any],
-        denoise: float,
-    ) -> io.NodeOutput:
+        cls, model: Any, seed: int, steps: int, cfg: float, sampler_name: str, scheduler: str, positive: list[Any],
+        negative: list[Any], latent_image: dict[str, Any], denoise: float,
+    ) -> io.NodeOutput:  # fmt: skip
+        """Run all steps on the ranks."""
         check_sampler(sampler_name)
         check_model(model)
-        taken = taken_conds(model.model.diffusion_model.bridge.conds, masked="noise_mask" in latent_image)
-        check_constant_conds("positive", positive, taken)
-        check_constant_conds("negative", negative, taken)
-        latent = comfy.sample.fix_empty_latent_channels(model, latent_image["samples"])
-        check_latent(latent, model.model.latent_format.latent_channels)
+        latent = _checked(model, latent_image, positive=positive, negative=negative)
         schedule = comfy.samplers.KSampler(model, steps, model.load_device, sampler_name, scheduler, denoise)
         callback, previews = prepare_callback(model, steps)
         samples = comfy.sample.sample_custom(

@@ -15,6 +15,7 @@ class ParallelVAEDecode(io.ComfyNode):  # type: ignore[misc]
 
     @classmethod
     def define_schema(cls) -> io.Schema:
+        """The node's name, inputs and outputs."""
         return io.Schema(
             node_id="ParallelVAEDecode",
             display_name="Parallel VAE Decode",
@@ -29,6 +30,7 @@ class ParallelVAEDecode(io.ComfyNode):  # type: ignore[misc]
 
     @classmethod
     def execute(cls, samples: dict[str, Any], vae: Any) -> io.NodeOutput:
+        """Decode on the ranks."""
         if not isinstance(vae, RemoteVAE):
             raise InvalidRequest("ParallelVAEDecode needs the VAE of ParallelLoader; use VAEDecode for any other")
         latent: torch.Tensor = samples["samples"]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ...parallel_backend.checkpoint import Checkpoint
 from ...parallel_backend.errors import InvalidRequest
-from ...parallel_backend.vaes import LatentScale
+from ...parallel_backend.vaes import VAE, LatentScale, vae_of
 from ..latents import latent_scale
 
 
@@ -34,13 +34,29 @@ class BackendText:
 
 @dataclass(frozen=True, kw_only=True)
 class CoreText:
-    """Text encoders that ComfyUI runs itself: diffusers' names of the components, and a name in core's CLIPType.
+    """Text encoders that ComfyUI runs itself, and the name in core's CLIPType that stands for all of them.
 
-    Without components the model takes no prompt.
+    ``components`` are the classes that core knows there, by diffusers' name of the component; those in ``optional``
+    may be missing. Without components the model takes no prompt.
     """
 
-    components: tuple[str, ...]
+    components: Mapping[str, tuple[str, ...]]
     clip_type: str
+    optional: frozenset[str] = frozenset()
+
+    def check(self, checkpoint: Checkpoint) -> None:
+        """Refuse what core would take for another text encoder: it goes by the weights' names and shapes alone.
+
+        Raises:
+            InvalidRequest: names the class and those that work.
+        """
+        for component, known in self.components.items():
+            found = checkpoint.components.get(component)
+            if found not in known and not (found is None and component in self.optional):
+                raise InvalidRequest(
+                    f"{checkpoint.path.name}: {component} is {found or 'missing'}, and this family's CLIP needs "
+                    f"{' or '.join(known)} there; load the text encoders with ComfyUI's own nodes instead"
+                )
 
 
 class Bridge(ABC):
@@ -48,10 +64,11 @@ class Bridge(ABC):
 
     Attributes:
         native: ComfyUI's own class of the transformer, whose weight names and call it is that the stand-in has.
+        text: who encodes its prompts.
         vaes: the classes that the backend can run for it.
     """
 
-    native: ClassVar[type[nn.Module]]
+    native: ClassVar[type[Any]]
     text: BackendText | CoreText
     vaes: ClassVar[tuple[str, ...]]
 
@@ -82,21 +99,21 @@ class Bridge(ABC):
     def scale(self) -> LatentScale:
         """Of the latents that the family works on."""
 
+    @property
+    def vae(self) -> VAE | None:
+        """The checkpoint's VAE, if it has one that the backend can run; with any other it is a model without."""
+        return vae_of(self.checkpoint) if self.checkpoint.components.get("vae") in self.vaes else None
+
     def latents(self) -> LatentScale:
         """Of the latents that the checkpoint's VAE gives, if it has one."""
-        return latent_scale(self.checkpoint, self.scale())
+        return latent_scale(self.vae, self.scale(), self.name)
 
     def check(self) -> None:
         """Refuse what can be seen in the JSON files.
 
         Raises:
-            InvalidRequest: a component or a variant that is not supported.
+            InvalidRequest: a variant that is not supported.
         """
-        encoders = (self.text.encoder,) if isinstance(self.text, BackendText) else None
-        for component, known in (("vae", self.vaes), ("text_encoder", encoders)):
-            found = self.checkpoint.components.get(component)
-            if found is not None and known is not None and found not in known:
-                raise InvalidRequest(f"{self.name}: {component} {found} is not supported; it is {', '.join(known)}")
         self.core_config()
         if self.latents().channels != self.scale().channels:
             raise InvalidRequest(
@@ -170,6 +187,20 @@ def pooled_of(given: dict[str, Any]) -> Tensor:
     if pooled is None:
         raise InvalidRequest("the conditioning has no pooled output: encode the prompt with the CLIP of this family")
     return pooled
+
+
+def guidance_of(given: dict[str, Any], *, distilled: bool) -> dict[str, Tensor]:
+    """Take guidance ``[B]`` out of a call's arguments; ComfyUI gives it to models that were not distilled with it too.
+
+    Raises:
+        InvalidRequest: a node took it away.
+    """
+    guidance: Tensor | None = given.pop("guidance", None)
+    if not distilled:
+        return {}
+    if guidance is None:
+        raise InvalidRequest("this model was distilled with guidance, which it needs: remove FluxDisableGuidance")
+    return {"guidance": guidance}
 
 
 def split_channels(x: Tensor, channels: int) -> dict[str, Tensor]:

@@ -78,7 +78,7 @@ class CogVideoX(OwnBridge):
     @property
     def image_factor(self) -> float:
         """What an image's latent is multiplied with beyond what all latents are."""
-        inverted = "vae" in self.checkpoint.components and self.checkpoint.config("vae").get("invert_scale_latents")
+        inverted = self.vae is not None and self.vae.config.get("invert_scale_latents")
         return self.scaling() ** -2 if inverted else 1.0
 
     def check(self) -> None:

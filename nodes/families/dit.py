@@ -34,7 +34,7 @@ class DiT(OwnBridge):
     model = DiTModel
     factor = 0.18215
     vaes = ("AutoencoderKL",)
-    text = CoreText(components=(), clip_type="STABLE_DIFFUSION")
+    text = CoreText(components={}, clip_type="STABLE_DIFFUSION")
 
     def latent_format(self) -> Any:
         """See ``OwnBridge``."""

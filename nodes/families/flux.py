@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...parallel_backend.vaes import LatentScale
 from ..guards import INPAINTING_CONDS
-from .bridge import Bridge, CoreText, layer, pooled_of, split_channels, text_of
+from .bridge import Bridge, CoreText, guidance_of, layer, pooled_of, split_channels, text_of
 
 PARAMS = {field.name for field in fields(FluxParams)}
 """What this version of ComfyUI knows of the architecture."""
@@ -22,7 +22,9 @@ class Flux(Bridge):
     """diffusers counts packed channels: four of them are one of the latent's."""
 
     native = comfy.ldm.flux.model.Flux
-    text = CoreText(components=("text_encoder", "text_encoder_2"), clip_type="FLUX")
+    text = CoreText(
+        components={"text_encoder": ("CLIPTextModel",), "text_encoder_2": ("T5EncoderModel",)}, clip_type="FLUX"
+    )
     vaes = ("AutoencoderKL",)
     patch: ClassVar[int] = 2
 
@@ -61,12 +63,8 @@ class Flux(Bridge):
         """See ``Bridge``."""
         found = split_channels(x, self.unet_config()["out_channels"])
         found |= {"timestep": timestep, "encoder_hidden_states": text_of(given), "pooled_projections": pooled_of(given)}
-        return found | self.guidance(given) | self.references(x, given)
-
-    def guidance(self, given: dict[str, Any]) -> dict[str, Tensor]:
-        """Take guidance out of a call's arguments; ComfyUI always gives it, to models that know none as well."""
-        guidance = given.pop("guidance", None)
-        return {"guidance": guidance} if self.unet_config()["guidance_embed"] and guidance is not None else {}
+        found |= guidance_of(given, distilled=self.unet_config()["guidance_embed"])
+        return found | self.references(x, given)
 
     def references(self, x: Tensor, given: dict[str, Any]) -> dict[str, Tensor]:
         """Tokens and positions of reference images, as ComfyUI's own forward packs and places them."""

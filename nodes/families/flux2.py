@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor
 
 from ...parallel_backend.vaes import LatentScale
-from .bridge import CoreText, text_of
+from .bridge import CoreText, guidance_of, text_of
 from .flux import Flux
 
 
@@ -13,7 +13,7 @@ class Flux2(Flux):
     """A latent's pixel is a token, into whose channels the VAE has packed its patches."""
 
     conds = frozenset({"reference_latents"})
-    text = CoreText(components=("text_encoder",), clip_type="FLUX")
+    text = CoreText(components={"text_encoder": ("Mistral3ForConditionalGeneration",)}, clip_type="FLUX")
     vaes = ("AutoencoderKLFlux2",)
     patch = 1
 
@@ -50,7 +50,8 @@ class Flux2(Flux):
         """See ``Bridge``. A pooled text is ignored by ComfyUI's transformer as well."""
         given.pop("y", None)
         found = {"hidden_states": x, "timestep": timestep, "encoder_hidden_states": text_of(given)}
-        return found | self.guidance(given) | self.references(x, given)
+        found |= guidance_of(given, distilled=self.unet_config()["guidance_embed"])
+        return found | self.references(x, given)
 
     def scale(self) -> LatentScale:
         """See ``Bridge``."""

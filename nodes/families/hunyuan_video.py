@@ -10,7 +10,7 @@ from torch import Tensor
 from ...parallel_backend.errors import InvalidRequest
 from ...parallel_backend.vaes import LatentScale
 from ..guards import INPAINTING_CONDS
-from .bridge import Bridge, CoreText, pooled_of, split_channels, text_of
+from .bridge import Bridge, CoreText, guidance_of, pooled_of, split_channels, text_of
 
 PARAMS = {field.name for field in fields(HunyuanVideoParams)}
 """What this version of ComfyUI knows of the architecture."""
@@ -20,7 +20,13 @@ class HunyuanVideo(Bridge):
     """The kind is seen by the channels, and by ``image_condition_type``, which only diffusers has."""
 
     native = comfy.ldm.hunyuan_video.model.HunyuanVideo
-    text = CoreText(components=("text_encoder", "text_encoder_2"), clip_type="HUNYUAN_VIDEO")
+    text = CoreText(
+        components={
+            "text_encoder": ("LlamaModel", "LlamaForCausalLM", "LlavaForConditionalGeneration"),
+            "text_encoder_2": ("CLIPTextModel",),
+        },
+        clip_type="HUNYUAN_VIDEO",
+    )
     vaes = ("AutoencoderKLHunyuanVideo",)
 
     @property
@@ -62,11 +68,11 @@ class HunyuanVideo(Bridge):
         found = split_channels(x, self.config["out_channels"])
         found |= {"timestep": timestep, "encoder_hidden_states": text_of(given)}
         found["pooled_projections"] = pooled_of(given)[:, :width]
-        guidance = given.pop("guidance", None)
-        if self.config.get("guidance_embeds") and guidance is not None:
-            found["guidance"] = guidance
-            found |= {"first_guidance": guidance} if self._replaces else {}
         self._check_guided(given.pop("guiding_frame_index", None))
+        guided = guidance_of(given, distilled=bool(self.config.get("guidance_embeds")))
+        found |= guided
+        if self._replaces and guided:
+            found["first_guidance"] = guided["guidance"]
         if "attention_mask" in given:
             found["encoder_attention_mask"] = given.pop("attention_mask").bool()
             found["mean_text"] = found["encoder_hidden_states"].mean(dim=1)

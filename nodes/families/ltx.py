@@ -25,7 +25,7 @@ class LTXVideo(Bridge):
     """From 0.9.5 on a video begins with a single frame, which only the pipeline and the VAE tell."""
 
     native = comfy.ldm.lightricks.model.LTXVModel
-    text = CoreText(components=("text_encoder",), clip_type="LTXV")
+    text = CoreText(components={"text_encoder": ("T5EncoderModel",)}, clip_type="LTXV")
     vaes = ("AutoencoderKLLTXVideo",)
 
     def unet_config(self) -> dict[str, Any]:
@@ -44,8 +44,8 @@ class LTXVideo(Bridge):
     @property
     def causal(self) -> bool:
         """Whether the latent's first frame is one frame of the video."""
-        vae = self.checkpoint.config("vae") if "vae" in self.checkpoint.components else {}
-        blocks = vae.get("down_block_types", ())
+        config = self.vae.config if self.vae else {}
+        blocks = config.get("down_block_types", ())
         return self.checkpoint.pipeline == "LTXConditionPipeline" or "LTXVideo095DownBlock3D" in blocks
 
     def check(self) -> None:

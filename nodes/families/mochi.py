@@ -15,7 +15,7 @@ class Mochi(Bridge):
     """ComfyUI turns the direction of time round, and so does the backend."""
 
     native = AsymmDiTJoint
-    text = CoreText(components=("text_encoder",), clip_type="MOCHI")
+    text = CoreText(components={"text_encoder": ("T5EncoderModel",)}, clip_type="MOCHI")
     vaes = ("AutoencoderKLMochi",)
 
     def unet_config(self) -> dict[str, Any]:

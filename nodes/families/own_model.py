@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import comfy.conds
 import comfy.model_base
@@ -12,7 +12,7 @@ import torch
 from comfy.ldm.modules.diffusionmodules.util import make_beta_schedule
 from comfy.model_sampling import rescale_zero_terminal_snr_sigmas
 from safetensors import safe_open
-from torch import Tensor, nn
+from torch import Tensor
 
 from ...parallel_backend.checkpoint import Checkpoint
 from ...parallel_backend.errors import InvalidRequest
@@ -120,8 +120,8 @@ class OwnConfig(comfy.supported_models_base.BASE):  # type: ignore[misc]
         return self.bridge.model(self)
 
 
-class Call(nn.Module):
-    """How ComfyUI calls a transformer; no family of ours has a class there."""
+class Call(Protocol):
+    """How ComfyUI calls a transformer; no family of ours has a class there, so this stands for its signature."""
 
     def forward(
         self,
@@ -132,8 +132,7 @@ class Call(nn.Module):
         transformer_options: Any = None,
         **kwargs: Any,
     ) -> Tensor:
-        """Never run: only the names and their order are read."""
-        raise NotImplementedError
+        """The prediction for ``x`` ``[B, C, ...]``."""
 
 
 class OwnBridge(Bridge):
@@ -179,5 +178,5 @@ class OwnBridge(Bridge):
 
     def scaling(self) -> float:
         """What the VAE's latents are multiplied with."""
-        config = self.checkpoint.config("vae") if "vae" in self.checkpoint.components else {}
+        config = self.vae.config if self.vae else {}
         return float(config.get("scaling_factor", self.factor))

@@ -17,7 +17,7 @@ class PixArt(Bridge):
     """ComfyUI tells the two, whose latents differ, by whether there is an embedder for the size of the image."""
 
     native = comfy.ldm.pixart.pixartms.PixArtMS
-    text = CoreText(components=("text_encoder",), clip_type="PIXART")
+    text = CoreText(components={"text_encoder": ("T5EncoderModel",)}, clip_type="PIXART")
     vaes = ("AutoencoderKL",)
 
     def unet_config(self) -> dict[str, Any]:

@@ -25,7 +25,7 @@ class QwenImage(Bridge):
 
     native = comfy.ldm.qwen_image.model.QwenImageTransformer2DModel
     conds = frozenset({"reference_latents"})
-    text = CoreText(components=("text_encoder",), clip_type="QWEN_IMAGE")
+    text = CoreText(components={"text_encoder": ("Qwen2_5_VLForConditionalGeneration",)}, clip_type="QWEN_IMAGE")
     vaes = ("AutoencoderKLQwenImage",)
 
     def unet_config(self) -> dict[str, Any]:

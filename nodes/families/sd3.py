@@ -17,7 +17,15 @@ class SD3(Bridge):
     """The second attention of 3.5 medium is ComfyUI's ``x_block_self_attn``."""
 
     native = OpenAISignatureMMDITWrapper
-    text = CoreText(components=("text_encoder", "text_encoder_2", "text_encoder_3"), clip_type="SD3")
+    text = CoreText(
+        components={
+            "text_encoder": ("CLIPTextModelWithProjection",),
+            "text_encoder_2": ("CLIPTextModelWithProjection",),
+            "text_encoder_3": ("T5EncoderModel",),
+        },
+        clip_type="SD3",
+        optional=frozenset({"text_encoder_2", "text_encoder_3"}),
+    )
     vaes = ("AutoencoderKL",)
 
     def unet_config(self) -> dict[str, Any]:

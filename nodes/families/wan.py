@@ -22,9 +22,10 @@ class Wan(Bridge):
 
     @property
     def conds(self) -> frozenset[str]:
-        """See ``Bridge``."""
-        beside = INPAINTING_CONDS if self.config["in_channels"] > self.config["out_channels"] else frozenset()
-        return beside | {"clip_vision_output"} if self.config.get("image_dim") else beside
+        """See ``Bridge``. What an image encoder saw is taken without an embedder for it as well (2.2's A14B)."""
+        images = self.config["in_channels"] > self.config["out_channels"]
+        seen = {"clip_vision_output"} if images or self.config.get("image_dim") else frozenset()
+        return (INPAINTING_CONDS if images else frozenset()) | seen
 
     def unet_config(self) -> dict[str, Any]:
         """See ``Bridge``."""

@@ -16,7 +16,7 @@ class ZImage(Bridge):
     """Lumina 2's class in ComfyUI; versions that know Lumina alone lack the arguments."""
 
     native = comfy.ldm.lumina.model.NextDiT
-    text = CoreText(components=("text_encoder",), clip_type="LUMINA2")
+    text = CoreText(components={"text_encoder": ("Qwen3Model", "Qwen3ForCausalLM")}, clip_type="LUMINA2")
     vaes = ("AutoencoderKL",)
 
     def unet_config(self) -> dict[str, Any]:
