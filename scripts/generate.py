@@ -50,6 +50,7 @@ def write(path: Path, content: object) -> None:
 
 
 def main() -> None:
+    """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--thumbnails", action="store_true", help="also make the pictures (takes minutes)")
     thumbnails = parser.parse_args().thumbnails

@@ -148,6 +148,7 @@ def install_and_stamp(comfyuis: list[Path], done: Path, *, dev: bool) -> None:
 
 
 def main() -> None:
+    """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--dev", action=argparse.BooleanOptionalAction, help="also what the checks and the tests need")
     dev = bool(parser.parse_args().dev)

@@ -116,6 +116,7 @@ def find_comfyui() -> Path | None:
 
 
 def main() -> None:
+    """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--client", action="store_true", help="leave ComfyUI out, even where there is one")
     parser.add_argument("--output", type=Path, default=OUTPUT, help="folder for the pictures (default: output)")

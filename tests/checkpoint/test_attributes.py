@@ -68,7 +68,7 @@ def test_clips_of_unseen_prompts_move_as_told(pipeline: WanPipeline) -> None:
     check(mean)
 
 
-@pytest.mark.parametrize(("frames", "count"), [(1, 48), (17, 24)])
+@pytest.mark.parametrize(("frames", "count"), [(1, 48), (9, 24)])
 def test_an_empty_prompt_reads_near_chance(pipeline: WanPipeline, frames: int, count: int) -> None:
     """Else the reader, or the checkpoint, would favour the expected answers. Chance is 1/4 for the direction, less
     for the others."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +19,7 @@ from any_folder_name.parallel_backend.layout import ParallelLayout
 from any_folder_name.parallel_backend.messages import Progress
 from any_folder_name.parallel_backend.samplers import SAMPLERS
 from local_client import LocalClient
+from natives import CASES
 
 import nodes as core_nodes
 
@@ -71,8 +73,10 @@ def load(models: Path, local: LocalClient, monkeypatch: pytest.MonkeyPatch) -> C
     local.requests.clear()
     connection.use_client(local)
 
-    def run(layout: ParallelLayout | None = None, devices: str = "0,1", name: str = "tiny") -> Loaded:
-        return Loaded(*loader_node().execute(name, "fp32", devices, layout).args, local)
+    def run(
+        layout: ParallelLayout | None = None, devices: str = "0,1", name: str = "tiny", dtype: str = "fp32"
+    ) -> Loaded:
+        return Loaded(*loader_node().execute(name, dtype, devices, layout).args, local)
 
     return run
 
@@ -95,10 +99,28 @@ def backend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
 def load_remote(load: Callable[..., Loaded], backend: Client) -> Callable[..., Loaded]:
     """``load`` with the backend behind it."""
 
-    def run(layout: ParallelLayout | None = None, name: str = "tiny") -> Loaded:
-        loaded = load(layout, name=name)
+    def run(layout: ParallelLayout | None = None, name: str = "tiny", dtype: str = "fp32") -> Loaded:
+        loaded = load(layout, name=name, dtype=dtype)
         connection.use_client(backend)
         return loaded
+
+    return run
+
+
+@cache
+def native_case(name: str) -> Any:
+    """ComfyUI's own model of a case."""
+    return CASES[name].native()
+
+
+@pytest.fixture
+def load_case(models: Path, load_remote: Callable[..., Loaded]) -> Callable[..., Any]:
+    """The MODEL of a case's checkpoint under a layout."""
+
+    def run(name: str, layout: ParallelLayout, dtype: str = "fp32") -> Any:
+        if not (models / name).exists():
+            CASES[name].write(models / name, native_case(name))
+        return load_remote(layout, name=name, dtype=dtype).model
 
     return run
 

@@ -9,6 +9,7 @@ import torch
 from any_folder_name.nodes.families.registry import BRIDGES
 from any_folder_name.parallel_backend.checkpoint import Checkpoint
 from any_folder_name.parallel_backend.errors import InvalidRequest
+from any_folder_name.parallel_backend.vaes import VAES
 from natives import CASES
 
 TEXT = torch.zeros(1, 11, 24)
@@ -64,3 +65,8 @@ def test_configs_that_comfyui_has_no_model_for_are_refused(
 ) -> None:
     with pytest.raises(InvalidRequest, match=message):
         bridge(name, **changed).check()
+
+
+@pytest.mark.parametrize("family", BRIDGES)
+def test_every_vae_of_a_family_is_one_that_the_ranks_run(family: str) -> None:
+    assert set(BRIDGES[family].vaes) <= VAES.keys()

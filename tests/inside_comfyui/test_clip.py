@@ -12,13 +12,12 @@ import torch
 import transformers
 from any_folder_name.nodes import clip
 from any_folder_name.nodes.families.bridge import CoreText
-from any_folder_name.nodes.tekken import tekken
+from any_folder_name.nodes.families.registry import BRIDGES
+from any_folder_name.nodes.foresight import check_part
 from any_folder_name.parallel_backend.checkpoint import Checkpoint
 from any_folder_name.parallel_backend.errors import InvalidRequest
 from safetensors.torch import save_file
-from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 from torch import Tensor
-from transformers.integrations.mistral import MistralConverter
 
 META = torch.device("meta")
 Weights = dict[str, Tensor]
@@ -55,6 +54,9 @@ CONFIGS: dict[str, Callable[[], Any]] = {
         vocab_size=151936, hidden_size=2560, intermediate_size=9728, num_hidden_layers=36, num_attention_heads=32,
         num_key_value_heads=8, head_dim=128,
     ),
+    "llava": lambda: transformers.LlavaConfig(
+        text_config=CONFIGS["8B"](), vision_config={"model_type": "clip_vision_model", "num_hidden_layers": 1}
+    ),
     "7B": lambda: transformers.Qwen2_5_VLConfig(
         text_config={
             "vocab_size": 152064, "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28,
@@ -86,6 +88,7 @@ CASES: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
     "sd3": ("SD3", (L_POOLED, G, XXL)),
     "sd3 without t5": ("SD3", (L_POOLED, G)),
     "hunyuan": ("HUNYUAN_VIDEO", (("LlamaModel", "8B"), L)),
+    "hunyuan i2v": ("HUNYUAN_VIDEO", (("LlavaForConditionalGeneration", "llava"), L)),
     "qwen": ("QWEN_IMAGE", (("Qwen2_5_VLForConditionalGeneration", "7B"),)),
     "z-image": ("LUMINA2", (("Qwen3Model", "4B"),)),
     "z-image with its head": ("LUMINA2", (("Qwen3ForCausalLM", "4B"),)),
@@ -121,8 +124,19 @@ def test_no_weight_is_missing(name: str, saved: Callable[[Weights], Weights], mo
     assert found == [set()] * len(components)
 
 
+MOCHI = "MochiTransformer3DModel"
+
+
+def core_clip(folder: Path) -> clip.CoreClip:
+    checkpoint = Checkpoint.open(folder)
+    text = BRIDGES[checkpoint.components["transformer"]].text
+    assert isinstance(text, CoreText)
+    return clip.CoreClip(checkpoint, text)
+
+
 def test_a_component_that_the_folder_lacks_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    components = {"text_encoder": "CLIPTextModel", "text_encoder_3": None, "transformer": "SD3Transformer2DModel"}
+    kind = "CLIPTextModelWithProjection"
+    components = {"text_encoder": kind, "text_encoder_3": None, "transformer": "SD3Transformer2DModel"}
     index = {name: ["transformers", value] for name, value in components.items()}
     (tmp_path / "model_index.json").write_text(json.dumps(index))
     (tmp_path / "text_encoder").mkdir()
@@ -135,9 +149,8 @@ def test_a_component_that_the_folder_lacks_is_left_out(tmp_path: Path, monkeypat
         raise InvalidRequest("seen")
 
     monkeypatch.setattr(comfy.sd, "load_text_encoder_state_dicts", load)
-    text = CoreText(components=("text_encoder", "text_encoder_2", "text_encoder_3"), clip_type="SD3")
     with pytest.raises(InvalidRequest, match="seen"):
-        clip.CoreClip(Checkpoint.open(tmp_path), text).tokenize("a dog")
+        core_clip(tmp_path).tokenize("a dog")
     assert [list(state) for state in read] == [["text_model.encoder.layers.0.mlp.fc1.weight"]]
 
 
@@ -149,7 +162,7 @@ def test_a_text_encoder_that_is_not_whole_is_refused(
     tmp_path: Path, listed: str | None, config: dict[str, Any], said: str
 ) -> None:
     folder, file = tmp_path / "text_encoder", "model-00001-of-2.safetensors"
-    index = {"text_encoder": ["transformers", "CLIPTextModel"], "transformer": ["diffusers", "FluxTransformer2DModel"]}
+    index = {"text_encoder": ["transformers", "T5EncoderModel"], "transformer": ["diffusers", MOCHI]}
     folder.mkdir()
     (tmp_path / "model_index.json").write_text(json.dumps(index))
     (folder / "config.json").write_text(json.dumps(config))
@@ -157,30 +170,37 @@ def test_a_text_encoder_that_is_not_whole_is_refused(
     weight_map = {"a": file, **({"b": listed} if listed else {})}
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     with pytest.raises(InvalidRequest, match=said):
-        clip.CoreClip(Checkpoint.open(tmp_path), CoreText(components=("text_encoder",), clip_type="FLUX")).tokenize("a")
+        core_clip(tmp_path).tokenize("a")
 
 
-def test_mistrals_tokenizer_is_the_same_in_its_own_format(tmp_path: Path) -> None:
-    written, own = tmp_path / "tokenizer.json", tmp_path / "tekken.json"
-    tokenizer = _mistral(["the otter's 3 blue boats", "größer, naïve", "\n\tdef f(x): return x"] * 3)
-    tokenizer.save(str(written))
-    own.write_bytes(tekken(written))
-    again = MistralConverter(str(own)).converted()
-    for text in ("the otter", "[INST]größer boats 33[/INST]", "\n\n f(x) 你"):
-        assert again.encode(text).ids == tokenizer.encode(text).ids
-    written.write_text("{}")
-    with pytest.raises(InvalidRequest, match="cannot be read as Mistral's tokenizer"):
-        tekken(written)
+@pytest.mark.parametrize(
+    ("transformer", "encoders", "said"),
+    [
+        ("Flux2Transformer2DModel", ("Qwen3ForCausalLM",), "is Qwen3ForCausalLM, .* needs Mistral3ForConditionalGen"),
+        ("FluxTransformer2DModel", ("CLIPTextModel",), "text_encoder_2 is missing, .* needs T5EncoderModel there"),
+        ("FluxTransformer2DModel", ("T5EncoderModel", "CLIPTextModel"), "text_encoder is T5EncoderModel"),
+        ("HunyuanVideoTransformer3DModel", ("LlamaModel",), "text_encoder_2 is missing"),
+        ("HunyuanVideoTransformer3DModel", ("Qwen2_5_VLModel", "T5EncoderModel"), "LlamaModel or LlamaForCausalLM or"),
+        ("SD3Transformer2DModel", ("CLIPTextModelWithProjection", "T5EncoderModel"), "text_encoder_2 is T5Enc"),
+        ("ZImageTransformer2DModel", ("Gemma2Model",), "is Gemma2Model, .* needs Qwen3Model or Qwen3ForCausalLM"),
+        (MOCHI, ("UMT5EncoderModel",), "load the text encoders with ComfyUI's own nodes instead"),
+    ],
+)
+def test_a_text_encoder_that_comfyui_would_take_for_another_is_refused(
+    transformer: str, encoders: tuple[str, ...], said: str, tmp_path: Path
+) -> None:
+    names = [f"text_encoder_{i}".removesuffix("_1") for i in range(1, len(encoders) + 1)]
+    index = {name: ["transformers", kind] for name, kind in zip(names, encoders, strict=True)}
+    (tmp_path / "model_index.json").write_text(json.dumps(index | {"transformer": ["diffusers", transformer]}))
+    with pytest.raises(InvalidRequest, match=said):
+        core_clip(tmp_path).tokenize("a dog")
+    with pytest.raises(InvalidRequest, match=said):
+        check_part(Checkpoint.open(tmp_path), 1)
 
 
-def _mistral(texts: list[str]) -> Tokenizer:
-    """A small tokenizer of the kind, as diffusers folders have it."""
-    tokenizer = Tokenizer(models.BPE(ignore_merges=True))
-    words = pre_tokenizers.Split(Regex(r"\p{L}+| ?\p{N}|[^\s\p{L}\p{N}]+|\s+"), behavior="isolated")
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, pre_tokenizers.ByteLevel(False, use_regex=False)])
-    special = ["<unk>", "<s>", "</s>", "[INST]", "[/INST]"]
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    tokenizer.train_from_iterator(
-        texts, trainers.BpeTrainer(special_tokens=special, initial_alphabet=alphabet, vocab_size=300)
-    )
-    return tokenizer
+@pytest.mark.parametrize("name", CASES)
+def test_every_published_text_encoder_is_taken(name: str) -> None:
+    kind, components = CASES[name]
+    texts = [bridge.text for bridge in BRIDGES.values() if isinstance(bridge.text, CoreText)]
+    known = [text.components.values() for text in texts if text.clip_type == kind]
+    assert any(all(pair[0] in classes for pair, classes in zip(components, each, strict=False)) for each in known)

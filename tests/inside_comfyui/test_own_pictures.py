@@ -90,3 +90,29 @@ def test_pictures(name: str, load_whole: Callable[..., Loaded]) -> None:
             assert (pixels - decoded(name, made[sample])).abs().max() < CLOSE
             assert pixels.std() > 0.001
     assert relative_error(made[parallel_sampler], made[ksampler]) < CLOSE
+
+
+@torch.no_grad()
+def test_core_nodes_of_a_vae_of_pictures(load_whole: Callable[..., Loaded]) -> None:
+    loaded, latent = load_whole("dit", ParallelLayout(ulysses=2)), torch.randn(2, 4, 7, 5)
+    for pixels in (
+        core_nodes.VAEDecode().decode(loaded.vae, {"samples": latent})[0],
+        core_nodes.VAEDecodeTiled().decode(loaded.vae, {"samples": latent}, 512, 64)[0],
+    ):
+        assert pixels.shape == (2, 56, 40, 3)
+        assert (pixels - decoded("dit", latent)).abs().max() < CLOSE
+    given, mask = torch.rand(2, 59, 40, 3), torch.zeros(2, 59, 40)
+    mask[:, :30] = 1.0
+    blanked = torch.where(mask[..., None] > 0, torch.full_like(given, 0.5), given)
+    latents = [
+        tiny_vae("dit").encode(whole[:, 1:57].movedim(-1, 1) * 2 - 1).latent_dist.mode() for whole in (given, blanked)
+    ]
+    inpaint = core_nodes.VAEEncodeForInpaint().encode(loaded.vae, given, mask)[0]
+    assert inpaint["noise_mask"].shape == (2, 1, 56, 40)
+    assert relative_error(inpaint["samples"], latents[1]) < CLOSE
+    assert relative_error(latents[0], latents[1]) > 0.1
+    for encoded in (
+        core_nodes.VAEEncode().encode(loaded.vae, given)[0],
+        core_nodes.VAEEncodeTiled().encode(loaded.vae, given, 512, 64)[0],
+    ):
+        assert relative_error(encoded["samples"], latents[0]) < CLOSE

@@ -77,3 +77,19 @@ def test_prompt_to_pixels(load_remote: Callable[..., Loaded], models: Path) -> N
     assert relative_error(pixels, expected.clamp(0, 1).flatten(0, 1)) < 1e-5
     (encoded,) = core_nodes.VAEEncode().encode(loaded.vae, pixels)
     assert encoded["samples"].shape == (1, 16, 1, 6, 5)
+
+
+def test_core_nodes_of_a_vae_of_videos(load_remote: Callable[..., Loaded]) -> None:
+    loaded = load_remote(ParallelLayout(ulysses=2))
+    vae, latent = loaded.client.vae, torch.randn(2, 16, 2, 4, 3, generator=torch.Generator().manual_seed(0))
+    expected = ((vae.decode(latent).sample.detach() + 1) / 2).clamp(0, 1).movedim(1, -1).flatten(0, 1)
+    for pixels in (
+        core_nodes.VAEDecode().decode(loaded.vae, {"samples": latent})[0],
+        core_nodes.VAEDecodeTiled().decode(loaded.vae, {"samples": latent}, 512, 64)[0],
+    ):
+        assert pixels.shape == (2 * 5, 32, 24, 3)
+        assert relative_error(pixels, expected) < 1e-5
+    frames = expected[:5]
+    encoded = vae.encode(frames[None].movedim(-1, 1) * 2 - 1).latent_dist.mode().detach()
+    for node in (core_nodes.VAEEncode().encode, lambda *given: core_nodes.VAEEncodeTiled().encode(*given, 512, 64)):
+        assert relative_error(node(loaded.vae, frames)[0]["samples"], encoded) < 1e-5

@@ -11,7 +11,7 @@ import pytest
 import torch
 from any_folder_name.nodes.vae import ParallelVAEDecode
 from any_folder_name.parallel_backend.errors import InvalidRequest
-from inside_fixtures import Loaded
+from inside_fixtures import Loaded, empty_latent, ksampler, loader_node
 
 import nodes as core_nodes
 
@@ -68,16 +68,50 @@ def test_unusable_latents_and_foreign_vaes_are_refused(loaded: Loaded, latent: d
         _ = loaded.vae.first_stage_model.per_channel_statistics
 
 
-def test_a_checkpoint_without_vae_says_so_when_it_is_used(
-    models: Path, load: Callable[..., Loaded], latent: dict[str, Any]
-) -> None:
-    folder = models / "no vae"
+PARTS = {
+    "none": ({}, "has no VAE; load one with ComfyUI's Load VAE", "has no text encoder; load one"),
+    "other": (
+        {"vae": ["diffusers", "AutoencoderDC"], "text_encoder": ["transformers", "CLIPTextModel"]},
+        "vae AutoencoderDC is not supported, only AutoencoderKLWan; load one with ComfyUI's Load VAE",
+        "text_encoder CLIPTextModel is not supported, only UMT5EncoderModel; load one",
+    ),
+}
+"""By a folder's name: what its index has beside the transformer, and what the uses of VAE and CLIP say."""
+
+
+@pytest.fixture(params=PARTS)
+def part(request: pytest.FixtureRequest, models: Path) -> str:
+    """A checkpoint of which the transformer alone can be used."""
+    folder = models / request.param
     shutil.copytree(models / "tiny" / "transformer", folder / "transformer", dirs_exist_ok=True)
+    for component in PARTS[request.param][0]:
+        (folder / component).mkdir(exist_ok=True)
+        (folder / component / "config.json").write_text("{}")
     index = {"_class_name": "WanPipeline", "transformer": ["diffusers", "WanTransformer3DModel"]}
-    (folder / "model_index.json").write_text(json.dumps(index))
-    loaded = load(name="no vae")
+    (folder / "model_index.json").write_text(json.dumps(index | PARTS[request.param][0]))
+    return str(request.param)
+
+
+def test_a_model_whose_vae_and_text_encoder_cannot_be_used_samples(
+    part: str, load: Callable[..., Loaded], latent: dict[str, Any]
+) -> None:
+    _, vae, text = PARTS[part]
+    loaded = load(name=part)
+    assert torch.equal(ksampler(loaded.model, empty_latent()), ksampler(load().model, empty_latent()))
     for use in (lambda: loaded.vae.decode(latent["samples"]), lambda: loaded.vae.encode(torch.zeros(1, 8, 8, 3))):
-        with pytest.raises(InvalidRequest, match=r"no vae has no VAE; load one"):
+        with pytest.raises(InvalidRequest, match=f"{part}:? {vae}"):
             use()
-    with pytest.raises(InvalidRequest, match="no text encoder"):
+    with pytest.raises(InvalidRequest, match=f"{part}:? {text}"):
         loaded.clip.tokenize("a red circle")
+
+
+def test_what_cannot_be_used_and_is_used_is_refused_by_the_loader(part: str, load: Callable[..., Loaded]) -> None:
+    node = loader_node()
+    node.hidden.prompt = {
+        "7": {"class_type": "ParallelLoader", "inputs": {}},
+        "8": {"class_type": "VAEDecode", "inputs": {"vae": ["7", 2]}},
+    }
+    assert node.execute(part, "fp32", "0,1").args
+    node.hidden.prompt["9"] = {"class_type": "SaveImage", "inputs": {"images": ["8", 0]}}
+    with pytest.raises(InvalidRequest, match=PARTS[part][1]):
+        node.execute(part, "fp32", "0,1")

@@ -15,6 +15,7 @@ import pytest
 import torch
 from any_folder_name.nodes import connection
 from any_folder_name.nodes.connection import Handle
+from any_folder_name.nodes.families.registry import BRIDGES
 from any_folder_name.nodes.latents import fit_scaling, latent_scale
 from any_folder_name.nodes.remote_vae import RemoteVAE
 from any_folder_name.nodes.vae import ParallelVAEDecode
@@ -41,7 +42,8 @@ FRAMES = {"image": None, "flux2": None, "hunyuan_video": 1}
 def write(folder: Path, class_name: str, config: dict[str, Any]) -> Checkpoint:
     """A checkpoint of which only the names and the VAE's config are there."""
     (folder / "vae").mkdir(parents=True, exist_ok=True)
-    index = {"transformer": ["diffusers", "FluxTransformer2DModel"], "vae": ["diffusers", class_name]}
+    family = next(name for name, bridge in BRIDGES.items() if class_name in bridge.vaes)
+    index = {"transformer": ["diffusers", family], "vae": ["diffusers", class_name]}
     (folder / "model_index.json").write_text(json.dumps(index))
     (folder / "vae" / "config.json").write_text(json.dumps(config))
     return Checkpoint.open(folder)
@@ -181,19 +183,17 @@ def test_progress_and_interruption(opened: Open, monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_vae_gives_the_latents_shape_or_the_family_does(tmp_path: Path) -> None:
-    with_vae = write(tmp_path / "own", "AutoencoderKL", {"block_out_channels": [1] * 4})
-    assert latent_scale(with_vae, PICTURES) == replace(PICTURES, channels=4)
-    assert latent_scale(with_vae, VIDEO) == LatentScale(channels=4, spatial=8)
+    with_vae = vae_of(write(tmp_path / "own", "AutoencoderKL", {"block_out_channels": [1] * 4}))
+    assert latent_scale(with_vae, PICTURES, "own") == replace(PICTURES, channels=4)
+    assert latent_scale(with_vae, VIDEO, "own") == LatentScale(channels=4, spatial=8)
     with pytest.raises(InvalidRequest, match="one of videos, and the transformer makes pictures"):
-        latent_scale(write(tmp_path / "video", "AutoencoderKLWan", {}), PICTURES)
-    (tmp_path / "none").mkdir()
-    (tmp_path / "none" / "model_index.json").write_text(json.dumps({"transformer": ["diffusers", "X"]}))
-    assert latent_scale(Checkpoint.open(tmp_path / "none"), VIDEO) == VIDEO
+        latent_scale(vae_of(write(tmp_path / "video", "AutoencoderKLWan", {})), PICTURES, "video")
+    assert latent_scale(None, VIDEO, "none") == VIDEO
 
 
 def process(latent_format: Any, checkpoint: Checkpoint, value: float) -> torch.Tensor:
     """``value`` through ``process_in`` of a format that was fitted; ``process_out`` undoes it."""
-    fit_scaling(latent_format, checkpoint)
+    fit_scaling(latent_format, vae_of(checkpoint), "own")
     latent = torch.full((1, latent_format.latent_channels, *[1] * latent_format.latent_dimensions), value)
     done: torch.Tensor = latent_format.process_in(latent)
     torch.testing.assert_close(latent_format.process_out(done), latent)
@@ -230,7 +230,7 @@ def test_latent_formats_get_the_numbers_of_the_vae(
 def test_what_a_config_leaves_out_is_what_comfyui_has(tmp_path: Path, kind: str, class_name: str) -> None:
     fitted, own = getattr(comfy.latent_formats, kind)(), getattr(comfy.latent_formats, kind)()
     latent = torch.randn(1, own.latent_channels, *[2] * own.latent_dimensions)
-    fit_scaling(fitted, write(tmp_path, class_name, {}))
+    fit_scaling(fitted, vae_of(write(tmp_path, class_name, {})), "own")
     torch.testing.assert_close(fitted.process_in(latent), own.process_in(latent))
 
 
@@ -247,7 +247,7 @@ def test_numbers_that_a_latent_format_cannot_take(
     tmp_path: Path, kind: str, class_name: str, config: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(InvalidRequest, match=words):
-        fit_scaling(getattr(comfy.latent_formats, kind)(), write(tmp_path, class_name, config))
+        fit_scaling(getattr(comfy.latent_formats, kind)(), vae_of(write(tmp_path, class_name, config)), "own")
 
 
 def test_a_latent_too_small_to_be_mirrored(opened: Open) -> None:

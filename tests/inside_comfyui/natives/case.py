@@ -54,13 +54,14 @@ class Case:
         taken = takes(BRIDGES[self.transformer].native, self.unet)
         return taken and comfy.model_detection.model_config_from_unet_config(dict(self.unet)) is not None
 
-    def native(self, seed: int = 0) -> comfy.model_patcher.ModelPatcher:
+    def native(self, seed: int = 0, dtype: torch.dtype = torch.float32) -> comfy.model_patcher.ModelPatcher:
         """ComfyUI's own model, and nothing of ours; weights are such that no part is lost in rounding."""
         random = seeded(seed)
-        model = comfy.model_detection.model_config_from_unet_config(dict(self.unet)).get_model({})
+        core = comfy.model_detection.model_config_from_unet_config(dict(self.unet))
+        core.set_inference_dtype(dtype, None)
+        model = core.get_model({})
         module = model.diffusion_model
         module.load_state_dict({name: _weight(name, tensor, random) for name, tensor in module.state_dict().items()})
-        module.float().dtype = torch.float32
         cpu = torch.device("cpu")
         return comfy.model_patcher.ModelPatcher(model, load_device=cpu, offload_device=cpu)
 

@@ -1,0 +1,117 @@
+"""Flux.2's text encoder from a diffusers folder: the tokenizer in Mistral's own format, and ComfyUI's own model."""
+
+import inspect
+import json
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import comfy.text_encoders.flux
+import comfy.text_encoders.llama
+import pytest
+import torch
+from any_folder_name.nodes.clip import CoreClip
+from any_folder_name.nodes.families.flux2 import Flux2
+from any_folder_name.nodes.tekken import tekken
+from any_folder_name.parallel_backend.checkpoint import Checkpoint
+from any_folder_name.parallel_backend.errors import InvalidRequest
+from inside_fixtures import relative_error
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors, trainers
+from transformers import Mistral3Config, Mistral3ForConditionalGeneration, PreTrainedTokenizerFast
+from transformers.integrations.mistral import MistralConverter
+
+TEXTS = ["the otter's 3 blue boats", "größer, naïve", "\n\tdef f(x): return x"] * 3
+SPECIAL = ["<unk>", "<s>", "</s>", "[INST]", "[/INST]", *(f"[{i}]" for i in range(5, 11)), "<pad>"]
+SPECIAL += ["[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"]
+"""Those with a meaning to ComfyUI have their published number, but for the last two."""
+START = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+WORDS = 320
+WIDTH = 5120
+"""ComfyUI knows the model by it."""
+SMALL = {"intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16}
+LAYERS = 31
+"""One more than ComfyUI takes of a model that has not all 40: transformers norms what the last one gives."""
+
+
+def written(folder: Path) -> Tokenizer:
+    """A small tokenizer of the kind, as diffusers folders have it."""
+    tokenizer = Tokenizer(models.BPE(ignore_merges=True))
+    words = pre_tokenizers.Split(Regex(r"\p{L}+| ?\p{N}|[^\s\p{L}\p{N}]+|\s+"), behavior="isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, pre_tokenizers.ByteLevel(False, use_regex=False)])
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(special_tokens=SPECIAL, initial_alphabet=alphabet, vocab_size=WORDS)
+    tokenizer.train_from_iterator(TEXTS, trainer)
+    tokenizer.post_processor = START
+    folder.mkdir()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return tokenizer
+
+
+def test_the_tokenizer_is_the_same_in_mistrals_own_format(tmp_path: Path) -> None:
+    tokenizer, own = written(tmp_path / "tokenizer"), tmp_path / "tekken.json"
+    own.write_bytes(tekken(tmp_path / "tokenizer" / "tokenizer.json"))
+    again = MistralConverter(str(own)).converted()
+    for text in ("the otter", "[INST]größer boats 33[/INST]", "\n\n f(x) 你"):
+        assert again.encode(text, add_special_tokens=False).ids == tokenizer.encode(text, add_special_tokens=False).ids
+    (tmp_path / "tokenizer" / "tokenizer.json").write_text("{}")
+    with pytest.raises(InvalidRequest, match="cannot be read as Mistral's tokenizer"):
+        tekken(tmp_path / "tokenizer" / "tokenizer.json")
+
+
+def write(folder: Path) -> tuple[Tokenizer, Mistral3ForConditionalGeneration]:
+    """A folder of Flux.2 with a small text encoder and its tokenizer, and both as transformers has them."""
+    torch.manual_seed(0)
+    config = Mistral3Config(
+        text_config={
+            "model_type": "mistral", "hidden_size": WIDTH, "num_hidden_layers": LAYERS, "vocab_size": WORDS,
+            "rms_norm_eps": 1e-5, "rope_theta": 1e9, **SMALL,
+        },
+        vision_config={
+            "model_type": "pixtral", "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1,
+            "num_attention_heads": 1,
+        },
+    )  # fmt: skip
+    encoder = Mistral3ForConditionalGeneration(config).eval().requires_grad_(False)
+    encoder.save_pretrained(folder / "text_encoder")
+    index = {
+        "transformer": ["diffusers", "Flux2Transformer2DModel"],
+        "text_encoder": ["transformers", "Mistral3ForConditionalGeneration"],
+    }
+    (folder / "model_index.json").write_text(json.dumps(index))
+    return written(folder / "tokenizer"), encoder
+
+
+def converted(folder: Path, data: torch.Tensor) -> dict[str, Any]:
+    """The tokenizer that ComfyUI makes of its data with transformers 4, by the converter of transformers 5."""
+    (folder / "tekken.json").write_bytes(data.numpy().tobytes())
+    tokenizer = MistralConverter(str(folder / "tekken.json")).converted()
+    tokenizer.post_processor = START
+    return {"tokenizer_object": tokenizer}
+
+
+def test_a_prompt_is_transformers_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not hasattr(comfy.text_encoders.flux, "Flux2Tokenizer"):
+        pytest.skip("this version of ComfyUI does not know the text encoder")
+
+    @dataclass
+    class Small(comfy.text_encoders.llama.Mistral3Small24BConfig):  # type: ignore[misc]
+        vocab_size: int = WORDS
+        intermediate_size: int = SMALL["intermediate_size"]
+        num_attention_heads: int = SMALL["num_attention_heads"]
+        num_key_value_heads: int = SMALL["num_key_value_heads"]
+        head_dim = SMALL["head_dim"]
+
+    monkeypatch.setattr(comfy.text_encoders.llama, "Mistral3Small24BConfig", Small)
+    if "vocab" not in inspect.signature(MistralConverter).parameters:  # ComfyUI 0.8.0 fails with transformers 5
+        monkeypatch.setattr(comfy.text_encoders.flux, "load_mistral_tokenizer", partial(converted, tmp_path))
+        monkeypatch.setattr(comfy.text_encoders.flux, "LlamaTokenizerFast", PreTrainedTokenizerFast)
+    tokenizer, encoder = write(tmp_path)
+    clip: Any = CoreClip(Checkpoint.open(tmp_path), Flux2.text)
+    prompt = "the otter's (blue:1.3) boats 3 größer"
+    ours = clip.encode_from_tokens(clip.tokenize(prompt))
+    ids = torch.tensor([tokenizer.encode(clip.tokenizer.llama_template.format(prompt)).ids])
+    states = encoder(input_ids=ids, output_hidden_states=True).hidden_states
+    wanted = torch.cat([states[layer] for layer in (10, 20, 30)], dim=-1)
+    assert ours.shape == wanted.shape
+    assert relative_error(ours, wanted) < 1e-4
