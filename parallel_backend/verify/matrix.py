@@ -76,11 +76,15 @@ def named() -> Iterator[Cell]:
 def ci() -> Iterator[Cell]:
     """What CI runs."""
     for class_name, name in variants():
-        first = name == next(kind for family, kind in variants() if family == class_name)
-        yield from _cells(class_name, name, (*CI, *CI_FIRST) if first else CI)
-        if first:
+        yield from _cells(class_name, name, (*CI, *CI_FIRST) if first(class_name, name) else CI)
+        if first(class_name, name):
             yield from _even_cells(class_name, name, CI_EVEN)
             yield from _few_cells(class_name, name, FEW[1:])
+
+
+def first(class_name: str, name: str) -> bool:
+    """Whether a variant is the first of its family."""
+    return name == next(kind for family, kind in variants() if family == class_name)
 
 
 def _even_cells(class_name: str, name: str, layouts: Iterable[str]) -> Iterator[Cell]:
