@@ -27,6 +27,7 @@ def refusal(client: ComfyClient, refused: Prompt) -> str:
     return str(caught.value)
 
 
+@pytest.mark.newest
 def test_samplers_ranks_and_layouts_give_one_picture(client: ComfyClient) -> None:
     # The most ranks first: smaller layouts then use some of them, and no set of ranks is started again.
     widest = prompt(layout={"ulysses": 3}, devices="0,1,2", length=5)

@@ -13,10 +13,14 @@ from any_folder_name.parallel_backend.errors import InvalidRequest
 from any_folder_name.parallel_backend.layout import ParallelLayout
 from comfy.model_detection import detect_unet_config
 from inside_fixtures import ksampler, native_case, parallel_sampler, relative_error
-from natives import CASES, HEAVY, wan
+from natives import CASES, FIRST, HEAVY, wan
 
 CLOSE = 1e-4
-KNOWN = [pytest.param(name, marks=pytest.mark.newest if name in HEAVY else ()) for name in CASES if CASES[name].known()]
+KNOWN = [
+    pytest.param(name, marks=pytest.mark.newest if name in HEAVY or name not in FIRST else ())
+    for name in CASES
+    if CASES[name].known()
+]
 
 
 @pytest.mark.parametrize("name", CASES)
