@@ -25,6 +25,7 @@ class Row:
         ours: whether it is a layout of ours, and not a peer.
         seconds: median of its steps; ``all_seconds``: each of them, by round.
         speedup: median over the rounds of one process's seconds by its own.
+        fastest: one process's fastest step by its own: what is left where other work slows the cores now and then.
         against_best: the same with the seconds of the fastest peer on several ranks; None without one.
         max_rel_error: of the prediction, against that of one process.
         sent_bytes: by rank, in a step.
@@ -35,6 +36,7 @@ class Row:
     seconds: float
     all_seconds: tuple[float, ...]
     speedup: float
+    fastest: float
     against_best: float | None
     max_rel_error: float
     sent_bytes: tuple[int, ...]
@@ -127,6 +129,7 @@ def _row(name: str, firsts: Mapping[str, First], seconds: Mapping[str, Sequence[
         seconds=statistics.median(seconds[name]),
         all_seconds=tuple(seconds[name]),
         speedup=_ratio(seconds[ONE.name], seconds[name]),
+        fastest=min(seconds[ONE.name]) / min(seconds[name]),
         against_best=None if best is None else _ratio(seconds[best], seconds[name]),
         max_rel_error=float((own.prediction - wanted).abs().max() / wanted.abs().max()),
         sent_bytes=own.sent,
