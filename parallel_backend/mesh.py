@@ -38,6 +38,7 @@ class DeviceMesh:
     """Ranks ``0 .. layout.ranks - 1`` as a grid with the axes of ``layout.AXES``, the last the fastest.
 
     Attributes:
+        number: tells it from other meshes, alike on all ranks.
         axes: this rank's line along every axis.
         sequence: the ranks that share out the tokens of one row: ``ring`` and ``ulysses`` as one axis.
         weights: the same ranks with a group of their own, where they share weights: what runs on one group runs one
@@ -46,6 +47,7 @@ class DeviceMesh:
     """
 
     layout: ParallelLayout
+    number: int
     axes: dict[str, Axis]
     sequence: Axis
     weights: Axis | None
@@ -59,7 +61,7 @@ class DeviceMesh:
             dist.destroy_process_group(group)
 
 
-def create(layout: ParallelLayout, *, rank: int, timeout: timedelta) -> DeviceMesh | None:
+def create(layout: ParallelLayout, *, rank: int, timeout: timedelta, number: int = 0) -> DeviceMesh | None:
     """Make the groups of a layout; None on a rank that the layout leaves idle.
 
     Collective over the whole world: ``torch.distributed`` wants every rank, idle ones too, at the making of
@@ -79,7 +81,8 @@ def create(layout: ParallelLayout, *, rank: int, timeout: timedelta) -> DeviceMe
     if whole is None:
         return None
     sequence = axes.pop("sequence", axes["ring"] if layout.ring > 1 else axes["ulysses"])
-    return DeviceMesh(layout=layout, weights=axes.pop("weights", None), axes=axes, sequence=sequence, whole=whole)
+    weights = axes.pop("weights", None)
+    return DeviceMesh(layout=layout, number=number, weights=weights, axes=axes, sequence=sequence, whole=whole)
 
 
 def _lines(name: str, grid: Grid, rank: int, timeout: timedelta) -> dict[str, Axis]:

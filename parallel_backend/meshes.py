@@ -25,6 +25,7 @@ class Meshes:
     ) -> None:
         self._rank, self._world_size, self._timeout, self._in_use = rank, world_size, timeout, in_use
         self._made: dict[ParallelLayout, DeviceMesh | None] = {}
+        self._number = 0
 
     def get(self, layout: ParallelLayout) -> DeviceMesh | None:
         """The mesh of a layout; None on a rank that it leaves idle. See ``mesh.create``."""
@@ -32,7 +33,8 @@ class Meshes:
             self._made[layout] = self._made.pop(layout)  # the last one is the one used last
         else:
             self._make_room()
-            self._made[layout] = mesh.create(layout, rank=self._rank, timeout=self._timeout)
+            self._number += 1
+            self._made[layout] = mesh.create(layout, rank=self._rank, timeout=self._timeout, number=self._number)
         return self._made[layout]
 
     def _make_room(self) -> None:

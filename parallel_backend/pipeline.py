@@ -10,7 +10,7 @@ import torch
 
 from . import loading
 from .checkpoint import Checkpoint
-from .collectives import all_of
+from .collectives import agree, all_of
 from .experts import HIGH, LOW
 from .mesh import DeviceMesh
 from .messages import LoadedModel
@@ -20,6 +20,9 @@ from .payload import NAMES
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+_NOWHERE = -1
+"""The number of no mesh."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,14 +89,19 @@ class Pipeline:
         return self._part(name, lambda: loading.load_transformer(self.checkpoint, self.dtype, self.device, mesh, name))
 
     def agree(self, mesh: DeviceMesh) -> None:
-        """Forget transformers of which another rank that holds a part has lost its own, for want of memory, say.
+        """Forget transformers whose parts are not on the groups of one mesh on all ranks that hold them.
 
-        Collective over the ranks that hold the parts of one: they load together again, on the groups of one mesh.
+        It is so where another rank has lost its own, for want of memory, say, or loaded other weights meanwhile, which
+        a layout without this rank had it do. Collective over those ranks: they load together again.
         """
-        if Held.on(mesh).whole:
+        held, tensor, sequence = Held.on(mesh), mesh.axes["tensor"], mesh.sequence
+        if held.whole:
             return
         for name in (HIGH, LOW):
-            if not all_of(all_of(name in self._parts, mesh.axes["tensor"]), mesh.sequence):
+            here = name in self._parts and self._held[name] == held
+            number = self._meshes[name].number if here else _NOWHERE
+            first = agree(agree(number, tensor), sequence)
+            if not all_of(all_of(number == first != _NOWHERE, tensor), sequence):
                 self._parts.pop(name, None)
 
     def meshes(self) -> list[DeviceMesh]:

@@ -129,6 +129,18 @@ def test_a_rank_that_lost_its_part_loads_it_together_with_the_others(pools, chec
     assert all(requests.relative_error(got, wanted) < 1e-5 for _, got, *_ in by_rank[0])
 
 
+@pytest.mark.parametrize("cut", [("tensor=2 ring=2", "tensor=2 ulysses=2"), ("tensor=2 ulysses=2", "cfg=2 tensor=2")])
+def test_a_rank_that_kept_its_part_loads_it_together_with_the_others(pools, checkpoints, cut):
+    """``ring=3`` leaves rank 3 idle, whose part stays on the groups of a mesh that the others no longer use."""
+    path = checkpoints(heads=4)
+    two = Case(batch=1, texts=(9, 4))
+    requested = [requests.forward(requests.spec(path, layout), two) for layout in (cut[0], "ring=3", cut[1])]
+    by_rank = pools(4).run(walk, requested, 8)
+    assert all(error is None for seen in by_rank for error, *_ in seen)
+    wanted = requests.stock_forward(tiny.Tiny(heads=4), two.latent, two.timestep, two.text(0))
+    assert all(requests.relative_error(got, wanted) < 1e-5 for _, got, *_ in by_rank[0])
+
+
 def test_it_goes_once_the_model_is_unloaded(pools, checkpoints):
     path = checkpoints(heads=3)
     tensor = requests.spec(path, "tensor=2")
