@@ -27,6 +27,10 @@ class Attention(Protocol):
     ) -> Tensor: ...
 
 
+Route = tuple[nn.Module, Attention, bool]
+"""A module, its seam, and whether it asks for attention once for each sample."""
+
+
 class _Route(TorchFunctionMode):
     def __init__(self, attention: Attention, each_sample: bool) -> None:
         super().__init__()
@@ -78,12 +82,8 @@ class Routed:
 
 
 @contextmanager
-def routed(sites: Iterable[tuple[nn.Module, Attention, bool]]) -> Iterator[None]:
-    """Send the attention of modules through seams, and give them their own ``forward`` back at the end.
-
-    Args:
-        sites: per module its seam, and whether it asks for attention once for each sample.
-    """
+def routed(sites: Iterable[Route]) -> Iterator[None]:
+    """Send the attention of modules through seams, and give them their own ``forward`` back at the end."""
     wrapped: list[nn.Module] = []
     try:
         for module, attention, each_sample in sites:

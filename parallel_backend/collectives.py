@@ -1,5 +1,6 @@
 """The two ways in which ranks talk during a request. All sizes are known on both sides beforehand."""
 
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -15,6 +16,7 @@ Parts = Sequence[Tensor]
 Place = tuple[int, Tensor]
 """A tensor, and the place on the axis of the rank that it comes from or goes to."""
 
+_MOST_LEAVING = 8
 _ALIGN = 16
 """Bytes to which tensors are aligned in the shared buffer, so that each can be viewed in its own dtype."""
 
@@ -83,6 +85,37 @@ def _exchange(sent: Iterable[Place], received: Iterable[Place], axis: Axis) -> l
     ]
     works: list[dist.Work] = dist.batch_isend_irecv(ops) if ops else []
     return works
+
+
+def send(tensor: Tensor, axis: Axis, to: int) -> Sequence[Work]:
+    """Start to send a tensor to one rank of the axis; see ``start``."""
+    return start([[tensor] if i == to else [] for i in range(axis.size)], [], axis)
+
+
+def receive(tensor: Tensor, axis: Axis, source: int) -> Sequence[Work]:
+    """Start to receive a tensor from one rank of the axis; see ``start``."""
+    return start([], [[tensor] if i == source else [] for i in range(axis.size)], axis)
+
+
+class Leaving:
+    """Tensors on their way to others, each kept until it has left, and no more than some at a time.
+
+    Whoever takes them in must not wait for more of this rank meanwhile than what is on its way.
+    """
+
+    def __init__(self) -> None:
+        self._on_the_way: deque[tuple[Sequence[Work], Tensor]] = deque()
+
+    def send(self, tensor: Tensor, axis: Axis, to: int) -> None:
+        """Start to send a tensor; waits for older ones to leave where there are many."""
+        self._on_the_way.append((send(tensor, axis, to), tensor))
+        if len(self._on_the_way) > _MOST_LEAVING:
+            wait(self._on_the_way.popleft()[0])
+
+    def finish(self) -> None:
+        """Wait until all have left."""
+        while self._on_the_way:
+            wait(self._on_the_way.popleft()[0])
 
 
 def all_gather(own: Tensor, shapes: Sequence[Sequence[int]], axis: Axis) -> list[Tensor]:

@@ -5,17 +5,16 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from . import seam
-from .attention import Attention, routed
+from . import stages
+from .attention import routed
 from .collectives import gather, join
 from .experts import Experts
 from .geometry import IMAGE, LATENT, TIMESTEP, common
 from .kernels import Kernel
 from .mesh import DeviceMesh
-from .models import Family
-from .state import State
 from .strategies import BatchSplit, TokenSplit
 from .validation import Denoising
+from .views import Everything
 
 Inputs = Mapping[str, Tensor]
 
@@ -33,7 +32,12 @@ class Denoiser:
         self.place = plan.layout.coordinates(mesh.whole.index)
         self.branches = BatchSplit.branches(mesh, plan.branches, self.place)
         self._common = common(plan.extents)
-        self._splits = [TokenSplit.of(extent.streams, mesh.sequence) for extent in plan.extents]
+        self.boundary = stages.Boundary(mesh.axes["pipe"], mesh.boundaries or ())
+        weights = [1.0] * mesh.sequence.size
+        if plan.layout.stale:
+            weights = [speed for speed in mesh.speeds("ring") for _ in range(plan.layout.ulysses)]
+        self._splits = [TokenSplit.weighted(extent.streams, mesh.sequence, weights) for extent in plan.extents]
+        self.everything = Everything(mesh, self._splits)
 
     def samples(self, branch: int) -> slice:
         """The samples of a branch that this rank computes."""
@@ -45,16 +49,25 @@ class Denoiser:
             if inputs[LATENT].shape[0]:
                 self.experts.at(inputs[TIMESTEP])
 
-    def shards(self, branches: Mapping[int, Inputs]) -> dict[int, Tensor]:
+    def shards(self, branches: Mapping[int, Inputs], view: Everything | None = None) -> dict[int, Tensor]:
         """Predict this rank's tokens ``[own samples, own tokens, values]`` of each of its branches.
 
-        ``branches`` holds the inputs of this rank's samples. Rows of equal shapes and places run as one batch.
+        ``branches`` holds the inputs of this rank's samples; attention sees what ``view`` says, without it everything.
+        Rows of equal shapes and places run as one batch, unless there are stages, which work on one row each. Only the
+        last of them predicts; the others have no tokens.
         """
+        view = view or self.everything
         predicted: dict[int, Tensor] = {}
-        for group in _alike(branches):
+        if self.boundary.axis.size > 1:
+            predicted = {
+                i: join([self._predict(row, i, view) for row in rows(inputs)]) for i, inputs in branches.items()
+            }
+            self.boundary.finish()
+            return predicted
+        for group in alike(branches):
             batch = {name: join([branches[i][name] for i in group]) for name in branches[group[0]]}
             sizes = [branches[i][LATENT].shape[0] for i in group]
-            predicted.update(zip(group, torch.split(self._predict(batch, group[0]), sizes), strict=True))
+            predicted.update(zip(group, torch.split(self._predict(batch, group[0], view), sizes), strict=True))
         return {i: predicted[i] for i in branches}
 
     def comparable(self, shards: Mapping[int, Tensor]) -> Tensor:
@@ -87,29 +100,26 @@ class Denoiser:
         ]
         return {i: self._assemble(i, parts, plans) for i in range(self.plan.branches)}
 
-    def _predict(self, inputs: Inputs, branch: int) -> Tensor:
-        split, extent = self._splits[branch], self.plan.extents[branch]
+    def _predict(self, inputs: Inputs, branch: int, view: Everything) -> Tensor:
+        split, extent = view.splits[branch], self.plan.extents[branch]
         if not inputs[LATENT].shape[0]:
-            own = split.streams[IMAGE].sizes[split.axis.index]
+            own = split.streams[IMAGE].sizes[split.axis.index] if self.boundary.last else 0
             return self._empty().view(0, own, extent.values)
         self.on_forward()
         family = self.experts.at(inputs[TIMESTEP])
         state = family.embed(inputs)
         lengths = {name: tokens.shape[1] for name, tokens in state.streams.items()}
         assert lengths == dict(extent.streams), f"embed made streams of {lengths}, and {extent.streams} were planned"
-        with routed(self._sites(family, state, split)):
-            state = family.run(split.shard(state))
-        return family.head(state)
-
-    def _sites(self, family: Family, state: State, split: TokenSplit) -> list[tuple[torch.nn.Module, Attention, bool]]:
-        """What goes through the seam: nothing where the modules' own attention is all that is wanted."""
-        if split.axis.size == 1 and not state.masks and self.kernel.stock:
-            return []
-        seams = {
-            streams: seam.attention(self.mesh, split, streams, state.masks, self.kernel)
-            for streams in {site.streams for site in family.attentions}
-        }
-        return [(site.module, seams[site.streams], site.each_sample) for site in family.attentions]
+        state = split.shard(state)
+        if not self.boundary.first:
+            arriving = self.boundary.expect(stages.shapes(state), state.streams[IMAGE])
+            state = state.with_streams(**arriving.wait())
+        with routed(view.routes(family, branch, state.masks, self.kernel)):
+            state = family.run(state)
+        if self.boundary.last:
+            return family.head(state)
+        self.boundary.send(state.streams)
+        return self._empty().view(len(inputs[LATENT]), 0, extent.values)
 
     def _empty(self) -> Tensor:
         family = self.experts.current
@@ -118,7 +128,7 @@ class Denoiser:
     def _shard_shapes(self, rank: int) -> dict[int, torch.Size]:
         """What a rank sends to rank 0: of ranks with the same tokens, the first does."""
         place = self.plan.layout.coordinates(rank)
-        if place["tensor"]:
+        if place["tensor"] or place["pipe"] != self.boundary.axis.size - 1:
             return {}
         shapes = {}
         for i in BatchSplit.branches(self.mesh, self.plan.branches, place):
@@ -139,7 +149,13 @@ class Denoiser:
         return self.experts.current.unpatchify(tokens, self.plan.latents[branch][2:])
 
 
-def _alike(branches: Mapping[int, Inputs]) -> list[list[int]]:
+def rows(inputs: Inputs) -> list[dict[str, Tensor]]:
+    """The inputs of each sample by itself; all of them, if there is none."""
+    batch = max(1, len(inputs[LATENT]))
+    return [{name: tensor[i : i + 1] for name, tensor in inputs.items()} for i in range(batch)]
+
+
+def alike(branches: Mapping[int, Inputs]) -> list[list[int]]:
     """Branches of equal shapes, whose tokens are at equal places: a batch has one table of positions."""
     groups: list[list[int]] = []
     for i, inputs in branches.items():

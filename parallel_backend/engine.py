@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Generic, TypeVar
@@ -32,8 +32,9 @@ from .messages import (
     Unload,
 )
 from .models import Family, family_of
+from .pipefusion import PipeFusion
 from .pipeline import Pipeline, free
-from .sampling import Report, SampleLoop
+from .sampling import Report, SampleLoop, Setting
 from .vaes import VAE, vae_of
 from .validation import Denoising, check_forward, check_sample, first_not_finite, first_outside, split_names
 from .wire import TensorMeta
@@ -92,7 +93,7 @@ class Engine:
         self.rank, self.world_size, self.device, self.timeout = rank, world_size, device, timeout
         self.steps = 0
         self._pipelines: dict[_Key, Pipeline] = {}
-        self._meshes = Meshes(rank=rank, world_size=world_size, timeout=timeout, in_use=self._meshes_in_use)
+        self._meshes = Meshes(rank, world_size, device, timeout=timeout, in_use=self._meshes_in_use)
 
     def handle(
         self,
@@ -144,13 +145,17 @@ class Engine:
         own = {
             i: {name: tensor[denoiser.samples(i)] for name, tensor in branches[i].items()} for i in denoiser.branches
         }
-        wanted = call.message.measure or call.message.timed
         denoiser.load(own)
-        measured = traffic.Measured(denoiser.mesh.whole, self.device, count=call.message.measure)
-        with measured if wanted else nullcontext():
+        with self._measured(call.message, denoiser.mesh) as measured:
             predictions = denoiser.gather(denoiser.shards(own))
         done = {str(i): prediction.cpu() for i, prediction in predictions.items()}
-        return done | (measured.of_all_ranks() if wanted else {})
+        return done | (measured.of_all_ranks() if measured else {})
+
+    def _measured(self, message: Forward | Sample, mesh: DeviceMesh) -> AbstractContextManager[traffic.Measured | None]:
+        """What takes the time and counts the bytes of a message that asks for it."""
+        if not (message.measure or message.timed):
+            return nullcontext()
+        return traffic.Measured(mesh.whole, self.device, count=message.measure)
 
     def _sample(self, call: _Call[Sample]) -> Tensors:
         pipeline = self._pipeline(call.message.model)
@@ -158,8 +163,14 @@ class Engine:
         denoiser, shared = self._denoiser(call, plan, pipeline)
         if denoiser is None:
             return {}
-        loop = SampleLoop(denoiser, call.message, shared, report=call.report, cancelled=call.cancelled)
-        return {name: tensor.cpu() for name, tensor in loop.run().items()}
+        setting = Setting(denoiser, call.message, shared)
+        if call.message.measure or call.message.timed:
+            setting.load()
+        kind = PipeFusion if plan.layout.pipe > 1 else SampleLoop
+        with self._measured(call.message, denoiser.mesh) as measured:
+            loop = kind(setting, report=call.report, cancelled=call.cancelled)
+            done = {name: tensor.cpu() for name, tensor in loop.run().items()}
+        return done | (measured.of_all_ranks() if measured else {})
 
     def _encode_text(self, call: _Call[EncodeText]) -> Tensors:
         if call.tensors is None:
@@ -204,7 +215,7 @@ class Engine:
         for name in (HIGH, LOW):
             if name == HIGH or name in pipeline.checkpoint.components:
                 pipeline.check(name)
-        devices = self._meshes.get(plan.layout)
+        devices = self._meshes.get(plan.layout.cut)
         if devices is None:
             return None, {}
         heads = {site.head_dim for site in plan.geometry.sites}

@@ -31,10 +31,13 @@ class Experts:
 
         The switch is that of diffusers' ``WanPipeline``.
         """
-        name = LOW if self._boundary is not None and bool(timestep.max() < self._boundary) else HIGH
         self._current = None  # so that it can make room for the other
-        self._current = self._load(name)
+        self._current = self._load(self.name(timestep))
         return self._current
+
+    def name(self, timestep: Tensor) -> str:
+        """The component that ``at`` would give."""
+        return LOW if self._boundary is not None and bool(timestep.max() < self._boundary) else HIGH
 
     def apart(self, tensors: Mapping[str, Tensor]) -> bool:
         """Whether the timesteps of a ``Forward`` ask for both transformers in one call."""

@@ -53,6 +53,7 @@ class Geometry:
     Attributes:
         channels: of the latent; ``out_channels``: of the prediction.
         patch: sizes of a patch along the latent's dims after the channels.
+        layers: blocks that have weights.
         sites: all attention that passes the seam; ``sums``: all that tensor parallelism sums.
         positions: patches along one axis that the model has positions for; None if there is no such limit.
     """
@@ -60,9 +61,14 @@ class Geometry:
     channels: int
     out_channels: int
     patch: tuple[int, ...]
+    layers: int
     sites: tuple[Site, ...]
     sums: tuple[Sum, ...]
     positions: int | None = None
+
+    def width(self, stream: str) -> int:
+        """Values of a token between blocks: as many as those of a row-parallel layer's output."""
+        return max(total.width for total in self.sums if total.tokens == stream)
 
     def grid(self, size: Sequence[int]) -> tuple[int, ...]:
         """Patches along each dim of a latent of that size, which is padded up to whole patches."""

@@ -1,30 +1,39 @@
 """``ParallelLayout``: how many ranks each way of splitting the work gets."""
 
 import math
+import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 from .errors import InvalidRequest
 
 AXES: tuple[str, ...] = ("data", "cfg", "pipe", "ring", "ulysses", "tensor")
 """Mesh axes from the outermost to the innermost: neighbours on the right talk the most."""
 
-BUILT: tuple[str, ...] = ("data", "cfg", "ring", "ulysses", "tensor")
-"""Axes that may have a degree above 1 today."""
-
 SHARD_WEIGHTS = "shard_weights"
 ONE_RANK = "one rank"
+STALE: tuple[str, ...] = ("", "previous", "none")
+"""What the ranks of ``ring`` see of one another's keys and values: all, those of the step before, or nothing."""
+OPTIONS: dict[str, int] = {"patches": 0, "warmup": 1}
+"""Numbers of a layout that are no degrees, and what they are when they are not given."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelLayout:
     """Degrees per axis; their product is the number of ranks used.
 
-    ``shard_weights`` has the ranks of ``ring`` and ``ulysses`` share one copy of the weights among them.
+    Attributes:
+        shard_weights: whether the ranks of ``ring`` and ``ulysses`` share one copy of the weights among them.
+        patches: pieces of the latent that ``pipe`` streams; 0 for twice as many as it has stages.
+        stale: one of ``STALE``. Anything but the first is approximate, as ``pipe`` is in a step loop.
+        warmup: steps at the start of a loop that are exact all the same.
+        balance: how fast the stages of ``pipe``, or the patches of a stale ``ring``, are computed, relative to one
+            another; empty for what is measured.
 
     Raises:
-        InvalidRequest: a degree is not a whole number of at least 1, its axis is not built yet, or nobody is there
-            to share weights with.
+        InvalidRequest: a number is none that there can be, or an option is of no use to the axes; any ``warmup`` may
+            stay.
     """
 
     data: int = 1
@@ -34,21 +43,74 @@ class ParallelLayout:
     ulysses: int = 1
     tensor: int = 1
     shard_weights: bool = False
+    patches: int = OPTIONS["patches"]
+    stale: str = STALE[0]
+    warmup: int = OPTIONS["warmup"]
+    balance: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         for axis, degree in self.degrees.items():
-            if not isinstance(degree, int) or isinstance(degree, bool) or degree < 1:
+            if not _whole(degree) or degree < 1:
                 raise InvalidRequest(f"layout {axis}={degree!r}: a degree is a whole number of at least 1")
-            if degree > 1 and axis not in BUILT:
-                raise InvalidRequest(
-                    f"layout {axis}={degree}: this strategy is not built yet; "
-                    f"degrees above 1 work for {', '.join(BUILT)}"
-                )
+        for name in OPTIONS:
+            if not _whole(getattr(self, name)) or getattr(self, name) < 0:
+                raise InvalidRequest(f"layout {name}={getattr(self, name)!r}: a whole number of at least 0 works")
+        if self.stale not in STALE:
+            known = ", ".join(filter(None, STALE))
+            raise InvalidRequest(f"layout stale={self.stale!r}: {known} would work, or none of it, which is exact")
 
-        if self.shard_weights and self.sequence == 1:
+        if any(not math.isfinite(speed) or speed <= 0 for speed in self.balance):
+            raise InvalidRequest(f"layout {_balance(self)}: speeds are numbers above 0, such as balance=2:1")
+        self._check_combination()
+        self._check_balance()
+
+    def _check_combination(self) -> None:
+        refusals = (
+            (
+                self.stale and self.ring == 1,
+                "stale keys and values are those of the other ranks of ring, whose degree is 1; raise it, as in "
+                f'"ring=2 stale={self.stale}"',
+            ),
+            (
+                self.stale and self.pipe > 1,
+                "the stages of pipe have a way of their own to reuse keys and values; leave out "
+                f"stale={self.stale}, or pipe={self.pipe}",
+            ),
+            (
+                self.warmup == 0 and self.approximate and self.stale != "none",
+                "the first step has no keys and values of a step before it; warmup of at least 1 would work",
+            ),
+            (
+                self.patches and self.pipe == 1,
+                "patches are what the stages of pipe stream, whose degree is 1; raise it, as in "
+                f'"pipe=2 patches={self.patches}"',
+            ),
+            (
+                self.pipe > 1 and (self.shard_weights or self.tensor > 1),
+                f"the stages of pipe={self.pipe} hold a part of the weights each already; leave out shard_weights and "
+                "tensor, and use ulysses or ring beside pipe",
+            ),
+            (
+                self.shard_weights and self.sequence == 1,
+                "the ranks of ring and ulysses are those that share weights, and both degrees are 1; raise one of "
+                'them, as in "ulysses=2 shard_weights"',
+            ),
+        )
+        for refused, reason in refusals:
+            if refused:
+                raise InvalidRequest(f'layout "{self}": {reason}')
+
+    def _check_balance(self) -> None:
+        if self.balance and not self.approximate:
             raise InvalidRequest(
-                f'layout "{self}": the ranks of ring and ulysses are those that share weights, and both degrees are 1; '
-                'raise one of them, as in "ulysses=2 shard_weights"'
+                f'layout "{self}": balance is how fast the stages of pipe, or the patches of a stale ring, are; leave '
+                "it out, or raise pipe"
+            )
+        axis = "pipe" if self.pipe > 1 else "ring"
+        if self.balance and len(self.balance) != self.degrees[axis]:
+            raise InvalidRequest(
+                f"layout {_balance(self)} has {len(self.balance)} speeds and {axis}={self.degrees[axis]}: give one for "
+                "each"
             )
 
     @property
@@ -66,6 +128,22 @@ class ParallelLayout:
         """Number of ranks that share out the tokens of a row."""
         return self.ring * self.ulysses
 
+    @property
+    def approximate(self) -> bool:
+        """Whether a step loop of ours is not exact after its warm-up; single calls always are."""
+        return bool(self.approximation)
+
+    @property
+    def approximation(self) -> str:
+        """The algorithm that is not exact after its warm-up, in a step loop of ours; empty if there is none."""
+        by_stale = {"previous": "displaced patch", "none": "naive patch"}
+        return "PipeFusion" if self.pipe > 1 else by_stale.get(self.stale, "")
+
+    @property
+    def cut(self) -> "ParallelLayout":
+        """The same without numbers that leave every rank the weights and the share of the work that it has."""
+        return replace(self, patches=OPTIONS["patches"], warmup=OPTIONS["warmup"])
+
     def coordinates(self, rank: int) -> dict[str, int]:
         """Where ``rank`` stands on every axis, the last the fastest, and on the sequence (ring and ulysses as one)."""
         place = {}
@@ -75,7 +153,10 @@ class ParallelLayout:
 
     def __str__(self) -> str:
         used = [f"{axis}={degree}" for axis, degree in self.degrees.items() if degree != 1]
-        return " ".join([*used, *([SHARD_WEIGHTS] if self.shard_weights else [])]) or ONE_RANK
+        options = [f"{name}={getattr(self, name)}" for name, usual in OPTIONS.items() if getattr(self, name) != usual]
+        stale = [f"stale={self.stale}"] if self.stale else []
+        options += [_balance(self)] if self.balance else []
+        return " ".join([*used, *([SHARD_WEIGHTS] if self.shard_weights else []), *stale, *options]) or ONE_RANK
 
     @classmethod
     def parse(cls, text: str) -> "ParallelLayout":
@@ -85,19 +166,13 @@ class ParallelLayout:
             InvalidRequest: an unknown axis or a degree that is no number.
         """
         words = [] if text == ONE_RANK else text.split()
-        degrees: dict[str, int] = {}
+        found: dict[str, Any] = {}
         for word in words:
-            axis, _, degree = word.partition("=")
-            if word == SHARD_WEIGHTS:
-                continue
-            if axis not in AXES or not degree.lstrip("-").isdigit():
-                raise InvalidRequest(
-                    f"layout {word!r}: write AXIS=DEGREE with an axis of {', '.join(AXES)}, or {SHARD_WEIGHTS}"
-                )
-            if axis in degrees:
-                raise InvalidRequest(f"layout {text!r}: {axis} is there twice; name each axis once")
-            degrees[axis] = int(degree)
-        return cls(**degrees, shard_weights=SHARD_WEIGHTS in words)
+            name, _, value = word.partition("=")
+            if name in found:
+                raise InvalidRequest(f"layout {text!r}: {name} is there twice; name each once")
+            found[name] = _read(word, name, value)
+        return cls(**found)
 
     def check_fits(self, ranks: int, works: "Works | None" = None) -> None:
         """Refuse a layout that needs more ranks than there are, naming the nearest ones that fit.
@@ -116,7 +191,7 @@ class ParallelLayout:
     def _covers(self, other: "ParallelLayout") -> bool:
         """Whether another layout has no more groups that need a part of the batch, of the guidance or of the heads."""
         cfg = min(self.cfg, _BRANCHES)
-        return other.data <= self.data and other.cfg <= cfg and other.tensor <= self.tensor
+        return other.data <= self.data and other.cfg <= cfg and other.tensor <= self.tensor and other.pipe <= self.pipe
 
 
 Works = Callable[[ParallelLayout], bool]
@@ -124,7 +199,7 @@ Works = Callable[[ParallelLayout], bool]
 _BRANCHES = 2
 """What guidance computes in ComfyUI: the positive prompt and the negative one."""
 
-_BEFORE = ("ulysses", "ring", "tensor", "cfg", "data")
+_BEFORE = ("ulysses", "ring", "tensor", "cfg", "data", "pipe")
 """Of layouts that are equally near, those with more on the axes named first go before."""
 
 
@@ -139,27 +214,37 @@ def nearest(wanted: ParallelLayout, ranks: int, works: Works, *, count: int = 3)
     Far are ranks that are left idle, degrees that differ, and weights that are no longer shared; one rank, which
     always works, is among them.
     """
-    fitting = [layout for layout in _layouts(ranks, wanted.shard_weights) if works(layout)]
+    fitting = [layout for layout in _layouts(ranks, wanted) if works(layout)]
     return sorted(fitting, key=lambda layout: _distance(layout, wanted, min(wanted.ranks, ranks)))[:count]
 
 
-def _layouts(ranks: int, shard_weights: bool) -> Iterator[ParallelLayout]:
-    """All layouts of at most ``ranks`` ranks, weights shared where somebody is there to share them."""
+def _layouts(ranks: int, wanted: ParallelLayout) -> Iterator[ParallelLayout]:
+    """All layouts of at most ``ranks`` ranks, with the options of ``wanted`` where they are of use, and stages of a
+    pipeline only if it has them."""
+    proposed = tuple(axis for axis in AXES if axis != "pipe" or wanted.pipe > 1)
 
-    def grow(axes: tuple[str, ...], room: int, degrees: dict[str, int]) -> Iterator[ParallelLayout]:
+    def grow(axes: tuple[str, ...], room: int, degrees: dict[str, Any]) -> Iterator[ParallelLayout]:
         if not axes:
-            shared = shard_weights and degrees["ring"] * degrees["ulysses"] > 1
-            yield ParallelLayout(**degrees, shard_weights=shared)
+            pipe, ring = degrees.get("pipe", 1) > 1, degrees["ring"] > 1
+            if pipe and degrees["tensor"] > 1:
+                return
+            yield ParallelLayout(
+                **degrees,
+                shard_weights=wanted.shard_weights and not pipe and (ring or degrees["ulysses"] > 1),
+                patches=wanted.patches if pipe else OPTIONS["patches"],
+                stale=wanted.stale if ring and not pipe else STALE[0],
+                warmup=wanted.warmup if pipe or (ring and wanted.stale) else OPTIONS["warmup"],
+            )  # without balance: it is for one number of stages or patches
             return
         for degree in range(1, room + 1):
             yield from grow(axes[1:], room // degree, {**degrees, axes[0]: degree})
 
-    return grow(BUILT, ranks, {})
+    return grow(proposed, ranks, {})
 
 
 def _distance(layout: ParallelLayout, wanted: ParallelLayout, ranks: int) -> tuple[float, ...]:
     idle = 2 * abs(math.log2(ranks / layout.ranks))
-    differ = sum(abs(math.log2(layout.degrees[axis] / wanted.degrees[axis])) for axis in BUILT)
+    differ = sum(abs(math.log2(layout.degrees[axis] / wanted.degrees[axis])) for axis in AXES)
     unshared = 4 * (layout.shard_weights != wanted.shard_weights)
     return (round(idle + differ + unshared, 6), *(-layout.degrees[axis] for axis in _BEFORE))
 
@@ -175,4 +260,40 @@ def auto(ranks: int, *, branches: int) -> ParallelLayout:
     return ParallelLayout(ulysses=ranks)
 
 
-assert tuple(field.name for field in fields(ParallelLayout)) == (*AXES, SHARD_WEIGHTS)
+def _read(word: str, name: str, value: str) -> Any:
+    """The value of a word of a layout."""
+    if word == SHARD_WEIGHTS:
+        return True
+    if name in (*AXES, *OPTIONS) and re.fullmatch("-?[0-9]{1,9}", value):
+        return int(value)
+    if name == "stale" and value:
+        return value
+    if name == "balance":
+        return read_balance(value)
+    raise InvalidRequest(
+        f"layout {word!r}: write AXIS=DEGREE with an axis of {', '.join(AXES)}, or {SHARD_WEIGHTS}, stale=previous, "
+        "stale=none, patches=N, warmup=N, balance=2:1"
+    )
+
+
+def read_balance(text: str) -> tuple[float, ...]:
+    """Read ``"2:1"``; an empty text is no balance.
+
+    Raises:
+        InvalidRequest: a speed is no number.
+    """
+    try:
+        return tuple(map(float, text.split(":"))) if text.strip() else ()
+    except ValueError as error:
+        raise InvalidRequest(f"layout balance={text}: write speeds as numbers above 0, such as 2:1") from error
+
+
+def _balance(layout: ParallelLayout) -> str:
+    return "balance=" + ":".join(f"{speed:g}" for speed in layout.balance)
+
+
+def _whole(number: object) -> bool:
+    return isinstance(number, int) and not isinstance(number, bool)
+
+
+assert {field.name for field in fields(ParallelLayout)} == {*AXES, SHARD_WEIGHTS, "stale", "balance", *OPTIONS}

@@ -18,6 +18,7 @@ from .errors import InvalidRequest
 from .mesh import DeviceMesh
 from .messages import DType
 from .models import FAMILIES, Family, family_of
+from .speeds import handicap, slowed
 from .vaes import VAES, vae_of
 from .weight_files import weight_files
 
@@ -83,9 +84,13 @@ def load_transformer(
 
     name = checkpoint.components[component]
     family, model_class = family_of(name), getattr(diffusers, name)
-    if mesh.layout.tensor == 1 and not mesh.layout.shard_weights:
-        return family(_load(model_class, checkpoint, component, device, torch_dtype=dtype))
-    return _load_part(family, model_class, checkpoint, component, dtype, device, mesh)
+    if mesh.layout.tensor == 1 and mesh.layout.pipe == 1 and not mesh.layout.shard_weights:
+        loaded = family(_load(model_class, checkpoint, component, device, torch_dtype=dtype))
+    else:
+        loaded = _load_part(family, model_class, checkpoint, component, dtype, device, mesh)
+    factor = handicap(mesh.whole.index)
+    loaded.run = slowed(loaded.run, factor, device) if factor > 1 else loaded.run
+    return loaded
 
 
 def _load_part(
@@ -97,7 +102,7 @@ def _load_part(
     device: torch.device,
     mesh: DeviceMesh,
 ) -> Family:
-    from . import weights
+    from . import stages, weights
     from .strategies import sharded, tensor
 
     config, layout = checkpoint.config(component), mesh.layout
@@ -108,6 +113,8 @@ def _load_part(
     if layout.tensor > 1:
         slices = tensor.cut(module, family.cuts(config), mesh.axes["tensor"], device.type)
     loaded = family(module)
+    if layout.pipe > 1:
+        loaded.keep(stages.blocks(loaded, mesh.speeds("pipe")).slice(mesh.axes["pipe"].index))
     if mesh.weights:
         blocks = [part for block in loaded.blocks for part in block.modules]
         loaded.run = sharded.shard(blocks, loaded.run, mesh.weights, device.type)

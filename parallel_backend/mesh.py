@@ -1,5 +1,6 @@
 """The device mesh: one object that owns a layout's process groups and this rank's coordinates."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -11,6 +12,7 @@ import torch.distributed as dist
 from .layout import AXES, ParallelLayout
 
 Grid = npt.NDArray[np.int_]
+_BOUNDARIES = ("even boundaries", "odd boundaries", "back")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,31 +43,50 @@ class DeviceMesh:
         number: tells it from other meshes, alike on all ranks.
         axes: this rank's line along every axis.
         sequence: the ranks that share out the tokens of one row: ``ring`` and ``ulysses`` as one axis.
+        boundaries: the stages of a pipeline with groups of their own, in which every second stage sends to the next,
+            the others do, and the last one sends to the first: what NCCL sends and receives in one group waits for what
+            was begun before, in either direction. None without stages.
         weights: the same ranks with a group of their own, where they share weights: what runs on one group runs one
             after the other, and weights are to arrive while tokens are exchanged. None where they do not.
         whole: all ranks of the mesh.
+        measured: how fast the ranks are, relative to one another.
     """
 
     layout: ParallelLayout
     number: int
     axes: dict[str, Axis]
     sequence: Axis
+    boundaries: tuple[Axis, Axis, Axis] | None
     weights: Axis | None
     whole: Axis
+    measured: tuple[float, ...]
+
+    def speeds(self, axis: str) -> tuple[float, ...]:
+        """How fast the places on an axis of stages or patches are: as the layout says, or as the slowest rank there."""
+        if self.layout.balance:
+            return self.layout.balance
+        places = [self.layout.coordinates(rank)[axis] for rank in self.whole.ranks]
+        return tuple(
+            min(speed for place, speed in zip(places, self.measured, strict=True) if place == i)
+            for i in range(self.layout.degrees[axis])
+        )
 
     def free(self) -> None:
         """Free the groups, which nothing may use any more. Collective over the mesh."""
         # An axis may be the sequence as well; and in one order, which NCCL wants.
-        lines = [*self.axes.values(), self.sequence, self.weights, self.whole]
+        lines = [*self.axes.values(), self.sequence, *(self.boundaries or ()), self.weights, self.whole]
         for group in dict.fromkeys(line.group for line in lines if line and line.group):
             dist.destroy_process_group(group)
 
 
-def create(layout: ParallelLayout, *, rank: int, timeout: timedelta, number: int = 0) -> DeviceMesh | None:
+def create(
+    layout: ParallelLayout, *, rank: int, timeout: timedelta, number: int = 0, measured: Sequence[float] = ()
+) -> DeviceMesh | None:
     """Make the groups of a layout; None on a rank that the layout leaves idle.
 
     Collective over the whole world: ``torch.distributed`` wants every rank, idle ones too, at the making of
-    every group, in the same order. ``timeout`` is the deadline of each collective in these groups.
+    every group, in the same order. ``timeout`` is the deadline of each collective in these groups. Without ``measured``
+    all ranks count as equally fast.
     """
     grid = np.arange(layout.ranks).reshape(_shape(layout))
     axes: dict[str, Axis] = {}
@@ -75,6 +96,9 @@ def create(layout: ParallelLayout, *, rank: int, timeout: timedelta, number: int
     folded = np.moveaxis(grid, (ring, ring + 1), (-2, -1)).reshape(-1, layout.sequence)
     if layout.ring > 1 and layout.ulysses > 1:
         axes |= _lines("sequence", folded, rank, timeout)
+    if layout.pipe > 1:
+        for name in _BOUNDARIES:
+            axes |= _lines(name, np.moveaxis(grid, AXES.index("pipe"), -1), rank, timeout)
     if layout.shard_weights:
         axes |= _lines("weights", folded, rank, timeout)
     whole = _line("mesh", tuple(range(layout.ranks)), rank, timeout)
@@ -82,7 +106,12 @@ def create(layout: ParallelLayout, *, rank: int, timeout: timedelta, number: int
         return None
     sequence = axes.pop("sequence", axes["ring"] if layout.ring > 1 else axes["ulysses"])
     weights = axes.pop("weights", None)
-    return DeviceMesh(layout=layout, number=number, weights=weights, axes=axes, sequence=sequence, whole=whole)
+    even, odd, back = (axes.pop(name, None) for name in _BOUNDARIES)
+    return DeviceMesh(
+        layout=layout, number=number, axes=axes, sequence=sequence, whole=whole, weights=weights,
+        boundaries=(even, odd, back) if even and odd and back else None,
+        measured=tuple(measured[: layout.ranks]) or (1.0,) * layout.ranks,
+    )  # fmt: skip
 
 
 def _lines(name: str, grid: Grid, rank: int, timeout: timedelta) -> dict[str, Axis]:

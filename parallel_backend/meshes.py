@@ -6,7 +6,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from . import mesh
+from . import mesh, speeds
 from .layout import ParallelLayout
 from .mesh import DeviceMesh
 
@@ -21,9 +21,17 @@ class Meshes:
     """
 
     def __init__(
-        self, *, rank: int, world_size: int, timeout: timedelta, in_use: Callable[[], Collection[DeviceMesh]]
+        self,
+        rank: int,
+        world_size: int,
+        device: torch.device,
+        *,
+        timeout: timedelta,
+        in_use: Callable[[], Collection[DeviceMesh]],
     ) -> None:
-        self._rank, self._world_size, self._timeout, self._in_use = rank, world_size, timeout, in_use
+        self._rank, self._world_size, self._device = rank, world_size, device
+        self._timeout, self._in_use = timeout, in_use
+        self._measured: tuple[float, ...] = ()
         self._made: dict[ParallelLayout, DeviceMesh | None] = {}
         self._number = 0
 
@@ -34,8 +42,16 @@ class Meshes:
         else:
             self._make_room()
             self._number += 1
-            self._made[layout] = mesh.create(layout, rank=self._rank, timeout=self._timeout, number=self._number)
+            measured = self._speeds() if layout.approximate and not layout.balance else ()
+            self._made[layout] = mesh.create(
+                layout, rank=self._rank, timeout=self._timeout, number=self._number, measured=measured
+            )
         return self._made[layout]
+
+    def _speeds(self) -> tuple[float, ...]:
+        """Measured once, so that what was cut by them stays so."""
+        self._measured = self._measured or speeds.measure(self._device, self._rank, self._world_size)
+        return self._measured
 
     def _make_room(self) -> None:
         """Free the meshes that were used longest ago, of those that no rank's models use."""

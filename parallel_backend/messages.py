@@ -89,7 +89,8 @@ class Sample(RankRequest):
     Progress carries ``preview`` ``[1, C, 1, H, W]`` (the predicted x0 of the first item's first frame; of an image
     ``[1, C, H, W]``) if asked for.
     Tensors out: ``samples`` ``[B, C, T, H, W]`` float32, as the last step leaves them (ComfyUI's
-    ``inverse_noise_scaling`` is the caller's).
+    ``inverse_noise_scaling`` is the caller's); with ``measure`` or ``timed`` also what ``Forward`` says of them, over
+    the whole loop.
     """
 
     branches: int
@@ -98,6 +99,8 @@ class Sample(RankRequest):
     prediction: Literal["flow", "eps", "v"] = "flow"
     timestep_scale: float = 1000.0
     previews: bool = False
+    measure: bool = False
+    timed: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

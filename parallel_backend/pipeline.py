@@ -27,22 +27,24 @@ _NOWHERE = -1
 
 @dataclass(frozen=True, kw_only=True)
 class Held:
-    """Which part of the weights a rank holds: one of ``tensor`` parts, of that a shard if ``sharers`` share it."""
+    """Which part of the weights a rank holds: a stage of ``pipe``, cut by speeds; of that one of ``tensor`` parts; of
+    that a shard, if ``sharers`` share it."""
 
-    tensor: int
-    index: int
+    pipe: tuple[int, tuple[float, ...]]
+    tensor: tuple[int, int]
     sharers: tuple[int, ...]
 
     @property
-    def whole(self) -> bool:
-        """Whether these are all weights, so that no group is needed to compute with them."""
-        return self.tensor == 1 and not self.sharers
+    def alone(self) -> bool:
+        """Whether no group is needed to load these weights or to compute with them."""
+        return self.tensor[0] == 1 and not self.sharers
 
     @classmethod
     def on(cls, mesh: DeviceMesh) -> "Held":
         """What a rank of the mesh holds."""
-        axis = mesh.axes["tensor"]
-        return cls(tensor=axis.size, index=axis.index, sharers=mesh.sequence.ranks if mesh.layout.shard_weights else ())
+        tensor, sharers = mesh.axes["tensor"], mesh.sequence.ranks if mesh.layout.shard_weights else ()
+        pipe = (mesh.axes["pipe"].index, mesh.speeds("pipe") if mesh.layout.pipe > 1 else ())
+        return cls(pipe=pipe, tensor=(tensor.size, tensor.index), sharers=sharers)
 
 
 class Pipeline:
@@ -83,7 +85,7 @@ class Pipeline:
             self._parts.pop(name, None)
         if name not in self._parts:
             self._meshes.pop(name, None)
-            if not held.whole:
+            if not held.alone:
                 self._meshes[name] = mesh
         self._held[name] = held
         return self._part(name, lambda: loading.load_transformer(self.checkpoint, self.dtype, self.device, mesh, name))
@@ -95,7 +97,7 @@ class Pipeline:
         a layout without this rank had it do. Collective over those ranks: they load together again.
         """
         held, tensor, sequence = Held.on(mesh), mesh.axes["tensor"], mesh.sequence
-        if held.whole:
+        if held.alone:
             return
         for name in (HIGH, LOW):
             here = name in self._parts and self._held[name] == held

@@ -5,106 +5,71 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
+from . import speeds
 from .collectives import agree, gather
 from .denoiser import Denoiser
 from .errors import Cancelled
 from .geometry import LATENT, TIMESTEP
 from .messages import Progress, Sample
+from .noise import Noise
 from .partition import Partition
 from .predictions import PREDICTIONS, timestep
-from .samplers import SAMPLERS
+from .samplers import SAMPLERS, Ask, drive, dry
 from .strategies import BatchSplit
 from .validation import split_names
+from .views import Views, kinds
+from .warmup import whole_calls
 
 Report = Callable[[Progress, Mapping[str, Tensor]], None]
 
 
-class SampleLoop:
-    """One ``Sample`` on this rank: its samples, for which all ranks of the group keep the same latent."""
+class Setting:
+    """What a ``Sample`` comes to on this rank: its samples, and the inputs and guidance of its branches.
 
-    def __init__(
-        self,
-        denoiser: Denoiser,
-        message: Sample,
-        tensors: Mapping[str, Tensor],
-        *,
-        report: Report,
-        cancelled: Callable[[], bool],
-    ) -> None:
-        self.denoiser, self.message, self.report, self.cancelled = denoiser, message, report, cancelled
+    Attributes:
+        x: the noised start of the own samples; noise: what happens to it around a prediction.
+    """
+
+    def __init__(self, denoiser: Denoiser, message: Sample, tensors: Mapping[str, Tensor]) -> None:
+        self.denoiser, self.message = denoiser, message
         self.samples = denoiser.samples(0)
         branches, loop = split_names(tensors, message.branches)
         self.sigmas = loop.pop("sigmas").float()
         self.log_sigmas = loop.pop("log_sigmas", None)
-        self.prediction = PREDICTIONS[message.prediction]
-        self.loop = {name: self._own(tensor).float() for name, tensor in loop.items()}
+        own = {name: self._own(tensor).float() for name, tensor in loop.items()}
+        self.x = own.pop("x")
+        self.noise = Noise(prediction=PREDICTIONS[message.prediction], inpainting=own)
         self.conditioning = {
             i: {name: tensor[self.samples] for name, tensor in branches[i].items()} for i in denoiser.branches
         }
 
-    def run(self) -> dict[str, Tensor]:
-        """Run all steps.
+    def load(self) -> None:
+        """Load the weights of the first step, which that does else; none on a rank without samples."""
+        if len(self.x):
+            self.denoiser.experts.at(self.time(self.sigmas[0]))
 
-        Returns:
-            ``samples`` on rank 0, nothing on other ranks.
+    def time(self, sigma: Tensor) -> Tensor:
+        """The timestep of a sigma, without dims."""
+        return timestep(sigma, scale=self.message.timestep_scale, log_sigmas=self.log_sigmas)
 
-        Raises:
-            Cancelled: on all ranks alike, before the next denoiser call.
-        """
-        sampler = SAMPLERS[self.message.sampler]
-        own = sampler(self.denoise, self.loop["x"], self.sigmas, self._on_step)
-        return self._gather(own)
+    def calls(self) -> tuple[list[Ask], list[bool]]:
+        """What the sampler will ask for, and whether each call is to be exact in an approximate layout."""
+        asks = dry(SAMPLERS[self.message.sampler], self.sigmas)
+        experts = [self.denoiser.experts.name(self.time(ask.sigma)) for ask in asks]
+        return asks, whole_calls([ask.step for ask in asks], experts, self.denoiser.plan.layout.warmup)
 
-    def denoise(self, x: Tensor, sigma: Tensor) -> Tensor:
-        """The guided x0 at ``sigma``; with a mask, what is kept is put in before and after.
+    def inputs(self, given: Tensor, sigma: Tensor) -> dict[int, dict[str, Tensor]]:
+        """The inputs of the own branches, for what the model is given."""
+        time = self.time(sigma).expand(len(self.x))
+        return {i: {LATENT: given, TIMESTEP: time, **own} for i, own in self.conditioning.items()}
 
-        The order is that of ComfyUI's ``KSamplerX0Inpaint`` around ``cfg_function``. Without ``noise`` what is kept
-        is given to the model clean, as video models that know by the timestep what is kept are used to.
-        """
-        self._check_cancelled()
-        mask = self.loop.get("mask")
-        if mask is None:
-            return self._x0(x, sigma)
-        latent, noise = self.loop["latent"], self.loop.get("noise")
-        kept = latent if noise is None else self.prediction.noised(sigma, noise, latent)
-        denoised = self._x0(x * mask + kept * (1.0 - mask), sigma)
-        return denoised * mask + latent * (1.0 - mask)
+    def guided(self, own: Tensor) -> Tensor:
+        """Classifier-free guidance of predictions ``[own branches, ...]``, in float32 on every rank of the group."""
+        every = BatchSplit.all_branches(own, self.denoiser.mesh, self.denoiser.plan.branches).float()
+        return every[0] if len(every) == 1 else every[1] + (every[0] - every[1]) * self.message.cfg
 
-    def _x0(self, x: Tensor, sigma: Tensor) -> Tensor:
-        return self.prediction.x0(x, sigma, self._guided(self.prediction.scaled(x, sigma), sigma))
-
-    def _guided(self, x: Tensor, sigma: Tensor) -> Tensor:
-        """The prediction with classifier-free guidance, in float32 on every rank of the group.
-
-        Guidance is applied to each rank's tokens before they are gathered, which sends half of what gathering
-        both branches would.
-        """
-        mesh, plan = self.denoiser.mesh, self.denoiser.plan
-        time = timestep(sigma, scale=self.message.timestep_scale, log_sigmas=self.log_sigmas).expand(x.shape[0])
-        inputs = {i: {LATENT: x, TIMESTEP: time, **own} for i, own in self.conditioning.items()}
-        own = self.denoiser.comparable(self.denoiser.shards(inputs))
-        every = BatchSplit.all_branches(own, mesh, plan.branches).float()
-        guided = every[0] if plan.branches == 1 else every[1] + (every[0] - every[1]) * self.message.cfg
-        return self.denoiser.latent(guided)
-
-    def _on_step(self, index: int, denoised: Tensor) -> None:
-        if self.denoiser.mesh.whole.index != 0:
-            return
-        first = denoised[:1] if denoised.ndim == 4 else denoised[:1, :, :1]
-        preview = {"preview": first.cpu()} if self.message.previews else {}
-        self.report(Progress(phase="sampling", value=index + 1, total=len(self.sigmas) - 1), preview)
-
-    def _check_cancelled(self) -> None:
-        if self.sigmas.is_cuda:
-            torch.cuda.current_stream().synchronize()  # else the host runs steps ahead, and a cancel comes late
-        whole = self.denoiser.mesh.whole
-        if agree(int(whole.index == 0 and self.cancelled()), whole):
-            raise Cancelled("sampling was cancelled")
-
-    def _own(self, tensor: Tensor) -> Tensor:
-        return tensor if tensor.shape[0] == 1 < self.denoiser.plan.latents[0][0] else tensor[self.samples]
-
-    def _gather(self, own: Tensor) -> dict[str, Tensor]:
+    def gather(self, own: Tensor) -> dict[str, Tensor]:
+        """``samples`` on rank 0, of the own samples of the first rank of each data group; nothing on other ranks."""
         mesh, latent = self.denoiser.mesh, torch.Size(self.denoiser.plan.latents[0])
         parts = Partition.even(latent[0], mesh.layout.data)
         sizes = [0] * mesh.whole.size
@@ -115,3 +80,64 @@ class SampleLoop:
         mine = own if sizes[mesh.whole.index] else own.reshape(-1)[:0]
         received = gather(mine, sizes, mesh.whole)
         return {"samples": torch.cat(received).view(latent)} if mesh.whole.index == 0 else {}
+
+    def tell(self, step: int, denoised: Tensor, report: Report) -> None:
+        """Report, on rank 0, that a step is done, and its x0 where previews are asked for."""
+        if self.denoiser.mesh.whole.index == 0:
+            preview = {"preview": first_frame(denoised).cpu()} if self.message.previews else {}
+            report(Progress(phase="sampling", value=step + 1, total=len(self.sigmas) - 1), preview)
+
+    def _own(self, tensor: Tensor) -> Tensor:
+        return tensor if tensor.shape[0] == 1 < self.denoiser.plan.latents[0][0] else tensor[self.samples]
+
+
+class SampleLoop:
+    """One ``Sample`` on this rank: its samples, for which all ranks of the group keep the same latent."""
+
+    def __init__(self, setting: Setting, *, report: Report, cancelled: Callable[[], bool]) -> None:
+        self.setting, self.report, self.cancelled = setting, report, cancelled
+        self.denoiser = setting.denoiser
+        calls = kinds(self.denoiser.plan.layout.stale, setting.calls()[1])
+        self.views = Views(self.denoiser.everything, calls)
+
+    def run(self) -> dict[str, Tensor]:
+        """Run all steps.
+
+        Returns:
+            ``samples`` on rank 0, nothing on other ranks.
+
+        Raises:
+            Cancelled: on all ranks alike, before the next denoiser call.
+        """
+        setting = self.setting
+        sampler = SAMPLERS[setting.message.sampler]
+        x = drive(sampler, self.denoise, setting.x, setting.sigmas, self._on_step)
+        self.views.finish()
+        return setting.gather(x)
+
+    def denoise(self, x: Tensor, sigma: Tensor) -> Tensor:
+        """The guided x0 at ``sigma``.
+
+        Guidance is applied to each rank's tokens before they are gathered, which sends half of what gathering
+        both branches would.
+        """
+        self._check_cancelled()
+        setting = self.setting
+        own = self.denoiser.shards(setting.inputs(setting.noise.given(x, sigma), sigma), self.views.next())
+        guided = setting.guided(self.denoiser.comparable(own))
+        return setting.noise.x0(x, sigma, self.denoiser.latent(guided))
+
+    def _on_step(self, index: int, denoised: Tensor) -> None:
+        self.setting.tell(index, denoised, self.report)
+
+    def _check_cancelled(self) -> None:
+        speeds.wait(self.setting.x.device)  # else the host runs steps ahead, and a cancel comes late
+        whole = self.denoiser.mesh.whole
+        if agree(int(whole.index == 0 and self.cancelled()), whole):
+            self.views.finish()
+            raise Cancelled("sampling was cancelled")
+
+
+def first_frame(denoised: Tensor) -> Tensor:
+    """What a preview shows: ``[1, C, H, W]`` of an image, ``[1, C, 1, H, W]`` of a video."""
+    return denoised[:1] if denoised.ndim == 4 else denoised[:1, :, :1]

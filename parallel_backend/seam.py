@@ -10,8 +10,9 @@ from .kernels import Kernel
 from .masks import Kept, attend
 from .mesh import DeviceMesh
 from .partition import Partition
+from .strategies.patches import GatheredAttention, KeyValues, PatchAttention, PatchSplit
 from .strategies.ring import RingAttention
-from .strategies.sequence import TokenSplit
+from .strategies.tokens import TokenSplit
 from .strategies.ulysses import UlyssesAttention
 
 
@@ -59,14 +60,58 @@ def attention(
     mesh: DeviceMesh, split: TokenSplit, streams: Sequence[str], masks: Mapping[str, Tensor], kernel: Kernel
 ) -> Attention:
     """The seam of a module whose attention is over ``streams``."""
-    tokens, shown = split.tokens(streams), split.masks(masks, streams)
-    ulysses, ring = mesh.axes["ulysses"], mesh.axes["ring"]
-    turns = [slice(i, i + ulysses.size) for i in range(0, split.axis.size, ulysses.size)]
-    blocks = [Partition(tokens.sizes[turn]) for turn in turns]
-    kept = [Kept.of(torch.cat(shown[turn], dim=1)) if shown else None for turn in turns]
+    ulysses, shown = mesh.axes["ulysses"].size, split.masks(masks, streams)
+    blocks = _blocks(split.tokens(streams), ulysses)
+    shown_by_block = [shown[i : i + ulysses] for i in range(0, split.axis.size, ulysses)] if shown else []
+    kept = [Kept.of(torch.cat(block, dim=1)) for block in shown_by_block] or [None] * len(blocks)
     inner: Attention = Local(kernel, kept[0])
+    if len(blocks) > 1:
+        inner = RingAttention(mesh.axes["ring"], [block.total for block in blocks], kept, kernel)
+    return around(mesh, split, streams, inner)
+
+
+def patch_attention(
+    mesh: DeviceMesh,
+    split: PatchSplit,
+    patch: int | None,
+    streams: Sequence[str],
+    kept: Kept | None,
+    kernel: Kernel,
+    memory: KeyValues,
+) -> Attention:
+    """The seam of a module that keeps the whole row's keys and values, for a patch of it; None for all patches.
+
+    ``kept`` is what ``whole_row`` says of the whole row.
+    """
+    part = split.whole if patch is None else split.each[patch]
+    places = None if patch is None else split.places(patch, streams)
+    inner: Attention = PatchAttention(memory, places, kept, kernel)
+    ring = mesh.axes["ring"]
     if ring.size > 1:
-        inner = RingAttention(ring, [block.total for block in blocks], kept, kernel)
+        inner = GatheredAttention(ring, tokens_by_place(mesh, part, streams), inner)
+    return around(mesh, part, streams, inner)
+
+
+def around(mesh: DeviceMesh, split: TokenSplit, streams: Sequence[str], inner: Attention) -> Attention:
+    """Ulysses around what attends to the tokens of the own place on the ring."""
+    ulysses = mesh.axes["ulysses"]
     if ulysses.size > 1:
-        inner = UlyssesAttention(ulysses, blocks[ring.index], inner)
+        blocks = _blocks(split.tokens(streams), ulysses.size)
+        inner = UlyssesAttention(ulysses, blocks[split.axis.index // ulysses.size], inner)
     return OwnTokens([split.streams[name].sizes[split.axis.index] for name in streams], inner)
+
+
+def whole_row(split: TokenSplit, streams: Sequence[str], masks: Mapping[str, Tensor]) -> Kept | None:
+    """Which tokens of all ranks may be attended."""
+    shown = split.masks(masks, streams)
+    return Kept.of(torch.cat(shown, dim=1)) if shown else None
+
+
+def tokens_by_place(mesh: DeviceMesh, split: TokenSplit, streams: Sequence[str]) -> list[int]:
+    """The tokens of each place on the ring."""
+    return [block.total for block in _blocks(split.tokens(streams), mesh.axes["ulysses"].size)]
+
+
+def _blocks(tokens: Partition, ulysses: int) -> list[Partition]:
+    """The tokens by rank, of each place on the ring."""
+    return [Partition(tokens.sizes[i : i + ulysses]) for i in range(0, len(tokens.sizes), ulysses)]

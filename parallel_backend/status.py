@@ -8,7 +8,7 @@ def format_status(status: Status) -> str:
     idle = f"ends after {status.idle_timeout:g} s without work" if status.idle_timeout else "runs until stopped"
     lines = [
         f"backend      pid {status.pid}, {status.state}, {_size(status.memory)}, {idle}",
-        f"layout       {status.layout or 'none yet'}",
+        f"layout       {status.layout or 'none yet'}{_approximation(status)}",
         f"running      {status.running or 'nothing'}",
         f"queued       {', '.join(status.queued) or 'nothing'}",
         f"ranks        {len(status.ranks)}" + (f", generation {status.generation}" if status.ranks else ""),
@@ -17,6 +17,11 @@ def format_status(status: Status) -> str:
         lines.append(_rank(rank))
         lines += [f"             {_model(model)}" for model in rank.models]
     return "\n".join(lines)
+
+
+def _approximation(status: Status) -> str:
+    kind = status.layout.approximation if status.layout else ""
+    return f" ({kind}: approximate in ParallelSampler, exact in other samplers)" if kind else ""
 
 
 def _rank(rank: RankStatus) -> str:

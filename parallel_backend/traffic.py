@@ -58,11 +58,12 @@ class Measured:
         self.axis, self.device, self.seconds = axis, device, 0.0
         self.sent = SentBytes() if count else None
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> "Measured":
         agree(0, self.axis)
         self._start = self._now()
         if self.sent:
             self.sent.__enter__()  # type: ignore[no-untyped-call]
+        return self
 
     def __exit__(self, *error: Any) -> None:
         if self.sent:

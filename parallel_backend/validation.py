@@ -49,7 +49,7 @@ class Denoising:
         """Number of branches that are computed."""
         return len(self.latents)
 
-    def job(self, itemsize: int = 4, parameters: Parameters = ()) -> Job:
+    def job(self, itemsize: int = 4, parameters: Parameters = (), stages: tuple[tuple[int, ...], ...] = ()) -> Job:
         """The numbers that strategies ask for; ``itemsize`` is that of the model's dtype, in bytes."""
         samples = [latent[0] for latent in self.latents]
         return Job(
@@ -59,6 +59,8 @@ class Denoising:
             itemsize=itemsize,
             guided=self.guided,
             parameters=parameters,
+            latent=math.prod(self.latents[0][1:]),
+            stages=stages,
         )
 
 

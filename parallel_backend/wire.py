@@ -26,7 +26,7 @@ from .errors import DeadlineExceeded, InvalidRequest, ProtocolError
 from .fingerprint import fingerprint
 from .messages import MESSAGES
 
-VERSION = 1
+VERSION = 2
 READABLE, WRITABLE = select.POLLIN, select.POLLOUT
 MAGIC = b"PDiT"
 PREFIX = struct.Struct("!4sHI")

@@ -32,7 +32,7 @@ def run(family: Family, state: State) -> State:
     """All blocks on one process, with masked keys left out as the ranks do it."""
     alone = mesh.create(ParallelLayout(), rank=0, timeout=timedelta(seconds=1))
     assert alone is not None
-    split = TokenSplit.of({name: tokens.shape[1] for name, tokens in state.streams.items()}, alone.sequence)
+    split = TokenSplit.even({name: tokens.shape[1] for name, tokens in state.streams.items()}, alone.sequence)
     sites = [
         (site.module, seam.attention(alone, split, site.streams, state.masks, KERNELS["sdpa"]), site.each_sample)
         for site in family.attentions

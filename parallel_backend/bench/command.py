@@ -9,12 +9,15 @@ import msgspec
 
 from ..errors import InvalidRequest
 from ..layout import ParallelLayout
+from . import links, loop_plot, loop_report, loops
 from .cases import Case
 from .report import describe
 from .run import measure
 
 LAYOUTS = ("ulysses=2", "ring=2", "cfg=2")
+LOOP_LAYOUTS = ("pipe=2", "ring=2 stale=previous", "ulysses=2", "ring=2")
 TOKENS = (4096, 1024)
+ROUNDS, LOOP_ROUNDS = 10, 3
 
 
 def run(options: argparse.Namespace) -> int:
@@ -23,21 +26,46 @@ def run(options: argparse.Namespace) -> int:
         from .plot import check, draw
 
         check(Path(options.plot))
+    if options.steps is not None:
+        return _run_loops(options)
+    if options.link:
+        raise InvalidRequest("--link is for whole step loops: give --steps as well")
     layouts = [ParallelLayout.parse(text) for text in dict.fromkeys(options.layout or LAYOUTS)]
+    rounds = ROUNDS if options.rounds is None else options.rounds
     cases = _cases(options, layouts)
-    tables = measure(cases, layouts, rounds=options.rounds, peers=not options.no_peers, say=_say)
+    tables = measure(cases, layouts, rounds=rounds, peers=not options.no_peers, say=_say)
     if options.plot:
         draw(tables, Path(options.plot))
     if options.json:
         print(msgspec.json.encode([asdict(table) for table in tables]).decode())
     else:
-        print(describe(tables, options.rounds))
+        print(describe(tables, rounds))
+    return 0
+
+
+def _run_loops(options: argparse.Namespace) -> int:
+    layouts = [ParallelLayout.parse(text) for text in dict.fromkeys(options.layout or LOOP_LAYOUTS)]
+    if options.steps < 1:
+        raise InvalidRequest(f"--steps {options.steps}: at least one is needed")
+    if any(layout.cfg > 1 for layout in layouts):
+        raise InvalidRequest("--steps times loops of one prompt: leave layouts with cfg out")
+    if options.link and (min(options.link) <= 0 or any(layout.ranks != links.RANKS for layout in layouts)):
+        raise InvalidRequest(f"--link takes megabits above 0, and layouts of {links.RANKS} ranks")
+    rounds = LOOP_ROUNDS if options.rounds is None else options.rounds
+    cases = _cases(options, layouts)
+    measured = loops.measure(
+        cases, layouts, steps=options.steps, rounds=rounds, megabits=sorted(set(options.link)), say=_say
+    )
+    if options.plot:
+        loop_plot.draw(measured, Path(options.plot))
+    shown = msgspec.json.encode([asdict(one) for one in measured]).decode()
+    print(shown if options.json else loop_report.describe(measured, rounds))
     return 0
 
 
 def _cases(options: argparse.Namespace, layouts: list[ParallelLayout]) -> list[Case]:
     """One case a size, and one with both branches of guidance where a layout splits them."""
-    if options.rounds < 1:
+    if options.rounds is not None and options.rounds < 1:
         raise InvalidRequest(f"--rounds {options.rounds}: at least one is needed")
     return [
         Case(family=options.family, tokens=size, text_tokens=options.text_tokens, branches=branches)

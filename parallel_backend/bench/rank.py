@@ -106,27 +106,27 @@ def _tried(work: Callable[[], Answer]) -> Answer:
         return Answer(error=f"{type(error).__name__}: {text}")
 
 
-def main() -> None:
-    """Prepare, then take turns until the other end closes."""
+def serve(kind: Callable[[argparse.Namespace], Any], turns: type[msgspec.Struct]) -> None:
+    """Make what answers, then take turns until the other end closes."""
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C at the terminal is the parent's
-    parser = argparse.ArgumentParser(prog="python -m parallel_backend.bench.rank", description="A peer's process.")
+    parser = argparse.ArgumentParser(description="A rank of a benchmark.")
     for name in ("--peer", "--model", "--store", "--link-fd"):
         parser.add_argument(name, required=True)
     options = parser.parse_args()
     link = socket.socket(fileno=int(options.link_fd))
-    runner: list[Runner] = []
+    runner: list[Any] = []
 
     def prepare() -> Answer:
-        runner.append(Runner(options.peer, Path(options.model), Path(options.store)))
+        runner.append(kind(options))
         return Answer()
 
     link.send(msgspec.json.encode(_tried(prepare)))
     while message := link.recv(BUFFER):
-        turn = msgspec.json.decode(message, type=Turn)
+        turn = msgspec.json.decode(message, type=turns)
         link.send(msgspec.json.encode(_tried(partial(runner[0].run, turn))))
     os._exit(0)  # without the group's own farewell, for which the other rank may be missing
 
 
 if __name__ == "__main__":
-    main()
+    serve(lambda options: Runner(options.peer, Path(options.model), Path(options.store)), Turn)

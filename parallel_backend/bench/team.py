@@ -15,7 +15,7 @@ import msgspec
 from ..errors import RankFailed
 from ..procs import last_line
 from .peers import Peer
-from .rank import BUFFER, Answer, Turn
+from .rank import BUFFER, Answer
 
 START_PATIENCE = 180.0
 TURN_PATIENCE = 300.0
@@ -26,14 +26,19 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class Team:
-    """One process a rank of a peer, kept from one step to the next. Where some failed alone, the next starts anew."""
+    """One process a rank of a peer, kept from one step to the next. Where some failed alone, the next starts anew.
+
+    ``module`` is what the processes run.
+    """
+
+    module = "rank"
 
     def __init__(self, peer: Peer, model: Path, folder: Path) -> None:
         self.peer, self._model, self._folder, self._starts = peer, model, folder, 0
         self._processes: list[subprocess.Popen[bytes]] = []
         self._links: list[socket.socket] = []
 
-    def run(self, turn: Turn) -> list[Answer]:
+    def run(self, turn: msgspec.Struct) -> list[Answer]:
         """What each rank says of a step.
 
         Raises:
@@ -73,8 +78,9 @@ class Team:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._links.append(ours)
         store = self._folder / f"{self.peer.name}.{self._starts}.store"
-        command = [sys.executable, "-m", f"{__package__}.rank", "--link-fd", str(theirs.fileno())]
-        command += ["--peer", self.peer.name, "--model", str(self._model), "--store", str(store)]
+        command = [*self._prefix(rank), sys.executable, "-m", f"{__package__}.{self.module}"]
+        command += ["--link-fd", str(theirs.fileno()), "--peer", self.peer.name]
+        command += ["--model", str(self._model), "--store", str(store)]
         with theirs, self._log(rank).open("wb") as output:
             self._processes.append(
                 subprocess.Popen(
@@ -82,6 +88,10 @@ class Team:
                     env=self._environment(rank),
                 )
             )  # fmt: skip
+
+    def _prefix(self, rank: int) -> list[str]:
+        """What a rank's process is started by."""
+        return []
 
     def _environment(self, rank: int) -> Mapping[str, str]:
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))

@@ -31,10 +31,17 @@ class Attending:
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """A step of the transformer, from state to state; ``modules`` are those that hold its weights."""
+    """A step of the transformer, from state to state.
+
+    Attributes:
+        modules: those that hold its weights.
+        parts: into how many alike its weights fall, of which a token meets one: two where image and text each have
+            their own.
+    """
 
     run: Callable[[State], State]
     modules: tuple[nn.Module, ...] = ()
+    parts: int = 1
 
 
 Inputs = Mapping[str, tuple[int | str, ...]]
@@ -73,6 +80,7 @@ class Family(ABC):
         blocks: run one after the other, each from state to state. None holds more than one transformer layer.
         attentions: all attention that is over tokens of a stream.
         run: runs all blocks; sharding weights wraps it.
+        shared: modules of blocks whose weights ``embed`` or ``head`` need as well.
     """
 
     frame_timesteps: ClassVar[bool] = False
@@ -84,6 +92,7 @@ class Family(ABC):
     blocks: Sequence[Block]
     attentions: Sequence[Attending]
     run: Callable[[State], State]
+    shared: Sequence[nn.Module] = ()
 
     def __init__(self, module: Any) -> None:
         """Take a module of the family's diffusers class."""
@@ -91,6 +100,18 @@ class Family(ABC):
         self.geometry = self.describe(module.config)
         self.blocks, self.attentions = self.parts()
         self.run = self._run_blocks
+
+    def keep(self, own: slice) -> None:
+        """Let go of all blocks that have weights but those, counted among them, and of their weights."""
+        weighty = [block for block in self.blocks if block.modules]
+        gone = [block for i, block in enumerate(weighty) if i not in range(len(weighty))[own]]
+        self.blocks = [block for block in self.blocks if block not in gone]
+        kept = {part for module in self.shared for part in module.modules()}
+        lost = {part for block in gone for module in block.modules for part in module.modules()} - kept
+        self.attentions = [site for site in self.attentions if site.module not in lost]
+        for part in lost:
+            for name in part._parameters:
+                part.register_parameter(name, None)
 
     @abstractmethod
     def parts(self) -> tuple[list[Block], list[Attending]]:
@@ -134,6 +155,10 @@ class Family(ABC):
         """Where the weights are."""
         device: torch.device = next(self.module.parameters()).device
         return device
+
+    @abstractmethod
+    def image(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """The image stream before block 0, ``[B, S, D]``: a token of the latent's own patch alone."""
 
     @abstractmethod
     def embed(self, inputs: Mapping[str, Tensor]) -> State:

@@ -68,6 +68,7 @@ class CogVideoX(Family):
             channels=config["out_channels"],
             out_channels=config["out_channels"],
             patch=(config["patch_size_t"] or 1, config["patch_size"], config["patch_size"]),
+            layers=layers,
             sites=(Site(streams=(TEXT, IMAGE), heads=heads, head_dim=head_dim, count=layers),),
             sums=(
                 Sum(tokens=TEXT, width=heads * head_dim, count=2 * layers),
@@ -112,14 +113,16 @@ class CogVideoX(Family):
         dtype: torch.dtype = self.module.patch_embed.proj.weight.dtype
         return dtype
 
+    def image(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """See ``Family.image``."""
+        return self._embedded(inputs)[:, inputs["encoder_hidden_states"].shape[1] :]
+
     def embed(self, inputs: Mapping[str, Tensor]) -> State:
         """See ``Family.embed``. A latent that is no whole number of patches is padded as in ComfyUI."""
-        latent, text = self._latent(inputs), inputs["encoder_hidden_states"].to(self.dtype)
-        tokens = self.module.patch_embed(text, latent.transpose(1, 2))
-        length = text.shape[1]
+        tokens, length = self._embedded(inputs), inputs["encoder_hidden_states"].shape[1]
         return State(
             streams={TEXT: tokens[:, :length], IMAGE: tokens[:, length:]},
-            tables={IMAGE: self._rope(latent)},
+            tables={IMAGE: self._rope(self._latent(inputs))},
             context={"temb": self._time(inputs)},
         )
 
@@ -148,6 +151,12 @@ class CogVideoX(Family):
         )[0]
         frames, height, width = inputs[LATENT].shape[2:]
         return out.transpose(1, 2)[:, :, :frames, :height, :width]
+
+    def _embedded(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """The text's tokens and then the image's."""
+        text = inputs["encoder_hidden_states"].to(self.dtype)
+        tokens: Tensor = self.module.patch_embed(text, self._latent(inputs).transpose(1, 2))
+        return tokens
 
     def _latent(self, inputs: Mapping[str, Tensor]) -> Tensor:
         parts = [inputs[LATENT], *([inputs["concat"]] if "concat" in inputs else [])]

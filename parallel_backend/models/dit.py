@@ -52,6 +52,7 @@ class DiT(Family):
             channels=config["in_channels"],
             out_channels=config["in_channels"],
             patch=(config["patch_size"],) * 2,
+            layers=layers,
             sites=(Site(streams=(IMAGE,), heads=heads, head_dim=head_dim, count=layers),),
             sums=(Sum(tokens=IMAGE, width=heads * head_dim, count=2 * layers, least=1),),
         )
@@ -81,6 +82,7 @@ class DiT(Family):
     def parts(self) -> tuple[list[Block], list[Attending]]:
         """See ``Family.parts``."""
         layers = self.module.transformer_blocks
+        self.shared = (layers[0].norm1.emb,)
         runs = [_run_first, *[_run] * (len(layers) - 1)]
         blocks = [Block(run=partial(run, layer), modules=(layer,)) for run, layer in zip(runs, layers, strict=True)]
         return blocks, [Attending(module=layer.attn1, streams=(IMAGE,)) for layer in layers]
@@ -91,16 +93,20 @@ class DiT(Family):
         dtype: torch.dtype = self.module.pos_embed.proj.weight.dtype
         return dtype
 
+    def image(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """See ``Family.image``."""
+        tokens: Tensor = self.module.pos_embed(self._latent(inputs))
+        return tokens
+
     def embed(self, inputs: Mapping[str, Tensor]) -> State:
         """See ``Family.embed``. A latent that is no whole number of patches is padded as in ComfyUI."""
-        tokens = self.module.pos_embed(self._latent(inputs))
         context = {"timestep": inputs[TIMESTEP], "labels": inputs["class_labels"]}
-        return State(streams={IMAGE: tokens}, context=context)
+        return State(streams={IMAGE: self.image(inputs)}, context=context)
 
     def head(self, state: State) -> Tensor:
         """See ``Family.head``."""
         module = self.module
-        shift, scale = module.proj_out_1(F.silu(state.context["conditioning"])).chunk(2, dim=1)
+        shift, scale = module.proj_out_1(F.silu(self._conditioning(state))).chunk(2, dim=1)
         normed = module.norm_out(state.streams[IMAGE]) * (1 + scale[:, None]) + shift[:, None]
         return without_variance(module.proj_out_2(normed), module.config)
 
@@ -115,6 +121,13 @@ class DiT(Family):
         )[0]
         height, width = inputs[LATENT].shape[2:]
         return out[:, : self.geometry.out_channels, :height, :width]
+
+    def _conditioning(self, state: State) -> Tensor:
+        """What block 0 embedded timestep and label to, or would have if it is on another rank."""
+        if "conditioning" in state.context:
+            return state.context["conditioning"]
+        conditioning: Tensor = self.shared[0](state.context["timestep"], state.context["labels"], self.dtype)
+        return conditioning
 
     def _latent(self, inputs: Mapping[str, Tensor]) -> Tensor:
         return pad_to_patch(inputs[LATENT].to(self.dtype), self.geometry.patch)

@@ -60,6 +60,7 @@ class Flux(Family):
             channels=channels,
             out_channels=channels,
             patch=_PATCH,
+            layers=double + single,
             sites=(Site(streams=(TEXT, IMAGE), heads=heads, head_dim=head_dim, count=double + single),),
             sums=joint.sums((TEXT, IMAGE), heads * head_dim, double=double, single=single, least=IMAGE),
         )
@@ -88,8 +89,10 @@ class Flux(Family):
 
     def parts(self) -> tuple[list[Block], list[Attending]]:
         """See ``Family.parts``."""
-        layers = [*self.module.transformer_blocks, *self.module.single_transformer_blocks]
-        blocks = [Block(run=partial(_run, layer), modules=(layer,)) for layer in layers]
+        double, single = self.module.transformer_blocks, self.module.single_transformer_blocks
+        blocks = [Block(run=partial(_run, layer), modules=(layer,), parts=2) for layer in double]
+        blocks += [Block(run=partial(_run, layer), modules=(layer,)) for layer in single]
+        layers = [*double, *single]
         return blocks, [Attending(module=layer.attn, streams=(TEXT, IMAGE)) for layer in layers]
 
     @property
@@ -98,6 +101,11 @@ class Flux(Family):
         dtype: torch.dtype = self.module.x_embedder.weight.dtype
         return dtype
 
+    def image(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """See ``Family.image``."""
+        tokens: Tensor = self.module.x_embedder(self._tokens(inputs)[0])
+        return tokens
+
     def embed(self, inputs: Mapping[str, Tensor]) -> State:
         """See ``Family.embed``.
 
@@ -105,7 +113,7 @@ class Flux(Family):
         a thousandfold guidance is rounded.
         """
         module, text = self.module, inputs["encoder_hidden_states"].to(self.dtype)
-        tokens, image_ids = self._tokens(inputs)
+        _, image_ids = self._tokens(inputs)
         times = [inputs[TIMESTEP].float() * 1000]
         if "guidance" in inputs:
             times.append(inputs["guidance"].to(self.dtype) * 1000)
@@ -113,7 +121,7 @@ class Flux(Family):
         temb = module.time_text_embed(*times, pooled)
         tables = {TEXT: image_ids.new_zeros(text.shape[1], _AXES), IMAGE: image_ids}
         return State(
-            streams={TEXT: module.context_embedder(text), IMAGE: module.x_embedder(tokens)},
+            streams={TEXT: module.context_embedder(text), IMAGE: self.image(inputs)},
             tables={name: joint.rope(module.pos_embed, ids) for name, ids in tables.items()},
             context={"temb": temb},
         )

@@ -66,6 +66,7 @@ class Flux2(Family):
             channels=channels,
             out_channels=channels,
             patch=_PATCH,
+            layers=double + single,
             sites=(Site(streams=(TEXT, IMAGE), heads=heads, head_dim=head_dim, count=double + single),),
             sums=joint.sums((TEXT, IMAGE), heads * head_dim, double=double, single=single, least=IMAGE),
         )
@@ -100,7 +101,7 @@ class Flux2(Family):
     def parts(self) -> tuple[list[Block], list[Attending]]:
         """See ``Family.parts``."""
         double, single = self.module.transformer_blocks, self.module.single_transformer_blocks
-        blocks = [Block(run=partial(_run_double, layer), modules=(layer,)) for layer in double]
+        blocks = [Block(run=partial(_run_double, layer), modules=(layer,), parts=2) for layer in double]
         blocks += [Block(run=partial(_run_single, layer), modules=(layer,)) for layer in single]
         return blocks, [Attending(module=layer.attn, streams=(TEXT, IMAGE)) for layer in (*double, *single)]
 
@@ -110,13 +111,18 @@ class Flux2(Family):
         dtype: torch.dtype = self.module.x_embedder.weight.dtype
         return dtype
 
+    def image(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """See ``Family.image``."""
+        tokens: Tensor = self.module.x_embedder(self._tokens(inputs)[0])
+        return tokens
+
     def embed(self, inputs: Mapping[str, Tensor]) -> State:
         """See ``Family.embed``. The modulation is the same for all blocks of a kind."""
         module, text = self.module, inputs["encoder_hidden_states"].to(self.dtype)
-        tokens, image_ids = self._tokens(inputs)
+        _, image_ids = self._tokens(inputs)
         temb, tables = self._time(inputs), {TEXT: _text_ids(text), IMAGE: image_ids}
         return State(
-            streams={TEXT: module.context_embedder(text), IMAGE: module.x_embedder(tokens)},
+            streams={TEXT: module.context_embedder(text), IMAGE: self.image(inputs)},
             tables={name: joint.rope(module.pos_embed, ids) for name, ids in tables.items()},
             context={
                 "temb": temb,

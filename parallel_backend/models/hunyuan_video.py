@@ -73,6 +73,7 @@ class HunyuanVideo(Family):
             channels=channels,
             out_channels=channels,
             patch=(config["patch_size_t"], config["patch_size"], config["patch_size"]),
+            layers=double + single,
             sites=(Site(streams=(IMAGE, TEXT), heads=heads, head_dim=head_dim, count=double + single),),
             sums=joint.sums((IMAGE, TEXT), heads * head_dim, double=double, single=single, least=TEXT),
         )
@@ -108,8 +109,10 @@ class HunyuanVideo(Family):
 
     def parts(self) -> tuple[list[Block], list[Attending]]:
         """See ``Family.parts``."""
-        layers = [*self.module.transformer_blocks, *self.module.single_transformer_blocks]
-        blocks = [Block(run=partial(_run, layer), modules=(layer,)) for layer in layers]
+        double, single = self.module.transformer_blocks, self.module.single_transformer_blocks
+        blocks = [Block(run=partial(_run, layer), modules=(layer,), parts=2) for layer in double]
+        blocks += [Block(run=partial(_run, layer), modules=(layer,)) for layer in single]
+        layers = [*double, *single]
         return blocks, [Attending(module=layer.attn, streams=(IMAGE, TEXT)) for layer in layers]
 
     @property
@@ -117,6 +120,11 @@ class HunyuanVideo(Family):
         """See ``Family.dtype``."""
         dtype: torch.dtype = self.module.x_embedder.proj.weight.dtype
         return dtype
+
+    def image(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """See ``Family.image``."""
+        tokens: Tensor = self.module.x_embedder(self._latent(inputs))
+        return tokens
 
     def embed(self, inputs: Mapping[str, Tensor]) -> State:
         """See ``Family.embed``. A latent that is no whole number of patches is padded circularly.
@@ -137,7 +145,7 @@ class HunyuanVideo(Family):
             per_frame = len(cos) // self.geometry.grid(latent.shape[2:])[0]
             tables["first"] = (torch.arange(len(cos)) < per_frame)[None]
         return State(
-            streams={IMAGE: module.x_embedder(latent), TEXT: text},
+            streams={IMAGE: self.image(inputs), TEXT: text},
             tables={IMAGE: tables},
             masks={} if mask is None else {TEXT: mask.bool()},
             context={"temb": temb} | ({} if first is None else {"first": first}),

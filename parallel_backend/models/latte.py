@@ -61,6 +61,7 @@ class Latte(Family):
             channels=config["in_channels"],
             out_channels=config["in_channels"],
             patch=(1, config["patch_size"], config["patch_size"]),
+            layers=layers,
             sites=(Site(streams=(IMAGE,), heads=heads, head_dim=head_dim, count=layers),),
             sums=(Sum(tokens=IMAGE, width=heads * head_dim, count=5 * layers, least=1),),
         )
@@ -103,10 +104,15 @@ class Latte(Family):
         dtype: torch.dtype = self.module.pos_embed.proj.weight.dtype
         return dtype
 
+    def image(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """See ``Family.image``."""
+        tokens: Tensor = self.module.pos_embed(self._latent(inputs).transpose(1, 2).flatten(0, 1))
+        return tokens
+
     def embed(self, inputs: Mapping[str, Tensor]) -> State:
         """See ``Family.embed``. A latent that is no whole number of patches is padded as in ComfyUI."""
         module, latent = self.module, self._latent(inputs)
-        tokens = module.pos_embed(latent.transpose(1, 2).flatten(0, 1))
+        tokens = self.image(inputs)
         modulation, embedded = module.adaln_single(
             inputs[TIMESTEP], batch_size=latent.shape[0], hidden_dtype=tokens.dtype
         )

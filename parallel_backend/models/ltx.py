@@ -73,6 +73,7 @@ class LTXVideo(Family):
             channels=config["in_channels"],
             out_channels=config["out_channels"] or config["in_channels"],
             patch=(1, 1, 1),
+            layers=layers,
             sites=(Site(streams=(IMAGE,), heads=heads, head_dim=head_dim, count=layers),),
             sums=(
                 Sum(tokens=IMAGE, width=heads * head_dim, count=3 * layers),
@@ -117,6 +118,11 @@ class LTXVideo(Family):
         dtype: torch.dtype = self.module.proj_in.weight.dtype
         return dtype
 
+    def image(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """See ``Family.image``."""
+        tokens: Tensor = self.module.proj_in(self._tokens(inputs))
+        return tokens
+
     def embed(self, inputs: Mapping[str, Tensor]) -> State:
         """See ``Family.embed``."""
         module, tokens = self.module, self._tokens(inputs)
@@ -130,7 +136,7 @@ class LTXVideo(Family):
             context |= self._time(timestep[:, None])
         else:
             tables["timestep"] = timestep
-        return State(streams={IMAGE: module.proj_in(tokens)}, tables={IMAGE: tables}, context=context)
+        return State(streams={IMAGE: self.image(inputs)}, tables={IMAGE: tables}, context=context)
 
     def head(self, state: State) -> Tensor:
         """See ``Family.head``."""

@@ -52,6 +52,7 @@ class Mochi(Family):
             channels=config["in_channels"],
             out_channels=config["out_channels"] or config["in_channels"],
             patch=(1, config["patch_size"], config["patch_size"]),
+            layers=layers,
             sites=(Site(streams=(IMAGE, TEXT), heads=heads, head_dim=head_dim, count=layers),),
             sums=(
                 Sum(tokens=IMAGE, width=heads * head_dim, count=2 * layers),
@@ -93,16 +94,21 @@ class Mochi(Family):
         dtype: torch.dtype = self.module.patch_embed.proj.weight.dtype
         return dtype
 
+    def image(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """See ``Family.image``."""
+        latent = self._latent(inputs)
+        frames: Tensor = self.module.patch_embed(latent.transpose(1, 2).flatten(0, 1))
+        return frames.reshape(len(latent), -1, frames.shape[-1])
+
     def embed(self, inputs: Mapping[str, Tensor]) -> State:
         """See ``Family.embed``. A latent that is no whole number of patches is padded circularly."""
         module, latent, given = self.module, self._latent(inputs), self._given(inputs)
         temb, text = module.time_embed(**given, hidden_dtype=self.dtype)
-        frames = module.patch_embed(latent.transpose(1, 2).flatten(0, 1))
         grid = self.geometry.grid(latent.shape[2:])
         cos, sin = module.rope(module.pos_frequencies, *grid, device=latent.device, dtype=torch.float32)
         masked = "encoder_attention_mask" in inputs
         return State(
-            streams={IMAGE: frames.unflatten(0, (len(latent), -1)).flatten(1, 2), TEXT: text},
+            streams={IMAGE: self.image(inputs), TEXT: text},
             tables={IMAGE: {"cos": cos[None], "sin": sin[None]}},
             masks={TEXT: given["encoder_attention_mask"]} if masked else {},
             context={"temb": temb},

@@ -55,6 +55,7 @@ class PixArt(Family):
             channels=config["in_channels"],
             out_channels=config["in_channels"],
             patch=(config["patch_size"],) * 2,
+            layers=layers,
             sites=(Site(streams=(IMAGE,), heads=heads, head_dim=head_dim, count=layers),),
             sums=(Sum(tokens=IMAGE, width=heads * head_dim, count=3 * layers),),
         )
@@ -91,10 +92,15 @@ class PixArt(Family):
         dtype: torch.dtype = self.module.pos_embed.proj.weight.dtype
         return dtype
 
+    def image(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """See ``Family.image``."""
+        tokens: Tensor = self.module.pos_embed(self._latent(inputs)).contiguous()
+        return tokens
+
     def embed(self, inputs: Mapping[str, Tensor]) -> State:
         """See ``Family.embed``. Text that is masked gets diffusers' bias, which its cross-attention adds."""
         module = self.module
-        tokens = module.pos_embed(self._latent(inputs)).contiguous()
+        tokens = self.image(inputs)
         modulation, embedded = module.adaln_single(
             inputs[TIMESTEP], self._conditions(inputs), batch_size=len(tokens), hidden_dtype=self.dtype
         )

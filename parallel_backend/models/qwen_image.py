@@ -61,6 +61,7 @@ class QwenImage(Family):
             channels=config["in_channels"] // math.prod(patch),
             out_channels=config["out_channels"] or config["in_channels"],
             patch=patch,
+            layers=layers,
             sites=(Site(streams=(TEXT, IMAGE), heads=heads, head_dim=head_dim, count=layers),),
             sums=tuple(
                 Sum(tokens=stream, width=heads * head_dim, count=2 * layers, least=1) for stream in (TEXT, IMAGE)
@@ -108,14 +109,18 @@ class QwenImage(Family):
         dtype: torch.dtype = self.module.img_in.weight.dtype
         return dtype
 
+    def image(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """See ``Family.image``."""
+        tokens: Tensor = self.module.img_in(self._tokens(inputs)[0])
+        return tokens
+
     def embed(self, inputs: Mapping[str, Tensor]) -> State:
         """See ``Family.embed``.
 
         As in ComfyUI, a latent that is no whole number of patches is padded, and the timestep keeps float32.
         """
         module, text = self.module, inputs["encoder_hidden_states"].to(self.dtype)
-        tokens, shapes = self._tokens(inputs)
-        image = module.img_in(tokens)
+        image, shapes = self.image(inputs), self._tokens(inputs)[1]
         image_rope, text_rope = self._rope(inputs, shapes)
         tables, timestep = {"rope": image_rope[None]}, inputs[TIMESTEP].float()
         if module.zero_cond_t:  # the references' modulation is that of timestep 0

@@ -52,6 +52,7 @@ class SD3(Family):
             channels=config["in_channels"],
             out_channels=config["in_channels"],
             patch=(config["patch_size"],) * 2,
+            layers=layers,
             sites=(Site(streams=(IMAGE, TEXT), heads=heads, head_dim=head_dim, count=layers), *alone),
             sums=(
                 Sum(tokens=IMAGE, width=width, count=2 * layers + dual),
@@ -99,14 +100,18 @@ class SD3(Family):
         dtype: torch.dtype = self.module.pos_embed.proj.weight.dtype
         return dtype
 
+    def image(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """See ``Family.image``."""
+        tokens: Tensor = self.module.pos_embed(self._arguments(inputs)["hidden_states"]).contiguous()
+        return tokens
+
     def embed(self, inputs: Mapping[str, Tensor]) -> State:
         """See ``Family.embed``. A latent that is no whole number of patches is padded as in ComfyUI."""
         module = self.module
         arguments = self._arguments(inputs)
         text = module.context_embedder(arguments["encoder_hidden_states"])
         temb = module.time_text_embed(arguments["timestep"], arguments["pooled_projections"])
-        image = module.pos_embed(arguments["hidden_states"]).contiguous()
-        return State(streams={TEXT: text, IMAGE: image}, context={"temb": temb})
+        return State(streams={TEXT: text, IMAGE: self.image(inputs)}, context={"temb": temb})
 
     def head(self, state: State) -> Tensor:
         """See ``Family.head``."""

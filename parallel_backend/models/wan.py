@@ -66,6 +66,7 @@ class Wan(Family):
             channels=out_channels,
             out_channels=out_channels,
             patch=tuple(config["patch_size"]),
+            layers=layers,
             sites=(Site(streams=(IMAGE,), heads=heads, head_dim=head_dim, count=layers),),
             sums=(Sum(tokens=IMAGE, width=heads * head_dim, count=3 * layers), *normed),
             positions=config["rope_max_seq_len"],
@@ -109,22 +110,24 @@ class Wan(Family):
         dtype: torch.dtype = self.module.patch_embedding.weight.dtype
         return dtype
 
+    def image(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """See ``Family.image``."""
+        tokens: Tensor = self.module.patch_embedding(self._latent(inputs))
+        return tokens.flatten(2).transpose(1, 2).contiguous()
+
     def embed(self, inputs: Mapping[str, Tensor]) -> State:
         """See ``Family.embed``. A latent that is no whole number of patches is padded as in ComfyUI."""
         module = self.module
         latent = self._latent(inputs)
         rope_cos, rope_sin = module.rope(latent)
-        tokens = module.patch_embedding(latent)
         tables = {"rope_cos": rope_cos, "rope_sin": rope_sin}
         context = self._context(inputs)
         timestep = self._timestep(inputs)
         if timestep.ndim == 1:
             context |= self._time(timestep)
         else:
-            tables["timestep"] = timestep.repeat_interleave(tokens.shape[3] * tokens.shape[4], dim=1)
-        return State(
-            streams={IMAGE: tokens.flatten(2).transpose(1, 2).contiguous()}, tables={IMAGE: tables}, context=context
-        )
+            tables["timestep"] = timestep.repeat_interleave(math.prod(self.geometry.grid(latent.shape[2:])[1:]), dim=1)
+        return State(streams={IMAGE: self.image(inputs)}, tables={IMAGE: tables}, context=context)
 
     def head(self, state: State) -> Tensor:
         """See ``Family.head``."""

@@ -54,6 +54,7 @@ class ZImage(Family):
             channels=config["in_channels"],
             out_channels=config["in_channels"],
             patch=(patch, patch),
+            layers=refiners + layers,
             sites=(
                 Site(streams=(IMAGE,), heads=heads, head_dim=dim // heads, count=refiners),
                 Site(streams=(IMAGE, TEXT), heads=heads, head_dim=dim // heads, count=layers),
@@ -107,15 +108,17 @@ class ZImage(Family):
         dtype: torch.dtype = self.module.all_x_embedder[self._key].weight.dtype
         return dtype
 
+    def image(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """See ``Family.image``."""
+        return self._image(self.module.patchify_and_embed(*self._samples(inputs), *self._patch))[0]
+
     def embed(self, inputs: Mapping[str, Tensor]) -> State:
         """See ``Family.embed``. A latent that is no whole number of patches is padded as in ComfyUI."""
         module = self.module
         pictures, captions = self._samples(inputs)
         prepared = module.patchify_and_embed(pictures, captions, *self._patch)
-        patches, captions, _, image_places, text_places, image_fill, text_fill = prepared
-        image, image_rope, _ = self._stream(
-            module.all_x_embedder[self._key], patches, image_places, image_fill, module.x_pad_token
-        )
+        image, image_rope, _ = self._image(prepared)
+        _, captions, _, _, text_places, _, text_fill = prepared
         text, text_rope, kept = self._stream(
             module.cap_embedder, captions, text_places, text_fill, module.cap_pad_token
         )
@@ -174,6 +177,11 @@ class ZImage(Family):
         if MASK not in inputs:
             return list(pictures), list(captions)
         return list(pictures), [text[mask.bool()] for text, mask in zip(captions, inputs[MASK], strict=True)]
+
+    def _image(self, prepared: tuple[Any, ...]) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The image's stream, of what the module prepares."""
+        patches, _, _, places, _, fill, _ = prepared
+        return self._stream(self.module.all_x_embedder[self._key], patches, places, fill, self.module.x_pad_token)
 
     def _stream(
         self, embedder: nn.Module, rows: list[Tensor], places: list[Tensor], fill: list[Tensor], token: Tensor

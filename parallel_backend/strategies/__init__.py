@@ -2,14 +2,16 @@
 
 from .base import Job, Strategy
 from .batch import BatchSplit
+from .pipe import Pipe
 from .ring import Ring
-from .sequence import SequenceSplit, TokenSplit
+from .sequence import SequenceSplit
 from .sharded import ShardedWeights
 from .tensor import TensorParallel
+from .tokens import TokenSplit
 from .ulysses import Ulysses
 
 STRATEGIES: tuple[Strategy, ...] = (
-    BatchSplit(), SequenceSplit(), Ring(), Ulysses(), TensorParallel(), ShardedWeights(),
+    BatchSplit(), Pipe(), SequenceSplit(), Ring(), Ulysses(), TensorParallel(), ShardedWeights(),
 )  # fmt: skip
 
 __all__ = ["STRATEGIES", "BatchSplit", "Job", "Strategy", "TokenSplit"]

@@ -4,9 +4,10 @@ from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from ..geometry import Extent, Geometry
+from ..geometry import IMAGE, Extent, Geometry, Site
 from ..layout import ParallelLayout
 from ..partition import Partition
+from .patches import count, cut
 
 Parameters = tuple[tuple[tuple[int, ...], int], ...]
 """Shape and bytes a value of each."""
@@ -22,6 +23,8 @@ class Job:
         itemsize: of the model's dtype, in bytes.
         alike: by branch a key; branches with the same one run as one forward where a rank has both.
         parameters: all of the blocks, for those who ask what sharing them sends.
+        latent: values of a sample's latent.
+        stages: by stage of a pipeline how often each of the geometry's sites is in it; for those who ask what it sends.
         guided: whether the ranks of the sequence need the guided prediction (in a step loop), or rank 0 alone needs
             all branches' predictions.
     """
@@ -32,6 +35,26 @@ class Job:
     itemsize: int
     guided: bool
     parameters: Parameters = ()
+    latent: int = 0
+    stages: tuple[tuple[int, ...], ...] = ()
+
+    def sites(self, layout: ParallelLayout, place: Mapping[str, int]) -> Iterator[tuple[Site, int]]:
+        """The attention that the ranks at ``place`` run, and how often in a forward."""
+        counts = self.stages[place["pipe"]] if layout.pipe > 1 else [site.count for site in self.geometry.sites]
+        return zip(self.geometry.sites, counts, strict=True)
+
+    def sizes(self, layout: ParallelLayout, extent: Extent, stream: str) -> tuple[int, ...]:
+        """The tokens of a stream by rank of the sequence; where speeds are measured, as if they were equal."""
+        length, ranks = extent.streams[stream], layout.sequence
+        if layout.stale and layout.balance:
+            weights = [speed for speed in layout.balance for _ in range(layout.ulysses)]
+            return Partition.weighted(length, weights).sizes
+        if stream != IMAGE or not self.guided or layout.pipe == 1:
+            return Partition.even(length, ranks).sizes
+        extents = [extent for _, extent in self.branches]
+        *patches, _ = cut(extents, count(layout, extents)).sizes
+        cuts = [Partition.even(size, ranks).sizes for size in (*patches, length - sum(patches))]
+        return tuple(map(sum, zip(*cuts, strict=True)))
 
     def own(self, layout: ParallelLayout, place: Mapping[str, int]) -> Iterator[tuple[int, Extent]]:
         """The samples and the extent of each branch that the ranks at ``place`` compute."""

@@ -40,11 +40,14 @@ class BatchSplit:
         """The predictions of the own rows and tokens: with guidance once to every other group on the cfg axis, else
         once to rank 0, by the first of the ranks that have them."""
         place = layout.coordinates(rank)
-        copies = layout.cfg - 1 if job.guided else int(rank > 0 and place["tensor"] == 0)
+        if place["pipe"] != layout.pipe - 1:  # which predicts nothing
+            return 0
+        first = place["tensor"] == 0
+        copies = layout.cfg - 1 if job.guided else int(rank > 0 and first)
         shared = common([extent for _, extent in job.branches]) if job.guided else None
         values = 0
         for samples, extent in job.own(layout, place):
-            own = Partition.even(extent.streams[IMAGE], layout.sequence).sizes[place["sequence"]]
+            own = job.sizes(layout, extent, IMAGE)[place["sequence"]]
             values += samples * (own if shared is None else shared) * extent.values
         return copies * values * job.itemsize
 

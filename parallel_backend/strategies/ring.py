@@ -36,12 +36,12 @@ class Ring:
         place = layout.coordinates(rank)
         sent = 0
         for samples, extent in job.own(layout, place):
-            for site in job.geometry.sites:
+            for site, count in job.sites(layout, place):
                 local = Partition.even(site.heads, layout.tensor).sizes[place["tensor"]]
                 heads = Partition.even(local, layout.ulysses).sizes[place["ulysses"]]
-                blocks = [sum(tokens) for tokens in site_tokens(layout, extent, site)]
+                blocks = [sum(tokens) for tokens in site_tokens(layout, job, extent, site)]
                 passed = sum(blocks) - blocks[(place["ring"] + 1) % layout.ring]
-                sent += samples * extent.rows * site.count * 2 * heads * site.head_dim * passed
+                sent += samples * extent.rows * count * 2 * heads * site.head_dim * passed
         return sent * job.itemsize if layout.ring > 1 else 0
 
 

@@ -30,13 +30,13 @@ class Ulysses:
         place = layout.coordinates(rank)
         sent = 0
         for samples, extent in job.own(layout, place):
-            for site in job.geometry.sites:
+            for site, count in job.sites(layout, place):
                 local = Partition.even(site.heads, layout.tensor).sizes[place["tensor"]]
                 own_heads = Partition.even(local, layout.ulysses).sizes[place["ulysses"]]
-                tokens = site_tokens(layout, extent, site)[place["ring"]]
+                tokens = site_tokens(layout, job, extent, site)[place["ring"]]
                 own_tokens = tokens[place["ulysses"]]
                 values = 3 * own_tokens * (local - own_heads) + (sum(tokens) - own_tokens) * own_heads
-                sent += samples * extent.rows * site.count * site.head_dim * values
+                sent += samples * extent.rows * count * site.head_dim * values
         return sent * job.itemsize
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..models import FAMILIES
 from . import examples
 from .matrix import Cell
-from .run import Question, block_parameters
+from .run import Question, block_parameters, stages_of
 
 
 class Cells:
@@ -27,13 +27,15 @@ class Cells:
         asked = [(cell.class_name, cell.variant, cell.batch, cell.size, text, 0)]
         if cell.layout.cfg > 1:
             asked.append((cell.class_name, cell.variant, cell.batch, cell.size, shorter, 1))
+        family = FAMILIES[cell.class_name](_module(cell.class_name, cell.variant))
         return Question(
             title=str(cell),
             model=self._path(cell.class_name, cell.variant),
             layout=cell.layout,
             inputs=[_inputs(*one) for one in asked],
             stock=lambda i: _stock(*asked[i]),
-            parameters=block_parameters(FAMILIES[cell.class_name](_module(cell.class_name, cell.variant))),
+            parameters=block_parameters(family),
+            stages=stages_of(family, cell.layout),
         )
 
     def _path(self, class_name: str, name: str) -> Path:

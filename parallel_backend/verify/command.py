@@ -2,6 +2,7 @@
 
 import argparse
 import re
+import sys
 import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
@@ -13,12 +14,13 @@ import torch
 from ..errors import InvalidRequest
 from ..layout import ParallelLayout
 from ..messages import Devices
-from . import matrix, memory, real
+from . import matrix, memory, quality, real, steps
 from .cells import Cells
 from .examples import short_name, variants
 from .matrix import Cell
 from .memory import Growth
 from .run import Question, Report, verifier
+from .steps import Loop, LoopCells
 
 
 def run(options: argparse.Namespace) -> int:
@@ -27,6 +29,10 @@ def run(options: argparse.Namespace) -> int:
         raise InvalidRequest(f"--text-tokens {options.text_tokens}: at least one is needed")
     if options.memory:
         return _run_memory(options)
+    if options.quality:
+        return _run_quality(options)
+    if options.warmup is not None:
+        return _run_loops(options)
     return _run_model(options) if options.model else _run_matrix(options)
 
 
@@ -42,6 +48,51 @@ def _run_memory(options: argparse.Namespace) -> int:
     if options.json:
         print(msgspec.json.encode([asdict(growth) | {"failed": growth.failed} for growth in grown]).decode())
     return int(any(growth.failed for growth in grown))
+
+
+def _run_loops(options: argparse.Namespace) -> int:
+    for name in ("model", "dtype", "ci", "named"):
+        if getattr(options, name):
+            raise InvalidRequest(f"--warmup runs the step loops of small models: leave {name} out")
+    chosen = _loops(options)
+    devices = Devices(kind="cpu", indices=tuple(range(max(loop.layout.ranks for loop in chosen))))
+    with tempfile.TemporaryDirectory(prefix="verify-models-") as folder, verifier(devices) as runner:
+        asking = LoopCells(runner.client, devices, Path(folder))
+        return _told(map(asking.ask, chosen), options, alone=len(chosen) == 1)
+
+
+def _loops(options: argparse.Namespace) -> list[Loop]:
+    warmup = None if options.warmup == "all" else _steps(options.warmup)
+    layouts = [] if options.layout is None else [ParallelLayout.parse(options.layout)]
+    if any(not layout.approximate for layout in layouts):
+        raise InvalidRequest(f'--layout "{options.layout}" is exact in all steps: verify without --warmup compares it')
+    chosen = list(steps.every(_kinds(options), warmup, layouts))
+    chosen = [loop for loop in chosen if options.ranks in (None, loop.layout.ranks)]
+    if not chosen:
+        raise InvalidRequest(f"no layout has --ranks {options.ranks}")
+    size, text = _size(options), options.text_tokens
+    return [replace(loop, size=size or loop.size, text=text or loop.text) for loop in chosen]
+
+
+def _run_quality(options: argparse.Namespace) -> int:
+    given = {name for name, value in vars(options).items() if value} - {"quality", "json", "run", "layout", "warmup"}
+    if given:
+        raise InvalidRequest(f"--quality has its own model: leave {', '.join(sorted(given))} out")
+    warmups = quality.WARMUPS if options.warmup is None else (_steps(options.warmup),)
+    layouts = quality.table((options.layout,) if options.layout else quality.LAYOUTS, warmups)
+    if not layouts[0].approximate:
+        raise InvalidRequest(f'--layout "{options.layout}" is exact: there is no quality to lose')
+    devices = Devices(kind="cpu", indices=tuple(range(max(layout.ranks for layout in layouts))))
+    with verifier(devices) as runner:
+        exact, rows = quality.measure(runner.client, devices, layouts, lambda text: print(text, file=sys.stderr))
+    print(msgspec.json.encode(rows).decode() if options.json else quality.markdown(rows, exact))
+    return 0
+
+
+def _steps(text: str) -> int:
+    if not text.isdecimal():
+        raise InvalidRequest(f"--warmup {text}: write a number of steps")
+    return int(text)
 
 
 def _run_matrix(options: argparse.Namespace) -> int:
@@ -74,21 +125,27 @@ def _run_model(options: argparse.Namespace) -> int:
 
 
 def _answer(questions: Iterable[Question], devices: Devices, options: argparse.Namespace, *, time: bool) -> int:
-    reports: list[Report] = []
     with verifier(devices) as runner:
-        for question in questions:
-            reports.append(runner.ask(question, time=time))
-            if not options.json:
-                print(_line(reports[-1]), flush=True)
+        return _told((runner.ask(question, time=time) for question in questions), options, alone=time)
+
+
+def _told(answers: Iterable[Report], options: argparse.Namespace, *, alone: bool) -> int:
+    """Print reports as they come; the exit status. ``alone`` says that a single one is no list in JSON."""
+    reports: list[Report] = []
+    for report in answers:
+        reports.append(report)
+        if not options.json:
+            print(_line(report), flush=True)
     if options.json:
         shown = [asdict(report) | {"failed": report.failed} for report in reports]
-        print(msgspec.json.encode(shown[0] if time and len(shown) == 1 else shown).decode())
+        print(msgspec.json.encode(shown[0] if alone and len(shown) == 1 else shown).decode())
     else:
         print(_summary(reports))
     return int(any(report.failed for report in reports))
 
 
-def _cells(options: argparse.Namespace) -> list[Cell]:
+def _kinds(options: argparse.Namespace) -> list[tuple[str, str]]:
+    """Class names and variants that are asked for."""
     families = sorted({short_name(class_name) for class_name, _ in variants()})
     if options.family is not None and options.family not in families:
         raise InvalidRequest(f"family {options.family!r} is none of {', '.join(families)}")
@@ -96,7 +153,11 @@ def _cells(options: argparse.Namespace) -> list[Cell]:
     names = [name for _, name in kinds]
     if options.variant is not None and options.variant not in names:
         raise InvalidRequest(f"variant {options.variant!r} is none of {', '.join(names)}")
-    kinds = [pair for pair in kinds if options.variant in (None, pair[1])]
+    return [pair for pair in kinds if options.variant in (None, pair[1])]
+
+
+def _cells(options: argparse.Namespace) -> list[Cell]:
+    kinds = _kinds(options)
     if options.layout is None:
         chosen = matrix.ci() if options.ci else matrix.named() if options.named else matrix.every()
         cells = [cell for cell in chosen if (cell.class_name, cell.variant) in kinds]

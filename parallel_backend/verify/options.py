@@ -25,4 +25,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--memory", action="store_true", help="instead: what sharded weights of 2 GB take of the ranks' memory"
     )
+    parser.add_argument(
+        "--warmup", metavar="N|all",
+        help="instead: whole step loops of PipeFusion and displaced patch, with that many exact steps at the start, "
+        "against the same algorithm on one process; with all of them, that is the exact one",
+    )  # fmt: skip
+    parser.add_argument(
+        "--quality", action="store_true",
+        help="instead: pictures of the shipped checkpoint in approximate layouts beside exact ones, as a table",
+    )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="as JSON")

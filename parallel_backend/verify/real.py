@@ -25,7 +25,7 @@ from ..models import Family, family_of
 from ..payload import NAMES
 from ..strategies.base import Parameters
 from . import examples
-from .run import TOLERANCE, Question, block_parameters, check, forward
+from .run import TOLERANCE, Question, block_parameters, check, forward, stages_of
 
 BATCH, BRANCHES = 2, 2
 """Samples and branches that are computed, so that every axis has something to share out."""
@@ -74,7 +74,7 @@ class Real:
             OutOfMemory: the device does not hold the whole model.
         """
         try:
-            wanted, parameters, blocks = self._stock(device)
+            stock = self._stock(device, layouts)
         except torch.OutOfMemoryError as error:
             raise OutOfMemory(
                 f"diffusers' own forward, which the layouts are held to, needs all of {self.component} on {device}, "
@@ -84,10 +84,10 @@ class Real:
             Question(
                 title=f"{self.component}, {layout}" if self.checkpoint.boundary() else str(layout),
                 model=self.checkpoint.path, layout=layout, inputs=self.inputs,
-                stock=wanted.__getitem__, parameters=parameters, dtype=self.dtype,
-                tolerance=tolerance(getattr(torch, self.dtype), blocks),
+                stock=stock.wanted.__getitem__, parameters=stock.parameters, stages=stages, dtype=self.dtype,
+                tolerance=tolerance(getattr(torch, self.dtype), stock.blocks),
             )
-            for layout in layouts
+            for layout, stages in zip(layouts, stock.stages, strict=True)
         ]  # fmt: skip
 
     def check(self, layout: ParallelLayout, devices: Devices) -> None:
@@ -99,17 +99,32 @@ class Real:
         check(forward(self.checkpoint.path, self.dtype, layout, devices, len(self.inputs)), self.inputs)
 
     @torch.no_grad()
-    def _stock(self, device: torch.device) -> tuple[list[Tensor], Parameters, int]:
+    def _stock(self, device: torch.device, layouts: Sequence[ParallelLayout]) -> "_Stock":
         alone = mesh.create(ParallelLayout(), rank=0, timeout=timedelta(seconds=1))
         assert alone is not None
         family = loading.load_transformer(self.checkpoint, getattr(torch, self.dtype), device, alone, self.component)
         wanted = [family.stock({k: v.to(device) for k, v in one.items()}).cpu() for one in self.inputs]
-        kept = block_parameters(family), len(family.blocks)
+        stock = _Stock(
+            wanted=wanted,
+            parameters=block_parameters(family),
+            blocks=len(family.blocks),
+            stages=[stages_of(family, layout) for layout in layouts],
+        )
         del family
         gc.collect()
         if device.type == "cuda":
             torch.cuda.empty_cache()
-        return wanted, *kept
+        return stock
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Stock:
+    """What the whole model, which is let go of again, predicts and is made of; ``stages`` are by layout."""
+
+    wanted: list[Tensor]
+    parameters: Parameters
+    blocks: int
+    stages: list[tuple[tuple[int, ...], ...]]
 
 
 def tolerance(dtype: torch.dtype, blocks: int) -> float:
@@ -145,7 +160,7 @@ def layouts_on(ranks: int) -> list[ParallelLayout]:
     """What auto gives, and each strategy alone on all ranks; cfg and data on the two that there is work for."""
     if ranks == 1:
         return [ParallelLayout()]
-    alone = ["cfg=2", "data=2", *(f"{axis}={ranks}" for axis in ("ulysses", "ring", "tensor"))]
+    alone = ["cfg=2", "data=2", *(f"{axis}={ranks}" for axis in ("ulysses", "ring", "tensor", "pipe"))]
     texts = [str(auto(ranks, branches=BRANCHES)), *alone, f"ulysses={ranks} shard_weights"]
     return [ParallelLayout.parse(text) for text in dict.fromkeys(texts)]
 

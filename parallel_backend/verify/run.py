@@ -9,6 +9,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from .. import stages
 from ..checkpoint import Checkpoint
 from ..client import Client
 from ..errors import InvalidRequest
@@ -31,7 +32,8 @@ class Question:
     """Whether a layout gives what the stock forward does.
 
     Attributes:
-        model: a checkpoint's folder; ``dtype``: that to compute in, never ``auto``; ``parameters``: of its blocks.
+        model: a checkpoint's folder; ``dtype``: that to compute in, never ``auto``; ``parameters``: of its blocks;
+            ``stages``: where its attention is, see ``Job``.
         inputs: by branch; ``stock``: the stock forward of one.
     """
 
@@ -41,6 +43,7 @@ class Question:
     inputs: Sequence[Mapping[str, Tensor]]
     stock: Callable[[int], Tensor]
     parameters: Parameters
+    stages: tuple[tuple[int, ...], ...] = ()
     dtype: DType = "float32"
     tolerance: float = TOLERANCE
 
@@ -109,7 +112,7 @@ class Verifier:
         """The bytes that each rank should send."""
         message = self._message(question)
         job = check(message, question.inputs).job(
-            itemsize=DTYPES[question.dtype].itemsize, parameters=question.parameters
+            itemsize=DTYPES[question.dtype].itemsize, parameters=question.parameters, stages=question.stages
         )
         return tuple(
             sum(strategy.bytes_sent(question.layout, job, rank) for strategy in STRATEGIES)
@@ -151,6 +154,13 @@ def block_parameters(family: Family) -> Parameters:
     """Shapes of the weights of all blocks."""
     modules = [module for block in family.blocks for module in block.modules]
     return tuple((tuple(p.shape), p.itemsize) for module in modules for p in module.parameters())
+
+
+def stages_of(family: Family, layout: ParallelLayout) -> tuple[tuple[int, ...], ...]:
+    """See ``Job.stages``; none where the family has too few blocks for the layout, which is refused."""
+    if not 1 < layout.pipe <= family.geometry.layers:
+        return ()
+    return stages.sites(family, layout.balance or (1.0,) * layout.pipe)
 
 
 def _memory(rank: RankStatus) -> int:

@@ -5,6 +5,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -82,7 +83,11 @@ def test_sampling_twice_loads_once_and_the_status_is_true(client: Client, model:
         assert [(loaded.path, loaded.loads) for loaded in rank.models] == [(model.path, 1)]
 
 
-def test_a_rank_killed_in_a_step_is_named_and_the_next_request_works(client: Client, model: ModelSpec) -> None:
+@pytest.mark.parametrize("layout", ["ulysses=2", "pipe=2"])
+def test_a_rank_killed_in_a_step_is_named_and_the_next_request_works(
+    client: Client, model: ModelSpec, layout: str
+) -> None:
+    model = replace(model, layout=ParallelLayout.parse(layout))
     before = client.call(*request(model, 3))["samples"]
     running = Stepping(client, model)
     pid = client.status().ranks[1].pid
@@ -95,7 +100,11 @@ def test_a_rank_killed_in_a_step_is_named_and_the_next_request_works(client: Cli
     assert torch.equal(client.call(*request(model, 3))["samples"], before)
 
 
-def test_an_interrupt_keeps_the_ranks_and_their_weights(client: Client, model: ModelSpec) -> None:
+@pytest.mark.parametrize("layout", ["ulysses=2", "pipe=2"])
+def test_an_interrupt_keeps_the_ranks_and_their_weights(client: Client, model: ModelSpec, layout: str) -> None:
+    model = replace(model, layout=ParallelLayout.parse(layout))
+    client.call(*request(model, 2))
+    loads = [[loaded.loads for loaded in rank.models] for rank in client.status().ranks]
     running = Stepping(client, model)
     running.stop.set()
     assert isinstance(running.ended(10.0), Cancelled)
@@ -103,7 +112,7 @@ def test_an_interrupt_keeps_the_ranks_and_their_weights(client: Client, model: M
     client.call(*request(model, 2))
     status = client.status()
     assert [rank.pid for rank in status.ranks] == pids
-    assert [[loaded.loads for loaded in rank.models] for rank in status.ranks] == [[1], [1]]
+    assert [[loaded.loads for loaded in rank.models] for rank in status.ranks] == loads
 
 
 def test_a_folder_that_is_no_pipeline_is_refused_and_costs_no_ranks(client: Client, tmp_path: Path) -> None:

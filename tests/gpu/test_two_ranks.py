@@ -9,10 +9,12 @@ from parallel_backend.layout import ParallelLayout
 from parallel_backend.messages import Devices, Forward, ModelSpec
 from parallel_backend.own_backend import own_backend
 from tests import gpus, tiny
+from tests.ranks import requests
 from tests.ranks.requests import Case, relative_error
 
 CARD = Devices(kind="cuda", indices=(0, 0), visible=gpus.VISIBLE, collectives="gloo")
-LAYOUTS = ["ulysses=2", "ring=2", "cfg=2", "data=2", "tensor=2", "ulysses=2 shard_weights"]
+LAYOUTS = ["ulysses=2", "ring=2", "cfg=2", "data=2", "tensor=2", "ulysses=2 shard_weights", "pipe=2"]
+LOOPS = ["pipe=2 patches=3", "ring=2 stale=previous"]
 EXACT = {"float32": 1e-4, "bfloat16": 3e-2}
 
 
@@ -47,3 +49,12 @@ def test_two_ranks_on_one_card_equal_one(on_card, client, model, layout, dtype):
     predict(client, model, layout, dtype)  # starts both ranks, one of which serves a layout of one
     check(client, model, layout, dtype)
     assert {rank.device for rank in client.status().ranks} == {"cuda:0"}
+
+
+@pytest.mark.parametrize("layout", LOOPS)
+def test_step_loops_on_one_card_are_those_of_cpu_ranks(on_card, client, model, layout):
+    layout = ParallelLayout.parse(f"{layout} balance=1:1")
+    cpu = Devices(kind="cpu", indices=(0, 1))
+    specs = [ModelSpec(path=str(model), devices=devices, dtype="float32", layout=layout) for devices in (CARD, cpu)]
+    card, wanted = (client.call(*requests.sample(spec, Case()))["samples"] for spec in specs)
+    assert relative_error(card, wanted) <= EXACT["float32"]

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +17,7 @@ from any_folder_name.parallel_backend.client import Client
 from any_folder_name.parallel_backend.endpoint import Endpoint
 from any_folder_name.parallel_backend.layout import ParallelLayout
 from any_folder_name.parallel_backend.messages import Progress
-from any_folder_name.parallel_backend.samplers import SAMPLERS
+from any_folder_name.parallel_backend.samplers import SAMPLERS, drive
 from local_client import LocalClient
 from natives import CASES
 
@@ -60,7 +60,7 @@ def models(native: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def local(models: Path) -> LocalClient:
     """Loads the modules once."""
-    return LocalClient(models / "tiny", SAMPLERS, Progress)
+    return LocalClient(models / "tiny", {name: partial(drive, each) for name, each in SAMPLERS.items()}, Progress)
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import comfy.ldm.common_dit
 import pytest
 import torch
 from any_folder_name.parallel_backend.models.wan import pad_to_patch
-from any_folder_name.parallel_backend.samplers import SAMPLERS
+from any_folder_name.parallel_backend.samplers import SAMPLERS, drive
 
 SIGMAS = {
     "to zero": [1.0, 0.93, 0.8, 0.55, 0.31, 0.12, 0.0],
@@ -30,7 +30,7 @@ def test_sampler_equals_core(sampler: str, schedule: str) -> None:
     core_steps: list[tuple[int, torch.Tensor]] = []
     core = getattr(comfy.k_diffusion.sampling, f"sample_{sampler}")
     wanted = core(toy, x, sigmas, callback=lambda s: core_steps.append((s["i"], s["denoised"])), disable=True)
-    got = SAMPLERS[sampler](toy, x, sigmas, lambda i, denoised: steps.append((i, denoised)))
+    got = drive(SAMPLERS[sampler], toy, x, sigmas, lambda i, denoised: steps.append((i, denoised)))
     torch.testing.assert_close(got, wanted, rtol=1e-6, atol=1e-6)
     assert [i for i, _ in steps] == [i for i, _ in core_steps]
     for (_, denoised), (_, core_denoised) in zip(steps, core_steps, strict=True):

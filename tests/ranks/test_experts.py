@@ -2,12 +2,18 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
 
+from parallel_backend.checkpoint import Checkpoint
+from parallel_backend.models import FAMILIES
 from parallel_backend.models.patches import pad_to_patch
-from parallel_backend.samplers import SAMPLERS
+from parallel_backend.payload import describe
+from parallel_backend.samplers import SAMPLERS, drive
+from parallel_backend.validation import check_sample
+from parallel_backend.verify import steps
 from tests import tiny
 from tests.ranks import driver, requests
 from tests.ranks.requests import Case
@@ -42,7 +48,7 @@ def stock(case):
         return uncond + (cond - uncond) * 4.0
 
     with torch.no_grad():
-        return SAMPLERS["euler"](denoise, inputs["x"], inputs["sigmas"], lambda *_: None)
+        return drive(SAMPLERS["euler"], denoise, inputs["x"], inputs["sigmas"], lambda *_: None)
 
 
 @pytest.mark.parametrize(
@@ -55,6 +61,24 @@ def test_a_loop_over_the_boundary_equals_the_plain_one(pools, two, ranks, layout
     assert requests.relative_error(answers[0]["tensors"]["samples"], stock(Case())) <= CLOSE
     (held,) = [model for model in answers[0]["models"] if model.path == str(two)]
     assert {"transformer", "transformer_2"} <= set(held.parts)
+
+
+@pytest.mark.parametrize("layout", ["pipe=2 patches=3", "ring=2 stale=previous"])
+def test_a_switch_warms_up_again(pools, two, layout):
+    """As in one process, where another warm-up makes another picture."""
+    message, tensors = requests.sample(requests.spec(two, layout, ranks=2), Case())
+    tensors["sigmas"] = torch.tensor([1.0, 0.9, 0.8, 0.7, 0.5, 0.4, 0.2, 0.0])
+    answers = pools(2).run(driver.handle, message, tensors)
+    assert [answer["error"] for answer in answers] == [None, None]
+    plan = check_sample(message, describe(tensors), Checkpoint.open(two), 2)
+    models = [FAMILIES["WanTransformer3DModel"](tiny.transformer(sizes)) for sizes in (HIGH, LOW)]
+    wanted, never = (
+        steps.wanted(lambda time: models[int(time < BOUNDARY * 1000)], message, tensors, replace(plan, layout=each))
+        for each in (plan.layout, replace(plan.layout, warmup=7))
+    )
+    got = answers[0]["tensors"]["samples"]
+    assert requests.relative_error(got, wanted) <= CLOSE
+    assert requests.relative_error(got, never) > CLOSE
 
 
 def test_samples_on_both_sides_are_refused_on_every_rank(pools, two):

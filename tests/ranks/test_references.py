@@ -6,7 +6,7 @@ import torch
 from parallel_backend.geometry import LATENT, TIMESTEP
 from parallel_backend.layout import ParallelLayout
 from parallel_backend.messages import Sample
-from parallel_backend.samplers import SAMPLERS
+from parallel_backend.samplers import SAMPLERS, drive
 from tests import families
 from tests.ranks import driver, requests
 
@@ -31,7 +31,7 @@ def plain_loop(branches):
         cond, uncond = (x - sigma * out for out in predicted)
         return uncond + (cond - uncond) * 3.0
 
-    return SAMPLERS["euler"](denoise, branches[0][LATENT], SIGMAS, lambda *_: None)
+    return drive(SAMPLERS["euler"], denoise, branches[0][LATENT], SIGMAS, lambda *_: None)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -23,9 +23,37 @@ def test_degrees_are_whole_numbers_from_1(degree):
         ParallelLayout(ulysses=degree)
 
 
-def test_axes_that_are_not_built_are_refused_by_name():
-    with pytest.raises(InvalidRequest, match="pipe=2: this strategy is not built yet"):
-        ParallelLayout(pipe=2)
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("patches=4", 'raise it, as in "pipe=2 patches=4"'),
+        ("stale=previous", 'raise it, as in "ring=2 stale=previous"'),
+        ("ring=2 stale=often", "previous, none would work"),
+        ("pipe=2 ring=2 stale=none", "leave out stale=none, or pipe=2"),
+        ("pipe=2 ulysses=2 shard_weights", "leave out shard_weights"),
+        ("pipe=2 warmup=0", "warmup of at least 1 would work"),
+        ("pipe=2 patches=-1", "at least 0 works"),
+        ("pipe=2 tensor=2", "use ulysses or ring beside pipe"),
+        ("pipe=2 balance=2", "has 1 speeds and pipe=2"),
+        ("pipe=2 balance=2:fast", "numbers above 0, such as 2:1"),
+        ("pipe=2 balance=2:0", "numbers above 0, such as balance=2:1"),
+        ("ring=2 balance=2:1", "leave it out, or raise pipe"),
+    ],
+)
+def test_options_that_do_not_go_together(text, said):
+    with pytest.raises(InvalidRequest, match=re.escape(said)):
+        ParallelLayout.parse(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["pipe=2 patches=3 warmup=4", "ring=3 stale=none warmup=0", "cfg=2 pipe=2", "pipe=2 balance=2:0.5"]
+)
+def test_options_are_read_as_they_are_written(text):
+    layout = ParallelLayout.parse(text)
+    assert str(layout) == text
+    assert layout.approximate
+    assert not any(word in str(layout.cut) for word in ("patches", "warmup"))
+    assert (layout.cut.degrees, layout.cut.stale, layout.cut.balance) == (layout.degrees, layout.stale, layout.balance)
 
 
 @pytest.mark.parametrize("text", ["speed=2", "ulysses", "ulysses=two", "ulysses="])

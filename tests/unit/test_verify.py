@@ -13,7 +13,7 @@ from parallel_backend.geometry import IMAGE
 from parallel_backend.layout import ParallelLayout, auto
 from parallel_backend.messages import Devices
 from parallel_backend.models import FAMILIES
-from parallel_backend.verify import examples, real
+from parallel_backend.verify import examples, quality, real
 from parallel_backend.verify.matrix import ci, every, first, named
 from tests import tiny
 
@@ -89,7 +89,7 @@ def test_layouts_of_a_checkpoint(ranks):
     assert max(layout.ranks for layout in layouts) == ranks
     if ranks > 1:
         alone = {axis for layout in layouts for axis, degree in layout.degrees.items() if degree == layout.ranks}
-        assert alone == {"cfg", "data", "ulysses", "ring", "tensor"}
+        assert alone == {"cfg", "data", "ulysses", "ring", "tensor", "pipe"}
         assert any(layout.shard_weights for layout in layouts)
 
 
@@ -118,3 +118,33 @@ def test_the_tolerance_follows_from_the_dtype():
 def test_options_that_make_no_sense_are_refused(capsys, arguments, sentence):
     assert main(["verify", *arguments]) == 1
     assert sentence in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--warmup", "soon"], "--warmup soon: write a number of steps"),
+        (["--warmup", "1", "--layout", "ulysses=2"], 'layout "ulysses=2" is exact in all steps'),
+        (["--warmup", "1", "--named"], "leave named out"),
+        (["--quality", "--layout", "cfg=2"], '--layout "cfg=2" is exact'),
+        (["--quality", "--family", "flux"], "leave family out"),
+        (["--warmup", "0", "--layout", "pipe=2"], "warmup of at least 1 would work"),
+    ],
+)
+def test_step_loops_are_asked_for_in_a_way_that_makes_sense(capsys, options, said):
+    assert main(["verify", *options]) == 1
+    assert said in capsys.readouterr().err
+
+
+def test_the_quality_table():
+    layouts = quality.table(("pipe=2", "ring=2 stale=none"), (1, 4))
+    assert [str(layout) for layout in layouts] == [
+        "pipe=2", "pipe=2 warmup=4", "ring=2 stale=none", "ring=2 stale=none warmup=4",
+    ]  # fmt: skip
+    row = quality.Quality(
+        layout="pipe=2", approximation="PipeFusion", warmup=4, pairs=256, psnr=30.04, ssim=0.9876, accuracy=96.4,
+        lost=(0.5, -0.2, 1.2),
+    )  # fmt: skip
+    head, rule, exact, line = quality.markdown([row], 96.9).splitlines()
+    assert head.count("|") == rule.count("|") == exact.count("|") == line.count("|") == 8
+    assert "| 30.0 dB | 0.988 | 96.4 % | +0.5 points (-0.2 to +1.2) |" in line

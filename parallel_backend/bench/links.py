@@ -1,0 +1,71 @@
+"""A slow network on one machine: a namespace a rank, a veth pair between them, and a token bucket at its ends.
+
+As root on Linux, with ``ip`` and ``tc`` of iproute2.
+"""
+
+import os
+import shutil
+import subprocess
+from types import TracebackType
+
+from ..errors import InvalidRequest
+
+RANKS = 2
+BURST, LATENCY = "256kb", "200ms"
+_ADDRESSES = ("10.251.0.1/30", "10.251.0.2/30")
+
+
+class Links:
+    """The namespaces, while it is entered."""
+
+    def __init__(self) -> None:
+        name = f"pdit{os.getpid()}"
+        self.namespaces = [f"{name}n{rank}" for rank in range(RANKS)]
+        self.interfaces = [f"pd{os.getpid() % 100000}v{rank}" for rank in range(RANKS)]
+
+    def __enter__(self) -> "Links":
+        if os.geteuid() or not (shutil.which("ip") and shutil.which("tc")):
+            raise InvalidRequest("--link makes network namespaces, which needs root, and ip and tc of iproute2")
+        try:
+            self._make()
+        except BaseException:
+            self._remove()
+            raise
+        return self
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, _error: BaseException | None, _where: TracebackType | None
+    ) -> None:
+        self._remove()
+
+    def prefix(self, rank: int) -> list[str]:
+        """What starts a process of a rank in its namespace."""
+        return ["ip", "netns", "exec", self.namespaces[rank]]
+
+    def limit(self, megabits: float | None) -> None:
+        """Let so many megabits a second through, each way; None for all that the machine can."""
+        for namespace, interface in zip(self.namespaces, self.interfaces, strict=True):
+            subprocess.run(["tc", "-n", namespace, "qdisc", "del", "dev", interface, "root"], capture_output=True)
+            if megabits:
+                shape = ["tbf", "rate", f"{megabits}mbit", "burst", BURST, "latency", LATENCY]
+                _run("tc", "-n", namespace, "qdisc", "add", "dev", interface, "root", *shape)
+
+    def _make(self) -> None:
+        for namespace in self.namespaces:
+            _run("ip", "netns", "add", namespace)
+        ends = [("netns", namespace) for namespace in self.namespaces]
+        _run("ip", "link", "add", self.interfaces[0], *ends[0], "type", "veth", "peer", self.interfaces[1], *ends[1])
+        for namespace, interface, address in zip(self.namespaces, self.interfaces, _ADDRESSES, strict=True):
+            _run("ip", "-n", namespace, "addr", "add", address, "dev", interface)
+            for name in (interface, "lo"):
+                _run("ip", "-n", namespace, "link", "set", name, "up")
+
+    def _remove(self) -> None:
+        for namespace in self.namespaces:
+            subprocess.run(["ip", "netns", "del", namespace], capture_output=True)
+
+
+def _run(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    if done.returncode:
+        raise InvalidRequest(f"{' '.join(command)} failed: {done.stderr.strip() or done.returncode}")

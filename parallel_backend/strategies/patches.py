@@ -1,0 +1,133 @@
+"""Patches of a latent that are computed one after the other, with keys and values of the others kept from before.
+
+As in PipeFusion (https://arxiv.org/abs/2405.14430): attention of a patch is over the whole row, of which the patch's
+own keys and values are new, and those of patches that this step has not come to yet are of the step before.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ..attention import Attention
+from ..collectives import all_gather
+from ..geometry import IMAGE, Extent
+from ..kernels import Kernel
+from ..layout import ParallelLayout
+from ..masks import Kept, attend
+from ..mesh import Axis
+from ..partition import Partition
+from .tokens import Shares, TokenSplit
+
+
+def count(layout: ParallelLayout, extents: Sequence[Extent]) -> int:
+    """Patches that a layout with stages streams: as many as it says, else two a stage, if there are enough tokens."""
+    return layout.patches or min(2 * layout.pipe, min(extent.streams[IMAGE] for extent in extents))
+
+
+def cut(extents: Sequence[Extent], count: int) -> Partition:
+    """The image tokens that all branches have, by patch: one at least each.
+
+    Text rides with the first patch and what follows the latent's own tokens with the last one, which are so much
+    smaller where they can be.
+    """
+    tokens = min(extent.streams[IMAGE] for extent in extents)
+    riders = [0] * count
+    riders[0] += max(sum(extent.streams.values()) - extent.streams[IMAGE] for extent in extents)
+    riders[-1] += max(extent.streams[IMAGE] for extent in extents) - tokens
+    shares = Partition.even(tokens + sum(riders), count).sizes
+    weights = [max(0, share - rider - 1) for share, rider in zip(shares, riders, strict=True)]
+    spare = Partition.weighted(tokens - count, weights) if any(weights) else Partition.even(tokens - count, count)
+    return Partition(tuple(1 + size for size in spare.sizes))
+
+
+@dataclass(frozen=True, kw_only=True)
+class PatchSplit:
+    """How a row is cut into patches, and each of them over the ranks of a sequence.
+
+    ``each`` is by patch, ``whole`` all patches together.
+    """
+
+    each: tuple[TokenSplit, ...]
+    whole: TokenSplit
+
+    @classmethod
+    def of(cls, lengths: Mapping[str, int], image: Partition, axis: Axis) -> "PatchSplit":
+        """Cut streams of these lengths; of the image stream what ``image`` leaves goes to the last patch."""
+        each = []
+        for i, (start, size) in enumerate(zip(image.offsets, image.sizes, strict=True)):
+            rest = lengths[IMAGE] - image.total if i == len(image.sizes) - 1 else 0
+            streams = {name: Shares.even(0, 0 if i else length, axis.size) for name, length in lengths.items()}
+            each.append(TokenSplit(axis=axis, streams={**streams, IMAGE: Shares.even(start, size + rest, axis.size)}))
+        whole = {
+            name: Shares(tuple(patch for split in each for patch in split.streams[name].patches)) for name in lengths
+        }
+        return cls(each=tuple(each), whole=TokenSplit(axis=axis, streams=whole))
+
+    def places(self, patch: int, streams: Sequence[str]) -> list[slice]:
+        """Where the tokens of a patch lie among those of the whole row, both as attention over ``streams`` has them."""
+        places, start = [], 0
+        for rank in range(self.whole.axis.size):
+            for name in streams:
+                for i, split in enumerate(self.each):
+                    size = split.streams[name].sizes[rank]
+                    if i == patch and size:
+                        places.append(slice(start, start + size))
+                    start += size
+        return places
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeyValues:
+    """Keys and values of a module's whole row, ``[B, heads, tokens, head_dim]``, by the sample that they are of."""
+
+    found: dict[int | None, tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+
+class PatchAttention:
+    """Attention of a patch's queries to the whole row.
+
+    Args:
+        memory: of the module; a whole row fills it anew.
+        places: of the patch in the row; None for the whole of it.
+    """
+
+    def __init__(self, memory: KeyValues, places: Sequence[slice] | None, kept: Kept | None, kernel: Kernel) -> None:
+        self.memory, self.places, self.kept, self.kernel = memory, places, kept, kernel
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, *, scale: float | None, sample: int | None) -> Tensor:
+        """``[B, heads, tokens of the patch, head_dim]``; see ``Attention``."""
+        if self.places is None:
+            self.memory.found[sample] = (_copied(key), _copied(value))
+        whole = self.memory.found[sample]
+        if self.places is not None:
+            sizes = [place.stop - place.start for place in self.places]
+            for kept, new in zip(whole, (key, value), strict=True):
+                for place, part in zip(self.places, new.split(sizes, dim=2), strict=True):
+                    kept[:, :, place].copy_(part)
+        if not query.numel():
+            return query
+        return attend(self.kernel, (query, *whole), scale=scale, kept=self.kept, sample=sample)
+
+
+class GatheredAttention:
+    """Keys and values of all ranks of a ring, which keep them, come together before the attention.
+
+    Args:
+        sizes: tokens by rank.
+    """
+
+    def __init__(self, axis: Axis, sizes: Sequence[int], inner: Attention) -> None:
+        self.axis, self.sizes, self.inner = axis, sizes, inner
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, *, scale: float | None, sample: int | None) -> Tensor:
+        """``[B, heads, own tokens, head_dim]``; see ``Attention``."""
+        own = torch.stack((key, value)).transpose(2, 3)
+        whole = all_gather(own, [(*own.shape[:2], size, *own.shape[3:]) for size in self.sizes], self.axis)
+        k, v = torch.cat(whole, dim=2).transpose(2, 3)
+        return self.inner(query, k, v, scale=scale, sample=sample)
+
+
+def _copied(tensor: Tensor) -> Tensor:
+    return tensor.clone(memory_format=torch.contiguous_format)

@@ -1,0 +1,183 @@
+"""Step loops of approximate layouts, held to one process: to the exact loop, or to the same algorithm."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..checkpoint import Checkpoint
+from ..client import Client
+from ..errors import InvalidRequest
+from ..geometry import LATENT, TIMESTEP
+from ..layout import ParallelLayout
+from ..messages import Devices, ModelSpec, Sample
+from ..models import FAMILIES, Family
+from ..payload import describe
+from ..samplers import SAMPLERS, dry
+from ..strategies import STRATEGIES, Job, displaced, patches
+from ..strategies.ring import Ring
+from ..validation import Denoising, check_sample
+from ..views import Kind, kinds
+from ..warmup import whole_calls
+from . import examples, loops
+from .examples import short_name
+from .run import TOLERANCE, Report, stages_of
+
+SIGMAS = (1.0, 0.93, 0.84, 0.72, 0.58, 0.42, 0.24, 0.1, 0.0)
+RANKS = (2, 3, 4)
+WRITTEN = ("pipe={}", "ring={} stale=previous", "ring={} stale=none")
+_FLAG = 8
+"""Bytes of a flag."""
+LAYERS = 4
+"""Layers that a model has at least, for as many stages."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loop:
+    """A step loop of a small model with guidance, whose branches differ in length where they may.
+
+    Attributes:
+        layout: with the steps of warm-up that it is to have.
+        size, text: the variant's own where they are None.
+        cfg: guidance; 1 for one branch.
+    """
+
+    class_name: str
+    variant: str
+    layout: ParallelLayout
+    sigmas: tuple[float, ...] = SIGMAS
+    sampler: str = "euler"
+    cfg: float = 3.0
+    batch: int = 2
+    size: tuple[int, ...] | None = None
+    text: int | None = None
+
+    def __str__(self) -> str:
+        steps = len(self.sigmas) - 1
+        return f"{short_name(self.class_name)} {self.variant}, {self.layout}, {steps} steps of {self.sampler}"
+
+    def message(self, model: Path, devices: Devices) -> Sample:
+        """The request."""
+        spec = ModelSpec(path=str(model), devices=devices, dtype="float32", layout=self.layout)
+        return Sample(
+            model=spec, branches=2, sampler=self.sampler, cfg=self.cfg, timestep_scale=1.0, measure=True, timed=True
+        )
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Its tensors."""
+        variant = examples.variant(self.class_name, self.variant)
+        text, tensors = self.text or variant.text, {"sigmas": torch.tensor(self.sigmas)}
+        for i, length in enumerate((text, text if variant.fixed_text else max(1, text - 2))):
+            given = examples.inputs(
+                self.class_name, self.variant, batch=self.batch, size=self.size, text=length, seed=i
+            )
+            tensors |= {f"{i}.{name}": value for name, value in given.items() if name not in (LATENT, TIMESTEP)}
+            tensors |= {"x": given[LATENT]} if i == 0 else {}
+        return tensors
+
+
+def wanted(transformer: loops.Transformer, message: Sample, tensors: Mapping[str, Tensor], plan: Denoising) -> Tensor:
+    """What one process makes of a request in its layout's algorithm."""
+    layout = plan.layout
+    image = patches.cut(plan.extents, patches.count(layout, plan.extents))
+    asked = loops.Asked(transformer, message, tensors, layout.warmup)
+    return loops.displaced(asked, layout, image.total) if layout.stale else loops.pipefusion(asked, image)
+
+
+def every(
+    kinds: Sequence[tuple[str, str]], warmup: int | None, layouts: Sequence[ParallelLayout] = ()
+) -> Iterator[Loop]:
+    """Variants under approximate layouts, with so many steps of warm-up; None stands for all steps.
+
+    Without ``layouts`` they are PipeFusion and displaced patch on several ranks, and PipeFusion with one patch, which
+    is exact by itself.
+    """
+    sigmas = SIGMAS if warmup is not None else SIGMAS[::3] + SIGMAS[-1:]
+    steps = len(sigmas) - 1 if warmup is None else warmup
+    texts = [text.format(ranks) for ranks in RANKS for text in WRITTEN]
+    warmed = [replace(layout, warmup=steps) for layout in layouts or map(ParallelLayout.parse, texts)]
+    alone = [ParallelLayout(pipe=ranks, patches=1) for ranks in RANKS if warmup is None and not layouts]
+    for class_name, name in kinds:
+        for layout in (*warmed, *alone):
+            yield Loop(class_name=class_name, variant=name, layout=layout, sigmas=sigmas)
+
+
+class LoopCells:
+    """Asks a backend for step loops of small models, which are kept in a folder."""
+
+    def __init__(self, client: Client, devices: Devices, folder: Path) -> None:
+        self.client, self.devices, self.folder = client, devices, folder
+
+    def ask(self, loop: Loop) -> Report:
+        """Compare."""
+        message = loop.message(self._path(loop.class_name, loop.variant), self.devices)
+        try:
+            tensors = loop.tensors()
+            checkpoint = Checkpoint.open(message.model.path)
+            plan = check_sample(message, describe(tensors), checkpoint, len(self.devices.indices))
+        except InvalidRequest as error:
+            return Report(cell=str(loop), skipped=str(error))
+        one = wanted(lambda _: family(loop.class_name, loop.variant), message, tensors, plan)
+        got = self.client.call(message, tensors)
+        difference = (got["samples"] - one).abs().max()
+        return Report(
+            cell=str(loop),
+            tolerance=TOLERANCE,
+            max_abs_error=float(difference),
+            max_rel_error=float(difference / one.abs().max()),
+            bytes_sent_per_rank=tuple(got["sent_bytes"].tolist()),
+            bytes_formula_per_rank=formula(loop, message, tensors, plan),
+            seconds_per_step=float(got["seconds"]) / (len(loop.sigmas) - 1),
+        )
+
+    def _path(self, class_name: str, name: str) -> Path:
+        path = self.folder / f"{class_name} {name}"
+        return path if path.is_dir() else examples.write(path, module(class_name, name))
+
+
+def formula(loop: Loop, message: Sample, tensors: Mapping[str, Tensor], plan: Denoising) -> tuple[int, ...]:
+    """The bytes that each rank should send in a step loop of patches of equal speed: what its calls send, rank 0 with
+    each of them whether to go on, and the first ranks of other data groups their samples."""
+    layout, asks = plan.layout, dry(SAMPLERS[message.sampler], tensors["sigmas"])
+    job = plan.job(stages=stages_of(family(loop.class_name, loop.variant), layout))
+    whole = whole_calls([ask.step for ask in asks], [""] * len(asks), layout.warmup)
+    calls = kinds(layout.stale, whole)
+    if layout.pipe > 1 and layout.patches != 1:  # patches gather in the last call, too
+        calls = [kind if kind is Kind.EVERYTHING else Kind.GATHERED for kind in kinds("previous", whole)]
+    by_rank = []
+    for rank in range(layout.ranks):
+        place = layout.coordinates(rank)
+        sent = sum(_of_call(kind, layout, job, rank) for kind in calls)
+        sent += len(calls) * (layout.ranks - 1) * _FLAG if rank == 0 else 0
+        if rank and not any(index for axis, index in place.items() if axis != "data"):
+            sent += next(job.own(layout, place))[0] * job.latent * tensors["x"].itemsize
+        by_rank.append(sent)
+    return tuple(by_rank)
+
+
+def _of_call(kind: Kind, layout: ParallelLayout, job: Job, rank: int) -> int:
+    strategies = [each for each in STRATEGIES if kind is Kind.EVERYTHING or not isinstance(each, Ring)]
+    sent = sum(strategy.bytes_sent(layout, job, rank) for strategy in strategies)
+    return sent + (displaced.bytes_sent(layout, job, rank) if kind in (Kind.GATHERED, Kind.DISPLACED) else 0)
+
+
+@lru_cache(maxsize=2)
+def module(class_name: str, name: str) -> Any:
+    """The diffusers module of a variant."""
+    return examples.random_module(class_name, config(class_name, name))
+
+
+def config(class_name: str, name: str) -> Mapping[str, Any]:
+    """The config of a variant, with ``LAYERS`` layers or more."""
+    small = examples.variant(class_name, name).config
+    few = FAMILIES[class_name].describe(small).layers < LAYERS
+    return {**small, "num_layers": LAYERS} if few else small
+
+
+def family(class_name: str, name: str) -> Family:
+    """It in its family's three parts."""
+    return FAMILIES[class_name](module(class_name, name))

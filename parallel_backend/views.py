@@ -1,0 +1,141 @@
+"""What the attention of a denoiser call sees of a row: all tokens, stale ones of other patches, or its patch alone."""
+
+from collections.abc import Mapping, Sequence
+from enum import Enum, auto
+
+from torch import Tensor, nn
+
+from . import seam
+from .attention import Route
+from .collectives import wait
+from .geometry import IMAGE
+from .kernels import Kernel
+from .mesh import DeviceMesh
+from .models import Family
+from .partition import Partition
+from .strategies.displaced import DisplacedAttention, Rows
+from .strategies.tokens import Shares, TokenSplit
+
+
+class Everything:
+    """All tokens of the row: exact. ``splits`` are by branch."""
+
+    def __init__(self, mesh: DeviceMesh, splits: Sequence[TokenSplit]) -> None:
+        self.mesh, self.splits = mesh, splits
+
+    def routes(self, family: Family, branch: int, masks: Mapping[str, Tensor], kernel: Kernel) -> list[Route]:
+        """What goes through the seam: nothing where the modules' own attention is all that is wanted."""
+        split = self.splits[branch]
+        if split.axis.size == 1 and not masks and kernel.stock:
+            return []
+        seams = {
+            streams: seam.attention(self.mesh, split, streams, masks, kernel)
+            for streams in {site.streams for site in family.attentions}
+        }
+        return [(site.module, seams[site.streams], site.each_sample) for site in family.attentions]
+
+
+class Displaced(Everything):
+    """The own patch, and of the others what they were in the call before.
+
+    Attributes:
+        fresh, renews: see ``DisplacedAttention``.
+    """
+
+    def __init__(self, mesh: DeviceMesh, splits: Sequence[TokenSplit]) -> None:
+        super().__init__(mesh, splits)
+        self.fresh, self.renews = True, True
+        self._rows: dict[tuple[int, nn.Module], Rows] = {}
+
+    def routes(self, family: Family, branch: int, masks: Mapping[str, Tensor], kernel: Kernel) -> list[Route]:
+        """See ``Everything.routes``."""
+        split = self.splits[branch]
+        kept = {
+            streams: seam.whole_row(split, streams, masks) for streams in {site.streams for site in family.attentions}
+        }
+        routes = []
+        for site in family.attentions:
+            inner = DisplacedAttention(
+                self.mesh.axes["ring"],
+                seam.tokens_by_place(self.mesh, split, site.streams),
+                kept[site.streams],
+                kernel,
+                self._rows.setdefault((branch, site.module), {}),
+                fresh=self.fresh,
+                renews=self.renews,
+            )
+            routes.append((site.module, seam.around(self.mesh, split, site.streams, inner), site.each_sample))
+        return routes
+
+    def finish(self) -> None:
+        """Wait until all keys and values have come, and let go of them."""
+        for rows in self._rows.values():
+            for row in rows.values():
+                wait(row.works)
+        self._rows = {}
+
+
+class OwnPatch(Everything):
+    """Nothing of other patches: text, whole, with each patch of the image stream."""
+
+    def __init__(self, mesh: DeviceMesh, splits: Sequence[TokenSplit]) -> None:
+        super().__init__(mesh, [_alone(mesh, split) for split in splits])
+
+
+class Kind(Enum):
+    """What a call of a step loop sees of the other patches."""
+
+    EVERYTHING = auto()
+    GATHERED = auto()
+    """Everything, which is kept for the next call."""
+    DISPLACED = auto()
+    LAST = auto()
+    """As ``DISPLACED``, before a call that needs nothing of it."""
+    ALONE = auto()
+
+
+def kinds(stale: str, whole: Sequence[bool]) -> list[Kind]:
+    """By call.
+
+    Args:
+        stale: of the layout; whole: by call, whether it is to be exact all the same.
+    """
+    if stale != "previous":
+        return [Kind.ALONE if stale and not exact else Kind.EVERYTHING for exact in whole]
+    following = [*whole[1:], True]
+    by_whole = {True: (Kind.EVERYTHING, Kind.GATHERED), False: (Kind.LAST, Kind.DISPLACED)}
+    return [by_whole[exact][not after] for exact, after in zip(whole, following, strict=True)]
+
+
+class Views:
+    """The views of the calls of a step loop, one after the other."""
+
+    def __init__(self, everything: Everything, calls: Sequence[Kind]) -> None:
+        self._calls = iter(calls)
+        self._displaced = Displaced(everything.mesh, everything.splits)
+        self._everything, self._alone = everything, OwnPatch(everything.mesh, everything.splits)
+
+    def next(self) -> Everything:
+        """That of the next call."""
+        kind = next(self._calls)
+        if kind in (Kind.EVERYTHING, Kind.GATHERED):  # what was kept is of no use any more
+            self._displaced.finish()
+        if kind is Kind.EVERYTHING:
+            return self._everything
+        if kind is Kind.ALONE:
+            return self._alone
+        self._displaced.fresh, self._displaced.renews = kind is Kind.GATHERED, kind is not Kind.LAST
+        return self._displaced
+
+    def finish(self) -> None:
+        """Wait for what is under way, after the last call."""
+        self._displaced.finish()
+
+
+def _alone(mesh: DeviceMesh, split: TokenSplit) -> TokenSplit:
+    ulysses, place = mesh.axes["ulysses"], mesh.axes["ring"].index
+    begin = place * ulysses.size
+    ((start, image),) = split.streams[IMAGE].patches
+    own = Partition(image.sizes[begin : begin + ulysses.size])
+    text = {name: Shares.even(0, shares.total, ulysses.size) for name, shares in split.streams.items()}
+    return TokenSplit(axis=ulysses, streams={**text, IMAGE: Shares(((start + image.offsets[begin], own),))})

@@ -1,0 +1,87 @@
+"""Stages hold their blocks and nothing of the others', and are cut so that the slowest takes the least time."""
+
+import itertools
+
+import diffusers
+import pytest
+import torch
+
+from parallel_backend import stages, weights
+from parallel_backend.errors import InvalidRequest
+from parallel_backend.models import FAMILIES
+from parallel_backend.speeds import alike, handicap
+from parallel_backend.verify import examples, matrix, steps
+
+
+def empty(class_name, config):
+    return FAMILIES[class_name](weights.empty(getattr(diffusers, class_name), config, torch.float32))
+
+
+def size(modules):
+    parameters = {parameter for module in modules for parameter in module.parameters()}
+    return sum(parameter.numel() for parameter in parameters)
+
+
+@pytest.mark.parametrize("pair", [pair for pair in examples.variants() if matrix.first(*pair)])
+def test_a_stage_holds_its_blocks_and_what_embed_and_head_need(pair):
+    class_name, name = pair
+    config = steps.config(class_name, name)
+    whole = empty(class_name, config)
+    blocks = [block.modules for block in whole.blocks if block.modules]
+    beside = size([whole.module]) - size(itertools.chain(*blocks)) + size(whole.shared)
+    cut = stages.blocks(whole, (1.0, 1.0, 1.0))
+    sites = stages.sites(whole, (1.0, 1.0, 1.0))
+    assert cut.total == len(blocks) == whole.geometry.layers
+    assert [sum(counts) for counts in zip(*sites, strict=True)] == [site.count for site in whole.geometry.sites]
+    for stage in range(3):
+        own = empty(class_name, config)
+        own.keep(cut.slice(stage))
+        shared = size(own.shared) if cut.offsets[stage] == 0 else 0
+        held = size(itertools.chain(*blocks[cut.slice(stage)]))
+        assert size([own.module]) == beside + held - shared
+
+
+@pytest.mark.parametrize(
+    ("costs", "speeds", "wanted"),
+    [
+        ([1, 1, 1, 1, 1, 1], [1, 1], (3, 3)),
+        ([1, 1, 1, 1, 1, 1], [2, 1], (4, 2)),
+        ([1, 1, 1, 1, 1, 1], [1, 1, 1, 1], (2, 2, 1, 1)),
+        ([4, 1, 1, 1, 1], [1, 1], (1, 4)),
+        ([1, 1], [1, 100], (1, 1)),
+    ],
+)
+def test_cut(costs, speeds, wanted):
+    assert sorted(stages.cut(costs, speeds).sizes) == sorted(wanted)
+    slowest = max(cost(costs, part) / speed for part, speed in parts(stages.cut(costs, speeds).sizes, speeds))
+    ways = [
+        max(cost(costs, part) / speed for part, speed in parts(sizes, speeds))
+        for sizes in itertools.product(range(1, len(costs) + 1), repeat=len(speeds))
+        if sum(sizes) == len(costs)
+    ]
+    assert slowest == min(ways)
+
+
+def parts(sizes, speeds):
+    begin = 0
+    for count, speed in zip(sizes, speeds, strict=True):
+        yield range(begin, begin + count), speed
+        begin += count
+
+
+def cost(costs, part):
+    return sum(costs[i] for i in part)
+
+
+def test_speeds_that_differ_little_are_equal():
+    assert alike([10.0, 9.0, 9.5], 1.25) == (1.0, 1.0, 1.0)
+    assert alike([5.0, 10.0, 9.0], 1.25) == (0.5, 1.0, 1.0)
+
+
+def test_handicaps(monkeypatch):
+    monkeypatch.setenv("PARALLEL_DIT_HANDICAP", "1=2 3=1.5")
+    assert [handicap(rank) for rank in range(4)] == [1.0, 2.0, 1.0, 1.5]
+    for wrong in ("1", "1=fast", "1=0.5"):
+        monkeypatch.setenv("PARALLEL_DIT_HANDICAP", wrong)
+        with pytest.raises(InvalidRequest, match="RANK=FACTOR"):
+            handicap(0)
