@@ -230,6 +230,9 @@ class Handle:
         """Ranks, layout and state in one line."""
         kind = "GPU" if self.spec.devices.kind == "cuda" else "CPU"
         layout = f"layout {self.spec.layout}" if self.spec.layout else f"layout auto (guided: {self.layout(2)})"
+        if self.spec.layout and self.spec.layout.approximate:
+            others = "stage after stage" if self.spec.layout.pipe > 1 else "the same"
+            layout += f" ({self.spec.layout.approximation} in ParallelSampler, approximate; {others} in others, exact)"
         return f"{self.ranks} {kind} rank{'s' if self.ranks > 1 else ''}, {layout}: {state}"
 
     def show(self, state: str) -> None:

@@ -11,6 +11,7 @@ from comfy_api.latest import io
 from torch import Tensor
 
 from ..parallel_backend.errors import InvalidRequest
+from ..parallel_backend.layout import ParallelLayout
 from ..parallel_backend.messages import Progress, Sample
 from ..parallel_backend.samplers import SAMPLERS
 from .guards import USE_KSAMPLER, check_constant_conds, check_latent, check_model_options, taken_conds
@@ -20,6 +21,9 @@ from .remote_model import RemoteModel
 from .tape import Branch
 
 NAMES = ", ".join(SAMPLERS)
+DESCRIPTION = (
+    f"KSampler with the step loop in the backend. Approximate where the layout has pipe or stale. Samplers: {NAMES}."
+)
 PLAIN_OPTIONS = {"transformer_options", "to_load_options", "disable_cfg1_optimization"}
 
 
@@ -150,6 +154,13 @@ def _checked(model: Any, latent_image: dict[str, Any], **prompts: list[Any]) -> 
     return latent
 
 
+def _label(hidden: Any, layout: ParallelLayout | None) -> None:
+    """Have saved pictures say that this node's is approximate, if whoever queued the prompt wants metadata in them."""
+    if layout is not None and layout.approximate and isinstance(hidden.extra_pnginfo, dict):
+        label = {"layout": str(layout), "approximate": layout.approximation}
+        hidden.extra_pnginfo.setdefault("parallel_dit", {})[str(hidden.unique_id)] = label
+
+
 class ParallelSampler(io.ComfyNode):  # type: ignore[misc]
     """KSampler's inputs and output; one call to the backend for all steps."""
 
@@ -160,7 +171,7 @@ class ParallelSampler(io.ComfyNode):  # type: ignore[misc]
             node_id="ParallelSampler",
             display_name="Parallel Sampler",
             category="Parallel DiT",
-            description=f"KSampler with the step loop in the backend. Samplers: {NAMES}.",
+            description=DESCRIPTION,
             inputs=[
                 io.Model.Input("model", tooltip="The MODEL of ParallelLoader."),
                 io.Int.Input(
@@ -204,6 +215,7 @@ class ParallelSampler(io.ComfyNode):  # type: ignore[misc]
                 ),
             ],
             outputs=[io.Latent.Output(tooltip="The denoised latent.")],
+            hidden=[io.Hidden.extra_pnginfo, io.Hidden.unique_id],
         )
 
     @classmethod
@@ -241,5 +253,7 @@ class ParallelSampler(io.ComfyNode):  # type: ignore[misc]
             disable_pbar=not comfy.utils.PROGRESS_BAR_ENABLED,
             seed=seed,
         )
+        if cls.hidden is not None:  # as it is where no workflow runs
+            _label(cls.hidden, model.model.diffusion_model.handle.spec.layout)
         kept = {key: value for key, value in latent_image.items() if not key.startswith("downscale_ratio")}
         return io.NodeOutput({**kept, "samples": samples})

@@ -10,7 +10,7 @@ START = 280.0
 LAYOUT = {"data": 1, "cfg": 1, "pipe": 1, "ring": 1, "ulysses": 1, "tensor": 1}
 
 
-def prompt(sampler: str = "KSampler", *, layout: dict[str, int] | None = None, **changes: Any) -> Prompt:
+def prompt(sampler: str = "KSampler", *, layout: dict[str, Any] | None = None, **changes: Any) -> Prompt:
     """A whole picture; ``changes`` are inputs by name, wherever they belong."""
     nodes: Prompt = {
         "1": {"class_type": "ParallelLoader", "inputs": {"model_name": "tiny", "dtype": "fp32", "devices": "0,1"}},

@@ -1,14 +1,18 @@
 """The nodes over ComfyUI's API, on tiny random checkpoints under ``models/diffusers``."""
 
+import json
 import struct
 import time
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from parallel_backend import query
 from parallel_backend.endpoint import Endpoint
+from parallel_backend.status import format_status
 from scripts.comfy_api import ComfyClient, ExecutionFailed, Prompt, PromptRejected
 from scripts.comfy_server import ComfyServer
 from tests.comfyui.prompts import START, in_parts, prompt
@@ -47,6 +51,27 @@ def test_samplers_ranks_and_layouts_give_one_picture(client: ComfyClient) -> Non
         assert difference(pixels(client, client.run(variant)), reference) <= 1
 
 
+@pytest.mark.newest
+def test_an_approximate_picture_says_so_and_native_samplers_stay_exact(
+    tiny_server: ComfyServer, client: ComfyClient
+) -> None:
+    exact = pixels(client, client.run(prompt(layout={"ulysses": 2}, seed=21), deadline=START))
+    staged = pixels(client, client.run(prompt(layout={"pipe": 2}, seed=21)))
+    assert difference(staged, exact) <= 1
+    streamed = prompt("ParallelSampler", layout={"pipe": 2, "patches": 3, "warmup": 2}, seed=21, steps=5)
+    with Events(client) as events:
+        result = client.wait(client.submit(streamed, extra_data={"extra_pnginfo": {"workflow": {}}}), deadline=START)
+        events.wait(
+            lambda event: (
+                event.kind == "preview" and "PipeFusion in ParallelSampler, approximate" in progress_text(event)[1]
+            )
+        )
+    with Image.open(BytesIO(client.fetch(result.files[0]))) as picture:
+        label = json.loads(picture.text["parallel_dit"])
+    assert label == {"5": {"layout": "pipe=2 patches=3 warmup=2", "approximate": "PipeFusion"}}
+    assert "PipeFusion: approximate" in format_status(query.status(Endpoint(folder=tiny_server.runtime)))
+
+
 def steps(server: ComfyServer) -> list[int]:
     """Forwards that each rank has done."""
     return [rank.steps for rank in query.status(Endpoint(folder=server.runtime)).ranks]
@@ -79,7 +104,9 @@ def test_parallel_decode_is_the_same_picture(client: ComfyClient) -> None:
         (prompt(layout={"cfg": 2}, cfg=1.0), "layout cfg=2 gives the positive and the negative prompt"),
         (prompt("ParallelSampler", layout={"cfg": 2}, cfg=1.0), "layout cfg=2 gives the positive"),
         (prompt(layout={"ulysses": 0}), "layout ulysses=0: a degree is a whole number of at least 1"),
-        (prompt(layout={"pipe": 2}), "layout pipe=2: this strategy is not built yet"),
+        (prompt(layout={"pipe": 2, "tensor": 2}), "hold a part of the weights each already"),
+        (prompt(layout={"stale": "previous"}), "the other ranks of ring, whose degree is 1"),
+        (prompt(layout={"pipe": 2, "balance": "1:2:3"}), "has 3 speeds and pipe=2"),
         (prompt(devices="cuda:9"), "devices 'cuda:9'"),
         (prompt(devices="0,0"), "twice"),
         (prompt(model_name="empty"), "no model_index.json"),

@@ -10,6 +10,7 @@ from typing import Any
 import psutil
 import pytest
 
+from parallel_backend.layout import AXES
 from scripts import comfy_paths, workflows
 from scripts.comfy_api import ComfyClient, ExecutionFailed, Prompt
 from scripts.comfy_server import ComfyServer
@@ -82,7 +83,7 @@ def test_status_tells_the_truth_while_the_shipped_checkpoint_samples(server: Com
     with pytest.raises(ExecutionFailed, match="Interrupted"):
         client.wait(prompt_id)
     assert (status["state"], status["running"] is not None, status["queued"]) == ("busy", True, [])
-    assert {axis: degree for axis, degree in status["layout"].items() if degree > 1} == {"ulysses": 3}
+    assert {axis: status["layout"][axis] for axis in AXES if status["layout"][axis] > 1} == {"ulysses": 3}
     assert [rank["rank"] for rank in status["ranks"]] == [0, 1, 2]
     assert psutil.Process(status["pid"]).environ()["PARALLEL_DIT_RUNTIME"] == str(server.runtime)
     for rank in status["ranks"]:

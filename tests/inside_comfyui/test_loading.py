@@ -29,11 +29,24 @@ def write(folder: Path, **files: Any) -> None:
         file.write_text(json.dumps(content))
 
 
-@pytest.mark.parametrize(("axis", "degree"), [("cfg", 0), ("ulysses", -1), ("pipe", 3)])
+@pytest.mark.parametrize(("axis", "degree"), [("cfg", 0), ("ulysses", -1), ("pipe", 0)])
 def test_layout_refuses_by_name(axis: str, degree: int) -> None:
     with pytest.raises(InvalidRequest, match=f"layout {axis}={degree}"):
         ParallelLayoutNode.execute(**(ONES | {axis: degree}))
     assert f"layout {axis}={degree}" in ParallelLayoutNode.validate_inputs(**(ONES | {axis: degree}))
+
+
+def test_options_of_a_layout() -> None:
+    given: dict[str, Any] = ONES | {"ring": 2, "stale": "previous", "warmup": 3, "balance": "1:2"}
+    assert ParallelLayoutNode.validate_inputs(**given) is True
+    assert ParallelLayoutNode.execute(**given).args[0] == ParallelLayout(
+        ring=2, stale="previous", warmup=3, balance=(1.0, 2.0)
+    )
+    assert ParallelLayoutNode.execute(**ONES, stale="off").args[0] == ParallelLayout()
+    assert "numbers above 0" in ParallelLayoutNode.validate_inputs(**(given | {"balance": "fast"}))
+    assert "whose degree is 1" in ParallelLayoutNode.validate_inputs(**(given | {"ring": 1, "balance": ""}))
+    # What hangs on a link is not known yet.
+    assert ParallelLayoutNode.validate_inputs(**(given | {"ring": None})) is True
 
 
 def test_linked_degrees_are_checked_when_they_are_known() -> None:
