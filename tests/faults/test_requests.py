@@ -55,7 +55,7 @@ def test_an_interrupt_ends_a_running_request_within_a_step(client: Client) -> No
     running.stop.set()
     # All its steps would take ten times as long.
     assert isinstance(running.ended(5.0), Cancelled)
-    assert client.status().running is None
+    wait_until(lambda: client.status().running is None, 1.0, "every rank has told of the end")
     pids = [rank.pid for rank in client.status().ranks]
     assert client.call(sample(), tensors(1))
     assert [rank.pid for rank in client.status().ranks] == pids
