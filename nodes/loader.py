@@ -10,6 +10,7 @@ from ..parallel_backend.errors import InvalidRequest
 from ..parallel_backend.kernels import AUTO, KERNELS
 from ..parallel_backend.layout import ParallelLayout
 from ..parallel_backend.messages import DType, ModelSpec
+from ..parallel_backend.nearest import check_fits
 from . import checkpoints
 from .clip import clip
 from .connection import Handle
@@ -42,7 +43,7 @@ def open_model(
     bridge_for(checkpoint)
     resolved = device_list.resolve(devices)
     if layout is not None:
-        layout.check_fits(len(resolved.indices))
+        check_fits(layout, len(resolved.indices))
     spec = ModelSpec(
         path=str(checkpoint.path),
         stamp=checkpoint.stamp(),

@@ -12,6 +12,7 @@ from .errors import BackendError, InvalidRequest, QueueFull
 from .intake import answer
 from .layout import ParallelLayout, auto
 from .messages import Devices, Done, Error, Progress, RankRequest
+from .nearest import check_fits
 from .poller import HANG_UP, Poller
 
 log = logging.getLogger(__name__)
@@ -142,7 +143,7 @@ def needed(request: RankRequest) -> Devices:
         raise InvalidRequest("no device was given: name at least one")
     if spec.layout is None:
         return spec.devices
-    spec.layout.check_fits(len(spec.devices.indices))
+    check_fits(spec.layout, len(spec.devices.indices))
     return replace(spec.devices, indices=spec.devices.indices[: spec.layout.ranks])
 
 

@@ -2,7 +2,6 @@
 
 import math
 import re
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -26,7 +25,8 @@ class ParallelLayout:
     Attributes:
         shard_weights: whether the ranks of ``ring`` and ``ulysses`` share one copy of the weights among them.
         patches: pieces of the latent that ``pipe`` streams; 0 for twice as many as it has stages.
-        stale: one of ``STALE``. Anything but the first is approximate, as ``pipe`` is in a step loop.
+        stale: one of ``STALE``. Anything but the first is approximate in a step loop, as ``pipe`` with more patches
+            than one is.
         warmup: steps at the start of a loop that are exact all the same.
         balance: how fast the stages of ``pipe``, or the patches of a stale ``ring``, are computed, relative to one
             another; empty for what is measured.
@@ -77,7 +77,7 @@ class ParallelLayout:
                 f"stale={self.stale}, or pipe={self.pipe}",
             ),
             (
-                self.warmup == 0 and self.approximate and self.stale != "none",
+                self.warmup == 0 and self.adapts and self.stale != "none",
                 "the first step has no keys and values of a step before it; warmup of at least 1 would work",
             ),
             (
@@ -101,7 +101,7 @@ class ParallelLayout:
                 raise InvalidRequest(f'layout "{self}": {reason}')
 
     def _check_balance(self) -> None:
-        if self.balance and not self.approximate:
+        if self.balance and not self.adapts:
             raise InvalidRequest(
                 f'layout "{self}": balance is how fast the stages of pipe, or the patches of a stale ring, are; leave '
                 "it out, or raise pipe"
@@ -129,15 +129,21 @@ class ParallelLayout:
         return self.ring * self.ulysses
 
     @property
+    def adapts(self) -> bool:
+        """Whether its stages or patches are cut by how fast the ranks are."""
+        return self.pipe > 1 or bool(self.stale)
+
+    @property
     def approximate(self) -> bool:
         """Whether a step loop of ours is not exact after its warm-up; single calls always are."""
         return bool(self.approximation)
 
     @property
     def approximation(self) -> str:
-        """The algorithm that is not exact after its warm-up, in a step loop of ours; empty if there is none."""
+        """The algorithm that is not exact after its warm-up, in a step loop of ours; empty if there is none, as with
+        one patch in a pipeline."""
         by_stale = {"previous": "displaced patch", "none": "naive patch"}
-        return "PipeFusion" if self.pipe > 1 else by_stale.get(self.stale, "")
+        return "PipeFusion" if self.pipe > 1 and self.patches != 1 else by_stale.get(self.stale, "")
 
     @property
     def cut(self) -> "ParallelLayout":
@@ -173,80 +179,6 @@ class ParallelLayout:
                 raise InvalidRequest(f"layout {text!r}: {name} is there twice; name each once")
             found[name] = _read(word, name, value)
         return cls(**found)
-
-    def check_fits(self, ranks: int, works: "Works | None" = None) -> None:
-        """Refuse a layout that needs more ranks than there are, naming the nearest ones that fit.
-
-        ``works`` tells those that pass all other checks. Without it, where model and request are not known, they are
-        those that ask no more of them than this one does.
-
-        Raises:
-            InvalidRequest: the layout uses more than ``ranks`` ranks.
-        """
-        if self.ranks <= ranks:
-            return
-        near = would_work(self, ranks, works or self._covers)
-        raise InvalidRequest(f'layout "{self}" needs {self.ranks} ranks and there are {ranks}; {near}')
-
-    def _covers(self, other: "ParallelLayout") -> bool:
-        """Whether another layout has no more groups that need a part of the batch, of the guidance or of the heads."""
-        cfg = min(self.cfg, _BRANCHES)
-        return other.data <= self.data and other.cfg <= cfg and other.tensor <= self.tensor and other.pipe <= self.pipe
-
-
-Works = Callable[[ParallelLayout], bool]
-
-_BRANCHES = 2
-"""What guidance computes in ComfyUI: the positive prompt and the negative one."""
-
-_BEFORE = ("ulysses", "ring", "tensor", "cfg", "data", "pipe")
-"""Of layouts that are equally near, those with more on the axes named first go before."""
-
-
-def would_work(wanted: ParallelLayout, ranks: int, works: Works) -> str:
-    """What to say of the layouts nearest to one that was refused."""
-    return "would work: " + ", ".join(f'"{layout}"' for layout in nearest(wanted, ranks, works))
-
-
-def nearest(wanted: ParallelLayout, ranks: int, works: Works, *, count: int = 3) -> list[ParallelLayout]:
-    """Of the layouts of at most ``ranks`` ranks that work, the nearest to ``wanted``, the nearest first.
-
-    Far are ranks that are left idle, degrees that differ, and weights that are no longer shared; one rank, which
-    always works, is among them.
-    """
-    fitting = [layout for layout in _layouts(ranks, wanted) if works(layout)]
-    return sorted(fitting, key=lambda layout: _distance(layout, wanted, min(wanted.ranks, ranks)))[:count]
-
-
-def _layouts(ranks: int, wanted: ParallelLayout) -> Iterator[ParallelLayout]:
-    """All layouts of at most ``ranks`` ranks, with the options of ``wanted`` where they are of use, and stages of a
-    pipeline only if it has them."""
-    proposed = tuple(axis for axis in AXES if axis != "pipe" or wanted.pipe > 1)
-
-    def grow(axes: tuple[str, ...], room: int, degrees: dict[str, Any]) -> Iterator[ParallelLayout]:
-        if not axes:
-            pipe, ring = degrees.get("pipe", 1) > 1, degrees["ring"] > 1
-            if pipe and degrees["tensor"] > 1:
-                return
-            yield ParallelLayout(
-                **degrees,
-                shard_weights=wanted.shard_weights and not pipe and (ring or degrees["ulysses"] > 1),
-                patches=wanted.patches if pipe else OPTIONS["patches"],
-                stale=wanted.stale if ring and not pipe else STALE[0],
-                warmup=wanted.warmup if pipe or (ring and wanted.stale) else OPTIONS["warmup"],
-            )  # without balance: it is for one number of stages or patches
-            return
-        for degree in range(1, room + 1):
-            yield from grow(axes[1:], room // degree, {**degrees, axes[0]: degree})
-
-    return grow(proposed, ranks, {})
-
-
-def _distance(layout: ParallelLayout, wanted: ParallelLayout, ranks: int) -> tuple[float, ...]:
-    idle = 2 * abs(math.log2(ranks / layout.ranks))
-    differ = sum(abs(math.log2(layout.degrees[axis] / wanted.degrees[axis])) for axis in AXES)
-    unshared = 4 * (layout.shard_weights != wanted.shard_weights)
-    return (round(idle + differ + unshared, 6), *(-layout.degrees[axis] for axis in _BEFORE))
 
 
 def auto(ranks: int, *, branches: int) -> ParallelLayout:

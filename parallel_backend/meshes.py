@@ -42,7 +42,7 @@ class Meshes:
         else:
             self._make_room()
             self._number += 1
-            measured = self._speeds() if layout.approximate and not layout.balance else ()
+            measured = self._speeds() if layout.adapts and not layout.balance else ()
             self._made[layout] = mesh.create(
                 layout, rank=self._rank, timeout=self._timeout, number=self._number, measured=measured
             )

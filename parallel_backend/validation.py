@@ -11,9 +11,10 @@ from torch import Tensor
 from .checkpoint import Checkpoint
 from .errors import InvalidRequest
 from .geometry import LATENT, TIMESTEP, Extent, Geometry, Shapes
-from .layout import ParallelLayout, auto, would_work
+from .layout import ParallelLayout, auto
 from .messages import Forward, Sample
 from .models import Family, family_of
+from .nearest import check_fits, would_work
 from .predictions import PREDICTIONS
 from .samplers import SAMPLERS
 from .strategies import STRATEGIES, Job
@@ -177,7 +178,7 @@ def _check_layout(layout: ParallelLayout, job: Job, ranks: int) -> None:
     def works(other: ParallelLayout) -> bool:
         return _refusal(other, job) is None
 
-    layout.check_fits(ranks, works)
+    check_fits(layout, ranks, works)
     refusal = _refusal(layout, job)
     if refusal:
         raise InvalidRequest(f"{refusal}; {would_work(layout, ranks, works)}")

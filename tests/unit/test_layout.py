@@ -5,7 +5,7 @@ import re
 import pytest
 
 from parallel_backend.errors import InvalidRequest
-from parallel_backend.layout import ParallelLayout, auto, nearest
+from parallel_backend.layout import ParallelLayout, auto
 
 
 def test_ranks_and_text():
@@ -56,43 +56,25 @@ def test_options_are_read_as_they_are_written(text):
     assert (layout.cut.degrees, layout.cut.stale, layout.cut.balance) == (layout.degrees, layout.stale, layout.balance)
 
 
+@pytest.mark.parametrize(
+    ("text", "algorithm"),
+    [
+        ("ring=2", ""),
+        ("pipe=2", "PipeFusion"),
+        ("pipe=2 patches=1 balance=2:1", ""),
+        ("ring=2 stale=previous", "displaced patch"),
+        ("ring=2 stale=none", "naive patch"),
+    ],
+)
+def test_what_is_said_to_be_approximate_is(text, algorithm):
+    layout = ParallelLayout.parse(text)
+    assert (layout.approximation, layout.approximate) == (algorithm, bool(algorithm))
+
+
 @pytest.mark.parametrize("text", ["speed=2", "ulysses", "ulysses=two", "ulysses="])
 def test_text_that_is_no_layout(text):
     with pytest.raises(InvalidRequest, match="AXIS=DEGREE"):
         ParallelLayout.parse(text)
-
-
-def named(sentence):
-    """The layouts that a refusal says would work."""
-    return re.findall(r'"([^"]+)"', sentence.partition("would work: ")[2])
-
-
-def test_too_few_ranks_names_what_would_fit():
-    with pytest.raises(InvalidRequest, match=r"needs 4 ranks and there are 3; ") as refused:
-        ParallelLayout(cfg=2, ulysses=2).check_fits(3)
-    assert named(str(refused.value)) == ["ulysses=3", "ulysses=2", "cfg=2"]
-    ParallelLayout(cfg=2, ulysses=2).check_fits(4)
-
-
-@pytest.mark.parametrize("wanted", ["cfg=2 ulysses=4", "tensor=8", "data=2 tensor=4", "ring=8 shard_weights"])
-@pytest.mark.parametrize("ranks", [1, 3, 5, 7])
-def test_what_is_named_fits_and_asks_for_no_more(wanted, ranks):
-    asked = ParallelLayout.parse(wanted)
-    with pytest.raises(InvalidRequest) as refused:
-        asked.check_fits(ranks)
-    layouts = [ParallelLayout.parse(text) for text in named(str(refused.value))]
-    assert layouts
-    assert len(set(layouts)) == len(layouts)
-    for layout in layouts:
-        layout.check_fits(ranks)
-        assert all(layout.degrees[axis] <= asked.degrees[axis] for axis in ("data", "cfg", "tensor"))
-    assert layouts[0].shard_weights == (asked.shard_weights and ranks > 1)
-
-
-def test_nearest_are_those_that_work_with_the_fewest_idle_ranks():
-    found = nearest(ParallelLayout(tensor=6), 7, lambda layout: layout.tensor == 1 and layout.cfg == 1)
-    assert [layout.ranks for layout in found] == [6, 6, 6]
-    assert nearest(ParallelLayout(tensor=6), 7, lambda layout: layout.ranks == 1) == [ParallelLayout()]
 
 
 @pytest.mark.parametrize(
