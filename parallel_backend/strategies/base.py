@@ -43,6 +43,11 @@ class Job:
         counts = self.stages[place["pipe"]] if layout.pipe > 1 else [site.count for site in self.geometry.sites]
         return zip(self.geometry.sites, counts, strict=True)
 
+    def heads(self, layout: ParallelLayout, site: Site, place: Mapping[str, int]) -> tuple[int, int]:
+        """The heads of a site that the ranks at ``place`` have: outside of the attention of Ulysses, and inside."""
+        outside = Partition.even(site.heads, layout.tensor).sizes[place["tensor"]]
+        return outside, Partition.even(outside, layout.ulysses).sizes[place["ulysses"]]
+
     def sizes(self, layout: ParallelLayout, extent: Extent, stream: str) -> tuple[int, ...]:
         """The tokens of a stream by rank of the sequence; where speeds are measured, as if they were equal."""
         length, ranks = extent.streams[stream], layout.sequence

@@ -14,7 +14,6 @@ from ..kernels import Kernel
 from ..layout import ParallelLayout
 from ..masks import Kept, attend
 from ..mesh import Axis
-from ..partition import Partition
 from .base import Job
 from .sequence import site_tokens
 
@@ -42,8 +41,7 @@ def bytes_sent(layout: ParallelLayout, job: Job, rank: int) -> int:
     sent = 0
     for samples, extent in job.own(layout, place):
         for site, count in job.sites(layout, place):
-            local = Partition.even(site.heads, layout.tensor).sizes[place["tensor"]]
-            heads = Partition.even(local, layout.ulysses).sizes[place["ulysses"]]
+            _, heads = job.heads(layout, site, place)
             own = sum(site_tokens(layout, job, extent, site)[place["ring"]])
             sent += samples * extent.rows * count * 2 * heads * site.head_dim * own
     return (layout.ring - 1) * sent * job.itemsize

@@ -15,7 +15,6 @@ from ..kernels import Kernel
 from ..layout import ParallelLayout
 from ..masks import Kept, attend_with_lse
 from ..mesh import Axis
-from ..partition import Partition
 from .base import Job
 from .sequence import site_tokens
 
@@ -37,8 +36,7 @@ class Ring:
         sent = 0
         for samples, extent in job.own(layout, place):
             for site, count in job.sites(layout, place):
-                local = Partition.even(site.heads, layout.tensor).sizes[place["tensor"]]
-                heads = Partition.even(local, layout.ulysses).sizes[place["ulysses"]]
+                _, heads = job.heads(layout, site, place)
                 blocks = [sum(tokens) for tokens in site_tokens(layout, job, extent, site)]
                 passed = sum(blocks) - blocks[(place["ring"] + 1) % layout.ring]
                 sent += samples * extent.rows * count * 2 * heads * site.head_dim * passed

@@ -31,11 +31,10 @@ class Ulysses:
         sent = 0
         for samples, extent in job.own(layout, place):
             for site, count in job.sites(layout, place):
-                local = Partition.even(site.heads, layout.tensor).sizes[place["tensor"]]
-                own_heads = Partition.even(local, layout.ulysses).sizes[place["ulysses"]]
+                heads, own_heads = job.heads(layout, site, place)
                 tokens = site_tokens(layout, job, extent, site)[place["ring"]]
                 own_tokens = tokens[place["ulysses"]]
-                values = 3 * own_tokens * (local - own_heads) + (sum(tokens) - own_tokens) * own_heads
+                values = 3 * own_tokens * (heads - own_heads) + (sum(tokens) - own_tokens) * own_heads
                 sent += samples * extent.rows * count * site.head_dim * values
         return sent * job.itemsize
 

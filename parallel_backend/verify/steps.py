@@ -12,7 +12,7 @@ from torch import Tensor
 from ..checkpoint import Checkpoint
 from ..client import Client
 from ..errors import InvalidRequest
-from ..geometry import LATENT, TIMESTEP
+from ..geometry import IMAGE, LATENT, TIMESTEP
 from ..layout import ParallelLayout
 from ..messages import Devices, ModelSpec, Sample
 from ..models import FAMILIES, Family
@@ -20,6 +20,7 @@ from ..payload import describe
 from ..samplers import SAMPLERS, dry
 from ..strategies import STRATEGIES, Job, displaced, patches
 from ..strategies.ring import Ring
+from ..strategies.ulysses import Ulysses
 from ..validation import Denoising, check_sample
 from ..views import Kind, kinds
 from ..warmup import whole_calls
@@ -160,9 +161,27 @@ def formula(loop: Loop, message: Sample, tensors: Mapping[str, Tensor], plan: De
 
 
 def _of_call(kind: Kind, layout: ParallelLayout, job: Job, rank: int) -> int:
-    strategies = [each for each in STRATEGIES if kind is Kind.EVERYTHING or not isinstance(each, Ring)]
-    sent = sum(strategy.bytes_sent(layout, job, rank) for strategy in strategies)
-    return sent + (displaced.bytes_sent(layout, job, rank) if kind in (Kind.GATHERED, Kind.DISPLACED) else 0)
+    attention = [each for each in STRATEGIES if isinstance(each, (Ulysses, Ring))]
+    sent = sum(strategy.bytes_sent(layout, job, rank) for strategy in STRATEGIES if strategy not in attention)
+    if kind is Kind.EVERYTHING:
+        return sent + sum(strategy.bytes_sent(layout, job, rank) for strategy in attention)
+    if kind is Kind.ALONE:
+        return sent + _alone(layout, job, rank)
+    gathered = displaced.bytes_sent(layout, job, rank) if kind is not Kind.LAST else 0
+    return sent + Ulysses().bytes_sent(layout, job, rank) + gathered
+
+
+def _alone(layout: ParallelLayout, job: Job, rank: int) -> int:
+    """What Ulysses sends in a patch that sees no other: its exchanges are those of a job of the patch's size."""
+    place = layout.coordinates(rank)
+    inner = replace(layout, ring=1, stale="", balance=())
+    there = place | {"ring": 0, "sequence": place["ulysses"]}
+    (rank_in_patch,) = [other for other in range(inner.ranks) if inner.coordinates(other) == there]
+    begin, branches = place["ring"] * layout.ulysses, []
+    for samples, extent in job.branches:
+        own = sum(job.sizes(layout, extent, IMAGE)[begin : begin + layout.ulysses])
+        branches.append((samples, replace(extent, streams={**extent.streams, IMAGE: own})))
+    return Ulysses().bytes_sent(inner, replace(job, branches=tuple(branches)), rank_in_patch)
 
 
 @lru_cache(maxsize=2)

@@ -81,7 +81,7 @@ def test_every_family_is_the_algorithm(pools, deep, pair, layout):
     "layout",
     [
         "pipe=3 patches=4", "cfg=2 pipe=2", "pipe=2 ulysses=2 patches=3", "pipe=2 patches=3 balance=1:3",
-        "ring=3 stale=previous", "ring=2 ulysses=2 stale=previous", "ring=2 stale=none",
+        "ring=3 stale=previous", "ring=2 ulysses=2 stale=previous", "ring=2 ulysses=2 stale=none",
     ],
 )  # fmt: skip
 def test_combinations_with_odd_shapes(pools, deep, layout):
