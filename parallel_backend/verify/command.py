@@ -58,13 +58,13 @@ def _run_loops(options: argparse.Namespace) -> int:
     devices = Devices(kind="cpu", indices=tuple(range(max(loop.layout.ranks for loop in chosen))))
     with tempfile.TemporaryDirectory(prefix="verify-models-") as folder, verifier(devices) as runner:
         asking = LoopCells(runner.client, devices, Path(folder))
-        return _told(map(asking.ask, chosen), options, alone=len(chosen) == 1)
+        return tell(map(asking.ask, chosen), as_json=options.json, alone=len(chosen) == 1)
 
 
 def _loops(options: argparse.Namespace) -> list[Loop]:
     warmup = None if options.warmup == "all" else _steps(options.warmup)
     layouts = [] if options.layout is None else [ParallelLayout.parse(options.layout)]
-    if any(not layout.approximate for layout in layouts):
+    if any(not layout.adapts for layout in layouts):
         raise InvalidRequest(f'--layout "{options.layout}" is exact in all steps: verify without --warmup compares it')
     chosen = list(steps.every(_kinds(options), warmup, layouts))
     chosen = [loop for loop in chosen if options.ranks in (None, loop.layout.ranks)]
@@ -126,17 +126,17 @@ def _run_model(options: argparse.Namespace) -> int:
 
 def _answer(questions: Iterable[Question], devices: Devices, options: argparse.Namespace, *, time: bool) -> int:
     with verifier(devices) as runner:
-        return _told((runner.ask(question, time=time) for question in questions), options, alone=time)
+        return tell((runner.ask(question, time=time) for question in questions), as_json=options.json, alone=time)
 
 
-def _told(answers: Iterable[Report], options: argparse.Namespace, *, alone: bool) -> int:
-    """Print reports as they come; the exit status. ``alone`` says that a single one is no list in JSON."""
+def tell(answers: Iterable[Report], *, as_json: bool, alone: bool) -> int:
+    """Print reports, as they come or as JSON; the exit status. ``alone`` says that a single one is no list in JSON."""
     reports: list[Report] = []
     for report in answers:
         reports.append(report)
-        if not options.json:
+        if not as_json:
             print(_line(report), flush=True)
-    if options.json:
+    if as_json:
         shown = [asdict(report) | {"failed": report.failed} for report in reports]
         print(msgspec.json.encode(shown[0] if alone and len(shown) == 1 else shown).decode())
     else:
@@ -191,7 +191,9 @@ def _line(report: Report) -> str:
     if report.bytes_sent_per_rank != report.bytes_formula_per_rank:
         said += f"; sent {report.bytes_sent_per_rank}, the formulas say {report.bytes_formula_per_rank}"
     if report.seconds_per_step is not None:
-        said += f"; {report.seconds_per_step:.3f} s a step, one rank {report.seconds_per_step_one_rank:.3f} s"
+        said += f"; {report.seconds_per_step:.3f} s a step"
+    if report.seconds_per_step_one_rank is not None:
+        said += f", one rank {report.seconds_per_step_one_rank:.3f} s"
     return said
 
 

@@ -13,8 +13,9 @@ from parallel_backend.geometry import IMAGE
 from parallel_backend.layout import ParallelLayout, auto
 from parallel_backend.messages import Devices
 from parallel_backend.models import FAMILIES
-from parallel_backend.verify import examples, quality, real
+from parallel_backend.verify import command, examples, quality, real
 from parallel_backend.verify.matrix import ci, every, first, named
+from parallel_backend.verify.run import Report
 from tests import tiny
 
 SHAPES = str(Path(__file__).parents[2] / "checkpoints" / "shapes")
@@ -148,3 +149,22 @@ def test_the_quality_table():
     head, rule, exact, line = quality.markdown([row], 96.9).splitlines()
     assert head.count("|") == rule.count("|") == exact.count("|") == line.count("|") == 8
     assert "| 30.0 dB | 0.988 | 96.4 % | +0.5 points (-0.2 to +1.2) |" in line
+
+
+@pytest.mark.parametrize(
+    ("report", "line"),
+    [
+        (Report(cell="a", skipped="why"), "skipped  a: why"),
+        (Report(cell="a", max_rel_error=1e-6), "equal    a: 1.0e-06"),
+        (Report(cell="a", max_rel_error=1e-3, seconds_per_step=2.0), "FAILED   a: 1.0e-03; 2.000 s a step"),
+        (Report(cell="a", bytes_sent_per_rank=(1,)), "FAILED   a: 0.0e+00; sent (1,), the formulas say ()"),
+        (
+            Report(cell="a", seconds_per_step=2.0, seconds_per_step_one_rank=3.0),
+            "equal    a: 0.0e+00; 2.000 s a step, one rank 3.000 s",
+        ),
+    ],
+)
+def test_what_a_report_says(capsys, report, line):
+    alone = command.tell([report], as_json=False, alone=True)
+    assert capsys.readouterr().out.splitlines()[0] == line
+    assert alone == int(report.failed)
