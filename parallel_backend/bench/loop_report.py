@@ -43,9 +43,9 @@ def crossings(loops: Loops) -> Iterator[str]:
     own = {row.layout: row for row in loops.rows if row.megabits is None}
     for pipe in (row for row in own.values() if row.bound):
         for other in own.values():
-            if ParallelLayout.parse(other.layout).approximate or not max(other.sent_bytes):
+            if ParallelLayout.parse(other.layout).adapts or not max(other.sent_bytes):
                 continue
-            found, wanted = crossing(loops, pipe, other), predicted(pipe, other, loops.steps)
+            found, wanted = crossing(loops, pipe, other), predicted(loops, pipe, other)
             if found and wanted:
                 yield (
                     f"{pipe.layout} and {other.layout} are equally fast at {found:.0f} Mbit/s; by the bytes at "
@@ -53,15 +53,15 @@ def crossings(loops: Loops) -> Iterator[str]:
                 )
 
 
-def predicted(pipe: LoopRow, other: LoopRow, steps: int) -> float | None:
+def predicted(loops: Loops, pipe: LoopRow, other: LoopRow) -> float | None:
     """Megabits a second at which what the other layout computes faster is what it waits longer for bytes.
 
     It waits for all of its own but what travels while it computes. The pipeline waits for those of its warm-up on the
     whole latent, in which one stage works at a time; those of patches travel while others are computed.
     """
-    waits = sum(pipe.sent_bytes) * min(ParallelLayout.parse(pipe.layout).warmup, steps) / steps
+    waits = sum(pipe.sent_bytes) * min(ParallelLayout.parse(pipe.layout).warmup, loops.steps) / loops.steps
     more = max(other.sent_bytes) - waits
-    slower = pipe.seconds - other.seconds + other.hidden
+    slower = loops.steady(pipe) - loops.steady(other) + other.hidden
     return 8e-6 * more / slower if slower > 0 and more > 0 else None
 
 
@@ -69,7 +69,7 @@ def crossing(loops: Loops, pipe: LoopRow, other: LoopRow) -> float | None:
     """Megabits a second at which the measured curves cross, between two that were measured, in a straight line over
     the seconds by the link's inverse."""
     by_rate = {
-        layout: {row.megabits: row.seconds for row in loops.rows if row.layout == layout and row.megabits}
+        layout: {row.megabits: loops.steady(row) for row in loops.rows if row.layout == layout and row.megabits}
         for layout in (pipe.layout, other.layout)
     }
     rates = sorted(rate for rate in by_rate[pipe.layout] if rate)

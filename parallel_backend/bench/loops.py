@@ -59,6 +59,11 @@ class Loops:
     steps: int
     rows: tuple[LoopRow, ...]
 
+    def steady(self, row: LoopRow) -> float:
+        """A row's seconds on a machine that is equally fast throughout: links are measured one after the other, and
+        what else runs on the machine meanwhile slows one rank as well."""
+        return statistics.median(one.seconds for one in self.rows if one.layout == str(ONE)) / row.speedup
+
 
 class LoopTeam(Team):
     """Ranks that hold engines, in namespaces of their own if there are links."""
