@@ -90,9 +90,9 @@ def _exchange(sent: Iterable[Place], received: Iterable[Place], axis: Axis) -> l
 
 
 def _over_a_network() -> bool:
-    """Whether gloo was told a network device. There it uses both directions at once only if receives come first; within
-    a machine, where a rank has one core, sends are to come first: its threads wake each other less."""
-    return "GLOO_SOCKET_IFNAME" in os.environ
+    """Whether gloo was told a device that is not the machine's own. There it uses both directions at once only if
+    receives come first; within a machine, where a rank has one core, sends are to: its threads wake each other less."""
+    return os.environ.get("GLOO_SOCKET_IFNAME", "lo") != "lo"
 
 
 def send(tensor: Tensor, axis: Axis, to: int) -> Sequence[Work]:
