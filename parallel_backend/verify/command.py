@@ -12,7 +12,7 @@ import msgspec
 import torch
 
 from ..errors import InvalidRequest
-from ..layout import ParallelLayout
+from ..layout import OPTIONS, ParallelLayout
 from ..messages import Devices
 from . import matrix, memory, quality, real, steps
 from .cells import Cells
@@ -66,6 +66,8 @@ def _loops(options: argparse.Namespace) -> list[Loop]:
     layouts = [] if options.layout is None else [ParallelLayout.parse(options.layout)]
     if any(not layout.adapts for layout in layouts):
         raise InvalidRequest(f'--layout "{options.layout}" is exact in all steps: verify without --warmup compares it')
+    if any(layout.warmup != OPTIONS["warmup"] for layout in layouts):
+        raise InvalidRequest(f"--warmup says how many steps are exact: leave warmup out of --layout {options.layout!r}")
     chosen = list(steps.every(_kinds(options), warmup, layouts))
     chosen = [loop for loop in chosen if options.ranks in (None, loop.layout.ranks)]
     if not chosen:
@@ -80,6 +82,8 @@ def _run_quality(options: argparse.Namespace) -> int:
         raise InvalidRequest(f"--quality has its own model: leave {', '.join(sorted(given))} out")
     warmups = quality.WARMUPS if options.warmup is None else (_steps(options.warmup),)
     layouts = quality.table((options.layout,) if options.layout else quality.LAYOUTS, warmups)
+    if options.layout and ParallelLayout.parse(options.layout).warmup != OPTIONS["warmup"]:
+        raise InvalidRequest(f"--quality takes --warmup: leave warmup out of --layout {options.layout!r}")
     if not layouts[0].approximate:
         raise InvalidRequest(f'--layout "{options.layout}" is exact: there is no quality to lose')
     devices = Devices(kind="cpu", indices=tuple(range(max(layout.ranks for layout in layouts))))

@@ -22,7 +22,7 @@ SHAPES = Path(__file__).resolve().parents[2] / "checkpoints" / "shapes"
 SIZES = ((128, 128), (96, 160), (112, 144), (176, 112))
 """Height and width; each of the 64 unseen prompts is drawn in each of them."""
 STEPS, GUIDANCE, SHIFT = 30, 3.0, 8.0
-BATCH = 16
+BATCH = 64
 WARMUPS = (1, 2, 4)
 LAYOUTS = ("pipe=2", "ring=2 stale=previous", "ring=2 stale=none")
 _SAME = 100.0
@@ -111,6 +111,7 @@ def measure(
     for layout in layouts:
         say(str(layout))
         rows.append(_compare(layout, exact, hits, easel))
+        say(_line(rows[-1]))
     return 100 * float(hits.mean()), rows
 
 
@@ -124,13 +125,15 @@ def markdown(rows: Sequence[Quality], exact: float) -> str:
     head = "| layout | algorithm | warm-up steps | PSNR | SSIM | attributes drawn | lost to the exact picture |"
     lines = [head, "|" + "---|" * (head.count("|") - 1)]
     lines.append(f"| one rank | exact | | | | {exact:.1f} % | |")
-    for row in rows:
-        mean, low, high = row.lost
-        lines.append(
-            f"| `{row.layout}` | {row.approximation} | {row.warmup} | {row.psnr:.1f} dB | {row.ssim:.3f} | "
-            f"{row.accuracy:.1f} % | {mean:+.1f} points ({low:+.1f} to {high:+.1f}) |"
-        )
-    return "\n".join(lines)
+    return "\n".join([*lines, *map(_line, rows)])
+
+
+def _line(row: Quality) -> str:
+    mean, low, high = row.lost
+    return (
+        f"| `{row.layout}` | {row.approximation} | {row.warmup} | {row.psnr:.1f} dB | {row.ssim:.3f} | "
+        f"{row.accuracy:.1f} % | {mean:+.1f} points ({low:+.1f} to {high:+.1f}) |"
+    )
 
 
 def _compare(layout: ParallelLayout, exact: Sequence[Pictures], hits: npt.NDArray[np.float64], easel: Easel) -> Quality:

@@ -3,19 +3,24 @@
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
+import pytest
 import torch
 
 from parallel_backend.layout import ParallelLayout
-from parallel_backend.messages import Devices
+from parallel_backend.messages import Sample
+from parallel_backend.validation import Denoising
 from parallel_backend.verify.cells import Cells
 from parallel_backend.verify.matrix import Cell
-from parallel_backend.verify.run import verifier
+from parallel_backend.verify.run import Verifier, verifier
+from parallel_backend.verify.steps import Loop, LoopCells, wanted
 
-from .backend import ROOT, environment
+from .backend import ROOT, TWO, environment
 
 
 def test_a_checkpoint_under_one_layout(runtime: Path) -> None:
@@ -34,7 +39,36 @@ def test_a_checkpoint_under_one_layout(runtime: Path) -> None:
     assert not [name for name in os.listdir(runtime) if name.startswith("verify-")]
 
 
-def test_what_differs_fails(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def runner() -> Iterator[Verifier]:
+    with verifier(TWO.devices) as started:
+        yield started
+
+
+@pytest.mark.parametrize("steps", [1, 8])
+def test_step_loops_are_held_to_their_algorithm(
+    runner: Verifier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int
+) -> None:
+    cells = LoopCells(runner.client, TWO.devices, tmp_path)
+    layout = ParallelLayout(pipe=2, patches=3, warmup=steps)
+    loop = Loop(class_name="DiTTransformer2DModel", variant="fixed variance", layout=layout)
+    right = cells.ask(loop)
+    assert not right.failed, right
+    assert min(right.bytes_sent_per_rank) > 0
+    # With another number of exact steps it is another algorithm.
+    other = 8 if steps == 1 else 1
+    monkeypatch.setattr("parallel_backend.verify.steps.wanted", _with_warmup(other))
+    assert cells.ask(loop).failed
+
+
+def _with_warmup(warmup: int) -> Callable[..., torch.Tensor]:
+    def other(transformer: Any, message: Sample, tensors: Any, plan: Denoising) -> torch.Tensor:
+        return wanted(transformer, message, tensors, replace(plan, layout=replace(plan.layout, warmup=warmup)))
+
+    return other
+
+
+def test_what_differs_fails(runner: Verifier, tmp_path: Path) -> None:
     cell = Cell(class_name="DiTTransformer2DModel", variant="fixed variance", layout=ParallelLayout(ulysses=2))
     question = Cells(tmp_path).question(cell)
 
@@ -43,11 +77,10 @@ def test_what_differs_fails(tmp_path: Path) -> None:
         wanted.view(-1)[-1] += 1e-3 * wanted.abs().max()
         return wanted
 
-    with verifier(Devices(kind="cpu", indices=(0, 1))) as runner:
-        right, wrong = runner.ask(question), runner.ask(replace(question, stock=off))
-        sharded = replace(question, layout=ParallelLayout(ulysses=2, shard_weights=True))
-        fewer = runner.ask(replace(sharded, parameters=question.parameters[1:]))
-        wide = runner.ask(replace(question, layout=ParallelLayout(tensor=32)))
+    right, wrong = runner.ask(question), runner.ask(replace(question, stock=off))
+    sharded = replace(question, layout=ParallelLayout(ulysses=2, shard_weights=True))
+    fewer = runner.ask(replace(sharded, parameters=question.parameters[1:]))
+    wide = runner.ask(replace(question, layout=ParallelLayout(tensor=32)))
     assert not right.failed
     assert wrong.failed
     assert 5e-4 < wrong.max_rel_error < 2e-3
