@@ -35,7 +35,6 @@ class PipeFusion:
         self.image = patches.cut(self.plan.extents, patches.count(self.plan.layout, self.plan.extents))
         self.work = Patchwork(setting, self.image)
         self.asks, self.whole = setting.calls()
-        self.flags = Flags(self.mesh.whole, setting.x.device, cancelled)
         self._predicted: dict[int, Tensor] = {}
         self.groups: list[Group] = []
         self.front: Front | None = None
@@ -44,6 +43,8 @@ class PipeFusion:
             inputs = setting.inputs(setting.x, setting.sigmas[0])
             self.groups = [tuple(group) for group in alike(inputs)]
             self._make_ends()
+        # After the weights are loaded: what is refused then leaves no flag on its way.
+        self.flags = Flags(self.mesh.whole, setting.x.device, cancelled)
 
     def run(self) -> dict[str, Tensor]:
         """Run all steps.
@@ -108,7 +109,7 @@ class PipeFusion:
                     ends = group is self.groups[-1]
                     yield Task(
                         call=call, ask=ask, unit=unit, group=group, ends=ends, last=ends and unit[-1] == every[-1],
-                        keeps=not whole or streams_next,
+                        keeps=len(every) > 1 and (not whole or streams_next),
                     )  # fmt: skip
 
     def _expect(self, task: Task | None) -> Arriving | None:

@@ -93,6 +93,6 @@ def _clock(device: torch.device) -> Callable[[], float]:
 
 
 def wait(device: torch.device) -> None:
-    """Wait for what a device has to do."""
+    """Wait for what a device was given to compute; not for what it is to receive and nobody waits for yet."""
     if device.type == "cuda":
-        torch.cuda.synchronize(device)
+        torch.cuda.current_stream(device).synchronize()

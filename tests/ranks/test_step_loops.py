@@ -69,7 +69,7 @@ def warmed(layout, count):
 @pytest.mark.parametrize(
     ("pair", "layout"),
     [
-        *((pair, "pipe=2 patches=3") for pair in FIRSTS[::4]),
+        *((pair, "pipe=2 patches=3") for pair in FIRSTS),
         *((pair, "ring=2 stale=previous") for pair in FIRSTS[2::4]),
     ],
 )
@@ -82,6 +82,7 @@ def test_every_family_is_the_algorithm(pools, deep, pair, layout):
     [
         "pipe=3 patches=4", "cfg=2 pipe=2", "pipe=2 ulysses=2 patches=3", "pipe=2 patches=3 balance=1:3",
         "ring=3 stale=previous", "ring=2 ulysses=2 stale=previous", "ring=2 ulysses=2 stale=none",
+        "data=2 pipe=2 patches=3", "cfg=2 ring=2 stale=previous",
     ],
 )  # fmt: skip
 def test_combinations_with_odd_shapes(pools, deep, layout):
