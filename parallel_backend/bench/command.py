@@ -51,15 +51,17 @@ def _run_loops(options: argparse.Namespace) -> int:
         raise InvalidRequest("--steps times loops of one prompt: leave layouts with cfg out")
     if options.link and (min(options.link) <= 0 or any(layout.ranks != links.RANKS for layout in layouts)):
         raise InvalidRequest(f"--link takes megabits above 0, and layouts of {links.RANKS} ranks")
+    if options.plot and not options.link:
+        raise InvalidRequest("--plot of step loops draws seconds by link: give --link as well")
     rounds = LOOP_ROUNDS if options.rounds is None else options.rounds
     cases = _cases(options, layouts)
     measured = loops.measure(
         cases, layouts, steps=options.steps, rounds=rounds, megabits=sorted(set(options.link)), say=_say
     )
+    shown = msgspec.json.encode([asdict(one) for one in measured]).decode()
+    print(shown if options.json else loop_report.describe(measured, rounds), flush=True)
     if options.plot:
         loop_plot.draw(measured, Path(options.plot))
-    shown = msgspec.json.encode([asdict(one) for one in measured]).decode()
-    print(shown if options.json else loop_report.describe(measured, rounds))
     return 0
 
 

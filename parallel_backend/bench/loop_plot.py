@@ -24,7 +24,7 @@ def draw(measured: Sequence[Loops], path: Path) -> None:
 
 
 def _chart(canvas: Any, font: Any, loops: Loops, top: int) -> None:
-    rates = sorted({row.megabits for row in loops.rows if row.megabits}) or [1.0]
+    rates = sorted({row.megabits for row in loops.rows if row.megabits})
     own, most = 2 * rates[-1], max(map(loops.steady, loops.rows))
 
     def place(row: LoopRow) -> tuple[float, float]:

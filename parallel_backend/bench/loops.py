@@ -21,10 +21,13 @@ from .cases import SUBJECTS, Case, write_model
 from .links import Links
 from .loop_rank import LoopTurn
 from .peers import Peer
-from .team import Team
+from .rank import Answer
+from .team import TURN_PATIENCE, Team
 
 Say = Callable[[str], None]
 ONE = ParallelLayout()
+STEP_PATIENCE = 60.0
+"""Seconds that a step may take."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +37,7 @@ class LoopRow:
     Attributes:
         seconds: median of its loops; ``all_seconds``: each of them, by round.
         speedup: median over the rounds of one rank's seconds by its own.
-        bound: that which no pipeline can pass; None for other layouts.
+        bound: that which no pipeline that streams patches can pass; None for layouts that are more or less.
         hidden: seconds of all steps for which bytes travel while attention is computed, as a ring has them.
         max_rel_difference: of the samples, to those of one rank.
         sent_bytes: by rank, in all steps.
@@ -73,6 +76,10 @@ class LoopTeam(Team):
     def __init__(self, ranks: int, model: Path, folder: Path, links: Links | None) -> None:
         super().__init__(Peer(name="layouts", ranks=ranks), model, folder)
         self._network = links
+
+    def loop(self, turn: LoopTurn, steps: int) -> list[Answer]:
+        """What each rank says of a step loop."""
+        return self.run(turn, max(TURN_PATIENCE, steps * STEP_PATIENCE))
 
     def _prefix(self, rank: int) -> list[str]:
         return self._network.prefix(rank) if self._network else []
@@ -125,14 +132,14 @@ def _at(
         links.limit(megabits)
     for layout in everyone:
         say(f"{where}: {layout}")
-        team.run(LoopTurn(inputs=str(inputs), layout=str(layout), output=str(output)))
+        team.loop(LoopTurn(inputs=str(inputs), layout=str(layout), output=str(output)), steps)
         firsts[str(layout)] = load_file(output)
     seconds: dict[str, list[float]] = {str(layout): [] for layout in everyone}
     shuffle = random.Random(0)
     for turn in range(rounds):
         say(f"{where}: round {turn + 1} of {rounds}")
         for layout in shuffle.sample(everyone, len(everyone)):
-            answers = team.run(LoopTurn(inputs=str(inputs), layout=str(layout)))
+            answers = team.loop(LoopTurn(inputs=str(inputs), layout=str(layout)), steps)
             seconds[str(layout)].append(answers[0].seconds)
     return [_row(layout, megabits, case, steps, seconds, firsts) for layout in everyone]
 
@@ -149,7 +156,7 @@ def _row(
         seconds=statistics.median(own),
         all_seconds=tuple(own),
         speedup=statistics.median(a / b for a, b in zip(one, own, strict=True)),
-        bound=bound(layout, steps) if layout.pipe > 1 else None,
+        bound=bound(layout, steps) if layout.approximation and layout.pipe == layout.ranks else None,
         hidden=steps * hidden(case, layout) if layout.ring > 1 and not layout.stale else 0.0,
         max_rel_difference=float((got["samples"] - wanted).abs().max() / wanted.abs().max()),
         sent_bytes=tuple(got["sent"].tolist()),

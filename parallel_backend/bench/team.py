@@ -38,8 +38,8 @@ class Team:
         self._processes: list[subprocess.Popen[bytes]] = []
         self._links: list[socket.socket] = []
 
-    def run(self, turn: msgspec.Struct) -> list[Answer]:
-        """What each rank says of a step.
+    def run(self, turn: msgspec.Struct, seconds: float = TURN_PATIENCE) -> list[Answer]:
+        """What each rank says of a turn, which may take so many seconds.
 
         Raises:
             RankFailed: a rank raised, ended or missed its deadline; unless all raised, they are ended by then.
@@ -49,7 +49,7 @@ class Team:
         for link in self._links:
             with contextlib.suppress(OSError):  # an end that is gone shows in the answers
                 link.send(msgspec.json.encode(turn))
-        return self._collect(TURN_PATIENCE)
+        return self._collect(seconds)
 
     def close(self) -> None:
         """End the processes: by closing their sockets, and those that do not mind that by force."""
