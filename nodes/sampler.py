@@ -154,9 +154,11 @@ def _checked(model: Any, latent_image: dict[str, Any], **prompts: list[Any]) -> 
     return latent
 
 
-def _label(hidden: Any, layout: ParallelLayout | None) -> None:
+def _label(hidden: Any, layout: ParallelLayout | None, steps: int) -> None:
     """Have saved pictures say that this node's is approximate, if whoever queued the prompt wants metadata in them."""
-    if layout is not None and layout.approximate and isinstance(hidden.extra_pnginfo, dict):
+    if layout is None or not layout.approximate or layout.warmup >= steps:
+        return
+    if isinstance(hidden.extra_pnginfo, dict):
         label = {"layout": str(layout), "approximate": layout.approximation}
         hidden.extra_pnginfo.setdefault("parallel_dit", {})[str(hidden.unique_id)] = label
 
@@ -254,6 +256,6 @@ class ParallelSampler(io.ComfyNode):  # type: ignore[misc]
             seed=seed,
         )
         if cls.hidden is not None:  # as it is where no workflow runs
-            _label(cls.hidden, model.model.diffusion_model.handle.spec.layout)
+            _label(cls.hidden, model.model.diffusion_model.handle.spec.layout, len(schedule.sigmas) - 1)
         kept = {key: value for key, value in latent_image.items() if not key.startswith("downscale_ratio")}
         return io.NodeOutput({**kept, "samples": samples})

@@ -14,6 +14,8 @@ SHARD_WEIGHTS = "shard_weights"
 ONE_RANK = "one rank"
 STALE: tuple[str, ...] = ("", "previous", "none")
 """What the ranks of ``ring`` see of one another's keys and values: all, those of the step before, or nothing."""
+FASTEST = 1000
+"""How many times as fast a rank may be said to be, and as slow."""
 OPTIONS: dict[str, int] = {"patches": 0, "warmup": 1}
 """Numbers of a layout that are no degrees, and what they are when they are not given."""
 
@@ -59,8 +61,10 @@ class ParallelLayout:
             known = ", ".join(filter(None, STALE))
             raise InvalidRequest(f"layout stale={self.stale!r}: {known} would work, or none of it, which is exact")
 
-        if any(not math.isfinite(speed) or speed <= 0 for speed in self.balance):
-            raise InvalidRequest(f"layout {_balance(self)}: speeds are numbers above 0, such as balance=2:1")
+        if any(not 1 / FASTEST <= speed <= FASTEST for speed in self.balance):
+            raise InvalidRequest(
+                f"layout {_balance(self)}: speeds are numbers from {1 / FASTEST:g} to {FASTEST}, such as balance=2:1"
+            )
         self._check_combination()
         self._check_balance()
 

@@ -36,7 +36,9 @@ def test_degrees_are_whole_numbers_from_1(degree):
         ("pipe=2 tensor=2", "use ulysses or ring beside pipe"),
         ("pipe=2 balance=2", "has 1 speeds and pipe=2"),
         ("pipe=2 balance=2:fast", "numbers above 0, such as 2:1"),
-        ("pipe=2 balance=2:0", "numbers above 0, such as balance=2:1"),
+        ("pipe=2 balance=2:0", "numbers from 0.001 to 1000, such as balance=2:1"),
+        ("ring=2 stale=none balance=1e308:1e308", "numbers from 0.001 to 1000"),
+        ("pipe=2 balance=2:nan", "numbers from 0.001 to 1000"),
         ("ring=2 balance=2:1", "leave it out, or raise pipe"),
     ],
 )
