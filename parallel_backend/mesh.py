@@ -48,6 +48,7 @@ class DeviceMesh:
             was begun before, in either direction. None without stages.
         weights: the same ranks with a group of their own, where they share weights: what runs on one group runs one
             after the other, and weights are to arrive while tokens are exchanged. None where they do not.
+        behind: likewise the ranks of ``ring``, where keys and values arrive for the next step. None where they do not.
         whole: all ranks of the mesh.
         measured: how fast the ranks are, relative to one another.
     """
@@ -58,6 +59,7 @@ class DeviceMesh:
     sequence: Axis
     boundaries: tuple[Axis, Axis, Axis] | None
     weights: Axis | None
+    behind: Axis | None
     whole: Axis
     measured: tuple[float, ...]
 
@@ -74,7 +76,7 @@ class DeviceMesh:
     def free(self) -> None:
         """Free the groups, which nothing may use any more. Collective over the mesh."""
         # An axis may be the sequence as well; and in one order, which NCCL wants.
-        lines = [*self.axes.values(), self.sequence, *(self.boundaries or ()), self.weights, self.whole]
+        lines = [*self.axes.values(), self.sequence, *(self.boundaries or ()), self.weights, self.behind, self.whole]
         for group in dict.fromkeys(line.group for line in lines if line and line.group):
             dist.destroy_process_group(group)
 
@@ -101,14 +103,16 @@ def create(
             axes |= _lines(name, np.moveaxis(grid, AXES.index("pipe"), -1), rank, timeout)
     if layout.shard_weights:
         axes |= _lines("weights", folded, rank, timeout)
+    if layout.stale == "previous":
+        axes |= _lines("behind", np.moveaxis(grid, ring, -1), rank, timeout)
     whole = _line("mesh", tuple(range(layout.ranks)), rank, timeout)
     if whole is None:
         return None
     sequence = axes.pop("sequence", axes["ring"] if layout.ring > 1 else axes["ulysses"])
-    weights = axes.pop("weights", None)
+    weights, behind = axes.pop("weights", None), axes.pop("behind", None)
     even, odd, back = (axes.pop(name, None) for name in _BOUNDARIES)
     return DeviceMesh(
-        layout=layout, number=number, axes=axes, sequence=sequence, whole=whole, weights=weights,
+        layout=layout, number=number, axes=axes, sequence=sequence, whole=whole, weights=weights, behind=behind,
         boundaries=(even, odd, back) if even and odd and back else None,
         measured=tuple(measured[: layout.ranks]) or (1.0,) * layout.ranks,
     )  # fmt: skip

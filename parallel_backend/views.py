@@ -56,7 +56,7 @@ class Displaced(Everything):
         routes = []
         for site in family.attentions:
             inner = DisplacedAttention(
-                self.mesh.axes["ring"],
+                self.mesh.behind or self.mesh.axes["ring"],
                 seam.tokens_by_place(self.mesh, split, site.streams),
                 kept[site.streams],
                 kernel,
