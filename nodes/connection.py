@@ -233,6 +233,8 @@ class Handle:
         if self.spec.layout and self.spec.layout.approximate:
             others = "stage after stage" if self.spec.layout.pipe > 1 else "the same"
             layout += f" ({self.spec.layout.approximation} in ParallelSampler, approximate; {others} in others, exact)"
+        elif self.spec.layout and self.spec.layout.pipe > 1:
+            layout += " (stage after stage, exact)"
         return f"{self.ranks} {kind} rank{'s' if self.ranks > 1 else ''}, {layout}: {state}"
 
     def show(self, state: str) -> None:
