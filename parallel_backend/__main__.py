@@ -14,7 +14,7 @@ from .bench import options as bench
 from .endpoint import Endpoint
 from .errors import BackendError, BackendUnavailable, InvalidRequest
 from .launch import ALREADY_RUNS, START_PATIENCE, connect_or_start
-from .status import format_status
+from .status import format_json, format_status
 from .verify import options as verify
 
 IDLE_TIMEOUT = 600.0
@@ -98,7 +98,7 @@ def _serve(options: argparse.Namespace) -> int:
 
 def _status(options: argparse.Namespace) -> int:
     status = query.status(Endpoint.default())
-    print(msgspec.json.format(msgspec.json.encode(status)).decode() if options.json else format_status(status))
+    print(format_json(status) if options.json else format_status(status))
     return 0
 
 

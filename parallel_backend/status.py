@@ -1,4 +1,6 @@
-"""A ``Status`` as text for people."""
+"""A ``Status`` as text for people and as JSON."""
+
+import msgspec
 
 from .messages import LoadedModel, RankStatus, Status
 
@@ -19,8 +21,18 @@ def format_status(status: Status) -> str:
     return "\n".join(lines)
 
 
+def format_json(status: Status) -> str:
+    """The fields of a status, and ``approximation``: what the layout's step loops approximate by, or nothing."""
+    fields = msgspec.to_builtins(status) | {"approximation": _kind(status)}
+    return msgspec.json.format(msgspec.json.encode(fields)).decode()
+
+
+def _kind(status: Status) -> str:
+    return status.layout.approximation if status.layout else ""
+
+
 def _approximation(status: Status) -> str:
-    kind = status.layout.approximation if status.layout else ""
+    kind = _kind(status)
     return f" ({kind}: approximate in ParallelSampler, exact in other samplers)" if kind else ""
 
 

@@ -19,7 +19,7 @@ from parallel_backend.layout import ParallelLayout
 from parallel_backend.messages import Devices, Echo, LoadedModel, ModelSpec, RankStatus, Status
 from parallel_backend.poller import Poller
 from parallel_backend.rankset import Patience, RankSet
-from parallel_backend.status import format_status
+from parallel_backend.status import format_json, format_status
 
 
 def test_memory_and_pulse_of_a_process() -> None:
@@ -125,7 +125,7 @@ def test_ranks_serve_their_first_devices_and_no_others(tmp_path: Path) -> None:
         assert not ranks.covers(replace(devices, **other))
 
 
-def test_a_status_as_text() -> None:
+def test_a_status_as_text_and_as_json() -> None:
     model = LoadedModel(path="/models/shapes", dtype="float32", parts=("transformer", "vae"), loads=2)
     rank = RankStatus(rank=0, pid=12, device="cuda:0", memory=3 << 30, device_memory=5 << 20, models=(model,), steps=40)
     status = Status(
@@ -151,3 +151,7 @@ def test_a_status_as_text() -> None:
         "/models/shapes as float32: transformer, vae (loaded 2 times)",
     ):
         assert words in text
+    displaced = replace(status, layout=ParallelLayout(ring=2, stale="previous"))
+    for shown, kind in ((status, ""), (replace(status, layout=None), ""), (displaced, "displaced patch")):
+        assert msgspec.json.decode(format_json(shown))["approximation"] == kind
+        assert msgspec.json.decode(format_json(shown), type=Status) == shown
