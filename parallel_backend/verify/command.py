@@ -90,7 +90,10 @@ def _run_quality(options: argparse.Namespace) -> int:
     with verifier(devices) as runner:
         exact, rows = quality.measure(runner.client, devices, layouts, lambda text: print(text, file=sys.stderr))
     print(msgspec.json.encode(rows).decode() if options.json else quality.markdown(rows, exact))
-    return 0
+    failures = quality.failures(rows)
+    for failure in failures:
+        print(failure, file=sys.stderr)
+    return int(bool(failures))
 
 
 def _steps(text: str) -> int:

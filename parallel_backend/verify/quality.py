@@ -25,6 +25,8 @@ STEPS, GUIDANCE, SHIFT = 30, 3.0, 8.0
 BATCH = 64
 WARMUPS = (1, 2, 4)
 LAYOUTS = ("pipe=2", "ring=2 stale=previous", "ring=2 stale=none")
+MOST_LOST = 2.0
+"""Points of accuracy that PipeFusion may lose, with the whole of the confidence interval."""
 _SAME = 100.0
 """PSNR in dB that stands for pictures that are the same."""
 
@@ -118,6 +120,21 @@ def measure(
 def table(layouts: Sequence[str] = LAYOUTS, warmups: Sequence[int] = WARMUPS) -> list[ParallelLayout]:
     """The layouts of the table."""
     return [replace(ParallelLayout.parse(text), warmup=warmup) for text in layouts for warmup in warmups]
+
+
+def failures(rows: Sequence[Quality]) -> list[str]:
+    """What is not as it should be: PipeFusion loses too much, or the naive patch does not look worse than others."""
+    said = [
+        f"{row.layout} after {row.warmup} steps of warm-up may lose {row.lost[2]:.1f} points, more than {MOST_LOST:g}"
+        for row in rows
+        if row.approximation == "PipeFusion" and row.lost[2] > MOST_LOST
+    ]
+    naive = {row.warmup: row for row in rows if row.approximation == "naive patch"}
+    return said + [
+        f"{row.layout} after {row.warmup} steps of warm-up is no nearer to the exact pictures than the naive patch"
+        for row in rows
+        if row.warmup in naive and row is not naive[row.warmup] and row.psnr <= naive[row.warmup].psnr
+    ]
 
 
 def markdown(rows: Sequence[Quality], exact: float) -> str:

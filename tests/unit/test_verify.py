@@ -149,6 +149,10 @@ def test_the_quality_table():
     head, rule, exact, line = quality.markdown([row], 96.9).splitlines()
     assert head.count("|") == rule.count("|") == exact.count("|") == line.count("|") == 8
     assert "| 30.0 dB | 0.988 | 96.4 % | +0.5 points (-0.2 to +1.2) |" in line
+    naive = replace(row, layout="ring=2 stale=none", approximation="naive patch", psnr=20.0, lost=(9.0, 7.0, 11.0))
+    assert quality.failures([row, naive]) == []
+    assert "pipe=2 after 4 steps of warm-up may lose 2.1" in quality.failures([replace(row, lost=(1.0, 0.1, 2.1))])[0]
+    assert "no nearer to the exact pictures" in quality.failures([replace(row, psnr=20.0), naive])[0]
 
 
 @pytest.mark.parametrize(
