@@ -33,8 +33,13 @@ def client() -> Iterator[Client]:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> ModelSpec:
-    folder = tiny.write(tmp_path_factory.mktemp("tiny") / "model")
+    folder = tiny.write(tmp_path_factory.mktemp("tiny") / "model", tiny.Tiny(layers=3))
     return ModelSpec(path=str(folder), devices=Devices(kind="cpu", indices=(0, 1)), layout=ParallelLayout(ulysses=2))
+
+
+def laid_out(model: ModelSpec, text: str) -> ModelSpec:
+    layout = ParallelLayout.parse(text)
+    return replace(model, layout=layout, devices=Devices(kind="cpu", indices=tuple(range(layout.ranks))))
 
 
 def request(model: ModelSpec, steps: int) -> tuple[Sample, Tensors]:
@@ -89,11 +94,11 @@ def test_sampling_twice_loads_once_and_the_status_is_true(client: Client, model:
         assert [(loaded.path, loaded.loads) for loaded in rank.models] == [(model.path, 1)]
 
 
-@pytest.mark.parametrize("layout", ["ulysses=2", "pipe=2"])
+@pytest.mark.parametrize("layout", ["ulysses=2", "pipe=3"])
 def test_a_rank_killed_in_a_step_is_named_and_the_next_request_works(
     client: Client, model: ModelSpec, layout: str
 ) -> None:
-    model = replace(model, layout=ParallelLayout.parse(layout))
+    model = laid_out(model, layout)
     before = client.call(*request(model, 3))["samples"]
     running = Stepping(client, model)
     pid = client.status().ranks[1].pid
@@ -108,7 +113,7 @@ def test_a_rank_killed_in_a_step_is_named_and_the_next_request_works(
 
 @pytest.mark.parametrize("layout", ["ulysses=2", "pipe=2"])
 def test_an_interrupt_keeps_the_ranks_and_their_weights(client: Client, model: ModelSpec, layout: str) -> None:
-    model = replace(model, layout=ParallelLayout.parse(layout))
+    model = laid_out(model, layout)
     client.call(*request(model, 2))
     before = held(client)
     running = Stepping(client, model)

@@ -158,10 +158,11 @@ def test_two_hundred_steps(pools, checkpoints):
 def test_an_interrupt_drains_within_a_step(pools, deep, layout):
     sigmas = tuple(torch.linspace(1, 0, 41).tolist())
     asked = loop(JOINT, layout, sigmas=sigmas, batch=1)
-    _, _, answers = run(pools, deep, asked, cancel_after=4)  # one report is that weights were loaded
+    _, _, answers = run(pools, deep, asked, cancel_after=6)
     assert {answer["error"] for answer in answers} == {"Cancelled: sampling was cancelled"}
-    steps_done = [progress.value for progress, _ in answers[0]["reports"] if progress.phase == "sampling"]
-    assert max(steps_done) <= 5  # three reports of steps had come when it was asked for
+    reports = [progress for progress, _ in answers[0]["reports"]]
+    steps_done = [sum(progress.phase == "sampling" for progress in some) for some in (reports[:6], reports)]
+    assert steps_done[1] <= steps_done[0] + 2  # the step under way, and one that was nearly done
     check(pools, deep, loop(JOINT, layout, sigmas=SIGMAS[::4]))  # and the ranks are in step
 
 

@@ -32,7 +32,9 @@ def test_half_precision_equals_stock(name, kind):
     exact = families.family(name, kind)
     family = type(exact)(rounded(exact.module))
     inputs = families.inputs(name, kind, batch=1)
-    got = family.unpatchify(family.head(families.run(family, family.embed(inputs))), inputs[LATENT].shape[2:])
+    state = families.run(family, family.embed(inputs))
+    assert {stream.dtype for stream in state.streams.values()} == {family.dtype}  # which the next stage expects
+    got = family.unpatchify(family.head(state), inputs[LATENT].shape[2:])
     stock, wanted = family.stock(inputs), exact.stock(inputs)
     assert got.dtype == stock.dtype == torch.bfloat16
     # Two or three roundings of 2**-9 in what is largest. Most adapters equal stock in every bit.
