@@ -13,10 +13,16 @@ _PR_SET_PDEATHSIG = 1
 
 @dataclass(frozen=True, kw_only=True)
 class Pulse:
-    """Scheduler state (``R``, ``S``, ``D``, ``T``, ...) and processor ticks used so far; see proc(5)."""
+    """Scheduler states of a process's threads (``R``, ``S``, ``D``, ``T``, ...) and processor ticks used so far; see
+    proc(5)."""
 
-    state: str
+    states: frozenset[str]
     ticks: int
+
+    @property
+    def would_move(self) -> bool:
+        """Whether a thread waits for a disk, or for a core that others have."""
+        return not self.states.isdisjoint("RD")
 
 
 def memory(pid: int) -> int:
@@ -66,10 +72,18 @@ def trim() -> None:
 def pulse(pid: int) -> Pulse | None:
     """What the process is doing, None once it is gone."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        fields = _fields(Path(f"/proc/{pid}"))
     except OSError:
         return None
-    return Pulse(state=fields[0], ticks=int(fields[11]) + int(fields[12]))
+    states = set()
+    with contextlib.suppress(OSError):  # a thread may end meanwhile
+        states |= {_fields(thread)[0] for thread in Path(f"/proc/{pid}/task").iterdir()}
+    return Pulse(states=frozenset(states | {fields[0]}), ticks=int(fields[11]) + int(fields[12]))
+
+
+def _fields(entry: Path) -> list[str]:
+    """Those of ``stat`` behind the name, which may hold anything."""
+    return (entry / "stat").read_text().rpartition(")")[2].split()
 
 
 def wait_gone(pid: int, seconds: float) -> bool:

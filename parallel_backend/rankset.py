@@ -36,9 +36,9 @@ class Patience:
     """Seconds until a rank is given up.
 
     ``hang``: no heartbeat, and the process does not move either. ``stall``: no heartbeat from a process
-    that computes or reads from a disk (a long call that keeps Python's lock). ``evidence``: from the first
-    failure to the verdict, so that a rank that died is named rather than one that missed it; ``blame`` is the
-    same while all failures look like another rank's.
+    that computes, reads from a disk or waits for a core (a long call that keeps Python's lock, a busy machine).
+    ``evidence``: from the first failure to the verdict, so that a rank that died is named rather than one that
+    missed it; ``blame`` is the same while all failures look like another rank's.
     """
 
     start: float = 120.0
@@ -253,13 +253,15 @@ class RankSet:
                 self._fail(Failure(kind=HUNG, message=text))
 
     def _hangs(self, rank: Rank, now: float) -> bool:
-        if not rank.ready or now - rank.beat < self._patience.hang / 4:
+        quiet = self._patience.hang / 4
+        if not rank.ready or now - rank.beat < quiet:
             return False
         pulse = procs.pulse(rank.process.pid)
-        if pulse and (pulse.ticks != rank.ticks or pulse.state == "D"):
-            rank.moved = rank.beat if rank.ticks is None else now
-            rank.ticks = pulse.ticks
-        return now - max(rank.beat, rank.moved) > self._patience.hang or now - rank.beat > self._patience.stall
+        # The first look counts as a move: this process may have slept itself, with the whole machine.
+        if pulse and (pulse.ticks != rank.ticks or pulse.would_move):
+            rank.moved, rank.ticks = now, pulse.ticks
+        unmoved = now - max(rank.beat, rank.moved)
+        return unmoved > self._patience.hang - quiet or now - rank.beat > self._patience.stall
 
     def statuses(self) -> tuple[RankStatus, ...]:
         """What each rank said last, with the memory that the process table shows now."""
