@@ -75,15 +75,16 @@ def pulse(pid: int) -> Pulse | None:
         fields = _fields(Path(f"/proc/{pid}"))
     except OSError:
         return None
-    states = set()
-    with contextlib.suppress(OSError):  # a thread may end meanwhile
-        states |= {_fields(thread)[0] for thread in Path(f"/proc/{pid}/task").iterdir()}
-    return Pulse(states=frozenset(states | {fields[0]}), ticks=int(fields[11]) + int(fields[12]))
+    states = {fields[0]}
+    for thread in Path(f"/proc/{pid}/task").glob("*"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            states.add(_fields(thread)[0])
+    return Pulse(states=frozenset(states), ticks=int(fields[11]) + int(fields[12]))
 
 
 def _fields(entry: Path) -> list[str]:
     """Those of ``stat`` behind the name, which may hold anything."""
-    return (entry / "stat").read_text().rpartition(")")[2].split()
+    return (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()
 
 
 def wait_gone(pid: int, seconds: float) -> bool:

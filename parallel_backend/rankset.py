@@ -31,6 +31,10 @@ class Failure:
     code: str = RankFailed.code
 
 
+ASLEEP = 2.0
+"""Seconds between two looks at the ranks from which on this process itself was stopped."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Patience:
     """Seconds until a rank is given up.
@@ -89,7 +93,7 @@ class RankSet:
         self.generation, self.devices = generation, devices
         self._endpoint, self._command, self._patience = endpoint, tuple(command), patience
         self._poller, self._on_finished = poller, on_finished
-        self._started = time.monotonic()
+        self._started = self._looked = time.monotonic()
         self._failures: list[tuple[float, Failure]] = []
         self.ranks: list[Rank] = []
         self.ended: float | None = None
@@ -242,6 +246,9 @@ class RankSet:
 
     def _look_for_hangs(self) -> None:
         now = time.monotonic()
+        if now - self._looked > ASLEEP:
+            self._forgive(now - self._looked, now)
+        self._looked = now
         late = [rank for rank in self.ranks if not rank.ready]
         if late and now - self._started > self._patience.start:
             names = " and ".join(rank.name for rank in late)
@@ -252,16 +259,20 @@ class RankSet:
                 text = f"{rank.name} stopped answering {now - rank.beat:.0f} s ago"
                 self._fail(Failure(kind=HUNG, message=text))
 
+    def _forgive(self, asleep: float, now: float) -> None:
+        """This process did not run for a while; the ranks may have been stopped with it, and had nobody to tell."""
+        self._started += asleep
+        for rank in self.ranks:
+            rank.beat, rank.ticks = min(now, rank.beat + asleep), None
+
     def _hangs(self, rank: Rank, now: float) -> bool:
-        quiet = self._patience.hang / 4
-        if not rank.ready or now - rank.beat < quiet:
+        if not rank.ready or now - rank.beat < self._patience.hang / 4:
             return False
         pulse = procs.pulse(rank.process.pid)
-        # The first look counts as a move: this process may have slept itself, with the whole machine.
         if pulse and (pulse.ticks != rank.ticks or pulse.would_move):
-            rank.moved, rank.ticks = now, pulse.ticks
-        unmoved = now - max(rank.beat, rank.moved)
-        return unmoved > self._patience.hang - quiet or now - rank.beat > self._patience.stall
+            rank.moved = rank.beat if rank.ticks is None and not pulse.would_move else now
+            rank.ticks = pulse.ticks
+        return now - max(rank.beat, rank.moved) > self._patience.hang or now - rank.beat > self._patience.stall
 
     def statuses(self) -> tuple[RankStatus, ...]:
         """What each rank said last, with the memory that the process table shows now."""

@@ -5,8 +5,12 @@ import signal
 import socket
 import subprocess
 import sys
+import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import msgspec
 import psutil
@@ -18,7 +22,7 @@ from parallel_backend.endpoint import Endpoint
 from parallel_backend.layout import ParallelLayout
 from parallel_backend.messages import Devices, Echo, LoadedModel, ModelSpec, RankStatus, Status
 from parallel_backend.poller import Poller
-from parallel_backend.rankset import Patience, RankSet
+from parallel_backend.rankset import Patience, Rank, RankSet
 from parallel_backend.status import format_json, format_status
 
 
@@ -110,17 +114,55 @@ def test_a_request_needs_the_devices_of_its_layout() -> None:
     assert needed(Echo(model=spec)) == replace(devices, indices=(3, 1))
 
 
-def test_ranks_serve_their_first_devices_and_no_others(tmp_path: Path) -> None:
-    devices = Devices(kind="cuda", indices=(3, 1, 2), visible="7,6,5,4", collectives="gloo")
-    ranks = RankSet(
+def rank_set(folder: Path, devices: Devices) -> RankSet:
+    return RankSet(
         generation=1,
         devices=devices,
-        endpoint=Endpoint(folder=tmp_path),
+        endpoint=Endpoint(folder=folder),
         command=(),
         patience=Patience(),
         poller=Poller(),
         on_finished=lambda rank, finished: None,
     )
+
+
+STILL, STARVED = frozenset("S"), frozenset("SR")
+
+
+@pytest.mark.parametrize(
+    ("states", "looks", "hangs"),
+    [
+        (STILL, [1, 2, 3, 4, 5, 6, 7, 8], False),
+        (STILL, [1, 2, 3, 4, 5, 6, 7, 8, 9], True),
+        (STARVED, range(1, 120), False),  # others have the cores
+        (STARVED, range(1, 122), True),
+        (STILL, [1, 300, 301, 302, 303, 304, 305, 306], False),  # the machine slept
+        (STILL, [1, 2, 3, 300, 301, 302, 303, 304], False),
+        (STILL, [1, 2, 3, *range(300, 307)], True),
+    ],
+)
+def test_a_rank_hangs_that_could_move_and_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, states: frozenset[str], looks: Sequence[int], hangs: bool
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(procs, "pulse", lambda pid: procs.Pulse(states=states, ticks=7))
+    ranks = rank_set(tmp_path, Devices(kind="cpu", indices=(0,)))
+    process = cast(subprocess.Popen[bytes], SimpleNamespace(pid=1))
+    with socket.socket() as control_socket:
+        status = RankStatus(rank=0, pid=1, device="cpu", memory=0)
+        ranks.ranks.append(
+            Rank(rank=0, process=process, control=control_socket, pidfd=0, status=status, ready=True, beat=0.0)
+        )
+        for clock[0] in looks:
+            assert not ranks._failures
+            ranks._look_for_hangs()
+    assert bool(ranks._failures) == hangs
+
+
+def test_ranks_serve_their_first_devices_and_no_others(tmp_path: Path) -> None:
+    devices = Devices(kind="cuda", indices=(3, 1, 2), visible="7,6,5,4", collectives="gloo")
+    ranks = rank_set(tmp_path, devices)
     assert ranks.covers(devices)
     assert ranks.covers(replace(devices, indices=(3, 1)))
     for other in ({"indices": (1, 2)}, {"visible": None}, {"collectives": "nccl"}, {"indices": (3, 1, 2, 0)}):
