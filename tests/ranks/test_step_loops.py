@@ -74,7 +74,7 @@ def warmed(layout, count):
     ],
 )
 def test_every_family_is_the_algorithm(pools, deep, pair, layout):
-    check(pools, deep, loop(pair, layout, sigmas=SIGMAS[::3], batch=1))
+    check(pools, deep, loop(pair, layout, sigmas=SIGMAS[::3] + SIGMAS[-1:], batch=1))
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_an_interrupt_drains_within_a_step(pools, deep, layout):
     assert {answer["error"] for answer in answers} == {"Cancelled: sampling was cancelled"}
     reports = [progress for progress, _ in answers[0]["reports"]]
     steps_done = [sum(progress.phase == "sampling" for progress in some) for some in (reports[:6], reports)]
-    assert steps_done[1] <= steps_done[0] + 2  # the step under way, and one that was nearly done
+    assert steps_done[1] <= steps_done[0] + asked.layout.pipe // 3  # the step that is under way in the stages
     check(pools, deep, loop(JOINT, layout, sigmas=SIGMAS[::4]))  # and the ranks are in step
 
 
