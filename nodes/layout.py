@@ -14,7 +14,8 @@ TOOLTIPS = {
     "data": "Groups of ranks that each take a share of the batch. Helps only when the batch has more than one item.",
     "cfg": "2: half of the ranks compute the positive prompt, the others the negative one. Needs cfg other than 1.0.",
     "pipe": "Ranks that each hold a range of the layers. In ParallelSampler pieces of the picture stream through them "
-    "(PipeFusion), which is approximate; in other samplers the whole picture does, exactly but one after the other.",
+    "(PipeFusion), which is approximate; in other samplers the whole picture does, exactly but one after the other: "
+    "only prompts and batch items overlap.",
     "ring": "Ranks that share the tokens and pass keys and values around. Works with ulysses; needs less memory.",
     "ulysses": "Ranks that share the tokens of the picture and exchange attention heads. Nothing needs to divide.",
     "tensor": "Ranks that hold a part of every weight matrix each. At most the model's number of attention heads.",
@@ -22,7 +23,7 @@ TOOLTIPS = {
 SHARD = (
     "The ranks of ring and ulysses share one copy of the weights: a model larger than one GPU, at some loss of speed."
 )
-PATCHES = "Pieces of the picture that stream through pipe; 0 is twice as many as it has ranks."
+PATCHES = "Pieces of the picture that stream through pipe; 0 is twice as many as it has ranks, 1 is exact."
 WARMUP = "Steps at the start that are exact all the same, where pipe or stale makes the others approximate."
 KEPT = (
     "What the ranks of ring see of one another in ParallelSampler, which is approximate: previous is what they were in "

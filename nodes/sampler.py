@@ -22,7 +22,7 @@ from .tape import Branch
 
 NAMES = ", ".join(SAMPLERS)
 DESCRIPTION = (
-    f"KSampler with the step loop in the backend. Approximate where the layout has pipe or stale. Samplers: {NAMES}."
+    f"KSampler with the step loop in the backend. Approximate where the loader's layout says so. Samplers: {NAMES}."
 )
 PLAIN_OPTIONS = {"transformer_options", "to_load_options", "disable_cfg1_optimization"}
 

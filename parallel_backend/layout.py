@@ -81,7 +81,7 @@ class ParallelLayout:
                 f"stale={self.stale}, or pipe={self.pipe}",
             ),
             (
-                self.warmup == 0 and self.adapts and self.stale != "none",
+                self.warmup == 0 and self.approximate and self.stale != "none",
                 "the first step has no keys and values of a step before it; warmup of at least 1 would work",
             ),
             (
