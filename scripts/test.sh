@@ -16,9 +16,10 @@ ruff format --check .
 # Only as a package can the checkout's relative imports be followed, whatever its folder is called.
 package_path="$PWD/.venv/as_package"
 mkdir -p "$package_path" && ln -sfn "$PWD" "$package_path/parallel_dit"
-mypy & of_the_rest=$!  # two at a time: each is one thread
-MYPYPATH="$package_path" mypy -p parallel_dit.nodes --cache-dir .mypy_cache/nodes
-wait "$of_the_rest"
+mypy & of_the_rest=$! ill_typed=  # two at a time: each is one thread
+MYPYPATH="$package_path" mypy -p parallel_dit.nodes --cache-dir .mypy_cache/nodes || ill_typed=1
+wait "$of_the_rest" || ill_typed=1
+[ -z "$ill_typed" ]
 PYTHONPATH="$package_path" lint-imports
 pytest "$@"
 # With arguments for pytest, those tests alone are wanted.
