@@ -94,7 +94,7 @@ def test_sampling_twice_loads_once_and_the_status_is_true(client: Client, model:
         assert [(loaded.path, loaded.loads) for loaded in rank.models] == [(model.path, 1)]
 
 
-@pytest.mark.parametrize("layout", ["pipe=3"])
+@pytest.mark.parametrize("layout", ["ulysses=2", "pipe=3"])
 def test_a_rank_killed_in_a_step_is_named_and_the_next_request_works(
     client: Client, model: ModelSpec, layout: str
 ) -> None:
