@@ -12,12 +12,10 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from . import speeds
-from .collectives import Leaving, receive, wait
 from .denoiser import alike
 from .errors import Cancelled
+from .flags import Flags
 from .geometry import IMAGE, common
-from .mesh import Axis
 from .patchwork import Group, Patchwork, Task
 from .relay import Elements, Front, Rear
 from .samplers import SAMPLERS
@@ -149,35 +147,3 @@ class PipeFusion:
             tokens = self.setting.guided(torch.stack(whole))
         self._tokens[:, start:end] = tokens
         return self.work.family(task).unpatchify(self._tokens, self.plan.latents[0][2:])
-
-
-class Flags:
-    """Rank 0's word to all, call by call, whether there is to be another. Nobody answers, so that nobody waits."""
-
-    def __init__(self, whole: Axis, device: torch.device, cancelled: Callable[[], bool]) -> None:
-        self.whole, self.device, self.cancelled, self.stopped = whole, device, cancelled, False
-        self._leaving = [Leaving() for _ in whole.ranks]
-        self.tell()
-
-    def tell(self) -> None:
-        """On rank 0, say it of the next call."""
-        if self.whole.index:
-            return
-        speeds.wait(self.device)  # else the host runs calls ahead, and a cancel comes late
-        self.stopped = self.cancelled()
-        flag = torch.tensor([int(self.stopped)])
-        for rank in range(1, self.whole.size):
-            self._leaving[rank].send(flag, self.whole, rank)
-
-    def go_on(self) -> bool:
-        """Whether there is to be a next call."""
-        if self.whole.index:
-            flag = torch.zeros(1, dtype=torch.int64)
-            wait(receive(flag, self.whole, 0))
-            self.stopped = bool(flag.item())
-        return not self.stopped
-
-    def finish(self) -> None:
-        """Wait until all has left."""
-        for leaving in self._leaving:
-            leaving.finish()
