@@ -134,6 +134,16 @@ def all_gather(own: Tensor, shapes: Sequence[Sequence[int]], axis: Axis) -> list
     return whole
 
 
+def scatter(parts: Sequence[Tensor], own: Tensor, axis: Axis) -> Tensor:
+    """Each rank's part of what the first one has, into ``own``; of others', one at a time is on the first's device."""
+    if axis.index:
+        wait(receive(own, axis, 0))
+        return own
+    for to, part in enumerate(parts[1:], 1):
+        wait(send(part.to(own.device).contiguous(), axis, to))
+    return own.copy_(parts[0])
+
+
 def gather(own: Tensor, sizes: Sequence[int], axis: Axis) -> list[Tensor]:
     """Every rank's values, flat, on the first rank of the axis; empty tensors elsewhere."""
     own = own.reshape(-1)

@@ -1,20 +1,21 @@
 """What a rank does with a request: load, forward, sample, encode, decode. No sockets."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from . import kernels, loading, text, traffic, vae
+from . import kernels, loading, text, traffic
+from .call import Call, Tensors
 from .checkpoint import Checkpoint
+from .coding import Coding
 from .collectives import agree, share
 from .denoiser import Denoiser
-from .errors import Cancelled, InvalidRequest, OutOfMemory
+from .errors import InvalidRequest, OutOfMemory
 from .experts import HIGH, LOW, Experts
 from .mesh import DeviceMesh
 from .meshes import Meshes
@@ -26,7 +27,6 @@ from .messages import (
     Forward,
     LoadedModel,
     ModelSpec,
-    Progress,
     RankRequest,
     Sample,
     Unload,
@@ -35,49 +35,13 @@ from .models import Family, family_of
 from .pipefusion import PipeFusion
 from .pipeline import Pipeline, free
 from .sampling import Report, SampleLoop, Setting
-from .vaes import VAE, vae_of
 from .validation import Denoising, check_forward, check_sample, first_not_finite, first_outside, split_names
 from .wire import TensorMeta
 
 log = logging.getLogger(__name__)
 
-Tensors = dict[str, Tensor]
-
 _Key = tuple[str, str, DType]
 """Path, stamp and dtype of a ``ModelSpec``."""
-
-M = TypeVar("M", bound=RankRequest)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Call(Generic[M]):
-    """The arguments of ``Engine.handle``."""
-
-    message: M
-    metas: tuple[TensorMeta, ...]
-    tensors: Mapping[str, Tensor] | None
-    report: Report
-    cancelled: Callable[[], bool]
-
-    @contextmanager
-    def loading(self, pipeline: Pipeline, component: str) -> Iterator[None]:
-        """Say that weights are about to be loaded and that they have been, if they are."""
-        loads = not pipeline.has(component)
-        if loads:
-            self.report(Progress(phase="loading", value=0, total=1), {})
-        yield
-        if loads:
-            self.report(Progress(phase="loading", value=1, total=1), {})
-
-    def ticker(self, phase: str) -> vae.Tick:
-        """A ``Tick`` that reports as ``phase``, and ends the work when the request was cancelled."""
-
-        def tick(done: int, total: int) -> None:
-            if self.cancelled():
-                raise Cancelled(f"{phase} was cancelled")
-            self.report(Progress(phase=phase, value=done, total=total), {})
-
-        return tick
 
 
 class Engine:
@@ -121,7 +85,7 @@ class Engine:
             Cancelled: likewise.
             OutOfMemory: this rank's device is full; names the rank.
         """
-        call = _Call(message=message, metas=metas, tensors=tensors, report=report, cancelled=cancelled)
+        call = Call(message=message, metas=metas, tensors=tensors, report=report, cancelled=cancelled)
         try:
             with torch.inference_mode():
                 return _HANDLERS[type(message)](self, call)
@@ -135,7 +99,7 @@ class Engine:
         memory = torch.cuda.memory_reserved(self.device) if self.device.type == "cuda" else 0
         return models, memory, self.steps
 
-    def _forward(self, call: _Call[Forward]) -> Tensors:
+    def _forward(self, call: Call[Forward]) -> Tensors:
         pipeline = self._pipeline(call.message.model)
         plan = check_forward(call.message, call.metas, pipeline.checkpoint, self.world_size)
         denoiser, shared = self._denoiser(call, plan, pipeline)
@@ -157,7 +121,7 @@ class Engine:
             return nullcontext()
         return traffic.Measured(mesh.whole, self.device, count=message.measure)
 
-    def _sample(self, call: _Call[Sample]) -> Tensors:
+    def _sample(self, call: Call[Sample]) -> Tensors:
         pipeline = self._pipeline(call.message.model)
         plan = check_sample(call.message, call.metas, pipeline.checkpoint, self.world_size)
         denoiser, shared = self._denoiser(call, plan, pipeline)
@@ -172,7 +136,7 @@ class Engine:
             done = {name: tensor.cpu() for name, tensor in loop.run().items()}
         return done | (measured.of_all_ranks() if measured else {})
 
-    def _encode_text(self, call: _Call[EncodeText]) -> Tensors:
+    def _encode_text(self, call: Call[EncodeText]) -> Tensors:
         if call.tensors is None:
             return {}
         text.check(call.metas)
@@ -183,20 +147,10 @@ class Engine:
             encoder = pipeline.text_encoder()
         return {"embeds": text.encode(encoder, ids, lengths, layer=call.message.layer).cpu()}
 
-    def _decode(self, call: _Call[Decode]) -> Tensors:
-        if call.tensors is None:
-            return {}
-        kind, module = self._vae(call, "latent")
-        return {"pixels": vae.decode(kind, module, call.tensors["latent"].to(self.device), call.ticker("decoding"))}
+    def _code(self, call: Call[Decode] | Call[Encode]) -> Tensors:
+        return Coding(call, self._pipeline(call.message.model)).run(self._meshes, self.device)
 
-    def _encode(self, call: _Call[Encode]) -> Tensors:
-        if call.tensors is None:
-            return {}
-        kind, module = self._vae(call, "pixels")
-        pixels = call.tensors["pixels"].to(self.device)
-        return {"latent": vae.encode(kind, module, pixels, call.ticker("encoding")).cpu()}
-
-    def _unload(self, call: _Call[Unload]) -> Tensors:
+    def _unload(self, call: Call[Unload]) -> Tensors:
         self._pipelines.pop(_key(call.message.model), None)
         free(self.device)
         return {}
@@ -210,7 +164,7 @@ class Engine:
         free(self.device)
         return bool(others)
 
-    def _denoiser(self, call: _Call[Any], plan: Denoising, pipeline: Pipeline) -> tuple[Denoiser | None, Tensors]:
+    def _denoiser(self, call: Call[Any], plan: Denoising, pipeline: Pipeline) -> tuple[Denoiser | None, Tensors]:
         """Share the tensors, refuse bad values on all ranks alike, and only then load what is missing."""
         for name in (HIGH, LOW):
             if name == HIGH or name in pipeline.checkpoint.components:
@@ -238,7 +192,7 @@ class Engine:
         shared = share(call.metas, call.tensors, devices.whole, self.device)
         return Denoiser(experts, devices, plan, kernel, self._count), shared
 
-    def _check_rows(self, call: _Call[Any], checkpoint: Checkpoint, devices: DeviceMesh) -> None:
+    def _check_rows(self, call: Call[Any], checkpoint: Checkpoint, devices: DeviceMesh) -> None:
         """Refuse numbers that a table of the model lacks, on all ranks alike."""
         rows = family_of(checkpoint.components["transformer"]).tables(checkpoint.config("transformer"))
         if not rows:
@@ -248,16 +202,6 @@ class Engine:
             name = call.metas[index].name
             most = rows[name.rpartition(".")[2]] - 1
             raise InvalidRequest(f"{name} holds {value}, and this model knows 0 to {most} (the last one is none)")
-
-    def _vae(self, call: _Call[Any], name: str) -> tuple[VAE, Any]:
-        pipeline = self._pipeline(call.message.model)
-        pipeline.check("vae")
-        kind = vae_of(pipeline.checkpoint)
-        vae.check(call.metas, kind, name=name)
-        if first_not_finite(call.tensors or {}) >= 0:
-            raise InvalidRequest(f"{name} holds NaN or infinity: check the nodes before")
-        with call.loading(pipeline, "vae"):
-            return kind, pipeline.vae()
 
     def _meshes_in_use(self) -> list[DeviceMesh]:
         return [mesh for pipeline in self._pipelines.values() for mesh in pipeline.meshes()]
@@ -295,7 +239,7 @@ _HANDLERS: dict[type[RankRequest], Callable[..., Tensors]] = {
     Forward: Engine._forward,
     Sample: Engine._sample,
     EncodeText: Engine._encode_text,
-    Decode: Engine._decode,
-    Encode: Engine._encode,
+    Decode: Engine._code,
+    Encode: Engine._code,
     Unload: Engine._unload,
 }

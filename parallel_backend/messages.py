@@ -118,12 +118,36 @@ class EncodeText(RankRequest):
 
 @dataclass(frozen=True, kw_only=True)
 class Decode(RankRequest):
-    """Tensors in: ``latent`` ``[B, C, T, H, W]``. Tensors out: ``pixels`` ``[B, T, H, W, 3]`` float32 in 0..1."""
+    """Run the VAE's decoder, on all devices of the model together.
+
+    ``tile`` is the height and width in pixels of tiles that are decoded by themselves, each on one rank, and blended,
+    which is approximate; 0 decodes the whole, exactly. ``clamp=False`` leaves pixels as the VAE gives them, around
+    -1..1.
+    Tensors in: ``latent`` ``[B, C, T, H, W]``, or ``[B, C, H, W]`` of pictures.
+    Tensors out: ``pixels`` ``[B, T, H, W, 3]``, or ``[B, H, W, 3]``, float32 in 0..1; with ``measure`` also
+    ``sent_bytes`` and ``grown_bytes`` ``[ranks]`` int64, what each rank sent to others, and what it held at most beyond
+    what it had held before; with either also ``seconds`` ``[1]``, as ``Forward`` has them.
+    """
+
+    tile: int = 0
+    clamp: bool = True
+    measure: bool = False
+    timed: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Encode(RankRequest):
-    """Tensors in: ``pixels`` ``[B, T, H, W, 3]`` in 0..1. Tensors out: ``latent`` ``[B, C, T, H, W]`` float32."""
+    """Run the VAE's encoder, on all devices of the model together.
+
+    ``tile`` is as ``Decode`` has it.
+    Tensors in: ``pixels`` ``[B, T, H, W, 3]``, or ``[B, H, W, 3]`` of pictures, in 0..1.
+    Tensors out: ``latent`` ``[B, C, T, H, W]``, or ``[B, C, H, W]``, float32; with ``measure`` or ``timed`` also what
+    ``Decode`` says of them.
+    """
+
+    tile: int = 0
+    measure: bool = False
+    timed: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,11 +207,13 @@ class Progress:
     Before the ranks take a request up, the supervisor reports ``accepted`` or ``queued`` (``total`` requests
     are ahead) at once, then ``queued`` or ``start`` (the ranks are being started) again and again as a sign of
     life. ``loading`` says that rank 0 loads weights, and with a ``value`` of 1 that it has loaded them.
+    ``note`` is for the user: how it is done, where that is other than one would expect.
     """
 
     phase: str
     value: int
     total: int
+    note: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,12 +226,14 @@ class Error:
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedModel:
-    """A model whose weights a rank holds. ``parts`` are component names, ``loads`` counts weight loads."""
+    """A model whose weights a rank holds. ``parts`` are component names, ``loads`` counts weight loads, ``note`` says
+    what is other than one would expect."""
 
     path: str
     dtype: str
     parts: tuple[str, ...]
     loads: int
+    note: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

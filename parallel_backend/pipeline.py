@@ -51,6 +51,7 @@ class Pipeline:
     """One checkpoint in one dtype on this rank's device. ``loads`` counts the weight loads ever done.
 
     ``make_room`` is called when the device is full while weights load; false means that nothing can be freed.
+    ``whole_vae`` says why the VAE works on one rank, once it is found that it cannot be split.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class Pipeline:
     ) -> None:
         self.checkpoint, self.dtype, self.device, self._make_room = checkpoint, dtype, device, make_room
         self.loads = 0
+        self.whole_vae = ""
         self._held: dict[str, Held] = {}
         self._meshes: dict[str, DeviceMesh] = {}
         self._parts: dict[str, Any] = {}
@@ -125,6 +127,7 @@ class Pipeline:
             dtype=NAMES[self.dtype],
             parts=tuple(sorted(self._parts.copy())),
             loads=self.loads,
+            note=f"the VAE works on one rank: {self.whole_vae}" if self.whole_vae else "",
         )
 
     def _part(self, name: str, load: Callable[[], T]) -> T:

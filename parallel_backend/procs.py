@@ -62,6 +62,17 @@ def private_memory(pid: int) -> int:
     return sum(1024 * int(line.split()[1]) for line in lines if line.startswith(("Private_Clean", "Private_Dirty")))
 
 
+def forget_peak(pid: int) -> None:
+    """Have ``peak`` count from now on (``clear_refs`` in proc(5))."""
+    Path(f"/proc/{pid}/clear_refs").write_text("5")
+
+
+def peak(pid: int) -> int:
+    """Resident bytes that a process has held at most."""
+    line = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmHWM"))
+    return int(line.split()[1]) * 1024
+
+
 def trim() -> None:
     """Give memory that this process has freed back to the system, where the C library keeps it (glibc does)."""
     malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)

@@ -43,7 +43,8 @@ def _rank(rank: RankStatus) -> str:
 
 def _model(model: LoadedModel) -> str:
     times = "once" if model.loads == 1 else f"{model.loads} times"
-    return f"{model.path} as {model.dtype}: {', '.join(model.parts)} (loaded {times})"
+    note = f"; {model.note}" if model.note else ""
+    return f"{model.path} as {model.dtype}: {', '.join(model.parts)} (loaded {times}){note}"
 
 
 def _size(count: int) -> str:

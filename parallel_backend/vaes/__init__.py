@@ -23,6 +23,9 @@ VAES: dict[str, type[VAE]] = {
 }
 """By the name of diffusers' class."""
 
+SMALLEST_TILE = 8
+"""Rows and columns of a latent that a tile has at least."""
+
 
 def vae_of(checkpoint: Checkpoint) -> VAE:
     """The VAE of a checkpoint that has one, from its JSON files alone.
@@ -39,4 +42,4 @@ def vae_of(checkpoint: Checkpoint) -> VAE:
     return vae
 
 
-__all__ = ["VAE", "VAES", "LatentScale", "Scaling", "vae_of"]
+__all__ = ["SMALLEST_TILE", "VAE", "VAES", "LatentScale", "Scaling", "vae_of"]

@@ -4,18 +4,19 @@ Nothing here imports diffusers, so that the nodes in ComfyUI's process can ask f
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..errors import InvalidRequest
 
 Write = Callable[[Tensor], None]
 """Takes the next frames of a sample, ``[1, 3, t, H, W]`` in -1..1. May raise to end the work."""
 Done = Callable[[], None]
-"""Called at the end of each part of a sample that is encoded. May raise to end the work."""
+"""Called at the end of each part of the work on a sample. May raise to end it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,21 +89,23 @@ class VAE(ABC):
         """Have diffusers' module compute as ComfyUI's does, right after it was loaded."""
 
     def decode_parts(self, module: Any, frames: int) -> int:
-        """How often ``decode`` writes, by the number of latent frames."""
-        return 1
+        """How many parts ``decode`` has, by the number of latent frames: convolutions, where all pass at once."""
+        return len(_convolutions(module.decoder))
 
     def encode_parts(self, module: Any, frames: int) -> int:
-        """How often ``encode`` says that it is done with a part, by the number of frames."""
-        return 1
+        """The same of ``encode``, by the number of frames."""
+        return len(_convolutions(module.encoder))
 
-    def decode(self, module: Any, latent: Tensor, write: Write) -> None:
+    def decode(self, module: Any, latent: Tensor, write: Write, done: Done) -> None:
         """Decode one latent ``[1, C, T, H, W]``, or a picture's ``[1, C, H, W]``."""
-        write(module.decode(latent, return_dict=False)[0])
+        with told(module.decoder, done):
+            pixels = module.decode(latent, return_dict=False)[0]
+        write(pixels)
 
     def encode(self, module: Any, pixels: Tensor, done: Done) -> Tensor:
         """The latent of one video ``[1, 3, T, H, W]``, or picture ``[1, 3, H, W]``, in -1..1: the posterior's mode."""
-        latent: Tensor = module.encode(pixels, return_dict=False)[0].mode()
-        done()
+        with told(module.encoder, done):
+            latent: Tensor = module.encode(pixels, return_dict=False)[0].mode()
         return latent
 
 
@@ -116,11 +119,12 @@ class Framewise(VAE):
         """The decoder's output as pixels ``[1, 3, t, H, W]``."""
         return chunk
 
-    def decode(self, module: Any, latent: Tensor, write: Write) -> None:
+    def decode(self, module: Any, latent: Tensor, write: Write, done: Done) -> None:
         def take(_module: object, _inputs: object, output: Any) -> Any:
             # Some decoders give their cache too.
             chunk, *rest = output if isinstance(output, tuple) else (output,)
             write(self.frames_of(chunk))
+            done()
             return (chunk[:, :, :0], *rest) if rest else chunk[:, :, :0]
 
         handle = module.decoder.register_forward_hook(take)
@@ -136,6 +140,29 @@ class Framewise(VAE):
         finally:
             handle.remove()
         return latent
+
+
+@contextmanager
+def told(module: nn.Module, done: Done) -> Iterator[None]:
+    """Call ``done`` once for each convolution of a module: when it has run first, or at the end, if it never does."""
+    waiting: dict[nn.Module, Any] = {}
+
+    def first(layer: nn.Module, _given: object, _made: object) -> None:
+        waiting.pop(layer).remove()
+        done()
+
+    waiting |= {layer: layer.register_forward_hook(first) for layer in _convolutions(module)}
+    try:
+        yield
+        for _ in waiting:
+            done()
+    finally:
+        for handle in waiting.values():
+            handle.remove()
+
+
+def _convolutions(module: nn.Module) -> list[nn.Module]:
+    return [layer for layer in module.modules() if isinstance(layer, nn.Conv2d | nn.Conv3d)]
 
 
 def scaled_by_factor(config: Mapping[str, Any], default: float) -> Scaling:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pixel_shuffle, pixel_unshuffle
 
-from .base import VAE, Done, LatentScale, Scaling, Write, scaled_by_factor
+from .base import VAE, Done, LatentScale, Scaling, Write, scaled_by_factor, told
 
 
 class Image(VAE):
@@ -28,8 +28,8 @@ class Image(VAE):
     def scaling(self) -> Scaling | None:
         return scaled_by_factor(self.config, 0.18215)
 
-    def decode(self, module: Any, latent: Tensor, write: Write) -> None:
-        write(module.decode(latent, return_dict=False)[0].unsqueeze(2))
+    def decode(self, module: Any, latent: Tensor, write: Write, done: Done) -> None:
+        super().decode(module, latent, lambda pixels: write(pixels.unsqueeze(2)), done)
 
 
 class TemporalDecoder(Image):
@@ -43,11 +43,13 @@ class TemporalDecoder(Image):
         return super().scale.as_video()
 
     def encode_parts(self, module: Any, frames: int) -> int:
-        return frames
+        return frames * super().encode_parts(module, frames)
 
-    def decode(self, module: Any, latent: Tensor, write: Write) -> None:
+    def decode(self, module: Any, latent: Tensor, write: Write, done: Done) -> None:
         frames = latent[0].movedim(1, 0)
-        write(module.decode(frames, num_frames=len(frames), return_dict=False)[0].movedim(0, 1).unsqueeze(0))
+        with told(module.decoder, done):
+            pixels = module.decode(frames, num_frames=len(frames), return_dict=False)[0]
+        write(pixels.movedim(0, 1).unsqueeze(0))
 
     def encode(self, module: Any, pixels: Tensor, done: Done) -> Tensor:
         picture = super().encode
@@ -73,9 +75,9 @@ class Flux2(Image):
         """Height and width of a patch."""
         return int(self.config.get("patch_size", (2, 2))[0])
 
-    def decode(self, module: Any, latent: Tensor, write: Write) -> None:
+    def decode(self, module: Any, latent: Tensor, write: Write, done: Done) -> None:
         mean, std = _statistics(module)
-        super().decode(module, pixel_shuffle(latent * std + mean, self.patch), write)
+        super().decode(module, pixel_shuffle(latent * std + mean, self.patch), write, done)
 
     def encode(self, module: Any, pixels: Tensor, done: Done) -> Tensor:
         mean, std = _statistics(module)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .base import VAE, Done, LatentScale, Scaling, Write
+from .base import VAE, Done, LatentScale, Scaling, Write, told
 
 TIMESTEP, NOISE = 0.05, 0.025
 """With which ComfyUI decodes."""
@@ -38,15 +38,17 @@ class LTXVideo(VAE):
             if isinstance(layer, nn.Conv3d):
                 layer.padding_mode = "reflect"
 
-    def decode(self, module: Any, latent: Tensor, write: Write) -> None:
+    def decode(self, module: Any, latent: Tensor, write: Write, done: Done) -> None:
         """ComfyUI draws the noise from wherever its generator stands; here it is the same for every sample."""
         mean, std = _statistics(module)
         with _seeded(latent.device):
             if not module.config.timestep_conditioning:
-                return super().decode(module, latent * std + mean, write)
+                return super().decode(module, latent * std + mean, write, done)
             noisy = torch.randn_like(latent) * NOISE + (1.0 - NOISE) * latent
             timestep = torch.full((1,), TIMESTEP, device=latent.device, dtype=latent.dtype)
-            write(module.decode(noisy * std + mean, timestep, return_dict=False)[0])
+            with told(module.decoder, done):
+                pixels = module.decode(noisy * std + mean, timestep, return_dict=False)[0]
+        write(pixels)
 
     def encode(self, module: Any, pixels: Tensor, done: Done) -> Tensor:
         mean, std = _statistics(module)

@@ -58,9 +58,9 @@ class Wan(Framewise):
         grouped = chunk.transpose(1, 2).unflatten(2, (self.colors, self.patch, self.patch))
         return pixel_shuffle(grouped.transpose(3, 4).flatten(2, 4), self.patch).transpose(1, 2)
 
-    def decode(self, module: Any, latent: Tensor, write: Write) -> None:
+    def decode(self, module: Any, latent: Tensor, write: Write, done: Done) -> None:
         try:
-            super().decode(module, latent, write)
+            super().decode(module, latent, write, done)
         finally:
             module.clear_cache()
 

@@ -1,6 +1,7 @@
 """``python -m parallel_backend verify``."""
 
 import argparse
+import os
 import re
 import sys
 import tempfile
@@ -14,19 +15,26 @@ import torch
 from ..errors import InvalidRequest
 from ..layout import OPTIONS, ParallelLayout
 from ..messages import Devices
-from . import matrix, memory, quality, real, steps
+from . import matrix, memory, quality, real, steps, vae_kinds, vaes
 from .cells import Cells
 from .examples import short_name, variants
 from .matrix import Cell
 from .memory import Growth
 from .run import Question, Report, verifier
 from .steps import Loop, LoopCells
+from .vaes import Asked
 
 
 def run(options: argparse.Namespace) -> int:
     """Answer what the options ask; the exit status."""
+    # NVIDIA's libraries, here and in the ranks: TF32 rounds float32 to three digits, and not the same ones everywhere.
+    os.environ.setdefault("NVIDIA_TF32_OVERRIDE", "0")
     if options.text_tokens is not None and options.text_tokens < 1:
         raise InvalidRequest(f"--text-tokens {options.text_tokens}: at least one is needed")
+    if options.vae:
+        return _run_vae(options)
+    if options.encode or options.width is not None:
+        raise InvalidRequest("--encode and --width are for --vae")
     if options.memory:
         return _run_memory(options)
     if options.quality:
@@ -48,6 +56,29 @@ def _run_memory(options: argparse.Namespace) -> int:
     if options.json:
         print(msgspec.json.encode([asdict(growth) | {"failed": growth.failed} for growth in grown]).decode())
     return int(any(growth.failed for growth in grown))
+
+
+def _run_vae(options: argparse.Namespace) -> int:
+    given = {name for name, value in vars(options).items() if value}
+    foreign = given - {"vae", "encode", "size", "ranks", "width", "json", "run"}
+    if foreign:
+        raise InvalidRequest(
+            f"--vae KIND takes --encode, --size, --ranks and --width: leave {', '.join(sorted(foreign))} out"
+        )
+    for name, least in (("ranks", 1), ("width", 8)):
+        value = getattr(options, name)
+        if value is not None and value < least:
+            raise InvalidRequest(f"--{name} {value}: at least {least} is needed")
+    report = vaes.ask(
+        Asked(
+            kind=options.vae, ranks=options.ranks or 2, encode=options.encode, size=_size(options),
+            width=options.width or vae_kinds.WIDTH,
+        )
+    )  # fmt: skip
+    print(
+        msgspec.json.encode(asdict(report) | {"failed": report.failed}).decode() if options.json else report.describe()
+    )
+    return int(report.failed)
 
 
 def _run_loops(options: argparse.Namespace) -> int:

@@ -34,4 +34,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--quality", action="store_true",
         help="instead: pictures of the shipped checkpoint in approximate layouts beside exact ones, as a table",
     )  # fmt: skip
+    parser.add_argument(
+        "--vae", metavar="KIND",
+        help="instead: a VAE split by rows over --ranks N, against diffusers' own decode: a small random one such as "
+        "image or wan21, or that of a checkpoint's folder",
+    )  # fmt: skip
+    parser.add_argument("--encode", action="store_true", help="with --vae: encode instead of decode")
+    parser.add_argument("--width", type=int, metavar="N", help="with --vae: channels of its first level; 32 without")
     parser.add_argument("--json", action="store_true", help="as JSON")

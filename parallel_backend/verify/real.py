@@ -142,7 +142,7 @@ def open_real(model: str, dtype: DType, size: Sequence[int] | None, text: int | 
     Raises:
         InvalidRequest: there is no such model, it is not supported, or no inputs of its family fit it.
     """
-    checkpoint = Checkpoint.open(_folder(model))
+    checkpoint = Checkpoint.open(folder(model))
     class_name = checkpoint.components["transformer"]
     family = family_of(class_name)
     loading.check_component(checkpoint, "transformer")
@@ -174,7 +174,7 @@ def choose_devices(ranks: int | None) -> Devices:
     return device_list.resolve("all" if ranks is None else ",".join(map(str, range(ranks))))
 
 
-def _folder(model: str) -> Path:
+def folder(model: str) -> Path:
     """A folder, or the name of one among the shipped checkpoints or under ComfyUI's ``models/diffusers``."""
     extension = Path(__file__).resolve().parents[2]
     comfyui = Path(os.environ.get("COMFYUI_PATH") or extension.parents[1])

@@ -12,6 +12,7 @@ import psutil
 import pytest
 import torch
 
+from parallel_backend import procs
 from parallel_backend.client import Client
 from parallel_backend.endpoint import Endpoint
 from parallel_backend.errors import Cancelled, InvalidRequest, RankFailed
@@ -142,23 +143,12 @@ def test_pixels_pass_a_stopped_supervisor_by_and_are_held_once(client: Client) -
         if progress.phase == "reply":
             os.kill(supervisor, signal.SIGSTOP)
 
-    before = _peak_from_now_on()
+    procs.forget_peak(os.getpid())
+    before = procs.peak(os.getpid())
     try:
         made = client.call(Echo(model=spec, make=75_000_000), on_progress=stop_supervisor)["made"]
     finally:
         os.kill(supervisor, signal.SIGCONT)
-    grown = _peak() - before
+    grown = procs.peak(os.getpid()) - before
     assert (made == 0.5).all()
     assert grown < 1.2 * made.nbytes
-
-
-def _peak() -> int:
-    """Bytes that this process has held at most."""
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
-    return int(line.split()[1]) * 1024
-
-
-def _peak_from_now_on() -> int:
-    """Begin to count anew (``clear_refs`` in proc(5)); the bytes held now."""
-    Path("/proc/self/clear_refs").write_text("5")
-    return _peak()

@@ -39,6 +39,23 @@ def test_a_checkpoint_under_one_layout(runtime: Path) -> None:
     assert not [name for name in os.listdir(runtime) if name.startswith("verify-")]
 
 
+def test_a_vae(runtime: Path) -> None:
+    options = ["--vae", "wan21", "--size", "2x5x4", "--width", "8", "--ranks", "2", "--json"]
+    command = [sys.executable, "-m", "parallel_backend", "verify", *options]
+    variables = environment(runtime) | {"TMPDIR": str(runtime)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=variables, cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stderr
+    report = msgspec.json.decode(done.stdout)
+    assert not report["failed"]
+    assert 0 < report["max_abs_error"] <= 1e-4
+    assert report["bytes_sent_per_rank"] == report["bytes_formula_per_rank"]
+    assert min(report["bytes_sent_per_rank"]) > 0
+    assert min(*report["memory_growth"], report["memory_growth_one_rank"]) > 0
+    assert 0 < report["fastest"] <= report["seconds"]
+    assert 0 < report["fastest_one_rank"] <= report["seconds_one_rank"]
+    assert not [name for name in os.listdir(runtime) if name.startswith("verify-")]
+
+
 @pytest.fixture(scope="module")
 def runner() -> Iterator[Verifier]:
     with verifier(TWO.devices) as started:

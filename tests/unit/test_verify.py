@@ -114,6 +114,12 @@ def test_the_tolerance_follows_from_the_dtype():
         ((SHAPES, "--text-tokens", "0"), "--text-tokens 0"),
         (("--dtype", "bfloat16"), "--dtype is for a MODEL"),
         (("--memory", "--family", "wan"), "leave family out"),
+        (("--vae", "cake"), "--vae cake: image, flux2,"),
+        (("--vae", "image", "--layout", "ring=2"), "leave layout out"),
+        (("--vae", "image", "--size", "3x4x5"), "--size 3x4x5: latents of image are HxW"),
+        (("--vae", "image", "--ranks", "0"), "--ranks 0: at least 1"),
+        (("--vae", "image", "--width", "4"), "--width 4: at least 8"),
+        (("--encode",), "--encode and --width are for --vae"),
     ],
 )  # fmt: skip
 def test_options_that_make_no_sense_are_refused(capsys, arguments, sentence):

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-import torch
+from parallel_backend.verify.vae_kinds import Kind
 
 GROUPS = {"block_out_channels": [8, 8, 16, 16], "norm_num_groups": 4, "layers_per_block": 1}
 WAN = {"base_dim": 4, "dim_mult": [1, 1, 2, 2], "num_res_blocks": 1}
@@ -49,14 +49,5 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
 
 def build(name: str) -> Any:
     """The module, with statistics that are not 0 and 1 where it has some."""
-    import diffusers
-
     class_name, config = CONFIGS[name]
-    torch.manual_seed(0)
-    module = getattr(diffusers, class_name)(**config).eval().requires_grad_(False)
-    for parameter in module.parameters():
-        parameter.add_(0.05 * torch.randn_like(parameter))
-    for buffer in module.buffers():
-        if buffer.is_floating_point():
-            buffer.uniform_(0.5, 1.5)
-    return module
+    return Kind(class_name=class_name, config=lambda _: config).module(0)

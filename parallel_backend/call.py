@@ -1,0 +1,38 @@
+"""A request while a rank carries it out."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from torch import Tensor
+
+from .messages import Progress, RankRequest
+from .pipeline import Pipeline
+from .sampling import Report
+from .wire import TensorMeta
+
+Tensors = dict[str, Tensor]
+
+M = TypeVar("M", bound=RankRequest)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call(Generic[M]):
+    """The arguments of ``Engine.handle``."""
+
+    message: M
+    metas: tuple[TensorMeta, ...]
+    tensors: Mapping[str, Tensor] | None
+    report: Report
+    cancelled: Callable[[], bool]
+
+    @contextmanager
+    def loading(self, pipeline: Pipeline, component: str) -> Iterator[None]:
+        """Say that weights are about to be loaded and that they have been, if they are."""
+        loads = not pipeline.has(component)
+        if loads:
+            self.report(Progress(phase="loading", value=0, total=1), {})
+        yield
+        if loads:
+            self.report(Progress(phase="loading", value=1, total=1), {})

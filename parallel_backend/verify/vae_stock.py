@@ -1,0 +1,87 @@
+"""What diffusers' own modules and pipelines make of latents and pixels, whole, on one process."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from ..vaes import VAE
+from ..vaes.ltx import NOISE, TIMESTEP
+
+COMFYUI = ("AutoencoderKLLTXVideo", "AutoencoderKLMochi")
+"""Classes whose decoder is as in ComfyUI, by what ``VAE.prepare`` sets; the others are diffusers' as they are."""
+
+
+def stock(module: Any, kind: VAE) -> Any:
+    """A module as it is to be compared: the whole at once."""
+    if type(module).__name__ in COMFYUI:
+        kind.prepare(module)
+    module.use_tiling = module.use_framewise_encoding = module.use_framewise_decoding = False
+    return module
+
+
+def decode(module: Any, latent: Tensor) -> Tensor:
+    """Pixels ``[B, 3, ...]`` around -1..1 as the family's pipeline makes them of what its denoiser gives."""
+    from diffusers import Flux2Pipeline, LattePipeline, LTXPipeline
+
+    name = type(module).__name__
+    if name == "AutoencoderKLFlux2":
+        mean, std = _flux2_statistics(module)
+        latent = Flux2Pipeline._unpatchify_latents(latent * std + mean)
+    if name == "AutoencoderKLLTXVideo":
+        if module.config.timestep_conditioning:
+            return torch.cat([_noisy(module, sample[None]) for sample in latent])
+        latent = LTXPipeline._denormalize_latents(latent, module.latents_mean, module.latents_std)
+    if name == "AutoencoderKLTemporalDecoder":
+        scaled, frames = latent * module.config.scaling_factor, latent.shape[2]
+        pipeline: Any = SimpleNamespace(vae=module)
+        made: Tensor = LattePipeline.decode_latents(pipeline, scaled, frames, decode_chunk_size=frames)
+        return made
+    with _Unclamped():
+        pixels: Tensor = module.decode(latent).sample
+    return pixels
+
+
+def encode(module: Any, pixels: Tensor) -> Tensor:
+    """The latent as ComfyUI has it, of pixels ``[B, 3, ...]`` in -1..1."""
+    from diffusers import Flux2Pipeline, LTXPipeline
+
+    name = type(module).__name__
+    if name == "AutoencoderKLTemporalDecoder":
+        frames = module.encode(pixels.movedim(2, 1).flatten(0, 1)).latent_dist.mode()
+        latents: Tensor = frames.unflatten(0, (len(pixels), -1)).movedim(1, 2)
+        return latents
+    latent: Tensor = module.encode(pixels).latent_dist.mode()
+    if name == "AutoencoderKLFlux2":
+        mean, std = _flux2_statistics(module)
+        packed: Tensor = Flux2Pipeline._patchify_latents(latent)
+        return (packed - mean) / std
+    if name == "AutoencoderKLLTXVideo":
+        normalised: Tensor = LTXPipeline._normalize_latents(latent, module.latents_mean, module.latents_std)
+        return normalised
+    return latent
+
+
+class _Unclamped(TorchFunctionMode):
+    """Pixels beyond -1..1 stay as they are, so that nothing hides there."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return args[0] if func is torch.clamp else func(*args, **(kwargs or {}))
+
+
+def _flux2_statistics(module: Any) -> tuple[Tensor, Tensor]:
+    """As Flux2Pipeline has them."""
+    mean = module.bn.running_mean.view(1, -1, 1, 1)
+    return mean, torch.sqrt(module.bn.running_var.view(1, -1, 1, 1) + module.config.batch_norm_eps)
+
+
+def _noisy(module: Any, latent: Tensor) -> Tensor:
+    from diffusers import LTXPipeline
+
+    torch.manual_seed(0)
+    noisy = NOISE * torch.randn_like(latent) + (1 - NOISE) * latent
+    noisy = LTXPipeline._denormalize_latents(noisy, module.latents_mean, module.latents_std)
+    pixels: Tensor = module.decode(noisy, torch.tensor([TIMESTEP], dtype=latent.dtype, device=latent.device)).sample
+    return pixels

@@ -1,0 +1,294 @@
+"""Every VAE split by rows against diffusers' own decode and encode, with odd heights, and the bytes that it sends."""
+
+from dataclasses import replace
+from datetime import timedelta
+from unittest import mock
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from parallel_backend import mesh
+from parallel_backend.kernels import KERNELS
+from parallel_backend.layout import ParallelLayout
+from parallel_backend.partition import Partition
+from parallel_backend.spatial import Rows, layers, watch
+from parallel_backend.spatial.norms import MergedNorm
+from parallel_backend.tiles import Side, Tiles
+from parallel_backend.verify.vae_kinds import KINDS
+from parallel_backend.verify.vaes import TOLERANCE, Asked, Subject
+from tests.ranks import driver
+
+NARROW = 8
+SMALL = {2: (3, 7, 4), 3: (3, 17, 3), 4: (3, 7, 3)}
+"""Latents by the number of ranks; pictures have no first dim. One of the first two makes edges again, the other not."""
+PICTURES = ("image", "flux2")
+
+
+def ask(pools, folder, asked, *, ranks=None, function=driver.handle, **options):
+    """The request's subject, and what the ranks answer."""
+    subject = Subject(asked, folder)
+    message = replace(subject.message, measure=True)
+    return subject, pools(ranks or asked.ranks).run(function, message, subject.given, **options)
+
+
+def check(pools, folder, asked, **options):
+    """Compare with diffusers, and count; what rank 0 answered."""
+    subject, answers = ask(pools, folder, asked, **options)
+    assert [answer["error"] for answer in answers] == [None] * len(answers)
+    got = answers[0]["tensors"]
+    assert subject.error(got, subject.wanted()) <= TOLERANCE
+    assert tuple(got["sent_bytes"].tolist()) == subject.formula()
+    return answers[0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "ranks", "encode"),
+    [
+        *((kind, ranks, False) for kind in KINDS for ranks in (2, 3, 4)),
+        *((kind, 3, True) for kind in KINDS),
+        *((kind, ranks, True) for kind in ("image", "wan22", "cogvideox", "ltx_noisy") for ranks in (2, 4)),
+    ],
+)
+def test_rows_equal_diffusers(pools, tmp_path, kind, ranks, encode):
+    size = SMALL[ranks][1:] if kind in PICTURES else SMALL[ranks]
+    check(pools, tmp_path, Asked(kind=kind, ranks=ranks, encode=encode, width=NARROW, size=size))
+
+
+@pytest.mark.parametrize("kind", ["wan21", "cogvideox"])
+def test_a_long_video_on_four_ranks(pools, tmp_path, kind):
+    check(pools, tmp_path, Asked(kind=kind, ranks=4, width=NARROW, size=(13, 30, 2)))
+
+
+def test_planes_of_many_rows_whose_edges_are_made_again(pools, tmp_path):
+    check(pools, tmp_path, Asked(kind="image", ranks=2, width=NARROW, size=(75, 3)))
+    check(pools, tmp_path, Asked(kind="image", ranks=2, width=NARROW, size=(75, 3), encode=True))
+
+
+def test_ranks_without_rows_stay_idle(pools, tmp_path):
+    answer = check(pools, tmp_path, Asked(kind="image", ranks=4, width=NARROW, size=(2, 9)))
+    assert len(answer["tensors"]["sent_bytes"]) == 2
+
+
+@pytest.mark.parametrize("encode", [False, True], ids=["decode", "encode"])
+@pytest.mark.parametrize(("kind", "size"), [("image", (5, 4)), ("wan21", (2, 5, 4))])
+def test_several_samples(pools, tmp_path, kind, size, encode):
+    """And the frames of a video, to the VAE of pictures."""
+    subject = Subject(Asked(kind=kind, ranks=3, width=NARROW, size=size, encode=encode), tmp_path)
+    ((name, sample),) = subject.given.items()
+    samples, expected = [sample, sample.flip(-2)], []
+    for each in samples:
+        subject.given = {name: each}
+        expected.append(subject.wanted())
+    answer = pools(3).run(driver.handle, subject.message, {name: torch.cat(samples)})[0]
+    assert subject.error(answer["tensors"], torch.cat(expected)) <= TOLERANCE
+    if kind == "image":
+        frames = torch.stack(samples, dim=2 if name == "latent" else 1)
+        answer = pools(3).run(driver.handle, subject.message, {name: frames})[0]
+        assert subject.error(answer["tensors"], torch.stack(expected, dim=1 if name == "latent" else 2)) <= TOLERANCE
+
+
+@pytest.mark.parametrize(("kind", "size"), [("image", (5, 4)), ("hunyuan_video", (2, 8, 4))])
+def test_progress_and_cancelling(pools, tmp_path, kind, size):
+    """Also while rows are on their way, as they are where there are many."""
+    asked = Asked(kind=kind, ranks=2, width=NARROW, size=size)
+    _, answers = ask(pools, tmp_path, asked)
+    told = [progress for progress, _ in answers[0]["reports"] if progress.phase == "decoding"]
+    assert [(each.value, each.note) for each in told] == [(i, "") for i in range(1, told[0].total + 1)]
+    _, stopped = ask(pools, tmp_path, asked, cancel_after=len(told) - 3)
+    assert {answer["error"] for answer in stopped} == {"Cancelled: decoding was cancelled"}
+    _, after = ask(pools, tmp_path, asked)
+    assert torch.equal(after[0]["tensors"]["pixels"], answers[0]["tensors"]["pixels"])
+
+
+def without_silu(rank, message, tensors):
+    """A layer that is not known."""
+    known, layers.ROW_BY_ROW = layers.ROW_BY_ROW, layers.ROW_BY_ROW - {"SiLU"}
+    try:
+        return driver.handle(rank, message, tensors)
+    finally:
+        layers.ROW_BY_ROW = known
+
+
+def without_interpolation(rank, message, tensors):
+    """A function between layers that may look at more rows."""
+    known = watch.NEEDS_ROWS[F.interpolate]
+    watch.NEEDS_ROWS[F.interpolate] = watch.always
+    try:
+        return driver.handle(rank, message, tensors)
+    finally:
+        watch.NEEDS_ROWS[F.interpolate] = known
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (without_silu, "encoder.down_blocks.0.resnets.0.nonlinearity is a SiLU, of which it is not known how to split"),
+        (without_interpolation, "it calls interpolate between its layers, which may look at other ranks' rows"),
+    ],
+)
+def test_what_cannot_be_split_is_decoded_by_one_rank_which_is_said(pools, tmp_path, function, reason):
+    for rows in (2, 5, 5):  # also once it is known, first to two ranks
+        asked = Asked(kind="image", ranks=3, width=NARROW, size=(rows, 4))
+        subject, answers = ask(pools, tmp_path, asked, function=function)
+        assert [answer["error"] for answer in answers] == [None] * 3
+        assert subject.error(answers[0]["tensors"], subject.wanted()) <= TOLERANCE
+        assert len(answers[0]["tensors"]["sent_bytes"]) == 1
+        last = [progress for progress, _ in answers[0]["reports"]][-1]
+        assert last.note.startswith(f"on one rank: {reason}")
+        (loaded,) = [model for model in answers[0]["models"] if model.path == subject.message.model.path]
+        assert loaded.note.startswith(f"the VAE works on one rank: {reason}")
+
+
+def averaging(rank, message, tensors):
+    """Variances of the ranks averaged, as if all had one mean."""
+    merge = MergedNorm._merge
+
+    def averaged(norm, own):
+        mean, _ = merge(norm, own)
+        return mean, merge(norm, torch.stack([own[0].new_zeros(own[0].shape), own[1]]))[1]
+
+    with mock.patch.object(MergedNorm, "_merge", averaged):
+        return driver.handle(rank, message, tensors)
+
+
+def test_a_ramp_from_dark_to_bright(pools, tmp_path):
+    subject = Subject(Asked(kind="image", ranks=3, width=NARROW, size=(17, 5)), tmp_path)
+    subject.given["latent"] += torch.linspace(-10, 10, 17).view(-1, 1)
+    errors = [
+        subject.error(pools(3).run(function, subject.message, subject.given)[0]["tensors"], subject.wanted())
+        for function in (driver.handle, averaging)
+    ]
+    assert errors[0] <= TOLERANCE
+    assert errors[1] > 100 * TOLERANCE
+
+
+def rows_of(rank, cut):
+    """Of one of three ranks."""
+    made = mesh.create(ParallelLayout(ring=3), rank=rank, timeout=timedelta(seconds=60))
+    assert made
+    return Rows(axis=made.axes["ring"], latent=cut)
+
+
+@torch.no_grad()
+def normed(rank, x):
+    """The own rows of a normed picture, on three ranks."""
+    cut = Partition.even(50, 3)
+    return MergedNorm(nn.GroupNorm(4, x.shape[1]), rows_of(rank, cut))(x.split(cut.sizes, 2)[rank])
+
+
+def test_statistics_of_a_ramp_far_from_zero(pools):
+    """From dark to bright, and 100 standard deviations away from 0: averaged variances are wrong, and those from sums
+    of squares have lost three digits."""
+    x = torch.randn(1, 8, 50, 40, generator=torch.Generator().manual_seed(0))
+    x = x + torch.linspace(0, 6, 50).view(1, 1, -1, 1)
+    x = x + 100 * x.std()
+    wanted = F.group_norm(x.double(), 4)
+    got = torch.cat(pools(3).run(normed, x), dim=2)
+    assert (got - wanted).abs().max() <= TOLERANCE
+
+    groups = [part.reshape(4, -1) for part in x.split(Partition.even(50, 3).sizes, 2)]
+    counts = torch.tensor([group.shape[1] for group in groups]).view(-1, 1) / (2 * 50 * 40)
+    mean = sum(share * group.mean(1) for share, group in zip(counts, groups, strict=True))
+    averaged = sum(share * group.var(1, correction=0) for share, group in zip(counts, groups, strict=True))
+    squares = sum(share * (group**2).mean(1) for share, group in zip(counts, groups, strict=True)) - mean**2
+    for variance, wrong_by in ((averaged, 0.1), (squares, 5 * TOLERANCE)):
+        bad = (x.reshape(4, -1) - mean[:, None]) / (variance[:, None] + 1e-5).sqrt()
+        assert (bad.view(x.shape) - wanted).abs().max() > wrong_by
+
+
+def unheard_of():
+    """Made of known layers as no VAE is: half the height, and back."""
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 5, padding=2, padding_mode="replicate"),
+        nn.GroupNorm(2, 8, affine=False),
+        nn.Sequential(nn.ZeroPad2d((0, 1, 0, 1)), nn.Conv2d(8, 8, 3, stride=2)),
+        nn.Conv2d(8, 8, 3, padding=2, dilation=2, padding_mode="reflect"),
+        nn.SiLU(),
+        nn.Upsample(scale_factor=2.0, mode="nearest"),
+        nn.Sequential(nn.ZeroPad2d((1, 1, 1, 1)), nn.Conv2d(8, 3, 5, padding=1)),
+    )
+
+
+@torch.no_grad()
+def unheard_of_on_rows(rank, x):
+    """What the rank makes of its rows, and again when the split is undone."""
+    module, cut = unheard_of(), Partition.even(17, 3)
+    with layers.split(module, rows_of(rank, cut), KERNELS["sdpa"]):
+        own = module(x.split([2 * size for size in cut.sizes], 2)[rank])
+    return own, module(x)
+
+
+def test_a_vae_nobody_has_heard_of_made_of_known_layers(pools):
+    x = torch.randn(2, 3, 34, 9, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        wanted = unheard_of()(x)
+    parts, undone = zip(*pools(3).run(unheard_of_on_rows, x), strict=True)
+    torch.testing.assert_close(torch.cat(parts, 2), wanted)
+    assert all(torch.equal(whole, wanted) for whole in undone)
+
+
+def blended(subject, tiles):
+    """What diffusers makes of each tile, blended."""
+    ((name, given),) = subject.given.items()
+    sides = (Side(dims=(-2, -1), scale=1), Side(dims=(-3, -2), scale=8))
+    before, after = sides if name == "latent" else sides[::-1]
+    whole = torch.zeros(())
+    for place in tiles.places:
+        subject.given = {name: tiles.of(given, place, before)}
+        tile = subject.wanted()
+        part = tiles.empty(tile, after)
+        tiles.of(part, place, after).add_(tile * tiles.weight(place, after, tile.ndim))
+        whole = whole + part
+    subject.given = {name: given}
+    return whole
+
+
+@pytest.mark.parametrize("encode", [False, True], ids=["decode", "encode"])
+def test_tiles_on_several_ranks(pools, tmp_path, encode):
+    """diffusers' decode or encode of each, blended, whoever works on them."""
+    asked = Asked(kind="image", ranks=3, width=NARROW, size=(20, 11), encode=encode)
+    subject = Subject(asked, tmp_path)
+    tiled = replace(subject.message, tile=64)
+    made: list[torch.Tensor] = []
+    for ranks in (1, 2, 3):
+        devices = replace(subject.devices, indices=tuple(range(ranks)))
+        message = replace(tiled, model=replace(tiled.model, devices=devices))
+        answers = pools(3).run(driver.handle, message, subject.given)
+        assert [answer["error"] for answer in answers] == [None] * 3
+        made.append(*answers[0]["tensors"].values())
+        reports = [progress for progress, _ in answers[0]["reports"] if progress.phase != "loading"]
+        assert (reports[-1].value, reports[-1].total) == (6, 6)
+        assert {progress.note for progress in reports} == {"approximate: tiles of 64 pixels"}
+    assert torch.equal(made[0], made[1])
+    assert torch.equal(made[0], made[2])
+    assert subject.error({subject.makes: made[0]}, blended(subject, Tiles((20, 11), 8))) <= TOLERANCE
+
+
+def test_tiles_of_several_videos_after_some_that_were_cancelled(pools, tmp_path):
+    subject = Subject(Asked(kind="wan21", ranks=2, width=NARROW, size=(2, 17, 4)), tmp_path)
+    tiled, latents = replace(subject.message, tile=64), [subject.given["latent"], subject.given["latent"].flip(-2)]
+    expected = []
+    for latent in latents:
+        subject.given = {"latent": latent}
+        expected.append(blended(subject, Tiles((17, 4), 8)))
+    both = {"latent": torch.cat(latents)}
+    stopped = pools(2).run(driver.handle, tiled, both, cancel_after=1)
+    assert {answer["error"] for answer in stopped} == {"Cancelled: decoding was cancelled"}
+    got = pools(2).run(driver.handle, tiled, both)[0]["tensors"]
+    assert subject.error(got, torch.cat(expected)) <= TOLERANCE
+
+
+def test_tiles_of_the_whole_are_exact_and_bad_ones_are_refused(pools, tmp_path):
+    asked = Asked(kind="image", ranks=2, width=NARROW, size=(9, 10))
+    subject = Subject(asked, tmp_path)
+    whole = pools(2).run(driver.handle, replace(subject.message, tile=80), subject.given)[0]
+    assert subject.error(whole["tensors"], subject.wanted()) <= TOLERANCE
+    for tile in (56, 100):
+        refused = pools(2).run(driver.handle, replace(subject.message, tile=tile), subject.given)
+        sentence = (
+            f"InvalidRequest: tile {tile}: this VAE takes tiles of multiples of 8 pixels, 64 or more, or 0 for none"
+        )
+        assert {answer["error"] for answer in refused} == {sentence}

@@ -1,0 +1,90 @@
+"""Which layers and functions are known to be right with some of the rows, and that others are refused."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from parallel_backend.mesh import Axis
+from parallel_backend.partition import Partition
+from parallel_backend.spatial import Rows, Unsplittable, layers
+from parallel_backend.spatial.watch import Watch
+from parallel_backend.spatial.windows import Reach, Windowed
+
+CUT = Partition.even(7, 3)
+ROWS = [
+    Rows(axis=Axis(name="ring", ranks=(0, 1, 2), index=index, group=None, gloo=True), latent=CUT) for index in range(3)
+]
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: F.interpolate(input=x, scale_factor=2.0),
+        lambda x: F.interpolate(x, size=(6, 12), mode="nearest-exact"),
+        lambda x: F.interpolate(x, scale_factor=(3, 1.5)),
+        lambda x: F.pad(input=x, pad=(1, 1)),
+        lambda x: torch.mean(input=x, dim=1),
+        lambda x: x.softmax(-1),
+    ],
+)
+def test_functions_that_look_at_one_row(function):
+    x = torch.ones(1, 4, 3, 8)
+    with Watch(ROWS[0]):
+        made = function(x)
+    assert torch.equal(made, function(x))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: F.interpolate(x, scale_factor=2.0, mode="bilinear"),
+        lambda x: F.interpolate(input=x, scale_factor=1.5),
+        lambda x: F.interpolate(x, size=(4, 8)),
+        lambda x: F.pad(input=x, pad=(0, 0, 1, 0)),
+        lambda x: torch.mean(input=x),
+        lambda x: x.softmax(-2),
+        lambda x: x @ x.transpose(-1, -2),
+        lambda x: F.conv2d(x, torch.ones(1, 4, 1, 1)),
+    ],
+)
+def test_functions_that_may_look_at_more_are_refused(function):
+    with Watch(ROWS[0]), pytest.raises(Unsplittable, match="between its layers"):
+        function(torch.ones(1, 4, 3, 8))
+
+
+def test_random_numbers_are_those_of_the_whole():
+    torch.manual_seed(3)
+    whole = torch.randn(2, 14, 5)
+    parts = []
+    for rows, size in zip(ROWS, CUT.sizes, strict=True):
+        torch.manual_seed(3)
+        with Watch(rows):
+            parts.append(torch.randn(2, 2 * size, 5))
+    assert torch.equal(torch.cat(parts, 1), whole)
+
+
+@pytest.mark.parametrize("shape", [(8,), (1, 8, 1, 1), (2, 4, 5)])
+def test_random_numbers_that_are_not_of_rows_are_refused(shape):
+    with Watch(ROWS[0]), pytest.raises(Unsplittable, match="not those of rows"):
+        torch.randn(shape)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [nn.Conv2d(1, 1, 3, padding="same"), nn.Conv2d(1, 1, 3, padding=1, padding_mode="circular"), nn.AvgPool2d(2)],
+)
+def test_layers_that_are_not_known_are_refused(layer):
+    with pytest.raises(Unsplittable, match=f"a {type(layer).__name__}"):
+        list(layers.walk(nn.Sequential(nn.SiLU(), layer)))
+
+
+def test_padding_before_a_convolution_counts_as_its_own():
+    padded = nn.Sequential(nn.ZeroPad2d((0, 0, 2, 1)), nn.Conv2d(1, 1, 5, padding=1))
+    assert layers.reach(padded) == Reach(kernel=5, stride=1, above=3)
+
+
+def test_a_layer_called_with_what_is_not_known_is_refused():
+    windowed = Windowed(nn.Conv2d(1, 1, 3, padding=1), Reach(kernel=3, stride=1, above=1), ROWS[0])
+    with pytest.raises(Unsplittable, match="a Conv2d is called with scale"):
+        windowed(torch.ones(1, 1, 3, 3), scale=2)

@@ -1,0 +1,37 @@
+"""Tiles of a plane: where they are, and what they count."""
+
+import pytest
+import torch
+
+from parallel_backend.tiles import Side, Tiles
+
+PIXELS = Side(dims=(-3, -2), scale=8)
+
+
+@pytest.mark.parametrize(
+    ("plane", "tile", "places"),
+    [
+        ((9, 10), 10, [(0, 0)]),
+        ((9, 10), 8, [(0, 0), (0, 2), (1, 0), (1, 2)]),
+        ((20, 8), 8, [(0, 0), (6, 0), (12, 0)]),
+        ((21, 8), 8, [(0, 0), (6, 0), (12, 0), (13, 0)]),
+    ],
+)
+def test_places(plane, tile, places):
+    assert Tiles(plane, tile).places == places
+
+
+@pytest.mark.parametrize(("plane", "tile"), [((9, 10), 8), ((21, 30), 8), ((40, 17), 11), ((5, 5), 8)])
+@pytest.mark.parametrize("side", [PIXELS, Side(dims=(-2, -1), scale=1)])
+def test_blended_tiles_of_a_picture_are_the_picture(plane, tile, side):
+    tiles, shape = Tiles(plane, tile), [2, 3, 4, 5, 6]
+    for dim, length in zip(side.dims, plane, strict=True):
+        shape[dim] = length * side.scale
+    picture = torch.randn(shape)
+    whole = tiles.empty(tiles.of(picture, tiles.places[0], side), side)
+    for place in tiles.places:
+        part = tiles.of(picture, place, side)
+        weight = tiles.weight(place, side, part.ndim)
+        assert ((weight > 0) & (weight <= 1)).all()
+        tiles.of(whole, place, side).add_(part * weight)
+    torch.testing.assert_close(whole, picture)
