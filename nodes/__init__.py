@@ -7,7 +7,7 @@ from .class_label import ParallelClassLabel
 from .layout import ParallelLayoutNode
 from .loader import ParallelLoader
 from .sampler import ParallelSampler
-from .vae import ParallelVAEDecode
+from .vae import ParallelVAEDecode, ParallelVAEEncode
 
 
 class ParallelDiT(ComfyExtension):  # type: ignore[misc]
@@ -16,4 +16,7 @@ class ParallelDiT(ComfyExtension):  # type: ignore[misc]
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
         # Of the code that was just imported: its files may be updated while ComfyUI runs.
         fingerprint()
-        return [ParallelLoader, ParallelLayoutNode, ParallelSampler, ParallelVAEDecode, ParallelClassLabel]
+        return [
+            ParallelLoader, ParallelLayoutNode, ParallelSampler, ParallelVAEDecode, ParallelVAEEncode,
+            ParallelClassLabel,
+        ]  # fmt: skip

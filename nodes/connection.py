@@ -198,7 +198,8 @@ class Handle:
                     over = progress.phase == "loading" and progress.value
                     self.show(doing if over else WAITING[progress.phase])
                 return
-            self.show(f"{doing} {progress.value}/{progress.total}")
+            note = f" ({progress.note})" if progress.note else ""
+            self.show(f"{doing} {progress.value}/{progress.total}{note}")
             # An interruption ends the call by itself; the progress bar would raise in the middle of it.
             if on_progress is not None and not comfy.model_management.processing_interrupted():
                 on_progress(progress, extra)

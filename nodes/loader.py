@@ -102,7 +102,7 @@ class ParallelLoader(io.ComfyNode):  # type: ignore[misc]
             outputs=[
                 io.Model.Output(tooltip="For KSampler and every other sampling node, and for ParallelSampler."),
                 io.Clip.Output(tooltip="For CLIPTextEncode."),
-                io.Vae.Output(tooltip="For VAEDecode, VAEEncode and ParallelVAEDecode."),
+                io.Vae.Output(tooltip="For VAEDecode, VAEEncode, ParallelVAEDecode and ParallelVAEEncode."),
             ],
             hidden=[io.Hidden.unique_id, io.Hidden.prompt],
         )

@@ -152,12 +152,13 @@ def _prepare_without_loading(executor: Any, model: Any, noise_shape: Any, conds:
     return model.model, conds, extra
 
 
-def enter(patcher: RemotePatcher, component: str) -> None:
+def enter(patcher: RemotePatcher, component: str, *, ranks: int) -> None:
     """Enter a model among those loaded, unless it or a clone is, so that unloading reaches its ranks.
 
-    For the uses of the text encoder and the VAE, whose weights go with the model's. There is room for them first.
+    For the uses of the text encoder and the VAE, whose weights go with the model's. There is room for them first, on
+    the first so many ranks.
     """
-    make_room(patcher.model.diffusion_model.handle, [component], ranks=1)
+    make_room(patcher.model.diffusion_model.handle, [component], ranks=ranks)
     if not any(patcher.is_clone(entry.model) for entry in comfy.model_management.current_loaded_models):
         _enter(patcher)
 

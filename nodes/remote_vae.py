@@ -1,19 +1,25 @@
 """ComfyUI's VAE class with the work done by the backend."""
 
+import logging
 import math
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
+import comfy.model_management
 import comfy.sd
 import torch
 from torch import Tensor
 
 from ..parallel_backend.errors import InvalidRequest
-from ..parallel_backend.messages import Decode, Encode
-from ..parallel_backend.vaes import LatentScale
+from ..parallel_backend.messages import Decode, Encode, Progress
+from ..parallel_backend.vaes import SMALLEST_TILE, LatentScale
 from .connection import Handle, OnProgress, progress_bar
 from .foresight import check_part
 from .guards import check_latent
 from .patcher import RemotePatcher, enter
+
+TILE = 512
+"""Pixels of a tile's side where a node asks for tiles without saying of what size."""
 
 
 class RemoteVAE(comfy.sd.VAE):  # type: ignore[misc]
@@ -21,8 +27,8 @@ class RemoteVAE(comfy.sd.VAE):  # type: ignore[misc]
 
     For pictures it is ``[B, C, H, W]`` and ``[B, H, W, 3]``.
 
-    The tiled methods work on the whole picture: tiling exists to save memory on a card that does nothing here,
-    and it changes the result. ``model`` is the patcher of the same checkpoint's MODEL.
+    The tiled methods work on the whole picture, each rank on some of its rows, and in tiles only if that does not fit:
+    tiles change the result. ``model`` is the patcher of the same checkpoint's MODEL.
     """
 
     def __init__(self, handle: Handle, scale: LatentScale, model: RemotePatcher) -> None:
@@ -35,6 +41,7 @@ class RemoteVAE(comfy.sd.VAE):  # type: ignore[misc]
         self.memory_used_encode = self.memory_used_decode = lambda shape, dtype: 0
         self.latent_channels, self.latent_dim, self.output_channels = scale.channels, 3 if scale.video else 2, 3
         self._set_ratios(scale.temporal, scale.spatial)
+        self._spatial = scale.spatial
 
     def _set_ratios(self, stride: int, spatial: int) -> None:
         """As ComfyUI's own VAEs have them."""
@@ -65,20 +72,22 @@ class RemoteVAE(comfy.sd.VAE):  # type: ignore[misc]
         """
         return self.decode_with(samples_in, progress_bar())
 
-    def decode_with(self, latent: Tensor, on_progress: OnProgress) -> Tensor:
-        """``decode`` with somebody else's progress bar."""
+    def decode_with(self, latent: Tensor, on_progress: OnProgress, tile: int = 0) -> Tensor:
+        """``decode`` with somebody else's progress bar, and in tiles of so many pixels a side where ``tile`` is set."""
         self.throw_exception_if_invalid()
         check_latent(latent, self.latent_channels)
         if latent.ndim != self.latent_dim + 2:
             latent = latent.unsqueeze(2) if self.latent_dim == 3 else latent[:, :, 0]
-        enter(self._model, "vae")
-        done = self.handle.call(Decode(model=self.handle.spec), {"latent": latent}, on_progress=on_progress)
-        self.handle.show("ready")
+        done = self._work(Decode(model=self.handle.spec, tile=tile), {"latent": latent}, latent.shape[-2], on_progress)
         return done["pixels"].to(self.output_device)
 
-    def decode_tiled(self, samples: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """``decode``, untiled."""
-        return self.decode(samples)
+    def decode_tiled(self, samples: Tensor, tile_x: int | None = None, *args: Any, **kwargs: Any) -> Tensor:
+        """``decode``, and only where the ranks' memory is too small for it in tiles of ``tile_x`` of the latent."""
+        try:
+            return self.decode(samples)
+        except comfy.model_management.OOM_EXCEPTION as full:
+            tile = self._tile((tile_x or TILE // self._spatial) * self._spatial, samples.shape[-2:], full)
+            return self.decode_with(samples, progress_bar(), tile)
 
     def encode(self, pixel_samples: Tensor) -> Tensor:
         """Latents ``[B, C, T, H, W]`` of pixels: frames ``[T, H, W, C]`` of one video, or ``[B, T, H, W, C]``.
@@ -88,14 +97,52 @@ class RemoteVAE(comfy.sd.VAE):  # type: ignore[misc]
         Raises:
             InvalidRequest: no VAE, or pixels that are not RGB.
         """
+        return self.encode_with(pixel_samples, progress_bar())
+
+    def encode_with(self, pixel_samples: Tensor, on_progress: OnProgress, tile: int = 0) -> Tensor:
+        """``encode`` with somebody else's progress bar, and in tiles of so many pixels a side where ``tile`` is set."""
         self.throw_exception_if_invalid()
         pixels = self._cropped(pixel_samples)
         if pixels.shape[-1] != 3:
             raise InvalidRequest(f"the VAE encodes RGB pictures, and these have {pixels.shape[-1]} channel(s)")
-        enter(self._model, "vae")
-        done = self.handle.call(Encode(model=self.handle.spec), {"pixels": pixels.float()}, on_progress=progress_bar())
-        self.handle.show("ready")
+        rows = pixels.shape[-3] // self._spatial
+        done = self._work(Encode(model=self.handle.spec, tile=tile), {"pixels": pixels.float()}, rows, on_progress)
         return done["latent"].to(self.output_device)
+
+    def encode_tiled(self, pixel_samples: Tensor, tile_x: int | None = None, *args: Any, **kwargs: Any) -> Tensor:
+        """``encode``, and only where the ranks' memory is too small for it in tiles of ``tile_x`` pixels."""
+        try:
+            return self.encode(pixel_samples)
+        except comfy.model_management.OOM_EXCEPTION as full:
+            height, width = (size // self._spatial for size in pixel_samples.shape[-3:-1])
+            tile = self._tile(tile_x or TILE, (height, width), full)
+            return self.encode_with(pixel_samples, progress_bar(), tile)
+
+    def _tile(self, pixels: int, latent: Sequence[int], full: Exception) -> int:
+        """The size nearest to one that was asked for which the backend takes; says why tiles it is.
+
+        ``latent`` are its height and width. Raises ``full`` itself where one tile would be the whole.
+        """
+        tile = max(SMALLEST_TILE, round(pixels / self._spatial)) * self._spatial
+        if tile >= max(latent) * self._spatial:
+            raise full
+        logging.warning("Parallel DiT: %s; the VAE goes on in tiles of %d pixels, which is approximate", full, tile)
+        return tile
+
+    def _work(
+        self, message: Decode | Encode, tensors: dict[str, Tensor], rows: int, on_progress: OnProgress
+    ) -> dict[str, Tensor]:
+        """The answer; what is other than one would expect stays on the loader's node. ``rows`` are the latent's."""
+        notes = [""]
+
+        def noted(progress: Progress, extra: dict[str, Tensor]) -> None:
+            notes[:] = [progress.note]
+            on_progress(progress, extra)
+
+        enter(self._model, "vae", ranks=self.handle.ranks if message.tile else min(rows, self.handle.ranks))
+        done = self.handle.call(message, tensors, on_progress=noted)
+        self.handle.show(f"ready; {notes[0]}" if notes[0] else "ready")
+        return done
 
     def _cropped(self, pixels: Tensor) -> Tensor:
         """The pixels as they are sent. Core's cropping cuts all dims between the first and the last."""
@@ -104,10 +151,6 @@ class RemoteVAE(comfy.sd.VAE):  # type: ignore[misc]
         videos = pixels if pixels.ndim == 5 else pixels.unsqueeze(0)
         cropped: Tensor = self.vae_encode_crop_pixels(videos.flatten(0, 1))[..., :3].unflatten(0, videos.shape[:2])
         return cropped if self.latent_dim == 3 else cropped[0]
-
-    def encode_tiled(self, pixel_samples: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """``encode``, untiled."""
-        return self.encode(pixel_samples)
 
     def get_sd(self) -> NoReturn:
         """Saving needs weights, and they are not here.

@@ -15,6 +15,7 @@ from ..parallel_backend.layout import ParallelLayout
 from ..parallel_backend.messages import Progress, Sample
 from ..parallel_backend.samplers import SAMPLERS
 from .guards import USE_KSAMPLER, check_constant_conds, check_latent, check_model_options, taken_conds
+from .labels import label
 from .patcher import KEY, RemotePatcher
 from .previews import prepare_callback
 from .remote_model import RemoteModel
@@ -155,12 +156,9 @@ def _checked(model: Any, latent_image: dict[str, Any], **prompts: list[Any]) -> 
 
 
 def _label(hidden: Any, layout: ParallelLayout | None, steps: int) -> None:
-    """Have saved pictures say that this node's is approximate, if whoever queued the prompt wants metadata in them."""
-    if layout is None or not layout.approximate or layout.warmup >= steps:
-        return
-    if isinstance(hidden.extra_pnginfo, dict):
-        label = {"layout": str(layout), "approximate": layout.approximation}
-        hidden.extra_pnginfo.setdefault("parallel_dit", {})[str(hidden.unique_id)] = label
+    """Have saved pictures say that this node's is approximate, if it is."""
+    if layout and layout.approximate and layout.warmup < steps:
+        label(hidden, {"layout": str(layout), "approximate": layout.approximation})
 
 
 class ParallelSampler(io.ComfyNode):  # type: ignore[misc]
@@ -255,7 +253,6 @@ class ParallelSampler(io.ComfyNode):  # type: ignore[misc]
             disable_pbar=not comfy.utils.PROGRESS_BAR_ENABLED,
             seed=seed,
         )
-        if cls.hidden is not None:  # as it is where no workflow runs
-            _label(cls.hidden, model.model.diffusion_model.handle.spec.layout, len(schedule.sigmas) - 1)
+        _label(cls.hidden, model.model.diffusion_model.handle.spec.layout, len(schedule.sigmas) - 1)
         kept = {key: value for key, value in latent_image.items() if not key.startswith("downscale_ratio")}
         return io.NodeOutput({**kept, "samples": samples})

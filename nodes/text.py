@@ -129,7 +129,7 @@ class RemoteTextEncoder(torch.nn.Module, comfy.sd1_clip.ClipTokenWeightEncoder):
         ids = torch.tensor([[*row, *[pad] * (longest - len(row))] for row in tokens])
         ends = [row.index(end) + 1 if end in row else len(row) for row in tokens]
         lengths = torch.tensor(ends if self._text.masked else [longest] * len(tokens))
-        enter(self._model, "text_encoder")
+        enter(self._model, "text_encoder", ranks=1)
         done = self.handle.call(EncodeText(model=self.handle.spec, layer=self._layer), {"ids": ids, "lengths": lengths})
         self.handle.show("ready")
         return done["embeds"], None

@@ -10,7 +10,10 @@ from parallel_backend.samplers import SAMPLERS
 from scripts import comfy_paths, generate, workflows
 from scripts.comfy_api import ComfyClient
 
-NODES = ("ParallelLoader", "ParallelLayout", "ParallelSampler", "ParallelVAEDecode", "ParallelClassLabel")
+NODES = (
+    "ParallelLoader", "ParallelLayout", "ParallelSampler", "ParallelVAEDecode", "ParallelVAEEncode",
+    "ParallelClassLabel",
+)  # fmt: skip
 LANGUAGES = ("en", "zh")
 NAMES = {*SAMPLERS, "ulysses", "cfg", "auto", "diffusers"}
 """What is no ordinary word in a text although it looks like one."""

@@ -66,7 +66,7 @@ def test_models_leave_once_for_each_part_that_loads(
     for component, use in uses.items():
         assert not theirs.stays(use), component
         assert any(loaded.model.is_clone(entry.model) for entry in comfy.model_management.current_loaded_models)
-        until_known(loaded, component, 2 if component == "transformer" else 1)
+        until_known(loaded, component, 1 if component == "text_encoder" else 2)
     for use in (*uses.values(), lambda: parallel_sampler(loaded.model, latent, steps=1)):
         assert theirs.stays(use)
 

@@ -1,16 +1,23 @@
-"""Our VAE through ComfyUI's own nodes, and ParallelVAEDecode."""
+"""Our VAE through ComfyUI's own nodes, and through ours."""
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import comfy.model_management
 import comfy.sd
 import pytest
 import torch
-from any_folder_name.nodes.vae import ParallelVAEDecode
-from any_folder_name.parallel_backend.errors import InvalidRequest
+from any_folder_name.nodes import connection
+from any_folder_name.nodes.vae import ParallelVAEDecode, ParallelVAEEncode
+from any_folder_name.parallel_backend import procs
+from any_folder_name.parallel_backend.errors import InvalidRequest, OutOfMemory
+from any_folder_name.parallel_backend.layout import ParallelLayout
+from any_folder_name.parallel_backend.messages import Progress
 from inside_fixtures import Loaded, empty_latent, ksampler, loader_node
 
 import nodes as core_nodes
@@ -45,6 +52,90 @@ def test_every_way_to_encode(loaded: Loaded) -> None:
     assert torch.equal(plain["samples"], expected)
     assert torch.equal(tiled["samples"], expected)
     assert torch.equal(loaded.vae.encode(frames[None]), expected)
+    assert torch.equal(ParallelVAEEncode.execute(frames, loaded.vae).args[0]["samples"], expected)
+
+
+@pytest.mark.parametrize(
+    ("node", "given", "asked"),
+    [
+        ("VAEDecodeTiled", (torch.zeros(1, 16, 1, 65, 3), 512, 64), [("Decode", 0), ("Decode", 512)]),
+        ("VAEDecodeTiled", (torch.zeros(1, 16, 1, 4, 13), 96, 64), [("Decode", 0), ("Decode", 96)]),
+        ("VAEEncodeTiled", (torch.zeros(1, 312, 48, 3), 300, 64), [("Encode", 0), ("Encode", 304)]),
+        ("VAEEncodeTiled", (torch.zeros(1, 40, 72, 3), 32, 0), [("Encode", 0), ("Encode", 64)]),
+    ],
+)
+def test_core_tiles_only_what_does_not_fit(
+    loaded: Loaded, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, node: str,
+    given: tuple[Any, ...], asked: list[tuple[str, int]],
+) -> None:  # fmt: skip
+    call = loaded.client.call
+
+    def small(message: Any, *args: Any, **kwargs: Any) -> Any:
+        answer = call(message, *args, **kwargs)
+        if not message.tile:
+            raise OutOfMemory("rank 1 is out of memory")
+        return answer
+
+    monkeypatch.setattr(loaded.client, "call", small)
+    if node == "VAEDecodeTiled":
+        core_nodes.VAEDecodeTiled().decode(loaded.vae, {"samples": given[0]}, *given[1:])
+    else:
+        core_nodes.VAEEncodeTiled().encode(loaded.vae, *given)
+    assert [(type(message).__name__, message.tile) for message, _ in loaded.client.requests] == asked
+    assert "rank 1 is out of memory; the VAE goes on in tiles of" in caplog.text
+
+
+def test_what_one_tile_would_hold_is_not_tried_again(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+    def small(message: Any, *args: Any, **kwargs: Any) -> Any:
+        asked.append(message.tile)
+        raise OutOfMemory("rank 1 is out of memory")
+
+    asked: list[int] = []
+    monkeypatch.setattr(loaded.client, "call", small)
+    with pytest.raises(comfy.model_management.OOM_EXCEPTION, match="rank 1"):
+        core_nodes.VAEDecodeTiled().decode(loaded.vae, {"samples": torch.zeros(1, 16, 1, 64, 64)}, 512, 64)
+    with pytest.raises(comfy.model_management.OOM_EXCEPTION, match="rank 1"):
+        core_nodes.VAEEncodeTiled().encode(loaded.vae, torch.zeros(1, 515, 512, 3), 512, 64)
+    assert asked == [0, 0]
+
+
+def test_tiles_that_are_asked_for_are_labelled(loaded: Loaded, latent: dict[str, Any]) -> None:
+    prepared = type("Prepared", (ParallelVAEDecode,), {"hidden": SimpleNamespace(unique_id="8", extra_pnginfo={})})
+    for tile in (0, 64):  # which is larger than the picture
+        prepared.execute(latent, loaded.vae, tile)
+        assert prepared.hidden.extra_pnginfo == {}
+    prepared.execute({"samples": torch.zeros(1, 16, 1, 12, 3)}, loaded.vae, 64)
+    assert [message.tile for message in loaded.client.of_kind("Decode")] == [0, 64, 64]
+    assert prepared.hidden.extra_pnginfo == {"parallel_dit": {"8": {"tile": 64, "approximate": "tiles"}}}
+
+
+def test_what_is_unexpected_stays_on_the_node(
+    loaded: Loaded, latent: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[str] = []
+    monkeypatch.setattr(connection.Handle, "show", lambda handle, state: shown.append(state))
+
+    def alone(message: Any, tensors: Any, *, on_progress: Any, **kwargs: Any) -> Any:
+        on_progress(Progress(phase="decoding", value=1, total=1, note="on one rank: why"), {})
+        return {"pixels": torch.zeros(1, 1, 8, 8, 3)}
+
+    monkeypatch.setattr(loaded.client, "call", alone)
+    loaded.vae.decode(latent["samples"])
+    assert shown[-2:] == ["decoding 1/1 (on one rank: why)", "ready; on one rank: why"]
+
+
+def test_pixels_cost_their_own_size_here_and_the_supervisor_nothing(load_remote: Callable[..., Loaded]) -> None:
+    loaded, decode = load_remote(ParallelLayout(ulysses=2)), core_nodes.VAEDecode().decode
+    decode(loaded.vae, {"samples": torch.zeros(1, 16, 1, 8, 8)})
+    held = (os.getpid(), connection.client().status().pid)
+    for pid in held:
+        procs.forget_peak(pid)
+    before = [procs.peak(pid) for pid in held]
+    (pixels,) = decode(loaded.vae, {"samples": torch.zeros(1, 16, 9, 64, 64)})
+    here, supervisor = (procs.peak(pid) - size for pid, size in zip(held, before, strict=True))
+    assert pixels.nbytes == 33 * 512 * 512 * 3 * 4
+    assert here <= 1.2 * pixels.nbytes
+    assert supervisor <= 0.01 * pixels.nbytes
 
 
 def test_ratios_are_those_of_comfyuis_wan_vae(loaded: Loaded) -> None:
