@@ -120,6 +120,8 @@ class Framewise(VAE):
         return chunk
 
     def decode(self, module: Any, latent: Tensor, write: Write, done: Done) -> None:
+        """Decode one latent ``[1, C, T, H, W]``, and write each part's frames at once, which the decoder then drops."""
+
         def take(_module: object, _inputs: object, output: Any) -> Any:
             # Some decoders give their cache too.
             chunk, *rest = output if isinstance(output, tuple) else (output,)
