@@ -1,14 +1,19 @@
-"""Let a stock torchvision import on a CPU build of torch.
+"""Let ComfyUI import torchvision and torchaudio on a CPU build of torch.
 
 torchvision's Python files register fake kernels for two operators whose schemas live in its C++
 library, which does not load next to a torch of another build. The schemas alone let the import
-through; calling the operators still fails. Where the library does load, nothing is done. Only the
-tests and the quickstart put this on the path.
+through; calling the operators still fails. Where the library does load, nothing is done.
+
+torchaudio has no build for every torch, and newer ComfyUIs import it unconditionally. Where it is not
+installed, empty modules take its place: ComfyUI starts, and its audio nodes fail when they run.
+
+Only the tests and the quickstart put this on the path.
 """
 
 import sys
 from collections.abc import Sequence
-from importlib.abc import MetaPathFinder
+from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec
 from types import ModuleType
@@ -17,6 +22,7 @@ SCHEMAS = {
     "nms": "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
     "qnms": "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
 }
+TORCHAUDIO = ("torchaudio", "torchaudio.functional", "torchaudio.transforms", "torchaudio.compliance.kaldi")
 _LIBRARIES: list[object] = []
 
 
@@ -56,4 +62,20 @@ def _own_library_loads() -> bool:
     return True
 
 
+class _EmptyTorchaudio(MetaPathFinder, Loader):
+    """Asked last, so a torchaudio that is installed goes first."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        stands_in = any(f"{name}.".startswith(f"{fullname}.") for name in TORCHAUDIO)
+        return ModuleSpec(fullname, self, is_package=True) if stands_in else None
+
+    def exec_module(self, module: ModuleType) -> None:
+        if module.__name__ == "torchaudio":
+            for name in TORCHAUDIO[1:]:
+                import_module(name)
+
+
 sys.meta_path.insert(0, _BeforeTorchvision())
+sys.meta_path.append(_EmptyTorchaudio())
