@@ -2,7 +2,7 @@
 
 from comfy_api.latest import ComfyExtension, io
 
-from ..parallel_backend.fingerprint import fingerprint
+from ..parallel_backend.protocol.fingerprint import fingerprint
 from .class_label import ParallelClassLabel
 from .layout import ParallelLayoutNode
 from .loader import ParallelLoader

@@ -5,7 +5,7 @@ from typing import Any
 from comfy_api.latest import io
 
 from ..parallel_backend.errors import InvalidRequest
-from ..parallel_backend.layout import STALE, ParallelLayout, read_balance
+from ..parallel_backend.layout.parallel_layout import STALE, ParallelLayout, read_balance
 
 LayoutType = io.Custom("PARALLEL_LAYOUT")
 Degree = int | None

@@ -4,22 +4,22 @@ from typing import Any
 
 from comfy_api.latest import io
 
-from ..parallel_backend import devices as device_list
-from ..parallel_backend.checkpoint import Checkpoint
+from ..parallel_backend.attention.kernels import AUTO, KERNELS
+from ..parallel_backend.checkpoint.checkpoint import Checkpoint
+from ..parallel_backend.client import devices as device_list
 from ..parallel_backend.errors import InvalidRequest
-from ..parallel_backend.kernels import AUTO, KERNELS
-from ..parallel_backend.layout import ParallelLayout
-from ..parallel_backend.messages import DType, ModelSpec
-from ..parallel_backend.nearest import check_fits
-from . import checkpoints
-from .clip import clip
-from .connection import Handle
-from .core_model import core_model
+from ..parallel_backend.layout.parallel_layout import ParallelLayout
+from ..parallel_backend.layout.suggestions import check_fits
+from ..parallel_backend.protocol.messages import DType, ModelSpec
+from .backend import checkpoints
+from .backend.connection import Handle
 from .families.registry import bridge_for
-from .foresight import check_use
 from .layout import LayoutType
-from .patcher import remote_patcher
-from .remote_vae import RemoteVAE
+from .remote.clip import clip
+from .remote.model import core_model
+from .remote.patcher import remote_patcher
+from .remote.preflight import check_use
+from .remote.vae import RemoteVAE
 
 DTYPES: dict[str, DType] = {"auto": "auto", "bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 

@@ -11,15 +11,15 @@ from comfy_api.latest import io
 from torch import Tensor
 
 from ..parallel_backend.errors import InvalidRequest
-from ..parallel_backend.layout import ParallelLayout
-from ..parallel_backend.messages import Progress, Sample
-from ..parallel_backend.samplers import SAMPLERS
-from .guards import USE_KSAMPLER, check_constant_conds, check_latent, check_model_options, taken_conds
-from .labels import label
-from .patcher import KEY, RemotePatcher
-from .previews import prepare_callback
-from .remote_model import RemoteModel
-from .tape import Branch
+from ..parallel_backend.layout.parallel_layout import ParallelLayout
+from ..parallel_backend.protocol.messages import Progress, Sample
+from ..parallel_backend.samplers.samplers import SAMPLERS
+from .bridges.refusals import USE_KSAMPLER, check_constant_conds, check_latent, check_model_options, taken_conds
+from .picture_metadata import label
+from .remote.patcher import KEY, RemotePatcher
+from .remote.previews import prepare_callback
+from .remote.record_replay import Branch
+from .remote.transformer import RemoteModel
 
 NAMES = ", ".join(SAMPLERS)
 DESCRIPTION = (

@@ -6,9 +6,9 @@ import torch
 from comfy_api.latest import io
 
 from ..parallel_backend.errors import InvalidRequest
-from .connection import progress_bar
-from .labels import label
-from .remote_vae import RemoteVAE
+from .backend.connection import progress_bar
+from .picture_metadata import label
+from .remote.vae import RemoteVAE
 
 TILE = (
     "0: the whole picture, exactly, each rank some of its rows. For what does not fit into memory even so: pixels of a "

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 
 import msgspec
 
-from . import query
 from .bench import options as bench
-from .endpoint import Endpoint
+from .client import query
+from .client.launch import ALREADY_RUNS, START_PATIENCE, connect_or_start
+from .client.status_text import format_json, format_status
 from .errors import BackendError, BackendUnavailable, InvalidRequest
-from .launch import ALREADY_RUNS, START_PATIENCE, connect_or_start
-from .status import format_json, format_status
+from .protocol.endpoint import Endpoint
 from .verify import options as verify
 
 IDLE_TIMEOUT = 600.0
@@ -84,7 +84,7 @@ def _serve(options: argparse.Namespace) -> int:
         ).close()
         print(f"backend runs, pid {query.status(endpoint).pid}")
         return 0
-    from .supervisor import Supervisor
+    from .supervisor.supervisor import Supervisor
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s supervisor: %(message)s")
     try:
@@ -109,7 +109,7 @@ def _stop(options: argparse.Namespace) -> int:
 
 
 def _bench_wire(options: argparse.Namespace) -> int:
-    from .bench_wire import measure_alone
+    from .bench.wire import measure_alone
 
     measured = measure_alone(pixels=options.megabytes * 250_000)
     print(msgspec.json.encode(measured).decode() if options.json else measured.describe())

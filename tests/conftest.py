@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from scripts import comfy_paths
-from tests import gpus
+from tests.support import gpus
 
 ROOT = Path(__file__).resolve().parent.parent
 VERSIONS = sorted(comfy_paths.candidates(), key=comfy_paths.release)

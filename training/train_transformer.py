@@ -23,13 +23,7 @@ from transformers import PreTrainedTokenizerFast, UMT5EncoderModel
 from training.captions import new_tokenizer, training_caption
 from training.data import random_bucket, random_latents
 from training.muon import Muon
-from training.networks import (
-    encode_text,
-    new_text_encoder,
-    new_transformer,
-    padding_bias,
-    share_padding,
-)
+from training.networks import encode_text, new_text_encoder, new_transformer, padding_bias, share_padding
 
 BATCH_TOKENS = 2048
 TIMESTEPS = 1000.0

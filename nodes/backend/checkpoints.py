@@ -6,9 +6,9 @@ from pathlib import Path
 
 import folder_paths
 
-from ..parallel_backend.errors import InvalidRequest
+from ...parallel_backend.errors import InvalidRequest
 
-SHIPPED: dict[str, Path] = {"shapes (shipped)": Path(__file__).parent.parent / "checkpoints" / "shapes"}
+SHIPPED: dict[str, Path] = {"shapes (shipped)": Path(__file__).parents[2] / "checkpoints" / "shapes"}
 
 
 def names() -> list[str]:

@@ -17,11 +17,11 @@ import comfy.model_management
 import comfy.utils
 from torch import Tensor
 
-from ..parallel_backend.checkpoint import Checkpoint
-from ..parallel_backend.client import Client
-from ..parallel_backend.errors import BackendError, BackendUnavailable, Cancelled, OutOfMemory, QueueFull
-from ..parallel_backend.layout import ParallelLayout, auto
-from ..parallel_backend.messages import (
+from ...parallel_backend.checkpoint.checkpoint import Checkpoint
+from ...parallel_backend.client.client import Client
+from ...parallel_backend.errors import BackendError, BackendUnavailable, Cancelled, OutOfMemory, QueueFull
+from ...parallel_backend.layout.parallel_layout import ParallelLayout, auto
+from ...parallel_backend.protocol.messages import (
     Decode,
     Encode,
     EncodeText,

@@ -12,10 +12,10 @@ import comfy.ops
 import torch
 from torch import Tensor, nn
 
-from ...parallel_backend.checkpoint import Checkpoint
+from ...parallel_backend.checkpoint.checkpoint import Checkpoint
 from ...parallel_backend.errors import InvalidRequest
 from ...parallel_backend.vaes import VAE, LatentScale, vae_of
-from ..latents import latent_scale
+from .latents import latent_scale
 
 
 @dataclass(frozen=True, kw_only=True)

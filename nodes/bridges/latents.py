@@ -4,8 +4,8 @@ from typing import Any
 
 import torch
 
-from ..parallel_backend.errors import InvalidRequest
-from ..parallel_backend.vaes import VAE, LatentScale, Scaling
+from ...parallel_backend.errors import InvalidRequest
+from ...parallel_backend.vaes import VAE, LatentScale, Scaling
 
 
 def latent_scale(vae: VAE | None, default: LatentScale, name: str) -> LatentScale:

@@ -14,7 +14,7 @@ from comfy.model_sampling import rescale_zero_terminal_snr_sigmas
 from safetensors import safe_open
 from torch import Tensor
 
-from ...parallel_backend.checkpoint import Checkpoint
+from ...parallel_backend.checkpoint.checkpoint import Checkpoint
 from ...parallel_backend.errors import InvalidRequest
 from .bridge import Bridge
 

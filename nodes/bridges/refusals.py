@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..parallel_backend.errors import InvalidRequest
-from ..parallel_backend.layout import ParallelLayout
+from ...parallel_backend.errors import InvalidRequest
+from ...parallel_backend.layout.parallel_layout import ParallelLayout
 
 LAYER_OPTIONS = {
     "patches": "changes what the model's layers compute, as HyperTile, FreeU and DiffSynth's ControlNets do",

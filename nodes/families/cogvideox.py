@@ -7,12 +7,12 @@ import comfy.latent_formats
 import torch
 from torch import Tensor
 
-from ...parallel_backend.checkpoint import Checkpoint
+from ...parallel_backend.checkpoint.checkpoint import Checkpoint
 from ...parallel_backend.errors import InvalidRequest
 from ...parallel_backend.vaes import LatentScale
-from ..guards import INPAINTING_CONDS
-from .bridge import BackendText, split_channels, text_of
-from .own_model import SCHEDULER, OwnBridge, OwnModel
+from ..bridges.bridge import BackendText, split_channels, text_of
+from ..bridges.own_model import SCHEDULER, OwnBridge, OwnModel
+from ..bridges.refusals import INPAINTING_CONDS
 
 CHANNELS = 16
 

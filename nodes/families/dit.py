@@ -9,8 +9,8 @@ from torch import Tensor
 
 from ...parallel_backend.errors import InvalidRequest
 from ...parallel_backend.vaes import LatentScale
-from .bridge import CoreText
-from .own_model import OwnBridge, OwnModel
+from ..bridges.bridge import CoreText
+from ..bridges.own_model import OwnBridge, OwnModel
 
 NO_CLASS = -1
 """The label that stands for none of the model's classes."""

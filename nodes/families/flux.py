@@ -11,8 +11,8 @@ from comfy.ldm.flux.model import FluxParams
 from torch import Tensor
 
 from ...parallel_backend.vaes import LatentScale
-from ..guards import INPAINTING_CONDS
-from .bridge import Bridge, CoreText, guidance_of, layer, pooled_of, split_channels, text_of
+from ..bridges.bridge import Bridge, CoreText, guidance_of, layer, pooled_of, split_channels, text_of
+from ..bridges.refusals import INPAINTING_CONDS
 
 PARAMS = {field.name for field in fields(FluxParams)}
 """What this version of ComfyUI knows of the architecture."""

@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor
 
 from ...parallel_backend.vaes import LatentScale
-from .bridge import CoreText, guidance_of, text_of
+from ..bridges.bridge import CoreText, guidance_of, text_of
 from .flux import Flux
 
 

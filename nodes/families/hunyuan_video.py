@@ -9,8 +9,8 @@ from torch import Tensor
 
 from ...parallel_backend.errors import InvalidRequest
 from ...parallel_backend.vaes import LatentScale
-from ..guards import INPAINTING_CONDS
-from .bridge import Bridge, CoreText, guidance_of, pooled_of, split_channels, text_of
+from ..bridges.bridge import Bridge, CoreText, guidance_of, pooled_of, split_channels, text_of
+from ..bridges.refusals import INPAINTING_CONDS
 
 PARAMS = {field.name for field in fields(HunyuanVideoParams)}
 """What this version of ComfyUI knows of the architecture."""

@@ -6,8 +6,8 @@ import comfy.latent_formats
 from torch import Tensor
 
 from ...parallel_backend.vaes import LatentScale
-from .bridge import BackendText, text_of
-from .own_model import OwnBridge
+from ..bridges.bridge import BackendText, text_of
+from ..bridges.own_model import OwnBridge
 
 
 class Latte(OwnBridge):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...parallel_backend.errors import InvalidRequest
 from ...parallel_backend.vaes import LatentScale
-from .bridge import Bridge, CoreText, text_of
+from ..bridges.bridge import Bridge, CoreText, text_of
 
 PATCHIFIER = SymmetricPatchifier(1)
 

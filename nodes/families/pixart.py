@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ...parallel_backend.errors import InvalidRequest
 from ...parallel_backend.vaes import LatentScale
-from .bridge import Bridge, CoreText, text_of
+from ..bridges.bridge import Bridge, CoreText, text_of
 
 SIZED = 128
 """``sample_size`` of the models that were trained with the size of the image, where the config does not say."""

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from ...parallel_backend.errors import InvalidRequest
 from ...parallel_backend.vaes import LatentScale
-from .bridge import Bridge, CoreText, text_of, unusual
+from ..bridges.bridge import Bridge, CoreText, text_of, unusual
 
 PATCH = 2
 NUMBERS = (

@@ -1,8 +1,8 @@
 """Bridges by the class name of the transformer."""
 
-from ...parallel_backend.checkpoint import Checkpoint
+from ...parallel_backend.checkpoint.checkpoint import Checkpoint
 from ...parallel_backend.errors import InvalidRequest
-from .bridge import Bridge
+from ..bridges.bridge import Bridge
 from .cogvideox import CogVideoX
 from .dit import DiT
 from .flux import Flux

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ...parallel_backend.errors import InvalidRequest
 from ...parallel_backend.vaes import LatentScale
-from .bridge import Bridge, CoreText, pooled_of, text_of
+from ..bridges.bridge import Bridge, CoreText, pooled_of, text_of
 
 HEAD = 64
 """ComfyUI's heads have this width, and it makes as many of them as layers."""

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from ...parallel_backend.errors import InvalidRequest
 from ...parallel_backend.vaes import LatentScale
-from ..guards import INPAINTING_CONDS
-from .bridge import BackendText, Bridge, layer, split_channels, text_of, unusual
+from ..bridges.bridge import BackendText, Bridge, layer, split_channels, text_of, unusual
+from ..bridges.refusals import INPAINTING_CONDS
 
 
 class Wan(Bridge):

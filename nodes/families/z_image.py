@@ -6,7 +6,7 @@ import comfy.ldm.lumina.model
 from torch import Tensor
 
 from ...parallel_backend.vaes import LatentScale
-from .bridge import Bridge, CoreText, text_of, unusual
+from ..bridges.bridge import Bridge, CoreText, text_of, unusual
 
 PAD_MULTIPLE = 32
 """Tokens are filled up to multiples of it with learned ones."""

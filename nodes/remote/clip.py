@@ -7,14 +7,14 @@ import comfy.utils
 import folder_paths
 import torch
 
-from ..parallel_backend.checkpoint import Checkpoint
-from ..parallel_backend.weight_files import weight_files
-from .connection import Handle
-from .families.bridge import BackendText, CoreText
-from .foresight import check_part
+from ...parallel_backend.checkpoint.checkpoint import Checkpoint
+from ...parallel_backend.checkpoint.weight_files import weight_files
+from ..backend.connection import Handle
+from ..bridges.bridge import BackendText, CoreText
+from .mistral_tokenizer import tekken
 from .patcher import RemotePatcher
-from .tekken import tekken
-from .text import backend_clip
+from .preflight import check_part
+from .text_encoder import backend_clip
 
 _PREFIXES = {
     # A model that also sees pictures, as it is saved today and as it was.

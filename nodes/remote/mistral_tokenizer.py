@@ -7,7 +7,7 @@ from typing import Any
 
 from tokenizers.pre_tokenizers import ByteLevel
 
-from ..parallel_backend.errors import InvalidRequest
+from ...parallel_backend.errors import InvalidRequest
 
 
 def tekken(file: Path) -> bytes:

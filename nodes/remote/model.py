@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from .connection import Handle
-from .families.bridge import Bridge
+from ..backend.connection import Handle
+from ..bridges.bridge import Bridge
 from .previews import fit_latent_format
-from .remote_model import RemoteModel
+from .transformer import RemoteModel
 
 
 def core_model(handle: Handle, bridge: Bridge) -> Any:

@@ -11,10 +11,10 @@ import torch
 from comfy.patcher_extension import CallbacksMP, WrappersMP
 from torch import Tensor
 
-from ..parallel_backend.errors import InvalidRequest
-from .guards import check_branches, check_conds, check_latent, check_model_options, taken_conds
-from .remote_model import RemoteModel
-from .room import make_room
+from ...parallel_backend.errors import InvalidRequest
+from ..backend.memory import make_room
+from ..bridges.refusals import check_branches, check_conds, check_latent, check_model_options, taken_conds
+from .transformer import RemoteModel
 
 KEY = "parallel_dit"
 

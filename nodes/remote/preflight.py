@@ -3,12 +3,12 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ..parallel_backend.checkpoint import Checkpoint
-from ..parallel_backend.errors import InvalidRequest
-from .connection import Handle
-from .families.bridge import BackendText, CoreText
-from .families.registry import BRIDGES
-from .guards import check_branches, without_layers
+from ...parallel_backend.checkpoint.checkpoint import Checkpoint
+from ...parallel_backend.errors import InvalidRequest
+from ..backend.connection import Handle
+from ..bridges.bridge import BackendText, CoreText
+from ..bridges.refusals import check_branches, without_layers
+from ..families.registry import BRIDGES
 
 Prompt = Mapping[str, Mapping[str, Any]]
 GUIDED = ("KSampler", "KSamplerAdvanced", "ParallelSampler", "SamplerCustom", "CFGGuider")

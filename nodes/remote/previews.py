@@ -9,9 +9,9 @@ import latent_preview
 import torch
 from torch import Tensor
 
-from ..parallel_backend.errors import InvalidRequest
-from .families.bridge import Bridge
-from .latents import fit_scaling
+from ...parallel_backend.errors import InvalidRequest
+from ..bridges.bridge import Bridge
+from ..bridges.latents import fit_scaling
 
 Callback = Callable[[int, Tensor | None, Any, int], None]
 

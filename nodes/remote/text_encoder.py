@@ -15,13 +15,13 @@ import torch
 from comfy.text_encoders.spiece_tokenizer import SPieceTokenizer
 from torch import Tensor
 
-from ..parallel_backend.checkpoint import Checkpoint
-from ..parallel_backend.errors import InvalidRequest
-from ..parallel_backend.messages import EncodeText
-from .connection import Handle
-from .families.bridge import BackendText
-from .foresight import check_part
+from ...parallel_backend.checkpoint.checkpoint import Checkpoint
+from ...parallel_backend.errors import InvalidRequest
+from ...parallel_backend.protocol.messages import EncodeText
+from ..backend.connection import Handle
+from ..bridges.bridge import BackendText
 from .patcher import RemotePatcher, enter
+from .preflight import check_part
 
 Pair = tuple[int, float]
 

@@ -11,11 +11,11 @@ import comfy.utils
 import torch
 from torch import Tensor
 
-from ..parallel_backend.messages import Forward, ModelSpec
-from .connection import Handle
-from .families.bridge import Bridge
-from .guards import check_extra, check_latent, check_options
-from .tape import Branch, Recording, Replay
+from ...parallel_backend.protocol.messages import Forward, ModelSpec
+from ..backend.connection import Handle
+from ..bridges.bridge import Bridge
+from ..bridges.refusals import check_extra, check_latent, check_options
+from .record_replay import Branch, Recording, Replay
 
 DTYPES: dict[str, torch.dtype] = {
     "auto": torch.float32,

@@ -10,13 +10,13 @@ import comfy.sd
 import torch
 from torch import Tensor
 
-from ..parallel_backend.errors import InvalidRequest
-from ..parallel_backend.messages import Decode, Encode, Progress
-from ..parallel_backend.vaes import SMALLEST_TILE, LatentScale
-from .connection import Handle, OnProgress, progress_bar
-from .foresight import check_part
-from .guards import check_latent
+from ...parallel_backend.errors import InvalidRequest
+from ...parallel_backend.protocol.messages import Decode, Encode, Progress
+from ...parallel_backend.vaes import SMALLEST_TILE, LatentScale
+from ..backend.connection import Handle, OnProgress, progress_bar
+from ..bridges.refusals import check_latent
 from .patcher import RemotePatcher, enter
+from .preflight import check_part
 
 TILE = 512
 """Pixels of a tile's side where a node asks for tiles without saying of what size."""

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .errors import InvalidRequest
+from ..errors import InvalidRequest
 
 _HALF = (torch.float16, torch.bfloat16)
 _AMPERE = (8, 0)

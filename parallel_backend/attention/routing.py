@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from .errors import BackendFailure
+from ..errors import BackendFailure
 
 
 class Attention(Protocol):

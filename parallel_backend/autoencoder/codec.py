@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .errors import InvalidRequest
+from ..errors import InvalidRequest
+from ..protocol.frames import TensorMeta
+from ..vaes import SMALLEST_TILE, VAE
 from .spatial import Rows
-from .vaes import SMALLEST_TILE, VAE
-from .wire import TensorMeta
 
 Tick = Callable[[int, int], None]
 """Called with the number of parts done and the total; may raise to end the work."""

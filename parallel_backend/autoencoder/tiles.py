@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from . import collectives
-from .mesh import Axis
-from .payload import DTYPES
-from .wire import TensorMeta
+from ..distributed import collectives
+from ..distributed.mesh import Axis
+from ..protocol.frames import TensorMeta
+from ..protocol.tensors import DTYPES
 
 Dims = tuple[int, int]
 """Of rows and of columns, from the end."""

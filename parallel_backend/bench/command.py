@@ -8,11 +8,12 @@ from pathlib import Path
 import msgspec
 
 from ..errors import InvalidRequest
-from ..layout import ParallelLayout
-from . import links, loop_plot, loop_report, loops
-from .cases import Case
-from .report import describe
-from .run import measure
+from ..layout.parallel_layout import ParallelLayout
+from .loop import links, plot, report
+from .loop.run import measure as measure_loops
+from .ranks.cases import Case
+from .step.report import describe
+from .step.run import measure
 
 LAYOUTS = ("ulysses=2", "ring=2", "cfg=2")
 LOOP_LAYOUTS = ("pipe=2", "ring=2 stale=previous", "ulysses=2", "ring=2")
@@ -23,7 +24,7 @@ ROUNDS, LOOP_ROUNDS = 10, 3
 def run(options: argparse.Namespace) -> int:
     """Measure what the options say; the exit status."""
     if options.plot:
-        from .plot import check, draw
+        from .step.plot import check, draw
 
         check(Path(options.plot))
     if options.steps is not None:
@@ -55,13 +56,13 @@ def _run_loops(options: argparse.Namespace) -> int:
         raise InvalidRequest("--plot of step loops draws seconds by link: give --link as well")
     rounds = LOOP_ROUNDS if options.rounds is None else options.rounds
     cases = _cases(options, layouts)
-    measured = loops.measure(
+    measured = measure_loops(
         cases, layouts, steps=options.steps, rounds=rounds, megabits=sorted(set(options.link)), say=_say
     )
     shown = msgspec.json.encode([asdict(one) for one in measured]).decode()
-    print(shown if options.json else loop_report.describe(measured, rounds), flush=True)
+    print(shown if options.json else report.describe(measured, rounds), flush=True)
     if options.plot:
-        loop_plot.draw(measured, Path(options.plot))
+        plot.draw(measured, Path(options.plot))
     return 0
 
 

@@ -15,12 +15,12 @@ from typing import Any
 
 import torch
 
-from .client import Client
-from .errors import InvalidRequest
-from .layout import ParallelLayout
-from .messages import Devices, Echo, Forward, ModelSpec, Progress, Unload
-from .own_backend import own_backend
-from .payload import SOCKET_BUFFER
+from ..client.client import Client
+from ..client.temporary_backend import own_backend
+from ..errors import InvalidRequest
+from ..layout.parallel_layout import ParallelLayout
+from ..protocol.messages import Devices, Echo, Forward, ModelSpec, Progress, Unload
+from ..protocol.tensors import SOCKET_BUFFER
 
 PIXELS = 225_000_000
 """Values of the large reply: 0.9 GB of float32."""

@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from .errors import InvalidRequest
+from ..errors import InvalidRequest
 
 _OLD_CLASS = "Transformer2DModel"
 _SPLIT = {"ada_norm_single": "PixArtTransformer2DModel", "ada_norm_zero": "DiTTransformer2DModel"}

@@ -3,8 +3,8 @@
 import json
 from pathlib import Path
 
+from ..errors import InvalidRequest
 from .checkpoint import Checkpoint
-from .errors import InvalidRequest
 
 _WHOLE = ("diffusion_pytorch_model.safetensors", "model.safetensors")
 

@@ -9,12 +9,14 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from . import payload, query, wire
-from .endpoint import Endpoint
-from .errors import BackendFailure, BackendUnavailable, Cancelled, InvalidRequest
-from .fingerprint import is_outdated
+from ..errors import BackendFailure, BackendUnavailable, Cancelled, InvalidRequest
+from ..protocol import frames
+from ..protocol.endpoint import Endpoint
+from ..protocol.fingerprint import is_outdated
+from ..protocol.messages import Cancel, Continue, Done, Outcome, Progress, RankRequest, Status
+from ..protocol.tensors import describe, recv_tensors, send_tensors
+from . import query
 from .launch import START_PATIENCE, connect_or_start
-from .messages import Cancel, Continue, Done, Outcome, Progress, RankRequest, Status
 
 POLL = 0.05
 """Seconds between two looks at ``interrupted``."""
@@ -81,7 +83,7 @@ class Client:
         model = replace(message.model, path=os.path.abspath(message.model.path))
         message = replace(message, model=model)
         call = _Call(self, message, tensors or {}, interrupted or _never, on_progress or _ignore)
-        deadline = wire.Deadline(self.timeouts.start, f"finding a backend that stays (log: {self.endpoint.log})")
+        deadline = frames.Deadline(self.timeouts.start, f"finding a backend that stays (log: {self.endpoint.log})")
         while True:
             with contextlib.suppress(_NotTaken):
                 return call.run()
@@ -142,7 +144,7 @@ class _Call:
     ) -> None:
         self._client, self._message, self._tensors = client, message, tensors
         self._interrupted, self._on_progress = interrupted, on_progress
-        self._header = wire.pack(wire.Frame(message=message, tensors=payload.describe(tensors)))
+        self._header = frames.pack(frames.Frame(message=message, tensors=describe(tensors)))
         self._looked = 0.0
         self._taken = False
 
@@ -159,19 +161,19 @@ class _Call:
 
     def _converse(self, sock: socket.socket) -> dict[str, Tensor]:
         timeouts = self._client.timeouts
-        sending = wire.Deadline(timeouts.send, "sending a request to the backend")
-        wire.send_header(sock, self._header, deadline=sending, poll=self._look)
+        sending = frames.Deadline(timeouts.send, "sending a request to the backend")
+        frames.send_header(sock, self._header, deadline=sending, poll=self._look)
         # The supervisor answers at once and gives signs of life; the ranks may be silent for longer.
-        silence = wire.Deadline(timeouts.connect, "waiting for the backend to take a request")
+        silence = frames.Deadline(timeouts.connect, "waiting for the backend to take a request")
         while True:
-            frame = wire.recv_header(sock, deadline=silence, poll=self._look)
+            frame = frames.recv_header(sock, deadline=silence, poll=self._look)
             self._taken = True
             silence.renew()
-            received = payload.recv_tensors(sock, frame.tensors, deadline=silence, poll=self._look)
+            received = recv_tensors(sock, frame.tensors, deadline=silence, poll=self._look)
             if isinstance(frame.message, Continue):
                 sending.renew()
-                payload.send_tensors(sock, self._tensors, deadline=sending, poll=self._look)
-                silence = wire.Deadline(timeouts.silence, "waiting for a sign of life from the ranks")
+                send_tensors(sock, self._tensors, deadline=sending, poll=self._look)
+                silence = frames.Deadline(timeouts.silence, "waiting for a sign of life from the ranks")
             elif isinstance(frame.message, Progress):
                 self._on_progress(frame.message, received)
             else:
@@ -189,10 +191,10 @@ class _Call:
         """Ask for the end and wait for it: the connection closes when the ranks are free again."""
         with contextlib.suppress(BackendFailure):
             self._ask(Cancel(request_id=self._message.request_id))
-            deadline = wire.Deadline(self._client.timeouts.cancel, "waiting for a cancelled request to end")
+            deadline = frames.Deadline(self._client.timeouts.cancel, "waiting for a cancelled request to end")
             rest = bytearray(1 << 20)
             with contextlib.suppress(ConnectionError):
-                while wire.wait_for(sock, wire.READABLE, deadline.remaining()) and sock.recv_into(rest):
+                while frames.wait_for(sock, frames.READABLE, deadline.remaining()) and sock.recv_into(rest):
                     pass
 
     def _ask(self, message: object) -> None:

@@ -4,8 +4,8 @@ import os
 import re
 from typing import get_args
 
-from .errors import InvalidRequest
-from .messages import Collectives, Devices
+from ..errors import InvalidRequest
+from ..protocol.messages import Collectives, Devices
 
 MAX_CPU_RANKS = 16
 DEFAULT_CPU_RANKS = 2

@@ -10,12 +10,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from . import procs
-from .endpoint import Endpoint, connect
-from .errors import BackendUnavailable, Cancelled
-from .wire import Deadline
+from .. import processes
+from ..errors import BackendUnavailable, Cancelled
+from ..protocol.endpoint import Endpoint, connect
+from ..protocol.frames import Deadline
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 """The folder that ``parallel_backend`` lies in; on the module path of the backend's processes only."""
 
 ALREADY_RUNS = 75
@@ -62,8 +62,8 @@ class Launch:
         status = self._process.poll()
         if status in (None, ALREADY_RUNS):
             return status is not None
-        said = procs.last_line(self._endpoint.log)
-        how = procs.describe_exit(status or 0)
+        said = processes.last_line(self._endpoint.log)
+        how = processes.describe_exit(status or 0)
         raise BackendUnavailable(f"the starting backend {how}: {said or 'it said nothing'} (log: {self._endpoint.log})")
 
 

@@ -3,10 +3,11 @@
 import signal
 from typing import Any, TypeVar
 
-from . import procs, wire
-from .endpoint import Endpoint, connect, peer
-from .errors import BackendFailure, BackendUnavailable, DeadlineExceeded, ProtocolError, from_code
-from .messages import Error, Status, StatusQuery, Stop
+from .. import processes
+from ..errors import BackendFailure, BackendUnavailable, DeadlineExceeded, ProtocolError, from_code
+from ..protocol import frames
+from ..protocol.endpoint import Endpoint, connect, peer
+from ..protocol.messages import Error, Status, StatusQuery, Stop
 
 PATIENCE = 20.0
 """Seconds in which the supervisor answers."""
@@ -25,10 +26,10 @@ def ask(endpoint: Endpoint, message: object, kind: type[Answer], *, seconds: flo
         BackendError: it answers with an error, too late, or in another version.
     """
     with connect(endpoint, seconds=seconds) as sock:
-        deadline = wire.Deadline(seconds, f"waiting for the backend to answer {name(message)}")
+        deadline = frames.Deadline(seconds, f"waiting for the backend to answer {name(message)}")
         try:
-            wire.send_header(sock, wire.pack(wire.Frame(message=message)), deadline=deadline)
-            answer = wire.recv_header(sock, deadline=deadline).message
+            frames.send_header(sock, frames.pack(frames.Frame(message=message)), deadline=deadline)
+            answer = frames.recv_header(sock, deadline=deadline).message
         except ConnectionError as error:
             raise BackendUnavailable(f"the backend ended before it answered {name(message)}") from error
     return expect(answer, kind)
@@ -52,18 +53,18 @@ def stop(endpoint: Endpoint, *, seconds: float = STOP_PATIENCE) -> None:
     """
     with connect(endpoint, seconds=seconds) as sock:
         pid, _ = peer(sock)
-        deadline = wire.Deadline(seconds, "stopping the backend")
+        deadline = frames.Deadline(seconds, "stopping the backend")
         try:
-            wire.send_header(sock, wire.pack(wire.Frame(message=Stop())), deadline=deadline)
-            wire.recv_header(sock, deadline=deadline)
+            frames.send_header(sock, frames.pack(frames.Frame(message=Stop())), deadline=deadline)
+            frames.recv_header(sock, deadline=deadline)
         except ProtocolError:
             # It speaks another version; this it understands.
-            procs.end(pid, signal.SIGTERM)
+            processes.end(pid, signal.SIGTERM)
         except DeadlineExceeded:
-            procs.end(pid, signal.SIGKILL)
+            processes.end(pid, signal.SIGKILL)
         except ConnectionError:
             pass
-        if not procs.wait_gone(pid, seconds):
+        if not processes.wait_gone(pid, seconds):
             raise DeadlineExceeded(f"the backend (pid {pid}) did not end within {seconds:g} s")
 
 

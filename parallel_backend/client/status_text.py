@@ -2,7 +2,7 @@
 
 import msgspec
 
-from .messages import LoadedModel, RankStatus, Status
+from ..protocol.messages import LoadedModel, RankStatus, Status
 
 
 def format_status(status: Status) -> str:

@@ -5,9 +5,9 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from ..errors import BackendUnavailable
+from ..protocol.endpoint import Endpoint
 from .client import Client
-from .endpoint import Endpoint
-from .errors import BackendUnavailable
 
 IDLE_TIMEOUT = 300.0
 """Seconds without work after which it ends by itself, should nobody be left to end it; peers take turns meanwhile."""

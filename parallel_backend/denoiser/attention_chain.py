@@ -5,15 +5,15 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from .attention import Attention
-from .kernels import Kernel
-from .masks import Kept, attend
-from .mesh import DeviceMesh
-from .partition import Partition
-from .strategies.patches import GatheredAttention, KeyValues, PatchAttention, PatchSplit
-from .strategies.ring import RingAttention
-from .strategies.tokens import TokenSplit
-from .strategies.ulysses import UlyssesAttention
+from ..attention.kernels import Kernel
+from ..attention.key_masks import Kept, attend
+from ..attention.routing import Attention
+from ..distributed.mesh import DeviceMesh
+from ..layout.partition import Partition
+from ..strategies.patch_attention import GatheredAttention, KeyValues, PatchAttention, PatchSplit
+from ..strategies.ring import RingAttention
+from ..strategies.token_split import TokenSplit
+from ..strategies.ulysses import UlyssesAttention
 
 
 class Local:

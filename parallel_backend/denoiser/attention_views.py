@@ -5,16 +5,16 @@ from enum import Enum, auto
 
 from torch import Tensor, nn
 
-from . import seam
-from .attention import Route
-from .collectives import wait
-from .geometry import IMAGE
-from .kernels import Kernel
-from .mesh import DeviceMesh
-from .models import Family
-from .partition import Partition
-from .strategies.displaced import DisplacedAttention, Rows
-from .strategies.tokens import Shares, TokenSplit
+from ..attention.kernels import Kernel
+from ..attention.routing import Route
+from ..distributed.collectives import wait
+from ..distributed.mesh import DeviceMesh
+from ..interfaces.family import Family
+from ..interfaces.geometry import IMAGE
+from ..layout.partition import Partition
+from ..strategies.displaced import DisplacedAttention, Rows
+from ..strategies.token_split import Shares, TokenSplit
+from . import attention_chain
 
 
 class Everything:
@@ -29,7 +29,7 @@ class Everything:
         if split.axis.size == 1 and not masks and kernel.stock:
             return []
         seams = {
-            streams: seam.attention(self.mesh, split, streams, masks, kernel)
+            streams: attention_chain.attention(self.mesh, split, streams, masks, kernel)
             for streams in {site.streams for site in family.attentions}
         }
         return [(site.module, seams[site.streams], site.each_sample) for site in family.attentions]
@@ -51,20 +51,23 @@ class Displaced(Everything):
         """See ``Everything.routes``."""
         split = self.splits[branch]
         kept = {
-            streams: seam.whole_row(split, streams, masks) for streams in {site.streams for site in family.attentions}
+            streams: attention_chain.whole_row(split, streams, masks)
+            for streams in {site.streams for site in family.attentions}
         }
         routes = []
         for site in family.attentions:
             inner = DisplacedAttention(
                 self.mesh.behind or self.mesh.axes["ring"],
-                seam.tokens_by_place(self.mesh, split, site.streams),
+                attention_chain.tokens_by_place(self.mesh, split, site.streams),
                 kept[site.streams],
                 kernel,
                 self._rows.setdefault((branch, site.module), {}),
                 fresh=self.fresh,
                 renews=self.renews,
             )
-            routes.append((site.module, seam.around(self.mesh, split, site.streams, inner), site.each_sample))
+            routes.append(
+                (site.module, attention_chain.around(self.mesh, split, site.streams, inner), site.each_sample)
+            )
         return routes
 
     def finish(self) -> None:

@@ -5,16 +5,17 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from . import stages
-from .attention import routed
-from .collectives import gather, join
+from ..attention.kernels import Kernel
+from ..attention.routing import routed
+from ..distributed.collectives import gather, join
+from ..distributed.mesh import DeviceMesh
+from ..engine.validation import Denoising
+from ..interfaces.geometry import IMAGE, LATENT, TIMESTEP, common
+from ..strategies.batch import BatchSplit
+from ..strategies.token_split import TokenSplit
+from . import stage_boundary
+from .attention_views import Everything
 from .experts import Experts
-from .geometry import IMAGE, LATENT, TIMESTEP, common
-from .kernels import Kernel
-from .mesh import DeviceMesh
-from .strategies import BatchSplit, TokenSplit
-from .validation import Denoising
-from .views import Everything
 
 Inputs = Mapping[str, Tensor]
 
@@ -32,7 +33,7 @@ class Denoiser:
         self.place = plan.layout.coordinates(mesh.whole.index)
         self.branches = BatchSplit.branches(mesh, plan.branches, self.place)
         self._common = common(plan.extents)
-        self.boundary = stages.Boundary(mesh.axes["pipe"], mesh.boundaries or ())
+        self.boundary = stage_boundary.Boundary(mesh.axes["pipe"], mesh.boundaries or ())
         weights = [1.0] * mesh.sequence.size
         if plan.layout.stale:
             weights = [speed for speed in mesh.speeds("ring") for _ in range(plan.layout.ulysses)]
@@ -112,7 +113,7 @@ class Denoiser:
         assert lengths == dict(extent.streams), f"embed made streams of {lengths}, and {extent.streams} were planned"
         state = split.shard(state)
         if not self.boundary.first:
-            arriving = self.boundary.expect(stages.shapes(state), state.streams[IMAGE])
+            arriving = self.boundary.expect(stage_boundary.shapes(state), state.streams[IMAGE])
             state = state.with_streams(**arriving.wait())
         with routed(view.routes(family, branch, state.masks, self.kernel)):
             state = family.run(state)

@@ -5,9 +5,9 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from .checkpoint import Checkpoint
-from .geometry import TIMESTEP
-from .models import Family
+from ..checkpoint.checkpoint import Checkpoint
+from ..interfaces.family import Family
+from ..interfaces.geometry import TIMESTEP
 
 HIGH, LOW = "transformer", "transformer_2"
 """The components, as diffusers names them."""

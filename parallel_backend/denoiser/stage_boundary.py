@@ -9,12 +9,11 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from .collectives import Leaving, Work, receive, wait
-from .mesh import Axis
-from .models import Family
-from .models.base import Block
-from .partition import Partition
-from .state import State
+from ..distributed.collectives import Leaving, Work, receive, wait
+from ..distributed.mesh import Axis
+from ..interfaces.family import Block, Family
+from ..interfaces.state import State
+from ..layout.partition import Partition
 
 _TOKENS = 4096
 """Tokens of a row for which stages are to take equally long: an image of 1024 pixels a side in most models."""

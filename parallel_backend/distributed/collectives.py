@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ..protocol.frames import TensorMeta
+from ..protocol.tensors import DTYPES
 from .mesh import Axis
-from .payload import DTYPES
-from .wire import TensorMeta
 
 Parts = Sequence[Tensor]
 Place = tuple[int, Tensor]

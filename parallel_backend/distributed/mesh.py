@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 import torch.distributed as dist
 
-from .layout import AXES, ParallelLayout
+from ..layout.parallel_layout import AXES, ParallelLayout
 
 Grid = npt.NDArray[np.int_]
 _BOUNDARIES = ("even boundaries", "odd boundaries", "back")

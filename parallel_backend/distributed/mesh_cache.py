@@ -6,8 +6,8 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from . import mesh, speeds
-from .layout import ParallelLayout
+from ..layout.parallel_layout import ParallelLayout
+from . import mesh, rank_speeds
 from .mesh import DeviceMesh
 
 MOST = 8
@@ -50,7 +50,7 @@ class Meshes:
 
     def _speeds(self) -> tuple[float, ...]:
         """Measured once, so that what was cut by them stays so."""
-        self._measured = self._measured or speeds.measure(self._device, self._rank, self._world_size)
+        self._measured = self._measured or rank_speeds.measure(self._device, self._rank, self._world_size)
         return self._measured
 
     def _make_room(self) -> None:

@@ -5,7 +5,7 @@ from types import TracebackType
 
 import torch
 
-from . import procs
+from .. import processes
 
 
 class Growth:
@@ -22,13 +22,15 @@ class Growth:
             torch.cuda.reset_peak_memory_stats(self.device)
             self._before = torch.cuda.memory_allocated(self.device)
         else:
-            procs.trim()
-            procs.forget_peak(os.getpid())
-            self._before = procs.peak(os.getpid())
+            processes.trim()
+            processes.forget_peak(os.getpid())
+            self._before = processes.peak(os.getpid())
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         cuda = self.device.type == "cuda"
-        self.bytes = (torch.cuda.max_memory_allocated(self.device) if cuda else procs.peak(os.getpid())) - self._before
+        self.bytes = (
+            torch.cuda.max_memory_allocated(self.device) if cuda else processes.peak(os.getpid())
+        ) - self._before

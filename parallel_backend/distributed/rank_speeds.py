@@ -8,7 +8,7 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
-from .errors import InvalidRequest
+from ..errors import InvalidRequest
 
 T = TypeVar("T")
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import torch
 
-from . import speeds
+from . import rank_speeds
 from .collectives import Leaving, receive, wait
 from .mesh import Axis
 
@@ -26,7 +26,7 @@ class Flags:
         self._ahead += 1
         if self.whole.index:
             return
-        speeds.wait(self.device)  # else the host runs ahead, and a cancel comes late
+        rank_speeds.wait(self.device)  # else the host runs ahead, and a cancel comes late
         self.stopped = self.cancelled()
         flag = torch.tensor([int(self.stopped)])
         for rank in range(1, self.whole.size):

@@ -9,22 +9,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import kernels, tiles, vae
-from .call import Call, Tensors
-from .collectives import agree, gather
-from .errors import Cancelled, InvalidRequest
-from .flags import Flags
-from .growth import Growth
-from .layout import ParallelLayout
-from .mesh import Axis, DeviceMesh
-from .meshes import Meshes
-from .messages import Decode, Encode, Progress
-from .partition import Partition
-from .pipeline import Pipeline
-from .spatial import Rows, Unsplittable, split
-from .tiles import Side, Tiles
-from .traffic import Measured
-from .vaes import vae_of
+from ..attention import kernels
+from ..autoencoder import codec, tiles
+from ..autoencoder.spatial import Rows, Unsplittable, split
+from ..autoencoder.tiles import Side, Tiles
+from ..distributed.collectives import agree, gather
+from ..distributed.mesh import Axis, DeviceMesh
+from ..distributed.mesh_cache import Meshes
+from ..distributed.peak_memory import Growth
+from ..distributed.sent_bytes import Measured
+from ..distributed.stop_flags import Flags
+from ..errors import Cancelled, InvalidRequest
+from ..layout.parallel_layout import ParallelLayout
+from ..layout.partition import Partition
+from ..loading.components import Pipeline
+from ..protocol.messages import Decode, Encode, Progress
+from ..vaes import vae_of
+from .request import Call, Tensors
 from .validation import first_not_finite
 
 log = logging.getLogger(__name__)
@@ -43,11 +44,11 @@ class Coding:
         latent, pixels = Side(dims=(-2, -1), scale=1), Side(dims=(-3, -2), scale=self.kind.scale.spatial)
         if isinstance(call.message, Decode):
             self.given, self.made, self.doing, self.sides = "latent", "pixels", "decoding", (latent, pixels)
-            self.work: Callable[..., Tensor] = partial(vae.decode, clamp=call.message.clamp)
+            self.work: Callable[..., Tensor] = partial(codec.decode, clamp=call.message.clamp)
         else:
             self.given, self.made, self.doing, self.sides = "pixels", "latent", "encoding", (pixels, latent)
-            self.work = vae.encode
-        vae.check(call.metas, self.kind, name=self.given, tile=call.message.tile)
+            self.work = codec.encode
+        codec.check(call.metas, self.kind, name=self.given, tile=call.message.tile)
         before = self.sides[0]
         height, width = (call.metas[0].shape[dim] // before.scale for dim in before.dims)
         self.height, cut = height, Tiles((height, width), call.message.tile // pixels.scale or max(height, width))
@@ -115,7 +116,7 @@ class Coding:
         return self.work(self.kind, module, given, lambda done, total: None)
 
     @contextmanager
-    def _ticking(self, axis: Axis, device: torch.device, note: str) -> Iterator[vae.Tick]:
+    def _ticking(self, axis: Axis, device: torch.device, note: str) -> Iterator[codec.Tick]:
         """Report what is done, and end the work, on all ranks of the axis alike, when the request was cancelled."""
         flags = Flags(axis, device, self.call.cancelled)
 

@@ -9,17 +9,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import kernels, loading, text, traffic
-from .call import Call, Tensors
-from .checkpoint import Checkpoint
-from .coding import Coding
-from .collectives import agree, share
-from .denoiser import Denoiser
-from .errors import InvalidRequest, OutOfMemory
-from .experts import HIGH, LOW, Experts
-from .mesh import DeviceMesh
-from .meshes import Meshes
-from .messages import (
+from ..attention import kernels
+from ..checkpoint.checkpoint import Checkpoint
+from ..denoiser.denoiser import Denoiser
+from ..denoiser.experts import HIGH, LOW, Experts
+from ..distributed import sent_bytes
+from ..distributed.collectives import agree, share
+from ..distributed.mesh import DeviceMesh
+from ..distributed.mesh_cache import Meshes
+from ..errors import InvalidRequest, OutOfMemory
+from ..interfaces.family import Family
+from ..loading.components import Pipeline, free
+from ..loading.load import resolve_dtype
+from ..models import family_of
+from ..protocol.frames import TensorMeta
+from ..protocol.messages import (
     Decode,
     DType,
     Encode,
@@ -31,12 +35,12 @@ from .messages import (
     Sample,
     Unload,
 )
-from .models import Family, family_of
-from .pipefusion import PipeFusion
-from .pipeline import Pipeline, free
-from .sampling import Report, SampleLoop, Setting
+from ..step_loop.pipefusion import PipeFusion
+from ..step_loop.sample_loop import Report, SampleLoop, Setting
+from . import text_encoding
+from .autoencoding import Coding
+from .request import Call, Tensors
 from .validation import Denoising, check_forward, check_sample, first_not_finite, first_outside, split_names
-from .wire import TensorMeta
 
 log = logging.getLogger(__name__)
 
@@ -115,11 +119,13 @@ class Engine:
         done = {str(i): prediction.cpu() for i, prediction in predictions.items()}
         return done | (measured.of_all_ranks() if measured else {})
 
-    def _measured(self, message: Forward | Sample, mesh: DeviceMesh) -> AbstractContextManager[traffic.Measured | None]:
+    def _measured(
+        self, message: Forward | Sample, mesh: DeviceMesh
+    ) -> AbstractContextManager[sent_bytes.Measured | None]:
         """What takes the time and counts the bytes of a message that asks for it."""
         if not (message.measure or message.timed):
             return nullcontext()
-        return traffic.Measured(mesh.whole, self.device, count=message.measure)
+        return sent_bytes.Measured(mesh.whole, self.device, count=message.measure)
 
     def _sample(self, call: Call[Sample]) -> Tensors:
         pipeline = self._pipeline(call.message.model)
@@ -139,13 +145,13 @@ class Engine:
     def _encode_text(self, call: Call[EncodeText]) -> Tensors:
         if call.tensors is None:
             return {}
-        text.check(call.metas)
+        text_encoding.check(call.metas)
         pipeline = self._pipeline(call.message.model)
         pipeline.check("text_encoder")
         ids, lengths = (call.tensors[name].to(self.device) for name in ("ids", "lengths"))
         with call.loading(pipeline, "text_encoder"):
             encoder = pipeline.text_encoder()
-        return {"embeds": text.encode(encoder, ids, lengths, layer=call.message.layer).cpu()}
+        return {"embeds": text_encoding.encode(encoder, ids, lengths, layer=call.message.layer).cpu()}
 
     def _code(self, call: Call[Decode] | Call[Encode]) -> Tensors:
         return Coding(call, self._pipeline(call.message.model)).run(self._meshes, self.device)
@@ -212,7 +218,7 @@ class Engine:
         if key not in self._pipelines:
             self._forget_replaced(model)
             checkpoint = Checkpoint.open(model.path)
-            dtype = loading.resolve_dtype(checkpoint, model.dtype, self.device)
+            dtype = resolve_dtype(checkpoint, model.dtype, self.device)
             same = [p for (path, _, _), p in self._pipelines.items() if path == model.path and p.dtype == dtype]
             self._pipelines[key] = same[0] if same else self._new_pipeline(checkpoint, dtype)
         return self._pipelines[key]

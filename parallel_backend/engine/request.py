@@ -7,10 +7,10 @@ from typing import Generic, TypeVar
 
 from torch import Tensor
 
-from .messages import Progress, RankRequest
-from .pipeline import Pipeline
-from .sampling import Report
-from .wire import TensorMeta
+from ..loading.components import Pipeline
+from ..protocol.frames import TensorMeta
+from ..protocol.messages import Progress, RankRequest
+from ..step_loop.sample_loop import Report
 
 Tensors = dict[str, Tensor]
 

@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .errors import InvalidRequest
-from .wire import TensorMeta
+from ..errors import InvalidRequest
+from ..protocol.frames import TensorMeta
 
 
 def check(metas: tuple[TensorMeta, ...]) -> None:

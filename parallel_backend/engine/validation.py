@@ -8,18 +8,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .checkpoint import Checkpoint
-from .errors import InvalidRequest
-from .geometry import LATENT, TIMESTEP, Extent, Geometry, Shapes
-from .layout import ParallelLayout, auto
-from .messages import Forward, Sample
-from .models import Family, family_of
-from .nearest import check_fits, would_work
-from .predictions import PREDICTIONS
-from .samplers import SAMPLERS
-from .strategies import STRATEGIES, Job
-from .strategies.base import Parameters
-from .wire import TensorMeta
+from ..checkpoint.checkpoint import Checkpoint
+from ..errors import InvalidRequest
+from ..interfaces.family import Family
+from ..interfaces.geometry import LATENT, TIMESTEP, Extent, Geometry, Shapes
+from ..interfaces.strategy import Job, Parameters
+from ..layout.parallel_layout import ParallelLayout, auto
+from ..layout.suggestions import check_fits, would_work
+from ..models import family_of
+from ..protocol.frames import TensorMeta
+from ..protocol.messages import Forward, Sample
+from ..samplers.prediction_types import PREDICTIONS
+from ..samplers.samplers import SAMPLERS
+from ..strategies import STRATEGIES
 
 Shape = tuple[int, ...]
 _DIMS = ("frames", "height", "width")

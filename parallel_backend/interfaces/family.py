@@ -12,9 +12,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from ..cuts import Cuts
-from ..geometry import Extent, Geometry, Shapes
-from ..state import State
+from .geometry import Extent, Geometry, Shapes
+from .state import State
+from .tensor_cuts import Cuts
 
 
 @dataclass(frozen=True, kw_only=True)

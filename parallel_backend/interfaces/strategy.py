@@ -4,10 +4,10 @@ from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from ..geometry import IMAGE, Extent, Geometry, Site
-from ..layout import ParallelLayout
-from ..partition import Partition
-from .patches import count, cut
+from ..layout.parallel_layout import ParallelLayout
+from ..layout.partition import Partition
+from ..strategies.patch_attention import count, cut
+from .geometry import IMAGE, Extent, Geometry, Site
 
 Parameters = tuple[tuple[tuple[int, ...], int], ...]
 """Shape and bytes a value of each."""

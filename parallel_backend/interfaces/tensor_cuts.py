@@ -8,7 +8,7 @@ heads, or single features. Units need not divide by the number of ranks.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from .partition import Partition
+from ..layout.partition import Partition
 
 Block = tuple[int, int]
 """Number of units, and features of a unit."""

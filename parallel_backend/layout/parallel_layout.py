@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from .errors import InvalidRequest
+from ..errors import InvalidRequest
 
 AXES: tuple[str, ...] = ("data", "cfg", "pipe", "ring", "ulysses", "tensor")
 """Mesh axes from the outermost to the innermost: neighbours on the right talk the most."""

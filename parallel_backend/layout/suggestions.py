@@ -4,8 +4,8 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from .errors import InvalidRequest
-from .layout import AXES, OPTIONS, STALE, ParallelLayout
+from ..errors import InvalidRequest
+from .parallel_layout import AXES, OPTIONS, STALE, ParallelLayout
 
 Works = Callable[[ParallelLayout], bool]
 """Whether a layout passes all checks but that of the number of ranks."""

@@ -8,14 +8,14 @@ from typing import Any, TypeVar, cast
 
 import torch
 
-from . import loading
-from .checkpoint import Checkpoint
-from .collectives import agree, all_of
-from .experts import HIGH, LOW
-from .mesh import DeviceMesh
-from .messages import LoadedModel
-from .models import Family
-from .payload import NAMES
+from ..checkpoint.checkpoint import Checkpoint
+from ..denoiser.experts import HIGH, LOW
+from ..distributed.collectives import agree, all_of
+from ..distributed.mesh import DeviceMesh
+from ..interfaces.family import Family
+from ..protocol.messages import LoadedModel
+from ..protocol.tensors import NAMES
+from .load import check_component, load_text_encoder, load_transformer, load_vae
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ class Pipeline:
             InvalidRequest: it is missing, of an unsupported class, quantised, or not in safetensors.
         """
         if name not in self._parts:
-            loading.check_component(self.checkpoint, name)
+            check_component(self.checkpoint, name)
 
     def transformer(self, mesh: DeviceMesh, name: str) -> Family:
         """What this rank holds of a transformer, by its component's name, on a mesh.
@@ -90,7 +90,7 @@ class Pipeline:
             if not held.alone:
                 self._meshes[name] = mesh
         self._held[name] = held
-        return self._part(name, lambda: loading.load_transformer(self.checkpoint, self.dtype, self.device, mesh, name))
+        return self._part(name, lambda: load_transformer(self.checkpoint, self.dtype, self.device, mesh, name))
 
     def agree(self, mesh: DeviceMesh) -> None:
         """Forget transformers whose parts are not on the groups of one mesh on all ranks that hold them.
@@ -114,11 +114,11 @@ class Pipeline:
 
     def text_encoder(self) -> Any:
         """The text encoder, a transformers module."""
-        return self._part("text_encoder", lambda: loading.load_text_encoder(self.checkpoint, self.dtype, self.device))
+        return self._part("text_encoder", lambda: load_text_encoder(self.checkpoint, self.dtype, self.device))
 
     def vae(self) -> Any:
         """The VAE, a diffusers module."""
-        return self._part("vae", lambda: loading.load_vae(self.checkpoint, self.device))
+        return self._part("vae", lambda: load_vae(self.checkpoint, self.device))
 
     def describe(self) -> LoadedModel:
         """What is loaded now; safe to call from another thread."""

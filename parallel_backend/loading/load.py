@@ -12,15 +12,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from .checkpoint import Checkpoint
-from .cuts import Slices
-from .errors import InvalidRequest
-from .mesh import DeviceMesh
-from .messages import DType
-from .models import FAMILIES, Family, family_of
-from .speeds import handicap, slowed
-from .vaes import VAES, vae_of
-from .weight_files import weight_files
+from ..checkpoint.checkpoint import Checkpoint
+from ..checkpoint.weight_files import weight_files
+from ..distributed.mesh import DeviceMesh
+from ..distributed.rank_speeds import handicap, slowed
+from ..errors import InvalidRequest
+from ..interfaces.family import Family
+from ..interfaces.tensor_cuts import Slices
+from ..models import FAMILIES, family_of
+from ..protocol.messages import DType
+from ..vaes import VAES, vae_of
 
 SUPPORTED: dict[str, tuple[str, ...]] = {
     "transformer": tuple(FAMILIES),
@@ -102,23 +103,24 @@ def _load_part(
     device: torch.device,
     mesh: DeviceMesh,
 ) -> Family:
-    from . import stages, weights
-    from .strategies import sharded, tensor
+    from ..denoiser import stage_boundary
+    from ..strategies import sharded_weights, tensor
+    from . import partial
 
     config, layout = checkpoint.config(component), mesh.layout
-    module = weights.empty(model_class, config, dtype)
-    files = weights.WeightFiles(weight_files(checkpoint, component))
+    module = partial.empty(model_class, config, dtype)
+    files = partial.WeightFiles(weight_files(checkpoint, component))
     files.check({name: tuple(tensor.shape) for name, tensor in module.state_dict().items()})
     slices: Slices = {}
     if layout.tensor > 1:
         slices = tensor.cut(module, family.cuts(config), mesh.axes["tensor"], device.type)
     loaded = family(module)
     if layout.pipe > 1:
-        loaded.keep(stages.blocks(loaded, mesh.speeds("pipe")).slice(mesh.axes["pipe"].index))
+        loaded.keep(stage_boundary.blocks(loaded, mesh.speeds("pipe")).slice(mesh.axes["pipe"].index))
     if mesh.weights:
         blocks = [part for block in loaded.blocks for part in block.modules]
-        loaded.run = sharded.shard(blocks, loaded.run, mesh.weights, device.type)
-    weights.fill(module, files, slices, device)
+        loaded.run = sharded_weights.shard(blocks, loaded.run, mesh.weights, device.type)
+    partial.fill(module, files, slices, device)
     module.eval().requires_grad_(False)
     return loaded
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from .cuts import Slices
-from .errors import InvalidRequest
+from ..errors import InvalidRequest
+from ..interfaces.tensor_cuts import Slices
 
 
 class WeightFiles:

@@ -1,7 +1,7 @@
 """The registry of families. Adding one is a file here, a row below, and a bridge in ``nodes/families``."""
 
 from ..errors import InvalidRequest
-from .base import Family
+from ..interfaces.family import Family
 from .cogvideox import CogVideoX
 from .dit import DiT
 from .flux import Flux

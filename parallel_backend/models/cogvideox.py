@@ -8,13 +8,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from ..cuts import Columns, Cuts, Rows, attention
 from ..errors import InvalidRequest
-from ..geometry import IMAGE, LATENT, TEXT, TIMESTEP, Extent, Geometry, Shapes, Site, Sum
-from ..state import State
-from .base import Attending, Block, Family, Inputs, Variant
-from .patches import check_concat, check_text, pad_to_patch, unfold
-from .streams import at_least_one
+from ..interfaces.family import Attending, Block, Family, Inputs, Variant
+from ..interfaces.geometry import IMAGE, LATENT, TEXT, TIMESTEP, Extent, Geometry, Shapes, Site, Sum
+from ..interfaces.state import State
+from ..interfaces.tensor_cuts import Columns, Cuts, Rows, attention
+from .shared.patchify import check_concat, check_text, pad_to_patch, unfold
+from .shared.streams import at_least_one
 
 _DEFAULTS: dict[str, Any] = {
     "num_attention_heads": 30,

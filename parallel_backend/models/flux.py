@@ -8,13 +8,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from ..cuts import Cuts
-from ..geometry import IMAGE, LATENT, TEXT, TIMESTEP, Extent, Geometry, Shapes, Site
-from ..state import State
-from . import joint
-from .base import Attending, Block, Family, Inputs, Variant
-from .patches import check_concat, check_reference, check_text, check_vector, fold, unfold
-from .streams import at_least_one
+from ..interfaces.family import Attending, Block, Family, Inputs, Variant
+from ..interfaces.geometry import IMAGE, LATENT, TEXT, TIMESTEP, Extent, Geometry, Shapes, Site
+from ..interfaces.state import State
+from ..interfaces.tensor_cuts import Cuts
+from .shared import joint_attention
+from .shared.patchify import check_concat, check_reference, check_text, check_vector, fold, unfold
+from .shared.streams import at_least_one
 
 _DEFAULTS: dict[str, Any] = {
     "in_channels": 64,
@@ -62,7 +62,7 @@ class Flux(Family):
             patch=_PATCH,
             layers=double + single,
             sites=(Site(streams=(TEXT, IMAGE), heads=heads, head_dim=head_dim, count=double + single),),
-            sums=joint.sums((TEXT, IMAGE), heads * head_dim, double=double, single=single, least=IMAGE),
+            sums=joint_attention.sums((TEXT, IMAGE), heads * head_dim, double=double, single=single, least=IMAGE),
         )
 
     @staticmethod
@@ -70,7 +70,7 @@ class Flux(Family):
         """See ``Family.cuts``."""
         config = _DEFAULTS | dict(config)
         heads = (config["num_attention_heads"], config["attention_head_dim"])
-        return joint.cuts(heads, (4 * math.prod(heads), 1))
+        return joint_attention.cuts(heads, (4 * math.prod(heads), 1))
 
     @staticmethod
     def extent(config: Mapping[str, Any], shapes: Shapes) -> Extent:
@@ -79,7 +79,7 @@ class Flux(Family):
         geometry, latent = Flux.describe(config), shapes[LATENT]
         text = check_text(shapes["encoder_hidden_states"], config["joint_attention_dim"])
         check_vector("pooled_projections", shapes["pooled_projections"], config["pooled_projection_dim"])
-        joint.check_guidance("Flux", config, shapes)
+        joint_attention.check_guidance("Flux", config, shapes)
         extra = config["in_channels"] // math.prod(_PATCH) - geometry.channels
         check_concat(extra, shapes, "InpaintModelConditioning")
         image = math.prod(geometry.grid(latent[2:])) + check_reference(
@@ -122,7 +122,7 @@ class Flux(Family):
         tables = {TEXT: image_ids.new_zeros(text.shape[1], _AXES), IMAGE: image_ids}
         return State(
             streams={TEXT: module.context_embedder(text), IMAGE: self.image(inputs)},
-            tables={name: joint.rope(module.pos_embed, ids) for name, ids in tables.items()},
+            tables={name: joint_attention.rope(module.pos_embed, ids) for name, ids in tables.items()},
             context={"temb": temb},
         )
 
@@ -157,8 +157,8 @@ class Flux(Family):
         latent = inputs[LATENT]
         parts = [latent, *([inputs["concat"]] if "concat" in inputs else [])]
         tokens = torch.cat([fold(part.to(self.dtype), _PATCH) for part in parts], dim=2)
-        ids = joint.positions(latent, self.geometry.grid(latent.shape[2:]), _AXES)
-        return joint.with_reference(tokens, ids, inputs)
+        ids = joint_attention.positions(latent, self.geometry.grid(latent.shape[2:]), _AXES)
+        return joint_attention.with_reference(tokens, ids, inputs)
 
     @staticmethod
     def variants() -> dict[str, Variant]:

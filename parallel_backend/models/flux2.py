@@ -8,14 +8,14 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from ..cuts import Columns, Cuts, Numbers, Rows, attention
 from ..errors import InvalidRequest
-from ..geometry import IMAGE, LATENT, TEXT, TIMESTEP, Extent, Geometry, Shapes, Site
-from ..state import State
-from . import joint
-from .base import Attending, Block, Family, Inputs, Variant
-from .patches import check_reference, check_text, fold, unfold
-from .streams import at_least_one
+from ..interfaces.family import Attending, Block, Family, Inputs, Variant
+from ..interfaces.geometry import IMAGE, LATENT, TEXT, TIMESTEP, Extent, Geometry, Shapes, Site
+from ..interfaces.state import State
+from ..interfaces.tensor_cuts import Columns, Cuts, Numbers, Rows, attention
+from .shared import joint_attention
+from .shared.patchify import check_reference, check_text, fold, unfold
+from .shared.streams import at_least_one
 
 _DEFAULTS: dict[str, Any] = {
     "patch_size": 1,
@@ -68,7 +68,7 @@ class Flux2(Family):
             patch=_PATCH,
             layers=double + single,
             sites=(Site(streams=(TEXT, IMAGE), heads=heads, head_dim=head_dim, count=double + single),),
-            sums=joint.sums((TEXT, IMAGE), heads * head_dim, double=double, single=single, least=IMAGE),
+            sums=joint_attention.sums((TEXT, IMAGE), heads * head_dim, double=double, single=single, least=IMAGE),
         )
 
     @staticmethod
@@ -93,7 +93,7 @@ class Flux2(Family):
         config = _DEFAULTS | dict(config)
         geometry, latent = Flux2.describe(config), shapes[LATENT]
         text = check_text(shapes["encoder_hidden_states"], config["joint_attention_dim"])
-        joint.check_guidance("Flux.2", config, shapes)
+        joint_attention.check_guidance("Flux.2", config, shapes)
         reference = check_reference(shapes, geometry.channels, _AXES)
         image = math.prod(geometry.grid(latent[2:])) + reference
         return Extent(streams={TEXT: text, IMAGE: image}, values=geometry.out_channels)
@@ -123,7 +123,7 @@ class Flux2(Family):
         temb, tables = self._time(inputs), {TEXT: _text_ids(text), IMAGE: image_ids}
         return State(
             streams={TEXT: module.context_embedder(text), IMAGE: self.image(inputs)},
-            tables={name: joint.rope(module.pos_embed, ids) for name, ids in tables.items()},
+            tables={name: joint_attention.rope(module.pos_embed, ids) for name, ids in tables.items()},
             context={
                 "temb": temb,
                 "double image": module.double_stream_modulation_img(temb),
@@ -169,8 +169,8 @@ class Flux2(Family):
         """Tokens ``[B, S, C]`` and their positions ``[S, 4]``."""
         latent = inputs[LATENT]
         tokens = fold(latent.to(self.dtype), _PATCH)
-        ids = joint.positions(latent, self.geometry.grid(latent.shape[2:]), _AXES)
-        return joint.with_reference(tokens, ids, inputs)
+        ids = joint_attention.positions(latent, self.geometry.grid(latent.shape[2:]), _AXES)
+        return joint_attention.with_reference(tokens, ids, inputs)
 
     @staticmethod
     def variants() -> dict[str, Variant]:

@@ -8,14 +8,14 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from ..cuts import Cuts
 from ..errors import InvalidRequest
-from ..geometry import IMAGE, LATENT, TEXT, TIMESTEP, Extent, Geometry, Shapes, Site
-from ..state import State
-from . import joint
-from .base import Attending, Block, Family, Inputs, Variant
-from .patches import check_concat, check_mask, check_text, check_vector, crop, pad_to_patch, unfold
-from .streams import at_least_one
+from ..interfaces.family import Attending, Block, Family, Inputs, Variant
+from ..interfaces.geometry import IMAGE, LATENT, TEXT, TIMESTEP, Extent, Geometry, Shapes, Site
+from ..interfaces.state import State
+from ..interfaces.tensor_cuts import Cuts
+from .shared import joint_attention
+from .shared.patchify import check_concat, check_mask, check_text, check_vector, crop, pad_to_patch, unfold
+from .shared.streams import at_least_one
 
 _DEFAULTS: dict[str, Any] = {
     "in_channels": 16,
@@ -75,7 +75,7 @@ class HunyuanVideo(Family):
             patch=(config["patch_size_t"], config["patch_size"], config["patch_size"]),
             layers=double + single,
             sites=(Site(streams=(IMAGE, TEXT), heads=heads, head_dim=head_dim, count=double + single),),
-            sums=joint.sums((IMAGE, TEXT), heads * head_dim, double=double, single=single, least=TEXT),
+            sums=joint_attention.sums((IMAGE, TEXT), heads * head_dim, double=double, single=single, least=TEXT),
         )
 
     @staticmethod
@@ -83,7 +83,7 @@ class HunyuanVideo(Family):
         """See ``Family.cuts``."""
         config = _DEFAULTS | dict(config)
         heads = (config["num_attention_heads"], config["attention_head_dim"])
-        return joint.cuts(heads, (int(math.prod(heads) * config["mlp_ratio"]), 1))
+        return joint_attention.cuts(heads, (int(math.prod(heads) * config["mlp_ratio"]), 1))
 
     @staticmethod
     def extent(config: Mapping[str, Any], shapes: Shapes) -> Extent:
@@ -95,7 +95,7 @@ class HunyuanVideo(Family):
         check_vector("pooled_projections", shapes["pooled_projections"], config["pooled_projection_dim"])
         if "mean_text" in shapes:
             check_vector("mean_text", shapes["mean_text"], config["text_embed_dim"])
-        joint.check_guidance("HunyuanVideo", config, shapes)
+        joint_attention.check_guidance("HunyuanVideo", config, shapes)
         if "first_guidance" in shapes and not (
             config["guidance_embeds"] and config["image_condition_type"] == _REPLACE
         ):

@@ -8,14 +8,14 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from ..cuts import Cuts
 from ..errors import InvalidRequest
-from ..geometry import IMAGE, LATENT, TIMESTEP, Extent, Geometry, Shapes, Site, Sum
-from ..state import State
-from .base import Attending, Block, Family, Inputs, Variant
-from .basic import block_cuts, check_channels, check_norm, without_variance
-from .patches import check_text, pad_to_patch, unfold
-from .streams import at_least_one
+from ..interfaces.family import Attending, Block, Family, Inputs, Variant
+from ..interfaces.geometry import IMAGE, LATENT, TIMESTEP, Extent, Geometry, Shapes, Site, Sum
+from ..interfaces.state import State
+from ..interfaces.tensor_cuts import Cuts
+from .shared.basic_blocks import block_cuts, check_channels, check_norm, without_variance
+from .shared.patchify import check_text, pad_to_patch, unfold
+from .shared.streams import at_least_one
 
 _DEFAULTS: dict[str, Any] = {
     "num_attention_heads": 16,

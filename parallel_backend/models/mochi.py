@@ -8,12 +8,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from ..cuts import Columns, Cuts, Parameter, Rows, attention
 from ..errors import InvalidRequest
-from ..geometry import IMAGE, LATENT, TEXT, TIMESTEP, Extent, Geometry, Shapes, Site, Sum
-from ..state import State
-from .base import Attending, Block, Family, Inputs, Variant
-from .patches import check_mask, check_text, crop, pad_to_patch, unfold
+from ..interfaces.family import Attending, Block, Family, Inputs, Variant
+from ..interfaces.geometry import IMAGE, LATENT, TEXT, TIMESTEP, Extent, Geometry, Shapes, Site, Sum
+from ..interfaces.state import State
+from ..interfaces.tensor_cuts import Columns, Cuts, Parameter, Rows, attention
+from .shared.patchify import check_mask, check_text, crop, pad_to_patch, unfold
 
 _DEFAULTS: dict[str, Any] = {
     "patch_size": 2,

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from ..cuts import Columns, Cuts, HeadsNorm, Rows, attention
 from ..errors import InvalidRequest
-from ..geometry import IMAGE, LATENT, TIMESTEP, Extent, Geometry, Shapes, Site, Sum
-from ..state import State
-from .base import Attending, Block, Family, Inputs, Variant
-from .patches import check_concat, check_text, crop, pad_to_patch, unfold
+from ..interfaces.family import Attending, Block, Family, Inputs, Variant
+from ..interfaces.geometry import IMAGE, LATENT, TIMESTEP, Extent, Geometry, Shapes, Site, Sum
+from ..interfaces.state import State
+from ..interfaces.tensor_cuts import Columns, Cuts, HeadsNorm, Rows, attention
+from .shared.patchify import check_concat, check_text, crop, pad_to_patch, unfold
 
 _DEFAULTS: dict[str, Any] = {
     "patch_size": (1, 2, 2),

@@ -8,7 +8,7 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
-from .errors import BackendUnavailable, DeadlineExceeded
+from ..errors import BackendUnavailable, DeadlineExceeded
 
 MAX_SOCKET_PATH = 107
 """Longest path of a Unix socket, in bytes (``sun_path`` in unix(7))."""

@@ -22,7 +22,7 @@ from typing import Any
 
 import msgspec
 
-from .errors import DeadlineExceeded, InvalidRequest, ProtocolError
+from ..errors import DeadlineExceeded, InvalidRequest, ProtocolError
 from .fingerprint import fingerprint
 from .messages import MESSAGES
 

@@ -7,7 +7,7 @@ import uuid
 from dataclasses import dataclass, field
 from typing import Literal
 
-from .layout import ParallelLayout
+from ..layout.parallel_layout import ParallelLayout
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 Collectives = Literal["nccl", "gloo"]

@@ -10,9 +10,9 @@ from typing import Any
 
 import msgspec
 
-from .errors import Cancelled, InvalidRequest
+from ..errors import Cancelled, InvalidRequest
+from .frames import MAX_HEADER
 from .messages import RankStatus
-from .wire import MAX_HEADER
 
 MAX_DATAGRAM = MAX_HEADER + 4096
 BUFFER = 4 * MAX_DATAGRAM

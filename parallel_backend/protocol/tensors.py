@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .errors import InvalidRequest
-from .wire import ITEM_SIZES, READABLE, Deadline, Frame, TensorMeta, pack, send_all, wait_for
+from ..errors import InvalidRequest
+from .frames import ITEM_SIZES, READABLE, Deadline, Frame, TensorMeta, pack, send_all, wait_for
 
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ITEM_SIZES}
 NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.items()}

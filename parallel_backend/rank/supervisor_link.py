@@ -15,8 +15,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from . import control, wire
-from .messages import RankStatus
+from ..protocol import frames, rank_control
+from ..protocol.messages import RankStatus
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ BEAT = 1.0
 class Job:
     """A request and the connection of its client."""
 
-    frame: wire.Frame
+    frame: frames.Frame
     header: bytes
     connection: socket.socket
     cancelled: threading.Event = field(default_factory=threading.Event)
@@ -48,7 +48,7 @@ class Link:
 
     def ready(self) -> None:
         """Tell that the process group stands."""
-        control.send(self._control, control.Ready())
+        rank_control.send(self._control, rank_control.Ready())
 
     def take(self, seconds: float) -> Job | None:
         """The next job, or None if none came in time."""
@@ -57,7 +57,7 @@ class Link:
         except queue.Empty:
             return None
 
-    def finished(self, finished: control.Finished) -> None:
+    def finished(self, finished: rank_control.Finished) -> None:
         """Tell how a request ended here, and what the rank is like after it.
 
         Waits for as long as the supervisor does not read: if it were not alive, this process would not be.
@@ -65,7 +65,7 @@ class Link:
         self._beat()
         while True:
             try:
-                control.send(self._control, finished)
+                rank_control.send(self._control, finished)
                 return
             except BlockingIOError:
                 time.sleep(BEAT / 10)
@@ -92,16 +92,16 @@ class Link:
 
     def _beat(self) -> None:
         with contextlib.suppress(BlockingIOError):
-            control.send(self._control, control.Beat(status=self.describe()))
+            rank_control.send(self._control, rank_control.Beat(status=self.describe()))
 
     def _hear(self) -> None:
-        message, descriptor = control.receive(self._control, control.ToRank)
-        if isinstance(message, control.Run):
+        message, descriptor = rank_control.receive(self._control, rank_control.ToRank)
+        if isinstance(message, rank_control.Run):
             if descriptor is None:
                 raise RuntimeError("a request came without its connection")
             header = bytes(message.header)
             connection = socket.socket(fileno=descriptor)
-            self._current = Job(frame=wire.unpack(header), header=header, connection=connection)
+            self._current = Job(frame=frames.unpack(header), header=header, connection=connection)
             self._jobs.put(self._current)
         elif self._current and self._current.frame.message.request_id == message.request_id:
             self._current.cancelled.set()

@@ -16,18 +16,18 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from . import control, wire
-from .errors import BackendError, Cancelled, DeadlineExceeded, InvalidRequest, OutOfMemory, RankFailed
-from .link import Job, Link
-from .messages import Continue, Done, Echo, Error, Progress, RankStatus
-from .procs import die_with_parent, stay_on_own_cores
+from ..errors import BackendError, Cancelled, DeadlineExceeded, InvalidRequest, OutOfMemory, RankFailed
+from ..processes import die_with_parent, stay_on_own_cores
+from ..protocol import frames, rank_control
+from ..protocol.messages import Continue, Done, Echo, Error, Progress, RankStatus
+from .supervisor_link import Job, Link
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-    from .engine import Engine
+    from ..engine.engine import Engine
 
 log = logging.getLogger(__name__)
 
@@ -97,7 +97,7 @@ def _join(options: argparse.Namespace, rank: int, world: int) -> "tuple[torch.de
 
 
 def _engine() -> "type[Engine]":
-    from .engine import Engine
+    from ..engine.engine import Engine
 
     return Engine
 
@@ -142,7 +142,7 @@ class Worker:
             self._store.wait([key], STORE_PATIENCE)
         except dist.DistStoreError:
             return
-        frame = wire.unpack(self._store.get(key))
+        frame = frames.unpack(self._store.get(key))
         self._tell(self._carry_out(frame, None, report=_ignore, cancelled=_never)[0])
         self._forget(self._number)
         self._number += 1
@@ -173,15 +173,15 @@ class Worker:
             )
             self._reply(job, finished, results)
 
-    def _reply(self, job: Job, finished: control.Finished, results: "Mapping[str, Tensor]") -> None:
-        from . import payload
+    def _reply(self, job: Job, finished: rank_control.Finished, results: "Mapping[str, Tensor]") -> None:
+        from ..protocol.tensors import send
 
-        deadline = wire.Deadline(SEND_PATIENCE, "sending a reply")
+        deadline = frames.Deadline(SEND_PATIENCE, "sending a reply")
         try:
-            if finished.code == control.DONE:
-                payload.send(job.connection, Done(), results, deadline=deadline)
-            elif finished.code in control.HARMLESS:
-                payload.send(job.connection, Error(code=finished.code, message=finished.message), deadline=deadline)
+            if finished.code == rank_control.DONE:
+                send(job.connection, Done(), results, deadline=deadline)
+            elif finished.code in rank_control.HARMLESS:
+                send(job.connection, Error(code=finished.code, message=finished.message), deadline=deadline)
         except (DeadlineExceeded, ConnectionError) as error:
             finished = _cancelled(job, f"its reply was not taken: {error}")
         job.connection.close()
@@ -191,13 +191,13 @@ class Worker:
 
     def _carry_out(
         self,
-        frame: wire.Frame,
+        frame: frames.Frame,
         tensors: "Mapping[str, Tensor] | None",
         *,
         report: "Callable[[Progress, Mapping[str, Tensor]], None]",
         cancelled: Callable[[], bool],
-    ) -> "tuple[control.Finished, Mapping[str, Tensor]]":
-        message, code, text, by_peer = frame.message, control.DONE, "", False
+    ) -> "tuple[rank_control.Finished, Mapping[str, Tensor]]":
+        message, code, text, by_peer = frame.message, rank_control.DONE, "", False
         results: Mapping[str, Tensor] = {}
         try:
             if isinstance(message, Echo):
@@ -209,12 +209,12 @@ class Worker:
         except BaseException as error:
             log.exception("request %s failed", message.request_id)
             code, text, by_peer = _diagnose(error)
-        return control.Finished(request_id=message.request_id, code=code, message=text, by_peer=by_peer), results
+        return rank_control.Finished(request_id=message.request_id, code=code, message=text, by_peer=by_peer), results
 
-    def _tell(self, finished: control.Finished) -> None:
+    def _tell(self, finished: rank_control.Finished) -> None:
         """Report the end of a request; after an error that spoils the ranks, wait to be ended."""
         self._link.finished(finished)
-        if finished.code not in control.HARMLESS:
+        if finished.code not in rank_control.HARMLESS:
             time.sleep(SEND_PATIENCE)
             sys.exit(1)
 
@@ -226,29 +226,29 @@ class _Reporter:
         self._job = job
 
     def __call__(self, progress: Progress, tensors: "Mapping[str, Tensor]") -> None:
-        from . import payload
+        from ..protocol.tensors import send
 
         if self._job.cancelled.is_set():
             return
         try:
-            deadline = wire.Deadline(SEND_PATIENCE, "sending progress")
-            payload.send(self._job.connection, progress, tensors, deadline=deadline)
+            deadline = frames.Deadline(SEND_PATIENCE, "sending progress")
+            send(self._job.connection, progress, tensors, deadline=deadline)
         except (DeadlineExceeded, ConnectionError) as error:
             log.info("request %s is cancelled: %s", self._job.frame.message.request_id, error)
             self._job.cancelled.set()
 
 
 def _receive(job: Job) -> "dict[str, Tensor]":
-    from . import payload
+    from ..protocol.tensors import recv_tensors, send
 
     def poll() -> None:
         if job.cancelled.is_set():
             raise Cancelled("the request was cancelled")
 
     poll()
-    deadline = wire.Deadline(SEND_PATIENCE, "receiving a request's tensors")
-    payload.send(job.connection, Continue(), deadline=deadline)
-    return payload.recv_tensors(job.connection, job.frame.tensors, deadline=deadline, poll=poll)
+    deadline = frames.Deadline(SEND_PATIENCE, "receiving a request's tensors")
+    send(job.connection, Continue(), deadline=deadline)
+    return recv_tensors(job.connection, job.frame.tensors, deadline=deadline, poll=poll)
 
 
 def _echo(message: Echo, tensors: "Mapping[str, Tensor] | None", report: Any) -> "dict[str, Tensor]":
@@ -275,12 +275,12 @@ def _diagnose(error: BaseException) -> tuple[str, str, bool]:
     return RankFailed.code, f"failed: {type(error).__name__}: {text}", communication
 
 
-def _cancelled(job: Job, why: str) -> control.Finished:
+def _cancelled(job: Job, why: str) -> rank_control.Finished:
     return _finished(job, Cancelled.code, f"the request was cancelled: {why}")
 
 
-def _finished(job: Job, code: str, message: str) -> control.Finished:
-    return control.Finished(request_id=job.frame.message.request_id, code=code, message=message)
+def _finished(job: Job, code: str, message: str) -> rank_control.Finished:
+    return rank_control.Finished(request_id=job.frame.message.request_id, code=code, message=message)
 
 
 def _ignore(progress: Progress, tensors: "Mapping[str, Tensor]") -> None:

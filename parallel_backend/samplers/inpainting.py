@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from .predictions import Prediction
+from .prediction_types import Prediction
 
 
 @dataclass(frozen=True, kw_only=True)

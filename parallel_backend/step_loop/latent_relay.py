@@ -10,12 +10,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .collectives import Leaving, Work, receive, wait
-from .mesh import Axis
-from .models import Family
-from .partition import Partition
-from .samplers import Sampler, Steps
-from .sampling import Setting
+from ..distributed.collectives import Leaving, Work, receive, wait
+from ..distributed.mesh import Axis
+from ..interfaces.family import Family
+from ..layout.partition import Partition
+from ..samplers.samplers import Sampler, Steps
+from .sample_loop import Setting
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,16 +12,16 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from .denoiser import alike
-from .errors import Cancelled
-from .flags import Flags
-from .geometry import IMAGE, common
-from .patchwork import Group, Patchwork, Task
-from .relay import Elements, Front, Rear
-from .samplers import SAMPLERS
-from .sampling import Report, Setting
-from .stages import Arriving
-from .strategies import patches
+from ..denoiser.denoiser import alike
+from ..denoiser.stage_boundary import Arriving
+from ..distributed.stop_flags import Flags
+from ..errors import Cancelled
+from ..interfaces.geometry import IMAGE, common
+from ..samplers.samplers import SAMPLERS
+from ..strategies import patch_attention
+from .latent_relay import Elements, Front, Rear
+from .sample_loop import Report, Setting
+from .stage import Group, Patchwork, Task
 
 
 class PipeFusion:
@@ -30,7 +30,7 @@ class PipeFusion:
     def __init__(self, setting: Setting, *, report: Report, cancelled: Callable[[], bool]) -> None:
         self.setting, self.report = setting, report
         self.mesh, self.plan, self.boundary = setting.denoiser.mesh, setting.denoiser.plan, setting.denoiser.boundary
-        self.image = patches.cut(self.plan.extents, patches.count(self.plan.layout, self.plan.extents))
+        self.image = patch_attention.cut(self.plan.extents, patch_attention.count(self.plan.layout, self.plan.extents))
         self.work = Patchwork(setting, self.image)
         self.asks, self.whole = setting.calls()
         self._predicted: dict[int, Tensor] = {}

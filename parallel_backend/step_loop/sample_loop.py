@@ -5,20 +5,20 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from . import speeds
-from .collectives import agree, gather
-from .denoiser import Denoiser
-from .errors import Cancelled
-from .geometry import LATENT, TIMESTEP
-from .messages import Progress, Sample
-from .noise import Noise
-from .partition import Partition
-from .predictions import PREDICTIONS, timestep
-from .samplers import SAMPLERS, Ask, drive, dry
-from .strategies import BatchSplit
-from .validation import split_names
-from .views import Views, kinds
-from .warmup import whole_calls
+from ..denoiser.attention_views import Views, kinds
+from ..denoiser.denoiser import Denoiser
+from ..distributed import rank_speeds
+from ..distributed.collectives import agree, gather
+from ..engine.validation import split_names
+from ..errors import Cancelled
+from ..interfaces.geometry import LATENT, TIMESTEP
+from ..layout.partition import Partition
+from ..protocol.messages import Progress, Sample
+from ..samplers.inpainting import Noise
+from ..samplers.prediction_types import PREDICTIONS, timestep
+from ..samplers.samplers import SAMPLERS, Ask, drive, dry
+from ..strategies.batch import BatchSplit
+from .schedule import whole_calls
 
 Report = Callable[[Progress, Mapping[str, Tensor]], None]
 
@@ -131,7 +131,7 @@ class SampleLoop:
         self.setting.tell(index, denoised, self.report)
 
     def _check_cancelled(self) -> None:
-        speeds.wait(self.setting.x.device)  # else the host runs steps ahead, and a cancel comes late
+        rank_speeds.wait(self.setting.x.device)  # else the host runs steps ahead, and a cancel comes late
         whole = self.denoiser.mesh.whole
         if agree(int(whole.index == 0 and self.cancelled()), whole):
             self.views.finish()

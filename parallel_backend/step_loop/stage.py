@@ -6,17 +6,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from . import seam, stages
-from .attention import Route, routed
-from .collectives import join
-from .geometry import IMAGE
-from .models import Family
-from .partition import Partition
-from .samplers import Ask
-from .sampling import Setting
-from .state import State
-from .strategies.patches import KeyValues, PatchSplit
-from .strategies.tokens import TokenSplit, take
+from ..attention.routing import Route, routed
+from ..denoiser import attention_chain, stage_boundary
+from ..distributed.collectives import join
+from ..interfaces.family import Family
+from ..interfaces.geometry import IMAGE
+from ..interfaces.state import State
+from ..layout.partition import Partition
+from ..samplers.samplers import Ask
+from ..strategies.patch_attention import KeyValues, PatchSplit
+from ..strategies.token_split import TokenSplit, take
+from .sample_loop import Setting
 
 Group = tuple[int, ...]
 """Branches that run as one batch."""
@@ -68,7 +68,7 @@ class Patchwork:
         """The streams that the stage before hands on."""
         split, rank = self.split(task.group[0], task.unit), self.mesh.sequence.index
         if task.group not in self._forms:  # which are the same in all calls
-            self._forms[task.group] = stages.shapes(self._state(task, self.setting.x))
+            self._forms[task.group] = stage_boundary.shapes(self._state(task, self.setting.x))
         return {
             name: torch.Size((rows, split.streams[name].sizes[rank], width))
             for name, (rows, _, width) in self._forms[task.group].items()
@@ -131,12 +131,17 @@ class Patchwork:
         split, kernel = self._splits[task.group[0]], self.denoiser.kernel
         streams_of = {site.streams for site in family.attentions}
         if not task.keeps:
-            seams = {names: seam.attention(self.mesh, split.whole, names, state.masks, kernel) for names in streams_of}
+            seams = {
+                names: attention_chain.attention(self.mesh, split.whole, names, state.masks, kernel)
+                for names in streams_of
+            }
             yield from ((site.module, seams[site.streams], site.each_sample) for site in family.attentions)
             return
         patch = None if len(task.unit) == self._patches else task.unit[0]
-        kept = {names: seam.whole_row(split.whole, names, state.masks) for names in streams_of}
+        kept = {names: attention_chain.whole_row(split.whole, names, state.masks) for names in streams_of}
         for site in family.attentions:
             memory = self._memories.setdefault((task.group, site.module), KeyValues())
-            found = seam.patch_attention(self.mesh, split, patch, site.streams, kept[site.streams], kernel, memory)
+            found = attention_chain.patch_attention(
+                self.mesh, split, patch, site.streams, kept[site.streams], kernel, memory
+            )
             yield site.module, found, site.each_sample

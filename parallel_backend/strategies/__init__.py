@@ -1,13 +1,13 @@
 """The registry of strategies. Adding one is a file here and a row below."""
 
-from .base import Job, Strategy
+from ..interfaces.strategy import Job, Strategy
 from .batch import BatchSplit
 from .pipe import Pipe
 from .ring import Ring
 from .sequence import SequenceSplit
-from .sharded import ShardedWeights
+from .sharded_weights import ShardedWeights
 from .tensor import TensorParallel
-from .tokens import TokenSplit
+from .token_split import TokenSplit
 from .ulysses import Ulysses
 
 STRATEGIES: tuple[Strategy, ...] = (

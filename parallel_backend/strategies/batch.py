@@ -7,13 +7,13 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from ..collectives import all_gather, join
+from ..distributed.collectives import all_gather, join
+from ..distributed.mesh import DeviceMesh
 from ..errors import InvalidRequest
-from ..geometry import IMAGE, common
-from ..layout import ParallelLayout
-from ..mesh import DeviceMesh
-from ..partition import Partition
-from .base import Job
+from ..interfaces.geometry import IMAGE, common
+from ..interfaces.strategy import Job
+from ..layout.parallel_layout import ParallelLayout
+from ..layout.partition import Partition
 
 
 class BatchSplit:

@@ -10,15 +10,15 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from ..attention import Attention
-from ..collectives import all_gather
-from ..geometry import IMAGE, Extent
-from ..kernels import Kernel
-from ..layout import ParallelLayout
-from ..masks import Kept, attend
-from ..mesh import Axis
-from ..partition import Partition
-from .tokens import Shares, TokenSplit
+from ..attention.kernels import Kernel
+from ..attention.key_masks import Kept, attend
+from ..attention.routing import Attention
+from ..distributed.collectives import all_gather
+from ..distributed.mesh import Axis
+from ..interfaces.geometry import IMAGE, Extent
+from ..layout.parallel_layout import ParallelLayout
+from ..layout.partition import Partition
+from .token_split import Shares, TokenSplit
 
 
 def count(layout: ParallelLayout, extents: Sequence[Extent]) -> int:

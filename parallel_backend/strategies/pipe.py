@@ -5,9 +5,9 @@ A single call is exact: the whole row goes from stage to stage, and only rows ov
 """
 
 from ..errors import InvalidRequest
-from ..geometry import IMAGE
-from ..layout import ParallelLayout
-from .base import Job
+from ..interfaces.geometry import IMAGE
+from ..interfaces.strategy import Job
+from ..layout.parallel_layout import ParallelLayout
 
 _FLOAT32 = 4
 """Bytes of a latent's value in a step loop."""

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..collectives import Work, start, wait
-from ..kernels import Kernel
-from ..layout import ParallelLayout
-from ..masks import Kept, attend_with_lse
-from ..mesh import Axis
-from .base import Job
+from ..attention.kernels import Kernel
+from ..attention.key_masks import Kept, attend_with_lse
+from ..distributed.collectives import Work, start, wait
+from ..distributed.mesh import Axis
+from ..interfaces.strategy import Job
+from ..layout.parallel_layout import ParallelLayout
 from .sequence import site_tokens
 
 Block = tuple[Tensor, Tensor]

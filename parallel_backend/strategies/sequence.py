@@ -1,8 +1,8 @@
 """What ``ring`` and ``ulysses`` have in common: each rank holds a share of the tokens of a row (see ``tokens``)."""
 
-from ..geometry import IMAGE, Extent, Site, common
-from ..layout import ParallelLayout
-from .base import Job
+from ..interfaces.geometry import IMAGE, Extent, Site, common
+from ..interfaces.strategy import Job
+from ..layout.parallel_layout import ParallelLayout
 
 _FLOAT32 = 4
 """Bytes of a guided prediction's value: guidance is applied in float32, as ComfyUI does."""

@@ -12,11 +12,11 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh as TorchMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
-from .. import procs
-from ..layout import ParallelLayout
-from ..mesh import Axis
-from ..state import State
-from .base import Job
+from .. import processes
+from ..distributed.mesh import Axis
+from ..interfaces.state import State
+from ..interfaces.strategy import Job
+from ..layout.parallel_layout import ParallelLayout
 
 Run = Callable[[State], State]
 
@@ -64,5 +64,5 @@ class _Root(nn.Module):
     def forward(self, state: State) -> State:
         done = self.run(state)
         if self.trims:  # what was read and gathered is freed, and would stay with the process
-            procs.trim()
+            processes.trim()
         return done

@@ -12,12 +12,24 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh as TorchMesh
 from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 
-from ..cuts import Block, Columns, Cut, Cuts, HeadsNorm, Numbers, Outputs, Parameter, Rows, Slices, ranges
+from ..distributed.mesh import Axis
 from ..errors import InvalidRequest
-from ..layout import ParallelLayout
-from ..mesh import Axis
-from ..partition import Partition
-from .base import Job
+from ..interfaces.strategy import Job
+from ..interfaces.tensor_cuts import (
+    Block,
+    Columns,
+    Cut,
+    Cuts,
+    HeadsNorm,
+    Numbers,
+    Outputs,
+    Parameter,
+    Rows,
+    Slices,
+    ranges,
+)
+from ..layout.parallel_layout import ParallelLayout
+from ..layout.partition import Partition
 
 
 class TensorParallel:

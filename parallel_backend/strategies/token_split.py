@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..collectives import all_gather, join
-from ..mesh import Axis
-from ..partition import Partition
-from ..state import State
+from ..distributed.collectives import all_gather, join
+from ..distributed.mesh import Axis
+from ..interfaces.state import State
+from ..layout.partition import Partition
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,12 @@ need to divide: both are cut by a ``Partition``, and a rank may hold none of eit
 import torch
 from torch import Tensor
 
-from ..attention import Attention
-from ..collectives import start, wait
-from ..layout import ParallelLayout
-from ..mesh import Axis
-from ..partition import Partition
-from .base import Job
+from ..attention.routing import Attention
+from ..distributed.collectives import start, wait
+from ..distributed.mesh import Axis
+from ..interfaces.strategy import Job
+from ..layout.parallel_layout import ParallelLayout
+from ..layout.partition import Partition
 from .sequence import site_tokens
 
 

@@ -4,11 +4,11 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
-from . import control
-from .endpoint import Endpoint
-from .messages import Devices
-from .poller import Poller
-from .rankset import Patience, RankSet
+from ..protocol import rank_control
+from ..protocol.endpoint import Endpoint
+from ..protocol.messages import Devices
+from .event_loop import Poller
+from .rank_set import Patience, RankSet
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ class Generations:
         patience: Patience,
         limit: float,
         poller: Poller,
-        on_finished: Callable[[int, control.Finished], None],
+        on_finished: Callable[[int, rank_control.Finished], None],
     ) -> None:
         self._endpoint, self._command, self._patience, self._limit = endpoint, command, patience, limit
         self._poller, self._on_finished = poller, on_finished

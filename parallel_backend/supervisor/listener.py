@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from . import wire
-from .endpoint import peer
-from .errors import BackendError, ProtocolError, QueueFull
-from .messages import Error
-from .poller import READ, Poller
+from ..errors import BackendError, ProtocolError, QueueFull
+from ..protocol import frames
+from ..protocol.endpoint import peer
+from ..protocol.messages import Error
+from .event_loop import READ, Poller
 
 log = logging.getLogger(__name__)
 
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 def answer(sock: socket.socket, message: object) -> None:
     """Send a small message without waiting, to a client that may be gone or may not read."""
     try:
-        sock.send(wire.pack(wire.Frame(message=message)), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+        sock.send(frames.pack(frames.Frame(message=message)), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
     except OSError as error:
         log.info("a client did not take its answer: %s", error)
 
@@ -32,7 +32,7 @@ def refuse(sock: socket.socket, error: BackendError) -> None:
 @dataclass(kw_only=True)
 class _Caller:
     sock: socket.socket
-    reader: wire.HeaderReader
+    reader: frames.HeaderReader
     since: float
 
 
@@ -49,7 +49,7 @@ class Intake:
         listener: socket.socket,
         uid: int,
         poller: Poller,
-        on_frame: Callable[[socket.socket, wire.Frame], None],
+        on_frame: Callable[[socket.socket, frames.Frame], None],
         limit: int = 64,
         patience: float = 10.0,
         uid_of: Callable[[socket.socket], int] = lambda sock: peer(sock)[1],
@@ -74,7 +74,7 @@ class Intake:
         elif len(self._callers) >= self._limit:
             refuse(sock, QueueFull(f"more than {self._limit} connections wait to be read"))
         else:
-            caller = _Caller(sock=sock, reader=wire.HeaderReader(sock), since=time.monotonic())
+            caller = _Caller(sock=sock, reader=frames.HeaderReader(sock), since=time.monotonic())
             self._callers[sock.fileno()] = caller
             self._poller.watch(sock.fileno(), READ, lambda: self._read(caller))
         return True

@@ -10,11 +10,12 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from . import control, procs
-from .endpoint import Endpoint
-from .errors import OutOfMemory, RankFailed
-from .messages import Devices, RankStatus
-from .poller import READ, Poller
+from .. import processes
+from ..errors import OutOfMemory, RankFailed
+from ..protocol import rank_control
+from ..protocol.endpoint import Endpoint
+from ..protocol.messages import Devices, RankStatus
+from .event_loop import READ, Poller
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +89,7 @@ class RankSet:
         command: Sequence[str],
         patience: Patience,
         poller: Poller,
-        on_finished: Callable[[int, control.Finished], None],
+        on_finished: Callable[[int, rank_control.Finished], None],
     ) -> None:
         self.generation, self.devices = generation, devices
         self._endpoint, self._command, self._patience = endpoint, tuple(command), patience
@@ -110,7 +111,7 @@ class RankSet:
                 self.ranks.append(self._start(rank, port, store.fileno()))
 
     def _start(self, rank: int, port: int, store: int) -> Rank:
-        ours, theirs = control.pair()
+        ours, theirs = rank_control.pair()
         passed = [theirs.fileno()] + ([store] if rank == 0 else [])
         command = [*self._command, "--control-fd", str(theirs.fileno()), "--device", self._device(rank)]
         command += ["--collectives", self.devices.collectives]
@@ -175,23 +176,23 @@ class RankSet:
 
     def run(self, header: bytes, connection: socket.socket) -> None:
         """Hand a request with its connection to rank 0."""
-        message = control.Run(header=msgspec.Raw(header))
+        message = rank_control.Run(header=msgspec.Raw(header))
         self._tell(message, descriptor=connection.fileno())
 
     def cancel(self, request_id: str) -> None:
         """Have rank 0 end a request at its next step."""
-        self._tell(control.CancelRun(request_id=request_id))
+        self._tell(rank_control.CancelRun(request_id=request_id))
 
-    def _tell(self, message: control.ToRank, *, descriptor: int | None = None) -> None:
+    def _tell(self, message: rank_control.ToRank, *, descriptor: int | None = None) -> None:
         first = self.ranks[0]
         try:
-            control.send(first.control, message, descriptor=descriptor)
+            rank_control.send(first.control, message, descriptor=descriptor)
         except OSError as error:
             self._fail(Failure(kind=BY_PEER, message=f"{first.name} takes no message: {error}"))
 
     def _hear(self, rank: Rank) -> None:
         try:
-            message, _ = control.receive(rank.control, control.FromRank)
+            message, _ = rank_control.receive(rank.control, rank_control.FromRank)
         except BlockingIOError:
             return
         except msgspec.DecodeError as error:
@@ -202,14 +203,14 @@ class RankSet:
             self._fail(Failure(kind=RAISED, message=f"{rank.name} closed its control socket"))
             return
         rank.beat, rank.ticks = time.monotonic(), None
-        if isinstance(message, control.Beat):
+        if isinstance(message, rank_control.Beat):
             rank.status = replace(message.status, pid=rank.process.pid)
-        elif isinstance(message, control.Ready):
+        elif isinstance(message, rank_control.Ready):
             rank.ready = True
-        elif isinstance(message, control.Finished):
+        elif isinstance(message, rank_control.Finished):
             self._on_finished(rank.rank, message)
 
-    def raised(self, rank: int, finished: control.Finished) -> None:
+    def raised(self, rank: int, finished: rank_control.Finished) -> None:
         """Take note of a rank's error after which the set cannot be used."""
         kind = BY_PEER if finished.by_peer else RAISED
         kind = OUT_OF_MEMORY if finished.code == OutOfMemory.code else kind
@@ -220,11 +221,11 @@ class RankSet:
     def _bury(self, rank: Rank) -> None:
         self._poller.forget(rank.pidfd)
         os.close(rank.pidfd)
-        how = procs.describe_exit(rank.process.wait(timeout=5))
+        how = processes.describe_exit(rank.process.wait(timeout=5))
         if self.ended is not None:
             return
         path = self._endpoint.rank_log(rank.rank)
-        said = procs.last_line(path) if rank.process.returncode > 0 else ""
+        said = processes.last_line(path) if rank.process.returncode > 0 else ""
         during = "" if rank.ready else " while starting"
         text = f"{rank.name} {how}{during}{': ' + said if said else ''} (log: {path})"
         self._fail(Failure(kind=DIED, message=text))
@@ -268,7 +269,7 @@ class RankSet:
     def _hangs(self, rank: Rank, now: float) -> bool:
         if not rank.ready or now - rank.beat < self._patience.hang / 4:
             return False
-        pulse = procs.pulse(rank.process.pid)
+        pulse = processes.pulse(rank.process.pid)
         if pulse and (pulse.ticks != rank.ticks or pulse.would_move):
             rank.moved = rank.beat if rank.ticks is None and not pulse.would_move else now
             rank.ticks = pulse.ticks
@@ -276,7 +277,7 @@ class RankSet:
 
     def statuses(self) -> tuple[RankStatus, ...]:
         """What each rank said last, with the memory that the process table shows now."""
-        return tuple(replace(rank.status, memory=procs.memory(rank.process.pid)) for rank in self.ranks)
+        return tuple(replace(rank.status, memory=processes.memory(rank.process.pid)) for rank in self.ranks)
 
     def end(self) -> None:
         """Kill every rank; ``gone`` says when they are."""

@@ -7,13 +7,13 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from . import control, wire
-from .errors import BackendError, InvalidRequest, QueueFull
-from .intake import answer
-from .layout import ParallelLayout, auto
-from .messages import Devices, Done, Error, Progress, RankRequest
-from .nearest import check_fits
-from .poller import HANG_UP, Poller
+from ..errors import BackendError, InvalidRequest, QueueFull
+from ..layout.parallel_layout import ParallelLayout, auto
+from ..layout.suggestions import check_fits
+from ..protocol import frames, rank_control
+from ..protocol.messages import Devices, Done, Error, Progress, RankRequest
+from .event_loop import HANG_UP, Poller
+from .listener import answer
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ class Job:
     connection: socket.socket
     devices: Devices
     cancelled: float | None = None
-    dissent: tuple[float, int, control.Finished] | None = None
+    dissent: tuple[float, int, rank_control.Finished] | None = None
 
     @property
     def id(self) -> str:
@@ -56,7 +56,7 @@ class Backlog:
         self.running: Job | None = None
         self.used = time.monotonic()
 
-    def add(self, sock: socket.socket, frame: wire.Frame) -> Job:
+    def add(self, sock: socket.socket, frame: frames.Frame) -> Job:
         """Queue a request.
 
         Raises:
@@ -66,7 +66,7 @@ class Backlog:
         if len(self._waiting) >= self._size:
             raise QueueFull(f"{len(self._waiting)} requests wait already: try again when some are done")
         devices = needed(frame.message)
-        header = wire.pack(frame)[wire.PREFIX.size :]
+        header = frames.pack(frame)[frames.PREFIX.size :]
         job = Job(request=frame.message, header=header, connection=sock, devices=devices)
         self._waiting.append(job)
         self._poller.watch(sock.fileno(), HANG_UP, lambda: self._hung_up(job))

@@ -17,22 +17,23 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Literal
 
-from . import control, procs, wire
-from .backlog import Backlog, Job
-from .endpoint import Endpoint, listen, peer
-from .errors import BackendError, BackendUnavailable, Cancelled, ProtocolError, RankFailed
-from .fingerprint import fingerprint
+from .. import processes
+from ..errors import BackendError, BackendUnavailable, Cancelled, ProtocolError, RankFailed
+from ..layout.parallel_layout import ParallelLayout
+from ..protocol import frames, rank_control
+from ..protocol.endpoint import Endpoint, listen, peer
+from ..protocol.fingerprint import fingerprint
+from ..protocol.messages import Cancel, Devices, Done, Error, Outcome, RankRequest, Status, StatusQuery, Stop, Unload
+from .event_loop import Poller
 from .generations import Generations
-from .intake import Intake, answer, refuse
-from .layout import ParallelLayout
-from .messages import Cancel, Devices, Done, Error, Outcome, RankRequest, Status, StatusQuery, Stop, Unload
-from .poller import Poller
-from .rankset import Failure, Patience
+from .listener import Intake, answer, refuse
+from .rank_set import Failure, Patience
+from .request_queue import Backlog, Job
 
 log = logging.getLogger(__name__)
 
 TICK = 0.25
-WORKER = (sys.executable, "-m", "parallel_backend.worker")
+WORKER = (sys.executable, "-m", "parallel_backend.rank.worker")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +111,7 @@ class Supervisor:
 
     # What clients ask
 
-    def _dispatch(self, sock: socket.socket, frame: wire.Frame) -> None:
+    def _dispatch(self, sock: socket.socket, frame: frames.Frame) -> None:
         message = frame.message
         if isinstance(message, RankRequest):
             self._take(sock, frame)
@@ -137,14 +138,14 @@ class Supervisor:
         running = self._backlog.running
         return Status(
             pid=os.getpid(),
-            protocol=wire.VERSION,
+            protocol=frames.VERSION,
             generation=self._sets.number,
             state=self._state(),
             running=running.id if running else None,
             queued=tuple(job.id for job in self._backlog.waiting),
             layout=self._layout,
             idle_timeout=self._idle_timeout,
-            memory=procs.memory(os.getpid()),
+            memory=processes.memory(os.getpid()),
             ranks=self._sets.current.statuses() if self._sets.current else (),
         )
 
@@ -157,7 +158,7 @@ class Supervisor:
 
     # The queue
 
-    def _take(self, sock: socket.socket, frame: wire.Frame) -> None:
+    def _take(self, sock: socket.socket, frame: frames.Frame) -> None:
         if frame.program != self._program:
             self._give_way(sock, frame.message)
         else:
@@ -175,7 +176,7 @@ class Supervisor:
             answer(sock, Done())
         sock.close()
 
-    def _enqueue(self, sock: socket.socket, frame: wire.Frame) -> None:
+    def _enqueue(self, sock: socket.socket, frame: frames.Frame) -> None:
         try:
             self._backlog.add(sock, frame)
         except BackendError as error:
@@ -219,18 +220,18 @@ class Supervisor:
         except OSError as error:
             self._fail(Error(code=RankFailed.code, message=f"the ranks cannot be started: {error}"))
 
-    def _on_finished(self, rank: int, finished: control.Finished) -> None:
+    def _on_finished(self, rank: int, finished: rank_control.Finished) -> None:
         job = self._backlog.running
-        if self._sets.current and finished.code not in control.HARMLESS:
+        if self._sets.current and finished.code not in rank_control.HARMLESS:
             # Also after rank 0 has answered: that rank will do nothing more.
             self._sets.current.raised(rank, finished)
         elif not self._sets.current or not job or finished.request_id != job.id:
             return
         elif rank == 0:
-            done = finished.code == control.DONE
+            done = finished.code == rank_control.DONE
             self._backlog.finish(Done() if done else Error(code=finished.code, message=finished.message), answered=True)
             self._pump()
-        elif finished.code != control.DONE:
+        elif finished.code != rank_control.DONE:
             job.dissent = (time.monotonic(), rank, finished)
 
     def _tick(self) -> None:

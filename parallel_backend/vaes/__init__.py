@@ -1,6 +1,6 @@
 """The registry of VAEs. Adding one is a file here and a row below; diffusers is not needed to ask for shapes."""
 
-from ..checkpoint import Checkpoint
+from ..checkpoint.checkpoint import Checkpoint
 from ..errors import InvalidRequest
 from .base import VAE, LatentScale, Scaling
 from .cogvideox import CogVideoX

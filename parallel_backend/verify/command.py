@@ -13,16 +13,18 @@ import msgspec
 import torch
 
 from ..errors import InvalidRequest
-from ..layout import OPTIONS, ParallelLayout
-from ..messages import Devices
-from . import matrix, memory, quality, real, steps, vae_kinds, vaes
-from .cells import Cells
-from .examples import short_name, variants
-from .matrix import Cell
-from .memory import Growth
-from .run import Question, Report, verifier
-from .steps import Loop, LoopCells
-from .vaes import Asked
+from ..layout.parallel_layout import OPTIONS, ParallelLayout
+from ..protocol.messages import Devices
+from .forward import matrix, memory, real
+from .forward.cells import Cells
+from .forward.examples import short_name, variants
+from .forward.matrix import Cell
+from .forward.memory import Growth
+from .forward.run import Question, Report, verifier
+from .loops import quality
+from .loops.run import Loop, LoopCells, every
+from .vae.kinds import WIDTH
+from .vae.run import Asked, ask
 
 
 def run(options: argparse.Namespace) -> int:
@@ -69,10 +71,10 @@ def _run_vae(options: argparse.Namespace) -> int:
         value = getattr(options, name)
         if value is not None and value < least:
             raise InvalidRequest(f"--{name} {value}: at least {least} is needed")
-    report = vaes.ask(
+    report = ask(
         Asked(
             kind=options.vae, ranks=options.ranks or 2, encode=options.encode, size=_size(options),
-            width=options.width or vae_kinds.WIDTH,
+            width=options.width or WIDTH,
         )
     )  # fmt: skip
     print(
@@ -99,7 +101,7 @@ def _loops(options: argparse.Namespace) -> list[Loop]:
         raise InvalidRequest(f'--layout "{options.layout}" is exact in all steps: verify without --warmup compares it')
     if any(layout.warmup != OPTIONS["warmup"] for layout in layouts):
         raise InvalidRequest(f"--warmup says how many steps are exact: leave warmup out of --layout {options.layout!r}")
-    chosen = list(steps.every(_kinds(options), warmup, layouts))
+    chosen = list(every(_kinds(options), warmup, layouts))
     chosen = [loop for loop in chosen if options.ranks in (None, loop.layout.ranks)]
     if not chosen:
         raise InvalidRequest(f"no layout has --ranks {options.ranks}")

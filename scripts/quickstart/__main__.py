@@ -96,10 +96,10 @@ def make_all(runner: Runner, output: Path) -> None:
 def runner_for(comfyui: Path | None) -> AbstractContextManager[Runner]:
     """Through a ComfyUI where there is one, else through the backend's client."""
     if comfyui is not None:
-        from scripts.through_comfyui import ThroughComfyUI
+        from scripts.quickstart.through_comfyui import ThroughComfyUI
 
         return ThroughComfyUI(comfyui)
-    from scripts.through_client import ThroughClient
+    from scripts.quickstart.through_client import ThroughClient
 
     return ThroughClient()
 

@@ -17,14 +17,14 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from parallel_backend.checkpoint import Checkpoint
-from parallel_backend.client import Client
-from parallel_backend.devices import resolve
-from parallel_backend.messages import Decode, EncodeText, ModelSpec, Sample
+from parallel_backend.checkpoint.checkpoint import Checkpoint
+from parallel_backend.client.client import Client
+from parallel_backend.client.devices import resolve
+from parallel_backend.protocol.messages import Decode, EncodeText, ModelSpec, Sample
 from scripts import processes
 from scripts.comfy_api import Prompt
 from scripts.comfy_paths import ROOT
-from scripts.quickstart import Frames
+from scripts.quickstart.__main__ import Frames
 
 CHECKPOINT = ROOT / "checkpoints" / "shapes"
 SHIFT = 8.0

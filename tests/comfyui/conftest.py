@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from scripts.comfy_api import ComfyClient
 from scripts.comfy_server import ComfyServer
-from tests import tiny
+from tests.support import tiny
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from parallel_backend.samplers import SAMPLERS
+from parallel_backend.samplers.samplers import SAMPLERS
 from scripts import comfy_paths, generate, workflows
 from scripts.comfy_api import ComfyClient
 

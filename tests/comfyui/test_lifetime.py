@@ -8,15 +8,15 @@ from collections.abc import Callable
 import psutil
 import pytest
 
-from parallel_backend import query
-from parallel_backend.endpoint import Endpoint
-from parallel_backend.messages import Status
+from parallel_backend.client import query
+from parallel_backend.protocol.endpoint import Endpoint
+from parallel_backend.protocol.messages import Status
 from scripts import processes
 from scripts.comfy_api import ExecutionFailed
 from scripts.comfy_server import ComfyServer
-from tests import tiny
 from tests.comfyui.prompts import START, prompt
 from tests.comfyui.server import Events
+from tests.support import tiny
 
 IDLE = 3
 pytestmark = pytest.mark.newest

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from parallel_backend import query
-from parallel_backend.endpoint import Endpoint
-from parallel_backend.status import format_status
+from parallel_backend.client import query
+from parallel_backend.client.status_text import format_status
+from parallel_backend.protocol.endpoint import Endpoint
 from scripts.comfy_api import ComfyClient, ExecutionFailed, Prompt, PromptRejected
 from scripts.comfy_server import ComfyServer
 from tests.comfyui.prompts import START, in_parts, prompt

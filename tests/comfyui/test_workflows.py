@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 import pytest
 
-from parallel_backend.layout import AXES
+from parallel_backend.layout.parallel_layout import AXES
 from scripts import comfy_paths, workflows
 from scripts.comfy_api import ComfyClient, ExecutionFailed, Prompt
 from scripts.comfy_server import ComfyServer

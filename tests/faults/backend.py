@@ -14,12 +14,12 @@ import msgspec
 import psutil
 import torch
 
-from parallel_backend.client import Client, Timeouts
-from parallel_backend.endpoint import Endpoint
+from parallel_backend.client.client import Client, Timeouts
 from parallel_backend.errors import BackendUnavailable
-from parallel_backend.messages import Devices, ModelSpec, Progress, Sample
-from parallel_backend.rankset import Patience
-from parallel_backend.supervisor import Limits
+from parallel_backend.protocol.endpoint import Endpoint
+from parallel_backend.protocol.messages import Devices, ModelSpec, Progress, Sample
+from parallel_backend.supervisor.rank_set import Patience
+from parallel_backend.supervisor.supervisor import Limits
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 TWO = ModelSpec(path="/no/such/model", devices=Devices(kind="cpu", indices=(0, 1)))

@@ -9,9 +9,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from parallel_backend.client import Client
-from parallel_backend.endpoint import Endpoint
+from parallel_backend.client.client import Client
 from parallel_backend.errors import BackendError
+from parallel_backend.protocol.endpoint import Endpoint
 
 from .backend import processes, start_fake
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import msgspec
 
-from parallel_backend.endpoint import Endpoint
-from parallel_backend.supervisor import Limits, Supervisor
+from parallel_backend.protocol.endpoint import Endpoint
+from parallel_backend.supervisor.supervisor import Limits, Supervisor
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.DEBUG, format="%(asctime)s supervisor: %(message)s")

@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from parallel_backend import worker
 from parallel_backend.errors import Cancelled, InvalidRequest
-from parallel_backend.messages import LoadedModel, Progress, Sample, Unload
+from parallel_backend.protocol.messages import LoadedModel, Progress, Sample, Unload
+from parallel_backend.rank import worker
 
 if TYPE_CHECKING:
     import torch

@@ -12,9 +12,9 @@ import psutil
 import pytest
 
 from parallel_backend.__main__ import main
-from parallel_backend.bench.report import describe
-from parallel_backend.bench.run import Table
-from parallel_backend.bench_wire import WireMeasurement
+from parallel_backend.bench.step.report import describe
+from parallel_backend.bench.step.run import Table
+from parallel_backend.bench.wire import WireMeasurement
 
 from .backend import ROOT, environment
 

@@ -12,13 +12,13 @@ import psutil
 import pytest
 import torch
 
-from parallel_backend import procs
-from parallel_backend.client import Client
-from parallel_backend.endpoint import Endpoint
+from parallel_backend import processes
+from parallel_backend.client.client import Client
 from parallel_backend.errors import Cancelled, InvalidRequest, RankFailed
-from parallel_backend.layout import ParallelLayout
-from parallel_backend.messages import Devices, Echo, ModelSpec, Progress, Sample
-from tests import tiny
+from parallel_backend.layout.parallel_layout import ParallelLayout
+from parallel_backend.protocol.endpoint import Endpoint
+from parallel_backend.protocol.messages import Devices, Echo, ModelSpec, Progress, Sample
+from tests.support import tiny
 
 from .backend import wait_until
 from .conftest import runtime_folder
@@ -143,12 +143,12 @@ def test_pixels_pass_a_stopped_supervisor_by_and_are_held_once(client: Client) -
         if progress.phase == "reply":
             os.kill(supervisor, signal.SIGSTOP)
 
-    procs.forget_peak(os.getpid())
-    before = procs.peak(os.getpid())
+    processes.forget_peak(os.getpid())
+    before = processes.peak(os.getpid())
     try:
         made = client.call(Echo(model=spec, make=75_000_000), on_progress=stop_supervisor)["made"]
     finally:
         os.kill(supervisor, signal.SIGCONT)
-    grown = procs.peak(os.getpid()) - before
+    grown = processes.peak(os.getpid()) - before
     assert (made == 0.5).all()
     assert grown < 1.2 * made.nbytes

@@ -13,12 +13,12 @@ import msgspec
 import psutil
 import pytest
 
-from parallel_backend import wire
-from parallel_backend.client import Client, Timeouts
-from parallel_backend.endpoint import Endpoint, connect, listen
+from parallel_backend.client.client import Client, Timeouts
 from parallel_backend.errors import BackendUnavailable, Cancelled, InvalidRequest, RankFailed
-from parallel_backend.layout import ParallelLayout
-from parallel_backend.messages import Devices, Done, Echo, ModelSpec, Status, Unload
+from parallel_backend.layout.parallel_layout import ParallelLayout
+from parallel_backend.protocol import frames
+from parallel_backend.protocol.endpoint import Endpoint, connect, listen
+from parallel_backend.protocol.messages import Devices, Done, Echo, ModelSpec, Status, Unload
 
 from .backend import ROOT, TWO, Running, environment, processes, sample, start_fake, tensors, wait_until
 
@@ -202,7 +202,7 @@ def test_an_idle_backend_of_older_code_gives_way(runtime: Path) -> None:
     client.call(sample(), tensors(1))
     wait_until(lambda: client.status().running is None, 5.0, "the request is over")
     with connect(client.endpoint, seconds=5.0) as sock:
-        sock.sendall(wire.pack(wire.Frame(message=Echo(model=TWO), program="another")))
+        sock.sendall(frames.pack(frames.Frame(message=Echo(model=TWO), program="another")))
         assert not sock.recv(1)
     none_left(runtime, 5.0)
 
@@ -211,8 +211,8 @@ def test_a_busy_backend_of_older_code_refuses(runtime: Path) -> None:
     client = start_fake(runtime)
     running = Running(client=client, message=sample()).in_step()
     with connect(client.endpoint, seconds=5.0) as sock:
-        sock.sendall(wire.pack(wire.Frame(message=Echo(model=TWO), program="another")))
-        refusal = wire.recv_header(sock, deadline=wire.Deadline(5.0, "a refusal")).message
+        sock.sendall(frames.pack(frames.Frame(message=Echo(model=TWO), program="another")))
+        refusal = frames.recv_header(sock, deadline=frames.Deadline(5.0, "a refusal")).message
     assert "runs other code than this ComfyUI" in refusal.message
     running.stop.set()
     assert isinstance(running.ended(10.0), Cancelled)
@@ -244,7 +244,7 @@ def test_an_unload_whose_ranks_end_while_it_waits_starts_none(runtime: Path) -> 
 def test_a_client_of_replaced_files_says_that_comfyui_must_restart(
     runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("parallel_backend.client.is_outdated", lambda: True)
+    monkeypatch.setattr("parallel_backend.client.client.is_outdated", lambda: True)
     endpoint = Endpoint(folder=runtime)
     lock, listener = listen(endpoint, backlog=1)
 
@@ -264,8 +264,8 @@ def test_an_unload_ends_an_idle_backend_of_older_code(runtime: Path) -> None:
     client.call(sample(), tensors(1))
     wait_until(lambda: client.status().running is None, 5.0, "the request is over")
     with connect(client.endpoint, seconds=5.0) as sock:
-        sock.sendall(wire.pack(wire.Frame(message=Unload(model=TWO), program="another")))
-        assert wire.recv_header(sock, deadline=wire.Deadline(5.0, "an answer")).message == Done()
+        sock.sendall(frames.pack(frames.Frame(message=Unload(model=TWO), program="another")))
+        assert frames.recv_header(sock, deadline=frames.Deadline(5.0, "an answer")).message == Done()
     none_left(runtime, 5.0)
 
 

@@ -6,9 +6,9 @@ import signal
 import pytest
 import torch
 
-from parallel_backend.client import Client
+from parallel_backend.client.client import Client
 from parallel_backend.errors import InvalidRequest, OutOfMemory, RankFailed
-from parallel_backend.messages import Devices, ModelSpec
+from parallel_backend.protocol.messages import Devices, ModelSpec
 
 from .backend import Running, processes, sample, tensors, wait_until
 

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from parallel_backend import payload, wire
-from parallel_backend.client import Client, Timeouts
-from parallel_backend.endpoint import Endpoint, connect
+from parallel_backend.client.client import Client, Timeouts
+from parallel_backend.client.query import ask
 from parallel_backend.errors import (
     BackendFailure,
     Cancelled,
@@ -22,17 +21,19 @@ from parallel_backend.errors import (
     QueueFull,
     RankFailed,
 )
-from parallel_backend.layout import ParallelLayout
-from parallel_backend.messages import Devices, Done, Echo, Error, ModelSpec, Outcome, Progress
-from parallel_backend.query import ask
-from parallel_backend.rankset import Patience
-from parallel_backend.supervisor import Limits
+from parallel_backend.layout.parallel_layout import ParallelLayout
+from parallel_backend.protocol import frames
+from parallel_backend.protocol.endpoint import Endpoint, connect
+from parallel_backend.protocol.messages import Devices, Done, Echo, Error, ModelSpec, Outcome, Progress
+from parallel_backend.protocol.tensors import DTYPES, describe
+from parallel_backend.supervisor.rank_set import Patience
+from parallel_backend.supervisor.supervisor import Limits
 
 from .backend import TWO, Running, sample, start_fake, tensors, wait_until
 
 
 def test_every_dtype_and_shape_comes_back(client: Client) -> None:
-    sent = {name: torch.arange(24).reshape(2, 3, 4).to(dtype) for name, dtype in payload.DTYPES.items()}
+    sent = {name: torch.arange(24).reshape(2, 3, 4).to(dtype) for name, dtype in DTYPES.items()}
     sent |= {"scalar": torch.tensor(3.5), "empty": torch.empty(0, 4), "strided": torch.arange(12.0).reshape(3, 4).T}
     back = client.call(Echo(model=TWO), sent)
     assert list(back) == list(sent)
@@ -153,18 +154,21 @@ def test_a_dtype_that_the_wire_does_not_carry_starts_nothing(runtime: Path) -> N
     ("sent", "said"),
     [
         (b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", "does not speak Parallel DiT's protocol"),
-        (wire.PREFIX.pack(wire.MAGIC, wire.VERSION + 1, 10), f"version {wire.VERSION + 1} and this one {wire.VERSION}"),
-        (wire.PREFIX.pack(wire.MAGIC, wire.VERSION, wire.MAX_HEADER + 1), "is over the limit"),
-        (wire.PREFIX.pack(wire.MAGIC, wire.VERSION, 4) + b"\xff{}]", "does not decode"),
-        (wire.PREFIX.pack(wire.MAGIC, wire.VERSION, 24) + b'{"type":"Exec","body":1}', "unknown message 'Exec'"),
-        (wire.pack(wire.Frame(message=Done())), "Done is no request"),
+        (
+            frames.PREFIX.pack(frames.MAGIC, frames.VERSION + 1, 10),
+            f"version {frames.VERSION + 1} and this one {frames.VERSION}",
+        ),
+        (frames.PREFIX.pack(frames.MAGIC, frames.VERSION, frames.MAX_HEADER + 1), "is over the limit"),
+        (frames.PREFIX.pack(frames.MAGIC, frames.VERSION, 4) + b"\xff{}]", "does not decode"),
+        (frames.PREFIX.pack(frames.MAGIC, frames.VERSION, 24) + b'{"type":"Exec","body":1}', "unknown message 'Exec'"),
+        (frames.pack(frames.Frame(message=Done())), "Done is no request"),
     ],
     ids=["http", "version", "length", "json", "message", "reply"],
 )
 def test_garbage_is_refused_and_does_no_harm(client: Client, sent: bytes, said: str) -> None:
     with connect(client.endpoint, seconds=5) as sock:
         sock.sendall(sent)
-        answer = wire.recv_header(sock, deadline=wire.Deadline(5, "an answer")).message
+        answer = frames.recv_header(sock, deadline=frames.Deadline(5, "an answer")).message
     assert isinstance(answer, Error)
     assert answer.code == "protocol"
     assert said in answer.message
@@ -198,9 +202,9 @@ def is_idle(client: Client) -> bool:
 
 def test_a_client_that_never_sends_its_tensors_can_be_cancelled(client: Client) -> None:
     message = sample()
-    metas = payload.describe({"x": torch.zeros(1000)})
+    metas = describe({"x": torch.zeros(1000)})
     with connect(client.endpoint, seconds=5) as sock:
-        sock.sendall(wire.pack(wire.Frame(message=message, tensors=metas)))
+        sock.sendall(frames.pack(frames.Frame(message=message, tensors=metas)))
         wait_until(lambda: client.status().running == message.request_id, 30.0, "rank 0 waits for the tensors")
     wait_until(lambda: client.status().running is None, 5.0, "the request is over")
     assert client.call(sample(), tensors(1))
@@ -228,7 +232,7 @@ def test_a_backend_of_another_version_is_named_and_can_be_stopped(runtime: Path)
     process = subprocess.Popen([sys.executable, "-c", VERSION_99, str(client.endpoint.socket)])
     try:
         wait_until(client.endpoint.socket.exists, 10.0, "it listens")
-        with pytest.raises(ProtocolError, match=rf"version 99 and this one {wire.VERSION}: stop the backend"):
+        with pytest.raises(ProtocolError, match=rf"version 99 and this one {frames.VERSION}: stop the backend"):
             client.call(sample(), tensors(1))
         stopping = threading.Thread(target=client.stop)
         stopping.start()

@@ -12,13 +12,13 @@ import msgspec
 import pytest
 import torch
 
-from parallel_backend.layout import ParallelLayout
-from parallel_backend.messages import Sample
-from parallel_backend.validation import Denoising
-from parallel_backend.verify.cells import Cells
-from parallel_backend.verify.matrix import Cell
-from parallel_backend.verify.run import Verifier, verifier
-from parallel_backend.verify.steps import Loop, LoopCells, wanted
+from parallel_backend.engine.validation import Denoising
+from parallel_backend.layout.parallel_layout import ParallelLayout
+from parallel_backend.protocol.messages import Sample
+from parallel_backend.verify.forward.cells import Cells
+from parallel_backend.verify.forward.matrix import Cell
+from parallel_backend.verify.forward.run import Verifier, verifier
+from parallel_backend.verify.loops.run import Loop, LoopCells, wanted
 
 from .backend import ROOT, TWO, environment
 
@@ -74,7 +74,7 @@ def test_step_loops_are_held_to_their_algorithm(
     assert min(right.bytes_sent_per_rank) > 0
     # With another number of exact steps it is another algorithm.
     other = 8 if steps == 1 else 1
-    monkeypatch.setattr("parallel_backend.verify.steps.wanted", _with_warmup(other))
+    monkeypatch.setattr("parallel_backend.verify.loops.run.wanted", _with_warmup(other))
     assert cells.ask(loop).failed
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests import gpus
+from tests.support import gpus
 
 TIMEOUT = 120.0
 

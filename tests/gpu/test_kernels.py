@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from parallel_backend.attention.kernels import KERNELS, choose
 from parallel_backend.errors import InvalidRequest
-from parallel_backend.kernels import KERNELS, choose
 from parallel_backend.strategies.ring import _Merge
 
 QUERIES, KEYS = 150, (64, 33, 130)

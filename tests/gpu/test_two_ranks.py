@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from parallel_backend.layout import ParallelLayout
-from parallel_backend.messages import Devices, Forward, ModelSpec
-from parallel_backend.own_backend import own_backend
-from tests import gpus, tiny
+from parallel_backend.client.temporary_backend import own_backend
+from parallel_backend.layout.parallel_layout import ParallelLayout
+from parallel_backend.protocol.messages import Devices, Forward, ModelSpec
 from tests.ranks import requests
 from tests.ranks.requests import Case, relative_error
+from tests.support import gpus, tiny
 
 CARD = Devices(kind="cuda", indices=(0, 0), visible=gpus.VISIBLE, collectives="gloo")
 LAYOUTS = ["ulysses=2", "ring=2", "cfg=2", "data=2", "tensor=2", "ulysses=2 shard_weights", "pipe=2"]

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from parallel_backend.verify import examples
-from tests import families, tiny
-from tests.pool import Pool
+from parallel_backend.verify.forward import examples
+from tests.support import families, tiny
+from tests.support.pool import Pool
 
 Checkpoints = Callable[..., Path]
 Pools = Callable[[int], Pool]

@@ -7,10 +7,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from parallel_backend.engine import Engine
+from parallel_backend.engine.engine import Engine
 from parallel_backend.errors import Cancelled, InvalidRequest
-from parallel_backend.messages import Progress, RankRequest
-from parallel_backend.payload import describe
+from parallel_backend.protocol.messages import Progress, RankRequest
+from parallel_backend.protocol.tensors import describe
 
 _ENGINES: list[Engine] = []
 

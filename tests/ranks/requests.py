@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from parallel_backend.layout import ParallelLayout
-from parallel_backend.messages import Devices, Forward, ModelSpec, Sample
-from parallel_backend.models.patches import pad_to_patch
-from parallel_backend.samplers import SAMPLERS, drive
-from tests import tiny
+from parallel_backend.layout.parallel_layout import ParallelLayout
+from parallel_backend.models.shared.patchify import pad_to_patch
+from parallel_backend.protocol.messages import Devices, Forward, ModelSpec, Sample
+from parallel_backend.samplers.samplers import SAMPLERS, drive
+from tests.support import tiny
 
 ODD = (3, 5, 7)
 """Frames, height and width of a latent that divides by nothing: 36 tokens once padded to patches of (1, 2, 2)."""

@@ -10,9 +10,9 @@ from unittest import mock
 import pytest
 import torch
 
-from parallel_backend import collectives, mesh
-from parallel_backend.layout import ParallelLayout
-from parallel_backend.messages import Forward
+from parallel_backend.distributed import collectives, mesh
+from parallel_backend.layout.parallel_layout import ParallelLayout
+from parallel_backend.protocol.messages import Forward
 from tests.ranks import driver, requests
 from tests.ranks.requests import Case
 

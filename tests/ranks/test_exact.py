@@ -2,9 +2,9 @@
 
 import pytest
 
-from tests import tiny
 from tests.ranks.requests import Case
 from tests.ranks.test_forward import check
+from tests.support import tiny
 
 LAYOUTS = [
     (2, "ring=2"),

@@ -7,16 +7,16 @@ from dataclasses import replace
 import pytest
 import torch
 
-from parallel_backend.checkpoint import Checkpoint
+from parallel_backend.checkpoint.checkpoint import Checkpoint
+from parallel_backend.engine.validation import check_sample
 from parallel_backend.models import FAMILIES
-from parallel_backend.models.patches import pad_to_patch
-from parallel_backend.payload import describe
-from parallel_backend.samplers import SAMPLERS, drive
-from parallel_backend.validation import check_sample
-from parallel_backend.verify import steps
-from tests import tiny
+from parallel_backend.models.shared.patchify import pad_to_patch
+from parallel_backend.protocol.tensors import describe
+from parallel_backend.samplers.samplers import SAMPLERS, drive
+from parallel_backend.verify.loops import run
 from tests.ranks import driver, requests
 from tests.ranks.requests import Case
+from tests.support import tiny
 
 CLOSE = 1e-4
 HIGH, LOW = tiny.Tiny(heads=3), tiny.Tiny(heads=3, seed=7)
@@ -73,7 +73,7 @@ def test_a_switch_warms_up_again(pools, two, layout):
     plan = check_sample(message, describe(tensors), Checkpoint.open(two), 2)
     models = [FAMILIES["WanTransformer3DModel"](tiny.transformer(sizes)) for sizes in (HIGH, LOW)]
     wanted, never = (
-        steps.wanted(lambda time: models[int(time < BOUNDARY * 1000)], message, tensors, replace(plan, layout=each))
+        run.wanted(lambda time: models[int(time < BOUNDARY * 1000)], message, tensors, replace(plan, layout=each))
         for each in (plan.layout, replace(plan.layout, warmup=7))
     )
     got = answers[0]["tensors"]["samples"]

@@ -2,9 +2,9 @@
 
 import pytest
 
-from tests import tiny
 from tests.ranks import driver, requests
 from tests.ranks.requests import Case
+from tests.support import tiny
 
 EXACT = 1e-5
 

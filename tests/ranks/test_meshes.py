@@ -10,12 +10,12 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import _world
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from parallel_backend import meshes
-from parallel_backend.engine import Engine
-from parallel_backend.messages import Unload
-from tests import tiny
+from parallel_backend.distributed import mesh_cache
+from parallel_backend.engine.engine import Engine
+from parallel_backend.protocol.messages import Unload
 from tests.ranks import driver, requests
 from tests.ranks.requests import Case
+from tests.support import tiny
 
 CASE = Case(batch=1)
 
@@ -65,7 +65,7 @@ def walk(rank, requested, most, loses=False):
     """
     engine = Engine(rank=rank, world_size=dist.get_world_size(), device=torch.device("cpu"))
     before, seen = len(_world.pg_names), []
-    with mock.patch.object(driver, "_ENGINES", [engine]), mock.patch.object(meshes, "MOST", most):
+    with mock.patch.object(driver, "_ENGINES", [engine]), mock.patch.object(mesh_cache, "MOST", most):
         for message, tensors in requested:
             answer = driver.handle(rank, message, tensors)
             kept = [str(layout) for layout in engine._meshes._made]

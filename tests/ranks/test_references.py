@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from parallel_backend.geometry import LATENT, TIMESTEP
-from parallel_backend.layout import ParallelLayout
-from parallel_backend.messages import Sample
-from parallel_backend.samplers import SAMPLERS, drive
-from tests import families
+from parallel_backend.interfaces.geometry import LATENT, TIMESTEP
+from parallel_backend.layout.parallel_layout import ParallelLayout
+from parallel_backend.protocol.messages import Sample
+from parallel_backend.samplers.samplers import SAMPLERS, drive
 from tests.ranks import driver, requests
+from tests.support import families
 
 FLUX = "FluxTransformer2DModel"
 LAYOUTS = ["", "ulysses=2", "ring=3", "cfg=2", "cfg=2 ulysses=2", "data=2 cfg=2"]

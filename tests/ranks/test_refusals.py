@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests import tiny
 from tests.ranks import driver, requests
 from tests.ranks.requests import Case
+from tests.support import tiny
 
 TINY = tiny.Tiny(heads=2)
 

@@ -8,14 +8,14 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from parallel_backend import mesh
-from parallel_backend.checkpoint import Checkpoint
-from parallel_backend.kernels import KERNELS, Kernel, Sdpa
-from parallel_backend.layout import ParallelLayout
-from parallel_backend.payload import describe
+from parallel_backend.attention.kernels import KERNELS, Kernel, Sdpa
+from parallel_backend.checkpoint.checkpoint import Checkpoint
+from parallel_backend.distributed import mesh
+from parallel_backend.distributed.sent_bytes import SentBytes
+from parallel_backend.engine.validation import check_forward
+from parallel_backend.layout.parallel_layout import ParallelLayout
+from parallel_backend.protocol.tensors import describe
 from parallel_backend.strategies.ring import Ring, RingAttention
-from parallel_backend.traffic import SentBytes
-from parallel_backend.validation import check_forward
 from tests.ranks import driver, requests
 from tests.ranks.requests import Case
 

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from parallel_backend.messages import Decode, EncodeText, Progress
-from tests import tiny
+from parallel_backend.protocol.messages import Decode, EncodeText, Progress
 from tests.ranks import driver, requests
 from tests.ranks.requests import Case
+from tests.support import tiny
 
 CLOSE = 1e-4
 """Rounding grows over the steps of a loop with guidance."""

@@ -6,13 +6,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from parallel_backend.checkpoint import Checkpoint
-from parallel_backend.layout import ParallelLayout
-from parallel_backend.messages import Devices
-from parallel_backend.payload import describe
-from parallel_backend.validation import check_sample
-from parallel_backend.verify import examples, matrix, steps
-from parallel_backend.verify.steps import SIGMAS, Loop
+from parallel_backend.checkpoint.checkpoint import Checkpoint
+from parallel_backend.engine.validation import check_sample
+from parallel_backend.layout.parallel_layout import ParallelLayout
+from parallel_backend.protocol.messages import Devices
+from parallel_backend.protocol.tensors import describe
+from parallel_backend.verify.forward import examples, matrix
+from parallel_backend.verify.loops import run as steps
+from parallel_backend.verify.loops.run import SIGMAS, Loop
 from tests.ranks import driver, requests
 from tests.ranks.requests import Case
 

@@ -2,14 +2,14 @@
 
 import pytest
 
-from parallel_backend.checkpoint import Checkpoint
-from parallel_backend.layout import ParallelLayout
-from parallel_backend.messages import Forward
-from parallel_backend.payload import describe
+from parallel_backend.checkpoint.checkpoint import Checkpoint
+from parallel_backend.engine.validation import check_forward
+from parallel_backend.layout.parallel_layout import ParallelLayout
+from parallel_backend.protocol.messages import Forward
+from parallel_backend.protocol.tensors import describe
 from parallel_backend.strategies import STRATEGIES
-from parallel_backend.validation import check_forward
-from tests import families
 from tests.ranks import driver, requests
+from tests.support import families
 
 LAYOUTS = [
     "ulysses=2", "ulysses=3", "ring=3", "ring=4", "ring=2 ulysses=2", "tensor=2", "tensor=3", "tensor=2 ulysses=2",

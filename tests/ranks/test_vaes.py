@@ -9,15 +9,15 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from parallel_backend import mesh
-from parallel_backend.kernels import KERNELS
-from parallel_backend.layout import ParallelLayout
-from parallel_backend.partition import Partition
-from parallel_backend.spatial import Rows, layers, watch
-from parallel_backend.spatial.norms import MergedNorm
-from parallel_backend.tiles import Side, Tiles
-from parallel_backend.verify.vae_kinds import KINDS
-from parallel_backend.verify.vaes import TOLERANCE, Asked, Subject
+from parallel_backend.attention.kernels import KERNELS
+from parallel_backend.autoencoder.spatial import Rows, layers, watch
+from parallel_backend.autoencoder.spatial.norms import MergedNorm
+from parallel_backend.autoencoder.tiles import Side, Tiles
+from parallel_backend.distributed import mesh
+from parallel_backend.layout.parallel_layout import ParallelLayout
+from parallel_backend.layout.partition import Partition
+from parallel_backend.verify.vae.kinds import KINDS
+from parallel_backend.verify.vae.run import TOLERANCE, Asked, Subject
 from tests.ranks import driver
 
 NARROW = 8

@@ -4,15 +4,17 @@ from datetime import timedelta
 from functools import cache
 from typing import Any
 
-from parallel_backend import mesh, seam
-from parallel_backend.attention import routed
-from parallel_backend.kernels import KERNELS
-from parallel_backend.layout import ParallelLayout
-from parallel_backend.models import FAMILIES, Family
-from parallel_backend.state import State
-from parallel_backend.strategies import TokenSplit
-from parallel_backend.verify import examples
-from parallel_backend.verify.examples import inputs, variants
+from parallel_backend.attention.kernels import KERNELS
+from parallel_backend.attention.routing import routed
+from parallel_backend.denoiser import attention_chain
+from parallel_backend.distributed import mesh
+from parallel_backend.interfaces.family import Family
+from parallel_backend.interfaces.state import State
+from parallel_backend.layout.parallel_layout import ParallelLayout
+from parallel_backend.models import FAMILIES
+from parallel_backend.strategies.token_split import TokenSplit
+from parallel_backend.verify.forward import examples
+from parallel_backend.verify.forward.examples import inputs, variants
 
 __all__ = ["family", "inputs", "module", "run", "variants"]
 
@@ -34,7 +36,11 @@ def run(family: Family, state: State) -> State:
     assert alone is not None
     split = TokenSplit.even({name: tokens.shape[1] for name, tokens in state.streams.items()}, alone.sequence)
     sites = [
-        (site.module, seam.attention(alone, split, site.streams, state.masks, KERNELS["sdpa"]), site.each_sample)
+        (
+            site.module,
+            attention_chain.attention(alone, split, site.streams, state.masks, KERNELS["sdpa"]),
+            site.each_sample,
+        )
         for site in family.attentions
     ]
     with routed(sites if state.masks else []):

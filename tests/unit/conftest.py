@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from parallel_backend.engine import Engine
-from parallel_backend.messages import Devices, ModelSpec, RankRequest
-from parallel_backend.payload import describe
-from tests import tiny
+from parallel_backend.engine.engine import Engine
+from parallel_backend.protocol.messages import Devices, ModelSpec, RankRequest
+from parallel_backend.protocol.tensors import describe
+from tests.support import tiny
 
 Ask = Callable[..., dict[str, Tensor]]
 

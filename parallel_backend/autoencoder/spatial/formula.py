@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..partition import Partition
+from ...layout.partition import Partition
 from .layers import in_time, reach, walk
 from .rows import ROWS, scaled, shared
 from .windows import Reach

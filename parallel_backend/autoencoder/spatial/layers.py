@@ -10,8 +10,8 @@ from typing import Any
 
 from torch import nn
 
-from ..attention import Routed
-from ..kernels import Kernel
+from ...attention.kernels import Kernel
+from ...attention.routing import Routed
 from .norms import MergedNorm
 from .plane import FrameCausal, Plane
 from .rows import Rows

@@ -6,7 +6,7 @@ Sums and sums of squares in float32 would lose the variance where the mean is la
 import torch
 from torch import Tensor, nn
 
-from ..collectives import all_gather
+from ...distributed.collectives import all_gather
 from .rows import Rows
 
 

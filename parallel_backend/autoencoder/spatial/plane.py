@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from ..kernels import Kernel
-from ..masks import attend_with_lse
-from ..strategies.ring import Block, RingAttention
+from ...attention.kernels import Kernel
+from ...attention.key_masks import attend_with_lse
+from ...strategies.ring import Block, RingAttention
 from .rows import Rows
 
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .. import collectives
-from ..collectives import join, start, wait
-from ..mesh import Axis
-from ..partition import Partition
-from ..payload import DTYPES
-from ..wire import TensorMeta
+from ...distributed import collectives
+from ...distributed.collectives import join, start, wait
+from ...distributed.mesh import Axis
+from ...layout.partition import Partition
+from ...protocol.frames import TensorMeta
+from ...protocol.tensors import DTYPES
 
 ROWS = -2
 """The dim of rows."""

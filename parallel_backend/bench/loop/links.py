@@ -8,7 +8,7 @@ import shutil
 import subprocess
 from types import TracebackType
 
-from ..errors import InvalidRequest
+from ...errors import InvalidRequest
 
 RANKS = 2
 BURST, LATENCY = "256kb", "200ms"

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .loops import LoopRow, Loops
-from .plot import INK, MARGIN, PAPER, RULE, WIDTH
+from ..step.plot import INK, MARGIN, PAPER, RULE, WIDTH
+from .run import LoopRow, Loops
 
 HEIGHT, LEFT, RIGHT, TOP, BOTTOM, LINE = 420, 70, 200, 40, 50, 16
 COLOURS = ("#2563a8", "#c2571a", "#2f855a", "#7c3aed", "#b7791f", "#9aa5b1")

@@ -1,4 +1,4 @@
-"""One rank of step loops: ``python -m parallel_backend.bench.loop_rank``, started by ``loops``, ended with its parent.
+"""One rank of step loops: ``python -m parallel_backend.bench.loop.rank``, started by ``run``, ended with its parent.
 
 It holds an engine without a supervisor, so that ranks may run in network namespaces of their own.
 """
@@ -9,8 +9,8 @@ from pathlib import Path
 
 import msgspec
 
-from ..procs import stay_on_own_cores
-from .rank import COLLECTIVE_PATIENCE, Answer, serve
+from ...processes import stay_on_own_cores
+from ..ranks.rank import COLLECTIVE_PATIENCE, Answer, serve
 
 
 class LoopTurn(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,7 +30,7 @@ class LoopRunner:
         import torch
         import torch.distributed as dist
 
-        from ..engine import Engine
+        from ...engine.engine import Engine
 
         torch.set_num_threads(1)
         dist.init_process_group("gloo", f"file://{store}", COLLECTIVE_PATIENCE, world_size=self.ranks, rank=self.rank)
@@ -40,9 +40,9 @@ class LoopRunner:
         """All steps."""
         from safetensors.torch import load_file, save_file
 
-        from ..layout import ParallelLayout
-        from ..messages import Devices, ModelSpec, Sample
-        from ..payload import describe
+        from ...layout.parallel_layout import ParallelLayout
+        from ...protocol.messages import Devices, ModelSpec, Sample
+        from ...protocol.tensors import describe
 
         tensors = load_file(turn.inputs)
         devices = Devices(kind="cpu", indices=tuple(range(self.ranks)))

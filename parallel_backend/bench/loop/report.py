@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from ..layout import ParallelLayout
-from .loops import LoopRow, Loops
+from ...layout.parallel_layout import ParallelLayout
+from .run import LoopRow, Loops
 
 
 def describe(measured: Sequence[Loops], rounds: int) -> str:

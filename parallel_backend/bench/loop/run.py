@@ -14,15 +14,15 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 from torch.utils.benchmark import Timer
 
-from ..geometry import LATENT, TIMESTEP
-from ..layout import ParallelLayout
-from ..models import FAMILIES
-from .cases import SUBJECTS, Case, write_model
+from ...interfaces.geometry import LATENT, TIMESTEP
+from ...layout.parallel_layout import ParallelLayout
+from ...models import FAMILIES
+from ..ranks.cases import SUBJECTS, Case, write_model
+from ..ranks.peers import Peer
+from ..ranks.rank import Answer
+from ..ranks.team import TURN_PATIENCE, Team
 from .links import Links
-from .loop_rank import LoopTurn
-from .peers import Peer
-from .rank import Answer
-from .team import TURN_PATIENCE, Team
+from .rank import LoopTurn
 
 Say = Callable[[str], None]
 ONE = ParallelLayout()
@@ -71,7 +71,7 @@ class Loops:
 class LoopTeam(Team):
     """Ranks that hold engines, in namespaces of their own if there are links."""
 
-    module = "loop_rank"
+    module = "parallel_backend.bench.loop.rank"
 
     def __init__(self, ranks: int, model: Path, folder: Path, links: Links | None) -> None:
         super().__init__(Peer(name="layouts", ranks=ranks), model, folder)

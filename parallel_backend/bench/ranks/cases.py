@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import InvalidRequest
-from ..geometry import LATENT, TIMESTEP
-from ..verify.examples import write
+from ...errors import InvalidRequest
+from ...interfaces.geometry import LATENT, TIMESTEP
+from ...verify.forward.examples import write
 
 
 @dataclass(frozen=True, kw_only=True)

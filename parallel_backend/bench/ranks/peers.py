@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from ..kernels import KERNELS
+from ...attention.kernels import KERNELS
 
 
 @dataclass(frozen=True, kw_only=True)

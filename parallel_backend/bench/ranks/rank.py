@@ -1,4 +1,4 @@
-"""One process of a peer: ``python -m parallel_backend.bench.rank``, started by ``team``, ended with its parent.
+"""One process of a peer: ``python -m parallel_backend.bench.ranks.rank``, started by ``team``, ended with its parent.
 
 It takes a ``Turn`` at a time from a socket and answers each with what it took.
 """
@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from ..procs import die_with_parent, stay_on_own_cores
+from ...processes import die_with_parent, stay_on_own_cores
 from .peers import BY_NAME
 
 COLLECTIVE_PATIENCE = timedelta(minutes=5)
@@ -51,7 +51,7 @@ class Runner:
         import torch
         import torch.distributed as dist
 
-        from ..models import FAMILIES
+        from ...models import FAMILIES
 
         torch.set_num_threads(chosen.threads)
         if chosen.ranks > 1:
@@ -71,7 +71,7 @@ class Runner:
         with torch.inference_mode():
             if not turn.output:
                 return Answer(seconds=self._step(inputs)[0])
-            from ..traffic import SentBytes
+            from ...distributed.sent_bytes import SentBytes
 
             with SentBytes() as sent:
                 seconds, prediction = self._step(inputs)

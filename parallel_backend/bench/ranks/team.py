@@ -12,8 +12,8 @@ from pathlib import Path
 
 import msgspec
 
-from ..errors import RankFailed
-from ..procs import last_line
+from ...errors import RankFailed
+from ...processes import last_line
 from .peers import Peer
 from .rank import BUFFER, Answer
 
@@ -22,7 +22,7 @@ TURN_PATIENCE = 300.0
 GRACE = 3.0
 """Seconds that the other ranks have after one failed: they may wait for it in vain."""
 END_PATIENCE = 5.0
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 class Team:
@@ -31,7 +31,7 @@ class Team:
     ``module`` is what the processes run.
     """
 
-    module = "rank"
+    module = "parallel_backend.bench.ranks.rank"
 
     def __init__(self, peer: Peer, model: Path, folder: Path) -> None:
         self.peer, self._model, self._folder, self._starts = peer, model, folder, 0
@@ -78,7 +78,7 @@ class Team:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._links.append(ours)
         store = self._folder / f"{self.peer.name}.{self._starts}.store"
-        command = [*self._prefix(rank), sys.executable, "-m", f"{__package__}.{self.module}"]
+        command = [*self._prefix(rank), sys.executable, "-m", self.module]
         command += ["--link-fd", str(theirs.fileno()), "--peer", self.peer.name]
         command += ["--model", str(self._model), "--store", str(store)]
         with theirs, self._log(rank).open("wb") as output:

@@ -10,15 +10,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from ..client import Client
-from ..layout import ParallelLayout
-from ..messages import Devices, Forward, ModelSpec
-from ..own_backend import own_backend
-from ..verify.examples import branches
-from .cases import Case
-from .peers import ONE, Peer
-from .rank import Turn
-from .team import Team
+from ...client.client import Client
+from ...client.temporary_backend import own_backend
+from ...layout.parallel_layout import ParallelLayout
+from ...protocol.messages import Devices, Forward, ModelSpec
+from ...verify.forward.examples import branches
+from ..ranks.cases import Case
+from ..ranks.peers import ONE, Peer
+from ..ranks.rank import Turn
+from ..ranks.team import Team
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..errors import InvalidRequest
+from ...errors import InvalidRequest
 from .run import Table
 
 WIDTH, LINE, LEFT, RIGHT, MARGIN = 900, 24, 260, 80, 16

@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import BackendError
-from ..layout import ParallelLayout
-from .cases import Case, write_model
+from ...errors import BackendError
+from ...layout.parallel_layout import ParallelLayout
+from ..ranks.cases import Case, write_model
+from ..ranks.peers import ONE, PEERS, Peer
 from .contestants import Contestant, First, contestants
-from .peers import ONE, PEERS, Peer
 
 Say = Callable[[str], None]
 

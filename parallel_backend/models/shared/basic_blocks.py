@@ -5,8 +5,8 @@ from typing import Any
 
 from torch import Tensor
 
-from ..cuts import Columns, Cut, Rows, attention
-from ..errors import InvalidRequest
+from ...errors import InvalidRequest
+from ...interfaces.tensor_cuts import Columns, Cut, Rows, attention
 
 _GATED = ("geglu", "swiglu")
 """Activations whose layer has a second half of outputs, the gate."""

@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..cuts import Block, Columns, Cut, Rows, attention
-from ..errors import InvalidRequest
-from ..geometry import Shapes, Sum
+from ...errors import InvalidRequest
+from ...interfaces.geometry import Shapes, Sum
+from ...interfaces.tensor_cuts import Block, Columns, Cut, Rows, attention
 
 
 def sums(streams: Sequence[str], width: int, *, double: int, single: int, least: str) -> tuple[Sum, ...]:

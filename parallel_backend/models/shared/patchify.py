@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..errors import InvalidRequest
-from ..geometry import LATENT, Geometry, Shapes
+from ...errors import InvalidRequest
+from ...interfaces.geometry import LATENT, Geometry, Shapes
 
 
 def pad_to_patch(latent: Tensor, patch: Sequence[int]) -> Tensor:

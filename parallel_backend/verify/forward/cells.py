@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..models import FAMILIES
+from ...models import FAMILIES
 from . import examples
 from .matrix import Cell
 from .run import Question, block_parameters, stages_of

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import InvalidRequest
-from ..geometry import LATENT, TIMESTEP
-from ..models import FAMILIES, Family
-from ..models.base import Inputs, Variant
+from ...errors import InvalidRequest
+from ...interfaces.family import Family, Inputs, Variant
+from ...interfaces.geometry import LATENT, TIMESTEP
+from ...models import FAMILIES
 
 
 def short_name(class_name: str) -> str:

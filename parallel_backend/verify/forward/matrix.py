@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ..layout import ParallelLayout
+from ...layout.parallel_layout import ParallelLayout
 from .examples import even, few, short_name, variants
 
 SINGLE = tuple(f"{axis}={ranks}" for axis in ("ulysses", "ring", "tensor") for ranks in (2, 3, 4))

@@ -18,12 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import procs
-from ..client import Client
-from ..layout import ParallelLayout
-from ..messages import Devices
-from ..models import FAMILIES
-from ..own_backend import own_backend
+from ... import processes
+from ...client.client import Client
+from ...client.temporary_backend import own_backend
+from ...layout.parallel_layout import ParallelLayout
+from ...models import FAMILIES
+from ...protocol.messages import Devices
 from . import examples
 from .run import TOLERANCE, forward
 
@@ -165,7 +165,7 @@ def _write(folder: Path, model: Large) -> _Written:
 
 
 def _private(pids: Sequence[int]) -> int:
-    return sum(map(procs.private_memory, pids))
+    return sum(map(processes.private_memory, pids))
 
 
 @contextmanager

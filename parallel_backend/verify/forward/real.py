@@ -13,17 +13,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import devices as device_list
-from .. import loading, mesh
-from ..checkpoint import Checkpoint
-from ..errors import InvalidRequest, OutOfMemory
-from ..experts import HIGH, LOW
-from ..geometry import LATENT, TIMESTEP
-from ..layout import ParallelLayout, auto
-from ..messages import Devices, DType
-from ..models import Family, family_of
-from ..payload import NAMES
-from ..strategies.base import Parameters
+from ...checkpoint.checkpoint import Checkpoint
+from ...client import devices as device_list
+from ...denoiser.experts import HIGH, LOW
+from ...distributed import mesh
+from ...errors import InvalidRequest, OutOfMemory
+from ...interfaces.family import Family
+from ...interfaces.geometry import LATENT, TIMESTEP
+from ...interfaces.strategy import Parameters
+from ...layout.parallel_layout import ParallelLayout, auto
+from ...loading import load
+from ...models import family_of
+from ...protocol.messages import Devices, DType
+from ...protocol.tensors import NAMES
 from . import examples
 from .run import TOLERANCE, Question, block_parameters, check, forward, stages_of
 
@@ -102,7 +104,7 @@ class Real:
     def _stock(self, device: torch.device, layouts: Sequence[ParallelLayout]) -> "_Stock":
         alone = mesh.create(ParallelLayout(), rank=0, timeout=timedelta(seconds=1))
         assert alone is not None
-        family = loading.load_transformer(self.checkpoint, getattr(torch, self.dtype), device, alone, self.component)
+        family = load.load_transformer(self.checkpoint, getattr(torch, self.dtype), device, alone, self.component)
         wanted = [family.stock({k: v.to(device) for k, v in one.items()}).cpu() for one in self.inputs]
         stock = _Stock(
             wanted=wanted,
@@ -145,14 +147,14 @@ def open_real(model: str, dtype: DType, size: Sequence[int] | None, text: int | 
     checkpoint = Checkpoint.open(folder(model))
     class_name = checkpoint.components["transformer"]
     family = family_of(class_name)
-    loading.check_component(checkpoint, "transformer")
+    load.check_component(checkpoint, "transformer")
     config = _with_defaults(class_name, checkpoint.config("transformer"))
     name, shapes = _fitting(family, config, size, text)
     return Real(
         checkpoint=checkpoint,
         variant=name,
         inputs=tuple(examples.fill(one, seed) for seed, one in enumerate(shapes)),
-        dtype=NAMES[loading.resolve_dtype(checkpoint, dtype, device)],  # type: ignore[arg-type]
+        dtype=NAMES[load.resolve_dtype(checkpoint, dtype, device)],  # type: ignore[arg-type]
     )
 
 
@@ -176,7 +178,7 @@ def choose_devices(ranks: int | None) -> Devices:
 
 def folder(model: str) -> Path:
     """A folder, or the name of one among the shipped checkpoints or under ComfyUI's ``models/diffusers``."""
-    extension = Path(__file__).resolve().parents[2]
+    extension = Path(__file__).resolve().parents[3]
     comfyui = Path(os.environ.get("COMFYUI_PATH") or extension.parents[1])
     places = [Path(model), extension / "checkpoints" / model, comfyui / "models" / "diffusers" / model]
     found = [place for place in places if place.is_dir()]

@@ -10,15 +10,15 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ..client import Client
-from ..errors import InvalidRequest
-from ..layout import ParallelLayout
-from ..messages import Devices, ModelSpec, Sample
+from ...client.client import Client
+from ...errors import InvalidRequest
+from ...layout.parallel_layout import ParallelLayout
+from ...protocol.messages import Devices, ModelSpec, Sample
 
 Pictures = npt.NDArray[np.float32]
 """``[N, H, W, 3]`` in 0..1."""
 
-SHAPES = Path(__file__).resolve().parents[2] / "checkpoints" / "shapes"
+SHAPES = Path(__file__).resolve().parents[3] / "checkpoints" / "shapes"
 SIZES = ((128, 128), (96, 160), (112, 144), (176, 112))
 """Height and width; each of the 64 unseen prompts is drawn in each of them."""
 STEPS, GUIDANCE, SHIFT = 30, 3.0, 8.0

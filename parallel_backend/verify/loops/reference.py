@@ -6,16 +6,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..geometry import LATENT, TIMESTEP
-from ..layout import ParallelLayout
-from ..messages import Sample
-from ..models import Family
-from ..noise import Noise
-from ..partition import Partition
-from ..predictions import PREDICTIONS, timestep
-from ..samplers import SAMPLERS, Sampler, dry
-from ..validation import split_names
-from .stale import Neighbours, Patchwise
+from ...engine.validation import split_names
+from ...interfaces.family import Family
+from ...interfaces.geometry import LATENT, TIMESTEP
+from ...layout.parallel_layout import ParallelLayout
+from ...layout.partition import Partition
+from ...protocol.messages import Sample
+from ...samplers.inpainting import Noise
+from ...samplers.prediction_types import PREDICTIONS, timestep
+from ...samplers.samplers import SAMPLERS, Sampler, dry
+from .reference_attention import Neighbours, Patchwise
 
 Transformer = Callable[[float], Family]
 """That of a timestep."""

@@ -10,13 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..attention import routed
-from ..geometry import IMAGE
-from ..layout import ParallelLayout
-from ..models import Family
-from ..partition import Partition
-from ..seam import OwnTokens
-from ..state import State
+from ...attention.routing import routed
+from ...denoiser.attention_chain import OwnTokens
+from ...interfaces.family import Family
+from ...interfaces.geometry import IMAGE
+from ...interfaces.state import State
+from ...layout.parallel_layout import ParallelLayout
+from ...layout.partition import Partition
 
 Rows = Mapping[str, Tensor]
 """By stream, the indices of some of its tokens."""

@@ -9,24 +9,28 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..checkpoint import Checkpoint
-from ..client import Client
-from ..errors import InvalidRequest
-from ..geometry import IMAGE, LATENT, TIMESTEP
-from ..layout import ParallelLayout
-from ..messages import Devices, ModelSpec, Sample
-from ..models import FAMILIES, Family
-from ..payload import describe
-from ..samplers import SAMPLERS, dry
-from ..strategies import STRATEGIES, Job, displaced, patches
-from ..strategies.ring import Ring
-from ..strategies.ulysses import Ulysses
-from ..validation import Denoising, check_sample
-from ..views import Kind, kinds
-from ..warmup import whole_calls
-from . import examples, loops
-from .examples import short_name
-from .run import TOLERANCE, Report, stages_of
+from ...checkpoint.checkpoint import Checkpoint
+from ...client.client import Client
+from ...denoiser.attention_views import Kind, kinds
+from ...engine.validation import Denoising, check_sample
+from ...errors import InvalidRequest
+from ...interfaces.family import Family
+from ...interfaces.geometry import IMAGE, LATENT, TIMESTEP
+from ...interfaces.strategy import Job
+from ...layout.parallel_layout import ParallelLayout
+from ...models import FAMILIES
+from ...protocol.messages import Devices, ModelSpec, Sample
+from ...protocol.tensors import describe
+from ...samplers.samplers import SAMPLERS, dry
+from ...step_loop.schedule import whole_calls
+from ...strategies import STRATEGIES, displaced, patch_attention
+from ...strategies.ring import Ring
+from ...strategies.ulysses import Ulysses
+from ..forward import examples
+from ..forward.examples import short_name
+from ..forward.run import TOLERANCE, Report, stages_of
+from . import reference as one_process
+from .reference import Asked, Transformer
 
 SIGMAS = (1.0, 0.93, 0.84, 0.72, 0.58, 0.42, 0.24, 0.1, 0.0)
 RANKS = (2, 3, 4)
@@ -89,12 +93,14 @@ class Loop:
         return tensors
 
 
-def wanted(transformer: loops.Transformer, message: Sample, tensors: Mapping[str, Tensor], plan: Denoising) -> Tensor:
+def wanted(transformer: Transformer, message: Sample, tensors: Mapping[str, Tensor], plan: Denoising) -> Tensor:
     """What one process makes of a request in its layout's algorithm."""
     layout = plan.layout
-    image = patches.cut(plan.extents, patches.count(layout, plan.extents))
-    asked = loops.Asked(transformer, message, tensors, layout.warmup)
-    return loops.displaced(asked, layout, image.total) if layout.stale else loops.pipefusion(asked, image)
+    image = patch_attention.cut(plan.extents, patch_attention.count(layout, plan.extents))
+    asked = Asked(transformer, message, tensors, layout.warmup)
+    if layout.stale:
+        return one_process.displaced(asked, layout, image.total)
+    return one_process.pipefusion(asked, image)
 
 
 def every(

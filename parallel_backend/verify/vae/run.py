@@ -10,17 +10,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import loading, vae
-from ..checkpoint import Checkpoint
-from ..client import Client
-from ..errors import InvalidRequest
-from ..messages import Decode, Devices, Encode, ModelSpec
-from ..own_backend import own_backend
-from ..partition import Partition
-from ..spatial import Unsplittable, formula
-from ..vaes import vae_of
-from . import real, vae_kinds, vae_stock
-from .vae_kinds import KINDS
+from ...autoencoder import codec
+from ...autoencoder.spatial import Unsplittable, formula
+from ...checkpoint.checkpoint import Checkpoint
+from ...client.client import Client
+from ...client.temporary_backend import own_backend
+from ...errors import InvalidRequest
+from ...layout.partition import Partition
+from ...loading import load
+from ...protocol.messages import Decode, Devices, Encode, ModelSpec
+from ...vaes import vae_of
+from ..forward import real
+from . import kinds, stock
+from .kinds import KINDS
 
 TOLERANCE = 1e-4
 """Largest difference of a pixel, of 2 from black to white, or of a value of a latent."""
@@ -82,7 +84,7 @@ class Asked:
     kind: str
     ranks: int
     encode: bool = False
-    width: int = vae_kinds.WIDTH
+    width: int = kinds.WIDTH
     size: tuple[int, ...] | None = None
 
 
@@ -116,15 +118,15 @@ class Subject:
 
         cls = getattr(diffusers, self.checkpoint.components["vae"])
         module = cls.from_pretrained(str(self.checkpoint.path), subfolder="vae", torch_dtype=torch.float32)
-        module = vae_stock.stock(module.to(self.device).eval(), self.kind)
+        module = stock.stock(module.to(self.device).eval(), self.kind)
         with torch.no_grad():
             if self.asked.encode:
-                return vae_stock.encode(module, self.given["pixels"].to(self.device).movedim(-1, 1) * 2 - 1).cpu()
-            return vae_stock.decode(module, self.given["latent"].to(self.device)).movedim(1, -1).cpu()
+                return stock.encode(module, self.given["pixels"].to(self.device).movedim(-1, 1) * 2 - 1).cpu()
+            return stock.decode(module, self.given["latent"].to(self.device)).movedim(1, -1).cpu()
 
     def formula(self) -> tuple[int, ...]:
         """The bytes that each rank should send."""
-        module = loading.load_vae(self.checkpoint, self.device)
+        module = load.load_vae(self.checkpoint, self.device)
         parts: list[int] = []
         try:
             with torch.no_grad(), formula.seen(module) as calls:
@@ -196,10 +198,10 @@ class Subject:
             raise InvalidRequest(f"--size {'x'.join(map(str, size))}: latents of {self.asked.kind} are {form}")
         return size
 
-    def _work(self, module: Any, tick: vae.Tick) -> Tensor:
+    def _work(self, module: Any, tick: codec.Tick) -> Tensor:
         """What one process makes of it as the engine does."""
         (given,) = self.given.values()
-        return (vae.encode if self.asked.encode else vae.decode)(self.kind, module, given.to(self.device), tick)
+        return (codec.encode if self.asked.encode else codec.decode)(self.kind, module, given.to(self.device), tick)
 
     def _seconds(self, client: Client, message: Decode | Encode) -> float:
         return float(client.call(replace(message, timed=True), self.given)["seconds"])
@@ -214,7 +216,7 @@ def _devices(asked: Asked) -> Devices:
 def _folder(asked: Asked, into: Path) -> Path:
     """That of the checkpoint, written if it is one of ours."""
     if asked.kind in KINDS:
-        return vae_kinds.write(into / asked.kind, KINDS[asked.kind].module(asked.width))
+        return kinds.write(into / asked.kind, KINDS[asked.kind].module(asked.width))
     try:
         return real.folder(asked.kind)
     except InvalidRequest as error:

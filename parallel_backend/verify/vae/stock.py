@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from ..vaes import VAE
-from ..vaes.ltx import NOISE, TIMESTEP
+from ...vaes import VAE
+from ...vaes.ltx import NOISE, TIMESTEP
 
 COMFYUI = ("AutoencoderKLLTXVideo", "AutoencoderKLMochi")
 """Classes whose decoder is as in ComfyUI, by what ``VAE.prepare`` sets; the others are diffusers' as they are."""

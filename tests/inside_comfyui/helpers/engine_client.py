@@ -3,8 +3,8 @@
 from typing import Any
 
 import torch
-from any_folder_name.parallel_backend.engine import Engine
-from any_folder_name.parallel_backend.payload import describe
+from any_folder_name.parallel_backend.engine.engine import Engine
+from any_folder_name.parallel_backend.protocol.tensors import describe
 from torch import Tensor
 
 

@@ -10,15 +10,16 @@ from typing import Any
 import comfy.model_management
 import folder_paths
 import pytest
-import tiny_wan
 import torch
-from any_folder_name.nodes import connection, loader, sampler
-from any_folder_name.parallel_backend.client import Client
-from any_folder_name.parallel_backend.endpoint import Endpoint
-from any_folder_name.parallel_backend.layout import ParallelLayout
-from any_folder_name.parallel_backend.messages import Progress
-from any_folder_name.parallel_backend.samplers import SAMPLERS, drive
-from local_client import LocalClient
+from any_folder_name.nodes import loader, sampler
+from any_folder_name.nodes.backend import connection
+from any_folder_name.parallel_backend.client.client import Client
+from any_folder_name.parallel_backend.layout.parallel_layout import ParallelLayout
+from any_folder_name.parallel_backend.protocol.endpoint import Endpoint
+from any_folder_name.parallel_backend.protocol.messages import Progress
+from any_folder_name.parallel_backend.samplers.samplers import SAMPLERS, drive
+from helpers import tiny_wan
+from helpers.local_client import LocalClient
 from natives import CASES
 
 import nodes as core_nodes

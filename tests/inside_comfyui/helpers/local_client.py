@@ -6,7 +6,7 @@ from typing import Any
 
 import comfy.ldm.common_dit
 import torch
-from any_folder_name.parallel_backend.text import encode
+from any_folder_name.parallel_backend.engine.text_encoding import encode
 from diffusers import AutoencoderKLWan, WanTransformer3DModel
 from torch import Tensor
 from transformers import UMT5EncoderModel

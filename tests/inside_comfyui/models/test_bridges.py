@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from any_folder_name.nodes.families.registry import BRIDGES
-from any_folder_name.parallel_backend.checkpoint import Checkpoint
+from any_folder_name.parallel_backend.checkpoint.checkpoint import Checkpoint
 from any_folder_name.parallel_backend.errors import InvalidRequest
 from any_folder_name.parallel_backend.vaes import VAES
 from natives import CASES

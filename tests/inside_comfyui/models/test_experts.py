@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from any_folder_name.parallel_backend.errors import InvalidRequest
-from any_folder_name.parallel_backend.layout import ParallelLayout
-from inside_fixtures import Loaded, ksampler, parallel_sampler, relative_error
+from any_folder_name.parallel_backend.layout.parallel_layout import ParallelLayout
+from helpers.inside_fixtures import Loaded, ksampler, parallel_sampler, relative_error
 from natives import CASES
 
 CASE = CASES["wan t2v"]

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from any_folder_name.nodes.families.bridge import meta_weights
+from any_folder_name.nodes.bridges.bridge import meta_weights
 from any_folder_name.nodes.families.registry import bridge_for
-from any_folder_name.parallel_backend.checkpoint import Checkpoint
+from any_folder_name.parallel_backend.checkpoint.checkpoint import Checkpoint
 from any_folder_name.parallel_backend.errors import InvalidRequest
-from any_folder_name.parallel_backend.layout import ParallelLayout
+from any_folder_name.parallel_backend.layout.parallel_layout import ParallelLayout
 from comfy.model_detection import detect_unet_config
-from inside_fixtures import ksampler, native_case, parallel_sampler, relative_error
+from helpers.inside_fixtures import ksampler, native_case, parallel_sampler, relative_error
 from natives import CASES, FIRST, HEAVY, wan
 
 CLOSE = 1e-4

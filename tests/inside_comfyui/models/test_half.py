@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from any_folder_name.parallel_backend.layout import ParallelLayout
-from inside_fixtures import ksampler, parallel_sampler, relative_error
+from any_folder_name.parallel_backend.layout.parallel_layout import ParallelLayout
+from helpers.inside_fixtures import ksampler, parallel_sampler, relative_error
 from natives import CASES
 
 CLOSE = 0.02

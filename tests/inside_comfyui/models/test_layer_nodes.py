@@ -8,7 +8,7 @@ import pytest
 from any_folder_name.parallel_backend.errors import InvalidRequest
 from comfy_extras.nodes_slg import SkipLayerGuidanceDiT
 from comfy_extras.nodes_torch_compile import TorchCompileModel
-from inside_fixtures import Loaded, empty_latent, ksampler, loader_node, parallel_sampler
+from helpers.inside_fixtures import Loaded, empty_latent, ksampler, loader_node, parallel_sampler
 
 Patch = Callable[[Any], Any]
 

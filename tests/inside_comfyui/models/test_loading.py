@@ -15,8 +15,8 @@ import torch
 from any_folder_name.nodes.layout import ParallelLayoutNode
 from any_folder_name.nodes.loader import ParallelLoader
 from any_folder_name.parallel_backend.errors import InvalidRequest
-from any_folder_name.parallel_backend.layout import ParallelLayout
-from inside_fixtures import Loaded, empty_latent, ksampler, loader_node, parallel_sampler
+from any_folder_name.parallel_backend.layout.parallel_layout import ParallelLayout
+from helpers.inside_fixtures import Loaded, empty_latent, ksampler, loader_node, parallel_sampler
 
 ONES = {"data": 1, "cfg": 1, "pipe": 1, "ring": 1, "ulysses": 1, "tensor": 1}
 

@@ -14,12 +14,20 @@ import comfy.samplers
 import comfy_extras.nodes_custom_sampler
 import pytest
 import torch
-from any_folder_name.nodes import connection
+from any_folder_name.nodes.backend import connection
 from any_folder_name.parallel_backend.errors import BackendError, Cancelled, InvalidRequest, RankFailed
-from any_folder_name.parallel_backend.layout import ParallelLayout
+from any_folder_name.parallel_backend.layout.parallel_layout import ParallelLayout
 from comfy_extras.nodes_easycache import EasyCacheNode
 from comfy_extras.nodes_perpneg import Guider_PerpNeg
-from inside_fixtures import FORGET, Loaded, conditioning, empty_latent, ksampler, parallel_sampler, relative_error
+from helpers.inside_fixtures import (
+    FORGET,
+    Loaded,
+    conditioning,
+    empty_latent,
+    ksampler,
+    parallel_sampler,
+    relative_error,
+)
 
 
 def test_class_names_and_shapes_are_comfyuis_own(native: Any, loaded: Loaded) -> None:

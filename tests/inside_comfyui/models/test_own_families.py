@@ -8,14 +8,14 @@ from typing import Any
 import comfy.model_patcher
 import pytest
 import torch
+from any_folder_name.nodes.bridges.bridge import Bridge
 from any_folder_name.nodes.class_label import ParallelClassLabel
-from any_folder_name.nodes.families.bridge import Bridge
 from any_folder_name.nodes.families.registry import bridge_for
-from any_folder_name.parallel_backend.checkpoint import Checkpoint
+from any_folder_name.parallel_backend.checkpoint.checkpoint import Checkpoint
 from any_folder_name.parallel_backend.errors import InvalidRequest
-from any_folder_name.parallel_backend.layout import ParallelLayout
-from inside_fixtures import Loaded, ksampler, parallel_sampler, relative_error
-from own_cases import CASES, Stock
+from any_folder_name.parallel_backend.layout.parallel_layout import ParallelLayout
+from helpers.inside_fixtures import Loaded, ksampler, parallel_sampler, relative_error
+from helpers.own_cases import CASES, Stock
 
 CLOSE = 1e-4
 

@@ -10,10 +10,10 @@ import comfy.model_management
 import comfy.model_patcher
 import pytest
 import torch
-from any_folder_name.nodes import room
-from any_folder_name.parallel_backend.layout import ParallelLayout
-from any_folder_name.parallel_backend.messages import Devices
-from inside_fixtures import Loaded, empty_latent, ksampler, parallel_sampler
+from any_folder_name.nodes.backend import memory
+from any_folder_name.parallel_backend.layout.parallel_layout import ParallelLayout
+from any_folder_name.parallel_backend.protocol.messages import Devices
+from helpers.inside_fixtures import Loaded, empty_latent, ksampler, parallel_sampler
 
 # To ComfyUI it is another device than torch.device("cpu"), on which it frees nothing; and it is just as usable.
 SHARED, OTHER = torch.device("cpu", 0), torch.device("cpu", 1)
@@ -54,7 +54,7 @@ def until_known(loaded: Loaded, component: str, ranks: int) -> None:
 def test_models_leave_once_for_each_part_that_loads(
     models: Path, load_remote: Callable[..., Loaded], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(room, "gpus", stand_in)
+    monkeypatch.setattr(memory, "gpus", stand_in)
     shutil.copytree(models / "tiny", models / "room")
     loaded, theirs, latent = load_remote(ParallelLayout(ulysses=2), name="room"), Theirs(SHARED), empty_latent()
     tokens = loaded.clip.tokenize("a red circle")
@@ -74,12 +74,12 @@ def test_models_leave_once_for_each_part_that_loads(
 def test_models_elsewhere_stay(load: Callable[..., Loaded], monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = load()
     assert Theirs(SHARED).stays(lambda: ksampler(loaded.model, empty_latent(), steps=1)), "the ranks are on the CPU"
-    monkeypatch.setattr(room, "gpus", stand_in)
+    monkeypatch.setattr(memory, "gpus", stand_in)
     assert Theirs(OTHER).stays(lambda: ksampler(loaded.model, empty_latent(), steps=1))
 
 
 def test_gpus_have_the_numbers_of_this_process() -> None:
     two = Devices(kind="cuda", indices=(3, 1), visible="0,2,4,6")
-    assert room.gpus(two, 2) == [torch.device("cuda", 3), torch.device("cuda", 1)]
-    assert room.gpus(two, 1) == [torch.device("cuda", 3)]
-    assert room.gpus(Devices(kind="cpu", indices=(0, 1)), 2) == []
+    assert memory.gpus(two, 2) == [torch.device("cuda", 3), torch.device("cuda", 1)]
+    assert memory.gpus(two, 1) == [torch.device("cuda", 3)]
+    assert memory.gpus(Devices(kind="cpu", indices=(0, 1)), 2) == []

@@ -11,7 +11,7 @@ import comfy.model_detection
 import comfy.model_patcher
 import diffusers
 import torch
-from any_folder_name.nodes.families.bridge import takes
+from any_folder_name.nodes.bridges.bridge import takes
 from any_folder_name.nodes.families.registry import BRIDGES
 from torch import Tensor
 

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from any_folder_name.parallel_backend.layout import ParallelLayout
-from inside_fixtures import ksampler, native_case, parallel_sampler, relative_error
+from any_folder_name.parallel_backend.layout.parallel_layout import ParallelLayout
+from helpers.inside_fixtures import ksampler, native_case, parallel_sampler, relative_error
 from natives import CASES
 from natives.case import seeded
 from natives.wan import clip_vision

@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny_wan
 import torch
 from any_folder_name.nodes.class_label import ParallelClassLabel
 from any_folder_name.nodes.vae import ParallelVAEDecode
-from any_folder_name.parallel_backend.layout import ParallelLayout
+from any_folder_name.parallel_backend.layout.parallel_layout import ParallelLayout
 from diffusers import AutoencoderKL, AutoencoderKLCogVideoX
-from inside_fixtures import Loaded, ksampler, parallel_sampler, relative_error
-from own_cases import CASES, encoder
+from helpers import tiny_wan
+from helpers.inside_fixtures import Loaded, ksampler, parallel_sampler, relative_error
+from helpers.own_cases import CASES, encoder
 
 import nodes as core_nodes
 

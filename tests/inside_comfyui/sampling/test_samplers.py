@@ -5,7 +5,7 @@ import comfy.ldm.common_dit
 import pytest
 import torch
 from any_folder_name.parallel_backend.models.wan import pad_to_patch
-from any_folder_name.parallel_backend.samplers import SAMPLERS, drive
+from any_folder_name.parallel_backend.samplers.samplers import SAMPLERS, drive
 
 SIGMAS = {
     "to zero": [1.0, 0.93, 0.8, 0.55, 0.31, 0.12, 0.0],

@@ -8,11 +8,11 @@ import comfy.model_sampling
 import pytest
 import torch
 from any_folder_name.parallel_backend.errors import InvalidRequest
-from any_folder_name.parallel_backend.layout import ParallelLayout
-from any_folder_name.parallel_backend.samplers import SAMPLERS
+from any_folder_name.parallel_backend.layout.parallel_layout import ParallelLayout
+from any_folder_name.parallel_backend.samplers.samplers import SAMPLERS
 from comfy.controlnet import ControlBase
 from comfy_extras.nodes_model_advanced import ModelSamplingSD3
-from inside_fixtures import Loaded, conditioning, empty_latent, ksampler, parallel_sampler, relative_error
+from helpers.inside_fixtures import Loaded, conditioning, empty_latent, ksampler, parallel_sampler, relative_error
 
 import nodes as core_nodes
 

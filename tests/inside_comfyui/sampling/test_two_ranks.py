@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 from any_folder_name.nodes.vae import ParallelVAEDecode
-from any_folder_name.parallel_backend.layout import ParallelLayout
-from inside_fixtures import Loaded, conditioning, empty_latent, ksampler, parallel_sampler, relative_error
+from any_folder_name.parallel_backend.layout.parallel_layout import ParallelLayout
+from helpers.inside_fixtures import Loaded, conditioning, empty_latent, ksampler, parallel_sampler, relative_error
 
 import nodes as core_nodes
 

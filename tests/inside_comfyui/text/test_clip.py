@@ -10,11 +10,11 @@ import comfy.sd
 import pytest
 import torch
 import transformers
-from any_folder_name.nodes import clip
-from any_folder_name.nodes.families.bridge import CoreText
+from any_folder_name.nodes.bridges.bridge import CoreText
 from any_folder_name.nodes.families.registry import BRIDGES
-from any_folder_name.nodes.foresight import check_part
-from any_folder_name.parallel_backend.checkpoint import Checkpoint
+from any_folder_name.nodes.remote import clip
+from any_folder_name.nodes.remote.preflight import check_part
+from any_folder_name.parallel_backend.checkpoint.checkpoint import Checkpoint
 from any_folder_name.parallel_backend.errors import InvalidRequest
 from safetensors.torch import save_file
 from torch import Tensor

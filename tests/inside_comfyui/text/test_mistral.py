@@ -11,12 +11,12 @@ import comfy.text_encoders.flux
 import comfy.text_encoders.llama
 import pytest
 import torch
-from any_folder_name.nodes.clip import CoreClip
 from any_folder_name.nodes.families.flux2 import Flux2
-from any_folder_name.nodes.tekken import tekken
-from any_folder_name.parallel_backend.checkpoint import Checkpoint
+from any_folder_name.nodes.remote.clip import CoreClip
+from any_folder_name.nodes.remote.mistral_tokenizer import tekken
+from any_folder_name.parallel_backend.checkpoint.checkpoint import Checkpoint
 from any_folder_name.parallel_backend.errors import InvalidRequest
-from inside_fixtures import relative_error
+from helpers.inside_fixtures import relative_error
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors, trainers
 from transformers import Mistral3Config, Mistral3ForConditionalGeneration, PreTrainedTokenizerFast
 from transformers.integrations.mistral import MistralConverter

@@ -9,10 +9,10 @@ from typing import Any
 import diffusers
 import pytest
 import sentencepiece
-import tiny_wan
 import torch
-from inside_fixtures import Loaded, relative_error
-from own_cases import CASES, TEXT, encoder
+from helpers import tiny_wan
+from helpers.inside_fixtures import Loaded, relative_error
+from helpers.own_cases import CASES, TEXT, encoder
 from transformers import PreTrainedTokenizerFast
 
 import nodes as core_nodes

@@ -7,10 +7,10 @@ import comfy.text_encoders.t5
 import comfy.text_encoders.wan
 import pytest
 import torch
-from any_folder_name.nodes import clip as clip_module
+from any_folder_name.nodes.remote import clip as clip_module
 from any_folder_name.parallel_backend.errors import InvalidRequest
 from diffusers import WanPipeline
-from inside_fixtures import Loaded, relative_error
+from helpers.inside_fixtures import Loaded, relative_error
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaModel, PreTrainedTokenizerFast
 
 import nodes as core_nodes

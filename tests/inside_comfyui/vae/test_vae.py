@@ -12,13 +12,13 @@ import comfy.model_management
 import comfy.sd
 import pytest
 import torch
-from any_folder_name.nodes import connection
+from any_folder_name.nodes.backend import connection
 from any_folder_name.nodes.vae import ParallelVAEDecode, ParallelVAEEncode
-from any_folder_name.parallel_backend import procs
+from any_folder_name.parallel_backend import processes
 from any_folder_name.parallel_backend.errors import InvalidRequest, OutOfMemory
-from any_folder_name.parallel_backend.layout import ParallelLayout
-from any_folder_name.parallel_backend.messages import Progress
-from inside_fixtures import Loaded, empty_latent, ksampler, loader_node
+from any_folder_name.parallel_backend.layout.parallel_layout import ParallelLayout
+from any_folder_name.parallel_backend.protocol.messages import Progress
+from helpers.inside_fixtures import Loaded, empty_latent, ksampler, loader_node
 
 import nodes as core_nodes
 
@@ -129,10 +129,10 @@ def test_pixels_cost_their_own_size_here_and_the_supervisor_nothing(load_remote:
     decode(loaded.vae, {"samples": torch.zeros(1, 16, 1, 8, 8)})
     held = (os.getpid(), connection.client().status().pid)
     for pid in held:
-        procs.forget_peak(pid)
-    before = [procs.peak(pid) for pid in held]
+        processes.forget_peak(pid)
+    before = [processes.peak(pid) for pid in held]
     (pixels,) = decode(loaded.vae, {"samples": torch.zeros(1, 16, 9, 64, 64)})
-    here, supervisor = (procs.peak(pid) - size for pid, size in zip(held, before, strict=True))
+    here, supervisor = (processes.peak(pid) - size for pid, size in zip(held, before, strict=True))
     assert pixels.nbytes == 33 * 512 * 512 * 3 * 4
     assert here <= 1.2 * pixels.nbytes
     assert supervisor <= 0.01 * pixels.nbytes

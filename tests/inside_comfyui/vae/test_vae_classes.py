@@ -13,19 +13,19 @@ import comfy.sd
 import comfy.utils
 import pytest
 import torch
-from any_folder_name.nodes import connection
-from any_folder_name.nodes.connection import Handle
+from any_folder_name.nodes.backend import connection
+from any_folder_name.nodes.backend.connection import Handle
+from any_folder_name.nodes.bridges.latents import fit_scaling, latent_scale
 from any_folder_name.nodes.families.registry import BRIDGES
-from any_folder_name.nodes.latents import fit_scaling, latent_scale
-from any_folder_name.nodes.remote_vae import RemoteVAE
+from any_folder_name.nodes.remote.vae import RemoteVAE
 from any_folder_name.nodes.vae import ParallelVAEDecode
-from any_folder_name.parallel_backend.checkpoint import Checkpoint
+from any_folder_name.parallel_backend.checkpoint.checkpoint import Checkpoint
 from any_folder_name.parallel_backend.errors import InvalidRequest
-from any_folder_name.parallel_backend.messages import Devices, ModelSpec
+from any_folder_name.parallel_backend.protocol.messages import Devices, ModelSpec
 from any_folder_name.parallel_backend.vaes import LatentScale, vae_of
-from engine_client import EngineClient
-from inside_fixtures import Loaded, relative_error
-from native_vaes import NATIVE
+from helpers.engine_client import EngineClient
+from helpers.inside_fixtures import Loaded, relative_error
+from helpers.native_vaes import NATIVE
 
 import nodes as core_nodes
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from parallel_backend.attention import routed
+from parallel_backend.attention.routing import routed
 from parallel_backend.errors import BackendFailure
-from tests import tiny
+from tests.support import tiny
 
 
 @pytest.fixture

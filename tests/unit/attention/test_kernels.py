@@ -6,10 +6,10 @@ from types import ModuleType
 import pytest
 import torch
 
-from parallel_backend import kernels
+from parallel_backend.attention import kernels
+from parallel_backend.attention.kernels import KERNELS, choose
 from parallel_backend.errors import InvalidRequest
-from parallel_backend.kernels import KERNELS, choose
-from parallel_backend.messages import Forward
+from parallel_backend.protocol.messages import Forward
 from tests.ranks.requests import Case
 from tests.unit.conftest import one_rank
 

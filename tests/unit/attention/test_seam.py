@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from parallel_backend.seam import OwnTokens
+from parallel_backend.denoiser.attention_chain import OwnTokens
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from parallel_backend.mesh import Axis
-from parallel_backend.partition import Partition
-from parallel_backend.spatial import Rows, Unsplittable, layers
-from parallel_backend.spatial.watch import Watch
-from parallel_backend.spatial.windows import Reach, Windowed
+from parallel_backend.autoencoder.spatial import Rows, Unsplittable, layers
+from parallel_backend.autoencoder.spatial.watch import Watch
+from parallel_backend.autoencoder.spatial.windows import Reach, Windowed
+from parallel_backend.distributed.mesh import Axis
+from parallel_backend.layout.partition import Partition
 
 CUT = Partition.even(7, 3)
 ROWS = [

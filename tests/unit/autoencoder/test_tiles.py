@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from parallel_backend.tiles import Side, Tiles
+from parallel_backend.autoencoder.tiles import Side, Tiles
 
 PIXELS = Side(dims=(-3, -2), scale=8)
 

@@ -10,15 +10,15 @@ import diffusers
 import pytest
 import torch
 
-from parallel_backend import vae
-from parallel_backend.checkpoint import Checkpoint
+from parallel_backend.autoencoder import codec
+from parallel_backend.checkpoint.checkpoint import Checkpoint
 from parallel_backend.errors import Cancelled, InvalidRequest
-from parallel_backend.messages import Decode, Encode
+from parallel_backend.protocol.messages import Decode, Encode
 from parallel_backend.vaes import VAES, LatentScale, Scaling, vae_of
-from parallel_backend.verify import vae_stock
-from tests.unit import vae_examples
+from parallel_backend.verify.vae import stock as vae_stock
+from tests.unit.autoencoder import vae_examples
+from tests.unit.autoencoder.vae_examples import CONFIGS
 from tests.unit.conftest import one_rank
-from tests.unit.vae_examples import CONFIGS
 
 SIZE = (3, 5)
 VIDEOS = [name for name in CONFIGS if name not in ("image", "flux2")]
@@ -71,7 +71,7 @@ def test_decode_equals_diffusers(name, frames):
     module = build(name)
     kind = kind_of(name, module)
     latent = latent_for(kind, frames)
-    pixels = vae.decode(kind, module, latent, ignore)
+    pixels = codec.decode(kind, module, latent, ignore)
     expected = ((vae_stock.decode(stock(name), latent) + 1) / 2).clamp(0, 1).movedim(1, -1)
     assert pixels.dtype == torch.float32
     assert expected.std() > 0.05
@@ -85,7 +85,7 @@ def test_encode_equals_diffusers_and_leaves_out_what_fills_no_latent_frame(name,
     kept = 1 + (groups or 0) * kind.scale.temporal
     dims = tuple(size * kind.scale.spatial for size in SIZE)
     pixels = torch.rand(2, *(() if groups is None else (kept + kind.scale.temporal - 1,)), *dims, 3).double()
-    latent = vae.encode(kind, module, pixels, ignore)
+    latent = codec.encode(kind, module, pixels, ignore)
     used = pixels if groups is None else pixels[:, :kept]
     expected = vae_stock.encode(stock(name), used.movedim(-1, 1) * 2 - 1)
     assert latent.shape == (2, kind.scale.channels, *(() if groups is None else (groups + 1,)), *SIZE)
@@ -96,12 +96,12 @@ def test_the_vae_of_pictures_takes_the_frames_of_a_video_one_by_one():
     module = build("image")
     kind = kind_of("image", module)
     latent = torch.randn(2, 4, 3, *SIZE).double()
-    pixels = vae.decode(kind, module, latent, ignore)
+    pixels = codec.decode(kind, module, latent, ignore)
     frames = module.decode(latent.transpose(1, 2).flatten(0, 1)).sample.unflatten(0, (2, 3))
     torch.testing.assert_close(pixels, ((frames + 1) / 2).clamp(0, 1).movedim(2, -1).float(), atol=1e-6, rtol=0)
-    encoded = vae.encode(kind, module, pixels, ignore)
+    encoded = codec.encode(kind, module, pixels, ignore)
     for i in range(3):
-        torch.testing.assert_close(encoded[:, :, i], vae.encode(kind, module, pixels[:, i], ignore))
+        torch.testing.assert_close(encoded[:, :, i], codec.encode(kind, module, pixels[:, i], ignore))
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -111,19 +111,19 @@ def test_progress_counts_the_parts_and_may_end_the_work(name):
     latent = latent_for(kind, (5 if name in framewise else 2) if kind.scale.video else None)
     convolutions = sum(isinstance(layer, torch.nn.Conv2d | torch.nn.Conv3d) for layer in module.decoder.modules())
     parts = framewise.get(name, convolutions)
-    pixels = vae.decode(kind, module, latent, lambda *values: seen.append(values))
+    pixels = codec.decode(kind, module, latent, lambda *values: seen.append(values))
     assert seen == [(i + 1, 2 * parts) for i in range(2 * parts)]
 
     def cancel(done, total):
         raise Cancelled("enough")
 
     with pytest.raises(Cancelled):
-        vae.decode(kind, module, latent, cancel)
+        codec.decode(kind, module, latent, cancel)
     with pytest.raises(Cancelled):
-        vae.encode(kind, module, pixels, cancel)
-    torch.testing.assert_close(vae.decode(kind, module, latent, ignore), pixels, atol=0, rtol=0)
+        codec.encode(kind, module, pixels, cancel)
+    torch.testing.assert_close(codec.decode(kind, module, latent, ignore), pixels, atol=0, rtol=0)
     seen.clear()
-    vae.encode(kind, module, pixels, lambda *values: seen.append(values))
+    codec.encode(kind, module, pixels, lambda *values: seen.append(values))
     total = len(latent) * kind.encode_parts(module, pixels.shape[1])
     assert total == 2 * parts if name in framewise else total > 2 * 10
     assert seen == [(i + 1, total) for i in range(total)]
@@ -136,7 +136,7 @@ def test_noise_of_a_decoder_is_the_same_for_every_sample_and_leaves_the_generato
     torch.manual_seed(7)
     expected = torch.rand(1)
     torch.manual_seed(7)
-    first, second = vae.decode(kind, module, latent, ignore)
+    first, second = codec.decode(kind, module, latent, ignore)
     assert torch.equal(first, second)
     assert torch.equal(torch.rand(1), expected)
 
@@ -245,7 +245,7 @@ def test_hunyuan_video_makes_no_mask_over_all_pairs(monkeypatch):
     monkeypatch.setattr(file, "prepare_causal_attention_mask", refuse)
     module = build("hunyuan_video")
     kind = kind_of("hunyuan_video", module)
-    assert vae.encode(kind, module, vae.decode(kind, module, latent_for(kind, 2), ignore), ignore).shape[2] == 2
+    assert codec.encode(kind, module, codec.decode(kind, module, latent_for(kind, 2), ignore), ignore).shape[2] == 2
     with pytest.raises(AssertionError, match="a mask of"):
         stock("hunyuan_video").decode(latent_for(kind, 2))
 
@@ -256,4 +256,4 @@ def test_a_config_that_lies_is_refused(ratio, words):
     kind = VAES["AutoencoderKLHunyuanVideo"](dict(module.config) | {"temporal_compression_ratio": ratio})
     kind.prepare(module)
     with pytest.raises(InvalidRequest, match=words):
-        vae.decode(kind, module, latent_for(kind, 7, batch=1), ignore)
+        codec.decode(kind, module, latent_for(kind, 7, batch=1), ignore)

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from parallel_backend.devices import resolve
+from parallel_backend.client.devices import resolve
 from parallel_backend.errors import InvalidRequest
-from parallel_backend.messages import Devices
+from parallel_backend.protocol.messages import Devices
 
 
 @pytest.fixture(params=[0, 3])

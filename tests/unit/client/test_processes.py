@@ -16,20 +16,21 @@ import msgspec
 import psutil
 import pytest
 
-from parallel_backend import control, procs
-from parallel_backend.backlog import needed
-from parallel_backend.endpoint import Endpoint
-from parallel_backend.layout import ParallelLayout
-from parallel_backend.messages import Devices, Echo, LoadedModel, ModelSpec, RankStatus, Status
-from parallel_backend.poller import Poller
-from parallel_backend.rankset import Patience, Rank, RankSet
-from parallel_backend.status import format_json, format_status
+from parallel_backend import processes
+from parallel_backend.client.status_text import format_json, format_status
+from parallel_backend.layout.parallel_layout import ParallelLayout
+from parallel_backend.protocol import rank_control
+from parallel_backend.protocol.endpoint import Endpoint
+from parallel_backend.protocol.messages import Devices, Echo, LoadedModel, ModelSpec, RankStatus, Status
+from parallel_backend.supervisor.event_loop import Poller
+from parallel_backend.supervisor.rank_set import Patience, Rank, RankSet
+from parallel_backend.supervisor.request_queue import needed
 
 
 def test_memory_and_pulse_of_a_process() -> None:
-    measured, known = procs.memory(os.getpid()), psutil.Process().memory_info().rss
+    measured, known = processes.memory(os.getpid()), psutil.Process().memory_info().rss
     assert abs(measured - known) < 0.1 * known
-    pulse = procs.pulse(os.getpid())
+    pulse = processes.pulse(os.getpid())
     assert pulse is not None
     assert "R" in pulse.states
     assert pulse.would_move
@@ -44,10 +45,10 @@ def test_ranks_stay_on_cores_of_their_own(monkeypatch, ranks, threads, wanted):
     asked: list[set[int]] = []
     monkeypatch.setenv("OMP_NUM_THREADS", str(threads))
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 7})
-    monkeypatch.setattr(procs, "_place", lambda cpu: (0, cpu, cpu))
+    monkeypatch.setattr(processes, "_place", lambda cpu: (0, cpu, cpu))
     monkeypatch.setattr(os, "sched_setaffinity", lambda _, cores: asked.append(set(cores)))
     for rank in range(ranks):
-        procs.stay_on_own_cores(rank, ranks)
+        processes.stay_on_own_cores(rank, ranks)
     assert asked == wanted
 
 
@@ -55,38 +56,38 @@ def test_the_pulse_of_a_stopped_and_of_a_gone_process() -> None:
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     process.send_signal(signal.SIGSTOP)
     os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
-    pulse = procs.pulse(process.pid)
+    pulse = processes.pulse(process.pid)
     assert pulse is not None
     assert pulse.states == {"T"}
     assert not pulse.would_move
-    assert not procs.wait_gone(process.pid, 0.05)
-    procs.end(process.pid, signal.SIGKILL)
-    assert procs.wait_gone(process.pid, 5.0)
-    assert procs.describe_exit(process.wait(5)) == "was killed by SIGKILL"
-    assert procs.pulse(process.pid) is None
-    assert procs.memory(process.pid) == 0
-    assert procs.wait_gone(process.pid, 0.0)
+    assert not processes.wait_gone(process.pid, 0.05)
+    processes.end(process.pid, signal.SIGKILL)
+    assert processes.wait_gone(process.pid, 5.0)
+    assert processes.describe_exit(process.wait(5)) == "was killed by SIGKILL"
+    assert processes.pulse(process.pid) is None
+    assert processes.memory(process.pid) == 0
+    assert processes.wait_gone(process.pid, 0.0)
 
 
 def test_no_group_is_ever_signalled() -> None:
-    procs.end(0, signal.SIGKILL)
+    processes.end(0, signal.SIGKILL)
 
 
 def test_the_last_line_of_a_log(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    assert procs.last_line(log) == ""
+    assert processes.last_line(log) == ""
     log.write_text("first\n" * 10_000 + "ValueError: at last\n\n")
-    assert procs.last_line(log) == "ValueError: at last"
+    assert processes.last_line(log) == "ValueError: at last"
 
 
 def test_a_descriptor_travels_with_its_message() -> None:
-    ours, theirs = control.pair()
+    ours, theirs = rank_control.pair()
     near, far = socket.socketpair()
     with ours, theirs, near:
-        header = msgspec.json.encode({"text": "x" * (control.MAX_DATAGRAM - 5000)})
-        control.send(ours, control.Run(header=msgspec.Raw(header)), descriptor=far.fileno())
+        header = msgspec.json.encode({"text": "x" * (rank_control.MAX_DATAGRAM - 5000)})
+        rank_control.send(ours, rank_control.Run(header=msgspec.Raw(header)), descriptor=far.fileno())
         far.close()
-        message, descriptor = control.receive(theirs, control.ToRank)
+        message, descriptor = rank_control.receive(theirs, rank_control.ToRank)
         assert bytes(message.header) == header
         assert descriptor is not None
         assert not os.get_inheritable(descriptor)
@@ -95,16 +96,16 @@ def test_a_descriptor_travels_with_its_message() -> None:
         assert near.recv(10) == b"hello"
         assert near.recv(10) == b""
         with pytest.raises(BlockingIOError):
-            control.receive(theirs, control.ToRank)
+            rank_control.receive(theirs, rank_control.ToRank)
     with pytest.raises(OSError, match="closed"):
         _closed_pair()
 
 
 def _closed_pair() -> None:
-    ours, theirs = control.pair()
+    ours, theirs = rank_control.pair()
     ours.close()
     with theirs:
-        control.receive(theirs, control.ToRank)
+        rank_control.receive(theirs, rank_control.ToRank)
 
 
 def test_a_request_needs_the_devices_of_its_layout() -> None:
@@ -146,7 +147,7 @@ def test_a_rank_hangs_that_could_move_and_does_not(
 ) -> None:
     clock = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(procs, "pulse", lambda pid: procs.Pulse(states=states, ticks=7))
+    monkeypatch.setattr(processes, "pulse", lambda pid: processes.Pulse(states=states, ticks=7))
     ranks = rank_set(tmp_path, Devices(kind="cpu", indices=(0,)))
     process = cast(subprocess.Popen[bytes], SimpleNamespace(pid=1))
     with socket.socket() as control_socket:

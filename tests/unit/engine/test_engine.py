@@ -7,10 +7,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from parallel_backend.checkpoint import Checkpoint
+from parallel_backend.checkpoint.checkpoint import Checkpoint
 from parallel_backend.errors import Cancelled, InvalidRequest
-from parallel_backend.messages import Decode, Encode, EncodeText, Progress, Unload
-from tests import tiny
+from parallel_backend.protocol.messages import Decode, Encode, EncodeText, Progress, Unload
+from tests.support import tiny
 from tests.unit.conftest import one_rank
 
 IDS = torch.tensor([[3, 4, 5, 1, 0, 0], [6, 1, 7, 7, 7, 7]])

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from parallel_backend.errors import InvalidRequest
-from parallel_backend.layout import ParallelLayout, auto
+from parallel_backend.layout.parallel_layout import ParallelLayout, auto
 
 
 def test_ranks_and_text():

@@ -5,8 +5,8 @@ import re
 import pytest
 
 from parallel_backend.errors import InvalidRequest
-from parallel_backend.layout import ParallelLayout
-from parallel_backend.nearest import check_fits, nearest
+from parallel_backend.layout.parallel_layout import ParallelLayout
+from parallel_backend.layout.suggestions import check_fits, nearest
 
 
 def named(sentence):

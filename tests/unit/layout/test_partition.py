@@ -2,7 +2,7 @@
 
 import pytest
 
-from parallel_backend.partition import Partition
+from parallel_backend.layout.partition import Partition
 
 
 @pytest.mark.parametrize("total", [0, 1, 3, 7, 30, 1001])

@@ -9,12 +9,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from parallel_backend import loading, mesh
-from parallel_backend.checkpoint import Checkpoint
+from parallel_backend.checkpoint.checkpoint import Checkpoint
+from parallel_backend.distributed import mesh
 from parallel_backend.errors import InvalidRequest
-from parallel_backend.layout import ParallelLayout
-from parallel_backend.pipeline import Pipeline
-from tests import tiny
+from parallel_backend.layout.parallel_layout import ParallelLayout
+from parallel_backend.loading import load as load_module
+from parallel_backend.loading.components import Pipeline
+from parallel_backend.loading.load import check_component, load_transformer, resolve_dtype
+from tests.support import tiny
 
 
 def _alone() -> mesh.DeviceMesh:
@@ -39,7 +41,7 @@ def test_pickled_weights_are_refused(copy):
     torch.save(load_file(folder / WEIGHTS), folder / "diffusion_pytorch_model.bin")
     (folder / WEIGHTS).unlink()
     with pytest.raises(InvalidRequest, match=r"no \.safetensors file; weights in \.bin"):
-        loading.check_component(copy, "transformer")
+        check_component(copy, "transformer")
 
 
 @pytest.mark.parametrize("name", ["part.bin", "../outside.safetensors"])
@@ -47,18 +49,18 @@ def test_an_index_that_leads_elsewhere_is_refused(copy, name):
     index = copy.path / "transformer" / f"{WEIGHTS}.index.json"
     index.write_text(json.dumps({"weight_map": {"proj_out.weight": name}}))
     with pytest.raises(InvalidRequest, match=r"which is no \.safetensors file beside it"):
-        loading.check_component(copy, "transformer")
+        check_component(copy, "transformer")
 
 
 def test_quantised_weights_are_refused(copy):
     file = copy.path / "transformer" / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"quantization_config": {"quant_method": "gguf"}}))
     with pytest.raises(InvalidRequest, match="is quantised"):
-        loading.check_component(copy, "transformer")
+        check_component(copy, "transformer")
 
 
 def test_auto_is_float32_on_a_cpu(copy):
-    assert loading.resolve_dtype(copy, "auto", torch.device("cpu")) == torch.float32
+    assert resolve_dtype(copy, "auto", torch.device("cpu")) == torch.float32
 
 
 @pytest.mark.parametrize(
@@ -75,11 +77,11 @@ def test_auto_on_a_gpu_follows_the_file(copy, stored, wanted):
     weights = {name: tensor.to(stored) for name, tensor in load_file(file).items()}
     weights["small"] = torch.zeros(1)
     save_file(weights, file)
-    assert loading.resolve_dtype(copy, "auto", torch.device("cuda")) == wanted
+    assert resolve_dtype(copy, "auto", torch.device("cuda")) == wanted
 
 
 def test_half_precision_keeps_in_float32_what_diffusers_does(copy):
-    family = loading.load_transformer(copy, torch.bfloat16, torch.device("cpu"), ALONE)
+    family = load_transformer(copy, torch.bfloat16, torch.device("cpu"), ALONE)
     assert family.dtype == torch.bfloat16
     assert family.module.scale_shift_table.dtype == torch.float32
     assert family.module.condition_embedder.time_embedder.linear_1.weight.dtype == torch.float32
@@ -87,7 +89,7 @@ def test_half_precision_keeps_in_float32_what_diffusers_does(copy):
 
 
 def test_loaded_weights_are_those_of_the_file(copy):
-    family = loading.load_transformer(copy, torch.float32, torch.device("cpu"), ALONE)
+    family = load_transformer(copy, torch.float32, torch.device("cpu"), ALONE)
     original = tiny.transformer(tiny.Tiny())
     for name, parameter in original.named_parameters():
         assert torch.equal(family.module.get_parameter(name), parameter), name
@@ -104,14 +106,14 @@ def test_loaded_weights_are_those_of_the_file(copy):
 def test_an_interrupted_download_is_refused(copy, text, said):
     (copy.path / "transformer" / f"{WEIGHTS}.index.json").write_text(text)
     with pytest.raises(InvalidRequest, match=said):
-        loading.check_component(copy, "transformer")
+        check_component(copy, "transformer")
 
 
 def test_a_file_that_is_not_looked_for_is_refused(copy):
     folder = copy.path / "transformer"
     (folder / WEIGHTS).rename(folder / "diffusion_pytorch_model.fp16.safetensors")
     with pytest.raises(InvalidRequest, match=r"fp16\.safetensors, and is read by the names .* rename the file"):
-        loading.check_component(copy, "transformer")
+        check_component(copy, "transformer")
 
 
 @pytest.mark.parametrize(("component", "file"), [("text_encoder", "model.safetensors"), ("transformer", WEIGHTS)])
@@ -121,7 +123,7 @@ def test_missing_weights_are_refused(copy, component, file):
     first = sorted(name for name, tensor in weights.items() if tensor.ndim == 2)[0]
     del weights[first]
     save_file(weights, path, metadata={"format": "pt"})
-    load = getattr(loading, f"load_{component}")
+    load = getattr(load_module, f"load_{component}")
     with pytest.raises(InvalidRequest, match=rf"{component} lacks \d+ weights \({first}"):
         load(copy, torch.float32, torch.device("cpu"), *([ALONE] if component == "transformer" else []))
 

@@ -7,9 +7,9 @@ from functools import partial
 import pytest
 import torch
 
-from parallel_backend import weights
-from parallel_backend.geometry import LATENT
-from tests import families
+from parallel_backend.interfaces.geometry import LATENT
+from parallel_backend.loading import partial as weights
+from tests.support import families
 
 
 @pytest.mark.parametrize(("name", "kind"), [*families.variants()])

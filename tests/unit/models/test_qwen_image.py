@@ -5,7 +5,7 @@ import torch
 
 from parallel_backend.errors import InvalidRequest
 from parallel_backend.models.qwen_image import QwenImage
-from tests import families
+from tests.support import families
 
 NAME = "QwenImageTransformer2DModel"
 

@@ -5,9 +5,9 @@ import torch
 
 from parallel_backend.errors import InvalidRequest
 from parallel_backend.models import family_of, wan
-from parallel_backend.models.patches import pad_to_patch
+from parallel_backend.models.shared.patchify import pad_to_patch
 from parallel_backend.models.wan import Wan
-from tests import families, tiny
+from tests.support import families, tiny
 
 
 def three_parts(family, inputs):

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from parallel_backend import wire
-from parallel_backend.endpoint import Endpoint, connect, listen, peer
 from parallel_backend.errors import BackendUnavailable, DeadlineExceeded
-from parallel_backend.intake import Intake
-from parallel_backend.messages import StatusQuery
-from parallel_backend.poller import Poller
+from parallel_backend.protocol import frames
+from parallel_backend.protocol.endpoint import Endpoint, connect, listen, peer
+from parallel_backend.protocol.messages import StatusQuery
+from parallel_backend.supervisor.event_loop import Poller
+from parallel_backend.supervisor.listener import Intake
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ def test_a_full_backlog_is_waited_for(folder: Path) -> None:
 @pytest.mark.parametrize("stranger", [False, True])
 def test_another_user_is_refused(folder: Path, stranger: bool, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
-    seen: list[tuple[socket.socket, wire.Frame]] = []
+    seen: list[tuple[socket.socket, frames.Frame]] = []
     poller = Poller()
     lock, listener = listen(Endpoint(folder=folder), backlog=1)
     uid = os.getuid() + stranger
@@ -109,12 +109,12 @@ def test_another_user_is_refused(folder: Path, stranger: bool, caplog: pytest.Lo
         uid_of=lambda sock: uid,
     )
     with connect(Endpoint(folder=folder), seconds=1) as sock:
-        sock.sendall(wire.pack(wire.Frame(message=StatusQuery())))
+        sock.sendall(frames.pack(frames.Frame(message=StatusQuery())))
         poller.run_once(1.0)
         poller.run_once(0.1)
         if stranger:
             with pytest.raises(ConnectionError):
-                wire.recv_header(sock, deadline=wire.Deadline(1, "an answer"))
+                frames.recv_header(sock, deadline=frames.Deadline(1, "an answer"))
             assert f"refused a connection of user {uid}" in caplog.text
         for taken, _ in seen:
             taken.close()

@@ -10,14 +10,14 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from parallel_backend import payload, wire
 from parallel_backend.errors import DeadlineExceeded, InvalidRequest, ProtocolError
-from parallel_backend.layout import ParallelLayout
-from parallel_backend.messages import MESSAGES, Devices, Done, ModelSpec, Progress, Sample, StatusQuery, Unload
+from parallel_backend.layout.parallel_layout import ParallelLayout
+from parallel_backend.protocol import frames, tensors
+from parallel_backend.protocol.messages import MESSAGES, Devices, Done, ModelSpec, Progress, Sample, StatusQuery, Unload
 
 
-def soon(seconds: float = 5.0) -> wire.Deadline:
-    return wire.Deadline(seconds, "a test")
+def soon(seconds: float = 5.0) -> frames.Deadline:
+    return frames.Deadline(seconds, "a test")
 
 
 @pytest.fixture
@@ -31,10 +31,10 @@ SPEC = ModelSpec(path="/m", devices=Devices(kind="cpu", indices=(0, 1)), layout=
 
 
 def test_a_request_comes_out_as_it_went_in() -> None:
-    metas = payload.describe({"x": torch.zeros(1, 16, 3, 4, 5), "sigmas": torch.zeros(4)})
-    frame = wire.Frame(message=Sample(model=SPEC, branches=2, sampler="euler", cfg=5.0), tensors=metas)
-    packed = wire.pack(frame)
-    assert wire.unpack(packed[wire.PREFIX.size :]) == frame
+    metas = tensors.describe({"x": torch.zeros(1, 16, 3, 4, 5), "sigmas": torch.zeros(4)})
+    frame = frames.Frame(message=Sample(model=SPEC, branches=2, sampler="euler", cfg=5.0), tensors=metas)
+    packed = frames.pack(frame)
+    assert frames.unpack(packed[frames.PREFIX.size :]) == frame
 
 
 def test_every_message_has_its_name() -> None:
@@ -43,8 +43,8 @@ def test_every_message_has_its_name() -> None:
 
 def test_a_header_that_arrives_byte_by_byte(ends: tuple[socket.socket, socket.socket]) -> None:
     a, b = ends
-    packed = wire.pack(wire.Frame(message=Progress(phase="sample", value=1, total=2)))
-    reader = wire.HeaderReader(b)
+    packed = frames.pack(frames.Frame(message=Progress(phase="sample", value=1, total=2)))
+    reader = frames.HeaderReader(b)
     for byte in packed[:-1]:
         a.sendall(bytes([byte]))
         assert reader.advance() is None
@@ -57,10 +57,10 @@ def test_a_header_that_arrives_byte_by_byte(ends: tuple[socket.socket, socket.so
 
 
 def test_a_layout_of_zero_is_refused_where_it_is_read() -> None:
-    packed = wire.pack(wire.Frame(message=Unload(model=SPEC)))
-    broken = packed[wire.PREFIX.size :].replace(b'"cfg":2', b'"cfg":0')
+    packed = frames.pack(frames.Frame(message=Unload(model=SPEC)))
+    broken = packed[frames.PREFIX.size :].replace(b'"cfg":2', b'"cfg":0')
     with pytest.raises(ProtocolError, match="whole number of at least 1"):
-        wire.unpack(broken)
+        frames.unpack(broken)
 
 
 @pytest.mark.parametrize(
@@ -74,41 +74,43 @@ def test_a_layout_of_zero_is_refused_where_it_is_read() -> None:
     ],
 )
 def test_a_bad_header_is_refused(change: tuple[bytes, bytes], said: str) -> None:
-    header = wire.pack(wire.Frame(message=Done(), tensors=payload.describe({"x": torch.zeros(2)})))[wire.PREFIX.size :]
+    header = frames.pack(frames.Frame(message=Done(), tensors=tensors.describe({"x": torch.zeros(2)})))[
+        frames.PREFIX.size :
+    ]
     assert change[0] in header
     with pytest.raises(ProtocolError, match=said):
-        wire.unpack(header.replace(*change))
+        frames.unpack(header.replace(*change))
 
 
 def test_too_much_is_refused_by_the_sender() -> None:
-    metas = tuple(wire.TensorMeta(name=str(i), dtype="uint8", shape=(1,)) for i in range(wire.MAX_TENSORS + 1))
+    metas = tuple(frames.TensorMeta(name=str(i), dtype="uint8", shape=(1,)) for i in range(frames.MAX_TENSORS + 1))
     with pytest.raises(InvalidRequest, match="257 tensors"):
-        wire.pack(wire.Frame(message=Done(), tensors=metas))
+        frames.pack(frames.Frame(message=Done(), tensors=metas))
     with pytest.raises(InvalidRequest, match="header bytes"):
-        wire.pack(wire.Frame(message=Progress(phase="x" * wire.MAX_HEADER, value=0, total=1)))
+        frames.pack(frames.Frame(message=Progress(phase="x" * frames.MAX_HEADER, value=0, total=1)))
 
 
 def test_waiting_has_a_deadline_and_is_polled(ends: tuple[socket.socket, socket.socket]) -> None:
     polls: list[float] = []
     start = time.monotonic()
     with pytest.raises(DeadlineExceeded, match=r"a test took longer than 0.3 s"):
-        wire.recv_header(ends[1], deadline=soon(0.3), poll=lambda: polls.append(time.monotonic()))
+        frames.recv_header(ends[1], deadline=soon(0.3), poll=lambda: polls.append(time.monotonic()))
     assert 0.25 < time.monotonic() - start < 2.0
     assert len(polls) >= 3
 
 
 def test_sending_to_one_who_does_not_read_has_a_deadline(ends: tuple[socket.socket, socket.socket]) -> None:
     with pytest.raises(DeadlineExceeded):
-        wire.send_all(ends[0], bytes(1 << 26), deadline=soon(0.3))
+        frames.send_all(ends[0], bytes(1 << 26), deadline=soon(0.3))
 
 
 def test_a_refusal_is_read_although_the_other_side_closed_first(ends: tuple[socket.socket, socket.socket]) -> None:
     near, far = ends
-    far.sendall(wire.pack(wire.Frame(message=Done())))
+    far.sendall(frames.pack(frames.Frame(message=Done())))
     far.close()
-    deadline = wire.Deadline(5, "a test")
-    wire.send_header(near, wire.pack(wire.Frame(message=StatusQuery())), deadline=deadline)
-    assert wire.recv_header(near, deadline=deadline).message == Done()
+    deadline = frames.Deadline(5, "a test")
+    frames.send_header(near, frames.pack(frames.Frame(message=StatusQuery())), deadline=deadline)
+    assert frames.recv_header(near, deadline=deadline).message == Done()
 
 
 def test_an_exception_from_poll_ends_a_transfer(ends: tuple[socket.socket, socket.socket]) -> None:
@@ -116,18 +118,18 @@ def test_an_exception_from_poll_ends_a_transfer(ends: tuple[socket.socket, socke
         raise LookupError
 
     with pytest.raises(LookupError):
-        wire.send_all(ends[0], bytes(1 << 26), deadline=soon(), poll=poll)
+        frames.send_all(ends[0], bytes(1 << 26), deadline=soon(), poll=poll)
     with pytest.raises(LookupError):
-        payload.recv_tensors(ends[1], payload.describe({"x": torch.zeros(1 << 24)}), deadline=soon(), poll=poll)
+        tensors.recv_tensors(ends[1], tensors.describe({"x": torch.zeros(1 << 24)}), deadline=soon(), poll=poll)
 
 
 def test_tensors_arrive_whole(ends: tuple[socket.socket, socket.socket]) -> None:
     torch.manual_seed(0)
     sent = {"a": torch.randn(1_000_000), "b": torch.arange(7).to(torch.int32), "c": torch.randn(3, 4).T.bfloat16()}
-    thread = threading.Thread(target=payload.send, args=(ends[0], Done(), sent), kwargs={"deadline": soon()})
+    thread = threading.Thread(target=tensors.send, args=(ends[0], Done(), sent), kwargs={"deadline": soon()})
     thread.start()
-    frame = wire.recv_header(ends[1], deadline=soon())
-    received = payload.recv_tensors(ends[1], frame.tensors, deadline=soon())
+    frame = frames.recv_header(ends[1], deadline=soon())
+    received = tensors.recv_tensors(ends[1], frame.tensors, deadline=soon())
     thread.join(5)
     assert frame.message == Done()
     assert {name: tensor.dtype for name, tensor in received.items()} == {name: t.dtype for name, t in sent.items()}
@@ -138,7 +140,7 @@ def test_a_connection_that_breaks_in_a_tensor(ends: tuple[socket.socket, socket.
     ends[0].sendall(bytes(10))
     ends[0].close()
     with pytest.raises(ConnectionError, match="in the middle of a tensor"):
-        payload.recv_tensors(ends[1], payload.describe({"x": torch.zeros(10)}), deadline=soon())
+        tensors.recv_tensors(ends[1], tensors.describe({"x": torch.zeros(10)}), deadline=soon())
 
 
 def test_a_descriptor_above_1023(ends: tuple[socket.socket, socket.socket]) -> None:
@@ -149,9 +151,9 @@ def test_a_descriptor_above_1023(ends: tuple[socket.socket, socket.socket]) -> N
     high = os.dup2(ends[1].fileno(), 1500)
     try:
         with socket.socket(fileno=high) as sock:
-            timer = threading.Timer(0.2, lambda: ends[0].sendall(wire.pack(wire.Frame(message=Done()))))
+            timer = threading.Timer(0.2, lambda: ends[0].sendall(frames.pack(frames.Frame(message=Done()))))
             timer.start()
-            assert wire.recv_header(sock, deadline=soon()).message == Done()
+            assert frames.recv_header(sock, deadline=soon()).message == Done()
             timer.join(5)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)

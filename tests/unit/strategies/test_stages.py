@@ -6,15 +6,17 @@ import diffusers
 import pytest
 import torch
 
-from parallel_backend import stages, weights
+from parallel_backend.denoiser import stage_boundary
+from parallel_backend.distributed.rank_speeds import alike, handicap
 from parallel_backend.errors import InvalidRequest
+from parallel_backend.loading import partial
 from parallel_backend.models import FAMILIES
-from parallel_backend.speeds import alike, handicap
-from parallel_backend.verify import examples, matrix, steps
+from parallel_backend.verify.forward import examples, matrix
+from parallel_backend.verify.loops import run
 
 
 def empty(class_name, config):
-    return FAMILIES[class_name](weights.empty(getattr(diffusers, class_name), config, torch.float32))
+    return FAMILIES[class_name](partial.empty(getattr(diffusers, class_name), config, torch.float32))
 
 
 def size(modules):
@@ -25,12 +27,12 @@ def size(modules):
 @pytest.mark.parametrize("pair", [pair for pair in examples.variants() if matrix.first(*pair)])
 def test_a_stage_holds_its_blocks_and_what_embed_and_head_need(pair):
     class_name, name = pair
-    config = steps.config(class_name, name)
+    config = run.config(class_name, name)
     whole = empty(class_name, config)
     blocks = [block.modules for block in whole.blocks if block.modules]
     beside = size([whole.module]) - size(itertools.chain(*blocks)) + size(whole.shared)
-    cut = stages.blocks(whole, (1.0, 1.0, 1.0))
-    sites = stages.sites(whole, (1.0, 1.0, 1.0))
+    cut = stage_boundary.blocks(whole, (1.0, 1.0, 1.0))
+    sites = stage_boundary.sites(whole, (1.0, 1.0, 1.0))
     assert cut.total == len(blocks) == whole.geometry.layers
     assert [sum(counts) for counts in zip(*sites, strict=True)] == [site.count for site in whole.geometry.sites]
     for stage in range(3):
@@ -52,8 +54,8 @@ def test_a_stage_holds_its_blocks_and_what_embed_and_head_need(pair):
     ],
 )
 def test_cut(costs, speeds, wanted):
-    assert sorted(stages.cut(costs, speeds).sizes) == sorted(wanted)
-    slowest = max(cost(costs, part) / speed for part, speed in parts(stages.cut(costs, speeds).sizes, speeds))
+    assert sorted(stage_boundary.cut(costs, speeds).sizes) == sorted(wanted)
+    slowest = max(cost(costs, part) / speed for part, speed in parts(stage_boundary.cut(costs, speeds).sizes, speeds))
     ways = [
         max(cost(costs, part) / speed for part, speed in parts(sizes, speeds))
         for sizes in itertools.product(range(1, len(costs) + 1), repeat=len(speeds))

@@ -9,16 +9,18 @@ import torch
 
 from parallel_backend.__main__ import main
 from parallel_backend.errors import InvalidRequest
-from parallel_backend.geometry import IMAGE
-from parallel_backend.layout import ParallelLayout, auto
-from parallel_backend.messages import Devices
+from parallel_backend.interfaces.geometry import IMAGE
+from parallel_backend.layout.parallel_layout import ParallelLayout, auto
 from parallel_backend.models import FAMILIES
-from parallel_backend.verify import command, examples, quality, real
-from parallel_backend.verify.matrix import ci, every, first, named
-from parallel_backend.verify.run import Report
-from tests import tiny
+from parallel_backend.protocol.messages import Devices
+from parallel_backend.verify import command
+from parallel_backend.verify.forward import examples, real
+from parallel_backend.verify.forward.matrix import ci, every, first, named
+from parallel_backend.verify.forward.run import Report
+from parallel_backend.verify.loops import quality
+from tests.support import tiny
 
-SHAPES = str(Path(__file__).parents[2] / "checkpoints" / "shapes")
+SHAPES = str(Path(__file__).parents[3] / "checkpoints" / "shapes")
 WAN = "WanTransformer3DModel"
 CPU = torch.device("cpu")
 NOT_OF_THE_CONFIG = ("size", "frames", "tokens", "text")

@@ -1,0 +1,1 @@
+"""What a family's bridge is, and what all bridges share."""

@@ -1,0 +1,1 @@
+"""ComfyUI's MODEL, CLIP and VAE whose weights live in the ranks."""

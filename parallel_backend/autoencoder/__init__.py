@@ -1,0 +1,1 @@
+"""Decode and encode by all ranks: rows of a VAE's planes, exactly, or tiles."""

@@ -1,0 +1,1 @@
+"""A whole step loop, over links of several speeds."""

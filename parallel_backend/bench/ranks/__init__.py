@@ -1,0 +1,1 @@
+"""The processes that a timing runs on, and the cases that they run."""

@@ -1,0 +1,1 @@
+"""A denoiser step, against one process and other projects."""

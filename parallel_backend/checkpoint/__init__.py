@@ -1,0 +1,1 @@
+"""What a folder in diffusers layout holds, from its JSON alone. No torch."""

@@ -1,0 +1,1 @@
+"""The backend as one blocking call, and commands that the supervisor answers by itself."""

@@ -1,0 +1,1 @@
+"""The two interfaces where families and strategies meet: State, Geometry, Family, Strategy. Neither's code."""

@@ -1,0 +1,1 @@
+"""ParallelLayout, Partition and the nearest layouts that would work: numbers alone, no torch."""

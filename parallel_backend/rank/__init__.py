@@ -1,0 +1,1 @@
+"""One rank's process: joins the group, takes requests, reports to its supervisor."""

@@ -1,0 +1,1 @@
+"""Deterministic samplers and prediction types: elementwise maths, no ranks."""

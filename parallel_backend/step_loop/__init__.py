@@ -1,0 +1,1 @@
+"""A Sample request's whole step loop on the ranks: exact, displaced patch, PipeFusion."""

@@ -1,0 +1,1 @@
+"""Whole step loops, against the same algorithm in one process."""

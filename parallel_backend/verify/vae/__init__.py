@@ -1,0 +1,1 @@
+"""A VAE split over ranks, against diffusers' own decode and encode."""

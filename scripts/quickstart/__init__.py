@@ -1,0 +1,1 @@
+"""From a fresh clone to an image and a video made by two ranks."""
