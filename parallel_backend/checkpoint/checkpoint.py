@@ -9,6 +9,9 @@ from typing import Any
 
 from ..errors import InvalidRequest
 
+HIGH, LOW = "transformer", "transformer_2"
+"""The components, as diffusers names them."""
+
 _OLD_CLASS = "Transformer2DModel"
 _SPLIT = {"ada_norm_single": "PixArtTransformer2DModel", "ada_norm_zero": "DiTTransformer2DModel"}
 """By ``norm_type``, as in diffusers' own ``_CLASS_REMAPPING_DICT``."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from ..errors import BackendFailure, BackendUnavailable, Cancelled, InvalidRequest
-from ..protocol import frames
+from ..protocol import deadlines, frames
 from ..protocol.endpoint import Endpoint
 from ..protocol.fingerprint import is_outdated
 from ..protocol.messages import Cancel, Continue, Done, Outcome, Progress, RankRequest, Status
@@ -83,7 +83,7 @@ class Client:
         model = replace(message.model, path=os.path.abspath(message.model.path))
         message = replace(message, model=model)
         call = _Call(self, message, tensors or {}, interrupted or _never, on_progress or _ignore)
-        deadline = frames.Deadline(self.timeouts.start, f"finding a backend that stays (log: {self.endpoint.log})")
+        deadline = deadlines.Deadline(self.timeouts.start, f"finding a backend that stays (log: {self.endpoint.log})")
         while True:
             with contextlib.suppress(_NotTaken):
                 return call.run()
@@ -161,10 +161,10 @@ class _Call:
 
     def _converse(self, sock: socket.socket) -> dict[str, Tensor]:
         timeouts = self._client.timeouts
-        sending = frames.Deadline(timeouts.send, "sending a request to the backend")
+        sending = deadlines.Deadline(timeouts.send, "sending a request to the backend")
         frames.send_header(sock, self._header, deadline=sending, poll=self._look)
         # The supervisor answers at once and gives signs of life; the ranks may be silent for longer.
-        silence = frames.Deadline(timeouts.connect, "waiting for the backend to take a request")
+        silence = deadlines.Deadline(timeouts.connect, "waiting for the backend to take a request")
         while True:
             frame = frames.recv_header(sock, deadline=silence, poll=self._look)
             self._taken = True
@@ -173,7 +173,7 @@ class _Call:
             if isinstance(frame.message, Continue):
                 sending.renew()
                 send_tensors(sock, self._tensors, deadline=sending, poll=self._look)
-                silence = frames.Deadline(timeouts.silence, "waiting for a sign of life from the ranks")
+                silence = deadlines.Deadline(timeouts.silence, "waiting for a sign of life from the ranks")
             elif isinstance(frame.message, Progress):
                 self._on_progress(frame.message, received)
             else:
@@ -191,10 +191,10 @@ class _Call:
         """Ask for the end and wait for it: the connection closes when the ranks are free again."""
         with contextlib.suppress(BackendFailure):
             self._ask(Cancel(request_id=self._message.request_id))
-            deadline = frames.Deadline(self._client.timeouts.cancel, "waiting for a cancelled request to end")
+            deadline = deadlines.Deadline(self._client.timeouts.cancel, "waiting for a cancelled request to end")
             rest = bytearray(1 << 20)
             with contextlib.suppress(ConnectionError):
-                while frames.wait_for(sock, frames.READABLE, deadline.remaining()) and sock.recv_into(rest):
+                while deadlines.wait_for(sock, deadlines.READABLE, deadline.remaining()) and sock.recv_into(rest):
                     pass
 
     def _ask(self, message: object) -> None:

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from .. import processes
 from ..errors import BackendUnavailable, Cancelled
+from ..protocol.deadlines import Deadline
 from ..protocol.endpoint import Endpoint, connect
-from ..protocol.frames import Deadline
 
 ROOT = Path(__file__).resolve().parents[2]
 """The folder that ``parallel_backend`` lies in; on the module path of the backend's processes only."""

@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 
 from .. import processes
 from ..errors import BackendFailure, BackendUnavailable, DeadlineExceeded, ProtocolError, from_code
-from ..protocol import frames
+from ..protocol import deadlines, frames
 from ..protocol.endpoint import Endpoint, connect, peer
 from ..protocol.messages import Error, Status, StatusQuery, Stop
 
@@ -26,7 +26,7 @@ def ask(endpoint: Endpoint, message: object, kind: type[Answer], *, seconds: flo
         BackendError: it answers with an error, too late, or in another version.
     """
     with connect(endpoint, seconds=seconds) as sock:
-        deadline = frames.Deadline(seconds, f"waiting for the backend to answer {name(message)}")
+        deadline = deadlines.Deadline(seconds, f"waiting for the backend to answer {name(message)}")
         try:
             frames.send_header(sock, frames.pack(frames.Frame(message=message)), deadline=deadline)
             answer = frames.recv_header(sock, deadline=deadline).message
@@ -53,7 +53,7 @@ def stop(endpoint: Endpoint, *, seconds: float = STOP_PATIENCE) -> None:
     """
     with connect(endpoint, seconds=seconds) as sock:
         pid, _ = peer(sock)
-        deadline = frames.Deadline(seconds, "stopping the backend")
+        deadline = deadlines.Deadline(seconds, "stopping the backend")
         try:
             frames.send_header(sock, frames.pack(frames.Frame(message=Stop())), deadline=deadline)
             frames.recv_header(sock, deadline=deadline)

@@ -1,7 +1,6 @@
 """What the attention of a denoiser call sees of a row: all tokens, stale ones of other patches, or its patch alone."""
 
 from collections.abc import Mapping, Sequence
-from enum import Enum, auto
 
 from torch import Tensor, nn
 
@@ -83,56 +82,6 @@ class OwnPatch(Everything):
 
     def __init__(self, mesh: DeviceMesh, splits: Sequence[TokenSplit]) -> None:
         super().__init__(mesh, [_alone(mesh, split) for split in splits])
-
-
-class Kind(Enum):
-    """What a call of a step loop sees of the other patches."""
-
-    EVERYTHING = auto()
-    GATHERED = auto()
-    """Everything, which is kept for the next call."""
-    DISPLACED = auto()
-    LAST = auto()
-    """As ``DISPLACED``, before a call that needs nothing of it."""
-    ALONE = auto()
-
-
-def kinds(stale: str, whole: Sequence[bool]) -> list[Kind]:
-    """By call.
-
-    Args:
-        stale: of the layout; whole: by call, whether it is to be exact all the same.
-    """
-    if stale != "previous":
-        return [Kind.ALONE if stale and not exact else Kind.EVERYTHING for exact in whole]
-    following = [*whole[1:], True]
-    by_whole = {True: (Kind.EVERYTHING, Kind.GATHERED), False: (Kind.LAST, Kind.DISPLACED)}
-    return [by_whole[exact][not after] for exact, after in zip(whole, following, strict=True)]
-
-
-class Views:
-    """The views of the calls of a step loop, one after the other."""
-
-    def __init__(self, everything: Everything, calls: Sequence[Kind]) -> None:
-        self._calls = iter(calls)
-        self._displaced = Displaced(everything.mesh, everything.splits)
-        self._everything, self._alone = everything, OwnPatch(everything.mesh, everything.splits)
-
-    def next(self) -> Everything:
-        """That of the next call."""
-        kind = next(self._calls)
-        if kind in (Kind.EVERYTHING, Kind.GATHERED):  # what was kept is of no use any more
-            self._displaced.finish()
-        if kind is Kind.EVERYTHING:
-            return self._everything
-        if kind is Kind.ALONE:
-            return self._alone
-        self._displaced.fresh, self._displaced.renews = kind is Kind.GATHERED, kind is not Kind.LAST
-        return self._displaced
-
-    def finish(self) -> None:
-        """Wait for what is under way, after the last call."""
-        self._displaced.finish()
 
 
 def _alone(mesh: DeviceMesh, split: TokenSplit) -> TokenSplit:

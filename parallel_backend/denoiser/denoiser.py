@@ -9,13 +9,13 @@ from ..attention.kernels import Kernel
 from ..attention.routing import routed
 from ..distributed.collectives import gather, join
 from ..distributed.mesh import DeviceMesh
-from ..engine.validation import Denoising
 from ..interfaces.geometry import IMAGE, LATENT, TIMESTEP, common
 from ..strategies.batch import BatchSplit
 from ..strategies.token_split import TokenSplit
 from . import stage_boundary
 from .attention_views import Everything
 from .experts import Experts
+from .plan import Denoising
 
 Inputs = Mapping[str, Tensor]
 

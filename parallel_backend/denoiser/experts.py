@@ -5,12 +5,9 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from ..checkpoint.checkpoint import Checkpoint
+from ..checkpoint.checkpoint import HIGH, LOW, Checkpoint
 from ..interfaces.family import Family
 from ..interfaces.geometry import TIMESTEP
-
-HIGH, LOW = "transformer", "transformer_2"
-"""The components, as diffusers names them."""
 
 
 class Experts:

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from ..attention import kernels
-from ..checkpoint.checkpoint import Checkpoint
+from ..checkpoint.checkpoint import HIGH, LOW, Checkpoint
 from ..denoiser.denoiser import Denoiser
-from ..denoiser.experts import HIGH, LOW, Experts
+from ..denoiser.experts import Experts
+from ..denoiser.plan import Denoising, split_names
 from ..distributed import sent_bytes
 from ..distributed.collectives import agree, share
 from ..distributed.mesh import DeviceMesh
@@ -36,11 +37,12 @@ from ..protocol.messages import (
     Unload,
 )
 from ..step_loop.pipefusion import PipeFusion
-from ..step_loop.sample_loop import Report, SampleLoop, Setting
+from ..step_loop.sample_loop import SampleLoop
+from ..step_loop.setting import Report, Setting
 from . import text_encoding
 from .autoencoding import Coding
 from .request import Call, Tensors
-from .validation import Denoising, check_forward, check_sample, first_not_finite, first_outside, split_names
+from .validation import check_forward, check_sample, first_not_finite, first_outside
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..loading.components import Pipeline
 from ..protocol.frames import TensorMeta
 from ..protocol.messages import Progress, RankRequest
-from ..step_loop.sample_loop import Report
+from ..step_loop.setting import Report
 
 Tensors = dict[str, Tensor]
 

@@ -1,18 +1,18 @@
 """What a request must look like, checked on every rank alike from its header, before any weight is loaded."""
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..checkpoint.checkpoint import Checkpoint
+from ..denoiser.plan import Denoising, Shape, split_names
 from ..errors import InvalidRequest
 from ..interfaces.family import Family
-from ..interfaces.geometry import LATENT, TIMESTEP, Extent, Geometry, Shapes
-from ..interfaces.strategy import Job, Parameters
+from ..interfaces.geometry import LATENT, TIMESTEP, Geometry, Shapes
+from ..interfaces.strategy import Job
 from ..layout.parallel_layout import ParallelLayout, auto
 from ..layout.suggestions import check_fits, would_work
 from ..models import family_of
@@ -22,48 +22,10 @@ from ..samplers.prediction_types import PREDICTIONS
 from ..samplers.samplers import SAMPLERS
 from ..strategies import STRATEGIES
 
-Shape = tuple[int, ...]
 _DIMS = ("frames", "height", "width")
 _FLOATS = ("float32", "float16", "bfloat16")
 _DTYPES = {"_mask": ("bool",), "_labels": ("int64",)}
 """Dtypes of the inputs whose name ends so; all others are floats."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Denoising:
-    """A checked ``Forward`` or ``Sample``: what is computed, known on every rank.
-
-    Attributes:
-        latents: the latent's shape ``[B, C, ...]`` per branch; ``extents``: what the branch comes to.
-        alike: by branch its inputs' shapes.
-        guided: whether it is a step loop, in which the ranks themselves go on with the prediction.
-    """
-
-    layout: ParallelLayout
-    geometry: Geometry
-    latents: tuple[Shape, ...]
-    extents: tuple[Extent, ...]
-    alike: tuple[Hashable, ...]
-    guided: bool
-
-    @property
-    def branches(self) -> int:
-        """Number of branches that are computed."""
-        return len(self.latents)
-
-    def job(self, itemsize: int = 4, parameters: Parameters = (), stages: tuple[tuple[int, ...], ...] = ()) -> Job:
-        """The numbers that strategies ask for; ``itemsize`` is that of the model's dtype, in bytes."""
-        samples = [latent[0] for latent in self.latents]
-        return Job(
-            branches=tuple(zip(samples, self.extents, strict=True)),
-            alike=self.alike,
-            geometry=self.geometry,
-            itemsize=itemsize,
-            guided=self.guided,
-            parameters=parameters,
-            latent=math.prod(self.latents[0][1:]),
-            stages=stages,
-        )
 
 
 def check_forward(message: Forward, metas: Sequence[TensorMeta], checkpoint: Checkpoint, world_size: int) -> Denoising:
@@ -130,19 +92,6 @@ def first_outside(tensors: Mapping[str, Tensor], rows: Mapping[str, int]) -> tup
         if bad:
             return index, bad[0]
     return -1, 0
-
-
-def split_names(named: Mapping[str, Any], branches: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Sort ``{i}.{name}`` into branches; what has no branch number stays in the second part."""
-    split: list[dict[str, Any]] = [{} for _ in range(max(branches, 0))]
-    rest = {}
-    for name, value in named.items():
-        branch, dot, argument = name.partition(".")
-        if dot and branch.isdecimal() and int(branch) < branches:
-            split[int(branch)][argument] = value
-        else:
-            rest[name] = value
-    return split, rest
 
 
 def _family(checkpoint: Checkpoint) -> tuple[type[Family], dict[str, Any], Geometry]:

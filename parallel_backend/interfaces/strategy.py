@@ -6,8 +6,8 @@ from typing import Protocol
 
 from ..layout.parallel_layout import ParallelLayout
 from ..layout.partition import Partition
-from ..strategies.patch_attention import count, cut
 from .geometry import IMAGE, Extent, Geometry, Site
+from .patch_plan import count, cut
 
 Parameters = tuple[tuple[tuple[int, ...], int], ...]
 """Shape and bytes a value of each."""

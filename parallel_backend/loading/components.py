@@ -8,8 +8,7 @@ from typing import Any, TypeVar, cast
 
 import torch
 
-from ..checkpoint.checkpoint import Checkpoint
-from ..denoiser.experts import HIGH, LOW
+from ..checkpoint.checkpoint import HIGH, LOW, Checkpoint
 from ..distributed.collectives import agree, all_of
 from ..distributed.mesh import DeviceMesh
 from ..interfaces.family import Family

@@ -21,6 +21,7 @@ from ..interfaces.family import Family
 from ..interfaces.tensor_cuts import Slices
 from ..models import FAMILIES, family_of
 from ..protocol.messages import DType
+from ..strategies import stage_cut
 from ..vaes import VAES, vae_of
 
 SUPPORTED: dict[str, tuple[str, ...]] = {
@@ -103,7 +104,6 @@ def _load_part(
     device: torch.device,
     mesh: DeviceMesh,
 ) -> Family:
-    from ..denoiser import stage_boundary
     from ..strategies import sharded_weights, tensor
     from . import partial
 
@@ -116,7 +116,7 @@ def _load_part(
         slices = tensor.cut(module, family.cuts(config), mesh.axes["tensor"], device.type)
     loaded = family(module)
     if layout.pipe > 1:
-        loaded.keep(stage_boundary.blocks(loaded, mesh.speeds("pipe")).slice(mesh.axes["pipe"].index))
+        loaded.keep(stage_cut.blocks(loaded, mesh.speeds("pipe")).slice(mesh.axes["pipe"].index))
     if mesh.weights:
         blocks = [part for block in loaded.blocks for part in block.modules]
         loaded.run = sharded_weights.shard(blocks, loaded.run, mesh.weights, device.type)

@@ -12,22 +12,20 @@ for the rank that is handed the connection. ``payload`` moves the tensors.
 
 import contextlib
 import math
-import select
 import socket
 import struct
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
-from ..errors import DeadlineExceeded, InvalidRequest, ProtocolError
+from ..errors import InvalidRequest, ProtocolError
+from .deadlines import READABLE, Deadline, send_all, wait_for
 from .fingerprint import fingerprint
 from .messages import MESSAGES
 
 VERSION = 2
-READABLE, WRITABLE = select.POLLIN, select.POLLOUT
 MAGIC = b"PDiT"
 PREFIX = struct.Struct("!4sHI")
 MAX_HEADER = 1 << 17
@@ -37,36 +35,6 @@ MAX_PAYLOAD = 1 << 38
 ITEM_SIZES: dict[str, int] = {
     "float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4, "uint8": 1, "bool": 1,
 }  # fmt: skip
-
-
-class Deadline:
-    """A moment after which a phase has failed.
-
-    Raises:
-        DeadlineExceeded: from ``remaining``, once it has passed; the message names the phase.
-    """
-
-    def __init__(self, seconds: float, phase: str) -> None:
-        self.seconds, self.phase = seconds, phase
-        self._end = time.monotonic() + seconds
-
-    def remaining(self) -> float:
-        """Seconds left."""
-        left = self._end - time.monotonic()
-        if left <= 0:
-            raise DeadlineExceeded(f"{self.phase} took longer than {self.seconds:g} s")
-        return left
-
-    def renew(self) -> None:
-        """Start over: something was heard from the other side."""
-        self._end = time.monotonic() + self.seconds
-
-
-def wait_for(sock: socket.socket, events: int, seconds: float) -> bool:
-    """Whether ``READABLE`` or ``WRITABLE`` came in time; for any descriptor, also above 1023."""
-    poller = select.poll()
-    poller.register(sock, events)
-    return bool(poller.poll(math.ceil(seconds * 1000)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,31 +190,6 @@ def recv_header(
         if frame is not None:
             return frame
         wait_for(sock, READABLE, min(deadline.remaining(), poll_every) if poll else deadline.remaining())
-        if poll:
-            poll()
-
-
-def send_all(
-    sock: socket.socket,
-    data: bytes | memoryview,
-    *,
-    deadline: Deadline,
-    poll: Callable[[], None] | None = None,
-    poll_every: float = 0.05,
-) -> None:
-    """Send all bytes; the deadline starts over whenever the other side takes some.
-
-    Raises:
-        DeadlineExceeded: the other side does not take them.
-        ConnectionError: the other side closed.
-    """
-    view = memoryview(data).cast("B")
-    while view:
-        try:
-            view = view[sock.send(view, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL) :]
-            deadline.renew()
-        except BlockingIOError:
-            wait_for(sock, WRITABLE, min(deadline.remaining(), poll_every) if poll else deadline.remaining())
         if poll:
             poll()
 

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from ..errors import InvalidRequest
-from .frames import ITEM_SIZES, READABLE, Deadline, Frame, TensorMeta, pack, send_all, wait_for
+from .deadlines import READABLE, Deadline, send_all, wait_for
+from .frames import ITEM_SIZES, Frame, TensorMeta, pack
 
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ITEM_SIZES}
 NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.items()}

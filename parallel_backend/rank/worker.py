@@ -1,29 +1,22 @@
-"""One rank: joins the process group, then carries out requests until its supervisor goes away.
+"""The loop of one rank: it carries out requests until its supervisor goes away.
 
-Started by the supervisor as ``python -m parallel_backend.worker --control-fd N --device cuda:I``, with the
-standard ``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT`` in the environment. Rank 0 takes
-requests from the supervisor and passes each on through the store, where the others wait for the next number.
+Rank 0 takes requests from the supervisor and passes each on through the store, where the others wait for the next
+number.
 """
 
-import argparse
 import logging
-import os
-import signal
-import socket
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from ..errors import BackendError, Cancelled, DeadlineExceeded, InvalidRequest, OutOfMemory, RankFailed
-from ..processes import die_with_parent, stay_on_own_cores
-from ..protocol import frames, rank_control
-from ..protocol.messages import Continue, Done, Echo, Error, Progress, RankStatus
+from ..protocol import deadlines, frames, rank_control
+from ..protocol.messages import Continue, Done, Echo, Error, Progress
 from .supervisor_link import Job, Link
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
@@ -34,85 +27,11 @@ log = logging.getLogger(__name__)
 LONGEST_TEXT = 4000
 """Characters of an error that are passed on; the log has them all."""
 
-SEND_PATIENCE = 60.0
-"""Seconds that a client may take none of its reply's bytes, or send none of its request's."""
-
-COLLECTIVE_PATIENCE = timedelta(minutes=10)
-"""Deadline of one collective, long enough for a slower rank to load its weights."""
-
 STORE_PATIENCE = timedelta(hours=1)
 """How often a waiting rank asks the store anew; the link ends the process long before it matters."""
 
-
-def main(argv: Sequence[str] | None = None, *, engine: "Callable[..., Engine] | None" = None) -> None:
-    """Run one rank until the process is ended. ``engine`` replaces the class ``Engine``."""
-    die_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C at the supervisor's terminal is the supervisor's
-    options = _parse(argv)
-    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    if options.device == "cpu":
-        stay_on_own_cores(rank, world)
-    logging.basicConfig(level=logging.INFO, format=f"%(asctime)s rank {rank} %(name)s: %(message)s")
-    status = RankStatus(rank=rank, pid=os.getpid(), device=options.device, memory=0)
-    link = Link(socket.socket(fileno=options.control_fd), describe=lambda: status)
-    link.start()
-    device, store = _join(options, rank, world)
-    built = (engine or _engine())(rank=rank, world_size=world, device=device)
-    link.describe = lambda: _describe(built, status)
-    worker = Worker(rank=rank, world=world, engine=built, link=link, store=store)
-    link.ready()
-    worker.run()
-
-
-def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m parallel_backend.worker", description="One rank of the backend.")
-    parser.add_argument("--control-fd", type=int, required=True, help="the supervisor's control socket")
-    parser.add_argument("--store-fd", type=int, help="a listening socket for rank 0's store")
-    parser.add_argument("--device", default="cpu", help="cpu or cuda:INDEX")
-    parser.add_argument("--collectives", default="nccl", choices=("nccl", "gloo"), help="what GPUs talk through")
-    return parser.parse_args(argv)
-
-
-def _join(options: argparse.Namespace, rank: int, world: int) -> "tuple[torch.device, TCPStore]":
-    import torch
-    import torch.distributed as dist
-    from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
-
-    device = torch.device(options.device)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    store = TCPStore(
-        os.environ["MASTER_ADDR"],
-        int(os.environ["MASTER_PORT"]),
-        world_size=world,
-        is_master=rank == 0,
-        timeout=COLLECTIVE_PATIENCE,
-        wait_for_workers=False,
-        master_listen_fd=options.store_fd if rank == 0 else None,
-    )
-    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" and options.collectives == "nccl" else "gloo"
-    group = PrefixStore("group", store)
-    dist.init_process_group(backend, store=group, rank=rank, world_size=world, timeout=COLLECTIVE_PATIENCE)
-    return device, store
-
-
-def _engine() -> "type[Engine]":
-    from ..engine.engine import Engine
-
-    return Engine
-
-
-def _describe(engine: "Engine", status: RankStatus) -> RankStatus:
-    models, device_memory, steps = engine.snapshot()
-    return RankStatus(
-        rank=status.rank,
-        pid=status.pid,
-        device=status.device,
-        memory=0,
-        device_memory=device_memory,
-        models=models,
-        steps=steps,
-    )
+SEND_PATIENCE = 60.0
+"""Seconds that a client may take none of its reply's bytes, or send none of its request's."""
 
 
 class Worker:
@@ -176,7 +95,7 @@ class Worker:
     def _reply(self, job: Job, finished: rank_control.Finished, results: "Mapping[str, Tensor]") -> None:
         from ..protocol.tensors import send
 
-        deadline = frames.Deadline(SEND_PATIENCE, "sending a reply")
+        deadline = deadlines.Deadline(SEND_PATIENCE, "sending a reply")
         try:
             if finished.code == rank_control.DONE:
                 send(job.connection, Done(), results, deadline=deadline)
@@ -231,7 +150,7 @@ class _Reporter:
         if self._job.cancelled.is_set():
             return
         try:
-            deadline = frames.Deadline(SEND_PATIENCE, "sending progress")
+            deadline = deadlines.Deadline(SEND_PATIENCE, "sending progress")
             send(self._job.connection, progress, tensors, deadline=deadline)
         except (DeadlineExceeded, ConnectionError) as error:
             log.info("request %s is cancelled: %s", self._job.frame.message.request_id, error)
@@ -246,7 +165,7 @@ def _receive(job: Job) -> "dict[str, Tensor]":
             raise Cancelled("the request was cancelled")
 
     poll()
-    deadline = frames.Deadline(SEND_PATIENCE, "receiving a request's tensors")
+    deadline = deadlines.Deadline(SEND_PATIENCE, "receiving a request's tensors")
     send(job.connection, Continue(), deadline=deadline)
     return recv_tensors(job.connection, job.frame.tensors, deadline=deadline, poll=poll)
 
@@ -289,7 +208,3 @@ def _ignore(progress: Progress, tensors: "Mapping[str, Tensor]") -> None:
 
 def _never() -> bool:
     return False
-
-
-if __name__ == "__main__":
-    main()

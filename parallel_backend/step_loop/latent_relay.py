@@ -15,7 +15,7 @@ from ..distributed.mesh import Axis
 from ..interfaces.family import Family
 from ..layout.partition import Partition
 from ..samplers.samplers import Sampler, Steps
-from .sample_loop import Setting
+from .setting import Setting
 
 
 @dataclass(frozen=True, kw_only=True)

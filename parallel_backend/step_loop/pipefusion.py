@@ -16,11 +16,11 @@ from ..denoiser.denoiser import alike
 from ..denoiser.stage_boundary import Arriving
 from ..distributed.stop_flags import Flags
 from ..errors import Cancelled
+from ..interfaces import patch_plan
 from ..interfaces.geometry import IMAGE, common
 from ..samplers.samplers import SAMPLERS
-from ..strategies import patch_attention
 from .latent_relay import Elements, Front, Rear
-from .sample_loop import Report, Setting
+from .setting import Report, Setting
 from .stage import Group, Patchwork, Task
 
 
@@ -30,7 +30,7 @@ class PipeFusion:
     def __init__(self, setting: Setting, *, report: Report, cancelled: Callable[[], bool]) -> None:
         self.setting, self.report = setting, report
         self.mesh, self.plan, self.boundary = setting.denoiser.mesh, setting.denoiser.plan, setting.denoiser.boundary
-        self.image = patch_attention.cut(self.plan.extents, patch_attention.count(self.plan.layout, self.plan.extents))
+        self.image = patch_plan.cut(self.plan.extents, patch_plan.count(self.plan.layout, self.plan.extents))
         self.work = Patchwork(setting, self.image)
         self.asks, self.whole = setting.calls()
         self._predicted: dict[int, Tensor] = {}

@@ -1,6 +1,9 @@
-"""The calls of an approximate step loop that are exact all the same."""
+"""Which calls of a step loop are exact, and what attention sees in the others."""
 
 from collections.abc import Sequence
+from enum import Enum, auto
+
+from ..denoiser.attention_views import Displaced, Everything, OwnPatch
 
 
 def whole_calls(steps: Sequence[int | None], experts: Sequence[str], warmup: int) -> list[bool]:
@@ -16,3 +19,53 @@ def whole_calls(steps: Sequence[int | None], experts: Sequence[str], warmup: int
         begun = current if i and experts[i] != experts[i - 1] else begun
         whole.append(current - begun < warmup)
     return whole
+
+
+class Kind(Enum):
+    """What a call of a step loop sees of the other patches."""
+
+    EVERYTHING = auto()
+    GATHERED = auto()
+    """Everything, which is kept for the next call."""
+    DISPLACED = auto()
+    LAST = auto()
+    """As ``DISPLACED``, before a call that needs nothing of it."""
+    ALONE = auto()
+
+
+def kinds(stale: str, whole: Sequence[bool]) -> list[Kind]:
+    """By call.
+
+    Args:
+        stale: of the layout; whole: by call, whether it is to be exact all the same.
+    """
+    if stale != "previous":
+        return [Kind.ALONE if stale and not exact else Kind.EVERYTHING for exact in whole]
+    following = [*whole[1:], True]
+    by_whole = {True: (Kind.EVERYTHING, Kind.GATHERED), False: (Kind.LAST, Kind.DISPLACED)}
+    return [by_whole[exact][not after] for exact, after in zip(whole, following, strict=True)]
+
+
+class Views:
+    """The views of the calls of a step loop, one after the other."""
+
+    def __init__(self, everything: Everything, calls: Sequence[Kind]) -> None:
+        self._calls = iter(calls)
+        self._displaced = Displaced(everything.mesh, everything.splits)
+        self._everything, self._alone = everything, OwnPatch(everything.mesh, everything.splits)
+
+    def next(self) -> Everything:
+        """That of the next call."""
+        kind = next(self._calls)
+        if kind in (Kind.EVERYTHING, Kind.GATHERED):  # what was kept is of no use any more
+            self._displaced.finish()
+        if kind is Kind.EVERYTHING:
+            return self._everything
+        if kind is Kind.ALONE:
+            return self._alone
+        self._displaced.fresh, self._displaced.renews = kind is Kind.GATHERED, kind is not Kind.LAST
+        return self._displaced
+
+    def finish(self) -> None:
+        """Wait for what is under way, after the last call."""
+        self._displaced.finish()

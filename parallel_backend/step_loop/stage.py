@@ -16,7 +16,7 @@ from ..layout.partition import Partition
 from ..samplers.samplers import Ask
 from ..strategies.patch_attention import KeyValues, PatchSplit
 from ..strategies.token_split import TokenSplit, take
-from .sample_loop import Setting
+from .setting import Setting
 
 Group = tuple[int, ...]
 """Branches that run as one batch."""

@@ -33,7 +33,7 @@ from .request_queue import Backlog, Job
 log = logging.getLogger(__name__)
 
 TICK = 0.25
-WORKER = (sys.executable, "-m", "parallel_backend.rank.worker")
+WORKER = (sys.executable, "-m", "parallel_backend.rank")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,28 +7,21 @@ import sys
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from PIL import Image
 
 from scripts import comfy_paths, install, workflows
 from scripts.comfy_api import Prompt
 from scripts.comfy_paths import ROOT
 
+from .runner import Frames, Runner
+
 OUTPUT = ROOT / "output"
 WORKFLOWS = {"image.png": "text to image (native nodes)", "video.webp": "text to video (native nodes)"}
 FRAME_MS = 125
-Frames = NDArray[np.uint8]
-
-
-class Runner(Protocol):
-    """What makes pictures of a workflow in API format."""
-
-    def run(self, prompt: Prompt) -> tuple[float, Frames]:
-        """Seconds, and the frames ``[N, H, W, 3]``."""
 
 
 @dataclass(frozen=True, kw_only=True)

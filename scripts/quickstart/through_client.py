@@ -24,7 +24,7 @@ from parallel_backend.protocol.messages import Decode, EncodeText, ModelSpec, Sa
 from scripts import processes
 from scripts.comfy_api import Prompt
 from scripts.comfy_paths import ROOT
-from scripts.quickstart.__main__ import Frames
+from scripts.quickstart.runner import Frames
 
 CHECKPOINT = ROOT / "checkpoints" / "shapes"
 SHIFT = 8.0

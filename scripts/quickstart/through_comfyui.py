@@ -10,7 +10,7 @@ from PIL import Image, ImageSequence
 
 from scripts.comfy_api import Prompt
 from scripts.comfy_server import ComfyServer
-from scripts.quickstart.__main__ import Frames
+from scripts.quickstart.runner import Frames
 
 DEADLINE = 300.0
 

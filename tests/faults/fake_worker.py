@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from parallel_backend.errors import Cancelled, InvalidRequest
 from parallel_backend.protocol.messages import LoadedModel, Progress, Sample, Unload
-from parallel_backend.rank import worker
+from parallel_backend.rank.__main__ import main
 
 if TYPE_CHECKING:
     import torch
@@ -80,4 +80,4 @@ def _misbehave(kind: str) -> None:
 
 
 if __name__ == "__main__":
-    worker.main(engine=FakeEngine)  # type: ignore[arg-type]
+    main(engine=FakeEngine)  # type: ignore[arg-type]

@@ -16,7 +16,7 @@ import pytest
 from parallel_backend.client.client import Client, Timeouts
 from parallel_backend.errors import BackendUnavailable, Cancelled, InvalidRequest, RankFailed
 from parallel_backend.layout.parallel_layout import ParallelLayout
-from parallel_backend.protocol import frames
+from parallel_backend.protocol import deadlines, frames
 from parallel_backend.protocol.endpoint import Endpoint, connect, listen
 from parallel_backend.protocol.messages import Devices, Done, Echo, ModelSpec, Status, Unload
 
@@ -212,7 +212,7 @@ def test_a_busy_backend_of_older_code_refuses(runtime: Path) -> None:
     running = Running(client=client, message=sample()).in_step()
     with connect(client.endpoint, seconds=5.0) as sock:
         sock.sendall(frames.pack(frames.Frame(message=Echo(model=TWO), program="another")))
-        refusal = frames.recv_header(sock, deadline=frames.Deadline(5.0, "a refusal")).message
+        refusal = frames.recv_header(sock, deadline=deadlines.Deadline(5.0, "a refusal")).message
     assert "runs other code than this ComfyUI" in refusal.message
     running.stop.set()
     assert isinstance(running.ended(10.0), Cancelled)
@@ -265,7 +265,7 @@ def test_an_unload_ends_an_idle_backend_of_older_code(runtime: Path) -> None:
     wait_until(lambda: client.status().running is None, 5.0, "the request is over")
     with connect(client.endpoint, seconds=5.0) as sock:
         sock.sendall(frames.pack(frames.Frame(message=Unload(model=TWO), program="another")))
-        assert frames.recv_header(sock, deadline=frames.Deadline(5.0, "an answer")).message == Done()
+        assert frames.recv_header(sock, deadline=deadlines.Deadline(5.0, "an answer")).message == Done()
     none_left(runtime, 5.0)
 
 

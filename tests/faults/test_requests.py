@@ -22,7 +22,7 @@ from parallel_backend.errors import (
     RankFailed,
 )
 from parallel_backend.layout.parallel_layout import ParallelLayout
-from parallel_backend.protocol import frames
+from parallel_backend.protocol import deadlines, frames
 from parallel_backend.protocol.endpoint import Endpoint, connect
 from parallel_backend.protocol.messages import Devices, Done, Echo, Error, ModelSpec, Outcome, Progress
 from parallel_backend.protocol.tensors import DTYPES, describe
@@ -168,7 +168,7 @@ def test_a_dtype_that_the_wire_does_not_carry_starts_nothing(runtime: Path) -> N
 def test_garbage_is_refused_and_does_no_harm(client: Client, sent: bytes, said: str) -> None:
     with connect(client.endpoint, seconds=5) as sock:
         sock.sendall(sent)
-        answer = frames.recv_header(sock, deadline=frames.Deadline(5, "an answer")).message
+        answer = frames.recv_header(sock, deadline=deadlines.Deadline(5, "an answer")).message
     assert isinstance(answer, Error)
     assert answer.code == "protocol"
     assert said in answer.message

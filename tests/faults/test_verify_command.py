@@ -12,7 +12,7 @@ import msgspec
 import pytest
 import torch
 
-from parallel_backend.engine.validation import Denoising
+from parallel_backend.denoiser.plan import Denoising
 from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.protocol.messages import Sample
 from parallel_backend.verify.forward.cells import Cells

@@ -13,9 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...checkpoint.checkpoint import Checkpoint
+from ...checkpoint.checkpoint import HIGH, LOW, Checkpoint
 from ...client import devices as device_list
-from ...denoiser.experts import HIGH, LOW
 from ...distributed import mesh
 from ...errors import InvalidRequest, OutOfMemory
 from ...interfaces.family import Family

@@ -12,15 +12,15 @@ from torch import Tensor
 from ...checkpoint.checkpoint import Checkpoint
 from ...client.client import Client
 from ...client.temporary_backend import own_backend
-from ...denoiser import stage_boundary
-from ...engine.validation import Denoising, check_forward
+from ...denoiser.plan import Denoising
+from ...engine.validation import check_forward
 from ...errors import InvalidRequest
 from ...interfaces.family import Family
 from ...interfaces.strategy import Parameters
 from ...layout.parallel_layout import ParallelLayout
 from ...protocol.messages import Devices, DType, Forward, ModelSpec, RankStatus
 from ...protocol.tensors import DTYPES, describe
-from ...strategies import STRATEGIES
+from ...strategies import STRATEGIES, stage_cut
 from . import examples
 
 TOLERANCE = 1e-4
@@ -160,7 +160,7 @@ def stages_of(family: Family, layout: ParallelLayout) -> tuple[tuple[int, ...], 
     """See ``Job.stages``; none where the family has too few blocks for the layout, which is refused."""
     if not 1 < layout.pipe <= family.geometry.layers:
         return ()
-    return stage_boundary.sites(family, layout.balance or (1.0,) * layout.pipe)
+    return stage_cut.sites(family, layout.balance or (1.0,) * layout.pipe)
 
 
 def _memory(rank: RankStatus) -> int:

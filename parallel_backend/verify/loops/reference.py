@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...engine.validation import split_names
+from ...denoiser.plan import split_names
 from ...interfaces.family import Family
 from ...interfaces.geometry import LATENT, TIMESTEP
 from ...layout.parallel_layout import ParallelLayout

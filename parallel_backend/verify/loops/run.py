@@ -11,9 +11,10 @@ from torch import Tensor
 
 from ...checkpoint.checkpoint import Checkpoint
 from ...client.client import Client
-from ...denoiser.attention_views import Kind, kinds
-from ...engine.validation import Denoising, check_sample
+from ...denoiser.plan import Denoising
+from ...engine.validation import check_sample
 from ...errors import InvalidRequest
+from ...interfaces import patch_plan
 from ...interfaces.family import Family
 from ...interfaces.geometry import IMAGE, LATENT, TIMESTEP
 from ...interfaces.strategy import Job
@@ -22,8 +23,8 @@ from ...models import FAMILIES
 from ...protocol.messages import Devices, ModelSpec, Sample
 from ...protocol.tensors import describe
 from ...samplers.samplers import SAMPLERS, dry
-from ...step_loop.schedule import whole_calls
-from ...strategies import STRATEGIES, displaced, patch_attention
+from ...step_loop.schedule import Kind, kinds, whole_calls
+from ...strategies import STRATEGIES, displaced
 from ...strategies.ring import Ring
 from ...strategies.ulysses import Ulysses
 from ..forward import examples
@@ -96,7 +97,7 @@ class Loop:
 def wanted(transformer: Transformer, message: Sample, tensors: Mapping[str, Tensor], plan: Denoising) -> Tensor:
     """What one process makes of a request in its layout's algorithm."""
     layout = plan.layout
-    image = patch_attention.cut(plan.extents, patch_attention.count(layout, plan.extents))
+    image = patch_plan.cut(plan.extents, patch_plan.count(layout, plan.extents))
     asked = Asked(transformer, message, tensors, layout.warmup)
     if layout.stale:
         return one_process.displaced(asked, layout, image.total)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from parallel_backend.errors import BackendUnavailable, DeadlineExceeded
-from parallel_backend.protocol import frames
+from parallel_backend.protocol import deadlines, frames
 from parallel_backend.protocol.endpoint import Endpoint, connect, listen, peer
 from parallel_backend.protocol.messages import StatusQuery
 from parallel_backend.supervisor.event_loop import Poller
@@ -114,7 +114,7 @@ def test_another_user_is_refused(folder: Path, stranger: bool, caplog: pytest.Lo
         poller.run_once(0.1)
         if stranger:
             with pytest.raises(ConnectionError):
-                frames.recv_header(sock, deadline=frames.Deadline(1, "an answer"))
+                frames.recv_header(sock, deadline=deadlines.Deadline(1, "an answer"))
             assert f"refused a connection of user {uid}" in caplog.text
         for taken, _ in seen:
             taken.close()

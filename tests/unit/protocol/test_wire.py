@@ -12,12 +12,12 @@ import torch
 
 from parallel_backend.errors import DeadlineExceeded, InvalidRequest, ProtocolError
 from parallel_backend.layout.parallel_layout import ParallelLayout
-from parallel_backend.protocol import frames, tensors
+from parallel_backend.protocol import deadlines, frames, tensors
 from parallel_backend.protocol.messages import MESSAGES, Devices, Done, ModelSpec, Progress, Sample, StatusQuery, Unload
 
 
-def soon(seconds: float = 5.0) -> frames.Deadline:
-    return frames.Deadline(seconds, "a test")
+def soon(seconds: float = 5.0) -> deadlines.Deadline:
+    return deadlines.Deadline(seconds, "a test")
 
 
 @pytest.fixture
@@ -101,14 +101,14 @@ def test_waiting_has_a_deadline_and_is_polled(ends: tuple[socket.socket, socket.
 
 def test_sending_to_one_who_does_not_read_has_a_deadline(ends: tuple[socket.socket, socket.socket]) -> None:
     with pytest.raises(DeadlineExceeded):
-        frames.send_all(ends[0], bytes(1 << 26), deadline=soon(0.3))
+        deadlines.send_all(ends[0], bytes(1 << 26), deadline=soon(0.3))
 
 
 def test_a_refusal_is_read_although_the_other_side_closed_first(ends: tuple[socket.socket, socket.socket]) -> None:
     near, far = ends
     far.sendall(frames.pack(frames.Frame(message=Done())))
     far.close()
-    deadline = frames.Deadline(5, "a test")
+    deadline = deadlines.Deadline(5, "a test")
     frames.send_header(near, frames.pack(frames.Frame(message=StatusQuery())), deadline=deadline)
     assert frames.recv_header(near, deadline=deadline).message == Done()
 
@@ -118,7 +118,7 @@ def test_an_exception_from_poll_ends_a_transfer(ends: tuple[socket.socket, socke
         raise LookupError
 
     with pytest.raises(LookupError):
-        frames.send_all(ends[0], bytes(1 << 26), deadline=soon(), poll=poll)
+        deadlines.send_all(ends[0], bytes(1 << 26), deadline=soon(), poll=poll)
     with pytest.raises(LookupError):
         tensors.recv_tensors(ends[1], tensors.describe({"x": torch.zeros(1 << 24)}), deadline=soon(), poll=poll)
 

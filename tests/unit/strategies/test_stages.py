@@ -6,11 +6,11 @@ import diffusers
 import pytest
 import torch
 
-from parallel_backend.denoiser import stage_boundary
 from parallel_backend.distributed.rank_speeds import alike, handicap
 from parallel_backend.errors import InvalidRequest
 from parallel_backend.loading import partial
 from parallel_backend.models import FAMILIES
+from parallel_backend.strategies import stage_cut
 from parallel_backend.verify.forward import examples, matrix
 from parallel_backend.verify.loops import run
 
@@ -31,8 +31,8 @@ def test_a_stage_holds_its_blocks_and_what_embed_and_head_need(pair):
     whole = empty(class_name, config)
     blocks = [block.modules for block in whole.blocks if block.modules]
     beside = size([whole.module]) - size(itertools.chain(*blocks)) + size(whole.shared)
-    cut = stage_boundary.blocks(whole, (1.0, 1.0, 1.0))
-    sites = stage_boundary.sites(whole, (1.0, 1.0, 1.0))
+    cut = stage_cut.blocks(whole, (1.0, 1.0, 1.0))
+    sites = stage_cut.sites(whole, (1.0, 1.0, 1.0))
     assert cut.total == len(blocks) == whole.geometry.layers
     assert [sum(counts) for counts in zip(*sites, strict=True)] == [site.count for site in whole.geometry.sites]
     for stage in range(3):
@@ -54,8 +54,8 @@ def test_a_stage_holds_its_blocks_and_what_embed_and_head_need(pair):
     ],
 )
 def test_cut(costs, speeds, wanted):
-    assert sorted(stage_boundary.cut(costs, speeds).sizes) == sorted(wanted)
-    slowest = max(cost(costs, part) / speed for part, speed in parts(stage_boundary.cut(costs, speeds).sizes, speeds))
+    assert sorted(stage_cut.cut(costs, speeds).sizes) == sorted(wanted)
+    slowest = max(cost(costs, part) / speed for part, speed in parts(stage_cut.cut(costs, speeds).sizes, speeds))
     ways = [
         max(cost(costs, part) / speed for part, speed in parts(sizes, speeds))
         for sizes in itertools.product(range(1, len(costs) + 1), repeat=len(speeds))

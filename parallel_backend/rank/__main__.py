@@ -1,0 +1,102 @@
+"""One rank: ``python -m parallel_backend.rank --control-fd N --device cuda:I``, started by the supervisor.
+
+``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT`` come from the environment, as launchers set them.
+"""
+
+import argparse
+import logging
+import os
+import signal
+import socket
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from ..processes import die_with_parent, stay_on_own_cores
+from ..protocol.messages import RankStatus
+from .supervisor_link import Link
+from .worker import Worker
+
+if TYPE_CHECKING:
+    import torch
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    from ..engine.engine import Engine
+
+COLLECTIVE_PATIENCE = timedelta(minutes=10)
+"""Deadline of one collective, long enough for a slower rank to load its weights."""
+
+
+def main(argv: Sequence[str] | None = None, *, engine: "Callable[..., Engine] | None" = None) -> None:
+    """Run one rank until the process is ended. ``engine`` replaces the class ``Engine``."""
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C at the supervisor's terminal is the supervisor's
+    options = _parse(argv)
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if options.device == "cpu":
+        stay_on_own_cores(rank, world)
+    logging.basicConfig(level=logging.INFO, format=f"%(asctime)s rank {rank} %(name)s: %(message)s")
+    status = RankStatus(rank=rank, pid=os.getpid(), device=options.device, memory=0)
+    link = Link(socket.socket(fileno=options.control_fd), describe=lambda: status)
+    link.start()
+    device, store = _join(options, rank, world)
+    built = (engine or _engine())(rank=rank, world_size=world, device=device)
+    link.describe = lambda: _describe(built, status)
+    worker = Worker(rank=rank, world=world, engine=built, link=link, store=store)
+    link.ready()
+    worker.run()
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m parallel_backend.rank", description="One rank of the backend.")
+    parser.add_argument("--control-fd", type=int, required=True, help="the supervisor's control socket")
+    parser.add_argument("--store-fd", type=int, help="a listening socket for rank 0's store")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda:INDEX")
+    parser.add_argument("--collectives", default="nccl", choices=("nccl", "gloo"), help="what GPUs talk through")
+    return parser.parse_args(argv)
+
+
+def _join(options: argparse.Namespace, rank: int, world: int) -> "tuple[torch.device, TCPStore]":
+    import torch
+    import torch.distributed as dist
+    from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+
+    device = torch.device(options.device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    store = TCPStore(
+        os.environ["MASTER_ADDR"],
+        int(os.environ["MASTER_PORT"]),
+        world_size=world,
+        is_master=rank == 0,
+        timeout=COLLECTIVE_PATIENCE,
+        wait_for_workers=False,
+        master_listen_fd=options.store_fd if rank == 0 else None,
+    )
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" and options.collectives == "nccl" else "gloo"
+    group = PrefixStore("group", store)
+    dist.init_process_group(backend, store=group, rank=rank, world_size=world, timeout=COLLECTIVE_PATIENCE)
+    return device, store
+
+
+def _engine() -> "type[Engine]":
+    from ..engine.engine import Engine
+
+    return Engine
+
+
+def _describe(engine: "Engine", status: RankStatus) -> RankStatus:
+    models, device_memory, steps = engine.snapshot()
+    return RankStatus(
+        rank=status.rank,
+        pid=status.pid,
+        device=status.device,
+        memory=0,
+        device_memory=device_memory,
+        models=models,
+        steps=steps,
+    )
+
+
+if __name__ == "__main__":
+    main()
