@@ -14,13 +14,13 @@ NOTHING = -1e30
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeyMask:
     """Indices of the keys that may be attended, by sample; a single entry if it is the same for all samples."""
 
     indices: tuple[Tensor, ...]
 
     @classmethod
-    def of(cls, mask: Tensor | None) -> "Kept | None":
+    def of(cls, mask: Tensor | None) -> "KeyMask | None":
         """Read a mask ``[B, keys]``; None if nothing is masked."""
         if mask is None or bool(mask.all()):
             return None
@@ -35,7 +35,7 @@ class Kept:
         return self.indices
 
 
-def attend(kernel: Kernel, qkv: QKV, *, scale: float | None, kept: Kept | None, sample: int | None) -> Tensor:
+def attend(kernel: Kernel, qkv: QKV, *, scale: float | None, kept: KeyMask | None, sample: int | None) -> Tensor:
     """Attention to the kept keys, ``[B, heads, query tokens, head_dim]``."""
     if kept is None:
         return kernel(*qkv, scale)
@@ -45,7 +45,7 @@ def attend(kernel: Kernel, qkv: QKV, *, scale: float | None, kept: Kept | None, 
 
 
 def attend_with_lse(
-    kernel: Kernel, qkv: QKV, *, scale: float | None, kept: Kept | None, sample: int | None
+    kernel: Kernel, qkv: QKV, *, scale: float | None, kept: KeyMask | None, sample: int | None
 ) -> tuple[Tensor, Tensor]:
     """The same with the log-sum-exp ``[B, heads, query tokens]``; zeros and ``NOTHING`` where no key is kept."""
     rows = (None,) if kept is None else kept.rows(len(qkv[0]), sample)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from ..client.client import Client
-from ..client.temporary_backend import own_backend
+from ..client.temporary_backend import temporary_backend
 from ..errors import InvalidRequest
 from ..layout.parallel_layout import ParallelLayout
 from ..protocol.messages import Devices, Echo, Forward, ModelSpec, Progress, Unload
@@ -91,7 +91,7 @@ def measure_alone(*, ranks: int = 2, pixels: int = PIXELS) -> WireMeasurement:
     """
     if pixels < 1:
         raise InvalidRequest(f"a reply of {pixels} values: at least one is needed")
-    with tempfile.TemporaryDirectory(prefix="bench-wire-") as folder, own_backend(Path(folder)) as client:
+    with tempfile.TemporaryDirectory(prefix="bench-wire-") as folder, temporary_backend(Path(folder)) as client:
         return measure(client, ranks=ranks, pixels=pixels)
 
 

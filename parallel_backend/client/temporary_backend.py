@@ -14,7 +14,7 @@ IDLE_TIMEOUT = 300.0
 
 
 @contextlib.contextmanager
-def own_backend(folder: Path) -> Iterator[Client]:
+def temporary_backend(folder: Path) -> Iterator[Client]:
     """A backend in a runtime folder inside ``folder``, whose CPU ranks have one thread each; ended afterwards."""
     before = os.environ.get("OMP_NUM_THREADS")
     os.environ["OMP_NUM_THREADS"] = "1"

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..attention.kernels import Kernel
-from ..attention.key_masks import Kept, attend
+from ..attention.key_masks import KeyMask, attend
 from ..attention.routing import Attention
 from ..distributed.mesh import DeviceMesh
 from ..layout.partition import Partition
@@ -16,10 +16,10 @@ from ..strategies.token_split import TokenSplit
 from ..strategies.ulysses import UlyssesAttention
 
 
-class Local:
+class LocalAttention:
     """Attention to keys that are all here."""
 
-    def __init__(self, kernel: Kernel, kept: Kept | None) -> None:
+    def __init__(self, kernel: Kernel, kept: KeyMask | None) -> None:
         self.kernel, self.kept = kernel, kept
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, *, scale: float | None, sample: int | None) -> Tensor:
@@ -29,7 +29,7 @@ class Local:
         return attend(self.kernel, (query, key, value), scale=scale, kept=self.kept, sample=sample)
 
 
-class OwnTokens:
+class WithoutPadding:
     """Leaves rows out that are nobody's tokens.
 
     A module that cuts text off the end by a negative index, or reshapes it by one, needs at least one row of it, which
@@ -63,8 +63,8 @@ def attention(
     ulysses, shown = mesh.axes["ulysses"].size, split.masks(masks, streams)
     blocks = _blocks(split.tokens(streams), ulysses)
     shown_by_block = [shown[i : i + ulysses] for i in range(0, split.axis.size, ulysses)] if shown else []
-    kept = [Kept.of(torch.cat(block, dim=1)) for block in shown_by_block] or [None] * len(blocks)
-    inner: Attention = Local(kernel, kept[0])
+    kept = [KeyMask.of(torch.cat(block, dim=1)) for block in shown_by_block] or [None] * len(blocks)
+    inner: Attention = LocalAttention(kernel, kept[0])
     if len(blocks) > 1:
         inner = RingAttention(mesh.axes["ring"], [block.total for block in blocks], kept, kernel)
     return around(mesh, split, streams, inner)
@@ -75,7 +75,7 @@ def patch_attention(
     split: PatchSplit,
     patch: int | None,
     streams: Sequence[str],
-    kept: Kept | None,
+    kept: KeyMask | None,
     kernel: Kernel,
     memory: KeyValues,
 ) -> Attention:
@@ -98,13 +98,13 @@ def around(mesh: DeviceMesh, split: TokenSplit, streams: Sequence[str], inner: A
     if ulysses.size > 1:
         blocks = _blocks(split.tokens(streams), ulysses.size)
         inner = UlyssesAttention(ulysses, blocks[split.axis.index // ulysses.size], inner)
-    return OwnTokens([split.streams[name].sizes[split.axis.index] for name in streams], inner)
+    return WithoutPadding([split.streams[name].sizes[split.axis.index] for name in streams], inner)
 
 
-def whole_row(split: TokenSplit, streams: Sequence[str], masks: Mapping[str, Tensor]) -> Kept | None:
+def whole_row(split: TokenSplit, streams: Sequence[str], masks: Mapping[str, Tensor]) -> KeyMask | None:
     """Which tokens of all ranks may be attended."""
     shown = split.masks(masks, streams)
-    return Kept.of(torch.cat(shown, dim=1)) if shown else None
+    return KeyMask.of(torch.cat(shown, dim=1)) if shown else None
 
 
 def tokens_by_place(mesh: DeviceMesh, split: TokenSplit, streams: Sequence[str]) -> list[int]:

@@ -12,11 +12,11 @@ from ..interfaces.family import Family
 from ..interfaces.geometry import IMAGE
 from ..layout.partition import Partition
 from ..strategies.displaced import DisplacedAttention, Rows
-from ..strategies.token_split import Shares, TokenSplit
+from ..strategies.token_split import StreamPartition, TokenSplit
 from . import attention_chain
 
 
-class Everything:
+class FullView:
     """All tokens of the row: exact. ``splits`` are by branch."""
 
     def __init__(self, mesh: DeviceMesh, splits: Sequence[TokenSplit]) -> None:
@@ -34,7 +34,7 @@ class Everything:
         return [(site.module, seams[site.streams], site.each_sample) for site in family.attentions]
 
 
-class Displaced(Everything):
+class DisplacedView(FullView):
     """The own patch, and of the others what they were in the call before.
 
     Attributes:
@@ -47,7 +47,7 @@ class Displaced(Everything):
         self._rows: dict[tuple[int, nn.Module], Rows] = {}
 
     def routes(self, family: Family, branch: int, masks: Mapping[str, Tensor], kernel: Kernel) -> list[Route]:
-        """See ``Everything.routes``."""
+        """See ``FullView.routes``."""
         split = self.splits[branch]
         kept = {
             streams: attention_chain.whole_row(split, streams, masks)
@@ -77,7 +77,7 @@ class Displaced(Everything):
         self._rows = {}
 
 
-class OwnPatch(Everything):
+class LocalPatchView(FullView):
     """Nothing of other patches: text, whole, with each patch of the image stream."""
 
     def __init__(self, mesh: DeviceMesh, splits: Sequence[TokenSplit]) -> None:
@@ -89,5 +89,5 @@ def _alone(mesh: DeviceMesh, split: TokenSplit) -> TokenSplit:
     begin = place * ulysses.size
     ((start, image),) = split.streams[IMAGE].patches
     own = Partition(image.sizes[begin : begin + ulysses.size])
-    text = {name: Shares.even(0, shares.total, ulysses.size) for name, shares in split.streams.items()}
-    return TokenSplit(axis=ulysses, streams={**text, IMAGE: Shares(((start + image.offsets[begin], own),))})
+    text = {name: StreamPartition.even(0, shares.total, ulysses.size) for name, shares in split.streams.items()}
+    return TokenSplit(axis=ulysses, streams={**text, IMAGE: StreamPartition(((start + image.offsets[begin], own),))})

@@ -13,9 +13,9 @@ from ..interfaces.geometry import IMAGE, LATENT, TIMESTEP, common
 from ..strategies.batch import BatchSplit
 from ..strategies.token_split import TokenSplit
 from . import stage_boundary
-from .attention_views import Everything
+from .attention_views import FullView
 from .experts import Experts
-from .plan import Denoising
+from .plan import DenoisingPlan
 
 Inputs = Mapping[str, Tensor]
 
@@ -27,18 +27,18 @@ class Denoiser:
     """
 
     def __init__(
-        self, experts: Experts, mesh: DeviceMesh, plan: Denoising, kernel: Kernel, on_forward: Callable[[], None]
+        self, experts: Experts, mesh: DeviceMesh, plan: DenoisingPlan, kernel: Kernel, on_forward: Callable[[], None]
     ) -> None:
         self.experts, self.mesh, self.plan, self.kernel, self.on_forward = experts, mesh, plan, kernel, on_forward
         self.place = plan.layout.coordinates(mesh.whole.index)
         self.branches = BatchSplit.branches(mesh, plan.branches, self.place)
         self._common = common(plan.extents)
-        self.boundary = stage_boundary.Boundary(mesh.axes["pipe"], mesh.boundaries or ())
+        self.boundary = stage_boundary.StageBoundary(mesh.axes["pipe"], mesh.boundaries or ())
         weights = [1.0] * mesh.sequence.size
         if plan.layout.stale:
             weights = [speed for speed in mesh.speeds("ring") for _ in range(plan.layout.ulysses)]
         self._splits = [TokenSplit.weighted(extent.streams, mesh.sequence, weights) for extent in plan.extents]
-        self.everything = Everything(mesh, self._splits)
+        self.everything = FullView(mesh, self._splits)
 
     def samples(self, branch: int) -> slice:
         """The samples of a branch that this rank computes."""
@@ -50,7 +50,7 @@ class Denoiser:
             if inputs[LATENT].shape[0]:
                 self.experts.at(inputs[TIMESTEP])
 
-    def shards(self, branches: Mapping[int, Inputs], view: Everything | None = None) -> dict[int, Tensor]:
+    def shards(self, branches: Mapping[int, Inputs], view: FullView | None = None) -> dict[int, Tensor]:
         """Predict this rank's tokens ``[own samples, own tokens, values]`` of each of its branches.
 
         ``branches`` holds the inputs of this rank's samples; attention sees what ``view`` says, without it everything.
@@ -101,7 +101,7 @@ class Denoiser:
         ]
         return {i: self._assemble(i, parts, plans) for i in range(self.plan.branches)}
 
-    def _predict(self, inputs: Inputs, branch: int, view: Everything) -> Tensor:
+    def _predict(self, inputs: Inputs, branch: int, view: FullView) -> Tensor:
         split, extent = view.splits[branch], self.plan.extents[branch]
         if not inputs[LATENT].shape[0]:
             own = split.streams[IMAGE].sizes[split.axis.index] if self.boundary.last else 0

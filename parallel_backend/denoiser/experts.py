@@ -36,7 +36,7 @@ class Experts:
         """The component that ``at`` would give."""
         return LOW if self._boundary is not None and bool(timestep.max() < self._boundary) else HIGH
 
-    def apart(self, tensors: Mapping[str, Tensor]) -> bool:
+    def needs_both(self, tensors: Mapping[str, Tensor]) -> bool:
         """Whether the timesteps of a ``Forward`` ask for both transformers in one call."""
         if self._boundary is None:
             return False

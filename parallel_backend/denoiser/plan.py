@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..interfaces.geometry import Extent, Geometry
-from ..interfaces.strategy import Job, Parameters
+from ..interfaces.strategy import Parameters, Workload
 from ..layout.parallel_layout import ParallelLayout
 
 Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Denoising:
+class DenoisingPlan:
     """A checked ``Forward`` or ``Sample``: what is computed, known on every rank.
 
     Attributes:
@@ -34,10 +34,10 @@ class Denoising:
         """Number of branches that are computed."""
         return len(self.latents)
 
-    def job(self, itemsize: int = 4, parameters: Parameters = (), stages: tuple[tuple[int, ...], ...] = ()) -> Job:
+    def job(self, itemsize: int = 4, parameters: Parameters = (), stages: tuple[tuple[int, ...], ...] = ()) -> Workload:
         """The numbers that strategies ask for; ``itemsize`` is that of the model's dtype, in bytes."""
         samples = [latent[0] for latent in self.latents]
-        return Job(
+        return Workload(
             branches=tuple(zip(samples, self.extents, strict=True)),
             alike=self.alike,
             geometry=self.geometry,

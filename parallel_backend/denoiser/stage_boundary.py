@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from ..distributed.collectives import Leaving, Work, receive, wait
+from ..distributed.collectives import PendingSends, Work, receive, wait
 from ..distributed.mesh import Axis
 from ..interfaces.state import State
 
 
-class Boundary:
+class StageBoundary:
     """The way from the stage before and to the stage after.
 
     What leaves is kept until it has left; ``finish`` waits for that.
@@ -25,7 +25,7 @@ class Boundary:
 
     def __init__(self, axis: Axis, ways: Sequence[Axis]) -> None:
         self.axis, self._ways = axis, ways
-        self._leaving = Leaving()
+        self._leaving = PendingSends()
 
     @property
     def first(self) -> bool:
@@ -37,11 +37,11 @@ class Boundary:
         """Whether nothing comes after this stage."""
         return self.axis.index == self.axis.size - 1
 
-    def expect(self, shapes: Mapping[str, torch.Size], like: Tensor) -> "Arriving":
+    def expect(self, shapes: Mapping[str, torch.Size], like: Tensor) -> "IncomingStreams":
         """Start to receive the streams that the stage before makes, in the dtype and on the device of a tensor."""
         flat = like.new_empty(sum(shape.numel() for shape in shapes.values()))
         before = self.axis.index - 1
-        return Arriving(shapes, flat, receive(flat, self._ways[before % 2], before))
+        return IncomingStreams(shapes, flat, receive(flat, self._ways[before % 2], before))
 
     def send(self, streams: Mapping[str, Tensor]) -> None:
         """Start to send streams to the stage after."""
@@ -54,7 +54,7 @@ class Boundary:
         self._leaving.finish()
 
 
-class Arriving:
+class IncomingStreams:
     """Streams on their way here."""
 
     def __init__(self, shapes: Mapping[str, torch.Size], flat: Tensor, works: Sequence[Work]) -> None:

@@ -105,7 +105,7 @@ def receive(tensor: Tensor, axis: Axis, source: int) -> Sequence[Work]:
     return start([], [[tensor] if i == source else [] for i in range(axis.size)], axis)
 
 
-class Leaving:
+class PendingSends:
     """Tensors on their way to others, each kept until it has left, and no more than some at a time.
 
     Whoever takes them in must not wait for more of this rank meanwhile than what is on its way.

@@ -14,7 +14,7 @@ MOST = 8
 """Meshes that are kept; more only where loaded models use them."""
 
 
-class Meshes:
+class MeshCache:
     """Every rank of the world asks for the same layouts in the same order.
 
     ``in_use`` gives the meshes whose groups this rank's loaded models use.

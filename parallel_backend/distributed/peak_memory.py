@@ -8,7 +8,7 @@ import torch
 from .. import processes
 
 
-class Growth:
+class PeakMemory:
     """While it is entered, the most that is held beyond what was held before, in ``bytes`` after.
 
     On a GPU it is what PyTorch has allocated, else the process's resident memory.
@@ -17,7 +17,7 @@ class Growth:
     def __init__(self, device: torch.device) -> None:
         self.device, self.bytes = device, 0
 
-    def __enter__(self) -> "Growth":
+    def __enter__(self) -> "PeakMemory":
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
             self._before = torch.cuda.memory_allocated(self.device)

@@ -5,11 +5,11 @@ from collections.abc import Callable
 import torch
 
 from . import rank_speeds
-from .collectives import Leaving, receive, wait
+from .collectives import PendingSends, receive, wait
 from .mesh import Axis
 
 
-class Flags:
+class StopFlags:
     """Told a part ahead, and nobody answers, so that nobody waits; the first part's is told when this is made.
 
     Nothing else may go from rank 0 to others in the group of ``whole`` meanwhile.
@@ -17,7 +17,7 @@ class Flags:
 
     def __init__(self, whole: Axis, device: torch.device, cancelled: Callable[[], bool]) -> None:
         self.whole, self.device, self.cancelled, self.stopped = whole, device, cancelled, False
-        self._leaving = [Leaving() for _ in whole.ranks]
+        self._leaving = [PendingSends() for _ in whole.ranks]
         self._ahead = 0
         self.tell()
 

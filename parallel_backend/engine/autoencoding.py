@@ -15,30 +15,30 @@ from ..autoencoder.spatial import Rows, Unsplittable, split
 from ..autoencoder.tiles import Side, Tiles
 from ..distributed.collectives import agree, gather
 from ..distributed.mesh import Axis, DeviceMesh
-from ..distributed.mesh_cache import Meshes
-from ..distributed.peak_memory import Growth
+from ..distributed.mesh_cache import MeshCache
+from ..distributed.peak_memory import PeakMemory
 from ..distributed.sent_bytes import Measured
-from ..distributed.stop_flags import Flags
+from ..distributed.stop_flags import StopFlags
 from ..errors import Cancelled, InvalidRequest
 from ..layout.parallel_layout import ParallelLayout
 from ..layout.partition import Partition
-from ..loading.components import Pipeline
+from ..loading.components import ComponentCache
 from ..protocol.messages import Decode, Encode, Progress
 from ..vaes import vae_of
-from .request import Call, Tensors
+from .request import ActiveRequest, Tensors
 from .validation import first_not_finite
 
 log = logging.getLogger(__name__)
 
 
-class Coding:
+class Autoencoding:
     """One request for the VAE, on one rank.
 
     Raises:
         InvalidRequest: there is no VAE that can be used, or what it is given does not fit it.
     """
 
-    def __init__(self, call: Call[Decode] | Call[Encode], pipeline: Pipeline) -> None:
+    def __init__(self, call: ActiveRequest[Decode] | ActiveRequest[Encode], pipeline: ComponentCache) -> None:
         pipeline.check("vae")
         self.call, self.pipeline, self.kind = call, pipeline, vae_of(pipeline.checkpoint)
         latent, pixels = Side(dims=(-2, -1), scale=1), Side(dims=(-3, -2), scale=self.kind.scale.spatial)
@@ -54,7 +54,7 @@ class Coding:
         self.height, cut = height, Tiles((height, width), call.message.tile // pixels.scale or max(height, width))
         self.tiles = cut if len(cut.places) > 1 else None
 
-    def run(self, meshes: Meshes, device: torch.device) -> Tensors:
+    def run(self, meshes: MeshCache, device: torch.device) -> Tensors:
         """The result on rank 0, nothing on other ranks."""
         model = self.call.message.model
         ranks = model.layout.ranks if model.layout else len(model.devices.indices)
@@ -81,7 +81,7 @@ class Coding:
         with ExitStack() as stack:
             counts = message.measure or message.timed
             measured = stack.enter_context(Measured(axis, device, count=message.measure)) if counts else None
-            growth = stack.enter_context(Growth(device)) if message.measure else None
+            growth = stack.enter_context(PeakMemory(device)) if message.measure else None
             made = self._tiled(module, mesh, device) if self.tiles else self._whole(module, mesh, device)
         done = {} if axis.index else {self.made: made.cpu()}
         if measured:
@@ -118,7 +118,7 @@ class Coding:
     @contextmanager
     def _ticking(self, axis: Axis, device: torch.device, note: str) -> Iterator[codec.Tick]:
         """Report what is done, and end the work, on all ranks of the axis alike, when the request was cancelled."""
-        flags = Flags(axis, device, self.call.cancelled)
+        flags = StopFlags(axis, device, self.call.cancelled)
 
         def tick(done: int, total: int) -> None:
             if not flags.go_on():

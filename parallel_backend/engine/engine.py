@@ -13,14 +13,14 @@ from ..attention import kernels
 from ..checkpoint.checkpoint import HIGH, LOW, Checkpoint
 from ..denoiser.denoiser import Denoiser
 from ..denoiser.experts import Experts
-from ..denoiser.plan import Denoising, split_names
+from ..denoiser.plan import DenoisingPlan, split_names
 from ..distributed import sent_bytes
 from ..distributed.collectives import agree, share
 from ..distributed.mesh import DeviceMesh
-from ..distributed.mesh_cache import Meshes
+from ..distributed.mesh_cache import MeshCache
 from ..errors import InvalidRequest, OutOfMemory
 from ..interfaces.family import Family
-from ..loading.components import Pipeline, free
+from ..loading.components import ComponentCache, free
 from ..loading.load import resolve_dtype
 from ..models import family_of
 from ..protocol.frames import TensorMeta
@@ -40,8 +40,8 @@ from ..step_loop.pipefusion import PipeFusion
 from ..step_loop.sample_loop import SampleLoop
 from ..step_loop.setting import Report, Setting
 from . import text_encoding
-from .autoencoding import Coding
-from .request import Call, Tensors
+from .autoencoding import Autoencoding
+from .request import ActiveRequest, Tensors
 from .validation import check_forward, check_sample, first_not_finite, first_outside
 
 log = logging.getLogger(__name__)
@@ -62,8 +62,8 @@ class Engine:
     ) -> None:
         self.rank, self.world_size, self.device, self.timeout = rank, world_size, device, timeout
         self.steps = 0
-        self._pipelines: dict[_Key, Pipeline] = {}
-        self._meshes = Meshes(rank, world_size, device, timeout=timeout, in_use=self._meshes_in_use)
+        self._pipelines: dict[_Key, ComponentCache] = {}
+        self._meshes = MeshCache(rank, world_size, device, timeout=timeout, in_use=self._meshes_in_use)
 
     def handle(
         self,
@@ -91,7 +91,7 @@ class Engine:
             Cancelled: likewise.
             OutOfMemory: this rank's device is full; names the rank.
         """
-        call = Call(message=message, metas=metas, tensors=tensors, report=report, cancelled=cancelled)
+        call = ActiveRequest(message=message, metas=metas, tensors=tensors, report=report, cancelled=cancelled)
         try:
             with torch.inference_mode():
                 return _HANDLERS[type(message)](self, call)
@@ -105,7 +105,7 @@ class Engine:
         memory = torch.cuda.memory_reserved(self.device) if self.device.type == "cuda" else 0
         return models, memory, self.steps
 
-    def _forward(self, call: Call[Forward]) -> Tensors:
+    def _forward(self, call: ActiveRequest[Forward]) -> Tensors:
         pipeline = self._pipeline(call.message.model)
         plan = check_forward(call.message, call.metas, pipeline.checkpoint, self.world_size)
         denoiser, shared = self._denoiser(call, plan, pipeline)
@@ -129,7 +129,7 @@ class Engine:
             return nullcontext()
         return sent_bytes.Measured(mesh.whole, self.device, count=message.measure)
 
-    def _sample(self, call: Call[Sample]) -> Tensors:
+    def _sample(self, call: ActiveRequest[Sample]) -> Tensors:
         pipeline = self._pipeline(call.message.model)
         plan = check_sample(call.message, call.metas, pipeline.checkpoint, self.world_size)
         denoiser, shared = self._denoiser(call, plan, pipeline)
@@ -144,7 +144,7 @@ class Engine:
             done = {name: tensor.cpu() for name, tensor in loop.run().items()}
         return done | (measured.of_all_ranks() if measured else {})
 
-    def _encode_text(self, call: Call[EncodeText]) -> Tensors:
+    def _encode_text(self, call: ActiveRequest[EncodeText]) -> Tensors:
         if call.tensors is None:
             return {}
         text_encoding.check(call.metas)
@@ -155,15 +155,15 @@ class Engine:
             encoder = pipeline.text_encoder()
         return {"embeds": text_encoding.encode(encoder, ids, lengths, layer=call.message.layer).cpu()}
 
-    def _code(self, call: Call[Decode] | Call[Encode]) -> Tensors:
-        return Coding(call, self._pipeline(call.message.model)).run(self._meshes, self.device)
+    def _code(self, call: ActiveRequest[Decode] | ActiveRequest[Encode]) -> Tensors:
+        return Autoencoding(call, self._pipeline(call.message.model)).run(self._meshes, self.device)
 
-    def _unload(self, call: Call[Unload]) -> Tensors:
+    def _unload(self, call: ActiveRequest[Unload]) -> Tensors:
         self._pipelines.pop(_key(call.message.model), None)
         free(self.device)
         return {}
 
-    def _make_room(self, wanted: Pipeline) -> bool:
+    def _make_room(self, wanted: ComponentCache) -> bool:
         """Forget the models other than ``wanted``, which their next use loads again; whether there were any."""
         others = [key for key, pipeline in self._pipelines.items() if pipeline is not wanted]
         for key in others:
@@ -172,7 +172,9 @@ class Engine:
         free(self.device)
         return bool(others)
 
-    def _denoiser(self, call: Call[Any], plan: Denoising, pipeline: Pipeline) -> tuple[Denoiser | None, Tensors]:
+    def _denoiser(
+        self, call: ActiveRequest[Any], plan: DenoisingPlan, pipeline: ComponentCache
+    ) -> tuple[Denoiser | None, Tensors]:
         """Share the tensors, refuse bad values on all ranks alike, and only then load what is missing."""
         for name in (HIGH, LOW):
             if name == HIGH or name in pipeline.checkpoint.components:
@@ -195,12 +197,12 @@ class Engine:
                 return pipeline.transformer(devices, component)
 
         experts = Experts(pipeline.checkpoint, load)
-        if agree(int(experts.apart(call.tensors or {})), devices.whole):
+        if agree(int(experts.needs_both(call.tensors or {})), devices.whole):
             raise InvalidRequest("one call has timesteps for both transformers of the model: make them two calls")
         shared = share(call.metas, call.tensors, devices.whole, self.device)
         return Denoiser(experts, devices, plan, kernel, self._count), shared
 
-    def _check_rows(self, call: Call[Any], checkpoint: Checkpoint, devices: DeviceMesh) -> None:
+    def _check_rows(self, call: ActiveRequest[Any], checkpoint: Checkpoint, devices: DeviceMesh) -> None:
         """Refuse numbers that a table of the model lacks, on all ranks alike."""
         rows = family_of(checkpoint.components["transformer"]).tables(checkpoint.config("transformer"))
         if not rows:
@@ -214,7 +216,7 @@ class Engine:
     def _meshes_in_use(self) -> list[DeviceMesh]:
         return [mesh for pipeline in self._pipelines.values() for mesh in pipeline.meshes()]
 
-    def _pipeline(self, model: ModelSpec) -> Pipeline:
+    def _pipeline(self, model: ModelSpec) -> ComponentCache:
         """The model's pipeline, which has loaded nothing yet if it is new. ``auto`` shares what it resolves to."""
         key = _key(model)
         if key not in self._pipelines:
@@ -231,8 +233,8 @@ class Engine:
             del self._pipelines[key]
             free(self.device)
 
-    def _new_pipeline(self, checkpoint: Checkpoint, dtype: torch.dtype) -> Pipeline:
-        pipeline = Pipeline(checkpoint, dtype, self.device, lambda: self._make_room(pipeline))
+    def _new_pipeline(self, checkpoint: Checkpoint, dtype: torch.dtype) -> ComponentCache:
+        pipeline = ComponentCache(checkpoint, dtype, self.device, lambda: self._make_room(pipeline))
         return pipeline
 
     def _count(self) -> None:

@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 
 from torch import Tensor
 
-from ..loading.components import Pipeline
+from ..loading.components import ComponentCache
 from ..protocol.frames import TensorMeta
 from ..protocol.messages import Progress, RankRequest
 from ..step_loop.setting import Report
@@ -18,7 +18,7 @@ M = TypeVar("M", bound=RankRequest)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Call(Generic[M]):
+class ActiveRequest(Generic[M]):
     """The arguments of ``Engine.handle``."""
 
     message: M
@@ -28,7 +28,7 @@ class Call(Generic[M]):
     cancelled: Callable[[], bool]
 
     @contextmanager
-    def loading(self, pipeline: Pipeline, component: str) -> Iterator[None]:
+    def loading(self, pipeline: ComponentCache, component: str) -> Iterator[None]:
         """Say that weights are about to be loaded and that they have been, if they are."""
         loads = not pipeline.has(component)
         if loads:

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from ..checkpoint.checkpoint import Checkpoint
-from ..denoiser.plan import Denoising, Shape, split_names
+from ..denoiser.plan import DenoisingPlan, Shape, split_names
 from ..errors import InvalidRequest
 from ..interfaces.family import Family
 from ..interfaces.geometry import LATENT, TIMESTEP, Geometry, Shapes
-from ..interfaces.strategy import Job
+from ..interfaces.strategy import Workload
 from ..layout.parallel_layout import ParallelLayout, auto
 from ..layout.suggestions import check_fits, would_work
 from ..models import family_of
@@ -28,7 +28,9 @@ _DTYPES = {"_mask": ("bool",), "_labels": ("int64",)}
 """Dtypes of the inputs whose name ends so; all others are floats."""
 
 
-def check_forward(message: Forward, metas: Sequence[TensorMeta], checkpoint: Checkpoint, world_size: int) -> Denoising:
+def check_forward(
+    message: Forward, metas: Sequence[TensorMeta], checkpoint: Checkpoint, world_size: int
+) -> DenoisingPlan:
     """Check a ``Forward``.
 
     Raises:
@@ -50,7 +52,9 @@ def check_forward(message: Forward, metas: Sequence[TensorMeta], checkpoint: Che
     return _denoising(message, family, config, branches, world_size)
 
 
-def check_sample(message: Sample, metas: Sequence[TensorMeta], checkpoint: Checkpoint, world_size: int) -> Denoising:
+def check_sample(
+    message: Sample, metas: Sequence[TensorMeta], checkpoint: Checkpoint, world_size: int
+) -> DenoisingPlan:
     """Check a ``Sample``.
 
     Raises:
@@ -107,10 +111,10 @@ def _denoising(
     config: Mapping[str, Any],
     branches: Sequence[Shapes],
     world_size: int,
-) -> Denoising:
+) -> DenoisingPlan:
     ranks = min(world_size, len(message.model.devices.indices))
     layout = message.model.layout or auto(ranks, branches=len(branches))
-    checked = Denoising(
+    checked = DenoisingPlan(
         layout=layout,
         geometry=family.describe(config),
         latents=tuple(shapes[LATENT] for shapes in branches),
@@ -122,7 +126,7 @@ def _denoising(
     return checked
 
 
-def _check_layout(layout: ParallelLayout, job: Job, ranks: int) -> None:
+def _check_layout(layout: ParallelLayout, job: Workload, ranks: int) -> None:
     """Refuse a layout that has too few ranks or that a strategy refuses, naming the nearest ones that work."""
 
     def works(other: ParallelLayout) -> bool:
@@ -134,7 +138,7 @@ def _check_layout(layout: ParallelLayout, job: Job, ranks: int) -> None:
         raise InvalidRequest(f"{refusal}; {would_work(layout, ranks, works)}")
 
 
-def _refusal(layout: ParallelLayout, job: Job) -> InvalidRequest | None:
+def _refusal(layout: ParallelLayout, job: Workload) -> InvalidRequest | None:
     try:
         for strategy in STRATEGIES:
             strategy.check(layout, job)

@@ -18,7 +18,7 @@ from .tensor_cuts import Cuts
 
 
 @dataclass(frozen=True, kw_only=True)
-class Attending:
+class AttentionSite:
     """A module whose attention passes the seam, and the streams that it is over.
 
     ``calls`` is how often it asks for attention in one forward: once for all samples, or once for each.
@@ -90,7 +90,7 @@ class Family(ABC):
     geometry: Geometry
     module: Any
     blocks: Sequence[Block]
-    attentions: Sequence[Attending]
+    attentions: Sequence[AttentionSite]
     run: Callable[[State], State]
     shared: Sequence[nn.Module] = ()
 
@@ -114,7 +114,7 @@ class Family(ABC):
                 part.register_parameter(name, None)
 
     @abstractmethod
-    def parts(self) -> tuple[list[Block], list[Attending]]:
+    def parts(self) -> tuple[list[Block], list[AttentionSite]]:
         """The blocks and the attention of ``module``."""
 
     @staticmethod

@@ -14,7 +14,7 @@ Parameters = tuple[tuple[tuple[int, ...], int], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class Workload:
     """The static numbers of a request, known before any weight is loaded.
 
     Attributes:
@@ -80,12 +80,12 @@ class Strategy(Protocol):
     def axes(self) -> tuple[str, ...]:
         """The axes of the mesh that the strategy uses."""
 
-    def check(self, layout: ParallelLayout, job: Job) -> None:
+    def check(self, layout: ParallelLayout, job: Workload) -> None:
         """Refuse a layout that cannot work for the job.
 
         Raises:
             InvalidRequest: names the reason; what would work is for the caller to say, who knows all strategies.
         """
 
-    def bytes_sent(self, layout: ParallelLayout, job: Job, rank: int) -> int:
+    def bytes_sent(self, layout: ParallelLayout, job: Workload, rank: int) -> int:
         """Bytes that ``rank`` sends to others in one denoiser call."""

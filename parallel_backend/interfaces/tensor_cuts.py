@@ -15,14 +15,14 @@ Block = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Columns:
+class ColumnParallel:
     """A linear layer cut by its outputs, which ``blocks`` are."""
 
     blocks: tuple[Block, ...]
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowParallel:
     """A linear layer cut by its inputs, which ``blocks`` are; the ranks' outputs are summed."""
 
     blocks: tuple[Block, ...]
@@ -36,21 +36,21 @@ class HeadsNorm:
 
 
 @dataclass(frozen=True)
-class Numbers:
+class HeadCounts:
     """Attributes of a module that count what is cut: heads, or features."""
 
     attributes: Mapping[str, Block]
 
 
 @dataclass(frozen=True)
-class Outputs:
+class HeadOutputs:
     """A module without weights whose outputs end in the features of all heads; those of the own heads are kept."""
 
     heads: Block
 
 
 @dataclass(frozen=True)
-class Parameter:
+class ParameterCut:
     """A parameter that is a module's own and no layer's, cut along ``dim``: the frequencies of every head, say."""
 
     name: str
@@ -58,7 +58,7 @@ class Parameter:
     blocks: tuple[Block, ...]
 
 
-Cut = Columns | Rows | HeadsNorm | Numbers | Outputs | Parameter
+Cut = ColumnParallel | RowParallel | HeadsNorm | HeadCounts | HeadOutputs | ParameterCut
 
 Slices = Mapping[str, tuple[int, tuple[slice, ...]]]
 """By the name of a parameter, the dim that is cut and what a rank holds of it; no slice where it holds zeros."""
@@ -76,9 +76,9 @@ def attention(prefix: str, heads: int, head_dim: int, *, text: bool = False, out
     """
     block = ((heads, head_dim),)
     names = ["to_q", "to_k", "to_v"] + (["add_q_proj", "add_k_proj", "add_v_proj"] if text else [])
-    cuts: dict[str, Cut] = {f"{prefix}.{name}": Columns(block) for name in names}
-    cuts |= {f"{prefix}.to_out.0": Rows(block)} if out else {}
-    return cuts | {prefix: Numbers({"heads": (heads, 1)})}
+    cuts: dict[str, Cut] = {f"{prefix}.{name}": ColumnParallel(block) for name in names}
+    cuts |= {f"{prefix}.to_out.0": RowParallel(block)} if out else {}
+    return cuts | {prefix: HeadCounts({"heads": (heads, 1)})}
 
 
 def ranges(blocks: tuple[Block, ...], degree: int, index: int) -> Iterator[slice]:

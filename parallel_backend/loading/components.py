@@ -25,7 +25,7 @@ _NOWHERE = -1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Held:
+class WeightPart:
     """Which part of the weights a rank holds: a stage of ``pipe``, cut by speeds; of that one of ``tensor`` parts; of
     that a shard, if ``sharers`` share it."""
 
@@ -39,14 +39,14 @@ class Held:
         return self.tensor[0] == 1 and not self.sharers
 
     @classmethod
-    def on(cls, mesh: DeviceMesh) -> "Held":
+    def on(cls, mesh: DeviceMesh) -> "WeightPart":
         """What a rank of the mesh holds."""
         tensor, sharers = mesh.axes["tensor"], mesh.sequence.ranks if mesh.layout.shard_weights else ()
         pipe = (mesh.axes["pipe"].index, mesh.speeds("pipe") if mesh.layout.pipe > 1 else ())
         return cls(pipe=pipe, tensor=(tensor.size, tensor.index), sharers=sharers)
 
 
-class Pipeline:
+class ComponentCache:
     """One checkpoint in one dtype on this rank's device. ``loads`` counts the weight loads ever done.
 
     ``make_room`` is called when the device is full while weights load; false means that nothing can be freed.
@@ -59,7 +59,7 @@ class Pipeline:
         self.checkpoint, self.dtype, self.device, self._make_room = checkpoint, dtype, device, make_room
         self.loads = 0
         self.whole_vae = ""
-        self._held: dict[str, Held] = {}
+        self._held: dict[str, WeightPart] = {}
         self._meshes: dict[str, DeviceMesh] = {}
         self._parts: dict[str, Any] = {}
 
@@ -81,7 +81,7 @@ class Pipeline:
 
         Meshes that cut the weights alike share them; for any other the weights are loaded anew.
         """
-        held = Held.on(mesh)
+        held = WeightPart.on(mesh)
         if self._held.get(name) != held:
             self._parts.pop(name, None)
         if name not in self._parts:
@@ -97,7 +97,7 @@ class Pipeline:
         It is so where another rank has lost its own, for want of memory, say, or loaded other weights meanwhile, which
         a layout without this rank had it do. Collective over those ranks: they load together again.
         """
-        held, tensor, sequence = Held.on(mesh), mesh.axes["tensor"], mesh.sequence
+        held, tensor, sequence = WeightPart.on(mesh), mesh.axes["tensor"], mesh.sequence
         if held.alone:
             return
         for name in (HIGH, LOW):

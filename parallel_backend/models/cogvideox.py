@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import InvalidRequest
-from ..interfaces.family import Attending, Block, Family, Inputs, Variant
+from ..interfaces.family import AttentionSite, Block, Family, Inputs, Variant
 from ..interfaces.geometry import IMAGE, LATENT, TEXT, TIMESTEP, Extent, Geometry, Shapes, Site, Sum
 from ..interfaces.state import State
-from ..interfaces.tensor_cuts import Columns, Cuts, Rows, attention
+from ..interfaces.tensor_cuts import ColumnParallel, Cuts, RowParallel, attention
 from .shared.patchify import check_concat, check_text, pad_to_patch, unfold
 from .shared.streams import at_least_one
 
@@ -83,8 +83,8 @@ class CogVideoX(Family):
         heads = (config["num_attention_heads"], config["attention_head_dim"])
         hidden = ((4 * math.prod(heads), 1),)
         return attention("transformer_blocks.*.attn1", *heads) | {
-            "transformer_blocks.*.ff.net.0.proj": Columns(hidden),
-            "transformer_blocks.*.ff.net.2": Rows(hidden),
+            "transformer_blocks.*.ff.net.0.proj": ColumnParallel(hidden),
+            "transformer_blocks.*.ff.net.2": RowParallel(hidden),
         }
 
     @staticmethod
@@ -101,11 +101,11 @@ class CogVideoX(Family):
         values = geometry.out_channels * math.prod(geometry.patch)
         return Extent(streams={TEXT: text, IMAGE: math.prod(geometry.grid(latent[2:]))}, values=values)
 
-    def parts(self) -> tuple[list[Block], list[Attending]]:
+    def parts(self) -> tuple[list[Block], list[AttentionSite]]:
         """See ``Family.parts``."""
         layers = self.module.transformer_blocks
         blocks = [Block(run=partial(_run, layer), modules=(layer,)) for layer in layers]
-        return blocks, [Attending(module=layer.attn1, streams=(TEXT, IMAGE)) for layer in layers]
+        return blocks, [AttentionSite(module=layer.attn1, streams=(TEXT, IMAGE)) for layer in layers]
 
     @property
     def dtype(self) -> torch.dtype:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import InvalidRequest
-from ..interfaces.family import Attending, Block, Family, Inputs, Variant
+from ..interfaces.family import AttentionSite, Block, Family, Inputs, Variant
 from ..interfaces.geometry import IMAGE, LATENT, TIMESTEP, Extent, Geometry, Shapes, Site, Sum
 from ..interfaces.state import State
 from ..interfaces.tensor_cuts import Cuts
@@ -79,13 +79,13 @@ class DiT(Family):
         """See ``Family.tables``. The last row is for no class."""
         return {"class_labels": (_DEFAULTS | dict(config))["num_embeds_ada_norm"] + 1}
 
-    def parts(self) -> tuple[list[Block], list[Attending]]:
+    def parts(self) -> tuple[list[Block], list[AttentionSite]]:
         """See ``Family.parts``."""
         layers = self.module.transformer_blocks
         self.shared = (layers[0].norm1.emb,)
         runs = [_run_first, *[_run] * (len(layers) - 1)]
         blocks = [Block(run=partial(run, layer), modules=(layer,)) for run, layer in zip(runs, layers, strict=True)]
-        return blocks, [Attending(module=layer.attn1, streams=(IMAGE,)) for layer in layers]
+        return blocks, [AttentionSite(module=layer.attn1, streams=(IMAGE,)) for layer in layers]
 
     @property
     def dtype(self) -> torch.dtype:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from ..interfaces.family import Attending, Block, Family, Inputs, Variant
+from ..interfaces.family import AttentionSite, Block, Family, Inputs, Variant
 from ..interfaces.geometry import IMAGE, LATENT, TEXT, TIMESTEP, Extent, Geometry, Shapes, Site
 from ..interfaces.state import State
 from ..interfaces.tensor_cuts import Cuts
@@ -87,13 +87,13 @@ class Flux(Family):
         )
         return Extent(streams={TEXT: text, IMAGE: image}, values=geometry.out_channels * math.prod(_PATCH))
 
-    def parts(self) -> tuple[list[Block], list[Attending]]:
+    def parts(self) -> tuple[list[Block], list[AttentionSite]]:
         """See ``Family.parts``."""
         double, single = self.module.transformer_blocks, self.module.single_transformer_blocks
         blocks = [Block(run=partial(_run, layer), modules=(layer,), parts=2) for layer in double]
         blocks += [Block(run=partial(_run, layer), modules=(layer,)) for layer in single]
         layers = [*double, *single]
-        return blocks, [Attending(module=layer.attn, streams=(TEXT, IMAGE)) for layer in layers]
+        return blocks, [AttentionSite(module=layer.attn, streams=(TEXT, IMAGE)) for layer in layers]
 
     @property
     def dtype(self) -> torch.dtype:

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import InvalidRequest
-from ..interfaces.family import Attending, Block, Family, Inputs, Variant
+from ..interfaces.family import AttentionSite, Block, Family, Inputs, Variant
 from ..interfaces.geometry import IMAGE, LATENT, TEXT, TIMESTEP, Extent, Geometry, Shapes, Site
 from ..interfaces.state import State
-from ..interfaces.tensor_cuts import Columns, Cuts, Numbers, Rows, attention
+from ..interfaces.tensor_cuts import ColumnParallel, Cuts, HeadCounts, RowParallel, attention
 from .shared import joint_attention
 from .shared.patchify import check_reference, check_text, fold, unfold
 from .shared.streams import at_least_one
@@ -78,14 +78,14 @@ class Flux2(Family):
         heads = (config["num_attention_heads"], config["attention_head_dim"])
         hidden = (int(math.prod(heads) * config["mlp_ratio"]), 1)
         cuts = attention("transformer_blocks.*.attn", *heads, text=True)
-        cuts |= {"transformer_blocks.*.attn.to_add_out": Rows((heads,))}
+        cuts |= {"transformer_blocks.*.attn.to_add_out": RowParallel((heads,))}
         for name in ("ff", "ff_context"):
-            cuts |= {f"transformer_blocks.*.{name}.linear_in": Columns((hidden, hidden))}
-            cuts |= {f"transformer_blocks.*.{name}.linear_out": Rows((hidden,))}
+            cuts |= {f"transformer_blocks.*.{name}.linear_in": ColumnParallel((hidden, hidden))}
+            cuts |= {f"transformer_blocks.*.{name}.linear_out": RowParallel((hidden,))}
         single = "single_transformer_blocks.*.attn"
-        cuts |= {single: Numbers({"heads": (heads[0], 1), "inner_dim": heads, "mlp_hidden_dim": hidden})}
-        cuts |= {f"{single}.to_qkv_mlp_proj": Columns((heads, heads, heads, hidden, hidden))}
-        return cuts | {f"{single}.to_out": Rows((heads, hidden))}
+        cuts |= {single: HeadCounts({"heads": (heads[0], 1), "inner_dim": heads, "mlp_hidden_dim": hidden})}
+        cuts |= {f"{single}.to_qkv_mlp_proj": ColumnParallel((heads, heads, heads, hidden, hidden))}
+        return cuts | {f"{single}.to_out": RowParallel((heads, hidden))}
 
     @staticmethod
     def extent(config: Mapping[str, Any], shapes: Shapes) -> Extent:
@@ -98,12 +98,12 @@ class Flux2(Family):
         image = math.prod(geometry.grid(latent[2:])) + reference
         return Extent(streams={TEXT: text, IMAGE: image}, values=geometry.out_channels)
 
-    def parts(self) -> tuple[list[Block], list[Attending]]:
+    def parts(self) -> tuple[list[Block], list[AttentionSite]]:
         """See ``Family.parts``."""
         double, single = self.module.transformer_blocks, self.module.single_transformer_blocks
         blocks = [Block(run=partial(_run_double, layer), modules=(layer,), parts=2) for layer in double]
         blocks += [Block(run=partial(_run_single, layer), modules=(layer,)) for layer in single]
-        return blocks, [Attending(module=layer.attn, streams=(TEXT, IMAGE)) for layer in (*double, *single)]
+        return blocks, [AttentionSite(module=layer.attn, streams=(TEXT, IMAGE)) for layer in (*double, *single)]
 
     @property
     def dtype(self) -> torch.dtype:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import InvalidRequest
-from ..interfaces.family import Attending, Block, Family, Inputs, Variant
+from ..interfaces.family import AttentionSite, Block, Family, Inputs, Variant
 from ..interfaces.geometry import IMAGE, LATENT, TEXT, TIMESTEP, Extent, Geometry, Shapes, Site
 from ..interfaces.state import State
 from ..interfaces.tensor_cuts import Cuts
@@ -107,13 +107,13 @@ class HunyuanVideo(Family):
         image = math.prod(geometry.grid(latent[2:]))
         return Extent(streams={IMAGE: image, TEXT: text}, values=geometry.out_channels * math.prod(geometry.patch))
 
-    def parts(self) -> tuple[list[Block], list[Attending]]:
+    def parts(self) -> tuple[list[Block], list[AttentionSite]]:
         """See ``Family.parts``."""
         double, single = self.module.transformer_blocks, self.module.single_transformer_blocks
         blocks = [Block(run=partial(_run, layer), modules=(layer,), parts=2) for layer in double]
         blocks += [Block(run=partial(_run, layer), modules=(layer,)) for layer in single]
         layers = [*double, *single]
-        return blocks, [Attending(module=layer.attn, streams=(IMAGE, TEXT)) for layer in layers]
+        return blocks, [AttentionSite(module=layer.attn, streams=(IMAGE, TEXT)) for layer in layers]
 
     @property
     def dtype(self) -> torch.dtype:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import InvalidRequest
-from ..interfaces.family import Attending, Block, Family, Inputs, Variant
+from ..interfaces.family import AttentionSite, Block, Family, Inputs, Variant
 from ..interfaces.geometry import IMAGE, LATENT, TIMESTEP, Extent, Geometry, Shapes, Site, Sum
 from ..interfaces.state import State
 from ..interfaces.tensor_cuts import Cuts
@@ -89,14 +89,14 @@ class Latte(Family):
             rows=frames,
         )
 
-    def parts(self) -> tuple[list[Block], list[Attending]]:
+    def parts(self) -> tuple[list[Block], list[AttentionSite]]:
         """See ``Family.parts``. A block is a spatial and a temporal layer."""
         spatial, temporal = self.module.transformer_blocks, self.module.temporal_transformer_blocks
         blocks = [
             Block(run=partial(self._run_pair, i, *pair), modules=pair)
             for i, pair in enumerate(zip(spatial, temporal, strict=True))
         ]
-        return blocks, [Attending(module=layer.attn1, streams=(IMAGE,)) for layer in spatial]
+        return blocks, [AttentionSite(module=layer.attn1, streams=(IMAGE,)) for layer in spatial]
 
     @property
     def dtype(self) -> torch.dtype:

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import InvalidRequest
-from ..interfaces.family import Attending, Block, Family, Inputs, Variant
+from ..interfaces.family import AttentionSite, Block, Family, Inputs, Variant
 from ..interfaces.geometry import IMAGE, LATENT, TIMESTEP, Extent, Geometry, Shapes, Site, Sum
 from ..interfaces.state import State
-from ..interfaces.tensor_cuts import Columns, Cuts, HeadsNorm, Outputs, Rows, attention
+from ..interfaces.tensor_cuts import ColumnParallel, Cuts, HeadOutputs, HeadsNorm, RowParallel, attention
 from .shared.patchify import check_text, unfold
 from .shared.streams import at_least_one
 
@@ -89,8 +89,11 @@ class LTXVideo(Family):
         hidden = ((4 * math.prod(heads), 1),)
         cuts = attention("transformer_blocks.*.attn1", *heads) | attention("transformer_blocks.*.attn2", *heads)
         cuts |= {f"transformer_blocks.*.attn{i}.norm_{x}": HeadsNorm(heads) for i in (1, 2) for x in "qk"}
-        cuts |= {"transformer_blocks.*.ff.net.0.proj": Columns(hidden), "transformer_blocks.*.ff.net.2": Rows(hidden)}
-        return cuts | {"rope": Outputs(heads)}
+        cuts |= {
+            "transformer_blocks.*.ff.net.0.proj": ColumnParallel(hidden),
+            "transformer_blocks.*.ff.net.2": RowParallel(hidden),
+        }
+        return cuts | {"rope": HeadOutputs(heads)}
 
     @staticmethod
     def extent(config: Mapping[str, Any], shapes: Shapes) -> Extent:
@@ -106,11 +109,11 @@ class LTXVideo(Family):
         _check(shapes, "token_weights", (batch, tokens), f"the latent has {tokens} tokens")
         return Extent(streams={IMAGE: tokens}, values=geometry.out_channels, context={"text": text})
 
-    def parts(self) -> tuple[list[Block], list[Attending]]:
+    def parts(self) -> tuple[list[Block], list[AttentionSite]]:
         """See ``Family.parts``."""
         layers = self.module.transformer_blocks
         blocks = [Block(run=self._modulate), *(Block(run=partial(_run, layer), modules=(layer,)) for layer in layers)]
-        return blocks, [Attending(module=layer.attn1, streams=(IMAGE,)) for layer in layers]
+        return blocks, [AttentionSite(module=layer.attn1, streams=(IMAGE,)) for layer in layers]
 
     @property
     def dtype(self) -> torch.dtype:

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import InvalidRequest
-from ..interfaces.family import Attending, Block, Family, Inputs, Variant
+from ..interfaces.family import AttentionSite, Block, Family, Inputs, Variant
 from ..interfaces.geometry import IMAGE, LATENT, TEXT, TIMESTEP, Extent, Geometry, Shapes, Site, Sum
 from ..interfaces.state import State
-from ..interfaces.tensor_cuts import Columns, Cuts, Parameter, Rows, attention
+from ..interfaces.tensor_cuts import ColumnParallel, Cuts, ParameterCut, RowParallel, attention
 from .shared.patchify import check_mask, check_text, crop, pad_to_patch, unfold
 
 _DEFAULTS: dict[str, Any] = {
@@ -68,9 +68,9 @@ class Mochi(Family):
         cuts = attention("transformer_blocks.*.attn1", *heads, text=True)
         cuts |= _feed_forward("transformer_blocks.*.ff", math.prod(heads))
         for i in range(config["num_layers"] - 1):
-            cuts |= {f"transformer_blocks.{i}.attn1.to_add_out": Rows((heads,))}
+            cuts |= {f"transformer_blocks.{i}.attn1.to_add_out": RowParallel((heads,))}
             cuts |= _feed_forward(f"transformer_blocks.{i}.ff_context", config["pooled_projection_dim"])
-        return cuts | {"": Parameter("pos_frequencies", 1, ((heads[0], 1),))}
+        return cuts | {"": ParameterCut("pos_frequencies", 1, ((heads[0], 1),))}
 
     @staticmethod
     def extent(config: Mapping[str, Any], shapes: Shapes) -> Extent:
@@ -82,11 +82,11 @@ class Mochi(Family):
         image = math.prod(geometry.grid(shapes[LATENT][2:]))
         return Extent(streams={IMAGE: image, TEXT: text}, values=geometry.out_channels * math.prod(geometry.patch))
 
-    def parts(self) -> tuple[list[Block], list[Attending]]:
+    def parts(self) -> tuple[list[Block], list[AttentionSite]]:
         """See ``Family.parts``."""
         layers = self.module.transformer_blocks
         blocks = [Block(run=partial(_run, layer), modules=(layer,)) for layer in layers]
-        return blocks, [Attending(module=layer.attn1, streams=(IMAGE, TEXT), each_sample=True) for layer in layers]
+        return blocks, [AttentionSite(module=layer.attn1, streams=(IMAGE, TEXT), each_sample=True) for layer in layers]
 
     @property
     def dtype(self) -> torch.dtype:
@@ -159,7 +159,7 @@ class Mochi(Family):
 def _feed_forward(name: str, width: int) -> Cuts:
     """The cuts of a gated feed-forward."""
     hidden = (8 * width // 3, 1)
-    return {f"{name}.net.0.proj": Columns((hidden, hidden)), f"{name}.net.2": Rows((hidden,))}
+    return {f"{name}.net.0.proj": ColumnParallel((hidden, hidden)), f"{name}.net.2": RowParallel((hidden,))}
 
 
 def _all_true(text: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import InvalidRequest
-from ..interfaces.family import Attending, Block, Family, Inputs, Variant
+from ..interfaces.family import AttentionSite, Block, Family, Inputs, Variant
 from ..interfaces.geometry import IMAGE, LATENT, TEXT, TIMESTEP, Extent, Geometry, Shapes, Site, Sum
 from ..interfaces.state import State
 from ..interfaces.tensor_cuts import Cuts
@@ -80,11 +80,11 @@ class PixArt(Family):
             context={TEXT: text},
         )
 
-    def parts(self) -> tuple[list[Block], list[Attending]]:
+    def parts(self) -> tuple[list[Block], list[AttentionSite]]:
         """See ``Family.parts``."""
         layers = self.module.transformer_blocks
         blocks = [Block(run=partial(_run, layer), modules=(layer,)) for layer in layers]
-        return blocks, [Attending(module=layer.attn1, streams=(IMAGE,)) for layer in layers]
+        return blocks, [AttentionSite(module=layer.attn1, streams=(IMAGE,)) for layer in layers]
 
     @property
     def dtype(self) -> torch.dtype:

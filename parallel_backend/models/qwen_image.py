@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import InvalidRequest
-from ..interfaces.family import Attending, Block, Family, Inputs, Variant
+from ..interfaces.family import AttentionSite, Block, Family, Inputs, Variant
 from ..interfaces.geometry import IMAGE, LATENT, TEXT, TIMESTEP, Extent, Geometry, Shapes, Site, Sum
 from ..interfaces.state import State
-from ..interfaces.tensor_cuts import Columns, Cuts, Numbers, Rows, attention
+from ..interfaces.tensor_cuts import ColumnParallel, Cuts, HeadCounts, RowParallel, attention
 from .shared.patchify import check_mask, check_text, fold, unfold
 from .shared.streams import MASK, at_least_one
 
@@ -77,10 +77,13 @@ class QwenImage(Family):
         hidden = ((4 * math.prod(heads), 1),)
         prefix = "transformer_blocks.*"
         cuts = attention(f"{prefix}.attn", *heads, text=True)
-        cuts |= {f"{prefix}.attn": Numbers({"heads": (heads[0], 1), "inner_dim": heads})}
-        cuts |= {f"{prefix}.attn.to_add_out": Rows((heads,))}
+        cuts |= {f"{prefix}.attn": HeadCounts({"heads": (heads[0], 1), "inner_dim": heads})}
+        cuts |= {f"{prefix}.attn.to_add_out": RowParallel((heads,))}
         for name in ("img_mlp", "txt_mlp"):
-            cuts |= {f"{prefix}.{name}.net.0.proj": Columns(hidden), f"{prefix}.{name}.net.2": Rows(hidden)}
+            cuts |= {
+                f"{prefix}.{name}.net.0.proj": ColumnParallel(hidden),
+                f"{prefix}.{name}.net.2": RowParallel(hidden),
+            }
         return cuts
 
     @staticmethod
@@ -97,11 +100,11 @@ class QwenImage(Family):
         image = sum(math.prod(grid) for grid in grids)
         return Extent(streams={TEXT: text, IMAGE: image}, values=geometry.out_channels * math.prod(geometry.patch))
 
-    def parts(self) -> tuple[list[Block], list[Attending]]:
+    def parts(self) -> tuple[list[Block], list[AttentionSite]]:
         """See ``Family.parts``."""
         layers = self.module.transformer_blocks
         blocks = [Block(run=partial(_run, layer), modules=(layer,)) for layer in layers]
-        return blocks, [Attending(module=layer.attn, streams=(TEXT, IMAGE)) for layer in layers]
+        return blocks, [AttentionSite(module=layer.attn, streams=(TEXT, IMAGE)) for layer in layers]
 
     @property
     def dtype(self) -> torch.dtype:

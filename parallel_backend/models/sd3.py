@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import InvalidRequest
-from ..interfaces.family import Attending, Block, Family, Inputs, Variant
+from ..interfaces.family import AttentionSite, Block, Family, Inputs, Variant
 from ..interfaces.geometry import IMAGE, LATENT, TEXT, TIMESTEP, Extent, Geometry, Shapes, Site, Sum
 from ..interfaces.state import State
-from ..interfaces.tensor_cuts import Columns, Cut, Cuts, Rows, attention
+from ..interfaces.tensor_cuts import ColumnParallel, Cut, Cuts, RowParallel, attention
 from .shared.patchify import check_text, check_vector, pad_to_patch, unfold
 
 _DEFAULTS: dict[str, Any] = {
@@ -71,7 +71,7 @@ class SD3(Family):
         for i in _dual(config):
             cuts |= attention(f"transformer_blocks.{i}.attn2", *heads)
         for i in range(config["num_layers"] - 1):
-            cuts |= {f"transformer_blocks.{i}.attn.to_add_out": Rows((heads,))}
+            cuts |= {f"transformer_blocks.{i}.attn.to_add_out": RowParallel((heads,))}
             cuts |= _feed_forward(f"transformer_blocks.{i}.ff_context", heads)
         return cuts
 
@@ -87,11 +87,11 @@ class SD3(Family):
             values=geometry.out_channels * math.prod(geometry.patch),
         )
 
-    def parts(self) -> tuple[list[Block], list[Attending]]:
+    def parts(self) -> tuple[list[Block], list[AttentionSite]]:
         """See ``Family.parts``."""
         layers = self.module.transformer_blocks
-        joint = [Attending(module=layer.attn, streams=(IMAGE, TEXT)) for layer in layers]
-        alone = [Attending(module=layer.attn2, streams=(IMAGE,)) for layer in layers if layer.attn2 is not None]
+        joint = [AttentionSite(module=layer.attn, streams=(IMAGE, TEXT)) for layer in layers]
+        alone = [AttentionSite(module=layer.attn2, streams=(IMAGE,)) for layer in layers if layer.attn2 is not None]
         return [Block(run=partial(_run, layer), modules=(layer,)) for layer in layers], [*joint, *alone]
 
     @property
@@ -165,7 +165,7 @@ def _run(layer: nn.Module, state: State) -> State:
 
 def _feed_forward(prefix: str, heads: tuple[int, int]) -> dict[str, Cut]:
     hidden = ((4 * math.prod(heads), 1),)
-    return {f"{prefix}.net.0.proj": Columns(hidden), f"{prefix}.net.2": Rows(hidden)}
+    return {f"{prefix}.net.0.proj": ColumnParallel(hidden), f"{prefix}.net.2": RowParallel(hidden)}
 
 
 def _dual(config: Mapping[str, Any]) -> list[int]:

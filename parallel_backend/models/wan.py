@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from ..errors import InvalidRequest
-from ..interfaces.family import Attending, Block, Family, Inputs, Variant
+from ..interfaces.family import AttentionSite, Block, Family, Inputs, Variant
 from ..interfaces.geometry import IMAGE, LATENT, TIMESTEP, Extent, Geometry, Shapes, Site, Sum
 from ..interfaces.state import State
-from ..interfaces.tensor_cuts import Columns, Cuts, HeadsNorm, Rows, attention
+from ..interfaces.tensor_cuts import ColumnParallel, Cuts, HeadsNorm, RowParallel, attention
 from .shared.patchify import check_concat, check_text, crop, pad_to_patch, unfold
 
 _DEFAULTS: dict[str, Any] = {
@@ -80,9 +80,9 @@ class Wan(Family):
         cuts = attention("blocks.*.attn1", *heads) | attention("blocks.*.attn2", *heads)
         cuts |= {f"blocks.*.attn{i}.norm_{x}": HeadsNorm(heads) for i in (1, 2) for x in "qk"}
         if config["added_kv_proj_dim"] is not None:
-            cuts |= {f"blocks.*.attn2.add_{x}_proj": Columns((heads,)) for x in "kv"}
+            cuts |= {f"blocks.*.attn2.add_{x}_proj": ColumnParallel((heads,)) for x in "kv"}
             cuts |= {"blocks.*.attn2.norm_added_k": HeadsNorm(heads)}
-        return cuts | {"blocks.*.ffn.net.0.proj": Columns(hidden), "blocks.*.ffn.net.2": Rows(hidden)}
+        return cuts | {"blocks.*.ffn.net.0.proj": ColumnParallel(hidden), "blocks.*.ffn.net.2": RowParallel(hidden)}
 
     @staticmethod
     def extent(config: Mapping[str, Any], shapes: Shapes) -> Extent:
@@ -98,11 +98,11 @@ class Wan(Family):
         values = geometry.out_channels * math.prod(geometry.patch)
         return Extent(streams={IMAGE: math.prod(geometry.grid(latent[2:]))}, values=values, context=context)
 
-    def parts(self) -> tuple[list[Block], list[Attending]]:
+    def parts(self) -> tuple[list[Block], list[AttentionSite]]:
         """See ``Family.parts``."""
         layers = self.module.blocks
         blocks = [Block(run=self._modulate), *(Block(run=partial(_run, layer), modules=(layer,)) for layer in layers)]
-        return blocks, [Attending(module=layer.attn1, streams=(IMAGE,)) for layer in layers]
+        return blocks, [AttentionSite(module=layer.attn1, streams=(IMAGE,)) for layer in layers]
 
     @property
     def dtype(self) -> torch.dtype:

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import InvalidRequest
-from ..interfaces.family import Attending, Block, Family, Inputs, Variant
+from ..interfaces.family import AttentionSite, Block, Family, Inputs, Variant
 from ..interfaces.geometry import IMAGE, LATENT, TEXT, TIMESTEP, Extent, Geometry, Shapes, Site, Sum
 from ..interfaces.state import State
-from ..interfaces.tensor_cuts import Columns, Cuts, Rows, attention
+from ..interfaces.tensor_cuts import ColumnParallel, Cuts, RowParallel, attention
 from .shared.patchify import check_mask, check_text, pad_to_patch, unfold
 from .shared.streams import MASK, at_least_one
 
@@ -74,8 +74,8 @@ class ZImage(Family):
         cuts: dict[str, Any] = {}
         for prefix in ("noise_refiner.*", "layers.*"):
             cuts |= attention(f"{prefix}.attention", heads, config["dim"] // heads)
-            cuts |= {f"{prefix}.feed_forward.{name}": Columns(hidden) for name in ("w1", "w3")}
-            cuts |= {f"{prefix}.feed_forward.w2": Rows(hidden)}
+            cuts |= {f"{prefix}.feed_forward.{name}": ColumnParallel(hidden) for name in ("w1", "w3")}
+            cuts |= {f"{prefix}.feed_forward.w2": RowParallel(hidden)}
         return cuts
 
     @staticmethod
@@ -94,12 +94,12 @@ class ZImage(Family):
         values = geometry.out_channels * math.prod(geometry.patch)
         return Extent(streams={TEXT: _filled(text), IMAGE: _filled(image)}, values=values)
 
-    def parts(self) -> tuple[list[Block], list[Attending]]:
+    def parts(self) -> tuple[list[Block], list[AttentionSite]]:
         """See ``Family.parts``."""
         blocks, attending = [], []
         for layers, streams in ((self.module.noise_refiner, (IMAGE,)), (self.module.layers, (IMAGE, TEXT))):
             blocks += [Block(run=partial(_run, layer, streams), modules=(layer,)) for layer in layers]
-            attending += [Attending(module=layer.attention, streams=streams) for layer in layers]
+            attending += [AttentionSite(module=layer.attention, streams=streams) for layer in layers]
         return blocks, attending
 
     @property

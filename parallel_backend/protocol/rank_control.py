@@ -38,7 +38,7 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """From a rank: the process group stands."""
 
 
-class Beat(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """From a rank, once a second."""
 
     status: RankStatus
@@ -57,7 +57,7 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 ToRank = Run | CancelRun
-FromRank = Ready | Beat | Finished
+FromRank = Ready | Heartbeat | Finished
 
 
 def pair() -> tuple[socket.socket, socket.socket]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from ..processes import die_with_parent, stay_on_own_cores
 from ..protocol.messages import RankStatus
-from .supervisor_link import Link
+from .supervisor_link import SupervisorLink
 from .worker import Worker
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None, *, engine: "Callable[..., Engine] | 
         stay_on_own_cores(rank, world)
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s rank {rank} %(name)s: %(message)s")
     status = RankStatus(rank=rank, pid=os.getpid(), device=options.device, memory=0)
-    link = Link(socket.socket(fileno=options.control_fd), describe=lambda: status)
+    link = SupervisorLink(socket.socket(fileno=options.control_fd), describe=lambda: status)
     link.start()
     device, store = _join(options, rank, world)
     built = (engine or _engine())(rank=rank, world_size=world, device=device)

@@ -25,7 +25,7 @@ BEAT = 1.0
 
 
 @dataclass(kw_only=True)
-class Job:
+class ReceivedRequest:
     """A request and the connection of its client."""
 
     frame: frames.Frame
@@ -34,13 +34,13 @@ class Job:
     cancelled: threading.Event = field(default_factory=threading.Event)
 
 
-class Link:
+class SupervisorLink:
     """Owns the control socket. ``describe`` gives what a heartbeat says, and is called from the link's thread."""
 
     def __init__(self, control_socket: socket.socket, *, describe: Callable[[], RankStatus]) -> None:
         self._control, self.describe = control_socket, describe
-        self._jobs: queue.Queue[Job] = queue.Queue()
-        self._current: Job | None = None
+        self._jobs: queue.Queue[ReceivedRequest] = queue.Queue()
+        self._current: ReceivedRequest | None = None
 
     def start(self) -> None:
         """Start listening and beating."""
@@ -50,7 +50,7 @@ class Link:
         """Tell that the process group stands."""
         rank_control.send(self._control, rank_control.Ready())
 
-    def take(self, seconds: float) -> Job | None:
+    def take(self, seconds: float) -> ReceivedRequest | None:
         """The next job, or None if none came in time."""
         try:
             return self._jobs.get(timeout=seconds)
@@ -92,7 +92,7 @@ class Link:
 
     def _beat(self) -> None:
         with contextlib.suppress(BlockingIOError):
-            rank_control.send(self._control, rank_control.Beat(status=self.describe()))
+            rank_control.send(self._control, rank_control.Heartbeat(status=self.describe()))
 
     def _hear(self) -> None:
         message, descriptor = rank_control.receive(self._control, rank_control.ToRank)
@@ -101,7 +101,7 @@ class Link:
                 raise RuntimeError("a request came without its connection")
             header = bytes(message.header)
             connection = socket.socket(fileno=descriptor)
-            self._current = Job(frame=frames.unpack(header), header=header, connection=connection)
+            self._current = ReceivedRequest(frame=frames.unpack(header), header=header, connection=connection)
             self._jobs.put(self._current)
         elif self._current and self._current.frame.message.request_id == message.request_id:
             self._current.cancelled.set()

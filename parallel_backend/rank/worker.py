@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import BackendError, Cancelled, DeadlineExceeded, InvalidRequest, OutOfMemory, RankFailed
 from ..protocol import deadlines, frames, rank_control
 from ..protocol.messages import Continue, Done, Echo, Error, Progress
-from .supervisor_link import Job, Link
+from .supervisor_link import ReceivedRequest, SupervisorLink
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,7 +37,7 @@ SEND_PATIENCE = 60.0
 class Worker:
     """The loop of one rank."""
 
-    def __init__(self, *, rank: int, world: int, engine: "Engine", link: Link, store: "TCPStore") -> None:
+    def __init__(self, *, rank: int, world: int, engine: "Engine", link: SupervisorLink, store: "TCPStore") -> None:
         self.rank, self._world, self._engine, self._link, self._store = rank, world, engine, link, store
         self._number = 0
 
@@ -74,7 +74,7 @@ class Worker:
 
     # Rank 0
 
-    def _lead(self, job: Job) -> None:
+    def _lead(self, job: ReceivedRequest) -> None:
         with job.connection:
             try:
                 tensors = _receive(job)
@@ -92,7 +92,7 @@ class Worker:
             )
             self._reply(job, finished, results)
 
-    def _reply(self, job: Job, finished: rank_control.Finished, results: "Mapping[str, Tensor]") -> None:
+    def _reply(self, job: ReceivedRequest, finished: rank_control.Finished, results: "Mapping[str, Tensor]") -> None:
         from ..protocol.tensors import send
 
         deadline = deadlines.Deadline(SEND_PATIENCE, "sending a reply")
@@ -141,7 +141,7 @@ class Worker:
 class _Reporter:
     """Sends progress to the client; a client that does not take it has its request cancelled."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: ReceivedRequest) -> None:
         self._job = job
 
     def __call__(self, progress: Progress, tensors: "Mapping[str, Tensor]") -> None:
@@ -157,7 +157,7 @@ class _Reporter:
             self._job.cancelled.set()
 
 
-def _receive(job: Job) -> "dict[str, Tensor]":
+def _receive(job: ReceivedRequest) -> "dict[str, Tensor]":
     from ..protocol.tensors import recv_tensors, send
 
     def poll() -> None:
@@ -194,11 +194,11 @@ def _diagnose(error: BaseException) -> tuple[str, str, bool]:
     return RankFailed.code, f"failed: {type(error).__name__}: {text}", communication
 
 
-def _cancelled(job: Job, why: str) -> rank_control.Finished:
+def _cancelled(job: ReceivedRequest, why: str) -> rank_control.Finished:
     return _finished(job, Cancelled.code, f"the request was cancelled: {why}")
 
 
-def _finished(job: Job, code: str, message: str) -> rank_control.Finished:
+def _finished(job: ReceivedRequest, code: str, message: str) -> rank_control.Finished:
     return rank_control.Finished(request_id=job.frame.message.request_id, code=code, message=message)
 
 

@@ -10,7 +10,7 @@ from .prediction_types import Prediction
 
 
 @dataclass(frozen=True, kw_only=True)
-class Noise:
+class Inpainting:
     """The order is that of ComfyUI's ``KSamplerX0Inpaint`` around ``cfg_function``.
 
     Attributes:
@@ -32,7 +32,7 @@ class Noise:
         mask = self.inpainting.get("mask")
         return denoised if mask is None else denoised * mask + self.inpainting["latent"] * (1.0 - mask)
 
-    def part(self, shape: Sequence[int], elements: Tensor) -> "Noise":
+    def part(self, shape: Sequence[int], elements: Tensor) -> "Inpainting":
         """The same for some elements of each sample of a latent of that shape, by their flat index."""
         chosen = {
             name: torch.broadcast_to(tensor, tuple(shape)).flatten(1)[:, elements]

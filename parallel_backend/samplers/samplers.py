@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Ask:
+class ModelCall:
     """For the predicted x0 of ``x`` at ``sigma``, a 0-dim float32 tensor.
 
     ``step`` is the index of the step that begins with it; None for a second look within one.
@@ -26,7 +26,7 @@ class Ask:
     step: int | None = None
 
 
-Steps = Generator[Ask, Tensor, Tensor]
+Steps = Generator[ModelCall, Tensor, Tensor]
 
 Sampler = Callable[[Tensor, Tensor], Steps]
 """``(x, sigmas)`` to the steps."""
@@ -53,7 +53,7 @@ def drive(sampler: Sampler, denoise: Denoise, x: Tensor, sigmas: Tensor, on_step
         return last
 
 
-def dry(sampler: Sampler, sigmas: Tensor) -> list[Ask]:
+def dry(sampler: Sampler, sigmas: Tensor) -> list[ModelCall]:
     """All that a sampler asks for, of a latent without values."""
     steps = sampler(sigmas.new_empty(0), sigmas)
     asks = [next(steps)]
@@ -66,7 +66,7 @@ def dry(sampler: Sampler, sigmas: Tensor) -> list[Ask]:
 def euler(x: Tensor, sigmas: Tensor) -> Steps:
     """Algorithm 2 without churn and correction of Karras et al. (https://arxiv.org/abs/2206.00364)."""
     for i in range(len(sigmas) - 1):
-        denoised = yield Ask(x, sigmas[i], i)
+        denoised = yield ModelCall(x, sigmas[i], i)
         x = x + (x - denoised) / sigmas[i] * (sigmas[i + 1] - sigmas[i])
     return x
 
@@ -75,11 +75,11 @@ def heun(x: Tensor, sigmas: Tensor) -> Steps:
     """Algorithm 2 without churn of Karras et al. (https://arxiv.org/abs/2206.00364)."""
     ends_clean = _zeros(sigmas)
     for i in range(len(sigmas) - 1):
-        denoised = yield Ask(x, sigmas[i], i)
+        denoised = yield ModelCall(x, sigmas[i], i)
         slope, step = (x - denoised) / sigmas[i], sigmas[i + 1] - sigmas[i]
         if not ends_clean[i + 1]:
             x_2 = x + slope * step
-            denoised_2 = yield Ask(x_2, sigmas[i + 1])
+            denoised_2 = yield ModelCall(x_2, sigmas[i + 1])
             slope = (slope + (x_2 - denoised_2) / sigmas[i + 1]) / 2
         x = x + slope * step
     return x
@@ -89,12 +89,12 @@ def dpm_2(x: Tensor, sigmas: Tensor) -> Steps:
     """DPM-Solver-2 (https://arxiv.org/abs/2206.00927) with the midpoint in log sigma."""
     ends_clean = _zeros(sigmas)
     for i in range(len(sigmas) - 1):
-        denoised = yield Ask(x, sigmas[i], i)
+        denoised = yield ModelCall(x, sigmas[i], i)
         slope = (x - denoised) / sigmas[i]
         if not ends_clean[i + 1]:
             middle = sigmas[i].log().lerp(sigmas[i + 1].log(), 0.5).exp()
             x_2 = x + slope * (middle - sigmas[i])
-            denoised_2 = yield Ask(x_2, middle)
+            denoised_2 = yield ModelCall(x_2, middle)
             slope = (x_2 - denoised_2) / middle
         x = x + slope * (sigmas[i + 1] - sigmas[i])
     return x
@@ -106,7 +106,7 @@ def dpmpp_2m(x: Tensor, sigmas: Tensor) -> Steps:
     times = sigmas.log().neg()
     previous = None
     for i in range(len(sigmas) - 1):
-        denoised = yield Ask(x, sigmas[i], i)
+        denoised = yield ModelCall(x, sigmas[i], i)
         h = times[i + 1] - times[i]
         target = denoised
         if previous is not None and not ends_clean[i + 1]:
@@ -122,7 +122,7 @@ def ipndm(x: Tensor, sigmas: Tensor) -> Steps:
     ends_clean = _zeros(sigmas)
     past: list[Tensor] = []
     for i in range(len(sigmas) - 1):
-        denoised = yield Ask(x, sigmas[i], i)
+        denoised = yield ModelCall(x, sigmas[i], i)
         past = [(x - denoised) / sigmas[i], *past][: len(_ADAMS_BASHFORTH)]
         weights, divisor = _ADAMS_BASHFORTH[len(past) - 1]
         slope = sum((w * d for w, d in zip(weights[1:], past[1:], strict=True)), weights[0] * past[0]) / divisor

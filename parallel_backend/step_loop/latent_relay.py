@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..distributed.collectives import Leaving, Work, receive, wait
+from ..distributed.collectives import PendingSends, Work, receive, wait
 from ..distributed.mesh import Axis
 from ..interfaces.family import Family
 from ..layout.partition import Partition
@@ -19,7 +19,7 @@ from .setting import Setting
 
 
 @dataclass(frozen=True, kw_only=True)
-class Elements:
+class PatchElements:
     """Which values of a latent belong to a patch.
 
     Attributes:
@@ -31,7 +31,7 @@ class Elements:
     by_patch: tuple[Tensor, ...]
 
     @classmethod
-    def of(cls, family: Family, image: Partition, values: int, size: Sequence[int]) -> "Elements":
+    def of(cls, family: Family, image: Partition, values: int, size: Sequence[int]) -> "PatchElements":
         """Ask the family where the values of its tokens go."""
         places = torch.arange(image.total * values, dtype=torch.float64).view(1, image.total, values)
         token = family.unpatchify(places, size)[0].abs().long().flatten() // values
@@ -46,19 +46,21 @@ class Elements:
         return torch.cat([self.by_patch[patch] for patch in unit])
 
 
-class Rear:
+class LastStage:
     """The last stage's end: a sampler for each patch.
 
     ``preview`` says whether the first sample's x0 goes along with every step.
     """
 
-    def __init__(self, setting: Setting, sampler: Sampler, elements: Elements, back: Axis, *, preview: bool) -> None:
+    def __init__(
+        self, setting: Setting, sampler: Sampler, elements: PatchElements, back: Axis, *, preview: bool
+    ) -> None:
         self.setting, self.elements, self.back, self.preview = setting, elements, back, preview
         x = setting.x.flatten(1)
         self._steps: list[Steps] = [sampler(x[:, own], setting.sigmas) for own in elements.by_patch]
         self._asks = [next(steps) for steps in self._steps]
         self._noise = [setting.noise.part(setting.x.shape, own) for own in elements.by_patch]
-        self._leaving = Leaving()
+        self._leaving = PendingSends()
 
     def step(self, unit: Sequence[int], out: Tensor) -> None:
         """Answer the samplers of some patches with the guided prediction ``[B, C, ...]``, and send what they ask."""
@@ -90,7 +92,7 @@ class _Expected:
     works: Sequence[Work]
 
 
-class Front:
+class FirstStage:
     """The first stage's end.
 
     Attributes:
@@ -98,7 +100,13 @@ class Front:
     """
 
     def __init__(
-        self, setting: Setting, elements: Elements, back: Axis, on_step: Callable[[int, Tensor], None], *, preview: bool
+        self,
+        setting: Setting,
+        elements: PatchElements,
+        back: Axis,
+        on_step: Callable[[int, Tensor], None],
+        *,
+        preview: bool,
     ) -> None:
         self.elements, self.back, self.on_step, self.preview = elements, back, on_step, preview
         self.x = setting.noise.given(setting.x, setting.sigmas[0]).clone(memory_format=torch.contiguous_format)

@@ -13,15 +13,15 @@ import torch
 from torch import Tensor
 
 from ..denoiser.denoiser import alike
-from ..denoiser.stage_boundary import Arriving
-from ..distributed.stop_flags import Flags
+from ..denoiser.stage_boundary import IncomingStreams
+from ..distributed.stop_flags import StopFlags
 from ..errors import Cancelled
 from ..interfaces import patch_plan
 from ..interfaces.geometry import IMAGE, common
 from ..samplers.samplers import SAMPLERS
-from .latent_relay import Elements, Front, Rear
+from .latent_relay import FirstStage, LastStage, PatchElements
 from .setting import Report, Setting
-from .stage import Group, Patchwork, Task
+from .stage import Group, Stage, Task
 
 
 class PipeFusion:
@@ -31,18 +31,18 @@ class PipeFusion:
         self.setting, self.report = setting, report
         self.mesh, self.plan, self.boundary = setting.denoiser.mesh, setting.denoiser.plan, setting.denoiser.boundary
         self.image = patch_plan.cut(self.plan.extents, patch_plan.count(self.plan.layout, self.plan.extents))
-        self.work = Patchwork(setting, self.image)
+        self.work = Stage(setting, self.image)
         self.asks, self.whole = setting.calls()
         self._predicted: dict[int, Tensor] = {}
         self.groups: list[Group] = []
-        self.front: Front | None = None
-        self.rear: Rear | None = None
+        self.front: FirstStage | None = None
+        self.rear: LastStage | None = None
         if len(setting.x):
             inputs = setting.inputs(setting.x, setting.sigmas[0])
             self.groups = [tuple(group) for group in alike(inputs)]
             self._make_ends()
         # After the weights are loaded: what is refused then leaves no flag on its way.
-        self.flags = Flags(self.mesh.whole, setting.x.device, cancelled)
+        self.flags = StopFlags(self.mesh.whole, setting.x.device, cancelled)
 
     def run(self) -> dict[str, Tensor]:
         """Run all steps.
@@ -86,13 +86,13 @@ class PipeFusion:
         back = boundaries[-1]
         extent, size = self.plan.extents[0], self.plan.latents[0][2:]
         family = setting.denoiser.experts.at(setting.time(setting.sigmas[0]))
-        elements = Elements.of(family, self.image, extent.values, size)
+        elements = PatchElements.of(family, self.image, extent.values, size)
         preview = setting.message.previews and back.ranks[0] == 0
         if self.boundary.first:
-            self.front = Front(setting, elements, back, self._on_step, preview=preview)
+            self.front = FirstStage(setting, elements, back, self._on_step, preview=preview)
         if self.boundary.last:
             sampler = SAMPLERS[setting.message.sampler]
-            self.rear = Rear(setting, sampler, elements, back, preview=preview)
+            self.rear = LastStage(setting, sampler, elements, back, preview=preview)
             self._tokens = setting.x.new_zeros(len(setting.x), self.image.total, extent.values)
 
     def _tasks(self) -> Iterator[Task]:
@@ -110,7 +110,7 @@ class PipeFusion:
                         keeps=len(every) > 1 and (not whole or streams_next),
                     )  # fmt: skip
 
-    def _expect(self, task: Task | None) -> Arriving | None:
+    def _expect(self, task: Task | None) -> IncomingStreams | None:
         if task is None or self.boundary.first:
             return None
         family = self.setting.denoiser.experts.current

@@ -8,7 +8,7 @@ from ..distributed import rank_speeds
 from ..distributed.collectives import agree
 from ..errors import Cancelled
 from ..samplers.samplers import SAMPLERS, drive
-from .schedule import Views, kinds
+from .schedule import ViewSchedule, call_kinds
 from .setting import Report, Setting
 
 
@@ -18,8 +18,8 @@ class SampleLoop:
     def __init__(self, setting: Setting, *, report: Report, cancelled: Callable[[], bool]) -> None:
         self.setting, self.report, self.cancelled = setting, report, cancelled
         self.denoiser = setting.denoiser
-        calls = kinds(self.denoiser.plan.layout.stale, setting.calls()[1])
-        self.views = Views(self.denoiser.everything, calls)
+        calls = call_kinds(self.denoiser.plan.layout.stale, setting.calls()[1])
+        self.views = ViewSchedule(self.denoiser.everything, calls)
 
     def run(self) -> dict[str, Tensor]:
         """Run all steps.

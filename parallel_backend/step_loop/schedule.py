@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from enum import Enum, auto
 
-from ..denoiser.attention_views import Displaced, Everything, OwnPatch
+from ..denoiser.attention_views import DisplacedView, FullView, LocalPatchView
 
 
 def whole_calls(steps: Sequence[int | None], experts: Sequence[str], warmup: int) -> list[bool]:
@@ -21,7 +21,7 @@ def whole_calls(steps: Sequence[int | None], experts: Sequence[str], warmup: int
     return whole
 
 
-class Kind(Enum):
+class CallKind(Enum):
     """What a call of a step loop sees of the other patches."""
 
     EVERYTHING = auto()
@@ -33,37 +33,37 @@ class Kind(Enum):
     ALONE = auto()
 
 
-def kinds(stale: str, whole: Sequence[bool]) -> list[Kind]:
+def call_kinds(stale: str, whole: Sequence[bool]) -> list[CallKind]:
     """By call.
 
     Args:
         stale: of the layout; whole: by call, whether it is to be exact all the same.
     """
     if stale != "previous":
-        return [Kind.ALONE if stale and not exact else Kind.EVERYTHING for exact in whole]
+        return [CallKind.ALONE if stale and not exact else CallKind.EVERYTHING for exact in whole]
     following = [*whole[1:], True]
-    by_whole = {True: (Kind.EVERYTHING, Kind.GATHERED), False: (Kind.LAST, Kind.DISPLACED)}
+    by_whole = {True: (CallKind.EVERYTHING, CallKind.GATHERED), False: (CallKind.LAST, CallKind.DISPLACED)}
     return [by_whole[exact][not after] for exact, after in zip(whole, following, strict=True)]
 
 
-class Views:
+class ViewSchedule:
     """The views of the calls of a step loop, one after the other."""
 
-    def __init__(self, everything: Everything, calls: Sequence[Kind]) -> None:
+    def __init__(self, everything: FullView, calls: Sequence[CallKind]) -> None:
         self._calls = iter(calls)
-        self._displaced = Displaced(everything.mesh, everything.splits)
-        self._everything, self._alone = everything, OwnPatch(everything.mesh, everything.splits)
+        self._displaced = DisplacedView(everything.mesh, everything.splits)
+        self._everything, self._alone = everything, LocalPatchView(everything.mesh, everything.splits)
 
-    def next(self) -> Everything:
+    def next(self) -> FullView:
         """That of the next call."""
         kind = next(self._calls)
-        if kind in (Kind.EVERYTHING, Kind.GATHERED):  # what was kept is of no use any more
+        if kind in (CallKind.EVERYTHING, CallKind.GATHERED):  # what was kept is of no use any more
             self._displaced.finish()
-        if kind is Kind.EVERYTHING:
+        if kind is CallKind.EVERYTHING:
             return self._everything
-        if kind is Kind.ALONE:
+        if kind is CallKind.ALONE:
             return self._alone
-        self._displaced.fresh, self._displaced.renews = kind is Kind.GATHERED, kind is not Kind.LAST
+        self._displaced.fresh, self._displaced.renews = kind is CallKind.GATHERED, kind is not CallKind.LAST
         return self._displaced
 
     def finish(self) -> None:

@@ -11,9 +11,9 @@ from ..distributed.collectives import gather
 from ..interfaces.geometry import LATENT, TIMESTEP
 from ..layout.partition import Partition
 from ..protocol.messages import Progress, Sample
-from ..samplers.inpainting import Noise
+from ..samplers.inpainting import Inpainting
 from ..samplers.prediction_types import PREDICTIONS, timestep
-from ..samplers.samplers import SAMPLERS, Ask, dry
+from ..samplers.samplers import SAMPLERS, ModelCall, dry
 from ..strategies.batch import BatchSplit
 from .schedule import whole_calls
 
@@ -35,7 +35,7 @@ class Setting:
         self.log_sigmas = loop.pop("log_sigmas", None)
         own = {name: self._own(tensor).float() for name, tensor in loop.items()}
         self.x = own.pop("x")
-        self.noise = Noise(prediction=PREDICTIONS[message.prediction], inpainting=own)
+        self.noise = Inpainting(prediction=PREDICTIONS[message.prediction], inpainting=own)
         self.conditioning = {
             i: {name: tensor[self.samples] for name, tensor in branches[i].items()} for i in denoiser.branches
         }
@@ -49,7 +49,7 @@ class Setting:
         """The timestep of a sigma, without dims."""
         return timestep(sigma, scale=self.message.timestep_scale, log_sigmas=self.log_sigmas)
 
-    def calls(self) -> tuple[list[Ask], list[bool]]:
+    def calls(self) -> tuple[list[ModelCall], list[bool]]:
         """What the sampler will ask for, and whether each call is to be exact in an approximate layout."""
         asks = dry(SAMPLERS[self.message.sampler], self.sigmas)
         experts = [self.denoiser.experts.name(self.time(ask.sigma)) for ask in asks]

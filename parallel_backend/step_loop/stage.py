@@ -13,7 +13,7 @@ from ..interfaces.family import Family
 from ..interfaces.geometry import IMAGE
 from ..interfaces.state import State
 from ..layout.partition import Partition
-from ..samplers.samplers import Ask
+from ..samplers.samplers import ModelCall
 from ..strategies.patch_attention import KeyValues, PatchSplit
 from ..strategies.token_split import TokenSplit, take
 from .setting import Setting
@@ -36,7 +36,7 @@ class Task:
     """
 
     call: int
-    ask: Ask
+    ask: ModelCall
     unit: Unit
     group: Group
     ends: bool
@@ -44,7 +44,7 @@ class Task:
     keeps: bool
 
 
-class Patchwork:
+class Stage:
     """This stage's blocks, with the keys and values that they keep.
 
     ``image`` is the cut of the image tokens that all branches have.

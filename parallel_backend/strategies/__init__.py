@@ -1,6 +1,6 @@
 """The registry of strategies. Adding one is a file here and a row below."""
 
-from ..interfaces.strategy import Job, Strategy
+from ..interfaces.strategy import Strategy, Workload
 from .batch import BatchSplit
 from .pipe import Pipe
 from .ring import Ring
@@ -14,4 +14,4 @@ STRATEGIES: tuple[Strategy, ...] = (
     BatchSplit(), Pipe(), SequenceSplit(), Ring(), Ulysses(), TensorParallel(), ShardedWeights(),
 )  # fmt: skip
 
-__all__ = ["STRATEGIES", "BatchSplit", "Job", "Strategy", "TokenSplit"]
+__all__ = ["STRATEGIES", "BatchSplit", "Strategy", "TokenSplit", "Workload"]

@@ -11,7 +11,7 @@ from ..distributed.collectives import all_gather, join
 from ..distributed.mesh import DeviceMesh
 from ..errors import InvalidRequest
 from ..interfaces.geometry import IMAGE, common
-from ..interfaces.strategy import Job
+from ..interfaces.strategy import Workload
 from ..layout.parallel_layout import ParallelLayout
 from ..layout.partition import Partition
 
@@ -21,7 +21,7 @@ class BatchSplit:
 
     axes = ("data", "cfg")
 
-    def check(self, layout: ParallelLayout, job: Job) -> None:
+    def check(self, layout: ParallelLayout, job: Workload) -> None:
         """See ``Strategy.check``: each group on the cfg axis needs a branch of its own.
 
         Raises:
@@ -36,7 +36,7 @@ class BatchSplit:
         if layout.cfg > branches:
             raise InvalidRequest(f"layout cfg={layout.cfg}: there are {branches} branches, so cfg is at most that")
 
-    def bytes_sent(self, layout: ParallelLayout, job: Job, rank: int) -> int:
+    def bytes_sent(self, layout: ParallelLayout, job: Workload, rank: int) -> int:
         """The predictions of the own rows and tokens: with guidance once to every other group on the cfg axis, else
         once to rank 0, by the first of the ranks that have them."""
         place = layout.coordinates(rank)

@@ -10,19 +10,19 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ..attention.kernels import Kernel
-from ..attention.key_masks import Kept, attend
+from ..attention.key_masks import KeyMask, attend
 from ..distributed.collectives import Work, start, wait
 from ..distributed.mesh import Axis
-from ..interfaces.strategy import Job
+from ..interfaces.strategy import Workload
 from ..layout.parallel_layout import ParallelLayout
 from .sequence import site_tokens
 
-Rows = dict[int | None, "Row"]
+Rows = dict[int | None, "SharedKeyValues"]
 """Of a module, by the sample that they are of."""
 
 
 @dataclass(kw_only=True)
-class Row:
+class SharedKeyValues:
     """Keys and values of all patches, ``[tokens, 2, B, heads, head_dim]``: a patch lies in one piece."""
 
     both: Tensor
@@ -35,7 +35,7 @@ class Row:
         return keys, values
 
 
-def bytes_sent(layout: ParallelLayout, job: Job, rank: int) -> int:
+def bytes_sent(layout: ParallelLayout, job: Workload, rank: int) -> int:
     """Per attention of a call the own patch's keys and values, once to each other place on the ring."""
     place = layout.coordinates(rank)
     sent = 0
@@ -61,7 +61,7 @@ class DisplacedAttention:
         self,
         axis: Axis,
         sizes: Sequence[int],
-        kept: Kept | None,
+        kept: KeyMask | None,
         kernel: Kernel,
         rows: Rows,
         *,
@@ -86,13 +86,13 @@ class DisplacedAttention:
         row.works = self._exchange(row) if self.renews and not self.fresh else ()
         return out
 
-    def _row(self, key: Tensor, sample: int | None) -> Row:
+    def _row(self, key: Tensor, sample: int | None) -> SharedKeyValues:
         if self.fresh:
             batch, heads, _, head_dim = key.shape
-            self.rows[sample] = Row(both=key.new_empty(sum(self.sizes), 2, batch, heads, head_dim))
+            self.rows[sample] = SharedKeyValues(both=key.new_empty(sum(self.sizes), 2, batch, heads, head_dim))
         return self.rows[sample]
 
-    def _exchange(self, row: Row) -> Sequence[Work]:
+    def _exchange(self, row: SharedKeyValues) -> Sequence[Work]:
         """Start to send the own patch to all others, and to receive theirs in their places."""
         parts = row.both.split(self.sizes)
         own = parts[self.axis.index]

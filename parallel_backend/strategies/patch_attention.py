@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from ..attention.kernels import Kernel
-from ..attention.key_masks import Kept, attend
+from ..attention.key_masks import KeyMask, attend
 from ..attention.routing import Attention
 from ..distributed.collectives import all_gather
 from ..distributed.mesh import Axis
 from ..interfaces.geometry import IMAGE
 from ..layout.partition import Partition
-from .token_split import Shares, TokenSplit
+from .token_split import StreamPartition, TokenSplit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,10 +36,13 @@ class PatchSplit:
         each = []
         for i, (start, size) in enumerate(zip(image.offsets, image.sizes, strict=True)):
             rest = lengths[IMAGE] - image.total if i == len(image.sizes) - 1 else 0
-            streams = {name: Shares.even(0, 0 if i else length, axis.size) for name, length in lengths.items()}
-            each.append(TokenSplit(axis=axis, streams={**streams, IMAGE: Shares.even(start, size + rest, axis.size)}))
+            streams = {name: StreamPartition.even(0, 0 if i else length, axis.size) for name, length in lengths.items()}
+            each.append(
+                TokenSplit(axis=axis, streams={**streams, IMAGE: StreamPartition.even(start, size + rest, axis.size)})
+            )
         whole = {
-            name: Shares(tuple(patch for split in each for patch in split.streams[name].patches)) for name in lengths
+            name: StreamPartition(tuple(patch for split in each for patch in split.streams[name].patches))
+            for name in lengths
         }
         return cls(each=tuple(each), whole=TokenSplit(axis=axis, streams=whole))
 
@@ -71,7 +74,7 @@ class PatchAttention:
         places: of the patch in the row; None for the whole of it.
     """
 
-    def __init__(self, memory: KeyValues, places: Sequence[slice] | None, kept: Kept | None, kernel: Kernel) -> None:
+    def __init__(self, memory: KeyValues, places: Sequence[slice] | None, kept: KeyMask | None, kernel: Kernel) -> None:
         self.memory, self.places, self.kept, self.kernel = memory, places, kept, kernel
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, *, scale: float | None, sample: int | None) -> Tensor:

@@ -6,7 +6,7 @@ A single call is exact: the whole row goes from stage to stage, and only rows ov
 
 from ..errors import InvalidRequest
 from ..interfaces.geometry import IMAGE
-from ..interfaces.strategy import Job
+from ..interfaces.strategy import Workload
 from ..layout.parallel_layout import ParallelLayout
 
 _FLOAT32 = 4
@@ -18,7 +18,7 @@ class Pipe:
 
     axes = ("pipe",)
 
-    def check(self, layout: ParallelLayout, job: Job) -> None:
+    def check(self, layout: ParallelLayout, job: Workload) -> None:
         """See ``Strategy.check``: each stage needs a block, and each patch a token.
 
         Raises:
@@ -32,7 +32,7 @@ class Pipe:
                 f"layout patches={layout.patches}: the latent has {tokens} tokens, so patches is at most that"
             )
 
-    def bytes_sent(self, layout: ParallelLayout, job: Job, rank: int) -> int:
+    def bytes_sent(self, layout: ParallelLayout, job: Workload, rank: int) -> int:
         """All streams of the own tokens, by every stage but the last, which in a step loop sends the latent back."""
         place = layout.coordinates(rank)
         if place["pipe"] == layout.pipe - 1:

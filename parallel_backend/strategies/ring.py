@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from ..attention.kernels import Kernel
-from ..attention.key_masks import Kept, attend_with_lse
+from ..attention.key_masks import KeyMask, attend_with_lse
 from ..distributed.collectives import Work, start, wait
 from ..distributed.mesh import Axis
-from ..interfaces.strategy import Job
+from ..interfaces.strategy import Workload
 from ..layout.parallel_layout import ParallelLayout
 from .sequence import site_tokens
 
@@ -27,10 +27,10 @@ class Ring:
 
     axes = ("ring",)
 
-    def check(self, layout: ParallelLayout, job: Job) -> None:
+    def check(self, layout: ParallelLayout, job: Workload) -> None:
         """See ``Strategy.check``."""
 
-    def bytes_sent(self, layout: ParallelLayout, job: Job, rank: int) -> int:
+    def bytes_sent(self, layout: ParallelLayout, job: Workload, rank: int) -> int:
         """Per attention the keys and values of all blocks but the next rank's, which end their way there."""
         place = layout.coordinates(rank)
         sent = 0
@@ -50,7 +50,7 @@ class RingAttention:
         sizes: tokens by rank; kept: which of them may be attended, by rank.
     """
 
-    def __init__(self, axis: Axis, sizes: Sequence[int], kept: Sequence[Kept | None], kernel: Kernel) -> None:
+    def __init__(self, axis: Axis, sizes: Sequence[int], kept: Sequence[KeyMask | None], kernel: Kernel) -> None:
         self.axis, self.sizes, self.kept, self.kernel = axis, sizes, kept, kernel
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, *, scale: float | None, sample: int | None) -> Tensor:

@@ -15,7 +15,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from .. import processes
 from ..distributed.mesh import Axis
 from ..interfaces.state import State
-from ..interfaces.strategy import Job
+from ..interfaces.strategy import Workload
 from ..layout.parallel_layout import ParallelLayout
 
 Run = Callable[[State], State]
@@ -26,10 +26,10 @@ class ShardedWeights:
 
     axes = ("ring", "ulysses")
 
-    def check(self, layout: ParallelLayout, job: Job) -> None:
+    def check(self, layout: ParallelLayout, job: Workload) -> None:
         """See ``Strategy.check``: the layout itself refuses what has nobody to share with."""
 
-    def bytes_sent(self, layout: ParallelLayout, job: Job, rank: int) -> int:
+    def bytes_sent(self, layout: ParallelLayout, job: Workload, rank: int) -> int:
         """The own shard of every block, to each other rank, in every forward; shards are padded to equal rows."""
         if not layout.shard_weights:
             return 0

@@ -14,17 +14,17 @@ from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 
 from ..distributed.mesh import Axis
 from ..errors import InvalidRequest
-from ..interfaces.strategy import Job
+from ..interfaces.strategy import Workload
 from ..interfaces.tensor_cuts import (
     Block,
-    Columns,
+    ColumnParallel,
     Cut,
     Cuts,
+    HeadCounts,
+    HeadOutputs,
     HeadsNorm,
-    Numbers,
-    Outputs,
-    Parameter,
-    Rows,
+    ParameterCut,
+    RowParallel,
     Slices,
     ranges,
 )
@@ -37,7 +37,7 @@ class TensorParallel:
 
     axes = ("tensor",)
 
-    def check(self, layout: ParallelLayout, job: Job) -> None:
+    def check(self, layout: ParallelLayout, job: Workload) -> None:
         """See ``Strategy.check``: every rank needs a head of its own.
 
         Raises:
@@ -50,7 +50,7 @@ class TensorParallel:
                 f"tensor is at most {heads}"
             )
 
-    def bytes_sent(self, layout: ParallelLayout, job: Job, rank: int) -> int:
+    def bytes_sent(self, layout: ParallelLayout, job: Workload, rank: int) -> int:
         """Two of ``n`` ranks' ``n - 1`` parts of every sum, as a ring all-reduce sends them."""
         place = layout.coordinates(rank)
         sent = 0
@@ -84,10 +84,10 @@ class _Style(ParallelStyle):
 
     def _apply(self, module: nn.Module, device_mesh: TorchMesh) -> nn.Module:
         match self.cut:
-            case Columns(blocks):
+            case ColumnParallel(blocks):
                 self._shrink(module, "weight", 0, blocks)
                 self._shrink(module, "bias", 0, blocks)
-            case Rows(blocks):
+            case RowParallel(blocks):
                 self._shrink(module, "weight", 1, blocks)
                 bias: Any = module.bias
                 if bias is not None and self.axis.index:
@@ -96,12 +96,12 @@ class _Style(ParallelStyle):
             case HeadsNorm(heads):
                 self._shrink(module, "weight", 0, (heads,))
                 module.forward = _HeadsNorm(module, heads, self.axis)
-            case Outputs(heads):
+            case HeadOutputs(heads):
                 (own,) = ranges((heads,), self.axis.size, self.axis.index)
                 module.register_forward_hook(lambda _module, _inputs, outs: tuple(out[..., own] for out in outs))
-            case Parameter(name, dim, blocks):
+            case ParameterCut(name, dim, blocks):
                 self._shrink(module, name, dim, blocks)
-            case Numbers(attributes):
+            case HeadCounts(attributes):
                 for name, (units, size) in attributes.items():
                     setattr(module, name, Partition.even(units, self.axis.size).sizes[self.axis.index] * size)
         return module

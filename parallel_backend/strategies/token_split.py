@@ -17,7 +17,7 @@ from ..layout.partition import Partition
 
 
 @dataclass(frozen=True)
-class Shares:
+class StreamPartition:
     """The tokens of a stream that are computed together: ``patches`` of it, each cut over the ranks.
 
     A patch is where it starts, and the ranks' shares of it in order.
@@ -26,7 +26,7 @@ class Shares:
     patches: tuple[tuple[int, Partition], ...]
 
     @classmethod
-    def even(cls, start: int, length: int, ranks: int) -> "Shares":
+    def even(cls, start: int, length: int, ranks: int) -> "StreamPartition":
         """One patch, cut evenly."""
         return cls(((start, Partition.even(length, ranks)),))
 
@@ -50,17 +50,21 @@ class TokenSplit:
     """How the streams of a row are cut, and which shares this rank holds."""
 
     axis: Axis
-    streams: Mapping[str, Shares]
+    streams: Mapping[str, StreamPartition]
 
     @classmethod
     def even(cls, lengths: Mapping[str, int], axis: Axis) -> "TokenSplit":
         """Whole streams of these lengths, cut evenly over an axis."""
-        return cls(axis=axis, streams={name: Shares.even(0, length, axis.size) for name, length in lengths.items()})
+        return cls(
+            axis=axis, streams={name: StreamPartition.even(0, length, axis.size) for name, length in lengths.items()}
+        )
 
     @classmethod
     def weighted(cls, lengths: Mapping[str, int], axis: Axis, weights: Sequence[float]) -> "TokenSplit":
         """Whole streams of these lengths, cut in proportion to ``weights`` by rank."""
-        streams = {name: Shares(((0, Partition.weighted(length, weights)),)) for name, length in lengths.items()}
+        streams = {
+            name: StreamPartition(((0, Partition.weighted(length, weights)),)) for name, length in lengths.items()
+        }
         return cls(axis=axis, streams=streams)
 
     def tokens(self, streams: Sequence[str]) -> Partition:

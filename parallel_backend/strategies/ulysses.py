@@ -11,7 +11,7 @@ from torch import Tensor
 from ..attention.routing import Attention
 from ..distributed.collectives import start, wait
 from ..distributed.mesh import Axis
-from ..interfaces.strategy import Job
+from ..interfaces.strategy import Workload
 from ..layout.parallel_layout import ParallelLayout
 from ..layout.partition import Partition
 from .sequence import site_tokens
@@ -22,10 +22,10 @@ class Ulysses:
 
     axes = ("ulysses",)
 
-    def check(self, layout: ParallelLayout, job: Job) -> None:
+    def check(self, layout: ParallelLayout, job: Workload) -> None:
         """See ``Strategy.check``: any number of ranks works for any number of tokens and heads."""
 
-    def bytes_sent(self, layout: ParallelLayout, job: Job, rank: int) -> int:
+    def bytes_sent(self, layout: ParallelLayout, job: Workload, rank: int) -> int:
         """Per attention q, k and v of the own tokens for the others' heads, and the own heads of their tokens."""
         place = layout.coordinates(rank)
         sent = 0

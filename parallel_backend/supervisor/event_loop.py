@@ -14,7 +14,7 @@ HANG_UP = 0
 """Report nothing but errors and hang-ups."""
 
 
-class Poller:
+class EventLoop:
     """Calls what was registered for each descriptor that has something to report."""
 
     def __init__(self) -> None:

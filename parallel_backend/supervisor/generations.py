@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from ..protocol import rank_control
 from ..protocol.endpoint import Endpoint
 from ..protocol.messages import Devices
-from .event_loop import Poller
+from .event_loop import EventLoop
 from .rank_set import Patience, RankSet
 
 log = logging.getLogger(__name__)
@@ -26,11 +26,11 @@ class Generations:
         command: Sequence[str],
         patience: Patience,
         limit: float,
-        poller: Poller,
+        events: EventLoop,
         on_finished: Callable[[int, rank_control.Finished], None],
     ) -> None:
         self._endpoint, self._command, self._patience, self._limit = endpoint, command, patience, limit
-        self._poller, self._on_finished = poller, on_finished
+        self._events, self._on_finished = events, on_finished
         self._ending: list[RankSet] = []
         self.current: RankSet | None = None
         self.number = 0
@@ -50,7 +50,7 @@ class Generations:
             endpoint=self._endpoint,
             command=self._command,
             patience=self._patience,
-            poller=self._poller,
+            events=self._events,
             on_finished=self._on_finished,
         )
         self.current.start()

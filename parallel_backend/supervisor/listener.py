@@ -10,7 +10,7 @@ from ..errors import BackendError, ProtocolError, QueueFull
 from ..protocol import frames
 from ..protocol.endpoint import peer
 from ..protocol.messages import Error
-from .event_loop import READ, Poller
+from .event_loop import READ, EventLoop
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ class _Caller:
     since: float
 
 
-class Intake:
+class Listener:
     """Hands whole headers to ``on_frame(sock, frame)``, which owns the connection from then on.
 
     At most ``limit`` connections may be without a header, each for at most ``patience`` seconds.
@@ -48,17 +48,17 @@ class Intake:
         *,
         listener: socket.socket,
         uid: int,
-        poller: Poller,
+        events: EventLoop,
         on_frame: Callable[[socket.socket, frames.Frame], None],
         limit: int = 64,
         patience: float = 10.0,
         uid_of: Callable[[socket.socket], int] = lambda sock: peer(sock)[1],
     ) -> None:
-        self._listener, self._uid, self._poller, self._on_frame = listener, uid, poller, on_frame
+        self._listener, self._uid, self._events, self._on_frame = listener, uid, events, on_frame
         self._limit, self._patience, self._uid_of = limit, patience, uid_of
         self._callers: dict[int, _Caller] = {}
         listener.setblocking(False)
-        poller.watch(listener.fileno(), READ, self.accept)
+        events.watch(listener.fileno(), READ, self.accept)
 
     def accept(self) -> bool:
         """Take one waiting connection; whether there was one."""
@@ -76,7 +76,7 @@ class Intake:
         else:
             caller = _Caller(sock=sock, reader=frames.HeaderReader(sock), since=time.monotonic())
             self._callers[sock.fileno()] = caller
-            self._poller.watch(sock.fileno(), READ, lambda: self._read(caller))
+            self._events.watch(sock.fileno(), READ, lambda: self._read(caller))
         return True
 
     def _read(self, caller: _Caller) -> None:
@@ -92,7 +92,7 @@ class Intake:
                 self._on_frame(self._release(caller), frame)
 
     def _release(self, caller: _Caller) -> socket.socket:
-        self._poller.forget(caller.sock.fileno())
+        self._events.forget(caller.sock.fileno())
         del self._callers[caller.sock.fileno()]
         return caller.sock
 
@@ -109,7 +109,7 @@ class Intake:
 
     def close(self) -> None:
         """Stop listening and hang up on whoever has said nothing yet."""
-        self._poller.forget(self._listener.fileno())
+        self._events.forget(self._listener.fileno())
         self._listener.close()
         for caller in list(self._callers.values()):
             self._release(caller).close()

@@ -15,7 +15,7 @@ from ..errors import OutOfMemory, RankFailed
 from ..protocol import rank_control
 from ..protocol.endpoint import Endpoint
 from ..protocol.messages import Devices, RankStatus
-from .event_loop import READ, Poller
+from .event_loop import READ, EventLoop
 
 log = logging.getLogger(__name__)
 
@@ -88,12 +88,12 @@ class RankSet:
         endpoint: Endpoint,
         command: Sequence[str],
         patience: Patience,
-        poller: Poller,
+        events: EventLoop,
         on_finished: Callable[[int, rank_control.Finished], None],
     ) -> None:
         self.generation, self.devices = generation, devices
         self._endpoint, self._command, self._patience = endpoint, tuple(command), patience
-        self._poller, self._on_finished = poller, on_finished
+        self._events, self._on_finished = events, on_finished
         self._started = self._looked = time.monotonic()
         self._failures: list[tuple[float, Failure]] = []
         self.ranks: list[Rank] = []
@@ -130,8 +130,8 @@ class RankSet:
             )
         status = RankStatus(rank=rank, pid=process.pid, device=self._device(rank), memory=0)
         started = Rank(rank=rank, process=process, control=ours, pidfd=os.pidfd_open(process.pid), status=status)
-        self._poller.watch(ours.fileno(), READ, lambda: self._hear(started))
-        self._poller.watch(started.pidfd, READ, lambda: self._bury(started))
+        self._events.watch(ours.fileno(), READ, lambda: self._hear(started))
+        self._events.watch(started.pidfd, READ, lambda: self._bury(started))
         log.info("generation %d: %s on %s started", self.generation, started.name, status.device)
         return started
 
@@ -199,11 +199,11 @@ class RankSet:
             self._fail(Failure(kind=RAISED, message=f"{rank.name} sent a message that does not decode: {error}"))
             return
         except ConnectionError:
-            self._poller.forget(rank.control.fileno())
+            self._events.forget(rank.control.fileno())
             self._fail(Failure(kind=RAISED, message=f"{rank.name} closed its control socket"))
             return
         rank.beat, rank.ticks = time.monotonic(), None
-        if isinstance(message, rank_control.Beat):
+        if isinstance(message, rank_control.Heartbeat):
             rank.status = replace(message.status, pid=rank.process.pid)
         elif isinstance(message, rank_control.Ready):
             rank.ready = True
@@ -219,7 +219,7 @@ class RankSet:
         self._fail(Failure(kind=kind, code=finished.code, message=text))
 
     def _bury(self, rank: Rank) -> None:
-        self._poller.forget(rank.pidfd)
+        self._events.forget(rank.pidfd)
         os.close(rank.pidfd)
         how = processes.describe_exit(rank.process.wait(timeout=5))
         if self.ended is not None:
@@ -283,7 +283,7 @@ class RankSet:
         """Kill every rank; ``gone`` says when they are."""
         self.ended = time.monotonic()
         for rank in self.ranks:
-            self._poller.forget(rank.control.fileno())
+            self._events.forget(rank.control.fileno())
             rank.control.close()
             if rank.process.returncode is None:
                 rank.process.kill()

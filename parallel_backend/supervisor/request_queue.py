@@ -12,14 +12,14 @@ from ..layout.parallel_layout import ParallelLayout, auto
 from ..layout.suggestions import check_fits
 from ..protocol import frames, rank_control
 from ..protocol.messages import Devices, Done, Error, Progress, RankRequest
-from .event_loop import HANG_UP, Poller
+from .event_loop import HANG_UP, EventLoop
 from .listener import answer
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True)
-class Job:
+class QueuedRequest:
     """A request on its way, with its client's connection.
 
     ``cancelled`` is when its cancel was asked for. ``dissent`` is when which rank ended it by itself, and how.
@@ -46,17 +46,19 @@ class Job:
         return auto(len(self.devices.indices), branches=branches)
 
 
-class Backlog:
+class RequestQueue:
     """A bounded queue. ``on_hang_up`` is called with the job whose client went away."""
 
-    def __init__(self, *, size: int, outcomes: int, poller: Poller, on_hang_up: Callable[[Job], None]) -> None:
-        self._size, self._kept, self._poller, self._on_hang_up = size, outcomes, poller, on_hang_up
-        self._waiting: deque[Job] = deque()
+    def __init__(
+        self, *, size: int, outcomes: int, events: EventLoop, on_hang_up: Callable[[QueuedRequest], None]
+    ) -> None:
+        self._size, self._kept, self._events, self._on_hang_up = size, outcomes, events, on_hang_up
+        self._waiting: deque[QueuedRequest] = deque()
         self._outcomes: OrderedDict[str, Done | Error] = OrderedDict()
-        self.running: Job | None = None
+        self.running: QueuedRequest | None = None
         self.used = time.monotonic()
 
-    def add(self, sock: socket.socket, frame: frames.Frame) -> Job:
+    def add(self, sock: socket.socket, frame: frames.Frame) -> QueuedRequest:
         """Queue a request.
 
         Raises:
@@ -67,32 +69,32 @@ class Backlog:
             raise QueueFull(f"{len(self._waiting)} requests wait already: try again when some are done")
         devices = needed(frame.message)
         header = frames.pack(frame)[frames.PREFIX.size :]
-        job = Job(request=frame.message, header=header, connection=sock, devices=devices)
+        job = QueuedRequest(request=frame.message, header=header, connection=sock, devices=devices)
         self._waiting.append(job)
-        self._poller.watch(sock.fileno(), HANG_UP, lambda: self._hung_up(job))
+        self._events.watch(sock.fileno(), HANG_UP, lambda: self._hung_up(job))
         self._sign_of_life(job, "accepted")
         return job
 
-    def _hung_up(self, job: Job) -> None:
-        self._poller.forget(job.connection.fileno())
+    def _hung_up(self, job: QueuedRequest) -> None:
+        self._events.forget(job.connection.fileno())
         self._on_hang_up(job)
 
     @property
-    def first(self) -> Job | None:
+    def first(self) -> QueuedRequest | None:
         """The request whose turn is next."""
         return self._waiting[0] if self._waiting else None
 
     @property
-    def waiting(self) -> tuple[Job, ...]:
+    def waiting(self) -> tuple[QueuedRequest, ...]:
         """Those whose turn has not come, in order."""
         return tuple(self._waiting)
 
-    def take(self) -> Job:
+    def take(self) -> QueuedRequest:
         """Let the first one run."""
         self.running = self._waiting.popleft()
         return self.running
 
-    def settle(self, job: Job, outcome: BackendError | Error | Done) -> None:
+    def settle(self, job: QueuedRequest, outcome: BackendError | Error | Done) -> None:
         """End a job that has not run, and tell its client."""
         if isinstance(outcome, BackendError):
             outcome = Error(code=outcome.code, message=str(outcome))
@@ -108,12 +110,12 @@ class Backlog:
                 _cut(job)
             self._close(job, outcome)
 
-    def _close(self, job: Job, outcome: Done | Error) -> None:
+    def _close(self, job: QueuedRequest, outcome: Done | Error) -> None:
         self.used = time.monotonic()
         self._outcomes[job.id] = outcome
         while len(self._outcomes) > self._kept:
             self._outcomes.popitem(last=False)
-        self._poller.forget(job.connection.fileno())
+        self._events.forget(job.connection.fileno())
         job.connection.close()
 
     def outcome(self, request_id: str) -> Done | Error:
@@ -126,7 +128,7 @@ class Backlog:
         for job in self._waiting:
             self._sign_of_life(job, "start")
 
-    def _sign_of_life(self, job: Job, next_in_turn: str) -> None:
+    def _sign_of_life(self, job: QueuedRequest, next_in_turn: str) -> None:
         """Say how many are ahead, or ``next_in_turn`` when none is: soon after, only starting ranks take time."""
         ahead = self._waiting.index(job) + (self.running is not None)
         answer(job.connection, Progress(phase="queued" if ahead else next_in_turn, value=0, total=max(1, ahead)))
@@ -147,7 +149,7 @@ def needed(request: RankRequest) -> Devices:
     return replace(spec.devices, indices=spec.devices.indices[: spec.layout.ranks])
 
 
-def _cut(job: Job) -> None:
+def _cut(job: QueuedRequest) -> None:
     """Shut the connection down for everyone who holds a descriptor of it."""
     try:
         job.connection.shutdown(socket.SHUT_RDWR)

@@ -24,11 +24,11 @@ from ..protocol import frames, rank_control
 from ..protocol.endpoint import Endpoint, listen, peer
 from ..protocol.fingerprint import fingerprint
 from ..protocol.messages import Cancel, Devices, Done, Error, Outcome, RankRequest, Status, StatusQuery, Stop, Unload
-from .event_loop import Poller
+from .event_loop import EventLoop
 from .generations import Generations
-from .listener import Intake, answer, refuse
+from .listener import Listener, answer, refuse
 from .rank_set import Failure, Patience
-from .request_queue import Backlog, Job
+from .request_queue import QueuedRequest, RequestQueue
 
 log = logging.getLogger(__name__)
 
@@ -68,16 +68,16 @@ class Supervisor:
     ) -> None:
         self._endpoint, self._idle_timeout = endpoint, idle_timeout
         self._limits = limits or Limits()
-        self._poller = Poller()
+        self._events = EventLoop()
         self._lock, listener = listen(endpoint, backlog=64)
         self._socket = endpoint.socket.stat()
-        self._intake = Intake(
-            listener=listener, uid=os.getuid(), poller=self._poller, on_frame=self._dispatch, uid_of=uid_of
+        self._intake = Listener(
+            listener=listener, uid=os.getuid(), events=self._events, on_frame=self._dispatch, uid_of=uid_of
         )
-        self._backlog = Backlog(
+        self._queue = RequestQueue(
             size=self._limits.queue,
             outcomes=self._limits.outcomes,
-            poller=self._poller,
+            events=self._events,
             on_hang_up=lambda job: self._cancel(job.id),
         )
         self._sets = Generations(
@@ -85,7 +85,7 @@ class Supervisor:
             command=command,
             patience=self._limits.patience,
             limit=self._limits.end,
-            poller=self._poller,
+            events=self._events,
             on_finished=self._on_finished,
         )
         self._layout: ParallelLayout | None = None
@@ -100,7 +100,7 @@ class Supervisor:
         log.info("serving at %s, pid %d", self._endpoint.socket, os.getpid())
         try:
             while self._stopping is None:
-                self._poller.run_once(TICK)
+                self._events.run_once(TICK)
                 self._tick()
         finally:
             self._shut_down()
@@ -127,7 +127,7 @@ class Supervisor:
             self._cancel(message.request_id)
             answer(sock, Done())
         elif isinstance(message, Outcome):
-            answer(sock, self._backlog.outcome(message.request_id))
+            answer(sock, self._queue.outcome(message.request_id))
         else:
             text = f"{type(message).__name__} is no request"
             answer(sock, Error(code=ProtocolError.code, message=text))
@@ -135,14 +135,14 @@ class Supervisor:
 
     def status(self) -> Status:
         """The backend at this moment."""
-        running = self._backlog.running
+        running = self._queue.running
         return Status(
             pid=os.getpid(),
             protocol=frames.VERSION,
             generation=self._sets.number,
             state=self._state(),
             running=running.id if running else None,
-            queued=tuple(job.id for job in self._backlog.waiting),
+            queued=tuple(job.id for job in self._queue.waiting),
             layout=self._layout,
             idle_timeout=self._idle_timeout,
             memory=processes.memory(os.getpid()),
@@ -152,9 +152,9 @@ class Supervisor:
     def _state(self) -> Literal["idle", "starting", "busy", "stopping"]:
         if self._stopping is not None:
             return "stopping"
-        if self._backlog.running:
+        if self._queue.running:
             return "busy"
-        return "starting" if self._backlog.first else "idle"
+        return "starting" if self._queue.first else "idle"
 
     # The queue
 
@@ -166,7 +166,7 @@ class Supervisor:
 
     def _give_way(self, sock: socket.socket, message: object) -> None:
         """The client's files are not those this process was started from: the client is to start anew from its own."""
-        if self._backlog.running or self._backlog.first:
+        if self._queue.running or self._queue.first:
             refuse(sock, BackendUnavailable("the backend is busy, and runs other code than this ComfyUI: try again"))
             return
         log.info("the extension has changed: a client of other code is here")
@@ -178,29 +178,29 @@ class Supervisor:
 
     def _enqueue(self, sock: socket.socket, frame: frames.Frame) -> None:
         try:
-            self._backlog.add(sock, frame)
+            self._queue.add(sock, frame)
         except BackendError as error:
             refuse(sock, error)
         else:
             self._pump()
 
     def _cancel(self, request_id: str) -> None:
-        running = self._backlog.running
+        running = self._queue.running
         if running and running.id == request_id and running.cancelled is None and self._sets.current:
             running.cancelled = time.monotonic()
             self._sets.current.cancel(request_id)
-        for job in self._backlog.waiting:
+        for job in self._queue.waiting:
             if job.id == request_id:
-                self._backlog.settle(job, Cancelled("the request was cancelled before its turn came"))
+                self._queue.settle(job, Cancelled("the request was cancelled before its turn came"))
 
     def _pump(self) -> None:
-        job = self._backlog.first
-        if job is None or self._backlog.running or self._stopping is not None:
+        job = self._queue.first
+        if job is None or self._queue.running or self._stopping is not None:
             return
         covered = self._sets.current is not None and self._sets.current.covers(job.devices)
         if isinstance(job.request, Unload) and not covered:
             # There is nothing to free, and no reason to start or to end ranks.
-            self._backlog.settle(job, Done())
+            self._queue.settle(job, Done())
             self._pump()
             return
         if not covered:
@@ -208,7 +208,7 @@ class Supervisor:
         if self._sets.current is None:
             self._start_set(job.devices)
         elif self._sets.current.ready:
-            self._backlog.take()
+            self._queue.take()
             self._layout = job.layout or self._layout
             self._sets.current.run(job.header, job.connection)
 
@@ -221,7 +221,7 @@ class Supervisor:
             self._fail(Error(code=RankFailed.code, message=f"the ranks cannot be started: {error}"))
 
     def _on_finished(self, rank: int, finished: rank_control.Finished) -> None:
-        job = self._backlog.running
+        job = self._queue.running
         if self._sets.current and finished.code not in rank_control.HARMLESS:
             # Also after rank 0 has answered: that rank will do nothing more.
             self._sets.current.raised(rank, finished)
@@ -229,7 +229,7 @@ class Supervisor:
             return
         elif rank == 0:
             done = finished.code == rank_control.DONE
-            self._backlog.finish(Done() if done else Error(code=finished.code, message=finished.message), answered=True)
+            self._queue.finish(Done() if done else Error(code=finished.code, message=finished.message), answered=True)
             self._pump()
         elif finished.code != rank_control.DONE:
             job.dissent = (time.monotonic(), rank, finished)
@@ -237,29 +237,29 @@ class Supervisor:
     def _tick(self) -> None:
         self._intake.tick()
         failure = self._sets.current.verdict() if self._sets.current else None
-        if failure is None and self._backlog.running:
-            failure = self._overdue(self._backlog.running)
+        if failure is None and self._queue.running:
+            failure = self._overdue(self._queue.running)
         if failure:
             self._fail(Error(code=failure.code, message=failure.message))
         self._sets.bury()
         now = time.monotonic()
         if now - self._signed > self._limits.sign_of_life:
             self._signed = now
-            self._backlog.signs_of_life()
+            self._queue.signs_of_life()
         self._pump()
         if self._idle(now):
             log.info("idle for %g s", self._idle_timeout)
             self._stopping = []
-        elif not self._endpoint.listens(self._socket) and not self._backlog.running:
+        elif not self._endpoint.listens(self._socket) and not self._queue.running:
             log.warning("%s is no longer ours: nobody can reach this backend any more", self._endpoint.socket)
             self._stopping = self._stopping or []
 
     def _idle(self, now: float) -> bool:
-        if not self._idle_timeout or self._backlog.running or self._backlog.first:
+        if not self._idle_timeout or self._queue.running or self._queue.first:
             return False
-        return now - self._backlog.used > self._idle_timeout and not self._intake.accept() and not self._intake.pending
+        return now - self._queue.used > self._idle_timeout and not self._intake.accept() and not self._intake.pending
 
-    def _overdue(self, job: Job) -> Failure | None:
+    def _overdue(self, job: QueuedRequest) -> Failure | None:
         now = time.monotonic()
         if job.cancelled and now - job.cancelled > self._limits.cancel:
             return Failure(message=f"the ranks did not end a cancelled request within {self._limits.cancel:g} s")
@@ -272,24 +272,24 @@ class Supervisor:
         log.error("generation %d ends: %s", self._sets.number, error.message)
         started = bool(self._sets.current and self._sets.current.ready)
         self._sets.end()
-        waiting = self._backlog.first
-        if self._backlog.running:
-            self._backlog.finish(error, answered=False)
+        waiting = self._queue.first
+        if self._queue.running:
+            self._queue.finish(error, answered=False)
         elif waiting and not started:
-            self._backlog.settle(waiting, error)
+            self._queue.settle(waiting, error)
 
     def _shut_down(self) -> None:
         if self._endpoint.listens(self._socket):
             self._endpoint.socket.unlink(missing_ok=True)
         waiting, self._stopping = self._stopping or [], self._stopping or []
         stopped = BackendUnavailable("the backend was stopped")
-        self._backlog.finish(Error(code=stopped.code, message=str(stopped)), answered=False)
-        for job in self._backlog.waiting:
-            self._backlog.settle(job, stopped)
+        self._queue.finish(Error(code=stopped.code, message=str(stopped)), answered=False)
+        for job in self._queue.waiting:
+            self._queue.settle(job, stopped)
         self._sets.end()
         self._intake.close()
         while self._sets.bury():
-            self._poller.run_once(TICK)
+            self._events.run_once(TICK)
         for sock in waiting:
             answer(sock, Done())
             sock.close()

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 import torch
 
-from parallel_backend.denoiser.plan import Denoising
+from parallel_backend.denoiser.plan import DenoisingPlan
 from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.protocol.messages import Sample
 from parallel_backend.verify.forward.cells import Cells
@@ -79,7 +79,7 @@ def test_step_loops_are_held_to_their_algorithm(
 
 
 def _with_warmup(warmup: int) -> Callable[..., torch.Tensor]:
-    def other(transformer: Any, message: Sample, tensors: Any, plan: Denoising) -> torch.Tensor:
+    def other(transformer: Any, message: Sample, tensors: Any, plan: DenoisingPlan) -> torch.Tensor:
         return wanted(transformer, message, tensors, replace(plan, layout=replace(plan.layout, warmup=warmup)))
 
     return other

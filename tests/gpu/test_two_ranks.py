@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from parallel_backend.client.temporary_backend import own_backend
+from parallel_backend.client.temporary_backend import temporary_backend
 from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.protocol.messages import Devices, Forward, ModelSpec
 from tests.ranks import requests
@@ -20,7 +20,7 @@ EXACT = {"float32": 1e-4, "bfloat16": 3e-2}
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory):
-    with own_backend(tmp_path_factory.mktemp("backend")) as started:
+    with temporary_backend(tmp_path_factory.mktemp("backend")) as started:
         yield started
 
 

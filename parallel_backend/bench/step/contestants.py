@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from ...client.client import Client
-from ...client.temporary_backend import own_backend
+from ...client.temporary_backend import temporary_backend
 from ...layout.parallel_layout import ParallelLayout
 from ...protocol.messages import Devices, Forward, ModelSpec
 from ...verify.forward.examples import branches
@@ -112,7 +112,7 @@ def contestants(
     """One process first, then the layouts, then the peers; their processes end afterwards."""
     devices = Devices(kind="cpu", indices=tuple(range(max(layout.ranks for layout in layouts))))
     with ExitStack() as stack:
-        client = stack.enter_context(own_backend(folder))
+        client = stack.enter_context(temporary_backend(folder))
         ours = [LayoutContestant(layout, client, model, devices) for layout in layouts]
         theirs = [PeerContestant(peer, model, folder) for peer in (ONE, *peers)]
         for contestant in theirs:

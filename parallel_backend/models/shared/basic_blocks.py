@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from ...errors import InvalidRequest
-from ...interfaces.tensor_cuts import Columns, Cut, Rows, attention
+from ...interfaces.tensor_cuts import ColumnParallel, Cut, RowParallel, attention
 
 _GATED = ("geglu", "swiglu")
 """Activations whose layer has a second half of outputs, the gate."""
@@ -18,7 +18,7 @@ def block_cuts(prefix: str, config: Mapping[str, Any], *, cross: bool) -> dict[s
     hidden = (4 * heads[0] * heads[1], 1)
     cuts = attention(f"{prefix}.attn1", *heads) | (attention(f"{prefix}.attn2", *heads) if cross else {})
     blocks = (hidden, hidden) if config["activation_fn"] in _GATED else (hidden,)
-    return cuts | {f"{prefix}.ff.net.0.proj": Columns(blocks), f"{prefix}.ff.net.2": Rows((hidden,))}
+    return cuts | {f"{prefix}.ff.net.0.proj": ColumnParallel(blocks), f"{prefix}.ff.net.2": RowParallel((hidden,))}
 
 
 def check_channels(name: str, config: Mapping[str, Any]) -> None:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ...errors import InvalidRequest
 from ...interfaces.geometry import Shapes, Sum
-from ...interfaces.tensor_cuts import Block, Columns, Cut, Rows, attention
+from ...interfaces.tensor_cuts import Block, ColumnParallel, Cut, RowParallel, attention
 
 
 def sums(streams: Sequence[str], width: int, *, double: int, single: int, least: str) -> tuple[Sum, ...]:
@@ -24,13 +24,13 @@ def sums(streams: Sequence[str], width: int, *, double: int, single: int, least:
 def cuts(heads: Block, hidden: Block) -> dict[str, Cut]:
     """The cuts of Flux.1's layers; ``hidden`` are the features inside of a feed-forward."""
     found = attention("transformer_blocks.*.attn", *heads, text=True)
-    found |= {"transformer_blocks.*.attn.to_add_out": Rows((heads,))}
+    found |= {"transformer_blocks.*.attn.to_add_out": RowParallel((heads,))}
     for name in ("ff", "ff_context"):
-        found |= {f"transformer_blocks.*.{name}.net.0.proj": Columns((hidden,))}
-        found |= {f"transformer_blocks.*.{name}.net.2": Rows((hidden,))}
+        found |= {f"transformer_blocks.*.{name}.net.0.proj": ColumnParallel((hidden,))}
+        found |= {f"transformer_blocks.*.{name}.net.2": RowParallel((hidden,))}
     found |= attention("single_transformer_blocks.*.attn", *heads, out=False)
-    found |= {"single_transformer_blocks.*.proj_mlp": Columns((hidden,))}
-    return found | {"single_transformer_blocks.*.proj_out": Rows((heads, hidden))}
+    found |= {"single_transformer_blocks.*.proj_mlp": ColumnParallel((hidden,))}
+    return found | {"single_transformer_blocks.*.proj_out": RowParallel((heads, hidden))}
 
 
 def check_guidance(name: str, config: Mapping[str, Any], shapes: Shapes) -> None:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ... import processes
 from ...client.client import Client
-from ...client.temporary_backend import own_backend
+from ...client.temporary_backend import temporary_backend
 from ...layout.parallel_layout import ParallelLayout
 from ...models import FAMILIES
 from ...protocol.messages import Devices
@@ -116,7 +116,7 @@ def measure() -> Iterator[Growth]:
             warm = examples.inputs(model.class_name, model.variant, batch=1)
             written = _write(Path(folder) / "large", model)
             for text in LAYOUTS:
-                with own_backend(Path(folder)) as client:
+                with temporary_backend(Path(folder)) as client:
                     ranks = _Ranks(client, ParallelLayout.parse(text))
                     ranks.call(small, warm)
                     yield ranks.grow(written)

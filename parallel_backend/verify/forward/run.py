@@ -11,8 +11,8 @@ from torch import Tensor
 
 from ...checkpoint.checkpoint import Checkpoint
 from ...client.client import Client
-from ...client.temporary_backend import own_backend
-from ...denoiser.plan import Denoising
+from ...client.temporary_backend import temporary_backend
+from ...denoiser.plan import DenoisingPlan
 from ...engine.validation import check_forward
 from ...errors import InvalidRequest
 from ...interfaces.family import Family
@@ -133,7 +133,7 @@ def forward(model: Path, dtype: DType, layout: ParallelLayout, devices: Devices,
     return Forward(model=spec, branches=branches, measure=True, timed=True)
 
 
-def check(message: Forward, inputs: Sequence[Mapping[str, Tensor]]) -> Denoising:
+def check(message: Forward, inputs: Sequence[Mapping[str, Tensor]]) -> DenoisingPlan:
     """What a request comes to; loads nothing.
 
     Raises:
@@ -146,7 +146,7 @@ def check(message: Forward, inputs: Sequence[Mapping[str, Tensor]]) -> Denoising
 @contextmanager
 def verifier(devices: Devices) -> Iterator[Verifier]:
     """A ``Verifier`` on a backend of its own with these devices, ended afterwards."""
-    with tempfile.TemporaryDirectory(prefix="verify-") as folder, own_backend(Path(folder)) as client:
+    with tempfile.TemporaryDirectory(prefix="verify-") as folder, temporary_backend(Path(folder)) as client:
         yield Verifier(client, devices)
 
 

@@ -53,7 +53,7 @@ class Quality:
     lost: tuple[float, float, float]
 
 
-class Easel:
+class Painter:
     """Draws the unseen prompts on a backend."""
 
     def __init__(self, client: Client, devices: Devices) -> None:
@@ -108,13 +108,13 @@ def measure(
         InvalidRequest: what it needs is not installed.
     """
     _check_installed()
-    easel = Easel(client, devices)
+    painter = Painter(client, devices)
     say(str(ParallelLayout()))
-    exact = easel.draw(ParallelLayout())
-    hits, rows = _hits(easel, exact), []
+    exact = painter.draw(ParallelLayout())
+    hits, rows = _hits(painter, exact), []
     for layout in layouts:
         say(str(layout))
-        rows.append(_compare(layout, exact, hits, easel))
+        rows.append(_compare(layout, exact, hits, painter))
         say(_line(rows[-1]))
     return 100 * float(hits.mean()), rows
 
@@ -155,13 +155,15 @@ def _line(row: Quality) -> str:
     )
 
 
-def _compare(layout: ParallelLayout, exact: Sequence[Pictures], hits: npt.NDArray[np.float64], easel: Easel) -> Quality:
+def _compare(
+    layout: ParallelLayout, exact: Sequence[Pictures], hits: npt.NDArray[np.float64], painter: Painter
+) -> Quality:
     from scipy.stats import ttest_rel
     from skimage.metrics import structural_similarity
 
-    drawn = easel.draw(layout)
+    drawn = painter.draw(layout)
     pairs = [pair for wanted, got in zip(exact, drawn, strict=True) for pair in zip(wanted, got, strict=True)]
-    own = _hits(easel, drawn)
+    own = _hits(painter, drawn)
     same = bool((own == hits).all())
     low, high = (0.0, 0.0) if same else ttest_rel(hits, own).confidence_interval(0.95)
     return Quality(
@@ -187,14 +189,14 @@ def _psnr(wanted: Pictures, got: Pictures) -> float:
     return _SAME if error == 0 else min(_SAME, -10 * float(np.log10(error)))
 
 
-def _hits(easel: Easel, drawn: Sequence[Pictures]) -> npt.NDArray[np.float64]:
+def _hits(painter: Painter, drawn: Sequence[Pictures]) -> npt.NDArray[np.float64]:
     """By picture, the share of its prompt's attributes that are read off it."""
     from training.reader import read
 
     shares = [
         statistics.fmean(read(picture[None]).hits(scene).values())
         for pictures in drawn
-        for picture, scene in zip(pictures, easel.scenes, strict=True)
+        for picture, scene in zip(pictures, painter.scenes, strict=True)
     ]
     return np.array(shares)
 

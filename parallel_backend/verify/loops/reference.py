@@ -12,7 +12,7 @@ from ...interfaces.geometry import LATENT, TIMESTEP
 from ...layout.parallel_layout import ParallelLayout
 from ...layout.partition import Partition
 from ...protocol.messages import Sample
-from ...samplers.inpainting import Noise
+from ...samplers.inpainting import Inpainting
 from ...samplers.prediction_types import PREDICTIONS, timestep
 from ...samplers.samplers import SAMPLERS, Sampler, dry
 from .reference_attention import Neighbours, Patchwise
@@ -27,7 +27,9 @@ class Patches:
     ``given`` is what the model is given, and in the end the latent.
     """
 
-    def __init__(self, sampler: Sampler, noise: Noise, x: Tensor, sigmas: Tensor, owners: Tensor, count: int) -> None:
+    def __init__(
+        self, sampler: Sampler, noise: Inpainting, x: Tensor, sigmas: Tensor, owners: Tensor, count: int
+    ) -> None:
         self.noise, self.owners = noise, owners
         self._steps = [sampler(x, sigmas) for _ in range(count)]
         self._asks = [next(steps) for steps in self._steps]
@@ -74,7 +76,7 @@ class Asked:
         self.branches = branches[:1] if message.cfg == 1.0 else branches
         self.sigmas, self.log_sigmas, self.x = loop.pop("sigmas"), loop.pop("log_sigmas", None), loop.pop("x")
         self.sampler = SAMPLERS[message.sampler]
-        self.noise = Noise(prediction=PREDICTIONS[message.prediction], inpainting=loop)
+        self.noise = Inpainting(prediction=PREDICTIONS[message.prediction], inpainting=loop)
         first = family(0.0)
         shapes = {name: tuple(t.shape) for name, t in {**branches[0], LATENT: self.x, TIMESTEP: self.x[:, 0]}.items()}
         self.extent = first.extent(first.module.config, shapes)

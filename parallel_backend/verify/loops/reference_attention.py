@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...attention.routing import routed
-from ...denoiser.attention_chain import OwnTokens
+from ...denoiser.attention_chain import WithoutPadding
 from ...interfaces.family import Family
 from ...interfaces.geometry import IMAGE
 from ...interfaces.state import State
@@ -76,7 +76,7 @@ class Keeper:
 
     def _routes(
         self, state: State, lengths: Mapping[str, int], rows: Rows, own: bool
-    ) -> list[tuple[nn.Module, OwnTokens, bool]]:
+    ) -> list[tuple[nn.Module, WithoutPadding, bool]]:
         routes = []
         batch = len(next(iter(state.streams.values())))
         for site in self.family.attentions:
@@ -88,7 +88,7 @@ class Keeper:
             kept = self.kept.setdefault(site.module, {})
             renewed = Renewed(kept, self.seen.get(site.module, {}), index, mask)
             routes.append(
-                (site.module, OwnTokens([len(rows[name]) for name in site.streams], renewed), site.each_sample)
+                (site.module, WithoutPadding([len(rows[name]) for name in site.streams], renewed), site.each_sample)
             )
         return routes
 

@@ -11,19 +11,19 @@ from torch import Tensor
 
 from ...checkpoint.checkpoint import Checkpoint
 from ...client.client import Client
-from ...denoiser.plan import Denoising
+from ...denoiser.plan import DenoisingPlan
 from ...engine.validation import check_sample
 from ...errors import InvalidRequest
 from ...interfaces import patch_plan
 from ...interfaces.family import Family
 from ...interfaces.geometry import IMAGE, LATENT, TIMESTEP
-from ...interfaces.strategy import Job
+from ...interfaces.strategy import Workload
 from ...layout.parallel_layout import ParallelLayout
 from ...models import FAMILIES
 from ...protocol.messages import Devices, ModelSpec, Sample
 from ...protocol.tensors import describe
 from ...samplers.samplers import SAMPLERS, dry
-from ...step_loop.schedule import Kind, kinds, whole_calls
+from ...step_loop.schedule import CallKind, call_kinds, whole_calls
 from ...strategies import STRATEGIES, displaced
 from ...strategies.ring import Ring
 from ...strategies.ulysses import Ulysses
@@ -94,7 +94,7 @@ class Loop:
         return tensors
 
 
-def wanted(transformer: Transformer, message: Sample, tensors: Mapping[str, Tensor], plan: Denoising) -> Tensor:
+def wanted(transformer: Transformer, message: Sample, tensors: Mapping[str, Tensor], plan: DenoisingPlan) -> Tensor:
     """What one process makes of a request in its layout's algorithm."""
     layout = plan.layout
     image = patch_plan.cut(plan.extents, patch_plan.count(layout, plan.extents))
@@ -105,7 +105,7 @@ def wanted(transformer: Transformer, message: Sample, tensors: Mapping[str, Tens
 
 
 def every(
-    kinds: Sequence[tuple[str, str]], warmup: int | None, layouts: Sequence[ParallelLayout] = ()
+    call_kinds: Sequence[tuple[str, str]], warmup: int | None, layouts: Sequence[ParallelLayout] = ()
 ) -> Iterator[Loop]:
     """Variants under approximate layouts, with so many steps of warm-up; None stands for all steps.
 
@@ -117,7 +117,7 @@ def every(
     texts = [text.format(ranks) for ranks in RANKS for text in WRITTEN]
     warmed = [replace(layout, warmup=steps) for layout in layouts or map(ParallelLayout.parse, texts)]
     alone = [ParallelLayout(pipe=ranks, patches=1) for ranks in RANKS if warmup is None and not layouts]
-    for class_name, name in kinds:
+    for class_name, name in call_kinds:
         for layout in (*warmed, *alone):
             yield Loop(class_name=class_name, variant=name, layout=layout, sigmas=sigmas)
 
@@ -162,15 +162,15 @@ class LoopCells:
         return path if path.is_dir() else examples.write(path, module(class_name, name))
 
 
-def formula(loop: Loop, message: Sample, tensors: Mapping[str, Tensor], plan: Denoising) -> tuple[int, ...]:
+def formula(loop: Loop, message: Sample, tensors: Mapping[str, Tensor], plan: DenoisingPlan) -> tuple[int, ...]:
     """The bytes that each rank should send in a step loop of patches of equal speed: what its calls send, rank 0 with
     each of them whether to go on, and the first ranks of other data groups their samples."""
     layout, asks = plan.layout, dry(SAMPLERS[message.sampler], tensors["sigmas"])
     job = plan.job(stages=stages_of(family(loop.class_name, loop.variant), layout))
     whole = whole_calls([ask.step for ask in asks], [""] * len(asks), layout.warmup)
-    calls = kinds(layout.stale, whole)
+    calls = call_kinds(layout.stale, whole)
     if layout.pipe > 1 and layout.patches != 1:  # patches gather in the last call, too
-        calls = [kind if kind is Kind.EVERYTHING else Kind.GATHERED for kind in kinds("previous", whole)]
+        calls = [kind if kind is CallKind.EVERYTHING else CallKind.GATHERED for kind in call_kinds("previous", whole)]
     by_rank = []
     for rank in range(layout.ranks):
         place = layout.coordinates(rank)
@@ -182,18 +182,18 @@ def formula(loop: Loop, message: Sample, tensors: Mapping[str, Tensor], plan: De
     return tuple(by_rank)
 
 
-def _of_call(kind: Kind, layout: ParallelLayout, job: Job, rank: int) -> int:
+def _of_call(kind: CallKind, layout: ParallelLayout, job: Workload, rank: int) -> int:
     attention = [each for each in STRATEGIES if isinstance(each, (Ulysses, Ring))]
     sent = sum(strategy.bytes_sent(layout, job, rank) for strategy in STRATEGIES if strategy not in attention)
-    if kind is Kind.EVERYTHING:
+    if kind is CallKind.EVERYTHING:
         return sent + sum(strategy.bytes_sent(layout, job, rank) for strategy in attention)
-    if kind is Kind.ALONE:
+    if kind is CallKind.ALONE:
         return sent + _alone(layout, job, rank)
-    gathered = displaced.bytes_sent(layout, job, rank) if kind is not Kind.LAST else 0
+    gathered = displaced.bytes_sent(layout, job, rank) if kind is not CallKind.LAST else 0
     return sent + Ulysses().bytes_sent(layout, job, rank) + gathered
 
 
-def _alone(layout: ParallelLayout, job: Job, rank: int) -> int:
+def _alone(layout: ParallelLayout, job: Workload, rank: int) -> int:
     """What Ulysses sends in a patch that sees no other: its exchanges are those of a job of the patch's size."""
     place = layout.coordinates(rank)
     inner = replace(layout, ring=1, stale="", balance=())

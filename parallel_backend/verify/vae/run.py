@@ -14,7 +14,7 @@ from ...autoencoder import codec
 from ...autoencoder.spatial import Unsplittable, formula
 from ...checkpoint.checkpoint import Checkpoint
 from ...client.client import Client
-from ...client.temporary_backend import own_backend
+from ...client.temporary_backend import temporary_backend
 from ...errors import InvalidRequest
 from ...layout.partition import Partition
 from ...loading import load
@@ -97,7 +97,7 @@ def ask(asked: Asked) -> Report:
     with tempfile.TemporaryDirectory(prefix="verify-vae-") as folder:
         subject = Subject(asked, Path(folder))
         wanted, sent = subject.wanted(), subject.formula()
-        with own_backend(Path(folder)) as client:
+        with temporary_backend(Path(folder)) as client:
             return subject.compare(client, wanted, sent)
 
 

@@ -75,8 +75,8 @@ def test_sampling_equals_comfyui(name: str, load_case: Callable[..., Any]) -> No
 def test_prompts_may_place_their_references_differently(name: str, load_case: Callable[..., Any]) -> None:
     case = CASES[name]
     ((text, extra),) = case.conditioning(2)
-    apart = [[text, {**extra, "reference_latents_method": "offset" if "qwen" in name else "index"}]]
-    options = {"positive": case.conditioning(1), "negative": apart, "cfg": case.cfg}
+    needs_both = [[text, {**extra, "reference_latents_method": "offset" if "qwen" in name else "index"}]]
+    options = {"positive": case.conditioning(1), "negative": needs_both, "cfg": case.cfg}
     reference = ksampler(native_case(name), case.samples(), **options)
     alike = ksampler(native_case(name), case.samples(), **{**options, "negative": case.conditioning(2)})
     assert relative_error(alike, reference) > 100 * CLOSE

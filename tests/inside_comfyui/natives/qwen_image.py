@@ -34,6 +34,6 @@ CASES = {
     "image": _case(),
     "odd sides": _case(latent=(2, 16, 1, 5, 10)),
     "edit": _case(extra=_edit),
-    "edit, placed apart": _case(extra=_offset, cfg=1.0),
+    "edit, placed needs_both": _case(extra=_offset, cfg=1.0),
     "edit 2511": _case(zero=True, extra=_edit),
 }

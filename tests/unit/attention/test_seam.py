@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from parallel_backend.denoiser.attention_chain import OwnTokens
+from parallel_backend.denoiser.attention_chain import WithoutPadding
 
 
 @pytest.mark.parametrize(
@@ -19,6 +19,6 @@ def test_made_up_rows_are_left_out_where_they_lie(sizes, made_up):
         seen.extend(tensor.flatten().tolist() for tensor in qkv)
         return qkv[0]
 
-    out = OwnTokens(sizes, inner)(query, query + 10, query + 20, scale=None, sample=None)
+    out = WithoutPadding(sizes, inner)(query, query + 10, query + 20, scale=None, sample=None)
     assert seen == [[1 + row + add for row in own] for add in (0, 10, 20)]
     assert out.flatten().tolist() == [0 if row in made_up else row + 1 for row in range(rows)]

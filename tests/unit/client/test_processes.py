@@ -22,7 +22,7 @@ from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.protocol import rank_control
 from parallel_backend.protocol.endpoint import Endpoint
 from parallel_backend.protocol.messages import Devices, Echo, LoadedModel, ModelSpec, RankStatus, Status
-from parallel_backend.supervisor.event_loop import Poller
+from parallel_backend.supervisor.event_loop import EventLoop
 from parallel_backend.supervisor.rank_set import Patience, Rank, RankSet
 from parallel_backend.supervisor.request_queue import needed
 
@@ -122,7 +122,7 @@ def rank_set(folder: Path, devices: Devices) -> RankSet:
         endpoint=Endpoint(folder=folder),
         command=(),
         patience=Patience(),
-        poller=Poller(),
+        events=EventLoop(),
         on_finished=lambda rank, finished: None,
     )
 

@@ -14,7 +14,7 @@ from parallel_backend.distributed import mesh
 from parallel_backend.errors import InvalidRequest
 from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.loading import load as load_module
-from parallel_backend.loading.components import Pipeline
+from parallel_backend.loading.components import ComponentCache
 from parallel_backend.loading.load import check_component, load_transformer, resolve_dtype
 from tests.support import tiny
 
@@ -130,7 +130,7 @@ def test_missing_weights_are_refused(copy, component, file):
 
 def test_a_full_device_has_other_models_unloaded_and_the_load_tried_again(copy):
     room = iter([True, False])
-    pipeline = Pipeline(copy, torch.float32, torch.device("cpu"), lambda: next(room))
+    pipeline = ComponentCache(copy, torch.float32, torch.device("cpu"), lambda: next(room))
     tried = []
 
     def load() -> str:

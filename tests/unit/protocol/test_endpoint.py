@@ -17,8 +17,8 @@ from parallel_backend.errors import BackendUnavailable, DeadlineExceeded
 from parallel_backend.protocol import deadlines, frames
 from parallel_backend.protocol.endpoint import Endpoint, connect, listen, peer
 from parallel_backend.protocol.messages import StatusQuery
-from parallel_backend.supervisor.event_loop import Poller
-from parallel_backend.supervisor.listener import Intake
+from parallel_backend.supervisor.event_loop import EventLoop
+from parallel_backend.supervisor.listener import Listener
 
 
 @pytest.fixture
@@ -98,13 +98,13 @@ def test_a_full_backlog_is_waited_for(folder: Path) -> None:
 def test_another_user_is_refused(folder: Path, stranger: bool, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     seen: list[tuple[socket.socket, frames.Frame]] = []
-    poller = Poller()
+    poller = EventLoop()
     lock, listener = listen(Endpoint(folder=folder), backlog=1)
     uid = os.getuid() + stranger
-    intake = Intake(
+    intake = Listener(
         listener=listener,
         uid=os.getuid(),
-        poller=poller,
+        events=poller,
         on_frame=lambda sock, frame: seen.append((sock, frame)),
         uid_of=lambda sock: uid,
     )
@@ -124,10 +124,10 @@ def test_another_user_is_refused(folder: Path, stranger: bool, caplog: pytest.Lo
 
 
 def test_who_is_slow_over_a_header_is_hung_up_on(folder: Path) -> None:
-    poller = Poller()
+    poller = EventLoop()
     lock, listener = listen(Endpoint(folder=folder), backlog=1)
-    intake = Intake(
-        listener=listener, uid=os.getuid(), poller=poller, on_frame=lambda sock, frame: sock.close(), patience=0.0
+    intake = Listener(
+        listener=listener, uid=os.getuid(), events=poller, on_frame=lambda sock, frame: sock.close(), patience=0.0
     )
     with connect(Endpoint(folder=folder), seconds=1) as sock:
         sock.sendall(b"PD")
