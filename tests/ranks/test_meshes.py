@@ -72,7 +72,7 @@ def walk(rank, requested, most, loses=False):
             groups, threads = len(_world.pg_names) - before, len(os.listdir("/proc/self/task"))
             seen.append((answer["error"], answer["tensors"].get("0"), kept, groups, threads))
             if loses and rank == 0:
-                engine._pipelines.clear()
+                engine._models.clear()
     for made in engine._meshes._made.values():
         if made:
             made.free()

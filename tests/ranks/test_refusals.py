@@ -149,7 +149,7 @@ def test_inpainting_tensors_that_do_not_broadcast(pools, path):
 
 def test_a_timestep_for_each_sample(pools, path):
     message, tensors = requests.forward(requests.spec(path), Case())
-    assert "one a sample" in refused(pools, message, tensors | {"0.timestep": torch.zeros(3)})
+    assert "one timestep a sample" in refused(pools, message, tensors | {"0.timestep": torch.zeros(3)})
 
 
 def test_a_branch_without_conditioning(pools, path):

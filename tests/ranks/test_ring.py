@@ -99,7 +99,7 @@ def test_the_measure_sees_blocks_that_are_kept(pools):
 def kinds_in_blocks(rank, message, tensors):
     """What a rank's blocks sent in one forward, by the operator's name."""
     driver.handle(rank, message, tensors)  # loads
-    (pipeline,) = (p for key, p in driver.engine(rank)._pipelines.items() if key[0] == message.model.path)
+    (pipeline,) = (p for key, p in driver.engine(rank)._models.items() if key[0] == message.model.path)
     family, sent = pipeline._parts["transformer"], SentBytes()
     run = family.run
 
@@ -121,7 +121,7 @@ def test_blocks_pass_keys_and_values_on_and_gather_none(pools, checkpoints, rank
     message, tensors = requests.forward(requests.spec(path, f"ring={ranks}", ranks=ranks), case)
     answers = pools(ranks).run(kinds_in_blocks, message, tensors)
     layout = ParallelLayout(ring=ranks)
-    job = check_forward(message, describe(tensors), Checkpoint.open(path), ranks).job()
+    job = check_forward(message, describe(tensors), Checkpoint.open(path), ranks).workload()
     for rank, (error, kinds) in enumerate(answers):
         assert error is None
         assert {kind for kind, count in kinds.items() if count} == {"send"}
