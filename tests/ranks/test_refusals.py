@@ -132,7 +132,7 @@ def test_a_latent_beyond_the_position_table(pools, path):
         ({"2.encoder_hidden_states": torch.zeros(2, 5, 32)}, "2.encoder_hidden_states cannot be used"),
         ({"sigmas": torch.ones(1)}, "at least one step"),
         ({"sigmas": torch.ones(3, dtype=torch.int64)}, "sigmas is int64"),
-        ({"mask": torch.zeros(1, 1, 1, 1, 1)}, "for inpainting mask and latent, with or without noise"),
+        ({"mask": torch.zeros(1, 1, 1, 1, 1)}, "inpainting also needs mask and latent"),
     ],
 )
 def test_tensors_that_do_not_fit(pools, path, changes, words):
