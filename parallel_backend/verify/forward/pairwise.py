@@ -22,10 +22,11 @@ LAYOUTS: Mapping[str, Mapping[int, str]] = {
     "tensor": {2: "tensor=2", 3: "tensor=3", 4: "ring=2 tensor=2"},
     "cfg": {2: "cfg=2", 4: "cfg=2 ulysses=2"},
     "data": {2: "data=2", 3: "data=3", 4: "data=2 cfg=2"},
-    "pipe": {2: "pipe=2", 3: "pipe=3", 4: "pipe=2 ring=2"},
+    "pipe": {2: "pipe=2", 4: "pipe=2 ring=2"},
     "shard_weights": {2: "ulysses=2 shard_weights", 3: "ring=3 shard_weights", 4: "ring=2 ulysses=2 shard_weights"},
 }
-"""Layout text by strategy and number of ranks. No layout of ``cfg`` has three ranks."""
+"""Layout text by strategy and number of ranks. No layout of ``cfg`` has three ranks, and the
+small models have two blocks, so two stages at most."""
 
 SHAPES = ("own", "even", "few")
 """The variant's own, which nothing divides; one that divides by all ranks; fewer tokens than ranks."""
