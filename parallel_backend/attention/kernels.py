@@ -223,12 +223,7 @@ def flash_package() -> Callable[..., Any] | None:
     for name in ("flash_attn_interface", "flash_attn"):
         try:
             function: Callable[..., Any] = importlib.import_module(name).flash_attn_func
-        except (
-            ImportError,
-            OSError,
-            RuntimeError,
-            AttributeError,
-        ):  # missing, or built for another torch
+        except (ImportError, OSError, RuntimeError, AttributeError):  # missing, or built for another torch
             continue
         return function
     return None

@@ -10,7 +10,7 @@ from .mesh import Axis
 
 
 class StopFlags:
-    """One flag a part of the work, sent one part ahead and unacknowledged, so that no rank blocks.
+    """One flag for each part of the work, sent one part ahead and unacknowledged, so that no rank blocks.
 
     Creating the object sends the first part's flag. Until ``finish`` returns, rank 0 must send nothing else to the
     other ranks in the group of ``whole``.

@@ -17,8 +17,8 @@ class Inpainting:
         prediction: what the model predicts.
         inpainting: empty without inpainting. Otherwise ``mask`` (1 where the latent is denoised, 0 where it is kept)
             and ``latent`` (the kept values), and optionally ``noise``, which is added to the kept values. Without
-            ``noise`` the model gets them clean, as video models expect that see from the timestep what is kept. All
-            broadcast with the latent.
+            ``noise`` the model gets them clean; video models that learn from the timestep what is kept expect that.
+            All broadcast with the latent.
     """
 
     prediction: Prediction
@@ -52,5 +52,5 @@ class Inpainting:
         if mask is None:
             return x
         latent, noise = self.inpainting["latent"], self.inpainting.get("noise")
-        kept = latent if noise is None else self.prediction.add_noise(sigma, noise, latent)
-        return x * mask + kept * (1.0 - mask)
+        kept_values = latent if noise is None else self.prediction.add_noise(sigma, noise, latent)
+        return x * mask + kept_values * (1.0 - mask)

@@ -84,7 +84,7 @@ class RingAttention:
     ) -> tuple[Tensor, Tensor]:
         """Attend to one block; return the values and the log-sum-exp.
 
-        A method of its own, so that no view of the block outlives the call.
+        This is a separate method so that no view of the block outlives the call.
         """
         k, v = (part.transpose(1, 2) for part in block)
         return attend_with_lse(self.kernel, (query, k, v), scale=scale, kept=self.key_masks[owner], sample=sample)

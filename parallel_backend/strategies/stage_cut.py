@@ -1,7 +1,7 @@
 """Which blocks each stage of a pipeline holds.
 
-Cutting a sequence into consecutive ranges so that the largest cost is smallest is the linear partition problem
-(Skiena, The Algorithm Design Manual), solved here by dynamic programming.
+Cutting a sequence into consecutive ranges so that the costliest range costs as little as possible is the linear
+partition problem (Skiena, The Algorithm Design Manual). It is solved by dynamic programming.
 """
 
 from collections.abc import Sequence

@@ -52,7 +52,7 @@ class TensorParallel:
             )
 
     def bytes_sent(self, layout: ParallelLayout, workload: Workload, rank: int) -> int:
-        """Count ``2 (n - 1) / n`` of every sum over ``n`` ranks, which is what a ring all-reduce sends."""
+        """Count ``2 (n - 1) / n`` times the size of every tensor summed over ``n`` ranks: a ring all-reduce."""
         place = layout.coordinates(rank)
         summed_bytes = 0
         for samples, extent in workload.own(layout, place):
