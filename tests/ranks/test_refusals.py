@@ -161,4 +161,4 @@ def test_a_branch_without_conditioning(pools, path):
 def test_no_folder(pools, path):
     message, tensors = requests.sample(requests.spec(path), Case())
     message = replace(message, model=replace(message.model, path=str(path / "none")))
-    assert "is no folder" in refused(pools, message, tensors)
+    assert "is not a folder" in refused(pools, message, tensors)
