@@ -1,1 +1,1 @@
-"""Parts that several families share: patches, joint attention, cuts of plain blocks."""
+"""What several families share: patches and checks of inputs, joint attention, ``BasicTransformerBlock``."""
