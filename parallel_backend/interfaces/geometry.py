@@ -24,10 +24,10 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
-    """A kind of attention layer: which streams attend to one another, and with which heads.
+    """A kind of attention layer: which streams attend to one another, and with how many heads.
 
-    The byte formulas of Ulysses, ring and displaced patch add up the keys and values of each kind. Tensor parallelism
-    refuses more ranks than ``heads``.
+    The byte formulas of Ulysses, ring and displaced patch add up what each kind sends. Tensor parallelism refuses more
+    ranks than ``heads``, and the balance of pipeline stages counts the work of attention.
 
     Attributes:
         streams: names of the streams, in the order in which the module concatenates them.
@@ -44,9 +44,9 @@ class Site:
 
 @dataclass(frozen=True, kw_only=True)
 class AllReduce:
-    """All-reduces of one kind in a forward under tensor parallelism, for its byte formula.
+    """A kind of all-reduce in tensor parallelism: over row-parallel outputs, or over squares of a norm over all heads.
 
-    Tensor parallelism sums the outputs of row-parallel layers, and the squares of a norm over all heads.
+    The byte formula of tensor parallelism adds these up. ``Geometry.width`` finds the width of a stream among them.
 
     Attributes:
         tokens: the stream, or the context entry of an ``Extent``, whose tokens are summed.
@@ -98,7 +98,7 @@ class Geometry:
 class Extent:
     """The token counts of one branch, from the shapes of its inputs.
 
-    Partitions of tokens, byte formulas and patches of a pipeline follow from them on every rank alike.
+    Every rank computes from them which tokens it holds, the patches of a pipeline, and the bytes that are sent.
 
     Attributes:
         streams: number of tokens in each stream. These are split over ranks.
@@ -115,10 +115,10 @@ class Extent:
 
 
 def common(extents: Sequence[Extent]) -> int | None:
-    """Return the number of image tokens that all branches share, or None if all branches have equally many.
+    """Return the smallest number of image tokens of any branch, or None if all branches have the same number.
 
-    Branches differ where only some have reference images, whose tokens follow those of the latent. With equal numbers,
-    each rank holds the same tokens of every branch.
+    Branches differ where only some have reference images, whose tokens follow the latent's. All branches share the
+    first tokens then. With equal numbers, each rank holds the same tokens of every branch.
     """
     lengths = {extent.streams[IMAGE] for extent in extents}
     return None if len(lengths) == 1 else min(lengths)

@@ -100,7 +100,7 @@ class CogVideoX(Family):
         check_concat(config["in_channels"] - geometry.channels, shapes, "InstructPixToPixConditioning")
         if "ofs" in shapes and (not config["ofs_embed_dim"] or len(shapes["ofs"]) != 1):
             takes = "one number per sample" if config["ofs_embed_dim"] else "none"
-            raise InvalidRequest(f"ofs of shape {list(shapes['ofs'])}: this model takes {takes}")
+            raise InvalidRequest(f"ofs of shape {list(shapes['ofs'])} does not fit: this model takes {takes}")
         values = geometry.out_channels * math.prod(geometry.patch)
         return Extent(streams={TEXT: text, IMAGE: math.prod(geometry.grid(latent[2:]))}, values=values)
 

@@ -74,7 +74,8 @@ class DiT(Family):
         labels = shapes["class_labels"]
         if len(labels) != 1:
             raise InvalidRequest(
-                f"class_labels of shape {list(labels)} does not fit: {list(latent[:1])}, one label per sample, works"
+                f"class_labels of shape {list(labels)} does not fit: one label per sample, shape {list(latent[:1])}, "
+                "would work"
             )
         return Extent(streams={IMAGE: rows * columns}, values=geometry.out_channels * math.prod(geometry.patch))
 

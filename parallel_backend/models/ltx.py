@@ -36,7 +36,7 @@ _DEFAULT_ONLY = ("patch_size", "patch_size_t", "activation_fn", "qk_norm")
 """Config values of which only the default is supported: no checkpoint has another."""
 
 _PIXELS = (8, 32, 32)
-"""Frames, rows and columns of the video per latent frame, row and column. Positions are counted in the video's."""
+"""Frames, rows and columns of the video per latent frame, row and column. Positions are those of the video."""
 
 _FRAME_RATE = 25.0
 """Default frames per second, as in ComfyUI."""
@@ -53,8 +53,8 @@ class LTXVideo(Family):
     - ``video_coords`` ``[B, 3, S]``: frame, row and column of the video at which each of the ``T * H * W`` tokens
       starts. From 0.9.5 on, a video starts with a single frame, and keyframes have positions of their own. By default
       tokens are 8 frames, 32 rows and 32 columns apart, as in 0.9.0 and 0.9.1;
-    - ``frame_weights`` ``[B, T]`` and ``token_weights`` ``[B, S]``: the share of the timestep to which each frame and
-      token is noise.
+    - ``frame_weights`` ``[B, T]`` and ``token_weights`` ``[B, S]``: factors on the timestep of each frame and token; 0
+      for clean ones.
     """
 
     frame_timesteps: ClassVar[bool] = True

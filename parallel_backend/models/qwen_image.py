@@ -212,7 +212,7 @@ class QwenImage(Family):
 
 
 def _run(layer: nn.Module, state: State) -> State:
-    # Rope fails on 0 tokens.
+    # diffusers cannot rotate 0 tokens.
     text, image = (at_least_one(state.streams[stream]) for stream in (TEXT, IMAGE))
     text_rope, image_rope = (at_least_one(state.tables[stream]["rope"])[0] for stream in (TEXT, IMAGE))
     modulation = state.tables[IMAGE].get("modulation")

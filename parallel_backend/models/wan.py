@@ -50,7 +50,7 @@ class Wan(Family):
     - ``encoder_hidden_states_image`` ``[B, L, D]``: an image, for models with an image embedder. A model for a first
       and a last image takes both or one;
     - ``concat`` ``[B, C', T, H, W]``: mask and image latent, for models that take more channels than they predict;
-    - ``frame_weights`` ``[B, T]``: the share of a timestep ``[B]`` to which each frame is noise (TI2V of 2.2).
+    - ``frame_weights`` ``[B, T]``: factors on a timestep ``[B]``, 0 for clean frames (TI2V of 2.2).
     """
 
     frame_timesteps: ClassVar[bool] = True

@@ -212,7 +212,7 @@ class ZImage(Family):
 def _run(layer: nn.Module, streams: tuple[str, ...], state: State) -> State:
     parts = [state.streams[stream] for stream in streams]
     tokens = torch.cat(parts, dim=1)
-    # Rope fails on 0 tokens.
+    # diffusers cannot rotate 0 tokens.
     rope = torch.cat([state.tables[stream]["rope"] for stream in streams], dim=1)
     out = layer(at_least_one(tokens), None, at_least_one(rope), state.context["temb"])
     sizes = [part.shape[1] for part in parts]

@@ -1,1 +1,1 @@
-"""What several families share: patches and checks of inputs, joint attention, ``BasicTransformerBlock``."""
+"""Helpers that several families share."""

@@ -1,4 +1,4 @@
-"""What families share whose layers are diffusers' ``BasicTransformerBlock``: DiT, PixArt, Latte."""
+"""Helpers for families whose layers are diffusers' ``BasicTransformerBlock``: DiT, PixArt, Latte."""
 
 from collections.abc import Mapping
 from typing import Any

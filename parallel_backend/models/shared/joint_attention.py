@@ -1,4 +1,4 @@
-"""What families share that have double-stream blocks and then single-stream blocks: Flux.1, Flux.2, HunyuanVideo."""
+"""Helpers for families with double-stream and then single-stream blocks: Flux.1, Flux.2, HunyuanVideo."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,7 +15,12 @@ from ...interfaces.tensor_cuts import Block, ColumnParallel, Cut, RowParallel, a
 def all_reduces(streams: Sequence[str], width: int, *, double: int, single: int, least: str) -> tuple[AllReduce, ...]:
     """Return what tensor parallelism sums: attention and feed-forward of double blocks, one output of single blocks.
 
-    ``least`` is the stream of which a layer needs at least one row.
+    Args:
+        streams: names of the two streams.
+        width: features of a token.
+        double: number of double blocks.
+        single: number of single blocks.
+        least: the stream of which a layer needs at least one row.
     """
     count = 2 * double + single
     return tuple(AllReduce(tokens=name, width=width, count=count, least=int(name == least)) for name in streams)
@@ -39,11 +44,13 @@ def check_guidance(name: str, config: Mapping[str, Any], shapes: Shapes) -> None
     Raises:
         InvalidRequest: guidance is missing, or the model cannot use it.
     """
-    if config["guidance_embeds"] != ("guidance" in shapes):
-        wanted = "needs" if config["guidance_embeds"] else "takes no"
-        raise InvalidRequest(
-            f"this {name} transformer {wanted} guidance: only models with guidance_embeds use FluxGuidance"
-        )
+    if config["guidance_embeds"] == ("guidance" in shapes):
+        return
+    if config["guidance_embeds"]:
+        reason = "needs guidance, because its config has guidance_embeds: connect FluxGuidance"
+    else:
+        reason = "takes no guidance, because its config lacks guidance_embeds: remove FluxGuidance"
+    raise InvalidRequest(f"this {name} transformer {reason}")
 
 
 def positions(latent: Tensor, grid: Sequence[int], axes: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""What several families share about latents and patches, and checks of the shapes of inputs."""
+"""Latents to tokens and back, and checks of the shapes of inputs that several families take."""
 
 from collections.abc import Mapping, Sequence
 
@@ -13,7 +13,7 @@ _LATENT = {2: "b c (h ph) (w pw)", 3: "b c (t pt) (h ph) (w pw)"}
 """einops pattern of a latent, by its number of dims after the channels. ``ph`` is the height of a patch."""
 
 _TOKENS = {2: "b (h w)", 3: "b (t h w)"}
-"""einops pattern of its tokens, without their values."""
+"""einops pattern of the latent's tokens, without the values of a token."""
 
 
 def pad_to_patch(latent: Tensor, patch: Sequence[int]) -> Tensor:

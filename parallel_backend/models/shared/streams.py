@@ -1,4 +1,4 @@
-"""What several families share about streams: the name of a text's mask, and placeholder rows."""
+"""The name of a text's mask, and placeholder rows for layers that fail on empty streams."""
 
 from torch import Tensor
 
