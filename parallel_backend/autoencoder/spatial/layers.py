@@ -14,7 +14,7 @@ from torch import nn
 from ...attention.kernels import Kernel
 from ...attention.routing import Routed
 from .norms import MergedNorm
-from .plane import FrameCausal, Plane
+from .plane import FrameCausalAttention, PlaneAttention
 from .rows import Rows
 from .watch import RowGuard, Unsplittable
 from .windows import HaloForward, RowWindow
@@ -134,10 +134,10 @@ def _replacements(layer: Any, rows: Rows, kernel: Kernel) -> dict[str, Forward]:
     if isinstance(layer, nn.GroupNorm):
         return {"forward": MergedNorm(layer, rows)}
     if type(layer).__name__ == "HunyuanVideoMidBlock3D":
-        return {"frame_causal_attention": FrameCausal(rows, kernel)}
+        return {"frame_causal_attention": FrameCausalAttention(rows, kernel)}
     if type(layer).__name__ == "Attention" and is_temporal(layer):
         return {"forward": layer.forward}
-    return {"forward": Routed(layer, Plane(rows, kernel), each_sample=False)}
+    return {"forward": Routed(layer, PlaneAttention(rows, kernel), each_sample=False)}
 
 
 def is_temporal(attention: Any) -> bool:

@@ -12,7 +12,7 @@ Tokens are pixels in row order. A rank's rows are therefore a block of consecuti
 So the result equals attention over the whole frame, up to rounding. Only keys and values are sent, and a rank never
 holds more than two blocks of them. Blocks may differ in size.
 
-``FrameCausal`` does the same for HunyuanVideo, where a token attends to its own frame and to earlier ones.
+``FrameCausalAttention`` does the same for HunyuanVideo, where a token attends to its own frame and to earlier ones.
 """
 
 import torch
@@ -24,7 +24,7 @@ from ...strategies.ring import Block, RingAttention
 from .rows import Rows
 
 
-class Plane:
+class PlaneAttention:
     """Attention of this rank's tokens to the tokens of all ranks, for one frame or image per sample."""
 
     def __init__(self, rows: Rows, kernel: Kernel) -> None:
@@ -37,7 +37,7 @@ class Plane:
         return ring(query, key, value, scale=scale, sample=sample)
 
 
-class FrameCausal:
+class FrameCausalAttention:
     """Attention of this rank's tokens to all ranks' tokens of the same and of earlier frames.
 
     A rank's tokens are ordered by frame, then by row.
