@@ -36,7 +36,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="serve | status | stop | verify | bench | bench-wire")
     serve = commands.add_parser("serve", help="run the backend (the first node that needs it starts it automatically)")
     serve.add_argument(
-        "--idle-timeout", type=_seconds, metavar="SECONDS", help="idle time until it ends; 0 means never"
+        "--idle-timeout", type=_seconds, metavar="SECONDS", help="idle time after which it ends; 0 means never"
     )
     serve.add_argument("--detach", action="store_true", help="run in the background; return once the backend answers")
     serve.set_defaults(run=_serve)

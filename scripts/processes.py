@@ -22,7 +22,7 @@ from parallel_backend.protocol.deadlines import Deadline
 from parallel_backend.protocol.endpoint import Endpoint
 
 RUNTIME = "PARALLEL_DIT_RUNTIME"
-POLL = 0.02
+POLL = 0.05
 """Seconds between two checks of a condition."""
 
 Value = TypeVar("Value")
