@@ -109,7 +109,7 @@ def test_the_tolerance_follows_from_the_dtype():
         ((SHAPES, "--layout", "tensor=5"), 'this model has 4 attention heads'),
         ((SHAPES, "--layout", "cfg=2 ulysses=2", "--ranks", "3"), 'there are 3; would work: "ulysses=3"'),
         ((SHAPES, "--ranks", "99"), "there is no device"),
-        ((SHAPES, "--ranks", "0"), "is no device"),
+        ((SHAPES, "--ranks", "0"), "is not a device"),
         ((SHAPES, "--size", "wide"), "write TxHxW"),
         ((SHAPES, "--size", "8x8"), "--size 8x8: a latent of this model has 3 lengths"),
         ((SHAPES, "--text-tokens", "0"), "--text-tokens 0"),
