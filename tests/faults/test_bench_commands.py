@@ -1,4 +1,4 @@
-"""The benchmarks' commands run to their end and leave nothing; how fast anything is, they alone say."""
+"""The benchmark commands complete and leave nothing behind. No test asserts how fast anything is."""
 
 import math
 import os
@@ -19,19 +19,19 @@ from parallel_backend.bench.wire import WireMeasurement
 from .backend import ROOT, environment
 
 
-def bench(runtime: Path, result: Any, *arguments: str) -> Any:
-    """Run a command whose temporary files, and so its backend's runtime folder, are inside ``runtime``."""
+def bench(runtime: Path, result_type: Any, *arguments: str) -> Any:
+    """Run a command with its temporary files, and so its backend's runtime folder, inside ``runtime``."""
     command = [sys.executable, "-m", "parallel_backend", *arguments, "--json"]
     variables = environment(runtime) | {"TMPDIR": str(runtime)}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=500, env=variables, cwd=ROOT, check=False)
-    assert done.returncode == 0, done.stderr
-    assert not left(runtime)
+    process = subprocess.run(command, capture_output=True, text=True, timeout=500, env=variables, cwd=ROOT, check=False)
+    assert process.returncode == 0, process.stderr
+    assert not still_running(runtime)
     assert not list(runtime.glob("bench-*"))
-    return msgspec.json.decode(done.stdout, type=result)
+    return msgspec.json.decode(process.stdout, type=result_type)
 
 
-def left(runtime: Path) -> list[list[str]]:
-    """What still runs of a command and of its backend: both have inherited this ``TMPDIR``."""
+def still_running(runtime: Path) -> list[list[str]]:
+    """Command lines of the processes left over from a command and its backend, which inherit this ``TMPDIR``."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -61,10 +61,10 @@ def test_bench_wire(runtime: Path) -> None:
 
 def test_bench(runtime: Path) -> None:
     layouts = ("ulysses=2", "ring=2", "cfg=2")
-    chosen = [word for layout in layouts for word in ("--layout", layout)]
+    layout_options = [word for layout in layouts for word in ("--layout", layout)]
     sizes = ("--tokens", "64", "--tokens", "63", "--text-tokens", "8", "--rounds", "1")
     plot = runtime / "plot.png"
-    tables = bench(runtime, list[Table], "bench", *sizes, *chosen, "--plot", str(plot))
+    tables = bench(runtime, list[Table], "bench", *sizes, *layout_options, "--plot", str(plot))
     assert [(table.case.tokens, table.case.branches) for table in tables] == [(64, 1), (64, 2), (63, 1), (63, 2)]
     for table in tables:
         rows = {row.name: row for row in table.rows}
@@ -74,11 +74,11 @@ def test_bench(runtime: Path) -> None:
         for row in table.rows:
             assert_positive(row.seconds, row.speedup, *row.all_seconds)
             assert (max(row.sent_bytes) > 0) == ("=2" in row.name)
-        for way in layouts[:2] if table.case.tokens == 64 else ():
-            assert max(rows[way].sent_bytes) <= max(rows[f"diffusers {way}"].sent_bytes)
+        for layout in layouts[:2] if table.case.tokens == 64 else ():
+            assert max(rows[layout].sent_bytes) <= max(rows[f"diffusers {layout}"].sent_bytes)
         if table.case.tokens == 63:
             assert "divisible" in table.left_out["diffusers ulysses=2"]
-        assert all(f"{row.speedup:.2f}x" in describe([table], 1) for row in table.rows)
+        assert all(f"{row.speedup:.2f}x" in describe(table) for row in table.rows)
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
