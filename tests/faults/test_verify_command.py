@@ -63,7 +63,7 @@ def runner() -> Iterator[Verifier]:
 
 
 @pytest.mark.parametrize("steps", [1, 8])
-def test_step_loops_are_held_to_their_algorithm(
+def test_step_loops_equal_their_algorithm(
     runner: Verifier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int
 ) -> None:
     loops = LoopVerifier(runner.client, TWO.devices, tmp_path)

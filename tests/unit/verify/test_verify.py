@@ -1,4 +1,4 @@
-"""What ``verify`` chooses before anything runs: inputs for any checkpoint, shapes, layouts, tolerances."""
+"""What ``verify`` decides before anything runs: inputs for any checkpoint, shapes, layouts, tolerances."""
 
 import math
 from dataclasses import replace
@@ -130,7 +130,7 @@ def test_options_that_make_no_sense_are_refused(capsys, arguments, sentence):
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "sentence"),
     [
         (["--warmup", "soon"], "--warmup soon: write a number of steps"),
         (["--warmup", "1", "--layout", "ulysses=2"], 'layout "ulysses=2" is exact in all steps'),
@@ -140,9 +140,9 @@ def test_options_that_make_no_sense_are_refused(capsys, arguments, sentence):
         (["--warmup", "0", "--layout", "pipe=2"], "warmup of at least 1 would work"),
     ],
 )
-def test_step_loops_are_asked_for_in_a_way_that_makes_sense(capsys, options, said):
+def test_step_loop_options_that_make_no_sense_are_refused(capsys, options, sentence):
     assert main(["verify", *options]) == 1
-    assert said in capsys.readouterr().err
+    assert sentence in capsys.readouterr().err
 
 
 def test_the_quality_table():
