@@ -95,14 +95,14 @@ def inputs(
 
 
 def input_shapes(
-    family: type[Family], config: Mapping[str, Any], wanted: Inputs, *, batch: int, size: Sequence[int], text: int
+    family: type[Family], config: Mapping[str, Any], model_inputs: Inputs, *, batch: int, size: Sequence[int], text: int
 ) -> dict[str, tuple[int, ...]]:
     """Return the shapes of all inputs of a forward.
 
     Args:
         family: the model's family.
         config: the model's config.
-        wanted: inputs beside latent and timestep, as in ``Variant.inputs``.
+        model_inputs: inputs beside latent and timestep, as in ``Variant.inputs``.
         batch: samples.
         size: of the latent.
         text: text tokens.
@@ -115,7 +115,7 @@ def input_shapes(
     tokens = math.prod(geometry.grid(size)) if len(size) == len(geometry.patch) else math.prod(size)
     numbers = {**config, "frames": size[0], "tokens": tokens, "text": text}
     shapes = {LATENT: (batch, geometry.channels, *size), TIMESTEP: (batch,)}
-    return shapes | {name: (batch, *_resolve(name, shape, size, numbers)) for name, shape in wanted.items()}
+    return shapes | {name: (batch, *_resolve(name, shape, size, numbers)) for name, shape in model_inputs.items()}
 
 
 def fill(shapes: Mapping[str, tuple[int, ...]], seed: int) -> dict[str, Tensor]:
