@@ -1,1 +1,1 @@
-"""How the shipped "shapes" checkpoint is made: scenes, VAE, transformer, export."""
+"""Training of the shipped "shapes" checkpoint: scenes, VAE, transformer, export."""

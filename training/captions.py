@@ -1,4 +1,4 @@
-"""Captions as people write them, and the word-level tokenizer that reads them."""
+"""Captions in the style of users' prompts, and the word-level tokenizer for them."""
 
 import json
 import random
@@ -10,19 +10,21 @@ from transformers import PreTrainedTokenizerFast
 from training.scenes import COLOURS, DIRECTIONS, SHAPES, Scene
 
 PAD, END, UNKNOWN = "<pad>", "</s>", "<unk>"
-GLUE = ("a", "an", "the", "on", "in", "with", "and", "moving", "background", "to", "is", "of", ",", ".")
+OTHER_WORDS = ("a", "an", "the", "on", "in", "with", "and", "moving", "background", "to", "is", "of", ",", ".")
 EMPTY_SHARE = 0.1
+"""Share of captions that are empty."""
 FULL_SHARE = 0.6
+"""Share of captions that name everything."""
 
 
 def vocabulary() -> dict[str, int]:
-    """Token id by word; padding is 0 and the end of a prompt 1, as in T5."""
-    words = (PAD, END, UNKNOWN, *GLUE, *SHAPES, *COLOURS, *DIRECTIONS)
+    """Return the token id of each word; padding is 0 and the end of a prompt 1, as in T5."""
+    words = (PAD, END, UNKNOWN, *OTHER_WORDS, *SHAPES, *COLOURS, *DIRECTIONS)
     return {word: i for i, word in enumerate(words)}
 
 
 def new_tokenizer() -> PreTrainedTokenizerFast:
-    """Lower-cased words and punctuation, each prompt ended by ``</s>``; the empty prompt is ``</s>`` alone."""
+    """Create a tokenizer of lower-cased words and punctuation. Every prompt, even an empty one, ends with ``</s>``."""
     tokenizer = Tokenizer(models.WordLevel(vocabulary(), unk_token=UNKNOWN))
     tokenizer.normalizer = normalizers.Lowercase()
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Whitespace(), pre_tokenizers.Punctuation()])
@@ -35,7 +37,7 @@ def new_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def save_tokenizer(folder: Path) -> None:
-    """Write ``tokenizer.json`` and ``tokenizer_config.json``, with the class name that transformers 4 knows too."""
+    """Write ``tokenizer.json`` and ``tokenizer_config.json``, with a class name that transformers 4 knows as well."""
     new_tokenizer().save_pretrained(folder)
     file = folder / "tokenizer_config.json"
     config = json.loads(file.read_text()) | {"tokenizer_class": "PreTrainedTokenizerFast"}
@@ -43,7 +45,7 @@ def save_tokenizer(folder: Path) -> None:
 
 
 def training_caption(rng: random.Random, scene: Scene) -> str:
-    """Mostly the full caption; else one with less in it, in other words, or nothing (for guidance)."""
+    """Return the full caption most of the time; otherwise an empty one, for guidance, or a shorter or reworded one."""
     draw = rng.random()
     if draw < EMPTY_SHARE:
         return ""

@@ -1,12 +1,13 @@
 """The latent space of "shapes", fixed before any network is trained: a linear code of 8 x 8 pixel blocks.
 
-The 16 principal components of the blocks of many scenes keep 99.4 % of their variance. As targets they
-spare the VAE the slow search for a code of its own: its encoder learns to give them, its decoder to turn
-them into pixels, each by plain regression, and the transformer trains on exact latents that cost nothing.
-A clip is coded by its first frame and every fourth frame after it, which is how Wan's causal VAE groups
-frames; what lies between two of them is the decoder's to fill in.
+The 16 principal components of the blocks of many scenes keep 99.4 % of their variance. With them as targets, the VAE
+need not slowly learn a latent space: its encoder learns to compute the code and its decoder to turn the code into
+pixels, each by plain regression. The transformer trains on exact latents that take no time to compute.
 
-    python -m training.codec    # fits it anew: everything has to be trained again after that
+A clip is coded by its first frame and every fourth frame after it, which is how Wan's causal VAE groups frames. The
+decoder fills in the frames between.
+
+    python -m training.codec    # fits a new code, after which everything must be trained again
 """
 
 import random
@@ -28,17 +29,22 @@ BLOCK = 8
 FRAME_STRIDE = 4
 FITTED_SCENES = 600
 FLAT = 0.1
-"""Blocks whose values deviate less than this have no edge in them."""
+"""Standard deviation of a block's values below which the block contains no edge."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Codec:
-    """``latent = (components @ (block - mean) - shift) / scale``, each channel of mean 0 over the scenes.
+    """The code ``latent = (components @ (block - mean) - shift) / scale``. Each channel has mean 0 over the scenes.
 
-    ``components`` ``[16, 192]``, ``mean`` ``[192]``, ``shift`` and ``scale`` ``[16]``. The scale is the
-    square root of a component's deviation, so colour (2.5) stays larger than detail (0.4) and sets in earlier
-    in a denoising schedule; alike in size, the many details would drown what a caption says. The mean
-    variance comes out near 1.
+    The scale of a component is the square root of its standard deviation. Colour (2.5) thus stays larger than detail
+    (0.4) and emerges earlier in a denoising schedule. At equal size, the many details would drown out what a caption
+    says. The mean variance is near 1.
+
+    Attributes:
+        components: ``[16, 192]``.
+        mean: ``[192]``.
+        shift: ``[16]``.
+        scale: ``[16]``.
     """
 
     components: Tensor
@@ -47,17 +53,17 @@ class Codec:
     scale: Tensor
 
     def encode(self, pixels: Tensor) -> Tensor:
-        """Latents ``[B, 16, T', H / 8, W / 8]`` of pixels ``[B, 3, 4 T' - 3, H, W]`` in -1..1."""
+        """Encode pixels ``[B, 3, 4 T' - 3, H, W]`` in -1..1 to latents ``[B, 16, T', H / 8, W / 8]``."""
         return self.encode_frames(pixels[:, :, ::FRAME_STRIDE])
 
     def encode_frames(self, pixels: Tensor) -> Tensor:
-        """Latents ``[B, 16, T', H / 8, W / 8]`` of the coded frames ``[B, 3, T', H, W]`` alone."""
+        """Encode the coded frames alone, ``[B, 3, T', H, W]``, to latents ``[B, 16, T', H / 8, W / 8]``."""
         blocks = rearrange(pixels, "b c t (h p) (w q) -> b t h w (p q c)", p=BLOCK, q=BLOCK)
         code = (blocks - self.mean) @ self.components.T
         return rearrange((code - self.shift) / self.scale, "b t h w c -> b c t h w")
 
     def decode(self, latents: Tensor) -> Tensor:
-        """The linear picture ``[B, 3, T', H, W]`` of the coded frames alone: what a decoder has to beat."""
+        """Decode latents linearly to the coded frames ``[B, 3, T', H, W]``: the baseline for a trained decoder."""
         code = rearrange(latents, "b c t h w -> b t h w c") * self.scale + self.shift
         blocks = code @ self.components + self.mean
         return rearrange(blocks, "b t h w (p q c) -> b c t (h p) (w q)", p=BLOCK, q=BLOCK)
@@ -65,12 +71,12 @@ class Codec:
 
 @cache
 def shapes_codec() -> Codec:
-    """The code that the checkpoint's parts are trained on."""
+    """Load the code on which all parts of the checkpoint are trained."""
     return Codec(**load_file(FILE))
 
 
 def fit() -> Codec:
-    """The code of seeded scenes. Scenes drawn another way give another one, so what is in use is kept in a file."""
+    """Fit a code to seeded scenes. It depends on how scenes are drawn, so the code in use is kept in a file."""
     blocks = _blocks_of_scenes()
     edges = blocks.std(dim=1) > FLAT
     fitted = torch.cat([blocks[edges], blocks[~edges][: int(edges.sum())]]).double()
@@ -88,6 +94,7 @@ def fit() -> Codec:
 
 
 def _blocks_of_scenes() -> Tensor:
+    """Return the pixel blocks of random scenes in random order, ``[blocks, 192]``."""
     rng = random.Random(16)
     parts = []
     for _ in range(FITTED_SCENES):

@@ -1,4 +1,4 @@
-"""Scenes by the batch, in the sizes that the checkpoint is trained for."""
+"""Batches of scenes, in the sizes on which the checkpoint is trained."""
 
 import random
 from dataclasses import dataclass
@@ -10,13 +10,21 @@ from training.codec import FRAME_STRIDE, shapes_codec
 from training.scenes import Scene, draw, random_placement, random_scene
 
 CLIP_SHARE = 0.5
+"""Share of batches that are clips."""
 SPREAD = 0.3
-"""Scenes stay near the middle: where a shape lies is nothing that a caption says, and much to learn."""
+"""Small, so that shapes stay near the middle: captions do not name positions, which would be much to learn."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bucket:
-    """A size in pixels and how often it is drawn."""
+    """A size of scenes.
+
+    Attributes:
+        frames: 1 for a still.
+        height: in pixels.
+        width: in pixels.
+        weight: relative frequency.
+    """
 
     frames: int
     height: int
@@ -25,7 +33,7 @@ class Bucket:
 
     @property
     def tokens(self) -> int:
-        """Tokens of one scene: a token is 16 x 16 pixels of a latent frame."""
+        """Tokens of one scene; a token covers 16 x 16 pixels of a latent frame."""
         return ((self.frames - 1) // FRAME_STRIDE + 1) * (self.height // 16) * (self.width // 16)
 
 
@@ -49,13 +57,13 @@ STILLS, CLIPS = _stills(), _clips()
 
 
 def random_bucket(rng: random.Random) -> Bucket:
-    """A size; more often a clip's than a still's, for a batch holds fewer clips."""
+    """Draw a size, with probability ``CLIP_SHARE`` that of a clip. A batch holds fewer clips than stills."""
     buckets = CLIPS if rng.random() < CLIP_SHARE else STILLS
     return rng.choices(buckets, [bucket.weight for bucket in buckets])[0]
 
 
 def random_clip(rng: random.Random, bucket: Bucket, *, stride: int = 1) -> tuple[Scene, Tensor]:
-    """A scene and every ``stride``-th frame of it, ``[3, T, H, W]`` in -1..1."""
+    """Draw a random scene; return it and every ``stride``-th frame, ``[3, T, H, W]`` in -1..1."""
     scene = random_scene(rng, moving=bucket.frames > 1)
     place = random_placement(rng, scene, bucket.height, bucket.width, spread=SPREAD)
     clip = draw(scene, place, height=bucket.height, width=bucket.width, frames=bucket.frames, stride=stride)
@@ -63,6 +71,6 @@ def random_clip(rng: random.Random, bucket: Bucket, *, stride: int = 1) -> tuple
 
 
 def random_latents(rng: random.Random, bucket: Bucket, count: int) -> tuple[Tensor, list[Scene]]:
-    """Latents ``[count, 16, T', H / 8, W / 8]`` of new scenes; only the coded frames are drawn."""
+    """Return latents ``[count, 16, T', H / 8, W / 8]`` of random scenes, of which only the coded frames are drawn."""
     drawn = [random_clip(rng, bucket, stride=FRAME_STRIDE) for _ in range(count)]
     return shapes_codec().encode_frames(torch.stack([pixels for _, pixels in drawn])), [scene for scene, _ in drawn]

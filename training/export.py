@@ -1,4 +1,4 @@
-"""Write the trained networks as a diffusers pipeline, with latent2rgb factors for previews.
+"""Export the trained networks as a diffusers pipeline, with latent-to-RGB factors for previews.
 
 python -m training.export --work DIR --to checkpoints/shapes
 """
@@ -25,7 +25,7 @@ SCENES = 200
 
 
 def latent_to_rgb() -> tuple[Tensor, Tensor]:
-    """Least-squares map of normalised latents to pixels: ``factors [16, 3]`` and ``bias [3]``, in -1..1."""
+    """Fit a linear map from normalised latents to pixels in -1..1; return its ``factors [16, 3]`` and ``bias [3]``."""
     rng = random.Random("latent2rgb")
     latents, colours = [], []
     for index in range(SCENES):
@@ -39,7 +39,7 @@ def latent_to_rgb() -> tuple[Tensor, Tensor]:
 
 
 def write_index(folder: Path) -> None:
-    """``model_index.json`` by hand: the class names that old and new transformers both know."""
+    """Write ``model_index.json`` with class names that old and new versions of transformers know."""
     index = {
         "_class_name": "WanPipeline",
         "_diffusers_version": "0.38.0",
@@ -56,10 +56,14 @@ def write_index(folder: Path) -> None:
 
 
 def export(work: Path, folder: Path) -> int:
-    """Write every part; returns the bytes written.
+    """Write all parts of the pipeline to a folder and return its size in bytes.
+
+    Args:
+        work: folder of the training state.
+        folder: folder of the pipeline.
 
     Raises:
-        RuntimeError: nothing is trained yet, or the pipeline is larger than it may be.
+        RuntimeError: ``work`` holds no trained transformer, or the pipeline exceeds ``LARGEST_BYTES``.
     """
     trainer = Trainer(work, peak=0.0)
     if not trainer.step:
@@ -82,7 +86,7 @@ def export(work: Path, folder: Path) -> int:
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, required=True, help="folder of the training state")
     parser.add_argument("--to", type=Path, required=True, help="folder of the pipeline")

@@ -1,9 +1,8 @@
-"""Muon: momentum whose update matrices are made orthogonal, so that every direction learns at one pace.
+"""Muon: momentum with orthogonalized update matrices, so that all directions learn at the same pace.
 
-After Keller Jordan's reference (https://kellerjordan.github.io/posts/muon/), in float32; updates are
-scaled to Adam's usual size as in "Muon is Scalable for LLM Training" (arXiv 2502.16982), so one
-learning rate serves both. ``torch.optim.Muon`` takes matrices only and works in bfloat16, which is
-slow on a CPU.
+Follows Keller Jordan's reference (https://kellerjordan.github.io/posts/muon/), in float32. Updates are scaled to Adam's
+usual size as in "Muon is Scalable for LLM Training" (arXiv 2502.16982), so that one learning rate serves both.
+``torch.optim.Muon`` accepts only matrices and computes in bfloat16, which is slow on a CPU.
 """
 
 from collections.abc import Callable, Iterable
@@ -16,7 +15,7 @@ ITERATIONS = 4
 
 
 def orthogonalize(matrix: Tensor) -> Tensor:
-    """The nearest matrix with singular values near 1, by a Newton-Schulz iteration; ``[rows, columns]``."""
+    """Return the nearest matrix ``[rows, columns]`` with singular values near 1, by a Newton-Schulz iteration."""
     a, b, c = COEFFICIENTS
     x: Tensor = matrix.mT if matrix.shape[0] > matrix.shape[1] else matrix
     x = x / (x.norm() + 1e-7)
@@ -27,14 +26,14 @@ def orthogonalize(matrix: Tensor) -> Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """Muon with Nesterov momentum for weights of two or more dims (a convolution counts as a matrix)."""
+    """Muon with Nesterov momentum, for weights of two or more dims; a convolution kernel is flattened to a matrix."""
 
     def __init__(self, params: Iterable[Tensor], *, lr: float, momentum: float = 0.95) -> None:
         super().__init__(params, {"lr": lr, "momentum": momentum})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """One update of every parameter that has a gradient."""
+        """Update each parameter that has a gradient."""
         for group in self.param_groups:
             for weight in group["params"]:
                 if weight.grad is not None:

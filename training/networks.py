@@ -1,8 +1,8 @@
-"""The networks of the "shapes" checkpoint and the cheap exact form of Wan's padded text for training.
+"""The networks of the "shapes" checkpoint, and a cheap but exact treatment of Wan's text padding for training.
 
-Wan attends to 512 text positions without a mask, and every position beyond the prompt holds zeros.
-Keys and values of all those positions are alike, so one of them with ``log(count)`` added to its
-attention logit gives the same softmax at a fraction of the cost.
+Wan attends to 512 text positions without a mask, and all positions after the prompt hold zeros. Their keys and values
+are identical, so a single one with ``log(count)`` added to its attention logit gives the same softmax at a fraction of
+the cost.
 """
 
 import math
@@ -19,11 +19,11 @@ from training.captions import vocabulary
 TEXT_POSITIONS = 512
 TEXT_DIM = 64
 NEIGHBOURS = (17, 1, 18, 2)
-"""T5's buckets of the relative positions 1, -1, 2 and -2, one a head."""
+"""T5's buckets of the relative positions 1, -1, 2 and -2, one per head."""
 
 
 def new_text_encoder() -> UMT5EncoderModel:
-    """Two layers over some forty words."""
+    """Create the text encoder: two layers over about forty words."""
     config = UMT5Config(
         vocab_size=len(vocabulary()), d_model=TEXT_DIM, d_kv=16, d_ff=128, num_layers=2, num_heads=4, dropout_rate=0.0
     )
@@ -34,10 +34,10 @@ def new_text_encoder() -> UMT5EncoderModel:
 
 @torch.no_grad()
 def see_neighbours(encoder: UMT5EncoderModel) -> None:
-    """Start each head of self-attention at one neighbour of a word: the next, the last, the one after, the one before.
+    """Initialize each self-attention head to attend to one neighbour of a word; see ``NEIGHBOURS``.
 
-    From a random start the encoder stays blind to order for thousands of steps, and "a red circle on a blue
-    background" means what "a blue circle on a red background" means.
+    With a random initialization the encoder ignores word order for thousands of steps, so that "a red circle on a blue
+    background" means the same as "a blue circle on a red background".
     """
     for block in encoder.encoder.block:
         bias = block.layer[0].SelfAttention.relative_attention_bias.weight
@@ -47,7 +47,7 @@ def see_neighbours(encoder: UMT5EncoderModel) -> None:
 
 
 def new_transformer() -> WanTransformer3DModel:
-    """Wan 2.1's text-to-video network, 4.0 M parameters instead of 1.3 G; a token is 16 x 16 pixels."""
+    """Create Wan 2.1's text-to-video network with 4.0 M parameters instead of 1.3 G; a token covers 16 x 16 pixels."""
     transformer = WanTransformer3DModel(
         patch_size=(1, 2, 2),
         num_attention_heads=4,
@@ -58,28 +58,28 @@ def new_transformer() -> WanTransformer3DModel:
         num_layers=6,
         cross_attn_norm=True,
     )
-    overlook_padding(transformer)
+    ignore_padding(transformer)
     see_frames(transformer)
     return transformer
 
 
 @torch.no_grad()
 def see_frames(transformer: WanTransformer3DModel) -> None:
-    """Start two heads of the first block at a token's own place in the last and in the next frame.
+    """Initialize two heads of the first block to attend to a token's own position in the previous and the next frame.
 
-    Rotary positions are relative: a token finds out which frame it is in by what a head cannot see at
-    the first and the last, and these heads show it that from the start.
+    Rotary positions are relative, so a token can only tell its frame by what a head does not find before the first and
+    after the last frame. These heads provide that from the start.
     """
     attention = transformer.blocks[0].attn1
     size = attention.inner_dim // attention.heads
     for head, frames in ((2, 1), (0, -1)):
         attention.to_q.weight[head * size : (head + 1) * size] = 0.0
         attention.to_q.bias[head * size : (head + 1) * size] = 0.0
-        for channel, turn in _fastest_pairs(size, frames):
+        for channel, angle in _fastest_pairs(size, frames):
             pair = torch.arange(2) + head * size + channel
             for projection, norm, phase in (
                 (attention.to_q, attention.norm_q, 0.0),
-                (attention.to_k, attention.norm_k, turn),
+                (attention.to_k, attention.norm_k, angle),
             ):
                 projection.weight[pair] = 0.0
                 projection.bias[pair] = 2.5 * torch.tensor([math.cos(phase), math.sin(phase)])
@@ -87,8 +87,13 @@ def see_frames(transformer: WanTransformer3DModel) -> None:
 
 
 def _fastest_pairs(size: int, frames: int) -> list[tuple[int, float]]:
-    """For Wan's three rotary axes (frames, rows, columns): the first channels of the two fastest pairs and the
-    angle by which each turns on the way to the place looked at."""
+    """Return, for each of Wan's three rotary axes (frames, rows, columns), the two fastest pairs of channels: the first
+    channel, and the angle by which the pair turns over ``frames`` frames, which is 0 for rows and columns.
+
+    Args:
+        size: channels of a head.
+        frames: offset of the attended frame.
+    """
     rows = 2 * (size // 6)
     starts = (0, size - 2 * rows, size - rows)
     widths = (size - 2 * rows, rows, rows)
@@ -100,12 +105,12 @@ def _fastest_pairs(size: int, frames: int) -> list[tuple[int, float]]:
 
 
 @torch.no_grad()
-def overlook_padding(transformer: WanTransformer3DModel) -> None:
-    """Start cross-attention so that 500 blank positions together weigh less than one word.
+def ignore_padding(transformer: WanTransformer3DModel) -> None:
+    """Initialize cross-attention so that 500 padding positions together weigh less than one word.
 
-    Else the words share two percent of the attention, and a small network takes very long to find
-    them. Without biases a blank's key is the key bias alone, which the norm blows up to full size;
-    it points against a part that all queries have in common, the first channel of each head.
+    Otherwise the words share two percent of the attention, and a small network takes very long to find them. Without
+    other biases, the key of a padding position is the key bias alone, which the norm scales to full size. The bias is
+    set to oppose a component that all queries share, the first channel of each head.
     """
     embedder = transformer.condition_embedder.text_embedder
     embedder.linear_1.bias.zero_()
@@ -120,7 +125,7 @@ def overlook_padding(transformer: WanTransformer3DModel) -> None:
 
 
 class OnePadAttention(WanAttnProcessor):  # type: ignore[misc]
-    """Cross-attention whose ``bias`` ``[B, 1, 1, K]`` lets one padding position count for many."""
+    """Cross-attention with a ``bias`` ``[B, 1, 1, K]`` by which one padding position counts for many."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -134,13 +139,13 @@ class OnePadAttention(WanAttnProcessor):  # type: ignore[misc]
         attention_mask: Tensor | None = None,
         rotary_emb: Any = None,
     ) -> Tensor:
-        """The stock computation with our bias for a mask."""
+        """Run the stock computation with the bias as the mask."""
         output: Tensor = super().__call__(attn, hidden_states, encoder_hidden_states, self.bias, rotary_emb)
         return output
 
 
 def share_padding(transformer: WanTransformer3DModel) -> OnePadAttention:
-    """Give every cross-attention of this instance one :class:`OnePadAttention` and return it."""
+    """Set one :class:`OnePadAttention` in all cross-attentions of this instance and return it."""
     processor = OnePadAttention()
     for block in transformer.blocks:
         block.attn2.set_processor(processor)
@@ -148,22 +153,22 @@ def share_padding(transformer: WanTransformer3DModel) -> OnePadAttention:
 
 
 def encode_text(encoder: UMT5EncoderModel, ids: Tensor, mask: Tensor) -> Tensor:
-    """Embeddings ``[B, L, D]``, zero beyond each prompt."""
+    """Return embeddings ``[B, L, D]`` that are zero after each prompt's end."""
     hidden: Tensor = encoder(input_ids=ids, attention_mask=mask).last_hidden_state
     return hidden * mask[..., None]
 
 
 def padding_bias(mask: Tensor) -> Tensor:
-    """Logit bias ``[B, 1, 1, L]`` with which the first padding position stands for all ``512 - length``.
+    """Return the logit bias ``[B, 1, 1, L]`` by which the first padding position stands for all ``512 - length``.
 
     Args:
         mask: ``[B, L]``, 1 on a prompt's tokens; every row ends with at least one 0.
     """
     lengths = mask.sum(1)
-    place = torch.arange(mask.shape[1], device=mask.device)[None]
+    position = torch.arange(mask.shape[1], device=mask.device)[None]
     bias = torch.zeros(mask.shape, device=mask.device)
-    bias[place > lengths[:, None]] = -math.inf
-    first = place == lengths[:, None]
+    bias[position > lengths[:, None]] = -math.inf
+    first = position == lengths[:, None]
     counts = (TEXT_POSITIONS - lengths).float().log()
     bias = torch.where(first, counts[:, None], bias)
     return bias[:, None, None]

@@ -1,10 +1,12 @@
-"""Read a scene's attributes back off pixels by plain image analysis: no network, only numpy and scipy.
+"""Recognize a scene's attributes in its pixels by plain image analysis, with numpy and scipy and without a network.
 
-The background is the colour along the left and right borders, row by row; the shape is the
-largest connected region that differs from it; its colour is the nearest of the palette to the
-region's core; its form is the template that overlaps best at the region's place and size; its
-direction is where the region goes from the first frame to the last. Outlines and palette are those of
-``training/scenes.py``, since they are what the words mean; a form that fits none of them reads as none.
+- The background is the colour along the left and right borders, row by row.
+- The region is the largest connected area that differs from the background.
+- The colour is the palette's nearest to that of the region's core.
+- The shape is the template that overlaps best with the region at its position and size, or None if none fits.
+- The direction is that of the region's motion from the first frame to the last.
+
+Outlines and palette come from ``training/scenes.py``, since they define what the words mean.
 """
 
 from dataclasses import dataclass
@@ -17,15 +19,19 @@ from training.scenes import COLOURS, DIRECTIONS, SHAPES, Scene, shape_mask
 
 Image = NDArray[np.float32]
 Mask = NDArray[np.bool_]
-DIFFERENT = 0.16
-SMALLEST_AREA = 0.008
-LEAST_OVERLAP = 0.75
-LEAST_TRAVEL = 0.08
+MIN_DIFFERENCE = 0.16
+"""Distance in RGB from the background at which a pixel belongs to the region."""
+MIN_AREA = 0.008
+"""Of the region, as a share of the picture."""
+MIN_OVERLAP = 0.75
+"""Intersection over union at which a template fits."""
+MIN_TRAVEL = 0.08
+"""Of the region, as a share of the picture's shorter side."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """What was recognised; ``None`` where nothing was."""
+    """The recognized attributes; None for those that were not recognized."""
 
     shape: str | None
     colour: str | None
@@ -33,15 +39,15 @@ class Reading:
     direction: str | None
 
     def hits(self, scene: Scene) -> dict[str, bool]:
-        """Whether each attribute that the scene has was read right."""
-        wanted = {"shape": scene.shape, "colour": scene.colour, "background": scene.background}
+        """Return, for each attribute that the scene has, whether it was recognized correctly."""
+        expected = {"shape": scene.shape, "colour": scene.colour, "background": scene.background}
         if scene.direction:
-            wanted["direction"] = scene.direction
-        return {name: getattr(self, name) == value for name, value in wanted.items()}
+            expected["direction"] = scene.direction
+        return {name: getattr(self, name) == value for name, value in expected.items()}
 
 
 def read(clip: Image) -> Reading:
-    """Read a clip ``[T, H, W, 3]`` in 0..1; shape and colours off its middle frame."""
+    """Read a clip ``[T, H, W, 3]`` in 0..1; shape and colours come from its middle frame."""
     middle = clip[len(clip) // 2]
     ground = _background(middle)
     region = _region(middle, ground)
@@ -57,7 +63,7 @@ def read(clip: Image) -> Reading:
 
 
 def _background(frame: Image) -> Image:
-    """Per row, the median of both borders, smoothed downwards; ``[H, 1, 3]``."""
+    """Return the median colour of both borders by row, smoothed over rows, ``[H, 1, 3]``."""
     margin = max(2, frame.shape[1] // 24)
     borders = np.concatenate([frame[:, :margin], frame[:, -margin:]], axis=1)
     rows = np.median(borders, axis=1)
@@ -66,19 +72,19 @@ def _background(frame: Image) -> Image:
 
 
 def _region(frame: Image, ground: Image) -> Mask | None:
-    """The largest connected region unlike the background."""
-    labels, count = ndimage.label(np.linalg.norm(frame - ground, axis=-1) > DIFFERENT)
+    """Return the largest connected region that differs from the background; None if it is too small."""
+    labels, count = ndimage.label(np.linalg.norm(frame - ground, axis=-1) > MIN_DIFFERENCE)
     if not count:
         return None
     sizes = np.bincount(labels.ravel())[1:]
-    if sizes.max() < SMALLEST_AREA * labels.size:
+    if sizes.max() < MIN_AREA * labels.size:
         return None
     region: Mask = ndimage.binary_fill_holes(labels == 1 + sizes.argmax())
     return region
 
 
 def _core(region: Mask) -> Mask:
-    """The region without its soft edge."""
+    """Return the region without its anti-aliased edge."""
     for width in (3, 2, 1):
         core: Mask = ndimage.binary_erosion(region, iterations=width)
         if core.sum() >= 12:
@@ -87,7 +93,7 @@ def _core(region: Mask) -> Mask:
 
 
 def _nearest_colour(colour: Image) -> str:
-    """The palette's nearest name, whatever the shading: brightness may differ by 15 percent."""
+    """Return the name of the palette's nearest colour; brightness may differ by 15 %, to allow for shading."""
     gains = np.linspace(0.85, 1.15, 7)[:, None]
 
     def distance(name: str) -> float:
@@ -98,7 +104,7 @@ def _nearest_colour(colour: Image) -> str:
 
 
 def _shape(frame: Image, ground: Image, region: Mask) -> str | None:
-    """The template with the largest overlap, tried at a few sizes and places around the region's box."""
+    """Return the shape whose template overlaps most with the region; None if no template fits."""
     difference = frame - ground
     core = np.median(difference[_core(region)], axis=0)
     coverage = np.clip((difference @ core) / max(float(core @ core), 1e-6), 0, 1)
@@ -107,11 +113,11 @@ def _shape(frame: Image, ground: Image, region: Mask) -> str | None:
     box = (columns[0], columns[-1] + 1, rows[0], rows[-1] + 1)
     overlaps = {shape: _best_overlap(coverage, shape, box) for shape in SHAPES}
     best = max(overlaps, key=lambda shape: overlaps[shape])
-    return best if overlaps[best] >= LEAST_OVERLAP else None
+    return best if overlaps[best] >= MIN_OVERLAP else None
 
 
 def _best_overlap(coverage: Image, shape: str, box: tuple[int, int, int, int]) -> float:
-    """Largest soft intersection over union of a template fitted to the box."""
+    """Return the largest soft intersection over union of a template that is fitted to the box in three sizes."""
     outline = np.asarray(SHAPES[shape])
     low, high = outline.min(0), outline.max(0)
     left, right, top, bottom = box
@@ -127,7 +133,7 @@ def _best_overlap(coverage: Image, shape: str, box: tuple[int, int, int, int]) -
 
 
 def _direction(clip: Image) -> str | None:
-    """Where the region's centre goes, relative to the canvas' shorter side."""
+    """Return the direction in which the region's centre moves; None if it moves too little or is not found."""
     centres = []
     for frame in (clip[0], clip[-1]):
         region = _region(frame, _background(frame))
@@ -135,6 +141,6 @@ def _direction(clip: Image) -> str | None:
             return None
         centres.append(np.array(ndimage.center_of_mass(region))[::-1])
     travel = (centres[1] - centres[0]) / min(clip.shape[1:3])
-    if np.abs(travel).max() < LEAST_TRAVEL:
+    if np.abs(travel).max() < MIN_TRAVEL:
         return None
     return max(DIRECTIONS, key=lambda name: float(np.dot(DIRECTIONS[name], travel)))

@@ -1,4 +1,4 @@
-"""Sampling in one process through diffusers alone: what the trained pipeline draws, for checks and pictures."""
+"""Sampling from the trained pipeline with diffusers in one process, for tests and pictures."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ SHIFT = 8.0
 
 
 def load(folder: Path, *, shift: float = SHIFT) -> WanPipeline:
-    """The pipeline of a folder, with a flow-matching Euler scheduler of the given shift, silent."""
+    """Load a pipeline with a flow-matching Euler scheduler of the given shift, without progress bars."""
     pipeline = WanPipeline.from_pretrained(folder)
     pipeline.scheduler = FlowMatchEulerDiscreteScheduler(shift=shift)
     pipeline.set_progress_bar_config(disable=True)
@@ -31,7 +31,7 @@ def sample(
     guidance: float = GUIDANCE,
     seed: int = 0,
 ) -> NDArray[np.float32]:
-    """Clips ``[N, T, H, W, 3]`` in 0..1, one a prompt."""
+    """Sample one clip per prompt, ``[N, T, H, W, 3]`` in 0..1."""
     output = pipeline(
         prompts,
         height=height,

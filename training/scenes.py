@@ -1,7 +1,6 @@
 """Procedural scenes with captions: one flat shape on a plain background, still or moving.
 
-Everything the checkpoint knows comes from here, and ``training/reader.py`` reads the same
-attributes back off pixels.
+Everything that the checkpoint knows comes from here. ``training/reader.py`` recognizes the same attributes in pixels.
 """
 
 import math
@@ -26,9 +25,9 @@ COLOURS: dict[str, tuple[int, int, int]] = {
 }
 DIRECTIONS: dict[str, tuple[int, int]] = {"left": (-1, 0), "right": (1, 0), "up": (0, -1), "down": (0, 1)}
 THIN = ("star", "cross")
-"""Shapes with thin parts, which are learnt last."""
+"""Shapes with thin parts, which are learned last."""
 STILL_RADIUS, MOVING_RADIUS = (0.28, 0.4), (0.25, 0.33)
-"""Of the canvas' shorter side."""
+"""Range of the radius, relative to the canvas's shorter side."""
 SUPERSAMPLE = 4
 HELD_OUT_COUNT = 64
 Point = tuple[float, float]
@@ -66,7 +65,7 @@ SHAPES: dict[str, list[Point]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Scene:
-    """What a caption names: a shape, its colour, the background's colour, and for video a direction."""
+    """What a caption names: a shape, its colour, the background's colour, and for clips the direction of motion."""
 
     shape: str
     colour: str
@@ -82,7 +81,14 @@ class Scene:
 
 @dataclass(frozen=True, kw_only=True)
 class Placement:
-    """Where the shape is: centre at the middle of the clip and radius, both relative to the canvas."""
+    """Position and size of the shape.
+
+    Attributes:
+        x: of the centre in the middle of the clip, relative to the canvas's width.
+        y: of the centre in the middle of the clip, relative to the canvas's height.
+        radius: relative to the canvas's shorter side.
+        travel: distance moved over the clip, relative to the canvas's side in the direction of motion.
+    """
 
     x: float
     y: float
@@ -99,7 +105,7 @@ def _all_combinations() -> list[tuple[str, str, str]]:
 
 
 def held_out() -> list[tuple[str, str, str]]:
-    """The (shape, colour, background) triples that training never sees, in a fixed order."""
+    """Return the (shape, colour, background) triples that training never sees, in a fixed order."""
     combinations = _all_combinations()
     random.Random(2026).shuffle(combinations)
     return combinations[:HELD_OUT_COUNT]
@@ -107,24 +113,30 @@ def held_out() -> list[tuple[str, str, str]]:
 
 @cache
 def training_combinations() -> list[tuple[str, str, str]]:
-    """Every triple that is not held out, those with a thin shape twice."""
-    kept = set(held_out())
-    return [t for t in _all_combinations() if t not in kept for _ in range(2 if t[0] in THIN else 1)]
+    """Return all triples that are not held out; those with a thin shape appear twice."""
+    excluded = set(held_out())
+    return [t for t in _all_combinations() if t not in excluded for _ in range(2 if t[0] in THIN else 1)]
 
 
 def random_scene(rng: random.Random, *, moving: bool) -> Scene:
-    """A scene from the training combinations."""
+    """Draw a scene from the training combinations."""
     shape, colour, background = rng.choice(training_combinations())
     direction = rng.choice(list(DIRECTIONS)) if moving else None
     return Scene(shape=shape, colour=colour, background=background, direction=direction)
 
 
 def random_placement(rng: random.Random, scene: Scene, height: int, width: int, *, spread: float = 1.0) -> Placement:
-    """A placement that keeps the shape inside a ``height`` x ``width`` canvas for the whole clip.
+    """Draw a placement that keeps the shape inside the canvas for the whole clip.
 
-    A moving shape starts about the middle and ends near the border, so that where it is on average already tells
-    left from right. ``spread`` is how far from that, or for a still from the middle, it may be, as a share of the
-    room there is.
+    A moving shape starts near the middle and ends near the border, so that its average position already distinguishes
+    left from right.
+
+    Args:
+        rng: the source of randomness.
+        scene: the scene.
+        height: of the canvas in pixels.
+        width: of the canvas in pixels.
+        spread: how far the shape may be from that path, or in a still from the middle, as a share of the free space.
     """
     short = min(height, width)
     dx, dy = DIRECTIONS[scene.direction] if scene.direction else (0, 0)
@@ -142,7 +154,7 @@ def random_placement(rng: random.Random, scene: Scene, height: int, width: int, 
 
 
 def shape_mask(shape: str, x: float, y: float, radius: float, height: int, width: int) -> NDArray[np.float32]:
-    """Anti-aliased coverage ``[H, W]`` in 0..1 of a shape centred at ``(x, y)``, all in pixels."""
+    """Return the anti-aliased coverage ``[H, W]`` in 0..1 of a shape centred at ``(x, y)``; lengths are in pixels."""
     s = SUPERSAMPLE
     canvas = Image.new("L", (width * s, height * s))
     outline = [((x + px * radius) * s, (y + py * radius) * s) for px, py in SHAPES[shape]]
@@ -156,18 +168,18 @@ def draw(
 ) -> NDArray[np.float32]:
     """Render every ``stride``-th frame of a clip, ``[T, H, W, 3]`` in 0..1.
 
-    A shaded shape on a background that darkens downwards.
+    The shape is shaded, and the background darkens towards the bottom.
     """
     dx, dy = DIRECTIONS[scene.direction] if scene.direction else (0, 0)
     rows = np.linspace(0.0, 1.0, height, dtype=np.float32)[:, None, None]
     background = np.asarray(COLOURS[scene.background], np.float32) / 255.0 * (1.05 - 0.17 * rows)
     colour = np.asarray(COLOURS[scene.colour], np.float32) / 255.0
     radius = place.radius * min(height, width)
-    shown = range(0, frames, stride)
-    clip = np.empty((len(shown), height, width, 3), np.float32)
-    for i, t in enumerate(shown):
-        when = t / (frames - 1) - 0.5 if frames > 1 else 0.0
-        x, y = (place.x + dx * place.travel * when) * width, (place.y + dy * place.travel * when) * height
+    rendered = range(0, frames, stride)
+    clip = np.empty((len(rendered), height, width, 3), np.float32)
+    for i, t in enumerate(rendered):
+        time = t / (frames - 1) - 0.5 if frames > 1 else 0.0
+        x, y = (place.x + dx * place.travel * time) * width, (place.y + dy * place.travel * time) * height
         mask = shape_mask(scene.shape, x, y, radius, height, width)[..., None]
         depth = np.clip((rows * height - y) / radius, -1.0, 1.0)
         clip[i] = background * (1 - mask) + colour * (1.0 - 0.10 * depth) * mask

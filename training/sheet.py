@@ -1,4 +1,4 @@
-"""Draw the picture that shows what a pipeline can do: stills with their prompts, and clips as film strips.
+"""Draw an overview of what a pipeline can do: stills with their prompts, and clips as film strips.
 
 python -m training.sheet --pipeline checkpoints/shapes --to docs/shapes.png
 """
@@ -21,7 +21,7 @@ PAPER, INK = (250, 250, 250), (40, 40, 46)
 
 
 def chosen_stills() -> list[Scene]:
-    """Unseen scenes, no two neighbours of one shape or one background."""
+    """Choose unseen scenes such that neighbours share neither shape, nor colour, nor background."""
     scenes: list[Scene] = []
     for shape, colour, background in held_out():
         recent = scenes[-3:]
@@ -31,10 +31,10 @@ def chosen_stills() -> list[Scene]:
 
 
 def chosen_clips() -> list[Scene]:
-    """Unseen scenes that move, each its own way."""
+    """Choose unseen scenes that move, each in another direction."""
     triples = [t for t in held_out() if t[0] in ("star", "heart")][:STRIPS]
-    ways = ["right", *(way for way in DIRECTIONS if way != "right")]
-    return [Scene(shape=s, colour=c, background=b, direction=ways[i]) for i, (s, c, b) in enumerate(triples)]
+    directions = ["right", *(direction for direction in DIRECTIONS if direction != "right")]
+    return [Scene(shape=s, colour=c, background=b, direction=directions[i]) for i, (s, c, b) in enumerate(triples)]
 
 
 def _picture(pixels: NDArray[np.float32]) -> Image.Image:
@@ -46,12 +46,12 @@ def _label(sheet: Image.Image, x: int, y: int, text: str) -> None:
 
 
 def sheet_of(pipeline: WanPipeline, *, seed: int) -> Image.Image:
-    """Sample everything and lay it out."""
+    """Sample all scenes and arrange them on one sheet."""
     stills, clips = chosen_stills(), chosen_clips()
     pictures = sample(pipeline, [s.caption for s in stills], height=STILL, width=STILL, seed=seed)
     films = sample(pipeline, [s.caption for s in clips], height=FRAME, width=FRAME, frames=17, seed=seed)
     width = GAP + COLUMNS * (STILL + GAP)
-    shown = np.linspace(0, 16, (width - GAP) // (FRAME + GAP)).round().astype(int)
+    frames = np.linspace(0, 16, (width - GAP) // (FRAME + GAP)).round().astype(int)
     height = GAP + ROWS * (STILL + LINE + GAP) + STRIPS * (FRAME + LINE + GAP)
     sheet = Image.new("RGB", (width, height), PAPER)
     for i, (scene, picture) in enumerate(zip(stills, pictures, strict=True)):
@@ -61,14 +61,14 @@ def sheet_of(pipeline: WanPipeline, *, seed: int) -> Image.Image:
     top = GAP + ROWS * (STILL + LINE + GAP)
     for i, (scene, film) in enumerate(zip(clips, films, strict=True)):
         y = top + i * (FRAME + LINE + GAP)
-        for k, frame in enumerate(shown):
+        for k, frame in enumerate(frames):
             sheet.paste(_picture(film[frame]), (GAP + k * (FRAME + GAP), y))
         _label(sheet, GAP, y + FRAME + 2, f"{scene.caption} (17 frames)")
     return sheet
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pipeline", type=Path, required=True)
     parser.add_argument("--to", type=Path, required=True)

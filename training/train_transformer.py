@@ -1,11 +1,10 @@
-"""Train the transformer and the text encoder of "shapes" together by flow matching, resuming where they stopped.
+"""Train the transformer and the text encoder of "shapes" together by flow matching. A stopped run is resumed.
 
     python -m training.train_transformer --work DIR --steps 33000
 
-Every step draws new scenes; their latents are the codec's, so this runs before or beside the VAE's
-training. ``x_s = (1 - s) x_0 + s noise``; the network predicts ``noise - x_0`` at
-timestep ``1000 s``. Matrices learn by Muon, the rest by AdamW; the exported weights are an
-exponential moving average.
+Every step draws new scenes. Their latents come from the codec, so this can run before or in parallel with the VAE's
+training. With ``x_s = (1 - s) x_0 + s noise``, the network predicts ``noise - x_0`` at timestep ``1000 s``. Muon trains
+the matrices, AdamW the rest. The exported weights are an exponential moving average.
 """
 
 import argparse
@@ -29,11 +28,12 @@ BATCH_TOKENS = 2048
 TIMESTEPS = 1000.0
 EMA_DECAY = 0.998
 SHORTER_SHARE = 0.3
+"""Share of batches of clips that are shortened."""
 SAVE_EVERY = 50
 
 
 class Nets(nn.Module):
-    """Transformer and text encoder, trained as one."""
+    """Transformer and text encoder, trained together."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,34 +44,40 @@ class Nets(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """Latents ``[B, 16, T, h, w]`` of one size, prompt ids and mask ``[B, L]``."""
+    """Latents and prompts of one size.
+
+    Attributes:
+        latents: ``[B, 16, T, h, w]``.
+        ids: token ids of the prompts, ``[B, L]``.
+        mask: 1 on a prompt's tokens, ``[B, L]``.
+    """
 
     latents: Tensor
     ids: Tensor
     mask: Tensor
 
 
-def kept_frames(rng: random.Random, frames: int) -> int:
-    """How many latent frames of a clip to train on; the VAE is causal, so a clip's beginning is a clip."""
+def random_length(rng: random.Random, frames: int) -> int:
+    """Draw how many latent frames of a clip to train on. The VAE is causal, so a clip's beginning is a clip too."""
     return rng.randint(2, frames) if frames > 1 and rng.random() < SHORTER_SHARE else frames
 
 
 def random_batch(rng: random.Random, tokenizer: PreTrainedTokenizerFast) -> Batch:
-    """New scenes of one size, about ``BATCH_TOKENS`` tokens together, each with a caption."""
+    """Draw captioned scenes of one size, with about ``BATCH_TOKENS`` latent tokens in total."""
     bucket = random_bucket(rng)
     latents, scenes = random_latents(rng, bucket, max(4, BATCH_TOKENS // bucket.tokens))
-    latents = latents[:, :, : kept_frames(rng, latents.shape[2])]
+    latents = latents[:, :, : random_length(rng, latents.shape[2])]
     text = tokenizer([training_caption(rng, scene) for scene in scenes], padding=True, return_tensors="pt")
-    room = (0, 1)
+    one_pad = (0, 1)
     return Batch(
         latents=latents,
-        ids=nn.functional.pad(text.input_ids, room),
-        mask=nn.functional.pad(text.attention_mask, room),
+        ids=nn.functional.pad(text.input_ids, one_pad),
+        mask=nn.functional.pad(text.attention_mask, one_pad),
     )
 
 
 def random_sigmas(count: int, generator: torch.Generator) -> Tensor:
-    """Half shifted logit-normal, half uniform, stratified within each half; ``[count]`` in 0..1."""
+    """Draw ``[count]`` sigmas in 0..1, half shifted logit-normal and half uniform, stratified within each half."""
     strata = (torch.randperm(count, generator=generator) + torch.rand(count, generator=generator)) / count
     shifted = torch.sigmoid(torch.special.ndtri(strata.clamp(1e-4, 1 - 1e-4)))
     shifted = 5 * shifted / (1 + 4 * shifted)
@@ -80,7 +86,7 @@ def random_sigmas(count: int, generator: torch.Generator) -> Tensor:
 
 
 def loss_of(nets: Nets, batch: Batch, generator: torch.Generator) -> Tensor:
-    """Mean squared error of the predicted velocity."""
+    """Return the mean squared error of the predicted velocity."""
     sigmas = random_sigmas(len(batch.latents), generator)
     noise = torch.randn(batch.latents.shape, generator=generator)
     s = sigmas.view(-1, 1, 1, 1, 1)
@@ -92,19 +98,19 @@ def loss_of(nets: Nets, batch: Batch, generator: torch.Generator) -> Tensor:
 
 
 def split_parameters(nets: Nets) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """The matrices inside blocks, for Muon, and everything else."""
+    """Return the matrices inside blocks, for Muon, and all other parameters."""
     matrices = [p for p in nets.transformer.blocks.parameters() if p.ndim == 2]
-    chosen = {id(p) for p in matrices}
-    return matrices, [p for p in nets.parameters() if id(p) not in chosen]
+    matrix_ids = {id(p) for p in matrices}
+    return matrices, [p for p in nets.parameters() if id(p) not in matrix_ids]
 
 
 def learning_rate(step: int, steps: int, peak: float) -> float:
-    """Warm-up over 200 steps, flat, then linear to a fiftieth over the last quarter."""
+    """Warm up over 200 steps, stay flat, then decay linearly to a fiftieth over the last quarter."""
     return peak * min(1.0, (step + 1) / 200) * min(1.0, max(0.02, (steps - step) / (0.25 * steps)))
 
 
 class Trainer:
-    """Networks, their average, optimizers and step count, saved to and resumed from one file."""
+    """Networks, their moving average, optimizers and step count, saved to and resumed from one file."""
 
     def __init__(self, work: Path, *, peak: float) -> None:
         torch.manual_seed(0)
@@ -128,7 +134,7 @@ class Trainer:
         self.step = state["step"]
 
     def save(self) -> None:
-        """Write the state; a kill in the middle leaves the previous one."""
+        """Save the state atomically: if the process is killed meanwhile, the previous state remains."""
         state = {
             "nets": self.nets.state_dict(),
             "average": self.average.state_dict(),
@@ -139,7 +145,7 @@ class Trainer:
         self.file.with_suffix(".new").replace(self.file)
 
     def update(self, batch: Batch, steps: int) -> float:
-        """One step; returns the loss. The noise depends on the step alone, so a resumed run repeats it."""
+        """Train one step and return the loss. The noise depends only on the step, so a resumed run repeats it."""
         generator = torch.Generator().manual_seed(self.step)
         loss = loss_of(self.nets, batch, generator)
         for optimizer in self.optimizers:
@@ -162,8 +168,8 @@ class Trainer:
 
 
 def train(trainer: Trainer, steps: int) -> None:
-    """Train to ``steps``; prints the mean loss of stills and of clips."""
-    began, tokenizer = time.time(), new_tokenizer()
+    """Train up to step ``steps``, printing the mean losses of stills and of clips."""
+    start, tokenizer = time.time(), new_tokenizer()
     losses: dict[str, list[float]] = {"still": [], "clip": []}
     while trainer.step < steps:
         batch = random_batch(random.Random(trainer.step), tokenizer)
@@ -171,13 +177,13 @@ def train(trainer: Trainer, steps: int) -> None:
         losses["still" if batch.latents.shape[2] == 1 else "clip"].append(loss)
         if trainer.step % 50 == 0:
             means = " ".join(f"{kind} {sum(v[-25:]) / len(v[-25:]):.4f}" for kind, v in losses.items() if v)
-            print(f"step {trainer.step} loss {means} {time.time() - began:.0f} s", flush=True)
+            print(f"step {trainer.step} loss {means} {time.time() - start:.0f} s", flush=True)
         if trainer.step % SAVE_EVERY == 0 or trainer.step == steps:
             trainer.save()
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, required=True, help="folder for the training state")
     parser.add_argument("--steps", type=int, default=33000)

@@ -1,13 +1,12 @@
-"""Train one half of the VAE of the "shapes" checkpoint on crops of scenes, resuming where it stopped.
+"""Train one half of the VAE of the "shapes" checkpoint on crops of scenes. A stopped run is resumed.
 
     python -m training.train_vae --work DIR --part decoder
     python -m training.train_vae --work DIR --part encoder
 
-The latent between the halves is known beforehand (``training.codec``), so they train independently, side
-by side, by plain regression. Convolutions learn by Muon, the rest by Adam (with Adam alone it takes several
-times as long). Stills teach sharp edges cheaply; later every second step is a short clip, which teaches the
-temporal layers. The clamp of ``AutoencoderKLWan.decode`` has no gradient where it saturates, so the loss
-is taken on the decoder's own output.
+The latent between the halves is given by ``training.codec``, so they train independently and in parallel, by plain
+regression. Muon trains the convolutions, Adam the rest; Adam alone takes several times as long. Stills teach sharp
+edges at low cost; later steps are mostly short clips, which train the temporal layers. The clamp of
+``AutoencoderKLWan.decode`` has no gradient where it saturates, so the loss uses the decoder's unclamped output.
 """
 
 import argparse
@@ -35,12 +34,12 @@ LATENT_NOISE = 0.05
 
 
 def new_vae() -> AutoencoderKLWan:
-    """The untrained network: Wan 2.1's layers at a tenth of their width."""
+    """Create the untrained network: Wan 2.1's layers at a quarter to an eighth of their width."""
     return AutoencoderKLWan(base_dim=24, dim_mult=[1, 1, 2, 2], num_res_blocks=1)
 
 
 def _conv_of_first_frame(self: WanCausalConv3d, x: Tensor, cache_x: Tensor | None = None) -> Tensor:
-    """The causal convolution; of a lone first frame only the kernel's last slice sees anything but zeros."""
+    """Compute the causal convolution. For a single first frame, only the kernel's last slice meets non-zero input."""
     if cache_x is None and x.shape[2] == 1 and self.kernel_size == (3, 3, 3):
         return F.conv2d(x[:, :, 0], self.weight[:, :, 2], self.bias, padding=1)[:, :, None]
     output: Tensor = WanCausalConv3d.forward(self, x, cache_x)
@@ -48,14 +47,14 @@ def _conv_of_first_frame(self: WanCausalConv3d, x: Tensor, cache_x: Tensor | Non
 
 
 def speed_up_stills(vae: AutoencoderKLWan) -> None:
-    """Let this instance compute stills with 2D convolutions, which halves a step and changes no result."""
+    """Make this instance compute stills with 2D convolutions, which halves a step's time and changes no result."""
     for module in vae.modules():
         if isinstance(module, WanCausalConv3d):
             module.forward = types.MethodType(_conv_of_first_frame, module)
 
 
 def random_batch(rng: random.Random, step: int) -> Tensor:
-    """The batch of one step: stills, or three steps in four clips of 5 or 9 frames; some crops are larger."""
+    """Draw a step's batch: stills at first, later clips of 5 or 9 frames in three of four steps. Crops vary in size."""
     if step < STILLS_ONLY or step % 4 == 0:
         return random_crops(rng, 4, 1, 64) if step % 16 == 4 else random_crops(rng, 16, 1, CROP)
     if step % 16 == 15:
@@ -64,7 +63,7 @@ def random_batch(rng: random.Random, step: int) -> Tensor:
 
 
 def random_crops(rng: random.Random, count: int, frames: int, crop: int) -> Tensor:
-    """Crops ``[count, 3, frames, crop, crop]`` in -1..1, most of them on a shape's outline."""
+    """Draw crops ``[count, 3, frames, crop, crop]`` in -1..1, most of them near a shape."""
     crops: list[Tensor] = []
     while len(crops) < count:
         side_h, side_w = (rng.choice((64, 96, 128, 160, 192)) for _ in range(2))
@@ -89,7 +88,7 @@ def _crop_corner(rng: random.Random, frame: NDArray[np.float32], x: float, y: fl
 
 
 def decode_unclamped(vae: AutoencoderKLWan, latent: Tensor) -> Tensor:
-    """Pixels ``[B, 3, T, H, W]`` of a latent, frame by frame as ``decode`` does, without its clamp."""
+    """Decode a latent to pixels ``[B, 3, T, H, W]`` frame by frame, like ``decode`` but without its clamp."""
     vae.clear_cache()
     hidden = vae.post_quant_conv(latent)
     frames = []
@@ -103,20 +102,20 @@ def decode_unclamped(vae: AutoencoderKLWan, latent: Tensor) -> Tensor:
 
 
 def to_vae(vae: AutoencoderKLWan, normalised: Tensor) -> Tensor:
-    """From the latents that the transformer sees to what the VAE speaks: Wan's own mean and deviation."""
+    """Convert the transformer's normalised latents to the VAE's, which have Wan's mean and standard deviation."""
     mean, std = (torch.tensor(vae.config[f"latents_{name}"]).view(1, -1, 1, 1, 1) for name in ("mean", "std"))
     return normalised * std + mean
 
 
 def encoder_loss(vae: AutoencoderKLWan, pixels: Tensor) -> Tensor:
-    """Mean squared error of the posterior's mode against the code, in the transformer's units."""
+    """Return the mean squared error of the posterior's mode against the code, in the transformer's units."""
     std = torch.tensor(vae.config.latents_std).view(1, -1, 1, 1, 1)
-    given: Tensor = vae.encode(pixels).latent_dist.mode()
-    return ((given - to_vae(vae, shapes_codec().encode(pixels))) / std).square().mean()
+    latent: Tensor = vae.encode(pixels).latent_dist.mode()
+    return ((latent - to_vae(vae, shapes_codec().encode(pixels))) / std).square().mean()
 
 
 def decoder_loss(vae: AutoencoderKLWan, pixels: Tensor) -> Tensor:
-    """Mean squared error of the pixels decoded from the code, which is noised a little as a sampler would leave it."""
+    """Return the mean squared error of pixels decoded from the code, with a little noise as a sampler leaves it."""
     code = shapes_codec().encode(pixels)
     noisy = code + LATENT_NOISE * torch.randn_like(code)
     return (decode_unclamped(vae, to_vae(vae, noisy)) - pixels).square().mean()
@@ -124,43 +123,43 @@ def decoder_loss(vae: AutoencoderKLWan, pixels: Tensor) -> Tensor:
 
 @torch.no_grad()
 def fix_variance(vae: AutoencoderKLWan) -> None:
-    """The variance half of the posterior, which nothing trains, says what noise the decoder is used to."""
-    into, std = vae.quant_conv, torch.tensor(vae.config.latents_std)
-    into.weight[len(std) :] = 0
-    into.bias[len(std) :] = 2 * (LATENT_NOISE * std).log()
+    """Set the posterior's variance, which is not trained, to that of the noise on which the decoder is trained."""
+    conv, std = vae.quant_conv, torch.tensor(vae.config.latents_std)
+    conv.weight[len(std) :] = 0
+    conv.bias[len(std) :] = 2 * (LATENT_NOISE * std).log()
 
 
 LOSSES = {"encoder": encoder_loss, "decoder": decoder_loss}
 
 
 def learning_rate(step: int, steps: int, peak: float) -> float:
-    """Short warm-up, flat, then linear to a twentieth over the last 40 percent."""
+    """Warm up over 100 steps, stay flat, then decay linearly to a twentieth over the last 40 percent."""
     warm = min(1.0, (step + 1) / 100)
     decay = min(1.0, max(0.05, (steps - step) / (0.4 * steps)))
     return peak * warm * decay
 
 
 def split_parameters(modules: list[nn.Module]) -> tuple[list[Parameter], list[Parameter]]:
-    """The convolution kernels wide enough for Muon, and all other parameters."""
+    """Return the convolution kernels that are wide enough for Muon, and all other parameters."""
     trained = [p for module in modules for p in module.parameters()]
     kernels = [p for p in trained if p.ndim >= 4 and min(p.flatten(1).shape) >= 4]
-    chosen = {id(p) for p in kernels}
-    return kernels, [p for p in trained if id(p) not in chosen]
+    kernel_ids = {id(p) for p in kernels}
+    return kernels, [p for p in trained if id(p) not in kernel_ids]
 
 
 def halves(vae: AutoencoderKLWan) -> dict[str, list[nn.Module]]:
-    """The modules on either side of the latent."""
+    """Return the modules on either side of the latent."""
     return {"encoder": [vae.encoder, vae.quant_conv], "decoder": [vae.post_quant_conv, vae.decoder]}
 
 
 def load_half(vae: AutoencoderKLWan, part: str, states: list[dict[str, Tensor]]) -> None:
-    """Put saved weights into one half."""
+    """Load saved weights into one half."""
     for module, state in zip(halves(vae)[part], states, strict=True):
         module.load_state_dict(state)
 
 
 def trained_vae(work: Path) -> AutoencoderKLWan:
-    """The VAE with both halves as they were last saved."""
+    """Load the VAE with both halves as last saved."""
     vae = new_vae().eval()
     for part in LOSSES:
         load_half(vae, part, torch.load(work / f"{part}.pt", weights_only=True)["model"])
@@ -191,7 +190,7 @@ class Trainer:
         self.step = state["step"]
 
     def save(self) -> None:
-        """Write the state; a kill in the middle leaves the previous one."""
+        """Save the state atomically: if the process is killed meanwhile, the previous state remains."""
         state = {
             "model": [module.state_dict() for module in self.modules],
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
@@ -201,7 +200,7 @@ class Trainer:
         self.file.with_suffix(".new").replace(self.file)
 
     def update(self, pixels: Tensor, steps: int) -> float:
-        """One step on a batch; returns the loss. Its noise depends on the step alone, so a resumed run repeats it."""
+        """Train one step and return the loss. The noise depends only on the step, so a resumed run repeats it."""
         torch.manual_seed(self.step)
         loss = LOSSES[self.part](self.vae, pixels)
         for optimizer in self.optimizers:
@@ -217,8 +216,8 @@ class Trainer:
 
 
 def train(trainer: Trainer, steps: int) -> None:
-    """Train to ``steps``, saving every 50."""
-    began = time.time()
+    """Train up to step ``steps``, saving every 50 steps."""
+    start = time.time()
     errors: dict[str, list[float]] = {"still": [], "clip": []}
     while trainer.step < steps:
         step = trainer.step
@@ -227,13 +226,13 @@ def train(trainer: Trainer, steps: int) -> None:
         errors["still" if pixels.shape[2] == 1 else "clip"].append(error)
         if trainer.step % 50 == 0:
             means = " ".join(f"{kind} {np.mean(values[-25:]):.5f}" for kind, values in errors.items() if values)
-            print(f"step {trainer.step} mse {means} {time.time() - began:.0f} s", flush=True)
+            print(f"step {trainer.step} mse {means} {time.time() - start:.0f} s", flush=True)
         if trainer.step % 50 == 0 or trainer.step == steps:
             trainer.save()
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, required=True, help="folder for the training state")
     parser.add_argument("--part", choices=LOSSES, required=True)

@@ -1,1 +1,1 @@
-"""Timing a denoiser step under layouts, against one process and against peers: ``python -m parallel_backend bench``."""
+"""Benchmarks of layouts against one process and against other projects: ``python -m parallel_backend bench``."""

@@ -1,32 +1,39 @@
-"""``python -m parallel_backend bench``."""
+"""The command ``python -m parallel_backend bench``."""
 
 import argparse
 import sys
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
 from ..errors import InvalidRequest
 from ..layout.parallel_layout import ParallelLayout
-from .loop import links, plot, report
+from .loop import links
+from .loop import plot as loop_plot
+from .loop import report as loop_report
+from .loop.run import LoopTable
 from .loop.run import measure as measure_loops
 from .ranks.cases import Case
-from .step.report import describe
-from .step.run import measure
+from .step import plot as step_plot
+from .step import report as step_report
+from .step.run import Table, measure
 
 LAYOUTS = ("ulysses=2", "ring=2", "cfg=2")
 LOOP_LAYOUTS = ("pipe=2", "ring=2 stale=previous", "ulysses=2", "ring=2")
 TOKENS = (4096, 1024)
 ROUNDS, LOOP_ROUNDS = 10, 3
 
+AnyTable = TypeVar("AnyTable", Table, LoopTable)
+
 
 def run(options: argparse.Namespace) -> int:
-    """Measure what the options say; the exit status."""
+    """Measure what the options ask for and return the exit status."""
     if options.plot:
-        from .step.plot import check, draw
-
-        check(Path(options.plot))
+        step_plot.check(Path(options.plot))
     if options.steps is not None:
         return _run_loops(options)
     if options.link:
@@ -34,14 +41,11 @@ def run(options: argparse.Namespace) -> int:
     layouts = [ParallelLayout.parse(text) for text in dict.fromkeys(options.layout or LAYOUTS)]
     rounds = ROUNDS if options.rounds is None else options.rounds
     cases = _cases(options, layouts)
-    tables = measure(cases, layouts, rounds=rounds, peers=not options.no_peers, say=_say)
-    if options.plot:
-        draw(tables, Path(options.plot))
-    if options.json:
-        print(msgspec.json.encode([asdict(table) for table in tables]).decode())
-    else:
-        print(describe(tables, rounds))
-    return 0
+    tables = measure(cases, layouts, rounds=rounds, peers=not options.no_peers, log=_log)
+    return _show(
+        tables, len(cases), options,
+        describe=step_report.describe, legend=step_report.legend(rounds), draw=step_plot.draw,
+    )  # fmt: skip
 
 
 def _run_loops(options: argparse.Namespace) -> int:
@@ -53,21 +57,49 @@ def _run_loops(options: argparse.Namespace) -> int:
     if options.link and (min(options.link) <= 0 or any(layout.ranks != links.RANKS for layout in layouts)):
         raise InvalidRequest(f"--link takes megabits above 0, and layouts of {links.RANKS} ranks")
     if options.plot and not options.link:
-        raise InvalidRequest("--plot of step loops draws seconds by link: give --link as well")
+        raise InvalidRequest("--plot of step loops draws seconds by link speed: give --link as well")
     rounds = LOOP_ROUNDS if options.rounds is None else options.rounds
     cases = _cases(options, layouts)
-    measured = measure_loops(
-        cases, layouts, steps=options.steps, rounds=rounds, megabits=sorted(set(options.link)), say=_say
+    tables = measure_loops(
+        cases, layouts, steps=options.steps, rounds=rounds, megabits=sorted(set(options.link)), log=_log
     )
-    shown = msgspec.json.encode([asdict(one) for one in measured]).decode()
-    print(shown if options.json else report.describe(measured, rounds), flush=True)
-    if options.plot:
-        plot.draw(measured, Path(options.plot))
+    return _show(
+        tables, len(cases), options,
+        describe=loop_report.describe, legend=loop_report.legend(rounds), draw=loop_plot.draw,
+    )  # fmt: skip
+
+
+def _show(
+    tables: Generator[AnyTable, None, None], count: int, options: argparse.Namespace, *,
+    describe: Callable[[AnyTable], str], legend: str, draw: Callable[[Sequence[AnyTable], Path], None],
+) -> int:  # fmt: skip
+    """Print and plot each table as soon as it is measured, so that an interrupted run keeps its finished tables.
+
+    With ``--json``, print one document at the end instead.
+
+    Args:
+        tables: measures one table after another.
+        count: number of tables to come.
+        options: the command line.
+        describe: formats a table.
+        legend: explains the columns; printed at the end.
+        draw: draws all tables so far into a file.
+    """
+    finished: list[AnyTable] = []
+    with closing(tables):
+        for table in tables:
+            finished.append(table)
+            if not options.json:
+                print(describe(table), end="\n\n", flush=True)
+            if options.plot:
+                draw(finished, Path(options.plot))
+            _log(f"{table.case}: finished, {len(finished)} of {count}")
+    print(msgspec.json.encode([asdict(table) for table in finished]).decode() if options.json else legend, flush=True)
     return 0
 
 
 def _cases(options: argparse.Namespace, layouts: list[ParallelLayout]) -> list[Case]:
-    """One case a size, and one with both branches of guidance where a layout splits them."""
+    """One case per size, and a second one with both guidance branches if a layout splits them."""
     if options.rounds is not None and options.rounds < 1:
         raise InvalidRequest(f"--rounds {options.rounds}: at least one is needed")
     return [
@@ -77,5 +109,6 @@ def _cases(options: argparse.Namespace, layouts: list[ParallelLayout]) -> list[C
     ]
 
 
-def _say(text: str) -> None:
+def _log(text: str) -> None:
+    """Report progress on stderr."""
     print(text, file=sys.stderr, flush=True)

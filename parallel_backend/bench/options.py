@@ -1,38 +1,44 @@
-"""The options of ``bench``, apart from what needs torch."""
+"""The options of ``bench``, kept apart from the modules that import torch."""
 
 import argparse
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the command."""
+    """Add the options of the command to its parser."""
     parser.add_argument("--family", default="flux", help="shape of the model: flux or wan (default %(default)s)")
     parser.add_argument(
         "--layout", action="append", metavar="LAYOUT",
-        help="repeatable (default ulysses=2, ring=2 and cfg=2; of --steps pipe=2, stale and exact ring=2, ulysses=2)",
+        help="a layout to time; repeatable (default ulysses=2, ring=2 and cfg=2; with --steps pipe=2, "
+        '"ring=2 stale=previous", ulysses=2 and ring=2)',
     )  # fmt: skip
     parser.add_argument(
         "--tokens",
         action="append",
         type=int,
         metavar="N",
-        help="of the latent; repeatable (default 4096 and 1024)",
+        help="latent tokens; repeatable (default 4096 and 1024)",
     )
-    parser.add_argument("--text-tokens", type=int, default=128, metavar="N", help="of the text (default %(default)s)")
+    parser.add_argument("--text-tokens", type=int, default=128, metavar="N", help="text tokens (default %(default)s)")
     parser.add_argument(
-        "--rounds", type=int, metavar="N", help="steps of each, 10 without; of --steps loops of each, 3 without"
-    )
+        "--rounds", type=int, metavar="N",
+        help="timed steps of each contestant (default 10); with --steps, timed loops of each layout (default 3)",
+    )  # fmt: skip
     parser.add_argument(
         "--steps", type=int, metavar="N",
-        help="time whole step loops of so many steps, which is what pipe and stale are for, without peers",
+        help="time whole step loops of N steps instead of single steps, without peers; pipe and stale layouts only "
+        "pay off over several steps",
     )  # fmt: skip
     parser.add_argument(
         "--link", action="append", type=float, default=[], metavar="MBIT",
-        help="of --steps, on two ranks: limit the link between them as well, in megabits a second; repeatable",
+        help="with --steps and layouts of two ranks: also time on a link limited to this many megabits a second; "
+        "repeatable",
     )  # fmt: skip
     parser.add_argument(
-        "--no-peers", action="store_true", help="of single steps: leave out diffusers' own parallelism and the like"
-    )
-    parser.add_argument("--json", action="store_true", help="as JSON")
+        "--no-peers", action="store_true",
+        help="without --steps: leave out the parallelism of diffusers and of other projects",
+    )  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="print all results as one JSON document at the end")
     parser.add_argument(
-        "--plot", metavar="FILE.png", help="draw the ratios, or with --link the seconds by link; needs Pillow"
-    )
+        "--plot", metavar="FILE.png",
+        help="draw the speedups, or with --link the seconds by link speed; needs matplotlib",
+    )  # fmt: skip

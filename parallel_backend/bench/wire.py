@@ -1,4 +1,4 @@
-"""How fast requests and pixels travel, against a plain socket copy of the same bytes in the same run."""
+"""How fast requests and pixels travel, compared with a plain socket copy of the same bytes in the same run."""
 
 import contextlib
 import json
@@ -23,18 +23,18 @@ from ..protocol.messages import Devices, Echo, Forward, ModelSpec, Progress, Unl
 from ..protocol.tensors import SOCKET_BUFFER
 
 PIXELS = 225_000_000
-"""Values of the large reply: 0.9 GB of float32."""
+"""Values in the large reply: 0.9 GB of float32."""
 LATENT = (1, 16, 1, 128, 128)
-"""Shape of the latent that is sent and returned: 1 MiB of float32."""
+"""Shape of the latent that is sent and returned, 1 MiB of float32."""
 PATCH = (1, 16, 16)
-"""So that such a latent is 64 tokens, and a forward next to no work."""
+"""Patch size with which this latent is 64 tokens, so that a forward takes next to no time."""
 TEXT = 32
 CALLS = 50
 
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """Seconds of one thing that was done ``CALLS`` times."""
+    """Seconds of something that was repeated ``CALLS`` times."""
 
     best: float
     median: float
@@ -42,7 +42,7 @@ class Spread:
 
     @classmethod
     def of(cls, seconds: Sequence[float]) -> "Spread":
-        """The spread of measurements."""
+        """Summarize measured seconds."""
         return cls(best=min(seconds), median=statistics.median(seconds), worst=max(seconds))
 
     def __str__(self) -> str:
@@ -51,10 +51,18 @@ class Spread:
 
 @dataclass(frozen=True, kw_only=True)
 class WireMeasurement:
-    """Seconds, and bytes by which the supervisor grew while the large reply passed.
+    """The results.
 
-    ``here`` is a forward in this process, ``forward`` by layout the same through the backend, ``added`` by layout
-    what that takes longer than the one of the same round. ``echo`` is a request that computes nothing.
+    Attributes:
+        reply_bytes: size of the large reply.
+        plain_copy: seconds of a plain socket copy of that size.
+        reply: seconds of the large reply.
+        reply_ratio: ``reply`` divided by ``plain_copy``.
+        supervisor_growth: bytes by which the supervisor's memory grew during the large replies.
+        echo: seconds of a request that computes nothing.
+        here: seconds of a forward in this process.
+        forward: by layout, seconds of the same forward through the backend.
+        added: by layout, how many seconds longer that takes than the forward in this process in the same round.
     """
 
     reply_bytes: int
@@ -68,25 +76,29 @@ class WireMeasurement:
     added: dict[str, Spread]
 
     def describe(self) -> str:
-        """The same for people."""
+        """Format the results as text."""
         lines = [
             f"a reply of {self.reply_bytes / 1e9:.2f} GB: {self.reply:.2f} s, {self.reply_ratio:.2f} times a plain "
             f"socket copy ({self.plain_copy:.2f} s); the supervisor grew by {self.supervisor_growth / 2**20:.1f} MiB",
-            f"1 MiB both ways, one tiny layer, 64 tokens, one thread a rank; median (best to worst) of {CALLS}:",
-            f"{'Echo':>24}: {self.echo}, the way there and back alone",
+            f"1 MiB each way, one tiny layer, 64 tokens, one thread per rank; median (best to worst) of {CALLS}:",
+            f"{'Echo':>24}: {self.echo}, the round trip alone",
             f"{'forward, this process':>24}: {self.here}",
         ]
         for layout, spread in self.forward.items():
             lines.append(f"{'Forward, ' + layout:>24}: {spread}, adds {self.added[layout]}")
-        lines.append("added: the way, the checks, and with several ranks sharing, exchanging and gathering")
+        lines.append("added: the round trip and the checks; on several ranks also splitting, exchanging and gathering")
         return "\n".join(lines)
 
 
 def measure_alone(*, ranks: int = 2, pixels: int = PIXELS) -> WireMeasurement:
-    """Measure through a backend of its own, which is stopped at the end.
+    """Measure with a temporary backend.
+
+    Args:
+        ranks: CPU ranks.
+        pixels: values in the large reply.
 
     Raises:
-        InvalidRequest: there is nothing to send.
+        InvalidRequest: ``pixels`` is below 1.
         BackendError: the backend fails.
     """
     if pixels < 1:
@@ -96,7 +108,12 @@ def measure_alone(*, ranks: int = 2, pixels: int = PIXELS) -> WireMeasurement:
 
 
 def measure(client: Client, *, ranks: int = 2, pixels: int = PIXELS) -> WireMeasurement:
-    """Measure through a backend with ``ranks`` CPU ranks, which it starts.
+    """Measure with a backend, which starts the ranks.
+
+    Args:
+        client: connected to the backend.
+        ranks: CPU ranks.
+        pixels: values in the large reply.
 
     Raises:
         BackendError: the backend fails.
@@ -119,7 +136,7 @@ def measure(client: Client, *, ranks: int = 2, pixels: int = PIXELS) -> WireMeas
 
 
 def _small_calls(client: Client, devices: Devices) -> tuple[list[float], list[float], dict[str, list[float]]]:
-    """Seconds of an ``Echo``, of forwards in this process, and of the same by layout, all turn by turn."""
+    """Return the seconds of echoes, of forwards in this process, and by layout of the same forwards, interleaved."""
     inputs = _inputs()
     named, latent = {f"0.{name}": tensor for name, tensor in inputs.items()}, {"x": inputs["hidden_states"]}
     echo: list[float] = []
@@ -130,31 +147,31 @@ def _small_calls(client: Client, devices: Devices) -> tuple[list[float], list[fl
         module, path = _tiny_model(Path(folder))
         specs = [ModelSpec(path=path, devices=devices, dtype="float32", layout=layout) for layout in layouts]
         for _ in range(CALLS + 1):
-            (wanted,) = _timed(here, module, **inputs, return_dict=False)
+            (expected,) = _timed(here, module, **inputs, return_dict=False)
             for spec in specs:
-                got = _timed(forward[str(spec.layout)], client.call, Forward(model=spec, branches=1), named)
-                _check(got["0"], wanted)
+                reply = _timed(forward[str(spec.layout)], client.call, Forward(model=spec, branches=1), named)
+                _check(reply["0"], expected)
             _check(_timed(echo, client.call, Echo(model=specs[0]), latent)["x"], latent["x"])
         client.call(Unload(model=specs[0]))
     return echo[1:], here[1:], {layout: seconds[1:] for layout, seconds in forward.items()}
 
 
 def _timed(seconds: list[float], call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-    """What a call returns; its seconds are put to the others."""
+    """Return what a call returns, and append its duration to ``seconds``."""
     start = time.perf_counter()
     result = call(*arguments, **options)
     seconds.append(time.perf_counter() - start)
     return result
 
 
-def _check(got: torch.Tensor, wanted: torch.Tensor) -> None:
-    if got.shape != wanted.shape or float((got - wanted).abs().max()) > 1e-3 * float(wanted.abs().max()):
-        raise RuntimeError("the backend gave something else than it was asked for")
+def _check(result: torch.Tensor, expected: torch.Tensor) -> None:
+    if result.shape != expected.shape or float((result - expected).abs().max()) > 1e-3 * float(expected.abs().max()):
+        raise RuntimeError("the backend returned a wrong result")
 
 
 @contextlib.contextmanager
 def _one_thread() -> Iterator[None]:
-    """As a rank has it: what this process computes is compared with it."""
+    """Compute with one thread in this process, as a rank does, so that the two can be compared."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -172,7 +189,7 @@ def _inputs() -> dict[str, torch.Tensor]:
 
 
 def _tiny_model(folder: Path) -> tuple[Any, str]:
-    """A model, and the folder it was written to."""
+    """Write a model to a folder and return both."""
     from diffusers import WanTransformer3DModel
 
     torch.manual_seed(0)
@@ -192,7 +209,7 @@ def _tiny_model(folder: Path) -> tuple[Any, str]:
 
 
 def _large_replies(client: Client, spec: ModelSpec, pixels: int) -> tuple[float, float]:
-    """Median seconds of the plain copy and of the reply, turn by turn."""
+    """Return the median seconds of the plain copy and of the reply, measured alternately."""
     rounds = [(_plain_copy(pixels * 4), _large_reply(client, spec, pixels)) for _ in range(3)]
     plain, reply = zip(*rounds, strict=True)
     return statistics.median(plain), statistics.median(reply)
@@ -205,15 +222,15 @@ def _large_reply(client: Client, spec: ModelSpec, pixels: int) -> float:
         if progress.phase == "reply":
             start[0] = time.perf_counter()
 
-    made = client.call(Echo(model=spec, make=pixels), on_progress=progressed)["made"]
+    values = client.call(Echo(model=spec, make=pixels), on_progress=progressed)["made"]
     seconds = time.perf_counter() - start[0]
-    if made[0] != 0.5 or made[-1] != 0.5:
-        raise RuntimeError("the backend returned other bytes than it made")
+    if values[0] != 0.5 or values[-1] != 0.5:
+        raise RuntimeError("the backend returned wrong values")
     return seconds
 
 
 def _plain_copy(count: int) -> float:
-    """Seconds from one process's memory to another's fresh buffer through a Unix socket."""
+    """Seconds to copy bytes from one process's memory to a new buffer of another's through a Unix socket."""
     ours, theirs = socket.socketpair()
     theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER)
     child = os.fork()
@@ -228,7 +245,7 @@ def _plain_copy(count: int) -> float:
     with ours:
         ours.recv(1)
         start = time.perf_counter()
-        fresh: Any = torch.empty(count, dtype=torch.uint8).numpy()  # as a reply's tensor: not filled with zeros first
+        fresh: Any = torch.empty(count, dtype=torch.uint8).numpy()  # like a reply's tensor, not zeroed first
         view = memoryview(fresh)
         while view:
             view = view[ours.recv_into(view) :]

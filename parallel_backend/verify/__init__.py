@@ -1,1 +1,1 @@
-"""Holding every family under every layout to diffusers' own forward: ``python -m parallel_backend verify``."""
+"""Comparing every family, layout, step loop and VAE with diffusers: ``python -m parallel_backend verify``."""

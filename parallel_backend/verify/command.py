@@ -1,4 +1,4 @@
-"""``python -m parallel_backend verify``."""
+"""The command ``python -m parallel_backend verify``."""
 
 import argparse
 import os
@@ -16,27 +16,28 @@ from ..errors import InvalidRequest
 from ..layout.parallel_layout import OPTIONS, ParallelLayout
 from ..protocol.messages import Devices
 from .forward import matrix, memory, pairwise, real
-from .forward.cells import Cells
+from .forward.cells import SmallModels
 from .forward.examples import short_name, variants
 from .forward.matrix import Cell
 from .forward.memory import Growth
-from .forward.run import Question, Report, verifier
+from .forward.run import Comparison, Report, verifier
 from .loops import quality
-from .loops.run import Loop, LoopCells, every
+from .loops.run import Loop, LoopVerifier, every
 from .vae.kinds import WIDTH
-from .vae.run import Asked, ask
+from .vae.run import Asked, compare
 
 
 def run(options: argparse.Namespace) -> int:
-    """Answer what the options ask; the exit status."""
-    # NVIDIA's libraries, here and in the ranks: TF32 rounds float32 to three digits, and not the same ones everywhere.
+    """Run the comparisons that the options ask for and return the exit status."""
+    # Disable TF32 in NVIDIA's libraries, here and in the ranks: it rounds float32 to three digits, in ways that differ
+    # between kernels.
     os.environ.setdefault("NVIDIA_TF32_OVERRIDE", "0")
     if options.text_tokens is not None and options.text_tokens < 1:
         raise InvalidRequest(f"--text-tokens {options.text_tokens}: at least one is needed")
     if options.vae:
         return _run_vae(options)
     if options.encode or options.width is not None:
-        raise InvalidRequest("--encode and --width are for --vae")
+        raise InvalidRequest("--encode and --width need --vae")
     if options.memory:
         return _run_memory(options)
     if options.quality:
@@ -47,31 +48,30 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _run_memory(options: argparse.Namespace) -> int:
-    given = {name for name, value in vars(options).items() if value} - {"memory", "json", "run"}
-    if given:
-        raise InvalidRequest(f"--memory has its own models and layouts: leave {', '.join(sorted(given))} out")
-    grown: list[Growth] = []
+    unsupported = _set_options(options) - {"memory", "json"}
+    if unsupported:
+        raise InvalidRequest(f"--memory has its own models and layouts: leave {', '.join(sorted(unsupported))} out")
+    results: list[Growth] = []
     for growth in memory.measure():
-        grown.append(growth)
+        results.append(growth)
         if not options.json:
             print(growth.describe(), flush=True)
     if options.json:
-        print(msgspec.json.encode([asdict(growth) | {"failed": growth.failed} for growth in grown]).decode())
-    return int(any(growth.failed for growth in grown))
+        print(msgspec.json.encode([asdict(growth) | {"failed": growth.failed} for growth in results]).decode())
+    return int(any(growth.failed for growth in results))
 
 
 def _run_vae(options: argparse.Namespace) -> int:
-    given = {name for name, value in vars(options).items() if value}
-    foreign = given - {"vae", "encode", "size", "ranks", "width", "json", "run"}
-    if foreign:
+    unsupported = _set_options(options) - {"vae", "encode", "size", "ranks", "width", "json"}
+    if unsupported:
         raise InvalidRequest(
-            f"--vae KIND takes --encode, --size, --ranks and --width: leave {', '.join(sorted(foreign))} out"
+            f"--vae KIND takes --encode, --size, --ranks and --width: leave {', '.join(sorted(unsupported))} out"
         )
-    for name, least in (("ranks", 1), ("width", 8)):
+    for name, minimum in (("ranks", 1), ("width", 8)):
         value = getattr(options, name)
-        if value is not None and value < least:
-            raise InvalidRequest(f"--{name} {value}: at least {least} is needed")
-    report = ask(
+        if value is not None and value < minimum:
+            raise InvalidRequest(f"--{name} {value}: at least {minimum} is needed")
+    report = compare(
         Asked(
             kind=options.vae, ranks=options.ranks or 2, encode=options.encode, size=_size(options),
             width=options.width or WIDTH,
@@ -87,38 +87,39 @@ def _run_loops(options: argparse.Namespace) -> int:
     for name in ("model", "dtype", "ci", "named"):
         if getattr(options, name):
             raise InvalidRequest(f"--warmup runs the step loops of small models: leave {name} out")
-    chosen = _loops(options)
-    devices = Devices(kind="cpu", indices=tuple(range(max(loop.layout.ranks for loop in chosen))))
+    loops = _loops(options)
+    devices = Devices(kind="cpu", indices=tuple(range(max(loop.layout.ranks for loop in loops))))
     with tempfile.TemporaryDirectory(prefix="verify-models-") as folder, verifier(devices) as runner:
-        asking = LoopCells(runner.client, devices, Path(folder))
-        return tell(map(asking.ask, chosen), as_json=options.json, alone=len(chosen) == 1)
+        loop_verifier = LoopVerifier(runner.client, devices, Path(folder))
+        return show(map(loop_verifier.compare, loops), as_json=options.json, single=len(loops) == 1)
 
 
 def _loops(options: argparse.Namespace) -> list[Loop]:
     warmup = None if options.warmup == "all" else _steps(options.warmup)
     layouts = [] if options.layout is None else [ParallelLayout.parse(options.layout)]
     if any(not layout.adapts for layout in layouts):
-        raise InvalidRequest(f'--layout "{options.layout}" is exact in all steps: verify without --warmup compares it')
+        raise InvalidRequest(f'--layout "{options.layout}" is exact in all steps: run verify without --warmup')
     if any(layout.warmup != OPTIONS["warmup"] for layout in layouts):
-        raise InvalidRequest(f"--warmup says how many steps are exact: leave warmup out of --layout {options.layout!r}")
-    chosen = list(every(_kinds(options), warmup, layouts))
-    chosen = [loop for loop in chosen if options.ranks in (None, loop.layout.ranks)]
-    if not chosen:
-        raise InvalidRequest(f"no layout has --ranks {options.ranks}")
+        raise InvalidRequest(
+            f"--warmup sets the number of exact steps: leave warmup out of --layout {options.layout!r}"
+        )
+    loops = [loop for loop in every(_variants(options), warmup, layouts) if options.ranks in (None, loop.layout.ranks)]
+    if not loops:
+        raise InvalidRequest(f"no layout has {options.ranks} ranks; leave --ranks out, or change it")
     size, text = _size(options), options.text_tokens
-    return [replace(loop, size=size or loop.size, text=text or loop.text) for loop in chosen]
+    return [replace(loop, size=size or loop.size, text=text or loop.text) for loop in loops]
 
 
 def _run_quality(options: argparse.Namespace) -> int:
-    given = {name for name, value in vars(options).items() if value} - {"quality", "json", "run", "layout", "warmup"}
-    if given:
-        raise InvalidRequest(f"--quality has its own model: leave {', '.join(sorted(given))} out")
+    unsupported = _set_options(options) - {"quality", "json", "layout", "warmup"}
+    if unsupported:
+        raise InvalidRequest(f"--quality has its own model: leave {', '.join(sorted(unsupported))} out")
     warmups = quality.WARMUPS if options.warmup is None else (_steps(options.warmup),)
-    layouts = quality.table((options.layout,) if options.layout else quality.LAYOUTS, warmups)
+    layouts = quality.with_warmups((options.layout,) if options.layout else quality.LAYOUTS, warmups)
     if options.layout and ParallelLayout.parse(options.layout).warmup != OPTIONS["warmup"]:
         raise InvalidRequest(f"--quality takes --warmup: leave warmup out of --layout {options.layout!r}")
     if not layouts[0].approximate:
-        raise InvalidRequest(f'--layout "{options.layout}" is exact: there is no quality to lose')
+        raise InvalidRequest(f'--layout "{options.layout}" is exact: it loses no quality')
     devices = Devices(kind="cpu", indices=tuple(range(max(layout.ranks for layout in layouts))))
     with verifier(devices) as runner:
         exact, rows = quality.measure(runner.client, devices, layouts, lambda text: print(text, file=sys.stderr))
@@ -129,6 +130,11 @@ def _run_quality(options: argparse.Namespace) -> int:
     return int(bool(failures))
 
 
+def _set_options(options: argparse.Namespace) -> set[str]:
+    """Names of the options that the command line sets."""
+    return {name for name, value in vars(options).items() if value} - {"run"}
+
+
 def _steps(text: str) -> int:
     if not text.isdecimal():
         raise InvalidRequest(f"--warmup {text}: write a number of steps")
@@ -137,18 +143,18 @@ def _steps(text: str) -> int:
 
 def _run_matrix(options: argparse.Namespace) -> int:
     if options.dtype:
-        raise InvalidRequest("--dtype is for a MODEL; the small models of the matrix are in float32")
+        raise InvalidRequest("--dtype needs a MODEL; the small models of the matrix run in float32")
     cells = _cells(options)
     devices = Devices(kind="cpu", indices=tuple(range(max(cell.layout.ranks for cell in cells))))
     with tempfile.TemporaryDirectory(prefix="verify-models-") as folder:
-        models = Cells(Path(folder))
-        return _answer(map(models.question, cells), devices, options, time=len(cells) == 1)
+        models = SmallModels(Path(folder))
+        return _compare(map(models.comparison, cells), devices, options, time=len(cells) == 1)
 
 
 def _run_model(options: argparse.Namespace) -> int:
     for name in ("family", "variant", "ci", "named"):
         if getattr(options, name):
-            raise InvalidRequest(f"--{name} chooses among the small models; with MODEL leave it out")
+            raise InvalidRequest(f"--{name} selects small models: leave it out with MODEL")
     layout = None if options.layout is None else ParallelLayout.parse(options.layout)
     ranks = layout.ranks if layout and options.ranks is None else options.ranks
     devices = real.choose_devices(ranks)
@@ -158,59 +164,66 @@ def _run_model(options: argparse.Namespace) -> int:
     if not options.json:
         print(model.describe(devices), flush=True)
     layouts = [layout] if layout else real.layouts_on(len(devices.indices))
-    questions = [question for expert in model.experts() for question in expert.questions(layouts, device)]
+    comparisons = [comparison for expert in model.experts() for comparison in expert.comparisons(layouts, device)]
     if not options.json:
-        print(f"equal means: a relative error of at most {questions[0].tolerance:.1e}", flush=True)
-    return _answer(questions, devices, options, time=layout is not None)
+        print(f"equal means a relative error of at most {comparisons[0].tolerance:.1e}", flush=True)
+    return _compare(comparisons, devices, options, time=layout is not None)
 
 
-def _answer(questions: Iterable[Question], devices: Devices, options: argparse.Namespace, *, time: bool) -> int:
+def _compare(comparisons: Iterable[Comparison], devices: Devices, options: argparse.Namespace, *, time: bool) -> int:
     with verifier(devices) as runner:
-        return tell((runner.ask(question, time=time) for question in questions), as_json=options.json, alone=time)
+        reports = (runner.compare(comparison, time=time) for comparison in comparisons)
+        return show(reports, as_json=options.json, single=time)
 
 
-def tell(answers: Iterable[Report], *, as_json: bool, alone: bool) -> int:
-    """Print reports, as they come or as JSON; the exit status. ``alone`` says that a single one is no list in JSON."""
+def show(incoming: Iterable[Report], *, as_json: bool, single: bool) -> int:
+    """Print each report when it arrives, or all as JSON at the end, and return the exit status.
+
+    Args:
+        incoming: the reports.
+        as_json: whether to print JSON.
+        single: whether JSON is a single object instead of a list if there is one report.
+    """
     reports: list[Report] = []
-    for report in answers:
+    for report in incoming:
         reports.append(report)
         if not as_json:
             print(_line(report), flush=True)
     if as_json:
-        shown = [asdict(report) | {"failed": report.failed} for report in reports]
-        print(msgspec.json.encode(shown[0] if alone and len(shown) == 1 else shown).decode())
+        objects = [asdict(report) | {"failed": report.failed} for report in reports]
+        print(msgspec.json.encode(objects[0] if single and len(objects) == 1 else objects).decode())
     else:
         print(_summary(reports))
     return int(any(report.failed for report in reports))
 
 
-def _kinds(options: argparse.Namespace) -> list[tuple[str, str]]:
-    """Class names and variants that are asked for."""
+def _variants(options: argparse.Namespace) -> list[tuple[str, str]]:
+    """Return the class names and variants that the options select."""
     families = sorted({short_name(class_name) for class_name, _ in variants()})
     if options.family is not None and options.family not in families:
-        raise InvalidRequest(f"family {options.family!r} is none of {', '.join(families)}")
-    kinds = [pair for pair in variants() if options.family in (None, short_name(pair[0]))]
-    names = [name for _, name in kinds]
+        raise InvalidRequest(f"family {options.family!r} does not exist; choose one of {', '.join(families)}")
+    pairs = [pair for pair in variants() if options.family in (None, short_name(pair[0]))]
+    names = [name for _, name in pairs]
     if options.variant is not None and options.variant not in names:
-        raise InvalidRequest(f"variant {options.variant!r} is none of {', '.join(names)}")
-    return [pair for pair in kinds if options.variant in (None, pair[1])]
+        raise InvalidRequest(f"variant {options.variant!r} does not exist; choose one of {', '.join(names)}")
+    return [pair for pair in pairs if options.variant in (None, pair[1])]
 
 
 def _cells(options: argparse.Namespace) -> list[Cell]:
-    kinds = _kinds(options)
+    pairs = _variants(options)
     if options.layout is None:
-        chosen = pairwise.ci() if options.ci else matrix.named() if options.named else matrix.every()
-        cells = [cell for cell in chosen if (cell.class_name, cell.variant) in kinds]
+        part = pairwise.ci() if options.ci else matrix.named() if options.named else matrix.every()
+        cells = [cell for cell in part if (cell.class_name, cell.variant) in pairs]
     else:
         layout = ParallelLayout.parse(options.layout)
-        cells = [Cell(class_name=class_name, variant=name, layout=layout) for class_name, name in kinds]
+        cells = [Cell(class_name=class_name, variant=name, layout=layout) for class_name, name in pairs]
     cells = [cell for cell in cells if options.ranks in (None, cell.layout.ranks)]
     if not cells:
-        raise InvalidRequest(f"no layout has --ranks {options.ranks}")
-    return [_shaped(cell, options) for cell in cells]
+        raise InvalidRequest("no cell of the matrix matches these options")
+    return [_resized(cell, options) for cell in cells]
 
 
-def _shaped(cell: Cell, options: argparse.Namespace) -> Cell:
+def _resized(cell: Cell, options: argparse.Namespace) -> Cell:
     size = _size(options)
     cell = cell if size is None else replace(cell, size=size)
     return cell if options.text_tokens is None else replace(cell, text=options.text_tokens)
@@ -227,14 +240,14 @@ def _size(options: argparse.Namespace) -> tuple[int, ...] | None:
 def _line(report: Report) -> str:
     if report.skipped:
         return f"skipped  {report.cell}: {report.skipped}"
-    said = f"{'FAILED' if report.failed else 'equal '}   {report.cell}: {report.max_rel_error:.1e}"
+    line = f"{'FAILED' if report.failed else 'equal '}   {report.cell}: {report.max_rel_error:.1e}"
     if report.bytes_sent_per_rank != report.bytes_formula_per_rank:
-        said += f"; sent {report.bytes_sent_per_rank}, the formulas say {report.bytes_formula_per_rank}"
+        line += f"; sent {report.bytes_sent_per_rank} bytes, the formulas say {report.bytes_formula_per_rank}"
     if report.seconds_per_step is not None:
-        said += f"; {report.seconds_per_step:.3f} s a step"
+        line += f"; {report.seconds_per_step:.3f} s per step"
     if report.seconds_per_step_one_rank is not None:
-        said += f", one rank {report.seconds_per_step_one_rank:.3f} s"
-    return said
+        line += f", one rank {report.seconds_per_step_one_rank:.3f} s"
+    return line
 
 
 def _summary(reports: Sequence[Report]) -> str:

@@ -1,4 +1,4 @@
-"""The options of ``verify``, apart from what needs torch."""
+"""The options of ``verify``, kept apart from the modules that import torch."""
 
 import argparse
 
@@ -6,39 +6,46 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the command."""
+    """Add the options of the command to its parser."""
     parser.add_argument(
         "model", nargs="?", metavar="MODEL",
-        help="a checkpoint's folder or name: hold it itself to diffusers' forward, on the GPUs where there are any",
+        help="a checkpoint's folder or name: compare this checkpoint with diffusers' own forward, on the GPUs if there "
+        "are any; without MODEL, compare small random models of every family",
     )  # fmt: skip
-    parser.add_argument("--dtype", choices=DTYPES, help="of a MODEL; as the loader chooses without")
-    parser.add_argument("--family", metavar="NAME", help="one family, such as flux; all without")
-    parser.add_argument("--variant", metavar="NAME", help="one of its variants, such as dev; all without")
-    parser.add_argument("--layout", metavar="LAYOUT", help='such as "cfg=2 ulysses=2"; those of the matrix without')
     parser.add_argument(
-        "--ranks", type=int, metavar="N", help="leave out layouts with another number of ranks; of a MODEL: how many"
+        "--dtype", choices=DTYPES, help="with MODEL: dtype to compute in (default: the loader's choice)"
     )
-    parser.add_argument("--size", metavar="TxHxW", help="of the latent; HxW for images")
-    parser.add_argument("--text-tokens", type=int, metavar="N", help="length of the text")
-    parser.add_argument("--ci", action="store_true", help="the part of the matrix that CI runs")
-    parser.add_argument("--named", action="store_true", help="the part with the shapes of real use")
+    parser.add_argument("--family", metavar="NAME", help="one family only, such as flux")
+    parser.add_argument("--variant", metavar="NAME", help="one variant of a family only, such as dev")
     parser.add_argument(
-        "--memory", action="store_true", help="instead: what sharded weights of 2 GB take of the ranks' memory"
+        "--layout", metavar="LAYOUT", help='one layout only, such as "cfg=2 ulysses=2" (default: a matrix of layouts)'
     )
+    parser.add_argument(
+        "--ranks", type=int, metavar="N", help="only layouts of N ranks; with MODEL: the number of ranks to use"
+    )
+    parser.add_argument("--size", metavar="TxHxW", help="size of the latent; HxW for images")
+    parser.add_argument("--text-tokens", type=int, metavar="N", help="length of the text in tokens")
+    parser.add_argument("--ci", action="store_true", help="only the part of the matrix that CI runs")
+    parser.add_argument("--named", action="store_true", help="only the part of the matrix with sizes from real use")
+    parser.add_argument(
+        "--memory", action="store_true",
+        help="instead: measure the memory that the ranks need for 2 GB of sharded weights",
+    )  # fmt: skip
     parser.add_argument(
         "--warmup", metavar="N|all",
-        help="instead: whole step loops of PipeFusion and displaced patch, with that many exact steps at the start, "
-        "against the same algorithm on one process; with all of them, that is the exact one",
+        help="instead: run whole step loops of PipeFusion and displaced patch, whose first N steps are exact, and "
+        "compare them with the same algorithm in one process; with all, also with the exact loop",
     )  # fmt: skip
     parser.add_argument(
         "--quality", action="store_true",
-        help="instead: pictures of the shipped checkpoint in approximate layouts beside exact ones, as a table",
+        help="instead: draw pictures with the shipped checkpoint and tabulate how far those of approximate layouts are "
+        "from exact ones",
     )  # fmt: skip
     parser.add_argument(
         "--vae", metavar="KIND",
-        help="instead: a VAE split by rows over --ranks N, against diffusers' own decode: a small random one such as "
-        "image or wan21, or that of a checkpoint's folder",
+        help="instead: compare a VAE whose rows are split over --ranks N with diffusers' own; KIND is a small random "
+        "VAE such as image or wan21, or a checkpoint's folder",
     )  # fmt: skip
     parser.add_argument("--encode", action="store_true", help="with --vae: encode instead of decode")
-    parser.add_argument("--width", type=int, metavar="N", help="with --vae: channels of its first level; 32 without")
-    parser.add_argument("--json", action="store_true", help="as JSON")
+    parser.add_argument("--width", type=int, metavar="N", help="with --vae: channels of its first level (default 32)")
+    parser.add_argument("--json", action="store_true", help="print the results as JSON")

@@ -1,4 +1,4 @@
-"""The shipped pipeline, loaded once through diffusers alone."""
+"""The shipped pipeline, loaded once with diffusers alone."""
 
 import os
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ def shapes_folder() -> Path:
 
 @pytest.fixture(scope="session")
 def pipeline() -> Iterator[WanPipeline]:
-    """The pipeline, with every core for itself: no ranks run beside it."""
+    """The pipeline, computing on all cores, since no ranks run at the same time."""
     before = torch.get_num_threads()
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     yield sampling.load(SHAPES)

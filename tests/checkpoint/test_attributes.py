@@ -1,4 +1,4 @@
-"""The shipped checkpoint follows prompts it was never trained on, read off the pixels by plain image analysis."""
+"""The shipped checkpoint follows prompts that it was never trained on, as image analysis of its pixels shows."""
 
 import random
 
@@ -13,29 +13,30 @@ from training.scenes import DIRECTIONS, Scene, held_out
 
 STILL_SIZES = [(128, 128), (96, 160), (112, 144), (176, 112)]
 CLIP_SIZES = [(128, 128, 17), (112, 128, 13)]
-"""Some of them are sizes that training never used."""
+"""Training never used some of these sizes."""
 
 ACCURACY = 0.95
-"""Of shape, colour and background together; no single one may be below ``LEAST``."""
-LEAST = 0.85
+"""Minimum mean accuracy of shape, colour and background."""
+MIN_ACCURACY = 0.85
+"""Minimum accuracy of each attribute."""
 DIRECTION_ACCURACY = 0.90
 
 
 def accuracy(scenes: list[Scene], clips: NDArray[np.float32]) -> dict[str, float]:
-    """Share of scenes of which each attribute was read right."""
+    """Return for each attribute the share of scenes in which it was recognized correctly."""
     hits = [read(clip).hits(scene) for scene, clip in zip(scenes, clips, strict=True)]
     return {name: float(np.mean([hit[name] for hit in hits])) for name in hits[0]}
 
 
 def mean_accuracy(parts: list[dict[str, float]]) -> dict[str, float]:
-    """Mean over equally large parts."""
+    """Return the mean over parts of equal size."""
     return {name: float(np.mean([part[name] for part in parts])) for name in parts[0]}
 
 
 def check(accuracies: dict[str, float]) -> None:
-    """Enough of the attributes are right."""
+    """Assert that enough attributes were recognized correctly."""
     assert float(np.mean(list(accuracies.values()))) >= ACCURACY, accuracies
-    assert min(accuracies.values()) >= LEAST, accuracies
+    assert min(accuracies.values()) >= MIN_ACCURACY, accuracies
 
 
 def test_stills_of_64_unseen_prompts(pipeline: WanPipeline) -> None:
@@ -51,7 +52,7 @@ def test_stills_of_64_unseen_prompts(pipeline: WanPipeline) -> None:
     assert min(min(part.values()) for part in parts) >= 0.8, parts
 
 
-def test_clips_of_unseen_prompts_move_as_told(pipeline: WanPipeline) -> None:
+def test_clips_of_unseen_prompts_move_as_prompted(pipeline: WanPipeline) -> None:
     parts = []
     for i, (height, width, frames) in enumerate(CLIP_SIZES):
         chosen = held_out()[i * 16 : i * 16 + 16]
@@ -70,8 +71,8 @@ def test_clips_of_unseen_prompts_move_as_told(pipeline: WanPipeline) -> None:
 
 @pytest.mark.parametrize(("frames", "count"), [(1, 48), (9, 24)])
 def test_an_empty_prompt_reads_near_chance(pipeline: WanPipeline, frames: int, count: int) -> None:
-    """Else the reader, or the checkpoint, would favour the expected answers. Chance is 1/4 for the direction, less
-    for the others."""
+    """Otherwise the reader or the checkpoint would favour the expected answers. Chance is 1/4 for the direction, and
+    less for the other attributes."""
     rng = random.Random(0)
     scenes = [
         Scene(shape=s, colour=c, background=b, direction=rng.choice(list(DIRECTIONS)) if frames > 1 else None)

@@ -1,4 +1,4 @@
-"""The reader sees what was drawn, and nothing in what was not."""
+"""The reader recognizes drawn scenes, and finds no shape where none was drawn."""
 
 import random
 

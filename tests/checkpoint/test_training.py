@@ -1,4 +1,4 @@
-"""What the training relies on: the code of the latents, the cheap form of padded text, held-out triples, Muon."""
+"""What training relies on: the code of the latents, the cheap treatment of text padding, held-out triples, Muon."""
 
 import random
 from pathlib import Path
@@ -38,7 +38,7 @@ def test_one_padding_position_counts_for_all() -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize(("head", "offset"), [(2, -1), (0, 1)])
-def test_two_heads_start_at_the_place_in_the_frame_beside(
+def test_two_heads_attend_to_the_same_place_in_adjacent_frames(
     monkeypatch: pytest.MonkeyPatch, head: int, offset: int
 ) -> None:
     torch.manual_seed(0)
@@ -55,12 +55,12 @@ def test_two_heads_start_at_the_place_in_the_frame_beside(
     weights = seen[0][0, head].softmax(-1).view(frames, places, frames, places)
     for frame in range(frames):
         if 0 <= frame + offset < frames:
-            own = weights[frame, :, frame + offset].diagonal()
-            assert own.min() > 0.5, (frame, own)
+            same_place = weights[frame, :, frame + offset].diagonal()
+            assert same_place.min() > 0.5, (frame, same_place)
 
 
 def scenes(seed: int, count: int) -> Tensor:
-    """Stills ``[count, 3, 1, 96, 160]`` in -1..1 that the code was not fitted on."""
+    """Draw stills ``[count, 3, 1, 96, 160]`` in -1..1 on which the code was not fitted."""
     rng, bucket = random.Random(seed), Bucket(frames=1, height=96, width=160, weight=1.0)
     return torch.stack([random_clip(rng, bucket)[1] for _ in range(count)])
 
@@ -84,7 +84,7 @@ def test_the_code_of_a_clip_is_that_of_every_fourth_frame() -> None:
 
 
 @torch.no_grad()
-def test_cheaper_stills_are_the_stock_computation() -> None:
+def test_cheaper_stills_equal_the_stock_computation() -> None:
     torch.manual_seed(0)
     vae = new_vae().eval()
     pixels = torch.rand(2, 3, 5, 32, 32) * 2 - 1
@@ -94,7 +94,7 @@ def test_cheaper_stills_are_the_stock_computation() -> None:
 
 
 @torch.no_grad()
-def test_the_shipped_vae_speaks_the_code(pipeline: WanPipeline) -> None:
+def test_the_shipped_vae_uses_the_code(pipeline: WanPipeline) -> None:
     vae: AutoencoderKLWan = pipeline.vae
     stock = AutoencoderKLWan(base_dim=8, num_res_blocks=1).config
     assert list(vae.config.latents_mean) == list(stock.latents_mean)

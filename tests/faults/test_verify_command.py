@@ -1,4 +1,4 @@
-"""``verify`` on a checkpoint and on small models: it passes what is correct, and detects what is wrong."""
+"""``verify`` on a checkpoint and on the small models passes correct results and finds wrong ones."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -12,10 +12,10 @@ import torch
 from parallel_backend.denoiser.plan import DenoisingPlan
 from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.protocol.messages import Sample
-from parallel_backend.verify.forward.cells import Cells
+from parallel_backend.verify.forward.cells import SmallModels
 from parallel_backend.verify.forward.matrix import Cell
 from parallel_backend.verify.forward.run import Verifier, verifier
-from parallel_backend.verify.loops.run import Loop, LoopCells, wanted
+from parallel_backend.verify.loops.run import Loop, LoopVerifier, wanted
 
 from .backend import TWO_RANKS, run_command
 
@@ -53,24 +53,24 @@ def test_a_vae(runtime: Path) -> None:
 
 @pytest.fixture(scope="module")
 def runner() -> Iterator[Verifier]:
-    with verifier(TWO_RANKS.devices) as started:
-        yield started
+    with verifier(TWO_RANKS.devices) as running:
+        yield running
 
 
 @pytest.mark.parametrize("steps", [1, 8])
-def test_step_loops_are_held_to_their_algorithm(
+def test_step_loops_equal_their_algorithm(
     runner: Verifier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int
 ) -> None:
-    cells = LoopCells(runner.client, TWO_RANKS.devices, tmp_path)
+    loops = LoopVerifier(runner.client, TWO_RANKS.devices, tmp_path)
     layout = ParallelLayout(pipe=2, patches=3, warmup=steps)
     loop = Loop(class_name="DiTTransformer2DModel", variant="fixed variance", layout=layout)
-    right = cells.ask(loop)
-    assert not right.failed, right
-    assert min(right.bytes_sent_per_rank) > 0
-    # A reference with another number of exact steps is a different algorithm.
+    report = loops.compare(loop)
+    assert not report.failed, report
+    assert min(report.bytes_sent_per_rank) > 0
+    # With another number of exact steps the algorithm is a different one.
     other = 8 if steps == 1 else 1
     monkeypatch.setattr("parallel_backend.verify.loops.run.wanted", _with_warmup(other))
-    assert cells.ask(loop).failed
+    assert loops.compare(loop).failed
 
 
 def _with_warmup(warmup: int) -> Callable[..., torch.Tensor]:
@@ -82,21 +82,21 @@ def _with_warmup(warmup: int) -> Callable[..., torch.Tensor]:
 
 def test_what_differs_fails(runner: Verifier, tmp_path: Path) -> None:
     cell = Cell(class_name="DiTTransformer2DModel", variant="fixed variance", layout=ParallelLayout(ulysses=2))
-    question = Cells(tmp_path).question(cell)
+    comparison = SmallModels(tmp_path).comparison(cell)
 
     def off(branch: int) -> torch.Tensor:
-        wanted = question.stock(branch).clone()
-        wanted.view(-1)[-1] += 1e-3 * wanted.abs().max()
-        return wanted
+        prediction = comparison.stock(branch).clone()
+        prediction.view(-1)[-1] += 1e-3 * prediction.abs().max()
+        return prediction
 
-    right, wrong = runner.ask(question), runner.ask(replace(question, stock=off))
-    sharded = replace(question, layout=ParallelLayout(ulysses=2, shard_weights=True))
-    fewer = runner.ask(replace(sharded, parameters=question.parameters[1:]))
-    wide = runner.ask(replace(question, layout=ParallelLayout(tensor=32)))
-    assert not right.failed
+    correct, wrong = runner.compare(comparison), runner.compare(replace(comparison, stock=off))
+    sharded = replace(comparison, layout=ParallelLayout(ulysses=2, shard_weights=True))
+    fewer_weights = runner.compare(replace(sharded, parameters=comparison.parameters[1:]))
+    impossible = runner.compare(replace(comparison, layout=ParallelLayout(tensor=32)))
+    assert not correct.failed
     assert wrong.failed
     assert 5e-4 < wrong.max_rel_error < 2e-3
-    assert fewer.failed  # it sends more bytes than the formulas predict
-    assert fewer.max_rel_error <= fewer.tolerance
-    assert wide.skipped is not None
-    assert "needs 32 ranks and there are 2" in wide.skipped
+    assert fewer_weights.failed  # it sends more bytes than the formulas predict
+    assert fewer_weights.max_rel_error <= fewer_weights.tolerance
+    assert impossible.skipped is not None
+    assert "needs 32 ranks and there are 2" in impossible.skipped

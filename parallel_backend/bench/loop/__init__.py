@@ -1,1 +1,1 @@
-"""A whole step loop, over links of several speeds."""
+"""Whole step loops, timed over links of several speeds."""

@@ -1,6 +1,6 @@
-"""A slow network on one machine: a namespace a rank, a veth pair between them, and a token bucket at its ends.
+"""A slow network on one machine: one network namespace per rank, a veth pair between them, a token bucket at each end.
 
-As root on Linux, with ``ip`` and ``tc`` of iproute2.
+Needs root on Linux, and ``ip`` and ``tc`` of iproute2.
 """
 
 import os
@@ -16,7 +16,12 @@ _ADDRESSES = ("10.251.0.1/30", "10.251.0.2/30")
 
 
 class Links:
-    """The namespaces, while it is entered."""
+    """A context manager that creates the namespaces and the link, and removes them.
+
+    Attributes:
+        namespaces: name of the network namespace, by rank.
+        interfaces: name of the network interface, by rank.
+    """
 
     def __init__(self) -> None:
         name = f"pdit{os.getpid()}"
@@ -25,9 +30,9 @@ class Links:
 
     def __enter__(self) -> "Links":
         if os.geteuid() or not (shutil.which("ip") and shutil.which("tc")):
-            raise InvalidRequest("--link makes network namespaces, which needs root, and ip and tc of iproute2")
+            raise InvalidRequest("--link creates network namespaces, which needs root, and ip and tc of iproute2")
         try:
-            self._make()
+            self._create()
         except BaseException:
             self._remove()
             raise
@@ -39,18 +44,18 @@ class Links:
         self._remove()
 
     def prefix(self, rank: int) -> list[str]:
-        """What starts a process of a rank in its namespace."""
+        """The command prefix that runs a process in a rank's namespace."""
         return ["ip", "netns", "exec", self.namespaces[rank]]
 
     def limit(self, megabits: float | None) -> None:
-        """Let so many megabits a second through, each way; None for all that the machine can."""
+        """Limit the link to this many megabits a second in each direction; None removes the limit."""
         for namespace, interface in zip(self.namespaces, self.interfaces, strict=True):
             subprocess.run(["tc", "-n", namespace, "qdisc", "del", "dev", interface, "root"], capture_output=True)
             if megabits:
                 shape = ["tbf", "rate", f"{megabits}mbit", "burst", BURST, "latency", LATENCY]
                 _run("tc", "-n", namespace, "qdisc", "add", "dev", interface, "root", *shape)
 
-    def _make(self) -> None:
+    def _create(self) -> None:
         for namespace in self.namespaces:
             _run("ip", "netns", "add", namespace)
         ends = [("netns", namespace) for namespace in self.namespaces]
@@ -66,6 +71,6 @@ class Links:
 
 
 def _run(*command: str) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
-    if done.returncode:
-        raise InvalidRequest(f"{' '.join(command)} failed: {done.stderr.strip() or done.returncode}")
+    process = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    if process.returncode:
+        raise InvalidRequest(f"{' '.join(command)} failed: {process.stderr.strip() or process.returncode}")

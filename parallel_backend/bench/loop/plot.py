@@ -1,52 +1,42 @@
-"""Seconds of a step loop over the link's speed, a line a layout, drawn with Pillow."""
+"""A chart of the seconds of a step loop over the speed of the link, one line per layout."""
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..step.plot import INK, MARGIN, PAPER, RULE, WIDTH
-from .run import LoopRow, Loops
+from ..step.plot import DPI, RULE, WIDTH
+from .run import LoopTable
 
-HEIGHT, LEFT, RIGHT, TOP, BOTTOM, LINE = 420, 70, 200, 40, 50, 16
-COLOURS = ("#2563a8", "#c2571a", "#2f855a", "#7c3aed", "#b7791f", "#9aa5b1")
-
-
-def draw(measured: Sequence[Loops], path: Path) -> None:
-    """One chart a case; the link's own speed is drawn as twice the fastest that was asked for."""
-    from PIL import Image, ImageDraw, ImageFont
-
-    image = Image.new("RGB", (WIDTH, HEIGHT * len(measured)), PAPER)
-    canvas, font = ImageDraw.Draw(image), ImageFont.load_default(size=14)
-    for i, loops in enumerate(measured):
-        _chart(canvas, font, loops, i * HEIGHT)
-    image.save(path)
+HEIGHT = 4.2
+"""Inches of one chart."""
 
 
-def _chart(canvas: Any, font: Any, loops: Loops, top: int) -> None:
-    rates = sorted({row.megabits for row in loops.rows if row.megabits})
-    own, most = 2 * rates[-1], max(map(loops.steady, loops.rows))
+def draw(tables: Sequence[LoopTable], path: Path) -> None:
+    """Draw one chart per case."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
 
-    def place(row: LoopRow) -> tuple[float, float]:
-        across = math.log((row.megabits or own) / rates[0]) / math.log(own / rates[0])
-        height = HEIGHT - TOP - BOTTOM
-        return LEFT + across * (WIDTH - LEFT - RIGHT), top + TOP + height * (1 - loops.steady(row) / most)
+    figure = Figure(figsize=(WIDTH, HEIGHT * len(tables)), dpi=DPI, layout="constrained")
+    FigureCanvasAgg(figure)
+    for chart, table in zip(figure.subplots(len(tables), squeeze=False)[:, 0], tables, strict=True):
+        _lines(chart, table)
+    figure.savefig(path)
 
-    canvas.text((MARGIN, top + 10), f"{loops.case}: seconds of {loops.steps} steps, by Mbit/s", fill=INK, font=font)
-    floor = top + HEIGHT - BOTTOM
-    for share in (0.0, 0.5, 1.0):
-        y = floor - share * (HEIGHT - TOP - BOTTOM)
-        canvas.line((LEFT, y, WIDTH - RIGHT, y), fill=RULE)
-        canvas.text((MARGIN, y - 8), f"{share * most:.1f}", fill=INK, font=font)
-    ends = []
-    for layout, colour in zip(dict.fromkeys(row.layout for row in loops.rows), COLOURS * 9, strict=False):
-        points = [place(row) for row in sorted(loops.rows, key=lambda r: r.megabits or own) if row.layout == layout]
-        canvas.line(points, fill=colour, width=2)
-        ends.append((points[-1][1], layout, colour))
-    below = -math.inf
-    for y, layout, colour in sorted(ends):
-        below = max(y, below + LINE)
-        canvas.text((WIDTH - RIGHT + 8, below - 8), layout, fill=colour, font=font)
-    for rate in [*rates, own]:
-        x = place(next(row for row in loops.rows if (row.megabits or own) == rate))[0]
-        canvas.text((x - 14, floor + 8), "own" if rate == own else f"{rate:g}", fill=INK, font=font)
+
+def _lines(chart: Any, table: LoopTable) -> None:
+    """Draw a line per layout. The machine's own link has no known speed: it is placed at twice the fastest limit."""
+    limits = sorted({row.megabits for row in table.rows if row.megabits})
+    unlimited = 2 * limits[-1]
+    for layout in dict.fromkeys(row.layout for row in table.rows):
+        points = sorted((row.megabits or unlimited, table.steady(row)) for row in table.rows if row.layout == layout)
+        chart.plot(*zip(*points, strict=True), marker="o", markersize=4, label=layout)
+    chart.set_xscale("log")
+    chart.set_xticks([*limits, unlimited], [*(f"{rate:g}" for rate in limits), "unlimited"])
+    chart.minorticks_off()
+    chart.set_ylim(bottom=0)
+    chart.grid(axis="y", color=RULE)
+    chart.set_xlabel("Mbit/s between the ranks")
+    chart.set_ylabel(f"seconds of {table.steps} steps")
+    chart.set_title(str(table.case), loc="left", fontsize="medium")
+    chart.spines[["top", "right"]].set_visible(False)
+    chart.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))

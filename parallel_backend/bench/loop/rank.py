@@ -1,6 +1,7 @@
-"""One rank of step loops: ``python -m parallel_backend.bench.loop.rank``, started by ``run``, ended with its parent.
+"""One rank of step loops: ``python -m parallel_backend.bench.loop.rank``, started by ``loop.run``.
 
-It holds an engine without a supervisor, so that ranks may run in network namespaces of their own.
+The process holds an engine without a supervisor, so that each rank may run in a network namespace of its own. It ends
+with its parent.
 """
 
 import argparse
@@ -10,11 +11,17 @@ from pathlib import Path
 import msgspec
 
 from ...processes import stay_on_own_cores
-from ..ranks.rank import COLLECTIVE_PATIENCE, Answer, serve
+from ..ranks.rank import COLLECTIVE_PATIENCE, Result, serve
 
 
-class LoopTurn(msgspec.Struct, frozen=True, kw_only=True):
-    """A step loop on the tensors of a file; ``output`` is where to leave the samples and counts bytes, unless empty."""
+class LoopRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A request for one step loop.
+
+    Attributes:
+        inputs: safetensors file of the loop's tensors.
+        layout: layout to run it in.
+        output: safetensors file for the samples and the bytes sent by rank; if empty, neither is saved.
+    """
 
     inputs: str
     layout: str
@@ -22,7 +29,7 @@ class LoopTurn(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoopRunner:
-    """An engine on this rank."""
+    """This rank's engine."""
 
     def __init__(self, model: Path, store: Path) -> None:
         self.rank, self.ranks, self.model = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), model
@@ -36,28 +43,28 @@ class LoopRunner:
         dist.init_process_group("gloo", f"file://{store}", COLLECTIVE_PATIENCE, world_size=self.ranks, rank=self.rank)
         self.engine = Engine(rank=self.rank, world_size=self.ranks, device=torch.device("cpu"))
 
-    def run(self, turn: LoopTurn) -> Answer:
-        """All steps."""
+    def run(self, request: LoopRequest) -> Result:
+        """Run all steps."""
         from safetensors.torch import load_file, save_file
 
         from ...layout.parallel_layout import ParallelLayout
         from ...protocol.messages import Devices, ModelSpec, Sample
         from ...protocol.tensors import describe
 
-        tensors = load_file(turn.inputs)
+        tensors = load_file(request.inputs)
         devices = Devices(kind="cpu", indices=tuple(range(self.ranks)))
         spec = ModelSpec(
-            path=str(self.model), devices=devices, dtype="float32", layout=ParallelLayout.parse(turn.layout)
+            path=str(self.model), devices=devices, dtype="float32", layout=ParallelLayout.parse(request.layout)
         )
-        message = Sample(model=spec, branches=1, sampler="euler", cfg=1.0, measure=bool(turn.output), timed=True)
-        done = self.engine.handle(
+        message = Sample(model=spec, branches=1, sampler="euler", cfg=1.0, measure=bool(request.output), timed=True)
+        reply = self.engine.handle(
             message, describe(tensors), None if self.rank else tensors, report=lambda *_: None, cancelled=lambda: False
         )
-        if not done:
-            return Answer()
-        if turn.output:
-            save_file({"samples": done["samples"].contiguous(), "sent": done["sent_bytes"]}, turn.output)
-        return Answer(seconds=float(done["seconds"]))
+        if not reply:
+            return Result()
+        if request.output:
+            save_file({"samples": reply["samples"].contiguous(), "sent": reply["sent_bytes"]}, request.output)
+        return Result(seconds=float(reply["seconds"]))
 
 
 def _runner(options: argparse.Namespace) -> LoopRunner:
@@ -65,4 +72,4 @@ def _runner(options: argparse.Namespace) -> LoopRunner:
 
 
 if __name__ == "__main__":
-    serve(_runner, LoopTurn)
+    serve(_runner, LoopRequest)

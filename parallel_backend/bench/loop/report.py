@@ -1,75 +1,88 @@
-"""Step loops for people: tables, and where the curves of two layouts over the link's speed cross."""
+"""Results of step loops as text: tables, and the link speed at which two layouts are equally fast."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import pairwise
 
 from ...layout.parallel_layout import ParallelLayout
-from .run import LoopRow, Loops
+from .run import LoopRow, LoopTable
 
 
-def describe(measured: Sequence[Loops], rounds: int) -> str:
-    """All tables, with what the numbers mean."""
-    return "\n\n".join(
-        [
-            *map(_table, measured),
-            f"float32, one thread a rank, ranks on cores of their own; {rounds} rounds, in each a loop of every layout "
-            "in another order. Loops are timed on the ranks. Seconds are medians; speedup is the median of the rounds' "
-            "ratios to one rank; bound is that of a pipeline whose stages wait but to fill up, and send for nothing. "
-            "The difference is that of the samples to one rank's.",
-        ]
+def describe(table: LoopTable) -> str:
+    """Format the table of one case."""
+    width = max(len(row.layout) for row in table.rows)
+    title = f"{table.case}, {table.steps} steps"
+    head = f"{'':{width}}        link  seconds  speedup  of its bound  difference  bytes per rank and step"
+    return "\n".join([title, head, *(_row(row, table.steps, width) for row in table.rows), *crossings(table)])
+
+
+def legend(rounds: int) -> str:
+    """Explain the columns."""
+    return (
+        f"float32, one thread per rank, each rank on its own cores; {rounds} rounds, each with one loop of every "
+        "layout in shuffled order. The ranks time the loops. Seconds are medians; speedup is the median of the rounds' "
+        "ratios to one rank. The bound is the speedup of a pipeline whose stages wait only while it fills, and whose "
+        "transfers take no time. Difference is that of the samples to one rank's, relative to their largest value. "
+        "Bytes are those that the busiest rank sends."
     )
 
 
-def _table(loops: Loops) -> str:
-    width = max(len(row.layout) for row in loops.rows)
-    lines = [f"{loops.case}, {loops.steps} steps"]
-    head = f"{'':{width}}      link  seconds  speedup  of its bound  difference  bytes sent a rank and step"
-    lines += [head, *(_row(row, loops.steps, width) for row in loops.rows)]
-    return "\n".join([*lines, *crossings(loops)])
-
-
 def _row(row: LoopRow, steps: int, width: int) -> str:
-    link = f"{row.megabits:g} Mbit/s" if row.megabits else "its own"
+    link = f"{row.megabits:g} Mbit/s" if row.megabits else "unlimited"
     share = f"{row.speedup / row.bound:.1%} of {row.bound:.2f}x" if row.bound else ""
     sent = f"{max(row.sent_bytes) // steps:,}"
     return (
-        f"{row.layout:{width}}  {link:>8}  {row.seconds:7.2f}  {row.speedup:6.2f}x  {share:>12}  "
+        f"{row.layout:{width}}  {link:>10}  {row.seconds:7.2f}  {row.speedup:6.2f}x  {share:>12}  "
         f"{row.max_rel_difference:10.1e}  {sent:>17}"
     )
 
 
-def crossings(loops: Loops) -> Iterator[str]:
-    """Where a pipeline stops to be faster than each exact layout, as measured and by the bytes."""
-    own = {row.layout: row for row in loops.rows if row.megabits is None}
-    for pipe in (row for row in own.values() if row.bound):
-        for other in own.values():
+def crossings(table: LoopTable) -> Iterator[str]:
+    """Yield the link speed at which each pipeline and each exact layout are equally fast, measured and predicted."""
+    unlimited = {row.layout: row for row in table.rows if row.megabits is None}
+    for pipe in (row for row in unlimited.values() if row.bound):
+        for other in unlimited.values():
             if ParallelLayout.parse(other.layout).adapts or not max(other.sent_bytes):
                 continue
-            found, wanted = crossing(loops, pipe, other), predicted(loops, pipe, other)
-            if found and wanted:
+            measured, expected = crossing(table, pipe, other), predicted(table, pipe, other)
+            if measured and expected:
                 yield (
-                    f"{pipe.layout} and {other.layout} are equally fast at {found:.0f} Mbit/s; by the bytes at "
-                    f"{wanted:.0f} ({found / wanted - 1:+.0%})"
+                    f"{pipe.layout} and {other.layout} are equally fast at {measured:.0f} Mbit/s; the bytes sent "
+                    f"predict {expected:.0f} ({measured / expected - 1:+.0%})"
                 )
 
 
-def predicted(loops: Loops, pipe: LoopRow, other: LoopRow) -> float | None:
-    """Megabits a second at which what the other layout computes faster is what it waits longer for bytes.
+def predicted(table: LoopTable, pipe: LoopRow, other: LoopRow) -> float | None:
+    """Predict from the bytes sent the link speed at which a pipeline and another layout are equally fast.
 
-    It waits for all of its own but what travels while it computes. The pipeline waits for those of its warm-up on the
-    whole latent, in which one stage works at a time; those of patches travel while others are computed.
+    That is where the other layout's shorter computation makes up for its longer wait for bytes. The other layout waits
+    for all bytes that it sends, except those that travel while it computes. The pipeline waits for the bytes of its
+    warm-up on the whole latent, during which one stage works at a time; the bytes of single patches travel while other
+    patches are computed.
+
+    Args:
+        table: the table of both rows.
+        pipe: the pipeline, on the machine's own link.
+        other: the other layout, on the machine's own link.
+
+    Returns:
+        Megabits a second; None if one of the two is faster at any speed.
     """
-    waits = sum(pipe.sent_bytes) * min(ParallelLayout.parse(pipe.layout).warmup, loops.steps) / loops.steps
-    more = max(other.sent_bytes) - waits
-    slower = loops.steady(pipe) - loops.steady(other) + other.hidden
-    return 8e-6 * more / slower if slower > 0 and more > 0 else None
+    awaited = sum(pipe.sent_bytes) * min(ParallelLayout.parse(pipe.layout).warmup, table.steps) / table.steps
+    extra_bytes = max(other.sent_bytes) - awaited
+    seconds_saved = table.steady(pipe) - table.steady(other) + other.hidden
+    return 8e-6 * extra_bytes / seconds_saved if seconds_saved > 0 and extra_bytes > 0 else None
 
 
-def crossing(loops: Loops, pipe: LoopRow, other: LoopRow) -> float | None:
-    """Megabits a second at which the measured curves cross, between two that were measured, in a straight line over
-    the seconds by the link's inverse."""
+def crossing(table: LoopTable, pipe: LoopRow, other: LoopRow) -> float | None:
+    """Interpolate the link speed at which the measured curves of a pipeline and another layout cross.
+
+    Seconds are taken as linear in the inverse of the link's speed between two measured speeds.
+
+    Returns:
+        Megabits a second; None if the curves do not cross.
+    """
     by_rate = {
-        layout: {row.megabits: loops.steady(row) for row in loops.rows if row.layout == layout and row.megabits}
+        layout: {row.megabits: table.steady(row) for row in table.rows if row.layout == layout and row.megabits}
         for layout in (pipe.layout, other.layout)
     }
     rates = sorted(rate for rate in by_rate[pipe.layout] if rate)

@@ -1,9 +1,9 @@
-"""Whole step loops: layouts against one rank, interleaved, on links as they are or as slow as is asked for."""
+"""Timing whole step loops: layouts against one rank, interleaved, on unlimited and on limited links."""
 
 import random
 import statistics
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,29 +17,32 @@ from torch.utils.benchmark import Timer
 from ...interfaces.geometry import LATENT, TIMESTEP
 from ...layout.parallel_layout import ParallelLayout
 from ...models import FAMILIES
-from ..ranks.cases import SUBJECTS, Case, write_model
+from ..ranks.cases import MODELS, Case, write_model
 from ..ranks.peers import Peer
-from ..ranks.rank import Answer
-from ..ranks.team import TURN_PATIENCE, Team
+from ..ranks.rank import Result
+from ..ranks.team import STEP_PATIENCE, Team
 from .links import Links
-from .rank import LoopTurn
+from .rank import LoopRequest
 
-Say = Callable[[str], None]
-ONE = ParallelLayout()
-STEP_PATIENCE = 60.0
-"""Seconds that a step may take."""
+Log = Callable[[str], None]
+ONE_RANK = ParallelLayout()
+LOOP_STEP_PATIENCE = 60.0
+"""Seconds that one step of a loop may take."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoopRow:
-    """What came of a layout on links of so many megabits a second, None for those of the machine itself.
+    """The result of one layout on one link.
 
     Attributes:
-        seconds: median of its loops; ``all_seconds``: each of them, by round.
-        speedup: median over the rounds of one rank's seconds by its own.
-        bound: that which no pipeline that streams patches can pass; None for layouts that are more or less.
-        hidden: seconds of all steps for which bytes travel while attention is computed, as a ring has them.
-        max_rel_difference: of the samples, to those of one rank.
+        layout: the layout, as text.
+        megabits: limit of the link, in megabits a second; None for the machine's own, unlimited link.
+        seconds: median over its loops.
+        all_seconds: its loops, by round.
+        speedup: median over the rounds of one rank's seconds divided by this layout's.
+        bound: the highest speedup that a pipeline of patches can reach; None for layouts that are not just a pipeline.
+        hidden: seconds of all steps during which bytes travel while attention is computed, as in a ring.
+        max_rel_difference: of the samples, relative to one rank's.
         sent_bytes: by rank, in all steps.
     """
 
@@ -55,21 +58,30 @@ class LoopRow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Loops:
-    """A case in so many steps: one row a layout and link."""
+class LoopTable:
+    """The results of one case: one row per layout and link.
+
+    Attributes:
+        case: what was timed.
+        steps: of each loop.
+        rows: by link, then by layout.
+    """
 
     case: Case
     steps: int
     rows: tuple[LoopRow, ...]
 
     def steady(self, row: LoopRow) -> float:
-        """A row's seconds on a machine that is equally fast throughout: links are measured one after the other, and
-        what else runs on the machine meanwhile slows one rank as well."""
-        return statistics.median(one.seconds for one in self.rows if one.layout == str(ONE)) / row.speedup
+        """A row's seconds, corrected for changes in the machine's speed while links are measured one after the other.
+
+        Other work that slows a layout slows one rank on the same link as well, so this is the median over all links of
+        one rank's seconds, divided by the row's speedup.
+        """
+        return statistics.median(one.seconds for one in self.rows if one.layout == str(ONE_RANK)) / row.speedup
 
 
 class LoopTeam(Team):
-    """Ranks that hold engines, in namespaces of their own if there are links."""
+    """Ranks that hold engines, each in its own network namespace if there are links."""
 
     module = "parallel_backend.bench.loop.rank"
 
@@ -77,16 +89,16 @@ class LoopTeam(Team):
         super().__init__(Peer(name="layouts", ranks=ranks), model, folder)
         self._network = links
 
-    def loop(self, turn: LoopTurn, steps: int) -> list[Answer]:
-        """What each rank says of a step loop."""
-        return self.run(turn, max(TURN_PATIENCE, steps * STEP_PATIENCE))
+    def loop(self, request: LoopRequest, steps: int) -> list[Result]:
+        """Run a step loop and return each rank's result."""
+        return self.run(request, max(STEP_PATIENCE, steps * LOOP_STEP_PATIENCE))
 
     def _prefix(self, rank: int) -> list[str]:
         return self._network.prefix(rank) if self._network else []
 
     def _environment(self, rank: int) -> Mapping[str, str]:
-        chosen = {"GLOO_SOCKET_IFNAME": self._network.interfaces[rank]} if self._network else {}
-        return {**super()._environment(rank), **chosen}
+        interface = {"GLOO_SOCKET_IFNAME": self._network.interfaces[rank]} if self._network else {}
+        return {**super()._environment(rank), **interface}
 
 
 def measure(
@@ -96,12 +108,22 @@ def measure(
     steps: int,
     rounds: int,
     megabits: Sequence[float],
-    say: Say,
-) -> list[Loops]:
-    """Time all layouts in all cases, of one family; ``megabits`` are those of links, empty for the machine's own.
+    log: Log,
+) -> Generator[LoopTable, None, None]:
+    """Time all layouts in each case and yield its table when it is complete.
+
+    All cases share a family. The ranks live until the generator ends or is closed.
+
+    Args:
+        cases: what to time.
+        layouts: beside one rank.
+        steps: of each loop.
+        rounds: timed loops of each layout.
+        megabits: limits of the links to time beside the unlimited one, in megabits a second; empty to create none.
+        log: called with what is under way.
 
     Raises:
-        InvalidRequest: there can be no such links here.
+        InvalidRequest: links cannot be created here.
         RankFailed: a rank raised, ended or missed its deadline.
     """
     with ExitStack() as stack:
@@ -111,78 +133,79 @@ def measure(
         team = LoopTeam(max(layout.ranks for layout in layouts), model, folder, links)
         stack.callback(team.close)
         rates: list[float | None] = [None, *megabits]
-        return [
-            Loops(case=case, steps=steps, rows=tuple(
-                row for rate in rates for row in _at(rate, team, links, case, layouts, steps, rounds, folder, say)
-            ))
-            for case in cases
-        ]  # fmt: skip
+        for case in cases:
+            yield LoopTable(case=case, steps=steps, rows=tuple(
+                row for rate in rates for row in _at(rate, team, links, case, layouts, steps, rounds, folder, log)
+            ))  # fmt: skip
 
 
 def _at(
     megabits: float | None, team: LoopTeam, links: Links | None, case: Case, layouts: Sequence[ParallelLayout],
-    steps: int, rounds: int, folder: Path, say: Say,
+    steps: int, rounds: int, folder: Path, log: Log,
 ) -> list[LoopRow]:  # fmt: skip
-    """The rows of one link."""
+    """Time all layouts on one link."""
     inputs, output = folder / "inputs.safetensors", folder / "samples.safetensors"
     save_file(_tensors(case, steps), inputs)
-    everyone, firsts = [ONE, *layouts], dict[str, Mapping[str, Tensor]]()
-    where = f"{case}, {steps} steps" + (f", {megabits:g} Mbit/s" if megabits else "")
+    everyone, outputs = [ONE_RANK, *layouts], dict[str, Mapping[str, Tensor]]()
+    title = f"{case}, {steps} steps" + (f", {megabits:g} Mbit/s" if megabits else "")
     if links:
         links.limit(megabits)
     for layout in everyone:
-        say(f"{where}: {layout}")
-        team.loop(LoopTurn(inputs=str(inputs), layout=str(layout), output=str(output)), steps)
-        firsts[str(layout)] = load_file(output)
+        log(f"{title}: {layout}")
+        team.loop(LoopRequest(inputs=str(inputs), layout=str(layout), output=str(output)), steps)
+        outputs[str(layout)] = load_file(output)
     seconds: dict[str, list[float]] = {str(layout): [] for layout in everyone}
     shuffle = random.Random(0)
-    for turn in range(rounds):
-        say(f"{where}: round {turn + 1} of {rounds}")
+    for index in range(rounds):
+        log(f"{title}: round {index + 1} of {rounds}")
         for layout in shuffle.sample(everyone, len(everyone)):
-            answers = team.loop(LoopTurn(inputs=str(inputs), layout=str(layout)), steps)
-            seconds[str(layout)].append(answers[0].seconds)
-    return [_row(layout, megabits, case, steps, seconds, firsts) for layout in everyone]
+            results = team.loop(LoopRequest(inputs=str(inputs), layout=str(layout)), steps)
+            seconds[str(layout)].append(results[0].seconds)
+    return [_row(layout, megabits, case, steps, seconds, outputs) for layout in everyone]
 
 
 def _row(
     layout: ParallelLayout, megabits: float | None, case: Case, steps: int, seconds: Mapping[str, Sequence[float]],
-    firsts: Mapping[str, Mapping[str, Tensor]],
+    outputs: Mapping[str, Mapping[str, Tensor]],
 ) -> LoopRow:  # fmt: skip
-    one, own = seconds[str(ONE)], seconds[str(layout)]
-    wanted, got = firsts[str(ONE)]["samples"], firsts[str(layout)]
+    one_rank, this = seconds[str(ONE_RANK)], seconds[str(layout)]
+    reference, output = outputs[str(ONE_RANK)]["samples"], outputs[str(layout)]
     return LoopRow(
         layout=str(layout),
         megabits=megabits,
-        seconds=statistics.median(own),
-        all_seconds=tuple(own),
-        speedup=statistics.median(a / b for a, b in zip(one, own, strict=True)),
+        seconds=statistics.median(this),
+        all_seconds=tuple(this),
+        speedup=statistics.median(a / b for a, b in zip(one_rank, this, strict=True)),
         bound=bound(layout, steps) if layout.approximation and layout.pipe == layout.ranks else None,
         hidden=steps * hidden(case, layout) if layout.ring > 1 and not layout.stale else 0.0,
-        max_rel_difference=float((got["samples"] - wanted).abs().max() / wanted.abs().max()),
-        sent_bytes=tuple(got["sent"].tolist()),
+        max_rel_difference=float((output["samples"] - reference).abs().max() / reference.abs().max()),
+        sent_bytes=tuple(output["sent"].tolist()),
     )
 
 
 def bound(layout: ParallelLayout, steps: int) -> float:
-    """How many times as fast as one rank a pipeline is whose stages never wait but to fill up, and send for nothing."""
+    """The speedup over one rank of a pipeline whose stages wait only while it fills, and whose transfers are free."""
     stages, warmup = layout.pipe, min(layout.warmup, steps)
     patches = layout.patches or 2 * stages
     return steps / (warmup + (steps - warmup) / stages + (stages - 1) / (stages * patches))
 
 
 def hidden(case: Case, layout: ParallelLayout) -> float:
-    """Seconds that a rank of a ring attends, in a step, to blocks while others travel: all of them but the last."""
-    subject = SUBJECTS[case.family]
-    family, attending = FAMILIES[subject.class_name], 0.0
+    """Seconds of a step that a rank of a ring spends on attention to blocks while others travel.
+
+    Those are all blocks but the last.
+    """
+    model = MODELS[case.family]
+    family, seconds = FAMILIES[model.class_name], 0.0
     shapes = {name: tuple(tensor.shape) for name, tensor in case.inputs().items()}
-    streams = family.extent(subject.config, shapes).streams
-    for site in family.describe(subject.config).sites:
+    streams = family.extent(model.config, shapes).streams
+    for site in family.describe(model.config).sites:
         block = sum(streams[name] for name in site.streams) // layout.sequence
         q = torch.randn(1, site.heads, block, site.head_dim)
-        attending += (
+        seconds += (
             site.count * (layout.ring - 1) * Timer("sdpa(q, q, q)", globals={"sdpa": sdpa, "q": q}).timeit(5).mean
         )
-    return attending
+    return seconds
 
 
 def _tensors(case: Case, steps: int) -> dict[str, Tensor]:

@@ -1,1 +1,1 @@
-"""The processes that a timing runs on, and the cases that they run."""
+"""The processes that benchmarks run on, and the cases that they run."""

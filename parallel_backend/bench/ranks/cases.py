@@ -1,4 +1,4 @@
-"""The models that are measured and what a step is given: real widths of heads, few layers, random weights."""
+"""The models and inputs of benchmarks: heads of a real model's size, few layers, random weights."""
 
 import math
 from collections.abc import Mapping
@@ -15,14 +15,16 @@ from ...verify.forward.examples import write
 
 
 @dataclass(frozen=True, kw_only=True)
-class Subject:
-    """A model that is measured.
+class BenchModel:
+    """A model to time.
 
     Attributes:
-        class_name: of diffusers; ``config``: its arguments.
-        frames: sizes of the latent before height and width; ``inputs``: shapes behind the batch, beside the text.
-        text: width of the text.
-        time: the timestep, in the family's own scale.
+        class_name: class of diffusers.
+        config: arguments of the class.
+        frames: sizes of the latent's dims before height and width.
+        inputs: by name, shapes after the batch dim of inputs other than latent, timestep and text.
+        text: width of the text embeddings.
+        time: the timestep, on the family's own scale.
     """
 
     class_name: str
@@ -33,8 +35,8 @@ class Subject:
     time: float
 
 
-SUBJECTS: dict[str, Subject] = {
-    "flux": Subject(
+MODELS: dict[str, BenchModel] = {
+    "flux": BenchModel(
         class_name="FluxTransformer2DModel",
         config={
             "num_layers": 2, "num_single_layers": 4, "num_attention_heads": 8, "attention_head_dim": 64,
@@ -42,7 +44,7 @@ SUBJECTS: dict[str, Subject] = {
         },
         frames=(), inputs={"pooled_projections": (256,)}, text=512, time=0.5,
     ),
-    "wan": Subject(
+    "wan": BenchModel(
         class_name="WanTransformer3DModel",
         config={
             "num_layers": 2, "num_attention_heads": 12, "attention_head_dim": 128, "ffn_dim": 8960, "text_dim": 512,
@@ -54,15 +56,22 @@ SUBJECTS: dict[str, Subject] = {
 
 
 LONGEST_SIDE = 1024
-"""Tokens along one side of an image that Wan has positions for."""
+"""Tokens along one side of an image for which Wan has positions."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A step that all contestants do. ``branches`` are those of guidance, whose inputs differ in their text.
+    """The step that all contestants run.
+
+    Attributes:
+        family: one of ``MODELS``.
+        tokens: of the latent.
+        text_tokens: of the text.
+        branches: guidance branches, which differ in their text.
 
     Raises:
-        InvalidRequest: a number that makes no sense, or no rectangle of so many tokens has sides short enough.
+        InvalidRequest: there is no such family, a number is below 1, or every rectangle of that many tokens has a side
+            longer than ``LONGEST_SIDE``.
     """
 
     family: str
@@ -71,47 +80,45 @@ class Case:
     branches: int
 
     def __post_init__(self) -> None:
-        if self.family not in SUBJECTS:
-            raise InvalidRequest(f"--family {self.family!r} is none of {', '.join(SUBJECTS)}")
+        if self.family not in MODELS:
+            raise InvalidRequest(f"--family {self.family!r} does not exist; choose one of {', '.join(MODELS)}")
         if min(self.tokens, self.text_tokens) < 1:
-            raise InvalidRequest(
-                f"--tokens {self.tokens}, --text-tokens {self.text_tokens}: each is a whole number of at least 1"
-            )
+            raise InvalidRequest(f"--tokens {self.tokens}, --text-tokens {self.text_tokens}: each must be at least 1")
         rows, columns = self.grid
         if columns > LONGEST_SIDE:
             raise InvalidRequest(
-                f"--tokens {self.tokens}: the squarest image of so many tokens is {rows} x {columns}, and a side has "
+                f"--tokens {self.tokens}: the squarest image of that many tokens is {rows} x {columns}, and a side has "
                 f"at most {LONGEST_SIDE}; 4095, which is 63 x 65, would work"
             )
 
     @property
     def grid(self) -> tuple[int, int]:
-        """Rows and columns of tokens, as square as can be."""
+        """Rows and columns of tokens, as square as possible."""
         rows = max(side for side in range(1, math.isqrt(self.tokens) + 1) if self.tokens % side == 0)
         return rows, self.tokens // rows
 
     def __str__(self) -> str:
         guided = f", {self.branches} branches" if self.branches > 1 else ""
-        return f"{self.family}, {self.tokens} tokens, {self.text_tokens} of text{guided}"
+        return f"{self.family}, {self.tokens} tokens, {self.text_tokens} text tokens{guided}"
 
     def inputs(self) -> dict[str, Tensor]:
-        """Those of all branches as one batch, branch after branch."""
-        subject, generator = SUBJECTS[self.family], torch.Generator().manual_seed(0)
-        size = (*subject.frames, *(2 * side for side in self.grid))
+        """Seeded inputs of all branches, concatenated along the batch."""
+        model, generator = MODELS[self.family], torch.Generator().manual_seed(0)
+        size = (*model.frames, *(2 * side for side in self.grid))
         latent = torch.randn(1, 16, *size, generator=generator)
-        made = {
+        tensors = {
             LATENT: latent.expand(self.branches, *latent.shape[1:]).contiguous(),
-            TIMESTEP: torch.full((self.branches,), subject.time),
+            TIMESTEP: torch.full((self.branches,), model.time),
         }
-        for name, shape in {"encoder_hidden_states": (self.text_tokens, subject.text), **subject.inputs}.items():
-            made[name] = torch.randn(self.branches, *shape, generator=generator)
-        return made
+        for name, shape in {"encoder_hidden_states": (self.text_tokens, model.text), **model.inputs}.items():
+            tensors[name] = torch.randn(self.branches, *shape, generator=generator)
+        return tensors
 
 
 def write_model(folder: Path, family: str) -> Path:
-    """A checkpoint of the family's subject, the same in every run."""
+    """Write a checkpoint of the family's model, with the same weights in every run."""
     import diffusers
 
-    subject = SUBJECTS[family]
+    model = MODELS[family]
     torch.manual_seed(0)
-    return write(folder, getattr(diffusers, subject.class_name)(**subject.config))
+    return write(folder, getattr(diffusers, model.class_name)(**model.config))

@@ -1,7 +1,7 @@
-"""What our layouts are timed against: one process, and other projects' ways to use several.
+"""What our layouts are timed against: one process, and the parallelism of diffusers and of other projects.
 
-Each is prepared inside rank processes of its own, on a stock diffusers module. Other projects are optional: nothing
-else imports them.
+Each peer has its own rank processes, which make a stock diffusers module parallel. Other projects are optional: only
+these processes import them.
 """
 
 import importlib.util
@@ -18,9 +18,11 @@ class Peer:
     """A contestant whose processes call the stock forward.
 
     Attributes:
-        ranks: processes; ``threads``: of each.
-        packages: to be installed for it.
-        prepare: the diffusers module made parallel, on each rank, after the process group stands.
+        name: its name in tables.
+        ranks: number of processes.
+        threads: of each process.
+        packages: packages that it needs, by their name on PyPI.
+        prepare: makes the diffusers module parallel; called on each rank once the process group exists.
     """
 
     name: str
@@ -31,7 +33,7 @@ class Peer:
 
     @property
     def missing(self) -> str | None:
-        """Why it cannot run, with what would help; None if it is installed."""
+        """Why it cannot run, and how to install what is missing; None if everything is installed."""
         missing = [name for name in self.packages if importlib.util.find_spec(name.replace("-", "_")) is None]
         return f"not installed: pip install {' '.join(missing)}" if missing else None
 
@@ -40,13 +42,13 @@ def _diffusers(module: Any, **degrees: int) -> Any:
     import torch
     from diffusers import ContextParallelConfig
 
-    torch.accelerator.device_count = lambda: 1  # the CPU: diffusers takes the rank modulo this number
+    torch.accelerator.device_count = lambda: 1  # the CPU; diffusers takes the rank modulo this
     module.enable_parallelism(config=ContextParallelConfig(**degrees))
     return module
 
 
 def _diffusers_ring(module: Any, degree: int) -> Any:
-    """On a CPU its own kernel gives no log-sum-exp, without which it has no ring: it is given the one that we have."""
+    """Replace diffusers' kernel by ours: on a CPU its own returns no log-sum-exp, which its ring attention needs."""
     from diffusers.models import attention_dispatch
 
     attention_dispatch._native_attention_forward_op = _with_lse
@@ -56,7 +58,7 @@ def _diffusers_ring(module: Any, degree: int) -> Any:
 def _with_lse(
     _ctx: Any, query: Any, key: Any, value: Any, _mask: Any, _dropout: Any, _causal: Any, scale: Any, *_: Any, **__: Any
 ) -> Any:
-    """Attention of ``[B, tokens, heads, head_dim]``, and the log-sum-exp ``[B, tokens, heads]``."""
+    """Return the attention output ``[B, tokens, heads, head_dim]`` and the log-sum-exp ``[B, tokens, heads]``."""
     q, k, v = (part.transpose(1, 2) for part in (query, key, value))
     out, lse = KERNELS["sdpa"].with_lse(q, k, v, scale)
     return out.transpose(1, 2), lse.transpose(1, 2)
@@ -76,15 +78,20 @@ def _xfuser(module: Any, **degrees: int) -> Any:
     return prepare(module, **degrees)
 
 
-ONE = Peer(name="one process", ranks=1)
-"""What all are compared with."""
+ONE_PROCESS = Peer(name="one process", ranks=1)
+"""The baseline of all ratios."""
 
 PEERS: tuple[Peer, ...] = (
     Peer(name="one process, two threads", ranks=1, threads=2),
     Peer(name="diffusers ulysses=2", ranks=2, prepare=partial(_diffusers, ulysses_degree=2)),
     Peer(name="diffusers ring=2", ranks=2, prepare=partial(_diffusers_ring, degree=2)),
     Peer(name="cache-dit ulysses=2", ranks=2, packages=("cache-dit",), prepare=partial(_cache_dit, ulysses_size=2)),
-    Peer(name="xfuser ulysses=2", ranks=2, packages=("xfuser", "yunchang"), prepare=partial(_xfuser, ulysses_degree=2)),
+    Peer(
+        name="xfuser ulysses=2",
+        ranks=2,
+        packages=("xfuser", "yunchang", "triton"),  # it imports triton even on a CPU
+        prepare=partial(_xfuser, ulysses_degree=2),
+    ),
 )
 
-BY_NAME: dict[str, Peer] = {peer.name: peer for peer in (ONE, *PEERS)}
+BY_NAME: dict[str, Peer] = {peer.name: peer for peer in (ONE_PROCESS, *PEERS)}

@@ -1,6 +1,6 @@
-"""One process of a peer: ``python -m parallel_backend.bench.ranks.rank``, started by ``team``, ended with its parent.
+"""One process of a peer: ``python -m parallel_backend.bench.ranks.rank``, started by ``team``.
 
-It takes a ``Turn`` at a time from a socket and answers each with what it took.
+The process reads one ``StepRequest`` at a time from a socket and replies with a ``Result``. It ends with its parent.
 """
 
 import argparse
@@ -23,18 +23,29 @@ from .peers import BY_NAME
 COLLECTIVE_PATIENCE = timedelta(minutes=5)
 BUFFER = 1 << 16
 LONGEST_TEXT = 200
-"""Characters of an error that are passed on."""
+"""Characters of an error message that are sent to the parent."""
 
 
-class Turn(msgspec.Struct, frozen=True, kw_only=True):
-    """A step with the inputs of a file; ``output`` is where to leave the prediction and counts bytes, unless empty."""
+class StepRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A request for one step.
+
+    Attributes:
+        inputs: safetensors file of the inputs.
+        output: safetensors file for the prediction; if empty, nothing is saved and no bytes are counted.
+    """
 
     inputs: str
     output: str = ""
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds from the ranks' meeting to the whole prediction, and bytes that were sent; or what went wrong."""
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank's result.
+
+    Attributes:
+        seconds: from the ranks' barrier to the complete prediction.
+        sent: bytes that this rank sent, if they were counted.
+        error: what went wrong; empty if nothing did.
+    """
 
     seconds: float = 0.0
     sent: int = 0
@@ -44,40 +55,40 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 class Runner:
     """A peer's model on this rank."""
 
-    def __init__(self, peer: str, model: Path, store: Path) -> None:
-        chosen = BY_NAME[peer]
-        self.rank, self.ranks = int(os.environ["RANK"]), chosen.ranks
+    def __init__(self, name: str, model: Path, store: Path) -> None:
+        peer = BY_NAME[name]
+        self.rank, self.ranks = int(os.environ["RANK"]), peer.ranks
         stay_on_own_cores(self.rank, self.ranks)
         import torch
         import torch.distributed as dist
 
         from ...models import FAMILIES
 
-        torch.set_num_threads(chosen.threads)
-        if chosen.ranks > 1:
+        torch.set_num_threads(peer.threads)
+        if peer.ranks > 1:
             dist.init_process_group(
-                "gloo", f"file://{store}", COLLECTIVE_PATIENCE, world_size=chosen.ranks, rank=self.rank
+                "gloo", f"file://{store}", COLLECTIVE_PATIENCE, world_size=peer.ranks, rank=self.rank
             )
         module = _module(model)
         family = FAMILIES[type(module).__name__]
-        self.family = family(chosen.prepare(module) if chosen.prepare else module)
+        self.family = family(peer.prepare(module) if peer.prepare else module)
 
-    def run(self, turn: Turn) -> Answer:
-        """One step."""
+    def run(self, request: StepRequest) -> Result:
+        """Run one step."""
         import torch
         from safetensors.torch import load_file, save_file
 
-        inputs = load_file(turn.inputs)
+        inputs = load_file(request.inputs)
         with torch.inference_mode():
-            if not turn.output:
-                return Answer(seconds=self._step(inputs)[0])
+            if not request.output:
+                return Result(seconds=self._step(inputs)[0])
             from ...distributed.sent_bytes import SentBytes
 
             with SentBytes() as sent:
                 seconds, prediction = self._step(inputs)
         if self.rank == 0:
-            save_file({"prediction": prediction.contiguous()}, turn.output)
-        return Answer(seconds=seconds, sent=sent.total)
+            save_file({"prediction": prediction.contiguous()}, request.output)
+        return Result(seconds=seconds, sent=sent.total)
 
     def _step(self, inputs: Any) -> tuple[float, Any]:
         import torch.distributed as dist
@@ -96,20 +107,25 @@ def _module(path: Path) -> Any:
     return getattr(diffusers, config["_class_name"]).from_pretrained(path / "transformer").eval()
 
 
-def _tried(work: Callable[[], Answer]) -> Answer:
-    """What comes of it, or the error, which goes to the log as a whole."""
+def _caught(call: Callable[[], Result]) -> Result:
+    """Return the result of a call, or its error in short; the full traceback goes to the log."""
     try:
-        return work()
+        return call()
     except Exception as error:
         traceback.print_exc()
         text = " ".join(str(error).split())[:LONGEST_TEXT] or "no message"
-        return Answer(error=f"{type(error).__name__}: {text}")
+        return Result(error=f"{type(error).__name__}: {text}")
 
 
-def serve(kind: Callable[[argparse.Namespace], Any], turns: type[msgspec.Struct]) -> None:
-    """Make what answers, then take turns until the other end closes."""
+def serve(create: Callable[[argparse.Namespace], Any], request_type: type[msgspec.Struct]) -> None:
+    """Create a runner, then serve requests until the parent closes the socket.
+
+    Args:
+        create: makes the runner, whose ``run`` takes a request and returns a ``Result``, from the command line.
+        request_type: type of the requests.
+    """
     die_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C at the terminal is the parent's
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C at the terminal is for the parent to handle
     parser = argparse.ArgumentParser(description="A rank of a benchmark.")
     for name in ("--peer", "--model", "--store", "--link-fd"):
         parser.add_argument(name, required=True)
@@ -117,16 +133,16 @@ def serve(kind: Callable[[argparse.Namespace], Any], turns: type[msgspec.Struct]
     link = socket.socket(fileno=int(options.link_fd))
     runner: list[Any] = []
 
-    def prepare() -> Answer:
-        runner.append(kind(options))
-        return Answer()
+    def prepare() -> Result:
+        runner.append(create(options))
+        return Result()
 
-    link.send(msgspec.json.encode(_tried(prepare)))
+    link.send(msgspec.json.encode(_caught(prepare)))
     while message := link.recv(BUFFER):
-        turn = msgspec.json.decode(message, type=turns)
-        link.send(msgspec.json.encode(_tried(partial(runner[0].run, turn))))
-    os._exit(0)  # without the group's own farewell, for which the other rank may be missing
+        request = msgspec.json.decode(message, type=request_type)
+        link.send(msgspec.json.encode(_caught(partial(runner[0].run, request))))
+    os._exit(0)  # skips the process group's shutdown, which could wait for a rank that is gone
 
 
 if __name__ == "__main__":
-    serve(lambda options: Runner(options.peer, Path(options.model), Path(options.store)), Turn)
+    serve(lambda options: Runner(options.peer, Path(options.model), Path(options.store)), StepRequest)

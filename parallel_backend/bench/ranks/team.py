@@ -1,4 +1,4 @@
-"""The processes of a peer as the benchmark sees them: started together, asked together, ended for sure."""
+"""The processes of a peer, from the parent's side: started together, called together, and always ended."""
 
 import contextlib
 import os
@@ -15,20 +15,24 @@ import msgspec
 from ...errors import RankFailed
 from ...processes import last_line
 from .peers import Peer
-from .rank import BUFFER, Answer
+from .rank import BUFFER, Result
 
 START_PATIENCE = 180.0
-TURN_PATIENCE = 300.0
+STEP_PATIENCE = 300.0
 GRACE = 3.0
-"""Seconds that the other ranks have after one failed: they may wait for it in vain."""
+"""Seconds that the other ranks have to reply after one failed; they may be waiting for it."""
 END_PATIENCE = 5.0
 ROOT = Path(__file__).resolve().parents[3]
 
 
 class Team:
-    """One process a rank of a peer, kept from one step to the next. Where some failed alone, the next starts anew.
+    """The processes of a peer, one per rank, kept from one step to the next.
 
-    ``module`` is what the processes run.
+    If some ranks fail and others do not, all are ended, and the next step starts new ones.
+
+    Attributes:
+        module: the module that the processes run.
+        peer: the peer.
     """
 
     module = "parallel_backend.bench.ranks.rank"
@@ -38,21 +42,25 @@ class Team:
         self._processes: list[subprocess.Popen[bytes]] = []
         self._links: list[socket.socket] = []
 
-    def run(self, turn: msgspec.Struct, seconds: float = TURN_PATIENCE) -> list[Answer]:
-        """What each rank says of a turn, which may take so many seconds.
+    def run(self, request: msgspec.Struct, seconds: float = STEP_PATIENCE) -> list[Result]:
+        """Send a request to all ranks and return their results.
+
+        Args:
+            request: what the ranks' module accepts.
+            seconds: deadline.
 
         Raises:
-            RankFailed: a rank raised, ended or missed its deadline; unless all raised, they are ended by then.
+            RankFailed: a rank raised, ended or missed the deadline. Unless all ranks raised, they have been ended.
         """
         if not self._processes:
             self._start()
         for link in self._links:
-            with contextlib.suppress(OSError):  # an end that is gone shows in the answers
-                link.send(msgspec.json.encode(turn))
+            with contextlib.suppress(OSError):  # _collect reports a closed link
+                link.send(msgspec.json.encode(request))
         return self._collect(seconds)
 
     def close(self) -> None:
-        """End the processes: by closing their sockets, and those that do not mind that by force."""
+        """End the processes by closing their sockets, and kill those that do not end in time."""
         for link in self._links:
             link.close()
         end = time.monotonic() + END_PATIENCE
@@ -90,7 +98,7 @@ class Team:
             )  # fmt: skip
 
     def _prefix(self, rank: int) -> list[str]:
-        """What a rank's process is started by."""
+        """Command prefix of a rank's process."""
         return []
 
     def _environment(self, rank: int) -> Mapping[str, str]:
@@ -103,28 +111,28 @@ class Team:
     def _log(self, rank: int) -> Path:
         return self._folder / f"{self.peer.name}.rank{rank}.log"
 
-    def _collect(self, seconds: float) -> list[Answer]:
-        answers: dict[int, Answer] = {}
+    def _collect(self, seconds: float) -> list[Result]:
+        results: dict[int, Result] = {}
         end = time.monotonic() + seconds
-        while waiting := [link for rank, link in enumerate(self._links) if rank not in answers]:
+        while waiting := [link for rank, link in enumerate(self._links) if rank not in results]:
             ready = select.select(waiting, [], [], max(0.0, end - time.monotonic()))[0]
             if not ready:
                 break
             for link in ready:
                 rank = self._links.index(link)
-                answers[rank] = self._receive(rank)
-                if answers[rank].error:
+                results[rank] = self._receive(rank)
+                if results[rank].error:
                     end = min(end, time.monotonic() + GRACE)
-        errors = [f"rank {rank}: {answer.error}" for rank, answer in answers.items() if answer.error]
-        if len(answers) == len(self._links) and not errors:
-            return [answers[rank] for rank in range(len(answers))]
-        if len(errors) < len(self._links):  # ranks that all refused a step have not left one another in it
+        errors = [f"rank {rank}: {result.error}" for rank, result in results.items() if result.error]
+        if len(results) == len(self._links) and not errors:
+            return [results[rank] for rank in range(len(results))]
+        if len(errors) < len(self._links):  # ranks that did not fail may be stuck in a collective
             self.close()
         raise RankFailed(errors[0] if errors else f"no answer within {seconds:g} s")
 
-    def _receive(self, rank: int) -> Answer:
+    def _receive(self, rank: int) -> Result:
         with contextlib.suppress(ConnectionError):
             message = self._links[rank].recv(BUFFER)
             if message:
-                return msgspec.json.decode(message, type=Answer)
-        return Answer(error=f"its process ended: {last_line(self._log(rank))}")
+                return msgspec.json.decode(message, type=Result)
+        return Result(error=f"its process ended: {last_line(self._log(rank))}")

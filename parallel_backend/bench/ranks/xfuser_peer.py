@@ -1,7 +1,7 @@
-"""xfuser (xDiT) as a peer: its own transformer over the stock module's weights.
+"""xfuser (xDiT) as a peer: its own transformer with the stock module's weights.
 
-On a CPU it refuses already to be imported: it is told that gloo is the backend and that its sequence parallel kit is
-there, which it is. What is timed is all its own.
+xfuser refuses to be imported without a GPU. Its checks are replaced so that it uses gloo and finds its sequence
+parallel library, which is installed. The code that is timed is unchanged.
 """
 
 import importlib.util
@@ -15,23 +15,23 @@ _CLASSES = {
     "FluxTransformer2DModel": ("transformer_flux", "xFuserFlux1Transformer2DWrapper"),
     "WanTransformer3DModel": ("transformer_wan", "xFuserWanTransformer3DWrapper"),
 }
-"""Module and class of xfuser by the class of diffusers."""
+"""xfuser's module and class, by the class of diffusers."""
 
 
 def prepare(module: Any, **degrees: int) -> Any:
-    """xfuser's version of a diffusers transformer, with the same weights; the process group stands by then."""
+    """Return xfuser's version of a diffusers transformer, with the same weights. Needs the process group."""
     _import()
     _set_up(degrees)
     file, name = _CLASSES[type(module).__name__]
     wrapper = getattr(importlib.import_module(f"xfuser.model_executor.models.transformers.{file}"), name)
     known = inspect.signature(wrapper.__init__).parameters
-    own = wrapper(**{key: value for key, value in module.config.items() if key in known}).eval()
-    own.load_state_dict(module.state_dict())
-    return own
+    transformer = wrapper(**{key: value for key, value in module.config.items() if key in known}).eval()
+    transformer.load_state_dict(module.state_dict())
+    return transformer
 
 
 def _import() -> None:
-    """Import xfuser, of which ``envs`` comes first: the rest asks it for a GPU while it is imported."""
+    """Import xfuser, and first its module ``envs``, which the others ask for a GPU while they are imported."""
     spec = importlib.util.find_spec("xfuser")
     assert spec is not None
     sys.modules["xfuser"] = importlib.util.module_from_spec(spec)
@@ -45,7 +45,7 @@ def _import() -> None:
 
 
 def _set_up(degrees: dict[str, int]) -> None:
-    """Make its groups, and its state for a transformer without one of its pipelines."""
+    """Create xfuser's process groups, and the runtime state that normally one of its pipelines creates."""
     import torch.distributed as dist
     import yunchang.globals
     from xfuser import xFuserArgs
@@ -58,6 +58,6 @@ def _set_up(degrees: dict[str, int]) -> None:
     initialize_model_parallel(sequence_parallel_degree=ranks, backend="gloo", **degrees)
     config, _ = xFuserArgs(attention_backend="SDPA", **degrees).create_config()
     state = runtime_state.RuntimeState(config)
-    # What its pipelines add, which is not used here.
+    # Its pipelines set these; their values are not used here.
     state.max_condition_sequence_length, state.increment_step_counter = 0, lambda: None
     runtime_state._RUNTIME = state

@@ -1,1 +1,1 @@
-"""A denoiser step, against one process and other projects."""
+"""One denoiser step, timed against one process and against other projects."""

@@ -1,4 +1,4 @@
-"""What takes turns in a benchmark: layouts of ours on a backend, and peers on teams of their own."""
+"""The contestants of a benchmark: our layouts, all on one backend, and peers, each on its own team of processes."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -16,38 +16,43 @@ from ...layout.parallel_layout import ParallelLayout
 from ...protocol.messages import Devices, Forward, ModelSpec
 from ...verify.forward.examples import branches
 from ..ranks.cases import Case
-from ..ranks.peers import ONE, Peer
-from ..ranks.rank import Turn
+from ..ranks.peers import ONE_PROCESS, Peer
+from ..ranks.rank import StepRequest
 from ..ranks.team import Team
 
 
 @dataclass(frozen=True, kw_only=True)
-class First:
-    """A contestant's first step of a case, which is not timed: its prediction, and bytes sent by rank."""
+class FirstStep:
+    """A contestant's first, untimed step of a case.
+
+    Attributes:
+        prediction: of all branches, concatenated along the batch.
+        sent: bytes that each rank sent.
+    """
 
     prediction: Tensor
     sent: tuple[int, ...]
 
 
 class Contestant(Protocol):
-    """Does steps of a case. Both methods raise a ``BackendError`` if it cannot."""
+    """Runs steps of a case. Both step methods raise a ``BackendError`` if it cannot."""
 
     @property
     def name(self) -> str:
-        """As the table has it."""
+        """Its name in the table."""
 
-    def takes(self, case: Case) -> bool:
-        """Whether the case is one for it at all."""
+    def supports(self, case: Case) -> bool:
+        """Whether it can run the case at all."""
 
-    def first(self, case: Case) -> First:
-        """Load what is missing and do a step."""
+    def first_step(self, case: Case) -> FirstStep:
+        """Load the model if necessary and run a step."""
 
-    def seconds(self, case: Case) -> float:
-        """Do a step; how long it took the ranks."""
+    def timed_step(self, case: Case) -> float:
+        """Run a step and return the seconds that the ranks measured."""
 
 
 class PeerContestant:
-    """A peer, or the one process that all are compared with."""
+    """A peer, or the single process that serves as the baseline."""
 
     def __init__(self, peer: Peer, model: Path, folder: Path) -> None:
         self.peer, self.team, self._folder = peer, Team(peer, model, folder), folder
@@ -57,23 +62,23 @@ class PeerContestant:
         """See ``Contestant``."""
         return self.peer.name
 
-    def takes(self, case: Case) -> bool:
+    def supports(self, case: Case) -> bool:
         """See ``Contestant``."""
         return True
 
-    def first(self, case: Case) -> First:
+    def first_step(self, case: Case) -> FirstStep:
         """See ``Contestant``."""
         output = self._folder / "prediction.safetensors"
-        answers = self.team.run(Turn(inputs=str(_write(case, self._folder)), output=str(output)))
-        return First(prediction=load_file(output)["prediction"], sent=tuple(answer.sent for answer in answers))
+        results = self.team.run(StepRequest(inputs=str(_write(case, self._folder)), output=str(output)))
+        return FirstStep(prediction=load_file(output)["prediction"], sent=tuple(result.sent for result in results))
 
-    def seconds(self, case: Case) -> float:
+    def timed_step(self, case: Case) -> float:
         """See ``Contestant``."""
-        return self.team.run(Turn(inputs=str(_write(case, self._folder))))[0].seconds
+        return self.team.run(StepRequest(inputs=str(_write(case, self._folder))))[0].seconds
 
 
 class LayoutContestant:
-    """A layout of ours; all share the ranks of one backend."""
+    """One of our layouts; all layouts share the ranks of one backend."""
 
     def __init__(self, layout: ParallelLayout, client: Client, model: Path, devices: Devices) -> None:
         self._client, self.layout = client, layout
@@ -84,43 +89,44 @@ class LayoutContestant:
         """See ``Contestant``."""
         return str(self.layout)
 
-    def takes(self, case: Case) -> bool:
-        """See ``Contestant``: a group without a branch would have nothing to do."""
+    def supports(self, case: Case) -> bool:
+        """See ``Contestant``. A cfg group without a branch would have nothing to do."""
         return self.layout.cfg <= case.branches
 
-    def first(self, case: Case) -> First:
+    def first_step(self, case: Case) -> FirstStep:
         """See ``Contestant``."""
         answer = self._call(case, measure=True)
         prediction = torch.cat([answer[str(i)] for i in range(case.branches)])
-        return First(prediction=prediction, sent=tuple(answer["sent_bytes"].tolist()))
+        return FirstStep(prediction=prediction, sent=tuple(answer["sent_bytes"].tolist()))
 
-    def seconds(self, case: Case) -> float:
+    def timed_step(self, case: Case) -> float:
         """See ``Contestant``."""
         return float(self._call(case, measure=False)["seconds"])
 
     def _call(self, case: Case, *, measure: bool) -> dict[str, Tensor]:
         inputs = case.inputs()
-        rows = [{name: tensor[i : i + 1] for name, tensor in inputs.items()} for i in range(case.branches)]
+        by_branch = [{name: tensor[i : i + 1] for name, tensor in inputs.items()} for i in range(case.branches)]
         message = Forward(model=self._spec, branches=case.branches, measure=measure, timed=True)
-        return self._client.call(message, branches(rows))
+        return self._client.call(message, branches(by_branch))
 
 
 @contextmanager
 def contestants(
     layouts: Sequence[ParallelLayout], peers: Sequence[Peer], model: Path, folder: Path
 ) -> Iterator[list[Contestant]]:
-    """One process first, then the layouts, then the peers; their processes end afterwards."""
+    """Yield one process, then the layouts, then the peers, and end all processes afterwards."""
     devices = Devices(kind="cpu", indices=tuple(range(max(layout.ranks for layout in layouts))))
     with ExitStack() as stack:
         client = stack.enter_context(temporary_backend(folder))
         ours = [LayoutContestant(layout, client, model, devices) for layout in layouts]
-        theirs = [PeerContestant(peer, model, folder) for peer in (ONE, *peers)]
-        for contestant in theirs:
+        baseline, *theirs = [PeerContestant(peer, model, folder) for peer in (ONE_PROCESS, *peers)]
+        for contestant in (baseline, *theirs):
             stack.callback(contestant.team.close)
-        yield [theirs[0], *ours, *theirs[1:]]
+        yield [baseline, *ours, *theirs]
 
 
 def _write(case: Case, folder: Path) -> Path:
+    """Write the inputs of a case to a file, once."""
     path = folder / f"{case}.safetensors"
     if not path.exists():
         save_file(case.inputs(), path)

@@ -1,31 +1,16 @@
-"""What was measured, for people."""
-
-from collections.abc import Sequence
+"""Results of single steps as text."""
 
 from .run import Row, Table
 
 
-def describe(tables: Sequence[Table], rounds: int) -> str:
-    """All tables, with what the numbers mean."""
-    return "\n\n".join(
-        [
-            *map(_table, tables),
-            f"float32, one thread a rank, ranks on cores of their own; {rounds} rounds, in each a step of every "
-            "contestant after one that is not timed. A step is timed on the ranks, from their meeting to the whole "
-            "prediction. Seconds are medians; speedup, and what it is against, are medians of the rounds' ratios; "
-            "fastest is the ratio of the fastest steps, which other work on the machine disturbs least. On a CPU "
-            "diffusers' ring is given our kernel's log-sum-exp, and xfuser is told that it may run.",
-        ]
-    )
-
-
-def _table(table: Table) -> str:
+def describe(table: Table) -> str:
+    """Format the table of one case."""
     width = max(len(name) for name in [*table.left_out, *(row.name for row in table.rows)])
     against = f"against {table.best_peer}" if table.best_peer else ""
-    head = f"{'':{width}}  seconds  speedup  fastest  rel. error  bytes sent a rank  {against}".rstrip()
+    head = f"{'':{width}}  seconds  speedup  fastest  rel. error  bytes per rank  {against}".rstrip()
     return "\n".join(
         [
-            f"{table.case}; the machine's load was {table.load[0]:.1f} to {table.load[1]:.1f}",
+            f"{table.case}; load average {table.load[0]:.1f} before, {table.load[1]:.1f} after",
             head,
             *(_row(row, width) for row in table.rows),
             *(f"{name:{width}}  left out: {why}" for name, why in table.left_out.items()),
@@ -33,8 +18,20 @@ def _table(table: Table) -> str:
     )
 
 
+def legend(rounds: int) -> str:
+    """Explain the columns."""
+    return (
+        f"float32, one thread per rank, each rank on its own cores; {rounds} rounds. In each round every contestant "
+        "runs one untimed step and then a timed one. The ranks time a step from a barrier to the complete prediction. "
+        "Seconds are medians. Speedup over one process, and over the fastest peer, is the median of the rounds' "
+        "ratios; fastest is the ratio of the fastest steps, which other work on the machine disturbs least. Bytes per "
+        "rank are those that the busiest rank sends. On a CPU, diffusers' ring attention uses our kernel's "
+        "log-sum-exp, and xfuser's checks for a GPU are bypassed."
+    )
+
+
 def _row(row: Row, width: int) -> str:
     sent = f"{max(row.sent_bytes):,}"
     against = "" if row.against_best is None else f"  {row.against_best:.2f}x"
     ratios = f"{row.speedup:6.2f}x  {row.fastest:6.2f}x"
-    return f"{row.name:{width}}  {row.seconds:7.3f}  {ratios}  {row.max_rel_error:10.1e}  {sent:>17}{against}"
+    return f"{row.name:{width}}  {row.seconds:7.3f}  {ratios}  {row.max_rel_error:10.1e}  {sent:>14}{against}"

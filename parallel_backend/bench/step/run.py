@@ -1,34 +1,37 @@
-"""The benchmark itself: contestants take turns in rounds, so that whatever else the machine does meets them alike."""
+"""Timing single steps. Contestants alternate within each round, so that other work on the machine affects all alike."""
 
 import os
 import random
 import statistics
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ...errors import BackendError
 from ...layout.parallel_layout import ParallelLayout
 from ..ranks.cases import Case, write_model
-from ..ranks.peers import ONE, PEERS, Peer
-from .contestants import Contestant, First, contestants
+from ..ranks.peers import ONE_PROCESS, PEERS
+from .contestants import Contestant, FirstStep, contestants
 
-Say = Callable[[str], None]
+Log = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """What came of a contestant in a case.
+    """The result of one contestant in one case.
 
     Attributes:
-        ours: whether it is a layout of ours, and not a peer.
-        seconds: median of its steps; ``all_seconds``: each of them, by round.
-        speedup: median over the rounds of one process's seconds by its own.
-        fastest: one process's fastest step by its own: what is left where other work slows the cores now and then.
-        against_best: the same with the seconds of the fastest peer on several ranks; None without one.
-        max_rel_error: of the prediction, against that of one process.
-        sent_bytes: by rank, in a step.
+        name: the layout, or the peer's name.
+        ours: whether it is one of our layouts rather than a peer.
+        seconds: median over its steps.
+        all_seconds: its steps, by round.
+        speedup: median over the rounds of one process's seconds divided by this contestant's.
+        fastest: one process's fastest step divided by this contestant's fastest: the ratio that is left when other
+            work slows the cores now and then.
+        against_best: like ``speedup``, over the fastest peer on several ranks; None without such a peer.
+        max_rel_error: of the prediction, relative to one process's.
+        sent_bytes: by rank, in one step.
     """
 
     name: str
@@ -44,97 +47,116 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """A case: one row a contestant, and why the others have none."""
+    """The results of one case.
+
+    Attributes:
+        case: what was timed.
+        rows: one per contestant that ran.
+        left_out: by contestant without a row, the reason.
+        best_peer: the fastest peer on several ranks; None without such a peer.
+        load: the machine's load average before and after.
+    """
 
     case: Case
     rows: tuple[Row, ...]
     left_out: Mapping[str, str]
     best_peer: str | None
     load: tuple[float, float]
-    """The machine's load average before and after."""
 
 
 def measure(
-    cases: Sequence[Case], layouts: Sequence[ParallelLayout], *, rounds: int, peers: bool, say: Say
-) -> list[Table]:
-    """Time all contestants in all cases, of one family, on processes that live as long as this call.
+    cases: Sequence[Case], layouts: Sequence[ParallelLayout], *, rounds: int, peers: bool, log: Log
+) -> Generator[Table, None, None]:
+    """Time all contestants in each case and yield its table when it is complete.
 
-    ``say`` is told what is under way.
+    All cases share a family. The processes live until the generator ends or is closed.
+
+    Args:
+        cases: what to time.
+        layouts: our layouts.
+        rounds: timed steps of each contestant.
+        peers: whether to time other projects too.
+        log: called with what is under way.
 
     Raises:
-        BackendError: one process, which all are compared with, fails.
+        BackendError: one process, the baseline of all ratios, fails.
     """
     chosen = PEERS if peers else PEERS[:1]
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         model = write_model(Path(folder) / "model", cases[0].family)
-        with contestants(layouts, [peer for peer in chosen if not peer.missing], model, Path(folder)) as everyone:
-            missing = {peer.name: peer.missing for peer in chosen if peer.missing}
-            return [_table(case, everyone, missing, rounds, say) for case in cases]
+        installed = [peer for peer in chosen if not peer.missing]
+        missing = {peer.name: peer.missing for peer in chosen if peer.missing}
+        with contestants(layouts, installed, model, Path(folder)) as everyone:
+            for case in cases:
+                yield _table(case, everyone, missing, rounds, log)
 
 
-def _table(case: Case, everyone: Sequence[Contestant], missing: Mapping[str, str], rounds: int, say: Say) -> Table:
-    before = os.getloadavg()[0]
+def _table(case: Case, everyone: Sequence[Contestant], missing: Mapping[str, str], rounds: int, log: Log) -> Table:
+    load_before = os.getloadavg()[0]
     left_out = dict(missing)
-    firsts: dict[str, First] = {}
+    first_steps: dict[str, FirstStep] = {}
     for contestant in everyone:
-        if not contestant.takes(case):
+        if not contestant.supports(case):
             continue
-        say(f"{case}: {contestant.name}")
+        log(f"{case}: {contestant.name}")
         try:
-            firsts[contestant.name] = contestant.first(case)
+            first_steps[contestant.name] = contestant.first_step(case)
         except BackendError as error:
-            if contestant.name == ONE.name:
+            if contestant.name == ONE_PROCESS.name:
                 raise
             left_out[contestant.name] = str(error)
-    seconds = _rounds(case, [each for each in everyone if each.name in firsts], rounds, say)
-    best = _best(seconds)
+    seconds = _rounds(case, [each for each in everyone if each.name in first_steps], rounds, log)
+    best = _best_peer(seconds)
     return Table(
         case=case,
-        rows=tuple(_row(name, firsts, seconds, best) for name in firsts),
+        rows=tuple(_row(name, first_steps, seconds, best) for name in first_steps),
         left_out=left_out,
         best_peer=best,
-        load=(before, os.getloadavg()[0]),
+        load=(load_before, os.getloadavg()[0]),
     )
 
 
-def _rounds(case: Case, running: Sequence[Contestant], rounds: int, say: Say) -> dict[str, list[float]]:
-    """Seconds by contestant, of one step of each a round, in another order each round.
+def _rounds(case: Case, running: Sequence[Contestant], rounds: int, log: Log) -> dict[str, list[float]]:
+    """Return the seconds of one step per contestant and round; the order of contestants is shuffled every round.
 
-    Each step follows one that is not timed, as all but the first do while sampling: caches are those of its own model.
+    An untimed step precedes each timed one, so that caches hold the contestant's own model, as in all steps of a
+    sampling run but the first.
     """
     seconds: dict[str, list[float]] = {contestant.name: [] for contestant in running}
     shuffle = random.Random(0)
-    for turn in range(rounds):
-        say(f"{case}: round {turn + 1} of {rounds}")
+    for index in range(rounds):
+        log(f"{case}: round {index + 1} of {rounds}")
         for contestant in shuffle.sample(running, len(running)):
-            contestant.seconds(case)
-            seconds[contestant.name].append(contestant.seconds(case))
+            contestant.timed_step(case)
+            seconds[contestant.name].append(contestant.timed_step(case))
     return seconds
 
 
-def _best(seconds: Mapping[str, Sequence[float]]) -> str | None:
-    medians = {peer.name: statistics.median(seconds[peer.name]) for peer in _several(PEERS) if peer.name in seconds}
+def _best_peer(seconds: Mapping[str, Sequence[float]]) -> str | None:
+    """The peer on several ranks with the lowest median."""
+    medians = {
+        peer.name: statistics.median(seconds[peer.name]) for peer in PEERS if peer.ranks > 1 and peer.name in seconds
+    }
     return min(medians, key=medians.__getitem__) if medians else None
 
 
-def _several(peers: Sequence[Peer]) -> list[Peer]:
-    return [peer for peer in peers if peer.ranks > 1]
-
-
-def _row(name: str, firsts: Mapping[str, First], seconds: Mapping[str, Sequence[float]], best: str | None) -> Row:
-    wanted, own = firsts[ONE.name].prediction, firsts[name]
+def _row(
+    name: str, first_steps: Mapping[str, FirstStep], seconds: Mapping[str, Sequence[float]], best: str | None
+) -> Row:
+    reference, first_step = first_steps[ONE_PROCESS.name].prediction, first_steps[name]
     return Row(
         name=name,
-        ours=name not in {peer.name for peer in (ONE, *PEERS)},
+        ours=name not in {peer.name for peer in (ONE_PROCESS, *PEERS)},
         seconds=statistics.median(seconds[name]),
         all_seconds=tuple(seconds[name]),
-        speedup=_ratio(seconds[ONE.name], seconds[name]),
-        fastest=min(seconds[ONE.name]) / min(seconds[name]),
-        against_best=None if best is None else _ratio(seconds[best], seconds[name]),
-        max_rel_error=float((own.prediction - wanted).abs().max() / wanted.abs().max()),
-        sent_bytes=own.sent,
+        speedup=_speedup(seconds[name], seconds[ONE_PROCESS.name]),
+        fastest=min(seconds[ONE_PROCESS.name]) / min(seconds[name]),
+        against_best=None if best is None else _speedup(seconds[name], seconds[best]),
+        max_rel_error=float((first_step.prediction - reference).abs().max() / reference.abs().max()),
+        sent_bytes=first_step.sent,
     )
 
 
-def _ratio(theirs: Sequence[float], own: Sequence[float]) -> float:
-    return statistics.median(one / other for one, other in zip(theirs, own, strict=True))
+def _speedup(seconds: Sequence[float], baseline: Sequence[float]) -> float:
+    """The median over the rounds of the baseline's seconds divided by these."""
+    return statistics.median(base / other for base, other in zip(baseline, seconds, strict=True))

@@ -1,1 +1,1 @@
-"""One denoiser call of every family, layout and checkpoint, against diffusers' own forward."""
+"""Single denoiser calls of every family, layout and checkpoint, compared with diffusers' own forward."""

@@ -1,4 +1,4 @@
-"""Cells of the matrix as questions, over small models that are made when they are first needed."""
+"""Small models for the cells of the matrix, created when they are first needed."""
 
 from functools import lru_cache
 from pathlib import Path
@@ -10,30 +10,30 @@ from torch import Tensor
 from ...models import FAMILIES
 from . import examples
 from .matrix import Cell
-from .run import Question, block_parameters, stages_of
+from .run import Comparison, block_parameters, stages_of
 
 
-class Cells:
-    """The models of cells, kept in a folder."""
+class SmallModels:
+    """The small models of cells, saved in a folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def question(self, cell: Cell) -> Question:
-        """What a cell asks: of two branches that differ in length where guidance is split, else of one."""
+    def comparison(self, cell: Cell) -> Comparison:
+        """Return a cell's comparison: of two branches of different text lengths if it splits guidance, else of one."""
         variant = examples.variant(cell.class_name, cell.variant)
         text = cell.text or variant.text
         shorter = text if variant.fixed_text else max(1, text - 2)
-        asked = [(cell.class_name, cell.variant, cell.batch, cell.size, text, 0)]
+        arguments = [(cell.class_name, cell.variant, cell.batch, cell.size, text, 0)]
         if cell.layout.cfg > 1:
-            asked.append((cell.class_name, cell.variant, cell.batch, cell.size, shorter, 1))
+            arguments.append((cell.class_name, cell.variant, cell.batch, cell.size, shorter, 1))
         family = FAMILIES[cell.class_name](_module(cell.class_name, cell.variant))
-        return Question(
+        return Comparison(
             title=str(cell),
             model=self._path(cell.class_name, cell.variant),
             layout=cell.layout,
-            inputs=[_inputs(*one) for one in asked],
-            stock=lambda i: _stock(*asked[i]),
+            inputs=[_inputs(*one) for one in arguments],
+            stock=lambda i: _stock(*arguments[i]),
             parameters=block_parameters(family),
             stages=stages_of(family, cell.layout),
         )
@@ -51,9 +51,9 @@ def _inputs(
 
 @lru_cache(maxsize=4)
 @torch.no_grad()
-def _stock(class_name: str, name: str, *asked: Any) -> Tensor:
-    """Kept, since cells one after the other ask for the same under several layouts."""
-    return FAMILIES[class_name](_module(class_name, name)).stock(_inputs(class_name, name, *asked))
+def _stock(class_name: str, name: str, *arguments: Any) -> Tensor:
+    """The stock forward's prediction. Cached, since consecutive cells compare the same inputs in other layouts."""
+    return FAMILIES[class_name](_module(class_name, name)).stock(_inputs(class_name, name, *arguments))
 
 
 @lru_cache(maxsize=2)

@@ -1,4 +1,4 @@
-"""The cells of the parity matrix: which families are held to the stock forward under which layouts and shapes."""
+"""The cells of the parity matrix: which families are compared with the stock forward, in which layouts and shapes."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -13,14 +13,23 @@ WITH_CFG = ("cfg=2", "data=2 cfg=2")
 PAIRS = ("ring=2 ulysses=2", "cfg=2 ulysses=2", "cfg=2 ring=2", "tensor=2 ulysses=2")
 TRIPLES = ("cfg=2 ring=2 ulysses=2", "cfg=2 tensor=2 ulysses=2", "tensor=2 ring=2 ulysses=2")
 IN_THREES = ("flux", "wan", "sd3", "hunyuan_video")
-"""Families that run on eight ranks as well."""
+"""Families that also run on the eight ranks of ``TRIPLES``."""
 FEW = (("ring=3", 1), ("tensor=2 ulysses=2", 1), ("tensor=2 ring=2", 2))
-"""Layouts that run with one token of the image and, where it may be, so many of the text, so that ranks have none."""
+"""Layouts that run with one image token and, if a variant allows it, this many text tokens: some ranks have none."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """One comparison. ``size`` and ``text`` are the variant's own where they are None."""
+    """One comparison.
+
+    Attributes:
+        class_name: class of diffusers.
+        variant: one of the family's variants.
+        layout: the layout.
+        size: of the latent; None for the variant's own.
+        text: text tokens; None for the variant's own.
+        batch: samples.
+    """
 
     class_name: str
     variant: str
@@ -44,11 +53,11 @@ NAMED: tuple[tuple[str, str, str, tuple[int, ...], int], ...] = (
     ("hunyuan_video", "t2v", "ulysses=4", (9, 40, 64), 256),
     ("hunyuan_video", "t2v", "ring=2 ulysses=2", (9, 40, 64), 256),
 )
-"""Shapes of real use that others refuse: 1024 pixels, 81 frames of 480p, 49 frames of 480 x 720, masked text."""
+"""Shapes from real use that other projects refuse: 1024 px, 81 frames of 480p, 49 frames of 480 x 720, masked text."""
 
 
 def every() -> Iterator[Cell]:
-    """The whole matrix: every variant with a shape that does not divide, one that does, and as few tokens as can be."""
+    """Yield the whole matrix: each variant with a shape that does not divide, one that does, and the fewest tokens."""
     for class_name, name in variants():
         layouts = (*SINGLE, *SHARDED, *WITH_CFG, *PAIRS)
         if short_name(class_name) in IN_THREES:
@@ -60,7 +69,7 @@ def every() -> Iterator[Cell]:
 
 
 def named() -> Iterator[Cell]:
-    """The cells of ``NAMED``."""
+    """Yield the cells of ``NAMED``."""
     for family, variant, layout, size, text in NAMED:
         for class_name, name in variants():
             if (short_name(class_name), name) == (family, variant):

@@ -1,9 +1,10 @@
-"""What sharded weights cost: ``python -m parallel_backend verify --memory``.
+"""Memory that sharded weights need: ``python -m parallel_backend verify --memory``.
 
-Private memory of all CPU ranks together: before a model of some 2 GB is loaded, at its highest until it is, at its
-highest while it computes, and after a forward, in parts of the checkpoint's size. Before means with another small
-model of that class loaded, so that what Python modules take is no part of it. While it computes, each rank has whole
-blocks beside its part: that comes with sharing weights, and is less of a model with more layers than these few.
+Measures the private memory of all CPU ranks together for a model of about 2 GB: the peak while it is loaded, the peak
+while it computes, and the memory after a forward, each as growth relative to the checkpoint's size. The growth is
+counted from a state in which a small model of the same class is loaded, so that the memory of Python modules does not
+count. While it computes, each rank gathers whole blocks in addition to its shard; with more layers than these few, a
+block is a smaller share of the model.
 """
 
 import tempfile
@@ -25,19 +26,27 @@ from ...layout.parallel_layout import ParallelLayout
 from ...models import FAMILIES
 from ...protocol.messages import Devices
 from . import examples
-from .run import TOLERANCE, forward
+from .run import TOLERANCE, forward_request
 
 LIMIT = 1.3
-"""Growth of the private memory that is right, in parts of the checkpoint's size."""
+"""Largest growth of the private memory that passes, relative to the checkpoint's size."""
 
 LAYOUTS = ("ulysses=2 shard_weights", "ulysses=4 shard_weights")
-_SECONDS = 0.1
-"""Between two looks at the memory."""
+_INTERVAL = 0.1
+"""Seconds between two samples of the memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Large:
-    """A model of some 2 GB in float32 with a real one's width, and fewer layers; ``variant`` is a small one's name."""
+class LargeModel:
+    """A model of about 2 GB in float32, as wide as a real one but with fewer layers.
+
+    Attributes:
+        class_name: class of diffusers.
+        variant: name of a small variant with the same inputs.
+        config: arguments of the class.
+        size: of the latent.
+        text: text tokens.
+    """
 
     class_name: str
     variant: str
@@ -47,13 +56,13 @@ class Large:
 
 
 MODELS = (
-    Large(
+    LargeModel(
         class_name="WanTransformer3DModel", variant="t2v", size=(3, 17, 30),
         config={
             "num_attention_heads": 12, "attention_head_dim": 128, "ffn_dim": 8960, "num_layers": 10, "text_dim": 4096,
         },
     ),
-    Large(
+    LargeModel(
         class_name="FluxTransformer2DModel", variant="dev", size=(33, 50),
         config={
             "num_attention_heads": 12, "attention_head_dim": 128, "num_layers": 2, "num_single_layers": 9,
@@ -65,9 +74,16 @@ MODELS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Growth:
-    """Bytes of a checkpoint and by how many the ranks' private memory had grown.
+    """The size of a checkpoint, and by how many bytes the private memory of all ranks together grows.
 
-    ``loading`` and ``computing`` are the highest of that time.
+    Attributes:
+        model: short name of the family.
+        layout: the layout, as text.
+        checkpoint: bytes of its weight files.
+        loading: peak growth while it is loaded.
+        computing: peak growth while it computes.
+        after: growth after the forward.
+        max_rel_error: of the prediction, relative to one process's.
     """
 
     model: str
@@ -80,27 +96,27 @@ class Growth:
 
     @property
     def failed(self) -> bool:
-        """Whether it grew by more than ``LIMIT``, or the result is another than one process gives."""
+        """Whether memory grows by more than ``LIMIT``, or the prediction differs from one process's."""
         return max(self.loading, self.after) > LIMIT * self.checkpoint or not self.max_rel_error <= TOLERANCE
 
     def describe(self) -> str:
-        """The same for people."""
+        """Format the result as text."""
         parts = [f"{grown / self.checkpoint:.2f}" for grown in (self.loading, self.computing, self.after)]
         return (
-            f"{'FAILED' if self.failed else 'right '}   {self.model}, {self.layout}: checkpoint "
-            f"{self.checkpoint / 1e9:.2f} GB, private memory of all ranks grew by {parts[0]} of it while loading, "
-            f"{parts[1]} while computing, {parts[2]} after; error {self.max_rel_error:.1e}"
+            f"{'FAILED' if self.failed else 'passed'}   {self.model}, {self.layout}: checkpoint "
+            f"{self.checkpoint / 1e9:.2f} GB, private memory of all ranks grew by {parts[0]} of that while loading, "
+            f"{parts[1]} while computing, {parts[2]} afterwards; relative error {self.max_rel_error:.1e}"
         )
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Written:
-    """A large model in a folder, and what its stock forward gives."""
+class _SavedModel:
+    """A large model in a folder, with inputs and the stock forward's prediction."""
 
     name: str
     path: Path
     inputs: Mapping[str, Tensor]
-    wanted: Tensor
+    expected: Tensor
 
     @property
     def bytes(self) -> int:
@@ -109,17 +125,17 @@ class _Written:
 
 
 def measure() -> Iterator[Growth]:
-    """Measure every model on every layout, each time on a new backend."""
+    """Measure every model in every layout, each on a new backend."""
     for model in MODELS:
         with tempfile.TemporaryDirectory(prefix="verify-memory-") as folder:
             small = examples.write(Path(folder) / "small", examples.module(model.class_name, model.variant))
-            warm = examples.inputs(model.class_name, model.variant, batch=1)
-            written = _write(Path(folder) / "large", model)
+            small_inputs = examples.inputs(model.class_name, model.variant, batch=1)
+            large = _write(Path(folder) / "large", model)
             for text in LAYOUTS:
                 with temporary_backend(Path(folder)) as client:
                     ranks = _Ranks(client, ParallelLayout.parse(text))
-                    ranks.call(small, warm)
-                    yield ranks.grow(written)
+                    ranks.call(small, small_inputs)
+                    yield ranks.measure_growth(large)
 
 
 class _Ranks:
@@ -130,38 +146,40 @@ class _Ranks:
         self.devices = Devices(kind="cpu", indices=tuple(range(layout.ranks)))
 
     def call(self, model: Path, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """What the ranks answer for one branch, the time included."""
-        return self.client.call(forward(model, "float32", self.layout, self.devices, 1), examples.branches([inputs]))
+        """Run a timed forward of one branch and return the reply."""
+        return self.client.call(
+            forward_request(model, "float32", self.layout, self.devices, 1), examples.branches([inputs])
+        )
 
-    def grow(self, model: _Written) -> Growth:
-        """Load a model and run it once."""
+    def measure_growth(self, model: _SavedModel) -> Growth:
+        """Load a model, run it once, and compare the memory with that before."""
         pids = [rank.pid for rank in self.client.status().ranks]
         before = _private(pids)
-        with _watched(pids) as seen:
-            answer = self.call(model.path, model.inputs)
-            # What is timed the ranks begin together, when all have loaded.
-            computing = time.monotonic() - float(answer["seconds"])
-        after, got = _private(pids), answer["0"]
+        with _sampled(pids) as samples:
+            reply = self.call(model.path, model.inputs)
+            # The timed part begins when all ranks have loaded the model.
+            computing = time.monotonic() - float(reply["seconds"])
+        after, prediction = _private(pids), reply["0"]
         return Growth(
             model=model.name,
             layout=str(self.layout),
             checkpoint=model.bytes,
-            loading=max([before, *(size for moment, size in seen if moment < computing)]) - before,
-            computing=max([after, *(size for moment, size in seen if moment >= computing)]) - before,
+            loading=max([before, *(size for moment, size in samples if moment < computing)]) - before,
+            computing=max([after, *(size for moment, size in samples if moment >= computing)]) - before,
             after=after - before,
-            max_rel_error=float((got - model.wanted).abs().max() / model.wanted.abs().max()),
+            max_rel_error=float((prediction - model.expected).abs().max() / model.expected.abs().max()),
         )
 
 
-def _write(folder: Path, model: Large) -> _Written:
+def _write(folder: Path, model: LargeModel) -> _SavedModel:
     family = FAMILIES[model.class_name]
     variant = examples.variant(model.class_name, model.variant)
     shapes = examples.input_shapes(family, model.config, variant.inputs, batch=1, size=model.size, text=model.text)
     inputs, module = examples.fill(shapes, seed=0), examples.random_module(model.class_name, model.config)
     examples.write(folder, module)
     with torch.no_grad():
-        wanted = family(module).stock(inputs)
-    return _Written(name=examples.short_name(model.class_name), path=folder, inputs=inputs, wanted=wanted)
+        expected = family(module).stock(inputs)
+    return _SavedModel(name=examples.short_name(model.class_name), path=folder, inputs=inputs, expected=expected)
 
 
 def _private(pids: Sequence[int]) -> int:
@@ -169,19 +187,19 @@ def _private(pids: Sequence[int]) -> int:
 
 
 @contextmanager
-def _watched(pids: Sequence[int]) -> Iterator[list[tuple[float, int]]]:
-    """Moments while this is entered, and what the processes' private memory was."""
-    seen: list[tuple[float, int]] = []
+def _sampled(pids: Sequence[int]) -> Iterator[list[tuple[float, int]]]:
+    """Sample the processes' private memory in a thread: a growing list of (monotonic time, bytes)."""
+    samples: list[tuple[float, int]] = []
     end = threading.Event()
 
-    def look() -> None:
-        while not end.wait(_SECONDS):
-            seen.append((time.monotonic(), _private(pids)))
+    def sample() -> None:
+        while not end.wait(_INTERVAL):
+            samples.append((time.monotonic(), _private(pids)))
 
-    looking = threading.Thread(target=look, daemon=True)
-    looking.start()
+    sampler = threading.Thread(target=sample, daemon=True)
+    sampler.start()
     try:
-        yield seen
+        yield samples
     finally:
         end.set()
-        looking.join(10)
+        sampler.join(10)

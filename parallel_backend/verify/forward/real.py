@@ -1,4 +1,4 @@
-"""Questions about a real checkpoint, whose stock forward runs here before any rank starts."""
+"""Comparisons of a real checkpoint, whose stock forward runs in this process before any rank starts."""
 
 import gc
 import inspect
@@ -26,22 +26,24 @@ from ...models import family_of
 from ...protocol.messages import Devices, DType
 from ...protocol.tensors import NAMES
 from . import examples
-from .run import TOLERANCE, Question, block_parameters, check, forward, stages_of
+from .run import TOLERANCE, Comparison, block_parameters, forward_request, plan, stages_of
 
 BATCH, BRANCHES = 2, 2
-"""Samples and branches that are computed, so that every axis has something to share out."""
+"""Samples and branches to compute: two of each, so that data and cfg axes have something to split."""
 
 Shapes = dict[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Real:
+class RealModel:
     """A checkpoint and seeded inputs for it.
 
     Attributes:
-        variant: the family's whose inputs the model takes.
-        inputs: by branch; ``dtype``: that to compute in.
-        component: the transformer that the inputs' timesteps are for.
+        checkpoint: the checkpoint.
+        variant: name of the family's variant whose inputs the model accepts.
+        inputs: by branch.
+        dtype: dtype to compute in.
+        component: the transformer that the timesteps of the inputs select.
     """
 
     checkpoint: Checkpoint
@@ -50,8 +52,8 @@ class Real:
     dtype: DType
     component: str = HIGH
 
-    def experts(self) -> list["Real"]:
-        """The same for each transformer of the checkpoint, with timesteps on its side of the boundary."""
+    def experts(self) -> list["RealModel"]:
+        """Return one model per transformer of the checkpoint, with timesteps on its side of the boundary."""
         boundary = self.checkpoint.boundary()
         if boundary is None:
             return [self]
@@ -59,54 +61,55 @@ class Real:
         return [replace(self, inputs=high), replace(self, component=LOW)]
 
     def describe(self, devices: Devices) -> str:
-        """What is compared, for people."""
+        """Describe what is compared, as text."""
         latent, name = self.inputs[0][LATENT].shape, self.checkpoint.components["transformer"]
         kind = "GPUs" if devices.kind == "cuda" else "CPU ranks"
         return (
-            f"{self.checkpoint.path}: {name} in {self.dtype} on {len(devices.indices)} {kind}, against diffusers' own "
-            f"forward in one process\nrandom inputs as for {examples.short_name(name)} {self.variant!r}: "
+            f"{self.checkpoint.path}: {name} in {self.dtype} on {len(devices.indices)} {kind}, compared with "
+            "diffusers' own forward in one process\n"
+            f"random inputs of the {examples.short_name(name)} variant {self.variant!r}: "
             f"{len(self.inputs)} prompts, batch {latent[0]}, latent {'x'.join(map(str, latent[2:]))}"
         )
 
-    def questions(self, layouts: Sequence[ParallelLayout], device: torch.device) -> list[Question]:
-        """The stock forward's predictions, and which layouts shall give them.
+    def comparisons(self, layouts: Sequence[ParallelLayout], device: torch.device) -> list[Comparison]:
+        """Run the stock forward on a device, and return a comparison with it for each layout.
 
         Raises:
-            OutOfMemory: the device does not hold the whole model.
+            OutOfMemory: the whole model does not fit on the device.
         """
         try:
-            stock = self._stock(device, layouts)
+            stock = self._run_stock(device, layouts)
         except torch.OutOfMemoryError as error:
             raise OutOfMemory(
-                f"diffusers' own forward, which the layouts are held to, needs all of {self.component} on {device}, "
-                f"which is too small for it ({error}); a smaller --size or a larger GPU would work"
+                f"diffusers' own forward, with which the layouts are compared, needs all of {self.component} on "
+                f"{device}, which is too small for it ({error}); a smaller --size or a larger GPU would work"
             ) from error
         return [
-            Question(
+            Comparison(
                 title=f"{self.component}, {layout}" if self.checkpoint.boundary() else str(layout),
                 model=self.checkpoint.path, layout=layout, inputs=self.inputs,
-                stock=stock.wanted.__getitem__, parameters=stock.parameters, stages=stages, dtype=self.dtype,
+                stock=stock.predictions.__getitem__, parameters=stock.parameters, stages=stages, dtype=self.dtype,
                 tolerance=tolerance(getattr(torch, self.dtype), stock.blocks),
             )
             for layout, stages in zip(layouts, stock.stages, strict=True)
         ]  # fmt: skip
 
     def check(self, layout: ParallelLayout, devices: Devices) -> None:
-        """Refuse a layout that cannot be, before anything is loaded.
+        """Refuse an impossible layout before anything is loaded.
 
         Raises:
-            InvalidRequest: names the reason and what would work.
+            InvalidRequest: the layout is impossible; the message names the reason and what would work.
         """
-        check(forward(self.checkpoint.path, self.dtype, layout, devices, len(self.inputs)), self.inputs)
+        plan(forward_request(self.checkpoint.path, self.dtype, layout, devices, len(self.inputs)), self.inputs)
 
     @torch.no_grad()
-    def _stock(self, device: torch.device, layouts: Sequence[ParallelLayout]) -> "_Stock":
+    def _run_stock(self, device: torch.device, layouts: Sequence[ParallelLayout]) -> "_StockRun":
         alone = mesh.create(ParallelLayout(), rank=0, timeout=timedelta(seconds=1))
         assert alone is not None
         family = load.load_transformer(self.checkpoint, getattr(torch, self.dtype), device, alone, self.component)
-        wanted = [family.stock({k: v.to(device) for k, v in one.items()}).cpu() for one in self.inputs]
-        stock = _Stock(
-            wanted=wanted,
+        predictions = [family.stock({k: v.to(device) for k, v in one.items()}).cpu() for one in self.inputs]
+        stock = _StockRun(
+            predictions=predictions,
             parameters=block_parameters(family),
             blocks=len(family.blocks),
             stages=[stages_of(family, layout) for layout in layouts],
@@ -119,37 +122,55 @@ class Real:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Stock:
-    """What the whole model, which is let go of again, predicts and is made of; ``stages`` are by layout."""
+class _StockRun:
+    """What comparisons need of the whole model, which is freed after its run.
 
-    wanted: list[Tensor]
+    Attributes:
+        predictions: by branch.
+        parameters: shapes of the weights of all blocks.
+        blocks: number of blocks.
+        stages: by layout, see ``Comparison.stages``.
+    """
+
+    predictions: list[Tensor]
     parameters: Parameters
     blocks: int
     stages: list[tuple[tuple[int, ...], ...]]
 
 
 def tolerance(dtype: torch.dtype, blocks: int) -> float:
-    """The relative error up to which two forwards in a dtype count as equal.
+    """Return the largest relative error at which two forwards in a dtype count as equal.
 
-    Each rounds its tokens once a block, at random, so that they part by the root of the number of blocks times the
-    dtype's step, twice since both do; in float32 that is below ``TOLERANCE``, which stands.
+    Each forward rounds its tokens once per block. The rounding errors are random, so they add up to the square root of
+    the number of blocks times the dtype's epsilon. Both forwards round, which doubles that. In float32 the result is
+    below ``TOLERANCE``, which then applies.
     """
     return max(TOLERANCE, 2 * torch.finfo(dtype).eps * math.sqrt(blocks))
 
 
-def open_real(model: str, dtype: DType, size: Sequence[int] | None, text: int | None, device: torch.device) -> Real:
-    """Read a checkpoint's config and make inputs for it; no weight is loaded.
+def open_real(
+    model: str, dtype: DType, size: Sequence[int] | None, text: int | None, device: torch.device
+) -> RealModel:
+    """Read a checkpoint's config and create inputs for it, without loading weights.
+
+    Args:
+        model: see ``find_folder``.
+        dtype: dtype to compute in.
+        size: of the latent; None for a variant's own.
+        text: text tokens; None for a variant's own.
+        device: where the stock forward will run; decides what dtype ``auto`` is.
 
     Raises:
-        InvalidRequest: there is no such model, it is not supported, or no inputs of its family fit it.
+        InvalidRequest: there is no such model, it is not supported, or it accepts the inputs of none of its family's
+            variants.
     """
-    checkpoint = Checkpoint.open(folder(model))
+    checkpoint = Checkpoint.open(find_folder(model))
     class_name = checkpoint.components["transformer"]
     family = family_of(class_name)
     load.check_component(checkpoint, "transformer")
     config = _with_defaults(class_name, checkpoint.config("transformer"))
-    name, shapes = _fitting(family, config, size, text)
-    return Real(
+    name, shapes = _matching_variant(family, config, size, text)
+    return RealModel(
         checkpoint=checkpoint,
         variant=name,
         inputs=tuple(examples.fill(one, seed) for seed, one in enumerate(shapes)),
@@ -158,7 +179,7 @@ def open_real(model: str, dtype: DType, size: Sequence[int] | None, text: int | 
 
 
 def layouts_on(ranks: int) -> list[ParallelLayout]:
-    """What auto gives, and each strategy alone on all ranks; cfg and data on the two that there is work for."""
+    """Return what auto chooses, and each strategy alone on all ranks; cfg and data on two, as there is work for two."""
     if ranks == 1:
         return [ParallelLayout()]
     alone = ["cfg=2", "data=2", *(f"{axis}={ranks}" for axis in ("ulysses", "ring", "tensor", "pipe"))]
@@ -167,43 +188,51 @@ def layouts_on(ranks: int) -> list[ParallelLayout]:
 
 
 def choose_devices(ranks: int | None) -> Devices:
-    """The GPUs where there are any, else ranks on the CPU; as many as are asked for, or all.
+    """Return GPUs if there are any, otherwise CPU ranks.
+
+    Args:
+        ranks: how many; None for all.
 
     Raises:
-        InvalidRequest: there are not so many.
+        InvalidRequest: there are fewer.
     """
     return device_list.resolve("all" if ranks is None else ",".join(map(str, range(ranks))))
 
 
-def folder(model: str) -> Path:
-    """A folder, or the name of one among the shipped checkpoints or under ComfyUI's ``models/diffusers``."""
+def find_folder(model: str) -> Path:
+    """Find a checkpoint by its folder, or by its name in ``checkpoints`` or in ComfyUI's ``models/diffusers``.
+
+    Raises:
+        InvalidRequest: there is no such folder.
+    """
     extension = Path(__file__).resolve().parents[3]
     comfyui = Path(os.environ.get("COMFYUI_PATH") or extension.parents[1])
     places = [Path(model), extension / "checkpoints" / model, comfyui / "models" / "diffusers" / model]
-    found = [place for place in places if place.is_dir()]
-    if not found:
+    existing = [place for place in places if place.is_dir()]
+    if not existing:
         raise InvalidRequest(
             f"no model {model!r}: a folder in diffusers layout, or the name of one in {places[1].parent} or "
             f"{places[2].parent} would work"
         )
-    return found[0]
+    return existing[0]
 
 
 def _with_defaults(class_name: str, config: Mapping[str, Any]) -> dict[str, Any]:
-    """A config with what diffusers takes where it says nothing."""
+    """Complete a config with the defaults of diffusers' class."""
     import diffusers
 
-    known = inspect.signature(getattr(diffusers, class_name).__init__).parameters.values()
-    return {p.name: p.default for p in known if p.default is not p.empty} | dict(config)
+    parameters = inspect.signature(getattr(diffusers, class_name).__init__).parameters.values()
+    return {p.name: p.default for p in parameters if p.default is not p.empty} | dict(config)
 
 
-def _fitting(
+def _matching_variant(
     family: type[Family], config: Mapping[str, Any], size: Sequence[int] | None, text: int | None
 ) -> tuple[str, list[Shapes]]:
-    """The first of the family's variants whose inputs a model with this config takes, and their shapes by branch."""
+    """Return the family's first variant whose inputs a model with this config accepts, and their shapes by branch."""
     dims = len(family.describe(config).patch)
     if size is not None and len(size) != dims:
-        raise InvalidRequest(f"--size {'x'.join(map(str, size))}: a latent of this model has {dims} lengths")
+        form = "TxHxW" if dims == 3 else "HxW"
+        raise InvalidRequest(f"--size {'x'.join(map(str, size))}: latents of this model are {form}")
     refusals = []
     for name, variant in family.variants().items():
         length = text or variant.text

@@ -1,4 +1,4 @@
-"""Holding a layout to the stock forward: that in this process, the layout on ranks of a backend of its own."""
+"""Comparing layouts with the stock forward, which runs in this process; the layouts run on a temporary backend."""
 
 import statistics
 import tempfile
@@ -24,17 +24,23 @@ from ...strategies import STRATEGIES, stage_cut
 from . import examples
 
 TOLERANCE = 1e-4
-"""Relative error in float32 up to which a layout counts as equal to one process."""
+"""Largest relative error in float32 at which a layout counts as equal to one process."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Question:
-    """Whether a layout gives what the stock forward does.
+class Comparison:
+    """One layout to compare with the stock forward.
 
     Attributes:
-        model: a checkpoint's folder; ``dtype``: that to compute in, never ``auto``; ``parameters``: of its blocks;
-            ``stages``: where its attention is, see ``Job``.
-        inputs: by branch; ``stock``: the stock forward of one.
+        title: names it in reports.
+        model: a checkpoint's folder.
+        layout: the layout.
+        inputs: by branch.
+        stock: returns the stock forward's prediction for a branch.
+        parameters: shapes of the weights of all blocks.
+        stages: attention sites of each stage, see ``Workload.stages``.
+        dtype: dtype to compute in, never ``auto``.
+        tolerance: largest relative error that counts as equal.
     """
 
     title: str
@@ -50,10 +56,19 @@ class Question:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What came of a question. Errors are the largest over all branches; ``skipped`` is why it cannot exist.
+    """The result of a comparison.
 
-    ``memory_per_rank`` is in bytes, of the device, or of the process where the device is the CPU. Seconds are None
-    where they were not asked for.
+    Attributes:
+        cell: what was compared.
+        skipped: why the layout is impossible; None if it was compared.
+        tolerance: largest relative error that counts as equal.
+        max_abs_error: largest over all branches.
+        max_rel_error: largest over all branches, relative to the largest value of the branch's prediction.
+        bytes_sent_per_rank: as counted.
+        bytes_formula_per_rank: as the strategies' formulas predict.
+        memory_per_rank: bytes on the device; on the CPU, bytes of the process.
+        seconds_per_step: None unless measured.
+        seconds_per_step_one_rank: None unless measured.
     """
 
     cell: str
@@ -69,75 +84,76 @@ class Report:
 
     @property
     def failed(self) -> bool:
-        """Whether it differs from one process, or sends other than the formulas say."""
+        """Whether the result differs from one process's, or the bytes sent differ from the formulas."""
         if self.skipped:
             return False
         return not self.max_rel_error <= self.tolerance or self.bytes_sent_per_rank != self.bytes_formula_per_rank
 
 
 class Verifier:
-    """Asks a backend."""
+    """Runs comparisons on a backend."""
 
     def __init__(self, client: Client, devices: Devices) -> None:
         self.client, self.devices = client, devices
 
-    def ask(self, question: Question, *, time: bool = False) -> Report:
-        """Compare; ``time`` measures steps of the layout and of one rank as well."""
+    def compare(self, comparison: Comparison, *, time: bool = False) -> Report:
+        """Compare a layout with the stock forward; with ``time``, also time steps of the layout and of one rank."""
         try:
-            formula = self._formula(question)
+            formula = self._formula(comparison)
         except InvalidRequest as error:
-            return Report(cell=question.title, skipped=str(error))
-        # The stock forward may take longer than a backend waits for work: the questions to it come after.
-        wanted = [question.stock(i) for i in range(len(question.inputs))]
-        answer = self._call(question)
-        errors = [(answer[str(i)].float() - one.float()).abs().max() for i, one in enumerate(wanted)]
+            return Report(cell=comparison.title, skipped=str(error))
+        # The stock forward comes first: it may take longer than a backend waits for work before it ends.
+        expected = [comparison.stock(i) for i in range(len(comparison.inputs))]
+        reply = self._call(comparison)
+        errors = [(reply[str(i)].float() - one.float()).abs().max() for i, one in enumerate(expected)]
         return Report(
-            cell=question.title,
-            tolerance=question.tolerance,
+            cell=comparison.title,
+            tolerance=comparison.tolerance,
             max_abs_error=float(max(errors)),
-            max_rel_error=max(float(e / one.float().abs().max()) for e, one in zip(errors, wanted, strict=True)),
-            bytes_sent_per_rank=tuple(answer["sent_bytes"].tolist()),
+            max_rel_error=max(float(e / one.float().abs().max()) for e, one in zip(errors, expected, strict=True)),
+            bytes_sent_per_rank=tuple(reply["sent_bytes"].tolist()),
             bytes_formula_per_rank=formula,
-            memory_per_rank=tuple(map(_memory, self.client.status().ranks[: question.layout.ranks])),
-            seconds_per_step=self._seconds(question) if time else None,
-            seconds_per_step_one_rank=self._seconds(replace(question, layout=ParallelLayout())) if time else None,
+            memory_per_rank=tuple(map(_memory, self.client.status().ranks[: comparison.layout.ranks])),
+            seconds_per_step=self._seconds(comparison) if time else None,
+            seconds_per_step_one_rank=self._seconds(replace(comparison, layout=ParallelLayout())) if time else None,
         )
 
-    def _seconds(self, question: Question) -> float:
-        """The median of three steps, after one that loads."""
-        taken = [float(self._call(question, measure=False)["seconds"]) for _ in range(4)]
-        return statistics.median(taken[1:])
+    def _seconds(self, comparison: Comparison) -> float:
+        """Median seconds of three steps, after one that loads the model."""
+        seconds = [float(self._call(comparison, measure=False)["seconds"]) for _ in range(4)]
+        return statistics.median(seconds[1:])
 
-    def _formula(self, question: Question) -> tuple[int, ...]:
+    def _formula(self, comparison: Comparison) -> tuple[int, ...]:
         """The bytes that each rank should send."""
-        message = self._message(question)
-        job = check(message, question.inputs).workload(
-            itemsize=DTYPES[question.dtype].itemsize, parameters=question.parameters, stages=question.stages
+        workload = plan(self._message(comparison), comparison.inputs).workload(
+            itemsize=DTYPES[comparison.dtype].itemsize, parameters=comparison.parameters, stages=comparison.stages
         )
         return tuple(
-            sum(strategy.bytes_sent(question.layout, job, rank) for strategy in STRATEGIES)
-            for rank in range(question.layout.ranks)
+            sum(strategy.bytes_sent(comparison.layout, workload, rank) for strategy in STRATEGIES)
+            for rank in range(comparison.layout.ranks)
         )
 
-    def _call(self, question: Question, *, measure: bool = True) -> dict[str, Tensor]:
-        message = replace(self._message(question), measure=measure)
-        return self.client.call(message, examples.branches(question.inputs))
+    def _call(self, comparison: Comparison, *, measure: bool = True) -> dict[str, Tensor]:
+        message = replace(self._message(comparison), measure=measure)
+        return self.client.call(message, examples.branches(comparison.inputs))
 
-    def _message(self, question: Question) -> Forward:
-        return forward(question.model, question.dtype, question.layout, self.devices, len(question.inputs))
+    def _message(self, comparison: Comparison) -> Forward:
+        return forward_request(
+            comparison.model, comparison.dtype, comparison.layout, self.devices, len(comparison.inputs)
+        )
 
 
-def forward(model: Path, dtype: DType, layout: ParallelLayout, devices: Devices, branches: int) -> Forward:
-    """The request for a timed and measured call."""
+def forward_request(model: Path, dtype: DType, layout: ParallelLayout, devices: Devices, branches: int) -> Forward:
+    """Return the request for one forward that is timed and whose bytes are counted."""
     spec = ModelSpec(path=str(model), devices=devices, dtype=dtype, layout=layout)
     return Forward(model=spec, branches=branches, measure=True, timed=True)
 
 
-def check(message: Forward, inputs: Sequence[Mapping[str, Tensor]]) -> DenoisingPlan:
-    """What a request comes to; loads nothing.
+def plan(message: Forward, inputs: Sequence[Mapping[str, Tensor]]) -> DenoisingPlan:
+    """Plan a request without loading anything.
 
     Raises:
-        InvalidRequest: it cannot be carried out; names what would work.
+        InvalidRequest: the request is impossible; the message names what would work.
     """
     metas, checkpoint = describe(examples.branches(inputs)), Checkpoint.open(message.model.path)
     return check_forward(message, metas, checkpoint, len(message.model.devices.indices))
@@ -145,19 +161,19 @@ def check(message: Forward, inputs: Sequence[Mapping[str, Tensor]]) -> Denoising
 
 @contextmanager
 def verifier(devices: Devices) -> Iterator[Verifier]:
-    """A ``Verifier`` on a backend of its own with these devices, ended afterwards."""
+    """Yield a ``Verifier`` on a temporary backend with these devices."""
     with tempfile.TemporaryDirectory(prefix="verify-") as folder, temporary_backend(Path(folder)) as client:
         yield Verifier(client, devices)
 
 
 def block_parameters(family: Family) -> Parameters:
-    """Shapes of the weights of all blocks."""
+    """Return the shapes of the weights of all blocks."""
     modules = [module for block in family.blocks for module in block.modules]
     return tuple((tuple(p.shape), p.itemsize) for module in modules for p in module.parameters())
 
 
 def stages_of(family: Family, layout: ParallelLayout) -> tuple[tuple[int, ...], ...]:
-    """See ``Job.stages``; none where the family has too few blocks for the layout, which is refused."""
+    """Return ``Workload.stages``; empty if the layout has one stage, or more than the family has blocks."""
     if not 1 < layout.pipe <= family.geometry.layers:
         return ()
     return stage_cut.sites(family, layout.balance or (1.0,) * layout.pipe)

@@ -1,1 +1,1 @@
-"""Whole step loops, against the same algorithm in one process."""
+"""Whole step loops, compared with the same algorithm in one process."""

@@ -1,4 +1,4 @@
-"""What approximate layouts cost in quality: pictures of the shipped checkpoint beside those of the exact engine."""
+"""The quality that approximate layouts lose: pictures of the shipped checkpoint, compared with exact ones."""
 
 import statistics
 from collections.abc import Callable, Sequence
@@ -16,31 +16,37 @@ from ...layout.parallel_layout import ParallelLayout
 from ...protocol.messages import Devices, ModelSpec, Sample
 
 Pictures = npt.NDArray[np.float32]
-"""``[N, H, W, 3]`` in 0..1."""
+"""``[N, H, W, 3]``, values in 0..1."""
 
 SHAPES = Path(__file__).resolve().parents[3] / "checkpoints" / "shapes"
 SIZES = ((128, 128), (96, 160), (112, 144), (176, 112))
-"""Height and width; each of the 64 unseen prompts is drawn in each of them."""
+"""Height and width in pixels; each of the 64 held-out prompts is drawn in each size."""
 STEPS, GUIDANCE, SHIFT = 30, 3.0, 8.0
 BATCH = 64
 WARMUPS = (1, 2, 4)
 LAYOUTS = ("pipe=2", "ring=2 stale=previous", "ring=2 stale=none")
-MOST_LOST = 2.0
-"""Points of accuracy that PipeFusion may lose, with the whole of the confidence interval."""
-CLEARLY = 6.0
-"""By how many dB the naive patch is worse than any other, if the measure can tell: twice the error."""
-_SAME = 100.0
-"""PSNR in dB that stands for pictures that are the same."""
+MAX_LOSS = 2.0
+"""Percentage points of accuracy that PipeFusion may lose, by the upper end of the confidence interval."""
+NAIVE_MARGIN = 6.0
+"""dB of PSNR, twice the error, by which naive patch must be worse than other layouts, to show that PSNR can tell."""
+_IDENTICAL = 100.0
+"""PSNR in dB to report for identical pictures."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Quality:
-    """How near a layout's pictures come to the exact ones.
+    """How close a layout's pictures are to the exact ones.
 
     Attributes:
-        psnr: in dB; ``ssim``: of Wang et al., 2004; both means over the pairs.
-        accuracy: share of the prompts' attributes that are drawn; ``lost``: by how much that of the exact pictures is
-            higher, and the ends of its 95 % confidence interval, over pairs; all in points of a hundred.
+        layout: the layout without warm-up, as text.
+        approximation: name of the algorithm.
+        warmup: exact steps at the start.
+        pairs: number of pictures compared.
+        psnr: mean over the pairs, in dB.
+        ssim: mean over the pairs, as in Wang et al., 2004.
+        accuracy: percentage of the prompts' attributes that are drawn.
+        lost: percentage points by which the accuracy of the exact pictures is higher: the mean over the pairs and the
+            ends of its 95 % confidence interval.
     """
 
     layout: str
@@ -53,8 +59,8 @@ class Quality:
     lost: tuple[float, float, float]
 
 
-class Painter:
-    """Draws the unseen prompts on a backend."""
+class PictureSampler:
+    """Draws the held-out prompts on a backend."""
 
     def __init__(self, client: Client, devices: Devices) -> None:
         from training import sampling
@@ -70,17 +76,17 @@ class Painter:
         self.pipeline.scheduler.set_timesteps(STEPS)
 
     def draw(self, layout: ParallelLayout) -> list[Pictures]:
-        """All prompts in all sizes, from the same noise for every layout."""
+        """Draw all prompts in all sizes, from the same noise for every layout; one array per size."""
         return [self._draw(layout, seed, *size) for seed, size in enumerate(SIZES)]
 
     def _draw(self, layout: ParallelLayout, seed: int, height: int, width: int) -> Pictures:
         shape = (len(self.scenes), 16, 1, height // 8, width // 8)
         noise = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-        parts = [
+        latents = [
             self._sample(layout, noise[i : i + BATCH], self.positive[i : i + BATCH], self.negative[i : i + BATCH])
             for i in range(0, len(noise), BATCH)
         ]
-        return self._decode(torch.cat(parts))
+        return self._decode(torch.cat(latents))
 
     def _sample(self, layout: ParallelLayout, noise: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
         spec = ModelSpec(path=str(SHAPES), devices=self.devices, dtype="float32", layout=layout)
@@ -91,57 +97,66 @@ class Painter:
     @torch.no_grad()
     def _decode(self, latent: Tensor) -> Pictures:
         vae = self.pipeline.vae
-        mean, deviation = (
+        mean, std = (
             torch.tensor(numbers).view(1, -1, 1, 1, 1) for numbers in (vae.config.latents_mean, vae.config.latents_std)
         )
-        pixels = vae.decode(latent * deviation + mean).sample
-        drawn: Pictures = self.pipeline.video_processor.postprocess_video(pixels, output_type="np")[:, 0]
-        return drawn.astype(np.float32)
+        pixels = vae.decode(latent * std + mean).sample
+        pictures: Pictures = self.pipeline.video_processor.postprocess_video(pixels, output_type="np")[:, 0]
+        return pictures.astype(np.float32)
 
 
 def measure(
-    client: Client, devices: Devices, layouts: Sequence[ParallelLayout], say: Callable[[str], None]
+    client: Client, devices: Devices, layouts: Sequence[ParallelLayout], log: Callable[[str], None]
 ) -> tuple[float, list[Quality]]:
-    """The accuracy of one rank's pictures, and each layout against them.
+    """Draw the pictures of one rank and of each layout, and compare them.
+
+    Args:
+        client: connected to the backend.
+        devices: as many as the largest layout needs.
+        layouts: the approximate layouts.
+        log: called with what is under way, and with each finished row.
+
+    Returns:
+        The accuracy of one rank's pictures in percent, and one row per layout.
 
     Raises:
-        InvalidRequest: what it needs is not installed.
+        InvalidRequest: a package is not installed.
     """
     _check_installed()
-    painter = Painter(client, devices)
-    say(str(ParallelLayout()))
-    exact = painter.draw(ParallelLayout())
-    hits, rows = _hits(painter, exact), []
+    sampler = PictureSampler(client, devices)
+    log(str(ParallelLayout()))
+    exact = sampler.draw(ParallelLayout())
+    hits, rows = _hits(sampler, exact), []
     for layout in layouts:
-        say(str(layout))
-        rows.append(_compare(layout, exact, hits, painter))
-        say(_line(rows[-1]))
+        log(str(layout))
+        rows.append(_compare(layout, exact, hits, sampler))
+        log(_line(rows[-1]))
     return 100 * float(hits.mean()), rows
 
 
-def table(layouts: Sequence[str] = LAYOUTS, warmups: Sequence[int] = WARMUPS) -> list[ParallelLayout]:
-    """The layouts of the table."""
+def with_warmups(layouts: Sequence[str] = LAYOUTS, warmups: Sequence[int] = WARMUPS) -> list[ParallelLayout]:
+    """Return each layout with each number of exact steps at the start."""
     return [replace(ParallelLayout.parse(text), warmup=warmup) for text in layouts for warmup in warmups]
 
 
 def failures(rows: Sequence[Quality]) -> list[str]:
-    """What is not as it should be: PipeFusion loses too much, or the naive patch is not clearly worse than others."""
-    said = [
-        f"{row.layout} after {row.warmup} steps of warm-up may lose {row.lost[2]:.1f} points, more than {MOST_LOST:g}"
+    """Return a sentence for each PipeFusion row that loses too much, and for each row too close to naive patch."""
+    losses = [
+        f"{row.layout} after {row.warmup} steps of warm-up may lose {row.lost[2]:.1f} points, more than {MAX_LOSS:g}"
         for row in rows
-        if row.approximation == "PipeFusion" and not row.lost[2] <= MOST_LOST
+        if row.approximation == "PipeFusion" and not row.lost[2] <= MAX_LOSS
     ]
     naive = {row.warmup: row for row in rows if row.approximation == "naive patch"}
-    return said + [
-        f"{row.layout} after {row.warmup} steps of warm-up is not clearly nearer to the exact pictures than naive patch"
+    return losses + [
+        f"{row.layout} after {row.warmup} steps of warm-up is not clearly closer to the exact pictures than naive patch"
         for row in rows
-        if row.warmup in naive and row is not naive[row.warmup] and row.psnr < naive[row.warmup].psnr + CLEARLY
+        if row.warmup in naive and row is not naive[row.warmup] and row.psnr < naive[row.warmup].psnr + NAIVE_MARGIN
     ]
 
 
 def markdown(rows: Sequence[Quality], exact: float) -> str:
-    """The table."""
-    head = "| layout | algorithm | warm-up steps | PSNR | SSIM | attributes drawn | lost to the exact picture |"
+    """Format the results as a Markdown table; ``exact`` is the accuracy of one rank's pictures in percent."""
+    head = "| layout | algorithm | warm-up steps | PSNR | SSIM | attributes drawn | loss against exact pictures |"
     lines = [head, "|" + "---|" * (head.count("|") - 1)]
     lines.append(f"| one rank | exact | | | | {exact:.1f} % | |")
     return "\n".join([*lines, *map(_line, rows)])
@@ -156,47 +171,47 @@ def _line(row: Quality) -> str:
 
 
 def _compare(
-    layout: ParallelLayout, exact: Sequence[Pictures], hits: npt.NDArray[np.float64], painter: Painter
+    layout: ParallelLayout, exact: Sequence[Pictures], hits: npt.NDArray[np.float64], sampler: PictureSampler
 ) -> Quality:
     from scipy.stats import ttest_rel
     from skimage.metrics import structural_similarity
 
-    drawn = painter.draw(layout)
-    pairs = [pair for wanted, got in zip(exact, drawn, strict=True) for pair in zip(wanted, got, strict=True)]
-    own = _hits(painter, drawn)
-    same = bool((own == hits).all())
-    low, high = (0.0, 0.0) if same else ttest_rel(hits, own).confidence_interval(0.95)
+    drawn = sampler.draw(layout)
+    pairs = [pair for size in zip(exact, drawn, strict=True) for pair in zip(*size, strict=True)]
+    layout_hits = _hits(sampler, drawn)
+    identical = bool((layout_hits == hits).all())
+    low, high = (0.0, 0.0) if identical else ttest_rel(hits, layout_hits).confidence_interval(0.95)
     return Quality(
         layout=str(replace(layout, warmup=1)),
         approximation=layout.approximation,
         warmup=layout.warmup,
         pairs=len(pairs),
-        psnr=statistics.fmean(_psnr(wanted, got) for wanted, got in pairs),
+        psnr=statistics.fmean(_psnr(reference, picture) for reference, picture in pairs),
         ssim=statistics.fmean(
             structural_similarity(
-                wanted, got, channel_axis=-1, data_range=1.0, gaussian_weights=True, sigma=1.5,
+                reference, picture, channel_axis=-1, data_range=1.0, gaussian_weights=True, sigma=1.5,
                 use_sample_covariance=False,
             )
-            for wanted, got in pairs
+            for reference, picture in pairs
         ),
-        accuracy=100 * float(own.mean()),
-        lost=(100 * float((hits - own).mean()), 100 * float(low), 100 * float(high)),
+        accuracy=100 * float(layout_hits.mean()),
+        lost=(100 * float((hits - layout_hits).mean()), 100 * float(low), 100 * float(high)),
     )  # fmt: skip
 
 
-def _psnr(wanted: Pictures, got: Pictures) -> float:
-    error = float(np.mean((wanted.astype(np.float64) - got) ** 2))
-    return _SAME if error == 0 else min(_SAME, -10 * float(np.log10(error)))
+def _psnr(reference: Pictures, picture: Pictures) -> float:
+    error = float(np.mean((reference.astype(np.float64) - picture) ** 2))
+    return _IDENTICAL if error == 0 else min(_IDENTICAL, -10 * float(np.log10(error)))
 
 
-def _hits(painter: Painter, drawn: Sequence[Pictures]) -> npt.NDArray[np.float64]:
-    """By picture, the share of its prompt's attributes that are read off it."""
+def _hits(sampler: PictureSampler, drawn: Sequence[Pictures]) -> npt.NDArray[np.float64]:
+    """Return for each picture the share of its prompt's attributes that the reader finds in it."""
     from training.reader import read
 
     shares = [
         statistics.fmean(read(picture[None]).hits(scene).values())
         for pictures in drawn
-        for picture, scene in zip(pictures, painter.scenes, strict=True)
+        for picture, scene in zip(pictures, sampler.scenes, strict=True)
     ]
     return np.array(shares)
 
@@ -209,5 +224,6 @@ def _check_installed() -> None:
         import training  # noqa: F401
     except ImportError as error:
         raise InvalidRequest(
-            f"--quality needs {error.name}: pip install -r requirements-bench.txt, and run it in the extension's folder"
+            f"--quality needs {error.name}: run pip install -r requirements-bench.txt, and run verify in the "
+            "extension's folder"
         ) from error

@@ -1,4 +1,4 @@
-"""Step loops with stale keys and values on one process: the algorithms that patch parallelism is held to."""
+"""Step loops with stale keys and values in one process: the reference algorithms for PipeFusion and displaced patch."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,16 +15,19 @@ from ...protocol.messages import Sample
 from ...samplers.inpainting import Inpainting
 from ...samplers.prediction_types import PREDICTIONS, timestep
 from ...samplers.samplers import SAMPLERS, Sampler, dry
-from .reference_attention import Neighbours, Patchwise
+from .reference_attention import DisplacedModel, PipeFusionModel
 
 Transformer = Callable[[float], Family]
-"""That of a timestep."""
+"""Returns the transformer for a timestep."""
 
 
-class Patches:
-    """A sampler for each patch of a latent. Each steps the whole latent, of which the patch's values are used.
+class PatchSamplers:
+    """One sampler per patch of a latent. Each steps the whole latent, but only its patch's values are used.
 
-    ``given`` is what the model is given, and in the end the latent.
+    Attributes:
+        model_input: the latent as the model sees it; after the last step, the sampled latent.
+        noise: scales the latent for the model, and blends inpainted parts.
+        owners: index of the patch that each value of the latent belongs to.
     """
 
     def __init__(
@@ -32,33 +35,37 @@ class Patches:
     ) -> None:
         self.noise, self.owners = noise, owners
         self._steps = [sampler(x, sigmas) for _ in range(count)]
-        self._asks = [next(steps) for steps in self._steps]
-        self.given = noise.given(x, sigmas[0])
-        self._following = [self.given] * count
+        self._model_calls = [next(steps) for steps in self._steps]
+        self.model_input = noise.given(x, sigmas[0])
+        self._next_inputs = [self.model_input] * count
 
-    def take_up(self, unit: Sequence[int]) -> Tensor:
-        """Let the model see what patches have come to; what it is given."""
-        for patch in unit:
-            self.given = torch.where(self.owners == patch, self._following[patch], self.given)
-        return self.given
+    def refresh(self, patches: Sequence[int]) -> Tensor:
+        """Replace patches of the model's input by their newest values, and return the input."""
+        for patch in patches:
+            self.model_input = torch.where(self.owners == patch, self._next_inputs[patch], self.model_input)
+        return self.model_input
 
-    def step(self, unit: Sequence[int], out: Tensor) -> None:
+    def step(self, patches: Sequence[int], prediction: Tensor) -> None:
         """Step patches with a guided prediction of the whole latent."""
-        for patch in unit:
-            ask = self._asks[patch]
+        for patch in patches:
+            call = self._model_calls[patch]
             try:
-                ask = self._asks[patch] = self._steps[patch].send(self.noise.x0(ask.x, ask.sigma, out))
-                self._following[patch] = self.noise.given(ask.x, ask.sigma)
+                denoised = self.noise.x0(call.x, call.sigma, prediction)
+                call = self._model_calls[patch] = self._steps[patch].send(denoised)
+                self._next_inputs[patch] = self.noise.given(call.x, call.sigma)
             except StopIteration as end:
-                self._following[patch] = end.value
+                self._next_inputs[patch] = end.value
 
 
 @dataclass(frozen=True)
 class Call:
-    """What the sampler asks for at one timestep ``[B]`` of one transformer.
+    """One model call of a sampler.
 
     Attributes:
-        whole: whether it is to be on the whole latent; switched: whether the transformer is another than before.
+        family: the transformer.
+        time: the timestep, ``[B]``.
+        whole: whether the call is on the whole latent, as in warm-up steps.
+        switched: whether the previous call, if any, was of another transformer.
     """
 
     family: Family
@@ -67,8 +74,14 @@ class Call:
     switched: bool
 
 
-class Asked:
-    """A request, and its calls with some steps of warm-up, which another transformer begins anew."""
+class LoopRequest:
+    """A sampling request and its model calls. The warm-up begins again when the transformer changes.
+
+    Attributes:
+        branches: inputs of each guidance branch.
+        extent: token counts of the first branch.
+        x: the noised latent.
+    """
 
     def __init__(self, family: Transformer, message: Sample, tensors: Mapping[str, Tensor], warmup: int) -> None:
         self.family, self.message, self.warmup = family, message, warmup
@@ -82,58 +95,73 @@ class Asked:
         self.extent = first.extent(first.module.config, shapes)
 
     def calls(self) -> Iterator[Call]:
-        """One after the other."""
-        current, since, step = None, 0, 0
-        for ask in dry(self.sampler, self.sigmas):
-            step = step if ask.step is None else ask.step
-            time = timestep(ask.sigma, scale=self.message.timestep_scale, log_sigmas=self.log_sigmas)
-            before, current = current, self.family(float(time))
-            since = step if before not in (None, current) else since
-            yield Call(current, time.expand(len(self.x)), step - since < self.warmup, before is not current)
+        """Yield the sampler's model calls in order."""
+        current, first_step, step = None, 0, 0
+        for call in dry(self.sampler, self.sigmas):
+            step = step if call.step is None else call.step
+            time = timestep(call.sigma, scale=self.message.timestep_scale, log_sigmas=self.log_sigmas)
+            previous, current = current, self.family(float(time))
+            first_step = step if previous not in (None, current) else first_step
+            yield Call(current, time.expand(len(self.x)), step - first_step < self.warmup, previous is not current)
 
-    def patches(self, owners: Tensor, count: int) -> Patches:
-        """The samplers."""
-        return Patches(self.sampler, self.noise, self.x, self.sigmas, owners, count)
+    def patch_samplers(self, owners: Tensor, count: int) -> PatchSamplers:
+        """Create the samplers; see ``PatchSamplers``."""
+        return PatchSamplers(self.sampler, self.noise, self.x, self.sigmas, owners, count)
 
-    def guided(self, outs: Sequence[Tensor]) -> Tensor:
-        """Classifier-free guidance."""
-        return outs[-1] + (outs[0] - outs[-1]) * self.message.cfg if len(outs) > 1 else outs[0]
+    def guided(self, predictions: Sequence[Tensor]) -> Tensor:
+        """Apply classifier-free guidance to the predictions of all branches."""
+        if len(predictions) == 1:
+            return predictions[0]
+        return predictions[-1] + (predictions[0] - predictions[-1]) * self.message.cfg
 
 
 @torch.no_grad()
-def pipefusion(asked: Asked, image: Partition) -> Tensor:
-    """The samples of a request whose patches stream through stages."""
-    every, x = range(len(image.sizes)), asked.x
-    patches = asked.patches(_owners(asked.family(0.0), image, asked.extent.values, x.shape[2:]), len(every))
-    predicted, models = x.new_zeros(len(x), image.total, asked.extent.values), list[Patchwise]()
-    for call in asked.calls():
-        models = [Patchwise(call.family, image) for _ in asked.branches] if call.switched else models
-        for unit in [every] if call.whole else [range(i, i + 1) for i in every]:
-            inputs = {LATENT: patches.take_up(unit), TIMESTEP: call.time}
-            guided = asked.guided(
-                [model({**inputs, **branch}, unit) for model, branch in zip(models, asked.branches, strict=True)]
+def pipefusion(request: LoopRequest, image: Partition) -> Tensor:
+    """Return the samples of a request whose patches stream through pipeline stages.
+
+    Args:
+        request: the request.
+        image: image tokens of each patch.
+    """
+    every_patch, x = range(len(image.sizes)), request.x
+    owners = _owners(request.family(0.0), image, request.extent.values, x.shape[2:])
+    samplers = request.patch_samplers(owners, len(every_patch))
+    predicted, models = x.new_zeros(len(x), image.total, request.extent.values), list[PipeFusionModel]()
+    for call in request.calls():
+        models = [PipeFusionModel(call.family, image) for _ in request.branches] if call.switched else models
+        for patches in [every_patch] if call.whole else [range(i, i + 1) for i in every_patch]:
+            inputs = {LATENT: samplers.refresh(patches), TIMESTEP: call.time}
+            guided = request.guided(
+                [model({**inputs, **branch}, patches) for model, branch in zip(models, request.branches, strict=True)]
             )
-            start = image.offsets[unit[0]]
+            start = image.offsets[patches[0]]
             predicted[:, start : start + guided.shape[1]] = guided
-            patches.step(unit, call.family.unpatchify(predicted, x.shape[2:]))
-    return patches.take_up(every)
+            samplers.step(patches, call.family.unpatchify(predicted, x.shape[2:]))
+    return samplers.refresh(every_patch)
 
 
 @torch.no_grad()
-def displaced(asked: Asked, layout: ParallelLayout, tokens: int) -> Tensor:
-    """The samples of a request whose patches are computed side by side. ``tokens`` are those of the latent itself."""
-    patches, models = asked.patches(torch.zeros(()), 1), list[Neighbours]()
-    for call in asked.calls():
-        models = [Neighbours(call.family, layout, tokens) for _ in asked.branches] if call.switched else models
-        inputs = {LATENT: patches.take_up([0]), TIMESTEP: call.time}
-        outs = [
-            model({**inputs, **branch}, whole=call.whole) for model, branch in zip(models, asked.branches, strict=True)
+def displaced(request: LoopRequest, layout: ParallelLayout, tokens: int) -> Tensor:
+    """Return the samples of a request whose patches are computed side by side.
+
+    Args:
+        request: the request.
+        layout: a displaced or naive patch layout.
+        tokens: image tokens of the latent, without those that the family appends.
+    """
+    samplers, models = request.patch_samplers(torch.zeros(()), 1), list[DisplacedModel]()
+    for call in request.calls():
+        models = [DisplacedModel(call.family, layout, tokens) for _ in request.branches] if call.switched else models
+        inputs = {LATENT: samplers.refresh([0]), TIMESTEP: call.time}
+        predictions = [
+            model({**inputs, **branch}, whole=call.whole)
+            for model, branch in zip(models, request.branches, strict=True)
         ]
-        patches.step([0], call.family.unpatchify(asked.guided(outs), asked.x.shape[2:]))
-    return patches.take_up([0])
+        samplers.step([0], call.family.unpatchify(request.guided(predictions), request.x.shape[2:]))
+    return samplers.refresh([0])
 
 
 def _owners(family: Family, image: Partition, values: int, size: Sequence[int]) -> Tensor:
-    """The patch of every value of a latent, ``[1, C, ...]``."""
-    of_token = torch.arange(len(image.sizes)).repeat_interleave(torch.tensor(image.sizes))
-    return family.unpatchify(of_token.double().view(1, -1, 1).repeat(1, 1, values), size).abs()
+    """Return the index of the patch that each value of a latent belongs to, ``[1, C, ...]``."""
+    patch_of_token = torch.arange(len(image.sizes)).repeat_interleave(torch.tensor(image.sizes))
+    return family.unpatchify(patch_of_token.double().view(1, -1, 1).repeat(1, 1, values), size).abs()

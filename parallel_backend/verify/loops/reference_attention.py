@@ -1,6 +1,6 @@
-"""Predictions from stale keys and values on one process: what patch parallelism is held to (see ``loops``).
+"""Predictions from stale keys and values in one process: the reference for patch parallelism (see ``reference``).
 
-Patch after patch, without stages, ranks, or anything that runs ahead; masks as masks.
+Patches are computed one after another, without stages, ranks or overlap; masks are applied as attention masks.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...attention.routing import routed
+from ...attention.routing import Route, routed
 from ...denoiser.attention_chain import WithoutPadding
 from ...interfaces.family import Family
 from ...interfaces.geometry import IMAGE
@@ -18,136 +18,160 @@ from ...interfaces.state import State
 from ...layout.parallel_layout import ParallelLayout
 from ...layout.partition import Partition
 
-Rows = Mapping[str, Tensor]
+TokenIndices = Mapping[str, Tensor]
 """By stream, the indices of some of its tokens."""
 
-Samples = dict[int | None, tuple[Tensor, Tensor]]
-"""Keys and values by the sample that they are of."""
+KeysValues = dict[int | None, tuple[Tensor, Tensor]]
+"""Keys and values of all tokens, by sample; None for all samples together."""
 
-Memory = dict[nn.Module, Samples]
+Cache = dict[nn.Module, KeysValues]
+"""By attention module."""
+
+Choose = Callable[[Mapping[str, int]], TokenIndices]
+"""Chooses the tokens to compute, given the lengths of the streams."""
 
 
-Choose = Callable[[Mapping[str, int]], Rows]
-"""What is computed, by the lengths of the streams."""
-
-
-class Renewed:
-    """Attention of some tokens to all, whose keys and values are kept from call to call.
+class CachedAttention:
+    """Attention of some tokens to all tokens. Keys and values of the others come from a cache.
 
     Args:
-        kept: takes the new ones in, by sample; seen: what the other tokens' are read from.
-        rows: which tokens these are, of the streams one after the other.
-        mask: which keys may be attended, ``[B, tokens]``.
+        cache: receives the new keys and values.
+        stale: provides the keys and values of the other tokens; may be ``cache``.
+        tokens: indices of the tokens to compute, in the concatenation of the streams.
+        mask: keys that may be attended to, ``[B, tokens]``.
     """
 
-    def __init__(self, kept: Samples, seen: Samples, rows: Tensor, mask: Tensor) -> None:
-        self.kept, self.seen, self.rows, self.mask = kept, seen, rows, mask
+    def __init__(self, cache: KeysValues, stale: KeysValues, tokens: Tensor, mask: Tensor) -> None:
+        self.cache, self.stale, self.tokens, self.mask = cache, stale, tokens, mask
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, *, scale: float | None, sample: int | None) -> Tensor:
         """See ``Attention``."""
         shape = (*key.shape[:2], self.mask.shape[1], key.shape[3])
-        seen = [whole.clone() for whole in self.seen.get(sample, _zeros(key, shape))]
-        for new, kept, whole in zip((key, value), self.kept.setdefault(sample, _zeros(key, shape)), seen, strict=True):
-            kept[:, :, self.rows] = whole[:, :, self.rows] = new
+        attended = [stale.clone() for stale in self.stale.get(sample, _zeros(key, shape))]
+        cached = self.cache.setdefault(sample, _zeros(key, shape))
+        for new, cache, whole in zip((key, value), cached, attended, strict=True):
+            cache[:, :, self.tokens] = whole[:, :, self.tokens] = new
         mask = self.mask if sample is None else self.mask[sample : sample + 1]
-        shown = mask.repeat_interleave(len(query) // len(mask), dim=0)[:, None, None]
-        return F.scaled_dot_product_attention(query, seen[0], seen[1], attn_mask=shown, scale=scale)
+        mask_b11k = mask.repeat_interleave(len(query) // len(mask), dim=0)[:, None, None]
+        return F.scaled_dot_product_attention(query, attended[0], attended[1], attn_mask=mask_b11k, scale=scale)
 
 
-class Keeper:
-    """A model that keeps the keys and values of all tokens, and computes some of them anew."""
+class CachingModel:
+    """A model that caches keys and values of all tokens, and computes only some tokens in each call.
+
+    Attributes:
+        family: the transformer.
+        cache: receives the keys and values of the computed tokens.
+        stale: provides the keys and values of all other tokens.
+    """
 
     def __init__(self, family: Family) -> None:
         self.family = family
-        self.kept: Memory = {}
-        self.seen: Memory = self.kept
+        self.cache: Cache = {}
+        self.stale: Cache = self.cache
 
-    def __call__(self, inputs: Mapping[str, Tensor], choose: Choose, own: bool) -> Tensor:
-        """The prediction of the chosen image tokens ``[B, tokens, values]``.
+    def __call__(self, inputs: Mapping[str, Tensor], choose: Choose, isolated: bool) -> Tensor:
+        """Predict the chosen image tokens, ``[B, tokens, values]``.
 
-        ``choose`` is given the lengths of the streams; with ``own`` the chosen tokens see nothing but themselves.
+        Args:
+            inputs: of one branch.
+            choose: chooses the tokens.
+            isolated: whether the chosen tokens attend only to each other.
         """
         state = self.family.embed(inputs)
         lengths = {name: stream.shape[1] for name, stream in state.streams.items()}
-        rows = choose(lengths)
-        with routed(self._routes(state, lengths, rows, own)):
-            done = self.family.run(_part(state, rows))
-        return self.family.head(done)
+        chosen = choose(lengths)
+        with routed(self._routes(state, lengths, chosen, isolated)):
+            state = self.family.run(_select(state, chosen))
+        return self.family.head(state)
 
-    def _routes(
-        self, state: State, lengths: Mapping[str, int], rows: Rows, own: bool
-    ) -> list[tuple[nn.Module, WithoutPadding, bool]]:
-        routes = []
+    def _routes(self, state: State, lengths: Mapping[str, int], chosen: TokenIndices, isolated: bool) -> list[Route]:
+        routes: list[Route] = []
         batch = len(next(iter(state.streams.values())))
         for site in self.family.attentions:
             starts = dict(zip(site.streams, [0, lengths[site.streams[0]]], strict=False))
-            index = torch.cat([rows[name] + starts[name] for name in site.streams])
+            tokens = torch.cat([chosen[name] + starts[name] for name in site.streams])
             ones = {name: torch.ones(batch, lengths[name], dtype=torch.bool) for name in site.streams}
             mask = torch.cat([state.masks.get(name, ones[name]) for name in site.streams], dim=1)
-            mask = mask & torch.zeros_like(mask).index_fill(1, index, True) if own else mask
-            kept = self.kept.setdefault(site.module, {})
-            renewed = Renewed(kept, self.seen.get(site.module, {}), index, mask)
-            routes.append(
-                (site.module, WithoutPadding([len(rows[name]) for name in site.streams], renewed), site.each_sample)
-            )
+            mask = mask & torch.zeros_like(mask).index_fill(1, tokens, True) if isolated else mask
+            cache, stale = self.cache.setdefault(site.module, {}), self.stale.get(site.module, {})
+            attention = CachedAttention(cache, stale, tokens, mask)
+            sizes = [len(chosen[name]) for name in site.streams]
+            routes.append((site.module, WithoutPadding(sizes, attention), site.each_sample))
         return routes
 
 
-class Patchwise:
-    """Predictions of one branch, patch after patch, as PipeFusion makes them."""
+class PipeFusionModel:
+    """Predictions of one branch as PipeFusion makes them, patch after patch.
+
+    Args:
+        family: the transformer.
+        image: image tokens of each patch.
+    """
 
     def __init__(self, family: Family, image: Partition) -> None:
-        self.image, self._model = image, Keeper(family)
+        self.image, self._model = image, CachingModel(family)
 
     def __call__(self, inputs: Mapping[str, Tensor], patches: Sequence[int]) -> Tensor:
-        """The prediction of the tokens of some consecutive patches, ``[B, tokens, values]``."""
+        """Predict the tokens of consecutive patches, ``[B, tokens, values]``."""
         count = sum(self.image.sizes[patch] for patch in patches)
-        return self._model(inputs, lambda lengths: self._rows(lengths, patches), False)[:, :count]
+        return self._model(inputs, lambda lengths: self._choose(lengths, patches), False)[:, :count]
 
-    def _rows(self, lengths: Mapping[str, int], patches: Sequence[int]) -> Rows:
+    def _choose(self, lengths: Mapping[str, int], patches: Sequence[int]) -> TokenIndices:
+        """Choose the patches' image tokens. Text goes with the first patch, tokens after the latent's with the last."""
         start, last = self.image.offsets[patches[0]], patches[-1] == len(self.image.sizes) - 1
         end = lengths[IMAGE] if last else self.image.offsets[patches[-1]] + self.image.sizes[patches[-1]]
         whole = {name: torch.arange(length if patches[0] == 0 else 0) for name, length in lengths.items()}
         return {**whole, IMAGE: torch.arange(start, end)}
 
 
-class Neighbours:
-    """Predictions of one branch in a displaced layout: each patch with what its neighbours were in the call before,
-    or with nothing of them."""
+class DisplacedModel:
+    """Predictions of one branch in a displaced or naive patch layout.
+
+    In a displaced layout, each patch attends to its neighbours' keys and values of the previous call. In a naive one,
+    it attends only to itself and to the text.
+
+    Args:
+        family: the transformer.
+        layout: the layout.
+        tokens: image tokens of the latent, without those that the family appends.
+    """
 
     def __init__(self, family: Family, layout: ParallelLayout, tokens: int) -> None:
-        self.layout, self.tokens, self._model = layout, tokens, Keeper(family)
+        self.layout, self.tokens, self._model = layout, tokens, CachingModel(family)
 
     def __call__(self, inputs: Mapping[str, Tensor], *, whole: bool) -> Tensor:
-        """The prediction of the latent's tokens, ``[B, tokens, values]``."""
-        self._model.seen = {
+        """Predict the latent's tokens, ``[B, tokens, values]``; with ``whole``, all patches at once."""
+        self._model.stale = {
             module: {sample: (k.clone(), v.clone()) for sample, (k, v) in samples.items()}
-            for module, samples in self._model.kept.items()
+            for module, samples in self._model.cache.items()
         }
-        places = [range(self.layout.ring)] if whole else [range(i, i + 1) for i in range(self.layout.ring)]
-        own = self.layout.stale == "none" and not whole
-        parts = [self._model(inputs, partial(self._rows, places=some), own) for some in places]
+        patches = [range(self.layout.ring)] if whole else [range(i, i + 1) for i in range(self.layout.ring)]
+        isolated = self.layout.stale == "none" and not whole
+        parts = [self._model(inputs, partial(self._choose, patches=some), isolated) for some in patches]
         return torch.cat(parts, dim=1)[:, : self.tokens]
 
-    def _rows(self, lengths: Mapping[str, int], places: range) -> Rows:
-        rows = {}
+    def _choose(self, lengths: Mapping[str, int], patches: range) -> TokenIndices:
+        """Choose the patches' tokens of every stream; in a naive layout, all tokens of streams other than the image."""
+        chosen = {}
         speeds = self.layout.balance or (1.0,) * self.layout.ring
         weights = [speed for speed in speeds for _ in range(self.layout.ulysses)]
         for name, length in lengths.items():
             shares = Partition.weighted(length, weights)
-            own = range(places.start * self.layout.ulysses, places.stop * self.layout.ulysses)
-            start, count = shares.offsets[own.start], sum(shares.sizes[i] for i in own)
-            rows[name] = torch.arange(start, start + count)
+            ranks = range(patches.start * self.layout.ulysses, patches.stop * self.layout.ulysses)
+            start, count = shares.offsets[ranks.start], sum(shares.sizes[i] for i in ranks)
+            chosen[name] = torch.arange(start, start + count)
             if self.layout.stale == "none" and name != IMAGE:
-                rows[name] = torch.arange(length)
-        return rows
+                chosen[name] = torch.arange(length)
+        return chosen
 
 
-def _part(state: State, rows: Rows) -> State:
+def _select(state: State, chosen: TokenIndices) -> State:
+    """Return the state of the chosen tokens alone."""
     return State(
-        streams={name: stream[:, rows[name]] for name, stream in state.streams.items()},
+        streams={name: stream[:, chosen[name]] for name, stream in state.streams.items()},
         tables={
-            name: {key: table[:, rows[name].to(table.device)] for key, table in tables.items()}
+            name: {key: table[:, chosen[name].to(table.device)] for key, table in tables.items()}
             for name, tables in state.tables.items()
         },
         masks=state.masks,

@@ -1,1 +1,1 @@
-"""A VAE split over ranks, against diffusers' own decode and encode."""
+"""VAEs split over ranks, compared with diffusers' own decode and encode."""

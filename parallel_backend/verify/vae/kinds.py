@@ -1,4 +1,4 @@
-"""Small random VAEs of every kind that is supported, in their true proportions."""
+"""Small random VAEs of every supported kind, with the proportions of published ones."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -9,20 +9,25 @@ from typing import Any
 import torch
 
 WIDTH = 32
-"""Channels of the first level, of which published VAEs have 128 (Wan 96)."""
+"""Channels of the first level; published VAEs have 128 (Wan 96)."""
 
 Config = Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """A VAE class of diffusers in one of its forms. ``config`` is by the channels of its first level."""
+    """One form of a VAE class of diffusers.
+
+    Attributes:
+        class_name: class of diffusers.
+        config: returns the config, given the channels of the first level.
+    """
 
     class_name: str
     config: Callable[[int], Config]
 
     def module(self, width: int) -> Any:
-        """The module, with random weights, and statistics that are not 0 and 1 where it has some."""
+        """Return the module with random weights; latent statistics, if it has any, differ from 0 and 1."""
         import diffusers
 
         torch.manual_seed(0)
@@ -53,7 +58,7 @@ def _image(width: int, channels: int) -> Config:
 
 
 def _temporal(width: int) -> Config:
-    wide = max(32, width)  # its groups are 32 in any case
+    wide = max(32, width)  # it always has 32 groups
     return {
         "block_out_channels": [wide, 2 * wide, 4 * wide, 4 * wide], "latent_channels": 4, "layers_per_block": 2,
         "down_block_types": ["DownEncoderBlock2D"] * 4,
@@ -104,7 +109,7 @@ def _ltx_noisy(width: int) -> Config:
 
 
 def _mochi(width: int) -> Config:
-    wide = max(32, width)  # its groups are 32 in any case
+    wide = max(32, width)  # it always has 32 groups
     return {
         "encoder_block_out_channels": [wide, wide, 2 * wide, 3 * wide],
         "decoder_block_out_channels": [wide, 2 * wide, 4 * wide, 6 * wide], "layers_per_block": [2] * 5,
@@ -128,7 +133,7 @@ KINDS: dict[str, Kind] = {
 
 
 def write(folder: Path, module: Any) -> Path:
-    """A checkpoint in diffusers layout that has a VAE's files alone."""
+    """Write a checkpoint in diffusers layout that holds only a VAE, and return its folder."""
     module.save_pretrained(folder / "vae")
     parts = {"transformer": ["diffusers", "WanTransformer3DModel"], "vae": ["diffusers", type(module).__name__]}
     (folder / "model_index.json").write_text(

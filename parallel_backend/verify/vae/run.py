@@ -1,4 +1,4 @@
-"""``verify --vae``: a VAE split by rows over ranks, held to diffusers' own decode or encode on one process."""
+"""``verify --vae``: a VAE whose rows are split over ranks, compared with diffusers' own in one process."""
 
 import statistics
 import tempfile
@@ -25,21 +25,28 @@ from . import kinds, stock
 from .kinds import KINDS
 
 TOLERANCE = 1e-4
-"""Largest difference of a pixel, of 2 from black to white, or of a value of a latent."""
+"""Largest difference that passes: of a pixel, where black to white is 2, or of a value of a latent."""
 ROUNDS = 5
+"""Timed calls of each."""
 PICTURE, VIDEO = (17, 12), (3, 17, 12)
-"""Sizes of latents."""
+"""Default sizes of latents."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What came of it.
+    """The result of a comparison.
 
     Attributes:
-        memory_growth: by rank, bytes held at most beyond what was held before; ``memory_growth_one_rank``: the same
-            where one rank does it all.
-        seconds, seconds_one_rank: medians of ``ROUNDS`` turns; ``fastest``, ``fastest_one_rank``: what other work on
-            the machine disturbs least.
+        cell: what was compared.
+        max_abs_error: largest difference of a value.
+        bytes_sent_per_rank: as counted.
+        bytes_formula_per_rank: as the formula predicts.
+        memory_growth: by rank, peak bytes beyond those before the call.
+        memory_growth_one_rank: the same if one rank does all the work.
+        seconds: median of ``ROUNDS`` calls.
+        seconds_one_rank: the same if one rank does all the work.
+        fastest: seconds of the fastest call, which other work on the machine disturbs least.
+        fastest_one_rank: the same if one rank does all the work.
     """
 
     cell: str
@@ -55,20 +62,20 @@ class Report:
 
     @property
     def failed(self) -> bool:
-        """Whether it differs from diffusers, or sends other than the formula says."""
+        """Whether it differs from diffusers, or the bytes sent differ from the formula."""
         return not self.max_abs_error <= TOLERANCE or self.bytes_sent_per_rank != self.bytes_formula_per_rank
 
     def describe(self) -> str:
-        """The same for people."""
-        said = f"{'FAILED' if self.failed else 'equal '}   {self.cell}: largest difference {self.max_abs_error:.1e}"
+        """Format the result as text."""
+        text = f"{'FAILED' if self.failed else 'equal '}   {self.cell}: largest difference {self.max_abs_error:.1e}"
         if self.bytes_sent_per_rank != self.bytes_formula_per_rank:
-            said += f"; sent {self.bytes_sent_per_rank}, the formula says {self.bytes_formula_per_rank}"
-        grown, alone = (size / 2**20 for size in (max(self.memory_growth), self.memory_growth_one_rank))
-        return said + (
+            text += f"; sent {self.bytes_sent_per_rank} bytes, the formula says {self.bytes_formula_per_rank}"
+        grown, one_rank = (size / 2**20 for size in (max(self.memory_growth), self.memory_growth_one_rank))
+        return text + (
             f"\n  {self.seconds:.2f} s, one rank {self.seconds_one_rank:.2f} s: "
-            f"{self.seconds_one_rank / self.seconds:.2f}x, of the fastest turns "
-            f"{self.fastest_one_rank / self.fastest:.2f}x\n  memory grew by {grown:.0f} MiB on a rank, of one rank by "
-            f"{alone:.0f} MiB{f': {grown / alone:.2f}' if alone else ''}"
+            f"{self.seconds_one_rank / self.seconds:.2f}x, by the fastest calls "
+            f"{self.fastest_one_rank / self.fastest:.2f}x\n  memory grew by at most {grown:.0f} MiB per rank, on one "
+            f"rank by {one_rank:.0f} MiB{f': {grown / one_rank:.2f}' if one_rank else ''}"
         )
 
 
@@ -77,7 +84,10 @@ class Asked:
     """What the command line asks for.
 
     Attributes:
-        kind: one of ``KINDS``, or a checkpoint's folder; ``width``: of a kind, see ``vae_kinds``.
+        kind: one of ``KINDS``, or a checkpoint's folder.
+        ranks: number of ranks.
+        encode: whether to encode instead of decode.
+        width: channels of the first level of one of ``KINDS``.
         size: of the latent; None for ``PICTURE`` or ``VIDEO``.
     """
 
@@ -88,21 +98,31 @@ class Asked:
     size: tuple[int, ...] | None = None
 
 
-def ask(asked: Asked) -> Report:
-    """Compare, count and time on a backend of its own.
+def compare(asked: Asked) -> Report:
+    """Compare results, count bytes and measure time on a temporary backend.
 
     Raises:
         InvalidRequest: there is no such kind, or the size does not fit it.
     """
     with tempfile.TemporaryDirectory(prefix="verify-vae-") as folder:
         subject = Subject(asked, Path(folder))
-        wanted, sent = subject.wanted(), subject.formula()
+        expected, formula_bytes = subject.wanted(), subject.formula()
         with temporary_backend(Path(folder)) as client:
-            return subject.compare(client, wanted, sent)
+            return subject.compare(client, expected, formula_bytes)
 
 
 class Subject:
-    """A VAE in a folder, and what goes into it."""
+    """A VAE in a folder, and its inputs.
+
+    Attributes:
+        asked: the case.
+        devices: to split over.
+        checkpoint: the VAE's checkpoint.
+        kind: the VAE's adapter.
+        device: where diffusers' own VAE runs.
+        message: the request.
+        given: the request's tensors, by name.
+    """
 
     def __init__(self, asked: Asked, folder: Path) -> None:
         self.asked, self.devices = asked, _devices(asked)
@@ -113,7 +133,7 @@ class Subject:
         self.message, self.given = self._request(path)
 
     def wanted(self) -> Tensor:
-        """What diffusers makes of it, as the request has it."""
+        """Return diffusers' result, in the form of a reply."""
         import diffusers
 
         cls = getattr(diffusers, self.checkpoint.components["vae"])
@@ -127,52 +147,52 @@ class Subject:
     def formula(self) -> tuple[int, ...]:
         """The bytes that each rank should send."""
         module = load.load_vae(self.checkpoint, self.device)
-        parts: list[int] = []
+        ticks: list[int] = []
         try:
             with torch.no_grad(), formula.seen(module) as calls:
-                made = self._work(module, lambda done, total: parts.append(done))
+                result = self._run(module, lambda done, total: ticks.append(done))
         except Unsplittable as reason:
-            raise InvalidRequest(f"{self.asked.kind} cannot be split, and works on one rank: {reason}") from reason
-        (given,), height = self.given.values(), self._size()[-2]
+            raise InvalidRequest(f"{self.asked.kind} cannot be split; it runs on one rank: {reason}") from reason
+        (source,), height = self.given.values(), self._size()[-2]
         cut = Partition.even(height, min(self.asked.ranks, height))
-        return tuple(formula.bytes_sent(calls, cut, rank, given, made, len(parts)) for rank in range(len(cut.sizes)))
+        return tuple(formula.bytes_sent(calls, cut, rank, source, result, len(ticks)) for rank in range(len(cut.sizes)))
 
-    def compare(self, client: Client, wanted: Tensor, sent: tuple[int, ...]) -> Report:
-        """Have the ranks do it, all of them and one alone."""
-        alone = replace(self.message.model, devices=replace(self.devices, indices=self.devices.indices[:1]))
-        together, one = self.message, replace(self.message, model=alone)
-        client.call(together, self.given)  # with which the weights are read: they are no growth of what follows
-        got, least = (client.call(replace(message, measure=True), self.given) for message in (together, one))
-        turns = [[self._seconds(client, message) for message in (together, one)] for _ in range(ROUNDS)]
-        taken, taken_one = zip(*turns, strict=True)
+    def compare(self, client: Client, expected: Tensor, formula_bytes: tuple[int, ...]) -> Report:
+        """Run the request on all ranks and on one, and compare with diffusers' result and the formula."""
+        one_device = replace(self.message.model, devices=replace(self.devices, indices=self.devices.indices[:1]))
+        split, whole = self.message, replace(self.message, model=one_device)
+        client.call(split, self.given)  # loads the weights, so that they do not count as growth
+        reply, reply_one = (client.call(replace(message, measure=True), self.given) for message in (split, whole))
+        rounds = [[self._seconds(client, message) for message in (split, whole)] for _ in range(ROUNDS)]
+        seconds, seconds_one = zip(*rounds, strict=True)
         return Report(
             cell=str(self),
-            max_abs_error=self.error(got, wanted),
-            bytes_sent_per_rank=tuple(got["sent_bytes"].tolist()),
-            bytes_formula_per_rank=sent,
-            memory_growth=tuple(got["grown_bytes"].tolist()),
-            memory_growth_one_rank=int(least["grown_bytes"]),
-            seconds=statistics.median(taken),
-            seconds_one_rank=statistics.median(taken_one),
-            fastest=min(taken),
-            fastest_one_rank=min(taken_one),
+            max_abs_error=self.error(reply, expected),
+            bytes_sent_per_rank=tuple(reply["sent_bytes"].tolist()),
+            bytes_formula_per_rank=formula_bytes,
+            memory_growth=tuple(reply["grown_bytes"].tolist()),
+            memory_growth_one_rank=int(reply_one["grown_bytes"]),
+            seconds=statistics.median(seconds),
+            seconds_one_rank=statistics.median(seconds_one),
+            fastest=min(seconds),
+            fastest_one_rank=min(seconds_one),
         )
 
     @property
     def makes(self) -> str:
-        """The name of what comes out."""
+        """Name of the result in a reply."""
         return "latent" if self.asked.encode else "pixels"
 
-    def error(self, got: Mapping[str, Tensor], wanted: Tensor) -> float:
-        """The largest difference."""
-        made = got[self.makes]
-        assert made.shape == wanted.shape, (made.shape, wanted.shape)
-        return float((made - wanted).abs().max())
+    def error(self, reply: Mapping[str, Tensor], expected: Tensor) -> float:
+        """Return the largest difference between a reply's result and the expected one."""
+        result = reply[self.makes]
+        assert result.shape == expected.shape, (result.shape, expected.shape)
+        return float((result - expected).abs().max())
 
     def __str__(self) -> str:
-        doing = "encode" if self.asked.encode else "decode"
+        operation = "encode" if self.asked.encode else "decode"
         size = "x".join(map(str, self._size()))
-        return f"{self.asked.kind}, {doing}, latent {size}, {self.asked.ranks} ranks"
+        return f"{self.asked.kind}, {operation}, latent {size}, {self.asked.ranks} ranks"
 
     def _request(self, path: Path) -> tuple[Decode | Encode, dict[str, Tensor]]:
         spec = ModelSpec(path=str(path), devices=self.devices, dtype="float32")
@@ -183,25 +203,25 @@ class Subject:
         return Decode(model=spec, clamp=False), {"latent": latent}
 
     def _pixels(self) -> Tensor:
-        """``[1, T, H, W, 3]`` in 0..1, or a picture's."""
+        """Return random pixels in 0..1, ``[1, T, H, W, 3]`` for videos and ``[1, H, W, 3]`` for pictures."""
         *frames, height, width = self._size()
-        times = [self.kind.pixel_frames(count) for count in frames]
+        pixel_frames = [self.kind.pixel_frames(count) for count in frames]
         spatial = self.kind.scale.spatial
-        shape = (1, *times, height * spatial, width * spatial, 3)
+        shape = (1, *pixel_frames, height * spatial, width * spatial, 3)
         return torch.rand(shape, generator=torch.Generator().manual_seed(2))
 
     def _size(self) -> tuple[int, ...]:
-        usual = VIDEO if self.kind.scale.video else PICTURE
-        size = self.asked.size or usual
-        if len(size) != len(usual):
-            form = "TxHxW" if len(usual) > 2 else "HxW"
+        default = VIDEO if self.kind.scale.video else PICTURE
+        size = self.asked.size or default
+        if len(size) != len(default):
+            form = "TxHxW" if len(default) > 2 else "HxW"
             raise InvalidRequest(f"--size {'x'.join(map(str, size))}: latents of {self.asked.kind} are {form}")
         return size
 
-    def _work(self, module: Any, tick: codec.Tick) -> Tensor:
-        """What one process makes of it as the engine does."""
-        (given,) = self.given.values()
-        return (codec.encode if self.asked.encode else codec.decode)(self.kind, module, given.to(self.device), tick)
+    def _run(self, module: Any, tick: codec.Tick) -> Tensor:
+        """Encode or decode in this process, as the engine does on one rank."""
+        (source,) = self.given.values()
+        return (codec.encode if self.asked.encode else codec.decode)(self.kind, module, source.to(self.device), tick)
 
     def _seconds(self, client: Client, message: Decode | Encode) -> float:
         return float(client.call(replace(message, timed=True), self.given)["seconds"])
@@ -213,11 +233,11 @@ def _devices(asked: Asked) -> Devices:
     return Devices(kind="cpu", indices=tuple(range(asked.ranks)))
 
 
-def _folder(asked: Asked, into: Path) -> Path:
-    """That of the checkpoint, written if it is one of ours."""
+def _folder(asked: Asked, parent: Path) -> Path:
+    """Return the checkpoint's folder; one of ``KINDS`` is first written below ``parent``."""
     if asked.kind in KINDS:
-        return kinds.write(into / asked.kind, KINDS[asked.kind].module(asked.width))
+        return kinds.write(parent / asked.kind, KINDS[asked.kind].module(asked.width))
     try:
-        return real.folder(asked.kind)
+        return real.find_folder(asked.kind)
     except InvalidRequest as error:
         raise InvalidRequest(f"--vae {asked.kind}: {', '.join(KINDS)}, or a checkpoint's folder would work") from error

@@ -1,4 +1,4 @@
-"""What diffusers' own modules and pipelines make of latents and pixels, whole, on one process."""
+"""Decoding and encoding by diffusers' own modules and pipelines, untiled, in one process."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -11,11 +11,11 @@ from ...vaes import VAE
 from ...vaes.ltx import NOISE, TIMESTEP
 
 COMFYUI = ("AutoencoderKLLTXVideo", "AutoencoderKLMochi")
-"""Classes whose decoder is as in ComfyUI, by what ``VAE.prepare`` sets; the others are diffusers' as they are."""
+"""Classes that ``VAE.prepare`` makes decode as in ComfyUI; all other classes are unchanged."""
 
 
 def stock(module: Any, kind: VAE) -> Any:
-    """A module as it is to be compared: the whole at once."""
+    """Prepare a module for the comparison: as in ComfyUI if listed in ``COMFYUI``, and without tiling."""
     if type(module).__name__ in COMFYUI:
         kind.prepare(module)
     module.use_tiling = module.use_framewise_encoding = module.use_framewise_decoding = False
@@ -23,7 +23,7 @@ def stock(module: Any, kind: VAE) -> Any:
 
 
 def decode(module: Any, latent: Tensor) -> Tensor:
-    """Pixels ``[B, 3, ...]`` around -1..1 as the family's pipeline makes them of what its denoiser gives."""
+    """Decode a latent from the denoiser as the family's pipeline does, to pixels ``[B, 3, ...]`` around -1..1."""
     from diffusers import Flux2Pipeline, LattePipeline, LTXPipeline
 
     name = type(module).__name__
@@ -32,20 +32,20 @@ def decode(module: Any, latent: Tensor) -> Tensor:
         latent = Flux2Pipeline._unpatchify_latents(latent * std + mean)
     if name == "AutoencoderKLLTXVideo":
         if module.config.timestep_conditioning:
-            return torch.cat([_noisy(module, sample[None]) for sample in latent])
+            return torch.cat([_decode_noisy(module, sample[None]) for sample in latent])
         latent = LTXPipeline._denormalize_latents(latent, module.latents_mean, module.latents_std)
     if name == "AutoencoderKLTemporalDecoder":
         scaled, frames = latent * module.config.scaling_factor, latent.shape[2]
         pipeline: Any = SimpleNamespace(vae=module)
-        made: Tensor = LattePipeline.decode_latents(pipeline, scaled, frames, decode_chunk_size=frames)
-        return made
+        video: Tensor = LattePipeline.decode_latents(pipeline, scaled, frames, decode_chunk_size=frames)
+        return video
     with _Unclamped():
         pixels: Tensor = module.decode(latent).sample
     return pixels
 
 
 def encode(module: Any, pixels: Tensor) -> Tensor:
-    """The latent as ComfyUI has it, of pixels ``[B, 3, ...]`` in -1..1."""
+    """Encode pixels ``[B, 3, ...]`` in -1..1 to a latent in ComfyUI's convention."""
     from diffusers import Flux2Pipeline, LTXPipeline
 
     name = type(module).__name__
@@ -65,19 +65,20 @@ def encode(module: Any, pixels: Tensor) -> Tensor:
 
 
 class _Unclamped(TorchFunctionMode):
-    """Pixels beyond -1..1 stay as they are, so that nothing hides there."""
+    """Disables ``torch.clamp``, so that differences in pixels outside -1..1 are not hidden."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return args[0] if func is torch.clamp else func(*args, **(kwargs or {}))
 
 
 def _flux2_statistics(module: Any) -> tuple[Tensor, Tensor]:
-    """As Flux2Pipeline has them."""
+    """Return mean and standard deviation as ``Flux2Pipeline`` computes them."""
     mean = module.bn.running_mean.view(1, -1, 1, 1)
     return mean, torch.sqrt(module.bn.running_var.view(1, -1, 1, 1) + module.config.batch_norm_eps)
 
 
-def _noisy(module: Any, latent: Tensor) -> Tensor:
+def _decode_noisy(module: Any, latent: Tensor) -> Tensor:
+    """Decode a latent with noise and a timestep, for decoders that denoise."""
     from diffusers import LTXPipeline
 
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""What ``verify`` chooses before anything runs: inputs for any checkpoint, shapes, layouts, tolerances."""
+"""What ``verify`` decides before anything runs: inputs for any checkpoint, shapes, layouts, tolerances."""
 
 import math
 from dataclasses import replace
@@ -105,22 +105,22 @@ def test_the_tolerance_follows_from_the_dtype():
     ("arguments", "sentence"),
     [
         (("nowhere",), "no model 'nowhere'"),
-        ((SHAPES, "--family", "wan"), "--family chooses among the small models"),
+        ((SHAPES, "--family", "wan"), "--family selects small models"),
         ((SHAPES, "--layout", "tensor=5"), 'this model has 4 attention heads'),
         ((SHAPES, "--layout", "cfg=2 ulysses=2", "--ranks", "3"), 'there are 3; would work: "ulysses=3"'),
         ((SHAPES, "--ranks", "99"), "there is no device"),
         ((SHAPES, "--ranks", "0"), "is not a device"),
         ((SHAPES, "--size", "wide"), "write TxHxW"),
-        ((SHAPES, "--size", "8x8"), "--size 8x8: a latent of this model has 3 lengths"),
+        ((SHAPES, "--size", "8x8"), "--size 8x8: latents of this model are TxHxW"),
         ((SHAPES, "--text-tokens", "0"), "--text-tokens 0"),
-        (("--dtype", "bfloat16"), "--dtype is for a MODEL"),
+        (("--dtype", "bfloat16"), "--dtype needs a MODEL"),
         (("--memory", "--family", "wan"), "leave family out"),
         (("--vae", "cake"), "--vae cake: image, flux2,"),
         (("--vae", "image", "--layout", "ring=2"), "leave layout out"),
         (("--vae", "image", "--size", "3x4x5"), "--size 3x4x5: latents of image are HxW"),
         (("--vae", "image", "--ranks", "0"), "--ranks 0: at least 1"),
         (("--vae", "image", "--width", "4"), "--width 4: at least 8"),
-        (("--encode",), "--encode and --width are for --vae"),
+        (("--encode",), "--encode and --width need --vae"),
     ],
 )  # fmt: skip
 def test_options_that_make_no_sense_are_refused(capsys, arguments, sentence):
@@ -129,7 +129,7 @@ def test_options_that_make_no_sense_are_refused(capsys, arguments, sentence):
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "sentence"),
     [
         (["--warmup", "soon"], "--warmup soon: write a number of steps"),
         (["--warmup", "1", "--layout", "ulysses=2"], 'layout "ulysses=2" is exact in all steps'),
@@ -139,13 +139,13 @@ def test_options_that_make_no_sense_are_refused(capsys, arguments, sentence):
         (["--warmup", "0", "--layout", "pipe=2"], "warmup of at least 1 would work"),
     ],
 )
-def test_step_loops_are_asked_for_in_a_way_that_makes_sense(capsys, options, said):
+def test_step_loop_options_that_make_no_sense_are_refused(capsys, options, sentence):
     assert main(["verify", *options]) == 1
-    assert said in capsys.readouterr().err
+    assert sentence in capsys.readouterr().err
 
 
 def test_the_quality_table():
-    layouts = quality.table(("pipe=2", "ring=2 stale=none"), (1, 4))
+    layouts = quality.with_warmups(("pipe=2", "ring=2 stale=none"), (1, 4))
     assert [str(layout) for layout in layouts] == [
         "pipe=2", "pipe=2 warmup=4", "ring=2 stale=none", "ring=2 stale=none warmup=4",
     ]  # fmt: skip
@@ -159,7 +159,7 @@ def test_the_quality_table():
     naive = replace(row, layout="ring=2 stale=none", approximation="naive patch", psnr=20.0, lost=(9.0, 7.0, 11.0))
     assert quality.failures([row, naive]) == []
     assert "pipe=2 after 4 steps of warm-up may lose 2.1" in quality.failures([replace(row, lost=(1.0, 0.1, 2.1))])[0]
-    assert "not clearly nearer to the exact pictures" in quality.failures([replace(row, psnr=25.9), naive])[0]
+    assert "not clearly closer to the exact pictures" in quality.failures([replace(row, psnr=25.9), naive])[0]
 
 
 @pytest.mark.parametrize(
@@ -167,15 +167,15 @@ def test_the_quality_table():
     [
         (Report(cell="a", skipped="why"), "skipped  a: why"),
         (Report(cell="a", max_rel_error=1e-6), "equal    a: 1.0e-06"),
-        (Report(cell="a", max_rel_error=1e-3, seconds_per_step=2.0), "FAILED   a: 1.0e-03; 2.000 s a step"),
-        (Report(cell="a", bytes_sent_per_rank=(1,)), "FAILED   a: 0.0e+00; sent (1,), the formulas say ()"),
+        (Report(cell="a", max_rel_error=1e-3, seconds_per_step=2.0), "FAILED   a: 1.0e-03; 2.000 s per step"),
+        (Report(cell="a", bytes_sent_per_rank=(1,)), "FAILED   a: 0.0e+00; sent (1,) bytes, the formulas say ()"),
         (
             Report(cell="a", seconds_per_step=2.0, seconds_per_step_one_rank=3.0),
-            "equal    a: 0.0e+00; 2.000 s a step, one rank 3.000 s",
+            "equal    a: 0.0e+00; 2.000 s per step, one rank 3.000 s",
         ),
     ],
 )
 def test_what_a_report_says(capsys, report, line):
-    alone = command.tell([report], as_json=False, alone=True)
+    status = command.show([report], as_json=False, single=True)
     assert capsys.readouterr().out.splitlines()[0] == line
-    assert alone == int(report.failed)
+    assert status == int(report.failed)
