@@ -1,4 +1,4 @@
-"""The code that the documentation quotes is in the files that it names."""
+"""Code that the documentation quotes is in the file that the quote names."""
 
 import re
 from pathlib import Path
