@@ -63,7 +63,7 @@ def errors(device, name, dtype, head_dim):
 @pytest.mark.parametrize(("name", "dtype", "head_dim"), CASES)
 def test_a_kernel_is_right_and_a_merge_of_blocks_is_one_block(on_card, name, dtype, head_dim):
     result = on_card(errors, "cuda", name, dtype, head_dim)
-    if isinstance(result, str) and "from Ampere on" in result:
+    if isinstance(result, str) and "Ampere" in result:
         pytest.skip(result)
     assert isinstance(result, dict), result
     assert max(result.values()) <= TOLERANCE[dtype], result
