@@ -22,13 +22,13 @@ class Difference:
 
 
 def asked(entries: Iterable[Entry], comfyui: Path) -> list[Entry]:
-    """The entries that a checkout is asked for: those that are not newer than it."""
+    """The entries that apply to a checkout: all except those that are newer than it."""
     release = comfy_paths.release(comfyui)
     return [entry for entry in entries if entry.since <= release]
 
 
 def differences(entries: Iterable[Entry], comfyui: Path) -> Iterator[Difference]:
-    """Every difference, in the order of the entries. Nothing of ComfyUI is imported."""
+    """Yield every difference, in the order of the entries. Imports nothing of ComfyUI."""
     core = CoreSource(comfyui)
     for entry in asked(entries, comfyui):
         yield from (Difference(entry, text) for text in entry.differences(core))

@@ -1,4 +1,4 @@
-"""ComfyUI's source as syntax trees: find a dotted name, follow imports and base classes, import nothing.
+"""ComfyUI's source as syntax trees. Finds dotted names, follows imports and base classes, and imports nothing.
 
 Only the modules that a lookup needs are parsed, so a whole check takes seconds.
 """
@@ -18,12 +18,12 @@ MAX_ALIASES = 20
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """What a dotted name stands for.
+    """What core defines under a dotted name.
 
     Attributes:
         module: the module that defines it.
-        node: its definition; for an assigned name the assigned expression; for a module its tree.
-        owner: the class whose body defines it, if any.
+        node: its definition. For an assigned name that is the assigned expression, for a module its tree.
+        owner: the class that defines it, if any.
     """
 
     module: "Module"
@@ -50,8 +50,8 @@ class Module:
     Attributes:
         name: its dotted name.
         file: its path, relative to the checkout.
-        names: what each top-level name is bound to; a definition wins over an assignment.
-        stars: modules whose names it imports with ``*``.
+        names: what each top-level name is bound to. A definition takes precedence over an assignment.
+        stars: the modules that it imports with ``*``.
     """
 
     name: str
@@ -116,7 +116,7 @@ class CoreSource:
         return None
 
     def find(self, path: str) -> Found | None:
-        """What a dotted name such as ``comfy.samplers.KSampler.SAMPLERS`` stands for; None if it is missing."""
+        """What a dotted name such as ``comfy.samplers.KSampler.SAMPLERS`` refers to; None if it does not exist."""
         parts = path.split(".")
         for count in range(len(parts), 0, -1):
             if module := self.module(".".join(parts[:count])):
@@ -127,7 +127,7 @@ class CoreSource:
         return None
 
     def member(self, found: Found, name: str, depth: int = 0) -> Found | None:
-        """A name of a module, or a member of a class: defined there, assigned to an instance, or inherited."""
+        """A name of a module, or a member of a class: defined in it, assigned to its instances, or inherited."""
         if depth > MAX_ALIASES:
             return None
         if isinstance(found.node, ast.Module):
@@ -152,22 +152,22 @@ class CoreSource:
     def _of_class(self, found: Found, node: ast.ClassDef, name: str, depth: int) -> Found | None:
         if node not in self._members:
             self._members[node] = members(node)
-        own = self._members[node].get(name)
-        if own is not None:
-            return self._settle(found.module, own, node, depth)
+        defined = self._members[node].get(name)
+        if defined is not None:
+            return self._settle(found.module, defined, node, depth)
         for base in self.bases(found):
             if inherited := self.member(base, name, depth + 1):
                 return inherited
         return None
 
     def _settle(self, module: Module, node: ast.AST, owner: ast.ClassDef | None, depth: int) -> Found:
-        """Follow ``alias = other.name`` to what it stands for, if core defines that."""
+        """Follow an alias such as ``alias = other.name``, if core defines what it refers to."""
         if isinstance(node, ast.Name | ast.Attribute) and (target := self.expression(module, node, depth + 1)):
             return target
         return Found(module, node, owner)
 
     def expression(self, module: Module, node: ast.AST, depth: int = 0) -> Found | None:
-        """What a name or an attribute chain at a module's top level stands for; None if it is not core's."""
+        """What a name or attribute chain at a module's top level refers to; None if core does not define it."""
         if isinstance(node, ast.Name):
             return None if depth > MAX_ALIASES else self._of_module(module, node.id, depth)
         if isinstance(node, ast.Attribute):
@@ -176,14 +176,14 @@ class CoreSource:
         return None
 
     def bases(self, found: Found) -> Iterator[Found]:
-        """The base classes of a class that core defines."""
+        """Yield the base classes of a class, as far as core defines them."""
         for base in getattr(found.node, "bases", []):
             target = self.expression(found.module, base)
             if target and isinstance(target.node, ast.ClassDef) and target.node is not found.node:
                 yield target
 
     def elsewhere(self, name: str) -> list[str]:
-        """Where core defines a top-level name, as file and line: a name that is missing may have moved."""
+        """File and line of every top-level definition of a name. A missing name may have moved there."""
         definition = re.compile(rf"^(?:class|def|async def) {re.escape(name)}\b|^{re.escape(name)} *=", re.MULTILINE)
         return [
             f"{file.relative_to(self.root)}:{text.count(chr(10), 0, match.start()) + 1}"
@@ -192,7 +192,7 @@ class CoreSource:
         ]
 
     def modules_with(self, text: str) -> Iterator[str]:
-        """Dotted names of the modules whose source contains a text."""
+        """Yield the dotted names of modules whose source contains a text."""
         for file, content in self._texts:
             if text in content:
                 yield ".".join(file.relative_to(self.root).with_suffix("").parts).removesuffix(".__init__")
@@ -204,7 +204,7 @@ class CoreSource:
 
 
 def statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """Statements of a body, those inside ``if``, ``try`` and ``with`` included."""
+    """Yield the statements of a body, including those inside ``if``, ``try`` and ``with``."""
     for node in body:
         yield node
         for part in ("body", "handlers", "orelse", "finalbody"):
@@ -214,7 +214,7 @@ def statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def assigned(node: ast.stmt) -> Iterator[tuple[str, ast.AST]]:
-    """Names that a statement assigns to, each with its value; without a value, with its annotation."""
+    """Yield the names that a statement assigns to, each with its value, or with its annotation if it has no value."""
     if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
         yield node.target.id, node.value or node.annotation
     elif isinstance(node, ast.Assign):
@@ -224,7 +224,7 @@ def assigned(node: ast.stmt) -> Iterator[tuple[str, ast.AST]]:
 
 
 def members(node: ast.ClassDef) -> dict[str, ast.AST]:
-    """What a class defines itself: methods, class attributes, and attributes that its methods assign."""
+    """What a class defines itself: methods, class attributes, and instance attributes that its methods assign."""
     found: dict[str, ast.AST] = {}
     for statement in statements(node.body):
         if isinstance(statement, Function | ast.ClassDef):

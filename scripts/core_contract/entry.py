@@ -15,11 +15,11 @@ class Entry(ABC):
 
     Attributes:
         by: files of this repository that rely on it, relative to its root, separated by spaces.
-        why: what they need it for, in a few words.
+        why: what those files need it for, in a few words.
         module: the module of ComfyUI that it belongs to; ``core_module`` sets it.
-        since: the first release that has it; older checkouts are not asked for it.
+        since: the first release that has it. Older checkouts are not checked for it.
         optional: whether our code copes without it. Where it exists, it still has to be as listed.
-        word: what the files in ``by`` call it, if not by its name in ComfyUI; several words are separated by spaces.
+        word: what the files in ``by`` call it, if not by its name in ComfyUI. Spaces separate several words.
     """
 
     by: str
@@ -36,7 +36,7 @@ class Entry(ABC):
 
     @property
     @abstractmethod
-    def own_words(self) -> list[str]:
+    def default_words(self) -> list[str]:
         """Identifiers and strings that appear in a file that relies on the entry."""
 
     @abstractmethod
@@ -52,11 +52,11 @@ class Entry(ABC):
             yield self.missing(core)
 
     def find(self, core: CoreSource) -> Found | None:
-        """What the checkout has under the entry's name; None if nothing."""
+        """What the checkout has under the entry's name; None if there is nothing."""
         return core.find(self.path)
 
     def missing(self, core: CoreSource) -> str:
-        """The sentence that the name is missing, with the places where core has one of the same name."""
+        """A sentence that the name is missing, with other places where core has a name like it."""
         if core.module(self.module) is None:
             return f"there is no module {self.module}"
         owner, _, name = self.path.rpartition(".")
@@ -81,12 +81,12 @@ class Entry(ABC):
 
     @property
     def words(self) -> list[str]:
-        """What the files in ``by`` contain. A test fails for an entry whose words are gone from them."""
-        return self.word.split() or self.own_words
+        """Words that the files in ``by`` contain. A test fails for an entry whose words are gone."""
+        return self.word.split() or self.default_words
 
 
 def moved(core: CoreSource, name: str) -> str:
-    """The end of a sentence that says where else core defines a name; empty if nowhere."""
+    """The end of a sentence about a missing name: where else core defines one like it. Empty if nowhere."""
     places = core.elsewhere(name)
     return f"; there is one in {', '.join(places[:3])}" if places else ""
 

@@ -1,10 +1,10 @@
-"""The kinds of entries that are about names, signatures and calls; ``model_kinds`` has the others.
+"""Kinds of entries about names, signatures and calls. ``model_kinds`` has the others.
 
-Signatures are written as Python writes them, without ``self``: what stands before ``*`` is passed by position,
-what stands behind it by name.
+Signatures have Python's syntax, without ``self``. Arguments before ``*`` are passed by position, the others by name.
 """
 
 import ast
+from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -15,12 +15,12 @@ from scripts.core_contract.signatures import Parameters, parameters_of
 
 @dataclass(frozen=True)
 class Has(Entry):
-    """A module or a class has these names: constants, classes, methods, attributes, enum members.
+    """A module or a class has these names: constants, classes, methods, attributes or enum members.
 
     Attributes:
         owner: the class inside the module; empty for the module itself.
         attributes: the names, separated by spaces.
-        plain: whether they are plain lists and dictionaries, whose methods are Python's.
+        plain: whether they are plain lists or dictionaries, whose methods need no entry.
     """
 
     owner: str
@@ -32,7 +32,7 @@ class Has(Entry):
         return self.owner
 
     @property
-    def own_words(self) -> list[str]:
+    def default_words(self) -> list[str]:
         return self.attributes.split()
 
     @property
@@ -57,34 +57,34 @@ class _Signed(Entry):
 
     @property
     def parameters(self) -> Parameters:
-        """What stands between the brackets."""
+        """The parameters in the signature."""
         return Parameters.parse(self.signature.partition("(")[2].removesuffix(")"))
 
     @property
-    def own_words(self) -> list[str]:
+    def default_words(self) -> list[str]:
         return [self.name.rpartition(".")[2]]
 
     def compare(self, core: CoreSource, found: Found) -> Iterator[str]:
         theirs = parameters_of(core, found)
         if theirs is None:
-            yield f"no function or class with a signature any more, in {found.place}"
+            yield f"it is no function and no class with a known signature, in {found.place}"
             return
-        for text in self.compared(theirs):
+        for text in self.compare_parameters(theirs):
             yield f"{text}: it takes ({theirs}) in {found.place}"
 
-    def compared(self, theirs: Parameters) -> Iterator[str]:
-        """What differs from the parameters that core has."""
-        raise NotImplementedError
+    @abstractmethod
+    def compare_parameters(self, theirs: Parameters) -> Iterator[str]:
+        """Yield one sentence for each way in which core's parameters do not fit this entry."""
 
 
 class Calls(_Signed):
     """We call a function or a class with these arguments."""
 
     @property
-    def own_words(self) -> list[str]:
-        return [*super().own_words, *self.parameters.keywords]
+    def default_words(self) -> list[str]:
+        return [*super().default_words, *self.parameters.keywords]
 
-    def compared(self, theirs: Parameters) -> Iterator[str]:
+    def compare_parameters(self, theirs: Parameters) -> Iterator[str]:
         ours = self.parameters
         for index, name in enumerate(ours.positional):
             if index >= len(theirs.positional):
@@ -102,12 +102,12 @@ class Calls(_Signed):
 
 
 class Overrides(_Signed):
-    """We define this ourselves, in a subclass or a stand-in: core's own has these parameters, in this order.
+    """We replace this method or function by ours, which has these parameters, and core's has the same in this order.
 
-    ``*args`` and ``**kwargs`` take whatever else core's own has.
+    With ``*args`` or ``**kwargs`` core's may have more.
     """
 
-    def compared(self, theirs: Parameters) -> Iterator[str]:
+    def compare_parameters(self, theirs: Parameters) -> Iterator[str]:
         ours = self.parameters
         unknown = [name for name in ours.names if name not in theirs.names]
         if unknown:
@@ -125,13 +125,11 @@ class Overrides(_Signed):
 
 @dataclass(frozen=True)
 class Passes(Entry):
-    """Inside of one of its functions, core makes this call, to something of ours.
-
-    ``*args`` and ``**kwargs`` in ``call`` stand for any further arguments.
+    """Core makes this call, which reaches something of ours.
 
     Attributes:
-        inside: the function or class.
-        call: the call, as the source has it.
+        inside: the function or class of core that makes it.
+        call: the call as it is in the source. ``*args`` and ``**kwargs`` stand for any further arguments.
     """
 
     inside: str
@@ -142,10 +140,8 @@ class Passes(Entry):
         return self.inside
 
     @property
-    def own_words(self) -> list[str]:
-        return [
-            self._wanted.func.attr if isinstance(self._wanted.func, ast.Attribute) else ast.unparse(self._wanted.func)
-        ]
+    def default_words(self) -> list[str]:
+        return [ast.unparse(self._wanted.func).rpartition(".")[2]]
 
     @property
     def _wanted(self) -> ast.Call:
@@ -158,24 +154,24 @@ class Passes(Entry):
         calls = [n for n in ast.walk(found.node) if isinstance(n, ast.Call) and ast.unparse(n.func) == function]
         if not any(_same_call(self._wanted, call) for call in calls):
             instead = " or ".join(dict.fromkeys(map(ast.unparse, calls))) or f"no call of {function}"
-            yield f"no {self.call} inside, but {instead}, in {found.place}"
+            yield f"there is {instead}, not {self.call}, in {found.place}"
 
 
 def _same_call(wanted: ast.Call, call: ast.Call) -> bool:
-    named = {keyword.arg: ast.unparse(keyword.value) for keyword in wanted.keywords}
-    theirs = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
-    any_named = named.get(None) == "kwargs" and bool(named.pop(None))
-    positional, given = list(map(ast.unparse, wanted.args)), list(map(ast.unparse, call.args))
+    positional, core_positional = ([ast.unparse(argument) for argument in c.args] for c in (wanted, call))
+    named, core_named = ({k.arg: ast.unparse(k.value) for k in c.keywords} for c in (wanted, call))
     if positional and positional[-1] == "*args":
-        positional, given = positional[:-1], given[: len(positional) - 1]
-    if any_named:
-        theirs = {name: value for name, value in theirs.items() if name in named}
-    return (positional, named) == (given, theirs)
+        positional.pop()
+        core_positional = core_positional[: len(positional)]
+    if named.get(None) == "kwargs":
+        named.pop(None)
+        core_named = {name: value for name, value in core_named.items() if name in named}
+    return (positional, named) == (core_positional, core_named)
 
 
 @dataclass(frozen=True)
 class Mentions(Entry):
-    """A function or class of core has these string constants inside: keys and names that we share with it.
+    """A function or class of core contains these strings or names of arguments: keys that we share with it.
 
     Attributes:
         inside: the function or class; empty for the whole module.
@@ -190,25 +186,25 @@ class Mentions(Entry):
         return self.inside
 
     @property
-    def own_words(self) -> list[str]:
+    def default_words(self) -> list[str]:
         return self.strings.split()
 
     def compare(self, core: CoreSource, found: Found) -> Iterator[str]:
-        there = {n.value for n in ast.walk(found.node) if isinstance(n, ast.Constant) and isinstance(n.value, str)}
-        there |= {n.arg for n in ast.walk(found.node) if isinstance(n, ast.keyword | ast.arg) and n.arg}
+        strings = {n.value for n in ast.walk(found.node) if isinstance(n, ast.Constant) and isinstance(n.value, str)}
+        strings |= {n.arg for n in ast.walk(found.node) if isinstance(n, ast.keyword | ast.arg) and n.arg}
         for string in self.strings.split():
-            if string not in there:
-                yield f'no "{string}" inside, in {found.place}'
+            if string not in strings:
+                yield f'it does not contain "{string}", in {found.place}'
 
 
 @dataclass(frozen=True)
 class ReadsOnly(Entry):
-    """Core reads no other attributes than these from something that we replace by a stand-in.
+    """Core reads no other attributes than these from an object that a stand-in of ours replaces.
 
     Attributes:
         inside: the function or class of core that reads them.
-        expression: the expression that stands for our object there.
-        attributes: the attributes, separated by spaces; not every release reads all of them.
+        expression: how core names the object there.
+        attributes: the attributes, separated by spaces. Not every release reads all of them.
     """
 
     inside: str
@@ -220,7 +216,7 @@ class ReadsOnly(Entry):
         return self.inside
 
     @property
-    def own_words(self) -> list[str]:
+    def default_words(self) -> list[str]:
         return [self.expression.rpartition(".")[2]]
 
     def compare(self, core: CoreSource, found: Found) -> Iterator[str]:

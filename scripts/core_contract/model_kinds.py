@@ -1,4 +1,4 @@
-"""The kinds of entries that are about constants, supported models and nodes."""
+"""Kinds of entries about constants, supported models and nodes."""
 
 import ast
 from collections.abc import Iterator, Mapping
@@ -26,7 +26,7 @@ class Equals(Entry):
         return self.constant
 
     @property
-    def own_words(self) -> list[str]:
+    def default_words(self) -> list[str]:
         return [self.constant.rpartition(".")[2]]
 
     def compare(self, core: CoreSource, found: Found) -> Iterator[str]:
@@ -36,14 +36,15 @@ class Equals(Entry):
 
 @dataclass(frozen=True)
 class Detects(Entry):
-    """Core's model detection takes a ``unet_config`` for this class of ``comfy.supported_models``.
+    """Core detects a ``unet_config`` as this class of ``comfy.supported_models``.
 
-    As ``model_config_from_unet_config`` does, the first class of its list whose own ``unet_config`` is a part wins.
+    As in ``model_config_from_unet_config``, the first class of the list ``models`` wins whose ``unet_config`` is a
+    subset.
 
     Attributes:
         kind: the class.
-        unet_config: what tells it from the other classes.
-        model: the class of ``comfy.model_base`` that it makes.
+        unet_config: the keys that distinguish it from the other classes.
+        model: the class of ``comfy.model_base`` that its ``get_model`` makes.
         latent: its latent format, a class of ``comfy.latent_formats``.
         settings: keys of its ``sampling_settings``, separated by spaces.
     """
@@ -59,13 +60,13 @@ class Detects(Entry):
         return self.kind
 
     @property
-    def own_words(self) -> list[str]:
+    def default_words(self) -> list[str]:
         return [*self.unet_config, *(value for value in self.unet_config.values() if isinstance(value, str))]
 
     def compare(self, core: CoreSource, found: Found) -> Iterator[str]:
-        taken = self._detected(core)
-        if taken != self.kind:
-            yield f"{dict(self.unet_config)} is detected as {taken}, in {found.place}"
+        detected = self._detected(core)
+        if detected != self.kind:
+            yield f"{dict(self.unet_config)} is detected as {detected}, in {found.place}"
         yield from self._attributes(core, found)
 
     def _detected(self, core: CoreSource) -> str | None:
@@ -73,9 +74,9 @@ class Detects(Entry):
         elements = listed.node.elts if listed and isinstance(listed.node, ast.List) else []
         for element in elements:
             found = core.expression(listed.module, element) if listed else None
-            own = core.member(found, "unet_config") if found else None
-            wanted = literal(own.node) if own else None
-            if isinstance(wanted, dict) and wanted.items() <= dict(self.unet_config).items():
+            config = core.member(found, "unet_config") if found else None
+            subset = literal(config.node) if config else None
+            if isinstance(subset, dict) and subset.items() <= dict(self.unet_config).items():
                 return ast.unparse(element)
         return None
 
@@ -83,16 +84,16 @@ class Detects(Entry):
         latent = core.member(found, "latent_format")
         name = getattr(latent.node, "name", None) if latent else None
         if name != self.latent:
-            yield f"its latent_format is {name} and not {self.latent}, in {found.place}"
-        settings = core.member(found, "sampling_settings")
-        there = literal(settings.node) if settings else None
+            yield f"its latent_format is {name}, not {self.latent}, in {found.place}"
+        sampling_settings = core.member(found, "sampling_settings")
+        keys = literal(sampling_settings.node) if sampling_settings else {}
         for key in self.settings.split():
-            if key not in (there or {}):
-                yield f"its sampling_settings lack {key}, in {found.place}"
-        made = core.member(found, "get_model")
-        calls = [ast.unparse(n.func) for n in ast.walk(made.node) if isinstance(n, ast.Call)] if made else []
+            if key not in keys:
+                yield f"its sampling_settings have no {key}, in {found.place}"
+        get_model = core.member(found, "get_model")
+        calls = [ast.unparse(n.func) for n in ast.walk(get_model.node) if isinstance(n, ast.Call)] if get_model else []
         if f"model_base.{self.model}" not in calls:
-            yield f"its get_model makes no model_base.{self.model}, in {made.place if made else found.place}"
+            yield f"its get_model does not make a model_base.{self.model}, in {(get_model or found).place}"
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ class Node(Entry):
     """A node of core with these inputs.
 
     Attributes:
-        node_id: its id, which workflows have as ``class_type``.
+        node_id: its id, which is ``class_type`` in workflows.
         inputs: names of inputs, separated by spaces.
     """
 
@@ -112,11 +113,11 @@ class Node(Entry):
         return self.node_id
 
     @property
-    def own_words(self) -> list[str]:
+    def default_words(self) -> list[str]:
         return [self.node_id, *self.inputs.split()]
 
     def find(self, core: CoreSource) -> Found | None:
-        """The function that lists the node's inputs, in whatever file: prompts name nodes by their id alone."""
+        """The function that lists the node's inputs. It may be in any file, since prompts name nodes by id alone."""
         for module in (self.module, *core.modules_with(f'"{self.node_id}"')):
             if found := _inputs_function(core, module, self.node_id):
                 return found
@@ -126,14 +127,14 @@ class Node(Entry):
         return "there is no node of this id" + moved(core, self.node_id)
 
     def compare(self, core: CoreSource, found: Found) -> Iterator[str]:
-        there = [*_dict_keys(found.node), *_schema_inputs(found.node)]
-        unknown = [name for name in self.inputs.split() if name not in there]
+        inputs = [*_dict_keys(found.node), *_schema_inputs(found.node)]
+        unknown = [name for name in self.inputs.split() if name not in inputs]
         if unknown:
-            yield f"no input {', '.join(unknown)}: it has {', '.join(there)}, in {found.place}"
+            yield f"no input {', '.join(unknown)}: it has {', '.join(inputs)}, in {found.place}"
 
 
 def _inputs_function(core: CoreSource, module: str, node_id: str) -> Found | None:
-    """``INPUT_TYPES`` of a node in ``NODE_CLASS_MAPPINGS``, or ``define_schema`` of one with a schema."""
+    """``INPUT_TYPES`` of a node in ``NODE_CLASS_MAPPINGS``, or ``define_schema`` of a V3 node."""
     mappings = core.find(f"{module}.NODE_CLASS_MAPPINGS")
     if mappings and isinstance(mappings.node, ast.Dict):
         for key, value in zip(mappings.node.keys, mappings.node.values, strict=True):
@@ -175,7 +176,7 @@ def _schema_inputs(function: ast.AST) -> Iterator[str]:
 
 
 def literal(node: ast.AST) -> Any:
-    """The value of a literal; for any other expression its source."""
+    """The value of a literal. For any other expression, its source text."""
     try:
         return ast.literal_eval(node)
     except (ValueError, TypeError):

@@ -1,4 +1,4 @@
-"""Parameters that functions and classes take, read from their definitions."""
+"""Parameters of functions and classes, read from their definitions."""
 
 import ast
 from dataclasses import dataclass
@@ -8,13 +8,13 @@ from scripts.core_contract.core_source import CoreSource, Found, Function, assig
 
 @dataclass(frozen=True)
 class Parameters:
-    """Parameters of a function, or what a call passes, without ``self``.
+    """Parameters of a function, or arguments of a call, without ``self``.
 
     Attributes:
-        positional: names of those that may be passed by position, in order.
-        keywords: names of those that are passed by name alone.
-        rest: whether there is ``*args``.
-        named_rest: whether there is ``**kwargs``.
+        positional: names of those that can be passed by position, in order.
+        keywords: names of those that are passed by name only.
+        rest: whether it has ``*args``.
+        named_rest: whether it has ``**kwargs``.
         required: names of those without a default.
     """
 
@@ -26,7 +26,7 @@ class Parameters:
 
     @classmethod
     def of(cls, arguments: ast.arguments, *, bound: bool) -> "Parameters":
-        """Read a function's; ``bound`` leaves out the first, which the call does not pass."""
+        """Read a function's parameters. ``bound`` omits the first, ``self`` or ``cls``."""
         every = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args)]
         without_default = every[: len(every) - len(arguments.defaults)]
         needed = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
@@ -41,14 +41,14 @@ class Parameters:
 
     @classmethod
     def parse(cls, text: str) -> "Parameters":
-        """Read what stands between the brackets of a signature, such as ``a, b, *, c, **kwargs``."""
+        """Read the inside of a signature, such as ``a, b, *, c, **kwargs``."""
         function = ast.parse(f"def f({text}): ...").body[0]
         assert isinstance(function, ast.FunctionDef)
         return cls.of(function.args, bound=False)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All named ones."""
+        """All names, in order."""
         return (*self.positional, *self.keywords)
 
     def __str__(self) -> str:
@@ -57,7 +57,7 @@ class Parameters:
 
 
 def parameters_of(core: CoreSource, found: Found) -> Parameters | None:
-    """What a call of a function or class of core takes; None if the source does not show it."""
+    """The parameters of a function of core, or of a class's initialiser; None if the source does not show them."""
     if isinstance(found.node, Function):
         static = any(ast.unparse(decorator) == "staticmethod" for decorator in found.node.decorator_list)
         return Parameters.of(found.node.args, bound=found.owner is not None and not static)

@@ -1,6 +1,7 @@
-"""What the node packages use of ComfyUI, as far as it can be read from their source."""
+"""What a file uses of ComfyUI, as far as its source shows it."""
 
 import ast
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,14 +24,14 @@ class Use:
 
 
 def uses(file: Path, name: str) -> list[Use]:
-    """Every use in a file; ``name`` is what the file is called in the answer."""
+    """Every use in a file, which the result calls ``name``."""
     visitor = _Visitor()
     visitor.visit(ast.parse(file.read_text(encoding="utf-8")))
     return [Use(path, name, line) for path, line in visitor.found]
 
 
 def words(file: Path) -> set[str]:
-    """Identifiers, parts of imported names and string constants of a file."""
+    """Identifiers, parts of imported names, and strings of a file; from longer strings also names of nodes."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         found.update(_words_of(node))
@@ -50,10 +51,11 @@ def _words_of(node: ast.AST) -> Iterator[str]:
         yield from node.name.split(".")
     elif isinstance(node, ast.Constant) and isinstance(node.value, str):
         yield node.value
+        yield from re.findall(r"\b[A-Z]\w*[a-z]\w*[A-Z]\w*\b", node.value)
 
 
 class _Visitor(ast.NodeVisitor):
-    """Follows imports, and local names that stand for something of ComfyUI, such as ``m = comfy.model_management``."""
+    """Follows imports and local names such as ``management = comfy.model_management``."""
 
     def __init__(self) -> None:
         self.found: list[tuple[str, int]] = []

@@ -102,6 +102,7 @@ ENTRIES = (
     ),
     *core_module(
         "nodes",
+        Mentions("common_ksampler", "samples batch_index noise_mask", by=SAMPLER, why="keys of LATENT"),
         Has("", "NODE_CLASS_MAPPINGS", plain=True, by=PREFLIGHT, why="classes of the queued nodes"),
         Mentions(
             "load_custom_node", "comfy_entrypoint WEB_DIRECTORY", by="__init__.py", why="how the extension is found"

@@ -132,7 +132,10 @@ ENTRIES = (
         Has("BASE", "unet_extra_config sampling_settings latent_format", by=OWN_MODEL, why="what BaseModel reads"),
         Has("BASE", "unet_config", by=f"{BRIDGE} {OWN_MODEL} {MODEL}", why="names and shapes of weights"),
         Has("BASE", "latent_format", by=f"{MODEL} {WAN} {LTX}", why="channels of the latent"),
-        Overrides("BASE.get_model(state_dict, prefix, device)", by=f"{OWN_MODEL} {CORE_MODEL}", why="the model class"),
+        Overrides(
+            "BASE.get_model(state_dict, prefix, device)", by=OWN_MODEL, why="the model class of a family of ours"
+        ),
+        Calls("BASE.get_model(state_dict, prefix)", by=CORE_MODEL, why="the model class"),
     ),
     *core_module(
         "comfy.model_detection",

@@ -52,4 +52,16 @@ ENTRIES = (
         "comfy_extras.nodes_pag",
         Node("PerturbedAttentionGuidance", "model", by=PREFLIGHT, why="refused: it replaces layers"),
     ),
+    *core_module(
+        "comfy_extras.nodes_ip2p",
+        Node("InstructPixToPixConditioning", by="nodes/families/cogvideox.py", why="named as what gives the image"),
+    ),
+    *core_module(
+        "comfy_extras.nodes_hunyuan",
+        Node("HunyuanImageToVideo", by="nodes/families/hunyuan_video.py", why="named as what gives the first frame"),
+    ),
+    *core_module(
+        "comfy_extras.nodes_flux",
+        Node("FluxDisableGuidance", by="nodes/bridges/bridge.py", why="named as what to remove"),
+    ),
 )

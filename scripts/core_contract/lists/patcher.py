@@ -13,6 +13,7 @@ ENTRIES = (
         Calls("ModelPatcher(model, *, load_device, offload_device)", by=PATCHER, why="the MODEL"),
         Overrides("ModelPatcher.model_size()", by=PATCHER, why="nothing lies on ComfyUI's device"),
         Overrides("ModelPatcher.loaded_size()", by=PATCHER, why="nothing lies on ComfyUI's device"),
+        Calls("ModelPatcher.loaded_size()", by=MEMORY, why="which models are ours"),
         Overrides("ModelPatcher.memory_required(input_shape)", by=PATCHER, why="no step runs there"),
         Overrides("ModelPatcher.add_patches(patches, *args, **kwargs)", by=PATCHER, why="LoRA is refused"),
         Overrides("ModelPatcher.add_hook_patches(hook, patches, *args, **kwargs)", by=PATCHER, why="LoRA is refused"),

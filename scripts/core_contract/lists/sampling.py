@@ -38,6 +38,25 @@ ENTRIES = (
             word="Sampler extra_args",
         ),
         Mentions("CFGGuider.inner_sample", "model_options seed", by=SAMPLER, why="keys of extra_args"),
+        Passes(
+            "KSamplerX0Inpaint.__call__",
+            "self.inner_model(x, sigma, model_options=model_options, seed=seed)",
+            by=SAMPLER,
+            why="asks the guider as native samplers do",
+            word="model_options seed",
+        ),
+        Calls(
+            "CFGGuider.outer_predict_noise(x, timestep, *, model_options, seed)",
+            by=SAMPLER,
+            why="asks the guider as native samplers do",
+            word="model_options seed",
+        ),
+        Passes(
+            "KSAMPLER.sample",
+            "callback(x['i'], x['denoised'], x['x'], total_steps)",
+            by=f"{SAMPLER} nodes/remote/previews.py",
+            why="reports a step as native samplers do",
+        ),
         Has("CFGGuider", "inner_model", by=SAMPLER, why="the model that a sampler is called with"),
         Has("CFGGuider", "cfg conds model_options model_patcher", by=PATCHER, why="checks before sampling begins"),
         Has("CFGGuider", "predict_noise", by=PATCHER, why="tells the plain guider from others"),
@@ -161,6 +180,10 @@ ENTRIES = (
             why="schedules of families of ours",
         ),
         Mentions("make_beta_schedule", "linear sqrt_linear", by=OWN_MODEL, why="names of schedules"),
+    ),
+    *core_module(
+        "comfy.nested_tensor",
+        Has("NestedTensor", "is_nested", by=REFUSALS, why="latents of several tensors are refused"),
     ),
     *core_module(
         "comfy.ldm.modules.attention",

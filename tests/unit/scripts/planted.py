@@ -160,12 +160,12 @@ PLANTED = [
                 "executor.execute(model, x_in, conds, timestep,",
             ),
         ),
-        ("comfy.samplers._calc_cond_batch_outer: no executor.execute(model, conds,", "nodes/remote/patcher.py"),
+        ("comfy.samplers._calc_cond_batch_outer: there is executor.execute(model, x_in,", "nodes/remote/patcher.py"),
     ),
     Planted(
         "a callback that is called otherwise",
         (Change(PATCHER, "callback(self, unpatch_all)", "callback(self)"),),
-        ("comfy.model_patcher.ModelPatcher.detach: no callback(self, unpatch_all)", "nodes/remote/patcher.py"),
+        ("comfy.model_patcher.ModelPatcher.detach: there is callback(self), not", "nodes/remote/patcher.py"),
     ),
     Planted(
         "something new that is read from a stand-in",
@@ -186,7 +186,7 @@ PLANTED = [
     Planted(
         "a renamed key",
         (Change(SAMPLERS, '"disable_cfg1_optimization"', '"keep_uncond"'),),
-        ('comfy.samplers.sampling_function: no "disable_cfg1_optimization"', "nodes/sampler.py"),
+        ('comfy.samplers.sampling_function: it does not contain "disable_cfg1_optimization"', "nodes/sampler.py"),
     ),
     Planted(
         "a kind of text encoder",
@@ -206,7 +206,7 @@ PLANTED = [
     Planted(
         "a supported model with another latent format",
         (Change(MODELS, "    latent_format = latent_formats.Wan22", "    latent_format = latent_formats.Wan21"),),
-        ("comfy.supported_models.WAN22_T2V: its latent_format is Wan21 and not Wan22", "nodes/families/wan.py"),
+        ("comfy.supported_models.WAN22_T2V: its latent_format is Wan21, not Wan22", "nodes/families/wan.py"),
     ),
     Planted(
         "a latent format with other channels",

@@ -189,4 +189,4 @@ def run(path: Path) -> "subprocess.CompletedProcess[str]":
 def test_command_refuses_a_folder_that_is_no_comfyui(tmp_path):
     done = run(tmp_path)
     assert done.returncode == 1
-    assert "is no ComfyUI" in done.stderr
+    assert "is not a ComfyUI checkout" in done.stderr
