@@ -1,1 +1,1 @@
-"""The persistent backend that holds a sharded diffusion transformer; see ``__main__`` for its commands."""
+"""The persistent backend that runs a diffusion transformer on several ranks; ``__main__`` has its commands."""

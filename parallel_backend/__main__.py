@@ -11,18 +11,18 @@ import msgspec
 
 from .bench import options as bench
 from .client import query
-from .client.launch import ALREADY_RUNS, START_PATIENCE, connect_or_start
+from .client.launch import ALREADY_RUNS, START_TIMEOUT, connect_or_start
 from .client.status_text import format_json, format_status
 from .errors import BackendError, BackendUnavailable, InvalidRequest
 from .protocol.endpoint import Endpoint
 from .verify import options as verify
 
 IDLE_TIMEOUT = 600.0
-"""Seconds without work after which a backend ends, unless told otherwise."""
+"""Default for the seconds without work after which a backend ends."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; the exit status."""
+    """Run one command and return its exit status."""
     options = _parser().parse_args(argv)
     try:
         return int(options.run(options))
@@ -32,27 +32,31 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m parallel_backend", description="Parallel DiT's backend.")
+    parser = argparse.ArgumentParser(prog="python -m parallel_backend", description="The backend of Parallel DiT.")
     commands = parser.add_subparsers(required=True, metavar="serve | status | stop | verify | bench | bench-wire")
-    serve = commands.add_parser("serve", help="run the backend (the first node that needs it does this by itself)")
-    serve.add_argument("--idle-timeout", type=_seconds, metavar="SECONDS", help="end without work; 0 is never")
-    serve.add_argument("--detach", action="store_true", help="run in the background; returns when it answers")
+    serve = commands.add_parser("serve", help="run the backend (the first node that needs it starts it automatically)")
+    serve.add_argument(
+        "--idle-timeout", type=_seconds, metavar="SECONDS", help="idle time after which it ends; 0 means never"
+    )
+    serve.add_argument("--detach", action="store_true", help="run in the background; return once the backend answers")
     serve.set_defaults(run=_serve)
     status = commands.add_parser("status", help="show ranks, memory, models, layout and queue")
-    status.add_argument("--json", action="store_true", help="as JSON")
+    status.add_argument("--json", action="store_true", help="print JSON")
     status.set_defaults(run=_status)
-    stop = commands.add_parser("stop", help="end the backend and all its ranks")
+    stop = commands.add_parser("stop", help="stop the backend and all its ranks")
     stop.set_defaults(run=_stop)
-    pipe = commands.add_parser("bench-wire", help="measure how fast requests and pixels travel")
-    pipe.add_argument("--megabytes", type=int, default=900, help="size of the large reply (default %(default)s)")
-    pipe.add_argument("--json", action="store_true", help="as JSON")
-    pipe.set_defaults(run=_bench_wire)
-    step = commands.add_parser("bench", help="time a denoiser step under layouts, against one process and peers")
-    bench.add_arguments(step)
-    step.set_defaults(run=_bench)
-    checked = commands.add_parser("verify", help="hold families and layouts to diffusers' own forward")
-    verify.add_arguments(checked)
-    checked.set_defaults(run=_verify)
+    wire_bench = commands.add_parser("bench-wire", help="measure how fast requests and pixels are transferred")
+    wire_bench.add_argument("--megabytes", type=int, default=900, help="size of the large reply (default %(default)s)")
+    wire_bench.add_argument("--json", action="store_true", help="print JSON")
+    wire_bench.set_defaults(run=_bench_wire)
+    step_bench = commands.add_parser(
+        "bench", help="time a denoiser step in several layouts, against one process and against other projects"
+    )
+    bench.add_arguments(step_bench)
+    step_bench.set_defaults(run=_bench)
+    verifier = commands.add_parser("verify", help="compare families and layouts with diffusers' own forward")
+    verify.add_arguments(verifier)
+    verifier.set_defaults(run=_verify)
     return parser
 
 
@@ -66,9 +70,9 @@ def _seconds(text: str) -> float:
     return seconds
 
 
-def _idle_timeout(given: float | None) -> float:
-    if given is not None:
-        return given
+def _idle_timeout(option: float | None) -> float:
+    if option is not None:
+        return option
     text = os.environ.get("PARALLEL_DIT_IDLE_TIMEOUT")
     try:
         return _seconds(text) if text else IDLE_TIMEOUT
@@ -80,9 +84,9 @@ def _serve(options: argparse.Namespace) -> int:
     endpoint, idle_timeout = Endpoint.default(), _idle_timeout(options.idle_timeout)
     if options.detach:
         connect_or_start(
-            endpoint, connect_seconds=query.PATIENCE, start_seconds=START_PATIENCE, idle_timeout=idle_timeout
+            endpoint, connect_seconds=query.ANSWER_TIMEOUT, start_seconds=START_TIMEOUT, idle_timeout=idle_timeout
         ).close()
-        print(f"backend runs, pid {query.status(endpoint).pid}")
+        print(f"the backend runs, pid {query.status(endpoint).pid}")
         return 0
     from .supervisor.supervisor import Supervisor
 
@@ -129,5 +133,5 @@ def _verify(options: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that every with block is left in order
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that every with block exits cleanly
     sys.exit(main())

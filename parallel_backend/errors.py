@@ -1,28 +1,31 @@
-"""Every error that crosses the socket, by name.
+"""The errors that cross the socket.
 
 BackendError
-├── InvalidRequest        the caller asked for something that cannot work; nothing was changed
-├── Cancelled             the caller took the request back
+├── InvalidRequest        the request cannot work; nothing was changed
+├── Cancelled             the request was cancelled before it finished
 └── BackendFailure
     ├── BackendUnavailable    no supervisor answers and none could be started
-    ├── ProtocolError         the other side speaks another version, or broke the framing
-    ├── QueueFull             too many requests wait already
-    ├── DeadlineExceeded      a phase took longer than its deadline; names the phase
-    ├── RankFailed            a rank died, hung or raised; names the rank
-    └── OutOfMemory           a rank ran out of device memory; names the rank
+    ├── ProtocolError         the peer speaks another protocol version, or its bytes do not decode
+    ├── QueueFull             the queue has no room
+    ├── DeadlineExceeded      a phase missed its deadline; the message names the phase
+    ├── RankFailed            a rank died, hung or raised; the message names the rank
+    └── OutOfMemory           a rank ran out of device memory; the message names the rank
 """
 
 from typing import ClassVar
 
 
 class BackendError(Exception):
-    """Base of all errors of the backend. The message is one sentence for the user."""
+    """Base class of all errors of the backend. The message is one sentence for the user."""
 
     code: ClassVar[str] = "error"
 
 
 class InvalidRequest(BackendError, ValueError):
-    """Names the value and what would work. Every rank raises it alike, so the ranks stay usable."""
+    """The request cannot work. The message names the value and what would work.
+
+    Every rank raises it for the same request, so the ranks stay usable.
+    """
 
     code = "invalid_request"
 
@@ -34,43 +37,43 @@ class Cancelled(BackendError):
 
 
 class BackendFailure(BackendError):
-    """Something on the backend's side went wrong."""
+    """The backend failed; the base class of more specific failures."""
 
     code = "failure"
 
 
 class BackendUnavailable(BackendFailure):
-    """There is no backend to talk to."""
+    """No backend answers, and none could be started."""
 
     code = "unavailable"
 
 
 class ProtocolError(BackendFailure):
-    """The bytes on the wire are not what this version speaks."""
+    """The peer speaks another protocol version, or its bytes do not decode."""
 
     code = "protocol"
 
 
 class QueueFull(BackendFailure):
-    """The queue is bounded, and it is full."""
+    """The bounded queue is full."""
 
     code = "queue_full"
 
 
 class DeadlineExceeded(BackendFailure):
-    """A wait ended at its deadline."""
+    """A phase missed its deadline; the message names the phase."""
 
     code = "deadline"
 
 
 class RankFailed(BackendFailure):
-    """A rank died, hung or raised; the whole set of ranks was ended."""
+    """A rank died, hung or raised; the whole set of ranks was killed."""
 
     code = "rank_failed"
 
 
 class OutOfMemory(BackendFailure):
-    """A rank ran out of device memory; the whole set of ranks was ended."""
+    """A rank ran out of device memory; the whole set of ranks was killed."""
 
     code = "out_of_memory"
 
@@ -90,5 +93,5 @@ BY_CODE: dict[str, type[BackendError]] = {cls.code: cls for cls in _CLASSES}
 
 
 def from_code(code: str, message: str) -> BackendError:
-    """The typed error for a code that came over the wire; an unknown code is a plain failure."""
+    """The error for a code from the wire; an unknown code becomes a ``BackendFailure``."""
     return BY_CODE.get(code, BackendFailure)(message)

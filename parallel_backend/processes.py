@@ -1,4 +1,4 @@
-"""What the kernel tells about processes, and is told: memory, whether they still move, how they ended, their cores."""
+"""Query and control processes through the kernel: memory, activity, exit status, signals and CPU affinity (Linux)."""
 
 import contextlib
 import ctypes
@@ -12,20 +12,24 @@ _PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pulse:
-    """Scheduler states of a process's threads (``R``, ``S``, ``D``, ``T``, ...) and processor ticks used so far; see
-    proc(5)."""
+class Activity:
+    """What a process is doing; see proc(5).
+
+    Attributes:
+        states: scheduler states of its threads (``R``, ``S``, ``D``, ``T``, ...).
+        cpu_ticks: clock ticks of CPU time used so far.
+    """
 
     states: frozenset[str]
-    ticks: int
+    cpu_ticks: int
 
     @property
-    def would_move(self) -> bool:
-        """Whether a thread waits for a disk, or for a core that others have."""
+    def busy(self) -> bool:
+        """Whether a thread runs, waits for a core, or waits for a disk."""
         return not self.states.isdisjoint("RD")
 
 
-def memory(pid: int) -> int:
+def resident_memory(pid: int) -> int:
     """Resident bytes of a process, 0 once it is gone."""
     try:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -34,27 +38,27 @@ def memory(pid: int) -> int:
 
 
 def stay_on_own_cores(rank: int, ranks: int) -> None:
-    """Have this process and its threads to come run on its share of the cores, if there is one for each rank's threads.
+    """Pin this process and its future threads to its share of the cores, if there is a core for every rank's threads.
 
-    Without this the system moves processes that wake one another onto one core, and both wait for it.
+    Without this, the scheduler may move processes that wake each other onto one core, where they take turns.
     """
-    cores, threads = sorted(os.sched_getaffinity(0), key=_place), os.environ.get("OMP_NUM_THREADS", "1")
+    cores, threads = sorted(os.sched_getaffinity(0), key=_core_position), os.environ.get("OMP_NUM_THREADS", "1")
     if ranks * (int(threads) if threads.isdecimal() else 1) <= len(cores):
-        with contextlib.suppress(OSError):  # some sandboxes do not let it
+        with contextlib.suppress(OSError):  # some sandboxes forbid it
             os.sched_setaffinity(0, cores[rank * len(cores) // ranks : (rank + 1) * len(cores) // ranks])
 
 
-def _place(cpu: int) -> tuple[int, ...]:
-    """Socket, core and number, so that the two threads of a core are neighbours."""
-    folder = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology")
+def _core_position(cpu: int) -> tuple[int, ...]:
+    """Sort key (socket, core, CPU), which puts the hardware threads of one core next to each other."""
+    topology = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology")
     try:
-        return (*(int((folder / name).read_text()) for name in ("physical_package_id", "core_id")), cpu)
+        return (*(int((topology / name).read_text()) for name in ("physical_package_id", "core_id")), cpu)
     except (OSError, ValueError):
         return (0, cpu, cpu)
 
 
 def private_memory(pid: int) -> int:
-    """Resident bytes that a process shares with no other, 0 once it is gone."""
+    """Resident bytes that a process shares with no other process, 0 once it is gone."""
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     except OSError:
@@ -63,64 +67,64 @@ def private_memory(pid: int) -> int:
 
 
 def forget_peak(pid: int) -> None:
-    """Have ``peak`` count from now on (``clear_refs`` in proc(5))."""
+    """Reset a process's peak memory, so that ``peak`` measures from now on (``clear_refs`` in proc(5))."""
     Path(f"/proc/{pid}/clear_refs").write_text("5")
 
 
 def peak(pid: int) -> int:
-    """Resident bytes that a process has held at most."""
+    """Peak resident bytes of a process (``VmHWM`` in proc(5))."""
     line = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmHWM"))
     return int(line.split()[1]) * 1024
 
 
 def trim() -> None:
-    """Give memory that this process has freed back to the system, where the C library keeps it (glibc does)."""
+    """Return freed heap memory to the system if the C library retains it, as glibc does."""
     malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if malloc_trim:
         malloc_trim(0)
 
 
-def pulse(pid: int) -> Pulse | None:
-    """What the process is doing, None once it is gone."""
+def activity(pid: int) -> Activity | None:
+    """The activity of a process, None once it is gone."""
     try:
-        fields = _fields(Path(f"/proc/{pid}"))
+        fields = _stat_fields(Path(f"/proc/{pid}"))
     except OSError:
         return None
     states = {fields[0]}
     for thread in Path(f"/proc/{pid}/task").glob("*"):
-        with contextlib.suppress(OSError):  # it has ended meanwhile
-            states.add(_fields(thread)[0])
-    return Pulse(states=frozenset(states), ticks=int(fields[11]) + int(fields[12]))
+        with contextlib.suppress(OSError):  # the thread has just ended
+            states.add(_stat_fields(thread)[0])
+    return Activity(states=frozenset(states), cpu_ticks=int(fields[11]) + int(fields[12]))
 
 
-def _fields(entry: Path) -> list[str]:
-    """Those of ``stat`` behind the name, which may hold anything."""
+def _stat_fields(entry: Path) -> list[str]:
+    """The fields of ``stat`` after the process name, which may itself contain spaces and parentheses."""
     return (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()
 
 
-def wait_gone(pid: int, seconds: float) -> bool:
-    """Wait for a process that need not be a child; whether it ended in time."""
+def wait_for_exit(pid: int, seconds: float) -> bool:
+    """Wait for any process, not only a child, to exit. Return whether it exited in time."""
     try:
-        descriptor = os.pidfd_open(pid)
+        pidfd = os.pidfd_open(pid)
     except OSError:
         return True
     try:
         poller = select.poll()
-        poller.register(descriptor, select.POLLIN)
+        poller.register(pidfd, select.POLLIN)
         return bool(poller.poll(seconds * 1000))
     finally:
-        os.close(descriptor)
+        os.close(pidfd)
 
 
-def end(pid: int, number: signal.Signals) -> None:
-    """Signal one process, if it is still there; never a group (pid 0 is what another namespace shows)."""
+def send_signal(pid: int, number: signal.Signals) -> None:
+    """Signal one process if it exists, never a process group: a peer in another PID namespace shows as pid 0."""
     if pid > 0:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
 
 
 def die_with_parent() -> None:
-    """Have the kernel kill this process when its parent ends (prctl(2), PR_SET_PDEATHSIG).
+    """Have the kernel kill this process when the thread that started it ends (prctl(2), PR_SET_PDEATHSIG).
 
     Raises:
         OSError: the kernel refuses.
@@ -131,7 +135,7 @@ def die_with_parent() -> None:
 
 
 def describe_exit(returncode: int) -> str:
-    """How a process ended, from ``Popen.returncode``: ``"was killed by SIGKILL"`` or ``"exited with status 1"``."""
+    """Describe a ``Popen.returncode``: ``"was killed by SIGKILL"`` or ``"exited with status 1"``."""
     if returncode >= 0:
         return f"exited with status {returncode}"
     try:
@@ -142,7 +146,7 @@ def describe_exit(returncode: int) -> str:
 
 
 def last_line(path: Path, *, limit: int = 4096) -> str:
-    """The last line of a log that is not blank, or an empty text."""
+    """The last non-blank line in the last ``limit`` bytes of a log, or an empty string."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - limit))

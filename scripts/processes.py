@@ -1,80 +1,102 @@
-"""Find and end the processes that a run of ours started, by the runtime folder in their environment."""
+"""Helpers of scripts and tests: wait for a condition, and find, stop and kill the processes of a runtime folder.
+
+The processes of a runtime folder are those whose environment names it (``PARALLEL_DIT_RUNTIME``).
+``parallel_backend.processes`` has what the backend itself needs.
+"""
 
 import contextlib
-import ctypes
 import os
 import signal
 import subprocess
-import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import psutil
 
-from scripts.comfy_paths import ROOT
+from parallel_backend.client import query
+from parallel_backend.errors import BackendError, DeadlineExceeded
+from parallel_backend.processes import die_with_parent
+from parallel_backend.protocol.deadlines import Deadline
+from parallel_backend.protocol.endpoint import Endpoint
 
 RUNTIME = "PARALLEL_DIT_RUNTIME"
-PR_SET_PDEATHSIG = 1
+POLL = 0.05
+"""Seconds between two checks of a condition."""
+
+Value = TypeVar("Value")
 
 
-def using(runtime: Path) -> list[psutil.Process]:
-    """Every live process whose ``PARALLEL_DIT_RUNTIME`` is ``runtime``, this one left out."""
+def wait_until(condition: Callable[[], Value | None], seconds: float, what: str) -> Value:
+    """Call ``condition`` until it returns something true, and return that.
+
+    Raises:
+        DeadlineExceeded: it did not within ``seconds``; the message contains ``what``.
+    """
+    deadline = Deadline(seconds, f"waiting until {what}")
+    while not (value := condition()):
+        time.sleep(min(POLL, deadline.remaining()))
+    return value
+
+
+def find(variable: str, accepts: Callable[[str], bool]) -> list[psutil.Process]:
+    """Every live process except this one whose environment ``variable`` is set to a value that ``accepts`` takes."""
     found = []
     for process in psutil.process_iter():
         try:
-            ours = process.environ().get(RUNTIME) == str(runtime) and process.status() != psutil.STATUS_ZOMBIE
+            value = process.environ().get(variable)
+            matches = value is not None and accepts(value) and process.status() != psutil.STATUS_ZOMBIE
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue
-        if ours and process.pid != os.getpid():
+        if matches and process.pid != os.getpid():
             found.append(process)
     return found
 
 
+def using(runtime: Path) -> list[psutil.Process]:
+    """Every live process of a runtime folder except this one."""
+    return find(RUNTIME, lambda value: value == str(runtime))
+
+
 def describe(processes: list[psutil.Process]) -> str:
-    """One line a process: pid and command."""
+    """One line for each process: pid and command."""
     lines = []
     for process in processes:
-        try:
+        with contextlib.suppress(psutil.NoSuchProcess):
             lines.append(f"{process.pid}: {' '.join(process.cmdline())[:200]}")
-        except psutil.NoSuchProcess:
-            continue
     return "\n".join(lines)
 
 
 def wait_until_none(runtime: Path, deadline: float) -> list[psutil.Process]:
-    """Wait up to ``deadline`` seconds for the processes of a runtime folder to end; returns those that did not."""
-    end = time.monotonic() + deadline
-    while (left := using(runtime)) and time.monotonic() < end:
-        time.sleep(0.1)
-    return left
+    """Wait up to ``deadline`` seconds for the processes of a runtime folder to exit; return those that did not."""
+    with contextlib.suppress(DeadlineExceeded):
+        wait_until(lambda: not using(runtime), deadline, f"the processes of {runtime} have exited")
+    return using(runtime)
 
 
 def stop_backend(runtime: Path, deadline: float = 20.0) -> None:
-    """Ask the backend of a runtime folder to end, if one runs."""
-    if not runtime.is_dir() or not using(runtime):
-        return
-    command = [sys.executable, "-m", "parallel_backend", "stop"]
-    environment = {**os.environ, RUNTIME: str(runtime)}
-    subprocess.run(command, cwd=ROOT, env=environment, timeout=deadline, check=False, stdout=subprocess.DEVNULL)
+    """Ask the backend of a runtime folder to stop, if one runs, and wait up to ``deadline`` seconds until it has."""
+    if using(runtime):
+        with contextlib.suppress(BackendError):
+            query.stop(Endpoint(folder=runtime), seconds=deadline)
 
 
 def kill(processes: list[psutil.Process]) -> None:
-    """End processes at once."""
+    """Kill processes, and wait until they are gone."""
     for process in processes:
-        try:
+        with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
-        except psutil.NoSuchProcess:
-            continue
     psutil.wait_procs(processes, timeout=10)
 
 
 def end_with_parent() -> None:
-    """For ``preexec_fn``: the child is killed when the thread that started it ends (Linux).
+    """For ``preexec_fn``: have the kernel kill the child when the thread that started it ends.
 
-    SIGINT, which ``end_group`` sends, means to it what it means to any program: a shell's background jobs ignore it.
+    The child also gets the default handler of SIGINT, which ``end_group`` sends: a shell's background jobs ignore it.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    die_with_parent()
 
 
 def end_group(process: "subprocess.Popen[bytes]", deadline: float = 15.0) -> None:

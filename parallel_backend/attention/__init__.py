@@ -1,1 +1,1 @@
-"""Attention kernels, key masks, and routing a module's attention call to ours."""
+"""Attention kernels, key masks, and routing of modules' attention calls."""

@@ -1,7 +1,8 @@
-"""The attention kernels that a rank may compute with. Adding one is a class here and a row in ``KERNELS``.
+"""The attention kernels. To add one, add a class here and an entry to ``KERNELS``.
 
-Each gives ``softmax(q k^T * scale) v`` for q, k and v ``[B, heads, tokens, head_dim]``; ``with_lse`` gives the log
-of the softmax's denominator ``[B, heads, query tokens]`` as well, in float32, which is what ring attention merges by.
+Each computes ``softmax(q k^T * scale) v`` for q, k and v ``[B, heads, tokens, head_dim]``. ``with_lse`` also returns
+the log of the softmax's denominator (the log-sum-exp), ``[B, heads, query tokens]`` in float32. Ring attention merges
+partial results with it.
 """
 
 import importlib
@@ -20,63 +21,67 @@ from ..errors import InvalidRequest
 
 _HALF = (torch.float16, torch.bfloat16)
 _AMPERE = (8, 0)
-"""The CUDA capability from which on all kernels run but torch's memory-efficient one."""
-_ALIGNED = 8
-"""What the size of a head is a multiple of for all of torch's CUDA kernels."""
+"""Lowest CUDA compute capability of all kernels except torch's memory-efficient attention, which needs less."""
+_HEAD_DIM_STEP = 8
+"""torch's CUDA kernels need head sizes that are multiples of this."""
 _GET_SAGE = "install version 2 from https://github.com/thu-ml/SageAttention (PyPI has version 1)"
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeadSizes:
-    """How many values a head may have: ``step``, or a multiple of it, up to ``most``."""
+    """The head sizes that a kernel supports: multiples of ``step``, up to ``maximum``."""
 
-    most: int
+    maximum: int
     step: int = 1
 
     def __contains__(self, size: int) -> bool:
-        return size <= self.most and size % self.step == 0
+        return size <= self.maximum and size % self.step == 0
 
     def __str__(self) -> str:
-        return f"up to {self.most} values" + (f" in steps of {self.step}" if self.step > 1 else "")
+        return f"up to {self.maximum}" + (f" in multiples of {self.step}" if self.step > 1 else "")
 
 
 class Kernel(Protocol):
-    """A way to compute attention on one device. ``stock``: it is what diffusers' modules call by themselves."""
+    """A way to compute attention on one device.
+
+    Attributes:
+        stock: whether this is the attention that diffusers' modules call by default.
+    """
 
     stock: bool
 
     @property
-    def heads(self) -> HeadSizes | None:
-        """The heads that it takes; None for all."""
+    def head_sizes(self) -> HeadSizes | None:
+        """The head sizes that it supports; None for all."""
 
-    def missing(self, device: torch.device, dtype: torch.dtype) -> str | None:
-        """Why it cannot run here, with what would help; None if it can."""
+    def unavailable(self, device: torch.device, dtype: torch.dtype) -> str | None:
+        """Return why the kernel cannot run here and what would help; None if it can run."""
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
-        """The attended values."""
+        """Return the attended values. ``scale`` None is ``head_dim ** -0.5``."""
 
     def with_lse(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> tuple[Tensor, Tensor]:
-        """The attended values and the log-sum-exp."""
+        """Return the attended values and the log-sum-exp."""
 
 
 class Sdpa:
     """``torch.nn.functional.scaled_dot_product_attention``, which picks among torch's own kernels."""
 
     stock = True
-    heads = None
+    head_sizes = None
 
-    def missing(self, device: torch.device, dtype: torch.dtype) -> str | None:
-        """See ``Kernel.missing``: it is part of torch."""
+    def unavailable(self, device: torch.device, dtype: torch.dtype) -> str | None:
+        """See ``Kernel.unavailable``: it is part of torch."""
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
         """See ``Kernel``."""
         if query.device.type == "cpu":
-            # It reads the keys once for every block of queries, and faster where those of a head lie together.
+            # It reads the keys once for every block of queries, which is faster if each head's keys are contiguous.
             key, value = key.contiguous(), value.contiguous()
         return F.scaled_dot_product_attention(query, key, value, scale=scale)
 
     def with_lse(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> tuple[Tensor, Tensor]:
-        """See ``Kernel``. These are the operators that the function above ends in."""
+        """See ``Kernel``. Calls the operators that the function above dispatches to."""
         if query.device.type == "cpu":
             out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, scale=scale)
         elif _flash_fits(query):
@@ -87,13 +92,13 @@ class Sdpa:
 
 
 class Flash:
-    """FlashAttention (https://arxiv.org/abs/2307.08691): its package, version 3 or 2, else torch's own operator."""
+    """FlashAttention (https://arxiv.org/abs/2307.08691): package version 3 or 2, otherwise torch's own operator."""
 
     stock = False
-    heads = HeadSizes(most=256, step=8)
+    head_sizes = HeadSizes(maximum=256, step=8)
 
-    def missing(self, device: torch.device, dtype: torch.dtype) -> str | None:
-        """See ``Kernel.missing``."""
+    def unavailable(self, device: torch.device, dtype: torch.dtype) -> str | None:
+        """See ``Kernel.unavailable``."""
         return _needs_half_on_cuda(device, dtype)
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
@@ -114,12 +119,12 @@ class Cudnn:
     """cuDNN's attention, through torch's operator."""
 
     stock = False
-    heads = HeadSizes(most=128, step=8)  # check_cudnn_tensor_shapes in torch's sdp_utils.cpp
+    head_sizes = HeadSizes(maximum=128, step=8)  # check_cudnn_tensor_shapes in torch's sdp_utils.cpp
 
-    def missing(self, device: torch.device, dtype: torch.dtype) -> str | None:
-        """See ``Kernel.missing``."""
+    def unavailable(self, device: torch.device, dtype: torch.dtype) -> str | None:
+        """See ``Kernel.unavailable``."""
         if not torch.backends.cudnn.is_available():
-            return "cuDNN is not part of this torch: install a CUDA build of torch"
+            return "this build of torch has no cuDNN: install a CUDA build of torch"
         return _needs_half_on_cuda(device, dtype)
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
@@ -135,13 +140,13 @@ class Cudnn:
 
 
 class Sage:
-    """SageAttention (https://arxiv.org/abs/2410.02367), which quantises q and k to 8 bits: not exact."""
+    """SageAttention (https://arxiv.org/abs/2410.02367). It quantises q and k to 8 bits, so it is not exact."""
 
     stock = False
-    heads = HeadSizes(most=128)  # smaller ones it pads to 64 or 128 by itself
+    head_sizes = HeadSizes(maximum=128)  # pads smaller heads to 64 or 128 by itself
 
-    def missing(self, device: torch.device, dtype: torch.dtype) -> str | None:
-        """See ``Kernel.missing``."""
+    def unavailable(self, device: torch.device, dtype: torch.dtype) -> str | None:
+        """See ``Kernel.unavailable``."""
         if not _installed("sageattention"):
             return f"the package sageattention is not installed: {_GET_SAGE}"
         try:
@@ -166,50 +171,55 @@ class Sage:
     def _run(query: Tensor, key: Tensor, value: Tensor, scale: float | None, *, return_lse: bool) -> Any:
         from sageattention import sageattn
 
-        done: Any = sageattn(query, key, value, tensor_layout="HND", sm_scale=scale, return_lse=return_lse)
-        return done
+        result: Any = sageattn(query, key, value, tensor_layout="HND", sm_scale=scale, return_lse=return_lse)
+        return result
 
 
 KERNELS: dict[str, Kernel] = {"sdpa": Sdpa(), "flash": Flash(), "cudnn": Cudnn(), "sage": Sage()}
-"""Kernel by the name that the loader's ``attention`` input has for it."""
-
+"""Kernels by their name in the loader's ``attention`` input."""
 
 AUTO = "auto"
 
 
-def choose(name: str, device: torch.device, dtype: torch.dtype, heads: Collection[int]) -> Kernel:
-    """The kernel of a name; ``auto`` is FlashAttention's package where it is installed and fits, else ``sdpa``.
+def choose(name: str, device: torch.device, dtype: torch.dtype, head_sizes: Collection[int]) -> Kernel:
+    """Return the kernel of a name.
 
-    ``heads`` are the sizes of the model's heads.
+    ``auto`` is FlashAttention if its package is installed and supports the model, otherwise ``sdpa``.
+
+    Args:
+        name: ``auto`` or one of ``KERNELS``.
+        device: the rank's device.
+        dtype: the model's dtype.
+        head_sizes: the head sizes in the model.
 
     Raises:
-        InvalidRequest: there is none of that name, or it cannot run here; says what would work.
+        InvalidRequest: there is no kernel of that name, or it cannot run here; the message says what would work.
     """
     if name == AUTO:
-        fits = not _refusal("flash", device, dtype, heads) and flash_package() is not None
-        return KERNELS["flash" if fits else "sdpa"]
+        use_flash = not _refusal("flash", device, dtype, head_sizes) and flash_package() is not None
+        return KERNELS["flash" if use_flash else "sdpa"]
     if name not in KERNELS:
-        raise InvalidRequest(f"attention {name!r} is none of {', '.join(KERNELS)}")
-    refusal = _refusal(name, device, dtype, heads)
+        raise InvalidRequest(f"unknown attention {name!r}: use {AUTO}, {', '.join(KERNELS)}")
+    refusal = _refusal(name, device, dtype, head_sizes)
     if refusal:
-        works = [other for other in KERNELS if not _refusal(other, device, dtype, heads)]
+        works = [other for other in KERNELS if not _refusal(other, device, dtype, head_sizes)]
         raise InvalidRequest(f"attention {name!r} cannot be used: {refusal}; {', '.join(works)} would work here")
     return KERNELS[name]
 
 
-def _refusal(name: str, device: torch.device, dtype: torch.dtype, heads: Collection[int]) -> str | None:
-    """Why it cannot compute a model's attention here; None if it can."""
+def _refusal(name: str, device: torch.device, dtype: torch.dtype, head_sizes: Collection[int]) -> str | None:
+    """Return why a kernel cannot compute a model's attention here; None if it can."""
     kernel = KERNELS[name]
-    missing = kernel.missing(device, dtype)
-    bad = [size for size in sorted(heads) if kernel.heads and size not in kernel.heads]
-    if missing or not bad:
-        return missing
-    return f"it takes heads of {kernel.heads}, and this model has heads of {bad[0]}"
+    unavailable = kernel.unavailable(device, dtype)
+    unsupported = [size for size in sorted(head_sizes) if kernel.head_sizes and size not in kernel.head_sizes]
+    if unavailable or not unsupported:
+        return unavailable
+    return f"it supports head sizes {kernel.head_sizes}, and this model has a head size of {unsupported[0]}"
 
 
 @cache
 def flash_package() -> Callable[..., Any] | None:
-    """The function of FlashAttention 3 or 2, the newest that is installed and can be imported."""
+    """Return the function of FlashAttention 3 or, failing that, 2; None if neither can be imported."""
     for name in ("flash_attn_interface", "flash_attn"):
         try:
             function: Callable[..., Any] = importlib.import_module(name).flash_attn_func
@@ -220,9 +230,9 @@ def flash_package() -> Callable[..., Any] | None:
 
 
 def _flash_fits(query: Tensor) -> bool:
-    """Whether torch's own FlashAttention takes it; its memory-efficient attention takes the rest."""
+    """Whether torch's own FlashAttention can run; its memory-efficient attention covers the other cases."""
     head_dim, capability = query.shape[-1], torch.cuda.get_device_capability(query.device)
-    return query.dtype in _HALF and capability >= _AMPERE and head_dim in Flash.heads
+    return query.dtype in _HALF and capability >= _AMPERE and head_dim in Flash.head_sizes
 
 
 def _torch_flash(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> tuple[Tensor, Tensor]:
@@ -231,11 +241,11 @@ def _torch_flash(query: Tensor, key: Tensor, value: Tensor, scale: float | None)
 
 
 def _efficient(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> tuple[Tensor, Tensor]:
-    """torch's memory-efficient attention, with heads padded by zeros to a size that it takes."""
+    """torch's memory-efficient attention, with heads zero-padded to a size that it supports."""
     head_dim = query.shape[-1]
     scale = head_dim**-0.5 if scale is None else scale
-    if head_dim % _ALIGNED:
-        query, key, value = (F.pad(tensor, (0, -head_dim % _ALIGNED)) for tensor in (query, key, value))
+    if head_dim % _HEAD_DIM_STEP:
+        query, key, value = (F.pad(tensor, (0, -head_dim % _HEAD_DIM_STEP)) for tensor in (query, key, value))
     out, lse = torch.ops.aten._scaled_dot_product_efficient_attention(
         query, key, value, None, compute_log_sumexp=True, scale=scale
     )[:2]
@@ -246,9 +256,10 @@ def _needs_half_on_cuda(device: torch.device, dtype: torch.dtype) -> str | None:
     if device.type != "cuda":
         return f"it needs a CUDA GPU and the ranks are on {device.type}"
     if torch.cuda.get_device_capability(device) < _AMPERE:
-        return f"it needs an NVIDIA GPU from Ampere on, and this is a {torch.cuda.get_device_name(device)}"
+        name = torch.cuda.get_device_name(device)
+        return f"it needs an NVIDIA GPU of the Ampere generation or newer, and this is a {name}"
     if dtype not in _HALF:
-        return f"it computes in float16 or bfloat16 and the model is in {str(dtype).removeprefix('torch.')}"
+        return f"it computes in float16 or bfloat16, and the model is in {str(dtype).removeprefix('torch.')}"
     return None
 
 

@@ -1,4 +1,4 @@
-"""Attention to some of the keys: what is masked is left out, so that every kernel can do it, exactly."""
+"""Masked attention by leaving masked keys out, which is exact and works with every kernel."""
 
 from dataclasses import dataclass
 
@@ -9,26 +9,30 @@ from .kernels import Kernel
 
 QKV = tuple[Tensor, Tensor, Tensor]
 
-NOTHING = -1e30
-"""Log-sum-exp over no key: finite, since the difference of two infinities is no number."""
+EMPTY_LSE = -1e30
+"""Log-sum-exp over no keys. Finite, because the difference of two infinities is NaN."""
 
 
 @dataclass(frozen=True)
 class KeyMask:
-    """Indices of the keys that may be attended, by sample; a single entry if it is the same for all samples."""
+    """The keys that may be attended.
+
+    Attributes:
+        indices: indices of these keys for each sample; a single entry if they are the same for all samples.
+    """
 
     indices: tuple[Tensor, ...]
 
     @classmethod
     def of(cls, mask: Tensor | None) -> "KeyMask | None":
-        """Read a mask ``[B, keys]``; None if nothing is masked."""
+        """Convert a mask ``[B, keys]`` (bool, True for keys that may be attended); None if no key is masked."""
         if mask is None or bool(mask.all()):
             return None
-        alike = bool((mask == mask[:1]).all())
-        return cls(tuple(row.nonzero()[:, 0] for row in (mask[:1] if alike else mask)))
+        same_for_all = bool((mask == mask[:1]).all())
+        return cls(tuple(row.nonzero()[:, 0] for row in (mask[:1] if same_for_all else mask)))
 
-    def rows(self, batch: int, sample: int | None) -> tuple[Tensor, ...]:
-        """The entries for a batch: that of the sample alone if it is given."""
+    def for_batch(self, batch: int, sample: int | None) -> tuple[Tensor, ...]:
+        """Return the entries for a batch of ``batch`` samples, or for one sample if ``sample`` is its index."""
         if sample is not None and len(self.indices) > 1:
             return (self.indices[sample],)
         assert len(self.indices) in (1, batch), (len(self.indices), batch)
@@ -36,26 +40,40 @@ class KeyMask:
 
 
 def attend(kernel: Kernel, qkv: QKV, *, scale: float | None, kept: KeyMask | None, sample: int | None) -> Tensor:
-    """Attention to the kept keys, ``[B, heads, query tokens, head_dim]``."""
+    """Attend to unmasked keys.
+
+    Args:
+        kernel: computes the attention.
+        qkv: query, key and value, ``[B, heads, tokens, head_dim]`` each.
+        scale: see ``Kernel``.
+        kept: the keys that may be attended; None for all.
+        sample: index of the only sample in ``qkv``; None if it has all samples.
+
+    Returns:
+        ``[B, heads, query tokens, head_dim]``.
+    """
     if kept is None:
         return kernel(*qkv, scale)
-    rows = kept.rows(len(qkv[0]), sample)
-    parts = zip(*(tensor.chunk(len(rows)) for tensor in qkv), rows, strict=True)
-    return torch.cat([kernel(q, k.index_select(2, row), v.index_select(2, row), scale) for q, k, v, row in parts])
+    indices = kept.for_batch(len(qkv[0]), sample)
+    chunks = zip(*(tensor.chunk(len(indices)) for tensor in qkv), indices, strict=True)
+    return torch.cat([kernel(q, k.index_select(2, keys), v.index_select(2, keys), scale) for q, k, v, keys in chunks])
 
 
 def attend_with_lse(
     kernel: Kernel, qkv: QKV, *, scale: float | None, kept: KeyMask | None, sample: int | None
 ) -> tuple[Tensor, Tensor]:
-    """The same with the log-sum-exp ``[B, heads, query tokens]``; zeros and ``NOTHING`` where no key is kept."""
-    rows = (None,) if kept is None else kept.rows(len(qkv[0]), sample)
-    done = []
-    for q, k, v, row in zip(*(tensor.chunk(len(rows)) for tensor in qkv), rows, strict=True):
-        if row is not None:
-            k, v = k.index_select(2, row), v.index_select(2, row)
+    """Like ``attend``, but also return the log-sum-exp ``[B, heads, query tokens]``.
+
+    Without any unmasked key, the values are zeros and the log-sum-exp is ``EMPTY_LSE``.
+    """
+    indices = (None,) if kept is None else kept.for_batch(len(qkv[0]), sample)
+    results = []
+    for q, k, v, keys in zip(*(tensor.chunk(len(indices)) for tensor in qkv), indices, strict=True):
+        if keys is not None:
+            k, v = k.index_select(2, keys), v.index_select(2, keys)
         if k.shape[2]:
-            done.append(kernel.with_lse(q, k, v, scale))
+            results.append(kernel.with_lse(q, k, v, scale))
         else:
-            done.append((torch.zeros_like(q), q.new_full(q.shape[:3], NOTHING, dtype=torch.float32)))
-    outs, lses = zip(*done, strict=True)
-    return (outs[0], lses[0]) if len(done) == 1 else (torch.cat(outs), torch.cat(lses))
+            results.append((torch.zeros_like(q), q.new_full(q.shape[:3], EMPTY_LSE, dtype=torch.float32)))
+    outs, lses = zip(*results, strict=True)
+    return (outs[0], lses[0]) if len(results) == 1 else (torch.cat(outs), torch.cat(lses))

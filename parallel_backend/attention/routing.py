@@ -1,7 +1,7 @@
-"""The one seam that all attention of all families passes: where Ulysses, ring and kernels live.
+"""Routing the attention calls of diffusers' modules to an ``Attention``, such as Ulysses, ring or a kernel.
 
-diffusers' modules stay as they are. An instance's ``forward`` is wrapped so that the call to
-``scaled_dot_product_attention`` that it ends in goes to the seam.
+This is the only way in which attention of any family is replaced. diffusers' classes stay as they are: an instance's
+``forward`` is wrapped so that the call to ``scaled_dot_product_attention`` inside it is redirected.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -16,10 +16,11 @@ from ..errors import BackendFailure
 
 
 class Attention(Protocol):
-    """What the seam calls.
+    """Computes attention in place of ``scaled_dot_product_attention``.
 
-    q, k and v are ``[B, heads, own tokens, head_dim]``. ``sample`` is None for all samples at once, or the index
-    of the only one. Masked tokens are the seam's business: it knows the masks of all ranks.
+    A module calls it with q, k and v of this rank's tokens, ``[B, heads, local tokens, head_dim]``, and gets the
+    attended values in the same shape. ``sample`` is the index of the only sample in them, or None if they hold all
+    samples. Masks are not passed in: the implementation knows those of all ranks.
     """
 
     def __call__(
@@ -28,10 +29,12 @@ class Attention(Protocol):
 
 
 Route = tuple[nn.Module, Attention, bool]
-"""A module, its seam, and whether it asks for attention once for each sample."""
+"""A module, the attention it is routed to, and whether it calls attention separately for each sample."""
 
 
-class _Route(TorchFunctionMode):
+class _Redirect(TorchFunctionMode):
+    """Redirects calls of ``scaled_dot_product_attention`` while it is entered, and counts them."""
+
     def __init__(self, attention: Attention, each_sample: bool) -> None:
         super().__init__()
         self.attention, self.each_sample, self.calls = attention, each_sample, 0
@@ -54,39 +57,46 @@ class _Route(TorchFunctionMode):
         enable_gqa: bool = False,
     ) -> Tensor:
         if attn_mask is not None or dropout_p or is_causal or enable_gqa:
-            raise BackendFailure("a module asked for masked, causal, grouped or dropout attention inside the seam")
+            raise BackendFailure(
+                "a module called attention with a mask, dropout, is_causal or enable_gqa, which is not supported here"
+            )
         return self.attention(query, key, value, scale=scale, sample=self.calls - 1 if self.each_sample else None)
 
 
 class Routed:
-    """A module's ``forward`` whose attention goes through the seam.
+    """A module's ``forward`` with its attention redirected.
+
+    Args:
+        module: the module.
+        attention: what it calls instead of ``scaled_dot_product_attention``.
+        each_sample: whether the module calls attention separately for each sample.
 
     Raises:
-        BackendFailure: the module reached attention another way (a kernel set by ``DIFFUSERS_ATTN_BACKEND``, say),
-            so that a sharded result would be wrong.
+        BackendFailure: the module computed attention in another way, for example with a kernel set by
+            ``DIFFUSERS_ATTN_BACKEND``. A sharded result would be wrong.
     """
 
     def __init__(self, module: nn.Module, attention: Attention, each_sample: bool) -> None:
-        self.stock: Callable[..., Any] = module.forward
+        self.original: Callable[..., Any] = module.forward
         self.name, self.attention, self.each_sample = type(module).__name__, attention, each_sample
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        with _Route(self.attention, self.each_sample) as route:
-            result = self.stock(*args, **kwargs)
-        if route.calls == 0 or (route.calls > 1 and not self.each_sample):
+        with _Redirect(self.attention, self.each_sample) as redirect:
+            result = self.original(*args, **kwargs)
+        if redirect.calls == 0 or (redirect.calls > 1 and not self.each_sample):
             raise BackendFailure(
-                f"{self.name} called torch's attention {route.calls} times instead of once; "
-                "unset DIFFUSERS_ATTN_BACKEND, which takes attention elsewhere"
+                f"{self.name} called torch's attention {redirect.calls} times instead of once; "
+                "unset DIFFUSERS_ATTN_BACKEND, which selects another attention function"
             )
         return result
 
 
 @contextmanager
-def routed(sites: Iterable[Route]) -> Iterator[None]:
-    """Send the attention of modules through seams, and give them their own ``forward`` back at the end."""
+def routed(routes: Iterable[Route]) -> Iterator[None]:
+    """Route the attention of modules; restore their original ``forward`` on exit."""
     wrapped: list[nn.Module] = []
     try:
-        for module, attention, each_sample in sites:
+        for module, attention, each_sample in routes:
             module.forward = Routed(module, attention, each_sample)
             wrapped.append(module)
         yield

@@ -1,1 +1,1 @@
-"""Decode and encode by all ranks: rows of a VAE's planes, exactly, or tiles."""
+"""Decode and encode on all ranks: exactly, with every tensor of the VAE split by rows, or approximately, in tiles."""

@@ -1,7 +1,7 @@
-"""Decode and encode in tiles, shared out over ranks, for what does not fit into memory even in rows.
+"""Tiled decode and encode, with the tiles shared out over ranks, for what exceeds memory even when split by rows.
 
-Each tile is worked on by itself, whole, on one rank; where tiles lie over one another they are blended by ramps, as
-ComfyUI's ``tiled_scale`` does. That is approximate: a tile does not see beyond its edges.
+One rank computes a whole tile, without the others. Where tiles overlap they are blended with linear ramps, as in
+ComfyUI's ``tiled_scale``. The result is approximate, since a tile does not see beyond its edges.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,24 +15,29 @@ from ..distributed.mesh import Axis
 from ..protocol.frames import TensorMeta
 from ..protocol.tensors import DTYPES
 
-Dims = tuple[int, int]
-"""Of rows and of columns, from the end."""
+RowColumn = tuple[int, int]
+"""One number for the rows and one for the columns."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Side:
-    """Latents or pixels: where their rows and columns are, and how many make one of the latent."""
+    """Where a tensor of latents or pixels has its rows and columns, and how many there are per latent row or column.
 
-    dims: Dims
+    Attributes:
+        dims: the dims of rows and of columns, counted from the end.
+        scale: rows per latent row, and columns per latent column: 1 for latents.
+    """
+
+    dims: RowColumn
     scale: int
 
 
 class Tiles:
-    """Tiles of a plane.
+    """Overlapping tiles that cover the rows and columns of a latent, and of the pixels that belong to it.
 
     Args:
         plane: height and width of the latent.
-        tile: height and width of a tile, in the latent's. A quarter of it lies over the next tile.
+        tile: height and width of a tile, in rows and columns of the latent. A quarter of it overlaps the next tile.
     """
 
     def __init__(self, plane: tuple[int, int], tile: int) -> None:
@@ -40,12 +45,12 @@ class Tiles:
         self._plane, self._starts = plane, [_starts(length, tile) for length in plane]
 
     @property
-    def places(self) -> list[tuple[int, int]]:
-        """The first row and column of each tile."""
+    def places(self) -> list[RowColumn]:
+        """The first latent row and column of each tile."""
         return [(row, column) for row in self._starts[0] for column in self._starts[1]]
 
-    def of(self, whole: Tensor, place: tuple[int, int], side: Side) -> Tensor:
-        """A tile's part of a tensor, as a view."""
+    def crop(self, whole: Tensor, place: RowColumn, side: Side) -> Tensor:
+        """Return a view of a tensor's values in the tile at ``place``."""
         for dim, start, length in zip(side.dims, place, self.size, strict=True):
             whole = whole.narrow(dim, start * side.scale, length * side.scale)
         return whole
@@ -57,42 +62,56 @@ class Tiles:
         side: Side,
         axis: Axis,
         device: torch.device,
-        places: Sequence[Dims],
+        places: Sequence[RowColumn],
     ) -> Tensor:
-        """This rank's of some tiles, one a rank, of what the first rank has; ``meta`` is that of the whole."""
+        """Send one tile to each rank and return this rank's tile.
+
+        Args:
+            whole: the tensor to cut, on rank 0; None on other ranks.
+            meta: the shape and dtype of ``whole``.
+            side: where ``whole`` has its rows and columns.
+            axis: the ranks.
+            device: where the tile goes.
+            places: the tiles by rank. Ranks without a tile must not call this.
+        """
         shape = list(meta.shape)
         for dim, length in zip(side.dims, self.size, strict=True):
             shape[dim] = length * side.scale
-        own = torch.empty(shape, dtype=DTYPES[meta.dtype], device=device)
-        return collectives.scatter([] if whole is None else [self.of(whole, at, side) for at in places], own, axis)
+        local_tile = torch.empty(shape, dtype=DTYPES[meta.dtype], device=device)
+        parts = [] if whole is None else [self.crop(whole, place, side) for place in places]
+        return collectives.scatter(parts, local_tile, axis)
 
-    def empty(self, tile: Tensor, side: Side) -> Tensor:
-        """Zeros of the whole's shape, by that of a tile."""
+    def zeros(self, tile: Tensor, side: Side) -> Tensor:
+        """Return zeros of the shape of the whole result, given one tile of it."""
         shape = list(tile.shape)
         for dim, length in zip(side.dims, self._plane, strict=True):
             shape[dim] = length * side.scale
         return torch.zeros(shape)
 
-    def weight(self, place: tuple[int, int], side: Side, ndim: int) -> Tensor:
-        """What a tile counts at each of its rows and columns; all tiles of a place count 1."""
+    def weight(self, place: RowColumn, side: Side, ndim: int) -> Tensor:
+        """Return the blending weights of a tile, to multiply a tile of ``ndim`` dims by.
+
+        At every row and column the weights of all tiles sum to 1.
+        """
         weight = torch.ones(())
         for dim, start, starts, length in zip(side.dims, place, self._starts, self.size, strict=True):
-            ramp = _shares(starts, length, side.scale)[starts.index(start)]
+            ramp = _ramps(starts, length, side.scale)[starts.index(start)]
             weight = weight * ramp.view(-1, *[1] * (-dim - 1))
         return weight.view(*[1] * (ndim - weight.ndim), *weight.shape)
 
 
 def _starts(length: int, tile: int) -> list[int]:
+    """Return the starts of the tiles along one dim. The last tile ends where the dim ends."""
     if length <= tile:
         return [0]
     stride = tile - tile // 4
     return [min(i * stride, length - tile) for i in range(-(-(length - tile) // stride) + 1)]
 
 
-def _shares(starts: Sequence[int], tile: int, scale: int) -> list[Tensor]:
-    """By tile of one dim, what it counts at each of its places: less towards an edge that lies over another tile."""
-    length, over = tile * scale, max(1, tile // 4 * scale)
-    rise = ((torch.arange(length) + 1) / (over + 1)).clamp(max=1.0)
+def _ramps(starts: Sequence[int], tile: int, scale: int) -> list[Tensor]:
+    """Return the weights of each tile along one dim. They fall towards an edge that overlaps another tile."""
+    length, overlap = tile * scale, max(1, tile // 4 * scale)
+    rise = ((torch.arange(length) + 1) / (overlap + 1)).clamp(max=1.0)
     total = torch.zeros(starts[-1] * scale + length)
     ramps = []
     for start in starts:
@@ -106,32 +125,39 @@ def _shares(starts: Sequence[int], tile: int, scale: int) -> list[Tensor]:
 
 def run(
     tiles: Tiles,
-    take: Callable[[Sequence[Dims]], Tensor],
+    take: Callable[[Sequence[RowColumn]], Tensor],
     side: Side,
     work: Callable[[Tensor], Tensor],
-    tick: Callable[[int, int], None],
+    on_progress: Callable[[int, int], None],
     axis: Axis,
 ) -> Tensor:
-    """What ``work`` makes of all tiles, blended, on the first rank; nothing on others.
+    """Process all tiles, one per rank at a time, and blend the results.
 
     Args:
-        take: gives this rank's of the tiles at some places, one a rank; side: that of what is made of it.
-        tick: called with the number of tiles done and of all.
+        tiles: the tiles.
+        take: returns this rank's input tile, given the places of one tile per rank.
+        side: where a result has its rows and columns.
+        work: processes one tile.
+        on_progress: called with the number of finished tiles and of all tiles.
+        axis: the ranks.
+
+    Returns:
+        The blended result on rank 0, an empty tensor on other ranks.
     """
     places = tiles.places
-    whole: Tensor | None = None
+    blended: Tensor | None = None
     for first in range(0, len(places), axis.size):
-        at_once = places[first : first + axis.size]
-        own = work(take(at_once)).float() if axis.index < len(at_once) else torch.empty(0)
-        for place, tile in zip(at_once, _gathered(own, len(at_once), axis), strict=not axis.index):
-            whole = tiles.empty(tile, side) if whole is None else whole
-            tiles.of(whole, place, side).add_(tile.cpu() * tiles.weight(place, side, tile.ndim))
-        tick(first + len(at_once), len(places))
-    return torch.empty(0) if whole is None else whole
+        round_places = places[first : first + axis.size]
+        local_tile = work(take(round_places)).float() if axis.index < len(round_places) else torch.empty(0)
+        for place, tile in zip(round_places, _gather(local_tile, len(round_places), axis), strict=not axis.index):
+            blended = tiles.zeros(tile, side) if blended is None else blended
+            tiles.crop(blended, place, side).add_(tile.cpu() * tiles.weight(place, side, tile.ndim))
+        on_progress(first + len(round_places), len(places))
+    return torch.empty(0) if blended is None else blended
 
 
-def _gathered(own: Tensor, count: int, axis: Axis) -> list[Tensor]:
-    """The tiles that the first so many ranks have made, on the first rank; nothing on others."""
-    sizes = [own.numel() if i < count else 0 for i in range(axis.size)]
-    every = collectives.gather(own, sizes, axis)
-    return [] if axis.index else [part.view(own.shape) for part in every[:count]]
+def _gather(local_tile: Tensor, count: int, axis: Axis) -> list[Tensor]:
+    """Return the tiles of the first ``count`` ranks on rank 0, an empty list on other ranks."""
+    sizes = [local_tile.numel() if i < count else 0 for i in range(axis.size)]
+    flat = collectives.gather(local_tile, sizes, axis)
+    return [] if axis.index else [part.view(local_tile.shape) for part in flat[:count]]

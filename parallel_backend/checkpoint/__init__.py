@@ -1,1 +1,1 @@
-"""What a folder in diffusers layout holds, from its JSON alone. No torch."""
+"""Reading a model folder in diffusers layout from its JSON files only. No torch."""

@@ -1,4 +1,4 @@
-"""What a folder in diffusers layout holds, read from its JSON files alone: no weights, no diffusers."""
+"""A model folder in diffusers layout, read from its JSON files only: no weights, no diffusers."""
 
 import hashlib
 import json
@@ -10,31 +10,31 @@ from typing import Any
 from ..errors import InvalidRequest
 
 HIGH, LOW = "transformer", "transformer_2"
-"""The components, as diffusers names them."""
+"""diffusers' component names of the transformers for high and for low noise."""
 
 _OLD_CLASS = "Transformer2DModel"
 _SPLIT = {"ada_norm_single": "PixArtTransformer2DModel", "ada_norm_zero": "DiTTransformer2DModel"}
-"""By ``norm_type``, as in diffusers' own ``_CLASS_REMAPPING_DICT``."""
+"""Classes that ``_OLD_CLASS`` was split into, by ``norm_type``, as in diffusers' ``_CLASS_REMAPPING_DICT``."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A pipeline folder: ``model_index.json`` and a config per component."""
+    """A pipeline folder: ``model_index.json`` and a config for each component."""
 
     path: Path
 
     @classmethod
     def open(cls, path: str | Path) -> "Checkpoint":
-        """Check that a folder is a diffusers pipeline with a transformer.
+        """Open a folder, and check that it is a diffusers pipeline with a transformer.
 
         Raises:
             InvalidRequest: it is not; the message names what is missing.
         """
         checkpoint = cls(Path(path))
         if not checkpoint.path.is_dir():
-            raise InvalidRequest(f"{path} is no folder; a model is a folder in diffusers layout")
+            raise InvalidRequest(f"{path} is not a folder; a model is a folder in diffusers layout")
         if not (checkpoint.path / "model_index.json").is_file():
-            raise InvalidRequest(f"{path} is no diffusers pipeline: it has no model_index.json")
+            raise InvalidRequest(f"{path} is not a diffusers pipeline: it has no model_index.json")
         if "transformer" not in checkpoint.components:
             raise InvalidRequest(
                 f"{path} has no transformer (its parts: {', '.join(checkpoint.components) or 'none'}); "
@@ -44,57 +44,59 @@ class Checkpoint:
 
     @cached_property
     def index(self) -> dict[str, Any]:
-        """``model_index.json``."""
+        """The content of ``model_index.json``."""
         return self._read_json("model_index.json")
 
     @cached_property
     def components(self) -> dict[str, str]:
-        """Class name by component name, without the components that are null."""
+        """Class name of each component that is not null, by component name."""
         pairs = {name: value for name, value in self.index.items() if isinstance(value, list) and len(value) == 2}
-        found = {name: value[1] for name, value in pairs.items() if value[1]}
-        return {name: self._renamed(name) if kind == _OLD_CLASS else kind for name, kind in found.items()}
+        classes = {name: value[1] for name, value in pairs.items() if value[1]}
+        return {name: self._current_class(name) if kind == _OLD_CLASS else kind for name, kind in classes.items()}
 
     @cached_property
     def pipeline(self) -> str:
-        """Class name of the pipeline, "" if there is none."""
+        """Class name of the pipeline; "" if the index names none."""
         return str(self._read_json("model_index.json").get("_class_name", ""))
 
-    def _renamed(self, component: str) -> str:
-        """The class that diffusers loads today where a checkpoint names the one that it was split from."""
+    def _current_class(self, component: str) -> str:
+        """Return the class that current diffusers loads for a checkpoint that names ``_OLD_CLASS``."""
         return _SPLIT.get(self.config(component).get("norm_type", ""), _OLD_CLASS)
 
     def stamp(self) -> str:
-        """A hash of the names, sizes and times of the folder's configs and weights, as they are now."""
+        """Return a hash of the names, sizes and modification times of the folder's current configs and weights."""
         files = [file for pattern in ("*.json", "*/*.json", "*/*.safetensors") for file in self.path.glob(pattern)]
         states = [(str(file.relative_to(self.path)), _state(file)) for file in sorted(files)]
         return hashlib.sha256(repr(states).encode()).hexdigest()[:16]
 
     def config(self, component: str) -> dict[str, Any]:
-        """The component's ``config.json`` (``scheduler_config.json`` for a scheduler).
+        """Return the component's ``config.json`` (``scheduler_config.json`` for a scheduler).
 
         Raises:
-            InvalidRequest: the file is missing or is no JSON object.
+            InvalidRequest: the file is missing or is not a JSON object.
         """
         name = "scheduler_config.json" if component == "scheduler" else "config.json"
         return self._read_json(f"{component}/{name}")
 
     def boundary(self) -> float | None:
-        """The timestep from which on ``transformer`` is meant, and below it ``transformer_2``; None without that.
+        """Return the timestep (0 .. 1000) below which ``transformer_2`` is used instead of ``transformer``.
+
+        None if there is no ``transformer_2``.
 
         Raises:
-            InvalidRequest: the two differ in their configs, or there is no ratio to switch at.
+            InvalidRequest: the configs of the two differ, or the index has no valid ``boundary_ratio``.
         """
         if "transformer_2" not in self.components:
             return None
         ratio = self.index.get("boundary_ratio")
         if not isinstance(ratio, int | float) or not 0 < ratio < 1:
             raise InvalidRequest(
-                f"{self.path.name} has two transformers and boundary_ratio {ratio!r} in model_index.json: "
-                "the switch between them needs a number between 0 and 1"
+                f"{self.path.name} has two transformers, and boundary_ratio {ratio!r} in model_index.json: "
+                "switching between them needs a number between 0 and 1"
             )
-        high, low = (_numbers(self.config(name)) for name in ("transformer", "transformer_2"))
+        high, low = (_without_metadata(self.config(name)) for name in ("transformer", "transformer_2"))
         if high != low or self.components["transformer"] != self.components["transformer_2"]:
-            raise InvalidRequest(f"{self.path.name} has two transformers with other configs; they need to be alike")
+            raise InvalidRequest(f"{self.path.name} has two transformers with different configs; they must be the same")
         return ratio * 1000.0
 
     def _read_json(self, name: str) -> dict[str, Any]:
@@ -104,17 +106,17 @@ class Checkpoint:
         except (OSError, ValueError) as error:
             raise InvalidRequest(f"{file} cannot be read: {error}") from error
         if not isinstance(content, dict):
-            raise InvalidRequest(f"{file} holds no JSON object")
+            raise InvalidRequest(f"{file} does not contain a JSON object")
         return content
 
 
-def _numbers(config: dict[str, Any]) -> dict[str, Any]:
-    """A config without what diffusers notes in it of where it came from."""
+def _without_metadata(config: dict[str, Any]) -> dict[str, Any]:
+    """Return a config without the entries in which diffusers records its origin."""
     return {name: value for name, value in config.items() if not name.startswith("_")}
 
 
 def _state(file: Path) -> tuple[int, int] | None:
-    """Size and time of a file, None for a link that leads nowhere."""
+    """Return size and modification time (ns) of a file; None for a broken link."""
     try:
         status = file.stat()
     except OSError:

@@ -1,4 +1,4 @@
-"""Which files hold a component's weights: safetensors only, as diffusers and transformers choose them."""
+"""Finds the files of a component's weights: safetensors only, chosen as diffusers and transformers do."""
 
 import json
 from pathlib import Path
@@ -6,15 +6,17 @@ from pathlib import Path
 from ..errors import InvalidRequest
 from .checkpoint import Checkpoint
 
-_WHOLE = ("diffusion_pytorch_model.safetensors", "model.safetensors")
+_SINGLE_FILES = ("diffusion_pytorch_model.safetensors", "model.safetensors")
 
 
 def weight_files(checkpoint: Checkpoint, component: str) -> list[Path]:
-    """Those that the component's index lists, else the one of the usual name; other variants' files are left alone.
+    """Return the files that the component's index lists or, without an index, the single file of the usual name.
+
+    Files of other variants, such as ``*.fp16.safetensors``, are ignored.
 
     Raises:
-        InvalidRequest: the weights are quantised, there are none in safetensors, one is missing, or the index names
-            another format or folder.
+        InvalidRequest: the weights are quantised or not in safetensors, a file is missing, or the index names another
+            format or folder.
     """
     folder = checkpoint.path / component
     if "quantization_config" in checkpoint.config(component):
@@ -25,15 +27,15 @@ def weight_files(checkpoint: Checkpoint, component: str) -> list[Path]:
             f"{folder} has no .safetensors file; weights in .bin or .pt files are not loaded, since opening one can "
             "run code: save the checkpoint again with safe_serialization=True"
         )
-    for name in _WHOLE:
+    for name in _SINGLE_FILES:
         index = folder / f"{name}.index.json"
         if index.is_file():
-            return [_beside(index, each) for each in _listed(index)]
-    for name in _WHOLE:
+            return [_checked(index, each) for each in _listed(index)]
+    for name in _SINGLE_FILES:
         if (folder / name).is_file():
             return [folder / name]
     raise InvalidRequest(
-        f"{folder} has {files[0].name}, and is read by the names {' or '.join(_WHOLE)}: rename the file"
+        f"{folder} has {files[0].name}, but weights are read from {' or '.join(_SINGLE_FILES)}: rename the file"
     )
 
 
@@ -41,12 +43,13 @@ def _listed(index: Path) -> list[str]:
     try:
         return sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
     except (ValueError, KeyError, AttributeError, TypeError) as error:
-        raise InvalidRequest(f"{index} is no index of weight files: download it again") from error
+        raise InvalidRequest(f"{index} is not a valid index of weight files: download it again") from error
 
 
-def _beside(index: Path, name: str) -> Path:
+def _checked(index: Path, name: str) -> Path:
+    """Return the path of a file that an index lists; refuse other formats, other folders and missing files."""
     if not name.endswith(".safetensors") or Path(name).name != name:
-        raise InvalidRequest(f"{index} lists {name!r}, which is no .safetensors file beside it")
+        raise InvalidRequest(f"{index} lists {name!r}, which is not a .safetensors file in the same folder")
     if not (index.parent / name).is_file():
         raise InvalidRequest(f"{index.parent} lacks {name}, which {index.name} lists: download it again")
     return index.parent / name

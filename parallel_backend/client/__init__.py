@@ -1,1 +1,1 @@
-"""The backend as one blocking call, and commands that the supervisor answers by itself."""
+"""Client of the backend: blocking requests to the ranks, and commands that the supervisor answers itself."""

@@ -1,4 +1,4 @@
-"""The backend as one blocking call, for ComfyUI's process: no diffusers, no torch.distributed, no state."""
+"""Blocking calls to the backend, for ComfyUI's process: imports neither diffusers nor torch.distributed."""
 
 import contextlib
 import os
@@ -16,10 +16,10 @@ from ..protocol.fingerprint import is_outdated
 from ..protocol.messages import Cancel, Continue, Done, Outcome, Progress, RankRequest, Status
 from ..protocol.tensors import describe, recv_tensors, send_tensors
 from . import query
-from .launch import START_PATIENCE, connect_or_start
+from .launch import START_TIMEOUT, connect_or_start
 
 POLL = 0.05
-"""Seconds between two looks at ``interrupted``."""
+"""Seconds between two calls of ``interrupted``."""
 
 Interrupted = Callable[[], bool]
 OnProgress = Callable[[Progress, dict[str, Tensor]], None]
@@ -27,24 +27,27 @@ OnProgress = Callable[[Progress, dict[str, Tensor]], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Timeouts:
-    """Seconds until a phase of a call is given up.
+    """Timeouts of the phases of a call, in seconds.
 
-    ``connect``: until the supervisor takes a connection and answers. ``start``: until a backend that had to
-    be started answers. ``send``: without the ranks taking any of the request's bytes. ``silence``: without
-    a sign of life while the ranks load weights or compute a step. ``cancel``: until a cancelled request has
-    ended. ``stop``: until the backend is gone.
+    Attributes:
+        connect: for the supervisor to accept a connection and answer.
+        start: for a backend that has to be started to answer.
+        send: the longest that the ranks may accept none of the request's bytes.
+        silence: the longest without a sign of life while the ranks load weights or compute a step.
+        cancel: for a cancelled request to end.
+        stop: for the backend to exit.
     """
 
-    connect: float = query.PATIENCE
-    start: float = START_PATIENCE
+    connect: float = query.ANSWER_TIMEOUT
+    start: float = START_TIMEOUT
     send: float = 60.0
     silence: float = 1800.0
     cancel: float = 150.0
-    stop: float = query.STOP_PATIENCE
+    stop: float = query.STOP_TIMEOUT
 
 
 class Client:
-    """Talks to the backend of an endpoint, and starts it when a request needs it. Any thread may call."""
+    """Talks to the backend of an endpoint and starts it when a request needs it. Safe to use from any thread."""
 
     def __init__(
         self,
@@ -64,56 +67,58 @@ class Client:
         interrupted: Interrupted | None = None,
         on_progress: OnProgress | None = None,
     ) -> dict[str, Tensor]:
-        """Have the ranks carry out a request.
+        """Have the ranks run a request.
 
         Args:
             message: the request; its docstring lists the tensors.
             tensors: the request's tensors.
-            interrupted: looked at every 50 ms; once true, the request is cancelled.
+            interrupted: polled every 50 ms; once it returns true, the request is cancelled.
             on_progress: called on this thread; an exception from it ends the call and cancels the request.
 
         Returns:
             The reply's tensors, on the CPU.
 
         Raises:
-            Cancelled: ``interrupted`` said so, or somebody else cancelled the request.
-            DeadlineExceeded: a phase took too long; names it.
-            BackendError: any other of ``errors``.
+            Cancelled: ``interrupted`` returned true, or another client cancelled the request.
+            DeadlineExceeded: a phase took too long; the message names it.
+            BackendError: any other error of ``errors``.
         """
         model = replace(message.model, path=os.path.abspath(message.model.path))
         message = replace(message, model=model)
         call = _Call(self, message, tensors or {}, interrupted or _never, on_progress or _ignore)
         deadline = deadlines.Deadline(self.timeouts.start, f"finding a backend that stays (log: {self.endpoint.log})")
         while True:
-            with contextlib.suppress(_NotTaken):
+            with contextlib.suppress(_NotAcknowledged):
                 return call.run()
             if is_outdated():
                 raise BackendUnavailable("the extension's files have changed since ComfyUI started: restart ComfyUI")
-            # It was ending just as we connected, for want of work or because it runs older code.
+            # The backend was shutting down as this client connected, because it was idle or runs older code.
             time.sleep(min(deadline.remaining(), POLL))
 
     def status(self) -> Status:
-        """The backend at this moment.
+        """The current status of the backend.
 
         Raises:
-            BackendUnavailable: none runs.
+            BackendUnavailable: no backend runs.
         """
         return query.status(self.endpoint, seconds=self.timeouts.connect)
 
     def stop(self) -> None:
-        """End the backend, by force if it does not answer, and wait until its processes are gone.
+        """Stop the backend, by force if it does not answer, and wait until its processes are gone.
 
         Raises:
-            BackendUnavailable: none runs.
-            DeadlineExceeded: it does not end.
+            BackendUnavailable: no backend runs.
+            DeadlineExceeded: it does not exit.
         """
         query.stop(self.endpoint, seconds=self.timeouts.stop)
 
     def start(self, interrupted: Interrupted | None = None) -> None:
-        """Start the backend unless it runs.
+        """Start the backend unless it already runs.
 
         Raises:
-            BackendUnavailable, DeadlineExceeded, Cancelled: it does not come up, or the caller lost patience.
+            BackendUnavailable: it does not start.
+            DeadlineExceeded: it takes too long to start.
+            Cancelled: ``interrupted`` returned true.
         """
         self._connect(interrupted or _never).close()
 
@@ -127,7 +132,7 @@ class Client:
         )
 
 
-class _NotTaken(Exception):
+class _NotAcknowledged(Exception):
     """The connection broke before the supervisor acknowledged the request."""
 
 
@@ -145,34 +150,34 @@ class _Call:
         self._client, self._message, self._tensors = client, message, tensors
         self._interrupted, self._on_progress = interrupted, on_progress
         self._header = frames.pack(frames.Frame(message=message, tensors=describe(tensors)))
-        self._looked = 0.0
-        self._taken = False
+        self._last_poll = 0.0
+        self._acknowledged = False
 
     def run(self) -> dict[str, Tensor]:
-        """Send the request and see it through."""
+        """Send the request, report its progress, and return the reply's tensors."""
         with self._client._connect(self._interrupted) as sock:
             try:
-                return self._converse(sock)
+                return self._exchange(sock)
             except _Interrupted:
                 self._cancel(sock)
                 raise Cancelled("the request was cancelled") from None
             except ConnectionError as error:
-                raise self._explain() from error
+                raise self._cause() from error
 
-    def _converse(self, sock: socket.socket) -> dict[str, Tensor]:
+    def _exchange(self, sock: socket.socket) -> dict[str, Tensor]:
         timeouts = self._client.timeouts
         sending = deadlines.Deadline(timeouts.send, "sending a request to the backend")
-        frames.send_header(sock, self._header, deadline=sending, poll=self._look)
-        # The supervisor answers at once and gives signs of life; the ranks may be silent for longer.
-        silence = deadlines.Deadline(timeouts.connect, "waiting for the backend to take a request")
+        frames.send_header(sock, self._header, deadline=sending, poll=self._poll)
+        # The supervisor answers at once and then sends signs of life; the ranks may be silent for longer.
+        silence = deadlines.Deadline(timeouts.connect, "waiting for the backend to accept a request")
         while True:
-            frame = frames.recv_header(sock, deadline=silence, poll=self._look)
-            self._taken = True
+            frame = frames.recv_header(sock, deadline=silence, poll=self._poll)
+            self._acknowledged = True
             silence.renew()
-            received = recv_tensors(sock, frame.tensors, deadline=silence, poll=self._look)
+            received = recv_tensors(sock, frame.tensors, deadline=silence, poll=self._poll)
             if isinstance(frame.message, Continue):
                 sending.renew()
-                send_tensors(sock, self._tensors, deadline=sending, poll=self._look)
+                send_tensors(sock, self._tensors, deadline=sending, poll=self._poll)
                 silence = deadlines.Deadline(timeouts.silence, "waiting for a sign of life from the ranks")
             elif isinstance(frame.message, Progress):
                 self._on_progress(frame.message, received)
@@ -180,42 +185,42 @@ class _Call:
                 query.expect(frame.message, Done)
                 return received
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         now = time.monotonic()
-        if now - self._looked >= POLL:
-            self._looked = now
+        if now - self._last_poll >= POLL:
+            self._last_poll = now
             if self._interrupted():
                 raise _Interrupted
 
     def _cancel(self, sock: socket.socket) -> None:
-        """Ask for the end and wait for it: the connection closes when the ranks are free again."""
+        """Cancel the request and wait for its end: the connection closes once the ranks are free again."""
         with contextlib.suppress(BackendFailure):
-            self._ask(Cancel(request_id=self._message.request_id))
+            self._query(Cancel(request_id=self._message.request_id))
             deadline = deadlines.Deadline(self._client.timeouts.cancel, "waiting for a cancelled request to end")
-            rest = bytearray(1 << 20)
+            discarded = bytearray(1 << 20)
             with contextlib.suppress(ConnectionError):
-                while deadlines.wait_for(sock, deadlines.READABLE, deadline.remaining()) and sock.recv_into(rest):
+                while deadlines.wait_for(sock, deadlines.READABLE, deadline.remaining()) and sock.recv_into(discarded):
                     pass
 
-    def _ask(self, message: object) -> None:
+    def _query(self, message: object) -> None:
         query.ask(self._client.endpoint, message, Done, seconds=self._client.timeouts.connect)
 
-    def _explain(self) -> Exception:
-        """Why the connection broke, as the supervisor remembers it."""
-        if not self._taken:
-            return _NotTaken()
+    def _cause(self) -> Exception:
+        """Why the connection broke, according to the supervisor."""
+        if not self._acknowledged:
+            return _NotAcknowledged()
         try:
-            self._ask(Outcome(request_id=self._message.request_id))
+            self._query(Outcome(request_id=self._message.request_id))
         except BackendUnavailable:
             log = self._client.endpoint.log
             return BackendUnavailable(f"the backend ended in the middle of a request (log: {log})")
         except (BackendFailure, Cancelled, InvalidRequest) as error:
             return error
-        return BackendFailure("the backend finished the request, but its answer broke off")
+        return BackendFailure("the backend finished the request, but the connection broke during its reply")
 
 
 class _Interrupted(Exception):
-    """The caller wants no answer any more."""
+    """The caller interrupted the request."""
 
 
 def _never() -> bool:
@@ -223,4 +228,4 @@ def _never() -> bool:
 
 
 def _ignore(progress: Progress, tensors: dict[str, Tensor]) -> None:
-    """Nobody asked for progress."""
+    """The default ``on_progress``."""

@@ -1,4 +1,4 @@
-"""Reading the user's choice of devices."""
+"""Parse the user's choice of devices."""
 
 import os
 import re
@@ -12,17 +12,17 @@ DEFAULT_CPU_RANKS = 2
 
 
 def resolve(text: str) -> Devices:
-    """Read ``"all"``, ``"0,1"`` or ``"cuda:0,cuda:1"``.
+    """Parse ``"all"``, ``"0,1"`` or ``"cuda:0,cuda:1"``.
 
-    Without GPUs ``"all"`` is ``PARALLEL_DIT_CPU_RANKS`` (2 if unset) ranks on the CPU, and a list of numbers
-    is one CPU rank each.
-    ``PARALLEL_DIT_COLLECTIVES=gloo`` has GPUs' ranks talk through the CPU's memory, without NCCL; only so may several
-    be on one GPU.
+    Without GPUs, ``"all"`` means ``PARALLEL_DIT_CPU_RANKS`` ranks on the CPU (2 if unset), and a list of numbers
+    means one CPU rank for each number.
+    With ``PARALLEL_DIT_COLLECTIVES=gloo``, GPU ranks communicate through host memory instead of NCCL. Only then may
+    several ranks share one GPU.
 
     Raises:
-        InvalidRequest: a device that is not there, twice the same, something that is no device, or a bad variable.
+        InvalidRequest: a device does not exist, is listed twice or is not a device, or a variable has a bad value.
     """
-    gpus = _gpus()
+    gpus = _gpu_count()
     collectives = _collectives()
     if text.strip().lower() == "all":
         return _on_gpus(tuple(range(gpus)), collectives) if gpus else _all_cpu()
@@ -30,19 +30,19 @@ def resolve(text: str) -> Devices:
     indices = tuple(_index(word, text, gpus) for word in words)
     for index in indices:
         if indices.count(index) > 1 and not (gpus and collectives == "gloo"):
-            raise InvalidRequest(f"devices {text!r}: {index} is there twice; name each device once")
+            raise InvalidRequest(f"devices {text!r}: {index} is listed twice; name each device once")
         if index >= (gpus or MAX_CPU_RANKS):
-            raise InvalidRequest(f"devices {text!r}: there is no device {index}; {_choice(gpus)}")
+            raise InvalidRequest(f"devices {text!r}: there is no device {index}; {_valid_choices(gpus)}")
     return _on_gpus(indices, collectives) if gpus else Devices(kind="cpu", indices=indices)
 
 
 def _on_gpus(indices: tuple[int, ...], collectives: Collectives) -> Devices:
-    # ComfyUI's --cuda-device renumbers the GPUs for its own process, and a backend may serve several ComfyUIs.
+    # ComfyUI's --cuda-device renumbers the GPUs for its own process, and one backend may serve several ComfyUIs.
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     return Devices(kind="cuda", indices=indices, visible=visible, collectives=collectives)
 
 
-def _gpus() -> int:
+def _gpu_count() -> int:
     import torch
 
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -51,13 +51,13 @@ def _gpus() -> int:
 def _index(word: str, text: str, gpus: int) -> int:
     match = re.fullmatch(r"(cuda:)?([0-9]{1,4})", word)
     if not match:
-        raise InvalidRequest(f"devices {text!r}: {word!r} is no device; {_choice(gpus)}")
+        raise InvalidRequest(f"devices {text!r}: {word!r} is not a device; {_valid_choices(gpus)}")
     if match[1] and not gpus:
-        raise InvalidRequest(f"devices {text!r}: there is no GPU here; {_choice(gpus)}")
+        raise InvalidRequest(f"devices {text!r}: there is no GPU here; {_valid_choices(gpus)}")
     return int(match[2])
 
 
-def _choice(gpus: int) -> str:
+def _valid_choices(gpus: int) -> str:
     if gpus:
         names = ",".join(f"cuda:{index}" for index in range(gpus))
         return f'"all" or any of {names} would work'
@@ -65,15 +65,15 @@ def _choice(gpus: int) -> str:
 
 
 def _all_cpu() -> Devices:
-    given = os.environ.get("PARALLEL_DIT_CPU_RANKS") or str(DEFAULT_CPU_RANKS)
-    if not given.isdecimal() or not 1 <= int(given) <= MAX_CPU_RANKS:
-        raise InvalidRequest(f"PARALLEL_DIT_CPU_RANKS={given}: it has to be a number from 1 to {MAX_CPU_RANKS}")
-    return Devices(kind="cpu", indices=tuple(range(int(given))))
+    ranks = os.environ.get("PARALLEL_DIT_CPU_RANKS") or str(DEFAULT_CPU_RANKS)
+    if not ranks.isdecimal() or not 1 <= int(ranks) <= MAX_CPU_RANKS:
+        raise InvalidRequest(f"PARALLEL_DIT_CPU_RANKS={ranks}: it must be a number from 1 to {MAX_CPU_RANKS}")
+    return Devices(kind="cpu", indices=tuple(range(int(ranks))))
 
 
 def _collectives() -> Collectives:
     known: dict[str, Collectives] = {name: name for name in get_args(Collectives)}
-    given = os.environ.get("PARALLEL_DIT_COLLECTIVES") or "nccl"
-    if given not in known:
-        raise InvalidRequest(f"PARALLEL_DIT_COLLECTIVES={given}: it has to be {' or '.join(known)}")
-    return known[given]
+    name = os.environ.get("PARALLEL_DIT_COLLECTIVES") or "nccl"
+    if name not in known:
+        raise InvalidRequest(f"PARALLEL_DIT_COLLECTIVES={name}: it must be {' or '.join(known)}")
+    return known[name]

@@ -1,4 +1,4 @@
-"""Starting a backend that outlives the process that starts it."""
+"""Start a backend that outlives the process that starts it."""
 
 import contextlib
 import os
@@ -16,20 +16,20 @@ from ..protocol.deadlines import Deadline
 from ..protocol.endpoint import Endpoint, connect
 
 ROOT = Path(__file__).resolve().parents[2]
-"""The folder that ``parallel_backend`` lies in; on the module path of the backend's processes only."""
+"""The folder that contains ``parallel_backend``; only the backend's processes have it on their module path."""
 
 ALREADY_RUNS = 75
-"""Exit status of a supervisor that found another one at its endpoint."""
+"""Exit status of a supervisor that finds another one at its endpoint."""
 
 POLL = 0.05
-"""Seconds between two looks at a starting backend."""
+"""Seconds between two checks of a starting backend."""
 
-START_PATIENCE = 60.0
-"""Seconds in which a started backend answers."""
+START_TIMEOUT = 60.0
+"""Seconds that a started backend has to answer."""
 
 
 class Launch:
-    """A supervisor being started by this process."""
+    """A supervisor that this process has started."""
 
     def __init__(self, endpoint: Endpoint, *, idle_timeout: float | None = None) -> None:
         endpoint.prepare()
@@ -45,26 +45,26 @@ class Launch:
                     stdout=output,
                     stderr=output,
                     cwd=endpoint.folder,
-                    env=_environment(endpoint),
+                    env=environment(endpoint),
                     start_new_session=True,
                 )
         except OSError as error:
             raise BackendUnavailable(f"{python} does not start: {error.strerror}") from error
-        # Reaps the supervisor when it ends, maybe hours later, so that it never shows as a zombie.
+        # Reaps the supervisor when it exits, maybe hours later, so that it never shows as a zombie.
         threading.Thread(target=self._process.wait, name="backend-reaper", daemon=True).start()
 
     def gave_way(self) -> bool:
-        """Whether it found another one at its endpoint and ended, rather than that it may still come up.
+        """Whether the supervisor exited because another one serves its endpoint. False while it may still start.
 
         Raises:
-            BackendUnavailable: it ended for another reason; quotes the last line of its log.
+            BackendUnavailable: it exited for another reason; the message quotes the last line of its log.
         """
         status = self._process.poll()
         if status in (None, ALREADY_RUNS):
             return status is not None
-        said = processes.last_line(self._endpoint.log)
+        last_line = processes.last_line(self._endpoint.log) or "it logged nothing"
         how = processes.describe_exit(status or 0)
-        raise BackendUnavailable(f"the starting backend {how}: {said or 'it said nothing'} (log: {self._endpoint.log})")
+        raise BackendUnavailable(f"the starting backend {how}: {last_line} (log: {self._endpoint.log})")
 
 
 def connect_or_start(
@@ -75,19 +75,19 @@ def connect_or_start(
     idle_timeout: float | None = None,
     interrupted: Callable[[], bool] = lambda: False,
 ) -> socket.socket:
-    """A connection to the backend, which is started if none runs.
+    """Connect to the backend, and start it if none runs.
 
     Raises:
-        BackendUnavailable: it does not come up; quotes its log.
+        BackendUnavailable: it does not start; the message quotes its log.
         DeadlineExceeded: it takes too long.
-        Cancelled: ``interrupted`` said so.
+        Cancelled: ``interrupted`` returned true.
     """
     with contextlib.suppress(BackendUnavailable):
         return connect(endpoint, seconds=connect_seconds)
     deadline = Deadline(start_seconds, f"starting the backend (log: {endpoint.log})")
     launch = None
     while True:
-        # The one that it gave way to may have been ending, and hold the lock until its ranks are gone.
+        # The supervisor that it gave way to may be shutting down, and holds the lock until its ranks are gone.
         if launch is None or launch.gave_way():
             launch = Launch(endpoint, idle_timeout=idle_timeout)
         with contextlib.suppress(BackendUnavailable):
@@ -97,6 +97,7 @@ def connect_or_start(
         time.sleep(min(deadline.remaining(), POLL))
 
 
-def _environment(endpoint: Endpoint) -> dict[str, str]:
+def environment(endpoint: Endpoint) -> dict[str, str]:
+    """The environment of the processes of an endpoint's backend: this one's, with the module path and the folder."""
     path = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path), "PARALLEL_DIT_RUNTIME": str(endpoint.folder)}

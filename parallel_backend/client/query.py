@@ -1,4 +1,4 @@
-"""What the supervisor answers by itself: status, cancel, outcome, stop. No torch, so that commands are quick."""
+"""Requests that the supervisor answers itself: status, cancel, outcome, stop. No torch, so that commands are quick."""
 
 import signal
 from typing import Any, TypeVar
@@ -9,21 +9,21 @@ from ..protocol import deadlines, frames
 from ..protocol.endpoint import Endpoint, connect, peer
 from ..protocol.messages import Error, Status, StatusQuery, Stop
 
-PATIENCE = 20.0
-"""Seconds in which the supervisor answers."""
+ANSWER_TIMEOUT = 20.0
+"""Seconds that the supervisor has to answer."""
 
-STOP_PATIENCE = 30.0
-"""Seconds in which the backend ends."""
+STOP_TIMEOUT = 30.0
+"""Seconds that the backend has to exit."""
 
 Answer = TypeVar("Answer")
 
 
-def ask(endpoint: Endpoint, message: object, kind: type[Answer], *, seconds: float = PATIENCE) -> Answer:
-    """One question on a connection of its own.
+def ask(endpoint: Endpoint, message: object, kind: type[Answer], *, seconds: float = ANSWER_TIMEOUT) -> Answer:
+    """Send one message on a new connection and return its answer, of type ``kind``.
 
     Raises:
         BackendUnavailable: no backend runs.
-        BackendError: it answers with an error, too late, or in another version.
+        BackendError: the answer is an error, is late, or has another protocol version.
     """
     with connect(endpoint, seconds=seconds) as sock:
         deadline = deadlines.Deadline(seconds, f"waiting for the backend to answer {name(message)}")
@@ -35,21 +35,21 @@ def ask(endpoint: Endpoint, message: object, kind: type[Answer], *, seconds: flo
     return expect(answer, kind)
 
 
-def status(endpoint: Endpoint, *, seconds: float = PATIENCE) -> Status:
-    """The backend at this moment.
+def status(endpoint: Endpoint, *, seconds: float = ANSWER_TIMEOUT) -> Status:
+    """The current status of the backend.
 
     Raises:
-        BackendUnavailable: none runs.
+        BackendUnavailable: no backend runs.
     """
     return ask(endpoint, StatusQuery(), Status, seconds=seconds)
 
 
-def stop(endpoint: Endpoint, *, seconds: float = STOP_PATIENCE) -> None:
-    """End the backend, by force if it does not answer, and wait until its processes are gone.
+def stop(endpoint: Endpoint, *, seconds: float = STOP_TIMEOUT) -> None:
+    """Stop the backend, by force if it does not answer, and wait until its processes are gone.
 
     Raises:
-        BackendUnavailable: none runs.
-        DeadlineExceeded: it does not end.
+        BackendUnavailable: no backend runs.
+        DeadlineExceeded: it does not exit.
     """
     with connect(endpoint, seconds=seconds) as sock:
         pid, _ = peer(sock)
@@ -58,21 +58,21 @@ def stop(endpoint: Endpoint, *, seconds: float = STOP_PATIENCE) -> None:
             frames.send_header(sock, frames.pack(frames.Frame(message=Stop())), deadline=deadline)
             frames.recv_header(sock, deadline=deadline)
         except ProtocolError:
-            # It speaks another version; this it understands.
-            processes.end(pid, signal.SIGTERM)
+            # It speaks another protocol version, but every version stops on SIGTERM.
+            processes.send_signal(pid, signal.SIGTERM)
         except DeadlineExceeded:
-            processes.end(pid, signal.SIGKILL)
+            processes.send_signal(pid, signal.SIGKILL)
         except ConnectionError:
             pass
-        if not processes.wait_gone(pid, seconds):
-            raise DeadlineExceeded(f"the backend (pid {pid}) did not end within {seconds:g} s")
+        if not processes.wait_for_exit(pid, seconds):
+            raise DeadlineExceeded(f"the backend (pid {pid}) did not exit within {seconds:g} s")
 
 
 def expect(answer: Any, kind: type[Answer]) -> Answer:
-    """The answer, if it is of the expected kind.
+    """Return the answer if it has the expected type.
 
     Raises:
-        BackendError: it is an error, or something else.
+        BackendError: it is an error or has another type.
     """
     if isinstance(answer, Error):
         raise from_code(answer.code, answer.message)

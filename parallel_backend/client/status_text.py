@@ -1,4 +1,4 @@
-"""A ``Status`` as text for people and as JSON."""
+"""Format a ``Status`` as text for people and as JSON."""
 
 import msgspec
 
@@ -6,11 +6,11 @@ from ..protocol.messages import LoadedModel, RankStatus, Status
 
 
 def format_status(status: Status) -> str:
-    """A few lines: the backend, its queue, and one line a rank with the models it holds."""
+    """A few lines: the backend, its queue, and one line for each rank and for each model that it holds."""
     idle = f"ends after {status.idle_timeout:g} s without work" if status.idle_timeout else "runs until stopped"
     lines = [
         f"backend      pid {status.pid}, {status.state}, {_size(status.memory)}, {idle}",
-        f"layout       {status.layout or 'none yet'}{_approximation(status)}",
+        f"layout       {status.layout or 'none yet'}{_approximation_note(status)}",
         f"running      {status.running or 'nothing'}",
         f"queued       {', '.join(status.queued) or 'nothing'}",
         f"ranks        {len(status.ranks)}" + (f", generation {status.generation}" if status.ranks else ""),
@@ -22,18 +22,18 @@ def format_status(status: Status) -> str:
 
 
 def format_json(status: Status) -> str:
-    """The fields of a status, and ``approximation``: what the layout's step loops approximate by, or nothing."""
-    fields = msgspec.to_builtins(status) | {"approximation": _kind(status)}
+    """The fields of a status, and ``approximation``: the approximate method of the layout's step loops, or ``""``."""
+    fields = msgspec.to_builtins(status) | {"approximation": _approximation(status)}
     return msgspec.json.format(msgspec.json.encode(fields)).decode()
 
 
-def _kind(status: Status) -> str:
+def _approximation(status: Status) -> str:
     return status.layout.approximation if status.layout else ""
 
 
-def _approximation(status: Status) -> str:
-    kind = _kind(status)
-    return f" ({kind}: approximate in ParallelSampler, exact in other samplers)" if kind else ""
+def _approximation_note(status: Status) -> str:
+    approximation = _approximation(status)
+    return f" ({approximation}: approximate in ParallelSampler, exact in other samplers)" if approximation else ""
 
 
 def _rank(rank: RankStatus) -> str:
@@ -47,5 +47,5 @@ def _model(model: LoadedModel) -> str:
     return f"{model.path} as {model.dtype}: {', '.join(model.parts)} (loaded {times}){note}"
 
 
-def _size(count: int) -> str:
-    return f"{count / 2**20:.0f} MiB" if count < 2**30 else f"{count / 2**30:.2f} GiB"
+def _size(nbytes: int) -> str:
+    return f"{nbytes / 2**20:.0f} MiB" if nbytes < 2**30 else f"{nbytes / 2**30:.2f} GiB"

@@ -1,4 +1,4 @@
-"""A backend for one measurement, beside the one that a user's ComfyUI may be using."""
+"""A backend for one measurement, separate from the one that a user's ComfyUI may be using."""
 
 import contextlib
 import os
@@ -10,12 +10,12 @@ from ..protocol.endpoint import Endpoint
 from .client import Client
 
 IDLE_TIMEOUT = 300.0
-"""Seconds without work after which it ends by itself, should nobody be left to end it; peers take turns meanwhile."""
+"""Seconds without work after which it ends by itself if its client is killed. Long, since contestants take turns."""
 
 
 @contextlib.contextmanager
 def temporary_backend(folder: Path) -> Iterator[Client]:
-    """A backend in a runtime folder inside ``folder``, whose CPU ranks have one thread each; ended afterwards."""
+    """Start a backend in a runtime folder inside ``folder``, with one thread on each CPU rank; stop it at the end."""
     before = os.environ.get("OMP_NUM_THREADS")
     os.environ["OMP_NUM_THREADS"] = "1"
     client = Client(endpoint=Endpoint(folder=folder / "run"), idle_timeout=IDLE_TIMEOUT)

@@ -1,1 +1,1 @@
-"""One denoiser call on one mesh: this rank's rows and tokens, what attention sees, how results come together."""
+"""One denoiser call on one mesh: this rank's tokens, what attention sees, and how results are put together."""

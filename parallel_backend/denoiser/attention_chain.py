@@ -1,4 +1,7 @@
-"""Putting the attention seam together for one row of a denoiser call: Ulysses outside, ring inside, a kernel inmost."""
+"""Build the attention of one row of a denoiser call: Ulysses outside, ring inside, a kernel innermost.
+
+A row is one branch of one sample. Each function returns a callable that a module's attention is routed to.
+"""
 
 from collections.abc import Mapping, Sequence
 
@@ -17,57 +20,58 @@ from ..strategies.ulysses import UlyssesAttention
 
 
 class LocalAttention:
-    """Attention to keys that are all here."""
+    """Attention over keys that are all on this rank."""
 
-    def __init__(self, kernel: Kernel, kept: KeyMask | None) -> None:
-        self.kernel, self.kept = kernel, kept
+    def __init__(self, kernel: Kernel, key_mask: KeyMask | None) -> None:
+        self.kernel, self.key_mask = kernel, key_mask
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, *, scale: float | None, sample: int | None) -> Tensor:
         """See ``Attention``."""
         if not query.numel():
             return query
-        return attend(self.kernel, (query, key, value), scale=scale, kept=self.kept, sample=sample)
+        return attend(self.kernel, (query, key, value), scale=scale, kept=self.key_mask, sample=sample)
 
 
 class WithoutPadding:
-    """Leaves rows out that are nobody's tokens.
+    """Remove padding rows before attention and put zeros in their place afterwards.
 
-    A module that cuts text off the end by a negative index, or reshapes it by one, needs at least one row of it, which
-    a rank without text makes up.
+    Some modules cut text off with a negative index, or reshape by it, and so need at least one text row. A rank
+    that holds no text gives them a padding row, which must not reach the attention of other tokens.
 
     Args:
-        sizes: own tokens of each stream, in the order of the module's own concatenation. The rows made up lie where
-            the last stream without tokens has its place.
+        sizes: this rank's tokens of each stream, in the order in which the module concatenates them. Padding rows
+            lie where the last empty stream would be.
     """
 
     def __init__(self, sizes: Sequence[int], inner: Attention) -> None:
         self.tokens, self.inner = sum(sizes), inner
         empty = [i for i, size in enumerate(sizes) if not size]
-        self.place = sum(sizes[: empty[-1]]) if empty else self.tokens
+        self.padding_start = sum(sizes[: empty[-1]]) if empty else self.tokens
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, *, scale: float | None, sample: int | None) -> Tensor:
-        """See ``Attention``; the rows left out get zeros."""
-        spare = query.shape[2] - self.tokens
-        if not spare:
+        """See ``Attention``. Padding rows of the output are zero."""
+        padding = query.shape[2] - self.tokens
+        if not padding:
             return self.inner(query, key, value, scale=scale, sample=sample)
-        sizes = (self.place, spare, self.tokens - self.place)
+        sizes = (self.padding_start, padding, self.tokens - self.padding_start)
         q, k, v = (torch.cat(tensor.split(sizes, dim=2)[::2], dim=2) for tensor in (query, key, value))
         before, after = self.inner(q, k, v, scale=scale, sample=sample).split(sizes[::2], dim=2)
-        return torch.cat([before, torch.zeros_like(query[:, :, :spare]), after], dim=2)
+        return torch.cat([before, torch.zeros_like(query[:, :, :padding]), after], dim=2)
 
 
 def attention(
     mesh: DeviceMesh, split: TokenSplit, streams: Sequence[str], masks: Mapping[str, Tensor], kernel: Kernel
 ) -> Attention:
-    """The seam of a module whose attention is over ``streams``."""
-    ulysses, shown = mesh.axes["ulysses"].size, split.masks(masks, streams)
-    blocks = _blocks(split.tokens(streams), ulysses)
-    shown_by_block = [shown[i : i + ulysses] for i in range(0, split.axis.size, ulysses)] if shown else []
-    kept = [KeyMask.of(torch.cat(block, dim=1)) for block in shown_by_block] or [None] * len(blocks)
-    inner: Attention = LocalAttention(kernel, kept[0])
+    """Exact attention over all tokens of ``streams``, on all ranks of the sequence."""
+    ulysses = mesh.axes["ulysses"].size
+    blocks = _ring_blocks(split.tokens(streams), ulysses)
+    by_rank = split.masks(masks, streams)
+    by_block = [by_rank[i : i + ulysses] for i in range(0, split.axis.size, ulysses)] if by_rank else []
+    key_masks = [KeyMask.of(torch.cat(block, dim=1)) for block in by_block] or [None] * len(blocks)
+    inner: Attention = LocalAttention(kernel, key_masks[0])
     if len(blocks) > 1:
-        inner = RingAttention(mesh.axes["ring"], [block.total for block in blocks], kept, kernel)
-    return around(mesh, split, streams, inner)
+        inner = RingAttention(mesh.axes["ring"], [block.total for block in blocks], key_masks, kernel)
+    return with_ulysses(mesh, split, streams, inner)
 
 
 def patch_attention(
@@ -75,43 +79,45 @@ def patch_attention(
     split: PatchSplit,
     patch: int | None,
     streams: Sequence[str],
-    kept: KeyMask | None,
+    key_mask: KeyMask | None,
     kernel: Kernel,
-    memory: KeyValues,
+    cache: KeyValues,
 ) -> Attention:
-    """The seam of a module that keeps the whole row's keys and values, for a patch of it; None for all patches.
+    """Attention of one patch's queries over the whole row, whose keys and values ``cache`` keeps.
 
-    ``kept`` is what ``whole_row`` says of the whole row.
+    Args:
+        patch: index of the patch, or None for all patches at once, which fills the cache.
+        key_mask: see ``row_mask``.
     """
     part = split.whole if patch is None else split.each[patch]
     places = None if patch is None else split.places(patch, streams)
-    inner: Attention = PatchAttention(memory, places, kept, kernel)
+    inner: Attention = PatchAttention(cache, places, key_mask, kernel)
     ring = mesh.axes["ring"]
     if ring.size > 1:
-        inner = GatheredAttention(ring, tokens_by_place(mesh, part, streams), inner)
-    return around(mesh, part, streams, inner)
+        inner = GatheredAttention(ring, tokens_by_ring_rank(mesh, part, streams), inner)
+    return with_ulysses(mesh, part, streams, inner)
 
 
-def around(mesh: DeviceMesh, split: TokenSplit, streams: Sequence[str], inner: Attention) -> Attention:
-    """Ulysses around what attends to the tokens of the own place on the ring."""
+def with_ulysses(mesh: DeviceMesh, split: TokenSplit, streams: Sequence[str], inner: Attention) -> Attention:
+    """Exchange tokens for heads around ``inner``, which attends to the tokens of this rank's place on the ring."""
     ulysses = mesh.axes["ulysses"]
     if ulysses.size > 1:
-        blocks = _blocks(split.tokens(streams), ulysses.size)
+        blocks = _ring_blocks(split.tokens(streams), ulysses.size)
         inner = UlyssesAttention(ulysses, blocks[split.axis.index // ulysses.size], inner)
     return WithoutPadding([split.streams[name].sizes[split.axis.index] for name in streams], inner)
 
 
-def whole_row(split: TokenSplit, streams: Sequence[str], masks: Mapping[str, Tensor]) -> KeyMask | None:
-    """Which tokens of all ranks may be attended."""
-    shown = split.masks(masks, streams)
-    return KeyMask.of(torch.cat(shown, dim=1)) if shown else None
+def row_mask(split: TokenSplit, streams: Sequence[str], masks: Mapping[str, Tensor]) -> KeyMask | None:
+    """Which tokens of the whole row, on all ranks, may be attended; None if all may be."""
+    by_rank = split.masks(masks, streams)
+    return KeyMask.of(torch.cat(by_rank, dim=1)) if by_rank else None
 
 
-def tokens_by_place(mesh: DeviceMesh, split: TokenSplit, streams: Sequence[str]) -> list[int]:
-    """The tokens of each place on the ring."""
-    return [block.total for block in _blocks(split.tokens(streams), mesh.axes["ulysses"].size)]
+def tokens_by_ring_rank(mesh: DeviceMesh, split: TokenSplit, streams: Sequence[str]) -> list[int]:
+    """Number of tokens at each place on the ring."""
+    return [block.total for block in _ring_blocks(split.tokens(streams), mesh.axes["ulysses"].size)]
 
 
-def _blocks(tokens: Partition, ulysses: int) -> list[Partition]:
-    """The tokens by rank, of each place on the ring."""
+def _ring_blocks(tokens: Partition, ulysses: int) -> list[Partition]:
+    """The tokens at each place on the ring, split over the ranks of its Ulysses group."""
     return [Partition(tokens.sizes[i : i + ulysses]) for i in range(0, len(tokens.sizes), ulysses)]

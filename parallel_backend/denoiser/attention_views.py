@@ -1,44 +1,52 @@
-"""What the attention of a denoiser call sees of a row: all tokens, stale ones of other patches, or its patch alone."""
+"""What the attention of a denoiser call sees of a row.
 
-from collections.abc import Mapping, Sequence
+``FullView`` sees all tokens. The other views are approximate: they see stale keys and values of other patches
+(``DisplacedView``, ``CachedView``), or none of them (``LocalPatchView``).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 
 from torch import Tensor, nn
 
 from ..attention.kernels import Kernel
-from ..attention.routing import Route
+from ..attention.routing import Attention, Route
 from ..distributed.collectives import wait
 from ..distributed.mesh import DeviceMesh
-from ..interfaces.family import Family
+from ..interfaces.family import AttentionSite, Family
 from ..interfaces.geometry import IMAGE
 from ..layout.partition import Partition
 from ..strategies.displaced import DisplacedAttention, Rows
+from ..strategies.patch_attention import KeyValues, PatchSplit
 from ..strategies.token_split import StreamPartition, TokenSplit
 from . import attention_chain
 
 
 class FullView:
-    """All tokens of the row: exact. ``splits`` are by branch."""
+    """All tokens of the row: exact.
+
+    Attributes:
+        splits: by branch, how its tokens are split over the ranks of the sequence.
+    """
 
     def __init__(self, mesh: DeviceMesh, splits: Sequence[TokenSplit]) -> None:
         self.mesh, self.splits = mesh, splits
 
     def routes(self, family: Family, branch: int, masks: Mapping[str, Tensor], kernel: Kernel) -> list[Route]:
-        """What goes through the seam: nothing where the modules' own attention is all that is wanted."""
+        """Where each attention of ``family`` goes; empty where the modules' own attention computes the same."""
         split = self.splits[branch]
         if split.axis.size == 1 and not masks and kernel.stock:
             return []
-        seams = {
-            streams: attention_chain.attention(self.mesh, split, streams, masks, kernel)
-            for streams in {site.streams for site in family.attentions}
-        }
-        return [(site.module, seams[site.streams], site.each_sample) for site in family.attentions]
+        chain = cache(lambda streams: attention_chain.attention(self.mesh, split, streams, masks, kernel))
+        return _routes(family, lambda site: chain(site.streams))
 
 
 class DisplacedView(FullView):
-    """The own patch, and of the others what they were in the call before.
+    """New keys and values of this rank's patch; those of other patches are from the call before.
 
     Attributes:
-        fresh, renews: see ``DisplacedAttention``.
+        fresh: whether this call waits for the other patches' new keys and values, which makes it exact.
+        renews: whether this call sends its keys and values for the next one.
     """
 
     def __init__(self, mesh: DeviceMesh, splits: Sequence[TokenSplit]) -> None:
@@ -49,28 +57,24 @@ class DisplacedView(FullView):
     def routes(self, family: Family, branch: int, masks: Mapping[str, Tensor], kernel: Kernel) -> list[Route]:
         """See ``FullView.routes``."""
         split = self.splits[branch]
-        kept = {
-            streams: attention_chain.whole_row(split, streams, masks)
-            for streams in {site.streams for site in family.attentions}
-        }
-        routes = []
-        for site in family.attentions:
+        row_mask = cache(lambda streams: attention_chain.row_mask(split, streams, masks))
+
+        def chain(site: AttentionSite) -> Attention:
             inner = DisplacedAttention(
                 self.mesh.behind or self.mesh.axes["ring"],
-                attention_chain.tokens_by_place(self.mesh, split, site.streams),
-                kept[site.streams],
+                attention_chain.tokens_by_ring_rank(self.mesh, split, site.streams),
+                row_mask(site.streams),
                 kernel,
                 self._rows.setdefault((branch, site.module), {}),
                 fresh=self.fresh,
                 renews=self.renews,
             )
-            routes.append(
-                (site.module, attention_chain.around(self.mesh, split, site.streams, inner), site.each_sample)
-            )
-        return routes
+            return attention_chain.with_ulysses(self.mesh, split, site.streams, inner)
+
+        return _routes(family, chain)
 
     def finish(self) -> None:
-        """Wait until all keys and values have come, and let go of them."""
+        """Wait for all keys and values in flight, then release them."""
         for rows in self._rows.values():
             for row in rows.values():
                 wait(row.works)
@@ -78,16 +82,44 @@ class DisplacedView(FullView):
 
 
 class LocalPatchView(FullView):
-    """Nothing of other patches: text, whole, with each patch of the image stream."""
+    """The image tokens of one patch with all of the text: nothing of other patches."""
 
     def __init__(self, mesh: DeviceMesh, splits: Sequence[TokenSplit]) -> None:
-        super().__init__(mesh, [_alone(mesh, split) for split in splits])
+        super().__init__(mesh, [_local_patch(mesh, split) for split in splits])
 
 
-def _alone(mesh: DeviceMesh, split: TokenSplit) -> TokenSplit:
+class CachedView:
+    """A pipeline's view of a patch: its new keys and values, and the cached ones of the other patches."""
+
+    def __init__(self, mesh: DeviceMesh, splits: Sequence[PatchSplit]) -> None:
+        self.mesh, self.splits = mesh, splits
+        self._caches: dict[tuple[int, nn.Module], KeyValues] = {}
+
+    def routes(
+        self, family: Family, branch: int, masks: Mapping[str, Tensor], kernel: Kernel, patch: int | None
+    ) -> list[Route]:
+        """Where each attention of ``family`` goes for a patch. With ``patch`` None, the whole row fills the cache."""
+        split = self.splits[branch]
+        row_mask = cache(lambda streams: attention_chain.row_mask(split.whole, streams, masks))
+
+        def chain(site: AttentionSite) -> Attention:
+            keys_values = self._caches.setdefault((branch, site.module), KeyValues())
+            mask = row_mask(site.streams)
+            return attention_chain.patch_attention(self.mesh, split, patch, site.streams, mask, kernel, keys_values)
+
+        return _routes(family, chain)
+
+
+def _routes(family: Family, chain: Callable[[AttentionSite], Attention]) -> list[Route]:
+    return [(site.module, chain(site), site.each_sample) for site in family.attentions]
+
+
+def _local_patch(mesh: DeviceMesh, split: TokenSplit) -> TokenSplit:
+    """How the ranks of one Ulysses group split the patch at their place on the ring."""
     ulysses, place = mesh.axes["ulysses"], mesh.axes["ring"].index
     begin = place * ulysses.size
     ((start, image),) = split.streams[IMAGE].patches
-    own = Partition(image.sizes[begin : begin + ulysses.size])
+    local = Partition(image.sizes[begin : begin + ulysses.size])
     text = {name: StreamPartition.even(0, shares.total, ulysses.size) for name, shares in split.streams.items()}
-    return TokenSplit(axis=ulysses, streams={**text, IMAGE: StreamPartition(((start + image.offsets[begin], own),))})
+    image_stream = StreamPartition(((start + image.offsets[begin], local),))
+    return TokenSplit(axis=ulysses, streams={**text, IMAGE: image_stream})

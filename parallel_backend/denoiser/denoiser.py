@@ -1,4 +1,4 @@
-"""One transformer on one mesh: what a rank computes of a denoiser call, and how results come together."""
+"""One denoiser call on one mesh: what this rank computes, and how the ranks' results are put together."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -21,9 +21,10 @@ Inputs = Mapping[str, Tensor]
 
 
 class Denoiser:
-    """Runs this rank's rows (branches of samples) on this rank's tokens.
+    """Runs this rank's samples and branches on this rank's tokens.
 
-    ``on_forward`` is called once per transformer forward.
+    Args:
+        on_forward: called once for each forward of a transformer.
     """
 
     def __init__(
@@ -38,26 +39,29 @@ class Denoiser:
         if plan.layout.stale:
             weights = [speed for speed in mesh.speeds("ring") for _ in range(plan.layout.ulysses)]
         self._splits = [TokenSplit.weighted(extent.streams, mesh.sequence, weights) for extent in plan.extents]
-        self.everything = FullView(mesh, self._splits)
+        self.full_view = FullView(mesh, self._splits)
 
     def samples(self, branch: int) -> slice:
         """The samples of a branch that this rank computes."""
         return BatchSplit.samples(self.mesh, self.plan.latents[branch][0], self.place)
 
     def load(self, branches: Mapping[int, Inputs]) -> None:
-        """Load the weights that ``shards`` takes for these inputs, which it does else."""
+        """Load the weights that ``shards`` needs for these inputs, now instead of lazily."""
         for inputs in branches.values():
             if inputs[LATENT].shape[0]:
                 self.experts.at(inputs[TIMESTEP])
 
     def shards(self, branches: Mapping[int, Inputs], view: FullView | None = None) -> dict[int, Tensor]:
-        """Predict this rank's tokens ``[own samples, own tokens, values]`` of each of its branches.
+        """Predict this rank's tokens ``[local samples, local tokens, values]`` of each of its branches.
 
-        ``branches`` holds the inputs of this rank's samples; attention sees what ``view`` says, without it everything.
-        Rows of equal shapes and places run as one batch, unless there are stages, which work on one row each. Only the
-        last of them predicts; the others have no tokens.
+        Branches with equal shapes and positions run as one batch. With pipeline stages each row runs by itself, only
+        the last stage predicts, and the other stages return no tokens.
+
+        Args:
+            branches: inputs of this rank's samples, by branch.
+            view: what attention sees; by default all tokens.
         """
-        view = view or self.everything
+        view = view or self.full_view
         predicted: dict[int, Tensor] = {}
         if self.boundary.axis.size > 1:
             predicted = {
@@ -72,49 +76,49 @@ class Denoiser:
         return {i: predicted[i] for i in branches}
 
     def comparable(self, shards: Mapping[int, Tensor]) -> Tensor:
-        """What guidance compares of the own branches: ``[branches, B, tokens, values]``.
+        """The predictions of this rank's branches for the same tokens: ``[branches, B, tokens, values]``.
 
-        That are the own tokens, or where branches are cut otherwise, because one has more tokens of references, those
-        that all branches have.
+        These are this rank's tokens. If one branch has more reference tokens than another, their tokens are split at
+        different places; then these are all tokens that the branches have in common.
         """
         if self._common is not None:
-            shards = {i: self._splits[i].unshard(own, IMAGE)[:, : self._common] for i, own in shards.items()}
+            shards = {i: self._splits[i].unshard(shard, IMAGE)[:, : self._common] for i, shard in shards.items()}
         return torch.stack(list(shards.values()))
 
     def latent(self, guided: Tensor) -> Tensor:
-        """The latent of guided tokens ``[B, tokens, values]`` (see ``comparable``), on every rank of the sequence."""
+        """The latent of guided tokens ``[B, tokens, values]`` from ``comparable``, on every rank of the sequence."""
         whole = self._splits[0].unshard(guided, IMAGE) if self._common is None else guided
         return self.experts.current.unpatchify(whole, self.plan.latents[0][2:])
 
     def gather(self, shards: Mapping[int, Tensor]) -> dict[int, Tensor]:
-        """The whole predictions ``[B, C, ...]`` of all branches on rank 0; nothing on other ranks."""
-        plans = [self._shard_shapes(rank) for rank in range(self.mesh.whole.size)]
-        sends = bool(plans[self.mesh.whole.index])
-        own = join([shard.reshape(-1) for shard in shards.values()]) if sends else self._empty()
-        sizes = [sum(shape.numel() for shape in shapes.values()) for shapes in plans]
-        received = gather(own, sizes, self.mesh.whole)
+        """The whole predictions ``[B, C, ...]`` of all branches on rank 0; empty on other ranks."""
+        by_rank = [self._shard_shapes(rank) for rank in range(self.mesh.whole.size)]
+        sends = bool(by_rank[self.mesh.whole.index])
+        local = join([shard.reshape(-1) for shard in shards.values()]) if sends else self._empty()
+        sizes = [sum(shape.numel() for shape in shapes.values()) for shapes in by_rank]
+        received = gather(local, sizes, self.mesh.whole)
         if self.mesh.whole.index != 0:
             return {}
         parts = [
             dict(zip(shapes, torch.split(flat, [shape.numel() for shape in shapes.values()]), strict=True))
-            for flat, shapes in zip(received, plans, strict=True)
+            for flat, shapes in zip(received, by_rank, strict=True)
         ]
-        return {i: self._assemble(i, parts, plans) for i in range(self.plan.branches)}
+        return {i: self._assemble(i, parts, by_rank) for i in range(self.plan.branches)}
 
     def _predict(self, inputs: Inputs, branch: int, view: FullView) -> Tensor:
         split, extent = view.splits[branch], self.plan.extents[branch]
         if not inputs[LATENT].shape[0]:
-            own = split.streams[IMAGE].sizes[split.axis.index] if self.boundary.last else 0
-            return self._empty().view(0, own, extent.values)
+            tokens = split.streams[IMAGE].sizes[split.axis.index] if self.boundary.last else 0
+            return self._empty().view(0, tokens, extent.values)
         self.on_forward()
         family = self.experts.at(inputs[TIMESTEP])
         state = family.embed(inputs)
         lengths = {name: tokens.shape[1] for name, tokens in state.streams.items()}
-        assert lengths == dict(extent.streams), f"embed made streams of {lengths}, and {extent.streams} were planned"
+        assert lengths == dict(extent.streams), f"embed made streams of {lengths}, but {extent.streams} were planned"
         state = split.shard(state)
         if not self.boundary.first:
-            arriving = self.boundary.expect(stage_boundary.shapes(state), state.streams[IMAGE])
-            state = state.with_streams(**arriving.wait())
+            incoming = self.boundary.expect(stage_boundary.shapes(state), state.streams[IMAGE])
+            state = state.with_streams(**incoming.wait())
         with routed(view.routes(family, branch, state.masks, self.kernel)):
             state = family.run(state)
         if self.boundary.last:
@@ -127,7 +131,7 @@ class Denoiser:
         return torch.empty(0, dtype=family.dtype, device=family.device)
 
     def _shard_shapes(self, rank: int) -> dict[int, torch.Size]:
-        """What a rank sends to rank 0: of ranks with the same tokens, the first does."""
+        """Shapes of what ``rank`` sends to rank 0, by branch. Of ranks with the same tokens only the first sends."""
         place = self.plan.layout.coordinates(rank)
         if place["tensor"] or place["pipe"] != self.boundary.axis.size - 1:
             return {}
@@ -139,36 +143,36 @@ class Denoiser:
         return shapes
 
     def _assemble(
-        self, branch: int, parts: Sequence[Mapping[int, Tensor]], plans: Sequence[Mapping[int, torch.Size]]
+        self, branch: int, parts: Sequence[Mapping[int, Tensor]], by_rank: Sequence[Mapping[int, torch.Size]]
     ) -> Tensor:
         rows: dict[int, list[Tensor]] = {}
         for rank, part in enumerate(parts):
             if branch in part:
-                shard = part[branch].view(plans[rank][branch])
+                shard = part[branch].view(by_rank[rank][branch])
                 rows.setdefault(self.plan.layout.coordinates(rank)["data"], []).append(shard)
         tokens = join([join(shards, dim=1) for _, shards in sorted(rows.items())])
         return self.experts.current.unpatchify(tokens, self.plan.latents[branch][2:])
 
 
 def rows(inputs: Inputs) -> list[dict[str, Tensor]]:
-    """The inputs of each sample by itself; all of them, if there is none."""
+    """The inputs of each sample by itself; the inputs as they are if there is no sample."""
     batch = max(1, len(inputs[LATENT]))
     return [{name: tensor[i : i + 1] for name, tensor in inputs.items()} for i in range(batch)]
 
 
 def alike(branches: Mapping[int, Inputs]) -> list[list[int]]:
-    """Branches of equal shapes, whose tokens are at equal places: a batch has one table of positions."""
+    """Group branches that may run as one batch: equal shapes and equal positions, of which a batch has one table."""
     groups: list[list[int]] = []
     for i, inputs in branches.items():
-        found = next((group for group in groups if _same_form(branches[group[0]], inputs)), None)
-        if found is None:
+        match = next((group for group in groups if _run_alike(branches[group[0]], inputs)), None)
+        if match is None:
             groups.append([i])
         else:
-            found.append(i)
+            match.append(i)
     return groups
 
 
-def _same_form(one: Inputs, other: Inputs) -> bool:
-    forms = [{name: (tensor.shape, tensor.dtype) for name, tensor in inputs.items()} for inputs in (one, other)]
-    places = [name for name in one if name.endswith("_ids")]
-    return forms[0] == forms[1] and all(torch.equal(one[name], other[name]) for name in places)
+def _run_alike(one: Inputs, other: Inputs) -> bool:
+    shapes = [{name: (tensor.shape, tensor.dtype) for name, tensor in inputs.items()} for inputs in (one, other)]
+    positions = [name for name in one if name.endswith("_ids")]
+    return shapes[0] == shapes[1] and all(torch.equal(one[name], other[name]) for name in positions)

@@ -11,7 +11,11 @@ from ..interfaces.geometry import TIMESTEP
 
 
 class Experts:
-    """The transformers of a checkpoint on a mesh; ``load`` gives one by its component's name."""
+    """The transformers of a checkpoint on one mesh.
+
+    Args:
+        load: returns the transformer of a component's name, and loads it if it is not loaded.
+    """
 
     def __init__(self, checkpoint: Checkpoint, load: Callable[[str], Family]) -> None:
         self._boundary, self._load = checkpoint.boundary(), load
@@ -19,25 +23,25 @@ class Experts:
 
     @property
     def current(self) -> Family:
-        """The one of the last timestep, before any that for high noise."""
+        """The transformer of the last timestep; before the first one, the transformer for high noise."""
         self._current = self._current or self._load(HIGH)
         return self._current
 
     def at(self, timestep: Tensor) -> Family:
-        """The one for timesteps ``[B]`` or ``[B, T]`` (0 .. 1000), which all lie on its side of the boundary.
+        """The transformer for timesteps ``[B]`` or ``[B, T]`` (0 .. 1000), which all lie on one side of the boundary.
 
         The switch is that of diffusers' ``WanPipeline``.
         """
-        self._current = None  # so that it can make room for the other
+        self._current = None  # no reference is left, so the old one can be freed for the new one
         self._current = self._load(self.name(timestep))
         return self._current
 
     def name(self, timestep: Tensor) -> str:
-        """The component that ``at`` would give."""
+        """The component that ``at`` returns for these timesteps."""
         return LOW if self._boundary is not None and bool(timestep.max() < self._boundary) else HIGH
 
     def needs_both(self, tensors: Mapping[str, Tensor]) -> bool:
-        """Whether the timesteps of a ``Forward`` ask for both transformers in one call."""
+        """Whether the timesteps of one ``Forward`` lie on both sides of the boundary."""
         if self._boundary is None:
             return False
         times = [tensor.flatten() for name, tensor in tensors.items() if name.endswith(f".{TIMESTEP}")]

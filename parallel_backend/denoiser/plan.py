@@ -1,4 +1,4 @@
-"""What a checked request comes to: the numbers that every rank computes by."""
+"""A checked request as the numbers that every rank computes from."""
 
 import math
 from collections.abc import Hashable, Mapping
@@ -14,12 +14,13 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class DenoisingPlan:
-    """A checked ``Forward`` or ``Sample``: what is computed, known on every rank.
+    """A checked ``Forward`` or ``Sample``, equal on every rank.
 
     Attributes:
-        latents: the latent's shape ``[B, C, ...]`` per branch; ``extents``: what the branch comes to.
-        alike: by branch its inputs' shapes.
-        guided: whether it is a step loop, in which the ranks themselves go on with the prediction.
+        latents: shape of the latent ``[B, C, ...]``, by branch.
+        extents: number of tokens, by branch.
+        alike: key by branch; branches with equal keys have inputs of equal shapes and may run as one batch.
+        guided: whether this is a step loop, where the ranks themselves need the guided prediction.
     """
 
     layout: ParallelLayout
@@ -34,8 +35,16 @@ class DenoisingPlan:
         """Number of branches that are computed."""
         return len(self.latents)
 
-    def job(self, itemsize: int = 4, parameters: Parameters = (), stages: tuple[tuple[int, ...], ...] = ()) -> Workload:
-        """The numbers that strategies ask for; ``itemsize`` is that of the model's dtype, in bytes."""
+    def workload(
+        self, itemsize: int = 4, parameters: Parameters = (), stages: tuple[tuple[int, ...], ...] = ()
+    ) -> Workload:
+        """The numbers that strategies need.
+
+        Args:
+            itemsize: bytes of one value in the model's dtype.
+            parameters: see ``Workload``.
+            stages: see ``Workload``.
+        """
         samples = [latent[0] for latent in self.latents]
         return Workload(
             branches=tuple(zip(samples, self.extents, strict=True)),
@@ -50,7 +59,7 @@ class DenoisingPlan:
 
 
 def split_names(named: Mapping[str, Any], branches: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Sort ``{i}.{name}`` into branches; what has no branch number stays in the second part."""
+    """Sort ``{branch}.{name}`` by branch. Names without the number of a branch are in the second result."""
     split: list[dict[str, Any]] = [{} for _ in range(max(branches, 0))]
     rest = {}
     for name, value in named.items():

@@ -1,1 +1,1 @@
-"""What ranks share: mesh, collectives, relative speeds, stop flags, what was sent and held."""
+"""What the ranks share: the device mesh, collectives, relative speeds, stop flags, and traffic and memory counters."""

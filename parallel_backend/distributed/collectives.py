@@ -1,4 +1,7 @@
-"""The two ways in which ranks talk during a request. All sizes are known on both sides beforehand."""
+"""Communication between ranks during a request: point-to-point exchanges, and broadcasts and reductions over a group.
+
+Every rank knows the size of every message in advance, so no sizes are ever sent.
+"""
 
 import os
 from collections import deque
@@ -14,173 +17,197 @@ from ..protocol.tensors import DTYPES
 from .mesh import Axis
 
 Parts = Sequence[Tensor]
-Place = tuple[int, Tensor]
-"""A tensor, and the place on the axis of the rank that it comes from or goes to."""
+"""The tensors sent to, or received from, one rank."""
 
-_MOST_LEAVING = 8
+PeerTensor = tuple[int, Tensor]
+"""The index of another rank on the axis, and a tensor to send to it or receive from it."""
+
+_MAX_PENDING = 8
+"""Sends that a ``PendingSends`` keeps in flight."""
+
 _ALIGN = 16
-"""Bytes to which tensors are aligned in the shared buffer, so that each can be viewed in its own dtype."""
+"""Alignment in bytes of each tensor in the broadcast buffer, so that each can be viewed in its own dtype."""
 
 
 class Work(Protocol):
-    """What was started and is to be waited for."""
+    """A communication that has been started."""
 
     def wait(self) -> Any:
-        """Return once it is done."""
+        """Block until it is complete."""
 
 
 def join(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
-    """``torch.cat``, which copies even a part that is alone."""
+    """Concatenate, without the copy that ``torch.cat`` makes of a single tensor."""
     return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim=dim)
 
 
-def start(leaving: Sequence[Parts], arriving: Sequence[Parts], axis: Axis) -> Sequence[Work]:
-    """Start to send ``leaving[i]`` to the ``i``-th rank of the axis, and to receive ``arriving[i]`` from it.
+def start(outgoing: Sequence[Parts], incoming: Sequence[Parts], axis: Axis) -> Sequence[Work]:
+    """Start sending ``outgoing[i]`` to rank ``i`` of the axis and receiving ``incoming[i]`` from it.
 
-    All tensors are contiguous. Both sides know all sizes, so that what is empty is left out on both, as is what a rank
-    has for itself. The caller waits for what is returned, and leaves the tensors alone until then.
+    All tensors are contiguous. Empty tensors and this rank's entries for itself are skipped; sender and receiver skip
+    the same ones, because both know all sizes. The caller waits for the returned works and does not touch the tensors
+    before that.
     """
-    sent, received = _for_others(leaving, axis), _for_others(arriving, axis)
-    if any(staged(axis, tensor) for _, tensor in (*sent[:1], *received[:1])):
-        return [_Staged(sent, received, axis)]
-    return _exchange(sent, received, axis)
+    sends, receives = _for_peers(outgoing, axis), _for_peers(incoming, axis)
+    if any(staged(axis, tensor) for _, tensor in (*sends[:1], *receives[:1])):
+        return [_StagedExchange(sends, receives, axis)]
+    return _exchange(sends, receives, axis)
 
 
 def staged(axis: Axis, tensor: Tensor) -> bool:
-    """Whether exchanges pass the CPU's memory: of a GPU's, gloo cannot send. What it gathers, sums or broadcasts it
-    copies by itself."""
+    """Whether an exchange of this tensor goes through CPU memory.
+
+    gloo cannot send from or receive into GPU memory. Its gathers, sums and broadcasts copy by themselves.
+    """
     return axis.gloo and tensor.is_cuda
 
 
 def wait(works: Iterable[Work]) -> None:
-    """Wait for what was started."""
+    """Wait for all ``works``."""
     for work in works:
         work.wait()
 
 
-class _Staged:
-    """An exchange of copies in the CPU's memory; what arrives is copied to its place by who waits."""
+class _StagedExchange:
+    """An exchange of copies in CPU memory. ``wait`` moves what arrived to its destination."""
 
-    def __init__(self, sent: Sequence[Place], received: Sequence[Place], axis: Axis) -> None:
-        self._arriving = [(tensor, torch.empty_like(tensor, device="cpu")) for _, tensor in received]
-        copies = [(i, tensor.to("cpu", copy=True)) for i, tensor in sent]
-        buffers = [(i, buffer) for (i, _), (_, buffer) in zip(received, self._arriving, strict=True)]
+    def __init__(self, sends: Sequence[PeerTensor], receives: Sequence[PeerTensor], axis: Axis) -> None:
+        self._received = [(tensor, torch.empty_like(tensor, device="cpu")) for _, tensor in receives]
+        copies = [(i, tensor.to("cpu", copy=True)) for i, tensor in sends]
+        buffers = [(i, buffer) for (i, _), (_, buffer) in zip(receives, self._received, strict=True)]
         self._works = _exchange(copies, buffers, axis)
 
     def wait(self) -> None:
         """See ``Work``."""
         wait(self._works)
-        for tensor, buffer in self._arriving:
+        for tensor, buffer in self._received:
             tensor.copy_(buffer)
 
 
-def _for_others(by_rank: Sequence[Parts], axis: Axis) -> list[Place]:
-    return [(i, part) for i, parts in enumerate(by_rank) for part in parts if i != axis.index and part.numel()]
+def _for_peers(parts_by_rank: Sequence[Parts], axis: Axis) -> list[PeerTensor]:
+    return [(i, part) for i, parts in enumerate(parts_by_rank) for part in parts if i != axis.index and part.numel()]
 
 
-def _exchange(sent: Iterable[Place], received: Iterable[Place], axis: Axis) -> list[dist.Work]:
-    ways = ((dist.isend, sent), (dist.irecv, received))
+def _exchange(sends: Iterable[PeerTensor], receives: Iterable[PeerTensor], axis: Axis) -> list[dist.Work]:
+    directions = ((dist.isend, sends), (dist.irecv, receives))
     ops = [
-        dist.P2POp(op, part, axis.ranks[i], group=axis.group)
-        for op, places in (ways[::-1] if _over_a_network() else ways)
-        for i, part in places
+        dist.P2POp(op, tensor, axis.ranks[i], group=axis.group)
+        for op, peer_tensors in (directions[::-1] if _over_a_network() else directions)
+        for i, tensor in peer_tensors
     ]
     works: list[dist.Work] = dist.batch_isend_irecv(ops) if ops else []
     return works
 
 
 def _over_a_network() -> bool:
-    """Whether gloo was told a device that is not the machine's own. There it uses both directions at once only if
-    receives come first; within a machine, where a rank has one core, sends are to: its threads wake each other less."""
+    """Whether gloo was given a network interface other than loopback.
+
+    Over a network, gloo uses both directions at once only if receives are posted first. Within one machine, where each
+    rank has one core, posting sends first is faster, because gloo's threads wake each other less often.
+    """
     return os.environ.get("GLOO_SOCKET_IFNAME", "lo") != "lo"
 
 
 def send(tensor: Tensor, axis: Axis, to: int) -> Sequence[Work]:
-    """Start to send a tensor to one rank of the axis; see ``start``."""
+    """Start sending a tensor to one rank of the axis; see ``start``."""
     return start([[tensor] if i == to else [] for i in range(axis.size)], [], axis)
 
 
 def receive(tensor: Tensor, axis: Axis, source: int) -> Sequence[Work]:
-    """Start to receive a tensor from one rank of the axis; see ``start``."""
+    """Start receiving a tensor from one rank of the axis; see ``start``."""
     return start([], [[tensor] if i == source else [] for i in range(axis.size)], axis)
 
 
 class PendingSends:
-    """Tensors on their way to others, each kept until it has left, and no more than some at a time.
+    """Sends in flight. Keeps each tensor alive until it is sent, and limits how many are in flight.
 
-    Whoever takes them in must not wait for more of this rank meanwhile than what is on its way.
+    ``send`` may block. Until it returns, the receiver must not wait for anything from this rank but the sends that are
+    already in flight; otherwise the two ranks deadlock.
     """
 
     def __init__(self) -> None:
-        self._on_the_way: deque[tuple[Sequence[Work], Tensor]] = deque()
+        self._in_flight: deque[tuple[Sequence[Work], Tensor]] = deque()
 
     def send(self, tensor: Tensor, axis: Axis, to: int) -> None:
-        """Start to send a tensor; waits for older ones to leave where there are many."""
-        self._on_the_way.append((send(tensor, axis, to), tensor))
-        if len(self._on_the_way) > _MOST_LEAVING:
-            wait(self._on_the_way.popleft()[0])
+        """Start sending a tensor; if too many sends are in flight, wait for the oldest."""
+        self._in_flight.append((send(tensor, axis, to), tensor))
+        if len(self._in_flight) > _MAX_PENDING:
+            wait(self._in_flight.popleft()[0])
 
     def finish(self) -> None:
-        """Wait until all have left."""
-        while self._on_the_way:
-            wait(self._on_the_way.popleft()[0])
+        """Wait for all sends."""
+        while self._in_flight:
+            wait(self._in_flight.popleft()[0])
 
 
-def all_gather(own: Tensor, shapes: Sequence[Sequence[int]], axis: Axis) -> list[Tensor]:
-    """Every rank's tensor on every rank of the axis; ``shapes[i]`` is that of the ``i``-th rank."""
-    own = own.contiguous()
-    whole = [own if i == axis.index else own.new_empty(*shape) for i, shape in enumerate(shapes)]
-    wait(start([[own]] * axis.size, [[part] for part in whole], axis))
-    return whole
+def all_gather(local: Tensor, shapes: Sequence[Sequence[int]], axis: Axis) -> list[Tensor]:
+    """Return every rank's tensor, on every rank of the axis. ``shapes[i]`` is the shape of rank ``i``'s tensor."""
+    local = local.contiguous()
+    gathered = [local if i == axis.index else local.new_empty(*shape) for i, shape in enumerate(shapes)]
+    wait(start([[local]] * axis.size, [[part] for part in gathered], axis))
+    return gathered
 
 
-def scatter(parts: Sequence[Tensor], own: Tensor, axis: Axis) -> Tensor:
-    """Each rank's part of what the first one has, into ``own``; of others', one at a time is on the first's device."""
+def scatter(parts: Sequence[Tensor], local: Tensor, axis: Axis) -> Tensor:
+    """Send ``parts[i]`` from the axis's first rank to rank ``i``, into that rank's ``local``, and return it.
+
+    ``parts`` is read on the first rank only, which moves the other ranks' parts to its device one at a time.
+    """
     if axis.index:
-        wait(receive(own, axis, 0))
-        return own
+        wait(receive(local, axis, 0))
+        return local
     for to, part in enumerate(parts[1:], 1):
-        wait(send(part.to(own.device).contiguous(), axis, to))
-    return own.copy_(parts[0])
+        wait(send(part.to(local.device).contiguous(), axis, to))
+    return local.copy_(parts[0])
 
 
-def gather(own: Tensor, sizes: Sequence[int], axis: Axis) -> list[Tensor]:
-    """Every rank's values, flat, on the first rank of the axis; empty tensors elsewhere."""
-    own = own.reshape(-1)
+def gather(local: Tensor, sizes: Sequence[int], axis: Axis) -> list[Tensor]:
+    """Return every rank's values, flattened, on the axis's first rank, and empty tensors on the others.
+
+    ``sizes[i]`` is the number of values of rank ``i``.
+    """
+    local = local.reshape(-1)
     if axis.index:
-        wait(start([[own]], [], axis))
-        return [own[:0]] * axis.size
-    whole = [own, *(own.new_empty(size) for size in sizes[1:])]
-    wait(start([], [[part] for part in whole], axis))
-    return whole
+        wait(start([[local]], [], axis))
+        return [local[:0]] * axis.size
+    gathered = [local, *(local.new_empty(size) for size in sizes[1:])]
+    wait(start([], [[part] for part in gathered], axis))
+    return gathered
 
 
 def agree(value: int, axis: Axis) -> int:
-    """The first rank's ``value`` on every rank of the axis, over the CPU's group."""
+    """Return the ``value`` of the axis's first rank on every rank, over the group's CPU backend."""
     if axis.size == 1:
         return value
-    shared = torch.tensor([value], dtype=torch.int64)
-    dist.broadcast(shared, axis.ranks[0], group=axis.group)
-    return int(shared.item())
+    buffer = torch.tensor([value], dtype=torch.int64)
+    dist.broadcast(buffer, axis.ranks[0], group=axis.group)
+    return int(buffer.item())
 
 
 def all_of(value: bool, axis: Axis) -> bool:
-    """Whether it is true on every rank of the axis, over the CPU's group."""
+    """Whether ``value`` is true on every rank of the axis. Communicates over the group's CPU backend."""
     if axis.size == 1:
         return value
-    shared = torch.tensor([int(value)])
-    dist.all_reduce(shared, dist.ReduceOp.MIN, group=axis.group)
-    return bool(shared.item())
+    buffer = torch.tensor([int(value)])
+    dist.all_reduce(buffer, dist.ReduceOp.MIN, group=axis.group)
+    return bool(buffer.item())
 
 
 def share(
     metas: Sequence[TensorMeta], tensors: Mapping[str, Tensor] | None, axis: Axis, device: torch.device
 ) -> dict[str, Tensor]:
-    """The first rank's ``tensors`` on every rank of the axis, on ``device``, in one broadcast."""
+    """Copy named tensors from the axis's first rank to ``device`` on every rank, in one broadcast.
+
+    Args:
+        metas: name, dtype and shape of each tensor, on every rank.
+        tensors: the tensors, needed on the first rank only.
+        axis: the ranks that take part.
+        device: where the copies go.
+    """
     if axis.size == 1:
         assert tensors is not None
         return {name: tensor.to(device) for name, tensor in tensors.items()}
-    buffer = torch.empty(sum(map(_room, metas)), dtype=torch.uint8, device=device)
+    buffer = torch.empty(sum(map(_aligned_size, metas)), dtype=torch.uint8, device=device)
     views = _views(buffer, metas)
     if axis.index == 0:
         assert tensors is not None
@@ -190,13 +217,13 @@ def share(
     return views
 
 
-def _room(meta: TensorMeta) -> int:
+def _aligned_size(meta: TensorMeta) -> int:
     return -(-meta.nbytes // _ALIGN) * _ALIGN
 
 
 def _views(buffer: Tensor, metas: Sequence[TensorMeta]) -> dict[str, Tensor]:
-    views, start = {}, 0
+    views, offset = {}, 0
     for meta in metas:
-        views[meta.name] = buffer[start : start + meta.nbytes].view(DTYPES[meta.dtype]).view(meta.shape)
-        start += _room(meta)
+        views[meta.name] = buffer[offset : offset + meta.nbytes].view(DTYPES[meta.dtype]).view(meta.shape)
+        offset += _aligned_size(meta)
     return views

@@ -1,4 +1,4 @@
-"""The device mesh: one object that owns a layout's process groups and this rank's coordinates."""
+"""The device mesh: a layout's process groups, and this rank's position on each axis."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,10 +17,14 @@ _BOUNDARIES = ("even boundaries", "odd boundaries", "back")
 
 @dataclass(frozen=True, kw_only=True)
 class Axis:
-    """A line of ranks that work together; ``index`` is this rank's place on it.
+    """The ranks along one axis of the mesh that include this rank.
 
-    ``group`` is None on an axis of one rank, where nothing is ever sent. ``gloo`` says that it is gloo's alone, which
-    sends from the CPU's memory.
+    Attributes:
+        name: name of the axis.
+        ranks: global ranks, in the order of the axis.
+        index: this rank's position in ``ranks``.
+        group: their process group; None on an axis of one rank, where nothing is ever sent.
+        gloo: whether gloo is the group's only backend; it sends GPU tensors through CPU memory.
     """
 
     name: str
@@ -37,94 +41,112 @@ class Axis:
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceMesh:
-    """Ranks ``0 .. layout.ranks - 1`` as a grid with the axes of ``layout.AXES``, the last the fastest.
+    """Ranks ``0 .. layout.ranks - 1`` as a grid with the axes ``AXES``, the last axis varying fastest.
 
     Attributes:
-        number: tells it from other meshes, alike on all ranks.
-        axes: this rank's line along every axis.
-        sequence: the ranks that share out the tokens of one row: ``ring`` and ``ulysses`` as one axis.
-        boundaries: the stages of a pipeline with groups of their own, in which every second stage sends to the next,
-            the others do, and the last one sends to the first: what NCCL sends and receives in one group waits for what
-            was begun before, in either direction. None without stages.
-        weights: the same ranks with a group of their own, where they share weights: what runs on one group runs one
-            after the other, and weights are to arrive while tokens are exchanged. None where they do not.
-        behind: likewise the ranks of ``ring``, where keys and values arrive for the next step. None where they do not.
+        layout: the layout that the mesh was made for.
+        serial: distinguishes meshes; the same on all ranks.
+        axes: this rank's ranks along each axis, by the axis's name.
+        sequence: the ranks that split the tokens of one row: ``ring`` and ``ulysses`` as one axis.
+        boundaries: three more groups over the stages of ``pipe``: sends from even stages to the next stage use the
+            first, sends from odd stages the second, and the last stage sends to the first stage in the third. NCCL
+            runs all sends and receives of one group in the order they were started, in either direction, so a single
+            group would serialise them. None without stages.
+        weights_axis: the ranks of ``sequence`` with a second group, on which sharded weights are gathered. Work in one
+            group runs in order, and weights have to arrive while tokens are exchanged. None if the layout does not
+            shard weights.
+        behind: the ranks of ``ring`` with a second group, on which keys and values for the next step arrive in the
+            background. None unless the layout has ``stale=previous``.
         whole: all ranks of the mesh.
-        measured: how fast the ranks are, relative to one another.
+        measured_speeds: relative speed of each rank.
     """
 
     layout: ParallelLayout
-    number: int
+    serial: int
     axes: dict[str, Axis]
     sequence: Axis
     boundaries: tuple[Axis, Axis, Axis] | None
-    weights: Axis | None
+    weights_axis: Axis | None
     behind: Axis | None
     whole: Axis
-    measured: tuple[float, ...]
+    measured_speeds: tuple[float, ...]
 
     def speeds(self, axis: str) -> tuple[float, ...]:
-        """How fast the places on an axis of stages or patches are: as the layout says, or as the slowest rank there."""
+        """Relative speed of each position on an axis of stages or patches.
+
+        These are the layout's ``balance`` if it has one, otherwise the measured speed of the slowest rank there.
+        """
         if self.layout.balance:
             return self.layout.balance
-        places = [self.layout.coordinates(rank)[axis] for rank in self.whole.ranks]
+        positions = [self.layout.coordinates(rank)[axis] for rank in self.whole.ranks]
         return tuple(
-            min(speed for place, speed in zip(places, self.measured, strict=True) if place == i)
+            min(speed for position, speed in zip(positions, self.measured_speeds, strict=True) if position == i)
             for i in range(self.layout.degrees[axis])
         )
 
     def free(self) -> None:
-        """Free the groups, which nothing may use any more. Collective over the mesh."""
-        # An axis may be the sequence as well; and in one order, which NCCL wants.
-        lines = [*self.axes.values(), self.sequence, *(self.boundaries or ()), self.weights, self.behind, self.whole]
-        for group in dict.fromkeys(line.group for line in lines if line and line.group):
+        """Destroy the process groups, which must not be used afterwards. Collective over the mesh."""
+        axes = [*self.axes.values(), self.sequence, *(self.boundaries or ()), self.weights_axis, self.behind]
+        # ``sequence`` may be one of the axes, so duplicates are dropped; NCCL needs the same order on all ranks.
+        for group in dict.fromkeys(axis.group for axis in (*axes, self.whole) if axis and axis.group):
             dist.destroy_process_group(group)
 
 
 def create(
-    layout: ParallelLayout, *, rank: int, timeout: timedelta, number: int = 0, measured: Sequence[float] = ()
+    layout: ParallelLayout, *, rank: int, timeout: timedelta, serial: int = 0, speeds: Sequence[float] = ()
 ) -> DeviceMesh | None:
-    """Make the groups of a layout; None on a rank that the layout leaves idle.
+    """Create the process groups of a layout. Collective over the whole world.
 
-    Collective over the whole world: ``torch.distributed`` wants every rank, idle ones too, at the making of
-    every group, in the same order. ``timeout`` is the deadline of each collective in these groups. Without ``measured``
-    all ranks count as equally fast.
+    ``torch.distributed`` requires every rank, idle ones included, to take part in creating every group, in the same
+    order.
+
+    Args:
+        layout: degrees of the axes.
+        rank: this rank.
+        timeout: deadline of each collective in these groups.
+        serial: see ``DeviceMesh``.
+        speeds: relative speed of each rank of the world; all are equal if it is empty.
+
+    Returns:
+        The mesh, or None on a rank that the layout leaves idle.
     """
-    grid = np.arange(layout.ranks).reshape(_shape(layout))
+    grid = np.arange(layout.ranks).reshape(tuple(layout.degrees.values()))
     axes: dict[str, Axis] = {}
     for dim, name in enumerate(AXES):
-        axes |= _lines(name, np.moveaxis(grid, dim, -1), rank, timeout)
+        axes |= _axis_along(name, np.moveaxis(grid, dim, -1), rank, timeout)
     ring = AXES.index("ring")
-    folded = np.moveaxis(grid, (ring, ring + 1), (-2, -1)).reshape(-1, layout.sequence)
+    ring_ulysses = np.moveaxis(grid, (ring, ring + 1), (-2, -1)).reshape(-1, layout.sequence)
     if layout.ring > 1 and layout.ulysses > 1:
-        axes |= _lines("sequence", folded, rank, timeout)
+        axes |= _axis_along("sequence", ring_ulysses, rank, timeout)
     if layout.pipe > 1:
         for name in _BOUNDARIES:
-            axes |= _lines(name, np.moveaxis(grid, AXES.index("pipe"), -1), rank, timeout)
+            axes |= _axis_along(name, np.moveaxis(grid, AXES.index("pipe"), -1), rank, timeout)
     if layout.shard_weights:
-        axes |= _lines("weights", folded, rank, timeout)
+        axes |= _axis_along("weights", ring_ulysses, rank, timeout)
     if layout.stale == "previous":
-        axes |= _lines("behind", np.moveaxis(grid, ring, -1), rank, timeout)
-    whole = _line("mesh", tuple(range(layout.ranks)), rank, timeout)
+        axes |= _axis_along("behind", np.moveaxis(grid, ring, -1), rank, timeout)
+    whole = _axis("mesh", tuple(range(layout.ranks)), rank, timeout)
     if whole is None:
         return None
     sequence = axes.pop("sequence", axes["ring"] if layout.ring > 1 else axes["ulysses"])
     weights, behind = axes.pop("weights", None), axes.pop("behind", None)
     even, odd, back = (axes.pop(name, None) for name in _BOUNDARIES)
     return DeviceMesh(
-        layout=layout, number=number, axes=axes, sequence=sequence, whole=whole, weights=weights, behind=behind,
+        layout=layout, serial=serial, axes=axes, sequence=sequence, whole=whole, weights_axis=weights, behind=behind,
         boundaries=(even, odd, back) if even and odd and back else None,
-        measured=tuple(measured[: layout.ranks]) or (1.0,) * layout.ranks,
+        measured_speeds=tuple(speeds[: layout.ranks]) or (1.0,) * layout.ranks,
     )  # fmt: skip
 
 
-def _lines(name: str, grid: Grid, rank: int, timeout: timedelta) -> dict[str, Axis]:
-    """The groups along the last dim of the grid; this rank's own by its name."""
-    lines = [_line(name, tuple(map(int, ranks)), rank, timeout) for ranks in grid.reshape(-1, grid.shape[-1])]
-    return dict.fromkeys([name], next(line for line in lines if line)) if any(lines) else {}
+def _axis_along(name: str, grid: Grid, rank: int, timeout: timedelta) -> dict[str, Axis]:
+    """Create the groups along the grid's last dim; return this rank's axis by its name, nothing on an idle rank."""
+    axes = [_axis(name, tuple(map(int, ranks)), rank, timeout) for ranks in grid.reshape(-1, grid.shape[-1])]
+    local = [axis for axis in axes if axis]
+    return {name: local[0]} if local else {}
 
 
-def _line(name: str, ranks: tuple[int, ...], rank: int, timeout: timedelta) -> Axis | None:
+def _axis(name: str, ranks: tuple[int, ...], rank: int, timeout: timedelta) -> Axis | None:
+    """Create the group of some ranks; None on a rank that is not one of them."""
     group = dist.new_group(list(ranks), timeout=timeout) if len(ranks) > 1 else None
     if rank not in ranks:
         return None
@@ -135,13 +157,9 @@ def _line(name: str, ranks: tuple[int, ...], rank: int, timeout: timedelta) -> A
 
 
 def _connect(group: dist.ProcessGroup | None) -> None:
-    """Have NCCL connect all ranks of a group now, which it otherwise does at the first use.
+    """Make NCCL connect all ranks of a group now instead of at the first use.
 
-    The first use may be an exchange that a rank without tokens or heads takes no part in, while the others would wait
-    for it (see ``torch.distributed.batch_isend_irecv``).
+    The first use may be an exchange in which a rank without tokens or heads takes no part, and the other ranks would
+    wait for it (see ``torch.distributed.batch_isend_irecv``).
     """
     dist.all_reduce(torch.zeros(1, device="cuda"), group=group)
-
-
-def _shape(layout: ParallelLayout) -> tuple[int, ...]:
-    return tuple(layout.degrees.values())

@@ -1,4 +1,4 @@
-"""The meshes of the layouts that were used last: a group costs threads and sockets, or NCCL's buffers."""
+"""A cache of device meshes by layout: each process group costs threads and sockets, or NCCL buffers."""
 
 from collections.abc import Callable, Collection
 from datetime import timedelta
@@ -10,14 +10,19 @@ from ..layout.parallel_layout import ParallelLayout
 from . import mesh, rank_speeds
 from .mesh import DeviceMesh
 
-MOST = 8
-"""Meshes that are kept; more only where loaded models use them."""
+MAX_MESHES = 8
+"""Meshes that are kept. Exceeded only while loaded models use more."""
 
 
 class MeshCache:
-    """Every rank of the world asks for the same layouts in the same order.
+    """The most recently used meshes. Every rank of the world requests the same layouts in the same order.
 
-    ``in_use`` gives the meshes whose groups this rank's loaded models use.
+    Args:
+        rank: this rank.
+        world_size: number of ranks.
+        device: this rank's device, whose speed is measured for layouts that need it.
+        timeout: deadline of each collective on the meshes.
+        in_use: returns the meshes whose groups this rank's loaded models use.
     """
 
     def __init__(
@@ -31,45 +36,49 @@ class MeshCache:
     ) -> None:
         self._rank, self._world_size, self._device = rank, world_size, device
         self._timeout, self._in_use = timeout, in_use
-        self._measured: tuple[float, ...] = ()
-        self._made: dict[ParallelLayout, DeviceMesh | None] = {}
-        self._number = 0
+        self._measured_speeds: tuple[float, ...] = ()
+        self._by_layout: dict[ParallelLayout, DeviceMesh | None] = {}
+        self._last_serial = 0
 
     def get(self, layout: ParallelLayout) -> DeviceMesh | None:
-        """The mesh of a layout; None on a rank that it leaves idle. See ``mesh.create``."""
-        if layout in self._made:
-            self._made[layout] = self._made.pop(layout)  # the last one is the one used last
+        """Return the mesh of a layout; None on a rank that the layout leaves idle. See ``mesh.create``."""
+        if layout in self._by_layout:
+            self._by_layout[layout] = self._by_layout.pop(layout)  # move to the end: most recently used
         else:
             self._make_room()
-            self._number += 1
-            measured = self._speeds() if layout.adapts and not layout.balance else ()
-            self._made[layout] = mesh.create(
-                layout, rank=self._rank, timeout=self._timeout, number=self._number, measured=measured
+            self._last_serial += 1
+            speeds = self._speeds() if layout.adapts and not layout.balance else ()
+            self._by_layout[layout] = mesh.create(
+                layout, rank=self._rank, timeout=self._timeout, serial=self._last_serial, speeds=speeds
             )
-        return self._made[layout]
+        return self._by_layout[layout]
 
     def _speeds(self) -> tuple[float, ...]:
-        """Measured once, so that what was cut by them stays so."""
-        self._measured = self._measured or rank_speeds.measure(self._device, self._rank, self._world_size)
-        return self._measured
+        """Return the speed of every rank, measured once so that later cuts are the same."""
+        self._measured_speeds = self._measured_speeds or rank_speeds.measure(self._device, self._rank, self._world_size)
+        return self._measured_speeds
 
     def _make_room(self) -> None:
-        """Free the meshes that were used longest ago, of those that no rank's models use."""
-        if len(self._made) < MOST:
+        """Free the least recently used meshes among those that no rank's models use."""
+        if len(self._by_layout) < MAX_MESHES:
             return
         used = self._used_anywhere()
-        for layout in [layout for layout in self._made if layout not in used][: len(self._made) - MOST + 1]:
-            made = self._made.pop(layout)
-            if made:
-                made.free()
+        unused = [layout for layout in self._by_layout if layout not in used]
+        for layout in unused[: len(self._by_layout) - MAX_MESHES + 1]:
+            freed = self._by_layout.pop(layout)
+            if freed:
+                freed.free()
 
     def _used_anywhere(self) -> set[ParallelLayout]:
-        """Layouts whose meshes some rank's models use: an idle rank has no model, and one that was full may have
-        forgotten it. Here all ranks meet, so that none is still at work on a group that is freed."""
-        own = self._in_use()
-        flags = torch.tensor([int(any(each is made for each in own)) for made in self._made.values()])
+        """Return the layouts whose meshes the models of any rank use. Collective over the world.
+
+        Ranks may differ: an idle rank has no model, and a rank that ran out of memory may have unloaded its model.
+        Waiting for all ranks here also ensures that none is still working on a group that is about to be freed.
+        """
+        local = self._in_use()
+        flags = torch.tensor([int(any(each is cached for each in local)) for cached in self._by_layout.values()])
         if self._world_size > 1:
             if torch.cuda.is_initialized():
                 torch.cuda.synchronize()
             dist.all_reduce(flags, dist.ReduceOp.MAX)
-        return {layout for layout, flag in zip(self._made, flags.tolist(), strict=True) if flag}
+        return {layout for layout, flag in zip(self._by_layout, flags.tolist(), strict=True) if flag}

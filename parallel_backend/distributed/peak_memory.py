@@ -1,4 +1,4 @@
-"""How much memory a piece of work takes at most."""
+"""Peak memory of a piece of work."""
 
 import os
 from types import TracebackType
@@ -9,9 +9,12 @@ from .. import processes
 
 
 class PeakMemory:
-    """While it is entered, the most that is held beyond what was held before, in ``bytes`` after.
+    """Context manager that measures by how much memory use rises at most above its level on entry.
 
-    On a GPU it is what PyTorch has allocated, else the process's resident memory.
+    Attributes:
+        device: the device that is measured: on a GPU the memory that PyTorch has allocated, otherwise the process's
+            resident memory.
+        bytes: the peak, after exit.
     """
 
     def __init__(self, device: torch.device) -> None:

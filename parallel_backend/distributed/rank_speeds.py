@@ -1,4 +1,4 @@
-"""How fast the ranks are beside one another, for shares of the work that end together on unequal devices."""
+"""Relative speeds of the ranks, so that unequal devices get shares of the work that finish at the same time."""
 
 import os
 import time
@@ -13,28 +13,31 @@ from ..errors import InvalidRequest
 T = TypeVar("T")
 
 HANDICAP = "PARALLEL_DIT_HANDICAP"
-"""Environment variable that slows a rank down, to try unequal devices on equal ones: ``1=2`` has rank 1 take twice as
-long for all blocks, by sleeping."""
+"""Environment variable that slows ranks down, to test unequal devices on equal ones: with ``1=2``, rank 1 sleeps so
+that all its blocks take twice as long."""
 
 _TRIES = 7
-_ALIKE = {"cuda": 1.15, "cpu": 1.6}
-"""Ratio up to which speeds count as equal: devices of a kind differ by less, and cuts are to be the same each time.
-A core's speed varies with what runs beside it."""
+_SAME_SPEED_RATIO = {"cuda": 1.15, "cpu": 1.6}
+"""Ratio up to which two speeds count as equal, by device type.
+
+Devices of one model differ by less, and the cut should be the same every time. The speed of a CPU core depends on what
+runs beside it.
+"""
 
 
 def measure(device: torch.device, rank: int, world_size: int) -> tuple[float, ...]:
-    """The relative speed of every rank, the same on all of them; the fastest is 1. Collective over the world."""
+    """Measure the relative speed of every rank; the fastest is 1. The same on all ranks; collective over the world."""
     speeds = [torch.zeros(1, dtype=torch.float64) for _ in range(world_size)]
-    mine = torch.tensor([1.0 / (_seconds(device) * handicap(rank))], dtype=torch.float64)
+    local = torch.tensor([1.0 / (_seconds(device) * handicap(rank))], dtype=torch.float64)
     if world_size > 1:
-        dist.all_gather(speeds, mine)
+        dist.all_gather(speeds, local)
     else:
-        speeds = [mine]
-    return alike([float(speed) for speed in speeds], _ALIKE[device.type])
+        speeds = [local]
+    return grouped([float(speed) for speed in speeds], _SAME_SPEED_RATIO[device.type])
 
 
-def alike(speeds: Sequence[float], ratio: float) -> tuple[float, ...]:
-    """Speeds relative to the fastest; those that differ by no more than a ratio are equal."""
+def grouped(speeds: Sequence[float], ratio: float) -> tuple[float, ...]:
+    """Return speeds relative to the fastest, with speeds that differ by at most ``ratio`` made equal."""
     levels: list[float] = []
     for speed in sorted(speeds, reverse=True):
         if not levels or levels[-1] > ratio * speed:
@@ -43,56 +46,59 @@ def alike(speeds: Sequence[float], ratio: float) -> tuple[float, ...]:
 
 
 def handicap(rank: int) -> float:
-    """How many times as long a rank takes, by ``HANDICAP``.
+    """Return the factor by which ``HANDICAP`` slows a rank down; 1 if it does not.
 
     Raises:
-        InvalidRequest: the variable cannot be read.
+        InvalidRequest: the variable cannot be parsed, or a factor is below 1.
     """
-    given = os.environ.get(HANDICAP, "")
+    value = os.environ.get(HANDICAP, "")
     try:
-        factors = {int(one): float(factor) for one, _, factor in (word.partition("=") for word in given.split())}
+        factors = {int(slow): float(factor) for slow, _, factor in (word.partition("=") for word in value.split())}
     except ValueError:
         factors = {0: 0.0}
     if any(factor < 1 for factor in factors.values()):
-        raise InvalidRequest(f"{HANDICAP}={given}: write RANK=FACTOR with factors of at least 1, such as 1=2")
+        raise InvalidRequest(f"{HANDICAP}={value}: write RANK=FACTOR with factors of at least 1, such as 1=2")
     return factors.get(rank, 1.0)
 
 
 def slowed(run: Callable[[T], T], factor: float, device: torch.device) -> Callable[[T], T]:
-    """The same, taking ``factor`` times as long as it computes; what it waits for does not count on a CPU."""
+    """Return ``run`` slowed down to ``factor`` times its compute time; on a CPU, time spent waiting does not count."""
     clock = _clock(device)
 
-    def slower(state: T) -> T:
+    def slow_run(state: T) -> T:
         wait(device)
         start = clock()
-        done = run(state)
+        result = run(state)
         wait(device)
         time.sleep((factor - 1) * (clock() - start))
-        return done
+        return result
 
-    return slower
+    return slow_run
 
 
 def _seconds(device: torch.device) -> float:
-    """The shortest time of some matrix multiplications, without what else runs on the device."""
+    """Return the shortest time of several runs of the same matrix multiplications, to exclude other load."""
     size, dtype = (4096, torch.bfloat16) if device.type == "cuda" else (512, torch.float32)
-    matrix, taken, clock = torch.ones(size, size, device=device, dtype=dtype), [], _clock(device)
+    matrix, times, clock = torch.ones(size, size, device=device, dtype=dtype), [], _clock(device)
     for _ in range(_TRIES):
         wait(device)
         start = clock()
         for _ in range(4):
             matrix = matrix @ matrix / size
         wait(device)
-        taken.append(clock() - start)
-    return min(taken[1:])
+        times.append(clock() - start)
+    return min(times[1:])  # the first run is a warm-up
 
 
 def _clock(device: torch.device) -> Callable[[], float]:
-    """On a CPU it counts what this thread computes, and not what it waits for."""
+    """Return a clock in seconds; on a CPU it counts only this thread's compute time."""
     return time.perf_counter if device.type == "cuda" else time.thread_time
 
 
 def wait(device: torch.device) -> None:
-    """Wait for what a device was given to compute; not for what it is to receive and nobody waits for yet."""
+    """Wait for the work queued on a device's current stream.
+
+    Receives on other streams that nothing has waited for yet are not included.
+    """
     if device.type == "cuda":
         torch.cuda.current_stream(device).synchronize()

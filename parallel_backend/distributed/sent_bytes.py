@@ -1,7 +1,7 @@
-"""Counting the bytes that a rank really sends, at the dispatcher, whoever asks for them.
+"""Counts the bytes that a rank sends, at PyTorch's dispatcher, whichever code sends them.
 
-Everything that goes through ``torch.distributed`` ends in an operator of ``c10d`` or ``_c10d_functional``: our own
-exchanges, DTensor's, FSDP's. What one sends is counted as its ring algorithm sends it, where it has one.
+All communication through ``torch.distributed`` (this package's exchanges, DTensor, FSDP) ends in an operator of
+``c10d`` or ``_c10d_functional``. A collective counts as many bytes as its ring algorithm sends, if it has one.
 """
 
 from collections import defaultdict
@@ -21,13 +21,14 @@ from .mesh import Axis
 
 
 class SentBytes(TorchDispatchMode):
-    """Counts while it is entered.
+    """Counts the bytes sent while it is entered.
 
     Attributes:
-        by_kind: bytes by the name of the operator; fractions, since a tensor need not divide by the ranks.
+        by_kind: bytes by the operator's name. They are fractions, because a tensor need not divide by the number of
+            ranks.
 
     Raises:
-        NotImplementedError: a collective that it does not know, so that nothing is left out unseen.
+        NotImplementedError: an operator without a formula was called; skipping it would give a wrong count.
     """
 
     def __init__(self) -> None:
@@ -42,16 +43,23 @@ class SentBytes(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace in ("c10d", "_c10d_functional", "_dtensor"):
             name = func._schema.name.partition("::")[2]
-            if name not in _SENT:
+            if name not in _BYTES_SENT:
                 raise NotImplementedError(f"{func.namespace}::{name} is not counted")
-            self.by_kind[name] += _SENT[name](*args)
+            self.by_kind[name] += _BYTES_SENT[name](*args)
         return func(*args, **(kwargs or {}))
 
 
 class Measured:
-    """Seconds that the ranks take while it is entered, which all of them do together, and bytes that they send.
+    """Context manager that measures the time taken and, if asked, the bytes sent. All ranks enter it together.
 
-    ``count`` says whether bytes are wanted, which costs time of its own at every operator.
+    Args:
+        axis: the ranks that are measured.
+        device: this rank's device.
+        count: whether to count bytes, which makes every operator slower.
+
+    Attributes:
+        seconds: time between entry and exit.
+        sent: the byte counter; None if bytes are not counted.
     """
 
     def __init__(self, axis: Axis, device: torch.device, *, count: bool) -> None:
@@ -71,11 +79,11 @@ class Measured:
         self.seconds = self._now() - self._start
 
     def of_all_ranks(self) -> dict[str, Tensor]:
-        """Rank 0's ``seconds`` ``[1]``, and ``sent_bytes`` ``[ranks]`` int64 if counted; nothing on other ranks."""
-        done = {"seconds": torch.tensor([self.seconds])}
+        """Return rank 0's ``seconds`` ``[1]`` and, if counted, ``sent_bytes`` ``[ranks]`` int64; {} on other ranks."""
+        results = {"seconds": torch.tensor([self.seconds])}
         if self.sent:
-            done["sent_bytes"] = torch.cat(gather(torch.tensor([self.sent.total]), [1] * self.axis.size, self.axis))
-        return done if self.axis.index == 0 else {}
+            results["sent_bytes"] = torch.cat(gather(torch.tensor([self.sent.total]), [1] * self.axis.size, self.axis))
+        return results if self.axis.index == 0 else {}
 
     def _now(self) -> float:
         if self.device.type == "cuda":
@@ -87,50 +95,50 @@ def _bytes(tensor: Tensor) -> int:
     return tensor.numel() * tensor.itemsize
 
 
-def _group(boxed: Any) -> dist.ProcessGroup:
+def _unboxed(boxed: Any) -> dist.ProcessGroup:
     return dist.ProcessGroup.unbox(boxed)
 
 
-def _all_to_all(_out: Tensor, sent: Tensor, group: Any, _into: list[int], split: list[int], *_: Any) -> int:
-    """All but the own part."""
-    whole = _group(group)
-    rows = split[whole.rank()] if split else sent.shape[0] // whole.size()
-    return _bytes(sent) - rows * (_bytes(sent) // max(sent.shape[0], 1))
+def _all_to_all(_out: Tensor, sent: Tensor, boxed: Any, _receive_rows: list[int], send_rows: list[int], *_: Any) -> int:
+    """Everything except the part for this rank itself."""
+    group = _unboxed(boxed)
+    kept_rows = send_rows[group.rank()] if send_rows else sent.shape[0] // group.size()
+    return _bytes(sent) - kept_rows * (_bytes(sent) // max(sent.shape[0], 1))
 
 
-def _functional_all_to_all(sent: Tensor, _into: list[int], split: list[int], group: Any) -> int:
-    """All but the own part."""
-    whole: dist.ProcessGroup = _resolve_process_group(group)
-    return _bytes(sent) - split[whole.rank()] * (_bytes(sent) // max(sent.shape[0], 1))
+def _functional_all_to_all(sent: Tensor, _receive_rows: list[int], send_rows: list[int], name: Any) -> int:
+    """Everything except the part for this rank itself."""
+    group: dist.ProcessGroup = _resolve_process_group(name)
+    return _bytes(sent) - send_rows[group.rank()] * (_bytes(sent) // max(sent.shape[0], 1))
 
 
-def _functional_all_gather(own: Tensor, size: int, _group: Any) -> int:
-    return (size - 1) * _bytes(own)
+def _functional_all_gather(local: Tensor, size: int, _name: Any) -> int:
+    return (size - 1) * _bytes(local)
 
 
-def _all_reduce(tensors: list[Tensor], group: Any, *_: Any) -> Fraction:
-    size = _group(group).size()
+def _all_reduce(tensors: list[Tensor], boxed: Any, *_: Any) -> Fraction:
+    size = _unboxed(boxed).size()
     return Fraction(2 * (size - 1) * sum(map(_bytes, tensors)), size)
 
 
-def _all_gather(_out: Tensor, own: Tensor, group: Any, *_: Any) -> int:
-    return (_group(group).size() - 1) * _bytes(own)
+def _all_gather(_out: Tensor, local: Tensor, boxed: Any, *_: Any) -> int:
+    return (_unboxed(boxed).size() - 1) * _bytes(local)
 
 
 def _send(tensors: list[Tensor], *_: Any) -> int:
     return sum(map(_bytes, tensors))
 
 
-def _broadcast(tensors: list[Tensor], group: Any, root: int, *_: Any) -> int:
-    whole = _group(group)
-    return (whole.size() - 1) * sum(map(_bytes, tensors)) if whole.rank() == root else 0
+def _broadcast(tensors: list[Tensor], boxed: Any, root: int, *_: Any) -> int:
+    group = _unboxed(boxed)
+    return (group.size() - 1) * sum(map(_bytes, tensors)) if group.rank() == root else 0
 
 
 def _nothing(*_: Any) -> int:
     return 0
 
 
-_SENT: dict[str, Callable[..., int | Fraction]] = {
+_BYTES_SENT: dict[str, Callable[..., int | Fraction]] = {
     "alltoall_base_": _all_to_all,
     "all_to_all_single": _functional_all_to_all,
     "all_gather_into_tensor": _functional_all_gather,
@@ -143,3 +151,4 @@ _SENT: dict[str, Callable[..., int | Fraction]] = {
     "wait_tensor": _nothing,
     "_wrap_tensor_autograd": _nothing,
 }
+"""By the operator's name, the bytes that this rank sends in a call, from the call's arguments."""

@@ -1,4 +1,4 @@
-"""Rank 0's word to all ranks, part by part of some work, whether to go on."""
+"""Stop flags: before each part of some work, rank 0 tells all ranks whether to go on."""
 
 from collections.abc import Callable
 
@@ -10,31 +10,35 @@ from .mesh import Axis
 
 
 class StopFlags:
-    """Told a part ahead, and nobody answers, so that nobody waits; the first part's is told when this is made.
+    """One flag for each part of the work, sent one part ahead and unacknowledged, so that no rank blocks.
 
-    Nothing else may go from rank 0 to others in the group of ``whole`` meanwhile.
+    Creating the object sends the first part's flag. Until ``finish`` returns, rank 0 must send nothing else to the
+    other ranks in the group of ``whole``.
+
+    Attributes:
+        stopped: whether rank 0 asked to stop, as far as this rank has been told.
     """
 
     def __init__(self, whole: Axis, device: torch.device, cancelled: Callable[[], bool]) -> None:
         self.whole, self.device, self.cancelled, self.stopped = whole, device, cancelled, False
-        self._leaving = [PendingSends() for _ in whole.ranks]
-        self._ahead = 0
+        self._pending_sends = [PendingSends() for _ in whole.ranks]
+        self._flags_ahead = 0
         self.tell()
 
     def tell(self) -> None:
-        """On rank 0, say it of the next part; other ranks count that it does, be it before or after they hear it."""
-        self._ahead += 1
+        """Send the next part's flag from rank 0. Other ranks only count it; they may receive it later."""
+        self._flags_ahead += 1
         if self.whole.index:
             return
-        rank_speeds.wait(self.device)  # else the host runs ahead, and a cancel comes late
+        rank_speeds.wait(self.device)  # otherwise the host queues steps ahead and a cancel takes effect late
         self.stopped = self.cancelled()
         flag = torch.tensor([int(self.stopped)])
         for rank in range(1, self.whole.size):
-            self._leaving[rank].send(flag, self.whole, rank)
+            self._pending_sends[rank].send(flag, self.whole, rank)
 
     def go_on(self) -> bool:
-        """Whether there is to be a next part."""
-        self._ahead -= 1
+        """Whether to start the next part. Waits for its flag on ranks other than 0."""
+        self._flags_ahead -= 1
         if self.whole.index:
             flag = torch.zeros(1, dtype=torch.int64)
             wait(receive(flag, self.whole, 0))
@@ -42,8 +46,8 @@ class StopFlags:
         return not self.stopped
 
     def finish(self) -> None:
-        """Wait until all has left, and take in what is on its way, so that the next work does not."""
-        while self._ahead > 0:
+        """Wait for all sends, and drain flags still in flight so that later work does not receive them."""
+        while self._flags_ahead > 0:
             self.go_on()
-        for leaving in self._leaving:
-            leaving.finish()
+        for sends in self._pending_sends:
+            sends.finish()

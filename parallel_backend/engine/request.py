@@ -1,16 +1,22 @@
 """A request while a rank carries it out."""
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+import torch
 from torch import Tensor
 
+from ..distributed.collectives import agree
+from ..distributed.mesh import Axis
+from ..distributed.sent_bytes import Measured
+from ..errors import InvalidRequest
 from ..loading.components import ComponentCache
 from ..protocol.frames import TensorMeta
-from ..protocol.messages import Progress, RankRequest
+from ..protocol.messages import Decode, Encode, Forward, Progress, RankRequest, Sample
 from ..step_loop.setting import Report
+from .validation import first_not_finite
 
 Tensors = dict[str, Tensor]
 
@@ -28,11 +34,33 @@ class ActiveRequest(Generic[M]):
     cancelled: Callable[[], bool]
 
     @contextmanager
-    def loading(self, pipeline: ComponentCache, component: str) -> Iterator[None]:
-        """Say that weights are about to be loaded and that they have been, if they are."""
-        loads = not pipeline.has(component)
+    def loading(self, components: ComponentCache, component: str) -> Iterator[None]:
+        """Report the start and the end of loading, if the component is not loaded yet."""
+        loads = not components.has(component)
         if loads:
             self.report(Progress(phase="loading", value=0, total=1), {})
         yield
         if loads:
             self.report(Progress(phase="loading", value=1, total=1), {})
+
+    def check_finite(self, axis: Axis) -> None:
+        """Refuse NaN and infinity, on all ranks of ``axis`` alike.
+
+        Raises:
+            InvalidRequest: names the first tensor that holds one.
+        """
+        index = agree(first_not_finite(self.tensors or {}), axis)
+        if index >= 0:
+            raise InvalidRequest(
+                f"{self.metas[index].name} holds NaN or infinity: check the nodes that make it, such as the latent's, "
+                "the conditioning's and the VAE's"
+            )
+
+
+def measured(
+    message: Forward | Sample | Decode | Encode, axis: Axis, device: torch.device
+) -> AbstractContextManager[Measured | None]:
+    """Times the work of a message that asks for it, and counts the bytes sent; otherwise does nothing."""
+    if not (message.measure or message.timed):
+        return nullcontext()
+    return Measured(axis, device, count=message.measure)

@@ -1,4 +1,4 @@
-"""The text encoder, on rank 0."""
+"""Encoding text on rank 0."""
 
 from typing import Any
 
@@ -10,10 +10,10 @@ from ..protocol.frames import TensorMeta
 
 
 def check(metas: tuple[TensorMeta, ...]) -> None:
-    """Check an ``EncodeText`` by its header.
+    """Check the header of an ``EncodeText``.
 
     Raises:
-        InvalidRequest: ids or lengths are missing or of another shape.
+        InvalidRequest: ids or lengths are missing or have another shape.
     """
     shapes = {meta.name: meta.shape for meta in metas if meta.dtype == "int64"}
     ids, lengths = shapes.get("ids", ()), shapes.get("lengths", ())
@@ -22,10 +22,15 @@ def check(metas: tuple[TensorMeta, ...]) -> None:
 
 
 def encode(encoder: torch.nn.Module, ids: Tensor, lengths: Tensor, *, layer: int = -1) -> Tensor:
-    """Embeddings ``[N, L, D]`` in float32, zero beyond each length; see ``EncodeText`` for ``layer``.
+    """Embeddings ``[N, L, D]`` in float32, zero after each text's length.
+
+    Args:
+        ids: token ids ``[N, L]``.
+        lengths: number of tokens of each text ``[N]``.
+        layer: see ``EncodeText``.
 
     Raises:
-        InvalidRequest: an id beyond the vocabulary, or a length that is not in 1 .. L.
+        InvalidRequest: an id is outside the vocabulary, or a length is not in 1 .. L.
     """
     vocabulary = encoder.get_input_embeddings().num_embeddings  # type: ignore[operator]
     if ids.min() < 0 or ids.max() >= vocabulary:
@@ -41,7 +46,7 @@ def encode(encoder: torch.nn.Module, ids: Tensor, lengths: Tensor, *, layer: int
 
 
 def _run(encoder: Any, layer: int, **inputs: Tensor) -> Tensor:
-    """The normalised output of a layer, as ``comfy.text_encoders.t5.T5Stack`` gives it."""
+    """The normalised output of a layer, equal to that of ``comfy.text_encoders.t5.T5Stack``."""
     stack = encoder.encoder
     if not -len(stack.block) <= layer < -1:
         last: Tensor = encoder(**inputs).last_hidden_state

@@ -1,4 +1,4 @@
-"""What a request must look like, checked on every rank alike from its header, before any weight is loaded."""
+"""Checks of a request's header. Every rank runs the same checks, before any weight is loaded."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ from ..strategies import STRATEGIES
 _DIMS = ("frames", "height", "width")
 _FLOATS = ("float32", "float16", "bfloat16")
 _DTYPES = {"_mask": ("bool",), "_labels": ("int64",)}
-"""Dtypes of the inputs whose name ends so; all others are floats."""
+"""Dtypes of inputs by the end of their name; all other inputs are floats."""
 
 
 def check_forward(
@@ -34,20 +34,22 @@ def check_forward(
     """Check a ``Forward``.
 
     Raises:
-        InvalidRequest: one sentence that names the value and what would work.
+        InvalidRequest: names the value and what would work.
     """
     family, config, geometry = _family(checkpoint)
     if message.branches < 1:
         raise InvalidRequest(f"branches={message.branches}: a forward needs at least one branch")
     branches, rest = split_names({meta.name: meta.shape for meta in metas}, message.branches)
-    _refuse_names(rest, "a forward takes {branch}.{argument} alone")
+    _refuse_names(rest, "a forward takes {branch}.{argument} only")
     _check_dtypes(metas)
     for shapes in branches:
         _check_names(shapes, (LATENT, TIMESTEP, *family.required), family.optional)
         latent, timestep = shapes[LATENT], shapes[TIMESTEP]
         _check_latent(latent, geometry)
         if timestep != latent[:1] and not (family.frame_timesteps and timestep == (latent[0], *latent[2:-2])):
-            raise InvalidRequest(f"timestep of shape {list(timestep)}: one a sample is needed, {list(latent[:1])}")
+            raise InvalidRequest(
+                f"timestep has shape {list(timestep)}: one timestep a sample is needed, {list(latent[:1])}"
+            )
         _check_batch(shapes, latent[0])
     return _denoising(message, family, config, branches, world_size)
 
@@ -58,13 +60,13 @@ def check_sample(
     """Check a ``Sample``.
 
     Raises:
-        InvalidRequest: one sentence that names the value and what would work.
+        InvalidRequest: names the value and what would work.
     """
     family, config, geometry = _family(checkpoint)
     if message.sampler not in SAMPLERS:
         raise InvalidRequest(
-            f"sampler {message.sampler!r} is not one of ParallelSampler's ({', '.join(SAMPLERS)}); "
-            "KSampler has all of ComfyUI's and works on the same MODEL"
+            f"ParallelSampler has no sampler {message.sampler!r} (it has {', '.join(SAMPLERS)}); KSampler has all of "
+            "ComfyUI's samplers and works with the same MODEL"
         )
     branches, rest = split_names({meta.name: meta.shape for meta in metas}, message.branches)
     _check_guidance(message)
@@ -78,7 +80,7 @@ def check_sample(
 
 
 def first_not_finite(tensors: Mapping[str, Tensor]) -> int:
-    """Index of the first tensor that holds NaN or infinity, else -1."""
+    """Index of the first tensor that holds NaN or infinity; -1 if none does."""
     for index, tensor in enumerate(tensors.values()):
         if tensor.is_floating_point() and tensor.numel() and not torch.stack(torch.aminmax(tensor)).isfinite().all():
             return index
@@ -86,9 +88,10 @@ def first_not_finite(tensors: Mapping[str, Tensor]) -> int:
 
 
 def first_outside(tensors: Mapping[str, Tensor], rows: Mapping[str, int]) -> tuple[int, int]:
-    """Index of the first tensor that looks for a row that its table lacks, and that row; else -1 and 0.
+    """Index of the first tensor with a number outside its table, and that number; -1 and 0 if there is none.
 
-    ``rows`` are those of the tables by ``Family.tables``.
+    Args:
+        rows: number of rows of each table, see ``Family.tables``.
     """
     for index, (name, tensor) in enumerate(tensors.items()):
         most = rows.get(name.rpartition(".")[2])
@@ -114,7 +117,7 @@ def _denoising(
 ) -> DenoisingPlan:
     ranks = min(world_size, len(message.model.devices.indices))
     layout = message.model.layout or auto(ranks, branches=len(branches))
-    checked = DenoisingPlan(
+    plan = DenoisingPlan(
         layout=layout,
         geometry=family.describe(config),
         latents=tuple(shapes[LATENT] for shapes in branches),
@@ -122,26 +125,26 @@ def _denoising(
         alike=tuple(tuple(sorted(shapes.items())) for shapes in branches),
         guided=isinstance(message, Sample),
     )
-    _check_layout(layout, checked.job(), ranks)
-    return checked
+    _check_layout(layout, plan.workload(), ranks)
+    return plan
 
 
-def _check_layout(layout: ParallelLayout, job: Workload, ranks: int) -> None:
-    """Refuse a layout that has too few ranks or that a strategy refuses, naming the nearest ones that work."""
+def _check_layout(layout: ParallelLayout, workload: Workload, ranks: int) -> None:
+    """Refuse a layout that needs more ranks or that a strategy refuses, and name the nearest layouts that work."""
 
     def works(other: ParallelLayout) -> bool:
-        return _refusal(other, job) is None
+        return _refusal(other, workload) is None
 
     check_fits(layout, ranks, works)
-    refusal = _refusal(layout, job)
+    refusal = _refusal(layout, workload)
     if refusal:
         raise InvalidRequest(f"{refusal}; {would_work(layout, ranks, works)}")
 
 
-def _refusal(layout: ParallelLayout, job: Workload) -> InvalidRequest | None:
+def _refusal(layout: ParallelLayout, workload: Workload) -> InvalidRequest | None:
     try:
         for strategy in STRATEGIES:
-            strategy.check(layout, job)
+            strategy.check(layout, workload)
     except InvalidRequest as refusal:
         return refusal
     return None
@@ -150,11 +153,11 @@ def _refusal(layout: ParallelLayout, job: Workload) -> InvalidRequest | None:
 def _check_latent(shape: Shape, geometry: Geometry) -> None:
     if len(shape) != 2 + len(geometry.patch) or shape[0] < 1:
         dims = ", ".join(_DIMS[-len(geometry.patch) :])
-        raise InvalidRequest(f"a latent of shape {list(shape)}: this model takes [batch, channels, {dims}]")
+        raise InvalidRequest(f"the latent has shape {list(shape)}: this model takes [batch, channels, {dims}]")
     if shape[1] != geometry.channels:
         raise InvalidRequest(
             f"the latent has {shape[1]} channels and this model takes {geometry.channels}: "
-            "use an empty latent or a VAE that belong to this model"
+            "use an empty latent node or a VAE that belongs to this model"
         )
     size = " x ".join(map(str, shape[2:]))
     if any(length < patch for length, patch in zip(shape[2:], geometry.patch, strict=True)):
@@ -172,29 +175,37 @@ def _check_loop_tensors(shapes: Mapping[str, Shape], geometry: Geometry, *, disc
     inpainting = [name for name in ("mask", "noise", "latent") if name in shapes]
     wanted = {"x", "sigmas", *(["log_sigmas"] if discrete else []), *inpainting}
     if not wanted <= shapes.keys() or inpainting not in ([], ["mask", "latent"], ["mask", "noise", "latent"]):
-        raise InvalidRequest("sampling needs x and sigmas, and for inpainting mask and latent, with or without noise")
+        raise InvalidRequest("sampling needs x and sigmas; inpainting also needs mask and latent, and optionally noise")
     _refuse_names(shapes.keys() - wanted, f"sampling takes {', '.join(sorted(wanted))} and {{branch}}.{{argument}}")
     x = shapes["x"]
     _check_latent(x, geometry)
     if len(shapes["sigmas"]) != 1 or shapes["sigmas"][0] < 2:
-        raise InvalidRequest(f"sigmas of shape {list(shapes['sigmas'])}: at least one step is needed, so two sigmas")
+        raise InvalidRequest(f"sigmas has shape {list(shapes['sigmas'])}: at least one step, so two sigmas, is needed")
     for name in inpainting:
         if len(shapes[name]) != len(x) or any(a not in (1, b) for a, b in zip(shapes[name], x, strict=True)):
-            raise InvalidRequest(f"{name} of shape {list(shapes[name])} does not broadcast to the latent's {list(x)}")
+            raise InvalidRequest(
+                f"{name} of shape {list(shapes[name])} does not broadcast to the latent of shape {list(x)}"
+            )
     return x
 
 
 def _check_guidance(message: Sample) -> None:
     if message.branches not in (1, 2) or not math.isfinite(message.cfg):
-        raise InvalidRequest(f"cfg={message.cfg} with {message.branches} branches: one or two and a finite cfg work")
+        raise InvalidRequest(
+            f"cfg={message.cfg} with {message.branches} branches: one or two branches and a finite cfg work"
+        )
     if message.branches == 1 and message.cfg != 1.0:
-        raise InvalidRequest(f"cfg={message.cfg} needs a negative conditioning as a second branch; cfg=1.0 does not")
+        raise InvalidRequest(
+            f"cfg={message.cfg} needs a negative conditioning as the second branch; only cfg=1.0 works without"
+        )
 
 
 def _check_batch(shapes: Shapes, batch: int) -> None:
     for name, shape in shapes.items():
         if not shape or shape[0] != batch:
-            raise InvalidRequest(f"{name} of shape {list(shape)} does not fit a latent batch of {batch}")
+            raise InvalidRequest(
+                f"{name} of shape {list(shape)} does not fit a latent batch of {batch}: its first dim has to be {batch}"
+            )
 
 
 def _check_names(shapes: Shapes, required: Sequence[str], optional: Sequence[str]) -> None:
@@ -213,4 +224,4 @@ def _check_dtypes(metas: Sequence[TensorMeta]) -> None:
     for meta in metas:
         wanted = next((dtypes for ending, dtypes in _DTYPES.items() if meta.name.endswith(ending)), _FLOATS)
         if meta.dtype not in wanted:
-            raise InvalidRequest(f"{meta.name} is {meta.dtype}; it needs to be one of {', '.join(wanted)}")
+            raise InvalidRequest(f"{meta.name} is {meta.dtype}; it has to be one of {', '.join(wanted)}")

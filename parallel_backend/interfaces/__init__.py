@@ -1,1 +1,1 @@
-"""The two interfaces where families and strategies meet: State, Geometry, Family, Strategy. Neither's code."""
+"""Where families and strategies meet: ``State``, ``Geometry``, ``Family`` and ``Strategy``, with no code of either."""

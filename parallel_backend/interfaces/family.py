@@ -1,7 +1,7 @@
-"""What a family of diffusion transformers is to the engine: embed, blocks, head.
+"""``Family``: a diffusion transformer as the engine runs it, in three parts: embed, blocks, head.
 
-An adapter owns only the glue of diffusers' ``forward``; layers and weights stay diffusers' own. A test holds
-each adapter to the stock ``forward``.
+An adapter owns only the glue of diffusers' ``forward``; layers and weights stay diffusers' own. A test compares each
+adapter with the stock ``forward``.
 """
 
 from abc import ABC, abstractmethod
@@ -19,9 +19,12 @@ from .tensor_cuts import Cuts
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionSite:
-    """A module whose attention passes the seam, and the streams that it is over.
+    """A module whose attention goes through the attention seam (``attention/routing.py``).
 
-    ``calls`` is how often it asks for attention in one forward: once for all samples, or once for each.
+    Attributes:
+        module: the attention module.
+        streams: names of the streams that attend to one another, in the order in which the module concatenates them.
+        each_sample: whether the module computes attention once per sample instead of once for the whole batch.
     """
 
     module: nn.Module
@@ -31,12 +34,13 @@ class AttentionSite:
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """A step of the transformer, from state to state.
+    """One step of the transformer, from state to state.
 
     Attributes:
-        modules: those that hold its weights.
-        parts: into how many alike its weights fall, of which a token meets one: two where image and text each have
-            their own.
+        run: computes the next state.
+        modules: modules that hold the block's weights. Empty for a block without weights.
+        parts: number of equal sets of weights in the block, of which a token meets only one: 2 where image and text
+            have separate weights. Balancing the stages of a pipeline needs it.
     """
 
     run: Callable[[State], State]
@@ -45,22 +49,24 @@ class Block:
 
 
 Inputs = Mapping[str, tuple[int | str, ...]]
-"""Shapes behind the batch by the name of an input.
+"""Shape of each input after the batch dim, by the input's name.
 
-Of the words ``"size"`` stands for the latent's, ``"frames"`` for the first of them, ``"tokens"`` for how many patches
-it comes to, ``"text"`` for the text's tokens; any other is a number of the config by its name.
+A string stands for a number: ``"size"`` for all latent dims after the channels, ``"frames"`` for the first of these,
+``"tokens"`` for the number of patches of the latent, ``"text"`` for the number of text tokens. Any other string is the
+name of a number in the config.
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """A small random model of a family with its true number of heads, and inputs for it: what ``verify`` runs.
+    """A small random model of a family with its true number of heads, and inputs for it. ``verify`` runs it.
 
     Attributes:
-        config: of the diffusers class.
-        size: of the latent; ``text``: number of text tokens.
-        inputs: beside the latent and the timestep.
-        fixed_text: whether diffusers' own forward takes no other number of text tokens.
+        config: config of the diffusers class.
+        size: latent dims after the channels.
+        text: number of text tokens.
+        inputs: inputs besides the latent and the timestep.
+        fixed_text: whether diffusers' own forward accepts only this number of text tokens.
     """
 
     config: Mapping[str, Any]
@@ -71,16 +77,19 @@ class Variant:
 
 
 class Family(ABC):
-    """A loaded transformer in three parts.
+    """A loaded transformer in three parts: ``embed``, ``blocks`` and ``head``.
 
     Attributes:
-        frame_timesteps: whether each latent frame may have a timestep of its own, ``[B, T]``.
-        required: names of the inputs that a branch must have besides the latent and the timestep; ``optional``:
-            those that it may have. All are batch first.
-        blocks: run one after the other, each from state to state. None holds more than one transformer layer.
-        attentions: all attention that is over tokens of a stream.
-        run: runs all blocks; sharding weights wraps it.
-        shared: modules of blocks whose weights ``embed`` or ``head`` need as well.
+        frame_timesteps: whether each latent frame may have its own timestep, ``[B, T]``.
+        required: names of the inputs that a branch must have besides the latent and the timestep. All are batch first.
+        optional: names of the inputs that a branch may have. All are batch first.
+        geometry: the static numbers of the model.
+        module: the diffusers transformer.
+        blocks: run one after another, each from state to state. A block holds at most one transformer layer, or Latte's
+            pair of a spatial and a temporal layer.
+        attentions: all attention over tokens of a stream.
+        run: runs all blocks. Weight sharding wraps it.
+        shared: modules inside blocks whose weights ``embed`` or ``head`` need too.
     """
 
     frame_timesteps: ClassVar[bool] = False
@@ -95,54 +104,62 @@ class Family(ABC):
     shared: Sequence[nn.Module] = ()
 
     def __init__(self, module: Any) -> None:
-        """Take a module of the family's diffusers class."""
+        """Wrap ``module``, an instance of the family's diffusers class."""
         self.module = module
         self.geometry = self.describe(module.config)
-        self.blocks, self.attentions = self.parts()
+        self.blocks, self.attentions = self.blocks_and_sites()
         self.run = self._run_blocks
 
-    def keep(self, own: slice) -> None:
-        """Let go of all blocks that have weights but those, counted among them, and of their weights."""
-        weighty = [block for block in self.blocks if block.modules]
-        gone = [block for i, block in enumerate(weighty) if i not in range(len(weighty))[own]]
-        self.blocks = [block for block in self.blocks if block not in gone]
-        kept = {part for module in self.shared for part in module.modules()}
-        lost = {part for block in gone for module in block.modules for part in module.modules()} - kept
-        self.attentions = [site for site in self.attentions if site.module not in lost]
-        for part in lost:
-            for name in part._parameters:
-                part.register_parameter(name, None)
+    def keep(self, local_blocks: slice) -> None:
+        """Drop the blocks of other pipeline stages and free their weights.
+
+        Args:
+            local_blocks: range of this stage's blocks, counted over the blocks that have weights. Blocks without
+                weights stay, and so do the weights of ``shared``.
+        """
+        with_weights = [block for block in self.blocks if block.modules]
+        dropped = [block for i, block in enumerate(with_weights) if i not in range(len(with_weights))[local_blocks]]
+        self.blocks = [block for block in self.blocks if block not in dropped]
+        kept_modules = {part for module in self.shared for part in module.modules()}
+        dropped_modules = {part for block in dropped for module in block.modules for part in module.modules()}
+        dropped_modules -= kept_modules
+        self.attentions = [site for site in self.attentions if site.module not in dropped_modules]
+        for module in dropped_modules:
+            for name in module._parameters:
+                module.register_parameter(name, None)
 
     @abstractmethod
-    def parts(self) -> tuple[list[Block], list[AttentionSite]]:
-        """The blocks and the attention of ``module``."""
+    def blocks_and_sites(self) -> tuple[list[Block], list[AttentionSite]]:
+        """Return the blocks of ``module`` in order, and its attention sites."""
 
     @staticmethod
     @abstractmethod
     def describe(config: Mapping[str, Any]) -> Geometry:
-        """The numbers of a config.
+        """Return the static numbers of a model with this config.
 
         Raises:
-            InvalidRequest: a variant that is not supported, named.
+            InvalidRequest: the adapter does not support the model. The sentence names the config value.
         """
 
     @staticmethod
     @abstractmethod
     def extent(config: Mapping[str, Any], shapes: Shapes) -> Extent:
-        """What a branch's inputs come to; ``shapes`` has the latent's, whose channels were checked.
+        """Check the shapes of a branch's inputs and return its token counts.
+
+        ``shapes`` includes the latent's, whose number of dims and channels is already checked.
 
         Raises:
-            InvalidRequest: an input does not fit; names it, its shape and what would work.
+            InvalidRequest: an input does not fit. The sentence names it, its shape and what would work.
         """
 
     @staticmethod
     @abstractmethod
     def cuts(config: Mapping[str, Any]) -> Cuts:
-        """How tensor parallelism cuts the layers of the blocks."""
+        """Return how tensor parallelism cuts the layers of the blocks."""
 
     @staticmethod
     def tables(config: Mapping[str, Any]) -> Mapping[str, int]:
-        """Rows of the tables that inputs look a row up in, by the input's name."""
+        """Return the number of rows of each embedding table that an input indexes, by the input's name."""
         return {}
 
     @property
@@ -152,34 +169,34 @@ class Family(ABC):
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """The device that holds the weights."""
         device: torch.device = next(self.module.parameters()).device
         return device
 
     @abstractmethod
     def image(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """The image stream before block 0, ``[B, S, D]``: a token of the latent's own patch alone."""
+        """Return the image stream before block 0, ``[B, S, D]``. Each token depends only on its own latent patch."""
 
     @abstractmethod
     def embed(self, inputs: Mapping[str, Tensor]) -> State:
-        """From a branch's inputs to the state before block 0, whole on every rank."""
+        """Turn a branch's inputs into the state before block 0. Every rank computes all of it."""
 
     @abstractmethod
     def head(self, state: State) -> Tensor:
-        """The prediction of the image stream's tokens, ``[B, S, values]``; token by token, so a shard is enough."""
+        """Return the prediction of the image tokens, ``[B, S, values]``, token by token: a shard is enough."""
 
     @abstractmethod
     def unpatchify(self, tokens: Tensor, size: Sequence[int]) -> Tensor:
-        """Predicted tokens ``[B, S, values]`` to ``[B, C, ...]``, the dims after the channels being ``size``."""
+        """Turn predicted tokens ``[B, S, values]`` into ``[B, C, *size]``."""
 
     @abstractmethod
     def stock(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """diffusers' own forward with the same inputs, as the prediction that ``unpatchify`` would give."""
+        """Run diffusers' own forward on the same inputs. The result has the form of ``unpatchify``."""
 
     @staticmethod
     @abstractmethod
     def variants() -> dict[str, Variant]:
-        """Small models of every kind that the family has, by name."""
+        """Return small models of every kind that the family has, by name."""
 
     def _run_blocks(self, state: State) -> State:
         for block in self.blocks:

@@ -1,27 +1,39 @@
-"""The numbers in which families and strategies speak of a model and a request, without either's code."""
+"""The numbers by which families and strategies describe a model and a request to each other.
+
+Everything here comes from a config and from shapes alone, before any weight is loaded. Validation refuses requests
+by these numbers, strategies compute the bytes that they send, and the stages of a pipeline are balanced by them.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 LATENT = "hidden_states"
-"""Name of the latent ``[B, C, (T,) H, W]`` among a branch's inputs, as ComfyUI has it: nothing is packed."""
+"""Input name of the latent ``[B, C, (T,) H, W]``, in ComfyUI's form: patches are not packed into channels."""
 
 TIMESTEP = "timestep"
-"""Name of the timestep ``[B]`` among them, as ComfyUI's model class of the family passes it."""
+"""Input name of the timestep ``[B]``, as ComfyUI's model class of the family passes it."""
 
 IMAGE = "image"
-"""The stream whose tokens the head predicts; every family has it."""
+"""The stream whose tokens the head predicts. Every family has it."""
 
 TEXT = "text"
+"""The stream of text tokens in joint attention."""
 
 Shapes = Mapping[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
-    """A kind of attention that passes the seam, found ``count`` times in a model.
+    """A kind of attention layer: which streams attend to one another, and with how many heads.
 
-    ``streams`` are those whose tokens attend to one another there, in the order of the module's own concatenation.
+    The byte formulas of Ulysses, ring and displaced patch add up what each kind sends. Tensor parallelism refuses more
+    ranks than ``heads``, and the balance of pipeline stages counts the work of attention.
+
+    Attributes:
+        streams: names of the streams, in the order in which the module concatenates them.
+        heads: number of attention heads.
+        head_dim: features of one head.
+        count: number of such layers in the model.
     """
 
     streams: tuple[str, ...]
@@ -31,12 +43,17 @@ class Site:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sum:
-    """Outputs of row-parallel layers, or squares of a norm over all heads, that tensor parallelism sums.
+class AllReduce:
+    """A kind of all-reduce in tensor parallelism: over row-parallel outputs, or over squares of a norm over all heads.
 
-    ``tokens`` names a stream or a context of an ``Extent``; ``count`` such sums of ``width`` values a token are in a
-    model. ``itemsize`` 0 is that of the model's dtype. ``least`` rows are summed where a rank has no token of a stream:
-    those that it makes up.
+    The byte formula of tensor parallelism adds these up. ``Geometry.width`` finds the width of a stream among them.
+
+    Attributes:
+        tokens: the stream, or the context entry of an ``Extent``, whose tokens are summed.
+        width: values summed per token.
+        count: number of such all-reduces in the model.
+        itemsize: bytes of a value; 0 means those of the model's dtype.
+        least: minimum number of rows. It is 1 where a rank without tokens of the stream computes a placeholder row.
     """
 
     tokens: str
@@ -48,14 +65,16 @@ class Sum:
 
 @dataclass(frozen=True, kw_only=True)
 class Geometry:
-    """The static numbers of a model, read from its config alone.
+    """The static numbers of a model, from its config alone.
 
     Attributes:
-        channels: of the latent; ``out_channels``: of the prediction.
-        patch: sizes of a patch along the latent's dims after the channels.
-        layers: blocks that have weights.
-        sites: all attention that passes the seam; ``sums``: all that tensor parallelism sums.
-        positions: patches along one axis that the model has positions for; None if there is no such limit.
+        channels: channels of the latent.
+        out_channels: channels of the prediction.
+        patch: patch size along each latent dim after the channels.
+        layers: number of blocks that have weights: the most stages that a pipeline can have.
+        sites: all attention that goes through the attention seam, by kind.
+        sums: all all-reduces of tensor parallelism, by kind.
+        positions: the most patches along a dim that the model has positions for, or None for no limit.
     """
 
     channels: int
@@ -63,27 +82,30 @@ class Geometry:
     patch: tuple[int, ...]
     layers: int
     sites: tuple[Site, ...]
-    sums: tuple[Sum, ...]
+    sums: tuple[AllReduce, ...]
     positions: int | None = None
 
     def width(self, stream: str) -> int:
-        """Values of a token between blocks: as many as those of a row-parallel layer's output."""
+        """Return the features of a token between blocks, which are those of a row-parallel layer's output."""
         return max(total.width for total in self.sums if total.tokens == stream)
 
     def grid(self, size: Sequence[int]) -> tuple[int, ...]:
-        """Patches along each dim of a latent of that size, which is padded up to whole patches."""
+        """Return the number of patches along each dim of a latent of that size, padded to whole patches."""
         return tuple(-(-length // patch) for length, patch in zip(size, self.patch, strict=True))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Extent:
-    """What the shapes of one branch's inputs come to.
+    """The token counts of one branch, from the shapes of its inputs.
+
+    Every rank computes from them which tokens it holds, the patches of a pipeline, and the bytes that are sent.
 
     Attributes:
-        streams: tokens of each stream.
-        values: predicted values of a token of the image stream.
-        context: tokens that are whole on every rank, by name: text in cross-attention.
-        rows: rows of attention a sample; more than one where frames attend apart from one another.
+        streams: number of tokens in each stream. These are split over ranks.
+        values: values that the head predicts per image token.
+        context: number of tokens in each context entry that every rank holds whole, such as text in cross-attention.
+        rows: batch rows per sample inside the blocks: the number of frames where each frame attends only to itself,
+            otherwise 1.
     """
 
     streams: Mapping[str, int]
@@ -93,9 +115,10 @@ class Extent:
 
 
 def common(extents: Sequence[Extent]) -> int | None:
-    """Image tokens that all branches have, if they have different numbers: references follow the latent's own tokens.
+    """Return the smallest number of image tokens of any branch, or None if all branches have the same number.
 
-    None if all have the same, so that each rank holds the same tokens of every branch.
+    Branches differ where only some have reference images, whose tokens follow the latent's. All branches share the
+    first tokens then. With equal numbers, each rank holds the same tokens of every branch.
     """
     lengths = {extent.streams[IMAGE] for extent in extents}
     return None if len(lengths) == 1 else min(lengths)

@@ -1,4 +1,4 @@
-"""How many patches a pipeline streams, and which image tokens each has."""
+"""How many patches a pipeline streams, and which image tokens each patch has."""
 
 from collections.abc import Sequence
 
@@ -8,21 +8,21 @@ from .geometry import IMAGE, Extent
 
 
 def count(layout: ParallelLayout, extents: Sequence[Extent]) -> int:
-    """Patches that a layout with stages streams: as many as it says, else two a stage, if there are enough tokens."""
+    """Return ``layout.patches`` if it is set, otherwise two patches per stage, but at most one per image token."""
     return layout.patches or min(2 * layout.pipe, min(extent.streams[IMAGE] for extent in extents))
 
 
 def cut(extents: Sequence[Extent], count: int) -> Partition:
-    """The image tokens that all branches have, by patch: one at least each.
+    """Cut the image tokens that all branches share into ``count`` patches of at least one token.
 
-    Text rides with the first patch and what follows the latent's own tokens with the last one, which are so much
-    smaller where they can be.
+    Text travels with the first patch, and tokens of reference images with the last. These two patches get fewer tokens
+    of the latent, so that all patches take about equally long.
     """
     tokens = min(extent.streams[IMAGE] for extent in extents)
-    riders = [0] * count
-    riders[0] += max(sum(extent.streams.values()) - extent.streams[IMAGE] for extent in extents)
-    riders[-1] += max(extent.streams[IMAGE] for extent in extents) - tokens
-    shares = Partition.even(tokens + sum(riders), count).sizes
-    weights = [max(0, share - rider - 1) for share, rider in zip(shares, riders, strict=True)]
+    extra_tokens = [0] * count
+    extra_tokens[0] += max(sum(extent.streams.values()) - extent.streams[IMAGE] for extent in extents)
+    extra_tokens[-1] += max(extent.streams[IMAGE] for extent in extents) - tokens
+    even_sizes = Partition.even(tokens + sum(extra_tokens), count).sizes
+    weights = [max(0, size - extra - 1) for size, extra in zip(even_sizes, extra_tokens, strict=True)]
     spare = Partition.weighted(tokens - count, weights) if any(weights) else Partition.even(tokens - count, count)
     return Partition(tuple(1 + size for size in spare.sizes))

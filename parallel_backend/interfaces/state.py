@@ -1,31 +1,31 @@
-"""``State``: where families and strategies meet."""
+"""``State``: the tensors that flow through a family's blocks and that strategies shard."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
-Named = Mapping[str, Tensor]
+NamedTensors = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
 class State:
-    """What flows through the blocks.
+    """The activations between two blocks, and what the blocks need besides.
 
     Attributes:
-        streams: tokens ``[B, S, D]`` by the stream's name; each stream has its own length and width.
-        tables: by stream, tensors whose dim 1 is indexed by its tokens (position tables, modulation);
-            they are sharded along with it.
-        masks: by stream, which of its tokens ``[B, S]`` (bool) may be attended; a stream without one has no
-            token that may not. Never sharded: the attention seam needs those of all ranks.
-        context: what is small and global (text in cross-attention, timestep); whole on every rank.
+        streams: tokens ``[B, S, D]`` by stream name. Each stream has its own length and width.
+        tables: by stream, tensors whose dim 1 is indexed by the stream's tokens, such as rotary tables or modulation
+            per token. They are sharded with the stream.
+        masks: by stream, which of its tokens may be attended, bool ``[B, S]``. All tokens of a stream without a mask
+            may be. Masks are never sharded: the attention seam needs those of all ranks.
+        context: small global tensors, whole on every rank: the timestep, or text in cross-attention.
     """
 
-    streams: Named
-    tables: Mapping[str, Named] = field(default_factory=dict)
-    masks: Named = field(default_factory=dict)
-    context: Named = field(default_factory=dict)
+    streams: NamedTensors
+    tables: Mapping[str, NamedTensors] = field(default_factory=dict)
+    masks: NamedTensors = field(default_factory=dict)
+    context: NamedTensors = field(default_factory=dict)
 
     def with_streams(self, **streams: Tensor) -> "State":
-        """The same with other tokens in the streams named."""
+        """Return this state with the tokens of the named streams replaced."""
         return replace(self, streams={**self.streams, **streams})

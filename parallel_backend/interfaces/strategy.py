@@ -1,4 +1,4 @@
-"""What every strategy says of itself."""
+"""``Strategy``: a way to split work over ranks, and ``Workload``: the numbers of a request that it decides by."""
 
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
@@ -10,23 +10,26 @@ from .geometry import IMAGE, Extent, Geometry, Site
 from .patch_plan import count, cut
 
 Parameters = tuple[tuple[tuple[int, ...], int], ...]
-"""Shape and bytes a value of each."""
+"""Shape of each parameter and bytes per value."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
     """The static numbers of a request, known before any weight is loaded.
 
+    Methods take ``place``, the coordinates of a group of ranks by mesh axis.
+
     Attributes:
-        branches: by branch the samples and what one of them comes to.
-        geometry: the model's numbers.
-        itemsize: of the model's dtype, in bytes.
-        alike: by branch a key; branches with the same one run as one forward where a rank has both.
-        parameters: all of the blocks, for those who ask what sharing them sends.
-        latent: values of a sample's latent.
-        stages: by stage of a pipeline how often each of the geometry's sites is in it; for those who ask what it sends.
-        guided: whether the ranks of the sequence need the guided prediction (in a step loop), or rank 0 alone needs
-            all branches' predictions.
+        branches: per branch, the number of samples and the extent of one sample.
+        alike: per branch, a key. A rank runs those of its branches that have equal keys as one forward.
+        geometry: the static numbers of the model.
+        itemsize: bytes of a value in the model's dtype.
+        guided: True in a step loop, where all ranks of the sequence need the guided prediction. False for a single
+            forward, where only rank 0 needs the predictions of all branches.
+        parameters: all parameters of the blocks, for the bytes that weight sharding sends.
+        latent: values in the latent of one sample.
+        stages: per pipeline stage, how many layers of each ``geometry.sites`` it holds, for the bytes that attention
+            sends.
     """
 
     branches: tuple[tuple[int, Extent], ...]
@@ -39,17 +42,20 @@ class Workload:
     stages: tuple[tuple[int, ...], ...] = ()
 
     def sites(self, layout: ParallelLayout, place: Mapping[str, int]) -> Iterator[tuple[Site, int]]:
-        """The attention that the ranks at ``place`` run, and how often in a forward."""
+        """Yield each kind of attention, and how many layers of it the ranks at ``place`` run in a forward."""
         counts = self.stages[place["pipe"]] if layout.pipe > 1 else [site.count for site in self.geometry.sites]
         return zip(self.geometry.sites, counts, strict=True)
 
     def heads(self, layout: ParallelLayout, site: Site, place: Mapping[str, int]) -> tuple[int, int]:
-        """The heads of a site that the ranks at ``place`` have: outside of the attention of Ulysses, and inside."""
+        """Return the number of heads that the ranks at ``place`` have outside and inside Ulysses' attention."""
         outside = Partition.even(site.heads, layout.tensor).sizes[place["tensor"]]
         return outside, Partition.even(outside, layout.ulysses).sizes[place["ulysses"]]
 
     def sizes(self, layout: ParallelLayout, extent: Extent, stream: str) -> tuple[int, ...]:
-        """The tokens of a stream by rank of the sequence; where speeds are measured, as if they were equal."""
+        """Return the number of tokens of a stream that each rank of the sequence holds.
+
+        Without ``layout.balance`` all ranks count as equally fast, even where a layout adapts to measured speeds.
+        """
         length, ranks = extent.streams[stream], layout.sequence
         if layout.stale and layout.balance:
             weights = [speed for speed in layout.balance for _ in range(layout.ulysses)]
@@ -58,19 +64,19 @@ class Workload:
             return Partition.even(length, ranks).sizes
         extents = [extent for _, extent in self.branches]
         *patches, _ = cut(extents, count(layout, extents)).sizes
-        cuts = [Partition.even(size, ranks).sizes for size in (*patches, length - sum(patches))]
-        return tuple(map(sum, zip(*cuts, strict=True)))
+        by_patch = [Partition.even(size, ranks).sizes for size in (*patches, length - sum(patches))]
+        return tuple(map(sum, zip(*by_patch, strict=True)))
 
     def own(self, layout: ParallelLayout, place: Mapping[str, int]) -> Iterator[tuple[int, Extent]]:
-        """The samples and the extent of each branch that the ranks at ``place`` compute."""
+        """Yield (samples, extent) of each branch that the ranks at ``place`` compute."""
         for samples, extent in self.branches[Partition.even(len(self.branches), layout.cfg).slice(place["cfg"])]:
             yield Partition.even(samples, layout.data).sizes[place["data"]], extent
 
     def forwards(self, layout: ParallelLayout, place: Mapping[str, int]) -> int:
-        """How many forwards the ranks at ``place`` run."""
-        own = Partition.even(len(self.branches), layout.cfg).slice(place["cfg"])
-        rows = [samples for samples, _ in self.own(layout, place)]
-        return len({key for key, samples in zip(self.alike[own], rows, strict=True) if samples})
+        """Return the number of forwards that the ranks at ``place`` run."""
+        local_branches = Partition.even(len(self.branches), layout.cfg).slice(place["cfg"])
+        batches = [samples for samples, _ in self.own(layout, place)]
+        return len({key for key, samples in zip(self.alike[local_branches], batches, strict=True) if samples})
 
 
 class Strategy(Protocol):
@@ -78,14 +84,15 @@ class Strategy(Protocol):
 
     @property
     def axes(self) -> tuple[str, ...]:
-        """The axes of the mesh that the strategy uses."""
+        """The mesh axes that the strategy uses."""
 
-    def check(self, layout: ParallelLayout, job: Workload) -> None:
-        """Refuse a layout that cannot work for the job.
+    def check(self, layout: ParallelLayout, workload: Workload) -> None:
+        """Refuse a layout that cannot work for this workload.
 
         Raises:
-            InvalidRequest: names the reason; what would work is for the caller to say, who knows all strategies.
+            InvalidRequest: the sentence names the reason. The caller adds layouts that would work, because it knows
+                all strategies.
         """
 
-    def bytes_sent(self, layout: ParallelLayout, job: Workload, rank: int) -> int:
-        """Bytes that ``rank`` sends to others in one denoiser call."""
+    def bytes_sent(self, layout: ParallelLayout, workload: Workload, rank: int) -> int:
+        """Return the bytes that ``rank`` sends to other ranks in one denoiser call."""

@@ -1,8 +1,8 @@
-"""How tensor parallelism cuts the layers of a block: what a family says, and what the strategy carries out.
+"""How tensor parallelism cuts the layers of a block. A family declares the cuts; the strategy applies them.
 
-Column- and row-parallel linear layers as in Megatron-LM (https://arxiv.org/abs/1909.08053). A layer's features are a
-list of blocks, because families fuse layers (q, k, v and the feed-forward in one), and each is cut by whole units:
-heads, or single features. Units need not divide by the number of ranks.
+Linear layers are column- or row-parallel as in Megatron-LM (https://arxiv.org/abs/1909.08053). The features of a layer
+are a list of blocks, because families fuse layers, such as q, k, v and the feed-forward into one. Each block is cut by
+whole units: heads, or single features. The number of units need not divide by the number of ranks.
 """
 
 from collections.abc import Iterator, Mapping
@@ -11,47 +11,47 @@ from dataclasses import dataclass
 from ..layout.partition import Partition
 
 Block = tuple[int, int]
-"""Number of units, and features of a unit."""
+"""Number of units, and features per unit."""
 
 
 @dataclass(frozen=True)
 class ColumnParallel:
-    """A linear layer cut by its outputs, which ``blocks`` are."""
+    """A linear layer cut by its outputs, which consist of ``blocks``."""
 
     blocks: tuple[Block, ...]
 
 
 @dataclass(frozen=True)
 class RowParallel:
-    """A linear layer cut by its inputs, which ``blocks`` are; the ranks' outputs are summed."""
+    """A linear layer cut by its inputs, which consist of ``blocks``. The ranks sum their outputs."""
 
     blocks: tuple[Block, ...]
 
 
 @dataclass(frozen=True)
 class HeadsNorm:
-    """An RMS norm over the features of all heads: its mean square is that of all ranks."""
+    """An RMS norm over the features of all heads, whose mean square is taken over all ranks."""
 
     heads: Block
 
 
 @dataclass(frozen=True)
 class HeadCounts:
-    """Attributes of a module that count what is cut: heads, or features."""
+    """Attributes of a module that hold a number of heads or of features. Each becomes this rank's number."""
 
     attributes: Mapping[str, Block]
 
 
 @dataclass(frozen=True)
 class HeadOutputs:
-    """A module without weights whose outputs end in the features of all heads; those of the own heads are kept."""
+    """A module without weights whose outputs have the features of all heads as last dim. A rank keeps its heads'."""
 
     heads: Block
 
 
 @dataclass(frozen=True)
 class ParameterCut:
-    """A parameter that is a module's own and no layer's, cut along ``dim``: the frequencies of every head, say."""
+    """A parameter of a module itself, outside any layer, cut along ``dim``, such as rotary frequencies per head."""
 
     name: str
     dim: int
@@ -61,17 +61,20 @@ class ParameterCut:
 Cut = ColumnParallel | RowParallel | HeadsNorm | HeadCounts | HeadOutputs | ParameterCut
 
 Slices = Mapping[str, tuple[int, tuple[slice, ...]]]
-"""By the name of a parameter, the dim that is cut and what a rank holds of it; no slice where it holds zeros."""
+"""By parameter name, the dim that is cut and the slices that a rank holds. Without slices, the rank holds zeros."""
 
 Cuts = Mapping[str, Cut]
-"""By the name of a module below the transformer, ``*`` being the number of a layer; no name is the transformer."""
+"""By module name inside the transformer. ``*`` matches any layer number; the empty name is the transformer itself."""
 
 
-def attention(prefix: str, heads: int, head_dim: int, *, text: bool = False, out: bool = True) -> dict[str, Cut]:
-    """The cuts of an attention module with diffusers' usual names.
+def attention_cuts(prefix: str, heads: int, head_dim: int, *, text: bool = False, out: bool = True) -> dict[str, Cut]:
+    """Return the cuts of an attention module with diffusers' usual layer names.
 
     Args:
-        text: whether it has projections of its own for text.
+        prefix: name of the attention module.
+        heads: number of heads.
+        head_dim: features of one head.
+        text: whether it has separate projections for text.
         out: whether it has an output projection.
     """
     block = ((heads, head_dim),)
@@ -82,9 +85,9 @@ def attention(prefix: str, heads: int, head_dim: int, *, text: bool = False, out
 
 
 def ranges(blocks: tuple[Block, ...], degree: int, index: int) -> Iterator[slice]:
-    """The features of the ``index``-th of ``degree`` ranks."""
+    """Yield, for each block, the range of a layer's features that rank ``index`` of ``degree`` ranks holds."""
     start = 0
     for units, size in blocks:
-        own = Partition.even(units, degree).slice(index)
-        yield slice(start + own.start * size, start + own.stop * size)
+        local_units = Partition.even(units, degree).slice(index)
+        yield slice(start + local_units.start * size, start + local_units.stop * size)
         start += units * size

@@ -1,1 +1,1 @@
-"""ParallelLayout, Partition and the nearest layouts that would work: numbers alone, no torch."""
+"""``ParallelLayout``, ``Partition`` and suggestions for layouts that do not fit. Numbers only, no torch."""

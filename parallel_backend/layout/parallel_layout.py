@@ -1,4 +1,4 @@
-"""``ParallelLayout``: how many ranks each way of splitting the work gets."""
+"""``ParallelLayout``: the number of ranks along each axis, one axis for each way of splitting the work."""
 
 import math
 import re
@@ -8,34 +8,40 @@ from typing import Any
 from ..errors import InvalidRequest
 
 AXES: tuple[str, ...] = ("data", "cfg", "pipe", "ring", "ulysses", "tensor")
-"""Mesh axes from the outermost to the innermost: neighbours on the right talk the most."""
+"""Mesh axes from the outermost to the innermost. Ranks along the innermost axes communicate the most."""
 
 SHARD_WEIGHTS = "shard_weights"
 ONE_RANK = "one rank"
 STALE: tuple[str, ...] = ("", "previous", "none")
-"""What the ranks of ``ring`` see of one another's keys and values: all, those of the step before, or nothing."""
-FASTEST = 1000
-"""How many times as fast a rank may be said to be, and as slow."""
+"""Which keys and values of the other ranks of ``ring`` a rank attends to: all current ones, the previous step's, or
+none."""
+MAX_SPEED = 1000
+"""Largest relative speed that ``balance`` accepts. The smallest is its reciprocal."""
 OPTIONS: dict[str, int] = {"patches": 0, "warmup": 1}
-"""Numbers of a layout that are no degrees, and what they are when they are not given."""
+"""The numbers of a layout that are not degrees, with their defaults."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelLayout:
-    """Degrees per axis; their product is the number of ranks used.
+    """The degree of each axis; their product is the number of ranks used.
 
     Attributes:
-        shard_weights: whether the ranks of ``ring`` and ``ulysses`` share one copy of the weights among them.
-        patches: pieces of the latent that ``pipe`` streams; 0 for twice as many as it has stages.
-        stale: one of ``STALE``. Anything but the first is approximate in a step loop, as ``pipe`` with more patches
-            than one is.
-        warmup: steps at the start of a loop that are exact all the same.
-        balance: how fast the stages of ``pipe``, or the patches of a stale ``ring``, are computed, relative to one
-            another; empty for what is measured.
+        data: groups that split the samples.
+        cfg: groups that split the branches of guidance.
+        pipe: stages that split the blocks.
+        ring: ranks that split the tokens and pass keys and values around.
+        ulysses: ranks that split the tokens and exchange them for heads.
+        tensor: ranks that split the layers.
+        shard_weights: whether the ranks of ``ring`` and ``ulysses`` share one copy of the weights.
+        patches: number of patches of the latent that ``pipe`` streams; 0 means twice the number of stages.
+        stale: one of ``STALE``. All but the first are approximate in a step loop, as is ``pipe`` with more than one
+            patch.
+        warmup: number of steps at the start of a step loop that are exact even in an approximate layout.
+        balance: relative speeds of the stages of ``pipe`` or of the patches of a stale ``ring``; empty to measure them.
 
     Raises:
-        InvalidRequest: a number is none that there can be, or an option is of no use to the axes; any ``warmup`` may
-            stay.
+        InvalidRequest: a value is out of range, or an option does not apply to the axes. A ``warmup`` that has no
+            effect is accepted.
     """
 
     data: int = 1
@@ -52,18 +58,18 @@ class ParallelLayout:
 
     def __post_init__(self) -> None:
         for axis, degree in self.degrees.items():
-            if not _whole(degree) or degree < 1:
-                raise InvalidRequest(f"layout {axis}={degree!r}: a degree is a whole number of at least 1")
+            if not _is_whole(degree) or degree < 1:
+                raise InvalidRequest(f"layout {axis}={degree!r}: a degree must be a whole number of at least 1")
         for name in OPTIONS:
-            if not _whole(getattr(self, name)) or getattr(self, name) < 0:
-                raise InvalidRequest(f"layout {name}={getattr(self, name)!r}: a whole number of at least 0 works")
+            if not _is_whole(getattr(self, name)) or getattr(self, name) < 0:
+                raise InvalidRequest(f"layout {name}={getattr(self, name)!r}: must be a whole number of at least 0")
         if self.stale not in STALE:
-            known = ", ".join(filter(None, STALE))
-            raise InvalidRequest(f"layout stale={self.stale!r}: {known} would work, or none of it, which is exact")
-
-        if any(not 1 / FASTEST <= speed <= FASTEST for speed in self.balance):
+            known = " or ".join(filter(None, STALE))
+            raise InvalidRequest(f"layout stale={self.stale!r}: use {known}, or leave it out to stay exact")
+        if any(not 1 / MAX_SPEED <= speed <= MAX_SPEED for speed in self.balance):
             raise InvalidRequest(
-                f"layout {_balance(self)}: speeds are numbers from {1 / FASTEST:g} to {FASTEST}, such as balance=2:1"
+                f"layout {_format_balance(self)}: speeds must be numbers from {1 / MAX_SPEED:g} to {MAX_SPEED}, such "
+                "as balance=2:1"
             )
         self._check_combination()
         self._check_balance()
@@ -72,31 +78,31 @@ class ParallelLayout:
         refusals = (
             (
                 self.stale and self.ring == 1,
-                "stale keys and values are those of the other ranks of ring, whose degree is 1; raise it, as in "
+                f"stale={self.stale} applies to the ranks of ring, and ring is 1; raise it, as in "
                 f'"ring=2 stale={self.stale}"',
             ),
             (
                 self.stale and self.pipe > 1,
-                "the stages of pipe have a way of their own to reuse keys and values; leave out "
-                f"stale={self.stale}, or pipe={self.pipe}",
+                f"the stages of pipe reuse keys and values in their own way; leave out stale={self.stale}, or "
+                f"pipe={self.pipe}",
             ),
             (
                 self.warmup == 0 and self.approximate and self.stale != "none",
-                "the first step has no keys and values of a step before it; warmup of at least 1 would work",
+                "the first step has no previous keys and values to reuse; warmup of at least 1 would work",
             ),
             (
                 self.patches and self.pipe == 1,
-                "patches are what the stages of pipe stream, whose degree is 1; raise it, as in "
+                f"patches={self.patches} applies to the stages of pipe, and pipe is 1; raise it, as in "
                 f'"pipe=2 patches={self.patches}"',
             ),
             (
                 self.pipe > 1 and (self.shard_weights or self.tensor > 1),
-                f"the stages of pipe={self.pipe} hold a part of the weights each already; leave out shard_weights and "
+                f"each stage of pipe={self.pipe} already holds only a part of the weights; leave out shard_weights and "
                 "tensor, and use ulysses or ring beside pipe",
             ),
             (
                 self.shard_weights and self.sequence == 1,
-                "the ranks of ring and ulysses are those that share weights, and both degrees are 1; raise one of "
+                "shard_weights shares the weights among the ranks of ring and ulysses, and both are 1; raise one of "
                 'them, as in "ulysses=2 shard_weights"',
             ),
         )
@@ -107,14 +113,14 @@ class ParallelLayout:
     def _check_balance(self) -> None:
         if self.balance and not self.adapts:
             raise InvalidRequest(
-                f'layout "{self}": balance is how fast the stages of pipe, or the patches of a stale ring, are; leave '
-                "it out, or raise pipe"
+                f'layout "{self}": balance gives the speeds of the stages of pipe, or of the patches of a stale ring; '
+                "leave it out, or raise pipe"
             )
         axis = "pipe" if self.pipe > 1 else "ring"
         if self.balance and len(self.balance) != self.degrees[axis]:
             raise InvalidRequest(
-                f"layout {_balance(self)} has {len(self.balance)} speeds and {axis}={self.degrees[axis]}: give one for "
-                "each"
+                f"layout {_format_balance(self)} has {len(self.balance)} speeds and {axis}={self.degrees[axis]}: give "
+                "one for each"
             )
 
     @property
@@ -124,38 +130,43 @@ class ParallelLayout:
 
     @property
     def ranks(self) -> int:
-        """Number of ranks the layout uses."""
+        """Number of ranks that the layout uses."""
         return math.prod(self.degrees.values())
 
     @property
     def sequence(self) -> int:
-        """Number of ranks that share out the tokens of a row."""
+        """Number of ranks that split the tokens of a row."""
         return self.ring * self.ulysses
 
     @property
     def adapts(self) -> bool:
-        """Whether its stages or patches are cut by how fast the ranks are."""
+        """Whether stages or patches are cut according to the speeds of the ranks."""
         return self.pipe > 1 or bool(self.stale)
 
     @property
     def approximate(self) -> bool:
-        """Whether a step loop of ours is not exact after its warm-up; single calls always are."""
+        """Whether the backend's step loop is approximate after its warm-up; single calls are always exact."""
         return bool(self.approximation)
 
     @property
     def approximation(self) -> str:
-        """The algorithm that is not exact after its warm-up, in a step loop of ours; empty if there is none, as with
-        one patch in a pipeline."""
+        """Name of the algorithm that makes the backend's step loop approximate after its warm-up.
+
+        Empty if the layout is exact, which includes ``pipe`` with one patch.
+        """
         by_stale = {"previous": "displaced patch", "none": "naive patch"}
         return "PipeFusion" if self.pipe > 1 and self.patches != 1 else by_stale.get(self.stale, "")
 
     @property
     def cut(self) -> "ParallelLayout":
-        """The same without numbers that leave every rank the weights and the share of the work that it has."""
+        """The layout with default ``patches`` and ``warmup``, which do not affect the weights or work of a rank."""
         return replace(self, patches=OPTIONS["patches"], warmup=OPTIONS["warmup"])
 
     def coordinates(self, rank: int) -> dict[str, int]:
-        """Where ``rank`` stands on every axis, the last the fastest, and on the sequence (ring and ulysses as one)."""
+        """Return the position of ``rank`` on every axis, and on ``"sequence"`` (ring and ulysses as one).
+
+        The last axis varies fastest.
+        """
         place = {}
         for axis, degree in reversed(self.degrees.items()):
             rank, place[axis] = divmod(rank, degree)
@@ -163,41 +174,41 @@ class ParallelLayout:
 
     def __str__(self) -> str:
         used = [f"{axis}={degree}" for axis, degree in self.degrees.items() if degree != 1]
-        options = [f"{name}={getattr(self, name)}" for name, usual in OPTIONS.items() if getattr(self, name) != usual]
+        options = [f"{name}={getattr(self, name)}" for name, value in OPTIONS.items() if getattr(self, name) != value]
         stale = [f"stale={self.stale}"] if self.stale else []
-        options += [_balance(self)] if self.balance else []
+        options += [_format_balance(self)] if self.balance else []
         return " ".join([*used, *([SHARD_WEIGHTS] if self.shard_weights else []), *stale, *options]) or ONE_RANK
 
     @classmethod
     def parse(cls, text: str) -> "ParallelLayout":
-        """Read ``"cfg=2 ulysses=2"``, ``"ulysses=2 shard_weights"`` or ``"one rank"``; an empty text is that, too.
+        """Parse ``"cfg=2 ulysses=2"``, ``"ulysses=2 shard_weights"`` or ``"one rank"``; ``""`` is one rank, too.
 
         Raises:
-            InvalidRequest: an unknown axis or a degree that is no number.
+            InvalidRequest: an axis or option is unknown or named twice, or its value cannot be parsed.
         """
         words = [] if text == ONE_RANK else text.split()
-        found: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         for word in words:
             name, _, value = word.partition("=")
-            if name in found:
-                raise InvalidRequest(f"layout {text!r}: {name} is there twice; name each once")
-            found[name] = _read(word, name, value)
-        return cls(**found)
+            if name in values:
+                raise InvalidRequest(f"layout {text!r} names {name} twice; name it once")
+            values[name] = _parse_value(word, name, value)
+        return cls(**values)
 
 
 def auto(ranks: int, *, branches: int) -> ParallelLayout:
-    """The simple rule for no given layout: CFG first, because it sends the least, then Ulysses.
+    """Return the layout for a request that names none: CFG first, because it sends the least, then Ulysses.
 
-    With guidance (two or more branches) and an even number of ranks, two groups share the branches;
-    the ranks left split the tokens. Otherwise all ranks split the tokens.
+    With guidance (two or more branches) and an even number of ranks, two groups split the branches, and the ranks of
+    each group split the tokens. Otherwise all ranks split the tokens.
     """
     if branches >= 2 and ranks % 2 == 0:
         return ParallelLayout(cfg=2, ulysses=ranks // 2)
     return ParallelLayout(ulysses=ranks)
 
 
-def _read(word: str, name: str, value: str) -> Any:
-    """The value of a word of a layout."""
+def _parse_value(word: str, name: str, value: str) -> Any:
+    """Return the value of one word of a layout."""
     if word == SHARD_WEIGHTS:
         return True
     if name in (*AXES, *OPTIONS) and re.fullmatch("-?[0-9]{1,9}", value):
@@ -213,10 +224,10 @@ def _read(word: str, name: str, value: str) -> Any:
 
 
 def read_balance(text: str) -> tuple[float, ...]:
-    """Read ``"2:1"``; an empty text is no balance.
+    """Parse a balance such as ``"2:1"``; an empty text gives an empty one.
 
     Raises:
-        InvalidRequest: a speed is no number.
+        InvalidRequest: a speed is not a number.
     """
     try:
         return tuple(map(float, text.split(":"))) if text.strip() else ()
@@ -224,11 +235,11 @@ def read_balance(text: str) -> tuple[float, ...]:
         raise InvalidRequest(f"layout balance={text}: write speeds as numbers above 0, such as 2:1") from error
 
 
-def _balance(layout: ParallelLayout) -> str:
+def _format_balance(layout: ParallelLayout) -> str:
     return "balance=" + ":".join(f"{speed:g}" for speed in layout.balance)
 
 
-def _whole(number: object) -> bool:
+def _is_whole(number: object) -> bool:
     return isinstance(number, int) and not isinstance(number, bool)
 
 

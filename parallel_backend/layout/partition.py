@@ -1,4 +1,4 @@
-"""How a number of things is cut over ranks, computed alike on every rank with no communication."""
+"""``Partition``: how items are split over ranks. Every rank computes the same one, without communication."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,9 +7,12 @@ from itertools import accumulate
 
 @dataclass(frozen=True)
 class Partition:
-    """Consecutive shards of ``sum(sizes)`` items; shard ``i`` belongs to the ``i``-th rank of an axis.
+    """Consecutive shards of ``sum(sizes)`` items; shard ``i`` belongs to rank ``i`` of an axis.
 
     Sizes may differ and may be zero: nothing needs to divide, and nothing is padded.
+
+    Raises:
+        ValueError: there is no shard, or a size is negative.
     """
 
     sizes: tuple[int, ...]
@@ -20,13 +23,17 @@ class Partition:
 
     @classmethod
     def even(cls, total: int, parts: int) -> "Partition":
-        """Cut ``total`` items as evenly as possible; the first ``total % parts`` shards hold one more."""
+        """Split ``total`` items as evenly as possible; the first ``total % parts`` shards hold one more."""
         base, extra = divmod(total, parts)
         return cls(tuple(base + (i < extra) for i in range(parts)))
 
     @classmethod
     def weighted(cls, total: int, weights: Sequence[float]) -> "Partition":
-        """Cut ``total`` items in proportion to ``weights`` by largest remainder (Hamilton's method)."""
+        """Split ``total`` items in proportion to ``weights`` by largest remainder (Hamilton's method).
+
+        Raises:
+            ValueError: a weight is negative, or their sum is not positive.
+        """
         if not weights or min(weights) < 0 or sum(weights) <= 0:
             raise ValueError(f"weights must be non-negative with a positive sum, not {tuple(weights)}")
         quotas = [total * weight / sum(weights) for weight in weights]
@@ -38,15 +45,15 @@ class Partition:
 
     @property
     def total(self) -> int:
-        """Number of items over all shards."""
+        """Number of items in all shards."""
         return sum(self.sizes)
 
     @property
     def offsets(self) -> tuple[int, ...]:
-        """Where each shard starts."""
+        """Index of each shard's first item."""
         return (0, *accumulate(self.sizes[:-1]))
 
     def slice(self, index: int) -> slice:
-        """The items of shard ``index``."""
+        """Return the range of shard ``index``."""
         start = self.offsets[index]
         return slice(start, start + self.sizes[index])

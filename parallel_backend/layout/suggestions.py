@@ -1,4 +1,4 @@
-"""What to say of a layout that does not fit: those nearest to it that would."""
+"""Suggestions for a layout that does not fit: the nearest layouts that would work."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -8,19 +8,23 @@ from ..errors import InvalidRequest
 from .parallel_layout import AXES, OPTIONS, STALE, ParallelLayout
 
 Works = Callable[[ParallelLayout], bool]
-"""Whether a layout passes all checks but that of the number of ranks."""
+"""Whether a layout passes all checks other than the number of ranks."""
 
 _BRANCHES = 2
-"""What guidance computes in ComfyUI: the positive prompt and the negative one."""
+"""Branches that guidance computes in ComfyUI: the positive and the negative prompt."""
 
-_BEFORE = ("ulysses", "ring", "tensor", "cfg", "data", "pipe")
-"""Of layouts that are equally near, those with more on the axes named first go before."""
+_PREFERENCE = ("ulysses", "ring", "tensor", "cfg", "data", "pipe")
+"""Among equally near layouts, the one with the higher degree on the earliest of these axes comes first."""
 
 
 def check_fits(layout: ParallelLayout, ranks: int, works: Works | None = None) -> None:
-    """Refuse a layout that needs more ranks than there are, naming the nearest ones that fit.
+    """Refuse a layout that needs more ranks than there are, and name the nearest layouts that fit.
 
-    Without ``works``, where model and request are not known, those are named that ask no more of them than this one.
+    Args:
+        layout: the layout.
+        ranks: number of ranks.
+        works: whether a layout works for the model and the request. If they are unknown (None), only layouts are named
+            that demand no more of them than ``layout`` does.
 
     Raises:
         InvalidRequest: the layout uses more than ``ranks`` ranks.
@@ -32,24 +36,26 @@ def check_fits(layout: ParallelLayout, ranks: int, works: Works | None = None) -
 
 
 def would_work(wanted: ParallelLayout, ranks: int, works: Works) -> str:
-    """What to say of the layouts nearest to one that was refused."""
+    """Return the text that names the nearest layouts to one that was refused."""
     return "would work: " + ", ".join(f'"{layout}"' for layout in nearest(wanted, ranks, works))
 
 
 def nearest(wanted: ParallelLayout, ranks: int, works: Works, *, count: int = 3) -> list[ParallelLayout]:
-    """Of the layouts of at most ``ranks`` ranks that work, the nearest to ``wanted``, the nearest first.
+    """Return the ``count`` layouts nearest to ``wanted`` that work with at most ``ranks`` ranks, nearest first.
 
-    Far are ranks that are left idle, degrees that differ, and weights that are no longer shared; one rank, which
-    always works, is among them.
+    The distance grows with the number of idle ranks, with the differences between degrees, and if ``shard_weights``
+    differs. There is always at least one: a single rank always works.
     """
     fitting = [layout for layout in _layouts(ranks, wanted) if works(layout)]
     return sorted(fitting, key=lambda layout: _distance(layout, wanted, min(wanted.ranks, ranks)))[:count]
 
 
 def _layouts(ranks: int, wanted: ParallelLayout) -> Iterator[ParallelLayout]:
-    """All layouts of at most ``ranks`` ranks, with the options of ``wanted`` where they are of use, and stages of a
-    pipeline only if it has them."""
-    proposed = tuple(axis for axis in AXES if axis != "pipe" or wanted.pipe > 1)
+    """Yield all layouts of at most ``ranks`` ranks.
+
+    They have the options of ``wanted`` where these apply, and use ``pipe`` only if ``wanted`` does.
+    """
+    all_axes = tuple(axis for axis in AXES if axis != "pipe" or wanted.pipe > 1)
 
     def grow(axes: tuple[str, ...], room: int, degrees: dict[str, Any]) -> Iterator[ParallelLayout]:
         if not axes:
@@ -62,23 +68,23 @@ def _layouts(ranks: int, wanted: ParallelLayout) -> Iterator[ParallelLayout]:
                 patches=wanted.patches if pipe else OPTIONS["patches"],
                 stale=wanted.stale if ring and not pipe else STALE[0],
                 warmup=wanted.warmup if pipe or (ring and wanted.stale) else OPTIONS["warmup"],
-            )  # without balance: it is for one number of stages or patches
+            )  # no balance: it fits only one number of stages or patches
             return
         for degree in range(1, room + 1):
             yield from grow(axes[1:], room // degree, {**degrees, axes[0]: degree})
 
-    return grow(proposed, ranks, {})
+    return grow(all_axes, ranks, {})
 
 
 def _distance(layout: ParallelLayout, wanted: ParallelLayout, ranks: int) -> tuple[float, ...]:
     idle = 2 * abs(math.log2(ranks / layout.ranks))
     differ = sum(abs(math.log2(layout.degrees[axis] / wanted.degrees[axis])) for axis in AXES)
     unshared = 4 * (layout.shard_weights != wanted.shard_weights)
-    return (round(idle + differ + unshared, 6), *(-layout.degrees[axis] for axis in _BEFORE))
+    return (round(idle + differ + unshared, 6), *(-layout.degrees[axis] for axis in _PREFERENCE))
 
 
 def _covers(layout: ParallelLayout, other: ParallelLayout) -> bool:
-    """Whether another layout has no more groups that need a part of the batch, of the guidance or of the heads."""
+    """Whether ``other`` has at most as many groups that each need a sample, a branch, a head or a block."""
     cfg = min(layout.cfg, _BRANCHES)
     return (
         other.data <= layout.data and other.cfg <= cfg and other.tensor <= layout.tensor and other.pipe <= layout.pipe

@@ -1,1 +1,1 @@
-"""Weights from files to this rank's device, whole or the part that a strategy leaves it."""
+"""Loading weights from files to this rank's device: all of a model, or the part that a strategy assigns to the rank."""

@@ -1,4 +1,4 @@
-"""A checkpoint's components, each loaded when it is first needed and then kept."""
+"""A checkpoint's components, each loaded on first use and then kept."""
 
 import gc
 import logging
@@ -20,14 +20,19 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_NOWHERE = -1
-"""The number of no mesh."""
+_NO_MESH = -1
+"""Stands for no mesh where a mesh's serial number is expected."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WeightPart:
-    """Which part of the weights a rank holds: a stage of ``pipe``, cut by speeds; of that one of ``tensor`` parts; of
-    that a shard, if ``sharers`` share it."""
+    """Which part of the weights a rank holds.
+
+    Attributes:
+        pipe: index of the stage, and the stages' speeds, by which the blocks are cut.
+        tensor: degree of ``tensor``, and this rank's index on it: its part of the stage.
+        sharers: the ranks that shard that part among them; empty without sharding.
+    """
 
     pipe: tuple[int, tuple[float, ...]]
     tensor: tuple[int, int]
@@ -35,22 +40,29 @@ class WeightPart:
 
     @property
     def alone(self) -> bool:
-        """Whether no group is needed to load these weights or to compute with them."""
+        """Whether neither loading these weights nor computing with them needs a process group."""
         return self.tensor[0] == 1 and not self.sharers
 
     @classmethod
     def on(cls, mesh: DeviceMesh) -> "WeightPart":
-        """What a rank of the mesh holds."""
+        """Return the part that this rank of the mesh holds."""
         tensor, sharers = mesh.axes["tensor"], mesh.sequence.ranks if mesh.layout.shard_weights else ()
         pipe = (mesh.axes["pipe"].index, mesh.speeds("pipe") if mesh.layout.pipe > 1 else ())
         return cls(pipe=pipe, tensor=(tensor.size, tensor.index), sharers=sharers)
 
 
 class ComponentCache:
-    """One checkpoint in one dtype on this rank's device. ``loads`` counts the weight loads ever done.
+    """The loaded components of one checkpoint, in one dtype, on this rank's device.
 
-    ``make_room`` is called when the device is full while weights load; false means that nothing can be freed.
-    ``whole_vae`` says why the VAE works on one rank, once it is found that it cannot be split.
+    Args:
+        checkpoint: the model folder.
+        dtype: dtype of the transformers and the text encoder.
+        device: this rank's device.
+        make_room: called when the device runs out of memory during a load. Returns false if nothing can be freed.
+
+    Attributes:
+        loads: number of component loads so far.
+        whole_vae: why the VAE cannot be split and runs on one rank; "" unless that is known.
     """
 
     def __init__(
@@ -64,7 +76,7 @@ class ComponentCache:
         self._parts: dict[str, Any] = {}
 
     def has(self, name: str) -> bool:
-        """Whether a component's weights are here."""
+        """Whether a component is loaded."""
         return name in self._parts
 
     def check(self, name: str) -> None:
@@ -77,9 +89,13 @@ class ComponentCache:
             check_component(self.checkpoint, name)
 
     def transformer(self, mesh: DeviceMesh, name: str) -> Family:
-        """What this rank holds of a transformer, by its component's name, on a mesh.
+        """Return this rank's part of a transformer on a mesh; load it if necessary.
 
-        Meshes that cut the weights alike share them; for any other the weights are loaded anew.
+        Meshes on which the rank holds the same part share the loaded weights.
+
+        Args:
+            mesh: the mesh.
+            name: the component's name.
         """
         held = WeightPart.on(mesh)
         if self._held.get(name) != held:
@@ -92,35 +108,36 @@ class ComponentCache:
         return self._part(name, lambda: load_transformer(self.checkpoint, self.dtype, self.device, mesh, name))
 
     def agree(self, mesh: DeviceMesh) -> None:
-        """Forget transformers whose parts are not on the groups of one mesh on all ranks that hold them.
+        """Drop transformers that the ranks of the mesh do not all hold on the groups of one mesh.
 
-        It is so where another rank has lost its own, for want of memory, say, or loaded other weights meanwhile, which
-        a layout without this rank had it do. Collective over those ranks: they load together again.
+        Another rank may have dropped its part, for example because it ran out of memory, or may have loaded other
+        weights since, for a layout that leaves this rank idle. Collective over the ranks that share the weights; they
+        then load together.
         """
         held, tensor, sequence = WeightPart.on(mesh), mesh.axes["tensor"], mesh.sequence
         if held.alone:
             return
         for name in (HIGH, LOW):
             here = name in self._parts and self._held[name] == held
-            number = self._meshes[name].number if here else _NOWHERE
-            first = agree(agree(number, tensor), sequence)
-            if not all_of(all_of(number == first != _NOWHERE, tensor), sequence):
+            serial = self._meshes[name].serial if here else _NO_MESH
+            first = agree(agree(serial, tensor), sequence)
+            if not all_of(all_of(serial == first != _NO_MESH, tensor), sequence):
                 self._parts.pop(name, None)
 
     def meshes(self) -> list[DeviceMesh]:
-        """Those whose groups the loaded transformers use."""
+        """Return the meshes whose groups the loaded transformers use."""
         return [mesh for name, mesh in self._meshes.items() if name in self._parts]
 
     def text_encoder(self) -> Any:
-        """The text encoder, a transformers module."""
+        """Return the text encoder, a module of transformers."""
         return self._part("text_encoder", lambda: load_text_encoder(self.checkpoint, self.dtype, self.device))
 
     def vae(self) -> Any:
-        """The VAE, a diffusers module."""
+        """Return the VAE, a module of diffusers."""
         return self._part("vae", lambda: load_vae(self.checkpoint, self.device))
 
     def describe(self) -> LoadedModel:
-        """What is loaded now; safe to call from another thread."""
+        """Describe what is loaded. Safe to call from another thread."""
         return LoadedModel(
             path=str(self.checkpoint.path),
             dtype=NAMES[self.dtype],
@@ -140,16 +157,16 @@ class ComponentCache:
         return cast(T, self._parts[name])
 
     def _drop_expert(self) -> bool:
-        """Forget the transformer that is not in use while the other one loads; whether there was one."""
+        """Drop the transformer that is idle while the other one loads; return whether there was one."""
         dropped = [name for name in (HIGH, LOW) if self._parts.pop(name, None) is not None]
         if dropped:
-            log.warning("the device is full: %s of %s is unloaded", dropped[0], self.checkpoint.path)
+            log.warning("the device is full: unloading %s of %s", dropped[0], self.checkpoint.path)
             free(self.device)
         return bool(dropped)
 
 
 def free(device: torch.device) -> None:
-    """Give back the memory of what nobody refers to any more."""
+    """Return the memory of unreferenced objects to the device."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()

@@ -1,7 +1,6 @@
-"""Weights from a folder in diffusers layout to a device: safetensors only, nothing downloaded.
+"""Loading components from a folder in diffusers layout to a device: safetensors only, nothing is downloaded.
 
-diffusers and transformers are imported at the first load, since that takes seconds that a rank does not
-need to spend before it can answer.
+diffusers and transformers are imported at the first load. That takes seconds, and a rank can answer without them.
 """
 
 import json
@@ -30,7 +29,7 @@ SUPPORTED: dict[str, tuple[str, ...]] = {
     "text_encoder": ("T5EncoderModel", "UMT5EncoderModel"),
     "vae": tuple(VAES),
 }
-"""Classes that can be loaded, by component."""
+"""Supported classes of each component."""
 
 _DTYPES: dict[str, torch.dtype] = {
     "float32": torch.float32,
@@ -39,14 +38,14 @@ _DTYPES: dict[str, torch.dtype] = {
 }
 _STORED = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 _MAX_HEADER = 100_000_000
-"""Limit on a safetensors header, that of the safetensors library."""
+"""Largest safetensors header in bytes, as in the safetensors library."""
 
 
 def resolve_dtype(checkpoint: Checkpoint, dtype: DType, device: torch.device) -> torch.dtype:
-    """The dtype to compute in.
+    """Return the dtype to compute in.
 
-    ``auto`` is float32 on a CPU. On a GPU it is the dtype that most of the transformer's weights are stored in,
-    where float32 (and anything that torch cannot compute in) becomes bfloat16.
+    ``auto`` is float32 on a CPU. On a GPU it is the dtype in which most of the transformer's weights are stored, except
+    that float32, and any dtype that torch cannot compute in, becomes bfloat16.
     """
     if dtype != "auto":
         return _DTYPES[dtype]
@@ -60,7 +59,7 @@ def check_component(checkpoint: Checkpoint, component: str) -> None:
     """Refuse a component that is missing, of an unsupported class, quantised, or not in safetensors.
 
     Raises:
-        InvalidRequest: names what is wrong and what would work.
+        InvalidRequest: the message says what is wrong and what would work.
     """
     name = checkpoint.components.get(component)
     if name is None:
@@ -81,7 +80,7 @@ def load_transformer(
     mesh: DeviceMesh,
     component: str = "transformer",
 ) -> Family:
-    """What a rank holds of a transformer, as its family. diffusers keeps the parts in float32 that need it."""
+    """Load this rank's part of a transformer, as its family. Parts that diffusers keeps in float32 stay in float32."""
     import diffusers
 
     name = checkpoint.components[component]
@@ -117,16 +116,16 @@ def _load_part(
     loaded = family(module)
     if layout.pipe > 1:
         loaded.keep(stage_cut.blocks(loaded, mesh.speeds("pipe")).slice(mesh.axes["pipe"].index))
-    if mesh.weights:
+    if mesh.weights_axis:
         blocks = [part for block in loaded.blocks for part in block.modules]
-        loaded.run = sharded_weights.shard(blocks, loaded.run, mesh.weights, device.type)
+        loaded.run = sharded_weights.shard(blocks, loaded.run, mesh.weights_axis, device.type)
     partial.fill(module, files, slices, device)
     module.eval().requires_grad_(False)
     return loaded
 
 
 def load_vae(checkpoint: Checkpoint, device: torch.device) -> Any:
-    """The VAE, always in float32: it is small beside the transformer, and half precision shows in its pictures."""
+    """Load the VAE, always in float32: it is small next to the transformer, and half precision visibly degrades it."""
     import diffusers
 
     vae_class = getattr(diffusers, checkpoint.components["vae"])
@@ -136,7 +135,7 @@ def load_vae(checkpoint: Checkpoint, device: torch.device) -> Any:
 
 
 def load_text_encoder(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> Any:
-    """The text encoder."""
+    """Load the text encoder."""
     import transformers
 
     encoder_class = getattr(transformers, checkpoint.components["text_encoder"])
@@ -168,7 +167,7 @@ def _stored_dtype(checkpoint: Checkpoint) -> torch.dtype:
         with file.open("rb") as stream:
             (length,) = struct.unpack("<Q", stream.read(8))
             if length > _MAX_HEADER:
-                raise InvalidRequest(f"{file} is no safetensors file: its header claims {length} bytes")
+                raise InvalidRequest(f"{file} is not a safetensors file: its header claims {length} bytes")
             entries = json.loads(stream.read(length))
         for name, entry in entries.items():
             if name != "__metadata__":

@@ -1,6 +1,6 @@
-"""Reading part of a component's weights straight from its safetensors files to a device.
+"""Reads part of a component's weights from its safetensors files directly to a device.
 
-Used where a rank holds a part of the weights only: what it does not hold is never read.
+Used if a rank holds only a part of the weights: what it does not hold is never read.
 """
 
 from collections.abc import Mapping
@@ -18,9 +18,9 @@ from ..interfaces.tensor_cuts import Slices
 
 
 class WeightFiles:
-    """The tensors of several safetensors files by name.
+    """The tensors of several safetensors files, by name.
 
-    A file is open only while a tensor is read, so that the pages that were read do not stay with the process.
+    A file is open only while a tensor is read, so that its pages do not stay in the process's memory.
     """
 
     def __init__(self, files: list[Path]) -> None:
@@ -32,10 +32,12 @@ class WeightFiles:
                     self._files[name], self._shapes[name] = path, tuple(file.get_slice(name).get_shape())
 
     def check(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """Hold the files to all tensors of a whole model, so that every rank refuses alike what one of them would miss.
+        """Check the files against the shapes of all tensors of the whole model.
+
+        All ranks then refuse the same files, even if only one of them would read the tensor in question.
 
         Raises:
-            InvalidRequest: one is missing, or has another shape.
+            InvalidRequest: a tensor is missing or has another shape.
         """
         for name, shape in shapes.items():
             if name not in self._files:
@@ -43,14 +45,19 @@ class WeightFiles:
             found = self._shapes[name]
             if found != shape:
                 raise InvalidRequest(
-                    f"the weight files have {name} of shape {list(found)}, and the config says {list(shape)}: "
-                    "download the model again"
+                    f"{name} has shape {list(found)} in the weight files, but {list(shape)} in the config: download "
+                    "the model again"
                 )
 
     def copy(self, name: str, dim: int, parts: tuple[slice, ...] | None, rows: slice | None, into: Tensor) -> None:
-        """Fill ``into`` with what ``parts`` are of a tensor along a dim, in that order; ``rows`` of that.
+        """Read part of a tensor.
 
-        ``None`` stands for all.
+        Args:
+            name: name of the tensor.
+            dim: the dim that ``parts`` slices.
+            parts: slices along ``dim``, which are concatenated in this order; None for the whole dim.
+            rows: rows of the result to keep; None for all.
+            into: the tensor to fill.
         """
         with _opened(self._files[name]) as file:
             stored = file.get_slice(name)
@@ -66,7 +73,7 @@ def _opened(path: Path) -> Any:
 
 
 def empty(model_class: Any, config: Mapping[str, Any], dtype: torch.dtype) -> nn.Module:
-    """A diffusers model whose parameters are on the meta device, in the dtypes that it would be loaded in."""
+    """Create a diffusers model with parameters on the meta device, in the dtypes in which it would be loaded."""
     from accelerate import init_empty_weights
 
     with init_empty_weights(include_buffers=False):
@@ -80,7 +87,14 @@ def empty(model_class: Any, config: Mapping[str, Any], dtype: torch.dtype) -> nn
 
 
 def fill(module: nn.Module, files: WeightFiles, slices: Slices, device: torch.device) -> None:
-    """Load what a module holds: of each parameter what ``slices`` say, and of that FSDP's own shard."""
+    """Load the weights that a module holds.
+
+    Args:
+        module: the module, on the meta device.
+        files: the weight files.
+        slices: the slices of parameters that were cut; of the result, FSDP keeps this rank's shard.
+        device: where the weights go.
+    """
     buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
     module.to_empty(device=device)
     saved = module.state_dict(keep_vars=True)
@@ -88,15 +102,15 @@ def fill(module: nn.Module, files: WeightFiles, slices: Slices, device: torch.de
         buffer.copy_(buffers[name])
     for name, target in saved.items():
         dim, parts = slices.get(name, (0, None))
-        local, rows = _own_rows(target)
+        local, rows = _local_rows(target)
         if parts == ():
             local.zero_()
         elif local.numel():
             files.copy(name, dim, parts, rows, into=local)
 
 
-def _own_rows(target: Tensor) -> tuple[Tensor, slice | None]:
-    """The part of a tensor that lies here, and which rows it is of; None for all."""
+def _local_rows(target: Tensor) -> tuple[Tensor, slice | None]:
+    """Return this rank's shard of a tensor, and which rows of the tensor it is; None for all."""
     if not isinstance(target, DTensor):
         return target.detach(), None
     shape, offset = compute_local_shape_and_global_offset(target.shape, target.device_mesh, target.placements)

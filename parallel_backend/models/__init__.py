@@ -1,4 +1,4 @@
-"""The registry of families. Adding one is a file here, a row below, and a bridge in ``nodes/families``."""
+"""The registry of families. A new family is a file here, a row below, and a bridge in ``nodes/families``."""
 
 from ..errors import InvalidRequest
 from ..interfaces.family import Family
@@ -31,14 +31,14 @@ FAMILIES: dict[str, type[Family]] = {
     "WanTransformer3DModel": Wan,
     "ZImageTransformer2DModel": ZImage,
 }
-"""Family by the name of its diffusers class."""
+"""Families by the name of their diffusers class."""
 
 
 def family_of(class_name: str) -> type[Family]:
-    """The family of a transformer class.
+    """Return the family of a diffusers transformer class.
 
     Raises:
-        InvalidRequest: it is not listed; the message has the list.
+        InvalidRequest: no family supports the class. The message lists those that are supported.
     """
     if class_name not in FAMILIES:
         raise InvalidRequest(f"transformer class {class_name} is not supported; supported: {', '.join(FAMILIES)}")

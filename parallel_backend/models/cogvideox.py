@@ -6,14 +6,15 @@ from functools import partial
 from typing import Any, ClassVar
 
 import torch
+from einops import rearrange
 from torch import Tensor, nn
 
 from ..errors import InvalidRequest
 from ..interfaces.family import AttentionSite, Block, Family, Inputs, Variant
-from ..interfaces.geometry import IMAGE, LATENT, TEXT, TIMESTEP, Extent, Geometry, Shapes, Site, Sum
+from ..interfaces.geometry import IMAGE, LATENT, TEXT, TIMESTEP, AllReduce, Extent, Geometry, Shapes, Site
 from ..interfaces.state import State
-from ..interfaces.tensor_cuts import ColumnParallel, Cuts, RowParallel, attention
-from .shared.patchify import check_concat, check_text, pad_to_patch, unfold
+from ..interfaces.tensor_cuts import ColumnParallel, Cuts, RowParallel, attention_cuts
+from .shared.patchify import check_concat, check_text, pad_to_patch, to_latent
 from .shared.streams import at_least_one
 
 _DEFAULTS: dict[str, Any] = {
@@ -35,20 +36,22 @@ _DEFAULTS: dict[str, Any] = {
     "use_rotary_positional_embeddings": False,
     "use_learned_positional_embeddings": False,
 }
-"""What ``CogVideoXTransformer3DModel`` takes for a number that its config leaves out."""
+"""Defaults of ``CogVideoXTransformer3DModel`` for numbers that a config leaves out."""
 
 _OFS = 2.0
-"""What diffusers' pipeline passes to models with an ``ofs`` embedding, always."""
+"""The ``ofs`` that diffusers' pipeline passes to models that embed it."""
 
 
 class CogVideoX(Family):
-    """Inputs, batch first: the latent ``[B, C, T, H, W]``, the timestep ``[B]`` in 0..999, and
+    """CogVideoX in three parts.
 
-    - ``encoder_hidden_states`` ``[B, L, D]`` of T5; with positions that are not rotary alone, L is fixed;
-    - ``concat`` ``[B, C', T, H, W]``, an image's latent, where the model takes more channels than it predicts;
-    - ``ofs`` ``[B]`` where the model embeds it (1.5's I2V); 2 if it is left out.
+    Inputs, batch first: the latent ``[B, C, T, H, W]``, the timestep ``[B]`` in 0..999, and
 
-    The prediction is v, as diffusers gives it.
+    - ``encoder_hidden_states`` ``[B, L, D]``: text from T5. L is fixed unless all positions are rotary;
+    - ``concat`` ``[B, C', T, H, W]``: an image's latent, for models that take more channels than they predict;
+    - ``ofs`` ``[B]``: for models that embed it (I2V of 1.5); 2 by default.
+
+    The prediction is v, as in diffusers.
     """
 
     required: ClassVar[tuple[str, ...]] = ("encoder_hidden_states",)
@@ -60,8 +63,8 @@ class CogVideoX(Family):
         config = _DEFAULTS | dict(config)
         if config["activation_fn"] != "gelu-approximate":
             raise InvalidRequest(
-                f"activation_fn {config['activation_fn']!r} of this CogVideoX transformer is not supported; "
-                "gelu-approximate is"
+                f"CogVideoX with activation_fn {config['activation_fn']!r} is not supported: 'gelu-approximate' would "
+                "work"
             )
         heads, head_dim, layers = config["num_attention_heads"], config["attention_head_dim"], config["num_layers"]
         return Geometry(
@@ -71,18 +74,18 @@ class CogVideoX(Family):
             layers=layers,
             sites=(Site(streams=(TEXT, IMAGE), heads=heads, head_dim=head_dim, count=layers),),
             sums=(
-                Sum(tokens=TEXT, width=heads * head_dim, count=2 * layers),
-                Sum(tokens=IMAGE, width=heads * head_dim, count=2 * layers, least=1),
+                AllReduce(tokens=TEXT, width=heads * head_dim, count=2 * layers),
+                AllReduce(tokens=IMAGE, width=heads * head_dim, count=2 * layers, least=1),
             ),
         )
 
     @staticmethod
     def cuts(config: Mapping[str, Any]) -> Cuts:
-        """See ``Family.cuts``. The norms of q and k are over one head."""
+        """See ``Family.cuts``. The norms of q and k span one head and need no cut."""
         config = _DEFAULTS | dict(config)
         heads = (config["num_attention_heads"], config["attention_head_dim"])
         hidden = ((4 * math.prod(heads), 1),)
-        return attention("transformer_blocks.*.attn1", *heads) | {
+        return attention_cuts("transformer_blocks.*.attn1", *heads) | {
             "transformer_blocks.*.ff.net.0.proj": ColumnParallel(hidden),
             "transformer_blocks.*.ff.net.2": RowParallel(hidden),
         }
@@ -96,13 +99,13 @@ class CogVideoX(Family):
         _check_positions(config, text, latent[2:], geometry.grid(latent[2:]))
         check_concat(config["in_channels"] - geometry.channels, shapes, "InstructPixToPixConditioning")
         if "ofs" in shapes and (not config["ofs_embed_dim"] or len(shapes["ofs"]) != 1):
-            takes = "one number a sample" if config["ofs_embed_dim"] else "none"
-            raise InvalidRequest(f"ofs of shape {list(shapes['ofs'])}: this model takes {takes}")
+            takes = "one number per sample" if config["ofs_embed_dim"] else "none"
+            raise InvalidRequest(f"ofs of shape {list(shapes['ofs'])} does not fit: this model takes {takes}")
         values = geometry.out_channels * math.prod(geometry.patch)
         return Extent(streams={TEXT: text, IMAGE: math.prod(geometry.grid(latent[2:]))}, values=values)
 
-    def parts(self) -> tuple[list[Block], list[AttentionSite]]:
-        """See ``Family.parts``."""
+    def blocks_and_sites(self) -> tuple[list[Block], list[AttentionSite]]:
+        """See ``Family.blocks_and_sites``."""
         layers = self.module.transformer_blocks
         blocks = [Block(run=partial(_run, layer), modules=(layer,)) for layer in layers]
         return blocks, [AttentionSite(module=layer.attn1, streams=(TEXT, IMAGE)) for layer in layers]
@@ -115,13 +118,13 @@ class CogVideoX(Family):
 
     def image(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """See ``Family.image``."""
-        return self._embedded(inputs)[:, inputs["encoder_hidden_states"].shape[1] :]
+        return self._embed_tokens(inputs)[:, inputs["encoder_hidden_states"].shape[1] :]
 
     def embed(self, inputs: Mapping[str, Tensor]) -> State:
-        """See ``Family.embed``. A latent that is no whole number of patches is padded as in ComfyUI."""
-        tokens, length = self._embedded(inputs), inputs["encoder_hidden_states"].shape[1]
+        """See ``Family.embed``. Pad the latent to whole patches, as ComfyUI does."""
+        tokens, text_tokens = self._embed_tokens(inputs), inputs["encoder_hidden_states"].shape[1]
         return State(
-            streams={TEXT: tokens[:, :length], IMAGE: tokens[:, length:]},
+            streams={TEXT: tokens[:, :text_tokens], IMAGE: tokens[:, text_tokens:]},
             tables={IMAGE: self._rope(self._latent(inputs))},
             context={"temb": self._time(inputs)},
         )
@@ -134,15 +137,15 @@ class CogVideoX(Family):
         return prediction
 
     def unpatchify(self, tokens: Tensor, size: Sequence[int]) -> Tensor:
-        """See ``Family.unpatchify``. What was padded is cropped."""
-        return unfold(tokens, size, self.geometry, channels_last=False)
+        """See ``Family.unpatchify``. Crop what was padded."""
+        return to_latent(tokens, size, self.geometry, "c pt ph pw")
 
     def stock(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """See ``Family.stock``."""
         latent = self._latent(inputs)
         rope = self._rope(latent)
         out: Tensor = self.module(
-            hidden_states=latent.transpose(1, 2),
+            hidden_states=rearrange(latent, "b c t h w -> b t c h w"),
             encoder_hidden_states=inputs["encoder_hidden_states"].to(self.dtype),
             timestep=inputs[TIMESTEP],
             ofs=_ofs(inputs),
@@ -150,17 +153,17 @@ class CogVideoX(Family):
             return_dict=False,
         )[0]
         frames, height, width = inputs[LATENT].shape[2:]
-        return out.transpose(1, 2)[:, :, :frames, :height, :width]
+        return rearrange(out, "b t c h w -> b c t h w")[:, :, :frames, :height, :width]
 
-    def _embedded(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """The text's tokens and then the image's."""
-        text = inputs["encoder_hidden_states"].to(self.dtype)
-        tokens: Tensor = self.module.patch_embed(text, self._latent(inputs).transpose(1, 2))
+    def _embed_tokens(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """Return text tokens followed by image tokens, ``[B, L + S, D]``."""
+        text, latent = inputs["encoder_hidden_states"].to(self.dtype), self._latent(inputs)
+        tokens: Tensor = self.module.patch_embed(text, rearrange(latent, "b c t h w -> b t c h w"))
         return tokens
 
     def _latent(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        parts = [inputs[LATENT], *([inputs["concat"]] if "concat" in inputs else [])]
-        return torch.cat([pad_to_patch(part.to(self.dtype), self.geometry.patch) for part in parts], dim=1)
+        latents = [inputs[name] for name in (LATENT, "concat") if name in inputs]
+        return torch.cat([pad_to_patch(part.to(self.dtype), self.geometry.patch) for part in latents], dim=1)
 
     def _time(self, inputs: Mapping[str, Tensor]) -> Tensor:
         module = self.module
@@ -170,7 +173,7 @@ class CogVideoX(Family):
         return temb
 
     def _rope(self, latent: Tensor) -> dict[str, Tensor]:
-        """Rotary tables ``[1, S, D]``, made as diffusers' pipelines make them; none where there is no rotation."""
+        """Return rotary tables ``[1, S, D]`` as diffusers' pipelines compute them, or none without rotary positions."""
         from diffusers.models.embeddings import get_3d_rotary_pos_embed
         from diffusers.pipelines.cogvideo.pipeline_cogvideox import get_resize_crop_region_for_grid
 
@@ -179,11 +182,11 @@ class CogVideoX(Family):
             return {}
         frames, *grid = self.geometry.grid(latent.shape[2:])
         rows, columns = (length // config.patch_size for length in (config.sample_height, config.sample_width))
-        place: dict[str, Any] = {"crops_coords": None, "grid_type": "slice", "max_size": (rows, columns)}
+        region: dict[str, Any] = {"crops_coords": None, "grid_type": "slice", "max_size": (rows, columns)}
         if config.patch_size_t is None:
-            place = {"crops_coords": get_resize_crop_region_for_grid(tuple(grid), columns, rows)}
+            region = {"crops_coords": get_resize_crop_region_for_grid(tuple(grid), columns, rows)}
         cos, sin = get_3d_rotary_pos_embed(
-            config.attention_head_dim, grid_size=tuple(grid), temporal_size=frames, device=latent.device, **place
+            config.attention_head_dim, grid_size=tuple(grid), temporal_size=frames, device=latent.device, **region
         )
         return {"cos": cos[None], "sin": sin[None]}
 
@@ -219,7 +222,7 @@ def _ofs(inputs: Mapping[str, Tensor]) -> Tensor:
 
 
 def _run(layer: nn.Module, state: State) -> State:
-    # Where no image token is here a row is made up, which the seam leaves out: the module cannot do without.
+    # The layer fails on 0 image tokens, so a rank without any adds a placeholder, which the attention seam ignores.
     image, tables = state.streams[IMAGE], state.tables[IMAGE]
     rope = (at_least_one(tables["cos"])[0], at_least_one(tables["sin"])[0]) if tables else None
     out, text = layer(
@@ -232,22 +235,29 @@ def _run(layer: nn.Module, state: State) -> State:
 
 
 def _check_positions(config: Mapping[str, Any], text: int, size: Sequence[int], grid: Sequence[int]) -> None:
-    """Refuse what the model has no positions for."""
+    """Check that the model has positions for this many text tokens and for a latent of this ``size``.
+
+    Raises:
+        InvalidRequest: it has none.
+    """
     rotary, learned = config["use_rotary_positional_embeddings"], config["use_learned_positional_embeddings"]
     wanted = config["max_text_seq_length"]
     if (learned or not rotary) and text != wanted:
-        raise InvalidRequest(f"the text has {text} tokens, and this model takes {wanted}: pad or shorten it to that")
+        raise InvalidRequest(
+            f"the text has {text} tokens, and this model takes {wanted}: pad or shorten it to {wanted} tokens"
+        )
     frames = (config["sample_frames"] - 1) // config["temporal_compression_ratio"] + 1
     native = (frames, config["sample_height"], config["sample_width"])
     if learned and tuple(size) != native:
         raise InvalidRequest(
-            f"a latent of {_times(size)}: this model learned its positions for {_times(native)} alone, which is "
-            "frames, height and width of the latent that it takes"
+            f"a latent of {_times(size)} does not fit this model, which learned its positions for {_times(native)} "
+            "alone (frames x height x width)"
         )
-    most = [length // config["patch_size"] for length in native[1:]]
-    if rotary and config["patch_size_t"] and any(have > of for have, of in zip(grid[1:], most, strict=True)):
+    largest = [length // config["patch_size"] for length in native[1:]]
+    if rotary and config["patch_size_t"] and any(have > most for have, most in zip(grid[1:], largest, strict=True)):
         raise InvalidRequest(
-            f"a latent of {_times(size)} is {_times(grid[1:])} patches, and this model has positions for {_times(most)}"
+            f"a latent of {_times(size)} has {_times(grid[1:])} patches per frame, and this model has positions for at "
+            f"most {_times(largest)}"
         )
 
 

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from ..errors import InvalidRequest
 from ..interfaces.family import AttentionSite, Block, Family, Inputs, Variant
-from ..interfaces.geometry import IMAGE, LATENT, TIMESTEP, Extent, Geometry, Shapes, Site, Sum
+from ..interfaces.geometry import IMAGE, LATENT, TIMESTEP, AllReduce, Extent, Geometry, Shapes, Site
 from ..interfaces.state import State
 from ..interfaces.tensor_cuts import Cuts
 from .shared.basic_blocks import block_cuts, check_channels, check_norm, without_variance
-from .shared.patchify import pad_to_patch, unfold
+from .shared.patchify import pad_to_patch, to_latent
 from .shared.streams import at_least_one
 
 _DEFAULTS: dict[str, Any] = {
@@ -30,13 +30,15 @@ _DEFAULTS: dict[str, Any] = {
     "num_embeds_ada_norm": 1000,
     "norm_type": "ada_norm_zero",
 }
-"""What ``DiTTransformer2DModel`` takes for a number that its config leaves out."""
+"""Defaults of ``DiTTransformer2DModel`` for numbers that a config leaves out."""
 
 
 class DiT(Family):
-    """Inputs, batch first: the latent ``[B, 4, H, W]``, a square one, the timestep ``[B]`` in 0..999, and
+    """DiT in three parts.
 
-    - ``class_labels`` ``[B]``, int64; one more than the last class stands for none of them.
+    Inputs, batch first: the latent ``[B, 4, H, W]``, which must be square, the timestep ``[B]`` in 0..999, and
+
+    - ``class_labels`` ``[B]``, int64. A label equal to the number of classes means no class.
     """
 
     required: ClassVar[tuple[str, ...]] = ("class_labels",)
@@ -54,7 +56,7 @@ class DiT(Family):
             patch=(config["patch_size"],) * 2,
             layers=layers,
             sites=(Site(streams=(IMAGE,), heads=heads, head_dim=head_dim, count=layers),),
-            sums=(Sum(tokens=IMAGE, width=heads * head_dim, count=2 * layers, least=1),),
+            sums=(AllReduce(tokens=IMAGE, width=heads * head_dim, count=2 * layers, least=1),),
         )
 
     @staticmethod
@@ -68,19 +70,22 @@ class DiT(Family):
         geometry, latent = DiT.describe(config), shapes[LATENT]
         rows, columns = geometry.grid(latent[2:])
         if rows != columns:
-            raise InvalidRequest(f"a latent of {latent[2]} x {latent[3]}: DiT makes square images alone")
+            raise InvalidRequest(f"a latent of {latent[2]} x {latent[3]} cannot be used: DiT makes square images alone")
         labels = shapes["class_labels"]
         if len(labels) != 1:
-            raise InvalidRequest(f"class_labels of shape {list(labels)}: one a sample is needed, {list(latent[:1])}")
+            raise InvalidRequest(
+                f"class_labels of shape {list(labels)} does not fit: one label per sample, shape {list(latent[:1])}, "
+                "would work"
+            )
         return Extent(streams={IMAGE: rows * columns}, values=geometry.out_channels * math.prod(geometry.patch))
 
     @staticmethod
     def tables(config: Mapping[str, Any]) -> Mapping[str, int]:
-        """See ``Family.tables``. The last row is for no class."""
+        """See ``Family.tables``. The last row stands for no class."""
         return {"class_labels": (_DEFAULTS | dict(config))["num_embeds_ada_norm"] + 1}
 
-    def parts(self) -> tuple[list[Block], list[AttentionSite]]:
-        """See ``Family.parts``."""
+    def blocks_and_sites(self) -> tuple[list[Block], list[AttentionSite]]:
+        """See ``Family.blocks_and_sites``."""
         layers = self.module.transformer_blocks
         self.shared = (layers[0].norm1.emb,)
         runs = [_run_first, *[_run] * (len(layers) - 1)]
@@ -99,7 +104,7 @@ class DiT(Family):
         return tokens
 
     def embed(self, inputs: Mapping[str, Tensor]) -> State:
-        """See ``Family.embed``. A latent that is no whole number of patches is padded as in ComfyUI."""
+        """See ``Family.embed``. Pad the latent to whole patches, as ComfyUI does."""
         context = {"timestep": inputs[TIMESTEP], "labels": inputs["class_labels"]}
         return State(streams={IMAGE: self.image(inputs)}, context=context)
 
@@ -111,8 +116,8 @@ class DiT(Family):
         return without_variance(module.proj_out_2(normed), module.config)
 
     def unpatchify(self, tokens: Tensor, size: Sequence[int]) -> Tensor:
-        """See ``Family.unpatchify``. What was padded is cropped."""
-        return unfold(tokens, size, self.geometry, channels_last=True)
+        """See ``Family.unpatchify``. Crop what was padded."""
+        return to_latent(tokens, size, self.geometry, "ph pw c")
 
     def stock(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """See ``Family.stock``."""
@@ -123,7 +128,7 @@ class DiT(Family):
         return out[:, : self.geometry.out_channels, :height, :width]
 
     def _conditioning(self, state: State) -> Tensor:
-        """What block 0 embedded timestep and label to, or would have if it is on another rank."""
+        """Return block 0's embedding of timestep and label; compute it here if block 0 is on another rank."""
         if "conditioning" in state.context:
             return state.context["conditioning"]
         conditioning: Tensor = self.shared[0](state.context["timestep"], state.context["labels"], self.dtype)
@@ -153,11 +158,14 @@ def _run(layer: Any, state: State) -> State:
 
 
 def _run_first(layer: Any, state: State) -> State:
-    """Run block 0, and keep what it embeds timestep and label to: the head uses it when those weights are gone."""
-    kept: list[Tensor] = []
-    hook = layer.norm1.emb.register_forward_hook(lambda _module, _inputs, out: kept.append(out))
+    """Run block 0 and keep its embedding of timestep and label.
+
+    ``head`` needs the embedding at a time when weight sharding has freed the weights that compute it.
+    """
+    embedded: list[Tensor] = []
+    hook = layer.norm1.emb.register_forward_hook(lambda _module, _inputs, out: embedded.append(out))
     try:
         state = _run(layer, state)
     finally:
         hook.remove()
-    return replace(state, context={**state.context, "conditioning": kept[0]})
+    return replace(state, context={**state.context, "conditioning": embedded[0]})

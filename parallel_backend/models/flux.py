@@ -13,7 +13,7 @@ from ..interfaces.geometry import IMAGE, LATENT, TEXT, TIMESTEP, Extent, Geometr
 from ..interfaces.state import State
 from ..interfaces.tensor_cuts import Cuts
 from .shared import joint_attention
-from .shared.patchify import check_concat, check_reference, check_text, check_vector, fold, unfold
+from .shared.patchify import check_concat, check_reference, check_text, check_vector, to_latent, to_tokens
 from .shared.streams import at_least_one
 
 _DEFAULTS: dict[str, Any] = {
@@ -27,23 +27,26 @@ _DEFAULTS: dict[str, Any] = {
     "pooled_projection_dim": 768,
     "guidance_embeds": False,
 }
-"""What ``FluxTransformer2DModel`` takes for a number that its config leaves out."""
+"""Defaults of ``FluxTransformer2DModel`` for numbers that a config leaves out."""
 
 _PATCH = (2, 2)
-"""Flux packs patches into channels outside of its module, whose own ``patch_size`` is 1."""
+"""Flux packs patches into channels before its module, whose own ``patch_size`` is 1."""
 
 _AXES = 3
-"""Numbers of a position: image, row, column."""
+"""Numbers in a position: image, row, column."""
 
 
 class Flux(Family):
-    """Inputs, batch first: the latent ``[B, 16, H, W]``, the timestep ``[B]`` in 0..1, and
+    """Flux.1 in three parts.
 
-    - ``encoder_hidden_states`` ``[B, L, D]`` of T5, ``pooled_projections`` ``[B, D]`` of CLIP;
-    - ``guidance`` ``[B]`` where the model was distilled with it;
-    - ``concat`` ``[B, C, H, W]``: what Fill takes beside the noise, in channels of its own;
-    - ``reference`` ``[B, N, 64]`` and ``reference_ids`` ``[B, N, 3]``: Kontext's images as tokens with their positions,
-      which follow those of the latent.
+    Inputs, batch first: the latent ``[B, 16, H, W]``, the timestep ``[B]`` in 0..1, and
+
+    - ``encoder_hidden_states`` ``[B, L, D]``: text from T5;
+    - ``pooled_projections`` ``[B, D]``: pooled text from CLIP;
+    - ``guidance`` ``[B]``: for models distilled with guidance;
+    - ``concat`` ``[B, C, H, W]``: for Fill, the masked image's latent and the mask, in additional channels;
+    - ``reference`` ``[B, N, 64]`` and ``reference_ids`` ``[B, N, 3]``: for Kontext, the tokens of reference images and
+      their positions. They follow the latent's tokens.
     """
 
     required: ClassVar[tuple[str, ...]] = ("encoder_hidden_states", "pooled_projections")
@@ -62,7 +65,9 @@ class Flux(Family):
             patch=_PATCH,
             layers=double + single,
             sites=(Site(streams=(TEXT, IMAGE), heads=heads, head_dim=head_dim, count=double + single),),
-            sums=joint_attention.sums((TEXT, IMAGE), heads * head_dim, double=double, single=single, least=IMAGE),
+            sums=joint_attention.all_reduces(
+                (TEXT, IMAGE), heads * head_dim, double=double, single=single, least=IMAGE
+            ),
         )
 
     @staticmethod
@@ -80,15 +85,14 @@ class Flux(Family):
         text = check_text(shapes["encoder_hidden_states"], config["joint_attention_dim"])
         check_vector("pooled_projections", shapes["pooled_projections"], config["pooled_projection_dim"])
         joint_attention.check_guidance("Flux", config, shapes)
-        extra = config["in_channels"] // math.prod(_PATCH) - geometry.channels
-        check_concat(extra, shapes, "InpaintModelConditioning")
-        image = math.prod(geometry.grid(latent[2:])) + check_reference(
-            shapes, geometry.channels * math.prod(_PATCH), _AXES
-        )
-        return Extent(streams={TEXT: text, IMAGE: image}, values=geometry.out_channels * math.prod(_PATCH))
+        extra_channels = config["in_channels"] // math.prod(_PATCH) - geometry.channels
+        check_concat(extra_channels, shapes, "InpaintModelConditioning")
+        values = geometry.out_channels * math.prod(_PATCH)
+        image = math.prod(geometry.grid(latent[2:])) + check_reference(shapes, values, _AXES)
+        return Extent(streams={TEXT: text, IMAGE: image}, values=values)
 
-    def parts(self) -> tuple[list[Block], list[AttentionSite]]:
-        """See ``Family.parts``."""
+    def blocks_and_sites(self) -> tuple[list[Block], list[AttentionSite]]:
+        """See ``Family.blocks_and_sites``."""
         double, single = self.module.transformer_blocks, self.module.single_transformer_blocks
         blocks = [Block(run=partial(_run, layer), modules=(layer,), parts=2) for layer in double]
         blocks += [Block(run=partial(_run, layer), modules=(layer,)) for layer in single]
@@ -109,8 +113,8 @@ class Flux(Family):
     def embed(self, inputs: Mapping[str, Tensor]) -> State:
         """See ``Family.embed``.
 
-        As in ComfyUI, a latent that is no whole number of patches is padded, the timestep keeps float32, and
-        a thousandfold guidance is rounded.
+        As in ComfyUI, the latent is padded to whole patches, the timestep stays float32, and guidance times 1000 is
+        rounded to the model's dtype.
         """
         module, text = self.module, inputs["encoder_hidden_states"].to(self.dtype)
         _, image_ids = self._tokens(inputs)
@@ -132,9 +136,9 @@ class Flux(Family):
         return prediction
 
     def unpatchify(self, tokens: Tensor, size: Sequence[int]) -> Tensor:
-        """See ``Family.unpatchify``. What follows the latent's own tokens is left out."""
-        own = math.prod(self.geometry.grid(size))
-        return unfold(tokens[:, :own], size, self.geometry, channels_last=False)
+        """See ``Family.unpatchify``. Drop the tokens after the latent's."""
+        latent_tokens = math.prod(self.geometry.grid(size))
+        return to_latent(tokens[:, :latent_tokens], size, self.geometry, "c ph pw")
 
     def stock(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """See ``Family.stock``."""
@@ -153,10 +157,10 @@ class Flux(Family):
         return self.unpatchify(out, inputs[LATENT].shape[2:])
 
     def _tokens(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Packed tokens ``[B, S, 4C]`` and their positions ``[S, 3]``: image, row, column."""
+        """Return packed tokens ``[B, S, 4C]`` and their positions ``[S, 3]``."""
         latent = inputs[LATENT]
-        parts = [latent, *([inputs["concat"]] if "concat" in inputs else [])]
-        tokens = torch.cat([fold(part.to(self.dtype), _PATCH) for part in parts], dim=2)
+        latents = [inputs[name] for name in (LATENT, "concat") if name in inputs]
+        tokens = torch.cat([to_tokens(part.to(self.dtype), _PATCH, "c ph pw") for part in latents], dim=2)
         ids = joint_attention.positions(latent, self.geometry.grid(latent.shape[2:]), _AXES)
         return joint_attention.with_reference(tokens, ids, inputs)
 

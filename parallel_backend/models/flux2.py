@@ -12,9 +12,9 @@ from ..errors import InvalidRequest
 from ..interfaces.family import AttentionSite, Block, Family, Inputs, Variant
 from ..interfaces.geometry import IMAGE, LATENT, TEXT, TIMESTEP, Extent, Geometry, Shapes, Site
 from ..interfaces.state import State
-from ..interfaces.tensor_cuts import ColumnParallel, Cuts, HeadCounts, RowParallel, attention
+from ..interfaces.tensor_cuts import ColumnParallel, Cuts, HeadCounts, RowParallel, attention_cuts
 from .shared import joint_attention
-from .shared.patchify import check_reference, check_text, fold, unfold
+from .shared.patchify import check_reference, check_text, to_latent, to_tokens
 from .shared.streams import at_least_one
 
 _DEFAULTS: dict[str, Any] = {
@@ -29,22 +29,24 @@ _DEFAULTS: dict[str, Any] = {
     "mlp_ratio": 3.0,
     "guidance_embeds": True,
 }
-"""What ``Flux2Transformer2DModel`` takes for a number that its config leaves out."""
+"""Defaults of ``Flux2Transformer2DModel`` for numbers that a config leaves out."""
 
 _PATCH = (1, 1)
-"""A token is a pixel of the latent, into whose channels the VAE has packed its patches."""
+"""A token is one pixel of the latent: the VAE already packs patches into the latent's channels."""
 
 _AXES = 4
-"""Numbers of a position: image, row, column, place in the text."""
+"""Numbers in a position: image, row, column, index in the text."""
 
 
 class Flux2(Family):
-    """Inputs, batch first: the latent ``[B, 128, H, W]``, the timestep ``[B]`` in 0..1, and
+    """Flux.2 in three parts.
 
-    - ``encoder_hidden_states`` ``[B, L, D]``, whose zeros that ComfyUI pads it with at the front are tokens as well;
-    - ``guidance`` ``[B]`` where the model was distilled with it;
-    - ``reference`` ``[B, N, 128]`` and ``reference_ids`` ``[B, N, 4]``: images as tokens with their positions, which
-      follow those of the latent.
+    Inputs, batch first: the latent ``[B, 128, H, W]``, the timestep ``[B]`` in 0..1, and
+
+    - ``encoder_hidden_states`` ``[B, L, D]``: text. The zeros that ComfyUI pads it with at the front are tokens too;
+    - ``guidance`` ``[B]``: for models distilled with guidance;
+    - ``reference`` ``[B, N, 128]`` and ``reference_ids`` ``[B, N, 4]``: the tokens of reference images and their
+      positions. They follow the latent's tokens.
     """
 
     required: ClassVar[tuple[str, ...]] = ("encoder_hidden_states",)
@@ -58,7 +60,7 @@ class Flux2(Family):
         if config["patch_size"] != 1 or channels != out_channels:
             raise InvalidRequest(
                 f"a Flux.2 transformer with patch_size {config['patch_size']}, in_channels {channels} and out_channels "
-                f"{out_channels} is not supported: patch_size 1 with as many channels out as in works"
+                f"{out_channels} is not supported: patch_size 1 with out_channels equal to in_channels would work"
             )
         heads, head_dim = config["num_attention_heads"], config["attention_head_dim"]
         double, single = config["num_layers"], config["num_single_layers"]
@@ -68,7 +70,9 @@ class Flux2(Family):
             patch=_PATCH,
             layers=double + single,
             sites=(Site(streams=(TEXT, IMAGE), heads=heads, head_dim=head_dim, count=double + single),),
-            sums=joint_attention.sums((TEXT, IMAGE), heads * head_dim, double=double, single=single, least=IMAGE),
+            sums=joint_attention.all_reduces(
+                (TEXT, IMAGE), heads * head_dim, double=double, single=single, least=IMAGE
+            ),
         )
 
     @staticmethod
@@ -77,7 +81,7 @@ class Flux2(Family):
         config = _DEFAULTS | dict(config)
         heads = (config["num_attention_heads"], config["attention_head_dim"])
         hidden = (int(math.prod(heads) * config["mlp_ratio"]), 1)
-        cuts = attention("transformer_blocks.*.attn", *heads, text=True)
+        cuts = attention_cuts("transformer_blocks.*.attn", *heads, text=True)
         cuts |= {"transformer_blocks.*.attn.to_add_out": RowParallel((heads,))}
         for name in ("ff", "ff_context"):
             cuts |= {f"transformer_blocks.*.{name}.linear_in": ColumnParallel((hidden, hidden))}
@@ -98,8 +102,8 @@ class Flux2(Family):
         image = math.prod(geometry.grid(latent[2:])) + reference
         return Extent(streams={TEXT: text, IMAGE: image}, values=geometry.out_channels)
 
-    def parts(self) -> tuple[list[Block], list[AttentionSite]]:
-        """See ``Family.parts``."""
+    def blocks_and_sites(self) -> tuple[list[Block], list[AttentionSite]]:
+        """See ``Family.blocks_and_sites``."""
         double, single = self.module.transformer_blocks, self.module.single_transformer_blocks
         blocks = [Block(run=partial(_run_double, layer), modules=(layer,), parts=2) for layer in double]
         blocks += [Block(run=partial(_run_single, layer), modules=(layer,)) for layer in single]
@@ -117,7 +121,7 @@ class Flux2(Family):
         return tokens
 
     def embed(self, inputs: Mapping[str, Tensor]) -> State:
-        """See ``Family.embed``. The modulation is the same for all blocks of a kind."""
+        """See ``Family.embed``. All double blocks share one modulation, and so do all single blocks."""
         module, text = self.module, inputs["encoder_hidden_states"].to(self.dtype)
         _, image_ids = self._tokens(inputs)
         temb, tables = self._time(inputs), {TEXT: _text_ids(text), IMAGE: image_ids}
@@ -133,12 +137,13 @@ class Flux2(Family):
         )
 
     def _time(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """``time_guidance_embed``. As in ComfyUI the timestep keeps float32, and a thousandfold guidance is rounded."""
+        """Run ``time_guidance_embed`` as ComfyUI does: the timestep stays float32, guidance times 1000 is rounded."""
         embedder = self.module.time_guidance_embed
-        times = {TIMESTEP: embedder.timestep_embedder, "guidance": embedder.guidance_embedder}
+        embedders = {TIMESTEP: embedder.timestep_embedder, "guidance": embedder.guidance_embedder}
         dtypes = {TIMESTEP: torch.float32, "guidance": self.dtype}
-        waves = {name: embedder.time_proj(inputs[name].to(dtypes[name]) * 1000) for name in times if name in inputs}
-        return torch.stack([times[name](wave.to(self.dtype)) for name, wave in waves.items()]).sum(0)
+        names = [name for name in embedders if name in inputs]
+        waves = {name: embedder.time_proj(inputs[name].to(dtypes[name]) * 1000) for name in names}
+        return torch.stack([embedders[name](wave.to(self.dtype)) for name, wave in waves.items()]).sum(0)
 
     def head(self, state: State) -> Tensor:
         """See ``Family.head``."""
@@ -146,9 +151,9 @@ class Flux2(Family):
         return prediction
 
     def unpatchify(self, tokens: Tensor, size: Sequence[int]) -> Tensor:
-        """See ``Family.unpatchify``. What follows the latent's own tokens is left out."""
-        own = math.prod(self.geometry.grid(size))
-        return unfold(tokens[:, :own], size, self.geometry, channels_last=False)
+        """See ``Family.unpatchify``. Drop the tokens after the latent's."""
+        latent_tokens = math.prod(self.geometry.grid(size))
+        return to_latent(tokens[:, :latent_tokens], size, self.geometry, "c ph pw")
 
     def stock(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """See ``Family.stock``."""
@@ -166,9 +171,9 @@ class Flux2(Family):
         return self.unpatchify(out, inputs[LATENT].shape[2:])
 
     def _tokens(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Tokens ``[B, S, C]`` and their positions ``[S, 4]``."""
+        """Return tokens ``[B, S, C]`` and their positions ``[S, 4]``."""
         latent = inputs[LATENT]
-        tokens = fold(latent.to(self.dtype), _PATCH)
+        tokens = to_tokens(latent.to(self.dtype), _PATCH, "c ph pw")
         ids = joint_attention.positions(latent, self.geometry.grid(latent.shape[2:]), _AXES)
         return joint_attention.with_reference(tokens, ids, inputs)
 
@@ -192,7 +197,7 @@ class Flux2(Family):
 
 
 def _text_ids(text: Tensor) -> Tensor:
-    """Positions ``[L, 4]`` of text ``[B, L, D]``."""
+    """Return the positions ``[L, 4]`` of text ``[B, L, D]``."""
     ids = torch.zeros(text.shape[1], _AXES, device=text.device)
     ids[:, 3] = torch.arange(text.shape[1], device=text.device)
     return ids

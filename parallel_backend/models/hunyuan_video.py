@@ -14,7 +14,7 @@ from ..interfaces.geometry import IMAGE, LATENT, TEXT, TIMESTEP, Extent, Geometr
 from ..interfaces.state import State
 from ..interfaces.tensor_cuts import Cuts
 from .shared import joint_attention
-from .shared.patchify import check_concat, check_mask, check_text, check_vector, crop, pad_to_patch, unfold
+from .shared.patchify import check_concat, check_mask, check_text, check_vector, crop, pad_to_patch, to_latent
 from .shared.streams import at_least_one
 
 _DEFAULTS: dict[str, Any] = {
@@ -32,24 +32,27 @@ _DEFAULTS: dict[str, Any] = {
     "pooled_projection_dim": 768,
     "image_condition_type": None,
 }
-"""What ``HunyuanVideoTransformer3DModel`` takes for a number that its config leaves out."""
+"""Defaults of ``HunyuanVideoTransformer3DModel`` for numbers that a config leaves out."""
 
 _REPLACE = "token_replace"
 _CONDITIONS = (None, "latent_concat", _REPLACE)
 
 
 class HunyuanVideo(Family):
-    """Inputs, batch first: the latent ``[B, C, T, H, W]``, the timestep ``[B]`` in 0..1000, and
+    """HunyuanVideo in three parts.
 
-    - ``encoder_hidden_states`` ``[B, L, D]`` of the language model, ``pooled_projections`` ``[B, D]`` of CLIP;
-    - ``encoder_attention_mask`` ``[B, L]``: which text tokens are no padding; all of them without it;
-    - ``mean_text`` ``[B, D]``: what the text's refiner takes for the average of the text. Without, as in diffusers, it
-      is that of the tokens that are no padding; ComfyUI's is that of all;
-    - ``guidance`` ``[B]`` where the model was distilled with it;
-    - ``concat`` ``[B, C', T, H, W]``, an image's latent and a mask, where it takes more channels than it predicts.
+    Inputs, batch first: the latent ``[B, C, T, H, W]``, the timestep ``[B]`` in 0..1000, and
 
-    A "token_replace" model takes the latent's first frame for an image without noise. Diffusers gives that frame no
-    guidance; ComfyUI does, as ``first_guidance`` ``[B]``.
+    - ``encoder_hidden_states`` ``[B, L, D]``: text from the language model;
+    - ``pooled_projections`` ``[B, D]``: pooled text from CLIP;
+    - ``encoder_attention_mask`` ``[B, L]``: True for text tokens that are not padding. Without it no token is padding;
+    - ``mean_text`` ``[B, D]``: the mean text token that the text refiner takes. Without it, it is the mean of the
+      tokens that are not padding, as in diffusers. ComfyUI takes the mean of all tokens;
+    - ``guidance`` ``[B]``: for models distilled with guidance;
+    - ``concat`` ``[B, C', T, H, W]``: an image's latent and a mask, for models that take more channels than they
+      predict;
+    - ``first_guidance`` ``[B]``: guidance of the first frame, for "token_replace" models. These models take the
+      latent's first frame as an image without noise. diffusers gives that frame no guidance; ComfyUI does.
     """
 
     required: ClassVar[tuple[str, ...]] = ("encoder_hidden_states", "pooled_projections")
@@ -63,8 +66,8 @@ class HunyuanVideo(Family):
         config = _DEFAULTS | dict(config)
         if config["image_condition_type"] not in _CONDITIONS:
             raise InvalidRequest(
-                f"image_condition_type {config['image_condition_type']} is not supported: use a HunyuanVideo model "
-                "with latent_concat, token_replace or none"
+                f"HunyuanVideo with image_condition_type {config['image_condition_type']!r} is not supported: "
+                "'latent_concat', 'token_replace' or null would work"
             )
         heads, head_dim = config["num_attention_heads"], config["attention_head_dim"]
         double, single = config["num_layers"], config["num_single_layers"]
@@ -75,7 +78,7 @@ class HunyuanVideo(Family):
             patch=(config["patch_size_t"], config["patch_size"], config["patch_size"]),
             layers=double + single,
             sites=(Site(streams=(IMAGE, TEXT), heads=heads, head_dim=head_dim, count=double + single),),
-            sums=joint_attention.sums((IMAGE, TEXT), heads * head_dim, double=double, single=single, least=TEXT),
+            sums=joint_attention.all_reduces((IMAGE, TEXT), heads * head_dim, double=double, single=single, least=TEXT),
         )
 
     @staticmethod
@@ -100,15 +103,16 @@ class HunyuanVideo(Family):
             config["guidance_embeds"] and config["image_condition_type"] == _REPLACE
         ):
             raise InvalidRequest(
-                f"first_guidance is for models with guidance_embeds and image_condition_type {_REPLACE}"
+                "this HunyuanVideo transformer takes no first_guidance: only models with guidance_embeds and "
+                f"image_condition_type {_REPLACE!r} use it"
             )
-        extra = config["in_channels"] - geometry.channels
-        check_concat(extra, shapes, "HunyuanImageToVideo, guidance type v1 (concat)")
+        extra_channels = config["in_channels"] - geometry.channels
+        check_concat(extra_channels, shapes, "HunyuanImageToVideo, guidance type v1 (concat)")
         image = math.prod(geometry.grid(latent[2:]))
         return Extent(streams={IMAGE: image, TEXT: text}, values=geometry.out_channels * math.prod(geometry.patch))
 
-    def parts(self) -> tuple[list[Block], list[AttentionSite]]:
-        """See ``Family.parts``."""
+    def blocks_and_sites(self) -> tuple[list[Block], list[AttentionSite]]:
+        """See ``Family.blocks_and_sites``."""
         double, single = self.module.transformer_blocks, self.module.single_transformer_blocks
         blocks = [Block(run=partial(_run, layer), modules=(layer,), parts=2) for layer in double]
         blocks += [Block(run=partial(_run, layer), modules=(layer,)) for layer in single]
@@ -127,9 +131,9 @@ class HunyuanVideo(Family):
         return tokens
 
     def embed(self, inputs: Mapping[str, Tensor]) -> State:
-        """See ``Family.embed``. A latent that is no whole number of patches is padded circularly.
+        """See ``Family.embed``.
 
-        All ranks refine the whole text.
+        Pad the latent to whole patches, circularly. Every rank refines the whole text.
         """
         module, latent, mask = self.module, self._latent(inputs), inputs.get("encoder_attention_mask")
         timestep = inputs[TIMESTEP].float()
@@ -137,11 +141,11 @@ class HunyuanVideo(Family):
         pooled = inputs["pooled_projections"].to(self.dtype)
         temb, first = module.time_text_embed(timestep, pooled, self._guidance(inputs))
         if "first_guidance" in inputs:
-            first = first + self._embedded(inputs["first_guidance"].to(self.dtype) * 1000)
+            first = first + self._embed_guidance(inputs["first_guidance"].to(self.dtype) * 1000)
         text = self._text(inputs, timestep)
         tables = {"cos": cos[None], "sin": sin[None]}
         if first is not None:
-            # On the CPU, where the blocks count them without waiting for the accelerator.
+            # On the CPU, so that the blocks can count these tokens without waiting for the accelerator.
             per_frame = len(cos) // self.geometry.grid(latent.shape[2:])[0]
             tables["first"] = (torch.arange(len(cos)) < per_frame)[None]
         return State(
@@ -157,11 +161,11 @@ class HunyuanVideo(Family):
         return prediction
 
     def unpatchify(self, tokens: Tensor, size: Sequence[int]) -> Tensor:
-        """See ``Family.unpatchify``. What was padded is cropped."""
-        return unfold(tokens, size, self.geometry, channels_last=False)
+        """See ``Family.unpatchify``. Crop what was padded."""
+        return to_latent(tokens, size, self.geometry, "c pt ph pw")
 
     def stock(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """See ``Family.stock``. It has neither ``first_guidance`` nor ``mean_text``."""
+        """See ``Family.stock``. It knows neither ``first_guidance`` nor ``mean_text``."""
         text = inputs["encoder_hidden_states"].to(self.dtype)
         mask = inputs.get("encoder_attention_mask")
         out: Tensor = self.module(
@@ -186,17 +190,17 @@ class HunyuanVideo(Family):
         return refined
 
     def _guidance(self, inputs: Mapping[str, Tensor]) -> Tensor | None:
-        """A thousandfold, and rounded as in ComfyUI and in diffusers' pipeline."""
+        """Return guidance times 1000, rounded to the model's dtype as in ComfyUI and in diffusers' pipeline."""
         return inputs["guidance"].to(self.dtype) * 1000 if "guidance" in inputs else None
 
-    def _embedded(self, guidance: Tensor) -> Tensor:
+    def _embed_guidance(self, guidance: Tensor) -> Tensor:
         embed = self.module.time_text_embed
         embedded: Tensor = embed.guidance_embedder(embed.time_proj(guidance).to(self.dtype))
         return embedded
 
     def _latent(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        parts = [inputs[LATENT], *([inputs["concat"]] if "concat" in inputs else [])]
-        return torch.cat([pad_to_patch(part.to(self.dtype), self.geometry.patch) for part in parts], dim=1)
+        latents = [inputs[name] for name in (LATENT, "concat") if name in inputs]
+        return torch.cat([pad_to_patch(part.to(self.dtype), self.geometry.patch) for part in latents], dim=1)
 
     @staticmethod
     def variants() -> dict[str, Variant]:
@@ -225,9 +229,9 @@ class HunyuanVideo(Family):
 def _run(layer: nn.Module, state: State) -> State:
     tables, context = state.tables[IMAGE], state.context
     image, text = state.streams[IMAGE], state.streams[TEXT]
-    own = text.shape[1]
-    text = at_least_one(text)  # the layer cuts text off the end by a negative index
-    rope = (tables["cos"][0], tables["sin"][0]) if image.shape[1] else None  # diffusers cannot turn no tokens
-    replaced = (context["first"], int(tables["first"].sum())) if "first" in tables else ()
-    image, text = layer(image, text, context["temb"], None, rope, *replaced)
-    return state.with_streams(**{IMAGE: image, TEXT: text[:, :own]})
+    text_tokens = text.shape[1]
+    text = at_least_one(text)  # the layer cuts text off the end by a negative index, which fails for 0 tokens
+    rope = (tables["cos"][0], tables["sin"][0]) if image.shape[1] else None  # diffusers cannot rotate 0 tokens
+    first_frame = (context["first"], int(tables["first"].sum())) if "first" in tables else ()
+    image, text = layer(image, text, context["temb"], None, rope, *first_frame)
+    return state.with_streams(**{IMAGE: image, TEXT: text[:, :text_tokens]})

@@ -6,15 +6,16 @@ from functools import partial
 from typing import Any, ClassVar
 
 import torch
+from einops import rearrange, repeat
 from torch import Tensor, nn
 
 from ..errors import InvalidRequest
 from ..interfaces.family import AttentionSite, Block, Family, Inputs, Variant
-from ..interfaces.geometry import IMAGE, LATENT, TIMESTEP, Extent, Geometry, Shapes, Site, Sum
+from ..interfaces.geometry import IMAGE, LATENT, TIMESTEP, AllReduce, Extent, Geometry, Shapes, Site
 from ..interfaces.state import State
 from ..interfaces.tensor_cuts import Cuts
 from .shared.basic_blocks import block_cuts, check_channels, check_norm, without_variance
-from .shared.patchify import check_text, pad_to_patch, unfold
+from .shared.patchify import check_text, pad_to_patch, to_latent
 from .shared.streams import at_least_one
 
 _DEFAULTS: dict[str, Any] = {
@@ -30,19 +31,21 @@ _DEFAULTS: dict[str, Any] = {
     "caption_channels": None,
     "video_length": 16,
 }
-"""What ``LatteTransformer3DModel`` takes for a number that its config leaves out."""
+"""Defaults of ``LatteTransformer3DModel`` for numbers that a config leaves out."""
 
-_NEEDED = ("in_channels", "patch_size", "cross_attention_dim", "caption_channels")
-"""Numbers without which there is no text-to-video model."""
+_REQUIRED_NUMBERS = ("in_channels", "patch_size", "cross_attention_dim", "caption_channels")
+"""Numbers that have no default and that every text-to-video model has."""
 
 
 class Latte(Family):
-    """Inputs, batch first: the latent ``[B, 4, T, H, W]``, the timestep ``[B]`` in 0..999, and
+    """Latte in three parts.
 
-    - ``encoder_hidden_states`` ``[B, L, D]`` of T5, no token of which is masked.
+    Inputs, batch first: the latent ``[B, 4, T, H, W]``, the timestep ``[B]`` in 0..999, and
 
-    A token of the image stream is a place in all frames. Its tensors are ``[B * T, places, D]``, so that spatial
-    attention passes the seam and attention over frames stays on the rank.
+    - ``encoder_hidden_states`` ``[B, L, D]``: text from T5. No token is masked.
+
+    A token of the image stream is one patch position in all frames. The stream is ``[B * T, S, D]``, so that spatial
+    attention goes through the attention seam and temporal attention stays on the rank.
     """
 
     required: ClassVar[tuple[str, ...]] = ("encoder_hidden_states",)
@@ -52,9 +55,11 @@ class Latte(Family):
         """See ``Family.describe``."""
         config = _DEFAULTS | dict(config)
         check_norm("Latte", config, "ada_norm_single")
-        missing = [name for name in _NEEDED if config[name] is None]
+        missing = [name for name in _REQUIRED_NUMBERS if config[name] is None]
         if missing:
-            raise InvalidRequest(f"Latte without {', '.join(missing)} in its config is not supported: give a number")
+            raise InvalidRequest(
+                f"Latte without {', '.join(missing)} in its config is not supported: add a number for each"
+            )
         check_channels("Latte", config)
         heads, head_dim, layers = config["num_attention_heads"], config["attention_head_dim"], config["num_layers"]
         return Geometry(
@@ -63,7 +68,7 @@ class Latte(Family):
             patch=(1, config["patch_size"], config["patch_size"]),
             layers=layers,
             sites=(Site(streams=(IMAGE,), heads=heads, head_dim=head_dim, count=layers),),
-            sums=(Sum(tokens=IMAGE, width=heads * head_dim, count=5 * layers, least=1),),
+            sums=(AllReduce(tokens=IMAGE, width=heads * head_dim, count=5 * layers, least=1),),
         )
 
     @staticmethod
@@ -81,7 +86,9 @@ class Latte(Family):
         geometry, latent = Latte.describe(config), shapes[LATENT]
         frames, rows, columns = geometry.grid(latent[2:])
         if frames not in (1, config["video_length"]):
-            raise InvalidRequest(f"a latent of {frames} frames: this Latte makes {config['video_length']}, or 1")
+            raise InvalidRequest(
+                f"a latent of {frames} frames cannot be used: this Latte makes {config['video_length']}, or 1"
+            )
         return Extent(
             streams={IMAGE: rows * columns},
             values=frames * geometry.out_channels * math.prod(geometry.patch),
@@ -89,8 +96,8 @@ class Latte(Family):
             rows=frames,
         )
 
-    def parts(self) -> tuple[list[Block], list[AttentionSite]]:
-        """See ``Family.parts``. A block is a spatial and a temporal layer."""
+    def blocks_and_sites(self) -> tuple[list[Block], list[AttentionSite]]:
+        """See ``Family.blocks_and_sites``. A block is a pair of a spatial and a temporal layer."""
         spatial, temporal = self.module.transformer_blocks, self.module.temporal_transformer_blocks
         blocks = [
             Block(run=partial(self._run_pair, i, *pair), modules=pair)
@@ -106,11 +113,11 @@ class Latte(Family):
 
     def image(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """See ``Family.image``."""
-        tokens: Tensor = self.module.pos_embed(self._latent(inputs).transpose(1, 2).flatten(0, 1))
+        tokens: Tensor = self.module.pos_embed(rearrange(self._latent(inputs), "b c t h w -> (b t) c h w"))
         return tokens
 
     def embed(self, inputs: Mapping[str, Tensor]) -> State:
-        """See ``Family.embed``. A latent that is no whole number of patches is padded as in ComfyUI."""
+        """See ``Family.embed``. Pad the latent to whole patches, as ComfyUI does."""
         module, latent = self.module, self._latent(inputs)
         tokens = self.image(inputs)
         modulation, embedded = module.adaln_single(
@@ -122,23 +129,22 @@ class Latte(Family):
             context={
                 "modulation": modulation,
                 "embedded": embedded,
-                "text": text.repeat_interleave(latent.shape[2], dim=0),
+                "text": repeat(text, "b l d -> (b t) l d", t=latent.shape[2]).contiguous(),
             },
         )
 
     def head(self, state: State) -> Tensor:
-        """See ``Family.head``. The values of a token are those of all frames."""
+        """See ``Family.head``. A token has the values of all frames."""
         module, tokens, embedded = self.module, state.streams[IMAGE], state.context["embedded"]
-        by_row = embedded.repeat_interleave(len(tokens) // len(embedded), dim=0)
-        shift, scale = (module.scale_shift_table[None] + by_row[:, None]).chunk(2, dim=1)
+        by_frame = repeat(embedded, "b d -> (b t) 1 d", t=len(tokens) // len(embedded))
+        shift, scale = (module.scale_shift_table[None] + by_frame).chunk(2, dim=1)
         values = without_variance(module.proj_out(module.norm_out(tokens) * (1 + scale) + shift), module.config)
-        by_frame: Tensor = values.unflatten(0, (len(embedded), -1))
-        return by_frame.transpose(1, 2).flatten(2)
+        return rearrange(values, "(b t) s values -> b s (t values)", b=len(embedded))
 
     def unpatchify(self, tokens: Tensor, size: Sequence[int]) -> Tensor:
-        """See ``Family.unpatchify``. What was padded is cropped."""
-        by_frame = tokens.unflatten(2, (size[0], -1)).transpose(1, 2).flatten(1, 2)
-        return unfold(by_frame, size, self.geometry, channels_last=True)
+        """See ``Family.unpatchify``. Crop what was padded."""
+        by_frame = rearrange(tokens, "b s (t values) -> b (t s) values", t=size[0])
+        return to_latent(by_frame, size, self.geometry, "pt ph pw c")
 
     def stock(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """See ``Family.stock``."""
@@ -155,20 +161,20 @@ class Latte(Family):
         return pad_to_patch(inputs[LATENT].to(self.dtype), self.geometry.patch)
 
     def _run_pair(self, index: int, spatial: nn.Module, temporal: nn.Module, state: State) -> State:
-        modulation, own = state.context["modulation"], state.streams[IMAGE].shape[1]
+        modulation, local_tokens = state.context["modulation"], state.streams[IMAGE].shape[1]
         tokens = at_least_one(state.streams[IMAGE])
-        batch, frames, places = len(modulation), len(tokens) // len(modulation), tokens.shape[1]
+        batch, frames, positions = len(modulation), len(tokens) // len(modulation), tokens.shape[1]
         tokens = spatial(
             tokens,
             encoder_hidden_states=state.context["text"],
             timestep=modulation.repeat_interleave(frames, dim=0),
         )
-        by_place = tokens.unflatten(0, (batch, frames)).transpose(1, 2).flatten(0, 1)
+        by_position = rearrange(tokens, "(b t) s d -> (b s) t d", b=batch)
         if index == 0 and frames > 1:
-            by_place = by_place + self.module.temp_pos_embed.to(by_place.dtype)
-        by_place = temporal(by_place, timestep=modulation.repeat_interleave(places, dim=0))
-        tokens = by_place.unflatten(0, (batch, places)).transpose(1, 2).flatten(0, 1)
-        return state.with_streams(**{IMAGE: tokens[:, :own]})
+            by_position = by_position + self.module.temp_pos_embed.to(by_position.dtype)
+        by_position = temporal(by_position, timestep=modulation.repeat_interleave(positions, dim=0))
+        tokens = rearrange(by_position, "(b s) t d -> (b t) s d", b=batch)
+        return state.with_streams(**{IMAGE: tokens[:, :local_tokens]})
 
     @staticmethod
     def variants() -> dict[str, Variant]:

@@ -6,14 +6,15 @@ from functools import partial
 from typing import Any, ClassVar
 
 import torch
+from einops import rearrange
 from torch import Tensor, nn
 
 from ..errors import InvalidRequest
 from ..interfaces.family import AttentionSite, Block, Family, Inputs, Variant
-from ..interfaces.geometry import IMAGE, LATENT, TEXT, TIMESTEP, Extent, Geometry, Shapes, Site, Sum
+from ..interfaces.geometry import IMAGE, LATENT, TEXT, TIMESTEP, AllReduce, Extent, Geometry, Shapes, Site
 from ..interfaces.state import State
-from ..interfaces.tensor_cuts import ColumnParallel, Cuts, ParameterCut, RowParallel, attention
-from .shared.patchify import check_mask, check_text, crop, pad_to_patch, unfold
+from ..interfaces.tensor_cuts import ColumnParallel, Cuts, ParameterCut, RowParallel, attention_cuts
+from .shared.patchify import check_mask, check_text, crop, pad_to_patch, to_latent
 
 _DEFAULTS: dict[str, Any] = {
     "patch_size": 2,
@@ -26,16 +27,18 @@ _DEFAULTS: dict[str, Any] = {
     "text_embed_dim": 4096,
     "activation_fn": "swiglu",
 }
-"""What ``MochiTransformer3DModel`` takes for a number that its config leaves out."""
+"""Defaults of ``MochiTransformer3DModel`` for numbers that a config leaves out."""
 
 
 class Mochi(Family):
-    """Inputs, batch first: the latent ``[B, 12, T, H, W]``, the timestep ``[B]`` (sigma in 0..1), and
+    """Mochi 1 in three parts.
 
-    - ``encoder_hidden_states`` ``[B, L, D]`` of T5;
-    - ``encoder_attention_mask`` ``[B, L]``: which text tokens are no padding; all of them without it.
+    Inputs, batch first: the latent ``[B, 12, T, H, W]``, the timestep ``[B]`` (sigma in 0..1), and
 
-    The model itself goes from noise at time 0 to the video at 1000, and predicts the velocity in that direction.
+    - ``encoder_hidden_states`` ``[B, L, D]``: text from T5;
+    - ``encoder_attention_mask`` ``[B, L]``: True for text tokens that are not padding. Without it no token is padding.
+
+    diffusers' module runs from noise at time 0 to the video at 1000 and predicts the velocity in that direction.
     """
 
     required: ClassVar[tuple[str, ...]] = ("encoder_hidden_states",)
@@ -46,7 +49,9 @@ class Mochi(Family):
         """See ``Family.describe``."""
         config = _DEFAULTS | dict(config)
         if config["activation_fn"] != "swiglu":
-            raise InvalidRequest(f"activation_fn {config['activation_fn']} is not supported; Mochi models use swiglu")
+            raise InvalidRequest(
+                f"Mochi with activation_fn {config['activation_fn']!r} is not supported: 'swiglu' would work"
+            )
         heads, head_dim, layers = config["num_attention_heads"], config["attention_head_dim"], config["num_layers"]
         return Geometry(
             channels=config["in_channels"],
@@ -55,17 +60,17 @@ class Mochi(Family):
             layers=layers,
             sites=(Site(streams=(IMAGE, TEXT), heads=heads, head_dim=head_dim, count=layers),),
             sums=(
-                Sum(tokens=IMAGE, width=heads * head_dim, count=2 * layers),
-                Sum(tokens=TEXT, width=config["pooled_projection_dim"], count=2 * (layers - 1)),
+                AllReduce(tokens=IMAGE, width=heads * head_dim, count=2 * layers),
+                AllReduce(tokens=TEXT, width=config["pooled_projection_dim"], count=2 * (layers - 1)),
             ),
         )
 
     @staticmethod
     def cuts(config: Mapping[str, Any]) -> Cuts:
-        """See ``Family.cuts``. Every head has position frequencies of its own; the last layer leaves text as it is."""
+        """See ``Family.cuts``. Each head has its own position frequencies. The last layer does not update the text."""
         config = _DEFAULTS | dict(config)
         heads = (config["num_attention_heads"], config["attention_head_dim"])
-        cuts = attention("transformer_blocks.*.attn1", *heads, text=True)
+        cuts = attention_cuts("transformer_blocks.*.attn1", *heads, text=True)
         cuts |= _feed_forward("transformer_blocks.*.ff", math.prod(heads))
         for i in range(config["num_layers"] - 1):
             cuts |= {f"transformer_blocks.{i}.attn1.to_add_out": RowParallel((heads,))}
@@ -82,8 +87,8 @@ class Mochi(Family):
         image = math.prod(geometry.grid(shapes[LATENT][2:]))
         return Extent(streams={IMAGE: image, TEXT: text}, values=geometry.out_channels * math.prod(geometry.patch))
 
-    def parts(self) -> tuple[list[Block], list[AttentionSite]]:
-        """See ``Family.parts``."""
+    def blocks_and_sites(self) -> tuple[list[Block], list[AttentionSite]]:
+        """See ``Family.blocks_and_sites``."""
         layers = self.module.transformer_blocks
         blocks = [Block(run=partial(_run, layer), modules=(layer,)) for layer in layers]
         return blocks, [AttentionSite(module=layer.attn1, streams=(IMAGE, TEXT), each_sample=True) for layer in layers]
@@ -97,20 +102,20 @@ class Mochi(Family):
     def image(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """See ``Family.image``."""
         latent = self._latent(inputs)
-        frames: Tensor = self.module.patch_embed(latent.transpose(1, 2).flatten(0, 1))
-        return frames.reshape(len(latent), -1, frames.shape[-1])
+        frames: Tensor = self.module.patch_embed(rearrange(latent, "b c t h w -> (b t) c h w"))
+        return rearrange(frames, "(b t) s d -> b (t s) d", b=len(latent))
 
     def embed(self, inputs: Mapping[str, Tensor]) -> State:
-        """See ``Family.embed``. A latent that is no whole number of patches is padded circularly."""
-        module, latent, given = self.module, self._latent(inputs), self._given(inputs)
-        temb, text = module.time_embed(**given, hidden_dtype=self.dtype)
+        """See ``Family.embed``. Pad the latent to whole patches, circularly."""
+        module, latent, conditions = self.module, self._latent(inputs), self._conditions(inputs)
+        temb, text = module.time_embed(**conditions, hidden_dtype=self.dtype)
         grid = self.geometry.grid(latent.shape[2:])
         cos, sin = module.rope(module.pos_frequencies, *grid, device=latent.device, dtype=torch.float32)
         masked = "encoder_attention_mask" in inputs
         return State(
             streams={IMAGE: self.image(inputs), TEXT: text},
             tables={IMAGE: {"cos": cos[None], "sin": sin[None]}},
-            masks={TEXT: given["encoder_attention_mask"]} if masked else {},
+            masks={TEXT: conditions["encoder_attention_mask"]} if masked else {},
             context={"temb": temb},
         )
 
@@ -120,19 +125,19 @@ class Mochi(Family):
         return prediction
 
     def unpatchify(self, tokens: Tensor, size: Sequence[int]) -> Tensor:
-        """See ``Family.unpatchify``. What was padded is cropped."""
-        return -unfold(tokens, size, self.geometry, channels_last=True)
+        """See ``Family.unpatchify``. Crop what was padded."""
+        return -to_latent(tokens, size, self.geometry, "pt ph pw c")
 
     def stock(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """See ``Family.stock``."""
-        out: Tensor = self.module(hidden_states=self._latent(inputs), **self._given(inputs), return_dict=False)[0]
+        out: Tensor = self.module(hidden_states=self._latent(inputs), **self._conditions(inputs), return_dict=False)[0]
         return -crop(out, inputs[LATENT].shape[2:])
 
     def _latent(self, inputs: Mapping[str, Tensor]) -> Tensor:
         return pad_to_patch(inputs[LATENT].to(self.dtype), self.geometry.patch)
 
-    def _given(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """What the module and its embedding of time and text take alike."""
+    def _conditions(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the arguments that both the module and its embedding of time and text take."""
         text = inputs["encoder_hidden_states"].to(self.dtype)
         mask = inputs.get("encoder_attention_mask")
         return {
@@ -157,7 +162,7 @@ class Mochi(Family):
 
 
 def _feed_forward(name: str, width: int) -> Cuts:
-    """The cuts of a gated feed-forward."""
+    """Return the cuts of a gated feed-forward."""
     hidden = (8 * width // 3, 1)
     return {f"{name}.net.0.proj": ColumnParallel((hidden, hidden)), f"{name}.net.2": RowParallel((hidden,))}
 
@@ -172,7 +177,7 @@ def _run(layer: nn.Module, state: State) -> State:
         hidden_states=state.streams[IMAGE],
         encoder_hidden_states=text,
         temb=state.context["temb"],
-        encoder_attention_mask=_all_true(text),  # what is masked, the attention seam leaves out
+        encoder_attention_mask=_all_true(text),  # the attention seam drops masked tokens
         image_rotary_emb=(tables["cos"][0], tables["sin"][0]),
     )
     return state.with_streams(**{IMAGE: image, TEXT: text})

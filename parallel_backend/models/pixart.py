@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from ..errors import InvalidRequest
 from ..interfaces.family import AttentionSite, Block, Family, Inputs, Variant
-from ..interfaces.geometry import IMAGE, LATENT, TEXT, TIMESTEP, Extent, Geometry, Shapes, Site, Sum
+from ..interfaces.geometry import IMAGE, LATENT, TEXT, TIMESTEP, AllReduce, Extent, Geometry, Shapes, Site
 from ..interfaces.state import State
 from ..interfaces.tensor_cuts import Cuts
-from .shared.basic_blocks import block_cuts
-from .shared.patchify import check_text, check_vector, pad_to_patch, unfold
+from .shared.basic_blocks import block_cuts, check_channels, without_variance
+from .shared.patchify import check_text, check_vector, pad_to_patch, to_latent
 
 _DEFAULTS: dict[str, Any] = {
     "num_attention_heads": 16,
@@ -28,18 +28,23 @@ _DEFAULTS: dict[str, Any] = {
     "caption_channels": None,
     "attention_type": "default",
 }
-"""What ``PixArtTransformer2DModel`` takes for a number that its config leaves out."""
+"""Defaults of ``PixArtTransformer2DModel`` for numbers that a config leaves out."""
 
 _PIXELS = 8
-"""Pixels of the image along one side of a latent's pixel."""
+"""Pixels of the image per pixel of the latent, along each dim."""
 
 
 class PixArt(Family):
-    """Inputs, batch first: the latent ``[B, 4, H, W]``, the timestep ``[B]`` in 0..999, and
+    """PixArt in three parts.
 
-    - ``encoder_hidden_states`` ``[B, L, D]`` of T5, ``encoder_attention_mask`` ``[B, L]`` where it is padded;
-    - ``resolution`` ``[B, 2]``, height and width in pixels, and ``aspect_ratio`` ``[B, 1]``, height by width: those of
-      the latent without, and ignored by models that were not trained with them (Sigma, alpha at 512), as in ComfyUI.
+    Inputs, batch first: the latent ``[B, 4, H, W]``, the timestep ``[B]`` in 0..999, and
+
+    - ``encoder_hidden_states`` ``[B, L, D]``: text from T5;
+    - ``encoder_attention_mask`` ``[B, L]``: True for text tokens that are not padding. Without it no token is padding;
+    - ``resolution`` ``[B, 2]``: height and width in pixels, by default those of the latent;
+    - ``aspect_ratio`` ``[B, 1]``: height divided by width, by default that of the latent.
+
+    As in ComfyUI, models that were not trained with the last two (Sigma, alpha at 512) ignore them.
     """
 
     required: ClassVar[tuple[str, ...]] = ("encoder_hidden_states",)
@@ -57,7 +62,7 @@ class PixArt(Family):
             patch=(config["patch_size"],) * 2,
             layers=layers,
             sites=(Site(streams=(IMAGE,), heads=heads, head_dim=head_dim, count=layers),),
-            sums=(Sum(tokens=IMAGE, width=heads * head_dim, count=3 * layers),),
+            sums=(AllReduce(tokens=IMAGE, width=heads * head_dim, count=3 * layers),),
         )
 
     @staticmethod
@@ -80,8 +85,8 @@ class PixArt(Family):
             context={TEXT: text},
         )
 
-    def parts(self) -> tuple[list[Block], list[AttentionSite]]:
-        """See ``Family.parts``."""
+    def blocks_and_sites(self) -> tuple[list[Block], list[AttentionSite]]:
+        """See ``Family.blocks_and_sites``."""
         layers = self.module.transformer_blocks
         blocks = [Block(run=partial(_run, layer), modules=(layer,)) for layer in layers]
         return blocks, [AttentionSite(module=layer.attn1, streams=(IMAGE,)) for layer in layers]
@@ -98,7 +103,7 @@ class PixArt(Family):
         return tokens
 
     def embed(self, inputs: Mapping[str, Tensor]) -> State:
-        """See ``Family.embed``. Text that is masked gets diffusers' bias, which its cross-attention adds."""
+        """See ``Family.embed``. Masked text gets diffusers' bias, which its cross-attention adds."""
         module = self.module
         tokens = self.image(inputs)
         modulation, embedded = module.adaln_single(
@@ -115,16 +120,15 @@ class PixArt(Family):
         return State(streams={IMAGE: tokens}, context=context)
 
     def head(self, state: State) -> Tensor:
-        """See ``Family.head``. The learned variance, which follows the noise in the channels, is left out."""
+        """See ``Family.head``. Drop the learned variance, which follows the noise in the channels."""
         module = self.module
         shift, scale = (module.scale_shift_table + state.context["embedded"][:, None]).chunk(2, dim=1)
         values = module.proj_out(module.norm_out(state.streams[IMAGE]) * (1 + scale) + shift)
-        prediction: Tensor = values.unflatten(2, (-1, module.out_channels))[..., : self.geometry.out_channels]
-        return prediction.flatten(2)
+        return without_variance(values, _DEFAULTS | dict(module.config))
 
     def unpatchify(self, tokens: Tensor, size: Sequence[int]) -> Tensor:
-        """See ``Family.unpatchify``. What was padded is cropped."""
-        return unfold(tokens, size, self.geometry, channels_last=True)
+        """See ``Family.unpatchify``. Crop what was padded."""
+        return to_latent(tokens, size, self.geometry, "ph pw c")
 
     def stock(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """See ``Family.stock``."""
@@ -140,18 +144,18 @@ class PixArt(Family):
         return out[:, : self.geometry.out_channels, :height, :width]
 
     def _latent(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """Padded to whole patches like all families; ComfyUI's own PixArt fails on such a latent."""
+        """Pad the latent to whole patches, as in all families. ComfyUI's own PixArt fails on a partial patch."""
         return pad_to_patch(inputs[LATENT].to(self.dtype), self.geometry.patch)
 
     def _conditions(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
-        """Resolution and aspect ratio, where the model was trained with them."""
+        """Return resolution and aspect ratio, or None if the model was not trained with them."""
         if not self.module.use_additional_conditions:
             return None
         latent = inputs[LATENT]
         height, width = latent.shape[2:]
         sides = torch.tensor([[height * _PIXELS, width * _PIXELS]], dtype=torch.float32, device=latent.device)
-        own = {"resolution": sides, "aspect_ratio": sides[:, :1] / sides[:, 1:]}
-        return {name: inputs.get(name, value.expand(len(latent), -1)) for name, value in own.items()}
+        defaults = {"resolution": sides, "aspect_ratio": sides[:, :1] / sides[:, 1:]}
+        return {name: inputs.get(name, value.expand(len(latent), -1)) for name, value in defaults.items()}
 
     @staticmethod
     def variants() -> dict[str, Variant]:
@@ -185,14 +189,14 @@ def _run(layer: nn.Module, state: State) -> State:
 def _check_supported(config: Mapping[str, Any]) -> None:
     activation, kind = config["activation_fn"], config["attention_type"]
     if activation not in ("gelu", "gelu-approximate"):
-        raise InvalidRequest(f"activation_fn={activation!r} is no PixArt's; 'gelu-approximate' would work")
-    if kind not in (None, "default"):
-        raise InvalidRequest(f"attention_type={kind!r} is no PixArt's; 'default' would work")
-    if config["cross_attention_dim"] is None:
-        raise InvalidRequest("cross_attention_dim=null leaves the text out; the width of the model would work")
-    channels, predicted = config["in_channels"], config["out_channels"]
-    if predicted not in (None, channels, 2 * channels):
         raise InvalidRequest(
-            f"this transformer takes {channels} channels and predicts {predicted}; {channels}, or {2 * channels} with "
-            "a learned variance, would work"
+            f"PixArt with activation_fn {activation!r} is not supported: 'gelu' or 'gelu-approximate' would work"
         )
+    if kind not in (None, "default"):
+        raise InvalidRequest(f"PixArt with attention_type {kind!r} is not supported: 'default' would work")
+    if config["cross_attention_dim"] is None:
+        raise InvalidRequest(
+            "PixArt with cross_attention_dim null is not supported, because it ignores the text: the width of the "
+            "model would work"
+        )
+    check_channels("PixArt", config)

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from ..errors import InvalidRequest
 from ..interfaces.family import AttentionSite, Block, Family, Inputs, Variant
-from ..interfaces.geometry import IMAGE, LATENT, TEXT, TIMESTEP, Extent, Geometry, Shapes, Site, Sum
+from ..interfaces.geometry import IMAGE, LATENT, TEXT, TIMESTEP, AllReduce, Extent, Geometry, Shapes, Site
 from ..interfaces.state import State
-from ..interfaces.tensor_cuts import ColumnParallel, Cuts, HeadCounts, RowParallel, attention
-from .shared.patchify import check_mask, check_text, fold, unfold
-from .shared.streams import MASK, at_least_one
+from ..interfaces.tensor_cuts import ColumnParallel, Cuts, HeadCounts, RowParallel, attention_cuts
+from .shared.patchify import check_mask, check_text, to_latent, to_tokens
+from .shared.streams import TEXT_MASK, at_least_one
 
 _DEFAULTS: dict[str, Any] = {
     "patch_size": 2,
@@ -29,32 +29,35 @@ _DEFAULTS: dict[str, Any] = {
     "use_additional_t_cond": False,
     "use_layer3d_rope": False,
 }
-"""What ``QwenImageTransformer2DModel`` takes for a number that its config leaves out."""
+"""Defaults of ``QwenImageTransformer2DModel`` for numbers that a config leaves out."""
 
 _POSITIONS = 4096
-"""Positions to either side of the middle for which ``QwenEmbedRope`` has a table."""
+"""Positions on either side of the centre for which ``QwenEmbedRope`` has a table."""
 
 _REFERENCES = tuple(f"reference_{i}" for i in range(1, 9))
-_STARTS = "start_ids"
+_START_IDS = "start_ids"
 
 
 class QwenImage(Family):
-    """Inputs, batch first: the latent ``[B, 16, T, H, W]``, T being 1 for pictures, the timestep ``[B]`` in 0..1, and
+    """Qwen-Image in three parts.
 
-    - ``encoder_hidden_states`` ``[B, L, D]``, of which ``encoder_hidden_states_mask`` ``[B, L]`` says what counts;
-    - ``reference_1`` to ``reference_8`` ``[B, 16, 1, H, W]``: the pictures that Edit changes, each of its own size;
-    - ``start_ids`` ``[B, 2 + N, 3]``: positions (picture, row, column) of the text's first token, of the latent's first
-      patch and of those of the N references; without it they are diffusers' own.
+    Inputs, batch first: the latent ``[B, 16, T, H, W]``, where T is 1 for images, the timestep ``[B]`` in 0..1, and
+
+    - ``encoder_hidden_states`` ``[B, L, D]``: text;
+    - ``encoder_hidden_states_mask`` ``[B, L]``: True for text tokens that count. Without it all tokens count;
+    - ``reference_1`` to ``reference_8`` ``[B, 16, 1, H, W]``: latents of the images that Edit changes, of any sizes;
+    - ``start_ids`` ``[B, 2 + N, 3]``: positions (image, row, column) of the first text token, of the first patch of the
+      latent and of the first patch of each of the N references. By default they are diffusers' own.
     """
 
     required: ClassVar[tuple[str, ...]] = ("encoder_hidden_states",)
-    optional: ClassVar[tuple[str, ...]] = (MASK, *_REFERENCES, _STARTS)
+    optional: ClassVar[tuple[str, ...]] = (TEXT_MASK, *_REFERENCES, _START_IDS)
 
     @staticmethod
     def describe(config: Mapping[str, Any]) -> Geometry:
         """See ``Family.describe``."""
         config = _DEFAULTS | dict(config)
-        _refuse_variants(config)
+        _check_supported(config)
         heads, head_dim, layers = config["num_attention_heads"], config["attention_head_dim"], config["num_layers"]
         patch = (1, config["patch_size"], config["patch_size"])
         return Geometry(
@@ -64,7 +67,7 @@ class QwenImage(Family):
             layers=layers,
             sites=(Site(streams=(TEXT, IMAGE), heads=heads, head_dim=head_dim, count=layers),),
             sums=tuple(
-                Sum(tokens=stream, width=heads * head_dim, count=2 * layers, least=1) for stream in (TEXT, IMAGE)
+                AllReduce(tokens=stream, width=heads * head_dim, count=2 * layers, least=1) for stream in (TEXT, IMAGE)
             ),
             positions=2 * _POSITIONS,
         )
@@ -76,7 +79,7 @@ class QwenImage(Family):
         heads = (config["num_attention_heads"], config["attention_head_dim"])
         hidden = ((4 * math.prod(heads), 1),)
         prefix = "transformer_blocks.*"
-        cuts = attention(f"{prefix}.attn", *heads, text=True)
+        cuts = attention_cuts(f"{prefix}.attn", *heads, text=True)
         cuts |= {f"{prefix}.attn": HeadCounts({"heads": (heads[0], 1), "inner_dim": heads})}
         cuts |= {f"{prefix}.attn.to_add_out": RowParallel((heads,))}
         for name in ("img_mlp", "txt_mlp"):
@@ -92,16 +95,16 @@ class QwenImage(Family):
         config = _DEFAULTS | dict(config)
         geometry = QwenImage.describe(config)
         text = check_text(shapes["encoder_hidden_states"], config["joint_attention_dim"])
-        check_mask(MASK, shapes, text)
+        check_mask(TEXT_MASK, shapes, text)
         for name in _REFERENCES:
             _check_reference(name, shapes.get(name), geometry)
         grids = [geometry.grid(shapes[name][2:]) for name in (LATENT, *_REFERENCES) if name in shapes]
-        _check_starts(shapes.get(_STARTS), grids, text)
+        _check_positions(shapes.get(_START_IDS), grids, text)
         image = sum(math.prod(grid) for grid in grids)
         return Extent(streams={TEXT: text, IMAGE: image}, values=geometry.out_channels * math.prod(geometry.patch))
 
-    def parts(self) -> tuple[list[Block], list[AttentionSite]]:
-        """See ``Family.parts``."""
+    def blocks_and_sites(self) -> tuple[list[Block], list[AttentionSite]]:
+        """See ``Family.blocks_and_sites``."""
         layers = self.module.transformer_blocks
         blocks = [Block(run=partial(_run, layer), modules=(layer,)) for layer in layers]
         return blocks, [AttentionSite(module=layer.attn, streams=(TEXT, IMAGE)) for layer in layers]
@@ -120,20 +123,20 @@ class QwenImage(Family):
     def embed(self, inputs: Mapping[str, Tensor]) -> State:
         """See ``Family.embed``.
 
-        As in ComfyUI, a latent that is no whole number of patches is padded, and the timestep keeps float32.
+        As in ComfyUI, the latent is padded to whole patches, and the timestep stays float32.
         """
         module, text = self.module, inputs["encoder_hidden_states"].to(self.dtype)
-        image, shapes = self.image(inputs), self._tokens(inputs)[1]
-        image_rope, text_rope = self._rope(inputs, shapes)
+        image, grids = self.image(inputs), self._tokens(inputs)[1]
+        image_rope, text_rope = self._rope(inputs, grids)
         tables, timestep = {"rope": image_rope[None]}, inputs[TIMESTEP].float()
-        if module.zero_cond_t:  # the references' modulation is that of timestep 0
+        if module.zero_cond_t:  # references are modulated as at timestep 0
             timestep = torch.cat([timestep, timestep * 0])
-            places = torch.arange(image.shape[1], device=image.device)
-            tables["modulation"] = (places >= math.prod(shapes[0]))[None].int()
+            tokens = torch.arange(image.shape[1], device=image.device)
+            tables["modulation"] = (tokens >= math.prod(grids[0]))[None].int()
         return State(
             streams={TEXT: module.txt_in(module.txt_norm(text)), IMAGE: image},
             tables={TEXT: {"rope": text_rope[None]}, IMAGE: tables},
-            masks={TEXT: inputs[MASK].bool()} if MASK in inputs else {},
+            masks={TEXT: inputs[TEXT_MASK].bool()} if TEXT_MASK in inputs else {},
             context={"temb": module.time_text_embed(timestep, image)},
         )
 
@@ -145,45 +148,45 @@ class QwenImage(Family):
         return prediction
 
     def unpatchify(self, tokens: Tensor, size: Sequence[int]) -> Tensor:
-        """See ``Family.unpatchify``. What follows the latent's own tokens is left out."""
-        own = math.prod(self.geometry.grid(size))
-        return unfold(tokens[:, :own], size, self.geometry, channels_last=False)
+        """See ``Family.unpatchify``. Drop the tokens after the latent's."""
+        latent_tokens = math.prod(self.geometry.grid(size))
+        return to_latent(tokens[:, :latent_tokens], size, self.geometry, "c pt ph pw")
 
     def stock(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """See ``Family.stock``."""
-        tokens, shapes = self._tokens(inputs)
+        tokens, grids = self._tokens(inputs)
         out: Tensor = self.module(
             hidden_states=tokens,
             encoder_hidden_states=inputs["encoder_hidden_states"].to(self.dtype),
-            encoder_hidden_states_mask=inputs.get(MASK),
+            encoder_hidden_states_mask=inputs.get(TEXT_MASK),
             timestep=inputs[TIMESTEP],
-            img_shapes=[shapes] * len(tokens),
+            img_shapes=[grids] * len(tokens),
             return_dict=False,
         )[0]
         return self.unpatchify(out, inputs[LATENT].shape[2:])
 
     def _tokens(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, list[tuple[int, ...]]]:
-        """Packed tokens ``[B, S, 4C]`` of the latent and the references, and the patches of each along its dims."""
-        latents = [inputs[name] for name in (LATENT, *_REFERENCES) if name in inputs]
-        tokens = torch.cat([fold(latent.to(self.dtype), self.geometry.patch) for latent in latents], dim=1)
-        return tokens, [self.geometry.grid(latent.shape[2:]) for latent in latents]
+        """Return packed tokens ``[B, S, 4C]`` of the latent and the references, and the grid of patches of each."""
+        latents = [inputs[name].to(self.dtype) for name in (LATENT, *_REFERENCES) if name in inputs]
+        tokens = [to_tokens(latent, self.geometry.patch, "c pt ph pw") for latent in latents]
+        return torch.cat(tokens, dim=1), [self.geometry.grid(latent.shape[2:]) for latent in latents]
 
-    def _rope(self, inputs: Mapping[str, Tensor], shapes: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-        """Tables ``[S, R]`` of the picture tokens and of the text's."""
+    def _rope(self, inputs: Mapping[str, Tensor], grids: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+        """Return rotary tables ``[S, R]`` of the image tokens and ``[L, R]`` of the text tokens."""
         embedder, device = self.module.pos_embed, inputs[LATENT].device
         length = inputs["encoder_hidden_states"].shape[1]
-        if _STARTS not in inputs:
-            image, text = embedder([shapes], max_txt_seq_len=length, device=device)
+        if _START_IDS not in inputs:
+            image, text = embedder([grids], max_txt_seq_len=length, device=device)
             return image, text
-        first, *starts = inputs[_STARTS][0].float()
+        text_start, *image_starts = inputs[_START_IDS][0].float()
         with torch.device(device):
-            steps = [torch.cartesian_prod(*map(torch.arange, shape)) for shape in shapes]
-            images = torch.cat([start + step for start, step in zip(starts, steps, strict=True)])
-            texts = first + torch.arange(length)[:, None]
+            offsets = [torch.cartesian_prod(*map(torch.arange, grid)) for grid in grids]
+            image_ids = torch.cat([start + offset for start, offset in zip(image_starts, offsets, strict=True)])
+            text_ids = text_start + torch.arange(length)[:, None]
             axes = list(enumerate(embedder.axes_dim))
             image, text = (
                 torch.cat([embedder.rope_params(ids[:, i], dim, embedder.theta) for i, dim in axes], dim=1)
-                for ids in (images, texts)
+                for ids in (image_ids, text_ids)
             )
         return image, text
 
@@ -195,7 +198,7 @@ class QwenImage(Family):
             "axes_dims_rope": (4, 6, 6),
         }  # fmt: skip
         text: Inputs = {"encoder_hidden_states": ("text", "joint_attention_dim")}
-        masked: Inputs = {**text, MASK: ("text",)}
+        masked: Inputs = {**text, TEXT_MASK: ("text",)}
         first: Inputs = {"reference_1": (16, 1, 7, 10)}
         second: Inputs = {"reference_2": (16, 1, 6, 15)}
         return {
@@ -209,7 +212,7 @@ class QwenImage(Family):
 
 
 def _run(layer: nn.Module, state: State) -> State:
-    # Rope cannot be computed of no tokens.
+    # diffusers cannot rotate 0 tokens.
     text, image = (at_least_one(state.streams[stream]) for stream in (TEXT, IMAGE))
     text_rope, image_rope = (at_least_one(state.tables[stream]["rope"])[0] for stream in (TEXT, IMAGE))
     modulation = state.tables[IMAGE].get("modulation")
@@ -221,22 +224,24 @@ def _run(layer: nn.Module, state: State) -> State:
         image_rotary_emb=(image_rope, text_rope),
         modulate_index=None if modulation is None else at_least_one(modulation),
     )
-    own = {stream: tokens.shape[1] for stream, tokens in state.streams.items()}
-    return state.with_streams(**{TEXT: text[:, : own[TEXT]], IMAGE: image[:, : own[IMAGE]]})
+    lengths = {stream: tokens.shape[1] for stream, tokens in state.streams.items()}
+    return state.with_streams(**{TEXT: text[:, : lengths[TEXT]], IMAGE: image[:, : lengths[IMAGE]]})
 
 
-def _refuse_variants(config: Mapping[str, Any]) -> None:
-    works = "Qwen-Image and Qwen-Image-Edit work"
+def _check_supported(config: Mapping[str, Any]) -> None:
+    works = "Qwen-Image and Qwen-Image-Edit would work"
     for name in ("use_layer3d_rope", "use_additional_t_cond"):
         if config[name]:
-            raise InvalidRequest(f"{name}={config[name]} in the config: Qwen-Image-Layered is not supported; {works}")
+            raise InvalidRequest(f"Qwen-Image-Layered (a config with {name} {config[name]}) is not supported: {works}")
     if config["guidance_embeds"]:
-        raise InvalidRequest(f"guidance_embeds=True in the config: diffusers has no layer for it; {works}")
-    packed = config["in_channels"] // config["patch_size"] ** 2
-    if packed != (config["out_channels"] or config["in_channels"]):
         raise InvalidRequest(
-            f"out_channels={config['out_channels']} in the config: the latent has {packed} channels, and a model that "
-            f"predicts others is not supported; {works}"
+            f"Qwen-Image with guidance_embeds True is not supported, because diffusers has no layer for it: {works}"
+        )
+    channels = config["in_channels"] // config["patch_size"] ** 2
+    if channels != (config["out_channels"] or config["in_channels"]):
+        raise InvalidRequest(
+            f"Qwen-Image with out_channels {config['out_channels']} is not supported, because its latent has "
+            f"{channels} channels: {works}"
         )
 
 
@@ -247,15 +252,20 @@ def _check_reference(name: str, shape: tuple[int, ...] | None, geometry: Geometr
     longest = max(geometry.grid(shape[2:])) if fits else 0
     if not fits or longest > 2 * _POSITIONS:
         raise InvalidRequest(
-            f"{name} of shape {list(shape)}: it needs to be [batch, {geometry.channels}, 1, height, width] of at most "
-            f"{2 * _POSITIONS} patches along a side, the latent of a picture"
+            f"{name} of shape {list(shape)} does not fit this model: the latent of one image, [batch, "
+            f"{geometry.channels}, 1, height, width], of at most {2 * _POSITIONS} patches along a side would work"
         )
 
 
-def _check_starts(shape: tuple[int, ...] | None, grids: Sequence[tuple[int, ...]], text: int) -> None:
-    if shape is None:
-        room = _POSITIONS - max(length // 2 for grid in grids for length in grid[1:])
-        if text > room:
-            raise InvalidRequest(f"the text has {text} tokens, and beside these pictures this model takes {room}")
-    elif shape[1:] != (1 + len(grids), 3):
-        raise InvalidRequest(f"{_STARTS} of shape {list(shape)}: this model takes [batch, {1 + len(grids)}, 3]")
+def _check_positions(start_ids: tuple[int, ...] | None, grids: Sequence[tuple[int, ...]], text: int) -> None:
+    """Check the shape of ``start_ids``, or without it that diffusers has positions for the text behind the images."""
+    if start_ids is None:
+        most = _POSITIONS - max(length // 2 for grid in grids for length in grid[1:])
+        if text > most:
+            raise InvalidRequest(
+                f"the text has {text} tokens, and beside images of this size this model takes at most {most}"
+            )
+    elif start_ids[1:] != (1 + len(grids), 3):
+        raise InvalidRequest(
+            f"{_START_IDS} of shape {list(start_ids)} does not fit: this model takes [batch, {1 + len(grids)}, 3]"
+        )

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from ..errors import InvalidRequest
 from ..interfaces.family import AttentionSite, Block, Family, Inputs, Variant
-from ..interfaces.geometry import IMAGE, LATENT, TEXT, TIMESTEP, Extent, Geometry, Shapes, Site, Sum
+from ..interfaces.geometry import IMAGE, LATENT, TEXT, TIMESTEP, AllReduce, Extent, Geometry, Shapes, Site
 from ..interfaces.state import State
-from ..interfaces.tensor_cuts import ColumnParallel, Cut, Cuts, RowParallel, attention
-from .shared.patchify import check_text, check_vector, pad_to_patch, unfold
+from ..interfaces.tensor_cuts import ColumnParallel, Cut, Cuts, RowParallel, attention_cuts
+from .shared.patchify import check_text, check_vector, pad_to_patch, to_latent
 
 _DEFAULTS: dict[str, Any] = {
     "patch_size": 2,
@@ -28,14 +28,16 @@ _DEFAULTS: dict[str, Any] = {
     "dual_attention_layers": (),
     "qk_norm": None,
 }
-"""What ``SD3Transformer2DModel`` takes for a number that its config leaves out."""
+"""Defaults of ``SD3Transformer2DModel`` for numbers that a config leaves out."""
 
 
 class SD3(Family):
-    """Inputs, batch first: the latent ``[B, 16, H, W]``, the timestep ``[B]`` in 0..1000, and
+    """Stable Diffusion 3 in three parts.
 
-    - ``encoder_hidden_states`` ``[B, L, D]`` of CLIP and T5 one after the other, ``pooled_projections`` ``[B, D]`` of
-      both CLIPs.
+    Inputs, batch first: the latent ``[B, 16, H, W]``, the timestep ``[B]`` in 0..1000, and
+
+    - ``encoder_hidden_states`` ``[B, L, D]``: text from CLIP followed by text from T5;
+    - ``pooled_projections`` ``[B, D]``: pooled text from both CLIPs.
     """
 
     required: ClassVar[tuple[str, ...]] = ("encoder_hidden_states", "pooled_projections")
@@ -46,17 +48,17 @@ class SD3(Family):
         config = _DEFAULTS | dict(config)
         _check_supported(config)
         heads, head_dim, layers = config["num_attention_heads"], config["attention_head_dim"], config["num_layers"]
-        dual, width = len(_dual(config)), heads * head_dim
-        alone = (Site(streams=(IMAGE,), heads=heads, head_dim=head_dim, count=dual),) if dual else ()
+        dual, width = len(_dual_layers(config)), heads * head_dim
+        image_only = (Site(streams=(IMAGE,), heads=heads, head_dim=head_dim, count=dual),) if dual else ()
         return Geometry(
             channels=config["in_channels"],
             out_channels=config["in_channels"],
             patch=(config["patch_size"],) * 2,
             layers=layers,
-            sites=(Site(streams=(IMAGE, TEXT), heads=heads, head_dim=head_dim, count=layers), *alone),
+            sites=(Site(streams=(IMAGE, TEXT), heads=heads, head_dim=head_dim, count=layers), *image_only),
             sums=(
-                Sum(tokens=IMAGE, width=width, count=2 * layers + dual),
-                Sum(tokens=TEXT, width=width, count=2 * (layers - 1)),  # the last layer leaves the text as it is
+                AllReduce(tokens=IMAGE, width=width, count=2 * layers + dual),
+                AllReduce(tokens=TEXT, width=width, count=2 * (layers - 1)),  # the last layer does not update the text
             ),
             positions=config["pos_embed_max_size"],
         )
@@ -66,10 +68,10 @@ class SD3(Family):
         """See ``Family.cuts``."""
         config = _DEFAULTS | dict(config)
         heads = (config["num_attention_heads"], config["attention_head_dim"])
-        cuts = attention("transformer_blocks.*.attn", *heads, text=True)
+        cuts = attention_cuts("transformer_blocks.*.attn", *heads, text=True)
         cuts |= _feed_forward("transformer_blocks.*.ff", heads)
-        for i in _dual(config):
-            cuts |= attention(f"transformer_blocks.{i}.attn2", *heads)
+        for i in _dual_layers(config):
+            cuts |= attention_cuts(f"transformer_blocks.{i}.attn2", *heads)
         for i in range(config["num_layers"] - 1):
             cuts |= {f"transformer_blocks.{i}.attn.to_add_out": RowParallel((heads,))}
             cuts |= _feed_forward(f"transformer_blocks.{i}.ff_context", heads)
@@ -87,12 +89,12 @@ class SD3(Family):
             values=geometry.out_channels * math.prod(geometry.patch),
         )
 
-    def parts(self) -> tuple[list[Block], list[AttentionSite]]:
-        """See ``Family.parts``."""
+    def blocks_and_sites(self) -> tuple[list[Block], list[AttentionSite]]:
+        """See ``Family.blocks_and_sites``."""
         layers = self.module.transformer_blocks
         joint = [AttentionSite(module=layer.attn, streams=(IMAGE, TEXT)) for layer in layers]
-        alone = [AttentionSite(module=layer.attn2, streams=(IMAGE,)) for layer in layers if layer.attn2 is not None]
-        return [Block(run=partial(_run, layer), modules=(layer,)) for layer in layers], [*joint, *alone]
+        dual = [AttentionSite(module=layer.attn2, streams=(IMAGE,)) for layer in layers if layer.attn2 is not None]
+        return [Block(run=partial(_run, layer), modules=(layer,)) for layer in layers], [*joint, *dual]
 
     @property
     def dtype(self) -> torch.dtype:
@@ -106,7 +108,7 @@ class SD3(Family):
         return tokens
 
     def embed(self, inputs: Mapping[str, Tensor]) -> State:
-        """See ``Family.embed``. A latent that is no whole number of patches is padded as in ComfyUI."""
+        """See ``Family.embed``. Pad the latent to whole patches, as ComfyUI does."""
         module = self.module
         arguments = self._arguments(inputs)
         text = module.context_embedder(arguments["encoder_hidden_states"])
@@ -119,8 +121,8 @@ class SD3(Family):
         return prediction
 
     def unpatchify(self, tokens: Tensor, size: Sequence[int]) -> Tensor:
-        """See ``Family.unpatchify``. What was padded is cropped."""
-        return unfold(tokens, size, self.geometry, channels_last=True)
+        """See ``Family.unpatchify``. Crop what was padded."""
+        return to_latent(tokens, size, self.geometry, "ph pw c")
 
     def stock(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """See ``Family.stock``."""
@@ -129,7 +131,7 @@ class SD3(Family):
         return out[..., :height, :width]
 
     def _arguments(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """diffusers' arguments; the timestep stays as precise as it is."""
+        """Return the arguments of diffusers' forward. The timestep keeps its dtype."""
         return {
             "hidden_states": pad_to_patch(inputs[LATENT].to(self.dtype), self.geometry.patch),
             "encoder_hidden_states": inputs["encoder_hidden_states"].to(self.dtype),
@@ -159,7 +161,7 @@ def _run(layer: nn.Module, state: State) -> State:
     text, image = layer(
         hidden_states=state.streams[IMAGE], encoder_hidden_states=state.streams[TEXT], temb=state.context["temb"]
     )
-    # The last layer gives no text back; nothing reads it any more.
+    # The last layer returns no text, because nothing reads it.
     return state.with_streams(**{IMAGE: image} if text is None else {TEXT: text, IMAGE: image})
 
 
@@ -168,17 +170,19 @@ def _feed_forward(prefix: str, heads: tuple[int, int]) -> dict[str, Cut]:
     return {f"{prefix}.net.0.proj": ColumnParallel(hidden), f"{prefix}.net.2": RowParallel(hidden)}
 
 
-def _dual(config: Mapping[str, Any]) -> list[int]:
-    """The layers that attend a second time, over the image alone."""
+def _dual_layers(config: Mapping[str, Any]) -> list[int]:
+    """Return the layers with a second attention, over the image alone."""
     return sorted(set(config["dual_attention_layers"]) & set(range(config["num_layers"])))
 
 
 def _check_supported(config: Mapping[str, Any]) -> None:
     if config["qk_norm"] not in (None, "rms_norm"):
-        raise InvalidRequest(f"qk_norm={config['qk_norm']!r} is no Stable Diffusion 3's; null or 'rms_norm' would work")
+        raise InvalidRequest(
+            f"Stable Diffusion 3 with qk_norm {config['qk_norm']!r} is not supported: null or 'rms_norm' would work"
+        )
     channels, predicted = config["in_channels"], config["out_channels"]
     if predicted not in (None, channels):
         raise InvalidRequest(
-            f"this transformer takes {channels} channels and predicts {predicted}; Stable Diffusion 3 models that "
-            "predict as many as they take would work"
+            f"Stable Diffusion 3 with in_channels {channels} and out_channels {predicted} is not supported: "
+            f"out_channels {channels} would work"
         )

@@ -7,15 +7,16 @@ from functools import partial
 from typing import Any, ClassVar
 
 import torch
+from einops import rearrange, repeat
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from ..errors import InvalidRequest
 from ..interfaces.family import AttentionSite, Block, Family, Inputs, Variant
-from ..interfaces.geometry import IMAGE, LATENT, TIMESTEP, Extent, Geometry, Shapes, Site, Sum
+from ..interfaces.geometry import IMAGE, LATENT, TIMESTEP, AllReduce, Extent, Geometry, Shapes, Site
 from ..interfaces.state import State
-from ..interfaces.tensor_cuts import ColumnParallel, Cuts, HeadsNorm, RowParallel, attention
-from .shared.patchify import check_concat, check_text, crop, pad_to_patch, unfold
+from ..interfaces.tensor_cuts import ColumnParallel, Cuts, HeadsNorm, RowParallel, attention_cuts
+from .shared.patchify import check_concat, check_text, crop, pad_to_patch, to_latent
 
 _DEFAULTS: dict[str, Any] = {
     "patch_size": (1, 2, 2),
@@ -31,23 +32,25 @@ _DEFAULTS: dict[str, Any] = {
     "pos_embed_seq_len": None,
     "rope_max_seq_len": 1024,
 }
-"""What ``WanTransformer3DModel`` takes for a number that its config leaves out."""
+"""Defaults of ``WanTransformer3DModel`` for numbers that a config leaves out."""
 
 _TEXT = 512
-"""Text tokens that diffusers' cross-attention expects behind those of an image."""
+"""Text tokens that diffusers' cross-attention expects after the tokens of an image."""
 
-_SEEN = "image context"
-"""An image's tokens in a state's context."""
+_IMAGE_CONTEXT = "image context"
+"""Name of an image's tokens in a state's context."""
 
 
 class Wan(Family):
-    """Inputs, batch first: the latent, the timestep ``[B]`` or one a latent frame ``[B, T]``, and
+    """Wan in three parts.
 
-    - ``encoder_hidden_states`` ``[B, L, D]``;
-    - ``encoder_hidden_states_image`` ``[B, L, D]`` where the model has an image embedder,
-      which for a model of two images is that of both, or of one;
-    - ``concat`` ``[B, C', T, H, W]``, the mask and the image's latent, where it takes more channels than it predicts;
-    - ``frame_weights`` ``[B, T]``: by how much of a timestep ``[B]`` each frame is still noise (2.2's TI2V).
+    Inputs, batch first: the latent ``[B, C, T, H, W]``, the timestep ``[B]``, or ``[B, T]`` per latent frame, and
+
+    - ``encoder_hidden_states`` ``[B, L, D]``: text;
+    - ``encoder_hidden_states_image`` ``[B, L, D]``: an image, for models with an image embedder. A model for a first
+      and a last image takes both or one;
+    - ``concat`` ``[B, C', T, H, W]``: mask and image latent, for models that take more channels than they predict;
+    - ``frame_weights`` ``[B, T]``: factors on a timestep ``[B]``, 0 for clean frames (TI2V of 2.2).
     """
 
     frame_timesteps: ClassVar[bool] = True
@@ -61,14 +64,14 @@ class Wan(Family):
         _check_embedder(config)
         heads, head_dim, layers = config["num_attention_heads"], config["attention_head_dim"], config["num_layers"]
         out_channels = config["out_channels"] or config["in_channels"]
-        normed = [Sum(tokens=tokens, width=1, count=count * layers, itemsize=4) for tokens, count in _normed(config)]
+        norms = [AllReduce(tokens=name, width=1, count=n * layers, itemsize=4) for name, n in _norms(config)]
         return Geometry(
             channels=out_channels,
             out_channels=out_channels,
             patch=tuple(config["patch_size"]),
             layers=layers,
             sites=(Site(streams=(IMAGE,), heads=heads, head_dim=head_dim, count=layers),),
-            sums=(Sum(tokens=IMAGE, width=heads * head_dim, count=3 * layers), *normed),
+            sums=(AllReduce(tokens=IMAGE, width=heads * head_dim, count=3 * layers), *norms),
             positions=config["rope_max_seq_len"],
         )
 
@@ -77,7 +80,7 @@ class Wan(Family):
         """See ``Family.cuts``."""
         config = _DEFAULTS | dict(config)
         heads, hidden = (config["num_attention_heads"], config["attention_head_dim"]), ((config["ffn_dim"], 1),)
-        cuts = attention("blocks.*.attn1", *heads) | attention("blocks.*.attn2", *heads)
+        cuts = attention_cuts("blocks.*.attn1", *heads) | attention_cuts("blocks.*.attn2", *heads)
         cuts |= {f"blocks.*.attn{i}.norm_{x}": HeadsNorm(heads) for i in (1, 2) for x in "qk"}
         if config["added_kv_proj_dim"] is not None:
             cuts |= {f"blocks.*.attn2.add_{x}_proj": ColumnParallel((heads,)) for x in "kv"}
@@ -94,12 +97,12 @@ class Wan(Family):
         check_concat(config["in_channels"] - geometry.channels, shapes, "WanImageToVideo")
         weights = shapes.get("frame_weights")
         if weights is not None and weights[1:] != (latent[2],):
-            raise InvalidRequest(f"frame_weights of shape {list(weights)}: the latent has {latent[2]} frames")
+            raise InvalidRequest(f"frame_weights of shape {list(weights)} does not fit a latent of {latent[2]} frames")
         values = geometry.out_channels * math.prod(geometry.patch)
         return Extent(streams={IMAGE: math.prod(geometry.grid(latent[2:]))}, values=values, context=context)
 
-    def parts(self) -> tuple[list[Block], list[AttentionSite]]:
-        """See ``Family.parts``."""
+    def blocks_and_sites(self) -> tuple[list[Block], list[AttentionSite]]:
+        """See ``Family.blocks_and_sites``."""
         layers = self.module.blocks
         blocks = [Block(run=self._modulate), *(Block(run=partial(_run, layer), modules=(layer,)) for layer in layers)]
         return blocks, [AttentionSite(module=layer.attn1, streams=(IMAGE,)) for layer in layers]
@@ -113,20 +116,17 @@ class Wan(Family):
     def image(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """See ``Family.image``."""
         tokens: Tensor = self.module.patch_embedding(self._latent(inputs))
-        return tokens.flatten(2).transpose(1, 2).contiguous()
+        return rearrange(tokens, "b d t h w -> b (t h w) d").contiguous()
 
     def embed(self, inputs: Mapping[str, Tensor]) -> State:
-        """See ``Family.embed``. A latent that is no whole number of patches is padded as in ComfyUI."""
-        module = self.module
-        latent = self._latent(inputs)
-        rope_cos, rope_sin = module.rope(latent)
+        """See ``Family.embed``. Pad the latent to whole patches, as ComfyUI does."""
+        rope_cos, rope_sin = self.module.rope(self._latent(inputs))
         tables = {"rope_cos": rope_cos, "rope_sin": rope_sin}
-        context = self._context(inputs)
-        timestep = self._timestep(inputs)
+        context, timestep = self._context(inputs), self._timestep(inputs)
         if timestep.ndim == 1:
             context |= self._time(timestep)
         else:
-            tables["timestep"] = timestep.repeat_interleave(math.prod(self.geometry.grid(latent.shape[2:])[1:]), dim=1)
+            tables["timestep"] = timestep
         return State(streams={IMAGE: self.image(inputs)}, tables={IMAGE: tables}, context=context)
 
     def head(self, state: State) -> Tensor:
@@ -139,23 +139,18 @@ class Wan(Family):
         return prediction
 
     def unpatchify(self, tokens: Tensor, size: Sequence[int]) -> Tensor:
-        """See ``Family.unpatchify``. What was padded is cropped."""
-        return unfold(tokens, size, self.geometry, channels_last=True)
+        """See ``Family.unpatchify``. Crop what was padded."""
+        return to_latent(tokens, size, self.geometry, "pt ph pw c")
 
     def stock(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """See ``Family.stock``."""
-        timestep = self._timestep(inputs)
-        latent = self._latent(inputs)
-        if timestep.ndim == 2:
-            _, height, width = self.geometry.grid(latent.shape[2:])
-            timestep = timestep.repeat_interleave(height * width, dim=1)
         image = inputs.get("encoder_hidden_states_image")
         if image is not None and self.module.condition_embedder.image_embedder.pos_embed is not None:
-            image = image.unflatten(1, (2, -1)).flatten(0, 1)
+            image = rearrange(image, "b (images l) d -> (b images) l d", images=2)
         image = None if image is None else image.to(self.dtype)
         out: Tensor = self.module(
-            hidden_states=latent,
-            timestep=timestep,
+            hidden_states=self._latent(inputs),
+            timestep=self._timestep(inputs),
             encoder_hidden_states=inputs["encoder_hidden_states"].to(self.dtype),
             encoder_hidden_states_image=image,
             return_dict=False,
@@ -163,8 +158,8 @@ class Wan(Family):
         return crop(out, inputs[LATENT].shape[2:])
 
     def _latent(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        parts = [inputs[LATENT], *([inputs["concat"]] if "concat" in inputs else [])]
-        return torch.cat([pad_to_patch(part.to(self.dtype), self.geometry.patch) for part in parts], dim=1)
+        latents = [inputs[name] for name in (LATENT, "concat") if name in inputs]
+        return torch.cat([pad_to_patch(part.to(self.dtype), self.geometry.patch) for part in latents], dim=1)
 
     @staticmethod
     def variants() -> dict[str, Variant]:
@@ -201,49 +196,57 @@ class Wan(Family):
         embedder = self.module.condition_embedder
         text = embedder.text_embedder(inputs["encoder_hidden_states"].to(self.dtype))
         image = inputs.get("encoder_hidden_states_image")
-        return {"text": text} if image is None else {"text": text, _SEEN: self._seen(image.to(self.dtype))}
+        return {"text": text} if image is None else {"text": text, _IMAGE_CONTEXT: self._embed_image(image)}
 
-    def _seen(self, image: Tensor) -> Tensor:
-        """An image's tokens ``[B, L, D]``. Where two images have places, one alone takes the first, as in ComfyUI."""
+    def _embed_image(self, image: Tensor) -> Tensor:
+        """Embed tokens ``[B, L, D]``. In a model for two images, a single one counts as the first, as in ComfyUI."""
         embedder, length = self.module.condition_embedder.image_embedder, image.shape[1]
-        if embedder.pos_embed is not None:  # diffusers wants the two as two samples
-            image = pad(image, (0, 0, 0, embedder.pos_embed.shape[1] - length)).unflatten(1, (2, -1)).flatten(0, 1)
+        image = image.to(self.dtype)
+        if embedder.pos_embed is not None:  # diffusers expects the two images as two samples
+            image = pad(image, (0, 0, 0, embedder.pos_embed.shape[1] - length))
+            image = rearrange(image, "b (images l) d -> (b images) l d", images=2)
         tokens: Tensor = embedder(image)
         return tokens[:, :length]
 
-    @staticmethod
-    def _timestep(inputs: Mapping[str, Tensor]) -> Tensor:
-        """``[B]``, or ``[B, T]`` where it is given so, with the weights in it, or where there are weights."""
+    def _timestep(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """Return timesteps ``[B]``, or ``[B, S]`` per token where frames have timesteps or weights of their own.
+
+        A timestep per frame already includes the weights.
+        """
         timestep = inputs[TIMESTEP].float()
-        weighed = timestep.ndim == 1 and "frame_weights" in inputs
-        return timestep[:, None] * inputs["frame_weights"].float() if weighed else timestep
+        if timestep.ndim == 1 and "frame_weights" in inputs:
+            timestep = timestep[:, None] * inputs["frame_weights"].float()
+        if timestep.ndim == 1:
+            return timestep
+        return repeat(timestep, "b t -> b (t hw)", hw=math.prod(self.geometry.grid(inputs[LATENT].shape[2:])[1:]))
 
     def _time(self, timestep: Tensor) -> dict[str, Tensor]:
-        """Timesteps ``[...]`` to their embedding ``[..., D]`` and the blocks' modulation ``[..., 6, D]``."""
+        """Turn timesteps ``[...]`` into an embedding ``[..., D]`` and the blocks' modulation ``[..., 6, D]``."""
         embedder = self.module.condition_embedder
         wave = embedder.timesteps_proj(timestep.flatten()).unflatten(0, timestep.shape)
         dtype = next(iter(embedder.time_embedder.parameters())).dtype
         temb = embedder.time_embedder(wave.to(dtype)).to(self.dtype)
-        return {"temb": temb, "modulation": embedder.time_proj(embedder.act_fn(temb)).unflatten(-1, (6, -1))}
+        modulation = rearrange(embedder.time_proj(embedder.act_fn(temb)), "... (six d) -> ... six d", six=6)
+        return {"temb": temb, "modulation": modulation}
 
     def _modulate(self, state: State) -> State:
-        """Embed the own tokens' timesteps, where they have each their own."""
+        """Embed the timesteps of this rank's tokens, if each token has its own."""
         tables = state.tables[IMAGE]
         if "timestep" not in tables:
             return state
         return replace(state, tables={IMAGE: {**tables, **self._time(tables["timestep"])}})
 
 
-class _Beside:
-    """An image's and a text's tokens in the place of one tensor with both, for a text of any length.
+class _ImageAndText:
+    """Stands in for the tensor of an image's and a text's tokens, for a text of any length.
 
-    diffusers' cross-attention cuts that tensor in two, 512 tokens before its end. ComfyUI's texts may be longer.
+    diffusers' cross-attention splits that tensor 512 tokens before its end, but ComfyUI's texts may be longer.
     """
 
     def __init__(self, image: Tensor, text: Tensor) -> None:
-        images = image.shape[1]
-        self.shape = (len(text), images + _TEXT, text.shape[2])
-        self._parts = {(None, images): image, (images, None): text}
+        split = image.shape[1]
+        self.shape = (len(text), split + _TEXT, text.shape[2])
+        self._parts = {(None, split): image, (split, None): text}
 
     def __getitem__(self, cut: tuple[slice, slice]) -> Tensor:
         return self._parts[cut[1].start, cut[1].stop]
@@ -254,8 +257,8 @@ def _run(block: nn.Module, state: State) -> State:
     modulation = state.context.get("modulation", tables.get("modulation"))
     rope = (tables["rope_cos"], tables["rope_sin"])
     text: Any = state.context["text"]
-    if _SEEN in state.context:
-        text = _Beside(state.context[_SEEN], text)
+    if _IMAGE_CONTEXT in state.context:
+        text = _ImageAndText(state.context[_IMAGE_CONTEXT], text)
     return state.with_streams(**{IMAGE: block(state.streams[IMAGE], text, modulation, rope)})
 
 
@@ -268,13 +271,13 @@ def _check_embedder(config: Mapping[str, Any]) -> None:
         )
 
 
-def _normed(config: Mapping[str, Any]) -> list[tuple[str, int]]:
-    """How many norms over all heads a layer has for which tokens."""
-    return [(IMAGE, 3), ("text", 1), *([(_SEEN, 1)] if config["added_kv_proj_dim"] is not None else [])]
+def _norms(config: Mapping[str, Any]) -> list[tuple[str, int]]:
+    """Return which tokens a layer normalises over all heads, and how often."""
+    return [(IMAGE, 3), ("text", 1), *([(_IMAGE_CONTEXT, 1)] if config["added_kv_proj_dim"] is not None else [])]
 
 
 def _image_context(config: Mapping[str, Any], shapes: Shapes) -> dict[str, int]:
-    """The tokens of an image embedding, where the model takes one."""
+    """Check the shape of an image embedding and return its number of tokens, or nothing if the model takes none."""
     shape, width = shapes.get("encoder_hidden_states_image"), config["image_dim"]
     if width is None:
         if shape is not None:
@@ -285,10 +288,10 @@ def _image_context(config: Mapping[str, Any], shapes: Shapes) -> dict[str, int]:
             f"this model needs the embedding of an image, [batch, tokens, {width}], and got "
             f"{'none' if shape is None else list(shape)}: add CLIPVisionEncode's output with WanImageToVideo"
         )
-    places = config["pos_embed_seq_len"]
-    if places is not None and shape[1] > places:
+    positions = config["pos_embed_seq_len"]
+    if positions is not None and shape[1] > positions:
         raise InvalidRequest(
-            f"this model takes the embeddings of a first and a last image, {places} tokens, and got {shape[1]}: "
+            f"this model takes the embeddings of a first and a last image, {positions} tokens, and got {shape[1]}: "
             "connect WanFirstLastFrameToVideo with no more than two"
         )
-    return {_SEEN: shape[1]}
+    return {_IMAGE_CONTEXT: shape[1]}

@@ -1,4 +1,4 @@
-"""What client, supervisor and ranks say to each other: messages, frames, tensors, the endpoint.
+"""The protocol between client, supervisor and ranks: messages, frames, tensors and the endpoint.
 
 Only ``tensors`` imports torch.
 """

@@ -1,4 +1,4 @@
-"""Waiting on a socket, and never without an end."""
+"""Waits on sockets, each with a deadline."""
 
 import math
 import select
@@ -12,30 +12,30 @@ READABLE, WRITABLE = select.POLLIN, select.POLLOUT
 
 
 class Deadline:
-    """A moment after which a phase has failed.
-
-    Raises:
-        DeadlineExceeded: from ``remaining``, once it has passed; the message names the phase.
-    """
+    """The time limit of a phase: ``seconds`` from its creation, or from the last ``renew``."""
 
     def __init__(self, seconds: float, phase: str) -> None:
         self.seconds, self.phase = seconds, phase
         self._end = time.monotonic() + seconds
 
     def remaining(self) -> float:
-        """Seconds left."""
+        """Seconds left.
+
+        Raises:
+            DeadlineExceeded: none are left; the message names the phase.
+        """
         left = self._end - time.monotonic()
         if left <= 0:
             raise DeadlineExceeded(f"{self.phase} took longer than {self.seconds:g} s")
         return left
 
     def renew(self) -> None:
-        """Start over: something was heard from the other side."""
+        """Start over, because the peer made progress."""
         self._end = time.monotonic() + self.seconds
 
 
 def wait_for(sock: socket.socket, events: int, seconds: float) -> bool:
-    """Whether ``READABLE`` or ``WRITABLE`` came in time; for any descriptor, also above 1023."""
+    """Wait for ``READABLE`` or ``WRITABLE``; return whether it came in time. Descriptors above 1023 work, too."""
     poller = select.poll()
     poller.register(sock, events)
     return bool(poller.poll(math.ceil(seconds * 1000)))
@@ -49,11 +49,13 @@ def send_all(
     poll: Callable[[], None] | None = None,
     poll_every: float = 0.05,
 ) -> None:
-    """Send all bytes; the deadline starts over whenever the other side takes some.
+    """Send all bytes, and renew the deadline whenever the peer accepts some.
+
+    If ``poll`` is given, it is called after each chunk, and every ``poll_every`` seconds while the peer accepts none.
 
     Raises:
-        DeadlineExceeded: the other side does not take them.
-        ConnectionError: the other side closed.
+        DeadlineExceeded: the peer accepts no more bytes.
+        ConnectionError: the peer closed the connection.
     """
     view = memoryview(data).cast("B")
     while view:

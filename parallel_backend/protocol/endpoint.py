@@ -1,4 +1,4 @@
-"""Where the backend is found: a private runtime folder with its socket, its lock and its logs."""
+"""The endpoint of a backend: a private runtime folder with its socket, its lock and its logs."""
 
 import fcntl
 import os
@@ -19,7 +19,7 @@ _TIMEVAL = struct.Struct("@ll")
 
 @dataclass(frozen=True, kw_only=True)
 class Endpoint:
-    """The runtime folder of one backend; whoever uses the same folder uses the same backend."""
+    """The runtime folder of one backend. All clients that use the same folder share the backend."""
 
     folder: Path
 
@@ -30,68 +30,69 @@ class Endpoint:
 
     @property
     def lock(self) -> Path:
-        """Locked by the one supervisor for as long as it lives."""
+        """The file that the one supervisor keeps locked while it lives."""
         return self.folder / "lock"
 
     @property
     def log(self) -> Path:
-        """What the supervisor writes."""
+        """The supervisor's log."""
         return self.folder / "backend.log"
 
     def rank_log(self, rank: int) -> Path:
-        """What a rank of the newest generation writes."""
+        """The log of a rank of the newest generation."""
         return self.folder / f"rank{rank}.log"
 
-    def listens(self, socket_file: os.stat_result) -> bool:
-        """Whether the socket that clients find is still this one."""
+    def has_socket(self, socket_stat: os.stat_result) -> bool:
+        """Whether the socket in the folder, which clients connect to, is still the one with this ``stat``."""
         try:
-            return os.path.samestat(self.socket.stat(), socket_file)
+            return os.path.samestat(self.socket.stat(), socket_stat)
         except OSError:
             return False
 
     @classmethod
     def default(cls) -> "Endpoint":
-        """``PARALLEL_DIT_RUNTIME``, else a folder in ``XDG_RUNTIME_DIR``, else one in /tmp with the user's id."""
-        given = os.environ.get("PARALLEL_DIT_RUNTIME")
-        if given:
-            return cls(folder=Path(given).absolute())
+        """``PARALLEL_DIT_RUNTIME`` if set, otherwise a folder in ``XDG_RUNTIME_DIR`` or one in /tmp for this user."""
+        chosen = os.environ.get("PARALLEL_DIT_RUNTIME")
+        if chosen:
+            return cls(folder=Path(chosen).absolute())
         session = os.environ.get("XDG_RUNTIME_DIR", "")
         if session and os.access(session, os.W_OK):
             return cls(folder=Path(session) / "parallel-dit")
         return cls(folder=Path("/tmp") / f"parallel-dit-{os.getuid()}")
 
     def prepare(self) -> None:
-        """Make the folder, for this user alone.
+        """Create the folder with access for this user alone.
 
         Raises:
-            BackendUnavailable: the path is too long for a socket, or the folder is somebody else's or open to others.
+            BackendUnavailable: the path is too long for a socket, or the folder cannot be created, belongs to
+                another user, or is accessible to others.
         """
         if len(os.fsencode(self.socket)) > MAX_SOCKET_PATH:
             raise BackendUnavailable(
-                f"the path {self.socket} is longer than {MAX_SOCKET_PATH} bytes, which no Unix socket can have: "
+                f"the path {self.socket} is longer than {MAX_SOCKET_PATH} bytes, the limit for a Unix socket: "
                 "set PARALLEL_DIT_RUNTIME to a shorter folder"
             )
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            found = self.folder.lstat()
+            info = self.folder.lstat()
         except OSError as error:
-            raise BackendUnavailable(f"the runtime folder {self.folder} cannot be made: {error.strerror}") from error
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
+            raise BackendUnavailable(f"the runtime folder {self.folder} cannot be created: {error.strerror}") from error
+        if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid() or stat.S_IMODE(info.st_mode) & 0o077:
             raise BackendUnavailable(
-                f"{self.folder} has to be a folder of yours with mode 0700: "
+                f"{self.folder} must be a folder that you own, with mode 0700: "
                 "remove it, or set PARALLEL_DIT_RUNTIME to another one"
             )
 
 
 def connect(endpoint: Endpoint, *, seconds: float) -> socket.socket:
-    """A blocking connection to the supervisor.
+    """Connect to the supervisor, and return a blocking socket.
 
-    The kernel's own timeout bounds the wait: with Python's, a Unix socket whose backlog is full for a moment
-    refuses at once (unix(7), EAGAIN).
+    The kernel's send timeout limits the wait. Python's own timeout would make the socket non-blocking, and connecting
+    to a Unix socket whose backlog is full for a moment would then fail at once (unix(7), EAGAIN).
 
     Raises:
-        BackendUnavailable: nobody listens there.
-        DeadlineExceeded: somebody does, and takes no connection.
+        BackendUnavailable: no process listens there.
+        DeadlineExceeded: a process listens there, but accepts no connection.
     """
     endpoint.prepare()
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -101,7 +102,8 @@ def connect(endpoint: Endpoint, *, seconds: float) -> socket.socket:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(0, 0))
     except BlockingIOError as error:
         sock.close()
-        raise DeadlineExceeded(f"the backend at {endpoint.socket} took no connection within {seconds:g} s") from error
+        message = f"the backend at {endpoint.socket} accepted no connection within {seconds:g} s"
+        raise DeadlineExceeded(message) from error
     except OSError as error:
         sock.close()
         raise BackendUnavailable(f"no backend answers at {endpoint.socket}") from error
@@ -109,7 +111,7 @@ def connect(endpoint: Endpoint, *, seconds: float) -> socket.socket:
 
 
 def listen(endpoint: Endpoint, *, backlog: int) -> tuple[int, socket.socket]:
-    """Become the one supervisor of this endpoint: the held lock's descriptor and the listening socket.
+    """Become the one supervisor of this endpoint; return the lock's descriptor and the listening socket.
 
     Raises:
         BackendUnavailable: another supervisor holds the lock.
@@ -120,7 +122,7 @@ def listen(endpoint: Endpoint, *, backlog: int) -> tuple[int, socket.socket]:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         os.close(lock)
-        raise BackendUnavailable(f"a backend runs already at {endpoint.socket}") from error
+        raise BackendUnavailable(f"a backend already runs at {endpoint.socket}") from error
     endpoint.socket.unlink(missing_ok=True)
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     mask = os.umask(0o177)
@@ -133,6 +135,6 @@ def listen(endpoint: Endpoint, *, backlog: int) -> tuple[int, socket.socket]:
 
 
 def peer(sock: socket.socket) -> tuple[int, int]:
-    """Process id and user id of the other side, as the kernel knows them (``SO_PEERCRED``)."""
+    """Process id and user id of the peer, according to the kernel (``SO_PEERCRED``)."""
     pid, uid, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
     return pid, uid

@@ -1,4 +1,4 @@
-"""Which code a process runs, so that an updated extension does not talk to a backend of its older self."""
+"""A fingerprint of the code that a process runs, so that an updated extension does not use an outdated backend."""
 
 import hashlib
 from functools import cache
@@ -7,12 +7,12 @@ from pathlib import Path
 
 @cache
 def fingerprint() -> str:
-    """A hash of this package's source files, as they were at the first call."""
+    """A hash of this package's source files at the time of the first call."""
     return _digest()
 
 
 def is_outdated() -> bool:
-    """Whether the files have changed since: a backend that is started now runs other code than this process."""
+    """Whether the files have changed since, so that a backend started now would run other code than this process."""
     return _digest() != fingerprint()
 
 

@@ -2,12 +2,12 @@
 
     magic 4s | version u16 | header length u32 | header JSON | tensor bytes, in the header's order
 
-A request's tensor bytes wait for ``Continue``, so that a refused or queued one has moved nothing; those
-of a reply follow at once.
+A client sends a request's tensor bytes only after ``Continue``, so a refused or queued request transfers none.
+The tensor bytes of a reply follow its header at once.
 
-Nothing is unpickled, and every size is checked before memory is taken for it. This file handles the
-header only and needs no torch: the supervisor reads headers and leaves tensor bytes in the socket
-for the rank that is handed the connection. ``payload`` moves the tensors.
+Nothing is unpickled, and every size is checked before memory is allocated for it. This module handles the header
+alone and needs no torch: the supervisor reads headers and leaves the tensor bytes in the socket for the rank that it
+passes the connection to. ``tensors`` transfers the tensors.
 """
 
 import contextlib
@@ -39,7 +39,11 @@ ITEM_SIZES: dict[str, int] = {
 
 @dataclass(frozen=True, kw_only=True)
 class TensorMeta:
-    """Name, dtype and shape of a tensor that follows a header."""
+    """Name, dtype and shape of a tensor that follows a header.
+
+    Raises:
+        InvalidRequest: the dtype or the shape is not supported.
+    """
 
     name: str
     dtype: str
@@ -50,18 +54,24 @@ class TensorMeta:
             raise InvalidRequest(f"tensor {self.name!r}: dtype {self.dtype!r} is not one of {', '.join(ITEM_SIZES)}")
         if len(self.shape) > MAX_DIMS or any(size < 0 for size in self.shape):
             raise InvalidRequest(
-                f"tensor {self.name!r}: shape {self.shape} needs at most {MAX_DIMS} sizes of 0 or more"
+                f"tensor {self.name!r}: shape {self.shape} must have at most {MAX_DIMS} sizes of 0 or more"
             )
 
     @property
     def nbytes(self) -> int:
-        """Length of the raw bytes."""
+        """Number of raw bytes."""
         return math.prod(self.shape) * ITEM_SIZES[self.dtype]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Frame:
-    """A message, what tensors follow it, and which code its sender runs (see ``fingerprint``)."""
+    """A message and its metadata.
+
+    Attributes:
+        message: one of ``MESSAGES``.
+        tensors: the tensors that follow it.
+        program: the ``fingerprint`` of the sender's code.
+    """
 
     message: Any
     tensors: tuple[TensorMeta, ...] = ()
@@ -77,10 +87,10 @@ class _Header:
 
 
 def pack(frame: Frame) -> bytes:
-    """Prefix and header of a frame.
+    """Encode a frame's prefix and header.
 
     Raises:
-        InvalidRequest: the header or the tensors are over the limits.
+        InvalidRequest: the header or the tensors exceed the limits.
     """
     header = msgspec.json.encode(
         _Header(
@@ -94,16 +104,16 @@ def pack(frame: Frame) -> bytes:
     if len(header) > MAX_HEADER or payload > MAX_PAYLOAD or len(frame.tensors) > MAX_TENSORS:
         raise InvalidRequest(
             f"a message of {len(header)} header bytes, {len(frame.tensors)} tensors and {payload} tensor bytes "
-            f"is over the limits of {MAX_HEADER}, {MAX_TENSORS} and {MAX_PAYLOAD}"
+            f"exceeds the limits of {MAX_HEADER}, {MAX_TENSORS} and {MAX_PAYLOAD}"
         )
     return PREFIX.pack(MAGIC, VERSION, len(header)) + header
 
 
 def unpack(header: bytes) -> Frame:
-    """The frame of a header.
+    """Decode a header, without its prefix, to a frame.
 
     Raises:
-        ProtocolError: the header does not decode to a known message.
+        ProtocolError: the header does not decode to a known message, or its tensors exceed the limits.
     """
     try:
         parts = msgspec.json.decode(header, type=_Header)
@@ -119,12 +129,12 @@ def unpack(header: bytes) -> Frame:
 
 
 class HeaderReader:
-    """Reads one header off a non-blocking socket and never a byte more."""
+    """Reads exactly one header from a socket, without blocking and without reading past it."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._buffer = bytearray()
-        self._wanted = PREFIX.size
+        self._expected = PREFIX.size
         self._in_header = False
 
     @property
@@ -133,56 +143,57 @@ class HeaderReader:
         return bool(self._buffer) or self._in_header
 
     def advance(self) -> Frame | None:
-        """Take what has arrived; the frame once its header is whole, else None.
+        """Read what has arrived; return the frame once its header is complete, otherwise None.
 
         Raises:
-            ProtocolError: wrong magic or version, a header over the limit, or one that does not decode.
-            ConnectionError: the other side closed.
+            ProtocolError: the magic or the version is wrong, or the header is too long or does not decode.
+            ConnectionError: the peer closed the connection.
         """
         while True:
             try:
-                chunk = self._sock.recv(self._wanted - len(self._buffer), socket.MSG_DONTWAIT)
+                chunk = self._sock.recv(self._expected - len(self._buffer), socket.MSG_DONTWAIT)
             except BlockingIOError:
                 return None
             if not chunk:
-                raise ConnectionResetError("the other side closed the connection")
+                raise ConnectionResetError("the peer closed the connection")
             self._buffer += chunk
-            if len(self._buffer) < self._wanted:
+            if len(self._buffer) < self._expected:
                 continue
             if self._in_header:
                 return self._finish()
-            self._wanted = _header_length(bytes(self._buffer))
+            self._expected = _header_length(bytes(self._buffer))
             self._buffer.clear()
             self._in_header = True
 
     def _finish(self) -> Frame:
         frame = unpack(bytes(self._buffer))
         self._buffer.clear()
-        self._wanted, self._in_header = PREFIX.size, False
+        self._expected, self._in_header = PREFIX.size, False
         return frame
 
 
 def _header_length(prefix: bytes) -> int:
     magic, version, length = PREFIX.unpack(prefix)
     if magic != MAGIC:
-        raise ProtocolError("the other side does not speak Parallel DiT's protocol")
+        raise ProtocolError("the peer does not speak Parallel DiT's protocol")
     if version != VERSION:
         raise ProtocolError(
-            f"the other side speaks protocol version {version} and this one {VERSION}: "
+            f"the peer speaks protocol version {version} and this process version {VERSION}: "
             "stop the backend (python -m parallel_backend stop) so that a matching one starts"
         )
     if not 0 < length <= MAX_HEADER:
-        raise ProtocolError(f"a header of {length} bytes is over the limit of {MAX_HEADER}")
+        raise ProtocolError(f"a header of {length} bytes exceeds the limit of {MAX_HEADER}")
     return int(length)
 
 
 def recv_header(
     sock: socket.socket, *, deadline: Deadline, poll: Callable[[], None] | None = None, poll_every: float = 0.05
 ) -> Frame:
-    """Block for one header, calling ``poll`` now and then while nothing arrives.
+    """Block until one header has arrived, calling ``poll`` every ``poll_every`` seconds.
 
     Raises:
-        DeadlineExceeded, ProtocolError, ConnectionError: see ``Deadline`` and ``HeaderReader``.
+        DeadlineExceeded: see ``Deadline``.
+        ProtocolError, ConnectionError: see ``HeaderReader.advance``.
     """
     reader = HeaderReader(sock)
     while True:
@@ -197,13 +208,13 @@ def recv_header(
 def send_header(
     sock: socket.socket, header: bytes, *, deadline: Deadline, poll: Callable[[], None] | None = None
 ) -> None:
-    """Send a packed header, whose answer is read next.
+    """Send a packed header whose answer the caller reads next.
 
-    Whoever refuses a connection answers and closes before the header is read. The answer outlives the
-    broken pipe, so that is left to the reading.
+    A supervisor that refuses a connection answers and closes before it has read the header. Its answer can be read
+    despite the broken pipe, so a connection error is left for that read to raise.
 
     Raises:
-        DeadlineExceeded: the other side does not take it.
+        DeadlineExceeded: the peer does not accept the bytes.
     """
     with contextlib.suppress(ConnectionError):
         send_all(sock, header, deadline=deadline, poll=poll)

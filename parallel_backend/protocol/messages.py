@@ -1,6 +1,6 @@
-"""What is said over the socket: one frozen dataclass a message, listed in ``MESSAGES``.
+"""The messages on the socket: one frozen dataclass each, listed in ``MESSAGES``.
 
-Tensors travel beside a message by name (see ``wire``); each docstring lists them with their shapes.
+Named tensors follow a message (see ``frames``); its docstring lists them with their shapes.
 """
 
 import uuid
@@ -14,16 +14,19 @@ Collectives = Literal["nccl", "gloo"]
 
 
 def new_id() -> str:
-    """A fresh request id."""
+    """Create a random request id."""
     return uuid.uuid4().hex
 
 
 @dataclass(frozen=True, kw_only=True)
 class Devices:
-    """Which devices hold ranks: GPU indices, or for ``cpu`` simply how many ranks there are.
+    """The devices that the ranks run on.
 
-    ``visible`` is the ``CUDA_VISIBLE_DEVICES`` that the indices count in, where it is set. ``collectives`` is what
-    ranks on GPUs talk through; those on the CPU always do through gloo.
+    Attributes:
+        kind: ``cuda`` or ``cpu``.
+        indices: one GPU index for each rank; on the CPU they only count the ranks.
+        visible: the ``CUDA_VISIBLE_DEVICES`` that the indices refer to, None if it is unset.
+        collectives: the communication backend of GPU ranks; CPU ranks always use gloo.
     """
 
     kind: Literal["cuda", "cpu"]
@@ -34,11 +37,15 @@ class Devices:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec:
-    """Everything that identifies a loaded model. It is the handle: a backend that lost the model reloads it.
+    """Everything that identifies a loaded model. It serves as the handle: a backend that lost the model reloads it.
 
-    ``layout=None`` is ``auto``. Weights are shared between layouts that keep them whole. ``stamp`` is
-    ``Checkpoint.stamp``: with other files in the folder it is another model. ``attention`` is a name in
-    ``kernels.KERNELS``, or ``auto``.
+    Attributes:
+        path: the checkpoint's folder.
+        stamp: ``Checkpoint.stamp``, which changes with the files in the folder.
+        dtype: of the weights and the computation; ``auto`` lets the loader choose.
+        devices: those of the ranks.
+        layout: None means ``auto``. Layouts that keep weights whole share the loaded weights.
+        attention: a name in ``kernels.KERNELS``, or ``auto``.
     """
 
     path: str
@@ -51,7 +58,7 @@ class ModelSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class RankRequest:
-    """Base of the requests that ranks carry out."""
+    """Base class of the requests that the ranks run."""
 
     model: ModelSpec
     request_id: str = field(default_factory=new_id)
@@ -64,9 +71,9 @@ class Forward(RankRequest):
     Tensors in: ``{i}.{name}`` for branch ``i``, with the argument names of the family's diffusers class, batch
     first (Wan: ``hidden_states`` ``[B, C, T, H, W]``, ``timestep`` ``[B]``, ``encoder_hidden_states`` ``[B, L, D]``).
     Branches may differ in every shape.
-    Tensors out: ``{i}`` ``[B, C, T, H, W]``, the raw prediction of branch ``i`` in the model's dtype; with
-    ``measure`` also ``sent_bytes`` ``[ranks of the layout]`` int64, what each rank sent to others for it; with
-    either also ``seconds`` ``[1]``, what it took the ranks, to which counting adds where ``measure`` is set.
+    Tensors out: ``{i}`` ``[B, C, T, H, W]``, the raw prediction of branch ``i`` in the model's dtype.
+    With ``measure`` also ``sent_bytes`` ``[ranks of the layout]`` int64, the bytes that each rank sent to others.
+    With ``measure`` or ``timed`` also ``seconds`` ``[1]``, the ranks' computing time; counting bytes adds to it.
     """
 
     branches: int
@@ -76,21 +83,20 @@ class Forward(RankRequest):
 
 @dataclass(frozen=True, kw_only=True)
 class Sample(RankRequest):
-    """A whole step loop, on sigmas, noise and conditioning that come from ComfyUI's own functions.
+    """A whole step loop, on sigmas, noise and conditioning from ComfyUI's own functions.
 
     Tensors in: ``x`` ``[B, C, T, H, W]`` float32, the noised start; ``sigmas`` ``[steps + 1]`` float32;
-    ``{i}.{name}`` as in ``Forward`` without the latent and the timestep.
-    For inpainting also ``mask`` and ``latent``, shaped to broadcast with ``x``, and ``noise`` where what is kept is
-    noised as the rest (``scale_latent_inpaint`` of most models).
-    Branch 0 is the conditional one, branch 1 the unconditional one, which ``cfg=1`` leaves out.
-    A flow model (``prediction="flow"``) sees a sigma as the timestep ``sigma * timestep_scale`` (ComfyUI's
-    ``ModelSamplingDiscreteFlow.timestep``), one of ``"eps"`` or ``"v"`` as its place in ``log_sigmas`` ``[N]``, a
-    tensor that it needs (``ModelSamplingDiscrete.timestep``); so a sampler may ask for sigmas between those given.
-    Progress carries ``preview`` ``[1, C, 1, H, W]`` (the predicted x0 of the first item's first frame; of an image
-    ``[1, C, H, W]``) if asked for.
-    Tensors out: ``samples`` ``[B, C, T, H, W]`` float32, as the last step leaves them (ComfyUI's
-    ``inverse_noise_scaling`` is the caller's); with ``measure`` or ``timed`` also what ``Forward`` says of them, over
-    the whole loop.
+    ``{i}.{name}`` as in ``Forward``, without the latent and the timestep.
+    For inpainting also ``mask`` and ``latent``, broadcastable with ``x``, and ``noise`` if the preserved region is
+    noised like the rest (``scale_latent_inpaint`` of most models).
+    Branch 0 is conditional. Branch 1 is unconditional and absent with ``cfg=1``.
+    A flow model (``prediction="flow"``) gets a sigma as the timestep ``sigma * timestep_scale`` (ComfyUI's
+    ``ModelSamplingDiscreteFlow.timestep``). An ``"eps"`` or ``"v"`` model gets its position in ``log_sigmas`` ``[N]``,
+    an extra tensor (``ModelSamplingDiscrete.timestep``), so a sampler may also use sigmas between those of ``sigmas``.
+    With ``previews``, progress carries ``preview`` ``[1, C, 1, H, W]``, or ``[1, C, H, W]`` for an image: the predicted
+    x0 of the first item's first frame.
+    Tensors out: ``samples`` ``[B, C, T, H, W]`` float32, as the last step leaves them (the caller applies ComfyUI's
+    ``inverse_noise_scaling``). With ``measure`` or ``timed`` also the tensors that ``Forward`` lists, for the loop.
     """
 
     branches: int
@@ -107,8 +113,8 @@ class Sample(RankRequest):
 class EncodeText(RankRequest):
     """Run the text encoder.
 
-    ``layer`` counts back from the end as ComfyUI's CLIPSetLastLayer does: -1 is the last layer; a layer that is not
-    there means the last one, too. The output of any layer is normalised as the last one's.
+    ``layer`` counts from the end like ComfyUI's CLIPSetLastLayer: -1 is the last layer, and a layer that does not
+    exist also means the last one. The output of any layer is normalised like that of the last.
     Tensors in: ``ids`` ``[N, L]`` int64 and ``lengths`` ``[N]`` int64 (ids beyond a length are ignored).
     Tensors out: ``embeds`` ``[N, L, D]`` float32, zero beyond each length.
     """
@@ -118,15 +124,16 @@ class EncodeText(RankRequest):
 
 @dataclass(frozen=True, kw_only=True)
 class Decode(RankRequest):
-    """Run the VAE's decoder, on all devices of the model together.
+    """Run the VAE's decoder on all devices of the model together.
 
-    ``tile`` is the height and width in pixels of tiles that are decoded by themselves, each on one rank, and blended,
-    which is approximate; 0 decodes the whole, exactly. ``clamp=False`` leaves pixels as the VAE gives them, around
-    -1..1.
-    Tensors in: ``latent`` ``[B, C, T, H, W]``, or ``[B, C, H, W]`` of pictures.
-    Tensors out: ``pixels`` ``[B, T, H, W, 3]``, or ``[B, H, W, 3]``, float32 in 0..1; with ``measure`` also
-    ``sent_bytes`` and ``grown_bytes`` ``[ranks]`` int64, what each rank sent to others, and what it held at most beyond
-    what it had held before; with either also ``seconds`` ``[1]``, as ``Forward`` has them.
+    ``tile`` is the height and width, in pixels, of tiles that single ranks decode separately and that are then blended,
+    which is approximate; 0 decodes the whole latent exactly. With ``clamp=False``, pixels stay in the VAE's own range,
+    about -1..1.
+    Tensors in: ``latent`` ``[B, C, T, H, W]``, or ``[B, C, H, W]`` for images.
+    Tensors out: ``pixels`` ``[B, T, H, W, 3]``, or ``[B, H, W, 3]``, float32 in 0..1.
+    With ``measure`` also ``sent_bytes`` and ``grown_bytes`` ``[ranks]`` int64: the bytes that each rank sent to others,
+    and by how much its peak memory exceeded its memory before. With ``measure`` or ``timed`` also ``seconds`` ``[1]``,
+    as in ``Forward``.
     """
 
     tile: int = 0
@@ -137,12 +144,12 @@ class Decode(RankRequest):
 
 @dataclass(frozen=True, kw_only=True)
 class Encode(RankRequest):
-    """Run the VAE's encoder, on all devices of the model together.
+    """Run the VAE's encoder on all devices of the model together.
 
-    ``tile`` is as ``Decode`` has it.
-    Tensors in: ``pixels`` ``[B, T, H, W, 3]``, or ``[B, H, W, 3]`` of pictures, in 0..1.
-    Tensors out: ``latent`` ``[B, C, T, H, W]``, or ``[B, C, H, W]``, float32; with ``measure`` or ``timed`` also what
-    ``Decode`` says of them.
+    ``tile`` has the same meaning as in ``Decode``.
+    Tensors in: ``pixels`` ``[B, T, H, W, 3]``, or ``[B, H, W, 3]`` for images, in 0..1.
+    Tensors out: ``latent`` ``[B, C, T, H, W]``, or ``[B, C, H, W]``, float32. With ``measure`` or ``timed`` also the
+    tensors that ``Decode`` lists for them.
     """
 
     tile: int = 0
@@ -152,15 +159,15 @@ class Encode(RankRequest):
 
 @dataclass(frozen=True, kw_only=True)
 class Unload(RankRequest):
-    """Free the weights that the model has in its dtype, on all ranks. Starts no rank for it."""
+    """Free the model's weights in its dtype, on all ranks. Never starts ranks."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Echo(RankRequest):
-    """The wire's self test: passes every rank as any request does, and touches no model.
+    """A self-test of the transport: reaches every rank like any other request, but uses no model.
 
-    Tensors in: any. Tensors out: the same, and ``made`` ``[make]`` float32 where ``make`` is above 0.
-    ``Progress("reply", 0, 1)`` comes just before the tensors do.
+    Tensors in: any. Tensors out: the same, and with ``make`` above 0 also ``made`` ``[make]`` float32.
+    ``Progress("reply", 0, 1)`` comes just before the reply's tensors.
     """
 
     make: int = 0
@@ -168,46 +175,46 @@ class Echo(RankRequest):
 
 @dataclass(frozen=True, kw_only=True)
 class Cancel:
-    """Take a queued request back, or end a running one at its next step."""
+    """Remove a request from the queue, or end it at its next step if it runs."""
 
     request_id: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """Ask what became of a request whose connection broke. Answered with ``Error`` or ``Done``."""
+    """Ask how a request whose connection broke ended. The answer is ``Error`` or ``Done``."""
 
     request_id: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class StatusQuery:
-    """Ask for a ``Status``."""
+    """Ask for the ``Status``."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stop:
-    """End the ranks and the supervisor."""
+    """Stop the ranks and the supervisor."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Continue:
-    """Rank 0 holds the connection now, and takes the bytes of the tensors that the request announced."""
+    """To a client: rank 0 has the connection, and is ready to receive the bytes of the request's tensors."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Done:
-    """A request finished; its tensors follow."""
+    """A request succeeded; the tensors of its reply follow."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """``value`` of ``total`` steps are done; ``phase`` says what is being done.
+    """``value`` of ``total`` steps of the phase ``phase`` are done.
 
-    Before the ranks take a request up, the supervisor reports ``accepted`` or ``queued`` (``total`` requests
-    are ahead) at once, then ``queued`` or ``start`` (the ranks are being started) again and again as a sign of
-    life. ``loading`` says that rank 0 loads weights, and with a ``value`` of 1 that it has loaded them.
-    ``note`` is for the user: how it is done, where that is other than one would expect.
+    The supervisor reports ``accepted`` or ``queued`` (``total`` requests are ahead) at once. Until the ranks run the
+    request, it repeats ``queued`` or ``start`` (the ranks are starting) as a sign of life. ``loading`` means that
+    rank 0 loads weights, and with a ``value`` of 1 that it has loaded them.
+    ``note`` tells the user about anything unexpected in how the phase is done.
     """
 
     phase: str
@@ -218,7 +225,7 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True)
 class Error:
-    """A typed error; see ``errors``."""
+    """An error of ``errors``, by its code."""
 
     code: str
     message: str
@@ -226,8 +233,15 @@ class Error:
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedModel:
-    """A model whose weights a rank holds. ``parts`` are component names, ``loads`` counts weight loads, ``note`` says
-    what is other than one would expect."""
+    """A model whose weights a rank holds.
+
+    Attributes:
+        path: the checkpoint's folder.
+        dtype: of the weights.
+        parts: names of the loaded components.
+        loads: how often weights have been loaded.
+        note: anything unexpected, for the user.
+    """
 
     path: str
     dtype: str
@@ -238,7 +252,7 @@ class LoadedModel:
 
 @dataclass(frozen=True, kw_only=True)
 class RankStatus:
-    """One rank as the process table and the rank itself see it. Memory in bytes."""
+    """One rank, according to the process table and the rank itself. Memory in bytes; ``steps`` since its start."""
 
     rank: int
     pid: int
@@ -251,7 +265,7 @@ class RankStatus:
 
 @dataclass(frozen=True, kw_only=True)
 class Status:
-    """The backend at one moment. ``layout`` is that of the running or the last request."""
+    """The backend at one moment. ``layout`` is that of the running request, or of the last one."""
 
     pid: int
     protocol: int
@@ -272,4 +286,4 @@ MESSAGES: dict[str, type] = {
         Cancel, Outcome, StatusQuery, Stop, Continue, Done, Progress, Error, Status,
     )
 }  # fmt: skip
-"""Every message by the name it has on the wire."""
+"""Every message by its name on the wire."""

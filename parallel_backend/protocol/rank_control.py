@@ -1,7 +1,7 @@
-"""What the supervisor and its ranks say to each other, one datagram a message.
+"""The messages between the supervisor and its ranks, one datagram each.
 
-A ``SOCK_SEQPACKET`` pair keeps messages whole, so that any thread may send, and carries descriptors
-(``SCM_RIGHTS``, unix(7)). Both ends are of one program, so this needs no version.
+A ``SOCK_SEQPACKET`` socket pair preserves message boundaries, so any thread may send, and it can pass file
+descriptors (``SCM_RIGHTS``, unix(7)). Both ends run the same code, so messages carry no version.
 """
 
 import array
@@ -17,25 +17,25 @@ from .messages import RankStatus
 MAX_DATAGRAM = MAX_HEADER + 4096
 BUFFER = 4 * MAX_DATAGRAM
 DONE = "done"
-"""The code of a request that went well; the others are those of ``errors``."""
-HARMLESS = (DONE, InvalidRequest.code, Cancelled.code)
-"""Codes after which the ranks can go on; any other ends the set."""
+"""The code of a request that succeeded; the other codes are those of ``errors``."""
+RECOVERABLE = (DONE, InvalidRequest.code, Cancelled.code)
+"""Codes after which the ranks stay usable; after any other, the supervisor kills the set."""
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """To rank 0: carry out the request of this header, whose connection comes along."""
+    """To rank 0: run the request of this header. The descriptor of its client's connection comes with the message."""
 
     header: msgspec.Raw
 
 
 class CancelRun(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """To rank 0: end this request at its next step."""
+    """To rank 0: cancel this request at its next step."""
 
     request_id: str
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """From a rank: the process group stands."""
+    """From a rank: it has joined the process group."""
 
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -45,9 +45,13 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Finished(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """From a rank: how a request ended there.
+    """From a rank: how a request ended on it.
 
-    ``by_peer`` says that the error is one of communication, so that its cause is likely another rank.
+    Attributes:
+        request_id: the request.
+        code: ``DONE`` or a code of ``errors``.
+        message: the error's message.
+        by_peer: the error is one of communication, so another rank probably caused it.
     """
 
     request_id: str
@@ -61,7 +65,7 @@ FromRank = Ready | Heartbeat | Finished
 
 
 def pair() -> tuple[socket.socket, socket.socket]:
-    """Two connected ends, with room for a few messages."""
+    """Create a connected pair of sockets whose buffers hold a few messages."""
     ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     for end in ends:
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER)
@@ -69,11 +73,11 @@ def pair() -> tuple[socket.socket, socket.socket]:
 
 
 def send(sock: socket.socket, message: ToRank | FromRank, *, descriptor: int | None = None) -> None:
-    """Send without waiting.
+    """Send a message without blocking, with a descriptor if one is given.
 
     Raises:
-        BlockingIOError: the other side has not read for a long time.
-        ConnectionError: the other side is gone.
+        BlockingIOError: the buffer is full, because the peer has not read for a long time.
+        ConnectionError: the peer is gone.
     """
     rights = array.array("i", [] if descriptor is None else [descriptor])
     ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)] if rights else []
@@ -81,11 +85,11 @@ def send(sock: socket.socket, message: ToRank | FromRank, *, descriptor: int | N
 
 
 def receive(sock: socket.socket, kind: Any) -> tuple[Any, int | None]:
-    """The next message, one of the union ``kind``, and the descriptor that came with it.
+    """Receive a message of the union ``kind`` and the descriptor that came with it, without blocking.
 
     Raises:
-        BlockingIOError: there is none now.
-        ConnectionError: the other side is gone.
+        BlockingIOError: no message has arrived.
+        ConnectionError: the peer is gone.
     """
     space = socket.CMSG_SPACE(array.array("i", [0]).itemsize)
     data, ancillary, _, _ = sock.recvmsg(MAX_DATAGRAM, space, socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC)

@@ -1,4 +1,4 @@
-"""The tensors of a frame: raw bytes straight between a socket and preallocated memory."""
+"""Transfer the tensors of a frame: raw bytes directly between a socket and preallocated memory."""
 
 import socket
 from collections.abc import Callable, Mapping
@@ -15,14 +15,14 @@ DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ITEM_SI
 NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.items()}
 
 SOCKET_BUFFER = 4 << 20
-"""Bytes asked of the kernel for a socket that sends tensors; it grants what ``net.core.wmem_max`` allows."""
+"""Send buffer requested for a socket that sends tensors, in bytes; the kernel caps it at ``net.core.wmem_max``."""
 
 
 def describe(tensors: Mapping[str, Tensor]) -> tuple[TensorMeta, ...]:
-    """What a header says of ``tensors``.
+    """The metadata of ``tensors`` for a header.
 
     Raises:
-        InvalidRequest: a dtype that the wire does not carry.
+        InvalidRequest: the protocol does not support a dtype.
     """
     return tuple(
         TensorMeta(name=name, dtype=NAMES.get(tensor.dtype, str(tensor.dtype)), shape=tuple(tensor.shape))
@@ -36,7 +36,7 @@ def send(
     """Send a message and its tensors.
 
     Raises:
-        DeadlineExceeded, ConnectionError: see ``wire.send_all``.
+        DeadlineExceeded, ConnectionError: see ``deadlines.send_all``.
     """
     tensors = tensors or {}
     send_all(sock, pack(Frame(message=message, tensors=describe(tensors))), deadline=deadline)
@@ -50,10 +50,10 @@ def send_tensors(
     deadline: Deadline,
     poll: Callable[[], None] | None = None,
 ) -> None:
-    """Send the bytes of tensors that a header has announced.
+    """Send the raw bytes of tensors whose header has been sent.
 
     Raises:
-        DeadlineExceeded, ConnectionError: see ``wire.send_all``.
+        DeadlineExceeded, ConnectionError: see ``deadlines.send_all``.
     """
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER)
     for tensor in tensors.values():
@@ -68,11 +68,11 @@ def recv_tensors(
     deadline: Deadline,
     poll: Callable[[], None] | None = None,
 ) -> dict[str, Tensor]:
-    """Receive the tensors that a header announced, each into one preallocated CPU tensor.
+    """Receive the tensors of a header, each into a preallocated CPU tensor.
 
     Raises:
-        DeadlineExceeded: nothing arrived for as long as the deadline allows.
-        ConnectionError: the other side closed.
+        DeadlineExceeded: nothing arrived within the deadline, which starts over with each chunk.
+        ConnectionError: the peer closed the connection.
         InvalidRequest: a tensor does not fit into memory.
     """
     received = {}
@@ -104,7 +104,7 @@ def _recv_into(sock: socket.socket, view: memoryview, *, deadline: Deadline, pol
             wait_for(sock, READABLE, min(deadline.remaining(), 0.05) if poll else deadline.remaining())
         else:
             if not count:
-                raise ConnectionResetError("the other side closed the connection in the middle of a tensor")
+                raise ConnectionResetError("the peer closed the connection in the middle of a tensor")
             view = view[count:]
             deadline.renew()
         if poll:

@@ -1,1 +1,1 @@
-"""One rank's process: joins the group, takes requests, reports to its supervisor."""
+"""The process of one rank: joins the process group, runs requests, and reports to its supervisor."""

@@ -1,6 +1,6 @@
-"""One rank: ``python -m parallel_backend.rank --control-fd N --device cuda:I``, started by the supervisor.
+"""The process of one rank, which the supervisor starts: ``python -m parallel_backend.rank --control-fd N``.
 
-``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT`` come from the environment, as launchers set them.
+It reads ``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT`` from the environment, where launchers set them.
 """
 
 import argparse
@@ -23,40 +23,42 @@ if TYPE_CHECKING:
 
     from ..engine.engine import Engine
 
-COLLECTIVE_PATIENCE = timedelta(minutes=10)
-"""Deadline of one collective, long enough for a slower rank to load its weights."""
+COLLECTIVE_TIMEOUT = timedelta(minutes=10)
+"""Timeout of one collective, long enough for a slower rank to load its weights."""
 
 
 def main(argv: Sequence[str] | None = None, *, engine: "Callable[..., Engine] | None" = None) -> None:
-    """Run one rank until the process is ended. ``engine`` replaces the class ``Engine``."""
+    """Run one rank until the process is killed. ``engine`` replaces the class ``Engine``."""
     die_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C at the supervisor's terminal is the supervisor's
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the supervisor's terminal is for the supervisor alone
     options = _parse(argv)
-    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if options.device == "cpu":
-        stay_on_own_cores(rank, world)
+        stay_on_own_cores(rank, world_size)
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s rank {rank} %(name)s: %(message)s")
     status = RankStatus(rank=rank, pid=os.getpid(), device=options.device, memory=0)
     link = SupervisorLink(socket.socket(fileno=options.control_fd), describe=lambda: status)
     link.start()
-    device, store = _join(options, rank, world)
-    built = (engine or _engine())(rank=rank, world_size=world, device=device)
-    link.describe = lambda: _describe(built, status)
-    worker = Worker(rank=rank, world=world, engine=built, link=link, store=store)
-    link.ready()
+    device, store = _join_group(options, rank, world_size)
+    rank_engine = (engine or _engine_class())(rank=rank, world_size=world_size, device=device)
+    link.describe = lambda: _describe(rank_engine, status)
+    worker = Worker(rank=rank, world_size=world_size, engine=rank_engine, link=link, store=store)
+    link.report_ready()
     worker.run()
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m parallel_backend.rank", description="One rank of the backend.")
     parser.add_argument("--control-fd", type=int, required=True, help="the supervisor's control socket")
-    parser.add_argument("--store-fd", type=int, help="a listening socket for rank 0's store")
+    parser.add_argument("--store-fd", type=int, help="a listening socket for the store of rank 0")
     parser.add_argument("--device", default="cpu", help="cpu or cuda:INDEX")
-    parser.add_argument("--collectives", default="nccl", choices=("nccl", "gloo"), help="what GPUs talk through")
+    parser.add_argument(
+        "--collectives", default="nccl", choices=("nccl", "gloo"), help="communication backend of GPU ranks"
+    )
     return parser.parse_args(argv)
 
 
-def _join(options: argparse.Namespace, rank: int, world: int) -> "tuple[torch.device, TCPStore]":
+def _join_group(options: argparse.Namespace, rank: int, world_size: int) -> "tuple[torch.device, TCPStore]":
     import torch
     import torch.distributed as dist
     from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
@@ -67,19 +69,19 @@ def _join(options: argparse.Namespace, rank: int, world: int) -> "tuple[torch.de
     store = TCPStore(
         os.environ["MASTER_ADDR"],
         int(os.environ["MASTER_PORT"]),
-        world_size=world,
+        world_size=world_size,
         is_master=rank == 0,
-        timeout=COLLECTIVE_PATIENCE,
+        timeout=COLLECTIVE_TIMEOUT,
         wait_for_workers=False,
         master_listen_fd=options.store_fd if rank == 0 else None,
     )
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" and options.collectives == "nccl" else "gloo"
     group = PrefixStore("group", store)
-    dist.init_process_group(backend, store=group, rank=rank, world_size=world, timeout=COLLECTIVE_PATIENCE)
+    dist.init_process_group(backend, store=group, rank=rank, world_size=world_size, timeout=COLLECTIVE_TIMEOUT)
     return device, store
 
 
-def _engine() -> "type[Engine]":
+def _engine_class() -> "type[Engine]":
     from ..engine.engine import Engine
 
     return Engine

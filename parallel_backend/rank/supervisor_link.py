@@ -1,7 +1,7 @@
-"""A rank's line to its supervisor: jobs and cancels in, heartbeats out, and the life line itself.
+"""A rank's connection to its supervisor: receives requests and cancels, sends heartbeats and results.
 
-One thread, started before torch is imported. When the supervisor's end closes, however it ended, the
-process exits at once.
+It runs in one thread, started before torch is imported. When the supervisor's end closes for any reason, the process
+exits at once.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from ..protocol.messages import RankStatus
 
 log = logging.getLogger(__name__)
 
-BEAT = 1.0
+HEARTBEAT_INTERVAL = 1.0
 """Seconds between heartbeats."""
 
 
@@ -35,73 +35,73 @@ class ReceivedRequest:
 
 
 class SupervisorLink:
-    """Owns the control socket. ``describe`` gives what a heartbeat says, and is called from the link's thread."""
+    """Owns the control socket. ``describe`` returns the status for a heartbeat; any thread may call it."""
 
     def __init__(self, control_socket: socket.socket, *, describe: Callable[[], RankStatus]) -> None:
         self._control, self.describe = control_socket, describe
-        self._jobs: queue.Queue[ReceivedRequest] = queue.Queue()
+        self._requests: queue.Queue[ReceivedRequest] = queue.Queue()
         self._current: ReceivedRequest | None = None
 
     def start(self) -> None:
-        """Start listening and beating."""
-        threading.Thread(target=self._live, name="link", daemon=True).start()
+        """Start the thread that receives messages and sends heartbeats."""
+        threading.Thread(target=self._run, name="link", daemon=True).start()
 
-    def ready(self) -> None:
-        """Tell that the process group stands."""
+    def report_ready(self) -> None:
+        """Report that this rank has joined the process group."""
         rank_control.send(self._control, rank_control.Ready())
 
     def take(self, seconds: float) -> ReceivedRequest | None:
-        """The next job, or None if none came in time."""
+        """The next request, or None if none arrived within ``seconds``."""
         try:
-            return self._jobs.get(timeout=seconds)
+            return self._requests.get(timeout=seconds)
         except queue.Empty:
             return None
 
-    def finished(self, finished: rank_control.Finished) -> None:
-        """Tell how a request ended here, and what the rank is like after it.
+    def report_finished(self, finished: rank_control.Finished) -> None:
+        """Report how a request ended on this rank, and the rank's status after it.
 
-        Waits for as long as the supervisor does not read: if it were not alive, this process would not be.
+        Blocks while the supervisor does not read, without a deadline: if the supervisor dies, so does this process.
         """
-        self._beat()
+        self._send_heartbeat()
         while True:
             try:
                 rank_control.send(self._control, finished)
                 return
             except BlockingIOError:
-                time.sleep(BEAT / 10)
+                time.sleep(HEARTBEAT_INTERVAL / 10)
 
-    def _live(self) -> None:
+    def _run(self) -> None:
         try:
             self._loop()
         except ConnectionError:
             os._exit(0)
         except BaseException:
-            log.exception("the link to the supervisor broke")
+            log.exception("the link to the supervisor failed")
             os._exit(70)
 
     def _loop(self) -> None:
         poller = select.poll()
         poller.register(self._control, select.POLLIN)
-        beat = 0.0
+        next_heartbeat = 0.0
         while True:
-            if time.monotonic() >= beat:
-                beat = time.monotonic() + BEAT
-                self._beat()
-            if poller.poll(max(0.0, beat - time.monotonic()) * 1000):
-                self._hear()
+            if time.monotonic() >= next_heartbeat:
+                next_heartbeat = time.monotonic() + HEARTBEAT_INTERVAL
+                self._send_heartbeat()
+            if poller.poll(max(0.0, next_heartbeat - time.monotonic()) * 1000):
+                self._receive()
 
-    def _beat(self) -> None:
+    def _send_heartbeat(self) -> None:
         with contextlib.suppress(BlockingIOError):
             rank_control.send(self._control, rank_control.Heartbeat(status=self.describe()))
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         message, descriptor = rank_control.receive(self._control, rank_control.ToRank)
         if isinstance(message, rank_control.Run):
             if descriptor is None:
-                raise RuntimeError("a request came without its connection")
+                raise RuntimeError("a request arrived without its connection")
             header = bytes(message.header)
             connection = socket.socket(fileno=descriptor)
             self._current = ReceivedRequest(frame=frames.unpack(header), header=header, connection=connection)
-            self._jobs.put(self._current)
+            self._requests.put(self._current)
         elif self._current and self._current.frame.message.request_id == message.request_id:
             self._current.cancelled.set()

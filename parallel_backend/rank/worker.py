@@ -1,7 +1,7 @@
-"""The loop of one rank: it carries out requests until its supervisor goes away.
+"""The request loop of one rank, which runs until the supervisor kills the process.
 
-Rank 0 takes requests from the supervisor and passes each on through the store, where the others wait for the next
-number.
+Rank 0 gets requests from the supervisor and forwards each one through the store. The other ranks wait there for the
+next request number.
 """
 
 import logging
@@ -24,32 +24,34 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-LONGEST_TEXT = 4000
-"""Characters of an error that are passed on; the log has them all."""
+MAX_ERROR_LENGTH = 4000
+"""Characters of an error that reach the client; the log has them all."""
 
-STORE_PATIENCE = timedelta(hours=1)
-"""How often a waiting rank asks the store anew; the link ends the process long before it matters."""
+WAIT_TIMEOUT = timedelta(hours=1)
+"""How often a rank that waits for a request wakes up and waits again, since both waits need some timeout."""
 
-SEND_PATIENCE = 60.0
-"""Seconds that a client may take none of its reply's bytes, or send none of its request's."""
+CLIENT_TIMEOUT = 60.0
+"""Longest time in seconds that a client may read none of its reply's bytes, or send none of its request's."""
 
 
 class Worker:
-    """The loop of one rank."""
+    """The request loop of one rank."""
 
-    def __init__(self, *, rank: int, world: int, engine: "Engine", link: SupervisorLink, store: "TCPStore") -> None:
-        self.rank, self._world, self._engine, self._link, self._store = rank, world, engine, link, store
+    def __init__(
+        self, *, rank: int, world_size: int, engine: "Engine", link: SupervisorLink, store: "TCPStore"
+    ) -> None:
+        self.rank, self._world_size, self._engine, self._link, self._store = rank, world_size, engine, link, store
         self._number = 0
 
     def run(self) -> None:
-        """Carry out requests for as long as the process lives."""
+        """Run requests for as long as the process lives."""
         while True:
             if self.rank:
                 self._follow()
             else:
-                job = self._link.take(STORE_PATIENCE.total_seconds())
-                if job:
-                    self._lead(job)
+                request = self._link.take(WAIT_TIMEOUT.total_seconds())
+                if request:
+                    self._lead(request)
 
     # Ranks 1 and up
 
@@ -58,57 +60,59 @@ class Worker:
 
         key = f"request/{self._number}"
         try:
-            self._store.wait([key], STORE_PATIENCE)
+            self._store.wait([key], WAIT_TIMEOUT)
         except dist.DistStoreError:
             return
         frame = frames.unpack(self._store.get(key))
-        self._tell(self._carry_out(frame, None, report=_ignore, cancelled=_never)[0])
-        self._forget(self._number)
+        self._report_end(self._run_request(frame, None, report=_ignore, cancelled=_never)[0])
+        self._mark_read(self._number)
         self._number += 1
 
-    def _forget(self, number: int) -> None:
-        """Remove a request from the store once every other rank has read it."""
-        if self._store.add(f"read/{number}", 1) == self._world - 1:
+    def _mark_read(self, number: int) -> None:
+        """Count a read of a request; the last rank to read it removes it from the store."""
+        if self._store.add(f"read/{number}", 1) == self._world_size - 1:
             self._store.delete_key(f"request/{number}")
             self._store.delete_key(f"read/{number}")
 
     # Rank 0
 
-    def _lead(self, job: ReceivedRequest) -> None:
-        with job.connection:
+    def _lead(self, request: ReceivedRequest) -> None:
+        with request.connection:
             try:
-                tensors = _receive(job)
+                tensors = _receive_tensors(request)
             except InvalidRequest as error:
-                self._reply(job, _finished(job, error.code, str(error)), {})
+                self._reply(request, _finished(request, error.code, str(error)), {})
                 return
             except (BackendError, ConnectionError) as error:
-                self._reply(job, _cancelled(job, f"its tensors did not arrive: {error}"), {})
+                self._reply(request, _cancelled(request, f"its tensors did not arrive: {error}"), {})
                 return
-            if self._world > 1:
-                self._store.set(f"request/{self._number}", job.header.decode())
+            if self._world_size > 1:
+                self._store.set(f"request/{self._number}", request.header.decode())
                 self._number += 1
-            finished, results = self._carry_out(
-                job.frame, tensors, report=_Reporter(job), cancelled=job.cancelled.is_set
+            finished, results = self._run_request(
+                request.frame, tensors, report=_Reporter(request), cancelled=request.cancelled.is_set
             )
-            self._reply(job, finished, results)
+            self._reply(request, finished, results)
 
-    def _reply(self, job: ReceivedRequest, finished: rank_control.Finished, results: "Mapping[str, Tensor]") -> None:
+    def _reply(
+        self, request: ReceivedRequest, finished: rank_control.Finished, results: "Mapping[str, Tensor]"
+    ) -> None:
         from ..protocol.tensors import send
 
-        deadline = deadlines.Deadline(SEND_PATIENCE, "sending a reply")
+        deadline = deadlines.Deadline(CLIENT_TIMEOUT, "sending a reply")
         try:
             if finished.code == rank_control.DONE:
-                send(job.connection, Done(), results, deadline=deadline)
-            elif finished.code in rank_control.HARMLESS:
-                send(job.connection, Error(code=finished.code, message=finished.message), deadline=deadline)
+                send(request.connection, Done(), results, deadline=deadline)
+            elif finished.code in rank_control.RECOVERABLE:
+                send(request.connection, Error(code=finished.code, message=finished.message), deadline=deadline)
         except (DeadlineExceeded, ConnectionError) as error:
-            finished = _cancelled(job, f"its reply was not taken: {error}")
-        job.connection.close()
-        self._tell(finished)
+            finished = _cancelled(request, f"the client did not read the reply: {error}")
+        request.connection.close()
+        self._report_end(finished)
 
     # All ranks
 
-    def _carry_out(
+    def _run_request(
         self,
         frame: frames.Frame,
         tensors: "Mapping[str, Tensor] | None",
@@ -130,44 +134,44 @@ class Worker:
             code, text, by_peer = _diagnose(error)
         return rank_control.Finished(request_id=message.request_id, code=code, message=text, by_peer=by_peer), results
 
-    def _tell(self, finished: rank_control.Finished) -> None:
-        """Report the end of a request; after an error that spoils the ranks, wait to be ended."""
-        self._link.finished(finished)
-        if finished.code not in rank_control.HARMLESS:
-            time.sleep(SEND_PATIENCE)
+    def _report_end(self, finished: rank_control.Finished) -> None:
+        """Report the end of a request; after an error that makes the ranks unusable, wait to be killed."""
+        self._link.report_finished(finished)
+        if finished.code not in rank_control.RECOVERABLE:
+            time.sleep(CLIENT_TIMEOUT)
             sys.exit(1)
 
 
 class _Reporter:
-    """Sends progress to the client; a client that does not take it has its request cancelled."""
+    """Sends progress to the client; cancels the request if the client does not read it."""
 
-    def __init__(self, job: ReceivedRequest) -> None:
-        self._job = job
+    def __init__(self, request: ReceivedRequest) -> None:
+        self._request = request
 
     def __call__(self, progress: Progress, tensors: "Mapping[str, Tensor]") -> None:
         from ..protocol.tensors import send
 
-        if self._job.cancelled.is_set():
+        if self._request.cancelled.is_set():
             return
         try:
-            deadline = deadlines.Deadline(SEND_PATIENCE, "sending progress")
-            send(self._job.connection, progress, tensors, deadline=deadline)
+            deadline = deadlines.Deadline(CLIENT_TIMEOUT, "sending progress")
+            send(self._request.connection, progress, tensors, deadline=deadline)
         except (DeadlineExceeded, ConnectionError) as error:
-            log.info("request %s is cancelled: %s", self._job.frame.message.request_id, error)
-            self._job.cancelled.set()
+            log.info("cancelling request %s: %s", self._request.frame.message.request_id, error)
+            self._request.cancelled.set()
 
 
-def _receive(job: ReceivedRequest) -> "dict[str, Tensor]":
+def _receive_tensors(request: ReceivedRequest) -> "dict[str, Tensor]":
     from ..protocol.tensors import recv_tensors, send
 
     def poll() -> None:
-        if job.cancelled.is_set():
+        if request.cancelled.is_set():
             raise Cancelled("the request was cancelled")
 
     poll()
-    deadline = deadlines.Deadline(SEND_PATIENCE, "receiving a request's tensors")
-    send(job.connection, Continue(), deadline=deadline)
-    return recv_tensors(job.connection, job.frame.tensors, deadline=deadline, poll=poll)
+    deadline = deadlines.Deadline(CLIENT_TIMEOUT, "receiving a request's tensors")
+    send(request.connection, Continue(), deadline=deadline)
+    return recv_tensors(request.connection, request.frame.tensors, deadline=deadline, poll=poll)
 
 
 def _echo(message: Echo, tensors: "Mapping[str, Tensor] | None", report: Any) -> "dict[str, Tensor]":
@@ -183,27 +187,27 @@ def _echo(message: Echo, tensors: "Mapping[str, Tensor] | None", report: Any) ->
 
 
 def _diagnose(error: BaseException) -> tuple[str, str, bool]:
-    """Code, text for the user, and whether the cause is likely another rank."""
+    """Error code, text for the user, and whether another rank is the likely cause."""
     import torch
 
     cause = error.__cause__ if isinstance(error, OutOfMemory) else error
-    text = " ".join(str(cause).split())[:LONGEST_TEXT] or "no message"
+    text = " ".join(str(cause).split())[:MAX_ERROR_LENGTH] or "no message"
     if isinstance(error, (torch.OutOfMemoryError, OutOfMemory)):
         return OutOfMemory.code, f"ran out of memory: {text}", False
-    communication = isinstance(error, torch.distributed.DistError) or "gloo" in text.lower()
-    return RankFailed.code, f"failed: {type(error).__name__}: {text}", communication
+    by_peer = isinstance(error, torch.distributed.DistError) or "gloo" in text.lower()
+    return RankFailed.code, f"failed: {type(error).__name__}: {text}", by_peer
 
 
-def _cancelled(job: ReceivedRequest, why: str) -> rank_control.Finished:
-    return _finished(job, Cancelled.code, f"the request was cancelled: {why}")
+def _cancelled(request: ReceivedRequest, reason: str) -> rank_control.Finished:
+    return _finished(request, Cancelled.code, f"the request was cancelled: {reason}")
 
 
-def _finished(job: ReceivedRequest, code: str, message: str) -> rank_control.Finished:
-    return rank_control.Finished(request_id=job.frame.message.request_id, code=code, message=message)
+def _finished(request: ReceivedRequest, code: str, message: str) -> rank_control.Finished:
+    return rank_control.Finished(request_id=request.frame.message.request_id, code=code, message=message)
 
 
 def _ignore(progress: Progress, tensors: "Mapping[str, Tensor]") -> None:
-    """Progress is rank 0's to report."""
+    """Only rank 0 reports progress."""
 
 
 def _never() -> bool:

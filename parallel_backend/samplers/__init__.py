@@ -1,1 +1,1 @@
-"""Deterministic samplers and prediction types: elementwise maths, no ranks."""
+"""Deterministic samplers and prediction types. Elementwise maths; nothing here communicates."""

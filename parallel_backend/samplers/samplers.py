@@ -1,10 +1,12 @@
-"""Step loops on given sigmas: ComfyUI's deterministic samplers, held to its functions by a test.
+"""ComfyUI's deterministic samplers on given sigmas. A test compares them with ComfyUI's functions.
 
-Each is a generator: it asks for the predicted x0 of a latent at a sigma, is sent it, and returns the last latent.
-All are elementwise: a value of the latent depends on the same value of what is predicted alone, so that a part of a
-latent can be stepped by itself. Algorithms: k-diffusion (https://github.com/crowsonkb/k-diffusion) as ComfyUI has it
-in ``comfy/k_diffusion/sampling.py``. Samplers that draw noise are left out, since the noise would have to be
-ComfyUI's own.
+Each sampler is a generator: it yields a ``ModelCall``, is sent the predicted x0, and returns the final latent. All are
+elementwise: each value of the latent depends only on the same value of the predictions, so a part of a latent can be
+stepped separately.
+
+The algorithms are those of k-diffusion (https://github.com/crowsonkb/k-diffusion), as in ComfyUI's
+``comfy/k_diffusion/sampling.py``. Samplers that draw noise are not included, because the noise would have to be the
+same as ComfyUI's.
 """
 
 from collections.abc import Callable, Generator
@@ -16,9 +18,12 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class ModelCall:
-    """For the predicted x0 of ``x`` at ``sigma``, a 0-dim float32 tensor.
+    """A request for the model's predicted x0.
 
-    ``step`` is the index of the step that begins with it; None for a second look within one.
+    Attributes:
+        x: the noised latent.
+        sigma: its noise level, a 0-dim float32 tensor.
+        step: index of the step that begins with this call; None for a second call within a step.
     """
 
     x: Tensor
@@ -27,44 +32,45 @@ class ModelCall:
 
 
 Steps = Generator[ModelCall, Tensor, Tensor]
+"""A sampler's run: yields model calls, is sent their x0, and returns the final latent."""
 
 Sampler = Callable[[Tensor, Tensor], Steps]
-"""``(x, sigmas)`` to the steps."""
+"""``(x, sigmas)`` to a run."""
 
 Denoise = Callable[[Tensor, Tensor], Tensor]
 """``(x, sigma)`` to the predicted x0."""
 
 OnStep = Callable[[int, Tensor], None]
-"""Called once a step with its index and the predicted x0."""
+"""Called once for each step, with its index and the predicted x0."""
 
 
 def drive(sampler: Sampler, denoise: Denoise, x: Tensor, sigmas: Tensor, on_step: OnStep) -> Tensor:
-    """Answer all that a sampler asks for; the latent that it returns."""
+    """Run a sampler from the noised latent ``x``, answering its calls with ``denoise``; return the final latent."""
     steps = sampler(x, sigmas)
     try:
-        ask = next(steps)
+        call = next(steps)
         while True:
-            denoised = denoise(ask.x, ask.sigma)
-            if ask.step is not None:
-                on_step(ask.step, denoised)
-            ask = steps.send(denoised)
+            denoised = denoise(call.x, call.sigma)
+            if call.step is not None:
+                on_step(call.step, denoised)
+            call = steps.send(denoised)
     except StopIteration as end:
-        last: Tensor = end.value
-        return last
+        final: Tensor = end.value
+        return final
 
 
 def dry(sampler: Sampler, sigmas: Tensor) -> list[ModelCall]:
-    """All that a sampler asks for, of a latent without values."""
+    """Return the model calls that a sampler makes for these sigmas, with empty latents."""
     steps = sampler(sigmas.new_empty(0), sigmas)
-    asks = [next(steps)]
+    calls = [next(steps)]
     with suppress(StopIteration):
         while True:
-            asks.append(steps.send(asks[-1].x))
-    return asks
+            calls.append(steps.send(calls[-1].x))
+    return calls
 
 
 def euler(x: Tensor, sigmas: Tensor) -> Steps:
-    """Algorithm 2 without churn and correction of Karras et al. (https://arxiv.org/abs/2206.00364)."""
+    """Algorithm 2 of Karras et al. (https://arxiv.org/abs/2206.00364), without churn and second-order correction."""
     for i in range(len(sigmas) - 1):
         denoised = yield ModelCall(x, sigmas[i], i)
         x = x + (x - denoised) / sigmas[i] * (sigmas[i + 1] - sigmas[i])
@@ -72,12 +78,12 @@ def euler(x: Tensor, sigmas: Tensor) -> Steps:
 
 
 def heun(x: Tensor, sigmas: Tensor) -> Steps:
-    """Algorithm 2 without churn of Karras et al. (https://arxiv.org/abs/2206.00364)."""
-    ends_clean = _zeros(sigmas)
+    """Algorithm 2 of Karras et al. (https://arxiv.org/abs/2206.00364), without churn."""
+    is_zero = _zeros(sigmas)
     for i in range(len(sigmas) - 1):
         denoised = yield ModelCall(x, sigmas[i], i)
         slope, step = (x - denoised) / sigmas[i], sigmas[i + 1] - sigmas[i]
-        if not ends_clean[i + 1]:
+        if not is_zero[i + 1]:
             x_2 = x + slope * step
             denoised_2 = yield ModelCall(x_2, sigmas[i + 1])
             slope = (slope + (x_2 - denoised_2) / sigmas[i + 1]) / 2
@@ -86,12 +92,12 @@ def heun(x: Tensor, sigmas: Tensor) -> Steps:
 
 
 def dpm_2(x: Tensor, sigmas: Tensor) -> Steps:
-    """DPM-Solver-2 (https://arxiv.org/abs/2206.00927) with the midpoint in log sigma."""
-    ends_clean = _zeros(sigmas)
+    """DPM-Solver-2 (https://arxiv.org/abs/2206.00927), with the midpoint in log sigma."""
+    is_zero = _zeros(sigmas)
     for i in range(len(sigmas) - 1):
         denoised = yield ModelCall(x, sigmas[i], i)
         slope = (x - denoised) / sigmas[i]
-        if not ends_clean[i + 1]:
+        if not is_zero[i + 1]:
             middle = sigmas[i].log().lerp(sigmas[i + 1].log(), 0.5).exp()
             x_2 = x + slope * (middle - sigmas[i])
             denoised_2 = yield ModelCall(x_2, middle)
@@ -102,14 +108,14 @@ def dpm_2(x: Tensor, sigmas: Tensor) -> Steps:
 
 def dpmpp_2m(x: Tensor, sigmas: Tensor) -> Steps:
     """DPM-Solver++(2M) (https://arxiv.org/abs/2211.01095)."""
-    ends_clean = _zeros(sigmas)
+    is_zero = _zeros(sigmas)
     times = sigmas.log().neg()
     previous = None
     for i in range(len(sigmas) - 1):
         denoised = yield ModelCall(x, sigmas[i], i)
         h = times[i + 1] - times[i]
         target = denoised
-        if previous is not None and not ends_clean[i + 1]:
+        if previous is not None and not is_zero[i + 1]:
             r = (times[i] - times[i - 1]) / h
             target = (1 + 1 / (2 * r)) * denoised - (1 / (2 * r)) * previous
         x = (times[i + 1].neg().exp() / times[i].neg().exp()) * x - (-h).expm1() * target
@@ -118,15 +124,15 @@ def dpmpp_2m(x: Tensor, sigmas: Tensor) -> Steps:
 
 
 def ipndm(x: Tensor, sigmas: Tensor) -> Steps:
-    """Fourth-order linear multistep with constant coefficients, of PNDM (https://arxiv.org/abs/2202.09778)."""
-    ends_clean = _zeros(sigmas)
+    """The fourth-order linear multistep method of PNDM (https://arxiv.org/abs/2202.09778), constant coefficients."""
+    is_zero = _zeros(sigmas)
     past: list[Tensor] = []
     for i in range(len(sigmas) - 1):
         denoised = yield ModelCall(x, sigmas[i], i)
         past = [(x - denoised) / sigmas[i], *past][: len(_ADAMS_BASHFORTH)]
         weights, divisor = _ADAMS_BASHFORTH[len(past) - 1]
         slope = sum((w * d for w, d in zip(weights[1:], past[1:], strict=True)), weights[0] * past[0]) / divisor
-        x = denoised if ends_clean[i + 1] else x + (sigmas[i + 1] - sigmas[i]) * slope
+        x = denoised if is_zero[i + 1] else x + (sigmas[i + 1] - sigmas[i]) * slope
     return x
 
 
@@ -136,11 +142,12 @@ _ADAMS_BASHFORTH: tuple[tuple[tuple[int, ...], int], ...] = (
     ((23, -16, 5), 12),
     ((55, -59, 37, -9), 24),
 )
+"""Weights of the slopes, newest first, and their divisor, for each order from 1 to 4."""
 
 SAMPLERS: dict[str, Sampler] = {
     "euler": euler, "heun": heun, "dpm_2": dpm_2, "dpmpp_2m": dpmpp_2m, "ipndm": ipndm,
 }  # fmt: skip
-"""Sampler by ComfyUI's name for it."""
+"""Samplers by ComfyUI's names."""
 
 
 def _zeros(sigmas: Tensor) -> list[bool]:

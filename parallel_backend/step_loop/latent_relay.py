@@ -1,6 +1,6 @@
-"""The latent's way from the last stage of a pipeline, which takes the sampler's steps, back to the first.
+"""How the latent returns from the last pipeline stage, which runs the sampler, to the first.
 
-What travels is what the model is given next, patch by patch; after the last call, the latent itself.
+The last stage sends the model's next input, patch by patch; after the last call it sends the final latent.
 """
 
 from collections import deque
@@ -20,11 +20,11 @@ from .setting import Setting
 
 @dataclass(frozen=True, kw_only=True)
 class PatchElements:
-    """Which values of a latent belong to a patch.
+    """Which values of a latent belong to which patch.
 
     Attributes:
-        image: tokens by patch.
-        by_patch: flat indices into a sample's latent.
+        image: number of tokens, by patch.
+        by_patch: flat indices into the latent of one sample, by patch.
     """
 
     image: Partition
@@ -32,24 +32,22 @@ class PatchElements:
 
     @classmethod
     def of(cls, family: Family, image: Partition, values: int, size: Sequence[int]) -> "PatchElements":
-        """Ask the family where the values of its tokens go."""
-        places = torch.arange(image.total * values, dtype=torch.float64).view(1, image.total, values)
-        token = family.unpatchify(places, size)[0].abs().long().flatten() // values
+        """Find where the family's ``unpatchify`` puts the ``values`` values of each token in a latent of ``size``."""
+        numbers = torch.arange(image.total * values, dtype=torch.float64).view(1, image.total, values)
+        token = family.unpatchify(numbers, size)[0].abs().long().flatten() // values
         by_patch = [
             ((token >= start) & (token < start + length)).nonzero()[:, 0].to(family.device)
             for start, length in zip(image.offsets, image.sizes, strict=True)
         ]
         return cls(image=image, by_patch=tuple(by_patch))
 
-    def of_unit(self, unit: Sequence[int]) -> Tensor:
-        """Those of several patches, one after the other."""
-        return torch.cat([self.by_patch[patch] for patch in unit])
-
 
 class LastStage:
-    """The last stage's end: a sampler for each patch.
+    """The sending end: one sampler for each patch.
 
-    ``preview`` says whether the first sample's x0 goes along with every step.
+    Args:
+        back: process group in which latents travel to the first stage.
+        preview: whether the first sample's x0 is sent with every step.
     """
 
     def __init__(
@@ -57,35 +55,35 @@ class LastStage:
     ) -> None:
         self.setting, self.elements, self.back, self.preview = setting, elements, back, preview
         x = setting.x.flatten(1)
-        self._steps: list[Steps] = [sampler(x[:, own], setting.sigmas) for own in elements.by_patch]
-        self._asks = [next(steps) for steps in self._steps]
-        self._noise = [setting.noise.part(setting.x.shape, own) for own in elements.by_patch]
-        self._leaving = PendingSends()
+        self._steps: list[Steps] = [sampler(x[:, indices], setting.sigmas) for indices in elements.by_patch]
+        self._calls = [next(steps) for steps in self._steps]
+        self._inpainting = [setting.inpainting.part(setting.x.shape, indices) for indices in elements.by_patch]
+        self._pending = PendingSends()
 
-    def step(self, unit: Sequence[int], out: Tensor) -> None:
-        """Answer the samplers of some patches with the guided prediction ``[B, C, ...]``, and send what they ask."""
-        flat, parts, shown = out.flatten(1), [], []
+    def step(self, unit: Sequence[int], prediction: Tensor) -> None:
+        """Give the guided prediction ``[B, C, ...]`` to the samplers of ``unit``, and send their next model inputs."""
+        flat, parts, previews = prediction.flatten(1), [], []
         for patch in unit:
-            ask, noise = self._asks[patch], self._noise[patch]
-            x0 = noise.x0(ask.x, ask.sigma, flat[:, self.elements.by_patch[patch]])
-            if ask.step is not None and self.preview:
-                shown.append(x0[:1])
+            call, inpainting = self._calls[patch], self._inpainting[patch]
+            x0 = inpainting.x0(call.x, call.sigma, flat[:, self.elements.by_patch[patch]])
+            if call.step is not None and self.preview:
+                previews.append(x0[:1])
             try:
-                self._asks[patch] = ask = self._steps[patch].send(x0)
-                parts.append(noise.given(ask.x, ask.sigma))
+                self._calls[patch] = call = self._steps[patch].send(x0)
+                parts.append(inpainting.given(call.x, call.sigma))
             except StopIteration as end:
                 parts.append(end.value)
-        whole = torch.cat([part.reshape(-1) for part in (*parts, *shown)])
-        self._leaving.send(whole, self.back, 0)
+        message = torch.cat([part.reshape(-1) for part in (*parts, *previews)])
+        self._pending.send(message, self.back, 0)
 
     def finish(self) -> None:
-        """Wait until all has left."""
-        self._leaving.finish()
+        """Wait until everything is sent."""
+        self._pending.finish()
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Expected:
-    call: int
+    index: int
     step: int | None
     unit: tuple[int, ...]
     flat: Tensor
@@ -93,10 +91,15 @@ class _Expected:
 
 
 class FirstStage:
-    """The first stage's end.
+    """The receiving end.
+
+    Args:
+        back: process group in which latents travel to the first stage.
+        on_step: called with the index of a finished step and the preview, or the last preview known.
+        preview: whether the first sample's x0 arrives with every step.
 
     Attributes:
-        x: what the model is given next, ``[B, C, ...]``; in the end the latent.
+        x: next input of the model, ``[B, C, ...]``; after the last call the final latent.
     """
 
     def __init__(
@@ -109,36 +112,36 @@ class FirstStage:
         preview: bool,
     ) -> None:
         self.elements, self.back, self.on_step, self.preview = elements, back, on_step, preview
-        self.x = setting.noise.given(setting.x, setting.sigmas[0]).clone(memory_format=torch.contiguous_format)
+        self.x = setting.inpainting.given(setting.x, setting.sigmas[0]).clone(memory_format=torch.contiguous_format)
         self._shown = self.x[:1].clone()
         self._expected: deque[_Expected] = deque()
 
-    def expect(self, call: int, step: int | None, unit: Sequence[int]) -> None:
-        """Start to receive what comes of a unit of a call, whose first look at a step it may be."""
+    def expect(self, index: int, step: int | None, unit: Sequence[int]) -> None:
+        """Start to receive the result of a unit of call ``index``; ``step`` is the step that begins with that call."""
         rows = len(self.x) + (1 if self.preview and step is not None else 0)
         flat = self.x.new_empty(rows * sum(len(self.elements.by_patch[patch]) for patch in unit))
         works = receive(flat, self.back, self.back.size - 1)
-        self._expected.append(_Expected(call=call, step=step, unit=tuple(unit), flat=flat, works=works))
+        self._expected.append(_Expected(index=index, step=step, unit=tuple(unit), flat=flat, works=works))
 
-    def arrive(self, call: int, patch: int) -> None:
-        """Wait for what came of a call up to a patch, and of all calls before."""
-        while self._expected and (self._expected[0].call, self._expected[0].unit[0]) <= (call, patch):
+    def arrive(self, index: int, patch: int) -> None:
+        """Wait for the results of all earlier calls, and of call ``index`` up to ``patch``."""
+        while self._expected and (self._expected[0].index, self._expected[0].unit[0]) <= (index, patch):
             self._take(self._expected.popleft())
 
     def finish(self) -> None:
-        """Wait for all."""
+        """Wait for all results."""
         while self._expected:
             self._take(self._expected.popleft())
 
-    def _take(self, one: _Expected) -> None:
-        wait(one.works)
+    def _take(self, result: _Expected) -> None:
+        wait(result.works)
         batch = len(self.x)
-        sizes = [len(self.elements.by_patch[patch]) for patch in one.unit]
-        shown = sizes if len(one.flat) > batch * sum(sizes) else []
-        parts = one.flat.split([batch * size for size in sizes] + shown)
-        for patch, part in zip(one.unit, parts, strict=False):
+        sizes = [len(self.elements.by_patch[patch]) for patch in result.unit]
+        previews = sizes if len(result.flat) > batch * sum(sizes) else []
+        parts = result.flat.split([batch * size for size in sizes] + previews)
+        for patch, part in zip(result.unit, parts, strict=False):
             self.x.flatten(1)[:, self.elements.by_patch[patch]] = part.view(batch, -1)
-        for patch, part in zip(one.unit, parts[len(sizes) :], strict=False):
+        for patch, part in zip(result.unit, parts[len(sizes) :], strict=False):
             self._shown.flatten(1)[:, self.elements.by_patch[patch]] = part.view(1, -1)
-        if one.step is not None and one.unit[-1] == len(self.elements.by_patch) - 1:
-            self.on_step(one.step, self._shown)
+        if result.step is not None and result.unit[-1] == len(self.elements.by_patch) - 1:
+            self.on_step(result.step, self._shown)

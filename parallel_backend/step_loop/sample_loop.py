@@ -1,4 +1,4 @@
-"""A whole step loop on the ranks: guidance, inpainting, progress, cancelling."""
+"""The step loop of layouts without pipeline stages."""
 
 from collections.abc import Callable
 
@@ -13,22 +13,22 @@ from .setting import Report, Setting
 
 
 class SampleLoop:
-    """One ``Sample`` on this rank: its samples, for which all ranks of the group keep the same latent."""
+    """One ``Sample`` request on this rank. All ranks of a data group hold the same latent after each step."""
 
     def __init__(self, setting: Setting, *, report: Report, cancelled: Callable[[], bool]) -> None:
         self.setting, self.report, self.cancelled = setting, report, cancelled
         self.denoiser = setting.denoiser
-        calls = call_kinds(self.denoiser.plan.layout.stale, setting.calls()[1])
-        self.views = ViewSchedule(self.denoiser.everything, calls)
+        kinds = call_kinds(self.denoiser.plan.layout.stale, setting.calls()[1])
+        self.views = ViewSchedule(self.denoiser.full_view, kinds)
 
     def run(self) -> dict[str, Tensor]:
         """Run all steps.
 
         Returns:
-            ``samples`` on rank 0, nothing on other ranks.
+            ``samples`` on rank 0, an empty dict on other ranks.
 
         Raises:
-            Cancelled: on all ranks alike, before the next denoiser call.
+            Cancelled: on all ranks, before the next denoiser call.
         """
         setting = self.setting
         sampler = SAMPLERS[setting.message.sampler]
@@ -37,22 +37,23 @@ class SampleLoop:
         return setting.gather(x)
 
     def denoise(self, x: Tensor, sigma: Tensor) -> Tensor:
-        """The guided x0 at ``sigma``.
+        """The guided x0 of ``x`` at ``sigma``.
 
-        Guidance is applied to each rank's tokens before they are gathered, which sends half of what gathering
-        both branches would.
+        Each rank applies guidance to its tokens before they are gathered. Gathering both branches first would send
+        twice as much.
         """
         self._check_cancelled()
         setting = self.setting
-        own = self.denoiser.shards(setting.inputs(setting.noise.given(x, sigma), sigma), self.views.next())
-        guided = setting.guided(self.denoiser.comparable(own))
-        return setting.noise.x0(x, sigma, self.denoiser.latent(guided))
+        inputs = setting.inputs(setting.inpainting.given(x, sigma), sigma)
+        shards = self.denoiser.shards(inputs, self.views.next())
+        guided = setting.guided(self.denoiser.comparable(shards))
+        return setting.inpainting.x0(x, sigma, self.denoiser.latent(guided))
 
     def _on_step(self, index: int, denoised: Tensor) -> None:
-        self.setting.tell(index, denoised, self.report)
+        self.setting.report_step(index, denoised, self.report)
 
     def _check_cancelled(self) -> None:
-        rank_speeds.wait(self.setting.x.device)  # else the host runs steps ahead, and a cancel comes late
+        rank_speeds.wait(self.setting.x.device)  # otherwise the host queues steps ahead and a cancel takes effect late
         whole = self.denoiser.mesh.whole
         if agree(int(whole.index == 0 and self.cancelled()), whole):
             self.views.finish()

@@ -1,4 +1,4 @@
-"""Which calls of a step loop are exact, and what attention sees in the others."""
+"""Which calls of a step loop are exact, and what attention sees in each call."""
 
 from collections.abc import Sequence
 from enum import Enum, auto
@@ -7,11 +7,13 @@ from ..denoiser.attention_views import DisplacedView, FullView, LocalPatchView
 
 
 def whole_calls(steps: Sequence[int | None], experts: Sequence[str], warmup: int) -> list[bool]:
-    """Which calls are on the whole latent: those of the first steps, and of the first with another expert.
+    """Whether each call runs on the whole latent, exactly.
+
+    The calls of the first ``warmup`` steps do, and again those of the first steps after a switch to another expert.
 
     Args:
-        steps: by call the step that begins with it; None for a second look within one.
-        experts: by call the name of the transformer.
+        steps: by call, the step that begins with it; None for a second call within a step.
+        experts: by call, the name of the transformer.
     """
     whole, begun, current = [], 0, 0
     for i, step in enumerate(steps):
@@ -22,22 +24,26 @@ def whole_calls(steps: Sequence[int | None], experts: Sequence[str], warmup: int
 
 
 class CallKind(Enum):
-    """What a call of a step loop sees of the other patches."""
+    """What one call of a step loop sees of other ranks' patches."""
 
     EVERYTHING = auto()
+    """All tokens, exactly."""
     GATHERED = auto()
-    """Everything, which is kept for the next call."""
+    """All tokens, exactly, and their keys and values are kept for the next call."""
     DISPLACED = auto()
+    """Keys and values of the call before; this call's are sent for the next one."""
     LAST = auto()
-    """As ``DISPLACED``, before a call that needs nothing of it."""
+    """Keys and values of the call before; the next call needs none of this call's."""
     ALONE = auto()
+    """Nothing."""
 
 
 def call_kinds(stale: str, whole: Sequence[bool]) -> list[CallKind]:
-    """By call.
+    """The kind of each call.
 
     Args:
-        stale: of the layout; whole: by call, whether it is to be exact all the same.
+        stale: ``ParallelLayout.stale``.
+        whole: see ``whole_calls``.
     """
     if stale != "previous":
         return [CallKind.ALONE if stale and not exact else CallKind.EVERYTHING for exact in whole]
@@ -47,25 +53,26 @@ def call_kinds(stale: str, whole: Sequence[bool]) -> list[CallKind]:
 
 
 class ViewSchedule:
-    """The views of the calls of a step loop, one after the other."""
+    """Gives each call of a step loop its attention view."""
 
-    def __init__(self, everything: FullView, calls: Sequence[CallKind]) -> None:
-        self._calls = iter(calls)
-        self._displaced = DisplacedView(everything.mesh, everything.splits)
-        self._everything, self._alone = everything, LocalPatchView(everything.mesh, everything.splits)
+    def __init__(self, full_view: FullView, kinds: Sequence[CallKind]) -> None:
+        self._kinds = iter(kinds)
+        self._full = full_view
+        self._displaced = DisplacedView(full_view.mesh, full_view.splits)
+        self._local = LocalPatchView(full_view.mesh, full_view.splits)
 
     def next(self) -> FullView:
-        """That of the next call."""
-        kind = next(self._calls)
-        if kind in (CallKind.EVERYTHING, CallKind.GATHERED):  # what was kept is of no use any more
-            self._displaced.finish()
+        """The view of the next call."""
+        kind = next(self._kinds)
+        if kind in (CallKind.EVERYTHING, CallKind.GATHERED):
+            self._displaced.finish()  # no later call needs the keys and values kept so far
         if kind is CallKind.EVERYTHING:
-            return self._everything
+            return self._full
         if kind is CallKind.ALONE:
-            return self._alone
+            return self._local
         self._displaced.fresh, self._displaced.renews = kind is CallKind.GATHERED, kind is not CallKind.LAST
         return self._displaced
 
     def finish(self) -> None:
-        """Wait for what is under way, after the last call."""
+        """Wait for transfers still in flight, after the last call."""
         self._displaced.finish()

@@ -1,4 +1,4 @@
-"""What a step loop works with on this rank: its samples, the inputs and guidance of its branches."""
+"""What every step loop needs on this rank: sigmas, samples, conditioning, guidance."""
 
 from collections.abc import Callable, Mapping
 
@@ -18,13 +18,16 @@ from ..strategies.batch import BatchSplit
 from .schedule import whole_calls
 
 Report = Callable[[Progress, Mapping[str, Tensor]], None]
+"""Takes progress, and a preview where one is asked for."""
 
 
 class Setting:
-    """What a ``Sample`` comes to on this rank: its samples, and the inputs and guidance of its branches.
+    """One ``Sample`` request on this rank.
 
     Attributes:
-        x: the noised start of the own samples; noise: what happens to it around a prediction.
+        x: noised start latent of this rank's samples.
+        inpainting: what happens to the latent before and after each prediction.
+        conditioning: inputs of this rank's samples beside latent and timestep, by branch.
     """
 
     def __init__(self, denoiser: Denoiser, message: Sample, tensors: Mapping[str, Tensor]) -> None:
@@ -33,40 +36,40 @@ class Setting:
         branches, loop = split_names(tensors, message.branches)
         self.sigmas = loop.pop("sigmas").float()
         self.log_sigmas = loop.pop("log_sigmas", None)
-        own = {name: self._own(tensor).float() for name, tensor in loop.items()}
-        self.x = own.pop("x")
-        self.noise = Inpainting(prediction=PREDICTIONS[message.prediction], inpainting=own)
+        local = {name: self._local(tensor).float() for name, tensor in loop.items()}
+        self.x = local.pop("x")
+        self.inpainting = Inpainting(prediction=PREDICTIONS[message.prediction], inpainting=local)
         self.conditioning = {
             i: {name: tensor[self.samples] for name, tensor in branches[i].items()} for i in denoiser.branches
         }
 
     def load(self) -> None:
-        """Load the weights of the first step, which that does else; none on a rank without samples."""
+        """Load the weights of the first step, now instead of lazily. A rank without samples loads none."""
         if len(self.x):
             self.denoiser.experts.at(self.time(self.sigmas[0]))
 
     def time(self, sigma: Tensor) -> Tensor:
-        """The timestep of a sigma, without dims."""
+        """The timestep of a sigma, as a 0-dim tensor."""
         return timestep(sigma, scale=self.message.timestep_scale, log_sigmas=self.log_sigmas)
 
     def calls(self) -> tuple[list[ModelCall], list[bool]]:
-        """What the sampler will ask for, and whether each call is to be exact in an approximate layout."""
-        asks = dry(SAMPLERS[self.message.sampler], self.sigmas)
-        experts = [self.denoiser.experts.name(self.time(ask.sigma)) for ask in asks]
-        return asks, whole_calls([ask.step for ask in asks], experts, self.denoiser.plan.layout.warmup)
+        """All calls that the sampler will make, and which of them are exact even in an approximate layout."""
+        calls = dry(SAMPLERS[self.message.sampler], self.sigmas)
+        experts = [self.denoiser.experts.name(self.time(call.sigma)) for call in calls]
+        return calls, whole_calls([call.step for call in calls], experts, self.denoiser.plan.layout.warmup)
 
-    def inputs(self, given: Tensor, sigma: Tensor) -> dict[int, dict[str, Tensor]]:
-        """The inputs of the own branches, for what the model is given."""
+    def inputs(self, latent: Tensor, sigma: Tensor) -> dict[int, dict[str, Tensor]]:
+        """All inputs of this rank's branches, for one input latent of the model."""
         time = self.time(sigma).expand(len(self.x))
-        return {i: {LATENT: given, TIMESTEP: time, **own} for i, own in self.conditioning.items()}
+        return {i: {LATENT: latent, TIMESTEP: time, **inputs} for i, inputs in self.conditioning.items()}
 
-    def guided(self, own: Tensor) -> Tensor:
-        """Classifier-free guidance of predictions ``[own branches, ...]``, in float32 on every rank of the group."""
-        every = BatchSplit.all_branches(own, self.denoiser.mesh, self.denoiser.plan.branches).float()
-        return every[0] if len(every) == 1 else every[1] + (every[0] - every[1]) * self.message.cfg
+    def guided(self, local: Tensor) -> Tensor:
+        """Apply classifier-free guidance to predictions ``[local branches, ...]``, in float32."""
+        branches = BatchSplit.all_branches(local, self.denoiser.mesh, self.denoiser.plan.branches).float()
+        return branches[0] if len(branches) == 1 else branches[1] + (branches[0] - branches[1]) * self.message.cfg
 
-    def gather(self, own: Tensor) -> dict[str, Tensor]:
-        """``samples`` on rank 0, of the own samples of the first rank of each data group; nothing on other ranks."""
+    def gather(self, local: Tensor) -> dict[str, Tensor]:
+        """``samples`` of all data groups on rank 0; empty on other ranks. The first rank of each group sends."""
         mesh, latent = self.denoiser.mesh, torch.Size(self.denoiser.plan.latents[0])
         parts = Partition.even(latent[0], mesh.layout.data)
         sizes = [0] * mesh.whole.size
@@ -74,20 +77,22 @@ class Setting:
             place = mesh.layout.coordinates(rank)
             if not any(index for axis, index in place.items() if axis != "data"):
                 sizes[rank] = parts.sizes[place["data"]] * latent[1:].numel()
-        mine = own if sizes[mesh.whole.index] else own.reshape(-1)[:0]
-        received = gather(mine, sizes, mesh.whole)
+        sent = local if sizes[mesh.whole.index] else local.reshape(-1)[:0]
+        received = gather(sent, sizes, mesh.whole)
         return {"samples": torch.cat(received).view(latent)} if mesh.whole.index == 0 else {}
 
-    def tell(self, step: int, denoised: Tensor, report: Report) -> None:
-        """Report, on rank 0, that a step is done, and its x0 where previews are asked for."""
+    def report_step(self, step: int, denoised: Tensor, report: Report) -> None:
+        """On rank 0, report that a step is done, with a preview of its x0 if the request asks for previews."""
         if self.denoiser.mesh.whole.index == 0:
             preview = {"preview": first_frame(denoised).cpu()} if self.message.previews else {}
             report(Progress(phase="sampling", value=step + 1, total=len(self.sigmas) - 1), preview)
 
-    def _own(self, tensor: Tensor) -> Tensor:
-        return tensor if tensor.shape[0] == 1 < self.denoiser.plan.latents[0][0] else tensor[self.samples]
+    def _local(self, tensor: Tensor) -> Tensor:
+        """This rank's samples of a tensor; the whole tensor if it broadcasts over the batch."""
+        broadcasts = tensor.shape[0] == 1 < self.denoiser.plan.latents[0][0]
+        return tensor if broadcasts else tensor[self.samples]
 
 
 def first_frame(denoised: Tensor) -> Tensor:
-    """What a preview shows: ``[1, C, H, W]`` of an image, ``[1, C, 1, H, W]`` of a video."""
+    """The part of a latent that a preview shows: ``[1, C, H, W]`` of an image, ``[1, C, 1, H, W]`` of a video."""
     return denoised[:1] if denoised.ndim == 4 else denoised[:1, :, :1]

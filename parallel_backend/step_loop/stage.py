@@ -1,20 +1,21 @@
-"""What one stage of a pipeline does with one unit of a denoiser call: a patch, or the whole latent."""
+"""What one pipeline stage computes: its blocks, on one patch of the latent or on the whole latent."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..attention.routing import Route, routed
-from ..denoiser import attention_chain, stage_boundary
+from ..denoiser import stage_boundary
+from ..denoiser.attention_views import CachedView, FullView
 from ..distributed.collectives import join
 from ..interfaces.family import Family
 from ..interfaces.geometry import IMAGE
 from ..interfaces.state import State
 from ..layout.partition import Partition
 from ..samplers.samplers import ModelCall
-from ..strategies.patch_attention import KeyValues, PatchSplit
+from ..strategies.patch_attention import PatchSplit
 from ..strategies.token_split import TokenSplit, take
 from .setting import Setting
 
@@ -22,32 +23,35 @@ Group = tuple[int, ...]
 """Branches that run as one batch."""
 
 Unit = tuple[int, ...]
-"""Patches that are computed at once: one, or all of them."""
+"""Patches that run at once: one patch, or all of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """A unit of a denoiser call, for branches that run as one batch.
+    """One unit of a denoiser call, for one group of branches.
 
     Attributes:
-        call: its index; ``ask``: what the sampler asks for in it.
-        ends: whether the branches are the last of the unit; ``last``: whether that is the call's last.
-        keeps: whether keys and values are kept for a later call.
+        index: index of the denoiser call.
+        call: what the sampler asks for in that call.
+        ends_unit: whether this is the last group of the unit.
+        ends_call: whether this is the last task of the call.
+        caches: whether keys and values are kept for a later call.
     """
 
-    call: int
-    ask: ModelCall
+    index: int
+    call: ModelCall
     unit: Unit
     group: Group
-    ends: bool
-    last: bool
-    keeps: bool
+    ends_unit: bool
+    ends_call: bool
+    caches: bool
 
 
 class Stage:
-    """This stage's blocks, with the keys and values that they keep.
+    """This stage's blocks, with the keys and values that they cache.
 
-    ``image`` is the cut of the image tokens that all branches have.
+    Args:
+        image: sizes of the patches, in image tokens that all branches have.
     """
 
     def __init__(self, setting: Setting, image: Partition) -> None:
@@ -55,93 +59,81 @@ class Stage:
         mesh, extents = self.denoiser.mesh, self.denoiser.plan.extents
         self.mesh, self._patches = mesh, len(image.sizes)
         self._splits = [PatchSplit.of(extent.streams, image, mesh.sequence) for extent in extents]
+        self._full_view = FullView(mesh, [split.whole for split in self._splits])
         self._family: tuple[int, str] | None = None
-        self._forms: dict[Group, dict[str, torch.Size]] = {}
+        self._shapes: dict[Group, dict[str, torch.Size]] = {}
         self._forget()
 
     def split(self, branch: int, unit: Unit) -> TokenSplit:
-        """How a unit's tokens of a branch are cut."""
+        """How the ranks of the sequence split the tokens of a unit."""
         split = self._splits[branch]
         return split.whole if len(unit) == self._patches else split.each[unit[0]]
 
     def shapes(self, task: Task) -> dict[str, torch.Size]:
-        """The streams that the stage before hands on."""
+        """Shapes of the streams that the previous stage sends for a task."""
         split, rank = self.split(task.group[0], task.unit), self.mesh.sequence.index
-        if task.group not in self._forms:  # which are the same in all calls
-            self._forms[task.group] = stage_boundary.shapes(self._state(task, self.setting.x))
+        if task.group not in self._shapes:  # equal in all calls
+            self._shapes[task.group] = stage_boundary.shapes(self._state(task, self.setting.x))
         return {
             name: torch.Size((rows, split.streams[name].sizes[rank], width))
-            for name, (rows, _, width) in self._forms[task.group].items()
+            for name, (rows, _, width) in self._shapes[task.group].items()
         }
 
-    def run(self, task: Task, streams: Mapping[str, Tensor], given: Tensor) -> State:
-        """The state after this stage's blocks, of the own tokens.
+    def run(self, task: Task, streams: Mapping[str, Tensor], latent: Tensor) -> State:
+        """The state of this rank's tokens after this stage's blocks.
 
         Args:
-            streams: those of the stage before; of the first stage none.
-            given: what the model is given; of other stages any latent.
+            streams: streams from the previous stage; empty on the first stage.
+            latent: input latent of the model. Stages after the first need its shape only.
         """
         family, split = self.family(task), self.split(task.group[0], task.unit)
         if task.unit[0] == 0:
             self.denoiser.on_forward()
-        state = split.shard(self._state(task, given))
+        state = split.shard(self._state(task, latent))
         if streams:
             state = state.with_streams(**streams)
         elif task.unit[0]:
-            tokens = family.image(self._inputs(task, given))
+            tokens = family.image(self._inputs(task, latent))
             state = state.with_streams(**{IMAGE: take(tokens, split.streams[IMAGE].of(split.axis.index))})
-        with routed(self._seams(task, family, state)):
+        with routed(self._routes_of(task, family, state)):
             return family.run(state)
 
     def family(self, task: Task) -> Family:
-        """The transformer of a call; with another one than before, what was kept is let go of first."""
-        if self._family is None or self._family[0] != task.call:
-            time = self.setting.time(task.ask.sigma)
+        """The transformer of a call. Caches of another transformer are released first."""
+        if self._family is None or self._family[0] != task.index:
+            time = self.setting.time(task.call.sigma)
             name = self.denoiser.experts.name(time)
             if self._family is not None and self._family[1] != name:
                 self._forget()
-            self._family = (task.call, name)
+            self._family = (task.index, name)
             self.denoiser.experts.at(time)
         return self.denoiser.experts.current
 
     def _forget(self) -> None:
         self._states: dict[Group, tuple[int, State]] = {}
-        self._memories: dict[tuple[Group, nn.Module], KeyValues] = {}
+        self._cached_view = CachedView(self.mesh, self._splits)
         self._routes: dict[tuple[Group, Unit, bool], list[Route]] = {}
 
-    def _inputs(self, task: Task, given: Tensor) -> dict[str, Tensor]:
-        branches = self.setting.inputs(given, task.ask.sigma)
+    def _inputs(self, task: Task, latent: Tensor) -> dict[str, Tensor]:
+        branches = self.setting.inputs(latent, task.call.sigma)
         first = branches[task.group[0]]
         return {name: join([branches[i][name] for i in task.group]) for name in first}
 
-    def _state(self, task: Task, given: Tensor) -> State:
-        """The whole state before block 0, made once a call: of the image stream only the first patch may be used."""
-        found = self._states.get(task.group)
-        if found is None or found[0] != task.call:
-            found = self._states[task.group] = (task.call, self.family(task).embed(self._inputs(task, given)))
-        return found[1]
+    def _state(self, task: Task, latent: Tensor) -> State:
+        """The whole state before block 0, computed once a call, when only the first patch of the latent is new."""
+        known = self._states.get(task.group)
+        if known is None or known[0] != task.index:
+            known = self._states[task.group] = (task.index, self.family(task).embed(self._inputs(task, latent)))
+        return known[1]
 
-    def _seams(self, task: Task, family: Family, state: State) -> list[Route]:
-        key = (task.group, task.unit, task.keeps)
+    def _routes_of(self, task: Task, family: Family, state: State) -> list[Route]:
+        """Where attention goes in a task; equal in all calls, so built once."""
+        key = (task.group, task.unit, task.caches)
         if key not in self._routes:
-            self._routes[key] = list(self._new_seams(task, family, state))
+            branch, kernel = task.group[0], self.denoiser.kernel
+            if task.caches:
+                patch = None if len(task.unit) == self._patches else task.unit[0]
+                self._routes[key] = self._cached_view.routes(family, branch, state.masks, kernel, patch)
+            else:
+                self._routes[key] = self._full_view.routes(family, branch, state.masks, kernel)
         return self._routes[key]
-
-    def _new_seams(self, task: Task, family: Family, state: State) -> Iterator[Route]:
-        split, kernel = self._splits[task.group[0]], self.denoiser.kernel
-        streams_of = {site.streams for site in family.attentions}
-        if not task.keeps:
-            seams = {
-                names: attention_chain.attention(self.mesh, split.whole, names, state.masks, kernel)
-                for names in streams_of
-            }
-            yield from ((site.module, seams[site.streams], site.each_sample) for site in family.attentions)
-            return
-        patch = None if len(task.unit) == self._patches else task.unit[0]
-        kept = {names: attention_chain.whole_row(split.whole, names, state.masks) for names in streams_of}
-        for site in family.attentions:
-            memory = self._memories.setdefault((task.group, site.module), KeyValues())
-            found = attention_chain.patch_attention(
-                self.mesh, split, patch, site.streams, kept[site.streams], kernel, memory
-            )
-            yield site.module, found, site.each_sample

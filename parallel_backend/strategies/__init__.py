@@ -1,4 +1,4 @@
-"""The registry of strategies. Adding one is a file here and a row below."""
+"""The registry of strategies. To add one, add a file here and an entry to ``STRATEGIES``."""
 
 from ..interfaces.strategy import Strategy, Workload
 from .batch import BatchSplit

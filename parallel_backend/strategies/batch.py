@@ -1,6 +1,6 @@
-"""CFG and data parallelism, which are one splitter: branches over ``cfg``, samples over ``data``.
+"""CFG and data parallelism: the branches are split over ``cfg``, the samples over ``data``.
 
-Exact: every row (a branch of a sample) is computed whole by one group of ranks.
+One group of ranks computes each row (one branch of one sample) completely. Exact.
 """
 
 from collections.abc import Mapping
@@ -17,54 +17,68 @@ from ..layout.partition import Partition
 
 
 class BatchSplit:
-    """Nothing needs to divide: 3 samples on 2 groups are 2 and 1, and groups beyond the samples stay idle."""
+    """Splits branches and samples over groups of ranks.
+
+    Nothing needs to divide: of 3 samples, 2 groups compute 2 and 1; more groups than samples leave some idle.
+    """
 
     axes = ("data", "cfg")
 
-    def check(self, layout: ParallelLayout, job: Workload) -> None:
-        """See ``Strategy.check``: each group on the cfg axis needs a branch of its own.
+    def check(self, layout: ParallelLayout, workload: Workload) -> None:
+        """See ``Strategy.check``: each group on the cfg axis needs at least one branch.
 
         Raises:
-            InvalidRequest: there are more groups than that.
+            InvalidRequest: there are more groups than branches.
         """
-        branches = len(job.branches)
+        branches = len(workload.branches)
         if layout.cfg > branches == 1:
             raise InvalidRequest(
-                f"layout cfg={layout.cfg} needs guidance other than 1.0: without it there is one branch, and nothing "
-                "for other groups to compute"
+                f"layout cfg={layout.cfg} needs guidance other than 1.0: without guidance there is only one branch, "
+                "and nothing for the other groups to compute"
             )
         if layout.cfg > branches:
             raise InvalidRequest(f"layout cfg={layout.cfg}: there are {branches} branches, so cfg is at most that")
 
-    def bytes_sent(self, layout: ParallelLayout, job: Workload, rank: int) -> int:
-        """The predictions of the own rows and tokens: with guidance once to every other group on the cfg axis, else
-        once to rank 0, by the first of the ranks that have them."""
+    def bytes_sent(self, layout: ParallelLayout, workload: Workload, rank: int) -> int:
+        """Count the predictions of this rank's rows and tokens.
+
+        In a step loop they go to every other group on the cfg axis. In a single call they go to rank 0, from the first
+        of the ranks that hold the same predictions.
+        """
         place = layout.coordinates(rank)
-        if place["pipe"] != layout.pipe - 1:  # which predicts nothing
+        if place["pipe"] != layout.pipe - 1:  # only the last stage predicts
             return 0
         first = place["tensor"] == 0
-        copies = layout.cfg - 1 if job.guided else int(rank > 0 and first)
-        shared = common([extent for _, extent in job.branches]) if job.guided else None
+        copies = layout.cfg - 1 if workload.guided else int(rank > 0 and first)
+        shared_tokens = common([extent for _, extent in workload.branches]) if workload.guided else None
         values = 0
-        for samples, extent in job.own(layout, place):
-            own = job.sizes(layout, extent, IMAGE)[place["sequence"]]
-            values += samples * (own if shared is None else shared) * extent.values
-        return copies * values * job.itemsize
+        for samples, extent in workload.own(layout, place):
+            local_tokens = workload.sizes(layout, extent, IMAGE)[place["sequence"]]
+            values += samples * (local_tokens if shared_tokens is None else shared_tokens) * extent.values
+        return copies * values * workload.itemsize
 
     @staticmethod
     def branches(mesh: DeviceMesh, branches: int, place: Mapping[str, int]) -> range:
-        """The branches of the group at ``place``."""
+        """Return the branches that the group at ``place`` computes."""
         part = Partition.even(branches, mesh.layout.cfg).slice(place["cfg"])
         return range(part.start, part.stop)
 
     @staticmethod
     def samples(mesh: DeviceMesh, samples: int, place: Mapping[str, int]) -> slice:
-        """The samples of the group at ``place``."""
+        """Return the samples that the group at ``place`` computes."""
         return Partition.even(samples, mesh.layout.data).slice(place["data"])
 
     @staticmethod
-    def all_branches(own: Tensor, mesh: DeviceMesh, branches: int) -> Tensor:
-        """The predictions ``[branches, ...]`` of all branches, from every group's ``[own branches, ...]``."""
-        shapes = [(size, *own.shape[1:]) for size in Partition.even(branches, mesh.layout.cfg).sizes]
-        gathered = all_gather(own, shapes, mesh.axes["cfg"])
-        return join(gathered)
+    def all_branches(local: Tensor, mesh: DeviceMesh, branches: int) -> Tensor:
+        """Gather the predictions of all branches over the cfg axis.
+
+        Args:
+            local: predictions ``[local branches, ...]`` of this group.
+            mesh: the mesh.
+            branches: number of all branches.
+
+        Returns:
+            The predictions ``[branches, ...]``, on every rank.
+        """
+        shapes = [(size, *local.shape[1:]) for size in Partition.even(branches, mesh.layout.cfg).sizes]
+        return join(all_gather(local, shapes, mesh.axes["cfg"]))

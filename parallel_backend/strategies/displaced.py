@@ -1,7 +1,8 @@
 """Displaced patch parallelism of DistriFusion (https://arxiv.org/abs/2402.19481).
 
-Each place on the ring owns a patch of the tokens. Its queries see its own new keys and values and, of the other
-patches, those of the call before, which travel while that call goes on computing. Approximate.
+Each position on the ring computes one patch of the tokens. Its queries attend to the patch's current keys and values
+and to the other patches' keys and values of the previous call. Those of the current call are sent in the background
+while the call continues. Approximate.
 """
 
 from collections.abc import Sequence
@@ -18,82 +19,89 @@ from ..layout.parallel_layout import ParallelLayout
 from .sequence import site_tokens
 
 Rows = dict[int | None, "SharedKeyValues"]
-"""Of a module, by the sample that they are of."""
+"""A module's keys and values, by sample; None if they are of all samples at once."""
 
 
 @dataclass(kw_only=True)
 class SharedKeyValues:
-    """Keys and values of all patches, ``[tokens, 2, B, heads, head_dim]``: a patch lies in one piece."""
+    """Keys and values of all patches, which the ranks of the ring exchange.
 
-    both: Tensor
+    Attributes:
+        stacked: ``[tokens, 2, B, heads, head_dim]``. Each patch is contiguous.
+        works: the exchange in flight.
+    """
+
+    stacked: Tensor
     works: Sequence[Work] = ()
 
     @property
     def keys_values(self) -> tuple[Tensor, Tensor]:
-        """``[B, heads, tokens, head_dim]`` each."""
-        keys, values = self.both.permute(1, 2, 3, 0, 4)
+        """Keys and values, ``[B, heads, tokens, head_dim]`` each, as views."""
+        keys, values = self.stacked.permute(1, 2, 3, 0, 4)
         return keys, values
 
 
-def bytes_sent(layout: ParallelLayout, job: Workload, rank: int) -> int:
-    """Per attention of a call the own patch's keys and values, once to each other place on the ring."""
+def bytes_sent(layout: ParallelLayout, workload: Workload, rank: int) -> int:
+    """Count, for each attention of one call, this rank's keys and values, sent to each other rank of the ring."""
     place = layout.coordinates(rank)
     sent = 0
-    for samples, extent in job.own(layout, place):
-        for site, count in job.sites(layout, place):
-            _, heads = job.heads(layout, site, place)
-            own = sum(site_tokens(layout, job, extent, site)[place["ring"]])
-            sent += samples * extent.rows * count * 2 * heads * site.head_dim * own
-    return (layout.ring - 1) * sent * job.itemsize
+    for samples, extent in workload.own(layout, place):
+        for site, count in workload.sites(layout, place):
+            _, heads = workload.heads(layout, site, place)
+            tokens = sum(site_tokens(layout, workload, extent, site)[place["ring"]])
+            sent += samples * extent.rows * count * 2 * heads * site.head_dim * tokens
+    return (layout.ring - 1) * sent * workload.itemsize
 
 
 class DisplacedAttention:
-    """Attention of a patch's queries to the whole row.
+    """Attention of one patch's queries to the whole row.
 
     Args:
-        sizes: tokens by patch; kept: which of the whole row's may be attended.
-        rows: of the module.
-        fresh: whether the other patches' keys and values of this call are waited for, so that it is exact.
-        renews: whether those of this call are to be there for the next one.
+        axis: the ring.
+        sizes: number of tokens of each patch.
+        key_mask: the keys of the whole row that may be attended; None for all.
+        kernel: computes the attention.
+        shared: the module's keys and values, which stay between calls.
+        fresh: whether to wait for the other patches' keys and values of this call, which makes it exact.
+        renews: whether to send this call's keys and values for use in the next call.
     """
 
     def __init__(
         self,
         axis: Axis,
         sizes: Sequence[int],
-        kept: KeyMask | None,
+        key_mask: KeyMask | None,
         kernel: Kernel,
-        rows: Rows,
+        shared: Rows,
         *,
         fresh: bool,
         renews: bool,
     ) -> None:
-        self.axis, self.sizes, self.kept, self.kernel, self.rows = axis, sizes, kept, kernel, rows
+        self.axis, self.sizes, self.key_mask, self.kernel, self.shared = axis, sizes, key_mask, kernel, shared
         self.fresh, self.renews = fresh, renews
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, *, scale: float | None, sample: int | None) -> Tensor:
         """``[B, heads, tokens of the patch, head_dim]``; see ``Attention``."""
-        row = self._row(key, sample)
-        wait(row.works)
-        own = row.both.split(self.sizes)[self.axis.index]
-        for place, new in enumerate((key, value)):
-            own[:, place].copy_(new.permute(2, 0, 1, 3))
+        shared = self._shared(key, sample)
+        wait(shared.works)
+        local_patch = shared.stacked.split(self.sizes)[self.axis.index]
+        for i, current in enumerate((key, value)):
+            local_patch[:, i].copy_(current.permute(2, 0, 1, 3))
         if self.fresh:
-            wait(self._exchange(row))
+            wait(self._exchange(shared))
         out = query
         if query.numel():
-            out = attend(self.kernel, (query, *row.keys_values), scale=scale, kept=self.kept, sample=sample)
-        row.works = self._exchange(row) if self.renews and not self.fresh else ()
+            out = attend(self.kernel, (query, *shared.keys_values), scale=scale, kept=self.key_mask, sample=sample)
+        shared.works = self._exchange(shared) if self.renews and not self.fresh else ()
         return out
 
-    def _row(self, key: Tensor, sample: int | None) -> SharedKeyValues:
+    def _shared(self, key: Tensor, sample: int | None) -> SharedKeyValues:
         if self.fresh:
             batch, heads, _, head_dim = key.shape
-            self.rows[sample] = SharedKeyValues(both=key.new_empty(sum(self.sizes), 2, batch, heads, head_dim))
-        return self.rows[sample]
+            self.shared[sample] = SharedKeyValues(stacked=key.new_empty(sum(self.sizes), 2, batch, heads, head_dim))
+        return self.shared[sample]
 
-    def _exchange(self, row: SharedKeyValues) -> Sequence[Work]:
-        """Start to send the own patch to all others, and to receive theirs in their places."""
-        parts = row.both.split(self.sizes)
-        own = parts[self.axis.index]
-        return start([[own]] * self.axis.size, [[part] for part in parts], self.axis)
+    def _exchange(self, shared: SharedKeyValues) -> Sequence[Work]:
+        """Start sending this rank's patch to all other ranks and receiving theirs in place."""
+        patches = shared.stacked.split(self.sizes)
+        return start([[patches[self.axis.index]]] * self.axis.size, [[patch] for patch in patches], self.axis)

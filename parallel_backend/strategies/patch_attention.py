@@ -1,7 +1,7 @@
-"""Patches of a latent that are computed one after the other, with keys and values of the others kept from before.
+"""Attention of patches that are computed one after another, with cached keys and values of the other patches.
 
-As in PipeFusion (https://arxiv.org/abs/2405.14430): attention of a patch is over the whole row, of which the patch's
-own keys and values are new, and those of patches that this step has not come to yet are of the step before.
+As in PipeFusion (https://arxiv.org/abs/2405.14430), a patch attends to the whole row. The keys and values of the patch
+itself are current; those of patches that the current step has not reached yet are from the previous step. Approximate.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,9 +22,11 @@ from .token_split import StreamPartition, TokenSplit
 
 @dataclass(frozen=True, kw_only=True)
 class PatchSplit:
-    """How a row is cut into patches, and each of them over the ranks of a sequence.
+    """How a row is cut into patches, and how each patch is split over the ranks of the sequence.
 
-    ``each`` is by patch, ``whole`` all patches together.
+    Attributes:
+        each: the split of each patch.
+        whole: the split of all patches together.
     """
 
     each: tuple[TokenSplit, ...]
@@ -32,7 +34,13 @@ class PatchSplit:
 
     @classmethod
     def of(cls, lengths: Mapping[str, int], image: Partition, axis: Axis) -> "PatchSplit":
-        """Cut streams of these lengths; of the image stream what ``image`` leaves goes to the last patch."""
+        """Cut a row into patches.
+
+        Args:
+            lengths: number of tokens of each stream. All streams but the image belong to the first patch.
+            image: image tokens by patch. Image tokens beyond its total belong to the last patch.
+            axis: the ranks of the sequence.
+        """
         each = []
         for i, (start, size) in enumerate(zip(image.offsets, image.sizes, strict=True)):
             rest = lengths[IMAGE] - image.total if i == len(image.sizes) - 1 else 0
@@ -47,66 +55,80 @@ class PatchSplit:
         return cls(each=tuple(each), whole=TokenSplit(axis=axis, streams=whole))
 
     def places(self, patch: int, streams: Sequence[str]) -> list[slice]:
-        """Where the tokens of a patch lie among those of the whole row, both as attention over ``streams`` has them."""
-        places, start = [], 0
+        """Return where a patch's tokens are in the whole row.
+
+        Both are in the order in which attention over ``streams`` has them: by rank, then by stream, then by patch.
+        """
+        slices, start = [], 0
         for rank in range(self.whole.axis.size):
             for name in streams:
                 for i, split in enumerate(self.each):
                     size = split.streams[name].sizes[rank]
                     if i == patch and size:
-                        places.append(slice(start, start + size))
+                        slices.append(slice(start, start + size))
                     start += size
-        return places
+        return slices
 
 
 @dataclass(frozen=True, kw_only=True)
 class KeyValues:
-    """Keys and values of a module's whole row, ``[B, heads, tokens, head_dim]``, by the sample that they are of."""
+    """A module's cached keys and values of the whole row.
 
-    found: dict[int | None, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    Attributes:
+        by_sample: keys and values, ``[B, heads, tokens, head_dim]`` each, by sample; None if they are of all samples
+            at once.
+    """
+
+    by_sample: dict[int | None, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
 
 class PatchAttention:
-    """Attention of a patch's queries to the whole row.
+    """Attention of one patch's queries to the whole row.
 
     Args:
-        memory: of the module; a whole row fills it anew.
-        places: of the patch in the row; None for the whole of it.
+        cache: the module's keys and values. A call with the whole row refills it.
+        slices: where the patch's tokens are in the row; None if the patch is the whole row.
+        key_mask: the keys of the whole row that may be attended; None for all.
+        kernel: computes the attention.
     """
 
-    def __init__(self, memory: KeyValues, places: Sequence[slice] | None, kept: KeyMask | None, kernel: Kernel) -> None:
-        self.memory, self.places, self.kept, self.kernel = memory, places, kept, kernel
+    def __init__(
+        self, cache: KeyValues, slices: Sequence[slice] | None, key_mask: KeyMask | None, kernel: Kernel
+    ) -> None:
+        self.cache, self.slices, self.key_mask, self.kernel = cache, slices, key_mask, kernel
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, *, scale: float | None, sample: int | None) -> Tensor:
         """``[B, heads, tokens of the patch, head_dim]``; see ``Attention``."""
-        if self.places is None:
-            self.memory.found[sample] = (_copied(key), _copied(value))
-        whole = self.memory.found[sample]
-        if self.places is not None:
-            sizes = [place.stop - place.start for place in self.places]
-            for kept, new in zip(whole, (key, value), strict=True):
-                for place, part in zip(self.places, new.split(sizes, dim=2), strict=True):
-                    kept[:, :, place].copy_(part)
+        if self.slices is None:
+            self.cache.by_sample[sample] = (_copied(key), _copied(value))
+        cached = self.cache.by_sample[sample]
+        if self.slices is not None:
+            sizes = [part.stop - part.start for part in self.slices]
+            for whole, current in zip(cached, (key, value), strict=True):
+                for part, tokens in zip(self.slices, current.split(sizes, dim=2), strict=True):
+                    whole[:, :, part].copy_(tokens)
         if not query.numel():
             return query
-        return attend(self.kernel, (query, *whole), scale=scale, kept=self.kept, sample=sample)
+        return attend(self.kernel, (query, *cached), scale=scale, kept=self.key_mask, sample=sample)
 
 
 class GatheredAttention:
-    """Keys and values of all ranks of a ring, which keep them, come together before the attention.
+    """Gathers the keys and values of all ranks of a ring before attention, so that each rank can cache them.
 
     Args:
-        sizes: tokens by rank.
+        axis: the ring.
+        sizes: number of tokens of each rank.
+        inner: attends with the gathered keys and values.
     """
 
     def __init__(self, axis: Axis, sizes: Sequence[int], inner: Attention) -> None:
         self.axis, self.sizes, self.inner = axis, sizes, inner
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, *, scale: float | None, sample: int | None) -> Tensor:
-        """``[B, heads, own tokens, head_dim]``; see ``Attention``."""
-        own = torch.stack((key, value)).transpose(2, 3)
-        whole = all_gather(own, [(*own.shape[:2], size, *own.shape[3:]) for size in self.sizes], self.axis)
-        k, v = torch.cat(whole, dim=2).transpose(2, 3)
+        """``[B, heads, local tokens, head_dim]``; see ``Attention``."""
+        local = torch.stack((key, value)).transpose(2, 3)
+        shapes = [(*local.shape[:2], size, *local.shape[3:]) for size in self.sizes]
+        k, v = torch.cat(all_gather(local, shapes, self.axis), dim=2).transpose(2, 3)
         return self.inner(query, k, v, scale=scale, sample=sample)
 
 

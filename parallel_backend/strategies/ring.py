@@ -1,7 +1,7 @@
-"""Ring attention (https://arxiv.org/abs/2310.01889): keys and values travel, queries stay.
+"""Ring attention (https://arxiv.org/abs/2310.01889): keys and values go around the ranks, queries stay.
 
-Each rank holds a block of the tokens. While it attends to one block of keys and values, the next one arrives from its
-neighbour; the partial results are merged by their log-sum-exp in float32. Blocks may be of any sizes. Exact.
+Each rank holds a block of the tokens. While it attends to one block of keys and values, it receives the next block
+from its neighbour. Partial results are merged by their log-sum-exp in float32. Blocks may have any sizes. Exact.
 """
 
 import math
@@ -23,105 +23,122 @@ Block = tuple[Tensor, Tensor]
 
 
 class Ring:
-    """Any number of ranks works for any number of tokens."""
+    """Passes keys and values around the ring. Works for any number of ranks and tokens."""
 
     axes = ("ring",)
 
-    def check(self, layout: ParallelLayout, job: Workload) -> None:
-        """See ``Strategy.check``."""
+    def check(self, layout: ParallelLayout, workload: Workload) -> None:
+        """See ``Strategy.check``: nothing to refuse."""
 
-    def bytes_sent(self, layout: ParallelLayout, job: Workload, rank: int) -> int:
-        """Per attention the keys and values of all blocks but the next rank's, which end their way there."""
+    def bytes_sent(self, layout: ParallelLayout, workload: Workload, rank: int) -> int:
+        """Count, for each attention, the keys and values of all blocks except the next rank's.
+
+        The next rank's block started there, so it is not passed on to it.
+        """
         place = layout.coordinates(rank)
         sent = 0
-        for samples, extent in job.own(layout, place):
-            for site, count in job.sites(layout, place):
-                _, heads = job.heads(layout, site, place)
-                blocks = [sum(tokens) for tokens in site_tokens(layout, job, extent, site)]
-                passed = sum(blocks) - blocks[(place["ring"] + 1) % layout.ring]
-                sent += samples * extent.rows * count * 2 * heads * site.head_dim * passed
-        return sent * job.itemsize if layout.ring > 1 else 0
+        for samples, extent in workload.own(layout, place):
+            for site, count in workload.sites(layout, place):
+                _, heads = workload.heads(layout, site, place)
+                blocks = [sum(tokens) for tokens in site_tokens(layout, workload, extent, site)]
+                passed_on = sum(blocks) - blocks[(place["ring"] + 1) % layout.ring]
+                sent += samples * extent.rows * count * 2 * heads * site.head_dim * passed_on
+        return sent * workload.itemsize if layout.ring > 1 else 0
 
 
 class RingAttention:
     """Attention of this rank's queries to the keys and values of all ranks of the axis.
 
     Args:
-        sizes: tokens by rank; kept: which of them may be attended, by rank.
+        axis: the ring.
+        sizes: number of tokens of each rank.
+        key_masks: for each rank, which of its keys may be attended; None for all.
+        kernel: computes the attention to one block.
     """
 
-    def __init__(self, axis: Axis, sizes: Sequence[int], kept: Sequence[KeyMask | None], kernel: Kernel) -> None:
-        self.axis, self.sizes, self.kept, self.kernel = axis, sizes, kept, kernel
+    def __init__(self, axis: Axis, sizes: Sequence[int], key_masks: Sequence[KeyMask | None], kernel: Kernel) -> None:
+        self.axis, self.sizes, self.key_masks, self.kernel = axis, sizes, key_masks, kernel
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, *, scale: float | None, sample: int | None) -> Tensor:
-        """``[B, heads, own tokens, head_dim]``; see ``Attention``.
+        """``[B, heads, local tokens, head_dim]``; see ``Attention``.
 
-        Blocks that arrive are laid over those that have left, where they fit, and so over ``key`` and ``value``, which
-        the module that asks goes on holding and does not read again: there are never more than two blocks.
+        At most two blocks exist at a time: an incoming block is received into the memory of a block that was already
+        sent, if it fits. That may be the memory of ``key`` and ``value``, which the calling module still holds but
+        does not read again.
         """
         block = (_token_major(key), _token_major(value))
         del key, value
-        merged, left = _Merge(), list[Block]()
+        merged, sent_blocks = _Merge(), list[Block]()
         for step in range(self.axis.size):
             owner = (self.axis.index - step) % self.axis.size
-            arriving = self._pass_on(block, owner, left) if step + 1 < self.axis.size else None
+            incoming = self._pass_on(block, owner, sent_blocks) if step + 1 < self.axis.size else None
             if query.numel() and self.sizes[owner]:
                 merged.add(*self._attend(query, block, owner, scale=scale, sample=sample))
-            if arriving:
-                left.append(block)
-                block = arriving.wait()
+            if incoming:
+                sent_blocks.append(block)
+                block = incoming.wait()
         return merged.result(query)
 
     def _attend(
         self, query: Tensor, block: Block, owner: int, *, scale: float | None, sample: int | None
     ) -> tuple[Tensor, Tensor]:
-        """Attention to one block, and its log-sum-exp. By itself, so that no view of the block outlives it."""
-        k, v = (part.transpose(1, 2) for part in block)
-        return attend_with_lse(self.kernel, (query, k, v), scale=scale, kept=self.kept[owner], sample=sample)
+        """Attend to one block; return the values and the log-sum-exp.
 
-    def _pass_on(self, block: Block, owner: int, left: list[Block]) -> "_Arriving":
-        """Start to send a block to the next rank and to receive the one before it, over one that has ``left``."""
+        This is a separate method so that no view of the block outlives the call.
+        """
+        k, v = (part.transpose(1, 2) for part in block)
+        return attend_with_lse(self.kernel, (query, k, v), scale=scale, kept=self.key_masks[owner], sample=sample)
+
+    def _pass_on(self, block: Block, owner: int, sent_blocks: list[Block]) -> "_IncomingBlock":
+        """Start sending a block to the next rank and receiving one from the previous rank.
+
+        Args:
+            block: the block to send.
+            owner: the rank whose tokens it holds.
+            sent_blocks: blocks whose memory may be reused; one that is reused is removed.
+        """
         batch, _, heads, head_dim = block[0].shape
         place, ranks = self.axis.index, self.axis.size
         shape = (batch, self.sizes[(owner - 1) % ranks], heads, head_dim)
-        room = left.pop() if left else None
-        if room is None or room[0].numel() < math.prod(shape):
-            del room
-            incoming = (block[0].new_empty(shape), block[1].new_empty(shape))
+        reusable = sent_blocks.pop() if sent_blocks else None
+        if reusable is None or reusable[0].numel() < math.prod(shape):
+            del reusable
+            received = (block[0].new_empty(shape), block[1].new_empty(shape))
         else:
-            incoming = (_laid_over(room[0], shape), _laid_over(room[1], shape))
-        leaving, arriving = [list[Tensor]() for _ in range(ranks)], [list[Tensor]() for _ in range(ranks)]
-        leaving[(place + 1) % ranks] += block
-        arriving[(place - 1) % ranks] += incoming
-        return _Arriving(block, incoming, start(leaving, arriving, self.axis))
+            received = (_view_as(reusable[0], shape), _view_as(reusable[1], shape))
+        outgoing, incoming = [list[Tensor]() for _ in range(ranks)], [list[Tensor]() for _ in range(ranks)]
+        outgoing[(place + 1) % ranks] += block
+        incoming[(place - 1) % ranks] += received
+        return _IncomingBlock(block, received, start(outgoing, incoming, self.axis))
 
 
-def _laid_over(room: Tensor, shape: Sequence[int]) -> Tensor:
-    return room.view(-1)[: math.prod(shape)].view(*shape)
+def _view_as(buffer: Tensor, shape: Sequence[int]) -> Tensor:
+    """View the beginning of a contiguous buffer as a tensor of a shape."""
+    return buffer.view(-1)[: math.prod(shape)].view(*shape)
 
 
-class _Arriving:
-    """A block on its way here, and the one that leaves meanwhile, which is kept until it has left."""
+class _IncomingBlock:
+    """A block being received. Keeps the block that is sent at the same time alive until that is done."""
 
-    def __init__(self, leaving: Block, incoming: Block, works: Sequence[Work]) -> None:
-        self.incoming, self._leaving = incoming, (leaving, works)
+    def __init__(self, outgoing: Block, received: Block, works: Sequence[Work]) -> None:
+        self._received, self._in_flight = received, (outgoing, works)
 
     def wait(self) -> Block:
-        """The block; the other one is let go."""
-        wait(self._leaving[1])
-        del self._leaving
-        return self.incoming
+        """Wait for both blocks; release the sent one and return the received one."""
+        wait(self._in_flight[1])
+        del self._in_flight
+        return self._received
 
 
 class _Merge:
-    """Partial results merged by their log-sum-exp, as in FlashAttention's split over keys."""
+    """Merges partial attention results by their log-sum-exp, as FlashAttention does when it splits the keys."""
 
     def __init__(self) -> None:
         self.out: Tensor | None = None
         self.lse: Tensor
 
     def add(self, out: Tensor, lse: Tensor) -> None:
-        """Take in attention to some more keys."""
+        """Add attention to more keys."""
         if self.out is None:
             self.out, self.lse = out.float(), lse
             return
@@ -131,10 +148,10 @@ class _Merge:
         self.lse = both
 
     def result(self, query: Tensor) -> Tensor:
-        """Attention to all keys that were taken in, in the query's dtype."""
+        """Return the attention to all added keys, in the query's dtype; zeros if there were none."""
         return torch.zeros_like(query) if self.out is None else self.out.to(query.dtype)
 
 
 def _token_major(tensor: Tensor) -> Tensor:
-    """``[B, heads, tokens, head_dim]`` as ``[B, tokens, heads, head_dim]``, contiguous: no copy in most models."""
+    """``[B, heads, tokens, head_dim]`` to ``[B, tokens, heads, head_dim]``, contiguous; no copy in most models."""
     return tensor.transpose(1, 2).contiguous()

@@ -1,7 +1,8 @@
 """Sharded weights: FSDP2 (https://arxiv.org/abs/2304.11277) over the ranks of ``ring`` and ``ulysses``.
 
-Each rank keeps a shard of every block's weights; a block's weights are gathered while the block before it computes,
-and freed after use. Only ranks that run the same blocks in step can share weights so, which those are. Exact.
+Each rank stores a shard of every block's weights. A block's weights are gathered while the previous block computes and
+freed after use. This requires ranks that run the same blocks in lockstep, as those of ``ring`` and ``ulysses`` do.
+Exact.
 """
 
 import itertools
@@ -22,47 +23,56 @@ Run = Callable[[State], State]
 
 
 class ShardedWeights:
-    """Weights of a block are on one rank each, and everywhere only while it computes."""
+    """Stores each block's weights once across the ranks; they are whole on every rank only while it computes."""
 
     axes = ("ring", "ulysses")
 
-    def check(self, layout: ParallelLayout, job: Workload) -> None:
-        """See ``Strategy.check``: the layout itself refuses what has nobody to share with."""
+    def check(self, layout: ParallelLayout, workload: Workload) -> None:
+        """See ``Strategy.check``: ``ParallelLayout`` itself refuses ``shard_weights`` without ranks to share with."""
 
-    def bytes_sent(self, layout: ParallelLayout, job: Workload, rank: int) -> int:
-        """The own shard of every block, to each other rank, in every forward; shards are padded to equal rows."""
+    def bytes_sent(self, layout: ParallelLayout, workload: Workload, rank: int) -> int:
+        """Count this rank's shard of every block, sent to each other rank in every forward.
+
+        Shards are padded to the same number of rows.
+        """
         if not layout.shard_weights:
             return 0
         ranks = layout.sequence
-        shard = sum(-(-rows // ranks) * math.prod(rest) * itemsize for (rows, *rest), itemsize in job.parameters)
-        return (ranks - 1) * job.forwards(layout, layout.coordinates(rank)) * shard
+        shard = sum(-(-rows // ranks) * math.prod(rest) * itemsize for (rows, *rest), itemsize in workload.parameters)
+        return (ranks - 1) * workload.forwards(layout, layout.coordinates(rank)) * shard
 
 
 def shard(blocks: Sequence[nn.Module], run: Run, axis: Axis, device_type: str) -> Run:
-    """Shard the weights of modules that ``run`` runs in this order, each gathered while the one before it computes.
+    """Shard the weights of blocks over an axis, each gathered while the block before it computes.
+
+    Args:
+        blocks: the modules, in the order in which ``run`` runs them.
+        run: runs all blocks.
+        axis: the ranks that share the weights.
+        device_type: ``"cuda"`` or ``"cpu"``.
 
     Returns:
-        What to run instead of ``run``.
+        The function to call instead of ``run``.
     """
     assert axis.group is not None
     mesh = TorchMesh.from_group(axis.group, device_type)
     sharded: list[FSDPModule] = [fully_shard(block, mesh=mesh, reshard_after_forward=True) for block in blocks]
-    for this, following in itertools.pairwise(sharded):
-        this.set_modules_to_forward_prefetch([following])
-    root = _Root(blocks, run, trims=device_type == "cpu")
+    for block, following in itertools.pairwise(sharded):
+        block.set_modules_to_forward_prefetch([following])
+    root = _Root(blocks, run, trim=device_type == "cpu")
     fully_shard(root, mesh=mesh)
     return root
 
 
 class _Root(nn.Module):
-    """What FSDP wants above the blocks: one module whose forward runs them."""
+    """The root module that FSDP requires: its forward runs all blocks."""
 
-    def __init__(self, blocks: Sequence[nn.Module], run: Run, *, trims: bool) -> None:
+    def __init__(self, blocks: Sequence[nn.Module], run: Run, *, trim: bool) -> None:
         super().__init__()
-        self.blocks, self.run, self.trims = nn.ModuleList(blocks), run, trims
+        self.blocks, self.run, self.trim = nn.ModuleList(blocks), run, trim
 
     def forward(self, state: State) -> State:
-        done = self.run(state)
-        if self.trims:  # what was read and gathered is freed, and would stay with the process
+        result = self.run(state)
+        if self.trim:  # return freed memory of gathered weights to the system; the process would keep it
             processes.trim()
-        return done
+        return result

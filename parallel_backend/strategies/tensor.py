@@ -1,7 +1,8 @@
 """Tensor parallelism (Megatron-LM, https://arxiv.org/abs/1909.08053) on ``torch.distributed.tensor``.
 
-Attention is cut by heads and the feed-forward by its hidden features; what the ranks compute of a layer's output is
-summed. A norm over all heads sums its squares. Units need not divide, and every rank has at least one. Exact.
+Attention is cut by heads, the feed-forward by hidden features. The ranks' partial outputs of a layer are summed; a norm
+over all heads sums its squares. Heads and features need not divide by the number of ranks, but every rank needs at
+least one of each. Exact.
 """
 
 from typing import Any
@@ -33,43 +34,49 @@ from ..layout.partition import Partition
 
 
 class TensorParallel:
-    """Cuts weights, not tokens: every rank of the axis sees all tokens of its row."""
+    """Cuts weights instead of tokens: every rank of the axis computes with all tokens of its row."""
 
     axes = ("tensor",)
 
-    def check(self, layout: ParallelLayout, job: Workload) -> None:
-        """See ``Strategy.check``: every rank needs a head of its own.
+    def check(self, layout: ParallelLayout, workload: Workload) -> None:
+        """See ``Strategy.check``: every rank needs at least one head.
 
         Raises:
             InvalidRequest: there are more ranks than heads.
         """
-        heads = min(site.heads for site in job.geometry.sites)
+        heads = min(site.heads for site in workload.geometry.sites)
         if layout.tensor > heads:
             raise InvalidRequest(
                 f"layout tensor={layout.tensor}: this model has {heads} attention heads and each rank needs one, so "
                 f"tensor is at most {heads}"
             )
 
-    def bytes_sent(self, layout: ParallelLayout, job: Workload, rank: int) -> int:
-        """Two of ``n`` ranks' ``n - 1`` parts of every sum, as a ring all-reduce sends them."""
+    def bytes_sent(self, layout: ParallelLayout, workload: Workload, rank: int) -> int:
+        """Count ``2 (n - 1) / n`` times the size of every tensor summed over ``n`` ranks: a ring all-reduce."""
         place = layout.coordinates(rank)
-        sent = 0
-        for samples, extent in job.own(layout, place):
-            for summed in job.geometry.sums:
+        summed_bytes = 0
+        for samples, extent in workload.own(layout, place):
+            for summed in workload.geometry.sums:
                 tokens = extent.context.get(summed.tokens)
                 if tokens is None:
                     parts = Partition.even(extent.streams[summed.tokens], layout.sequence)
                     tokens = max(parts.sizes[place["sequence"]], summed.least)
-                size = summed.itemsize or job.itemsize
-                sent += samples * extent.rows * summed.count * tokens * summed.width * size
-        return 2 * (layout.tensor - 1) * sent // layout.tensor
+                size = summed.itemsize or workload.itemsize
+                summed_bytes += samples * extent.rows * summed.count * tokens * summed.width * size
+        return 2 * (layout.tensor - 1) * summed_bytes // layout.tensor
 
 
 def cut(module: nn.Module, cuts: Cuts, axis: Axis, device_type: str) -> Slices:
-    """Cut a transformer on the meta device, so that it computes this rank's part once that is loaded.
+    """Cut a transformer on the meta device, so that it computes this rank's part once the weights are loaded.
+
+    Args:
+        module: the transformer, modified in place.
+        cuts: how to cut its layers, by name.
+        axis: the ranks that share the layers.
+        device_type: ``"cuda"`` or ``"cpu"``.
 
     Returns:
-        What to load of the parameters that were cut.
+        The slices to load of each parameter that was cut.
     """
     assert axis.group is not None
     mesh = TorchMesh.from_group(axis.group, device_type)
@@ -79,6 +86,8 @@ def cut(module: nn.Module, cuts: Cuts, axis: Axis, device_type: str) -> Slices:
 
 
 class _Style(ParallelStyle):
+    """Applies one ``Cut`` to a module, and records in ``slices`` what this rank holds of each parameter."""
+
     def __init__(self, cut: Cut, axis: Axis, slices: dict[nn.Parameter, tuple[int, tuple[slice, ...]]]) -> None:
         self.cut, self.axis, self.slices = cut, axis, slices
 
@@ -91,14 +100,14 @@ class _Style(ParallelStyle):
                 self._shrink(module, "weight", 1, blocks)
                 bias: Any = module.bias
                 if bias is not None and self.axis.index:
-                    self.slices[bias] = (0, ())  # the first rank's bias is the sum's
+                    self.slices[bias] = (0, ())  # zeros: the sum gets the bias from the first rank
                 module.register_forward_hook(self._sum)
             case HeadsNorm(heads):
                 self._shrink(module, "weight", 0, (heads,))
                 module.forward = _HeadsNorm(module, heads, self.axis)
             case HeadOutputs(heads):
-                (own,) = ranges((heads,), self.axis.size, self.axis.index)
-                module.register_forward_hook(lambda _module, _inputs, outs: tuple(out[..., own] for out in outs))
+                (local,) = ranges((heads,), self.axis.size, self.axis.index)
+                module.register_forward_hook(lambda _module, _inputs, outs: tuple(out[..., local] for out in outs))
             case ParameterCut(name, dim, blocks):
                 self._shrink(module, name, dim, blocks)
             case HeadCounts(attributes):
@@ -107,16 +116,17 @@ class _Style(ParallelStyle):
         return module
 
     def _shrink(self, module: nn.Module, name: str, dim: int, blocks: tuple[Block, ...]) -> None:
+        """Replace a parameter by one of the size of this rank's part along ``dim``."""
         whole: nn.Parameter | None = getattr(module, name)
         if whole is None:
             return
         assert sum(units * size for units, size in blocks) == whole.shape[dim], (name, blocks, whole.shape)
-        own = tuple(ranges(blocks, self.axis.size, self.axis.index))
+        local = tuple(ranges(blocks, self.axis.size, self.axis.index))
         shape = list(whole.shape)
-        shape[dim] = sum(part.stop - part.start for part in own)
+        shape[dim] = sum(part.stop - part.start for part in local)
         parameter = nn.Parameter(whole.new_empty(shape), requires_grad=False)
         setattr(module, name, parameter)
-        self.slices[parameter] = (dim, own)
+        self.slices[parameter] = (dim, local)
 
     def _sum(self, _module: nn.Module, _inputs: Any, out: Tensor) -> Tensor:
         dist.all_reduce(out, group=self.axis.group)
@@ -124,7 +134,7 @@ class _Style(ParallelStyle):
 
 
 class _HeadsNorm:
-    """The forward of ``torch.nn.RMSNorm`` over features that lie on several ranks."""
+    """The forward of ``torch.nn.RMSNorm`` over features that are split over several ranks."""
 
     def __init__(self, module: Any, heads: Block, axis: Axis) -> None:
         self.module, self.features, self.axis = module, heads[0] * heads[1], axis

@@ -1,7 +1,7 @@
-"""Cutting the tokens of a row over the ranks of the sequence (``ring`` and ``ulysses`` together).
+"""Splitting the tokens of a row over the ranks of the sequence (``ring`` and ``ulysses`` together).
 
-Every stream is cut by itself, so that text is shared out like image tokens. What attention sees is all of rank 0's
-tokens, then all of rank 1's, in which order does not matter.
+Every stream is split separately, so text is split like image tokens. Attention sees all of rank 0's tokens, then all of
+rank 1's, and so on; the order of keys does not matter.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,65 +18,79 @@ from ..layout.partition import Partition
 
 @dataclass(frozen=True)
 class StreamPartition:
-    """The tokens of a stream that are computed together: ``patches`` of it, each cut over the ranks.
+    """The tokens of a stream that are computed together, and how the ranks share them.
 
-    A patch is where it starts, and the ranks' shares of it in order.
+    Attributes:
+        patches: each patch's offset in the stream, and the ranks' shares of the patch in order.
     """
 
     patches: tuple[tuple[int, Partition], ...]
 
     @classmethod
     def even(cls, start: int, length: int, ranks: int) -> "StreamPartition":
-        """One patch, cut evenly."""
+        """One patch of ``length`` tokens from ``start`` on, split evenly."""
         return cls(((start, Partition.even(length, ranks)),))
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Tokens by rank."""
+        """Number of tokens of each rank."""
         return tuple(map(sum, zip(*(shares.sizes for _, shares in self.patches), strict=True)))
 
     @property
     def total(self) -> int:
-        """Tokens of all ranks."""
+        """Number of tokens of all ranks."""
         return sum(self.sizes)
 
     def of(self, rank: int) -> list[slice]:
-        """Where a rank's tokens lie in the stream."""
-        return [_moved(shares.slice(rank), start) for start, shares in self.patches]
+        """Return where a rank's tokens are in the stream, one slice for each patch."""
+        return [_shifted(shares.slice(rank), start) for start, shares in self.patches]
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenSplit:
-    """How the streams of a row are cut, and which shares this rank holds."""
+    """How the streams of a row are split over the ranks of an axis.
+
+    Attributes:
+        axis: the ranks; ``axis.index`` is this rank's share.
+        streams: the split of each stream, by name.
+    """
 
     axis: Axis
     streams: Mapping[str, StreamPartition]
 
     @classmethod
     def even(cls, lengths: Mapping[str, int], axis: Axis) -> "TokenSplit":
-        """Whole streams of these lengths, cut evenly over an axis."""
+        """Split whole streams of these lengths evenly over an axis."""
         return cls(
             axis=axis, streams={name: StreamPartition.even(0, length, axis.size) for name, length in lengths.items()}
         )
 
     @classmethod
     def weighted(cls, lengths: Mapping[str, int], axis: Axis, weights: Sequence[float]) -> "TokenSplit":
-        """Whole streams of these lengths, cut in proportion to ``weights`` by rank."""
+        """Split whole streams of these lengths in proportion to ``weights``, one for each rank."""
         streams = {
             name: StreamPartition(((0, Partition.weighted(length, weights)),)) for name, length in lengths.items()
         }
         return cls(axis=axis, streams=streams)
 
     def tokens(self, streams: Sequence[str]) -> Partition:
-        """The tokens of several streams together, by rank."""
+        """Return the number of tokens of several streams together, by rank."""
         return Partition(tuple(map(sum, zip(*(self.streams[name].sizes for name in streams), strict=True))))
 
     def masks(self, masks: Mapping[str, Tensor], streams: Sequence[str]) -> list[Tensor] | None:
-        """By rank, which of its tokens of ``streams`` may be attended ``[B, tokens]``; None if all may be."""
+        """Split masks over the ranks.
+
+        Args:
+            masks: for streams with masked tokens, which tokens ``[B, tokens]`` (bool) may be attended.
+            streams: the streams of the attention, in the order in which it joins them.
+
+        Returns:
+            For each rank, which of its tokens ``[B, local tokens]`` may be attended; None if no stream has a mask.
+        """
         if not any(name in masks for name in streams):
             return None
-        some = next(iter(masks.values()))
-        ones = {name: some.new_ones(len(some), shares.total) for name, shares in self.streams.items()}
+        example = next(iter(masks.values()))
+        ones = {name: example.new_ones(len(example), shares.total) for name, shares in self.streams.items()}
         return [
             torch.cat(
                 [masks[name][:, part] if name in masks else ones[name][:, : part.stop - part.start]
@@ -87,37 +101,40 @@ class TokenSplit:
         ]  # fmt: skip
 
     def shard(self, state: State) -> State:
-        """Keep this rank's tokens of every stream, and what is indexed by token with them."""
-        own = {name: shares.of(self.axis.index) for name, shares in self.streams.items()}
+        """Return the state with only this rank's tokens of every stream, and the tables' entries for them."""
+        local = {name: shares.of(self.axis.index) for name, shares in self.streams.items()}
         return State(
-            streams={name: take(tokens, own[name]) for name, tokens in state.streams.items()},
+            streams={name: take(tokens, local[name]) for name, tokens in state.streams.items()},
             tables={
-                name: {key: take(table, own[name]) for key, table in tables.items()}
+                name: {key: take(table, local[name]) for key, table in tables.items()}
                 for name, tables in state.tables.items()
             },
             masks=state.masks,
             context=state.context,
         )
 
-    def unshard(self, own: Tensor, stream: str) -> Tensor:
-        """``[B, own tokens, ...]`` of every rank to ``[B, tokens, ...]`` on every rank, patch after patch."""
+    def unshard(self, local: Tensor, stream: str) -> Tensor:
+        """Gather a stream: ``[B, local tokens, ...]`` of each rank to ``[B, tokens, ...]``, on every rank.
+
+        The result has one patch after another, each in the order of the stream.
+        """
         shares = self.streams[stream]
-        gathered = all_gather(own, [(own.shape[0], size, *own.shape[2:]) for size in shares.sizes], self.axis)
+        gathered = all_gather(local, [(local.shape[0], size, *local.shape[2:]) for size in shares.sizes], self.axis)
         if len(shares.patches) == 1:
             return join(gathered, dim=1)
-        parts = [
-            whole.split([patch.sizes[rank] for _, patch in shares.patches], dim=1)
-            for rank, whole in enumerate(gathered)
+        by_rank = [
+            tokens.split([patch.sizes[rank] for _, patch in shares.patches], dim=1)
+            for rank, tokens in enumerate(gathered)
         ]
-        return torch.cat([by_rank[i] for i in range(len(shares.patches)) for by_rank in parts], dim=1)
+        return torch.cat([patches[i] for i in range(len(shares.patches)) for patches in by_rank], dim=1)
 
 
 def take(tensor: Tensor, parts: Sequence[slice]) -> Tensor:
-    """The parts of a tensor along dim 1, contiguous; the tensor itself if they are all of it."""
+    """Concatenate slices of dim 1 into a contiguous tensor; return the tensor itself if they cover all of it."""
     if len(parts) == 1 and parts[0] == slice(0, tensor.shape[1]):
         return tensor
     return join([tensor[:, part] for part in parts], dim=1).contiguous()
 
 
-def _moved(part: slice, by: int) -> slice:
+def _shifted(part: slice, by: int) -> slice:
     return slice(part.start + by, part.stop + by)

@@ -1,1 +1,1 @@
-"""The process that owns the socket, the queue and the ranks. One thread, no torch."""
+"""The process that owns the socket, the request queue and the rank processes. One thread, no torch."""

@@ -1,8 +1,8 @@
-"""A loop over file descriptors with one callback each.
+"""An event loop over file descriptors, with one callback for each.
 
-``poll`` rather than ``selectors``, which refuses an empty event mask: a hang-up must be noticed on a
-connection whose bytes are somebody else's to read. It also forgets a descriptor that was passed on
-as soon as it is closed here, which ``epoll`` does not.
+It uses ``poll`` because ``selectors`` rejects an empty event mask: the supervisor must notice a hang-up on a connection
+whose bytes only a rank may read. ``epoll`` would still report a descriptor that has been closed here but is open in the
+process that it was passed to; ``poll`` does not.
 """
 
 import math
@@ -11,28 +11,28 @@ from collections.abc import Callable
 
 READ = select.POLLIN
 HANG_UP = 0
-"""Report nothing but errors and hang-ups."""
+"""Report only errors and hang-ups."""
 
 
 class EventLoop:
-    """Calls what was registered for each descriptor that has something to report."""
+    """Calls the callback of each watched descriptor that has an event."""
 
     def __init__(self) -> None:
         self._poll = select.poll()
         self._callbacks: dict[int, Callable[[], object]] = {}
 
     def watch(self, descriptor: int, events: int, callback: Callable[[], object]) -> None:
-        """Call ``callback`` on ``events``, and always on an error or a hang-up."""
+        """Call ``callback`` on any of ``events``, and always on an error or a hang-up."""
         self._poll.register(descriptor, events)
         self._callbacks[descriptor] = callback
 
     def forget(self, descriptor: int) -> None:
-        """Stop watching; to be called before the descriptor is closed."""
+        """Stop watching a descriptor. Call this before closing it."""
         if self._callbacks.pop(descriptor, None):
             self._poll.unregister(descriptor)
 
     def run_once(self, seconds: float) -> None:
-        """Wait at most that long, then call back for everything that happened."""
+        """Wait up to ``seconds`` for events, and call the callbacks of those that happened."""
         for descriptor, _ in self._poll.poll(math.ceil(seconds * 1000)):
             callback = self._callbacks.get(descriptor)
             if callback:

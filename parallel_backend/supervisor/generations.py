@@ -1,4 +1,4 @@
-"""Sets of ranks, one after the other: the one that works, and those that were ended and are not gone yet."""
+"""Successive sets of ranks: the current one, and those that were killed but have not exited yet."""
 
 import logging
 import time
@@ -8,15 +8,20 @@ from ..protocol import rank_control
 from ..protocol.endpoint import Endpoint
 from ..protocol.messages import Devices
 from .event_loop import EventLoop
-from .rank_set import Patience, RankSet
+from .limits import Patience
+from .rank_set import RankSet
 
 log = logging.getLogger(__name__)
 
 
 class Generations:
-    """At most one set works at a time, and the next one starts only when the last one's devices are free.
+    """Runs at most one set of ranks at a time; the next one starts only once the last one has freed its devices.
 
-    ``limit`` is how many seconds ended ranks have to be gone. ``on_finished`` goes to every ``RankSet``.
+    ``exit_patience`` is how many seconds killed ranks have to exit. The other arguments are those of ``RankSet``.
+
+    Attributes:
+        current: the set that takes requests, if there is one.
+        number: the generation of the newest set.
     """
 
     def __init__(
@@ -25,23 +30,23 @@ class Generations:
         endpoint: Endpoint,
         command: Sequence[str],
         patience: Patience,
-        limit: float,
+        exit_patience: float,
         events: EventLoop,
         on_finished: Callable[[int, rank_control.Finished], None],
     ) -> None:
-        self._endpoint, self._command, self._patience, self._limit = endpoint, command, patience, limit
-        self._events, self._on_finished = events, on_finished
-        self._ending: list[RankSet] = []
+        self._endpoint, self._command, self._patience = endpoint, command, patience
+        self._exit_patience, self._events, self._on_finished = exit_patience, events, on_finished
+        self._killed: list[RankSet] = []
         self.current: RankSet | None = None
         self.number = 0
 
     def start(self, devices: Devices) -> None:
-        """Start the next set, unless one that was ended is still there.
+        """Start the next set, unless killed ranks have not exited yet.
 
         Raises:
-            OSError: a process cannot be started.
+            OSError: a process does not start.
         """
-        if self._ending:
+        if self._killed:
             return
         self.number += 1
         self.current = RankSet(
@@ -55,19 +60,19 @@ class Generations:
         )
         self.current.start()
 
-    def end(self) -> None:
-        """Kill the set that works, if there is one."""
+    def kill(self) -> None:
+        """Kill the current set, if there is one."""
         if self.current:
-            self.current.end()
-            self._ending.append(self.current)
+            self.current.kill()
+            self._killed.append(self.current)
             self.current = None
 
-    def bury(self) -> bool:
-        """Forget ended ranks once they are gone, or do not go although they were killed; whether some are left."""
-        for ended in list(self._ending):
-            overdue = time.monotonic() - (ended.ended or 0.0) > self._limit
-            if overdue and not ended.gone:
-                log.error("ranks of generation %d do not end although they were killed", ended.generation)
-            if overdue or ended.gone:
-                self._ending.remove(ended)
-        return bool(self._ending)
+    def forget_exited(self) -> bool:
+        """Forget killed sets that have exited or are overdue. Return whether any are left."""
+        for killed in list(self._killed):
+            overdue = time.monotonic() - (killed.killed_at or 0.0) > self._exit_patience
+            if overdue and not killed.exited:
+                log.error("the ranks of generation %d were killed but do not exit", killed.generation)
+            if overdue or killed.exited:
+                self._killed.remove(killed)
+        return bool(self._killed)

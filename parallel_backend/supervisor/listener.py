@@ -1,4 +1,4 @@
-"""The supervisor's front door: accepts connections, checks whose they are, and reads one header off each."""
+"""The supervisor's listening socket: accepts connections, checks their users, and reads one header from each."""
 
 import logging
 import socket
@@ -16,31 +16,39 @@ log = logging.getLogger(__name__)
 
 
 def answer(sock: socket.socket, message: object) -> None:
-    """Send a small message without waiting, to a client that may be gone or may not read."""
+    """Send a small message without blocking, to a client that may be gone or may not read."""
     try:
         sock.send(frames.pack(frames.Frame(message=message)), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
     except OSError as error:
-        log.info("a client did not take its answer: %s", error)
+        log.info("a client did not read its answer: %s", error)
 
 
 def refuse(sock: socket.socket, error: BackendError) -> None:
-    """Answer with an error and close."""
+    """Answer with an error and close the connection."""
     answer(sock, Error(code=error.code, message=str(error)))
     sock.close()
 
 
 @dataclass(kw_only=True)
-class _Caller:
+class _Pending:
+    """A connection whose header has not fully arrived; ``since`` is when it was accepted."""
+
     sock: socket.socket
     reader: frames.HeaderReader
     since: float
 
 
 class Listener:
-    """Hands whole headers to ``on_frame(sock, frame)``, which owns the connection from then on.
+    """Accepts connections and reads a header from each.
 
-    At most ``limit`` connections may be without a header, each for at most ``patience`` seconds.
-    ``uid_of`` says who is calling; any other user than this process's own is refused.
+    Args:
+        listener: the listening socket.
+        uid: the user whose connections are accepted; all others are refused.
+        events: the supervisor's event loop.
+        on_frame: called with a connection, which it then owns, and the frame of its header.
+        limit: how many connections may wait for their header at a time.
+        patience: how many seconds each of them may wait.
+        uid_of: returns the user id of a connection's peer.
     """
 
     def __init__(
@@ -54,62 +62,62 @@ class Listener:
         patience: float = 10.0,
         uid_of: Callable[[socket.socket], int] = lambda sock: peer(sock)[1],
     ) -> None:
-        self._listener, self._uid, self._events, self._on_frame = listener, uid, events, on_frame
+        self._socket, self._uid, self._events, self._on_frame = listener, uid, events, on_frame
         self._limit, self._patience, self._uid_of = limit, patience, uid_of
-        self._callers: dict[int, _Caller] = {}
+        self._pending: dict[int, _Pending] = {}
         listener.setblocking(False)
         events.watch(listener.fileno(), READ, self.accept)
 
     def accept(self) -> bool:
-        """Take one waiting connection; whether there was one."""
+        """Accept one pending connection. Return whether there was one."""
         try:
-            sock, _ = self._listener.accept()
+            sock, _ = self._socket.accept()
         except (BlockingIOError, ConnectionAbortedError):
             return False
         sock.setblocking(True)
         uid = self._uid_of(sock)
         if uid != self._uid:
-            log.warning("refused a connection of user %d", uid)
+            log.warning("refused a connection from user %d", uid)
             sock.close()
-        elif len(self._callers) >= self._limit:
-            refuse(sock, QueueFull(f"more than {self._limit} connections wait to be read"))
+        elif len(self._pending) >= self._limit:
+            refuse(sock, QueueFull(f"more than {self._limit} connections are waiting to be read"))
         else:
-            caller = _Caller(sock=sock, reader=frames.HeaderReader(sock), since=time.monotonic())
-            self._callers[sock.fileno()] = caller
-            self._events.watch(sock.fileno(), READ, lambda: self._read(caller))
+            pending = _Pending(sock=sock, reader=frames.HeaderReader(sock), since=time.monotonic())
+            self._pending[sock.fileno()] = pending
+            self._events.watch(sock.fileno(), READ, lambda: self._read(pending))
         return True
 
-    def _read(self, caller: _Caller) -> None:
+    def _read(self, pending: _Pending) -> None:
         try:
-            frame = caller.reader.advance()
+            frame = pending.reader.advance()
         except ProtocolError as error:
             log.warning("refused a message: %s", error)
-            refuse(self._release(caller), error)
+            refuse(self._release(pending), error)
         except OSError:
-            self._release(caller).close()
+            self._release(pending).close()
         else:
             if frame is not None:
-                self._on_frame(self._release(caller), frame)
+                self._on_frame(self._release(pending), frame)
 
-    def _release(self, caller: _Caller) -> socket.socket:
-        self._events.forget(caller.sock.fileno())
-        del self._callers[caller.sock.fileno()]
-        return caller.sock
+    def _release(self, pending: _Pending) -> socket.socket:
+        self._events.forget(pending.sock.fileno())
+        del self._pending[pending.sock.fileno()]
+        return pending.sock
 
     def tick(self) -> None:
-        """Hang up on whoever takes too long over a header."""
+        """Close connections that take too long to send their header."""
         oldest = time.monotonic() - self._patience
-        for caller in [caller for caller in self._callers.values() if caller.since < oldest]:
-            self._release(caller).close()
+        for pending in [pending for pending in self._pending.values() if pending.since < oldest]:
+            self._release(pending).close()
 
     @property
     def pending(self) -> bool:
-        """Whether somebody is connected who has not said yet what is wanted."""
-        return bool(self._callers)
+        """Whether a connection has not sent its whole header yet."""
+        return bool(self._pending)
 
     def close(self) -> None:
-        """Stop listening and hang up on whoever has said nothing yet."""
-        self._events.forget(self._listener.fileno())
-        self._listener.close()
-        for caller in list(self._callers.values()):
-            self._release(caller).close()
+        """Stop listening, and close connections without a whole header."""
+        self._events.forget(self._socket.fileno())
+        self._socket.close()
+        for pending in list(self._pending.values()):
+            self._release(pending).close()

@@ -1,4 +1,7 @@
-"""The registry of VAEs. Adding one is a file here and a row below; diffusers is not needed to ask for shapes."""
+"""The registry of VAE classes. To add one, write a file here and add a row below.
+
+Latent shapes and scales come from ``config.json`` alone, so asking for them does not need diffusers.
+"""
 
 from ..checkpoint.checkpoint import Checkpoint
 from ..errors import InvalidRequest
@@ -21,24 +24,26 @@ VAES: dict[str, type[VAE]] = {
     "AutoencoderKLTemporalDecoder": TemporalDecoder,
     "AutoencoderKLWan": Wan,
 }
-"""By the name of diffusers' class."""
+"""VAE classes by the name of diffusers' class."""
 
 SMALLEST_TILE = 8
-"""Rows and columns of a latent that a tile has at least."""
+"""Smallest height and width of a tile, in rows and columns of the latent."""
 
 
 def vae_of(checkpoint: Checkpoint) -> VAE:
-    """The VAE of a checkpoint that has one, from its JSON files alone.
+    """Return the VAE of a checkpoint that has one. Reads only the checkpoint's JSON files.
 
     Raises:
-        InvalidRequest: a class that is not listed, with the list, or one for other pictures than RGB.
+        InvalidRequest: the class is not in ``VAES`` (the message lists them), or the VAE's images are not RGB.
     """
     name = checkpoint.components["vae"]
     if name not in VAES:
         raise InvalidRequest(f"vae class {name} is not supported; supported: {', '.join(VAES)}")
     vae = VAES[name](checkpoint.config("vae"))
     if vae.colors != 3:
-        raise InvalidRequest(f"{checkpoint.path / 'vae'} has {vae.colors} colour channels; RGB, so 3, is supported")
+        raise InvalidRequest(
+            f"{checkpoint.path / 'vae'} has {vae.colors} colour channels; only RGB, so 3, is supported"
+        )
     return vae
 
 

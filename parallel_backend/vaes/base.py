@@ -1,6 +1,6 @@
-"""What a VAE class of diffusers is to us: shape and scale of its latents, and how one sample is decoded and encoded.
+"""The interface to diffusers' VAE classes: shape and scale of the latents, and how to decode and encode one sample.
 
-Nothing here imports diffusers, so that the nodes in ComfyUI's process can ask for shapes and scales.
+Nothing here imports diffusers, so the nodes in ComfyUI's process can ask for shapes and scales.
 """
 
 from abc import ABC, abstractmethod
@@ -13,17 +13,24 @@ from torch import Tensor, nn
 
 from ..errors import InvalidRequest
 
-Write = Callable[[Tensor], None]
-"""Takes the next frames of a sample, ``[1, 3, t, H, W]`` in -1..1. May raise to end the work."""
-Done = Callable[[], None]
-"""Called at the end of each part of the work on a sample. May raise to end it."""
+WriteFrames = Callable[[Tensor], None]
+"""Takes the next decoded frames of a sample, ``[1, 3, t, H, W]`` in -1..1. May raise to stop decoding."""
+PartDone = Callable[[], None]
+"""Called after each part of the work on a sample. May raise to stop it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LatentScale:
-    """How a VAE's latents are smaller than its pixels: T latent frames are ``temporal * (T - 1) + 1`` frames.
+    """How much smaller a VAE's latents are than its pixels.
 
-    Those of a ``video`` are ``[B, C, T, H, W]``, those of a picture ``[B, C, H, W]``.
+    Latents are ``[B, C, T, H, W]`` for video and ``[B, C, H, W]`` for images. T latent frames stand for
+    ``temporal * (T - 1) + 1`` pixel frames.
+
+    Attributes:
+        channels: latent channels.
+        spatial: pixels per latent row, and per latent column.
+        temporal: pixel frames per latent frame after the first.
+        video: whether latents have a time dim.
     """
 
     channels: int
@@ -32,13 +39,23 @@ class LatentScale:
     video: bool = True
 
     def as_video(self) -> "LatentScale":
-        """That of a VAE of pictures that is used frame by frame."""
+        """Return the scale of an image VAE that is applied to a video frame by frame."""
         return replace(self, video=True)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scaling:
-    """From a VAE's raw latent z to the model's: ``(z - shift) * factor``, with a mean ``(z - mean) * factor / std``."""
+    """Maps a VAE's raw latent z to the model's: ``(z - shift) * factor``, or ``(z - mean) * factor / std``.
+
+    Attributes:
+        factor: the scale of both formulas.
+        shift: subtracted in the first formula.
+        mean: one value per latent channel. Empty selects the first formula.
+        std: one value per latent channel, or empty like ``mean``.
+
+    Raises:
+        InvalidRequest: ``mean`` and ``std`` differ in length.
+    """
 
     factor: float = 1.0
     shift: float = 0.0
@@ -47,17 +64,24 @@ class Scaling:
 
     def __post_init__(self) -> None:
         if len(self.mean) != len(self.std):
-            raise InvalidRequest(f"the VAE's config has {len(self.mean)} latents_mean and {len(self.std)} latents_std")
+            raise InvalidRequest(
+                f"the VAE's config has {len(self.mean)} latents_mean and {len(self.std)} latents_std; "
+                "both need one value per latent channel"
+            )
 
 
 class VAE(ABC):
-    """One VAE class. ``config`` is its ``config.json``; what that leaves out is diffusers' default.
+    """One VAE class of diffusers.
 
-    Decoding and encoding are diffusers' own, of one sample at a time, untiled. Latents are those of ComfyUI's VAE.
+    Decoding and encoding call diffusers' module, untiled, one sample at a time. Latents follow the convention of
+    ComfyUI's VAE of the same model.
+
+    Args:
+        config: the VAE's ``config.json``. Missing entries take diffusers' defaults.
     """
 
-    smallest: ClassVar[int] = 1
-    """Height and width from which on a latent can be decoded: a picture of 1 has no mirror image."""
+    min_latent_size: ClassVar[int] = 1
+    """Smallest latent height and width that can be decoded. Reflection padding needs 2, since it mirrors rows."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self.config = config
@@ -70,73 +94,83 @@ class VAE(ABC):
     @property
     @abstractmethod
     def scaling(self) -> Scaling | None:
-        """What lies between latents and model; None where ComfyUI's VAE itself gives what the model takes."""
+        """The map from latents to the model's input. None if ComfyUI's VAE gives the model's input directly."""
 
     @property
     def colors(self) -> int:
-        """Number of colour channels of a picture."""
+        """Number of colour channels of an image."""
         return int(self.config.get("out_channels", 3))
 
     def pixel_frames(self, frames: int) -> int:
-        """How many frames come out of so many latent frames."""
+        """Return how many pixel frames ``frames`` latent frames decode to."""
         return self.scale.temporal * (frames - 1) + 1
 
-    def kept_frames(self, frames: int) -> int:
-        """How many of a video's frames are encoded: those beyond the last whole group make no latent frame."""
+    def encoded_frames(self, frames: int) -> int:
+        """Return how many of a video's frames are encoded. An incomplete last group yields no latent frame."""
         return 1 + (frames - 1) // self.scale.temporal * self.scale.temporal
 
     def prepare(self, module: Any) -> None:  # noqa: B027 (most need nothing)
-        """Have diffusers' module compute as ComfyUI's does, right after it was loaded."""
+        """Make a freshly loaded diffusers module compute what ComfyUI's does."""
 
     def decode_parts(self, module: Any, frames: int) -> int:
-        """How many parts ``decode`` has, by the number of latent frames: convolutions, where all pass at once."""
+        """Return how often ``decode`` calls ``part_done`` for ``frames`` latent frames.
+
+        Here that is once per convolution of the decoder, through which all frames pass at once.
+        """
         return len(_convolutions(module.decoder))
 
     def encode_parts(self, module: Any, frames: int) -> int:
-        """The same of ``encode``, by the number of frames."""
+        """Return how often ``encode`` calls ``part_done`` for ``frames`` pixel frames."""
         return len(_convolutions(module.encoder))
 
-    def decode(self, module: Any, latent: Tensor, write: Write, done: Done) -> None:
-        """Decode one latent ``[1, C, T, H, W]``, or a picture's ``[1, C, H, W]``."""
-        with told(module.decoder, done):
+    def decode(self, module: Any, latent: Tensor, write: WriteFrames, part_done: PartDone) -> None:
+        """Decode one latent ``[1, C, T, H, W]``, or that of an image ``[1, C, H, W]``."""
+        with report_convolutions(module.decoder, part_done):
             pixels = module.decode(latent, return_dict=False)[0]
         write(pixels)
 
-    def encode(self, module: Any, pixels: Tensor, done: Done) -> Tensor:
-        """The latent of one video ``[1, 3, T, H, W]``, or picture ``[1, 3, H, W]``, in -1..1: the posterior's mode."""
-        with told(module.encoder, done):
+    def encode(self, module: Any, pixels: Tensor, part_done: PartDone) -> Tensor:
+        """Encode one video ``[1, 3, T, H, W]`` or image ``[1, 3, H, W]``, in -1..1.
+
+        Returns:
+            The posterior's mode, ``[1, C, T', H', W']`` or ``[1, C, H', W']``.
+        """
+        with report_convolutions(module.encoder, part_done):
             latent: Tensor = module.encode(pixels, return_dict=False)[0].mode()
         return latent
 
 
 class Framewise(VAE):
-    """A VAE whose own ``decode`` and ``encode`` run decoder and encoder on a few frames at a time.
+    """A VAE whose diffusers module runs its decoder and encoder on a few frames at a time.
 
-    Decoded frames are written and dropped at once, so that a video is never held twice.
+    Each decoded chunk is written and dropped at once, so memory never holds a video twice.
     """
 
-    def frames_of(self, chunk: Tensor) -> Tensor:
-        """The decoder's output as pixels ``[1, 3, t, H, W]``."""
+    def to_pixels(self, chunk: Tensor) -> Tensor:
+        """Convert the decoder's output to pixels ``[1, 3, t, H, W]``."""
         return chunk
 
-    def decode(self, module: Any, latent: Tensor, write: Write, done: Done) -> None:
-        """Decode one latent ``[1, C, T, H, W]``, and write each part's frames at once, which the decoder then drops."""
+    def decode(self, module: Any, latent: Tensor, write: WriteFrames, part_done: PartDone) -> None:
+        """Decode one latent ``[1, C, T, H, W]``, and write each chunk of frames as soon as it is decoded.
 
-        def take(_module: object, _inputs: object, output: Any) -> Any:
-            # Some decoders give their cache too.
+        A hook writes the chunk and hands the decoder's caller an empty one, so diffusers does not collect frames.
+        """
+
+        def write_chunk(_module: object, _inputs: object, output: Any) -> Any:
+            # Some decoders also return their cache.
             chunk, *rest = output if isinstance(output, tuple) else (output,)
-            write(self.frames_of(chunk))
-            done()
+            write(self.to_pixels(chunk))
+            part_done()
             return (chunk[:, :, :0], *rest) if rest else chunk[:, :, :0]
 
-        handle = module.decoder.register_forward_hook(take)
+        handle = module.decoder.register_forward_hook(write_chunk)
         try:
             module.decode(latent, return_dict=False)
         finally:
             handle.remove()
 
-    def encode(self, module: Any, pixels: Tensor, done: Done) -> Tensor:
-        handle = module.encoder.register_forward_hook(lambda *_: done())
+    def encode(self, module: Any, pixels: Tensor, part_done: PartDone) -> Tensor:
+        handle = module.encoder.register_forward_hook(lambda *_: part_done())
         try:
             latent: Tensor = module.encode(pixels, return_dict=False)[0].mode()
         finally:
@@ -145,21 +179,21 @@ class Framewise(VAE):
 
 
 @contextmanager
-def told(module: nn.Module, done: Done) -> Iterator[None]:
-    """Call ``done`` once for each convolution of a module: when it has run first, or at the end, if it never does."""
-    waiting: dict[nn.Module, Any] = {}
+def report_convolutions(module: nn.Module, part_done: PartDone) -> Iterator[None]:
+    """Call ``part_done`` once per convolution of a module: after its first run, or on exit if it never ran."""
+    handles: dict[nn.Module, Any] = {}
 
-    def first(layer: nn.Module, _given: object, _made: object) -> None:
-        waiting.pop(layer).remove()
-        done()
+    def after_first_run(layer: nn.Module, _inputs: object, _output: object) -> None:
+        handles.pop(layer).remove()
+        part_done()
 
-    waiting |= {layer: layer.register_forward_hook(first) for layer in _convolutions(module)}
+    handles |= {layer: layer.register_forward_hook(after_first_run) for layer in _convolutions(module)}
     try:
         yield
-        for _ in waiting:
-            done()
+        for _ in handles:
+            part_done()
     finally:
-        for handle in waiting.values():
+        for handle in handles.values():
             handle.remove()
 
 
@@ -168,12 +202,12 @@ def _convolutions(module: nn.Module) -> list[nn.Module]:
 
 
 def scaled_by_factor(config: Mapping[str, Any], default: float) -> Scaling:
-    """The scaling of the configs that have a ``scaling_factor`` and perhaps a ``shift_factor``."""
+    """Return the scaling of a config with a ``scaling_factor`` and perhaps a ``shift_factor``."""
     return Scaling(factor=config.get("scaling_factor") or default, shift=config.get("shift_factor") or 0.0)
 
 
 def scaled_by_channel(config: Mapping[str, Any], mean: tuple[float, ...], std: tuple[float, ...]) -> Scaling:
-    """The scaling of the configs that have ``latents_mean`` and ``latents_std``."""
+    """Return the scaling of a config with ``latents_mean`` and ``latents_std``; ``mean`` and ``std`` are defaults."""
     return Scaling(
         factor=config.get("scaling_factor") or 1.0,
         mean=tuple(config.get("latents_mean") or mean),

@@ -1,4 +1,4 @@
-"""CogVideoX's VAE, which decodes 2 latent frames and encodes 8 frames at a time, the odd ones with the first."""
+"""CogVideoX's VAE. It decodes 2 latent frames or encodes 8 frames at a time; a remainder joins the first chunk."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from .base import Framewise, LatentScale, Scaling, scaled_by_factor
 
 
 class CogVideoX(Framewise):
-    """``AutoencoderKLCogVideoX``; its latents are ``[B, C, T, H, W]``, other than those of diffusers' pipeline."""
+    """``AutoencoderKLCogVideoX``. Latents are ``[B, C, T, H, W]``; diffusers' pipeline puts T before C."""
 
     @property
     def scale(self) -> LatentScale:
@@ -21,7 +21,10 @@ class CogVideoX(Framewise):
         return scaled_by_factor(self.config, 1.15258426)
 
     def pixel_frames(self, frames: int) -> int:
-        """An even number has no first frame that stays alone."""
+        """Return how many pixel frames ``frames`` latent frames decode to.
+
+        If the number is odd, the first frame gives one pixel frame; if it is even, every frame gives ``temporal``.
+        """
         return super().pixel_frames(frames) if frames % 2 else self.scale.temporal * frames
 
     def decode_parts(self, module: Any, frames: int) -> int:

@@ -1,9 +1,14 @@
-"""HunyuanVideo's VAE, untiled: its attention takes one frame's queries at a time instead of a mask over all pairs."""
+"""HunyuanVideo's VAE, untiled.
+
+Its attention is frame-causal: a frame attends to itself and to earlier frames. It runs on the queries of one frame at a
+time, which needs no mask over all pairs of tokens.
+"""
 
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from einops import rearrange
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -26,44 +31,53 @@ class HunyuanVideo(VAE):
         return scaled_by_factor(self.config, 0.476986)
 
     def prepare(self, module: Any) -> None:
-        """Blending tiles changes the picture, and diffusers does so over time unless it is told not to."""
+        """Turn off diffusers' default tiling over time, whose blending changes the result, and the attention mask."""
         module.use_framewise_encoding = module.use_framewise_decoding = False
         for half in (module.encoder, module.decoder):
-            _attend_by_frame(half.mid_block)
+            _replace_attention(half.mid_block)
 
 
-def _attend_by_frame(block: Any) -> None:
-    """Replace a mid block's ``forward``, which would make a mask of ``(T H W) ** 2`` numbers.
+def _replace_attention(block: Any) -> None:
+    """Replace a mid block's ``forward``, which would build a mask of ``(T H W) ** 2`` values.
 
-    Its ``causal`` is what attends, to be replaced where a rank has some of the rows.
+    The new one calls ``block.frame_causal_attention``, which a split by rows replaces in its turn.
     """
 
     def forward(hidden: Tensor) -> Tensor:
         hidden = block.resnets[0](hidden)
         for attention, resnet in zip(block.attentions, block.resnets[1:], strict=True):
-            hidden = resnet(hidden if attention is None else _attend(attention, hidden, block.causal))
+            if attention is not None:
+                hidden = _attend(attention, hidden, block.frame_causal_attention)
+            hidden = resnet(hidden)
         return hidden
 
-    block.forward, block.causal = forward, frame_by_frame
+    block.forward, block.frame_causal_attention = forward, frame_causal_attention
 
 
-def frame_by_frame(query: Tensor, key: Tensor, value: Tensor, frames: int) -> Tensor:
-    """Attention ``[B, heads, tokens, head_dim]`` in which a frame sees itself and those before it."""
-    size = key.shape[2] // frames
-    seen = range(size, key.shape[2] + 1, size)
-    parts = zip(query.split(size, dim=2), seen, strict=True)
+def frame_causal_attention(query: Tensor, key: Tensor, value: Tensor, frames: int) -> Tensor:
+    """Attend with each frame to itself and to earlier frames.
+
+    Args:
+        query: ``[B, heads, tokens, head_dim]``, with the tokens of a frame next to each other.
+        key: shaped like ``query``.
+        value: shaped like ``query``.
+        frames: number of frames, which all have the same number of tokens.
+    """
+    frame_tokens = key.shape[2] // frames
+    ends = range(frame_tokens, key.shape[2] + 1, frame_tokens)
+    parts = zip(query.split(frame_tokens, dim=2), ends, strict=True)
     return torch.cat([scaled_dot_product_attention(q, key[:, :, :end], value[:, :, :end]) for q, end in parts], dim=2)
 
 
-def _attend(attention: Any, hidden: Tensor, causal: Callable[..., Tensor]) -> Tensor:
-    """Attention ``[B, C, T, H, W]`` by diffusers' own layers."""
-    tokens = hidden.permute(0, 2, 3, 4, 1).flatten(1, 3)
+def _attend(attention: Any, hidden: Tensor, attend: Callable[..., Tensor]) -> Tensor:
+    """Run one of diffusers' attention layers on ``[B, C, T, H, W]``, with ``attend`` for the attention itself."""
+    frames, height, width = hidden.shape[2:]
+    tokens = rearrange(hidden, "b c t h w -> b (t h w) c")
     normed = attention.group_norm(tokens.transpose(1, 2)).transpose(1, 2)
     q, k, v = (
-        layer(normed).unflatten(-1, (attention.heads, -1)).transpose(1, 2)
+        rearrange(layer(normed), "b tokens (heads d) -> b heads tokens d", heads=attention.heads)
         for layer in (attention.to_q, attention.to_k, attention.to_v)
     )
-    out = attention.to_out[0](causal(q, k, v, hidden.shape[2]).transpose(1, 2).flatten(2))
-    mixed = (out + tokens) / attention.rescale_output_factor
-    back: Tensor = mixed.unflatten(1, hidden.shape[2:]).permute(0, 4, 1, 2, 3)
-    return back
+    out = attention.to_out[0](rearrange(attend(q, k, v, frames), "b heads tokens d -> b tokens (heads d)"))
+    mixed: Tensor = (out + tokens) / attention.rescale_output_factor
+    return rearrange(mixed, "b (t h w) c -> b c t h w", t=frames, h=height, w=width)

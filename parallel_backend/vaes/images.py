@@ -1,22 +1,23 @@
-"""AutoencoderKL (Flux, SD3, PixArt, Z-Image, DiT, and Latte, frame by frame) and its two relatives.
+"""AutoencoderKL, the VAE of Flux.1, SD3, PixArt, Z-Image, DiT and (frame by frame) Latte, and its two relatives.
 
-Flux.2's normalises inside. Latte may also have one whose decoder mixes the frames.
+AutoencoderKLFlux2 normalises its latents itself. AutoencoderKLTemporalDecoder, which Latte may have instead, decodes
+all frames of a video together.
 """
 
 from typing import Any
 
 import torch
+from einops import rearrange
 from torch import Tensor
-from torch.nn.functional import pixel_shuffle, pixel_unshuffle
 
-from .base import VAE, Done, LatentScale, Scaling, Write, scaled_by_factor, told
+from .base import VAE, LatentScale, PartDone, Scaling, WriteFrames, report_convolutions, scaled_by_factor
 
 
 class Image(VAE):
-    """``AutoencoderKL``; ComfyUI's latent is the raw one."""
+    """``AutoencoderKL``. ComfyUI's latent is the raw latent."""
 
     CHANNELS, LEVELS = 4, 1
-    """diffusers' defaults."""
+    """diffusers' defaults: latent channels and resolution levels."""
 
     @property
     def scale(self) -> LatentScale:
@@ -28,14 +29,14 @@ class Image(VAE):
     def scaling(self) -> Scaling | None:
         return scaled_by_factor(self.config, 0.18215)
 
-    def decode(self, module: Any, latent: Tensor, write: Write, done: Done) -> None:
-        super().decode(module, latent, lambda pixels: write(pixels.unsqueeze(2)), done)
+    def decode(self, module: Any, latent: Tensor, write: WriteFrames, part_done: PartDone) -> None:
+        super().decode(module, latent, lambda pixels: write(pixels.unsqueeze(2)), part_done)
 
 
 class TemporalDecoder(Image):
-    """``AutoencoderKLTemporalDecoder``: encodes frames one by one, and decodes all of them together.
+    """``AutoencoderKLTemporalDecoder``. It encodes frames one by one and decodes all of them together.
 
-    So does diffusers' LattePipeline; ComfyUI's latent is the raw one.
+    diffusers' LattePipeline decodes them like this. ComfyUI's latent is the raw latent.
     """
 
     @property
@@ -45,26 +46,26 @@ class TemporalDecoder(Image):
     def encode_parts(self, module: Any, frames: int) -> int:
         return frames * super().encode_parts(module, frames)
 
-    def decode(self, module: Any, latent: Tensor, write: Write, done: Done) -> None:
-        frames = latent[0].movedim(1, 0)
-        with told(module.decoder, done):
+    def decode(self, module: Any, latent: Tensor, write: WriteFrames, part_done: PartDone) -> None:
+        frames = rearrange(latent, "1 c t h w -> t c h w")
+        with report_convolutions(module.decoder, part_done):
             pixels = module.decode(frames, num_frames=len(frames), return_dict=False)[0]
-        write(pixels.movedim(0, 1).unsqueeze(0))
+        write(rearrange(pixels, "t c h w -> 1 c t h w"))
 
-    def encode(self, module: Any, pixels: Tensor, done: Done) -> Tensor:
-        picture = super().encode
-        return torch.stack([picture(module, frame, done) for frame in pixels.unbind(2)], dim=2)
+    def encode(self, module: Any, pixels: Tensor, part_done: PartDone) -> Tensor:
+        encode_frame = super().encode
+        return torch.stack([encode_frame(module, frame, part_done) for frame in pixels.unbind(2)], dim=2)
 
 
 class Flux2(Image):
-    """``AutoencoderKLFlux2``; ComfyUI's latent has patches of pixels as channels, normalised by the batch norm."""
+    """``AutoencoderKLFlux2``. ComfyUI's latent has patches as channels, normalised by the batch norm's statistics."""
 
     CHANNELS, LEVELS = 32, 4
 
     @property
     def scale(self) -> LatentScale:
-        inner = super().scale
-        return LatentScale(channels=inner.channels * self.patch**2, spatial=inner.spatial * self.patch, video=False)
+        raw = super().scale
+        return LatentScale(channels=raw.channels * self.patch**2, spatial=raw.spatial * self.patch, video=False)
 
     @property
     def scaling(self) -> Scaling | None:
@@ -72,19 +73,23 @@ class Flux2(Image):
 
     @property
     def patch(self) -> int:
-        """Height and width of a patch."""
+        """Height and width of a patch of the raw latent."""
         return int(self.config.get("patch_size", (2, 2))[0])
 
-    def decode(self, module: Any, latent: Tensor, write: Write, done: Done) -> None:
+    def decode(self, module: Any, latent: Tensor, write: WriteFrames, part_done: PartDone) -> None:
         mean, std = _statistics(module)
-        super().decode(module, pixel_shuffle(latent * std + mean, self.patch), write, done)
+        patches = "b (c row column) h w -> b c (h row) (w column)"
+        raw = rearrange(latent * std + mean, patches, row=self.patch, column=self.patch)
+        super().decode(module, raw, write, part_done)
 
-    def encode(self, module: Any, pixels: Tensor, done: Done) -> Tensor:
+    def encode(self, module: Any, pixels: Tensor, part_done: PartDone) -> Tensor:
         mean, std = _statistics(module)
-        return (pixel_unshuffle(super().encode(module, pixels, done), self.patch) - mean) / std
+        raw = super().encode(module, pixels, part_done)
+        patches = "b c (h row) (w column) -> b (c row column) h w"
+        return (rearrange(raw, patches, row=self.patch, column=self.patch) - mean) / std
 
 
 def _statistics(module: Any) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation ``[1, C, 1, 1]``, as Flux2Pipeline takes them."""
-    mean, variance = (values.view(1, -1, 1, 1) for values in (module.bn.running_mean, module.bn.running_var))
+    """Return the latent's mean and standard deviation, ``[1, C, 1, 1]``, as in diffusers' Flux2Pipeline."""
+    mean, variance = (rearrange(values, "c -> 1 c 1 1") for values in (module.bn.running_mean, module.bn.running_var))
     return mean, torch.sqrt(variance + module.config.batch_norm_eps)

@@ -1,22 +1,23 @@
-"""LTX-Video's VAE. ComfyUI's latent is normalised, and newer versions decode with a little noise and a timestep."""
+"""LTX-Video's VAE. ComfyUI's latent is normalised; newer versions decode with a timestep and a little noise."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+from einops import rearrange
 from torch import Tensor, nn
 
-from .base import VAE, Done, LatentScale, Scaling, Write, told
+from .base import VAE, LatentScale, PartDone, Scaling, WriteFrames, report_convolutions
 
 TIMESTEP, NOISE = 0.05, 0.025
-"""With which ComfyUI decodes."""
+"""The timestep and the share of noise that ComfyUI decodes with."""
 
 
 class LTXVideo(VAE):
     """``AutoencoderKLLTXVideo``."""
 
-    smallest = 2
+    min_latent_size = 2
 
     @property
     def scale(self) -> LatentScale:
@@ -33,37 +34,37 @@ class LTXVideo(VAE):
         return None
 
     def prepare(self, module: Any) -> None:
-        """ComfyUI's decoder continues a picture by its mirror image, diffusers' by zeros."""
+        """Pad by reflection in the decoder, as ComfyUI does. diffusers pads with zeros."""
         for layer in module.decoder.modules():
             if isinstance(layer, nn.Conv3d):
                 layer.padding_mode = "reflect"
 
-    def decode(self, module: Any, latent: Tensor, write: Write, done: Done) -> None:
-        """ComfyUI draws the noise from wherever its generator stands; here it is the same for every sample."""
+    def decode(self, module: Any, latent: Tensor, write: WriteFrames, part_done: PartDone) -> None:
+        """Decode one latent. Every sample gets the same noise; ComfyUI's depends on its generator's current state."""
         mean, std = _statistics(module)
         with _seeded(latent.device):
             if not module.config.timestep_conditioning:
-                return super().decode(module, latent * std + mean, write, done)
+                return super().decode(module, latent * std + mean, write, part_done)
             noisy = torch.randn_like(latent) * NOISE + (1.0 - NOISE) * latent
             timestep = torch.full((1,), TIMESTEP, device=latent.device, dtype=latent.dtype)
-            with told(module.decoder, done):
+            with report_convolutions(module.decoder, part_done):
                 pixels = module.decode(noisy * std + mean, timestep, return_dict=False)[0]
         write(pixels)
 
-    def encode(self, module: Any, pixels: Tensor, done: Done) -> Tensor:
+    def encode(self, module: Any, pixels: Tensor, part_done: PartDone) -> Tensor:
         mean, std = _statistics(module)
-        return (super().encode(module, pixels, done) - mean) / std
+        return (super().encode(module, pixels, part_done) - mean) / std
 
 
 def _statistics(module: Any) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation ``[1, C, 1, 1, 1]``, as LTXPipeline takes them."""
-    mean, std = (values.view(1, -1, 1, 1, 1) for values in (module.latents_mean, module.latents_std))
+    """Return the latent's mean and standard deviation, ``[1, C, 1, 1, 1]``, as in diffusers' LTXPipeline."""
+    mean, std = (rearrange(values, "c -> 1 c 1 1 1") for values in (module.latents_mean, module.latents_std))
     return mean, std / module.config.scaling_factor
 
 
 @contextmanager
 def _seeded(device: torch.device) -> Iterator[None]:
-    """Layers too draw noise, from torch's own generators, which are left as they were."""
+    """Seed torch's global generators, from which layers draw noise too, and restore their state on exit."""
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(0)
         yield

@@ -1,11 +1,11 @@
-"""Mochi's VAE, a whole video at once."""
+"""Mochi's VAE, which decodes and encodes a whole video at once."""
 
 from math import prod
 from typing import Any
 
 from .base import VAE, LatentScale, Scaling, scaled_by_channel
 
-# Published with Mochi 1, and the defaults of diffusers' class.
+# Published with Mochi 1; also the defaults of diffusers' class.
 MEAN = (
     -0.06730895953510081, -0.038011381506090416, -0.07477820912866141, -0.05565264470995561,
     0.012767231469026969, -0.04703542746246419, 0.043896967884726704, -0.09346305707025976,
@@ -34,23 +34,24 @@ class Mochi(VAE):
         return scaled_by_channel(self.config, MEAN, STD)
 
     def prepare(self, module: Any) -> None:
-        """Two things are other than in diffusers.
+        """Compute as ComfyUI does where diffusers differs.
 
-        The decoder drops the frames in front where they arise instead of at the end, until when they take part in those
-        behind them; in the encoder's attention a frame sees those after it too.
+        Each upsampling block of the decoder drops its surplus leading frames at once. diffusers drops them at the end,
+        so until then they influence the frames after them. The encoder's attention is not causal: a frame also sees
+        later frames.
         """
         module.drop_last_temporal_frames = False
         for block in module.decoder.up_blocks:
-            block.register_forward_hook(_drop_front)
+            block.register_forward_hook(_drop_leading_frames)
         for layer in module.encoder.modules():
             if isinstance(getattr(layer, "is_causal", None), bool):
                 layer.is_causal = False
 
-    def kept_frames(self, frames: int) -> int:
-        """All: through attention the last ones count, even if they make no latent frame."""
+    def encoded_frames(self, frames: int) -> int:
+        """Return ``frames``: attention reads the last frames even if they yield no latent frame."""
         return frames
 
 
-def _drop_front(block: Any, _inputs: object, output: tuple[Any, Any]) -> tuple[Any, Any]:
+def _drop_leading_frames(block: Any, _inputs: object, output: tuple[Any, Any]) -> tuple[Any, Any]:
     frames, cache = output
     return frames[:, :, block.temporal_expansion - 1 :], cache

@@ -1,14 +1,17 @@
-"""Wan's VAEs, one latent frame at a time: Wan 2.1 (and Qwen-Image's, which is its form), and Wan 2.2 on patches."""
+"""Wan's VAEs, which process one latent frame at a time.
+
+Wan 2.1 and Qwen-Image share an architecture. Wan 2.2 works on patches of pixels.
+"""
 
 from typing import Any
 
+from einops import rearrange
 from torch import Tensor
-from torch.nn.functional import pixel_shuffle
 
-from .base import Done, Framewise, LatentScale, Scaling, Write, scaled_by_channel
+from .base import Framewise, LatentScale, PartDone, Scaling, WriteFrames, scaled_by_channel
 
 CHANNELS, DOWNSAMPLE = 16, (False, True, True)
-# Published with Wan 2.1, and the defaults of both classes.
+# Published with Wan 2.1; also the defaults of both of diffusers' classes.
 MEAN = (
     -0.7571, -0.7089, -0.9113, 0.1075, -0.1745, 0.9653, -0.1517, 1.5508,
     0.4134, -0.0715, 0.5517, -0.3632, -0.1922, -0.9497, 0.2503, -0.2921,
@@ -24,7 +27,7 @@ class Wan(Framewise):
 
     @property
     def scale(self) -> LatentScale:
-        # The spelling is diffusers' own.
+        # diffusers spells it this way.
         downsample = self.config.get("temperal_downsample", DOWNSAMPLE)
         return LatentScale(
             channels=self.config.get("z_dim", CHANNELS),
@@ -38,7 +41,7 @@ class Wan(Framewise):
 
     @property
     def patch(self) -> int:
-        """Height and width of the patches that are the decoder's pixels."""
+        """Height and width, in pixels, of the patch that the decoder gives at each of its output positions."""
         return int(self.config.get("patch_size") or 1)
 
     @property
@@ -51,28 +54,28 @@ class Wan(Framewise):
     def encode_parts(self, module: Any, frames: int) -> int:
         return 1 + (frames - 1) // self.scale.temporal
 
-    def frames_of(self, chunk: Tensor) -> Tensor:
-        """Undo diffusers' ``patchify``, whose channels are (colour, column, row)."""
+    def to_pixels(self, chunk: Tensor) -> Tensor:
+        """Undo diffusers' ``patchify``, which flattens (colour, column, row) into channels."""
         if self.patch == 1:
             return chunk
-        grouped = chunk.transpose(1, 2).unflatten(2, (self.colors, self.patch, self.patch))
-        return pixel_shuffle(grouped.transpose(3, 4).flatten(2, 4), self.patch).transpose(1, 2)
+        patches = "b (colour column row) t h w -> b colour t (h row) (w column)"
+        return rearrange(chunk, patches, column=self.patch, row=self.patch)
 
-    def decode(self, module: Any, latent: Tensor, write: Write, done: Done) -> None:
+    def decode(self, module: Any, latent: Tensor, write: WriteFrames, part_done: PartDone) -> None:
         try:
-            super().decode(module, latent, write, done)
+            super().decode(module, latent, write, part_done)
         finally:
             module.clear_cache()
 
-    def encode(self, module: Any, pixels: Tensor, done: Done) -> Tensor:
+    def encode(self, module: Any, pixels: Tensor, part_done: PartDone) -> Tensor:
         try:
-            return super().encode(module, pixels, done)
+            return super().encode(module, pixels, part_done)
         finally:
             module.clear_cache()
 
 
 class QwenImage(Wan):
-    """``AutoencoderKLQwenImage``; a picture is a video of one frame."""
+    """``AutoencoderKLQwenImage``. An image is a video of one frame."""
 
     @property
     def colors(self) -> int:

@@ -15,7 +15,7 @@ import torch
 from ..errors import InvalidRequest
 from ..layout.parallel_layout import OPTIONS, ParallelLayout
 from ..protocol.messages import Devices
-from .forward import matrix, memory, real
+from .forward import matrix, memory, pairwise, real
 from .forward.cells import Cells
 from .forward.examples import short_name, variants
 from .forward.matrix import Cell
@@ -199,7 +199,7 @@ def _kinds(options: argparse.Namespace) -> list[tuple[str, str]]:
 def _cells(options: argparse.Namespace) -> list[Cell]:
     kinds = _kinds(options)
     if options.layout is None:
-        chosen = matrix.ci() if options.ci else matrix.named() if options.named else matrix.every()
+        chosen = pairwise.ci() if options.ci else matrix.named() if options.named else matrix.every()
         cells = [cell for cell in chosen if (cell.class_name, cell.variant) in kinds]
     else:
         layout = ParallelLayout.parse(options.layout)

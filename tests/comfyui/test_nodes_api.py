@@ -104,7 +104,7 @@ def test_parallel_decode_is_the_same_picture(client: ComfyClient) -> None:
         (prompt(layout={"cfg": 2}, cfg=1.0), "layout cfg=2 gives the positive and the negative prompt"),
         (prompt("ParallelSampler", layout={"cfg": 2}, cfg=1.0), "layout cfg=2 gives the positive"),
         (prompt(layout={"ulysses": 0}), "layout ulysses=0: a degree is a whole number of at least 1"),
-        (prompt(layout={"pipe": 2, "tensor": 2}), "hold a part of the weights each already"),
+        (prompt(layout={"pipe": 2, "tensor": 2}), "already holds only a part of the weights"),
         (prompt(layout={"stale": "previous"}), "the other ranks of ring, whose degree is 1"),
         (prompt(layout={"pipe": 2, "balance": "1:2:3"}), "has 3 speeds and pipe=2"),
         (prompt(devices="cuda:9"), "devices 'cuda:9'"),

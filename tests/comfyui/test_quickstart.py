@@ -10,17 +10,13 @@ import psutil
 import pytest
 from PIL import Image
 
-from scripts import comfy_paths
+from scripts import comfy_paths, processes
 
 
-def started_since(before: set[int]) -> list[str]:
-    """Command lines of what a quickstart started and that was not there before."""
-    found = []
-    for process in psutil.process_iter(["pid", "cmdline", "environ"]):
-        runtime = (process.info["environ"] or {}).get("PARALLEL_DIT_RUNTIME", "")
-        if process.info["pid"] not in before and runtime.startswith("/tmp/pdit-"):
-            found.append(" ".join(process.info["cmdline"]))
-    return found
+def started_since(before: set[int]) -> str:
+    """The processes of a quickstart that have started since ``before`` and still run."""
+    running = processes.find(processes.RUNTIME, lambda runtime: runtime.startswith("/tmp/pdit-"))
+    return processes.describe([process for process in running if process.pid not in before])
 
 
 @pytest.mark.timeout(600)
@@ -41,4 +37,4 @@ def test_quickstart_makes_both_pictures_and_leaves_no_process(tmp_path: Path, op
     differences = [int(number) for number in re.findall(r"largest pixel difference.*: (\d+) of 255", done.stdout)]
     assert len(differences) == 2, done.stdout
     assert max(differences) <= 1, done.stdout
-    assert started_since(before) == []
+    assert not started_since(before)

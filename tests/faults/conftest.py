@@ -1,4 +1,4 @@
-"""Runtime folders for tests, and the promise that nothing of ours outlives them."""
+"""Runtime folders for tests, which fail if a process outlives them."""
 
 import contextlib
 import shutil
@@ -6,34 +6,29 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
 from parallel_backend.client.client import Client
-from parallel_backend.errors import BackendError
-from parallel_backend.protocol.endpoint import Endpoint
+from scripts import processes
 
-from .backend import processes, start_fake
+from .backend import start_fake
 
 
 @contextlib.contextmanager
 def runtime_folder() -> Iterator[Path]:
-    """A folder with a path short enough for a socket; at the end its backend is stopped and must be gone."""
+    """A folder whose path is short enough for a socket. At the end, its backend is stopped and must be gone."""
     folder = Path(tempfile.mkdtemp(prefix="pdit"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PARALLEL_DIT_RUNTIME", str(folder))
+        patch.setenv(processes.RUNTIME, str(folder))
         patch.setenv("PARALLEL_DIT_IDLE_TIMEOUT", "120")
         patch.setenv("OMP_NUM_THREADS", "1")
         yield folder
-    with contextlib.suppress(BackendError):
-        Client(endpoint=Endpoint(folder=folder)).stop()
-    left = processes(folder)
-    described = [(process.pid, process.cmdline()) for process in left]
-    for process in left:
-        process.kill()
-    psutil.wait_procs(left, timeout=10)
+    processes.stop_backend(folder)
+    left = processes.using(folder)
+    described = processes.describe(left)
+    processes.kill(left)
     shutil.rmtree(folder)
-    assert not described
+    assert not left, described
 
 
 @pytest.fixture
@@ -45,6 +40,6 @@ def runtime() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[Client]:
-    """A backend for the tests of one file; starting ranks is the slow part."""
+    """The client of a fake backend that all tests of a module share, since starting ranks is slow."""
     with runtime_folder() as folder:
         yield start_fake(folder)

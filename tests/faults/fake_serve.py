@@ -1,4 +1,4 @@
-"""A supervisor with little patience whose ranks are ``fake_worker``; the limits come as JSON."""
+"""Run a supervisor whose ranks are ``fake_worker``. Arguments: the idle timeout, and the ``Limits`` as JSON."""
 
 import logging
 import sys
@@ -7,7 +7,8 @@ from pathlib import Path
 import msgspec
 
 from parallel_backend.protocol.endpoint import Endpoint
-from parallel_backend.supervisor.supervisor import Limits, Supervisor
+from parallel_backend.supervisor.limits import Limits
+from parallel_backend.supervisor.supervisor import Supervisor
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.DEBUG, format="%(asctime)s supervisor: %(message)s")

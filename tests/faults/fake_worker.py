@@ -1,6 +1,6 @@
-"""A rank whose engine does what a test asks for by the name of the sampler: ``"steps"``, ``"raise 1"``, ...
+"""A rank with a fake engine, whose behaviour a test chooses by the name of the sampler: ``"steps"``, ``"raise 1"``, ...
 
-Imports torch no earlier than a worker does, which holds on to its life line first.
+Like a real rank, it imports torch only after its link to the supervisor has started.
 """
 
 import os
@@ -16,10 +16,11 @@ if TYPE_CHECKING:
     import torch
 
 STEP = 0.05
+"""Seconds that a step takes."""
 
 
 class FakeEngine:
-    """Steps that take ``STEP`` seconds and end with a collective, and one kind of failure in the third."""
+    """Runs steps that take ``STEP`` seconds and end with a collective, and fails as asked in the third one."""
 
     def __init__(self, *, rank: int, world_size: int, device: "torch.device") -> None:
         self.rank, self.steps = rank, 0
@@ -55,7 +56,7 @@ class FakeEngine:
                 raise Cancelled(f"cancelled at step {step}")
             self.steps += 1
             if self.rank == 0:
-                report(Progress(phase="sample", value=step + 1, total=total), {"preview": torch.ones(2, 3)})
+                report(Progress(phase="sampling", value=step + 1, total=total), {"preview": torch.ones(2, 3)})
         if kind == "late" and rank == str(self.rank):
             time.sleep(10 * STEP)
             raise KeyError("after rank 0 has answered")

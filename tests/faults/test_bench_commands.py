@@ -1,45 +1,30 @@
-"""The benchmarks' commands run to their end and leave nothing; how fast anything is, they alone say."""
+"""The benchmark commands finish and leave no process or file behind. No timing is tested."""
 
 import math
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import psutil
 import pytest
 
 from parallel_backend.__main__ import main
 from parallel_backend.bench.step.report import describe
 from parallel_backend.bench.step.run import Table
 from parallel_backend.bench.wire import WireMeasurement
+from scripts import processes
 
-from .backend import ROOT, environment
+from .backend import run_command
 
 
 def bench(runtime: Path, result: Any, *arguments: str) -> Any:
     """Run a command whose temporary files, and so its backend's runtime folder, are inside ``runtime``."""
-    command = [sys.executable, "-m", "parallel_backend", *arguments, "--json"]
-    variables = environment(runtime) | {"TMPDIR": str(runtime)}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=500, env=variables, cwd=ROOT, check=False)
-    assert done.returncode == 0, done.stderr
-    assert not left(runtime)
+    completed = run_command(runtime, *arguments, "--json", timeout=500, TMPDIR=str(runtime))
+    assert completed.returncode == 0, completed.stderr
+    # The command and its backend have inherited TMPDIR.
+    left = processes.find("TMPDIR", lambda value: value == str(runtime))
+    assert not left, processes.describe(left)
     assert not list(runtime.glob("bench-*"))
-    return msgspec.json.decode(done.stdout, type=result)
-
-
-def left(runtime: Path) -> list[list[str]]:
-    """What still runs of a command and of its backend: both have inherited this ``TMPDIR``."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get("TMPDIR") == str(runtime) and process.pid != os.getpid():
-                found.append(process.cmdline())
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
-            continue
-    return found
+    return msgspec.json.decode(completed.stdout, type=result)
 
 
 def assert_positive(*values: float) -> None:
@@ -61,10 +46,10 @@ def test_bench_wire(runtime: Path) -> None:
 
 def test_bench(runtime: Path) -> None:
     layouts = ("ulysses=2", "ring=2", "cfg=2")
-    chosen = [word for layout in layouts for word in ("--layout", layout)]
+    options = [word for layout in layouts for word in ("--layout", layout)]
     sizes = ("--tokens", "64", "--tokens", "63", "--text-tokens", "8", "--rounds", "1")
     plot = runtime / "plot.png"
-    tables = bench(runtime, list[Table], "bench", *sizes, *chosen, "--plot", str(plot))
+    tables = bench(runtime, list[Table], "bench", *sizes, *options, "--plot", str(plot))
     assert [(table.case.tokens, table.case.branches) for table in tables] == [(64, 1), (64, 2), (63, 1), (63, 2)]
     for table in tables:
         rows = {row.name: row for row in table.rows}
@@ -74,8 +59,8 @@ def test_bench(runtime: Path) -> None:
         for row in table.rows:
             assert_positive(row.seconds, row.speedup, *row.all_seconds)
             assert (max(row.sent_bytes) > 0) == ("=2" in row.name)
-        for way in layouts[:2] if table.case.tokens == 64 else ():
-            assert max(rows[way].sent_bytes) <= max(rows[f"diffusers {way}"].sent_bytes)
+        for layout in layouts[:2] if table.case.tokens == 64 else ():
+            assert max(rows[layout].sent_bytes) <= max(rows[f"diffusers {layout}"].sent_bytes)
         if table.case.tokens == 63:
             assert "divisible" in table.left_out["diffusers ulysses=2"]
         assert all(f"{row.speedup:.2f}x" in describe([table], 1) for row in table.rows)

@@ -1,8 +1,7 @@
-"""The real engine behind the real commands: death in the middle of a step, cancel, and what a status says."""
+"""The real engine behind the real supervisor: a rank that dies in a step, a cancel, and the status."""
 
 import os
 import signal
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,9 +17,10 @@ from parallel_backend.errors import Cancelled, InvalidRequest, RankFailed
 from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.protocol.endpoint import Endpoint
 from parallel_backend.protocol.messages import Devices, Echo, ModelSpec, Progress, Sample
+from scripts.processes import wait_until
 from tests.support import tiny
 
-from .backend import wait_until
+from .backend import Running
 from .conftest import runtime_folder
 
 Tensors = dict[str, torch.Tensor]
@@ -38,7 +38,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> ModelSpec:
     return ModelSpec(path=str(folder), devices=Devices(kind="cpu", indices=(0, 1)), layout=ParallelLayout(ulysses=2))
 
 
-def laid_out(model: ModelSpec, text: str) -> ModelSpec:
+def with_layout(model: ModelSpec, text: str) -> ModelSpec:
     layout = ParallelLayout.parse(text)
     return replace(model, layout=layout, devices=Devices(kind="cpu", indices=tuple(range(layout.ranks))))
 
@@ -50,34 +50,14 @@ def request(model: ModelSpec, steps: int) -> tuple[Sample, Tensors]:
     return Sample(model=model, branches=2, sampler="euler", cfg=3.0), inputs
 
 
-class Stepping:
-    """A long sampling in a thread of its own."""
-
-    def __init__(self, client: Client, model: ModelSpec) -> None:
-        self.stop, self.steps = threading.Event(), 0
-        self.error: Exception | None = None
-        self._thread = threading.Thread(target=self._run, args=(client, model), daemon=True)
-        self._thread.start()
-        wait_until(lambda: self.steps or self.error, 120.0, "the first steps")
-        assert self.error is None
-
-    def _run(self, client: Client, model: ModelSpec) -> None:
-        try:
-            client.call(*request(model, 20_000), interrupted=self.stop.is_set, on_progress=self._count)
-        except Exception as error:
-            self.error = error
-
-    def _count(self, progress: Progress, _: Tensors) -> None:
-        self.steps += progress.value > 0
-
-    def ended(self, seconds: float) -> Exception | None:
-        self._thread.join(seconds)
-        assert not self._thread.is_alive()
-        return self.error
+def start_sampling(client: Client, model: ModelSpec) -> Running:
+    """Start a long step loop, and wait until it has finished a step."""
+    message, inputs = request(model, 20_000)
+    return Running(client=client, message=message, tensors=inputs).in_step(120.0)
 
 
-def held(client: Client) -> list[tuple[int, list[int]]]:
-    """Every rank's process and how often it loaded weights, once all ranks have told how the last request ended."""
+def loads_by_rank(client: Client) -> list[tuple[int, list[int]]]:
+    """The pid of each rank and how often it has loaded weights, once all ranks have reported the last request's end."""
     wait_until(lambda: client.status().state == "idle", 10.0, "the request is over on every rank")
     return [(rank.pid, [loaded.loads for loaded in rank.models]) for rank in client.status().ranks]
 
@@ -87,7 +67,11 @@ def test_sampling_twice_loads_once_and_the_status_is_true(client: Client, model:
     second = client.call(*request(model, 3))["samples"]
     assert torch.equal(first, second)
     assert first.shape == (1, 16, 1, 8, 8)
-    wait_until(lambda: all(rank.steps == 6 for rank in client.status().ranks), 5.0, "3 steps twice, batched branches")
+    wait_until(
+        lambda: all(rank.steps == 6 for rank in client.status().ranks),
+        5.0,
+        "two calls of 3 steps, whose branches are one batch",
+    )
     status = client.status()
     assert status.layout == model.layout
     for rank in status.ranks:
@@ -99,9 +83,9 @@ def test_sampling_twice_loads_once_and_the_status_is_true(client: Client, model:
 def test_a_rank_killed_in_a_step_is_named_and_the_next_request_works(
     client: Client, model: ModelSpec, layout: str
 ) -> None:
-    model = laid_out(model, layout)
+    model = with_layout(model, layout)
     before = client.call(*request(model, 3))["samples"]
-    running = Stepping(client, model)
+    running = start_sampling(client, model)
     pid = client.status().ranks[1].pid
     start = time.monotonic()
     os.kill(pid, signal.SIGKILL)
@@ -114,14 +98,14 @@ def test_a_rank_killed_in_a_step_is_named_and_the_next_request_works(
 
 @pytest.mark.parametrize("layout", ["ulysses=2", "pipe=2"])
 def test_an_interrupt_keeps_the_ranks_and_their_weights(client: Client, model: ModelSpec, layout: str) -> None:
-    model = laid_out(model, layout)
+    model = with_layout(model, layout)
     client.call(*request(model, 2))
-    before = held(client)
-    running = Stepping(client, model)
+    before = loads_by_rank(client)
+    running = start_sampling(client, model)
     running.stop.set()
     assert isinstance(running.ended(10.0), Cancelled)
     client.call(*request(model, 2))
-    assert held(client) == before
+    assert loads_by_rank(client) == before
 
 
 def test_a_folder_that_is_no_pipeline_is_refused_and_costs_no_ranks(client: Client, tmp_path: Path) -> None:
@@ -134,7 +118,7 @@ def test_a_folder_that_is_no_pipeline_is_refused_and_costs_no_ranks(client: Clie
     assert client.status().generation == generation
 
 
-def test_pixels_pass_a_stopped_supervisor_by_and_are_held_once(client: Client) -> None:
+def test_pixels_bypass_a_stopped_supervisor_and_are_held_once(client: Client) -> None:
     spec = ModelSpec(path="/", devices=Devices(kind="cpu", indices=(0, 1)))
     client.call(Echo(model=spec, make=1))
     supervisor = client.status().pid

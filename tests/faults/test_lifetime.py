@@ -1,4 +1,4 @@
-"""No process is left: after a stop, an idle time, and when the supervisor or a client is killed."""
+"""No process outlives a stop, an idle timeout, or the death of the supervisor or of a client."""
 
 import os
 import signal
@@ -19,26 +19,22 @@ from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.protocol import deadlines, frames
 from parallel_backend.protocol.endpoint import Endpoint, connect, listen
 from parallel_backend.protocol.messages import Devices, Done, Echo, ModelSpec, Status, Unload
+from scripts import processes
+from scripts.comfy_paths import ROOT
+from scripts.processes import wait_until
 
-from .backend import ROOT, TWO, Running, environment, processes, sample, start_fake, tensors, wait_until
-
-
-def run(runtime: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "parallel_backend", *arguments]
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=60, env=environment(runtime), cwd=runtime, check=False
-    )
+from .backend import TWO_RANKS, Running, environment, run_command, sample, start_fake, tensors
 
 
-def none_left(runtime: Path, seconds: float) -> None:
-    wait_until(lambda: not processes(runtime), seconds, "every process has ended")
+def assert_none_left(runtime: Path, seconds: float = 5.0) -> None:
+    assert not processes.wait_until_none(runtime, seconds)
 
 
 def test_stop_leaves_nothing(runtime: Path) -> None:
     client = start_fake(runtime)
     running = Running(client=client, message=sample()).in_step()
     client.stop()
-    assert not processes(runtime)
+    assert not processes.using(runtime)
     error = running.ended(5.0)
     assert isinstance(error, BackendUnavailable)
     assert not client.endpoint.socket.exists()
@@ -48,7 +44,7 @@ def test_a_killed_supervisor_takes_its_ranks_along(runtime: Path) -> None:
     client = start_fake(runtime)
     running = Running(client=client, message=sample()).in_step()
     os.kill(client.status().pid, signal.SIGKILL)
-    none_left(runtime, 5.0)
+    assert_none_left(runtime)
     error = running.ended(5.0)
     assert isinstance(error, BackendUnavailable)
     assert "in the middle of a request" in str(error)
@@ -57,10 +53,10 @@ def test_a_killed_supervisor_takes_its_ranks_along(runtime: Path) -> None:
 def test_a_supervisor_killed_while_ranks_start_takes_them_along(runtime: Path) -> None:
     client = start_fake(runtime)
     Running(client=client, message=sample())
-    status = wait_until(lambda: client.status() if client.status().ranks else None, 10.0, "ranks start")
+    status = wait_until(lambda: client.status() if client.status().ranks else None, 10.0, "the ranks start")
     assert status.state == "starting"
     os.kill(status.pid, signal.SIGKILL)
-    none_left(runtime, 5.0)
+    assert_none_left(runtime)
 
 
 def test_a_stopped_supervisor_is_ended_by_force(runtime: Path) -> None:
@@ -69,7 +65,7 @@ def test_a_stopped_supervisor_is_ended_by_force(runtime: Path) -> None:
     os.kill(client.status().pid, signal.SIGSTOP)
     impatient = Client(endpoint=client.endpoint, timeouts=Timeouts(stop=1.0))
     impatient.stop()
-    none_left(runtime, 5.0)
+    assert_none_left(runtime)
 
 
 def test_an_idle_backend_ends_itself(runtime: Path) -> None:
@@ -77,9 +73,9 @@ def test_an_idle_backend_ends_itself(runtime: Path) -> None:
     client.call(sample(), tensors(1))
     end = time.monotonic() + 1.0
     while time.monotonic() < end:
-        assert processes(runtime)
+        assert processes.using(runtime)
         client.status()
-    none_left(runtime, 5.0)
+    assert_none_left(runtime)
 
 
 def test_a_busy_backend_is_not_idle(runtime: Path) -> None:
@@ -92,7 +88,7 @@ def test_sigterm_ends_it_in_order(runtime: Path) -> None:
     client = start_fake(runtime)
     client.call(sample(), tensors(1))
     os.kill(client.status().pid, signal.SIGTERM)
-    none_left(runtime, 5.0)
+    assert_none_left(runtime)
     assert not client.endpoint.socket.exists()
 
 
@@ -105,14 +101,14 @@ def test_two_clients_at_once_start_one_backend(runtime: Path) -> None:
     with ThreadPoolExecutor(4) as pool:
         pids = set(pool.map(start, range(4)))
     assert len(pids) == 1
-    serving = [process for process in processes(runtime) if "serve" in process.cmdline()]
+    serving = [process for process in processes.using(runtime) if "serve" in process.cmdline()]
     gone, alive = psutil.wait_procs(serving, timeout=15.0)
     assert {process.pid for process in alive} == pids
     assert len(gone) == len(serving) - 1
 
 
 def test_the_backend_outlives_the_client_that_started_it(runtime: Path) -> None:
-    started = run(runtime, "serve", "--detach")
+    started = run_command(runtime, "serve", "--detach")
     assert started.returncode == 0, started.stderr
     status = Client(endpoint=Endpoint(folder=runtime)).status()
     assert f"pid {status.pid}" in started.stdout
@@ -123,39 +119,39 @@ def test_a_backend_that_cannot_start_is_quoted(runtime: Path, monkeypatch: pytes
     monkeypatch.setenv("PARALLEL_DIT_IDLE_TIMEOUT", "soon")
     client = Client(endpoint=Endpoint(folder=runtime))
     with pytest.raises(BackendUnavailable, match="'soon' is not a number of seconds") as caught:
-        client.call(Echo(model=TWO))
+        client.call(Echo(model=TWO_RANKS))
     assert str(client.endpoint.log) in str(caught.value)
 
 
 def test_another_interpreter_that_is_not_there(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PARALLEL_DIT_PYTHON", "/no/python")
     with pytest.raises(BackendUnavailable, match="/no/python does not start"):
-        Client(endpoint=Endpoint(folder=runtime)).call(Echo(model=TWO))
+        Client(endpoint=Endpoint(folder=runtime)).call(Echo(model=TWO_RANKS))
 
 
 def test_the_commands(runtime: Path) -> None:
-    absent = run(runtime, "status")
+    absent = run_command(runtime, "status")
     assert absent.returncode == 1
     assert absent.stderr == f"no backend answers at {runtime}/socket\n"
-    assert run(runtime, "stop").returncode == 1
+    assert run_command(runtime, "stop").returncode == 1
     client = start_fake(runtime)
     client.call(sample(), tensors(1))
-    twice = run(runtime, "serve")
+    twice = run_command(runtime, "serve")
     assert twice.returncode == 75
-    assert "a backend runs already" in twice.stderr
-    assert "2, generation 1" in run(runtime, "status").stdout
-    status = msgspec.json.decode(run(runtime, "status", "--json").stdout, type=Status)
+    assert "a backend already runs" in twice.stderr
+    assert "2, generation 1" in run_command(runtime, "status").stdout
+    status = msgspec.json.decode(run_command(runtime, "status", "--json").stdout, type=Status)
     for rank in status.ranks:
         process = psutil.Process(rank.pid)
         assert process.ppid() == status.pid
         assert "fake_worker.py" in " ".join(process.cmdline())
         assert abs(process.memory_info().rss - rank.memory) < 0.2 * rank.memory
-    assert run(runtime, "stop").stdout == "stopped\n"
-    assert not processes(runtime)
+    assert run_command(runtime, "stop").stdout == "stopped\n"
+    assert not processes.using(runtime)
 
 
-def test_an_idle_time_that_is_none(runtime: Path) -> None:
-    refused = run(runtime, "serve", "--idle-timeout", "-1")
+def test_a_negative_idle_time_is_refused(runtime: Path) -> None:
+    refused = run_command(runtime, "serve", "--idle-timeout", "-1")
     assert refused.returncode == 2
     assert "'-1' is not a number of seconds, 0 or more" in refused.stderr
 
@@ -168,13 +164,13 @@ def test_a_killed_client_frees_the_ranks(runtime: Path) -> None:
         "Client().call(sample(), tensors(1000))\n"
     )
     process = subprocess.Popen([sys.executable, "-c", code, str(ROOT)], env=environment(runtime), cwd=runtime)
-    wait_until(lambda: any(rank.steps for rank in client.status().ranks), 60.0, "the ranks step")
+    wait_until(lambda: any(rank.steps for rank in client.status().ranks), 60.0, "a rank has stepped")
     process.kill()
     process.wait(5)
     wait_until(lambda: client.status().running is None, 5.0, "the request was cancelled")
     steps = client.status().ranks[0].steps
     assert client.call(sample(), tensors(1))
-    assert wait_until(lambda: client.status().ranks[0].steps, 3.0, "a heartbeat") <= steps + 40
+    assert wait_until(lambda: client.status().ranks[0].steps, 3.0, "a heartbeat has arrived") <= steps + 40
 
 
 def test_a_start_waits_for_one_that_is_ending(runtime: Path) -> None:
@@ -194,7 +190,7 @@ def test_a_backend_that_nobody_can_reach_ends(runtime: Path) -> None:
     client = start_fake(runtime)
     client.call(sample(), tensors(1))
     client.endpoint.socket.unlink()
-    none_left(runtime, 5.0)
+    assert_none_left(runtime)
 
 
 def test_an_idle_backend_of_older_code_gives_way(runtime: Path) -> None:
@@ -202,18 +198,18 @@ def test_an_idle_backend_of_older_code_gives_way(runtime: Path) -> None:
     client.call(sample(), tensors(1))
     wait_until(lambda: client.status().running is None, 5.0, "the request is over")
     with connect(client.endpoint, seconds=5.0) as sock:
-        sock.sendall(frames.pack(frames.Frame(message=Echo(model=TWO), program="another")))
+        sock.sendall(frames.pack(frames.Frame(message=Echo(model=TWO_RANKS), program="another")))
         assert not sock.recv(1)
-    none_left(runtime, 5.0)
+    assert_none_left(runtime)
 
 
 def test_a_busy_backend_of_older_code_refuses(runtime: Path) -> None:
     client = start_fake(runtime)
     running = Running(client=client, message=sample()).in_step()
     with connect(client.endpoint, seconds=5.0) as sock:
-        sock.sendall(frames.pack(frames.Frame(message=Echo(model=TWO), program="another")))
+        sock.sendall(frames.pack(frames.Frame(message=Echo(model=TWO_RANKS), program="another")))
         refusal = frames.recv_header(sock, deadline=deadlines.Deadline(5.0, "a refusal")).message
-    assert "runs other code than this ComfyUI" in refusal.message
+    assert "runs different code from this ComfyUI" in refusal.message
     running.stop.set()
     assert isinstance(running.ended(10.0), Cancelled)
 
@@ -231,7 +227,7 @@ def test_an_unload_whose_ranks_end_while_it_waits_starts_none(runtime: Path) -> 
     client = start_fake(runtime)
     running = Running(client=client, message=sample()).in_step()
     with ThreadPoolExecutor() as pool:
-        unload = pool.submit(client.call, Unload(model=TWO))
+        unload = pool.submit(client.call, Unload(model=TWO_RANKS))
         wait_until(lambda: client.status().queued, 5.0, "the unload waits")
         before = client.status()
         os.kill(before.ranks[1].pid, signal.SIGKILL)
@@ -254,7 +250,7 @@ def test_a_client_of_replaced_files_says_that_comfyui_must_restart(
     with listener, ThreadPoolExecutor() as pool:
         accepted = pool.submit(hang_up)
         with pytest.raises(BackendUnavailable, match="files have changed since ComfyUI started: restart ComfyUI"):
-            Client(endpoint=endpoint).call(Echo(model=TWO))
+            Client(endpoint=endpoint).call(Echo(model=TWO_RANKS))
         accepted.result(5.0)
     os.close(lock)
 
@@ -264,15 +260,15 @@ def test_an_unload_ends_an_idle_backend_of_older_code(runtime: Path) -> None:
     client.call(sample(), tensors(1))
     wait_until(lambda: client.status().running is None, 5.0, "the request is over")
     with connect(client.endpoint, seconds=5.0) as sock:
-        sock.sendall(frames.pack(frames.Frame(message=Unload(model=TWO), program="another")))
+        sock.sendall(frames.pack(frames.Frame(message=Unload(model=TWO_RANKS), program="another")))
         assert frames.recv_header(sock, deadline=deadlines.Deadline(5.0, "an answer")).message == Done()
-    none_left(runtime, 5.0)
+    assert_none_left(runtime)
 
 
 def test_an_unload_starts_no_ranks_and_ends_none(runtime: Path) -> None:
     client = start_fake(runtime)
     elsewhere = ModelSpec(path="/other", devices=Devices(kind="cpu", indices=(4,)))
-    client.call(Unload(model=TWO))
+    client.call(Unload(model=TWO_RANKS))
     assert not client.status().ranks
     client.call(sample(), tensors(1))
     before = client.status()

@@ -1,4 +1,4 @@
-"""What becomes of a request, and of the next one, when a rank dies, hangs or raises."""
+"""What a request, and the next one, return when a rank dies, hangs or raises."""
 
 import os
 import signal
@@ -9,8 +9,10 @@ import torch
 from parallel_backend.client.client import Client
 from parallel_backend.errors import InvalidRequest, OutOfMemory, RankFailed
 from parallel_backend.protocol.messages import Devices, ModelSpec
+from scripts import processes
+from scripts.processes import wait_until
 
-from .backend import Running, processes, sample, tensors, wait_until
+from .backend import Running, sample, tensors
 
 
 def works(client: Client) -> bool:
@@ -30,7 +32,8 @@ def test_a_killed_rank_is_named_and_the_next_request_works(client: Client, rank:
     assert works(client)
     after = client.status()
     assert after.generation == before.generation + 1
-    assert not {status.pid for status in before.ranks} & {process.pid for process in processes(client.endpoint.folder)}
+    left = {process.pid for process in processes.using(client.endpoint.folder)}
+    assert not left & {status.pid for status in before.ranks}
 
 
 @pytest.mark.parametrize("rank", [0, 1])

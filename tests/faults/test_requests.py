@@ -1,4 +1,4 @@
-"""The queue, cancels, and callers that do not speak the protocol."""
+"""The queue, cancels, and clients that do not speak the protocol."""
 
 import signal
 import subprocess
@@ -26,16 +26,16 @@ from parallel_backend.protocol import deadlines, frames
 from parallel_backend.protocol.endpoint import Endpoint, connect
 from parallel_backend.protocol.messages import Devices, Done, Echo, Error, ModelSpec, Outcome, Progress
 from parallel_backend.protocol.tensors import DTYPES, describe
-from parallel_backend.supervisor.rank_set import Patience
-from parallel_backend.supervisor.supervisor import Limits
+from parallel_backend.supervisor.limits import Limits, Patience
+from scripts.processes import wait_until
 
-from .backend import TWO, Running, sample, start_fake, tensors, wait_until
+from .backend import TWO_RANKS, Running, sample, start_fake, tensors
 
 
 def test_every_dtype_and_shape_comes_back(client: Client) -> None:
     sent = {name: torch.arange(24).reshape(2, 3, 4).to(dtype) for name, dtype in DTYPES.items()}
     sent |= {"scalar": torch.tensor(3.5), "empty": torch.empty(0, 4), "strided": torch.arange(12.0).reshape(3, 4).T}
-    back = client.call(Echo(model=TWO), sent)
+    back = client.call(Echo(model=TWO_RANKS), sent)
     assert list(back) == list(sent)
     for name, tensor in sent.items():
         assert back[name].dtype == tensor.dtype
@@ -43,20 +43,21 @@ def test_every_dtype_and_shape_comes_back(client: Client) -> None:
 
 
 def test_progress_comes_with_previews(client: Client) -> None:
-    seen: list[tuple[Progress, dict[str, torch.Tensor]]] = []
-    client.call(sample(), tensors(3), on_progress=lambda *both: seen.append(both))
-    steps = [(progress.value, progress.total) for progress, _ in seen if progress.phase == "sample"]
+    reports: list[tuple[Progress, dict[str, torch.Tensor]]] = []
+    client.call(sample(), tensors(3), on_progress=lambda *report: reports.append(report))
+    steps = [(progress.value, progress.total) for progress, _ in reports if progress.phase == "sampling"]
     assert steps == [(1, 3), (2, 3), (3, 3)]
-    assert all(torch.equal(extra["preview"], torch.ones(2, 3)) for p, extra in seen if p.phase == "sample")
-    assert seen[0][0].phase in ("accepted", "queued")
+    previews = [extra["preview"] for progress, extra in reports if progress.phase == "sampling"]
+    assert all(torch.equal(preview, torch.ones(2, 3)) for preview in previews)
+    assert reports[0][0].phase in ("accepted", "queued")
 
 
 def test_an_interrupt_ends_a_running_request_within_a_step(client: Client) -> None:
     running = Running(client=client, message=sample()).in_step()
     running.stop.set()
-    # All its steps would take ten times as long.
+    # All of its steps together would take ten times as long.
     assert isinstance(running.ended(5.0), Cancelled)
-    wait_until(lambda: client.status().running is None, 1.0, "every rank has told of the end")
+    wait_until(lambda: client.status().running is None, 1.0, "every rank has reported the end")
     pids = [rank.pid for rank in client.status().ranks]
     assert client.call(sample(), tensors(1))
     assert [rank.pid for rank in client.status().ranks] == pids
@@ -65,10 +66,10 @@ def test_an_interrupt_ends_a_running_request_within_a_step(client: Client) -> No
 def test_an_interrupt_ends_a_queued_request_at_once(client: Client) -> None:
     first = Running(client=client, message=sample()).in_step()
     second = Running(client=client, message=sample())
-    wait_until(lambda: client.status().queued == (second.message.request_id,), 5.0, "the second one waits")
+    wait_until(lambda: client.status().queued == (second.message.request_id,), 5.0, "the second request is queued")
     second.stop.set()
     assert isinstance(second.ended(2.0), Cancelled)
-    assert second.seen[0] == Progress(phase="queued", value=0, total=1)
+    assert second.progress[0] == Progress(phase="queued", value=0, total=1)
     assert client.status().running == first.message.request_id
     first.stop.set()
     assert isinstance(first.ended(5.0), Cancelled)
@@ -77,7 +78,7 @@ def test_an_interrupt_ends_a_queued_request_at_once(client: Client) -> None:
 def test_an_interrupt_while_ranks_start(runtime: Path) -> None:
     client = start_fake(runtime)
     running = Running(client=client, message=sample())
-    wait_until(lambda: running.seen, 5.0, "the request is taken")
+    wait_until(lambda: running.progress, 5.0, "the request is accepted")
     running.stop.set()
     assert isinstance(running.ended(2.0), Cancelled)
     assert client.call(sample(), tensors(1))
@@ -85,8 +86,8 @@ def test_an_interrupt_while_ranks_start(runtime: Path) -> None:
 
 def test_an_exception_from_on_progress_cancels(client: Client) -> None:
     def fail(progress: Progress, _: dict[str, torch.Tensor]) -> None:
-        if progress.phase == "sample":
-            raise LookupError("the caller's own")
+        if progress.phase == "sampling":
+            raise LookupError("from the caller")
 
     with pytest.raises(LookupError):
         client.call(sample(), tensors(1000), on_progress=fail)
@@ -106,8 +107,8 @@ def test_a_full_queue(runtime: Path) -> None:
     client = start_fake(runtime, limits=Limits(queue=2))
     calls = [Running(client=client, message=sample()).in_step()]
     calls += [Running(client=client, message=sample()) for _ in range(2)]
-    wait_until(lambda: len(client.status().queued) == 2, 5.0, "two wait")
-    with pytest.raises(QueueFull, match="2 requests wait already"):
+    wait_until(lambda: len(client.status().queued) == 2, 5.0, "two requests are queued")
+    with pytest.raises(QueueFull, match="2 requests are already queued"):
         client.call(sample(), tensors(1))
     for call in reversed(calls):
         call.stop.set()
@@ -136,7 +137,7 @@ def test_silence_of_working_ranks_has_a_deadline(client: Client) -> None:
 
 def test_a_layout_that_does_not_fit_starts_nothing(runtime: Path) -> None:
     client = start_fake(runtime)
-    spec = ModelSpec(path="/", devices=TWO.devices, layout=ParallelLayout(ulysses=3))
+    spec = ModelSpec(path="/", devices=TWO_RANKS.devices, layout=ParallelLayout(ulysses=3))
     with pytest.raises(InvalidRequest, match='layout "ulysses=3" needs 3 ranks and there are 2'):
         client.call(sample(spec=spec), tensors(1))
     with pytest.raises(InvalidRequest, match="no device"):
@@ -146,32 +147,34 @@ def test_a_layout_that_does_not_fit_starts_nothing(runtime: Path) -> None:
 
 def test_a_dtype_that_the_wire_does_not_carry_starts_nothing(runtime: Path) -> None:
     with pytest.raises(InvalidRequest, match="float64"):
-        Client(endpoint=Endpoint(folder=runtime)).call(Echo(model=TWO), {"x": torch.zeros(2, dtype=torch.float64)})
+        Client(endpoint=Endpoint(folder=runtime)).call(
+            Echo(model=TWO_RANKS), {"x": torch.zeros(2, dtype=torch.float64)}
+        )
     assert not (runtime / "socket").exists()
 
 
 @pytest.mark.parametrize(
-    ("sent", "said"),
+    ("sent", "sentence"),
     [
         (b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", "does not speak Parallel DiT's protocol"),
         (
             frames.PREFIX.pack(frames.MAGIC, frames.VERSION + 1, 10),
-            f"version {frames.VERSION + 1} and this one {frames.VERSION}",
+            f"version {frames.VERSION + 1} and this process version {frames.VERSION}",
         ),
-        (frames.PREFIX.pack(frames.MAGIC, frames.VERSION, frames.MAX_HEADER + 1), "is over the limit"),
+        (frames.PREFIX.pack(frames.MAGIC, frames.VERSION, frames.MAX_HEADER + 1), "exceeds the limit"),
         (frames.PREFIX.pack(frames.MAGIC, frames.VERSION, 4) + b"\xff{}]", "does not decode"),
         (frames.PREFIX.pack(frames.MAGIC, frames.VERSION, 24) + b'{"type":"Exec","body":1}', "unknown message 'Exec'"),
-        (frames.pack(frames.Frame(message=Done())), "Done is no request"),
+        (frames.pack(frames.Frame(message=Done())), "Done is not a request"),
     ],
     ids=["http", "version", "length", "json", "message", "reply"],
 )
-def test_garbage_is_refused_and_does_no_harm(client: Client, sent: bytes, said: str) -> None:
+def test_garbage_is_refused_and_does_no_harm(client: Client, sent: bytes, sentence: str) -> None:
     with connect(client.endpoint, seconds=5) as sock:
         sock.sendall(sent)
         answer = frames.recv_header(sock, deadline=deadlines.Deadline(5, "an answer")).message
     assert isinstance(answer, Error)
     assert answer.code == "protocol"
-    assert said in answer.message
+    assert sentence in answer.message
     assert client.status().state == "idle"
 
 
@@ -182,15 +185,15 @@ def test_half_a_header_and_a_hang_up(client: Client) -> None:
     assert client.status().state == "idle"
 
 
-def test_a_crowd_that_says_nothing_is_bounded(client: Client) -> None:
-    crowd = [connect(client.endpoint, seconds=5) for _ in range(64)]
+def test_silent_connections_are_bounded(client: Client) -> None:
+    connections = [connect(client.endpoint, seconds=5) for _ in range(64)]
     try:
         with pytest.raises(QueueFull, match="64 connections"):
             client.status()
     finally:
-        for sock in crowd:
+        for sock in connections:
             sock.close()
-    wait_until(lambda: is_idle(client), 10.0, "the hang-ups are seen")
+    wait_until(lambda: is_idle(client), 10.0, "the supervisor has noticed the hang-ups")
 
 
 def is_idle(client: Client) -> bool:
@@ -232,7 +235,7 @@ def test_a_backend_of_another_version_is_named_and_can_be_stopped(runtime: Path)
     process = subprocess.Popen([sys.executable, "-c", VERSION_99, str(client.endpoint.socket)])
     try:
         wait_until(client.endpoint.socket.exists, 10.0, "it listens")
-        with pytest.raises(ProtocolError, match=rf"version 99 and this one {frames.VERSION}: stop the backend"):
+        with pytest.raises(ProtocolError, match=f"version 99 and this process version {frames.VERSION}: stop the"):
             client.call(sample(), tensors(1))
         stopping = threading.Thread(target=client.stop)
         stopping.start()

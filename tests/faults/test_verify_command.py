@@ -1,8 +1,5 @@
-"""``verify`` on a checkpoint and on the small models: what is right is said to be, and what is wrong is found."""
+"""``verify`` on a checkpoint and on small models: it passes what is correct, and detects what is wrong."""
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,15 +17,20 @@ from parallel_backend.verify.forward.matrix import Cell
 from parallel_backend.verify.forward.run import Verifier, verifier
 from parallel_backend.verify.loops.run import Loop, LoopCells, wanted
 
-from .backend import ROOT, TWO, environment
+from .backend import TWO_RANKS, run_command
+
+
+def verify(runtime: Path, *arguments: str) -> dict[str, Any]:
+    """The report of a ``verify`` command, which must leave no temporary folder behind."""
+    completed = run_command(runtime, "verify", *arguments, "--json", timeout=300, TMPDIR=str(runtime))
+    assert completed.returncode == 0, completed.stderr
+    assert not list(runtime.glob("verify-*"))
+    report: dict[str, Any] = msgspec.json.decode(completed.stdout)
+    return report
 
 
 def test_a_checkpoint_under_one_layout(runtime: Path) -> None:
-    command = [sys.executable, "-m", "parallel_backend", "verify", "shapes", "--layout", "ring=2", "--json"]
-    variables = environment(runtime) | {"TMPDIR": str(runtime)}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=variables, cwd=ROOT, check=False)
-    assert done.returncode == 0, done.stderr
-    report = msgspec.json.decode(done.stdout)
+    report = verify(runtime, "shapes", "--layout", "ring=2")
     assert report["cell"] == "ring=2"
     assert not report["failed"]
     assert 0 < report["max_rel_error"] <= report["tolerance"] == 1e-4
@@ -36,16 +38,10 @@ def test_a_checkpoint_under_one_layout(runtime: Path) -> None:
     assert len(report["bytes_sent_per_rank"]) == len(report["memory_per_rank"]) == 2
     assert min(*report["bytes_sent_per_rank"], *report["memory_per_rank"]) > 0
     assert min(report["seconds_per_step"], report["seconds_per_step_one_rank"]) > 0
-    assert not [name for name in os.listdir(runtime) if name.startswith("verify-")]
 
 
 def test_a_vae(runtime: Path) -> None:
-    options = ["--vae", "wan21", "--size", "2x5x4", "--width", "8", "--ranks", "2", "--json"]
-    command = [sys.executable, "-m", "parallel_backend", "verify", *options]
-    variables = environment(runtime) | {"TMPDIR": str(runtime)}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=variables, cwd=ROOT, check=False)
-    assert done.returncode == 0, done.stderr
-    report = msgspec.json.decode(done.stdout)
+    report = verify(runtime, "--vae", "wan21", "--size", "2x5x4", "--width", "8", "--ranks", "2")
     assert not report["failed"]
     assert 0 < report["max_abs_error"] <= 1e-4
     assert report["bytes_sent_per_rank"] == report["bytes_formula_per_rank"]
@@ -53,12 +49,11 @@ def test_a_vae(runtime: Path) -> None:
     assert min(*report["memory_growth"], report["memory_growth_one_rank"]) > 0
     assert 0 < report["fastest"] <= report["seconds"]
     assert 0 < report["fastest_one_rank"] <= report["seconds_one_rank"]
-    assert not [name for name in os.listdir(runtime) if name.startswith("verify-")]
 
 
 @pytest.fixture(scope="module")
 def runner() -> Iterator[Verifier]:
-    with verifier(TWO.devices) as started:
+    with verifier(TWO_RANKS.devices) as started:
         yield started
 
 
@@ -66,13 +61,13 @@ def runner() -> Iterator[Verifier]:
 def test_step_loops_are_held_to_their_algorithm(
     runner: Verifier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int
 ) -> None:
-    cells = LoopCells(runner.client, TWO.devices, tmp_path)
+    cells = LoopCells(runner.client, TWO_RANKS.devices, tmp_path)
     layout = ParallelLayout(pipe=2, patches=3, warmup=steps)
     loop = Loop(class_name="DiTTransformer2DModel", variant="fixed variance", layout=layout)
     right = cells.ask(loop)
     assert not right.failed, right
     assert min(right.bytes_sent_per_rank) > 0
-    # With another number of exact steps it is another algorithm.
+    # A reference with another number of exact steps is a different algorithm.
     other = 8 if steps == 1 else 1
     monkeypatch.setattr("parallel_backend.verify.loops.run.wanted", _with_warmup(other))
     assert cells.ask(loop).failed
@@ -101,7 +96,7 @@ def test_what_differs_fails(runner: Verifier, tmp_path: Path) -> None:
     assert not right.failed
     assert wrong.failed
     assert 5e-4 < wrong.max_rel_error < 2e-3
-    assert fewer.failed  # it sends more than the formulas say
+    assert fewer.failed  # it sends more bytes than the formulas predict
     assert fewer.max_rel_error <= fewer.tolerance
     assert wide.skipped is not None
     assert "needs 32 ranks and there are 2" in wide.skipped

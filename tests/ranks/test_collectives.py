@@ -1,6 +1,6 @@
-"""Exchanges through copies in the CPU's memory, as gloo needs them for a GPU's tensors, are the direct ones.
+"""Exchanges staged through CPU memory, as gloo needs for GPU tensors, give the same results as direct ones.
 
-There is no GPU here: ranks on the CPU are told that their tensors cannot be sent from where they lie.
+There is no GPU here: the tests make CPU ranks believe that their tensors cannot be sent directly.
 """
 
 from contextlib import contextmanager
@@ -19,47 +19,51 @@ from tests.ranks.requests import Case
 
 @contextmanager
 def staging(stage):
-    """Decide for all exchanges whether copies are exchanged; gives the addresses of what really is."""
-    passed, exchange = set[int](), collectives._exchange
+    """Force staging on or off for all exchanges; yield the addresses of the tensors that are exchanged."""
+    addresses, exchange = set[int](), collectives._exchange
 
-    def watched(sent, received, axis):
-        sent, received = list(sent), list(received)
-        passed.update(tensor.data_ptr() for _, tensor in (*sent, *received))
-        return exchange(sent, received, axis)
+    def watched(sends, receives, axis):
+        sends, receives = list(sends), list(receives)
+        addresses.update(tensor.data_ptr() for _, tensor in (*sends, *receives))
+        return exchange(sends, receives, axis)
 
     with (
         mock.patch.object(collectives, "staged", return_value=stage),
         mock.patch.object(collectives, "_exchange", watched),
     ):
-        yield passed
+        yield addresses
 
 
 def exchanged(rank, stage):
-    """What arrives of uneven parts, some of them empty, and whether the ranks' own tensors were exchanged."""
+    """Exchange parts of different sizes, some of them empty.
+
+    Returns:
+        What arrived, whether the tensors themselves were exchanged instead of copies, and whether anything was.
+    """
     devices = mesh.create(ParallelLayout(ulysses=3), rank=rank, timeout=timedelta(seconds=30))
     assert devices
-    leaving = [[torch.full((rank + i,), 10.0 * rank + i), torch.full((2, i), float(rank))] for i in range(3)]
-    arriving = [[torch.zeros(i + rank), torch.zeros(2, rank)] for i in range(3)]
-    with staging(stage) as passed:
-        collectives.wait(collectives.start(leaving, arriving, devices.axes["ulysses"]))
+    outgoing = [[torch.full((rank + i,), 10.0 * rank + i), torch.full((2, i), float(rank))] for i in range(3)]
+    incoming = [[torch.zeros(i + rank), torch.zeros(2, rank)] for i in range(3)]
+    with staging(stage) as addresses:
+        collectives.wait(collectives.start(outgoing, incoming, devices.axes["ulysses"]))
     devices.free()
-    own = {tensor.data_ptr() for parts in (*leaving, *arriving) for tensor in parts if tensor.numel()}
-    return [[tensor.tolist() for tensor in parts] for parts in arriving], bool(own & passed), bool(passed)
+    local = {tensor.data_ptr() for parts in (*outgoing, *incoming) for tensor in parts if tensor.numel()}
+    return [[tensor.tolist() for tensor in parts] for parts in incoming], bool(local & addresses), bool(addresses)
 
 
-def test_copies_arrive_where_tensors_would(pools):
+def test_staged_exchanges_deliver_the_same_values(pools):
     direct, copied = (pools(3).run(exchanged, stage) for stage in (False, True))
-    for rank, ((wanted, by_itself, _), (got, touched, passed)) in enumerate(zip(direct, copied, strict=True)):
+    for rank, ((wanted, sent_directly, _), (got, touched, any_sent)) in enumerate(zip(direct, copied, strict=True)):
         assert got == wanted
         assert [values for values, _ in got] == [
             [10.0 * i + rank] * (i + rank) if i != rank else [0.0] * (2 * rank) for i in range(3)
         ]
-        assert by_itself
-        assert passed
+        assert sent_directly
+        assert any_sent
         assert not touched
 
 
-def test_a_group_says_whether_its_tensors_are_copied():
+def test_only_gpu_tensors_on_gloo_are_staged():
     whole = mesh.Axis(name="mesh", ranks=(0, 1), index=0, group=None, gloo=True)
     on_gpu = mock.Mock(is_cuda=True)
     assert collectives.staged(whole, on_gpu)
@@ -76,7 +80,7 @@ def handled(rank, message, tensors, stage):
     ("ranks", "layout"),
     [(3, "ulysses=3"), (3, "ring=3"), (4, "ring=2 ulysses=2"), (2, "cfg=2"), (3, "data=3"), (4, "cfg=2 ring=2")],
 )
-def test_a_layout_gives_the_same_through_copies(pools, checkpoints, ranks, layout):
+def test_layouts_give_the_same_result_through_staging(pools, checkpoints, ranks, layout):
     model = requests.spec(checkpoints(heads=3), layout)
     loop, start = requests.sample(model, Case())
     forward = Forward(model=model, branches=2, measure=True)

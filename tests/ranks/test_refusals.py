@@ -132,7 +132,7 @@ def test_a_latent_beyond_the_position_table(pools, path):
         ({"2.encoder_hidden_states": torch.zeros(2, 5, 32)}, "2.encoder_hidden_states cannot be used"),
         ({"sigmas": torch.ones(1)}, "at least one step"),
         ({"sigmas": torch.ones(3, dtype=torch.int64)}, "sigmas is int64"),
-        ({"mask": torch.zeros(1, 1, 1, 1, 1)}, "for inpainting mask and latent, with or without noise"),
+        ({"mask": torch.zeros(1, 1, 1, 1, 1)}, "inpainting also needs mask and latent"),
     ],
 )
 def test_tensors_that_do_not_fit(pools, path, changes, words):
@@ -149,7 +149,7 @@ def test_inpainting_tensors_that_do_not_broadcast(pools, path):
 
 def test_a_timestep_for_each_sample(pools, path):
     message, tensors = requests.forward(requests.spec(path), Case())
-    assert "one a sample" in refused(pools, message, tensors | {"0.timestep": torch.zeros(3)})
+    assert "one timestep a sample" in refused(pools, message, tensors | {"0.timestep": torch.zeros(3)})
 
 
 def test_a_branch_without_conditioning(pools, path):
@@ -161,4 +161,4 @@ def test_a_branch_without_conditioning(pools, path):
 def test_no_folder(pools, path):
     message, tensors = requests.sample(requests.spec(path), Case())
     message = replace(message, model=replace(message.model, path=str(path / "none")))
-    assert "is no folder" in refused(pools, message, tensors)
+    assert "is not a folder" in refused(pools, message, tensors)

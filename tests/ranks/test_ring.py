@@ -1,4 +1,4 @@
-"""What a rank of a ring holds and sends, measured at the dispatcher."""
+"""Memory and traffic of a rank in a ring, measured at the dispatcher."""
 
 import gc
 from datetime import timedelta
@@ -21,11 +21,11 @@ from tests.ranks.requests import Case
 
 HEADS, HEAD_DIM, QUERIES = 2, 8, 3
 SIZES = (50, 71, 64, 93)
-"""Tokens by rank, each another number than there are queries, so that a storage's size tells keys and values."""
+"""Tokens of each rank. None equals ``QUERIES``, so the size of a storage tells whether it holds keys or values."""
 
 
 class Alive(TorchDispatchMode):
-    """How many storages of some sizes are alive at once at most."""
+    """Counts how many storages of given sizes are alive at once; ``most`` is the maximum."""
 
     def __init__(self, sizes):
         super().__init__()
@@ -46,7 +46,16 @@ class Alive(TorchDispatchMode):
 
 
 def most_blocks(rank, layout, hoard, held=False):
-    """The most keys and values that were alive at once, and how far the result is from attention to all keys."""
+    """Run ring attention.
+
+    Args:
+        layout: a layout with a ring.
+        hoard: whether the kernel keeps a copy of every block.
+        held: whether the caller holds the keys and values that it passes, as a module does.
+
+    Returns:
+        The largest number of key and value tensors alive at once, and the error against attention to all keys.
+    """
     devices = mesh.create(ParallelLayout.parse(layout), rank=rank, timeout=timedelta(seconds=30))
     assert devices
     sizes = (50,) * devices.layout.ring if held else SIZES[: devices.layout.ring]
@@ -54,27 +63,27 @@ def most_blocks(rank, layout, hoard, held=False):
     query = torch.randn(1, HEADS, QUERIES, HEAD_DIM, generator=generator)
     whole = [torch.randn(1, sum(sizes), HEADS, HEAD_DIM, generator=generator).transpose(1, 2) for _ in range(2)]
     wanted = torch.nn.functional.scaled_dot_product_attention(query, whole[0], whole[1])
-    own = [part.split(sizes, dim=2)[rank].transpose(1, 2).clone().transpose(1, 2) for part in whole]
+    local = [part.split(sizes, dim=2)[rank].transpose(1, 2).clone().transpose(1, 2) for part in whole]
     kernel: Kernel = Hoarding() if hoard else KERNELS["sdpa"]
     ring = RingAttention(devices.axes["ring"], sizes, [None] * len(sizes), kernel)
     gc.collect()
     with torch.inference_mode(), Alive([HEADS * HEAD_DIM * tokens * 4 for tokens in sizes]) as alive:
-        alive.watch(*own)
-        # Called so, the arguments are the ring's alone, unless they are held as a module holds those that it passes.
-        module = list(own) if held else []
-        out = RingAttention.__call__(ring, query, own.pop(0), own.pop(0), scale=None, sample=None)
+        alive.watch(*local)
+        # Called this way, only the ring refers to the arguments, unless ``module`` holds them too.
+        module = list(local) if held else []
+        out = RingAttention.__call__(ring, query, local.pop(0), local.pop(0), scale=None, sample=None)
         del module
     return alive.most, float((out - wanted).abs().max())
 
 
 class Hoarding(Sdpa):
-    """A kernel that keeps a copy of what it was given, as a gather of all keys would."""
+    """A kernel that keeps a copy of its keys and values, as gathering all keys would."""
 
     def __init__(self):
-        self.kept = []
+        self.copies = []
 
     def with_lse(self, query, key, value, scale):
-        self.kept.append((key.clone(), value.clone()))
+        self.copies.append((key.clone(), value.clone()))
         return super().with_lse(query, key, value, scale)
 
 
@@ -86,20 +95,20 @@ def test_a_ring_holds_at_most_two_blocks_of_keys_and_values(pools, ranks):
 
 
 @pytest.mark.parametrize("ranks", [3, 4])
-def test_the_same_where_a_module_holds_its_own(pools, ranks):
+def test_a_ring_holds_two_blocks_if_the_module_holds_its_own_too(pools, ranks):
     measured = pools(ranks).run(most_blocks, f"ring={ranks}", False, True)
     assert [most for most, _ in measured] == [4] * ranks
     assert all(error < 1e-5 for _, error in measured)
 
 
-def test_the_measure_sees_blocks_that_are_kept(pools):
+def test_the_measurement_sees_blocks_that_a_kernel_keeps(pools):
     assert all(most >= 8 for most, _ in pools(4).run(most_blocks, "ring=4", True))
 
 
 def kinds_in_blocks(rank, message, tensors):
-    """What a rank's blocks sent in one forward, by the operator's name."""
-    driver.handle(rank, message, tensors)  # loads
-    (pipeline,) = (p for key, p in driver.engine(rank)._pipelines.items() if key[0] == message.model.path)
+    """Return the bytes that a rank's blocks sent in one forward, by the operator's name."""
+    driver.handle(rank, message, tensors)  # loads the weights
+    (pipeline,) = (p for key, p in driver.engine(rank)._models.items() if key[0] == message.model.path)
     family, sent = pipeline._parts["transformer"], SentBytes()
     run = family.run
 
@@ -121,8 +130,8 @@ def test_blocks_pass_keys_and_values_on_and_gather_none(pools, checkpoints, rank
     message, tensors = requests.forward(requests.spec(path, f"ring={ranks}", ranks=ranks), case)
     answers = pools(ranks).run(kinds_in_blocks, message, tensors)
     layout = ParallelLayout(ring=ranks)
-    job = check_forward(message, describe(tensors), Checkpoint.open(path), ranks).job()
+    workload = check_forward(message, describe(tensors), Checkpoint.open(path), ranks).workload()
     for rank, (error, kinds) in enumerate(answers):
         assert error is None
         assert {kind for kind, count in kinds.items() if count} == {"send"}
-        assert kinds["send"] == Ring().bytes_sent(layout, job, rank)
+        assert kinds["send"] == Ring().bytes_sent(layout, workload, rank)

@@ -1,4 +1,4 @@
-"""What ranks really send, counted at the dispatcher, is what the strategies' formulas say."""
+"""The bytes that ranks send, counted at the dispatcher, equal the strategies' formulas."""
 
 import pytest
 
@@ -38,6 +38,7 @@ def test_bytes_follow_the_formulas(pools, folders, name, kind, layout):
     message = Forward(model=requests.spec(path, layout), branches=2, measure=True)
     answers = pools(degrees.ranks).run(driver.handle, message, tensors)
     assert [answer["error"] for answer in answers] == [None] * degrees.ranks
-    job = check_forward(message, describe(tensors), Checkpoint.open(path), 4).job(parameters=parameters(name, kind))
-    wanted = [sum(s.bytes_sent(degrees, job, rank) for s in STRATEGIES) for rank in range(degrees.ranks)]
+    plan = check_forward(message, describe(tensors), Checkpoint.open(path), 4)
+    workload = plan.workload(parameters=parameters(name, kind))
+    wanted = [sum(s.bytes_sent(degrees, workload, rank) for s in STRATEGIES) for rank in range(degrees.ranks)]
     assert answers[0]["tensors"]["sent_bytes"].tolist() == wanted

@@ -1,4 +1,4 @@
-"""Every VAE split by rows against diffusers' own decode and encode, with odd heights, and the bytes that it sends."""
+"""Every VAE split by rows against diffusers' decode and encode, at odd heights, and the bytes that the ranks send."""
 
 from dataclasses import replace
 from datetime import timedelta
@@ -7,6 +7,7 @@ from unittest import mock
 import pytest
 import torch
 import torch.nn.functional as F
+from einops import rearrange
 from torch import nn
 
 from parallel_backend.attention.kernels import KERNELS
@@ -22,19 +23,20 @@ from tests.ranks import driver
 
 NARROW = 8
 SMALL = {2: (3, 7, 4), 3: (3, 17, 3), 4: (3, 7, 3)}
-"""Latents by the number of ranks; pictures have no first dim. One of the first two makes edges again, the other not."""
-PICTURES = ("image", "flux2")
+"""Latent sizes (frames, rows, columns) by the number of ranks; image VAEs take no frames. On two ranks, at 8 pixels per
+latent row, rank 0 has enough rows to compute edges separately, and rank 1 has not."""
+IMAGE_KINDS = ("image", "flux2")
 
 
 def ask(pools, folder, asked, *, ranks=None, function=driver.handle, **options):
-    """The request's subject, and what the ranks answer."""
+    """Run a request on the ranks. Returns its subject and the ranks' answers."""
     subject = Subject(asked, folder)
     message = replace(subject.message, measure=True)
     return subject, pools(ranks or asked.ranks).run(function, message, subject.given, **options)
 
 
 def check(pools, folder, asked, **options):
-    """Compare with diffusers, and count; what rank 0 answered."""
+    """Compare the result with diffusers', and the bytes sent with the formula. Returns rank 0's answer."""
     subject, answers = ask(pools, folder, asked, **options)
     assert [answer["error"] for answer in answers] == [None] * len(answers)
     got = answers[0]["tensors"]
@@ -52,7 +54,7 @@ def check(pools, folder, asked, **options):
     ],
 )
 def test_rows_equal_diffusers(pools, tmp_path, kind, ranks, encode):
-    size = SMALL[ranks][1:] if kind in PICTURES else SMALL[ranks]
+    size = SMALL[ranks][1:] if kind in IMAGE_KINDS else SMALL[ranks]
     check(pools, tmp_path, Asked(kind=kind, ranks=ranks, encode=encode, width=NARROW, size=size))
 
 
@@ -61,7 +63,7 @@ def test_a_long_video_on_four_ranks(pools, tmp_path, kind):
     check(pools, tmp_path, Asked(kind=kind, ranks=4, width=NARROW, size=(13, 30, 2)))
 
 
-def test_planes_of_many_rows_whose_edges_are_made_again(pools, tmp_path):
+def test_many_rows_whose_edges_are_computed_separately(pools, tmp_path):
     check(pools, tmp_path, Asked(kind="image", ranks=2, width=NARROW, size=(75, 3)))
     check(pools, tmp_path, Asked(kind="image", ranks=2, width=NARROW, size=(75, 3), encode=True))
 
@@ -74,12 +76,12 @@ def test_ranks_without_rows_stay_idle(pools, tmp_path):
 @pytest.mark.parametrize("encode", [False, True], ids=["decode", "encode"])
 @pytest.mark.parametrize(("kind", "size"), [("image", (5, 4)), ("wan21", (2, 5, 4))])
 def test_several_samples(pools, tmp_path, kind, size, encode):
-    """And the frames of a video, to the VAE of pictures."""
+    """Also the frames of a video with an image VAE."""
     subject = Subject(Asked(kind=kind, ranks=3, width=NARROW, size=size, encode=encode), tmp_path)
     ((name, sample),) = subject.given.items()
     samples, expected = [sample, sample.flip(-2)], []
-    for each in samples:
-        subject.given = {name: each}
+    for one in samples:
+        subject.given = {name: one}
         expected.append(subject.wanted())
     answer = pools(3).run(driver.handle, subject.message, {name: torch.cat(samples)})[0]
     assert subject.error(answer["tensors"], torch.cat(expected)) <= TOLERANCE
@@ -91,19 +93,20 @@ def test_several_samples(pools, tmp_path, kind, size, encode):
 
 @pytest.mark.parametrize(("kind", "size"), [("image", (5, 4)), ("hunyuan_video", (2, 8, 4))])
 def test_progress_and_cancelling(pools, tmp_path, kind, size):
-    """Also while rows are on their way, as they are where there are many."""
+    """Also while rows are under way, as with many rows."""
     asked = Asked(kind=kind, ranks=2, width=NARROW, size=size)
     _, answers = ask(pools, tmp_path, asked)
-    told = [progress for progress, _ in answers[0]["reports"] if progress.phase == "decoding"]
-    assert [(each.value, each.note) for each in told] == [(i, "") for i in range(1, told[0].total + 1)]
-    _, stopped = ask(pools, tmp_path, asked, cancel_after=len(told) - 3)
+    decoding = [progress for progress, _ in answers[0]["reports"] if progress.phase == "decoding"]
+    steps = [(progress.value, progress.note) for progress in decoding]
+    assert steps == [(i, "") for i in range(1, decoding[0].total + 1)]
+    _, stopped = ask(pools, tmp_path, asked, cancel_after=len(decoding) - 3)
     assert {answer["error"] for answer in stopped} == {"Cancelled: decoding was cancelled"}
     _, after = ask(pools, tmp_path, asked)
     assert torch.equal(after[0]["tensors"]["pixels"], answers[0]["tensors"]["pixels"])
 
 
 def without_silu(rank, message, tensors):
-    """A layer that is not known."""
+    """Handle a request with a layer that is not in the lists."""
     known, layers.ROW_BY_ROW = layers.ROW_BY_ROW, layers.ROW_BY_ROW - {"SiLU"}
     try:
         return driver.handle(rank, message, tensors)
@@ -112,24 +115,24 @@ def without_silu(rank, message, tensors):
 
 
 def without_interpolation(rank, message, tensors):
-    """A function between layers that may look at more rows."""
-    known = watch.NEEDS_ROWS[F.interpolate]
-    watch.NEEDS_ROWS[F.interpolate] = watch.always
+    """Handle a request with a function between layers that may combine rows."""
+    known = watch.CROSS_ROW_FUNCTIONS[F.interpolate]
+    watch.CROSS_ROW_FUNCTIONS[F.interpolate] = watch.always
     try:
         return driver.handle(rank, message, tensors)
     finally:
-        watch.NEEDS_ROWS[F.interpolate] = known
+        watch.CROSS_ROW_FUNCTIONS[F.interpolate] = known
 
 
 @pytest.mark.parametrize(
     ("function", "reason"),
     [
-        (without_silu, "encoder.down_blocks.0.resnets.0.nonlinearity is a SiLU, of which it is not known how to split"),
-        (without_interpolation, "it calls interpolate between its layers, which may look at other ranks' rows"),
+        (without_silu, "encoder.down_blocks.0.resnets.0.nonlinearity is a SiLU, which has no known split by rows"),
+        (without_interpolation, "it calls interpolate between its layers, which may read other ranks' rows"),
     ],
 )
-def test_what_cannot_be_split_is_decoded_by_one_rank_which_is_said(pools, tmp_path, function, reason):
-    for rows in (2, 5, 5):  # also once it is known, first to two ranks
+def test_what_cannot_be_split_is_decoded_by_one_rank_with_a_note(pools, tmp_path, function, reason):
+    for rows in (2, 5, 5):  # first only two ranks learn that it cannot be split; last, all know
         asked = Asked(kind="image", ranks=3, width=NARROW, size=(rows, 4))
         subject, answers = ask(pools, tmp_path, asked, function=function)
         assert [answer["error"] for answer in answers] == [None] * 3
@@ -142,12 +145,12 @@ def test_what_cannot_be_split_is_decoded_by_one_rank_which_is_said(pools, tmp_pa
 
 
 def averaging(rank, message, tensors):
-    """Variances of the ranks averaged, as if all had one mean."""
+    """Handle a request with the ranks' variances averaged, as if all ranks had the same mean."""
     merge = MergedNorm._merge
 
-    def averaged(norm, own):
-        mean, _ = merge(norm, own)
-        return mean, merge(norm, torch.stack([own[0].new_zeros(own[0].shape), own[1]]))[1]
+    def averaged(norm, local):
+        mean, _ = merge(norm, local)
+        return mean, merge(norm, torch.stack([torch.zeros_like(local[0]), local[1]]))[1]
 
     with mock.patch.object(MergedNorm, "_merge", averaged):
         return driver.handle(rank, message, tensors)
@@ -164,23 +167,25 @@ def test_a_ramp_from_dark_to_bright(pools, tmp_path):
     assert errors[1] > 100 * TOLERANCE
 
 
-def rows_of(rank, cut):
-    """Of one of three ranks."""
-    made = mesh.create(ParallelLayout(ring=3), rank=rank, timeout=timedelta(seconds=60))
-    assert made
-    return Rows(axis=made.axes["ring"], latent=cut)
+def rows_of(rank, latent):
+    """Return the rows of one of three ranks."""
+    ranks = mesh.create(ParallelLayout(ring=3), rank=rank, timeout=timedelta(seconds=60))
+    assert ranks
+    return Rows(axis=ranks.axes["ring"], latent=latent)
 
 
 @torch.no_grad()
 def normed(rank, x):
-    """The own rows of a normed picture, on three ranks."""
-    cut = Partition.even(50, 3)
-    return MergedNorm(nn.GroupNorm(4, x.shape[1]), rows_of(rank, cut))(x.split(cut.sizes, 2)[rank])
+    """Return this rank's rows of a normalised image, on three ranks."""
+    partition = Partition.even(50, 3)
+    return MergedNorm(nn.GroupNorm(4, x.shape[1]), rows_of(rank, partition))(x.split(partition.sizes, 2)[rank])
 
 
 def test_statistics_of_a_ramp_far_from_zero(pools):
-    """From dark to bright, and 100 standard deviations away from 0: averaged variances are wrong, and those from sums
-    of squares have lost three digits."""
+    """The ramp goes from dark to bright, 100 standard deviations away from 0.
+
+    There, averaged variances are wrong, and variances from sums of squares have lost three digits.
+    """
     x = torch.randn(1, 8, 50, 40, generator=torch.Generator().manual_seed(0))
     x = x + torch.linspace(0, 6, 50).view(1, 1, -1, 1)
     x = x + 100 * x.std()
@@ -188,18 +193,18 @@ def test_statistics_of_a_ramp_far_from_zero(pools):
     got = torch.cat(pools(3).run(normed, x), dim=2)
     assert (got - wanted).abs().max() <= TOLERANCE
 
-    groups = [part.reshape(4, -1) for part in x.split(Partition.even(50, 3).sizes, 2)]
+    groups = [rearrange(part, "1 (g c) h w -> g (c h w)", g=4) for part in x.split(Partition.even(50, 3).sizes, 2)]
     counts = torch.tensor([group.shape[1] for group in groups]).view(-1, 1) / (2 * 50 * 40)
     mean = sum(share * group.mean(1) for share, group in zip(counts, groups, strict=True))
     averaged = sum(share * group.var(1, correction=0) for share, group in zip(counts, groups, strict=True))
     squares = sum(share * (group**2).mean(1) for share, group in zip(counts, groups, strict=True)) - mean**2
     for variance, wrong_by in ((averaged, 0.1), (squares, 5 * TOLERANCE)):
-        bad = (x.reshape(4, -1) - mean[:, None]) / (variance[:, None] + 1e-5).sqrt()
-        assert (bad.view(x.shape) - wanted).abs().max() > wrong_by
+        bad = (x.unflatten(1, (4, 2)) - mean.view(4, 1, 1, 1)) / (variance.view(4, 1, 1, 1) + 1e-5).sqrt()
+        assert (bad.flatten(1, 2) - wanted).abs().max() > wrong_by
 
 
-def unheard_of():
-    """Made of known layers as no VAE is: half the height, and back."""
+def custom_vae():
+    """Return a module of known layers that no VAE class has: down to half the height, and back."""
     torch.manual_seed(0)
     return nn.Sequential(
         nn.Conv2d(3, 8, 5, padding=2, padding_mode="replicate"),
@@ -213,61 +218,61 @@ def unheard_of():
 
 
 @torch.no_grad()
-def unheard_of_on_rows(rank, x):
-    """What the rank makes of its rows, and again when the split is undone."""
-    module, cut = unheard_of(), Partition.even(17, 3)
-    with layers.split(module, rows_of(rank, cut), KERNELS["sdpa"]):
-        own = module(x.split([2 * size for size in cut.sizes], 2)[rank])
-    return own, module(x)
+def custom_vae_on_rows(rank, x):
+    """Return the output for this rank's rows, and the output for all rows once the split is undone."""
+    module, latent = custom_vae(), Partition.even(17, 3)
+    with layers.split(module, rows_of(rank, latent), KERNELS["sdpa"]):
+        local = module(x.split([2 * size for size in latent.sizes], 2)[rank])
+    return local, module(x)
 
 
-def test_a_vae_nobody_has_heard_of_made_of_known_layers(pools):
+def test_an_unknown_vae_of_known_layers(pools):
     x = torch.randn(2, 3, 34, 9, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        wanted = unheard_of()(x)
-    parts, undone = zip(*pools(3).run(unheard_of_on_rows, x), strict=True)
+        wanted = custom_vae()(x)
+    parts, undone = zip(*pools(3).run(custom_vae_on_rows, x), strict=True)
     torch.testing.assert_close(torch.cat(parts, 2), wanted)
     assert all(torch.equal(whole, wanted) for whole in undone)
 
 
 def blended(subject, tiles):
-    """What diffusers makes of each tile, blended."""
-    ((name, given),) = subject.given.items()
+    """Blend diffusers' results for each tile."""
+    ((name, whole_input),) = subject.given.items()
     sides = (Side(dims=(-2, -1), scale=1), Side(dims=(-3, -2), scale=8))
     before, after = sides if name == "latent" else sides[::-1]
-    whole = torch.zeros(())
+    result = torch.zeros(())
     for place in tiles.places:
-        subject.given = {name: tiles.of(given, place, before)}
+        subject.given = {name: tiles.crop(whole_input, place, before)}
         tile = subject.wanted()
-        part = tiles.empty(tile, after)
-        tiles.of(part, place, after).add_(tile * tiles.weight(place, after, tile.ndim))
-        whole = whole + part
-    subject.given = {name: given}
-    return whole
+        part = tiles.zeros(tile, after)
+        tiles.crop(part, place, after).add_(tile * tiles.weight(place, after, tile.ndim))
+        result = result + part
+    subject.given = {name: whole_input}
+    return result
 
 
 @pytest.mark.parametrize("encode", [False, True], ids=["decode", "encode"])
 def test_tiles_on_several_ranks(pools, tmp_path, encode):
-    """diffusers' decode or encode of each, blended, whoever works on them."""
+    """The result is diffusers' for each tile, blended, and does not depend on which rank computes which tile."""
     asked = Asked(kind="image", ranks=3, width=NARROW, size=(20, 11), encode=encode)
     subject = Subject(asked, tmp_path)
     tiled = replace(subject.message, tile=64)
-    made: list[torch.Tensor] = []
+    results: list[torch.Tensor] = []
     for ranks in (1, 2, 3):
         devices = replace(subject.devices, indices=tuple(range(ranks)))
         message = replace(tiled, model=replace(tiled.model, devices=devices))
         answers = pools(3).run(driver.handle, message, subject.given)
         assert [answer["error"] for answer in answers] == [None] * 3
-        made.append(*answers[0]["tensors"].values())
+        results.append(*answers[0]["tensors"].values())
         reports = [progress for progress, _ in answers[0]["reports"] if progress.phase != "loading"]
         assert (reports[-1].value, reports[-1].total) == (6, 6)
         assert {progress.note for progress in reports} == {"approximate: tiles of 64 pixels"}
-    assert torch.equal(made[0], made[1])
-    assert torch.equal(made[0], made[2])
-    assert subject.error({subject.makes: made[0]}, blended(subject, Tiles((20, 11), 8))) <= TOLERANCE
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
+    assert subject.error({subject.makes: results[0]}, blended(subject, Tiles((20, 11), 8))) <= TOLERANCE
 
 
-def test_tiles_of_several_videos_after_some_that_were_cancelled(pools, tmp_path):
+def test_tiles_of_several_videos_after_a_cancelled_request(pools, tmp_path):
     subject = Subject(Asked(kind="wan21", ranks=2, width=NARROW, size=(2, 17, 4)), tmp_path)
     tiled, latents = replace(subject.message, tile=64), [subject.given["latent"], subject.given["latent"].flip(-2)]
     expected = []
@@ -281,14 +286,12 @@ def test_tiles_of_several_videos_after_some_that_were_cancelled(pools, tmp_path)
     assert subject.error(got, torch.cat(expected)) <= TOLERANCE
 
 
-def test_tiles_of_the_whole_are_exact_and_bad_ones_are_refused(pools, tmp_path):
+def test_one_tile_is_exact_and_bad_sizes_are_refused(pools, tmp_path):
     asked = Asked(kind="image", ranks=2, width=NARROW, size=(9, 10))
     subject = Subject(asked, tmp_path)
     whole = pools(2).run(driver.handle, replace(subject.message, tile=80), subject.given)[0]
     assert subject.error(whole["tensors"], subject.wanted()) <= TOLERANCE
     for tile in (56, 100):
         refused = pools(2).run(driver.handle, replace(subject.message, tile=tile), subject.given)
-        sentence = (
-            f"InvalidRequest: tile {tile}: this VAE takes tiles of multiples of 8 pixels, 64 or more, or 0 for none"
-        )
-        assert {answer["error"] for answer in refused} == {sentence}
+        takes = "this VAE takes tiles of multiples of 8 pixels, at least 64, or 0 for no tiling"
+        assert {answer["error"] for answer in refused} == {f"InvalidRequest: tile {tile}: {takes}"}

@@ -1,4 +1,4 @@
-"""Small random models of every variant of every family, made once a session."""
+"""Small random models of every variant of every family, created once per session."""
 
 from datetime import timedelta
 from functools import cache
@@ -21,24 +21,24 @@ __all__ = ["family", "inputs", "module", "run", "variants"]
 
 @cache
 def module(class_name: str, name: str) -> Any:
-    """The diffusers module."""
+    """Return the diffusers module of a variant."""
     return examples.module(class_name, name)
 
 
 def family(class_name: str, name: str) -> Family:
-    """The module in its family's three parts."""
+    """Return the module as its family."""
     return FAMILIES[class_name](module(class_name, name))
 
 
 def run(family: Family, state: State) -> State:
-    """All blocks on one process, with masked keys left out as the ranks do it."""
-    alone = mesh.create(ParallelLayout(), rank=0, timeout=timedelta(seconds=1))
-    assert alone is not None
-    split = TokenSplit.even({name: tokens.shape[1] for name, tokens in state.streams.items()}, alone.sequence)
+    """Run all blocks on one process, dropping masked keys as the ranks do."""
+    one_rank = mesh.create(ParallelLayout(), rank=0, timeout=timedelta(seconds=1))
+    assert one_rank is not None
+    split = TokenSplit.even({name: tokens.shape[1] for name, tokens in state.streams.items()}, one_rank.sequence)
     sites = [
         (
             site.module,
-            attention_chain.attention(alone, split, site.streams, state.masks, KERNELS["sdpa"]),
+            attention_chain.attention(one_rank, split, site.streams, state.masks, KERNELS["sdpa"]),
             site.each_sample,
         )
         for site in family.attentions

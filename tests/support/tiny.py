@@ -1,4 +1,4 @@
-"""Tiny pipelines with seeded random weights, in diffusers layout, for tests that need a model but no picture."""
+"""Tiny pipelines with seeded random weights, in diffusers layout, for tests that need a model but no real image."""
 
 import json
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ PAD, EOS, UNKNOWN = 0, 1, 2
 
 @dataclass(frozen=True, kw_only=True)
 class Tiny:
-    """Sizes of a tiny Wan pipeline. Latents have the channels and ratios of Wan's VAE, which ComfyUI fixes."""
+    """Sizes of a tiny Wan pipeline. Latents have the channels and ratios of Wan's VAE, which ComfyUI expects."""
 
     heads: int = 4
     head_dim: int = 12
@@ -47,7 +47,7 @@ def write(folder: Path, tiny: Tiny | None = None) -> Path:
 
 
 def transformer(tiny: Tiny) -> Any:
-    """The transformer, with weights large enough that every part shows in the output."""
+    """Return the transformer, with weights so large that every part of it affects the output."""
     from diffusers import WanTransformer3DModel
 
     torch.manual_seed(tiny.seed)
@@ -67,7 +67,7 @@ def transformer(tiny: Tiny) -> Any:
 
 
 def vae(tiny: Tiny) -> Any:
-    """A VAE with Wan's ratios: 1/8 in space, 1/4 in time."""
+    """Return a VAE with Wan's ratios: 1/8 in space, 1/4 in time."""
     from diffusers import AutoencoderKLWan
 
     torch.manual_seed(tiny.seed + 1)
@@ -81,7 +81,7 @@ def vae(tiny: Tiny) -> Any:
 
 
 def text_encoder(tiny: Tiny) -> Any:
-    """A one-layer UMT5 encoder."""
+    """Return a one-layer UMT5 encoder."""
     from transformers import UMT5Config, UMT5EncoderModel
 
     torch.manual_seed(tiny.seed + 2)
@@ -93,7 +93,7 @@ def text_encoder(tiny: Tiny) -> Any:
 
 
 def _spread(model: nn.Module) -> nn.Module:
-    """Scale matrices to unit gain and give biases and tables a size, so that no part is lost in rounding."""
+    """Scale matrices to unit gain and randomise vectors, so that rounding hides no part of the model."""
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim >= 2:

@@ -1,9 +1,14 @@
-"""The bytes that a rank should send in one decode or encode, from the shapes that one rank would meet.
+"""The bytes that each rank should send in one decode or encode, from the shapes that one rank meets.
 
-Between layers a rank sends the rows that others read beyond their own (``Halo``); mean and variance of every group of
-every ``GroupNorm``, to each other rank; and in attention over whole pictures the keys and values of all ranks but the
-next one's (``RingAttention``). Besides, the first rank sends what goes in and, part by part, whether to go on, and the
-others what comes out. Nothing else: no feature map is gathered.
+Between layers a rank sends
+
+- the rows of its block that are in other ranks' halos (``rows.Halo``),
+- mean and variance of each group of each ``GroupNorm``, to every other rank (``norms``),
+- in attention over a frame, the keys and values of all ranks but the next one, whose block ends its way there
+  (``RingAttention``).
+
+In addition, rank 0 sends the input's rows and, for each part, a flag whether to go on. The other ranks send it their
+rows of the output. There is nothing else: no feature map is gathered.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,17 +20,22 @@ from typing import Any
 from torch import Tensor, nn
 
 from ...layout.partition import Partition
-from .layers import in_time, reach, walk
-from .rows import ROWS, scaled, shared
-from .windows import Reach
+from .layers import is_temporal, layers_to_replace, row_window
+from .rows import ROW_DIM, halo_ranges, scale_partition
+from .windows import RowWindow
 
-_FLAG = 8
-"""Bytes of a flag."""
+_FLAG_BYTES = 8
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seen:
-    """One call of a layer that needs rows of others: the shapes of the planes that it was given, bytes of a value."""
+class LayerCall:
+    """One call, on whole images, of a layer that may need rows of other ranks.
+
+    Attributes:
+        layer: the layer.
+        shapes: the shapes of the tensors that it was given.
+        itemsize: bytes per value.
+    """
 
     layer: nn.Module
     shapes: tuple[tuple[int, ...], ...]
@@ -33,60 +43,69 @@ class Seen:
 
 
 @contextmanager
-def seen(module: nn.Module) -> Iterator[list[Seen]]:
-    """The calls of such layers while the module works on whole pictures."""
-    calls: list[Seen] = []
+def seen(module: nn.Module) -> Iterator[list[LayerCall]]:
+    """Record the calls of layers that may need other ranks' rows, while the module processes whole images."""
+    calls: list[LayerCall] = []
 
-    def note(layer: nn.Module, given: tuple[Any, ...]) -> None:
-        planes = [plane for plane in given if isinstance(plane, Tensor)]
-        shapes = tuple(tuple(plane.shape) for plane in planes)
-        calls.append(Seen(layer=layer, shapes=shapes, itemsize=planes[0].itemsize))
+    def record(layer: nn.Module, args: tuple[Any, ...]) -> None:
+        tensors = [arg for arg in args if isinstance(arg, Tensor)]
+        shapes = tuple(tuple(tensor.shape) for tensor in tensors)
+        calls.append(LayerCall(layer=layer, shapes=shapes, itemsize=tensors[0].itemsize))
 
     with ExitStack() as stack:
-        for _, layer in walk(module):
-            stack.callback(layer.register_forward_pre_hook(note).remove)
+        for _, layer in layers_to_replace(module):
+            stack.callback(layer.register_forward_pre_hook(record).remove)
         yield calls
 
 
-def bytes_sent(calls: Sequence[Seen], latent: Partition, rank: int, given: Tensor, made: Tensor, parts: int) -> int:
-    """Of one rank.
+def bytes_sent(
+    calls: Sequence[LayerCall], latent: Partition, rank: int, whole_input: Tensor, output: Tensor, parts: int
+) -> int:
+    """Return the bytes that one rank sends.
 
     Args:
-        latent: the rows of the latent by rank.
-        given, made: what goes in and what comes out, float32; parts: how often the ranks are told to go on.
+        calls: the recorded calls.
+        latent: the latent's rows by rank.
+        rank: the rank's place on the axis.
+        whole_input: what rank 0 scatters.
+        output: the whole result, float32.
+        parts: how many flags rank 0 sends to each other rank.
     """
-    between = sum(_of_call(call, latent, rank) for call in calls)
+    between_layers = sum(_call_bytes(call, latent, rank) for call in calls)
     if rank:
-        return between + made.nbytes * latent.sizes[rank] // latent.total
+        return between_layers + output.nbytes * latent.sizes[rank] // latent.total
     others = latent.total - latent.sizes[0]
-    return between + given.nbytes * others // latent.total + parts * (len(latent.sizes) - 1) * _FLAG
+    flags = parts * (len(latent.sizes) - 1) * _FLAG_BYTES
+    return between_layers + whole_input.nbytes * others // latent.total + flags
 
 
-def _of_call(call: Seen, latent: Partition, rank: int) -> int:
-    how, others = reach(call.layer), len(latent.sizes) - 1
-    if how is not None:
-        return sum(_halo(shape, how, latent, rank) for shape in call.shapes) * call.itemsize
+def _call_bytes(call: LayerCall, latent: Partition, rank: int) -> int:
+    """Return the bytes that a rank sends in one call of a layer."""
+    window, other_ranks = row_window(call.layer), len(latent.sizes) - 1
+    if window is not None:
+        return sum(_halo_values(shape, window, latent, rank) for shape in call.shapes) * call.itemsize
     shape = call.shapes[0]
     if isinstance(call.layer, nn.GroupNorm):
-        return others * 2 * shape[0] * call.layer.num_groups * max(4, call.itemsize)
-    of_one_row = prod(shape) // shape[1] // shape[ROWS] * _width(call.layer)
-    cut = scaled(latent, shape[ROWS])
-    return 2 * of_one_row * (cut.total - cut.sizes[(rank + 1) % len(cut.sizes)]) * call.itemsize
+        return other_ranks * 2 * shape[0] * call.layer.num_groups * max(4, call.itemsize)
+    keys_per_row = prod(shape) // shape[1] // shape[ROW_DIM] * _key_width(call.layer)
+    partition = scale_partition(latent, shape[ROW_DIM])
+    passed_rows = partition.total - partition.sizes[(rank + 1) % len(partition.sizes)]
+    return 2 * keys_per_row * passed_rows * call.itemsize
 
 
-def _halo(shape: Sequence[int], how: Reach, latent: Partition, rank: int) -> int:
-    """Values of a plane that others read."""
-    cut, row = scaled(latent, shape[ROWS]), prod(shape) // shape[ROWS]
+def _halo_values(shape: Sequence[int], window: RowWindow, latent: Partition, rank: int) -> int:
+    """Return how many values of a tensor a rank sends to all other ranks' halos."""
+    partition, row_values = scale_partition(latent, shape[ROW_DIM]), prod(shape) // shape[ROW_DIM]
     readers = [reader for reader in range(len(latent.sizes)) if reader != rank]
-    above, below = how.top * how.stride, how.bottom * how.stride
-    return row * sum(count for reader in readers for _, count in shared(cut, rank, reader, above, below))
+    ranges = [halo_ranges(partition, rank, reader, window.halo_above, window.halo_below) for reader in readers]
+    return row_values * sum(count for halo in ranges for _, count in halo)
 
 
-def _width(layer: Any) -> int:
-    """Values of a token's keys in all attention over whole pictures that a layer does."""
+def _key_width(layer: Any) -> int:
+    """Return how many key values a token has, summed over the attentions over a frame inside a layer."""
     kind = type(layer).__name__
     if kind == "HunyuanVideoMidBlock3D":
-        return sum(_width(attention) for attention in layer.attentions if attention is not None)
+        return sum(_key_width(attention) for attention in layer.attentions if attention is not None)
     if kind == "Attention":
-        return 0 if in_time(layer) else int(layer.to_k.out_features)
+        return 0 if is_temporal(layer) else int(layer.to_k.out_features)
     return int(layer.to_qkv.out_channels) // 3

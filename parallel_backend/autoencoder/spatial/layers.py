@@ -1,7 +1,8 @@
-"""Which layers a VAE may be made of, and what each does where a rank has some of the rows.
+"""Which layers a VAE may be made of, and what replaces each of them on a rank with some of the rows.
 
-A layer works on each row by itself, looks a few rows far (``windows``), or needs all rows (``norms``, ``plane``). What
-is made of such layers is split without being known by name; a layer that is not listed is refused.
+A layer computes each row from itself (``ROW_BY_ROW``), reads a window of a few rows (``ROW_WINDOWS``, see ``windows``),
+or reads all rows (``norms``, ``plane``). Any module made of such layers can be split, whatever its class. A layer that
+is in none of the lists is refused.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -13,10 +14,10 @@ from torch import nn
 from ...attention.kernels import Kernel
 from ...attention.routing import Routed
 from .norms import MergedNorm
-from .plane import FrameCausal, Plane
+from .plane import FrameCausalAttention, PlaneAttention
 from .rows import Rows
-from .watch import Unsplittable, Watch
-from .windows import Reach, Windowed
+from .watch import RowGuard, Unsplittable
+from .windows import HaloForward, RowWindow
 
 Forward = Callable[..., Any]
 
@@ -25,118 +26,134 @@ ROW_BY_ROW = frozenset({
     "LayerNorm", "Linear", "LpNorm", "Mish", "QwenImageRMS_norm", "QwenImageUpsample", "RMSNorm", "ReLU", "SiLU",
     "Timesteps", "Upsample", "WanRMS_norm", "WanUpsample",
 })  # fmt: skip
-"""Layers without layers of their own that need nothing of other rows."""
+"""Classes of layers without sublayers whose output rows depend on no row of another rank."""
 
-PLANE = ("WanAttentionBlock", "QwenImageAttentionBlock")
-"""Layers with attention over whole pictures, besides diffusers' ``Attention``."""
+SPATIAL_ATTENTION = ("WanAttentionBlock", "QwenImageAttentionBlock")
+"""Classes of layers with attention over the pixels of a frame, besides diffusers' ``Attention``."""
 
 
-def _conv(layer: Any, above: int | None = None) -> Reach:
-    """Of one of torch's convolutions, with what is around it for padding above the picture.
+def _conv_window(layer: Any, padding: int | None = None) -> RowWindow:
+    """Return the row window of one of torch's convolutions.
+
+    Args:
+        layer: the convolution.
+        padding: rows that are padded above the image, if another layer pads instead of the convolution.
 
     Raises:
-        Unsplittable: its own padding is of a kind that no supported VAE has.
+        Unsplittable: the convolution pads in a way that no supported VAE does.
     """
     if isinstance(layer.padding, str) or layer.padding_mode == "circular":
-        raise Unsplittable(f"a {type(layer).__name__} pads in a way of which it is not known how to split it by rows")
-    height = layer.weight.ndim - 4  # among the dims of the kernel: after time, if there is any
+        raise Unsplittable(f"a {type(layer).__name__} pads in a way that has no known split by rows")
+    height = layer.weight.ndim - 4  # index of the height among the kernel's dims: after time, if there is time
     kernel, stride, dilation = (sizes[height] for sizes in (layer.kernel_size, layer.stride, layer.dilation))
-    own = layer.padding[height] if above is None else above
-    return Reach(kernel=dilation * (kernel - 1) + 1, stride=stride, above=own)
+    above = layer.padding[height] if padding is None else padding
+    return RowWindow(kernel=dilation * (kernel - 1) + 1, stride=stride, padding=above)
 
 
-REACHES: Mapping[str, Callable[[Any], Reach]] = {
-    "Conv2d": _conv,
-    "Conv3d": _conv,
-    "CogVideoXSafeConv3d": _conv,
-    "CogVideoXCausalConv3d": lambda layer: _conv(layer.conv, layer.height_pad),
-    "CogVideoXDownsample3D": lambda layer: _conv(layer.conv),
-    "Downsample2D": lambda layer: _conv(layer.conv) if layer.use_conv else Reach(kernel=2, stride=2, above=0),
-    "HunyuanVideoCausalConv3d": lambda layer: _conv(layer.conv, layer.time_causal_padding[2] + layer.conv.padding[1]),
-    "LTXVideoCausalConv3d": lambda layer: _conv(layer.conv),
-    "QwenImageCausalConv3d": lambda layer: _conv(layer, layer._padding[2]),
-    "WanCausalConv3d": lambda layer: _conv(layer, layer._padding[2]),
+ROW_WINDOWS: Mapping[str, Callable[[Any], RowWindow]] = {
+    "Conv2d": _conv_window,
+    "Conv3d": _conv_window,
+    "CogVideoXSafeConv3d": _conv_window,
+    "CogVideoXCausalConv3d": lambda layer: _conv_window(layer.conv, layer.height_pad),
+    "CogVideoXDownsample3D": lambda layer: _conv_window(layer.conv),
+    "Downsample2D": lambda x: _conv_window(x.conv) if x.use_conv else RowWindow(kernel=2, stride=2, padding=0),
+    "HunyuanVideoCausalConv3d": lambda x: _conv_window(x.conv, x.time_causal_padding[2] + x.conv.padding[1]),
+    "LTXVideoCausalConv3d": lambda layer: _conv_window(layer.conv),
+    "QwenImageCausalConv3d": lambda layer: _conv_window(layer, layer._padding[2]),
+    "WanCausalConv3d": lambda layer: _conv_window(layer, layer._padding[2]),
 }
-"""How far a layer looks, by the name of its class. It is taken whole, with the padding that it does itself."""
+"""The row window of a layer, by the name of its class. Such a layer is run as one, with the padding that it does."""
 
 
-def reach(layer: nn.Module) -> Reach | None:
-    """How far a layer looks; None if it is none that looks at neighbours alone.
+def row_window(layer: nn.Module) -> RowWindow | None:
+    """Return the window of rows that a layer reads; None if the layer is not of that kind.
+
+    A ``ZeroPad2d`` followed by a convolution in a ``Sequential`` counts as one layer.
 
     Raises:
-        Unsplittable: it is a convolution with a padding that is not known.
+        Unsplittable: it is a convolution that pads in an unknown way.
     """
     kind = type(layer).__name__
-    if kind in REACHES:
-        return REACHES[kind](layer)
+    if kind in ROW_WINDOWS:
+        return ROW_WINDOWS[kind](layer)
     if isinstance(layer, nn.Sequential) and len(layer) == 2 and isinstance(layer[0], nn.ZeroPad2d):
-        return _conv(layer[1], layer[0].padding[2] + _conv(layer[1]).above)
+        return _conv_window(layer[1], layer[0].padding[2] + _conv_window(layer[1]).padding)
     return None
 
 
-def walk(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """The layers that do something other than on whole pictures, with their names.
+def layers_to_replace(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """Yield name and layer of each layer that is not row by row, whether it needs other ranks' rows or not.
+
+    A windowed layer is not searched for sublayers; an attention layer is, for the norms in it.
 
     Raises:
-        Unsplittable: a layer is not known.
+        Unsplittable: a layer is in none of the lists.
     """
     kind, children = type(module).__name__, list(module.named_children())
-    if reach(module) is not None or isinstance(module, nn.GroupNorm):
+    if row_window(module) is not None or isinstance(module, nn.GroupNorm):
         yield name, module
     elif kind not in ROW_BY_ROW:
-        if kind in (*PLANE, "Attention", "HunyuanVideoMidBlock3D"):
+        if kind in (*SPATIAL_ATTENTION, "Attention", "HunyuanVideoMidBlock3D"):
             yield name, module
         elif not children and not isinstance(module, (nn.ModuleList, nn.Sequential)):
-            raise Unsplittable(f"{name} is a {kind}, of which it is not known how to split it by rows")
-        for child, inner in children:
-            yield from walk(inner, f"{name}.{child}" if name else child)
+            raise Unsplittable(f"{name} is a {kind}, which has no known split by rows")
+        for child, layer in children:
+            yield from layers_to_replace(layer, f"{name}.{child}" if name else child)
 
 
 @contextmanager
 def split(module: nn.Module, rows: Rows, kernel: Kernel) -> Iterator[None]:
-    """Have a VAE compute the own rows while it is entered.
+    """Make a VAE compute on this rank's rows while it is entered.
+
+    Args:
+        module: diffusers' module, whose layers get their own ``forward`` back on exit.
+        rows: which rows each rank holds.
+        kernel: computes attention to one block of keys.
 
     Raises:
-        Unsplittable: a layer is not known, or what is between layers looks at more rows than one.
+        Unsplittable: a layer is in none of the lists, or a function between layers may combine rows.
     """
-    watch = Watch(rows)
+    guard = RowGuard(rows)
     with ExitStack() as stack:
-        for _, layer in list(walk(module)):
-            for attribute, value in _replaced(layer, rows, kernel).items():
-                stack.callback(_put_back, layer, attribute, layer.__dict__.get(attribute))
-                setattr(layer, attribute, watch.inside(value))
-        stack.enter_context(watch)
+        for _, layer in list(layers_to_replace(module)):
+            for attribute, replacement in _replacements(layer, rows, kernel).items():
+                stack.callback(_restore, layer, attribute, layer.__dict__.get(attribute))
+                setattr(layer, attribute, guard.exempt(replacement))
+        stack.enter_context(guard)
         yield
 
 
-def _replaced(layer: Any, rows: Rows, kernel: Kernel) -> dict[str, Forward]:
-    """What a layer gets instead of its own."""
-    how = reach(layer)
-    if how is not None:
-        return {"forward": layer.forward if how.local else Windowed(layer, how, rows)}
+def _replacements(layer: Any, rows: Rows, kernel: Kernel) -> dict[str, Forward]:
+    """Return what to set on a layer instead of its own functions, by attribute.
+
+    A layer that needs no other rows keeps its ``forward``, and is only exempted from the guard.
+    """
+    window = row_window(layer)
+    if window is not None:
+        return {"forward": HaloForward(layer, window, rows) if window.needs_halo else layer.forward}
     if isinstance(layer, nn.GroupNorm):
         return {"forward": MergedNorm(layer, rows)}
     if type(layer).__name__ == "HunyuanVideoMidBlock3D":
-        return {"causal": FrameCausal(rows, kernel)}
-    if type(layer).__name__ == "Attention" and in_time(layer):
+        return {"frame_causal_attention": FrameCausalAttention(rows, kernel)}
+    if type(layer).__name__ == "Attention" and is_temporal(layer):
         return {"forward": layer.forward}
-    return {"forward": Routed(layer, Plane(rows, kernel), each_sample=False)}
+    return {"forward": Routed(layer, PlaneAttention(rows, kernel), each_sample=False)}
 
 
-def in_time(attention: Any) -> bool:
-    """Whether an ``Attention`` is along time at each place by itself.
+def is_temporal(attention: Any) -> bool:
+    """Return whether an ``Attention`` is along time, separately for each pixel.
 
     Raises:
-        Unsplittable: it has a processor that is not known.
+        Unsplittable: its processor is unknown.
     """
     kind = type(attention.processor).__name__
     if kind not in ("AttnProcessor2_0", "MochiVaeAttnProcessor2_0"):
-        raise Unsplittable(f"its attention has a {kind}, of which it is not known how to split it by rows")
+        raise Unsplittable(f"its attention has a {kind}, which has no known split by rows")
     return kind == "MochiVaeAttnProcessor2_0"
 
 
-def _put_back(layer: nn.Module, attribute: str, before: Any) -> None:
-    """Undo what ``split`` has set; ``before`` is None where there was nothing."""
+def _restore(layer: nn.Module, attribute: str, before: Any) -> None:
+    """Undo what ``split`` has set. ``before`` is None if the instance had no such attribute."""
     if before is None:
         delattr(layer, attribute)
     else:

@@ -1,4 +1,19 @@
-"""Attention over whole pictures whose rows lie on several ranks: the engine's ring, whose blocks are rows."""
+"""Attention over all pixels of a frame, with the rows of the frame split over ranks.
+
+A VAE attends with each pixel of a feature map to every pixel of it, so a rank needs the keys and values of all rows.
+Tokens are pixels in row order. A rank's rows are therefore a block of consecutive tokens, and this is ring attention
+(``strategies.ring``) as in a transformer:
+
+- Each rank keeps its queries. The blocks of keys and values go round the ring; while a rank attends to one block, the
+  next one arrives.
+- Each partial result comes with the log-sum-exp of its scores. Merging partial results with the weights
+  ``exp(lse - merged_lse)`` gives the softmax over the keys of all blocks.
+
+So the result equals attention over the whole frame, up to rounding. Only keys and values are sent, and a rank never
+holds more than two blocks of them. Blocks may differ in size.
+
+``FrameCausalAttention`` does the same for HunyuanVideo, where a token attends to its own frame and to earlier ones.
+"""
 
 import torch
 from torch import Tensor
@@ -9,47 +24,52 @@ from ...strategies.ring import Block, RingAttention
 from .rows import Rows
 
 
-class Plane:
-    """Attention of the tokens of the own rows to those of all rows. Tokens are in the order of rows."""
+class PlaneAttention:
+    """Attention of this rank's tokens to the tokens of all ranks, for one frame or image per sample."""
 
     def __init__(self, rows: Rows, kernel: Kernel) -> None:
         self.rows, self.kernel = rows, kernel
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, *, scale: float | None, sample: int | None) -> Tensor:
-        """``[B, heads, own tokens, head_dim]``; see ``Attention``."""
-        sizes = self.rows.at(key.shape[2]).sizes
+        """Attend with local tokens ``[B, heads, local tokens, head_dim]``; see ``attention.routing.Attention``."""
+        sizes = self.rows.from_local(key.shape[2]).sizes
         ring = RingAttention(self.rows.axis, sizes, [None] * len(sizes), self.kernel)
         return ring(query, key, value, scale=scale, sample=sample)
 
 
-class FrameCausal:
-    """The same for videos, whose tokens are in the order of frames, of which each sees itself and those before it."""
+class FrameCausalAttention:
+    """Attention of this rank's tokens to all ranks' tokens of the same and of earlier frames.
+
+    A rank's tokens are ordered by frame, then by row.
+    """
 
     def __init__(self, rows: Rows, kernel: Kernel) -> None:
         self.rows, self.kernel = rows, kernel
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, frames: int) -> Tensor:
-        """``[B, heads, own tokens, head_dim]``."""
-        sizes = self.rows.at(key.shape[2]).sizes
-        ring = _FrameRing(self.rows.axis, sizes, [None] * len(sizes), self.kernel)
+        """Attend with local tokens ``[B, heads, local tokens, head_dim]`` of ``frames`` frames."""
+        sizes = self.rows.from_local(key.shape[2]).sizes
+        ring = _FrameCausalRing(self.rows.axis, sizes, [None] * len(sizes), self.kernel)
         ring.frames = frames
         return ring(query, key, value, scale=None, sample=None)
 
 
-class _FrameRing(RingAttention):
+class _FrameCausalRing(RingAttention):
+    """Ring attention in which the queries of frame ``i`` attend to frames ``0..i`` of each block."""
+
     frames: int
 
     def _attend(
         self, query: Tensor, block: Block, owner: int, *, scale: float | None, sample: int | None
     ) -> tuple[Tensor, Tensor]:
         k, v = (part.transpose(1, 2) for part in block)
-        own, theirs = query.shape[2] // self.frames, self.sizes[owner] // self.frames
+        query_size, key_size = query.shape[2] // self.frames, self.sizes[owner] // self.frames
         parts = [
             attend_with_lse(
-                self.kernel, (q, k[:, :, : (i + 1) * theirs], v[:, :, : (i + 1) * theirs]),
+                self.kernel, (q, k[:, :, : (i + 1) * key_size], v[:, :, : (i + 1) * key_size]),
                 scale=scale, kept=None, sample=sample,
             )
-            for i, q in enumerate(query.split(own, dim=2))
+            for i, q in enumerate(query.split(query_size, dim=2))
         ]  # fmt: skip
         outs, lses = zip(*parts, strict=True)
         return torch.cat(outs, dim=2), torch.cat(lses, dim=2)

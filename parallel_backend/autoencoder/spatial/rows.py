@@ -1,4 +1,12 @@
-"""Planes cut by rows: each rank holds some rows of every picture, feature map and latent, at every level alike."""
+"""How tensors are split by rows, and how ranks exchange rows.
+
+A tensor is ``[..., rows, columns]``. Rank 0 holds the first rows of the latent, of every feature map and of the pixels,
+rank 1 the next ones, and so on. Each of these heights is a whole multiple of the latent's height, so multiplying the
+latent's partition by that factor gives the partition of every tensor. For example, 7 latent rows on 3 ranks are split
+3, 2, 2, and the 56 rows of pixels 24, 16, 16. Heights need not divide by the number of ranks.
+
+``Rows`` says which rows a rank holds. ``Halo`` fetches the rows just above and just below them from other ranks.
+"""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -14,95 +22,110 @@ from ...layout.partition import Partition
 from ...protocol.frames import TensorMeta
 from ...protocol.tensors import DTYPES
 
-ROWS = -2
+ROW_DIM = -2
 """The dim of rows."""
 
-Edges = tuple[Tensor, Tensor]
-"""Rows of other ranks, those above one's own and those below; none at the picture's own borders."""
+HaloRows = tuple[Tensor, Tensor]
+"""Rows of other ranks: those above this rank's block and those below it. Empty at the image's own borders."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rows:
-    """Which rows a rank has. ``latent`` are those of the latent by rank, none of them without any.
+    """Which rows this rank and the other ranks hold.
 
-    Every level of a VAE is a whole number of times as high as the next, so that its cut is the latent's, scaled.
+    Attributes:
+        axis: the ranks, from the top rows to the bottom rows.
+        latent: the latent's rows by rank. Every rank has at least one.
     """
 
     axis: Axis
     latent: Partition
 
-    def at(self, height: int) -> Partition:
-        """The cut of a plane of which this rank has ``height`` rows."""
-        own = self.latent.sizes[self.axis.index]
-        return Partition(tuple(size * height // own for size in self.latent.sizes))
+    def from_local(self, size: int) -> Partition:
+        """Return the partition of rows, or of what is proportional to rows, of which this rank holds ``size``."""
+        local_latent = self.latent.sizes[self.axis.index]
+        return Partition(tuple(rows * size // local_latent for rows in self.latent.sizes))
 
-    def of(self, height: int) -> Partition:
-        """The cut of a plane that has ``height`` rows in all."""
-        return scaled(self.latent, height)
+    def from_total(self, size: int) -> Partition:
+        """Return the partition of ``size`` rows in total."""
+        return scale_partition(self.latent, size)
 
     def scatter(self, whole: Tensor | None, meta: TensorMeta, dim: int, device: torch.device) -> Tensor:
-        """The own rows of a tensor that the first rank has. ``dim`` is counted from the end."""
-        cut, place = self.of(meta.shape[dim]), self.axis.index
-        shape = list(meta.shape)
-        shape[dim] = cut.sizes[place]
-        own = torch.empty(shape, dtype=DTYPES[meta.dtype], device=device)
-        return collectives.scatter([] if whole is None else torch.split(whole, list(cut.sizes), dim), own, self.axis)
+        """Send each rank its rows of a tensor that rank 0 has, and return this rank's rows.
 
-    def gather(self, own: Tensor, dim: int) -> list[Tensor]:
-        """Every rank's rows, in order, on the first rank; nothing on others."""
-        before, after = own.shape[:dim], own.shape[dim:][1:]
-        shapes = [(*before, size, *after) for size in self.at(own.shape[dim]).sizes]
-        flat = collectives.gather(own, [math.prod(shape) for shape in shapes], self.axis)
+        Args:
+            whole: the tensor on rank 0; None on other ranks.
+            meta: its shape and dtype.
+            dim: its dim of rows, counted from the end.
+            device: where the rows go.
+        """
+        partition = self.from_total(meta.shape[dim])
+        shape = list(meta.shape)
+        shape[dim] = partition.sizes[self.axis.index]
+        local = torch.empty(shape, dtype=DTYPES[meta.dtype], device=device)
+        blocks = [] if whole is None else torch.split(whole, list(partition.sizes), dim)
+        return collectives.scatter(blocks, local, self.axis)
+
+    def gather(self, local: Tensor, dim: int) -> list[Tensor]:
+        """Return every rank's rows, from the top down, on rank 0; an empty list on other ranks."""
+        before, after = local.shape[:dim], local.shape[dim:][1:]
+        shapes = [(*before, size, *after) for size in self.from_local(local.shape[dim]).sizes]
+        flat = collectives.gather(local, [math.prod(shape) for shape in shapes], self.axis)
         return [] if self.axis.index else [part.view(shape) for part, shape in zip(flat, shapes, strict=True)]
 
 
 class Halo:
-    """The rows next to one's own, on their way from the ranks that have them.
+    """An exchange of the rows next to each rank's block. It starts when this is created.
+
+    A halo may come from several ranks where a neighbour holds fewer rows than are wanted.
 
     Args:
-        planes: of one height, ``[..., rows, columns]``.
-        above, below: how many rows are wanted, of which there are fewer at the borders.
+        rows: who holds which rows.
+        tensors: tensors ``[..., rows, columns]`` with this rank's rows, all of the same height.
+        above: how many rows above this rank's block are wanted. There are fewer near the image's top.
+        below: how many rows below this rank's block are wanted. There are fewer near the image's bottom.
     """
 
-    def __init__(self, rows: Rows, planes: Sequence[Tensor], above: int, below: int) -> None:
-        cut, place, ranks = rows.at(planes[0].shape[ROWS]), rows.axis.index, range(rows.axis.size)
-        begin = cut.offsets[place]
-        leaving = [
+    def __init__(self, rows: Rows, tensors: Sequence[Tensor], above: int, below: int) -> None:
+        partition, place = rows.from_local(tensors[0].shape[ROW_DIM]), rows.axis.index
+        ranks, begin = range(rows.axis.size), partition.offsets[place]
+        outgoing = [
             [
-                plane.narrow(ROWS, first - begin, count).contiguous()
-                for first, count in shared(cut, place, rank, above, below) for plane in planes if count
+                tensor.narrow(ROW_DIM, first - begin, count).contiguous()
+                for first, count in halo_ranges(partition, place, rank, above, below) for tensor in tensors if count
             ]
             for rank in ranks
         ]  # fmt: skip
         self._place = place
-        self._arriving = [
+        # By rank, then by side (above, below), then by tensor.
+        self._incoming = [
             [
-                [plane.new_empty(*plane.shape[:ROWS], count, plane.shape[-1]) for plane in planes]
-                for _, count in shared(cut, rank, place, above, below)
+                [tensor.new_empty(*tensor.shape[:ROW_DIM], count, tensor.shape[-1]) for tensor in tensors]
+                for _, count in halo_ranges(partition, rank, place, above, below)
             ]
             for rank in ranks
         ]
-        flat = [[part for side in sides for part in side] for sides in self._arriving]
-        self._works = start(leaving, flat, rows.axis)
+        flat = [[part for side in sides for part in side] for sides in self._incoming]
+        self._works = start(outgoing, flat, rows.axis)
 
-    def wait(self) -> list[Edges]:
-        """By plane, once they are here."""
+    def wait(self) -> list[HaloRows]:
+        """Wait for the rows and return them, one pair per tensor."""
         wait(self._works)
-        before, after = self._arriving[: self._place + 1], self._arriving[self._place :]
-        above = zip(*(sides[0] for sides in before), strict=True)
-        below = zip(*(sides[1] for sides in after), strict=True)
-        return [(join(a, ROWS), join(b, ROWS)) for a, b in zip(above, below, strict=True)]
+        ranks_above, ranks_below = self._incoming[: self._place + 1], self._incoming[self._place :]
+        above = zip(*(sides[0] for sides in ranks_above), strict=True)
+        below = zip(*(sides[1] for sides in ranks_below), strict=True)
+        return [(join(a, ROW_DIM), join(b, ROW_DIM)) for a, b in zip(above, below, strict=True)]
 
 
-def scaled(latent: Partition, height: int) -> Partition:
-    """The cut of a plane that has ``height`` rows in all, as the latent is cut."""
+def scale_partition(latent: Partition, height: int) -> Partition:
+    """Return the partition of ``height`` rows in total, in the proportions of the latent's rows."""
     return Partition(tuple(size * height // latent.total for size in latent.sizes))
 
 
-def shared(cut: Partition, owner: int, reader: int, above: int, below: int) -> Iterator[tuple[int, int]]:
-    """Which of the owner's rows another rank reads, above its own and below them: the first one and how many."""
-    first, last = cut.offsets[owner], cut.offsets[owner] + cut.sizes[owner]
-    begin, end = cut.offsets[reader], cut.offsets[reader] + cut.sizes[reader]
+def halo_ranges(partition: Partition, owner: int, reader: int, above: int, below: int) -> Iterator[tuple[int, int]]:
+    """Yield which of the owner's rows are in the reader's halo, as (first row, count): first above, then below."""
+    owner_begin, owner_end = partition.offsets[owner], partition.offsets[owner] + partition.sizes[owner]
+    begin, end = partition.offsets[reader], partition.offsets[reader] + partition.sizes[reader]
     for low, high in ((begin - above, begin), (end, end + below)):
-        low, high = max(low, first), min(high, last)
+        low, high = max(low, owner_begin), min(high, owner_end)
         yield low, max(0, high - low)

@@ -1,6 +1,11 @@
-"""What happens between layers while a rank has some of the rows: functions known to need those of others are refused.
+"""Guards what a VAE computes between its layers while each rank holds only some of the rows.
 
-Random numbers are drawn for the whole picture, as one rank would, and cut.
+The layers themselves are replaced (``layers``). The code between them runs as it is on a rank's block, which is right
+as long as each row is computed from itself. So while a split is active:
+
+- Functions that are known to combine rows, called in that way, raise ``Unsplittable``.
+- Random numbers are drawn for the whole image, as on one rank, and each rank keeps those of its rows. A VAE that draws
+  any seeds the generators alike on all ranks (``vaes.ltx``).
 """
 
 from collections.abc import Callable, Mapping
@@ -11,14 +16,15 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from .rows import ROWS, Rows
+from .rows import ROW_DIM, Rows
 
 
 class Unsplittable(Exception):
-    """A VAE does what cannot be done, or is not known to be right, with some of the rows; names it."""
+    """A VAE cannot be split by rows, or is not known to give the right result when split. The message says why."""
 
 
 def always(*_args: Any, **_options: Any) -> bool:
+    """Return that a call may combine rows, whatever its arguments."""
     return True
 
 
@@ -28,19 +34,20 @@ def _pads_rows(input: Tensor, pad: tuple[int, ...], *_args: Any, **_options: Any
 
 def _reduces_rows(input: Tensor, dim: Any = None, *_args: Any, **_options: Any) -> bool:
     dims = range(input.ndim) if dim is None else (dim,) if isinstance(dim, int) else dim
-    return any(each % input.ndim == input.ndim + ROWS for each in dims)
+    return any(each % input.ndim == input.ndim + ROW_DIM for each in dims)
 
 
-def _blends(
+def _mixes_rows(
     input: Tensor, size: Any = None, scale_factor: Any = None, mode: str = "nearest", *_args: Any, **_options: Any
 ) -> bool:
-    asked = scale_factor if size is None else size
-    rows = asked if isinstance(asked, int | float) else asked[ROWS]
-    factor = rows if size is None else rows / input.shape[ROWS]
-    return not mode.startswith("nearest") or factor % 1 != 0  # by part of a row, they are others for each rank
+    requested = scale_factor if size is None else size
+    rows = requested if isinstance(requested, int | float) else requested[ROW_DIM]
+    factor = rows if size is None else rows / input.shape[ROW_DIM]
+    # With a fractional factor, which input row an output row copies depends on the position in the whole image.
+    return not mode.startswith("nearest") or factor % 1 != 0
 
 
-NEEDS_ROWS: dict[Callable[..., Any], Callable[..., bool]] = {
+CROSS_ROW_FUNCTIONS: dict[Callable[..., Any], Callable[..., bool]] = {
     **dict.fromkeys(
         (
             torch.conv2d, torch.conv3d, torch.conv_transpose2d, torch.conv_transpose3d, F.group_norm, F.instance_norm,
@@ -58,47 +65,52 @@ NEEDS_ROWS: dict[Callable[..., Any], Callable[..., bool]] = {
         _reduces_rows,
     ),
     F.pad: _pads_rows,
-    F.interpolate: _blends,
+    F.interpolate: _mixes_rows,
 }  # fmt: skip
-"""Functions that may look at more rows than one, and whether a call does, of a tensor ``[..., rows, columns]``."""
+"""Functions that may combine rows of a tensor ``[..., rows, columns]``, each with a test whether a call may."""
 
 
-class Watch(TorchFunctionMode):
-    """While it is entered. Layers that ``inside`` wraps do as they like."""
+class RowGuard(TorchFunctionMode):
+    """Refuses functions that may combine rows, and cuts random numbers by rows, while it is entered.
+
+    It does not look inside forwards that ``exempt`` wraps.
+    """
 
     def __init__(self, rows: Rows) -> None:
         super().__init__()
-        self.rows, self._inside = rows, 0
+        self.rows, self._exempt_depth = rows, 0
 
-    def inside(self, forward: Callable[..., Any]) -> Callable[..., Any]:
-        """A layer's ``forward``, unwatched."""
+    def exempt(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap a layer's ``forward`` so that the functions that it calls are not checked."""
 
-        def unwatched(*args: Any, **options: Any) -> Any:
-            self._inside += 1
+        def unchecked(*args: Any, **options: Any) -> Any:
+            self._exempt_depth += 1
             try:
                 return forward(*args, **options)
             finally:
-                self._inside -= 1
+                self._exempt_depth -= 1
 
-        return unwatched
+        return unchecked
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         options = kwargs or {}
-        if self._inside:
+        if self._exempt_depth:
             return func(*args, **options)
         if func is torch.randn_like:
-            return self._cut(torch.randn, args[0].shape, {"dtype": args[0].dtype, "device": args[0].device, **options})
+            like = {"dtype": args[0].dtype, "device": args[0].device, **options}
+            return self._draw_local_rows(torch.randn, args[0].shape, like)
         if func is torch.randn:
-            return self._cut(func, args[0] if len(args) == 1 else args, options)
-        if func in NEEDS_ROWS and NEEDS_ROWS[func](*args, **options):
-            raise Unsplittable(f"it calls {func.__name__} between its layers, which may look at other ranks' rows")
+            return self._draw_local_rows(func, args[0] if len(args) == 1 else args, options)
+        if func in CROSS_ROW_FUNCTIONS and CROSS_ROW_FUNCTIONS[func](*args, **options):
+            raise Unsplittable(f"it calls {func.__name__} between its layers, which may read other ranks' rows")
         return func(*args, **options)
 
-    def _cut(self, draw: Callable[..., Tensor], shape: Any, options: Mapping[str, Any]) -> Tensor:
+    def _draw_local_rows(self, draw: Callable[..., Tensor], shape: Any, options: Mapping[str, Any]) -> Tensor:
+        """Draw for the whole image, given the ``shape`` of this rank's rows, and return this rank's rows."""
         place = self.rows.axis.index
-        if len(shape) < 2 or shape[-1] == 1 or shape[ROWS] % self.rows.latent.sizes[place]:
-            raise Unsplittable(f"it draws random numbers of shape {list(shape)}, which are not those of rows")
-        height = shape[ROWS]
-        cut = self.rows.at(height)
-        whole = draw((*shape[:ROWS], cut.total, shape[-1]), **options)
-        return whole.narrow(ROWS, cut.offsets[place], height)
+        if len(shape) < 2 or shape[-1] == 1 or shape[ROW_DIM] % self.rows.latent.sizes[place]:
+            raise Unsplittable(f"it draws random numbers of shape {list(shape)}, which cannot be cut by rows")
+        height = shape[ROW_DIM]
+        partition = self.rows.from_local(height)
+        whole = draw((*shape[:ROW_DIM], partition.total, shape[-1]), **options)
+        return whole.narrow(ROW_DIM, partition.offsets[place], height)

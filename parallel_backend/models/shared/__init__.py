@@ -1,1 +1,1 @@
-"""Parts that several families share: patches, joint attention, cuts of plain blocks."""
+"""Helpers that several families share."""

@@ -1,62 +1,69 @@
-"""What families share whose layers are double-stream and then single-stream blocks: Flux.1, Flux.2, HunyuanVideo."""
+"""Helpers for families with double-stream and then single-stream blocks: Flux.1, Flux.2, HunyuanVideo."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from einops import rearrange
 from torch import Tensor
 
 from ...errors import InvalidRequest
-from ...interfaces.geometry import Shapes, Sum
-from ...interfaces.tensor_cuts import Block, ColumnParallel, Cut, RowParallel, attention
+from ...interfaces.geometry import AllReduce, Shapes
+from ...interfaces.tensor_cuts import Block, ColumnParallel, Cut, RowParallel, attention_cuts
 
 
-def sums(streams: Sequence[str], width: int, *, double: int, single: int, least: str) -> tuple[Sum, ...]:
-    """What tensor parallelism sums: attention and feed-forward of double blocks, the one output of single ones.
+def all_reduces(streams: Sequence[str], width: int, *, double: int, single: int, least: str) -> tuple[AllReduce, ...]:
+    """Return what tensor parallelism sums: attention and feed-forward of double blocks, one output of single blocks.
 
-    ``least`` is the stream of which a layer needs at least one row.
+    Args:
+        streams: names of the two streams.
+        width: features of a token.
+        double: number of double blocks.
+        single: number of single blocks.
+        least: the stream of which a layer needs at least one row.
     """
-    return tuple(
-        Sum(tokens=stream, width=width, count=2 * double + single, least=int(stream == least)) for stream in streams
-    )
+    count = 2 * double + single
+    return tuple(AllReduce(tokens=name, width=width, count=count, least=int(name == least)) for name in streams)
 
 
 def cuts(heads: Block, hidden: Block) -> dict[str, Cut]:
-    """The cuts of Flux.1's layers; ``hidden`` are the features inside of a feed-forward."""
-    found = attention("transformer_blocks.*.attn", *heads, text=True)
-    found |= {"transformer_blocks.*.attn.to_add_out": RowParallel((heads,))}
+    """Return the cuts of Flux.1's layers. ``hidden`` are the hidden features of a feed-forward."""
+    layer_cuts = attention_cuts("transformer_blocks.*.attn", *heads, text=True)
+    layer_cuts |= {"transformer_blocks.*.attn.to_add_out": RowParallel((heads,))}
     for name in ("ff", "ff_context"):
-        found |= {f"transformer_blocks.*.{name}.net.0.proj": ColumnParallel((hidden,))}
-        found |= {f"transformer_blocks.*.{name}.net.2": RowParallel((hidden,))}
-    found |= attention("single_transformer_blocks.*.attn", *heads, out=False)
-    found |= {"single_transformer_blocks.*.proj_mlp": ColumnParallel((hidden,))}
-    return found | {"single_transformer_blocks.*.proj_out": RowParallel((heads, hidden))}
+        layer_cuts |= {f"transformer_blocks.*.{name}.net.0.proj": ColumnParallel((hidden,))}
+        layer_cuts |= {f"transformer_blocks.*.{name}.net.2": RowParallel((hidden,))}
+    layer_cuts |= attention_cuts("single_transformer_blocks.*.attn", *heads, out=False)
+    layer_cuts |= {"single_transformer_blocks.*.proj_mlp": ColumnParallel((hidden,))}
+    return layer_cuts | {"single_transformer_blocks.*.proj_out": RowParallel((heads, hidden))}
 
 
 def check_guidance(name: str, config: Mapping[str, Any], shapes: Shapes) -> None:
-    """Refuse guidance as an input of a model without ``guidance_embeds``, and none of one with them.
+    """Check that guidance is an input if and only if the model has ``guidance_embeds``.
 
     Raises:
-        InvalidRequest: it is so.
+        InvalidRequest: guidance is missing, or the model cannot use it.
     """
-    if config["guidance_embeds"] != ("guidance" in shapes):
-        wanted = "needs" if config["guidance_embeds"] else "takes no"
-        raise InvalidRequest(
-            f"this {name} transformer {wanted} guidance: FluxGuidance is for models with guidance_embeds alone"
-        )
+    if config["guidance_embeds"] == ("guidance" in shapes):
+        return
+    if config["guidance_embeds"]:
+        reason = "needs guidance, because its config has guidance_embeds: connect FluxGuidance"
+    else:
+        reason = "takes no guidance, because its config lacks guidance_embeds: remove FluxGuidance"
+    raise InvalidRequest(f"this {name} transformer {reason}")
 
 
 def positions(latent: Tensor, grid: Sequence[int], axes: int) -> Tensor:
-    """``[rows * columns, axes]`` with the row as number 1 and the column as number 2, on the latent's device."""
+    """Return positions ``[rows * columns, axes]`` on the latent's device: axis 1 is the row, axis 2 the column."""
     rows, columns = grid
     ids = torch.zeros(rows, columns, axes, device=latent.device)
     ids[..., 1] = torch.arange(rows, device=latent.device)[:, None]
     ids[..., 2] = torch.arange(columns, device=latent.device)
-    return ids.view(-1, axes)
+    return rearrange(ids, "rows columns axes -> (rows columns) axes")
 
 
 def with_reference(tokens: Tensor, ids: Tensor, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """Tokens ``[B, S, D]`` and their positions ``[S, axes]``, with those of reference images after them."""
+    """Append the tokens of reference images to tokens ``[B, S, D]``, and their positions to ``[S, axes]``."""
     if "reference" not in inputs:
         return tokens, ids
     tokens = torch.cat([tokens, inputs["reference"].to(tokens.dtype)], dim=1)
@@ -64,6 +71,6 @@ def with_reference(tokens: Tensor, ids: Tensor, inputs: Mapping[str, Tensor]) ->
 
 
 def rope(embedder: Any, ids: Tensor) -> dict[str, Tensor]:
-    """Rotary tables ``[1, S, D]`` of positions ``[S, axes]``: with a batch dim, so that they are cut by token."""
+    """Return rotary tables ``[1, S, D]`` of positions ``[S, axes]``. A state shards them along dim 1."""
     cos, sin = embedder(ids)
     return {"cos": cos[None], "sin": sin[None]}

@@ -1,59 +1,58 @@
-"""What several families share about latents and patches."""
+"""Latents to tokens and back, and checks of the shapes of inputs that several families take."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch.nn.functional as F
+from einops import rearrange
 from torch import Tensor
 
 from ...errors import InvalidRequest
 from ...interfaces.geometry import LATENT, Geometry, Shapes
 
+_LATENT = {2: "b c (h ph) (w pw)", 3: "b c (t pt) (h ph) (w pw)"}
+"""einops pattern of a latent, by its number of dims after the channels. ``ph`` is the height of a patch."""
+
+_TOKENS = {2: "b (h w)", 3: "b (t h w)"}
+"""einops pattern of the latent's tokens, without the values of a token."""
+
 
 def pad_to_patch(latent: Tensor, patch: Sequence[int]) -> Tensor:
-    """Pad ``[B, C, ...]`` circularly at the end, as ComfyUI's ``comfy.ldm.common_dit.pad_to_patch_size``."""
+    """Pad ``[B, C, ...]`` circularly at the end, as ComfyUI's ``comfy.ldm.common_dit.pad_to_patch_size`` does."""
     missing = [-length % step for length, step in zip(latent.shape[2:], patch, strict=True)]
     if not any(missing):
         return latent
     return F.pad(latent, [side for length in reversed(missing) for side in (0, length)], mode="circular")
 
 
-def fold(latent: Tensor, patch: Sequence[int]) -> Tensor:
-    """``[B, C, ...]`` to tokens ``[B, S, C * patch]``, channels before the place in the patch."""
-    padded, n = pad_to_patch(latent, patch), len(patch)
-    shape = [dim for length, step in zip(padded.shape[2:], patch, strict=True) for dim in (length // step, step)]
-    split = padded.reshape(*padded.shape[:2], *shape)
-    order = [0, *range(2, 2 + 2 * n, 2), 1, *range(3, 2 + 2 * n, 2)]
-    return split.permute(order).flatten(n + 1).flatten(1, n)
+def to_tokens(latent: Tensor, patch: Sequence[int], values: str) -> Tensor:
+    """Turn a latent ``[B, C, ...]`` into tokens ``[B, S, values]``, one per patch, after padding it to whole patches.
 
-
-def unfold(tokens: Tensor, size: Sequence[int], geometry: Geometry, *, channels_last: bool) -> Tensor:
-    """Predicted tokens ``[B, S, values]`` to ``[B, C, ...]`` of ``size``; what was padded is cropped.
-
-    ``channels_last`` says whether the values of a token are patch by channels, or channels by patch.
+    ``values`` is the order of the values in a token, as an einops pattern of ``c``, ``pt``, ``ph`` and ``pw``.
     """
-    grid, patch, n = geometry.grid(size), geometry.patch, len(size)
-    inside = (*patch, geometry.out_channels) if channels_last else (geometry.out_channels, *patch)
-    folded = tokens.reshape(tokens.shape[0], *grid, *inside)
-    channel = 2 * n + 1 if channels_last else n + 1
-    first = n + 1 if channels_last else n + 2
-    order = [0, channel]
-    for i in range(n):
-        order += [1 + i, first + i]
-    whole = folded.permute(order)
-    for i in range(n):
-        whole = whole.flatten(2 + i, 3 + i)
-    return crop(whole, size).contiguous()
+    n = len(patch)
+    return rearrange(pad_to_patch(latent, patch), f"{_LATENT[n]} -> {_TOKENS[n]} ({values})", **_patch_sizes(patch))
+
+
+def to_latent(tokens: Tensor, size: Sequence[int], geometry: Geometry, values: str) -> Tensor:
+    """Turn predicted tokens ``[B, S, values]`` into ``[B, C, *size]``, cropping what was padded.
+
+    ``values`` is the order of the values in a token, as an einops pattern of ``c``, ``pt``, ``ph`` and ``pw``.
+    """
+    n = len(size)
+    grid = dict(zip("thw"[-n:], geometry.grid(size), strict=True))
+    padded = rearrange(tokens, f"{_TOKENS[n]} ({values}) -> {_LATENT[n]}", **grid, **_patch_sizes(geometry.patch))
+    return crop(padded, size).contiguous()
 
 
 def crop(padded: Tensor, size: Sequence[int]) -> Tensor:
-    """Leave out of ``[B, C, ...]`` what was padded."""
+    """Crop ``[B, C, ...]`` to ``[B, C, *size]``."""
     for dim, length in enumerate(size, start=2):
         padded = padded.narrow(dim, 0, length)
     return padded
 
 
 def check_text(shape: tuple[int, ...], width: int, name: str = "conditioning") -> int:
-    """The number of text tokens of ``[batch, tokens, width]``.
+    """Check that a text's shape is ``[batch, tokens, width]``, and return the number of tokens.
 
     Raises:
         InvalidRequest: the shape is another.
@@ -66,7 +65,7 @@ def check_text(shape: tuple[int, ...], width: int, name: str = "conditioning") -
 
 
 def check_vector(name: str, shape: tuple[int, ...], width: int) -> None:
-    """Refuse what is not ``[batch, width]``.
+    """Check that an input's shape is ``[batch, width]``.
 
     Raises:
         InvalidRequest: the shape is another.
@@ -76,7 +75,7 @@ def check_vector(name: str, shape: tuple[int, ...], width: int) -> None:
 
 
 def check_mask(name: str, shapes: Shapes, tokens: int) -> None:
-    """Refuse a mask, if there is one, that is not ``[batch, tokens]``.
+    """Check that the mask ``name``, if there is one, has the shape ``[batch, tokens]``.
 
     Raises:
         InvalidRequest: the shape is another.
@@ -84,17 +83,17 @@ def check_mask(name: str, shapes: Shapes, tokens: int) -> None:
     shape = shapes.get(name)
     if shape is not None and shape[1:] != (tokens,):
         raise InvalidRequest(
-            f"{name} of shape {list(shape)} does not fit the text of {tokens} tokens, [batch, {tokens}]"
+            f"{name} of shape {list(shape)} does not fit the text of {tokens} tokens: [batch, {tokens}] would work"
         )
 
 
 def check_concat(channels: int, shapes: Shapes, node: str) -> None:
-    """Refuse another ``concat`` than ``[batch, channels, ...]`` of the latent's size, or any where there are none.
+    """Check that ``concat`` is ``[batch, channels, ...]`` of the latent's size, or absent if ``channels`` is 0.
 
-    ``node`` is the one of ComfyUI that gives it.
+    ``node`` is the ComfyUI node that provides it.
 
     Raises:
-        InvalidRequest: it is another.
+        InvalidRequest: it is missing, has another shape, or the model has no channels for it.
     """
     shape, wanted = shapes.get("concat"), (channels, *shapes[LATENT][2:])
     if channels and (shape is None or shape[1:] != wanted):
@@ -103,14 +102,21 @@ def check_concat(channels: int, shapes: Shapes, node: str) -> None:
             f"{'none' if shape is None else list(shape)}: connect {node}"
         )
     if not channels and shape is not None:
-        raise InvalidRequest(f"concat of shape {list(shape)} cannot be used: this model takes noise alone")
+        raise InvalidRequest(
+            f"concat of shape {list(shape)} cannot be used: this model takes only noise, so remove the image's latent"
+        )
 
 
 def check_reference(shapes: Shapes, width: int, axes: int) -> int:
-    """The number of tokens of reference images, whose places have so many axes; 0 without any.
+    """Return the number of tokens of reference images, 0 without any.
+
+    Args:
+        shapes: shapes of a branch's inputs.
+        width: values of a token.
+        axes: numbers of a position.
 
     Raises:
-        InvalidRequest: they do not fit the model or one another.
+        InvalidRequest: tokens and positions do not fit the model, or one another.
     """
     tokens, ids = shapes.get("reference"), shapes.get("reference_ids")
     if tokens is None and ids is None:
@@ -118,7 +124,11 @@ def check_reference(shapes: Shapes, width: int, axes: int) -> int:
     if tokens is None or ids is None or tokens[2:] != (width,) or ids[1:] != (tokens[1], axes):
         raise InvalidRequest(
             f"reference of shape {None if tokens is None else list(tokens)} with reference_ids of shape "
-            f"{None if ids is None else list(ids)}: this model takes [batch, tokens, {width}] with "
-            f"[batch, tokens, {axes}]; ReferenceLatent gives them"
+            f"{None if ids is None else list(ids)} does not fit this model, which takes [batch, tokens, {width}] with "
+            f"[batch, tokens, {axes}]: connect ReferenceLatent, which gives both"
         )
     return tokens[1]
+
+
+def _patch_sizes(patch: Sequence[int]) -> Mapping[str, int]:
+    return dict(zip(("pt", "ph", "pw")[-len(patch) :], patch, strict=True))

@@ -1,14 +1,14 @@
-"""What several families share about streams: the name of a text's mask, and rows that are made up."""
+"""The name of a text's mask, and placeholder rows for layers that fail on empty streams."""
 
 from torch import Tensor
 
-MASK = "encoder_hidden_states_mask"
-"""Name of the input ``[B, L]`` that says which text tokens count."""
+TEXT_MASK = "encoder_hidden_states_mask"
+"""Name of the input ``[B, L]`` that marks the text tokens that count."""
 
 
 def at_least_one(rows: Tensor) -> Tensor:
-    """``[B, S, ...]``, or a row of zeros ``[B, 1, ...]`` if there are none.
+    """Return ``[B, S, ...]`` unchanged, or one placeholder row of zeros ``[B, 1, ...]`` if S is 0.
 
-    For modules that cannot compute on nothing; the seam leaves the row out, and the caller drops what becomes of it.
+    For modules that fail on empty tensors. The attention seam ignores the placeholder, and the caller drops its output.
     """
     return rows if rows.shape[1] else rows.new_zeros(rows.shape[0], 1, *rows.shape[2:])

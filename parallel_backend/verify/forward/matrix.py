@@ -14,14 +14,8 @@ PAIRS = ("ring=2 ulysses=2", "cfg=2 ulysses=2", "cfg=2 ring=2", "tensor=2 ulysse
 TRIPLES = ("cfg=2 ring=2 ulysses=2", "cfg=2 tensor=2 ulysses=2", "tensor=2 ring=2 ulysses=2")
 IN_THREES = ("flux", "wan", "sd3", "hunyuan_video")
 """Families that run on eight ranks as well."""
-CI = ("ulysses=3", "tensor=2")
-"""The layouts that CI runs with the variant's own shape."""
-CI_FIRST = ("ring=3", "cfg=2")
-"""Those that it runs as well with the first variant of each family."""
 FEW = (("ring=3", 1), ("tensor=2 ulysses=2", 1), ("tensor=2 ring=2", 2))
 """Layouts that run with one token of the image and, where it may be, so many of the text, so that ranks have none."""
-CI_EVEN = ("ring=2 ulysses=2 shard_weights",)
-"""Those that it runs with a shape that divides, again with the first variant."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,15 +65,6 @@ def named() -> Iterator[Cell]:
         for class_name, name in variants():
             if (short_name(class_name), name) == (family, variant):
                 yield from _cells(class_name, name, (layout,), size=size, text=text, batch=1)
-
-
-def ci() -> Iterator[Cell]:
-    """What CI runs."""
-    for class_name, name in variants():
-        yield from _cells(class_name, name, (*CI, *CI_FIRST) if first(class_name, name) else CI)
-        if first(class_name, name):
-            yield from _even_cells(class_name, name, CI_EVEN)
-            yield from _few_cells(class_name, name, FEW[1:])
 
 
 def first(class_name: str, name: str) -> bool:

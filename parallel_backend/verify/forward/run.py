@@ -111,7 +111,7 @@ class Verifier:
     def _formula(self, question: Question) -> tuple[int, ...]:
         """The bytes that each rank should send."""
         message = self._message(question)
-        job = check(message, question.inputs).job(
+        job = check(message, question.inputs).workload(
             itemsize=DTYPES[question.dtype].itemsize, parameters=question.parameters, stages=question.stages
         )
         return tuple(

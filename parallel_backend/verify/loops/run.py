@@ -166,7 +166,7 @@ def formula(loop: Loop, message: Sample, tensors: Mapping[str, Tensor], plan: De
     """The bytes that each rank should send in a step loop of patches of equal speed: what its calls send, rank 0 with
     each of them whether to go on, and the first ranks of other data groups their samples."""
     layout, asks = plan.layout, dry(SAMPLERS[message.sampler], tensors["sigmas"])
-    job = plan.job(stages=stages_of(family(loop.class_name, loop.variant), layout))
+    job = plan.workload(stages=stages_of(family(loop.class_name, loop.variant), layout))
     whole = whole_calls([ask.step for ask in asks], [""] * len(asks), layout.warmup)
     calls = call_kinds(layout.stale, whole)
     if layout.pipe > 1 and layout.patches != 1:  # patches gather in the last call, too

@@ -1,4 +1,4 @@
-"""The seam: stock processors run unchanged, their attention goes through it, and the wrap has an undo."""
+"""Routing: stock processors run unchanged, their attention calls are redirected, and the wrap can be undone."""
 
 import pytest
 import torch
@@ -21,16 +21,16 @@ def run(block):
         return block(torch.randn(2, 6, 48), torch.randn(2, 3, 48), torch.randn(2, 6, 48), rope)
 
 
-def test_self_attention_passes_the_seam_and_cross_attention_does_not(block):
+def test_self_attention_is_routed_and_cross_attention_is_not(block):
     shapes = []
 
-    def seam(query, key, value, *, scale, sample):
+    def attention(query, key, value, *, scale, sample):
         assert sample is None
         shapes.append((query.shape, key.shape, value.shape))
         return F.scaled_dot_product_attention(query, key, value, scale=scale)
 
     alone = run(block)
-    with routed([(block.attn1, seam, False)]):
+    with routed([(block.attn1, attention, False)]):
         assert torch.equal(run(block), alone)
     assert shapes == [((2, 4, 6, 12),) * 3]
 
@@ -45,17 +45,17 @@ def test_the_undo_restores_the_stock_forward_even_after_an_error(block):
     assert "forward" not in vars(block.attn1)
 
 
-def test_attention_that_goes_elsewhere_is_an_error_and_not_a_wrong_result(block):
-    def seam(query, key, value, **options):
+def test_attention_that_is_not_routed_is_an_error_and_not_a_wrong_result(block):
+    def attention(query, key, value, **options):
         return query
 
-    class Elsewhere:
+    class NoAttention:
         def __call__(self, module, hidden, *_):
             return hidden
 
-    block.attn1.processor = Elsewhere()
+    block.attn1.processor = NoAttention()
     with (
         pytest.raises(BackendFailure, match="called torch's attention 0 times"),
-        routed([(block.attn1, seam, False)]),
+        routed([(block.attn1, attention, False)]),
     ):
         run(block)

@@ -1,4 +1,4 @@
-"""Which kernel computes, and what is said of one that cannot. The GPU is made up here."""
+"""Choosing a kernel, and the errors for one that cannot run. The GPU is mocked."""
 
 import sys
 from types import ModuleType
@@ -18,7 +18,7 @@ GPU, HALF = torch.device("cuda", 0), torch.bfloat16
 
 @pytest.fixture(autouse=True)
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A GPU of the Ampere generation, cuDNN, and a SageAttention of version 2."""
+    """Mock an Ampere GPU, cuDNN and SageAttention 2."""
     sage = ModuleType("sageattention")
     sage.sageattn = lambda q, k, v, tensor_layout="HND", sm_scale=None, return_lse=False: q  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "sageattention", sage)
@@ -26,33 +26,33 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "flash_package", lambda: None)
     monkeypatch.setattr(torch.backends.cudnn, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 6))
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "made-up card")
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "mock GPU")
 
 
 @pytest.mark.parametrize("name", KERNELS)
 @pytest.mark.parametrize("size", [64, 72, 128])
-def test_the_heads_of_real_models(name: str, size: int) -> None:
+def test_head_sizes_of_real_models(name: str, size: int) -> None:
     assert choose(name, GPU, HALF, {size}) is KERNELS[name]
 
 
 @pytest.mark.parametrize(
-    ("name", "sizes", "takes", "works"),
+    ("name", "sizes", "supported", "works"),
     [
-        ("sage", {64, 160}, "up to 128 values, and this model has heads of 160", "sdpa, flash"),
-        ("cudnn", {136}, "up to 128 values in steps of 8, and this model has heads of 136", "sdpa, flash"),
-        ("cudnn", {12}, "up to 128 values in steps of 8, and this model has heads of 12", "sdpa, sage"),
-        ("flash", {264}, "up to 256 values in steps of 8, and this model has heads of 264", "sdpa"),
-        ("flash", {100, 64}, "up to 256 values in steps of 8, and this model has heads of 100", "sdpa, sage"),
+        ("sage", {64, 160}, "up to 128, and this model has a head size of 160", "sdpa, flash"),
+        ("cudnn", {136}, "up to 128 in multiples of 8, and this model has a head size of 136", "sdpa, flash"),
+        ("cudnn", {12}, "up to 128 in multiples of 8, and this model has a head size of 12", "sdpa, sage"),
+        ("flash", {264}, "up to 256 in multiples of 8, and this model has a head size of 264", "sdpa"),
+        ("flash", {100, 64}, "up to 256 in multiples of 8, and this model has a head size of 100", "sdpa, sage"),
     ],
 )
-def test_heads_that_a_kernel_does_not_take(name: str, sizes: set[int], takes: str, works: str) -> None:
+def test_head_sizes_that_a_kernel_does_not_support(name: str, sizes: set[int], supported: str, works: str) -> None:
     with pytest.raises(InvalidRequest) as refusal:
         choose(name, GPU, HALF, sizes)
-    said = f"it takes heads of {takes}; {works} would work here"
-    assert str(refusal.value) == f"attention {name!r} cannot be used: {said}"
+    reason = f"it supports head sizes {supported}; {works} would work here"
+    assert str(refusal.value) == f"attention {name!r} cannot be used: {reason}"
 
 
-def test_auto_is_flash_where_it_is_installed_and_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_is_flash_if_installed_and_supported(monkeypatch: pytest.MonkeyPatch) -> None:
     assert choose("auto", GPU, HALF, {64}) is KERNELS["sdpa"]
     monkeypatch.setattr(kernels, "flash_package", lambda: len)
     assert choose("auto", GPU, HALF, {64}) is KERNELS["flash"]
@@ -61,27 +61,27 @@ def test_auto_is_flash_where_it_is_installed_and_fits(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("name", ["flash", "cudnn", "sage"])
-def test_what_the_device_and_the_dtype_lack(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for device, dtype, why in (
+def test_unsupported_devices_and_dtypes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for device, dtype, reason in (
         (torch.device("cpu"), HALF, "it needs a CUDA GPU and the ranks are on cpu; sdpa would"),
-        (GPU, torch.float32, "it computes in float16 or bfloat16 and the model is in float32; sdpa would"),
+        (GPU, torch.float32, "it computes in float16 or bfloat16, and the model is in float32; sdpa would"),
     ):
-        with pytest.raises(InvalidRequest, match=why):
+        with pytest.raises(InvalidRequest, match=reason):
             choose(name, device, dtype, {64})
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
-    with pytest.raises(InvalidRequest, match="from Ampere on, and this is a made-up card; sdpa would work here"):
+    with pytest.raises(InvalidRequest, match="Ampere generation or newer, and this is a mock GPU; sdpa would work"):
         choose(name, GPU, HALF, {64})
 
 
 def test_an_old_sage_and_an_unknown_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InvalidRequest, match="'fast' is none of sdpa, flash, cudnn, sage"):
+    with pytest.raises(InvalidRequest, match="unknown attention 'fast': use auto, sdpa, flash, cudnn, sage"):
         choose("fast", GPU, HALF, {64})
     monkeypatch.setattr(sys.modules["sageattention"], "sageattn", lambda q, k, v: q)
     with pytest.raises(InvalidRequest, match="older than 2: install version 2"):
         choose("sage", GPU, HALF, {64})
 
 
-def test_it_is_refused_before_anything_is_loaded(ask, checkpoint, engine) -> None:
+def test_a_kernel_is_refused_before_anything_is_loaded(ask, checkpoint, engine) -> None:
     with pytest.raises(InvalidRequest, match="'sage' cannot be used: it needs a CUDA GPU"):
         ask(Forward(model=one_rank(checkpoint, attention="sage"), branches=2), Case().forward_inputs())
     assert engine.snapshot()[0] == ()

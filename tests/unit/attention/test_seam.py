@@ -1,4 +1,4 @@
-"""Rows that a module makes up for a stream without tokens never reach the attention of others."""
+"""Padding rows that a module adds for a stream without tokens never reach the attention of real tokens."""
 
 import pytest
 import torch
@@ -7,11 +7,11 @@ from parallel_backend.denoiser.attention_chain import WithoutPadding
 
 
 @pytest.mark.parametrize(
-    ("sizes", "made_up"), [((2, 3), []), ((0, 3), [0]), ((3, 0), [3]), ((0, 0), [0, 1]), ((2, 0, 3), [2])]
+    ("sizes", "padding"), [((2, 3), []), ((0, 3), [0]), ((3, 0), [3]), ((0, 0), [0, 1]), ((2, 0, 3), [2])]
 )
-def test_made_up_rows_are_left_out_where_they_lie(sizes, made_up):
-    rows = sum(sizes) + len(made_up)
-    own = [row for row in range(rows) if row not in made_up]
+def test_padding_rows_are_removed_and_get_zeros(sizes, padding):
+    rows = sum(sizes) + len(padding)
+    tokens = [row for row in range(rows) if row not in padding]
     query = torch.arange(1.0, rows + 1).view(1, 1, rows, 1)
     seen: list[list[float]] = []
 
@@ -20,5 +20,5 @@ def test_made_up_rows_are_left_out_where_they_lie(sizes, made_up):
         return qkv[0]
 
     out = WithoutPadding(sizes, inner)(query, query + 10, query + 20, scale=None, sample=None)
-    assert seen == [[1 + row + add for row in own] for add in (0, 10, 20)]
-    assert out.flatten().tolist() == [0 if row in made_up else row + 1 for row in range(rows)]
+    assert seen == [[1 + row + add for row in tokens] for add in (0, 10, 20)]
+    assert out.flatten().tolist() == [0 if row in padding else row + 1 for row in range(rows)]

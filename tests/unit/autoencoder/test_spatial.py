@@ -1,4 +1,4 @@
-"""Which layers and functions are known to be right with some of the rows, and that others are refused."""
+"""Which layers and functions can be split by rows. All others are refused."""
 
 import pytest
 import torch
@@ -6,14 +6,15 @@ import torch.nn.functional as F
 from torch import nn
 
 from parallel_backend.autoencoder.spatial import Rows, Unsplittable, layers
-from parallel_backend.autoencoder.spatial.watch import Watch
-from parallel_backend.autoencoder.spatial.windows import Reach, Windowed
+from parallel_backend.autoencoder.spatial.watch import RowGuard
+from parallel_backend.autoencoder.spatial.windows import HaloForward, RowWindow
 from parallel_backend.distributed.mesh import Axis
 from parallel_backend.layout.partition import Partition
 
-CUT = Partition.even(7, 3)
+LATENT = Partition.even(7, 3)
 ROWS = [
-    Rows(axis=Axis(name="ring", ranks=(0, 1, 2), index=index, group=None, gloo=True), latent=CUT) for index in range(3)
+    Rows(axis=Axis(name="ring", ranks=(0, 1, 2), index=index, group=None, gloo=True), latent=LATENT)
+    for index in range(3)
 ]
 
 
@@ -28,11 +29,11 @@ ROWS = [
         lambda x: x.softmax(-1),
     ],
 )
-def test_functions_that_look_at_one_row(function):
+def test_functions_that_read_one_row_are_allowed(function):
     x = torch.ones(1, 4, 3, 8)
-    with Watch(ROWS[0]):
-        made = function(x)
-    assert torch.equal(made, function(x))
+    with RowGuard(ROWS[0]):
+        result = function(x)
+    assert torch.equal(result, function(x))
 
 
 @pytest.mark.parametrize(
@@ -48,25 +49,25 @@ def test_functions_that_look_at_one_row(function):
         lambda x: F.conv2d(x, torch.ones(1, 4, 1, 1)),
     ],
 )
-def test_functions_that_may_look_at_more_are_refused(function):
-    with Watch(ROWS[0]), pytest.raises(Unsplittable, match="between its layers"):
+def test_functions_that_may_read_other_rows_are_refused(function):
+    with RowGuard(ROWS[0]), pytest.raises(Unsplittable, match="between its layers"):
         function(torch.ones(1, 4, 3, 8))
 
 
-def test_random_numbers_are_those_of_the_whole():
+def test_random_numbers_are_drawn_for_all_rows_and_cut():
     torch.manual_seed(3)
     whole = torch.randn(2, 14, 5)
     parts = []
-    for rows, size in zip(ROWS, CUT.sizes, strict=True):
+    for rows, size in zip(ROWS, LATENT.sizes, strict=True):
         torch.manual_seed(3)
-        with Watch(rows):
+        with RowGuard(rows):
             parts.append(torch.randn(2, 2 * size, 5))
     assert torch.equal(torch.cat(parts, 1), whole)
 
 
 @pytest.mark.parametrize("shape", [(8,), (1, 8, 1, 1), (2, 4, 5)])
-def test_random_numbers_that_are_not_of_rows_are_refused(shape):
-    with Watch(ROWS[0]), pytest.raises(Unsplittable, match="not those of rows"):
+def test_random_numbers_without_rows_are_refused(shape):
+    with RowGuard(ROWS[0]), pytest.raises(Unsplittable, match="cannot be cut by rows"):
         torch.randn(shape)
 
 
@@ -74,17 +75,17 @@ def test_random_numbers_that_are_not_of_rows_are_refused(shape):
     "layer",
     [nn.Conv2d(1, 1, 3, padding="same"), nn.Conv2d(1, 1, 3, padding=1, padding_mode="circular"), nn.AvgPool2d(2)],
 )
-def test_layers_that_are_not_known_are_refused(layer):
+def test_unknown_layers_are_refused(layer):
     with pytest.raises(Unsplittable, match=f"a {type(layer).__name__}"):
-        list(layers.walk(nn.Sequential(nn.SiLU(), layer)))
+        list(layers.layers_to_replace(nn.Sequential(nn.SiLU(), layer)))
 
 
-def test_padding_before_a_convolution_counts_as_its_own():
+def test_padding_before_a_convolution_counts_as_part_of_it():
     padded = nn.Sequential(nn.ZeroPad2d((0, 0, 2, 1)), nn.Conv2d(1, 1, 5, padding=1))
-    assert layers.reach(padded) == Reach(kernel=5, stride=1, above=3)
+    assert layers.row_window(padded) == RowWindow(kernel=5, stride=1, padding=3)
 
 
-def test_a_layer_called_with_what_is_not_known_is_refused():
-    windowed = Windowed(nn.Conv2d(1, 1, 3, padding=1), Reach(kernel=3, stride=1, above=1), ROWS[0])
-    with pytest.raises(Unsplittable, match="a Conv2d is called with scale"):
-        windowed(torch.ones(1, 1, 3, 3), scale=2)
+def test_a_layer_called_with_unknown_arguments_is_refused():
+    forward = HaloForward(nn.Conv2d(1, 1, 3, padding=1), RowWindow(kernel=3, stride=1, padding=1), ROWS[0])
+    with pytest.raises(Unsplittable, match="a Conv2d is called with unknown arguments: scale"):
+        forward(torch.ones(1, 1, 3, 3), scale=2)

@@ -1,4 +1,4 @@
-"""Tiles of a plane: where they are, and what they count."""
+"""Where the tiles of a latent lie, and how they are blended."""
 
 import pytest
 import torch
@@ -23,15 +23,15 @@ def test_places(plane, tile, places):
 
 @pytest.mark.parametrize(("plane", "tile"), [((9, 10), 8), ((21, 30), 8), ((40, 17), 11), ((5, 5), 8)])
 @pytest.mark.parametrize("side", [PIXELS, Side(dims=(-2, -1), scale=1)])
-def test_blended_tiles_of_a_picture_are_the_picture(plane, tile, side):
+def test_blending_the_tiles_of_an_image_gives_the_image(plane, tile, side):
     tiles, shape = Tiles(plane, tile), [2, 3, 4, 5, 6]
     for dim, length in zip(side.dims, plane, strict=True):
         shape[dim] = length * side.scale
-    picture = torch.randn(shape)
-    whole = tiles.empty(tiles.of(picture, tiles.places[0], side), side)
+    image = torch.randn(shape)
+    blended = tiles.zeros(tiles.crop(image, tiles.places[0], side), side)
     for place in tiles.places:
-        part = tiles.of(picture, place, side)
-        weight = tiles.weight(place, side, part.ndim)
+        tile = tiles.crop(image, place, side)
+        weight = tiles.weight(place, side, tile.ndim)
         assert ((weight > 0) & (weight <= 1)).all()
-        tiles.of(whole, place, side).add_(part * weight)
-    torch.testing.assert_close(whole, picture)
+        tiles.crop(blended, place, side).add_(tile * weight)
+    torch.testing.assert_close(blended, image)

@@ -1,6 +1,7 @@
-"""Every VAE class against diffusers' own decode and encode, tiny and random, with odd sizes and a batch of 2.
+"""Every VAE class against diffusers' decode and encode: tiny random modules, odd sizes, a batch of 2.
 
-In float64: random layers with few channels enlarge rounding, and what is asked is whether the computation is the same.
+In float64, because random layers with few channels amplify rounding, and the tests ask whether the computation is the
+same.
 """
 
 import inspect
@@ -9,6 +10,7 @@ import json
 import diffusers
 import pytest
 import torch
+from einops import rearrange
 
 from parallel_backend.autoencoder import codec
 from parallel_backend.checkpoint.checkpoint import Checkpoint
@@ -27,22 +29,22 @@ CASES = [("image", None), ("flux2", None), *((name, frames) for name in VIDEOS f
 
 @pytest.fixture(autouse=True)
 def without_gradients():
-    """As the engine runs."""
+    """Run without autograd, as the engine does."""
     with torch.inference_mode():
         yield
 
 
 def build(name):
-    """The tiny module."""
+    """Return the tiny module of that name, in float64."""
     return vae_examples.build(name).double()
 
 
 COMFYUI_DIFFERS = ("ltx", "ltx_noisy", "mochi")
-"""Whose decoder ``prepare`` makes ComfyUI's; that is held to ComfyUI by tests/inside_comfyui."""
+"""VAEs whose decoder ``prepare`` changes to ComfyUI's; tests/inside_comfyui compares these with ComfyUI."""
 
 
 def kind_of(name, module):
-    """Our side of a VAE, set up as after loading, but without what diffusers does not do."""
+    """Return the VAE class of a module, and prepare the module as after loading unless that departs from diffusers."""
     kind = VAES[CONFIGS[name][0]](dict(module.config))
     if name not in COMFYUI_DIFFERS:
         kind.prepare(module)
@@ -50,17 +52,17 @@ def kind_of(name, module):
 
 
 def latent_for(kind, frames, batch=2):
-    """Random latents."""
+    """Return random latents."""
     dims = SIZE if frames is None else (frames, *SIZE)
     return torch.randn(batch, kind.scale.channels, *dims, generator=torch.Generator().manual_seed(1)).double()
 
 
 def ignore(done, total):
-    """A tick."""
+    """Ignore progress."""
 
 
 def stock(name):
-    """diffusers' own module, on the whole video at once."""
+    """Return diffusers' module, set to process a whole video at once."""
     module = build(name)
     module.use_framewise_encoding = module.use_framewise_decoding = False
     return module
@@ -79,40 +81,41 @@ def test_decode_equals_diffusers(name, frames):
 
 
 @pytest.mark.parametrize(("name", "groups"), [("image", None), ("flux2", None), *((name, 2) for name in VIDEOS)])
-def test_encode_equals_diffusers_and_leaves_out_what_fills_no_latent_frame(name, groups):
+def test_encode_equals_diffusers_and_drops_frames_that_fill_no_latent_frame(name, groups):
     module = build(name)
     kind = kind_of(name, module)
-    kept = 1 + (groups or 0) * kind.scale.temporal
+    encoded_frames = 1 + (groups or 0) * kind.scale.temporal
     dims = tuple(size * kind.scale.spatial for size in SIZE)
-    pixels = torch.rand(2, *(() if groups is None else (kept + kind.scale.temporal - 1,)), *dims, 3).double()
+    pixels = torch.rand(2, *(() if groups is None else (encoded_frames + kind.scale.temporal - 1,)), *dims, 3).double()
     latent = codec.encode(kind, module, pixels, ignore)
-    used = pixels if groups is None else pixels[:, :kept]
+    used = pixels if groups is None else pixels[:, :encoded_frames]
     expected = vae_stock.encode(stock(name), used.movedim(-1, 1) * 2 - 1)
     assert latent.shape == (2, kind.scale.channels, *(() if groups is None else (groups + 1,)), *SIZE)
     torch.testing.assert_close(latent, expected.float(), atol=1e-5, rtol=1e-5)
 
 
-def test_the_vae_of_pictures_takes_the_frames_of_a_video_one_by_one():
+def test_an_image_vae_processes_a_video_frame_by_frame():
     module = build("image")
     kind = kind_of("image", module)
     latent = torch.randn(2, 4, 3, *SIZE).double()
     pixels = codec.decode(kind, module, latent, ignore)
-    frames = module.decode(latent.transpose(1, 2).flatten(0, 1)).sample.unflatten(0, (2, 3))
-    torch.testing.assert_close(pixels, ((frames + 1) / 2).clamp(0, 1).movedim(2, -1).float(), atol=1e-6, rtol=0)
+    frames = module.decode(rearrange(latent, "b c t h w -> (b t) c h w")).sample
+    expected = rearrange(((frames + 1) / 2).clamp(0, 1), "(b t) c h w -> b t h w c", b=2)
+    torch.testing.assert_close(pixels, expected.float(), atol=1e-6, rtol=0)
     encoded = codec.encode(kind, module, pixels, ignore)
     for i in range(3):
         torch.testing.assert_close(encoded[:, :, i], codec.encode(kind, module, pixels[:, i], ignore))
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_progress_counts_the_parts_and_may_end_the_work(name):
+def test_progress_counts_the_parts_and_may_stop_the_work(name):
     module, framewise = build(name), {"wan21": 5, "wan22": 5, "qwen_image": 5, "cogvideox": 2}
-    kind, seen = kind_of(name, module), []
+    kind, progress = kind_of(name, module), []
     latent = latent_for(kind, (5 if name in framewise else 2) if kind.scale.video else None)
     convolutions = sum(isinstance(layer, torch.nn.Conv2d | torch.nn.Conv3d) for layer in module.decoder.modules())
     parts = framewise.get(name, convolutions)
-    pixels = codec.decode(kind, module, latent, lambda *values: seen.append(values))
-    assert seen == [(i + 1, 2 * parts) for i in range(2 * parts)]
+    pixels = codec.decode(kind, module, latent, lambda *values: progress.append(values))
+    assert progress == [(i + 1, 2 * parts) for i in range(2 * parts)]
 
     def cancel(done, total):
         raise Cancelled("enough")
@@ -122,14 +125,14 @@ def test_progress_counts_the_parts_and_may_end_the_work(name):
     with pytest.raises(Cancelled):
         codec.encode(kind, module, pixels, cancel)
     torch.testing.assert_close(codec.decode(kind, module, latent, ignore), pixels, atol=0, rtol=0)
-    seen.clear()
-    codec.encode(kind, module, pixels, lambda *values: seen.append(values))
+    progress.clear()
+    codec.encode(kind, module, pixels, lambda *values: progress.append(values))
     total = len(latent) * kind.encode_parts(module, pixels.shape[1])
     assert total == 2 * parts if name in framewise else total > 2 * 10
-    assert seen == [(i + 1, total) for i in range(total)]
+    assert progress == [(i + 1, total) for i in range(total)]
 
 
-def test_noise_of_a_decoder_is_the_same_for_every_sample_and_leaves_the_generator_alone():
+def test_decoder_noise_is_the_same_for_every_sample_and_leaves_the_generator_alone():
     module = build("ltx_noisy")
     kind = kind_of("ltx_noisy", module)
     latent = latent_for(kind, 1)[:1].expand(2, -1, -1, -1, -1)
@@ -142,7 +145,7 @@ def test_noise_of_a_decoder_is_the_same_for_every_sample_and_leaves_the_generato
 
 
 @pytest.mark.parametrize("class_name", VAES)
-def test_what_a_config_leaves_out_is_diffusers_default(class_name):
+def test_missing_config_entries_take_diffusers_defaults(class_name):
     signature = inspect.signature(getattr(diffusers, class_name).__init__)
     defaults = {
         name: parameter.default
@@ -185,7 +188,7 @@ def test_shapes_of_published_vaes(class_name, config, scale):
     assert VAES[class_name](config).colors == 3
 
 
-def test_scaling_that_lies_between_latent_and_model():
+def test_scaling_between_latent_and_model():
     flux = {"scaling_factor": 0.3611, "shift_factor": 0.1159}
     assert VAES["AutoencoderKL"](flux).scaling == Scaling(factor=0.3611, shift=0.1159)
     assert VAES["AutoencoderKL"]({"shift_factor": None}).scaling == Scaling(factor=0.18215)
@@ -197,8 +200,8 @@ def test_scaling_that_lies_between_latent_and_model():
 
 
 @pytest.fixture
-def pictures(tmp_path):
-    """A checkpoint with a VAE of pictures, and of its transformer only the name."""
+def image_checkpoint(tmp_path):
+    """A checkpoint with an image VAE, and only the name of a transformer."""
     (tmp_path / "model_index.json").write_text(
         json.dumps({"transformer": ["diffusers", "FluxTransformer2DModel"], "vae": ["diffusers", "AutoencoderKL"]})
     )
@@ -207,19 +210,19 @@ def pictures(tmp_path):
 
 
 def rewrite(folder, **changes):
-    """Change the VAE's config."""
+    """Change entries of the VAE's config."""
     file = folder / "vae" / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))
 
 
-def test_pictures_through_the_engine(ask, pictures):
-    pixels = ask(Decode(model=one_rank(pictures)), {"latent": torch.zeros(2, 4, *SIZE)})["pixels"]
+def test_images_through_the_engine(ask, image_checkpoint):
+    pixels = ask(Decode(model=one_rank(image_checkpoint)), {"latent": torch.zeros(2, 4, *SIZE)})["pixels"]
     assert pixels.shape == (2, 24, 40, 3)
-    assert ask(Encode(model=one_rank(pictures)), {"pixels": pixels})["latent"].shape == (2, 4, *SIZE)
+    assert ask(Encode(model=one_rank(image_checkpoint)), {"pixels": pixels})["latent"].shape == (2, 4, *SIZE)
     with pytest.raises(InvalidRequest, match="latent of 4 or 5 dims"):
-        ask(Decode(model=one_rank(pictures)), {"latent": torch.zeros(2, 4, 3)})
+        ask(Decode(model=one_rank(image_checkpoint)), {"latent": torch.zeros(2, 4, 3)})
     with pytest.raises(InvalidRequest, match=r"\[1, 20, 16, 3\].*multiples of 8"):
-        ask(Encode(model=one_rank(pictures)), {"pixels": torch.zeros(1, 20, 16, 3)})
+        ask(Encode(model=one_rank(image_checkpoint)), {"pixels": torch.zeros(1, 20, 16, 3)})
 
 
 def test_a_temporal_decoder_through_the_engine(ask, tmp_path):
@@ -231,15 +234,15 @@ def test_a_temporal_decoder_through_the_engine(ask, tmp_path):
     assert ask(Encode(model=one_rank(tmp_path)), {"pixels": pixels})["latent"].shape == (2, 4, 3, *SIZE)
 
 
-def test_other_than_rgb_is_refused(pictures):
-    rewrite(pictures, in_channels=4, out_channels=4)
-    with pytest.raises(InvalidRequest, match="has 4 colour channels; RGB"):
-        vae_of(Checkpoint.open(pictures))
+def test_other_than_rgb_is_refused(image_checkpoint):
+    rewrite(image_checkpoint, in_channels=4, out_channels=4)
+    with pytest.raises(InvalidRequest, match="has 4 colour channels; only RGB"):
+        vae_of(Checkpoint.open(image_checkpoint))
 
 
-def test_hunyuan_video_makes_no_mask_over_all_pairs(monkeypatch):
+def test_hunyuan_video_builds_no_mask_over_all_pairs(monkeypatch):
     def refuse(*_args, **_options):
-        raise AssertionError("a mask of (T H W) ** 2 numbers")
+        raise AssertionError("a mask of (T H W) ** 2 values")
 
     file = inspect.getmodule(diffusers.AutoencoderKLHunyuanVideo)
     monkeypatch.setattr(file, "prepare_causal_attention_mask", refuse)
@@ -250,8 +253,8 @@ def test_hunyuan_video_makes_no_mask_over_all_pairs(monkeypatch):
         stock("hunyuan_video").decode(latent_for(kind, 2))
 
 
-@pytest.mark.parametrize(("ratio", "words"), [(6, "gave 25 frames .* promises 37"), (2, "gives pixels of shape")])
-def test_a_config_that_lies_is_refused(ratio, words):
+@pytest.mark.parametrize(("ratio", "words"), [(6, "gave 25 frames, .* promises 37"), (2, "gives pixels of shape")])
+def test_a_config_that_does_not_match_the_weights_is_refused(ratio, words):
     module = build("hunyuan_video")
     kind = VAES["AutoencoderKLHunyuanVideo"](dict(module.config) | {"temporal_compression_ratio": ratio})
     kind.prepare(module)

@@ -1,4 +1,4 @@
-"""Tiny random VAEs of every class, with the ratios that make each of them odd."""
+"""Tiny random VAEs of every class, each with the ratios that are peculiar to it."""
 
 from typing import Any
 
@@ -44,10 +44,10 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }  # fmt: skip
-"""Class and config by a name."""
+"""Class and config of each example, by name."""
 
 
 def build(name: str) -> Any:
-    """The module, with statistics that are not 0 and 1 where it has some."""
+    """Return the module. Buffers such as running statistics are random, not 0 and 1."""
     class_name, config = CONFIGS[name]
     return Kind(class_name=class_name, config=lambda _: config).module(0)

@@ -33,15 +33,15 @@ def test_a_list(gpus: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "0,", "-1", "gpu", "cuda", "cuda:x", "0;1", "1e3", "0.5", "99999", "²"])
 def test_junk(gpus: int, text: str) -> None:
-    with pytest.raises(InvalidRequest, match=r"is no device; .*would work"):
+    with pytest.raises(InvalidRequest, match=r"is not a device; .*would work"):
         resolve(text)
 
 
-def test_what_is_not_there(gpus: int) -> None:
+def test_missing_and_repeated_devices(gpus: int) -> None:
     missing = "3" if gpus else "16"
     with pytest.raises(InvalidRequest, match=f"there is no device {missing}; .*would work"):
         resolve(f"0,{missing}")
-    with pytest.raises(InvalidRequest, match="1 is there twice"):
+    with pytest.raises(InvalidRequest, match="1 is listed twice"):
         resolve("1,0,1")
     if not gpus:
         with pytest.raises(InvalidRequest, match="there is no GPU here"):
@@ -65,8 +65,8 @@ def test_numbers_count_in_the_visible_devices(gpus: int, monkeypatch: pytest.Mon
 def test_gloo_takes_a_gpu_twice(gpus: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PARALLEL_DIT_COLLECTIVES", "gloo")
     if not gpus:
-        assert resolve("0,1").collectives == "nccl"  # of GPUs, which there are none of
-        with pytest.raises(InvalidRequest, match="0 is there twice"):
+        assert resolve("0,1").collectives == "nccl"  # there are no GPUs that could use gloo
+        with pytest.raises(InvalidRequest, match="0 is listed twice"):
             resolve("0,0")
         return
     assert resolve("0,0,1") == Devices(kind="cuda", indices=(0, 0, 1), collectives="gloo")
@@ -75,12 +75,12 @@ def test_gloo_takes_a_gpu_twice(gpus: int, monkeypatch: pytest.MonkeyPatch) -> N
         resolve("0,0,3")
     monkeypatch.setenv("PARALLEL_DIT_COLLECTIVES", "nccl")
     assert resolve("0") == Devices(kind="cuda", indices=(0,))
-    with pytest.raises(InvalidRequest, match="0 is there twice"):
+    with pytest.raises(InvalidRequest, match="0 is listed twice"):
         resolve("0,0")
 
 
-@pytest.mark.parametrize("given", ["mpi", "Gloo", "gloo,nccl"])
-def test_bad_collectives(gpus: int, monkeypatch: pytest.MonkeyPatch, given: str) -> None:
-    monkeypatch.setenv("PARALLEL_DIT_COLLECTIVES", given)
-    with pytest.raises(InvalidRequest, match=f"PARALLEL_DIT_COLLECTIVES={given}: it has to be nccl or gloo"):
+@pytest.mark.parametrize("name", ["mpi", "Gloo", "gloo,nccl"])
+def test_bad_collectives(gpus: int, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv("PARALLEL_DIT_COLLECTIVES", name)
+    with pytest.raises(InvalidRequest, match=f"PARALLEL_DIT_COLLECTIVES={name}: it must be nccl or gloo"):
         resolve("all")

@@ -1,4 +1,4 @@
-"""What the kernel tells, the control socket, the backlog's choices, and the text of a status."""
+"""Process helpers, the control socket, the devices of a request, hang detection, and the text of a status."""
 
 import os
 import signal
@@ -23,54 +23,56 @@ from parallel_backend.protocol import rank_control
 from parallel_backend.protocol.endpoint import Endpoint
 from parallel_backend.protocol.messages import Devices, Echo, LoadedModel, ModelSpec, RankStatus, Status
 from parallel_backend.supervisor.event_loop import EventLoop
-from parallel_backend.supervisor.rank_set import Patience, Rank, RankSet
-from parallel_backend.supervisor.request_queue import needed
+from parallel_backend.supervisor.limits import Patience
+from parallel_backend.supervisor.rank_process import RankProcess
+from parallel_backend.supervisor.rank_set import RankSet
+from parallel_backend.supervisor.request_queue import devices_for
 
 
-def test_memory_and_pulse_of_a_process() -> None:
-    measured, known = processes.memory(os.getpid()), psutil.Process().memory_info().rss
+def test_memory_and_activity_of_a_process() -> None:
+    measured, known = processes.resident_memory(os.getpid()), psutil.Process().memory_info().rss
     assert abs(measured - known) < 0.1 * known
-    pulse = processes.pulse(os.getpid())
-    assert pulse is not None
-    assert "R" in pulse.states
-    assert pulse.would_move
-    assert pulse.ticks > 0
+    activity = processes.activity(os.getpid())
+    assert activity is not None
+    assert "R" in activity.states
+    assert activity.busy
+    assert activity.cpu_ticks > 0
 
 
 @pytest.mark.parametrize(
     ("ranks", "threads", "wanted"), [(1, 1, [{0, 1, 7}]), (2, 1, [{0}, {1, 7}]), (2, 2, []), (9, 1, [])]
 )
-def test_ranks_stay_on_cores_of_their_own(monkeypatch, ranks, threads, wanted):
-    """Unless there are too few for them, or for their threads."""
-    asked: list[set[int]] = []
+def test_ranks_stay_on_their_share_of_the_cores(monkeypatch, ranks, threads, wanted):
+    """Unless there are fewer cores than threads of ranks."""
+    affinities: list[set[int]] = []
     monkeypatch.setenv("OMP_NUM_THREADS", str(threads))
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 7})
-    monkeypatch.setattr(processes, "_place", lambda cpu: (0, cpu, cpu))
-    monkeypatch.setattr(os, "sched_setaffinity", lambda _, cores: asked.append(set(cores)))
+    monkeypatch.setattr(processes, "_core_position", lambda cpu: (0, cpu, cpu))
+    monkeypatch.setattr(os, "sched_setaffinity", lambda _, cores: affinities.append(set(cores)))
     for rank in range(ranks):
         processes.stay_on_own_cores(rank, ranks)
-    assert asked == wanted
+    assert affinities == wanted
 
 
-def test_the_pulse_of_a_stopped_and_of_a_gone_process() -> None:
+def test_the_activity_of_a_stopped_and_of_a_gone_process() -> None:
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     process.send_signal(signal.SIGSTOP)
     os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
-    pulse = processes.pulse(process.pid)
-    assert pulse is not None
-    assert pulse.states == {"T"}
-    assert not pulse.would_move
-    assert not processes.wait_gone(process.pid, 0.05)
-    processes.end(process.pid, signal.SIGKILL)
-    assert processes.wait_gone(process.pid, 5.0)
+    activity = processes.activity(process.pid)
+    assert activity is not None
+    assert activity.states == {"T"}
+    assert not activity.busy
+    assert not processes.wait_for_exit(process.pid, 0.05)
+    processes.send_signal(process.pid, signal.SIGKILL)
+    assert processes.wait_for_exit(process.pid, 5.0)
     assert processes.describe_exit(process.wait(5)) == "was killed by SIGKILL"
-    assert processes.pulse(process.pid) is None
-    assert processes.memory(process.pid) == 0
-    assert processes.wait_gone(process.pid, 0.0)
+    assert processes.activity(process.pid) is None
+    assert processes.resident_memory(process.pid) == 0
+    assert processes.wait_for_exit(process.pid, 0.0)
 
 
 def test_no_group_is_ever_signalled() -> None:
-    processes.end(0, signal.SIGKILL)
+    processes.send_signal(0, signal.SIGKILL)
 
 
 def test_the_last_line_of_a_log(tmp_path: Path) -> None:
@@ -110,9 +112,9 @@ def _closed_pair() -> None:
 
 def test_a_request_needs_the_devices_of_its_layout() -> None:
     devices = Devices(kind="cuda", indices=(3, 1, 2), visible="7,6,5,4", collectives="gloo")
-    assert needed(Echo(model=ModelSpec(path="/", devices=devices))) == devices
+    assert devices_for(Echo(model=ModelSpec(path="/", devices=devices))) == devices
     spec = ModelSpec(path="/", devices=devices, layout=ParallelLayout(ulysses=2))
-    assert needed(Echo(model=spec)) == replace(devices, indices=(3, 1))
+    assert devices_for(Echo(model=spec)) == replace(devices, indices=(3, 1))
 
 
 def rank_set(folder: Path, devices: Devices) -> RankSet:
@@ -127,37 +129,39 @@ def rank_set(folder: Path, devices: Devices) -> RankSet:
     )
 
 
-STILL, STARVED = frozenset("S"), frozenset("SR")
+ASLEEP, STARVED = frozenset("S"), frozenset("SR")
 
 
 @pytest.mark.parametrize(
-    ("states", "looks", "hangs"),
+    ("states", "checks", "hangs"),
     [
-        (STILL, [1, 2, 3, 4, 5, 6, 7, 8], False),
-        (STILL, [1, 2, 3, 4, 5, 6, 7, 8, 9], True),
-        (STARVED, range(1, 120), False),  # others have the cores
+        (ASLEEP, [1, 2, 3, 4, 5, 6, 7, 8], False),
+        (ASLEEP, [1, 2, 3, 4, 5, 6, 7, 8, 9], True),
+        (STARVED, range(1, 120), False),  # other processes have the cores
         (STARVED, range(1, 122), True),
-        (STILL, [1, 300, 301, 302, 303, 304, 305, 306], False),  # the machine slept
-        (STILL, [1, 2, 3, 300, 301, 302, 303, 304], False),
-        (STILL, [1, 2, 3, *range(300, 307)], True),
+        (ASLEEP, [1, 300, 301, 302, 303, 304, 305, 306], False),  # the machine was suspended
+        (ASLEEP, [1, 2, 3, 300, 301, 302, 303, 304], False),
+        (ASLEEP, [1, 2, 3, *range(300, 307)], True),
     ],
 )
-def test_a_rank_hangs_that_could_move_and_does_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, states: frozenset[str], looks: Sequence[int], hangs: bool
+def test_a_rank_that_could_run_and_does_not_is_hung(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, states: frozenset[str], checks: Sequence[int], hangs: bool
 ) -> None:
     clock = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(processes, "pulse", lambda pid: processes.Pulse(states=states, ticks=7))
+    monkeypatch.setattr(processes, "activity", lambda pid: processes.Activity(states=states, cpu_ticks=7))
     ranks = rank_set(tmp_path, Devices(kind="cpu", indices=(0,)))
     process = cast(subprocess.Popen[bytes], SimpleNamespace(pid=1))
     with socket.socket() as control_socket:
         status = RankStatus(rank=0, pid=1, device="cpu", memory=0)
         ranks.ranks.append(
-            Rank(rank=0, process=process, control=control_socket, pidfd=0, status=status, ready=True, beat=0.0)
+            RankProcess(
+                rank=0, process=process, control=control_socket, pidfd=0, status=status, ready=True, last_heard=0.0
+            )
         )
-        for clock[0] in looks:
+        for clock[0] in checks:
             assert not ranks._failures
-            ranks._look_for_hangs()
+            ranks._check_for_hangs()
     assert bool(ranks._failures) == hangs
 
 

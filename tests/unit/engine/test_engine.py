@@ -86,7 +86,7 @@ def test_decode_is_cancelled_between_frames_and_works_again(ask, checkpoint):
         (Decode, "latent", (1, 4, 1, 4, 4), "4 channels and this VAE takes 16"),
         (Decode, "latent", (1, 16, 4, 4), "of 5 dims"),
         (Decode, "latent", (0, 16, 1, 4, 4), "none of them empty"),
-        (Decode, "pixels", (1, 16, 1, 4, 4), "takes one tensor latent"),
+        (Decode, "pixels", (1, 16, 1, 4, 4), "takes exactly one tensor: latent"),
         (Encode, "pixels", (1, 1, 12, 16, 3), "multiples of 8"),
         (Encode, "pixels", (1, 1, 16, 16, 4), "3"),
     ],

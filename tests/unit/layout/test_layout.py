@@ -1,4 +1,4 @@
-"""Layouts: what they refuse, and the rule without one."""
+"""Layouts: their text form, what they refuse, and the automatic layout."""
 
 import re
 
@@ -24,15 +24,15 @@ def test_degrees_are_whole_numbers_from_1(degree):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("patches=4", 'raise it, as in "pipe=2 patches=4"'),
         ("stale=previous", 'raise it, as in "ring=2 stale=previous"'),
-        ("ring=2 stale=often", "previous, none would work"),
+        ("ring=2 stale=often", "use previous or none"),
         ("pipe=2 ring=2 stale=none", "leave out stale=none, or pipe=2"),
         ("pipe=2 ulysses=2 shard_weights", "leave out shard_weights"),
         ("pipe=2 warmup=0", "warmup of at least 1 would work"),
-        ("pipe=2 patches=-1", "at least 0 works"),
+        ("pipe=2 patches=-1", "whole number of at least 0"),
         ("pipe=2 tensor=2", "use ulysses or ring beside pipe"),
         ("pipe=2 balance=2", "has 1 speeds and pipe=2"),
         ("pipe=2 balance=2:fast", "numbers above 0, such as 2:1"),
@@ -42,15 +42,15 @@ def test_degrees_are_whole_numbers_from_1(degree):
         ("ring=2 balance=2:1", "leave it out, or raise pipe"),
     ],
 )
-def test_options_that_do_not_go_together(text, said):
-    with pytest.raises(InvalidRequest, match=re.escape(said)):
+def test_options_that_do_not_fit_together(text, message):
+    with pytest.raises(InvalidRequest, match=re.escape(message)):
         ParallelLayout.parse(text)
 
 
 @pytest.mark.parametrize(
     "text", ["pipe=2 patches=3 warmup=4", "ring=3 stale=none warmup=0", "cfg=2 pipe=2", "pipe=2 balance=2:0.5"]
 )
-def test_options_are_read_as_they_are_written(text):
+def test_options_are_parsed_as_they_are_written(text):
     layout = ParallelLayout.parse(text)
     assert str(layout) == text
     assert layout.approximate
@@ -68,13 +68,13 @@ def test_options_are_read_as_they_are_written(text):
         ("ring=2 stale=none", "naive patch"),
     ],
 )
-def test_what_is_said_to_be_approximate_is(text, algorithm):
+def test_approximate_layouts_name_their_algorithm(text, algorithm):
     layout = ParallelLayout.parse(text)
     assert (layout.approximation, layout.approximate) == (algorithm, bool(algorithm))
 
 
 @pytest.mark.parametrize("text", ["speed=2", "ulysses", "ulysses=two", "ulysses="])
-def test_text_that_is_no_layout(text):
+def test_text_that_is_not_a_layout(text):
     with pytest.raises(InvalidRequest, match="AXIS=DEGREE"):
         ParallelLayout.parse(text)
 

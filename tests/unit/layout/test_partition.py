@@ -1,4 +1,4 @@
-"""Shards of anything, without remainder and without communication."""
+"""Partitions cover all items, whether or not they divide."""
 
 import pytest
 
@@ -22,12 +22,12 @@ def test_weighted_follows_the_weights():
 
 
 @pytest.mark.parametrize("weights", [[], [0, 0], [1, -1]])
-def test_weights_without_sense(weights):
+def test_invalid_weights(weights):
     with pytest.raises(ValueError, match="non-negative"):
         Partition.weighted(4, weights)
 
 
 @pytest.mark.parametrize("sizes", [(), (1, -1)])
-def test_sizes_without_sense(sizes):
+def test_invalid_sizes(sizes):
     with pytest.raises(ValueError, match="at least one shard"):
         Partition(sizes)

@@ -1,4 +1,4 @@
-"""Weights are safetensors, in the dtype that was asked for, and nothing else is opened."""
+"""Loading: safetensors only, in the requested dtype, with clear errors for incomplete folders."""
 
 import json
 import shutil
@@ -20,10 +20,10 @@ from tests.support import tiny
 
 
 def _alone() -> mesh.DeviceMesh:
-    """The mesh of one rank."""
-    made = mesh.create(ParallelLayout(), rank=0, timeout=timedelta(seconds=1))
-    assert made is not None
-    return made
+    """Return the mesh of one rank."""
+    single = mesh.create(ParallelLayout(), rank=0, timeout=timedelta(seconds=1))
+    assert single is not None
+    return single
 
 
 ALONE = _alone()
@@ -32,7 +32,7 @@ WEIGHTS = "diffusion_pytorch_model.safetensors"
 
 @pytest.fixture
 def copy(checkpoint, tmp_path):
-    """A copy that a test may change."""
+    """A copy of the checkpoint that the test may change."""
     return Checkpoint.open(shutil.copytree(checkpoint, tmp_path / "model"))
 
 
@@ -45,10 +45,10 @@ def test_pickled_weights_are_refused(copy):
 
 
 @pytest.mark.parametrize("name", ["part.bin", "../outside.safetensors"])
-def test_an_index_that_leads_elsewhere_is_refused(copy, name):
+def test_an_index_that_points_outside_its_folder_is_refused(copy, name):
     index = copy.path / "transformer" / f"{WEIGHTS}.index.json"
     index.write_text(json.dumps({"weight_map": {"proj_out.weight": name}}))
-    with pytest.raises(InvalidRequest, match=r"which is no \.safetensors file beside it"):
+    with pytest.raises(InvalidRequest, match=r"which is not a \.safetensors file in the same folder"):
         check_component(copy, "transformer")
 
 
@@ -80,7 +80,7 @@ def test_auto_on_a_gpu_follows_the_file(copy, stored, wanted):
     assert resolve_dtype(copy, "auto", torch.device("cuda")) == wanted
 
 
-def test_half_precision_keeps_in_float32_what_diffusers_does(copy):
+def test_half_precision_keeps_float32_where_diffusers_does(copy):
     family = load_transformer(copy, torch.bfloat16, torch.device("cpu"), ALONE)
     assert family.dtype == torch.bfloat16
     assert family.module.scale_shift_table.dtype == torch.float32
@@ -96,23 +96,23 @@ def test_loaded_weights_are_those_of_the_file(copy):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ('{"weight_map": {"proj_out.weight": "part-2.safetensors"}}', r"lacks part-2\.safetensors, which"),
-        ('{"weight_map": {"proj_out.we', "is no index of weight files"),
-        ("[]", "is no index of weight files"),
+        ('{"weight_map": {"proj_out.we', "is not a valid index of weight files"),
+        ("[]", "is not a valid index of weight files"),
     ],
 )
-def test_an_interrupted_download_is_refused(copy, text, said):
+def test_an_interrupted_download_is_refused(copy, text, message):
     (copy.path / "transformer" / f"{WEIGHTS}.index.json").write_text(text)
-    with pytest.raises(InvalidRequest, match=said):
+    with pytest.raises(InvalidRequest, match=message):
         check_component(copy, "transformer")
 
 
-def test_a_file_that_is_not_looked_for_is_refused(copy):
+def test_a_file_with_an_unknown_name_is_refused(copy):
     folder = copy.path / "transformer"
     (folder / WEIGHTS).rename(folder / "diffusion_pytorch_model.fp16.safetensors")
-    with pytest.raises(InvalidRequest, match=r"fp16\.safetensors, and is read by the names .* rename the file"):
+    with pytest.raises(InvalidRequest, match=r"fp16\.safetensors, but weights are read from .* rename the file"):
         check_component(copy, "transformer")
 
 
@@ -128,14 +128,14 @@ def test_missing_weights_are_refused(copy, component, file):
         load(copy, torch.float32, torch.device("cpu"), *([ALONE] if component == "transformer" else []))
 
 
-def test_a_full_device_has_other_models_unloaded_and_the_load_tried_again(copy):
+def test_a_full_device_unloads_other_models_and_retries(copy):
     room = iter([True, False])
     pipeline = ComponentCache(copy, torch.float32, torch.device("cpu"), lambda: next(room))
-    tried = []
+    attempts = []
 
     def load() -> str:
-        tried.append(1)
-        if len(tried) < 2:
+        attempts.append(1)
+        if len(attempts) < 2:
             raise torch.OutOfMemoryError("full")
         return "weights"
 

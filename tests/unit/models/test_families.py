@@ -1,4 +1,4 @@
-"""Every family's three parts against diffusers' own forward."""
+"""Every family's three parts equal diffusers' own forward."""
 
 import copy
 from dataclasses import replace
@@ -36,26 +36,26 @@ def test_half_precision_equals_stock(name, kind):
     inputs = families.inputs(name, kind, batch=1)
     dtypes: set[torch.dtype] = set()
 
-    def watched(run, state):
-        done = run(state)
-        dtypes.update(stream.dtype for each in (state, done) for stream in each.streams.values())
-        return done
+    def record_dtypes(run, state):
+        result = run(state)
+        dtypes.update(stream.dtype for each in (state, result) for stream in each.streams.values())
+        return result
 
-    family.blocks = [replace(block, run=partial(watched, block.run)) for block in family.blocks]
+    family.blocks = [replace(block, run=partial(record_dtypes, block.run)) for block in family.blocks]
     state = families.run(family, family.embed(inputs))
-    assert dtypes == {family.dtype}  # which each stage of a pipeline expects
+    assert dtypes == {family.dtype}  # as each stage of a pipeline expects
     got = family.unpatchify(family.head(state), inputs[LATENT].shape[2:])
     stock, wanted = family.stock(inputs), exact.stock(inputs)
     assert got.dtype == stock.dtype == torch.bfloat16
-    # Two or three roundings of 2**-9 in what is largest. Most adapters equal stock in every bit.
+    # Two or three roundings of 2**-9 relative to the largest value. Most adapters equal stock bit by bit.
     assert (got - stock).abs().max() <= 0.01 * wanted.abs().max()
     assert (got - wanted).abs().max() <= 0.02 * wanted.abs().max()
 
 
 def rounded(module):
-    """The same in bfloat16, but for what diffusers keeps in float32."""
-    made = copy.deepcopy(module)
+    """Return a copy in bfloat16, except for the weights that diffusers keeps in float32."""
+    copied = copy.deepcopy(module)
     loaded = weights.empty(type(module), module.config, torch.bfloat16).state_dict()
-    for name, value in made.state_dict(keep_vars=True).items():
+    for name, value in copied.state_dict(keep_vars=True).items():
         value.data = value.data.to(loaded[name].dtype)
-    return made
+    return copied

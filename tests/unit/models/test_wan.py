@@ -1,4 +1,4 @@
-"""The Wan adapter in three parts against diffusers' own forward."""
+"""The Wan adapter's three parts equal diffusers' own forward, and its special inputs."""
 
 import pytest
 import torch
@@ -65,7 +65,7 @@ def test_unlisted_classes_are_refused_with_the_list():
         family_of("UNet2DModel")
 
 
-def test_numbers_that_a_config_leaves_out_are_those_of_the_class():
+def test_defaults_are_those_of_the_class():
     import inspect
 
     from diffusers import WanTransformer3DModel
@@ -76,16 +76,16 @@ def test_numbers_that_a_config_leaves_out_are_those_of_the_class():
 
 
 @torch.no_grad()
-def test_frames_are_weighed_once():
+def test_frame_weights_apply_once():
     name = "WanTransformer3DModel", "ti2v 5b"
     family, inputs = families.family(*name), families.inputs(*name, batch=2)
-    weighed = inputs["timestep"][:, None] * inputs["frame_weights"]
-    once = family.embed(inputs).tables["image"]["timestep"]
-    assert once.shape == (2, 3 * 3 * 4)
-    assert torch.equal(family.embed({**inputs, "timestep": weighed}).tables["image"]["timestep"], once)
+    by_frame = inputs["timestep"][:, None] * inputs["frame_weights"]
+    weighted = family.embed(inputs).tables["image"]["timestep"]
+    assert weighted.shape == (2, 3 * 3 * 4)
+    assert torch.equal(family.embed({**inputs, "timestep": by_frame}).tables["image"]["timestep"], weighted)
 
 
-def test_three_images_where_two_have_places():
+def test_three_images_in_a_model_for_two_are_refused():
     name = "WanTransformer3DModel", "flf2v 2.1"
     shapes = {key: tuple(value.shape) for key, value in families.inputs(*name, batch=1).items()}
     with pytest.raises(InvalidRequest, match="first and a last image, 10 tokens, and got 15"):
@@ -93,7 +93,7 @@ def test_three_images_where_two_have_places():
 
 
 @torch.no_grad()
-def test_one_image_takes_the_first_places():
+def test_one_image_takes_the_first_positions():
     name = "WanTransformer3DModel", "flf2v 2.1"
     family, inputs = families.family(*name), families.inputs(*name, batch=2)
     both = family.embed(inputs).context["image context"]
@@ -109,5 +109,5 @@ def test_a_text_of_another_length_beside_an_image():
     family, inputs = families.family(*name), families.inputs(*name, batch=2)
     short = {**inputs, "encoder_hidden_states": inputs["encoder_hidden_states"][:, :64]}
     repeated = {**inputs, "encoder_hidden_states": short["encoder_hidden_states"].repeat(1, 8, 1)}
-    wanted = family.stock(repeated)  # keys that are all there eight times weigh as much as once
+    wanted = family.stock(repeated)  # eight copies of all keys weigh as much as one
     assert (three_parts(family, short) - wanted).abs().max() <= 1e-5 * wanted.abs().max()

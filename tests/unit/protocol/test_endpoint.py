@@ -28,7 +28,7 @@ def folder() -> Iterator[Path]:
     shutil.rmtree(path)
 
 
-def test_where_it_is(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+def test_the_default_folder(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     monkeypatch.setenv("PARALLEL_DIT_RUNTIME", str(folder / "mine"))
     assert Endpoint.default().folder == folder / "mine"
     monkeypatch.delenv("PARALLEL_DIT_RUNTIME")
@@ -56,7 +56,7 @@ def test_a_folder_that_others_may_read_is_refused(folder: Path) -> None:
 def test_a_link_to_a_folder_is_refused(folder: Path) -> None:
     (folder / "real").mkdir(mode=0o700)
     (folder / "link").symlink_to(folder / "real")
-    with pytest.raises(BackendUnavailable, match="has to be a folder of yours"):
+    with pytest.raises(BackendUnavailable, match="must be a folder that you own"):
         connect(Endpoint(folder=folder / "link"), seconds=1)
 
 
@@ -65,10 +65,10 @@ def test_a_path_that_is_too_long_for_a_socket(folder: Path) -> None:
         connect(Endpoint(folder=folder / ("x" * 100)), seconds=1)
 
 
-def test_one_supervisor_an_endpoint_and_a_stale_socket_is_replaced(folder: Path) -> None:
+def test_an_endpoint_has_one_supervisor_and_a_stale_socket_is_replaced(folder: Path) -> None:
     endpoint = Endpoint(folder=folder)
     lock, listener = listen(endpoint, backlog=1)
-    with pytest.raises(BackendUnavailable, match="a backend runs already"):
+    with pytest.raises(BackendUnavailable, match="a backend already runs"):
         listen(endpoint, backlog=1)
     listener.close()
     os.close(lock)
@@ -83,10 +83,10 @@ def test_a_full_backlog_is_waited_for(folder: Path) -> None:
     endpoint = Endpoint(folder=folder)
     lock, listener = listen(endpoint, backlog=0)
     with listener, connect(endpoint, seconds=1):
-        began = time.monotonic()
+        start = time.monotonic()
         with pytest.raises(DeadlineExceeded, match=r"no connection within 0\.3 s"):
             connect(endpoint, seconds=0.3)
-        assert time.monotonic() - began >= 0.3
+        assert time.monotonic() - start >= 0.3
         accepting = threading.Timer(0.2, listener.accept)
         accepting.start()
         connect(endpoint, seconds=5).close()
@@ -94,48 +94,48 @@ def test_a_full_backlog_is_waited_for(folder: Path) -> None:
     os.close(lock)
 
 
-@pytest.mark.parametrize("stranger", [False, True])
-def test_another_user_is_refused(folder: Path, stranger: bool, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("other_user", [False, True])
+def test_another_user_is_refused(folder: Path, other_user: bool, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
-    seen: list[tuple[socket.socket, frames.Frame]] = []
-    poller = EventLoop()
+    received: list[tuple[socket.socket, frames.Frame]] = []
+    events = EventLoop()
     lock, listener = listen(Endpoint(folder=folder), backlog=1)
-    uid = os.getuid() + stranger
-    intake = Listener(
+    uid = os.getuid() + other_user
+    connections = Listener(
         listener=listener,
         uid=os.getuid(),
-        events=poller,
-        on_frame=lambda sock, frame: seen.append((sock, frame)),
+        events=events,
+        on_frame=lambda sock, frame: received.append((sock, frame)),
         uid_of=lambda sock: uid,
     )
     with connect(Endpoint(folder=folder), seconds=1) as sock:
         sock.sendall(frames.pack(frames.Frame(message=StatusQuery())))
-        poller.run_once(1.0)
-        poller.run_once(0.1)
-        if stranger:
+        events.run_once(1.0)
+        events.run_once(0.1)
+        if other_user:
             with pytest.raises(ConnectionError):
                 frames.recv_header(sock, deadline=deadlines.Deadline(1, "an answer"))
-            assert f"refused a connection of user {uid}" in caplog.text
-        for taken, _ in seen:
-            taken.close()
-    assert [frame.message for _, frame in seen] == ([] if stranger else [StatusQuery()])
-    intake.close()
+            assert f"refused a connection from user {uid}" in caplog.text
+        for accepted, _ in received:
+            accepted.close()
+    assert [frame.message for _, frame in received] == ([] if other_user else [StatusQuery()])
+    connections.close()
     os.close(lock)
 
 
-def test_who_is_slow_over_a_header_is_hung_up_on(folder: Path) -> None:
-    poller = EventLoop()
+def test_a_client_that_sends_its_header_too_slowly_is_disconnected(folder: Path) -> None:
+    events = EventLoop()
     lock, listener = listen(Endpoint(folder=folder), backlog=1)
-    intake = Listener(
-        listener=listener, uid=os.getuid(), events=poller, on_frame=lambda sock, frame: sock.close(), patience=0.0
+    connections = Listener(
+        listener=listener, uid=os.getuid(), events=events, on_frame=lambda sock, frame: sock.close(), patience=0.0
     )
     with connect(Endpoint(folder=folder), seconds=1) as sock:
         sock.sendall(b"PD")
-        poller.run_once(1.0)
-        poller.run_once(1.0)
-        assert intake.pending
-        intake.tick()
-        assert not intake.pending
+        events.run_once(1.0)
+        events.run_once(1.0)
+        assert connections.pending
+        connections.tick()
+        assert not connections.pending
         assert sock.recv(1) == b""
-    intake.close()
+    connections.close()
     os.close(lock)

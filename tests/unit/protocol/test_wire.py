@@ -1,4 +1,4 @@
-"""Frames: what is packed comes out, byte by byte if need be, and what is over a limit never gets memory."""
+"""Frames: they decode to what was encoded, even byte by byte, and no memory is allocated beyond a limit."""
 
 import os
 import resource
@@ -30,14 +30,14 @@ def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
 SPEC = ModelSpec(path="/m", devices=Devices(kind="cpu", indices=(0, 1)), layout=ParallelLayout(cfg=2))
 
 
-def test_a_request_comes_out_as_it_went_in() -> None:
+def test_a_request_survives_encoding() -> None:
     metas = tensors.describe({"x": torch.zeros(1, 16, 3, 4, 5), "sigmas": torch.zeros(4)})
     frame = frames.Frame(message=Sample(model=SPEC, branches=2, sampler="euler", cfg=5.0), tensors=metas)
     packed = frames.pack(frame)
     assert frames.unpack(packed[frames.PREFIX.size :]) == frame
 
 
-def test_every_message_has_its_name() -> None:
+def test_every_message_is_listed_by_its_name() -> None:
     assert all(name == cls.__name__ for name, cls in MESSAGES.items())
 
 
@@ -56,7 +56,7 @@ def test_a_header_that_arrives_byte_by_byte(ends: tuple[socket.socket, socket.so
     assert b.recv(100) == b"tensor bytes"
 
 
-def test_a_layout_of_zero_is_refused_where_it_is_read() -> None:
+def test_a_layout_degree_of_zero_is_refused_when_decoded() -> None:
     packed = frames.pack(frames.Frame(message=Unload(model=SPEC)))
     broken = packed[frames.PREFIX.size :].replace(b'"cfg":2', b'"cfg":0')
     with pytest.raises(ProtocolError, match="whole number of at least 1"):
@@ -64,7 +64,7 @@ def test_a_layout_of_zero_is_refused_where_it_is_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "sentence"),
     [
         ((b'"shape":[2]', b'"shape":[-2]'), "sizes of 0 or more"),
         ((b'"shape":[2]', b'"shape":[1,1,1,1,1,1,1,1,1]'), "at most 8"),
@@ -73,16 +73,16 @@ def test_a_layout_of_zero_is_refused_where_it_is_read() -> None:
         ((b'"type":"Done"', b'"type":"Gone"'), "unknown message 'Gone'"),
     ],
 )
-def test_a_bad_header_is_refused(change: tuple[bytes, bytes], said: str) -> None:
+def test_a_bad_header_is_refused(change: tuple[bytes, bytes], sentence: str) -> None:
     header = frames.pack(frames.Frame(message=Done(), tensors=tensors.describe({"x": torch.zeros(2)})))[
         frames.PREFIX.size :
     ]
     assert change[0] in header
-    with pytest.raises(ProtocolError, match=said):
+    with pytest.raises(ProtocolError, match=sentence):
         frames.unpack(header.replace(*change))
 
 
-def test_too_much_is_refused_by_the_sender() -> None:
+def test_the_sender_refuses_what_exceeds_a_limit() -> None:
     metas = tuple(frames.TensorMeta(name=str(i), dtype="uint8", shape=(1,)) for i in range(frames.MAX_TENSORS + 1))
     with pytest.raises(InvalidRequest, match="257 tensors"):
         frames.pack(frames.Frame(message=Done(), tensors=metas))
@@ -99,12 +99,12 @@ def test_waiting_has_a_deadline_and_is_polled(ends: tuple[socket.socket, socket.
     assert len(polls) >= 3
 
 
-def test_sending_to_one_who_does_not_read_has_a_deadline(ends: tuple[socket.socket, socket.socket]) -> None:
+def test_sending_to_a_peer_that_does_not_read_has_a_deadline(ends: tuple[socket.socket, socket.socket]) -> None:
     with pytest.raises(DeadlineExceeded):
         deadlines.send_all(ends[0], bytes(1 << 26), deadline=soon(0.3))
 
 
-def test_a_refusal_is_read_although_the_other_side_closed_first(ends: tuple[socket.socket, socket.socket]) -> None:
+def test_a_refusal_is_read_although_the_peer_closed_first(ends: tuple[socket.socket, socket.socket]) -> None:
     near, far = ends
     far.sendall(frames.pack(frames.Frame(message=Done())))
     far.close()

@@ -1,4 +1,4 @@
-"""Stages hold their blocks and nothing of the others', and are cut so that the slowest takes the least time."""
+"""Pipeline stages hold only their own blocks, and the cut minimises the time of the slowest stage."""
 
 import itertools
 
@@ -6,7 +6,7 @@ import diffusers
 import pytest
 import torch
 
-from parallel_backend.distributed.rank_speeds import alike, handicap
+from parallel_backend.distributed.rank_speeds import grouped, handicap
 from parallel_backend.errors import InvalidRequest
 from parallel_backend.loading import partial
 from parallel_backend.models import FAMILIES
@@ -30,17 +30,17 @@ def test_a_stage_holds_its_blocks_and_what_embed_and_head_need(pair):
     config = run.config(class_name, name)
     whole = empty(class_name, config)
     blocks = [block.modules for block in whole.blocks if block.modules]
-    beside = size([whole.module]) - size(itertools.chain(*blocks)) + size(whole.shared)
+    outside_blocks = size([whole.module]) - size(itertools.chain(*blocks)) + size(whole.shared)
     cut = stage_cut.blocks(whole, (1.0, 1.0, 1.0))
     sites = stage_cut.sites(whole, (1.0, 1.0, 1.0))
     assert cut.total == len(blocks) == whole.geometry.layers
     assert [sum(counts) for counts in zip(*sites, strict=True)] == [site.count for site in whole.geometry.sites]
     for stage in range(3):
-        own = empty(class_name, config)
-        own.keep(cut.slice(stage))
-        shared = size(own.shared) if cut.offsets[stage] == 0 else 0
+        local = empty(class_name, config)
+        local.keep(cut.slice(stage))
+        shared = size(local.shared) if cut.offsets[stage] == 0 else 0
         held = size(itertools.chain(*blocks[cut.slice(stage)]))
-        assert size([own.module]) == beside + held - shared
+        assert size([local.module]) == outside_blocks + held - shared
 
 
 @pytest.mark.parametrize(
@@ -56,12 +56,12 @@ def test_a_stage_holds_its_blocks_and_what_embed_and_head_need(pair):
 def test_cut(costs, speeds, wanted):
     assert sorted(stage_cut.cut(costs, speeds).sizes) == sorted(wanted)
     slowest = max(cost(costs, part) / speed for part, speed in parts(stage_cut.cut(costs, speeds).sizes, speeds))
-    ways = [
+    all_cuts = [
         max(cost(costs, part) / speed for part, speed in parts(sizes, speeds))
         for sizes in itertools.product(range(1, len(costs) + 1), repeat=len(speeds))
         if sum(sizes) == len(costs)
     ]
-    assert slowest == min(ways)
+    assert slowest == min(all_cuts)
 
 
 def parts(sizes, speeds):
@@ -75,9 +75,9 @@ def cost(costs, part):
     return sum(costs[i] for i in part)
 
 
-def test_speeds_that_differ_little_are_equal():
-    assert alike([10.0, 9.0, 9.5], 1.25) == (1.0, 1.0, 1.0)
-    assert alike([5.0, 10.0, 9.0], 1.25) == (0.5, 1.0, 1.0)
+def test_speeds_that_differ_little_are_made_equal():
+    assert grouped([10.0, 9.0, 9.5], 1.25) == (1.0, 1.0, 1.0)
+    assert grouped([5.0, 10.0, 9.0], 1.25) == (0.5, 1.0, 1.0)
 
 
 def test_handicaps(monkeypatch):

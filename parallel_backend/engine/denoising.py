@@ -1,0 +1,135 @@
+"""The denoiser's part of a request: check it, load what is missing, and run one forward or a whole step loop."""
+
+from collections.abc import Callable
+
+from ..attention import kernels
+from ..attention.kernels import Kernel
+from ..checkpoint.checkpoint import HIGH, LOW
+from ..denoiser.denoiser import Denoiser
+from ..denoiser.experts import Experts
+from ..denoiser.plan import DenoisingPlan, split_names
+from ..distributed.collectives import agree, share
+from ..distributed.mesh import DeviceMesh
+from ..distributed.mesh_cache import MeshCache
+from ..errors import InvalidRequest
+from ..interfaces.family import Family
+from ..loading.components import ComponentCache
+from ..models import family_of
+from ..protocol.messages import Forward, Sample
+from ..step_loop.pipefusion import PipeFusion
+from ..step_loop.sample_loop import SampleLoop
+from ..step_loop.setting import Setting
+from .request import ActiveRequest, Tensors, measured
+from .validation import check_forward, check_sample, first_outside
+
+
+class Denoising:
+    """One ``Forward`` or ``Sample`` request on this rank.
+
+    Args:
+        on_forward: called once for each forward of a transformer.
+    """
+
+    def __init__(
+        self,
+        request: ActiveRequest[Forward] | ActiveRequest[Sample],
+        components: ComponentCache,
+        meshes: MeshCache,
+        on_forward: Callable[[], None],
+    ) -> None:
+        self.request, self.components, self.meshes, self.on_forward = request, components, meshes, on_forward
+
+    def forward(self, world_size: int) -> Tensors:
+        """Run a ``Forward``: the prediction of each branch on rank 0, an empty dict on other ranks."""
+        message, metas = self.request.message, self.request.metas
+        assert isinstance(message, Forward)
+        prepared = self._prepare(check_forward(message, metas, self.components.checkpoint, world_size))
+        if prepared is None:
+            return {}
+        denoiser, shared = prepared
+        branches, _ = split_names(shared, message.branches)
+        local = {
+            i: {name: tensor[denoiser.samples(i)] for name, tensor in branches[i].items()} for i in denoiser.branches
+        }
+        denoiser.load(local)
+        with measured(message, denoiser.mesh.whole, self.components.device) as measurement:
+            predictions = denoiser.gather(denoiser.shards(local))
+        results = {str(i): prediction.cpu() for i, prediction in predictions.items()}
+        return results | (measurement.of_all_ranks() if measurement else {})
+
+    def sample(self, world_size: int) -> Tensors:
+        """Run a ``Sample``: the last latent on rank 0, an empty dict on other ranks."""
+        message, metas = self.request.message, self.request.metas
+        assert isinstance(message, Sample)
+        prepared = self._prepare(check_sample(message, metas, self.components.checkpoint, world_size))
+        if prepared is None:
+            return {}
+        denoiser, shared = prepared
+        setting = Setting(denoiser, message, shared)
+        if message.measure or message.timed:
+            setting.load()
+        loop_class = PipeFusion if denoiser.plan.layout.pipe > 1 else SampleLoop
+        with measured(message, denoiser.mesh.whole, self.components.device) as measurement:
+            loop = loop_class(setting, report=self.request.report, cancelled=self.request.cancelled)
+            results = {name: tensor.cpu() for name, tensor in loop.run().items()}
+        return results | (measurement.of_all_ranks() if measurement else {})
+
+    def _prepare(self, plan: DenoisingPlan) -> tuple[Denoiser, Tensors] | None:
+        """Share the request's tensors and build the denoiser; None on ranks that the layout does not use.
+
+        The steps below are collective. All ranks of the mesh run them in this order:
+
+        1. make or find the mesh (all ranks of the world, used by the layout or not)
+        2. agree which ranks hold their part of sharded weights
+        3. agree that no tensor holds NaN or infinity
+        4. agree that every number is a row of the model's tables
+        5. agree that the timesteps need one transformer
+        6. broadcast rank 0's tensors
+
+        Everything that can be refused is refused before step 6, on all ranks alike, so no rank waits for another. What
+        needs no other rank (the components' files, the attention kernel) is checked first. Weights load afterwards,
+        when the denoiser first needs them.
+        """
+        for name in (HIGH, LOW):
+            if name == HIGH or name in self.components.checkpoint.components:
+                self.components.check(name)
+        mesh = self.meshes.get(plan.layout.cut)
+        if mesh is None:
+            return None
+        kernel = self._kernel(plan)
+        self.components.agree(mesh)
+        request = self.request
+        request.check_finite(mesh.whole)
+        self._check_rows(mesh)
+        experts = Experts(self.components.checkpoint, self._loader(mesh))
+        if agree(int(experts.needs_both(request.tensors or {})), mesh.whole):
+            raise InvalidRequest(
+                "the timesteps of one call need both transformers of the model: give the two sides of the boundary "
+                "in two calls"
+            )
+        shared = share(request.metas, request.tensors, mesh.whole, self.components.device)
+        return Denoiser(experts, mesh, plan, kernel, self.on_forward), shared
+
+    def _kernel(self, plan: DenoisingPlan) -> Kernel:
+        head_sizes = {site.head_dim for site in plan.geometry.sites}
+        attention = self.request.message.model.attention
+        return kernels.choose(attention, self.components.device, self.components.dtype, head_sizes)
+
+    def _loader(self, mesh: DeviceMesh) -> Callable[[str], Family]:
+        def load(component: str) -> Family:
+            with self.request.loading(self.components, component):
+                return self.components.transformer(mesh, component)
+
+        return load
+
+    def _check_rows(self, mesh: DeviceMesh) -> None:
+        """Refuse numbers that are not a row of the model's tables, on all ranks alike."""
+        checkpoint = self.components.checkpoint
+        rows = family_of(checkpoint.components["transformer"]).tables(checkpoint.config("transformer"))
+        if not rows:
+            return
+        index, value = (agree(number, mesh.whole) for number in first_outside(self.request.tensors or {}, rows))
+        if index >= 0:
+            name = self.request.metas[index].name
+            last = rows[name.rpartition(".")[2]] - 1
+            raise InvalidRequest(f"{name} holds {value}, and this model knows 0 to {last} ({last} means no class)")
