@@ -66,7 +66,7 @@ ENTRIES = (
             "",
             by=HUNYUAN,
             why="the stand-in has none",
-            word="HunyuanVideoParams",
+            word="HunyuanVideo",
         ),
         ReadsOnly("LTXV", "self.diffusion_model", "patchifier", by=LTX, why="the stand-in has it", word="patchifier"),
         ReadsOnly(

@@ -70,13 +70,13 @@ ENTRIES = (
             HUNYUAN,
             "context y guidance attention_mask guiding_frame_index disable_time_r",
         ),
-        Has("", "HunyuanVideoParams", by=HUNYUAN, why="what this version knows of the architecture"),
         Calls(
             "HunyuanVideoParams(*, in_channels, patch_size, out_channels, vec_in_dim, axes_dim, meanflow, "
             "context_in_dim, hidden_size, mlp_ratio, num_heads, depth, depth_single_blocks, theta, qkv_bias, byt5, "
             "guidance_embed, use_cond_type_embedding, vision_in_dim, meanflow_sum)",
             by=HUNYUAN,
             why="numbers of the architecture",
+            word="hidden_size use_cond_type_embedding meanflow_sum",
         ),
     ),
     *core_module(
