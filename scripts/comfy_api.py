@@ -10,17 +10,20 @@ from dataclasses import dataclass
 from typing import Any
 
 Prompt = dict[str, dict[str, Any]]
-"""A workflow in API format: by node id, ``class_type`` and ``inputs``."""
+"""A workflow in API format: ``class_type`` and ``inputs`` by node id."""
 
 
 class PromptRejected(Exception):
-    """ComfyUI refused a prompt; the text holds its node errors."""
+    """ComfyUI rejected a prompt. The text has its node errors."""
 
 
 class ExecutionFailed(Exception):
-    """A node raised, or the prompt was interrupted.
+    """A node raised an exception, or the prompt was interrupted.
 
-    ``exception_type`` is the exception's name; the text has the failing node's class and the message as well.
+    The text has the node's class, the exception's type and its message.
+
+    Attributes:
+        exception_type: the type's name; ``"Interrupted"`` for an interrupted prompt.
     """
 
     def __init__(self, *, node_type: str, exception_type: str, message: str) -> None:
@@ -30,7 +33,7 @@ class ExecutionFailed(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class File:
-    """A file that a node wrote."""
+    """A file that a node wrote, as ComfyUI's ``/view`` asks for it."""
 
     filename: str
     subfolder: str
@@ -39,7 +42,13 @@ class File:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """A finished prompt: ``seconds`` on ComfyUI's own clock, and what each output node reported."""
+    """A finished prompt.
+
+    Attributes:
+        prompt_id: its id.
+        seconds: how long it ran, by ComfyUI's clock.
+        outputs: what each output node reported, by node id.
+    """
 
     prompt_id: str
     seconds: float
@@ -47,24 +56,29 @@ class Result:
 
     @property
     def files(self) -> list[File]:
-        """Every image file, in the order of the nodes."""
+        """All image files, in the order of the nodes."""
         entries = [entry for output in self.outputs.values() for entry in output.get("images", [])]
         return [File(filename=e["filename"], subfolder=e["subfolder"], type=e["type"]) for e in entries]
 
 
 class ComfyClient:
-    """One ComfyUI at ``url``. Every call has a deadline in seconds."""
+    """The API of one ComfyUI. Every call has a deadline in seconds.
+
+    Attributes:
+        url: the server's address, such as ``http://127.0.0.1:8188``.
+        client_id: this client's id, which progress messages are addressed to.
+    """
 
     def __init__(self, url: str) -> None:
         self.url = url
         self.client_id = uuid.uuid4().hex
 
     def request(self, path: str, body: Any = None, *, deadline: float = 30.0) -> bytes:
-        """GET, or POST of ``body`` as JSON.
+        """Send a GET request, or a POST request with ``body`` as JSON, and return the response's content.
 
         Raises:
-            urllib.error.HTTPError: the status is no success.
-            OSError: there is no answer in time.
+            urllib.error.HTTPError: the status is an error.
+            OSError: the server does not answer in time.
         """
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.url + path, data=data, headers={"Content-Type": "application/json"})
@@ -73,11 +87,11 @@ class ComfyClient:
         return content
 
     def get(self, path: str, *, deadline: float = 30.0) -> Any:
-        """GET a JSON value."""
+        """The JSON value at ``path``."""
         return json.loads(self.request(path, deadline=deadline))
 
     def object_info(self) -> dict[str, Any]:
-        """Every node class with its inputs and outputs."""
+        """All node classes with their inputs and outputs."""
         info: dict[str, Any] = self.get("/object_info", deadline=120.0)
         return info
 
@@ -85,23 +99,23 @@ class ComfyClient:
         """Queue a prompt and return its id.
 
         Raises:
-            PromptRejected: ComfyUI's validation refused it.
+            PromptRejected: ComfyUI's validation rejects it.
         """
         body = {"prompt": prompt, "client_id": self.client_id, "extra_data": extra_data or {}}
         try:
-            answer = json.loads(self.request("/prompt", body))
+            reply = json.loads(self.request("/prompt", body))
         except urllib.error.HTTPError as error:
             raise PromptRejected(error.read().decode(errors="replace")) from error
-        if answer.get("node_errors"):
-            raise PromptRejected(json.dumps(answer["node_errors"]))
-        return str(answer["prompt_id"])
+        if reply.get("node_errors"):
+            raise PromptRejected(json.dumps(reply["node_errors"]))
+        return str(reply["prompt_id"])
 
     def wait(self, prompt_id: str, *, deadline: float = 120.0) -> Result:
-        """Wait for a prompt's end.
+        """Wait until a prompt has finished.
 
         Raises:
-            ExecutionFailed: a node raised, or the prompt was interrupted.
-            TimeoutError: it did not end within ``deadline`` seconds.
+            ExecutionFailed: a node raised an exception, or the prompt was interrupted.
+            TimeoutError: it has not finished after ``deadline`` seconds.
         """
         end = time.monotonic() + deadline
         while time.monotonic() < end:
@@ -112,11 +126,11 @@ class ComfyClient:
         raise TimeoutError(f"prompt {prompt_id} did not finish within {deadline:g} s")
 
     def run(self, prompt: Prompt, *, deadline: float = 120.0) -> Result:
-        """``submit`` and ``wait``."""
+        """Queue a prompt and wait until it has finished; see ``submit`` and ``wait``."""
         return self.wait(self.submit(prompt), deadline=deadline)
 
     def fetch(self, file: File) -> bytes:
-        """The bytes of a file that a node wrote."""
+        """The content of a file that a node wrote."""
         query = urllib.parse.urlencode({"filename": file.filename, "subfolder": file.subfolder, "type": file.type})
         return self.request(f"/view?{query}")
 

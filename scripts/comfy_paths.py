@@ -1,4 +1,4 @@
-"""Where a ComfyUI may lie on this machine."""
+"""Find the ComfyUI checkouts on this machine, and which of them can be used."""
 
 import math
 import os
@@ -6,9 +6,12 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-CLONE_URL = "https://github.com/comfyanonymous/ComfyUI"
-CLONE_TAG = "v0.3.64"
-OLDEST = (0, 3, 64)
+OLDEST = (0, 8, 0)
+"""The oldest release that the extension supports."""
+NEWEST_TESTED = (0, 27, 0)
+"""The newest release that the tests have run with. Newer ones are used too."""
+CLONE_URL = "https://github.com/Comfy-Org/ComfyUI"
+CLONE_TAG = "v" + ".".join(map(str, NEWEST_TESTED))
 
 
 def is_comfyui(path: Path) -> bool:
@@ -17,57 +20,61 @@ def is_comfyui(path: Path) -> bool:
 
 
 def version(path: Path) -> str:
-    """A checkout's version, such as ``"0.3.64"``."""
-    found = re.search(r"""__version__ *= *["']([^"']+)""", (path / "comfyui_version.py").read_text(encoding="utf-8"))
-    return found.group(1) if found else "unknown"
+    """The version of a checkout, such as ``"0.27.0"``; ``"unknown"`` if its file does not say."""
+    text = (path / "comfyui_version.py").read_text(encoding="utf-8")
+    match = re.search(r"""__version__ *= *["']([^"']+)""", text)
+    return match.group(1) if match else "unknown"
 
 
 def release(path: Path) -> tuple[float, ...]:
-    """A checkout's version, to be compared; an unknown one counts as the newest."""
-    numbers = re.match(r"(\d+)\.(\d+)\.(\d+)", version(path))
-    return tuple(map(int, numbers.groups())) if numbers else (math.inf,)
+    """The version of a checkout as numbers that can be compared. An unknown version counts as the newest."""
+    match = re.match(r"(\d+)\.(\d+)\.(\d+)", version(path))
+    return tuple(map(int, match.groups())) if match else (math.inf,)
 
 
 def is_new_enough(path: Path) -> bool:
-    """Whether a checkout has the node interface that the extension uses."""
+    """Whether the extension supports a checkout's version."""
     return release(path) >= OLDEST
 
 
 def cache_folder() -> Path:
-    """Where a clone of our own is kept between runs."""
+    """Where the clone that the scripts make of ComfyUI is kept between runs."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "parallel-dit" / f"ComfyUI-{CLONE_TAG}"
 
 
 def candidates() -> list[Path]:
-    """Every ComfyUI that is there and new enough, in the order of preference, each once."""
+    """The checkouts that are new enough, each once, in order of preference."""
     return [path for path in checkouts() if is_new_enough(path)]
 
 
 def checkouts() -> list[Path]:
-    """``candidates``, and those that are too old.
+    """All checkouts, each once, in order of preference, including those that are too old.
 
-    ``COMFYUI_PATHS`` names several (separated as ``PATH`` is); else ``COMFYUI_PATH`` names one; without either:
-    the one that this checkout sits in, ``~/ComfyUI*``, and the clone in the cache folder.
+    ``COMFYUI_PATHS`` names several, separated as in ``PATH``. Otherwise ``COMFYUI_PATH`` names one. With neither set
+    they are the one that contains this repository, ``~/ComfyUI*`` with the newest first, and the clone in the cache.
 
     Raises:
-        SystemExit: a folder named by a variable is no ComfyUI; the script ends with this one sentence.
+        SystemExit: a variable names a folder that is not a ComfyUI checkout.
     """
     if several := os.environ.get("COMFYUI_PATHS"):
         return [_named("COMFYUI_PATHS", part) for part in several.split(os.pathsep) if part]
     if one := os.environ.get("COMFYUI_PATH"):
         return [_named("COMFYUI_PATH", one)]
-    paths = [ROOT.parent.parent, *sorted(Path.home().glob("ComfyUI*")), cache_folder()]
+    at_home = sorted(filter(is_comfyui, sorted(Path.home().glob("ComfyUI*"))), key=release, reverse=True)
+    paths = [ROOT.parent.parent, *at_home, cache_folder()]
     return list(dict.fromkeys(path.resolve() for path in paths if is_comfyui(path)))
 
 
 def are_named() -> bool:
-    """Whether a variable says which ones to take, so that no other is to be looked for."""
+    """Whether a variable names the checkouts to use, so that the scripts neither search for others nor clone one."""
     return bool(os.environ.get("COMFYUI_PATHS") or os.environ.get("COMFYUI_PATH"))
 
 
 def _named(variable: str, text: str) -> Path:
     path = Path(text).expanduser().absolute()
     if not is_comfyui(path):
-        raise SystemExit(f"{variable} names {path}, which is no ComfyUI: it has no main.py or no comfyui_version.py.")
+        raise SystemExit(
+            f"{variable} names {path}, which is not a ComfyUI checkout: it needs a main.py and a comfyui_version.py."
+        )
     return path

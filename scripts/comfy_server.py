@@ -1,4 +1,4 @@
-"""Start a real ComfyUI with this extension, in folders of its own, and end it with all that it started."""
+"""Run a real ComfyUI with this extension in temporary folders, and end it together with everything it started."""
 
 import os
 import shutil
@@ -19,11 +19,11 @@ CPU_SHIM = ROOT / "scripts" / "cpu_shim"
 
 
 class StartFailed(Exception):
-    """ComfyUI ended or stayed silent; the text holds the end of its log."""
+    """ComfyUI ended or did not answer. The text has the end of its log."""
 
 
 def free_port() -> int:
-    """A TCP port on loopback that nobody listens on."""
+    """A free TCP port on the loopback interface."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -33,16 +33,23 @@ def free_port() -> int:
 class ComfyServer:
     """A ComfyUI process with the extension linked into a temporary base folder.
 
-    Nothing is written into the ComfyUI checkout. ``home`` (short, since it holds the backend's socket) has
-    ``base`` (models, custom_nodes, input, user), ``runtime`` (``PARALLEL_DIT_RUNTIME``) and ``comfyui.log``.
+    It writes nothing into the ComfyUI checkout. Its files are in ``home``, a folder with a short path, because Unix
+    socket paths are limited in length and the backend's socket is in there.
 
     Args:
         comfyui: the ComfyUI checkout.
-        output: where its output nodes write; by default in ``home``.
-        frontend: the folder of the web page to serve; without it only the API answers.
-        cpu: start with ``--cpu``.
-        env: variables on top of this process's.
-        arguments: more command-line arguments.
+        output: where its output nodes write; by default a folder in ``base``.
+        frontend: the folder of the web page to serve; without it only the API works.
+        cpu: whether to start ComfyUI with ``--cpu``.
+        env: variables to add to this process's environment.
+        arguments: more command-line arguments for ComfyUI.
+
+    Attributes:
+        home: the temporary folder, which ``stop`` removes.
+        base: ComfyUI's base folder inside it: models, custom_nodes, input, user.
+        runtime: ``PARALLEL_DIT_RUNTIME``, the folder of the backend's socket and logs.
+        log: the file with everything that ComfyUI prints.
+        client: a client of its API.
     """
 
     def __init__(
@@ -70,10 +77,10 @@ class ComfyServer:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, deadline: float = 120.0) -> "ComfyServer":
-        """Start it and wait until its API lists the nodes.
+        """Start ComfyUI and wait until its API answers.
 
         Raises:
-            StartFailed: it ended, or did not answer within ``deadline`` seconds.
+            StartFailed: it ends, or does not answer within ``deadline`` seconds.
         """
         for folder in (self.extension.parent, self.base / "models", self.output, self._frontend):
             folder.mkdir(parents=True, exist_ok=True)
@@ -88,21 +95,21 @@ class ComfyServer:
         return self
 
     def environment(self) -> dict[str, str]:
-        """The variables ComfyUI runs under; a backend started with them is this server's own."""
+        """ComfyUI's environment. A command that runs with it talks to this server's backend."""
         env = {
             **os.environ,
             "PARALLEL_DIT_RUNTIME": str(self.runtime),
             "HF_HUB_OFFLINE": "1",
         }
         if "PYTHONPYCACHEPREFIX" not in env:
-            env["PYTHONDONTWRITEBYTECODE"] = "1"  # the checkout stays as it was
+            env["PYTHONDONTWRITEBYTECODE"] = "1"  # keeps the checkout clean
         if self._cpu:
             env["PYTHONPATH"] = str(CPU_SHIM)
         return {**env, **self._env}
 
     @property
     def pid(self) -> int:
-        """The process id of ComfyUI."""
+        """ComfyUI's process id."""
         assert self._process is not None, "not started"
         return self._process.pid
 
@@ -111,26 +118,26 @@ class ComfyServer:
         return self.log.read_text(encoding="utf-8", errors="replace") if self.log.exists() else ""
 
     def end_comfyui(self) -> None:
-        """End ComfyUI and leave the backend running; ``start`` starts ComfyUI again."""
+        """End ComfyUI but not the backend. ``start`` starts ComfyUI again."""
         if self._process is not None:
             processes.end_group(self._process)
             self._process = None
 
     def stop(self) -> list[str]:
-        """End ComfyUI and the backend and remove ``home``.
+        """End ComfyUI and the backend, and remove ``home``.
 
         Returns:
-            The processes that had to be killed because they did not end by themselves, for a test to object to.
+            One line for each process that did not end by itself and was killed. A test fails if there are any.
         """
         self.end_comfyui()
         try:
             processes.stop_backend(self.runtime)
         finally:
-            left = processes.wait_until_none(self.runtime, 15.0)
-            described = processes.describe(left).splitlines()
-            processes.kill(left)
+            remaining = processes.wait_until_none(self.runtime, 15.0)
+            descriptions = processes.describe(remaining).splitlines()
+            processes.kill(remaining)
             shutil.rmtree(self.home, ignore_errors=True)
-        return described
+        return descriptions
 
     def __enter__(self) -> "ComfyServer":
         try:

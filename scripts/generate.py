@@ -1,7 +1,7 @@
-"""Write what follows from other files: python -m scripts.generate (in .venv).
+"""Generate files from others: python -m scripts.generate (in .venv).
 
-The example workflows' page format, the English texts of the nodes, and with ``--thumbnails`` the pictures, which
-runs every workflow of ``workflows/api`` in a real ComfyUI, so the thumbnails are what a user will get.
+It writes the example workflows in the web page's format, and the English texts of the nodes. With ``--thumbnails`` it
+also runs every workflow of ``workflows/api`` in a real ComfyUI, so that the thumbnails show what a user gets.
 """
 
 import argparse
@@ -20,7 +20,7 @@ THUMBNAIL = (400, 400)
 
 
 def thumbnail(client: ComfyClient, name: str) -> Image.Image:
-    """The picture that a workflow makes (of a video, the middle frame), enlarged."""
+    """The image that a workflow makes, or the middle frame of its video, enlarged."""
     file = client.run(workflows.api(name), deadline=300.0).files[0]
     image = Image.open(BytesIO(client.fetch(file)))
     image.seek(getattr(image, "n_frames", 1) // 2)
@@ -28,9 +28,9 @@ def thumbnail(client: ComfyClient, name: str) -> Image.Image:
 
 
 def english(object_info: dict[str, Any]) -> dict[str, Any]:
-    """The nodes' own texts as a locale file, so that the other languages have a pattern to follow."""
-    own = {key: info for key, info in object_info.items() if info["category"] == "Parallel DiT"}
-    return {key: _texts(own[key]) for key in sorted(own)}
+    """The texts of our nodes as a locale file, the pattern for the other languages."""
+    ours = {key: info for key, info in object_info.items() if info["category"] == "Parallel DiT"}
+    return {key: _texts(ours[key]) for key in sorted(ours)}
 
 
 def _texts(info: dict[str, Any]) -> dict[str, Any]:
@@ -45,19 +45,19 @@ def _texts(info: dict[str, Any]) -> dict[str, Any]:
 
 
 def write(path: Path, content: object) -> None:
-    """Write JSON."""
+    """Write a JSON file."""
     path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def main() -> None:
     """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--thumbnails", action="store_true", help="also make the pictures (takes minutes)")
+    parser.add_argument("--thumbnails", action="store_true", help="also make the thumbnails, which takes minutes")
     thumbnails = parser.parse_args().thumbnails
-    found = comfy_paths.candidates()
-    if not found:
-        raise SystemExit("No ComfyUI found: set COMFYUI_PATH.")
-    with ComfyServer(found[0]) as server:
+    comfyuis = comfy_paths.candidates()
+    if not comfyuis:
+        raise SystemExit("No ComfyUI found: set COMFYUI_PATH to a checkout.")
+    with ComfyServer(comfyuis[0]) as server:
         info = server.client.object_info()
         write(comfy_paths.ROOT / "locales" / "en" / "nodeDefs.json", english(info))
         for name in workflows.names():

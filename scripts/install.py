@@ -1,6 +1,7 @@
-"""Install what the quickstart and the tests need into the Python environment that runs this.
+"""Install what the quickstart and the tests need into the Python environment that runs this module.
 
-Standard library only: it runs before anything is installed. A stamp file lets a second run do nothing.
+It uses the standard library alone, because it runs before anything is installed. A stamp file in the environment makes
+a second run return at once.
 """
 
 import argparse
@@ -19,24 +20,27 @@ from scripts.comfy_paths import ROOT
 
 CLONE_DEADLINE = 60.0
 QUICKSTART = ("Pillow", "psutil")
-"""What the quickstart imports and the extension does not."""
+"""Packages that the quickstart imports and the extension does not."""
 NOT_NEEDED = re.compile(r"(torch|torchvision|torchaudio|comfyui-[a-z-]+)\b(?!-)")
-"""ComfyUI's requirements that are left out: torch is chosen here, and the API answers without the packages of
-its web page. torchaudio has no build for every torch; ComfyUI then only lacks its audio nodes."""
+"""ComfyUI's requirements that are not installed.
+
+``write_constraints`` chooses torch, and ``comfyui_requirements`` adds torchvision without a version. The API works
+without the packages of the web page. torchaudio, which only audio nodes need, is not built for every torch.
+"""
 
 
 def pip(*arguments: str) -> None:
-    """Run ``pip install``.
+    """Run ``pip install`` with some arguments.
 
     Raises:
-        subprocess.CalledProcessError: pip failed.
+        subprocess.CalledProcessError: pip fails.
     """
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-compile", "--disable-pip-version-check"]
     subprocess.run([*command, *arguments], check=True)
 
 
 def write_constraints() -> Path:
-    """The constraints file, except that a torch which is installed already stays (torchvision goes with it)."""
+    """Write ``constraints.txt`` into the environment, with an installed torch and the torchvision that matches it."""
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     if importlib.util.find_spec("torch") is not None:
         version = importlib.metadata.version("torch").split("+")[0]
@@ -49,35 +53,44 @@ def write_constraints() -> Path:
 
 
 def comfyui_requirements(comfyui: Path) -> list[str]:
-    """What a ComfyUI needs: its requirements without those in ``NOT_NEEDED``, and torchvision."""
+    """The requirements of a ComfyUI without those in ``NOT_NEEDED``, and torchvision."""
     lines = (comfyui / "requirements.txt").read_text(encoding="utf-8").splitlines()
-    kept = [line.split("#")[0].strip() for line in lines]
-    return [line for line in kept if line and not NOT_NEEDED.match(line)] + ["torchvision"]
+    requirements = [line.split("#")[0].strip() for line in lines]
+    return [line for line in requirements if line and not NOT_NEEDED.match(line)] + ["torchvision"]
 
 
 def missing(comfyui: Path) -> list[str]:
-    """The packages that a ComfyUI needs and this Python environment lacks."""
+    """The packages that a ComfyUI needs and that are not installed."""
     names = [re.split(r"[^\w.-]", line)[0] for line in comfyui_requirements(comfyui)]
-    present = {re.sub(r"[-_.]+", "-", found.name).lower() for found in importlib.metadata.distributions()}
-    return [name for name in names if re.sub(r"[-_.]+", "-", name).lower() not in present]
+    installed = {_normalised(distribution.name) for distribution in importlib.metadata.distributions()}
+    return [name for name in names if _normalised(name) not in installed]
+
+
+def _normalised(name: str) -> str:
+    """A package's name as package indexes compare it (PEP 503)."""
+    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def frontend_version(comfyui: Path) -> str:
-    """The version of the web page that a ComfyUI asks for."""
+    """The version of the web page that a ComfyUI requires.
+
+    Raises:
+        ValueError: its requirements do not pin one.
+    """
     text = (comfyui / "requirements.txt").read_text(encoding="utf-8")
-    found = re.search(r"^comfyui-frontend-package==(\S+)", text, re.MULTILINE)
-    if found is None:
-        raise ValueError(f"{comfyui}/requirements.txt pins no comfyui-frontend-package")
-    return found.group(1)
+    match = re.search(r"^comfyui-frontend-package==(\S+)", text, re.MULTILINE)
+    if match is None:
+        raise ValueError(f"{comfyui}/requirements.txt does not pin comfyui-frontend-package")
+    return match.group(1)
 
 
 def frontend_folder(comfyui: Path) -> Path:
-    """Where the web page of a ComfyUI lies once ``install_frontend`` has run."""
+    """The folder of a ComfyUI's web page, which ``install_frontend`` creates."""
     return Path(sys.prefix) / "frontends" / frontend_version(comfyui) / "comfyui_frontend_package" / "static"
 
 
 def install_frontend(comfyui: Path) -> None:
-    """Unpack the web page beside the environment's packages, so that two versions can lie side by side."""
+    """Install a ComfyUI's web page outside of the environment's packages, so that several versions can coexist."""
     folder = frontend_folder(comfyui)
     if not folder.is_dir():
         package = f"comfyui-frontend-package=={frontend_version(comfyui)}"
@@ -85,9 +98,9 @@ def install_frontend(comfyui: Path) -> None:
 
 
 def clone_comfyui() -> Path | None:
-    """Clone ComfyUI into the cache folder; None (and the reason printed) if that does not work."""
+    """Clone ComfyUI into the cache folder. If that fails, print the reason and return None."""
     target = comfy_paths.cache_folder()
-    print(f"No ComfyUI found; cloning {comfy_paths.CLONE_TAG} into {target} ...", flush=True)
+    print(f"No ComfyUI found: cloning {comfy_paths.CLONE_TAG} into {target} ...", flush=True)
     command = ["git", "clone", "--quiet", "--depth", "1", "--branch", comfy_paths.CLONE_TAG, comfy_paths.CLONE_URL]
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -100,17 +113,22 @@ def clone_comfyui() -> Path | None:
 
 
 def install(comfyuis: list[Path], *, dev: bool) -> None:
-    """Install everything in one go, so that pip sees all demands together; a torch that is there stays."""
-    wanted = [argument for path in comfyuis for argument in comfyui_requirements(path)]
+    """Install everything with one call of pip, which resolves all requirements together. An installed torch is kept."""
+    packages = [requirement for path in comfyuis for requirement in comfyui_requirements(path)]
     files = ["requirements.txt", *(["requirements-dev.txt"] if dev else [])]
-    pip("-c", str(write_constraints()), *[f"-r{ROOT / name}" for name in files], *dict.fromkeys([*QUICKSTART, *wanted]))
+    pip(
+        "-c",
+        str(write_constraints()),
+        *[f"-r{ROOT / name}" for name in files],
+        *dict.fromkeys([*QUICKSTART, *packages]),
+    )
     if dev:
         for path in comfyuis:
             install_frontend(path)
 
 
 def stamp(comfyuis: list[Path], *, dev: bool) -> str:
-    """What an installation depends on, as one digest."""
+    """A digest of every file that an installation depends on."""
     files = [ROOT / name for name in ("requirements.txt", "requirements-dev.txt", "constraints.txt")]
     files += [path / "requirements.txt" for path in comfyuis]
     digest = hashlib.sha256(Path(__file__).read_bytes() + bytes([dev]))
@@ -120,50 +138,52 @@ def stamp(comfyuis: list[Path], *, dev: bool) -> str:
 
 
 def find_comfyuis(*, dev: bool) -> list[Path]:
-    """The ComfyUIs to install for: all for the tests, the first for the quickstart, a clone where there is none."""
+    """The ComfyUIs to install for: for the tests all, for the quickstart the first; a clone if there are none."""
     for path in comfy_paths.checkouts():
         if not comfy_paths.is_new_enough(path):
             oldest = ".".join(map(str, comfy_paths.OLDEST))
-            print(f"ComfyUI {comfy_paths.version(path)} in {path} is left out: {oldest} or newer is needed.")
-    found = comfy_paths.candidates()
-    if not found and not comfy_paths.are_named() and (clone := clone_comfyui()):
-        found = [clone]
-    return found if dev else found[:1]
+            print(f"Skipping ComfyUI {comfy_paths.version(path)} in {path}: {oldest} is the oldest version that works.")
+    comfyuis = comfy_paths.candidates()
+    if not comfyuis and not comfy_paths.are_named() and (clone := clone_comfyui()):
+        comfyuis = [clone]
+    return comfyuis if dev else comfyuis[:1]
 
 
-def install_and_stamp(comfyuis: list[Path], done: Path, *, dev: bool) -> None:
-    """``install``, unless the stamp ``done`` says that nothing has changed since the last time.
+def install_and_stamp(comfyuis: list[Path], stamp_file: Path, *, dev: bool) -> None:
+    """Install, unless ``stamp_file`` shows that nothing has changed since the last installation.
 
     Raises:
-        subprocess.CalledProcessError: pip failed.
+        subprocess.CalledProcessError: pip fails.
     """
-    wanted = stamp(comfyuis, dev=dev)
-    if done.exists() and done.read_text() == wanted:
+    current = stamp(comfyuis, dev=dev)
+    if stamp_file.exists() and stamp_file.read_text() == current:
         return
-    print("Installing into the virtual environment (a few minutes at the first time) ...", flush=True)
+    print("Installing into the virtual environment (the first time takes a few minutes) ...", flush=True)
     started = time.monotonic()
     install(comfyuis, dev=dev)
-    done.write_text(wanted)
+    stamp_file.write_text(current)
     print(f"Installed in {time.monotonic() - started:.0f} s.", flush=True)
 
 
 def main() -> None:
     """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--dev", action=argparse.BooleanOptionalAction, help="also what the checks and the tests need")
+    parser.add_argument(
+        "--dev", action=argparse.BooleanOptionalAction, help="also install what the checks and the tests need"
+    )
     dev = bool(parser.parse_args().dev)
     comfyuis = find_comfyuis(dev=dev)
-    done = Path(sys.prefix) / f"parallel-dit-{'dev' if dev else 'run'}.stamp"
+    stamp_file = Path(sys.prefix) / f"parallel-dit-{'dev' if dev else 'run'}.stamp"
     try:
         try:
-            install_and_stamp(comfyuis, done, dev=dev)
+            install_and_stamp(comfyuis, stamp_file, dev=dev)
         except subprocess.CalledProcessError:
             if dev or not comfyuis:
                 raise
-            print(f"The requirements of ComfyUI in {comfyuis[0]} could not be installed: going on without it.")
-            install_and_stamp([], done, dev=dev)
+            print(f"The requirements of ComfyUI in {comfyuis[0]} could not be installed: continuing without ComfyUI.")
+            install_and_stamp([], stamp_file, dev=dev)
     except subprocess.CalledProcessError:
-        raise SystemExit("The requirements could not be installed; pip says above why.") from None
+        raise SystemExit("The requirements could not be installed; see pip's messages above.") from None
 
 
 if __name__ == "__main__":

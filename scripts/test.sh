@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Every check: bash scripts/test.sh [pytest arguments]
+# Run all checks and tests: bash scripts/test.sh. With arguments, run pytest with them and nothing else.
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh" --dev
 export OMP_NUM_THREADS=1
@@ -11,15 +11,14 @@ if ! command -v chromium >/dev/null && [ "$(id -u)" = 0 ] && command -v apt-get 
     { apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium; } >/dev/null ||
         echo "Chromium could not be installed; the browser tests will be skipped."
 fi
-# With arguments for pytest, those tests alone are wanted.
 [ $# -eq 0 ] || exec pytest "$@"
 ruff check .
 ruff format --check .
 
-beside() { # What needs no ranks runs in the time that the other tests leave.
+beside() { # Checks that need no ranks run at low priority beside the tests.
     renice -n 19 "$BASHPID" >/dev/null
     mypy
-    # Only as a package can the checkout's relative imports be followed, whatever its folder is called.
+    # nodes/ imports the backend relatively, so both tools need the checkout as a package, whatever its folder's name.
     local package_path="$PWD/.venv/as_package"
     mkdir -p "$package_path" && ln -sfn "$PWD" "$package_path/parallel_dit"
     MYPYPATH="$package_path" mypy -p parallel_dit.nodes
@@ -27,7 +26,7 @@ beside() { # What needs no ranks runs in the time that the other tests leave.
     pytest tests/checkpoint --timeout 1500
 }
 report=$(mktemp)
-set -m # so that it can be ended with all that it has started
+set -m # gives the job a process group of its own, which the trap ends
 beside >"$report" 2>&1 &
 set +m
 trap 'kill -- -$! 2>/dev/null || true; rm -f "$report"' EXIT

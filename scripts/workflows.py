@@ -1,6 +1,7 @@
-"""The example workflows: ``workflows/api`` is written by hand, what the web page opens is made from it.
+"""The example workflows in both formats.
 
-The web page's format is a graph with positions and widget values; the API's is the bare prompt.
+The files in ``workflows/api`` are written by hand in API format, which is the bare prompt. The files in ``workflows``,
+which the web page opens, are generated from them: graphs with positions and widget values.
 """
 
 import json
@@ -15,13 +16,13 @@ API_FOLDER = FOLDER / "api"
 WIDGET_TYPES = ("INT", "FLOAT", "STRING", "BOOLEAN", "COMBO")
 WIDTH, GAP = 340, 50
 EXTRA_HEIGHT = {"ParallelLoader": 60, "CLIPTextEncode": 120, "SaveImage": 340, "SaveAnimatedWEBP": 340}
-"""Room for what a node shows beside its slots: a state, a text, a picture; in pixels, as ``WIDTH`` is."""
+"""Pixels that a node needs beyond its slots: for its state, a text box or an image."""
 
 Node = dict[str, Any]
 
 
 def names() -> list[str]:
-    """The workflows by name."""
+    """The names of the workflows."""
     return sorted(path.stem for path in API_FOLDER.glob("*.json"))
 
 
@@ -38,19 +39,19 @@ def graph(name: str) -> dict[str, Any]:
 
 
 def declared_inputs(info: dict[str, Any]) -> dict[str, tuple[str, dict[str, Any]]]:
-    """A node class's inputs in their order: name, type (``COMBO`` for a list) and options."""
+    """The inputs of a node class in order, as name: (type, options). A list of choices has the type ``COMBO``."""
     entries = {**info["input"].get("required", {}), **info["input"].get("optional", {})}
     kinds = {name: "COMBO" if isinstance(entry[0], list) else entry[0] for name, entry in entries.items()}
     return {name: (kinds[name], entry[1] if len(entry) > 1 else {}) for name, entry in entries.items()}
 
 
 def is_widget(kind: str, options: dict[str, Any]) -> bool:
-    """Whether the page shows an input as a widget."""
+    """Whether the web page shows an input as a widget."""
     return kind in WIDGET_TYPES and not options.get("forceInput")
 
 
 def to_graph(prompt: Prompt, object_info: dict[str, Any]) -> dict[str, Any]:
-    """The web page's format of a prompt, laid out in columns from left to right."""
+    """A prompt in the web page's format, its nodes laid out in columns from left to right."""
     links: list[list[Any]] = []
     nodes = [_node(int(key), entry, object_info[entry["class_type"]], links) for key, entry in prompt.items()]
     by_id = {node["id"]: node for node in nodes}
@@ -83,7 +84,7 @@ def _node(node_id: int, entry: Node, info: dict[str, Any], links: list[list[Any]
             continue
         slot: Node = {"name": name, "type": kind, "link": None}
         if value is None:
-            slot["shape"] = 7  # how the page draws an input that may stay open
+            slot["shape"] = 7  # how the page draws an input that is optional
         else:
             slot["link"] = len(links) + 1
             links.append([slot["link"], int(value[0]), value[1], node_id, len(inputs), kind])

@@ -1,4 +1,4 @@
-"""What all tests share: the checkout's root is a package for ComfyUI alone, and nothing of ours may run on."""
+"""What all tests share: ComfyUI versions, hidden GPUs, and an orderly end on SIGTERM."""
 
 import signal
 from pathlib import Path
@@ -15,8 +15,8 @@ VERSIONS = sorted(comfy_paths.candidates(), key=comfy_paths.release)
 class RootIsNoPackage:
     """Keep pytest from importing the root's ``__init__.py``.
 
-    Only ComfyUI imports it, under the name of whatever folder the user chose. As a plugin object, since
-    pytest asks a ``conftest.py`` only about what lies beside or below it.
+    Only ComfyUI imports it, under whatever name the user gave the folder. This is a plugin object, because pytest asks
+    a ``conftest.py`` only about paths beside or below it.
     """
 
     @pytest.hookimpl(tryfirst=True)
@@ -27,22 +27,22 @@ class RootIsNoPackage:
 def pytest_configure(config: pytest.Config) -> None:
     gpus.hide()
     config.pluginmanager.register(RootIsNoPackage())
-    # So that the run ends, and fixtures end the processes they started.
+    # The run ends in order, so that fixtures end the processes that they started.
     signal.signal(signal.SIGTERM, lambda *_: pytest.exit("SIGTERM", returncode=143))
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run what asks for ``comfyui_path`` with every version; without any skip it and say why."""
+    """Run a test that uses ``comfyui_path`` once for each version. Without any version, skip it with the reason."""
     if "comfyui_path" not in metafunc.fixturenames:
         return
     reason = "no ComfyUI found: set COMFYUI_PATHS, or put one into ~/ComfyUI"
-    missing = pytest.param(None, marks=pytest.mark.skip(reason=reason), id="none")
-    found = [pytest.param(path, id=comfy_paths.version(path)) for path in VERSIONS]
-    metafunc.parametrize("comfyui_path", found or [missing], scope="session", indirect=True)
+    skipped = pytest.param(None, marks=pytest.mark.skip(reason=reason), id="none")
+    versions = [pytest.param(path, id=comfy_paths.version(path)) for path in VERSIONS]
+    metafunc.parametrize("comfyui_path", versions or [skipped], scope="session", indirect=True)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave ``newest`` tests out with older versions."""
+    """Deselect tests marked ``newest`` for all versions but the newest."""
     older = [item for item in items if item.get_closest_marker("newest") and _path_of(item) in VERSIONS[:-1]]
     config.hook.pytest_deselected(items=older)
     items[:] = [item for item in items if item not in older]
@@ -55,6 +55,6 @@ def _path_of(item: pytest.Item) -> Path | None:
 
 @pytest.fixture(scope="session")
 def comfyui_path(request: pytest.FixtureRequest) -> Path:
-    """A ComfyUI checkout; the test runs once for every version that is found."""
+    """A ComfyUI checkout. The test runs once for each version that is found."""
     path: Path = request.param
     return path

@@ -1,13 +1,13 @@
-"""Let ComfyUI import torchvision and torchaudio on a CPU build of torch.
+"""Let ComfyUI import torchvision and torchaudio with a CPU build of torch.
 
-torchvision's Python files register fake kernels for two operators whose schemas live in its C++
-library, which does not load next to a torch of another build. The schemas alone let the import
-through; calling the operators still fails. Where the library does load, nothing is done.
+torchvision registers fake kernels for two operators whose schemas are defined in its C++ library. That library does not
+load with a torch of another build, and the import fails. This module defines the schemas, so that the import works;
+calling the operators still fails. Where the library loads, this module defines nothing.
 
-torchaudio has no build for every torch, and newer ComfyUIs import it unconditionally. Where it is not
-installed, empty modules take its place: ComfyUI starts, and its audio nodes fail when they run.
+torchaudio is not built for every torch, and recent releases of ComfyUI import it unconditionally. Where it is not
+installed, empty modules replace it: ComfyUI starts, and only its audio nodes fail.
 
-Only the tests and the quickstart put this on the path.
+Only the tests and the quickstart put this folder on the path.
 """
 
 import sys
@@ -39,16 +39,16 @@ class _BeforeTorchvision(MetaPathFinder):
 def _define_schemas() -> None:
     import torch
 
-    if torch.version.cuda or torch.version.hip or _own_library_loads():
+    if torch.version.cuda or torch.version.hip or _library_loads():
         return
     library = torch.library.Library("torchvision", "FRAGMENT")
     for schema in SCHEMAS.values():
         library.define(schema)
-    _LIBRARIES.append(library)  # one that is collected takes its schemas along
+    _LIBRARIES.append(library)  # its schemas are removed when it is garbage collected
 
 
-def _own_library_loads() -> bool:
-    """Whether torchvision's library is there for this torch; a schema can be defined only once."""
+def _library_loads() -> bool:
+    """Whether torchvision's C++ library loads, which defines the schemas. They can be defined only once."""
     import torch
 
     package = find_spec("torchvision")
@@ -63,13 +63,13 @@ def _own_library_loads() -> bool:
 
 
 class _EmptyTorchaudio(MetaPathFinder, Loader):
-    """Asked last, so a torchaudio that is installed goes first."""
+    """The last finder, so that an installed torchaudio is found first."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        stands_in = any(f"{name}.".startswith(f"{fullname}.") for name in TORCHAUDIO)
-        return ModuleSpec(fullname, self, is_package=True) if stands_in else None
+        is_replaced = any(f"{name}.".startswith(f"{fullname}.") for name in TORCHAUDIO)
+        return ModuleSpec(fullname, self, is_package=True) if is_replaced else None
 
     def exec_module(self, module: ModuleType) -> None:
         if module.__name__ == "torchaudio":

@@ -1,4 +1,4 @@
-"""The quickstart: an image and a video, by two ranks and by one, through a real ComfyUI where there is one."""
+"""The quickstart: make an image and a video with two ranks and with one, through a real ComfyUI if there is one."""
 
 import argparse
 import os
@@ -16,8 +16,7 @@ from PIL import Image
 from scripts import comfy_paths, install, workflows
 from scripts.comfy_api import Prompt
 from scripts.comfy_paths import ROOT
-
-from .runner import Frames, Runner
+from scripts.quickstart.runner import Frames, Runner
 
 OUTPUT = ROOT / "output"
 WORKFLOWS = {"image.png": "text to image (native nodes)", "video.webp": "text to video (native nodes)"}
@@ -26,7 +25,13 @@ FRAME_MS = 125
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """One workflow on so many ranks: seconds of the second prompt, when nothing loads, and its frames."""
+    """One run of a workflow after everything is loaded.
+
+    Attributes:
+        ranks: the number of ranks.
+        seconds: how long the prompt ran.
+        frames: what it made, ``[N, H, W, 3]``.
+    """
 
     ranks: int
     seconds: float
@@ -34,12 +39,12 @@ class Timing:
 
 
 def rank_counts() -> list[int]:
-    """Two ranks, then one; a machine with a single GPU has only the one."""
+    """Two ranks, then one. On a machine with a single GPU only one."""
     return [1] if torch.cuda.device_count() == 1 else [2, 1]
 
 
 def on_ranks(prompt: Prompt, ranks: int, **values: Any) -> Prompt:
-    """A workflow with other devices, and other values of the inputs named wherever a node has them."""
+    """A workflow on the first ``ranks`` devices, with ``values`` in place of the inputs of these names in all nodes."""
     values["devices"] = ",".join(str(i) for i in range(ranks))
     return {
         key: {**node, "inputs": {name: values.get(name, value) for name, value in node["inputs"].items()}}
@@ -48,7 +53,7 @@ def on_ranks(prompt: Prompt, ranks: int, **values: Any) -> Prompt:
 
 
 def measure(runner: Runner, name: str, ranks: int) -> Timing:
-    """Run a workflow for one step, so that all is loaded, and then as it is."""
+    """Run a workflow for one step, which loads everything, and then as it is."""
     prompt = workflows.api(name)
     runner.run(on_ranks(prompt, ranks, seed=1, steps=1))
     seconds, frames = runner.run(on_ranks(prompt, ranks, seed=2))
@@ -56,7 +61,7 @@ def measure(runner: Runner, name: str, ranks: int) -> Timing:
 
 
 def save(frames: Frames, path: Path) -> None:
-    """A PNG of the first frame, or an animated WebP."""
+    """Save the first frame as PNG or all frames as animated WebP, by the suffix of ``path``."""
     first, *rest = [Image.fromarray(frame) for frame in frames]
     if path.suffix == ".png":
         first.save(path)
@@ -65,20 +70,20 @@ def save(frames: Frames, path: Path) -> None:
 
 
 def report(path: Path, timings: list[Timing]) -> None:
-    """Print where a picture is, and how the numbers of ranks compare."""
+    """Print where a file is, and compare the runs with different numbers of ranks."""
     print(f"\n{path}")
     for timing in timings:
         ranks = "1 rank " if timing.ranks == 1 else f"{timing.ranks} ranks"
-        print(f"  {ranks}: {timing.seconds:6.2f} s a prompt")
+        print(f"  {ranks}: {timing.seconds:6.2f} s per prompt")
     if len(timings) == 1:
-        print("  There is one GPU, so there is no second rank to compare with.")
+        print("  With one GPU there is no second rank to compare with.")
         return
     a, b = (timing.frames.astype(np.int16) for timing in timings)
     print(f"  largest pixel difference between the two: {np.abs(a - b).max()} of 255")
 
 
 def make_all(runner: Runner, output: Path) -> None:
-    """Both workflows on every number of ranks; saves what the largest number made."""
+    """Run both workflows with each number of ranks. Save the results of the largest number."""
     output.mkdir(parents=True, exist_ok=True)
     for filename, name in WORKFLOWS.items():
         timings = [measure(runner, name, ranks) for ranks in rank_counts()]
@@ -87,7 +92,7 @@ def make_all(runner: Runner, output: Path) -> None:
 
 
 def runner_for(comfyui: Path | None) -> AbstractContextManager[Runner]:
-    """Through a ComfyUI where there is one, else through the backend's client."""
+    """Run workflows through a ComfyUI, or without one through the backend's client."""
     if comfyui is not None:
         from scripts.quickstart.through_comfyui import ThroughComfyUI
 
@@ -98,29 +103,31 @@ def runner_for(comfyui: Path | None) -> AbstractContextManager[Runner]:
 
 
 def find_comfyui() -> Path | None:
-    """The first ComfyUI, if this Python environment has what it needs."""
+    """The preferred ComfyUI, unless this environment lacks packages that it needs; then print which and return None."""
     for path in comfy_paths.candidates()[:1]:
-        lacking = install.missing(path)
-        if not lacking:
+        missing = install.missing(path)
+        if not missing:
             print(f"ComfyUI {comfy_paths.version(path)} in {path}", flush=True)
             return path
-        print(f"ComfyUI in {path} is left out: {sys.prefix} lacks {', '.join(lacking)}, which it needs.")
+        print(f"Skipping ComfyUI in {path}: it needs {', '.join(missing)}, which {sys.prefix} lacks.")
     return None
 
 
 def main() -> None:
     """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--client", action="store_true", help="leave ComfyUI out, even where there is one")
-    parser.add_argument("--output", type=Path, default=OUTPUT, help="folder for the pictures (default: output)")
+    parser.add_argument("--client", action="store_true", help="do not use ComfyUI, even if there is one")
+    parser.add_argument(
+        "--output", type=Path, default=OUTPUT, help="folder for the image and the video (default: output)"
+    )
     arguments = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that every with block is left in order
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that with blocks clean up
     if not torch.cuda.is_available():
         os.environ.setdefault("OMP_NUM_THREADS", "1")
-        print("No GPU here: the ranks are CPU processes of one thread each.")
+        print("No GPU found: the ranks are CPU processes with one thread each.")
     comfyui = None if arguments.client else find_comfyui()
     if comfyui is None:
-        print("Without ComfyUI: the same through the backend's own client.", flush=True)
+        print("Without ComfyUI: running the same workflows through the backend's client.", flush=True)
     with runner_for(comfyui) as runner:
         make_all(runner, arguments.output)
 

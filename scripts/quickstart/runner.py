@@ -1,4 +1,4 @@
-"""What makes pictures of a workflow: a ComfyUI, or the backend's own client."""
+"""The interface of what runs a workflow: a ComfyUI, or the backend's client."""
 
 from typing import Protocol
 
@@ -11,7 +11,7 @@ Frames = NDArray[np.uint8]
 
 
 class Runner(Protocol):
-    """What makes pictures of a workflow in API format."""
+    """Runs workflows in API format."""
 
     def run(self, prompt: Prompt) -> tuple[float, Frames]:
-        """Seconds, and the frames ``[N, H, W, 3]``."""
+        """Run a workflow. Returns its duration in seconds and its frames ``[N, H, W, 3]``."""

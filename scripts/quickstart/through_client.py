@@ -1,7 +1,7 @@
-"""Make the quickstart's pictures without ComfyUI: the backend's client, and a plain flow schedule.
+"""Run the quickstart's workflows without ComfyUI, through the backend's client.
 
-The numbers come from the same workflows. ComfyUI's own functions make the noise and the schedule elsewhere;
-here the two lines that do it for a flow model stand in.
+All settings come from the workflows. Noise and schedule, which ComfyUI's own functions make otherwise, take one line
+each here for a flow model.
 """
 
 import os
@@ -38,13 +38,13 @@ def schedule(steps: int) -> Tensor:
 
 
 def node(prompt: Prompt, *class_types: str) -> dict[str, Any]:
-    """The inputs of the first node of one of the classes."""
+    """The inputs of the first node whose class is in ``class_types``."""
     inputs: dict[str, Any] = next(n["inputs"] for n in prompt.values() if n["class_type"] in class_types)
     return inputs
 
 
 class ThroughClient:
-    """A backend of its own for as long as the ``with`` block runs."""
+    """Runs a backend while the ``with`` block runs."""
 
     def __init__(self) -> None:
         self._runtime = Path(tempfile.mkdtemp(prefix="pdit-", dir="/tmp"))

@@ -1,4 +1,4 @@
-"""Make the quickstart's pictures through a real, headless ComfyUI."""
+"""Run the quickstart's workflows through a real, headless ComfyUI."""
 
 from io import BytesIO
 from pathlib import Path
@@ -16,13 +16,13 @@ DEADLINE = 300.0
 
 
 class ThroughComfyUI:
-    """A ComfyUI of its own for as long as the ``with`` block runs."""
+    """Runs a ComfyUI while the ``with`` block runs."""
 
     def __init__(self, comfyui: Path) -> None:
         self._server = ComfyServer(comfyui, cpu=not torch.cuda.is_available())
 
     def run(self, prompt: Prompt) -> tuple[float, Frames]:
-        """See ``Runner.run``; the seconds are ComfyUI's own, from the first node to the last."""
+        """See ``Runner.run``. ComfyUI measures the seconds, from the first node to the last."""
         client = self._server.client
         result = client.run(prompt, deadline=DEADLINE)
         with Image.open(BytesIO(client.fetch(result.files[0]))) as image:

@@ -1,4 +1,4 @@
-"""A process that sees the GPUs. Where there are none, what asks for it is skipped."""
+"""A process that sees the GPUs. Tests that need it are skipped where there are none."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -17,7 +17,7 @@ OnCard = Callable[..., Any]
 
 @pytest.fixture(scope="session")
 def on_card() -> Iterator[OnCard]:
-    """``on_card(function, *args)`` calls a module-level function in a process that may use the GPUs."""
+    """``on_card(function, *args)`` calls a module-level function in a process that sees the GPUs."""
     if torch.version.cuda is None:
         pytest.skip("this torch is built without CUDA")
     with ProcessPoolExecutor(1, get_context("spawn"), initializer=gpus.show, initargs=(gpus.VISIBLE,)) as pool:
@@ -26,5 +26,5 @@ def on_card() -> Iterator[OnCard]:
             return pool.submit(function, *args).result(TIMEOUT)
 
         if not call(torch.cuda.is_available):
-            pytest.skip("there is no GPU here")
+            pytest.skip("this machine has no GPU")
         yield call

@@ -1,4 +1,4 @@
-"""Kernels on a GPU: each agrees with plain arithmetic, and a ring's merge of blocks with one block."""
+"""Kernels on a GPU: each equals attention by definition, and a ring's merged blocks equal one block."""
 
 import pytest
 import torch
@@ -18,32 +18,34 @@ CASES = [
 
 
 def inputs(device, dtype, head_dim):
-    """q, k and v as modules give them: the heads next to their values."""
+    """q, k and v ``[2, 3, tokens, head_dim]``, in memory ``[2, tokens, 3, head_dim]``, as modules make them."""
     generator = torch.Generator().manual_seed(head_dim)
     shapes = ((2, tokens, 3, head_dim) for tokens in (QUERIES, sum(KEYS), sum(KEYS)))
     return [torch.randn(shape, generator=generator).to(device, dtype).transpose(1, 2) for shape in shapes]
 
 
 def exact(query, key, value):
-    """Attention and its log-sum-exp by their definition, in float64."""
+    """Attention and its log-sum-exp by definition, in float64."""
     scores = query.double() @ key.double().mT * query.shape[-1] ** -0.5
     return scores.softmax(-1) @ value.double(), scores.logsumexp(-1)
 
 
-def relative(got, wanted):
-    assert got.shape == wanted.shape, (got.shape, wanted.shape)
-    return float((got.double() - wanted.double()).abs().max() / wanted.double().abs().max())
+def relative(actual, expected):
+    assert actual.shape == expected.shape, (actual.shape, expected.shape)
+    return float((actual.double() - expected.double()).abs().max() / expected.double().abs().max())
 
 
 def errors(device, name, dtype, head_dim):
-    """How far a kernel is off, alone and with the log-sum-exp, and how far a merge of blocks is from one block; or
-    why it cannot run."""
+    """Relative errors of a kernel, or the reason why it cannot run.
+
+    They are the errors of its output alone, of its output and log-sum-exp together, and of merged blocks against one.
+    """
     try:
         kernel = choose(name, torch.device(device), dtype, [head_dim])
     except InvalidRequest as refusal:
         return str(refusal)
     query, key, value = inputs(device, dtype, head_dim)
-    wanted, wanted_lse = exact(query, key, value)
+    expected, expected_lse = exact(query, key, value)
     one = kernel(query, key, value, None)
     out, lse = kernel.with_lse(query, key, value, None)
     assert lse.dtype == SINGLE
@@ -51,25 +53,25 @@ def errors(device, name, dtype, head_dim):
     for k, v in zip(key.split(KEYS, dim=2), value.split(KEYS, dim=2), strict=True):
         merged.add(*kernel.with_lse(query, k, v, None))
     return {
-        "alone": relative(one, wanted),
-        "with lse": relative(out, wanted),
-        "lse": relative(lse, wanted_lse),
+        "alone": relative(one, expected),
+        "with lse": relative(out, expected),
+        "lse": relative(lse, expected_lse),
         "merged": relative(merged.result(query), one),
     }
 
 
 @pytest.mark.parametrize(("name", "dtype", "head_dim"), CASES)
 def test_a_kernel_is_right_and_a_merge_of_blocks_is_one_block(on_card, name, dtype, head_dim):
-    found = on_card(errors, "cuda", name, dtype, head_dim)
-    if isinstance(found, str) and "Ampere generation or newer" in found:
-        pytest.skip(found)
-    assert isinstance(found, dict), found
-    assert max(found.values()) <= TOLERANCE[dtype], found
+    result = on_card(errors, "cuda", name, dtype, head_dim)
+    if isinstance(result, str) and "Ampere" in result:
+        pytest.skip(result)
+    assert isinstance(result, dict), result
+    assert max(result.values()) <= TOLERANCE[dtype], result
 
 
 @pytest.mark.parametrize("head_dim", [64, 12])
 def test_the_same_arithmetic_on_the_cpu(head_dim):
-    """Which says that the measure is right, on every machine."""
-    found = errors("cpu", "sdpa", SINGLE, head_dim)
-    assert max(found.values()) <= TOLERANCE[SINGLE], found
+    """Shows on every machine that the comparison itself is right."""
+    result = errors("cpu", "sdpa", SINGLE, head_dim)
+    assert max(result.values()) <= TOLERANCE[SINGLE], result
     assert KERNELS["sdpa"] is choose("auto", torch.device("cpu"), SINGLE, [head_dim])

@@ -1,4 +1,4 @@
-"""Two gloo ranks on one GPU, through a backend, give what one rank there gives."""
+"""Two gloo ranks of a backend that share one GPU compute the same as one rank on it."""
 
 from pathlib import Path
 
@@ -38,15 +38,15 @@ def predict(client, model, layout, dtype, devices=CARD):
 def check(client, model, layout, dtype, devices=CARD):
     one, two = (predict(client, model, text, dtype, devices) for text in ("one rank", layout))
     assert len(client.status().ranks) == 2
-    for branch, wanted in one.items():
-        assert torch.isfinite(wanted).all()
-        assert relative_error(two[branch].float(), wanted.float()) <= EXACT[dtype]
+    for branch, expected in one.items():
+        assert torch.isfinite(expected).all()
+        assert relative_error(two[branch].float(), expected.float()) <= EXACT[dtype]
 
 
 @pytest.mark.parametrize("dtype", EXACT)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_two_ranks_on_one_card_equal_one(on_card, client, model, layout, dtype):
-    predict(client, model, layout, dtype)  # starts both ranks, one of which serves a layout of one
+    predict(client, model, layout, dtype)  # starts both ranks; "one rank" then uses one of them
     check(client, model, layout, dtype)
     assert {rank.device for rank in client.status().ranks} == {"cuda:0"}
 
@@ -56,5 +56,5 @@ def test_step_loops_on_one_card_are_those_of_cpu_ranks(on_card, client, model, l
     layout = ParallelLayout.parse(f"{layout} balance=1:1")
     cpu = Devices(kind="cpu", indices=(0, 1))
     specs = [ModelSpec(path=str(model), devices=devices, dtype="float32", layout=layout) for devices in (CARD, cpu)]
-    card, wanted = (client.call(*requests.sample(spec, Case()))["samples"] for spec in specs)
-    assert relative_error(card, wanted) <= EXACT["float32"]
+    on_gpu, on_cpu = (client.call(*requests.sample(spec, Case()))["samples"] for spec in specs)
+    assert relative_error(on_gpu, on_cpu) <= EXACT["float32"]

@@ -1,20 +1,20 @@
-"""The GPUs, which all tests but those in ``tests/gpu`` do without: devices "0,1,2" are CPU ranks on every machine."""
+"""Hide the GPUs from all tests except those in ``tests/gpu``, so that devices "0,1,2" mean CPU ranks everywhere."""
 
 import os
 
 _NAME = "CUDA_VISIBLE_DEVICES"
 
 VISIBLE = os.environ.get(_NAME)
-"""What the variable was before ``hide``."""
+"""The variable's value before ``hide``; None if it is not set."""
 
 
 def hide() -> None:
-    """Have this process, and those that it starts, see no GPU."""
+    """Hide all GPUs from this process and from those that it starts."""
     os.environ[_NAME] = ""
 
 
 def show(visible: str | None) -> None:
-    """Have this process see GPUs again, which has to come before anything asks for them."""
+    """Show GPUs to this process again. Call it before anything initialises CUDA."""
     os.environ.pop(_NAME, None)
     if visible is not None:
         os.environ[_NAME] = visible

@@ -1,6 +1,6 @@
-"""Pools of gloo ranks that live for the whole test session, since starting one takes seconds.
+"""Pools of gloo ranks that live for the whole test session, because starting one takes seconds.
 
-A test runs a function of a module on every rank at once; what it returns comes back per rank.
+A test runs a module-level function on all ranks at once and gets one result per rank.
 """
 
 import importlib
@@ -22,15 +22,15 @@ PRELOAD = [
     "transformers.models.umt5.modeling_umt5",
     "torch.distributed",
 ]
-"""Imported once in the process that ranks are forked from."""
+"""Modules that the fork server imports once, before it forks any rank."""
 START_TIMEOUT = 120.0
 RUN_TIMEOUT = 120.0
 GRACE = 3.0
-"""Seconds that the other ranks have after one failed: they may wait for it in vain."""
+"""Seconds that the other ranks have after one has failed, since they may be waiting for it."""
 
 
 class Pool:
-    """``world_size`` processes in one gloo group. After a failure or a deadline the next call starts new ones."""
+    """``world_size`` processes in one gloo group. After a failure or a timeout the next call starts new ones."""
 
     def __init__(self, world_size: int) -> None:
         self.world_size = world_size
@@ -42,10 +42,11 @@ class Pool:
         """Call ``function(rank, *args, **kwargs)``, a module-level function, on every rank.
 
         Returns:
-            What it returned, by rank.
+            The results, by rank.
 
         Raises:
-            AssertionError: it raised on a rank (with that rank's traceback), or a rank missed the deadline.
+            AssertionError: the function raises on a rank, whose traceback is in the text, or a rank does not answer
+                within ``timeout`` seconds.
         """
         self._start()
         for pipe in self._pipes:
@@ -57,7 +58,7 @@ class Pool:
             raise
 
     def close(self) -> None:
-        """End the processes: by closing their pipes, and those that do not mind that by force."""
+        """End the processes: close their pipes, then kill those that are still alive."""
         for pipe in self._pipes:
             pipe.close()
         for process in self._processes:
@@ -77,12 +78,12 @@ class Pool:
         self._folder = tempfile.TemporaryDirectory(prefix="ranks-")
         store = Path(self._folder.name) / "store"
         for rank in range(self.world_size):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, self.world_size, str(store), theirs), daemon=True)
+            test_end, rank_end = context.Pipe()
+            process = context.Process(target=_serve, args=(rank, self.world_size, str(store), rank_end), daemon=True)
             process.start()
-            theirs.close()
+            rank_end.close()
             self._processes.append(process)
-            self._pipes.append(ours)
+            self._pipes.append(test_end)
         self._collect(START_TIMEOUT)
 
     def _collect(self, timeout: float) -> list[Any]:
@@ -103,10 +104,10 @@ class Pool:
 
     def _receive(self, rank: int) -> tuple[str | None, Any]:
         try:
-            answer: tuple[str | None, Any] = self._pipes[rank].recv()
+            reply: tuple[str | None, Any] = self._pipes[rank].recv()
         except EOFError:
             return "its process ended", None
-        return answer
+        return reply
 
 
 def _serve(rank: int, world_size: int, store: str, pipe: Connection) -> None:
@@ -123,7 +124,7 @@ def _serve(rank: int, world_size: int, store: str, pipe: Connection) -> None:
         try:
             pipe.send(_call(rank, *pipe.recv()))
         except (EOFError, OSError):
-            os._exit(0)  # the pool was closed; without the group's own farewell, for which a peer may be missing
+            os._exit(0)  # the pool is closed. Destroying the group could wait for a rank that has already ended.
 
 
 def _call(rank: int, module: str, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str | None, Any]:

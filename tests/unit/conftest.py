@@ -1,4 +1,4 @@
-"""A tiny checkpoint and an engine of one rank, made once a session."""
+"""A tiny checkpoint, made once per session, and an engine of one rank."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -18,19 +18,19 @@ Ask = Callable[..., dict[str, Tensor]]
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny pipeline with all components; not to be changed."""
+    """A tiny pipeline with all components. Tests must not change it."""
     return tiny.write(tmp_path_factory.mktemp("tiny") / "model")
 
 
 @pytest.fixture
 def engine() -> Engine:
-    """One rank on the CPU, with nothing loaded."""
+    """One CPU rank with nothing loaded."""
     return Engine(rank=0, world_size=1, device=torch.device("cpu"))
 
 
 @pytest.fixture
 def ask(engine: Engine) -> Ask:
-    """``ask(message, tensors)`` handles a request on ``engine``."""
+    """``ask(message, tensors)`` has ``engine`` handle a request."""
 
     def handle(message: RankRequest, tensors: Mapping[str, Tensor], **options: Any) -> dict[str, Tensor]:
         options = {"report": lambda *_: None, "cancelled": lambda: False} | options
@@ -40,5 +40,5 @@ def ask(engine: Engine) -> Ask:
 
 
 def one_rank(path: Path, **options: Any) -> ModelSpec:
-    """A model on one CPU rank."""
+    """The spec of a model on one CPU rank."""
     return ModelSpec(path=str(path), devices=Devices(kind="cpu", indices=(0,)), **options)

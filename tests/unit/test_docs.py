@@ -1,4 +1,4 @@
-"""The code that the documentation quotes is in the files that it names, and its links lead somewhere."""
+"""Code that the documentation quotes is in the file that the quote names, and links lead to existing files."""
 
 import re
 from pathlib import Path

@@ -1,0 +1,1 @@
+"""The contract's entries by subject. One block for each module of ComfyUI."""

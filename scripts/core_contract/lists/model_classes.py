@@ -1,0 +1,127 @@
+"""Core's model classes and conditioning: what a MODEL is made of, and what it reads from our stand-in."""
+
+from scripts.core_contract.entry import core_module
+from scripts.core_contract.kinds import Calls, Has, Mentions, Overrides, Passes, ReadsOnly
+
+BRIDGE, OWN_MODEL, REFUSALS = "nodes/bridges/bridge.py", "nodes/bridges/own_model.py", "nodes/bridges/refusals.py"
+MODEL, CORE_MODEL, PATCHER = "nodes/remote/transformer.py", "nodes/remote/model.py", "nodes/remote/patcher.py"
+SAMPLER, FAMILIES = "nodes/sampler.py", "nodes/families"
+FLUX, HUNYUAN, LTX = f"{FAMILIES}/flux.py", f"{FAMILIES}/hunyuan_video.py", f"{FAMILIES}/ltx.py"
+MOCHI, PIXART, QWEN = f"{FAMILIES}/mochi.py", f"{FAMILIES}/pixart.py", f"{FAMILIES}/qwen_image.py"
+STABLE_DIFFUSION, WAN, Z_IMAGE = f"{FAMILIES}/sd3.py", f"{FAMILIES}/wan.py", f"{FAMILIES}/z_image.py"
+COGVIDEOX, CLASSES = f"{FAMILIES}/cogvideox.py", f"{FAMILIES}/dit.py"
+
+ENTRIES = (
+    *core_module(
+        "comfy.model_base",
+        Has("ModelType", "EPS V_PREDICTION", by=OWN_MODEL, why="what a family of ours predicts"),
+        Calls("BaseModel(model_config, *, model_type)", by=OWN_MODEL, why="a model class of ours"),
+        Overrides("BaseModel.extra_conds(**kwargs)", by=OWN_MODEL, why="arguments of a call"),
+        Calls("BaseModel.concat_cond(**kwargs)", by=f"{OWN_MODEL} {COGVIDEOX}", why="an image beside the noise"),
+        Mentions(
+            "BaseModel.concat_cond",
+            "concat_mask concat_latent_image concat_image mask_inverted noise",
+            by=COGVIDEOX,
+            why="an image beside the noise",
+        ),
+        Mentions("BaseModel.extra_conds", "c_concat c_crossattn cross_attn", by=OWN_MODEL, why="arguments of a call"),
+        Has("BaseModel", "model_config concat_keys", by=COGVIDEOX, why="an image beside the noise"),
+        Has("BaseModel", "diffusion_model latent_format", by=CORE_MODEL, why="where our stand-in goes"),
+        Has("BaseModel", "diffusion_model", by=f"{PATCHER} {SAMPLER}", why="finds our stand-in"),
+        Has("BaseModel", "model_sampling", by=SAMPLER, why="noise and timesteps"),
+        Has(
+            "BaseModel",
+            "memory_usage_factor state_dict_for_saving",
+            by=PATCHER,
+            why="weighs nothing, saving is refused",
+        ),
+        Calls("BaseModel.scale_latent_inpaint(*, sigma, noise, latent_image, x)", by=SAMPLER, why="what a mask keeps"),
+        Mentions(
+            "BaseModel.__init__", "disable_unet_model_creation", by=f"{BRIDGE} {OWN_MODEL}", why="no weights here"
+        ),
+        Passes(
+            "BaseModel._apply_model",
+            "self.diffusion_model(xc, t, context=context, control=control, transformer_options=transformer_options, "
+            "**extra_conds)",
+            by=MODEL,
+            why="how the stand-in is called",
+            word="forward transformer_options",
+        ),
+        ReadsOnly(
+            "BaseModel",
+            "self.diffusion_model",
+            "dtype eval to load_state_dict state_dict",
+            by=MODEL,
+            why="the stand-in has these",
+            word="dtype state_dict",
+        ),
+        ReadsOnly(
+            "Flux", "self.diffusion_model", "patch_size img_in", by=FLUX, why="the stand-in", word="patch_size img_in"
+        ),
+        ReadsOnly(
+            "HunyuanVideo",
+            "self.diffusion_model",
+            "",
+            by=HUNYUAN,
+            why="the stand-in has none",
+            word="HunyuanVideo",
+        ),
+        ReadsOnly("LTXV", "self.diffusion_model", "patchifier", by=LTX, why="the stand-in has it", word="patchifier"),
+        ReadsOnly(
+            "WAN21", "self.diffusion_model", "patch_embedding", by=WAN, why="the stand-in", word="patch_embedding"
+        ),
+        ReadsOnly("WAN22", "self.diffusion_model", "", by=WAN, why="the stand-in has none", word="WanModel"),
+        ReadsOnly(
+            "GenmoMochi", "self.diffusion_model", "", by=MOCHI, why="the stand-in has none", word="AsymmDiTJoint"
+        ),
+        ReadsOnly("PixArt", "self.diffusion_model", "", by=PIXART, why="the stand-in has none", word="PixArtMS"),
+        ReadsOnly(
+            "QwenImage",
+            "self.diffusion_model",
+            "",
+            by=QWEN,
+            why="the stand-in has none",
+            word="QwenImageTransformer2DModel",
+        ),
+        ReadsOnly(
+            "SD3",
+            "self.diffusion_model",
+            "",
+            by=STABLE_DIFFUSION,
+            why="the stand-in has none",
+            word="OpenAISignatureMMDITWrapper",
+        ),
+        ReadsOnly("Lumina2", "self.diffusion_model", "", by=Z_IMAGE, why="the stand-in has none", word="NextDiT"),
+        Mentions("Flux.extra_conds", "guidance ref_latents", by=f"{FLUX} {BRIDGE}", why="arguments of a call"),
+        Mentions(
+            "HunyuanVideo.extra_conds",
+            "attention_mask guidance guiding_frame_index",
+            by=f"{HUNYUAN} {BRIDGE}",
+            why="arguments of a call",
+        ),
+        Mentions("LTXV.extra_conds", "attention_mask frame_rate denoise_mask keyframe_idxs", by=LTX, why="arguments"),
+        Mentions("GenmoMochi.extra_conds", "attention_mask num_tokens", by=MOCHI, why="arguments of a call"),
+        Mentions("PixArt.extra_conds", "c_size c_ar", by=PIXART, why="arguments of a call"),
+        Mentions("QwenImage.extra_conds", "ref_latents ref_latents_method", by=QWEN, why="arguments of a call"),
+        Mentions("WAN21.extra_conds", "clip_fea", by=WAN, why="what an image encoder saw"),
+        Mentions("WAN22.extra_conds", "denoise_mask", by=WAN, why="frames that are given"),
+        Mentions("Lumina2.extra_conds", "num_tokens clip_text_pooled", by=Z_IMAGE, why="arguments that are ignored"),
+        Mentions(
+            "",
+            "concat_latent_image concat_mask concat_image clip_vision_output reference_latents vace_frames "
+            "time_dim_concat camera_conditions audio_embed reference_motion control_video face_video_pixels "
+            "pose_video_latent unclip_conditioning",
+            by=REFUSALS,
+            why="conditioning that models without an input for it refuse",
+        ),
+    ),
+    *core_module(
+        "comfy.conds",
+        Calls("CONDRegular(cond)", by=f"{OWN_MODEL} {CLASSES}", why="an argument of a call"),
+        Calls("CONDNoiseShape(cond)", by=OWN_MODEL, why="an image beside the noise"),
+    ),
+    *core_module(
+        "comfy.ops",
+        Has("", "disable_weight_init", by=BRIDGE, why="core's transformer on the meta device"),
+    ),
+)

@@ -1,0 +1,67 @@
+"""Nodes of core that our workflows contain, or that our nodes know by their id."""
+
+from scripts.core_contract.entry import core_module
+from scripts.core_contract.model_kinds import Node
+
+PREFLIGHT = "nodes/remote/preflight.py"
+WORKFLOWS = "workflows/api"
+
+ENTRIES = (
+    *core_module(
+        "nodes",
+        Node("CLIPTextEncode", "text clip", by=WORKFLOWS, why="prompts"),
+        Node(
+            "KSampler",
+            "seed steps cfg sampler_name scheduler denoise model positive negative latent_image",
+            by=WORKFLOWS,
+            why="native sampling",
+        ),
+        Node("VAEDecode", "samples vae", by=WORKFLOWS, why="native decoding"),
+        Node("SaveImage", "filename_prefix images", by=WORKFLOWS, why="the image"),
+        Node("KSampler", "cfg model", by=PREFLIGHT, why="its cfg of 1 leaves the negative prompt out"),
+        Node("KSamplerAdvanced", "cfg model", by=PREFLIGHT, why="its cfg of 1 leaves the negative prompt out"),
+    ),
+    *core_module(
+        "comfy_extras.nodes_hunyuan",
+        Node("EmptyHunyuanLatentVideo", "width height length batch_size", by=WORKFLOWS, why="an empty latent"),
+    ),
+    *core_module(
+        "comfy_extras.nodes_images",
+        Node("SaveAnimatedWEBP", "filename_prefix fps lossless quality method images", by=WORKFLOWS, why="the video"),
+    ),
+    *core_module(
+        "comfy_extras.nodes_custom_sampler",
+        Node("SamplerCustom", "cfg model", by=PREFLIGHT, why="its cfg of 1 leaves the negative prompt out"),
+        Node("CFGGuider", "cfg model", by=PREFLIGHT, why="its cfg of 1 leaves the negative prompt out"),
+    ),
+    *core_module(
+        "comfy_extras.nodes_model_advanced",
+        Node("ModelSamplingSD3", "model", by=PREFLIGHT, why="passes the model on", word="ModelSampling model"),
+        Node("ModelSamplingFlux", "model", by=PREFLIGHT, why="passes the model on", word="ModelSampling model"),
+    ),
+    *core_module(
+        "comfy_extras.nodes_slg",
+        Node("SkipLayerGuidanceDiT", "model", by=PREFLIGHT, why="refused: it skips layers"),
+        Node("SkipLayerGuidanceDiTSimple", "model", by=PREFLIGHT, why="refused: it skips layers"),
+    ),
+    *core_module(
+        "comfy_extras.nodes_sd3",
+        Node("SkipLayerGuidanceSD3", "model", by=PREFLIGHT, why="refused: it skips layers"),
+    ),
+    *core_module(
+        "comfy_extras.nodes_pag",
+        Node("PerturbedAttentionGuidance", "model", by=PREFLIGHT, why="refused: it replaces layers"),
+    ),
+    *core_module(
+        "comfy_extras.nodes_ip2p",
+        Node("InstructPixToPixConditioning", by="nodes/families/cogvideox.py", why="named as what gives the image"),
+    ),
+    *core_module(
+        "comfy_extras.nodes_hunyuan",
+        Node("HunyuanImageToVideo", by="nodes/families/hunyuan_video.py", why="named as what gives the first frame"),
+    ),
+    *core_module(
+        "comfy_extras.nodes_flux",
+        Node("FluxDisableGuidance", by="nodes/bridges/bridge.py", why="named as what to remove"),
+    ),
+)

@@ -1,0 +1,196 @@
+"""What happens around a step: samplers, guiders, wrappers, schedules, and conditioning that is refused."""
+
+from scripts.core_contract.entry import core_module
+from scripts.core_contract.kinds import Calls, Has, Mentions, Overrides, Passes
+
+SAMPLER, PATCHER, MODEL = "nodes/sampler.py", "nodes/remote/patcher.py", "nodes/remote/transformer.py"
+REFUSALS, OWN_MODEL = "nodes/bridges/refusals.py", "nodes/bridges/own_model.py"
+
+ENTRIES = (
+    *core_module(
+        "comfy.sample",
+        Calls("fix_empty_latent_channels(model, latent_image)", by=SAMPLER, why="empty latents of another family"),
+        Calls("prepare_noise(latent_image, seed, noise_inds)", by=SAMPLER, why="native noise"),
+        Calls(
+            "sample_custom(model, noise, cfg, sampler, sigmas, positive, negative, latent_image, *, noise_mask, "
+            "callback, disable_pbar, seed)",
+            by=SAMPLER,
+            why="all of sampling but the step loop",
+        ),
+    ),
+    *core_module(
+        "comfy.samplers",
+        Has("KSampler", "SAMPLERS SCHEDULERS sigmas", by=SAMPLER, why="the node's lists, and the schedule"),
+        Calls("KSampler(model, steps, device, sampler, scheduler, denoise)", by=SAMPLER, why="the schedule"),
+        Calls("Sampler.max_denoise(model_wrap, sigmas)", by=SAMPLER, why="whether noise is all there is"),
+        Has("", "Sampler", by=SAMPLER, why="the base of ours"),
+        Overrides(
+            "KSAMPLER.sample(model_wrap, sigmas, extra_args, callback, noise, latent_image, denoise_mask, "
+            "disable_pbar)",
+            by=SAMPLER,
+            why="the sampler that hands the loop over",
+        ),
+        Passes(
+            "CFGGuider.inner_sample",
+            "executor.execute(self, sigmas, extra_args, callback, noise, latent_image, denoise_mask, disable_pbar)",
+            by=SAMPLER,
+            why="how that sampler is called",
+            word="Sampler extra_args",
+        ),
+        Mentions("CFGGuider.inner_sample", "model_options seed", by=SAMPLER, why="keys of extra_args"),
+        Passes(
+            "KSamplerX0Inpaint.__call__",
+            "self.inner_model(x, sigma, model_options=model_options, seed=seed)",
+            by=SAMPLER,
+            why="asks the guider as native samplers do",
+            word="model_options seed",
+        ),
+        Calls(
+            "CFGGuider.outer_predict_noise(x, timestep, *, model_options, seed)",
+            by=SAMPLER,
+            why="asks the guider as native samplers do",
+            word="model_options seed",
+        ),
+        Passes(
+            "KSAMPLER.sample",
+            "callback(x['i'], x['denoised'], x['x'], total_steps)",
+            by=f"{SAMPLER} nodes/remote/previews.py",
+            why="reports a step as native samplers do",
+        ),
+        Has("CFGGuider", "inner_model", by=SAMPLER, why="the model that a sampler is called with"),
+        Has("CFGGuider", "cfg conds model_options model_patcher", by=PATCHER, why="checks before sampling begins"),
+        Has("CFGGuider", "predict_noise", by=PATCHER, why="tells the plain guider from others"),
+        Overrides(
+            "CFGGuider.outer_sample(noise, latent_image, sampler, sigmas, denoise_mask, *args, **kwargs)",
+            by=PATCHER,
+            why="wrapped by the checks before sampling",
+            word="OUTER_SAMPLE",
+        ),
+        Passes(
+            "CFGGuider.sample",
+            "executor.execute(noise, latent_image, sampler, sigmas, denoise_mask, callback, disable_pbar, seed, "
+            "latent_shapes=latent_shapes)",
+            by=PATCHER,
+            why="how that wrapper is called",
+            word="OUTER_SAMPLE latent_shapes",
+        ),
+        Overrides(
+            "_calc_cond_batch(model, conds, x_in, timestep, model_options)",
+            by=PATCHER,
+            why="wrapped, to take all branches at once",
+            word="CALC_COND_BATCH",
+        ),
+        Passes(
+            "_calc_cond_batch_outer",
+            "executor.execute(model, conds, x_in, timestep, model_options)",
+            by=PATCHER,
+            why="how that wrapper is called",
+            word="CALC_COND_BATCH",
+        ),
+        Passes(
+            "_calc_cond_batch",
+            "model.apply_model(input_x, timestep_, **c)",
+            by=f"{PATCHER} {MODEL}",
+            why="runs the branches",
+            word="CALC_COND_BATCH cond_or_uncond",
+        ),
+        Mentions(
+            "_calc_cond_batch",
+            "model_function_wrapper transformer_options",
+            by=PATCHER,
+            why="left out of the recorded pass",
+        ),
+        Mentions("_calc_cond_batch", "cond_or_uncond", by=MODEL, why="which branches a call batches"),
+        Mentions("sampling_function", "disable_cfg1_optimization", by=f"{PATCHER} {SAMPLER}", why="prompts at cfg 1"),
+        Mentions("get_area_and_mult", "area mask hooks", by=REFUSALS, why="conditioning that changes over the picture"),
+        Mentions(
+            "",
+            "start_percent end_percent clip_start_percent clip_end_percent default gligen control",
+            by=REFUSALS,
+            why="conditioning that changes over the steps",
+        ),
+        Mentions("cast_to_load_options", "to_load_options", by=SAMPLER, why="an option that core itself leaves"),
+        Mentions("encode_model_conds", "noise", by="nodes/families/cogvideox.py", why="an argument of extra_conds"),
+    ),
+    *core_module(
+        "comfy.sampler_helpers",
+        Calls("get_models_from_cond(cond, model_type)", by=PATCHER, why="models that conditioning brings along"),
+        Mentions("get_additional_models", "additional_models", by=PATCHER, why="their key"),
+        Overrides(
+            "_prepare_sampling(model, noise_shape, conds, **kwargs)",
+            by=PATCHER,
+            why="replaced, to load nothing on ComfyUI's device",
+            word="PREPARE_SAMPLING",
+        ),
+        Passes(
+            "prepare_sampling",
+            "executor.execute(model, noise_shape, conds, **kwargs)",
+            by=PATCHER,
+            why="how that wrapper is called",
+            word="PREPARE_SAMPLING",
+        ),
+        Mentions("prepare_model_patcher", "wrappers", by=PATCHER, why="where wrappers are in transformer_options"),
+        Mentions("convert_cond", "cross_attn", by=OWN_MODEL, why="a prompt's name in extra_conds"),
+    ),
+    *core_module(
+        "comfy.patcher_extension",
+        Has("WrappersMP", "OUTER_SAMPLE PREPARE_SAMPLING CALC_COND_BATCH", by=PATCHER, why="our wrappers"),
+        Has("WrappersMP", "DIFFUSION_MODEL", by=MODEL, why="other nodes' wrappers of the transformer"),
+        Has("CallbacksMP", "ON_DETACH", by=PATCHER, why="unloading reaches the ranks"),
+        Calls("get_all_wrappers(wrapper_type, transformer_options)", by=MODEL, why="other nodes' wrappers"),
+        Calls("WrapperExecutor.new_class_executor(original, class_obj, wrappers)", by=MODEL, why="runs them"),
+        Calls("WrapperExecutor.execute(*args, **kwargs)", by=MODEL, why="runs them"),
+        Has("WrapperExecutor", "class_obj original", by=PATCHER, why="the guider, and core's own function"),
+        Passes(
+            "WrapperExecutor.execute",
+            "self.wrappers[self.idx](self, *args, **kwargs)",
+            by=PATCHER,
+            why="a wrapper gets the executor first",
+            word="class_obj original",
+        ),
+    ),
+    *core_module(
+        "comfy.model_sampling",
+        Has("", "CONST V_PREDICTION EPS", by=SAMPLER, why="what the backend's loop can predict"),
+        Has("CONST", "calculate_input calculate_denoised", by=SAMPLER, why="tells predictions apart"),
+        Has("EPS", "calculate_input calculate_denoised", by=SAMPLER, why="tells predictions apart"),
+        Has("V_PREDICTION", "calculate_input calculate_denoised", by=SAMPLER, why="tells predictions apart"),
+        Calls("CONST.noise_scaling(sigma, noise, latent_image, max_denoise)", by=SAMPLER, why="the first latent"),
+        Calls("EPS.noise_scaling(sigma, noise, latent_image, max_denoise)", by=SAMPLER, why="the first latent"),
+        Calls("CONST.inverse_noise_scaling(sigma, latent)", by=SAMPLER, why="the last latent"),
+        Calls("EPS.inverse_noise_scaling(sigma, latent)", by=SAMPLER, why="the last latent"),
+        Calls("ModelSamplingDiscreteFlow.timestep(sigma)", by=SAMPLER, why="timesteps of flow models"),
+        Calls("ModelSamplingFlux.timestep(sigma)", by=SAMPLER, why="timesteps of flow models"),
+        Calls("ModelSamplingDiscrete.timestep(sigma)", by=SAMPLER, why="timesteps of other models"),
+        Has("ModelSamplingDiscrete", "log_sigmas sigma_data", by=SAMPLER, why="timesteps of other models"),
+        Calls("ModelSamplingDiscrete.set_sigmas(sigmas)", by=OWN_MODEL, why="schedules of families of ours"),
+        Mentions(
+            "ModelSamplingDiscrete.__init__",
+            "beta_schedule linear_start linear_end timesteps zsnr",
+            by=OWN_MODEL,
+            why="keys of sampling_settings",
+        ),
+        Calls("rescale_zero_terminal_snr_sigmas(sigmas)", by=OWN_MODEL, why="schedules that end in pure noise"),
+    ),
+    *core_module(
+        "comfy.ldm.modules.diffusionmodules.util",
+        Calls(
+            "make_beta_schedule(schedule, n_timestep, *, linear_start, linear_end)",
+            by=OWN_MODEL,
+            why="schedules of families of ours",
+        ),
+        Mentions("make_beta_schedule", "linear sqrt_linear", by=OWN_MODEL, why="names of schedules"),
+    ),
+    *core_module(
+        "comfy.nested_tensor",
+        Has("NestedTensor", "is_nested", by=REFUSALS, why="latents of several tensors are refused"),
+    ),
+    *core_module(
+        "comfy.ldm.modules.attention",
+        Mentions("wrap_attn", "optimized_attention_override", by=REFUSALS, why="refused: attention runs in the ranks"),
+    ),
+    *core_module(
+        "comfy_api.torch_helpers.torch_compile",
+        Mentions("", "torch_compile_kwargs", by=REFUSALS, why="refused: layers run in the ranks"),
+    ),
+)
