@@ -131,8 +131,7 @@ class Bridge(ABC):
             unet_config = self.unet_config()
         except KeyError as error:
             raise InvalidRequest(f"{self.name}: the transformer's config.json lacks {error}") from error
-        known = takes(self.native, unet_config)
-        core = comfy.model_detection.model_config_from_unet_config(unet_config) if known else None
+        core = comfy.model_detection.model_config_from_unet_config(unet_config)
         if core is None:
             raise InvalidRequest(
                 f"{self.name}: this version of ComfyUI has no model for {self.checkpoint.components['transformer']} "
@@ -150,19 +149,11 @@ class Bridge(ABC):
         return {}
 
 
-def takes(native: type[nn.Module], unet_config: Mapping[str, Any]) -> bool:
-    """Whether this version's transformer has all arguments; a family's older relative may be there without it."""
-    parameters = inspect.signature(native).parameters
-    anything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    return anything or unet_config.keys() <= parameters.keys()
-
-
 def unusual(native: type[nn.Module], values: Mapping[str, Any]) -> dict[str, Any]:
     """Those of ``values`` that are not the native transformer's defaults: ComfyUI's detection never looks for them."""
     parameters = inspect.signature(native).parameters
-    usual = {name: _plain(parameters[name].default) for name in values if name in parameters}
     found = {name: _plain(value) for name, value in values.items()}
-    return {name: value for name, value in found.items() if name not in usual or usual[name] != value}
+    return {name: value for name, value in found.items() if value != _plain(parameters[name].default)}
 
 
 def text_of(given: dict[str, Any]) -> Tensor:

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import fields
 from functools import partial
 from typing import Any, ClassVar
 
@@ -13,9 +12,6 @@ from torch import Tensor
 from ...parallel_backend.vaes import LatentScale
 from ..bridges.bridge import Bridge, CoreText, guidance_of, layer, pooled_of, split_channels, text_of
 from ..bridges.refusals import INPAINTING_CONDS
-
-PARAMS = {field.name for field in fields(FluxParams)}
-"""What this version of ComfyUI knows of the architecture."""
 
 
 class Flux(Bridge):
@@ -38,7 +34,8 @@ class Flux(Bridge):
     def unet_config(self) -> dict[str, Any]:
         """See ``Bridge``."""
         config = self.config
-        found = {
+        return {
+            "image_model": "flux",
             "in_channels": config["in_channels"] // self.patch**2,
             "out_channels": (config.get("out_channels") or config["in_channels"]) // self.patch**2,
             "patch_size": self.patch,
@@ -57,7 +54,6 @@ class Flux(Bridge):
             "yak_mlp": False,
             "txt_norm": False,
         }
-        return {"image_model": "flux"} | {name: value for name, value in found.items() if name in PARAMS}
 
     def inputs(self, x: Tensor, timestep: Tensor, given: dict[str, Any]) -> dict[str, Tensor]:
         """See ``Bridge``."""
@@ -91,7 +87,7 @@ class _Packing:
 
     def __init__(self, native: type[Any], unet_config: Mapping[str, Any]) -> None:
         self.patch_size = unet_config["patch_size"]
-        self.params = FluxParams(**{name: value for name, value in unet_config.items() if name in PARAMS})
+        self.params = FluxParams(**{name: value for name, value in unet_config.items() if name != "image_model"})
         self.process_img = partial(native.process_img, self)
 
     def forward_orig(self, tokens: Tensor, ids: Tensor, *_: Any, **__: Any) -> Tensor:

@@ -1,19 +1,14 @@
 """HunyuanVideo (text and image to video): ComfyUI's HunyuanVideo and diffusers' transformer."""
 
-from dataclasses import fields
 from typing import Any
 
 import comfy.ldm.hunyuan_video.model
-from comfy.ldm.hunyuan_video.model import HunyuanVideoParams
 from torch import Tensor
 
 from ...parallel_backend.errors import InvalidRequest
 from ...parallel_backend.vaes import LatentScale
 from ..bridges.bridge import Bridge, CoreText, guidance_of, pooled_of, split_channels, text_of
 from ..bridges.refusals import INPAINTING_CONDS
-
-PARAMS = {field.name for field in fields(HunyuanVideoParams)}
-"""What this version of ComfyUI knows of the architecture."""
 
 
 class HunyuanVideo(Bridge):
@@ -38,7 +33,8 @@ class HunyuanVideo(Bridge):
         """See ``Bridge``."""
         config = self.config
         side = config["patch_size"]
-        found = {
+        return {
+            "image_model": "hunyuan_video",
             "in_channels": config["in_channels"],
             "patch_size": [config["patch_size_t"], side, side],
             "out_channels": config["out_channels"],
@@ -59,7 +55,6 @@ class HunyuanVideo(Bridge):
             "vision_in_dim": None,
             "meanflow_sum": False,
         }
-        return {"image_model": "hunyuan_video"} | {name: value for name, value in found.items() if name in PARAMS}
 
     def inputs(self, x: Tensor, timestep: Tensor, given: dict[str, Any]) -> dict[str, Tensor]:
         """See ``Bridge``. ComfyUI's transformer reads as much of the pooled text as it was made for."""

@@ -13,7 +13,7 @@ PAD_MULTIPLE = 32
 
 
 class ZImage(Bridge):
-    """Lumina 2's class in ComfyUI; versions that know Lumina alone lack the arguments."""
+    """Lumina 2's class in ComfyUI."""
 
     native = comfy.ldm.lumina.model.NextDiT
     text = CoreText(components={"text_encoder": ("Qwen3Model", "Qwen3ForCausalLM")}, clip_type="LUMINA2")

@@ -56,6 +56,7 @@ def test_calls_that_cannot_be_carried_over_are_refused(
     ("name", "changed", "message"),
     [
         ("sd3 medium", {"num_layers": 3}, "3 layers of 2 heads"),
+        ("sd3 medium", {"in_channels": 4}, "this version of ComfyUI has no model for SD3Transformer2DModel"),
         ("ltx t2v", {"num_attention_heads": 16}, "16 heads"),
         ("pixart alpha", {"caption_channels": None}, "caption_channels"),
     ],

@@ -16,25 +16,17 @@ from helpers.inside_fixtures import ksampler, native_case, parallel_sampler, rel
 from natives import CASES, FIRST, HEAVY, wan
 
 CLOSE = 1e-4
-KNOWN = [
-    pytest.param(name, marks=pytest.mark.newest if name in HEAVY or name not in FIRST else ())
-    for name in CASES
-    if CASES[name].known()
-]
+NAMES = [pytest.param(name, marks=pytest.mark.newest if name in HEAVY or name not in FIRST else ()) for name in CASES]
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_only_what_comfyui_knows_is_taken(name: str, tmp_path: Path) -> None:
+def test_bridge_gives_the_unet_config(name: str, tmp_path: Path) -> None:
     case = CASES[name]
     case.describe(tmp_path, case.config)
-    if case.known():
-        assert bridge_for(Checkpoint.open(tmp_path)).unet_config() == dict(case.unet)
-        return
-    with pytest.raises(InvalidRequest, match="this version of ComfyUI has no model for"):
-        bridge_for(Checkpoint.open(tmp_path))
+    assert bridge_for(Checkpoint.open(tmp_path)).unet_config() == dict(case.unet)
 
 
-@pytest.mark.parametrize("name", KNOWN)
+@pytest.mark.parametrize("name", NAMES)
 def test_comfyui_detects_the_same(name: str) -> None:
     case = CASES[name]
     weights = native_case(name).model.diffusion_model.state_dict()
@@ -44,7 +36,7 @@ def test_comfyui_detects_the_same(name: str) -> None:
     assert case.fixed <= case.unet.keys()
 
 
-@pytest.mark.parametrize("name", KNOWN)
+@pytest.mark.parametrize("name", NAMES)
 def test_comfyui_detects_the_same_at_full_size(name: str, tmp_path: Path) -> None:
     CASES[name].describe(tmp_path, CASES[name].published)
     bridge = bridge_for(Checkpoint.open(tmp_path))
@@ -54,7 +46,7 @@ def test_comfyui_detects_the_same_at_full_size(name: str, tmp_path: Path) -> Non
     assert found.keys() - detected.keys() <= CASES[name].fixed
 
 
-@pytest.mark.parametrize("name", KNOWN)
+@pytest.mark.parametrize("name", NAMES)
 def test_sampling_equals_comfyui(name: str, load_case: Callable[..., Any]) -> None:
     case = CASES[name]
     latent = case.samples()
@@ -97,7 +89,7 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("name", "extra", "words"), [row for row in REFUSED if CASES[row[0]].known()])
+@pytest.mark.parametrize(("name", "extra", "words"), REFUSED)
 def test_what_is_not_carried_over_is_refused(
     name: str, extra: dict[str, Any], words: str, load_case: Callable[..., Any]
 ) -> None:

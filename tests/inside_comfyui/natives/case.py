@@ -11,8 +11,6 @@ import comfy.model_detection
 import comfy.model_patcher
 import diffusers
 import torch
-from any_folder_name.nodes.bridges.bridge import takes
-from any_folder_name.nodes.families.registry import BRIDGES
 from torch import Tensor
 
 Weights = dict[str, Tensor]
@@ -48,11 +46,6 @@ class Case:
     shorter: int = 3
     cfg: float = 4.0
     pipeline: str = "DiffusionPipeline"
-
-    def known(self) -> bool:
-        """Whether this version of ComfyUI has the family."""
-        taken = takes(BRIDGES[self.transformer].native, self.unet)
-        return taken and comfy.model_detection.model_config_from_unet_config(dict(self.unet)) is not None
 
     def native(self, seed: int = 0, dtype: torch.dtype = torch.float32) -> comfy.model_patcher.ModelPatcher:
         """ComfyUI's own model, and nothing of ours; weights are such that no part is lost in rounding."""

@@ -3,7 +3,6 @@
 from typing import Any
 
 import torch
-from comfy.ldm.hunyuan_video.model import HunyuanVideoParams
 from diffusers.loaders.single_file_utils import convert_hunyuan_video_transformer_to_diffusers
 
 from natives.case import Case, Random, Weights
@@ -13,6 +12,7 @@ CONFIG = {
     "text_embed_dim": 24, "pooled_projection_dim": 20, "rope_axes_dim": (4, 6, 6),
 }  # fmt: skip
 UNET = {
+    "image_model": "hunyuan_video",
     "in_channels": 16, "patch_size": [1, 2, 2], "out_channels": 16, "vec_in_dim": 20, "axes_dim": [4, 6, 6],
     "meanflow": False, "context_in_dim": 24, "hidden_size": 48, "mlp_ratio": 4.0, "num_heads": 3, "depth": 2,
     "depth_single_blocks": 2, "theta": 256, "qkv_bias": True, "byt5": False, "guidance_embed": True,
@@ -85,10 +85,8 @@ def _first_frame(random: Random) -> dict[str, Any]:
 def _case(*, guided: bool = True, channels: int = 16, kind: str | None = None, **options: Any) -> Case:
     config = CONFIG | {"guidance_embeds": guided, "in_channels": channels, "image_condition_type": kind}
     unet = UNET | {"guidance_embed": guided, "in_channels": channels}
-    known = HunyuanVideoParams.__dataclass_fields__
     return Case(
-        unet={"image_model": "hunyuan_video", **{name: value for name, value in unet.items() if name in known}},
-        transformer="HunyuanVideoTransformer3DModel", config=config, published={}, converted=_converted,
+        unet=unet, transformer="HunyuanVideoTransformer3DModel", config=config, published={}, converted=_converted,
         text=(11, 24), fixed=frozenset({"num_heads", "axes_dim", "vec_in_dim"}),
         **{"latent": (2, 16, 3, 6, 10), "extra": _extra, **options},
     )  # fmt: skip

@@ -30,10 +30,6 @@ from helpers.native_vaes import NATIVE
 import nodes as core_nodes
 
 VIDEO, PICTURES = LatentScale(channels=16, spatial=8, temporal=4), LatentScale(channels=16, spatial=8, video=False)
-needs_flux2 = pytest.mark.skipif(
-    not hasattr(comfy.latent_formats, "Flux2"), reason="this version of ComfyUI has no Flux.2"
-)
-CLASSES = [pytest.param(name, marks=needs_flux2) if name == "flux2" else name for name in NATIVE]
 # ComfyUI's HunyuanVideo differs from version to version, and from the model's own code, in what frames see of each
 # other: ours is diffusers', which tests/unit holds it to. With one frame all are equal.
 FRAMES = {"image": None, "flux2": None, "hunyuan_video": 1}
@@ -82,7 +78,7 @@ def own_encode(native: Any, pixels: torch.Tensor) -> torch.Tensor:
     return latent
 
 
-@pytest.mark.parametrize("name", CLASSES)
+@pytest.mark.parametrize("name", NATIVE)
 def test_decode_equals_comfyuis_own(opened: Open, name: str) -> None:
     native, vae = opened(name)
     frames = FRAMES.get(name, 3)
@@ -102,7 +98,7 @@ def test_decode_equals_comfyuis_own(opened: Open, name: str) -> None:
         assert relative_error(way, expected) < 1e-4
 
 
-@pytest.mark.parametrize("name", CLASSES)
+@pytest.mark.parametrize("name", NATIVE)
 def test_encode_equals_comfyuis_own(opened: Open, name: str) -> None:
     native, vae = opened(name)
     groups = FRAMES.get(name, 3)
@@ -153,7 +149,7 @@ def test_a_family_of_videos_with_a_vae_of_pictures(opened: Open) -> None:
 
 def test_ratios_are_those_of_comfyuis_own(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     native, vae = opened("wan21")
-    # Older versions make the module with a fixed width.
+    # ComfyUI makes the module with the published width.
     monkeypatch.setattr(comfy.ldm.wan.vae, "WanVAE", lambda **_: native)
     own = comfy.sd.VAE(sd=native.state_dict(), dtype=torch.float32)
     same = ("latent_channels", "latent_dim", "output_channels", "upscale_index_formula", "downscale_index_formula")
@@ -214,7 +210,7 @@ def process(latent_format: Any, checkpoint: Checkpoint, value: float) -> torch.T
         ("HunyuanVideo", "AutoencoderKLHunyuanVideo", {"scaling_factor": 2.0}, 10.0),
         ("Mochi", "AutoencoderKLMochi", {"latents_mean": [1.0] * 12, "latents_std": [2.0] * 12}, 2.0),
         ("LTXV", "AutoencoderKLLTXVideo", {"scaling_factor": 7.0}, 5.0),
-        pytest.param("Flux2", "AutoencoderKLFlux2", {}, 5.0, marks=needs_flux2),
+        ("Flux2", "AutoencoderKLFlux2", {}, 5.0),
     ],
 )
 def test_latent_formats_get_the_numbers_of_the_vae(
