@@ -25,4 +25,4 @@ if INSIDE:
     sys.modules[name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(sys.modules[name])
 
-    pytest_plugins = ["inside_fixtures"]
+    pytest_plugins = ["helpers.inside_fixtures"]
