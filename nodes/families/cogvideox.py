@@ -1,5 +1,6 @@
 """CogVideoX (2B, 5B, 1.5; text and image to video), which ComfyUI lacks."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -10,103 +11,120 @@ from torch import Tensor
 from ...parallel_backend.checkpoint.checkpoint import Checkpoint
 from ...parallel_backend.errors import InvalidRequest
 from ...parallel_backend.vaes import LatentScale
-from ..bridges.bridge import BackendText, split_channels, text_of
-from ..bridges.own_model import SCHEDULER, OwnBridge, OwnModel
+from ..bridges.bridge import BackendText, Bridge, pop_text, split_channels
+from ..bridges.own_model import DDIM_DEFAULTS, OwnBridge, OwnModel
 from ..bridges.refusals import INPAINTING_CONDS
 
 CHANNELS = 16
+SCALE = LatentScale(channels=CHANNELS, temporal=4, spatial=8)
+TEXT = BackendText(key="t5xxl", length=226, encoder="T5EncoderModel", masked=False)
+VAES = ("AutoencoderKLCogVideoX",)
 
 
 class CogVideoXModel(OwnModel):
-    """Takes an image's latent beside the noise where the transformer has channels for it."""
+    """Concatenates an image's latent with the noise if the transformer has channels for it."""
 
     concat_keys: tuple[str, ...]
 
-    def concat_cond(self, **given: Any) -> Tensor | None:
-        """The image's latent ``[B, 16, T, H, W]``, zero in the frames that are not given.
+    def concat_cond(self, **conditioning: Any) -> Tensor | None:
+        """Return the image's latent ``[B, 16, T, H, W]``, zero in unknown frames.
 
-        ComfyUI's nodes give the latent of some frames, or of all with a mask that is 1 in those that are not given.
+        ComfyUI's nodes pass the latent of the known frames, or of all frames with a mask that is 1 in unknown ones.
 
         Raises:
-            InvalidRequest: an image that is missing, or that the model does not take.
+            InvalidRequest: the image is missing, or the model does not take one.
         """
-        image, bridge = given.get("concat_latent_image"), self.model_config.bridge
-        if (image is None) == bridge.takes_image:
+        image, bridge = conditioning.get("concat_latent_image"), self.model_config.bridge
+        if image is None and bridge.takes_image:
             raise InvalidRequest(
-                f"{bridge.name} makes a video of an image: give the image to both prompts, for example with "
+                f"{bridge.name} makes a video from an image: give the image to both prompts, for example with "
                 "InstructPixToPixConditioning and the VAE of ParallelLoader"
-                if bridge.takes_image
-                else f"{bridge.name} makes a video of a prompt alone: remove the node that adds concat_latent_image"
+            )
+        if image is not None and not bridge.takes_image:
+            raise InvalidRequest(
+                f"{bridge.name} makes a video from a prompt only: remove the node that adds concat_latent_image"
             )
         if image is None:
             return None
         self.concat_keys = ("concat_image", "mask_inverted")
-        given.setdefault("concat_mask", torch.zeros_like(given["noise"][:, :1]))
-        both: Tensor = super().concat_cond(**given)
-        concat: Tensor = both[:, :CHANNELS] * both[:, CHANNELS:] * bridge.image_factor
+        conditioning.setdefault("concat_mask", torch.zeros_like(conditioning["noise"][:, :1]))
+        image_and_mask: Tensor = super().concat_cond(**conditioning)
+        image_latent, known = image_and_mask[:, :CHANNELS], image_and_mask[:, CHANNELS:]
+        concat: Tensor = image_latent * known * bridge.image_factor
         return concat
 
 
 class CogVideoX(OwnBridge):
-    """1.5 takes frames in pairs; its image to video multiplies the image's latent with the inverse of the VAE's factor.
-
-    ``takes_image`` and ``image_factor`` say that to the model.
-    """
+    """The bridge of CogVideoX."""
 
     model = CogVideoXModel
-    # As in diffusers' CogVideoXDDIMScheduler.
-    scheduler = SCHEDULER | {
+    # The defaults of diffusers' CogVideoXDDIMScheduler.
+    scheduler_defaults = DDIM_DEFAULTS | {
         "beta_start": 0.00085,
         "beta_end": 0.012,
         "beta_schedule": "scaled_linear",
         "snr_shift_scale": 3.0,
     }
-    factor = 1.15258426
-    conds = INPAINTING_CONDS
-    vaes = ("AutoencoderKLCogVideoX",)
-    text = BackendText(key="t5xxl", length=226, encoder="T5EncoderModel", masked=False)
+    default_scaling_factor = 1.15258426
+    supported_conds = INPAINTING_CONDS
+    vaes = VAES
+    text = TEXT
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         super().__init__(checkpoint)
-        self.text = replace(type(self).text, length=self.config.get("max_text_seq_length", self.text.length))
+        self.text = _text(self.config)
 
     @property
     def takes_image(self) -> bool:
-        """Whether it is a model that makes a video of an image."""
+        """Whether the model makes a video from an image."""
         return bool(self.config["in_channels"] > CHANNELS)
 
     @property
     def image_factor(self) -> float:
-        """What an image's latent is multiplied with beyond what all latents are."""
+        """The factor of an image's latent in addition to the scaling factor of all latents.
+
+        1.5's image to video divides the image's latent by the VAE's scaling factor instead of multiplying by it.
+        """
         inverted = self.vae is not None and self.vae.config.get("invert_scale_latents")
-        return self.scaling() ** -2 if inverted else 1.0
+        return self.scaling_factor() ** -2 if inverted else 1.0
 
     def check(self) -> None:
         """See ``Bridge``."""
         super().check()
-        channels = (self.config["in_channels"], self.config.get("out_channels", CHANNELS))
-        if channels not in ((CHANNELS, CHANNELS), (2 * CHANNELS, CHANNELS)):
-            raise InvalidRequest(
-                f"{self.name} takes {channels[0]} channels and predicts {channels[1]}, and this CogVideoX is not "
-                f"supported: {CHANNELS} or {2 * CHANNELS}, and {CHANNELS}, work"
-            )
+        _check_channels(self, (CHANNELS, 2 * CHANNELS))
 
     def latent_format(self) -> Any:
         """See ``OwnBridge``."""
-        found = comfy.latent_formats.LatentFormat()
-        found.scale_factor, found.latent_channels, found.latent_dimensions = self.scaling(), CHANNELS, 3
-        return found
+        latent_format = comfy.latent_formats.LatentFormat()
+        latent_format.scale_factor = self.scaling_factor()
+        latent_format.latent_channels, latent_format.latent_dimensions = CHANNELS, 3
+        return latent_format
 
-    def inputs(self, x: Tensor, timestep: Tensor, given: dict[str, Any]) -> dict[str, Tensor]:
-        """See ``Bridge``."""
+    def inputs(self, x: Tensor, timestep: Tensor, call_args: dict[str, Any]) -> dict[str, Tensor]:
+        """See ``Bridge``. 1.5 takes latent frames in pairs."""
         frames, step = x.shape[2], self.config.get("patch_size_t") or 1
         if frames % step:
+            rounded = frames + step - frames % step
             raise InvalidRequest(
                 f"a latent of {frames} frames: {self.name} takes a multiple of {step}. Make a video of "
-                f"{4 * (frames + step - frames % step) - 3} pictures, which are {frames + step - frames % step}"
+                f"{4 * rounded - 3} frames, whose latent has {rounded}"
             )
-        return split_channels(x, CHANNELS) | {"timestep": timestep, "encoder_hidden_states": text_of(given)}
+        return split_channels(x, CHANNELS) | {"timestep": timestep, "encoder_hidden_states": pop_text(call_args)}
 
-    def scale(self) -> LatentScale:
+    def family_latent_scale(self) -> LatentScale:
         """See ``Bridge``."""
-        return LatentScale(channels=CHANNELS, temporal=4, spatial=8)
+        return SCALE
+
+
+def _text(config: Mapping[str, Any]) -> BackendText:
+    return replace(TEXT, length=config.get("max_text_seq_length", TEXT.length))
+
+
+def _check_channels(bridge: Bridge, in_channels: tuple[int, ...]) -> None:
+    """Refuse a model that takes other numbers of channels than ``in_channels`` or does not predict 16."""
+    channels = (bridge.config["in_channels"], bridge.config.get("out_channels", CHANNELS))
+    if channels[0] not in in_channels or channels[1] != CHANNELS:
+        raise InvalidRequest(
+            f"{bridge.name} takes {channels[0]} channels and predicts {channels[1]}; supported are CogVideoX models "
+            f"that take {' or '.join(map(str, in_channels))} and predict {CHANNELS}"
+        )

@@ -1,4 +1,4 @@
-"""Every family that ComfyUI has: its own model alone against our nodes on a real backend of two ranks."""
+"""Every family that ComfyUI has: ComfyUI's own model against our nodes on a real backend of two ranks."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -31,8 +31,8 @@ def test_comfyui_detects_the_same(name: str) -> None:
     case = CASES[name]
     weights = native_case(name).model.diffusion_model.state_dict()
     detected = detect_unet_config({f"some.prefix.{key}": tensor for key, tensor in weights.items()}, "some.prefix.")
-    found, wanted = ({k: v for k, v in config.items() if k not in case.fixed} for config in (detected, case.unet))
-    assert found == wanted
+    ours, comfyuis = ({k: v for k, v in config.items() if k not in case.fixed} for config in (case.unet, detected))
+    assert ours == comfyuis
     assert case.fixed <= case.unet.keys()
 
 
@@ -40,10 +40,10 @@ def test_comfyui_detects_the_same(name: str) -> None:
 def test_comfyui_detects_the_same_at_full_size(name: str, tmp_path: Path) -> None:
     CASES[name].describe(tmp_path, CASES[name].published)
     bridge = bridge_for(Checkpoint.open(tmp_path))
-    found = bridge.unet_config()
-    detected = detect_unet_config(meta_weights(bridge.native, found), "")
-    assert detected == {key: found[key] for key in detected}
-    assert found.keys() - detected.keys() <= CASES[name].fixed
+    unet_config = bridge.unet_config()
+    detected = detect_unet_config(meta_weights(bridge.native_class, unet_config), "")
+    assert detected == {key: unet_config[key] for key in detected}
+    assert unet_config.keys() - detected.keys() <= CASES[name].fixed
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -67,11 +67,11 @@ def test_sampling_equals_comfyui(name: str, load_case: Callable[..., Any]) -> No
 def test_prompts_may_place_their_references_differently(name: str, load_case: Callable[..., Any]) -> None:
     case = CASES[name]
     ((text, extra),) = case.conditioning(2)
-    needs_both = [[text, {**extra, "reference_latents_method": "offset" if "qwen" in name else "index"}]]
-    options = {"positive": case.conditioning(1), "negative": needs_both, "cfg": case.cfg}
+    negative = [[text, {**extra, "reference_latents_method": "offset" if "qwen" in name else "index"}]]
+    options = {"positive": case.conditioning(1), "negative": negative, "cfg": case.cfg}
     reference = ksampler(native_case(name), case.samples(), **options)
-    alike = ksampler(native_case(name), case.samples(), **{**options, "negative": case.conditioning(2)})
-    assert relative_error(alike, reference) > 100 * CLOSE
+    same_method = ksampler(native_case(name), case.samples(), **{**options, "negative": case.conditioning(2)})
+    assert relative_error(same_method, reference) > 100 * CLOSE
     for sample in (ksampler, parallel_sampler):
         ours = sample(load_case(name, ParallelLayout(ulysses=2)), case.samples(), **options)
         assert relative_error(ours, reference) < CLOSE
@@ -89,12 +89,12 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("name", "extra", "words"), REFUSED)
-def test_what_is_not_carried_over_is_refused(
-    name: str, extra: dict[str, Any], words: str, load_case: Callable[..., Any]
+@pytest.mark.parametrize(("name", "extra", "message"), REFUSED)
+def test_unsupported_conditioning_is_refused(
+    name: str, extra: dict[str, Any], message: str, load_case: Callable[..., Any]
 ) -> None:
-    ((text, known),) = CASES[name].conditioning(1)
-    given = [[text, {**known, **extra}]]
+    ((text, supported),) = CASES[name].conditioning(1)
+    prompt = [[text, {**supported, **extra}]]
     for sample in (ksampler, parallel_sampler):
-        with pytest.raises(InvalidRequest, match=words):
-            sample(load_case(name, ParallelLayout()), CASES[name].samples(), positive=given, negative=given, cfg=1.0)
+        with pytest.raises(InvalidRequest, match=message):
+            sample(load_case(name, ParallelLayout()), CASES[name].samples(), positive=prompt, negative=prompt, cfg=1.0)

@@ -32,13 +32,13 @@ NAMES = {
     "attn.norm.query_norm.": "attn_q_norm.", "attn.norm.key_norm.": "attn_k_norm.",
     ".norm.query_norm.": ".q_norm.", ".norm.key_norm.": ".k_norm.", "norm.scale": "norm.weight",
 }  # fmt: skip
-"""ComfyUI's final names to those of the published file, which diffusers' converter takes."""
+"""The published file's names, which diffusers' converter takes, by ComfyUI's."""
 
 
 def _converted(weights: Weights) -> Weights:
     published, split = {}, {}
     for name, tensor in weights.items():
-        if ".linear1." in name:  # the converter's own sizes are the published model's
+        if ".linear1." in name:  # the converter assumes the published model's sizes
             parts = tensor.split([WIDTH, WIDTH, WIDTH, 4 * WIDTH])
             layers = zip(("attn.to_q", "attn.to_k", "attn.to_v", "proj_mlp"), parts, strict=True)
             split |= {
@@ -92,8 +92,8 @@ def _case(*, guided: bool = True, channels: int = 16, kind: str | None = None, *
     )  # fmt: skip
 
 
-ALONE: dict[str, Any] = {"extra": _replace, "given": _first_frame, "cfg": 1.0}
-"""ComfyUI's own transformer takes one sample at a time here and of masked text, and even sizes everywhere."""
+REPLACE: dict[str, Any] = {"extra": _replace, "latent_entries": _first_frame, "cfg": 1.0}
+"""ComfyUI's own transformer takes one sample at a time here and with masked text, and even sizes everywhere."""
 
 CASES = {
     "t2v": _case(),
@@ -101,6 +101,6 @@ CASES = {
     "t2v without guidance": _case(guided=False, extra=_longer_pooled),
     "i2v concat": _case(channels=33, kind="latent_concat", guided=False, extra=_image),
     "i2v skyreels": _case(channels=32, extra=_image),
-    "i2v replace": _case(kind="token_replace", **ALONE),
-    "i2v replace without guidance": _case(kind="token_replace", guided=False, **ALONE),
+    "i2v replace": _case(kind="token_replace", **REPLACE),
+    "i2v replace without guidance": _case(kind="token_replace", guided=False, **REPLACE),
 }

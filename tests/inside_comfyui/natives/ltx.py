@@ -24,7 +24,7 @@ def _masked(random: Random) -> dict[str, Any]:
 
 
 def _first_frame(random: Random) -> dict[str, Any]:
-    """As *LTXVImgToVideo* gives it."""
+    """Return what *LTXVImgToVideo* outputs."""
     mask = torch.ones(2, 1, 3, 1, 1)
     mask[:, :, :1] = 0.25
     return {"samples": random(2, 128, 3, 5, 7), "noise_mask": mask}
@@ -35,7 +35,7 @@ def _some_tokens(random: Random) -> dict[str, Any]:
 
 
 def _keyframes(random: Random) -> dict[str, Any]:
-    """As *LTXVAddGuide* gives it."""
+    """Return what *LTXVAddGuide* adds."""
     from comfy_extras.nodes_lt import LTXVAddGuide
 
     guide = random(1, 128, 1, 5, 7)
@@ -62,7 +62,7 @@ def _case(*, causal: bool = False, **options: Any) -> Case:
 CASES = {
     "t2v": _case(),
     "t2v causal": _case(causal=True),
-    "i2v": _case(given=_first_frame),
-    "mask": _case(causal=True, given=_some_tokens),
-    "keyframes": _case(causal=True, extra=_keyframes, given=_with_keyframe),
+    "i2v": _case(latent_entries=_first_frame),
+    "mask": _case(causal=True, latent_entries=_some_tokens),
+    "keyframes": _case(causal=True, extra=_keyframes, latent_entries=_with_keyframe),
 }
