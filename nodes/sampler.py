@@ -132,6 +132,11 @@ def prediction_of(sampling: Any) -> Prediction:
         InvalidRequest: the backend does not support it.
     """
     core, kind = comfy.model_sampling, type(sampling)
+    if issubclass(kind, getattr(core, "V_PREDICTION_DDPM", ())):  # not in every version of ComfyUI
+        raise InvalidRequest(
+            "this model's sampling is made for VOIDSampler: put ModelSamplingDiscrete, with v_prediction and zsnr, "
+            "between ParallelLoader and ParallelSampler"
+        )
     flow_timesteps = (core.ModelSamplingDiscreteFlow.timestep, core.ModelSamplingFlux.timestep)
     supported: tuple[tuple[Prediction, Any, tuple[Any, ...]], ...] = (
         ("flow", core.CONST, flow_timesteps),

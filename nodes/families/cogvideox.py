@@ -1,17 +1,22 @@
-"""CogVideoX (2B, 5B, 1.5; text and image to video), which ComfyUI lacks."""
+"""CogVideoX (2B, 5B, 1.5; text and image to video).
+
+Newer versions of ComfyUI have a class for it, which the bridge uses for 1.5. In older versions of ComfyUI, and for 2B
+and 5B, which ComfyUI's class does not compute as they were trained, the bridge uses a model class of ours.
+"""
 
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import comfy.latent_formats
+import comfy.supported_models
 import torch
 from torch import Tensor
 
 from ...parallel_backend.checkpoint.checkpoint import Checkpoint
 from ...parallel_backend.errors import InvalidRequest
 from ...parallel_backend.vaes import LatentScale
-from ..bridges.bridge import BackendText, Bridge, pop_text, split_channels
+from ..bridges.bridge import BackendText, Bridge, non_default, pop_text, split_channels
 from ..bridges.own_model import DDIM_DEFAULTS, OwnBridge, OwnModel
 from ..bridges.refusals import INPAINTING_CONDS
 
@@ -55,7 +60,7 @@ class CogVideoXModel(OwnModel):
 
 
 class CogVideoX(OwnBridge):
-    """The bridge of CogVideoX."""
+    """The bridge with a model class of ours."""
 
     model = CogVideoXModel
     # The defaults of diffusers' CogVideoXDDIMScheduler.
@@ -69,6 +74,11 @@ class CogVideoX(OwnBridge):
     supported_conds = INPAINTING_CONDS
     vaes = VAES
     text = TEXT
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint) -> Bridge:
+        """See ``Bridge``. ComfyUI's own class is used if it exists and fits the checkpoint."""
+        return NativeCogVideoX(checkpoint) if NativeCogVideoX.fits(checkpoint) else cls(checkpoint)
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         super().__init__(checkpoint)
@@ -114,6 +124,80 @@ class CogVideoX(OwnBridge):
     def family_latent_scale(self) -> LatentScale:
         """See ``Bridge``."""
         return SCALE
+
+
+class NativeCogVideoX(Bridge):
+    """The bridge with ComfyUI's own class: text to video, image to video and inpainting (VOID) of 1.5.
+
+    The class takes latents of unit variance, which only ComfyUI's *VOIDSampler* passes. Every other sampler, and
+    ParallelSampler, needs *ModelSamplingDiscrete* with v_prediction and zsnr.
+    """
+
+    supported_conds = frozenset({"concat_latent_image"})
+    vaes = VAES
+    text = TEXT
+
+    @property
+    def native_class(self) -> type[Any]:  # type: ignore[override]
+        """See ``Bridge``. Older versions of ComfyUI lack the module."""
+        from comfy.ldm.cogvideo.model import CogVideoXTransformer3DModel
+
+        native_class: type[Any] = CogVideoXTransformer3DModel
+        return native_class
+
+    @staticmethod
+    def fits(checkpoint: Checkpoint) -> bool:
+        """Whether this ComfyUI has CogVideoX and computes the checkpoint as it was trained.
+
+        ComfyUI 0.27 does so for 1.5 alone: it detects the 2B's fixed positions as rotary ones, lacks the 2B's
+        ``snr_shift_scale``, and multiplies the 5B's positions by 1.875.
+        """
+        exists = hasattr(comfy.supported_models, "CogVideoX_T2V")
+        return exists and checkpoint.config("transformer").get("patch_size_t") is not None
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        super().__init__(checkpoint)
+        self.text = _text(self.config)
+
+    def unet_config(self) -> dict[str, Any]:
+        """See ``Bridge``."""
+        config = self.config
+        unet_config = {
+            "image_model": "cogvideox",
+            "num_attention_heads": config["num_attention_heads"],
+            "attention_head_dim": config["attention_head_dim"],
+            "time_embed_dim": config["time_embed_dim"],
+            "num_layers": config["num_layers"],
+            "patch_size": config["patch_size"],
+            "patch_size_t": config["patch_size_t"],
+            "in_channels": config["in_channels"],
+            "text_embed_dim": config["text_embed_dim"],
+            "use_learned_positional_embeddings": bool(config.get("use_learned_positional_embeddings")),
+            "use_rotary_positional_embeddings": bool(config.get("use_rotary_positional_embeddings")),
+        }
+        unet_config |= {"ofs_embed_dim": config["ofs_embed_dim"]} if config.get("ofs_embed_dim") else {}
+        undetected = {
+            name: config[name] for name in ("out_channels", "flip_sin_to_cos", "freq_shift") if name in config
+        }
+        return unet_config | non_default(self.native_class, undetected)
+
+    def check(self) -> None:
+        """See ``Bridge``."""
+        super().check()
+        _check_channels(self, (CHANNELS, 2 * CHANNELS, 3 * CHANNELS))
+
+    def inputs(self, x: Tensor, timestep: Tensor, call_args: dict[str, Any]) -> dict[str, Tensor]:
+        """See ``Bridge``."""
+        inputs = split_channels(x, CHANNELS) | {"timestep": timestep, "encoder_hidden_states": pop_text(call_args)}
+        return inputs | ({"ofs": call_args.pop("ofs")} if "ofs" in call_args else {})
+
+    def family_latent_scale(self) -> LatentScale:
+        """See ``Bridge``."""
+        return SCALE
+
+    def attributes(self, weights: Mapping[str, Tensor]) -> dict[str, Any]:
+        """See ``Bridge``."""
+        return {"in_channels": self.config["in_channels"], "ofs_proj_dim": self.config.get("ofs_embed_dim")}
 
 
 def _text(config: Mapping[str, Any]) -> BackendText:

@@ -55,9 +55,9 @@ def test_sampling_equals_comfyui(name: str, load_case: Callable[..., Any]) -> No
         "negative": case.conditioning(2, shorter=case.shorter),
         "cfg": case.cfg,
     }
-    reference = ksampler(native_case(name), latent, **options)
+    reference = ksampler(case.patch(native_case(name)), latent, **options)
     for layout in [ParallelLayout(ulysses=2), *([ParallelLayout(cfg=2)] if case.cfg != 1.0 else [])]:
-        model = load_case(name, layout)
+        model = case.patch(load_case(name, layout))
         for sample in (ksampler, parallel_sampler):
             error = relative_error(sample(model, latent, **options), reference)
             assert error < CLOSE, f"{sample.__name__}, {layout}: {error:.1e}"

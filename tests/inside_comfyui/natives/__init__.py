@@ -2,12 +2,15 @@
 
 import comfy.supported_models
 
-from natives import flux, flux2, hunyuan_video, ltx, mochi, pixart, qwen_image, sd3, wan, z_image
+from natives import cogvideox, flux, flux2, hunyuan_video, ltx, mochi, pixart, qwen_image, sd3, wan, z_image
 from natives.case import Case
 
 HAS_COGVIDEOX = hasattr(comfy.supported_models, "CogVideoX_T2V")
 """Whether this version of ComfyUI has the family."""
-FAMILIES = (flux, flux2, hunyuan_video, ltx, mochi, pixart, qwen_image, sd3, wan, z_image)
+FAMILIES = (
+    *([cogvideox] if HAS_COGVIDEOX else []), flux, flux2, hunyuan_video, ltx, mochi, pixart, qwen_image, sd3, wan,
+    z_image,
+)  # fmt: skip
 HEAVY = ("mochi t2v",)
 """Cases with a width that ComfyUI fixes. Only the newest version runs them."""
 FIRST = tuple(f"{family.__name__.rpartition('.')[2]} {next(iter(family.CASES))}" for family in FAMILIES)

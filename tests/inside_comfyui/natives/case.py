@@ -36,6 +36,7 @@ class Case:
         shorter: how many tokens the negative prompt is shorter.
         cfg: the guidance scale.
         pipeline: the class in ``model_index.json``.
+        patch: what a native node does to the MODEL before sampling.
     """
 
     unet: Mapping[str, Any]
@@ -51,6 +52,7 @@ class Case:
     shorter: int = 3
     cfg: float = 4.0
     pipeline: str = "DiffusionPipeline"
+    patch: Callable[[Any], Any] = field(default=lambda model: model)
 
     def native(self, seed: int = 0, dtype: torch.dtype = torch.float32) -> comfy.model_patcher.ModelPatcher:
         """Return ComfyUI's own model, without any code of ours. The weights keep every part above rounding errors."""
