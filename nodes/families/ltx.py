@@ -1,6 +1,6 @@
 """LTX-Video: ComfyUI's LTXVModel and diffusers' transformer."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import comfy.ldm.lightricks.model
@@ -63,6 +63,7 @@ class LTXVideo(Bridge):
     def inputs(self, x: Tensor, timestep: Tensor, call_args: dict[str, Any]) -> dict[str, Tensor]:
         """See ``Bridge``. A mask gives the factor of each token's timestep."""
         mask = call_args.pop("denoise_mask", None)
+        _check_guides(call_args.pop("guide_attention_entries", None) or ())
         inputs = {
             "hidden_states": x,
             "timestep": timestep,
@@ -90,7 +91,7 @@ class LTXVideo(Bridge):
             )
         begins = keyframes[..., 0] if keyframes.ndim == 4 else keyframes
         count = begins.shape[2]
-        return torch.cat([coords[..., :-count], begins.to(coords.dtype)], dim=2)
+        return torch.cat([coords[..., : coords.shape[2] - count], begins.to(coords.dtype)], dim=2)
 
     def family_latent_scale(self) -> LatentScale:
         """See ``Bridge``."""
@@ -99,6 +100,20 @@ class LTXVideo(Bridge):
     def attributes(self, weights: Mapping[str, Tensor]) -> dict[str, Any]:
         """See ``Bridge``."""
         return {"patchifier": PATCHIFIER}
+
+
+def _check_guides(entries: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse LTXVAddGuide's attention to a guide other than full attention to the whole guide.
+
+    Raises:
+        InvalidRequest: a guide has another strength, or an attention mask.
+    """
+    for entry in entries:
+        if entry["strength"] != 1.0 or entry.get("pixel_mask") is not None:
+            raise InvalidRequest(
+                f"a guide of strength {entry['strength']:g} or with an attention mask is not supported: set the "
+                "strength of LTXVAddGuide to 1.0 and disconnect its attention_mask"
+            )
 
 
 def _unweighted(timesteps: Tensor, weights: Tensor) -> Tensor:

@@ -44,6 +44,12 @@ def bridge(tmp_path: Path) -> Callable[..., Any]:
             {"frame_rate": 25, "keyframe_idxs": torch.zeros(1, 3, 35), "denoise_mask": -torch.ones(1, 128, 3, 5, 7)},
             "a mask of its own",
         ),
+        ("ltx keyframes", {"guide_attention_entries": [{"strength": 0.5}]}, "a guide of strength 0.5"),
+        (
+            "ltx keyframes",
+            {"guide_attention_entries": [{"strength": 1.0, "pixel_mask": torch.ones(1)}]},
+            "disconnect its attention_mask",
+        ),
         ("mochi t2v", {"num_tokens": 256}, "no attention_mask"),
         ("mochi t2v", {"num_tokens": 1, "attention_mask": torch.eye(11)[3:4].long()}, "mask with gaps"),
     ],

@@ -35,12 +35,13 @@ def _some_tokens(random: Random) -> dict[str, Any]:
 
 
 def _keyframes(random: Random) -> dict[str, Any]:
-    """Return what *LTXVAddGuide* adds."""
+    """Return what *LTXVAddGuide* adds, with a guide of full strength."""
     from comfy_extras.nodes_lt import LTXVAddGuide
 
     guide = random(1, 128, 1, 5, 7)
     [[_, values]] = LTXVAddGuide.add_keyframe_index([[None, {}]], 8, guide, (8, 32, 32))
-    return _masked(random) | values
+    entry = {"pre_filter_count": 5 * 7, "strength": 1.0, "pixel_mask": None, "latent_shape": [1, 5, 7]}
+    return _masked(random) | values | {"guide_attention_entries": [entry]}
 
 
 def _with_keyframe(random: Random) -> dict[str, Any]:
