@@ -12,6 +12,7 @@ import comfy.ldm.wan.vae2_2
 import diffusers
 import torch
 from diffusers.loaders.single_file_utils import convert_ltx_vae_checkpoint_to_diffusers, convert_wan_vae_to_diffusers
+from natives import HAS_COGVIDEOX
 
 Pair = tuple[torch.nn.Module, Any]
 """ComfyUI's module and diffusers' module."""
@@ -29,9 +30,11 @@ def randomize(module: Any) -> Any:
             random = torch.randn(parameter.shape, generator=generator)
             small = parameter.ndim < 2 or parameter[0].numel() == 1
             parameter.copy_(1.0 + 0.1 * random if small else random * parameter[0].numel() ** -0.5)
-        for buffer in module.buffers():
-            if buffer.is_floating_point():
-                buffer.copy_(0.5 + torch.rand(buffer.shape, generator=generator))
+        # Replaced, not overwritten: a buffer may be an expanded view.
+        for owner in module.modules():
+            for name, buffer in owner.named_buffers(recurse=False):
+                if buffer.is_floating_point():
+                    setattr(owner, name, 0.5 + torch.rand(buffer.shape, generator=generator))
     return module.float().eval().requires_grad_(False)
 
 
@@ -178,9 +181,23 @@ def mochi() -> Pair:
     return native, theirs.eval()
 
 
+def cogvideox() -> Pair:
+    """Return CogVideoX's kind, which older versions of ComfyUI lack."""
+    from comfy.ldm.cogvideo.vae import AutoencoderKLCogVideoX
+
+    native = randomize(AutoencoderKLCogVideoX(block_out_channels=(32, 32, 64, 64), layers_per_block=1))
+    theirs = diffusers.AutoencoderKLCogVideoX(
+        **WIDTHS, latent_channels=16, down_block_types=("CogVideoXDownBlock3D",) * 4,
+        up_block_types=("CogVideoXUpBlock3D",) * 4,
+    )  # fmt: skip
+    theirs.load_state_dict(native.state_dict())
+    return native, theirs.eval()
+
+
 NATIVE = {
     create.__name__: create
     for create in (
         image, flux2, wan21, wan22, qwen_image, hunyuan_video, ltx, ltx_noisy, mochi,
+        *([cogvideox] if HAS_COGVIDEOX else []),
     )
 }  # fmt: skip

@@ -36,6 +36,7 @@ class Case:
         shorter: how many tokens the negative prompt is shorter.
         cfg: the guidance scale.
         pipeline: the class in ``model_index.json``.
+        repair: corrects an error of ComfyUI's transformer that the backend does not share.
         patch: what a native node does to the MODEL before sampling.
     """
 
@@ -52,6 +53,7 @@ class Case:
     shorter: int = 3
     cfg: float = 4.0
     pipeline: str = "DiffusionPipeline"
+    repair: Callable[[Any], None] = field(default=lambda module: None)
     patch: Callable[[Any], Any] = field(default=lambda model: model)
 
     def native(self, seed: int = 0, dtype: torch.dtype = torch.float32) -> comfy.model_patcher.ModelPatcher:
@@ -63,6 +65,7 @@ class Case:
         module = model.diffusion_model
         weights = {name: random_weight(name, tensor, random) for name, tensor in module.state_dict().items()}
         module.load_state_dict(weights)
+        self.repair(module)
         cpu = torch.device("cpu")
         return comfy.model_patcher.ModelPatcher(model, load_device=cpu, offload_device=cpu)
 

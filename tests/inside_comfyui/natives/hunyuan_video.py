@@ -1,9 +1,11 @@
 """HunyuanVideo, text and image to video."""
 
+from functools import partial
 from typing import Any
 
 import torch
 from diffusers.loaders.single_file_utils import convert_hunyuan_video_transformer_to_diffusers
+from torch import Tensor
 
 from natives.case import Case, Random, Weights
 
@@ -92,7 +94,25 @@ def _case(*, guided: bool = True, channels: int = 16, kind: str | None = None, *
     )  # fmt: skip
 
 
-REPLACE: dict[str, Any] = {"extra": _replace, "latent_entries": _first_frame, "cfg": 1.0}
+def _shift_modulation(module: Any) -> None:
+    """Apply the first frame's modulation to the image's tokens in every block.
+
+    Newer versions of ComfyUI put the text first in single blocks and still modulate the sequence's first tokens as the
+    first frame, which are then the text's. diffusers and older versions modulate the first frame's tokens.
+    """
+    for block in module.single_blocks:
+        block.forward = partial(_forward_shifted, block.forward)
+
+
+def _forward_shifted(forward: Any, x: Tensor, *, modulation_dims: Any, transformer_options: Any, **options: Any) -> Any:
+    text = transformer_options.get("img_slice", [0])[0]
+    if modulation_dims is not None and text:
+        (begin, end, first), (_, _, other) = modulation_dims
+        modulation_dims = [(0, text, other), (text + begin, text + end, first), (text + end, None, other)]
+    return forward(x, modulation_dims=modulation_dims, transformer_options=transformer_options, **options)
+
+
+REPLACE: dict[str, Any] = {"extra": _replace, "latent_entries": _first_frame, "cfg": 1.0, "repair": _shift_modulation}
 """ComfyUI's own transformer takes one sample at a time here and with masked text, and even sizes everywhere."""
 
 CASES = {
