@@ -1,4 +1,4 @@
-"""The nodes; the only package that imports ``comfy``."""
+"""The ComfyUI nodes. Only this package imports ``comfy``."""
 
 from comfy_api.latest import ComfyExtension, io
 
@@ -11,10 +11,10 @@ from .vae import ParallelVAEDecode, ParallelVAEEncode
 
 
 class ParallelDiT(ComfyExtension):  # type: ignore[misc]
-    """The extension as ComfyUI sees it."""
+    """The extension that ComfyUI registers."""
 
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
-        # Of the code that was just imported: its files may be updated while ComfyUI runs.
+        # Fingerprint the code as imported: its files may be updated while ComfyUI runs.
         fingerprint()
         return [
             ParallelLoader, ParallelLayoutNode, ParallelSampler, ParallelVAEDecode, ParallelVAEEncode,

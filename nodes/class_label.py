@@ -1,4 +1,4 @@
-"""The node that gives a model a class to draw."""
+"""The node that selects the class that a class-conditional model draws."""
 
 import torch
 from comfy_api.latest import io
@@ -7,23 +7,23 @@ from .families.dit import LABEL, NO_CLASS
 
 
 class ParallelClassLabel(io.ComfyNode):  # type: ignore[misc]
-    """A class by number, and none of them as its negative."""
+    """The conditioning of a class, and that of no class as its negative."""
 
     @classmethod
     def define_schema(cls) -> io.Schema:
-        """The node's name, inputs and outputs."""
+        """Return the node's name, inputs and outputs."""
         return io.Schema(
             node_id="ParallelClassLabel",
             display_name="Parallel Class Label",
             category="Parallel DiT",
-            description="What DiT draws: a class by its number, in the place of a prompt.",
+            description="Selects the class that DiT draws, by its number, instead of a prompt.",
             inputs=[
                 io.Int.Input(
                     "label",
                     default=207,
                     min=0,
                     max=1_000_000,
-                    tooltip="The class. Most models know ImageNet's: 0 to 999, such as 207 for a golden retriever.",
+                    tooltip="The class. Most models have ImageNet's: 0 to 999, such as 207 for a golden retriever.",
                 ),
             ],
             outputs=[
@@ -34,7 +34,7 @@ class ParallelClassLabel(io.ComfyNode):  # type: ignore[misc]
 
     @classmethod
     def execute(cls, label: int) -> io.NodeOutput:
-        """The conditioning of a class, and that of none."""
-        # ComfyUI wants a tensor in every conditioning; this one is not used.
+        """Return the conditioning of a class and of no class."""
+        # ComfyUI needs a tensor in every conditioning. This one is unused.
         positive, negative = ([[torch.zeros(1, 1, 1), {LABEL: number}]] for number in (label, NO_CLASS))
         return io.NodeOutput(positive, negative)

@@ -1,4 +1,4 @@
-"""The node that says how the ranks share the work."""
+"""The node that chooses how the ranks share the work."""
 
 from typing import Any
 
@@ -10,52 +10,59 @@ from ..parallel_backend.layout.parallel_layout import STALE, ParallelLayout, rea
 LayoutType = io.Custom("PARALLEL_LAYOUT")
 Degree = int | None
 
-TOOLTIPS = {
-    "data": "Groups of ranks that each take a share of the batch. Helps only when the batch has more than one item.",
-    "cfg": "2: half of the ranks compute the positive prompt, the others the negative one. Needs cfg other than 1.0.",
-    "pipe": "Ranks that each hold a range of the layers. In ParallelSampler pieces of the picture stream through them "
-    "(PipeFusion), which is approximate; in other samplers the whole picture does, exactly but one after the other: "
-    "only prompts and batch items overlap.",
-    "ring": "Ranks that share the tokens and pass keys and values around. Works with ulysses; needs less memory.",
-    "ulysses": "Ranks that share the tokens of the picture and exchange attention heads. Nothing needs to divide.",
-    "tensor": "Ranks that hold a part of every weight matrix each. At most the model's number of attention heads.",
+DEGREE_TOOLTIPS = {
+    "data": "Groups of ranks that each take a share of the batch. Helps only if the batch has more than one item.",
+    "cfg": "2: half of the ranks compute the positive prompt, the other half the negative one. Needs cfg other than "
+    "1.0.",
+    "pipe": "Ranks that each hold a range of the layers. In ParallelSampler, patches of the image stream through them "
+    "(PipeFusion), which is approximate. In other samplers the whole image passes through them one rank at a time, "
+    "which is exact; only prompts and batch items overlap.",
+    "ring": "Ranks that share the tokens and pass keys and values around a ring. Combines with ulysses and needs less "
+    "memory.",
+    "ulysses": "Ranks that share the tokens of the image and exchange attention heads. Nothing needs to be divisible.",
+    "tensor": "Ranks that each hold a part of every weight matrix. At most the model's number of attention heads.",
 }
-SHARD = (
-    "The ranks of ring and ulysses share one copy of the weights: a model larger than one GPU, at some loss of speed."
+SHARD_TOOLTIP = (
+    "The ranks of ring and ulysses share one copy of the weights. This fits a model larger than one GPU and costs some "
+    "speed."
 )
-PATCHES = "Pieces of the picture that stream through pipe; 0 is twice as many as it has ranks, 1 is exact."
-WARMUP = "Steps at the start that are exact all the same, where pipe or stale makes the others approximate."
-KEPT = (
-    "What the ranks of ring see of one another in ParallelSampler, which is approximate: previous is what they were in "
-    "the step before, so that nobody waits (displaced patch); none is nothing at all, to compare with."
+PATCHES_TOOLTIP = "Patches of the image that stream through pipe. 0: twice the number of its ranks. 1 is exact."
+WARMUP_TOOLTIP = "Exact steps at the start, before the approximate steps of pipe or stale."
+STALE_TOOLTIP = (
+    "Which tokens of the other ranks of ring a rank attends to in ParallelSampler. previous: those of the previous "
+    "step, so that no rank waits (displaced patch). none: no tokens of other ranks, for comparison. Both are "
+    "approximate."
 )
-BALANCE = (
-    "How fast the ranks of pipe, or of a stale ring, are, such as 2:1 where the first is twice as fast; the work is "
-    "shared out like that. Empty: measured."
+BALANCE_TOOLTIP = (
+    "Relative speeds of the ranks of pipe, or of a stale ring, for example 2:1 if the first is twice as fast. The work "
+    "is divided in this ratio. Empty: measured."
 )
 OFF = "off"
 
 
 class ParallelLayoutNode(io.ComfyNode):  # type: ignore[misc]
-    """Degrees per axis; their product is the number of ranks used."""
+    """One degree per axis. Their product is the number of ranks used."""
 
     @classmethod
     def define_schema(cls) -> io.Schema:
-        """The node's name, inputs and outputs."""
+        """Return the node's name, inputs and outputs."""
         return io.Schema(
             node_id="ParallelLayout",
             display_name="Parallel Layout",
             category="Parallel DiT",
-            description="How the ranks share the work. The product of the numbers is how many ranks are used.",
+            description="Chooses how the ranks share the work. The product of the degrees is the number of ranks used.",
             inputs=[
-                *(io.Int.Input(axis, default=1, min=1, max=64, tooltip=tooltip) for axis, tooltip in TOOLTIPS.items()),
-                io.Boolean.Input("shard_weights", default=False, tooltip=SHARD, optional=True),
-                io.Combo.Input("stale", options=[OFF, *STALE[1:]], default=OFF, tooltip=KEPT, optional=True),
-                io.Int.Input("patches", default=0, min=0, max=4096, tooltip=PATCHES, optional=True),
-                io.Int.Input("warmup", default=1, min=0, max=10000, tooltip=WARMUP, optional=True),
-                io.String.Input("balance", default="", tooltip=BALANCE, optional=True),
+                *(
+                    io.Int.Input(axis, default=1, min=1, max=64, tooltip=tooltip)
+                    for axis, tooltip in DEGREE_TOOLTIPS.items()
+                ),
+                io.Boolean.Input("shard_weights", default=False, tooltip=SHARD_TOOLTIP, optional=True),
+                io.Combo.Input("stale", options=[OFF, *STALE[1:]], default=OFF, tooltip=STALE_TOOLTIP, optional=True),
+                io.Int.Input("patches", default=0, min=0, max=4096, tooltip=PATCHES_TOOLTIP, optional=True),
+                io.Int.Input("warmup", default=1, min=0, max=10000, tooltip=WARMUP_TOOLTIP, optional=True),
+                io.String.Input("balance", default="", tooltip=BALANCE_TOOLTIP, optional=True),
             ],
-            outputs=[LayoutType.Output(display_name="layout", tooltip="Goes to ParallelLoader's layout input.")],
+            outputs=[LayoutType.Output(display_name="layout", tooltip="For the layout input of ParallelLoader.")],
         )
 
     @classmethod
@@ -64,14 +71,15 @@ class ParallelLayoutNode(io.ComfyNode):  # type: ignore[misc]
         tensor: Degree = 1, shard_weights: bool | None = False, stale: str | None = OFF, patches: int | None = 0,
         warmup: int | None = 1, balance: str | None = "",
     ) -> bool | str:  # fmt: skip
-        """Refuse when the prompt is queued; naming the inputs here lets our sentence come before ComfyUI's.
+        """Refuse an invalid layout when the prompt is queued.
 
-        An input that is a link is None here, and is checked when the node runs.
+        Because the inputs are named here, ComfyUI leaves their check to this method and shows its sentence. A linked
+        input is None here and is checked when the node runs.
         """
-        given = {"data": data, "cfg": cfg, "pipe": pipe, "ring": ring, "ulysses": ulysses, "tensor": tensor}
-        degrees = {axis: degree for axis, degree in given.items() if degree is not None}
+        inputs = {"data": data, "cfg": cfg, "pipe": pipe, "ring": ring, "ulysses": ulysses, "tensor": tensor}
+        degrees = {axis: degree for axis, degree in inputs.items() if degree is not None}
         try:
-            if len(degrees) < len(given) or shard_weights is None or stale is None or patches is None:
+            if len(degrees) < len(inputs) or shard_weights is None or stale is None or patches is None:
                 _layout(degrees)
             else:
                 _layout(degrees, shard_weights, stale, patches, 1 if warmup is None else warmup, balance or "")
@@ -84,7 +92,7 @@ class ParallelLayoutNode(io.ComfyNode):  # type: ignore[misc]
         cls, data: int, cfg: int, pipe: int, ring: int, ulysses: int, tensor: int, shard_weights: bool = False,
         stale: str = OFF, patches: int = 0, warmup: int = 1, balance: str = "",
     ) -> io.NodeOutput:  # fmt: skip
-        """The layout, checked."""
+        """Return the validated layout."""
         degrees = {"data": data, "cfg": cfg, "pipe": pipe, "ring": ring, "ulysses": ulysses, "tensor": tensor}
         return io.NodeOutput(_layout(degrees, shard_weights, stale, patches, warmup, balance))
 
@@ -93,10 +101,10 @@ def _layout(
     degrees: dict[str, Any], shard_weights: bool = False, stale: str = OFF, patches: int = 0, warmup: int = 1,
     balance: str = "",
 ) -> ParallelLayout:  # fmt: skip
-    """The layout of the node's inputs.
+    """Return the layout of the node's inputs.
 
     Raises:
-        InvalidRequest: there can be no such layout.
+        InvalidRequest: the inputs contradict each other or are out of range.
     """
     return ParallelLayout(
         **degrees, shard_weights=shard_weights, stale="" if stale == OFF else stale, patches=patches, warmup=warmup,

@@ -1,4 +1,4 @@
-"""The node that stands where *Load Checkpoint* stood."""
+"""The node that replaces *Load Checkpoint*."""
 
 from typing import Any
 
@@ -15,10 +15,10 @@ from .backend import checkpoints
 from .backend.connection import Handle
 from .families.registry import bridge_for
 from .layout import LayoutType
-from .remote.clip import clip
-from .remote.model import core_model
+from .remote.clip import checkpoint_clip
+from .remote.model import parallel_model
 from .remote.patcher import remote_patcher
-from .remote.preflight import check_use
+from .remote.preflight import check_prompt
 from .remote.vae import RemoteVAE
 
 DTYPES: dict[str, DType] = {"auto": "auto", "bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
@@ -32,14 +32,14 @@ def open_model(
     node_id: str | None = None,
     attention: str = AUTO,
 ) -> Handle:
-    """Check everything that can be checked without weights.
+    """Check everything that can be checked without weights, and return the model's handle.
 
     Raises:
         InvalidRequest: one sentence on what is wrong.
     """
     if dtype not in DTYPES:
         raise InvalidRequest(f"dtype {dtype!r}: choose one of {', '.join(DTYPES)}")
-    checkpoint = Checkpoint.open(checkpoints.folder(model_name))
+    checkpoint = Checkpoint.open(checkpoints.folder_of(model_name))
     bridge_for(checkpoint)
     resolved = device_list.resolve(devices)
     if layout is not None:
@@ -56,11 +56,11 @@ def open_model(
 
 
 class ParallelLoader(io.ComfyNode):  # type: ignore[misc]
-    """Gives a MODEL, a CLIP and a VAE that run on several ranks; weights load at their first use."""
+    """Outputs a MODEL, a CLIP and a VAE that run on several ranks. Weights load at their first use."""
 
     @classmethod
     def define_schema(cls) -> io.Schema:
-        """The node's name, inputs and outputs."""
+        """Return the node's name, inputs and outputs."""
         return io.Schema(
             node_id="ParallelLoader",
             display_name="Parallel Loader",
@@ -69,15 +69,15 @@ class ParallelLoader(io.ComfyNode):  # type: ignore[misc]
             inputs=[
                 io.Combo.Input(
                     "model_name",
-                    options=checkpoints.names(),
+                    options=checkpoints.listed_names(),
                     tooltip="The shipped checkpoint, or a folder in diffusers layout under models/diffusers.",
                 ),
                 io.Combo.Input(
                     "dtype",
                     options=list(DTYPES),
                     default="auto",
-                    tooltip="Type of the weights. auto: as they are stored on GPUs (bf16 for fp32 files), fp32 on "
-                    "CPUs. The VAE is always fp32.",
+                    tooltip="Data type of the weights. auto: on GPUs that of the files (bf16 for fp32 files), on CPUs "
+                    "fp32. The VAE is always fp32.",
                 ),
                 io.String.Input(
                     "devices",
@@ -87,16 +87,16 @@ class ParallelLoader(io.ComfyNode):  # type: ignore[misc]
                 LayoutType.Input(
                     "layout",
                     optional=True,
-                    tooltip="How the ranks share the work, from Parallel Layout. Without it: cfg=2 when there are an "
-                    "even number of ranks and guidance, the rest ulysses.",
+                    tooltip="How the ranks share the work, from Parallel Layout. If not connected: cfg=2 with guidance "
+                    "and an even number of ranks, ulysses for the rest.",
                 ),
                 io.Combo.Input(
                     "attention",
                     options=[AUTO, *KERNELS],
                     default=AUTO,
                     optional=True,
-                    tooltip="What computes attention. auto: FlashAttention's package where it is installed and fits, "
-                    "else torch's own choice. sage is faster and not exact.",
+                    tooltip="The attention kernel. auto: the FlashAttention package if it is installed and supports "
+                    "the model, otherwise torch's own choice. sage is faster and not exact.",
                 ),
             ],
             outputs=[
@@ -109,7 +109,7 @@ class ParallelLoader(io.ComfyNode):  # type: ignore[misc]
 
     @classmethod
     def validate_inputs(cls, model_name: Any = None, dtype: Any = "auto", devices: Any = "all") -> bool | str:
-        """Refuse when the prompt is queued, before any node runs; inputs that are links are checked later."""
+        """Refuse when the prompt is queued, before any node runs. Linked inputs are checked when the node runs."""
         if model_name is None:
             return True
         try:
@@ -120,9 +120,9 @@ class ParallelLoader(io.ComfyNode):  # type: ignore[misc]
 
     @classmethod
     def fingerprint_inputs(cls, model_name: Any = None, **_: Any) -> str:
-        """Have the node run again when the files of its model have changed."""
+        """Return a stamp of the model's files, so that the node runs again when they change."""
         try:
-            return Checkpoint.open(checkpoints.folder(model_name)).stamp() if model_name else ""
+            return Checkpoint.open(checkpoints.folder_of(model_name)).stamp() if model_name else ""
         except InvalidRequest:
             return ""
 
@@ -130,17 +130,17 @@ class ParallelLoader(io.ComfyNode):  # type: ignore[misc]
     def execute(
         cls, model_name: str, dtype: str, devices: str, layout: ParallelLayout | None = None, attention: str = AUTO
     ) -> io.NodeOutput:
-        """Check everything that can be checked without weights, and give the three outputs."""
+        """Check everything that can be checked without weights, and return the three outputs."""
         handle = open_model(model_name, dtype, devices, layout, cls.hidden.unique_id, attention)
-        check_use(cls.hidden.prompt or {}, cls.hidden.unique_id, handle)
+        check_prompt(cls.hidden.prompt or {}, cls.hidden.unique_id, handle)
         handle.keep_weights()
         bridge = bridge_for(handle.checkpoint)
-        text = "weights load at first use"
-        handle.show(text)
-        model = remote_patcher(core_model(handle, bridge))
+        state = "weights load at first use"
+        handle.show(state)
+        model = remote_patcher(parallel_model(handle, bridge))
         return io.NodeOutput(
             model,
-            clip(handle, bridge.text, model),
-            RemoteVAE(handle, bridge.latents(), model),
-            ui={"text": (handle.describe(text),)},
+            checkpoint_clip(handle, bridge.text, model),
+            RemoteVAE(handle, bridge.latent_scale(), model),
+            ui={"text": (handle.describe(state),)},
         )

@@ -1,13 +1,15 @@
-"""What saved pictures say of how they were made."""
+"""Metadata in saved images about how they were made."""
 
 from collections.abc import Mapping
 from typing import Any
 
 
-def label(hidden: Any, text: Mapping[str, Any]) -> None:
-    """Have saved pictures say something of this node, if whoever queued the prompt wants metadata in them.
+def label_saved_images(hidden: Any, entries: Mapping[str, Any]) -> None:
+    """Add entries about a node to the metadata of saved images, if the prompt was queued with metadata.
 
-    ``hidden`` is the node's, with ``unique_id`` and ``extra_pnginfo``; None where no workflow runs.
+    Args:
+        hidden: the node's ``hidden`` with ``unique_id`` and ``extra_pnginfo``. None if no workflow runs.
+        entries: what the metadata says under ``parallel_dit`` and the node's id.
     """
     if hidden is not None and isinstance(hidden.extra_pnginfo, dict):
-        hidden.extra_pnginfo.setdefault("parallel_dit", {})[str(hidden.unique_id)] = dict(text)
+        hidden.extra_pnginfo.setdefault("parallel_dit", {})[str(hidden.unique_id)] = dict(entries)

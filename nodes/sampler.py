@@ -1,4 +1,4 @@
-"""The node whose whole step loop runs in the backend."""
+"""The sampling node whose step loop runs in the backend."""
 
 from typing import Any, Literal
 
@@ -14,22 +14,24 @@ from ..parallel_backend.errors import InvalidRequest
 from ..parallel_backend.layout.parallel_layout import ParallelLayout
 from ..parallel_backend.protocol.messages import Progress, Sample
 from ..parallel_backend.samplers.samplers import SAMPLERS
-from .bridges.refusals import USE_KSAMPLER, check_constant_conds, check_latent, check_model_options, taken_conds
-from .picture_metadata import label
+from .bridges.refusals import USE_KSAMPLER, accepted_conds, check_constant_conds, check_latent, check_model_options
+from .picture_metadata import label_saved_images
 from .remote.patcher import KEY, RemotePatcher
 from .remote.previews import prepare_callback
-from .remote.record_replay import Branch
-from .remote.transformer import RemoteModel
+from .remote.record_replay import BranchCall
+from .remote.transformer import RemoteTransformer
 
-NAMES = ", ".join(SAMPLERS)
+SAMPLER_NAMES = ", ".join(SAMPLERS)
 DESCRIPTION = (
-    f"KSampler with the step loop in the backend. Approximate where the loader's layout says so. Samplers: {NAMES}."
+    f"KSampler with the step loop in the backend. Approximate if the loader's layout is. Samplers: {SAMPLER_NAMES}."
 )
-PLAIN_OPTIONS = {"transformer_options", "to_load_options", "disable_cfg1_optimization"}
+SUPPORTED_OPTIONS = {"transformer_options", "to_load_options", "disable_cfg1_optimization"}
+
+Prediction = Literal["flow", "eps", "v"]
 
 
-class BackendLoop(comfy.samplers.Sampler):  # type: ignore[misc]
-    """A sampler that hands the loop over; all around it (noise, masks, latent scaling) stays ComfyUI's own."""
+class BackendSampler(comfy.samplers.Sampler):  # type: ignore[misc]
+    """A sampler whose step loop runs in the backend. Noise, masks and latent scaling stay ComfyUI's own."""
 
     def __init__(self, name: str, *, cfg: float, previews: bool) -> None:
         self.name, self.cfg, self.previews = name, cfg, previews
@@ -45,23 +47,23 @@ class BackendLoop(comfy.samplers.Sampler):  # type: ignore[misc]
         denoise_mask: Tensor | None = None,
         disable_pbar: bool = False,
     ) -> Tensor:
-        """Samples ``[B, C, T, H, W]`` in the model's latent space, as ``comfy.samplers.KSAMPLER.sample`` gives them."""
+        """Return samples ``[B, C, T, H, W]`` in the model's latent space, like ``comfy.samplers.KSAMPLER.sample``."""
         model = model_wrap.inner_model
-        remote: RemoteModel = model.diffusion_model
+        remote: RemoteTransformer = model.diffusion_model
         x = model.model_sampling.noise_scaling(sigmas[0], noise, latent_image, self.max_denoise(model_wrap, sigmas))
-        with remote.recording() as branches:
+        with remote.recording() as calls:
             model_wrap(x, sigmas[:1].expand(len(x)), model_options=extra_args["model_options"], seed=extra_args["seed"])
-        tensors = {"x": x, "sigmas": sigmas, **_constants(branches)}
+        tensors = {"x": x, "sigmas": sigmas, **_constant_inputs(calls)}
         if denoise_mask is not None:
             tensors |= {"mask": denoise_mask, "latent": latent_image}
-            kept = model.scale_latent_inpaint(x=x, sigma=sigmas[:1], noise=noise, latent_image=latent_image)
-            tensors |= {} if kept is latent_image else {"noise": noise}
-        samples = self._run(model, len(branches), tensors, callback)
+            known = model.scale_latent_inpaint(x=x, sigma=sigmas[:1], noise=noise, latent_image=latent_image)
+            tensors |= {} if known is latent_image else {"noise": noise}
+        samples = self._request(model, len(calls), tensors, callback)
         scaled: Tensor = model.model_sampling.inverse_noise_scaling(sigmas[-1], samples.to(x.device))
         return scaled
 
-    def _run(self, model: Any, branches: int, tensors: dict[str, Tensor], callback: Any) -> Tensor:
-        """The backend's samples, as its last step leaves them."""
+    def _request(self, model: Any, branches: int, tensors: dict[str, Tensor], callback: Any) -> Tensor:
+        """Return the backend's samples after its last step."""
         sampling, remote = model.model_sampling, model.diffusion_model
         prediction = prediction_of(sampling)
         if prediction != "flow":
@@ -83,90 +85,96 @@ class BackendLoop(comfy.samplers.Sampler):  # type: ignore[misc]
         return samples
 
 
-def _constants(branches: list[Branch]) -> dict[str, Tensor]:
-    """What stays the same over the steps, by the names it has on the wire; the conditional branch is 0."""
-    ordered = sorted(branches, key=lambda branch: branch.index)
+def _constant_inputs(calls: list[BranchCall]) -> dict[str, Tensor]:
+    """Return the inputs that do not change from step to step, by their names in the request. Branch 0 is cond."""
+    ordered = sorted(calls, key=lambda call: call.index)
     return {
         f"{i}.{name}": tensor
-        for i, branch in enumerate(ordered)
-        for name, tensor in branch.inputs.items()
-        if name not in (branch.latent, "timestep")
+        for i, call in enumerate(ordered)
+        for name, tensor in call.inputs.items()
+        if name not in (call.latent, "timestep")
     }
 
 
 def check_sampler(name: str) -> None:
-    """Refuse a sampler that the backend does not have.
+    """Refuse a sampler that the backend lacks.
 
     Raises:
-        InvalidRequest: with the list, and the advice to use KSampler.
+        InvalidRequest: lists the samplers and advises KSampler.
     """
     if name not in SAMPLERS:
-        raise InvalidRequest(f"ParallelSampler has no sampler {name!r}, only {NAMES}; {USE_KSAMPLER}")
+        raise InvalidRequest(f"ParallelSampler has no sampler {name!r}, only {SAMPLER_NAMES}; {USE_KSAMPLER}")
 
 
 def check_model(model: Any) -> None:
-    """Refuse a MODEL that is not ours, or that other nodes hook into at every step.
+    """Refuse a MODEL that is not ParallelLoader's, or that other nodes hook into at every step.
 
     Raises:
-        InvalidRequest: names what stands in the way.
+        InvalidRequest: names the hook.
     """
     if not isinstance(model, RemotePatcher):
         raise InvalidRequest("ParallelSampler needs the MODEL of ParallelLoader; use KSampler for any other")
     check_model_options(model.model_options)
-    functions = sorted(model.model_options.keys() - PLAIN_OPTIONS)
+    functions = sorted(model.model_options.keys() - SUPPORTED_OPTIONS)
     wrappers = sorted({str(key) for by_key in model.wrappers.values() for key in by_key} - {KEY})
     patches = sorted(model.object_patches.keys() - {"model_sampling"})
-    others = sorted(model.model_options.get("transformer_options", {}))
-    for kind, found in (("function", functions), ("wrapper", wrappers), ("patch", patches), ("option", others)):
-        if found:
-            raise InvalidRequest(f"a node added the {kind} {', '.join(found)} to the model's steps; {USE_KSAMPLER}")
+    options = sorted(model.model_options.get("transformer_options", {}))
+    for kind, names in (("function", functions), ("wrapper", wrappers), ("patch", patches), ("option", options)):
+        if names:
+            raise InvalidRequest(f"a node added the {kind} {', '.join(names)} to the model's steps; {USE_KSAMPLER}")
     prediction_of(model.get_model_object("model_sampling"))
 
 
-def prediction_of(sampling: Any) -> Literal["flow", "eps", "v"]:
-    """What the backend's loop has to know of ComfyUI's ``model_sampling``.
+def prediction_of(sampling: Any) -> Prediction:
+    """Return the prediction type of ComfyUI's ``model_sampling``, as the backend names it.
 
     Raises:
-        InvalidRequest: a node changed how the model samples to something else.
+        InvalidRequest: the backend does not support it.
     """
     core, kind = comfy.model_sampling, type(sampling)
-    flows = (core.ModelSamplingDiscreteFlow.timestep, core.ModelSamplingFlux.timestep)
-    known: tuple[tuple[Literal["flow", "eps", "v"], Any, tuple[Any, ...]], ...] = (
-        ("flow", core.CONST, flows),
+    if issubclass(kind, getattr(core, "V_PREDICTION_DDPM", ())):  # not in every version of ComfyUI
+        raise InvalidRequest(
+            "this model's sampling is made for VOIDSampler: put ModelSamplingDiscrete, with v_prediction and zsnr, "
+            "between ParallelLoader and ParallelSampler"
+        )
+    flow_timesteps = (core.ModelSamplingDiscreteFlow.timestep, core.ModelSamplingFlux.timestep)
+    supported: tuple[tuple[Prediction, Any, tuple[Any, ...]], ...] = (
+        ("flow", core.CONST, flow_timesteps),
         ("v", core.V_PREDICTION, (core.ModelSamplingDiscrete.timestep,)),
         ("eps", core.EPS, (core.ModelSamplingDiscrete.timestep,)),
     )
-    for name, prediction, timesteps in known:
+    for name, prediction, timesteps in supported:
         same = all(
-            getattr(kind, part) is getattr(prediction, part) for part in ("calculate_input", "calculate_denoised")
+            getattr(kind, method) is getattr(prediction, method) for method in ("calculate_input", "calculate_denoised")
         )
         if same and kind.timestep in timesteps and float(getattr(sampling, "sigma_data", 1.0)) == 1.0:
             return name
-    raise InvalidRequest("a node changed how the model samples to what the backend does not know; " + USE_KSAMPLER)
+    raise InvalidRequest("a node changed the model's sampling to a type that the backend lacks; " + USE_KSAMPLER)
 
 
-def _checked(model: Any, latent_image: dict[str, Any], **prompts: list[Any]) -> Tensor:
-    """The samples of a latent as the model takes them, for prompts that the backend's loop can do."""
-    taken = taken_conds(model.model.diffusion_model.bridge.conds, masked="noise_mask" in latent_image)
+def _checked_samples(model: Any, latent_image: dict[str, Any], **prompts: list[Any]) -> Tensor:
+    """Return a latent's samples in the model's shape, after checking the prompts and the latent."""
+    supported = model.model.diffusion_model.bridge.supported_conds
+    accepted = accepted_conds(supported, masked="noise_mask" in latent_image)
     for name, conditioning in prompts.items():
-        check_constant_conds(name, conditioning, taken)
+        check_constant_conds(name, conditioning, accepted)
     latent: Tensor = comfy.sample.fix_empty_latent_channels(model, latent_image["samples"])
     check_latent(latent, model.model.latent_format.latent_channels)
     return latent
 
 
-def _label(hidden: Any, layout: ParallelLayout | None, steps: int) -> None:
-    """Have saved pictures say that this node's is approximate, if it is."""
+def _label_if_approximate(hidden: Any, layout: ParallelLayout | None, steps: int) -> None:
+    """Label saved images as approximate if this node's result is."""
     if layout and layout.approximate and layout.warmup < steps:
-        label(hidden, {"layout": str(layout), "approximate": layout.approximation})
+        label_saved_images(hidden, {"layout": str(layout), "approximate": layout.approximation})
 
 
 class ParallelSampler(io.ComfyNode):  # type: ignore[misc]
-    """KSampler's inputs and output; one call to the backend for all steps."""
+    """KSampler's inputs and output, with one request to the backend for all steps."""
 
     @classmethod
     def define_schema(cls) -> io.Schema:
-        """The node's name, inputs and outputs."""
+        """Return the node's name, inputs and outputs."""
         return io.Schema(
             node_id="ParallelSampler",
             display_name="Parallel Sampler",
@@ -180,7 +188,7 @@ class ParallelSampler(io.ComfyNode):  # type: ignore[misc]
                     min=0,
                     max=0xFFFFFFFFFFFFFFFF,
                     control_after_generate=True,
-                    tooltip="The random seed used for creating the noise; the same noise as KSampler's.",
+                    tooltip="The random seed of the noise, which is the same as KSampler's.",
                 ),
                 io.Int.Input("steps", default=20, min=1, max=10000, tooltip="The number of denoising steps."),
                 io.Float.Input(
@@ -190,20 +198,20 @@ class ParallelSampler(io.ComfyNode):  # type: ignore[misc]
                     max=100.0,
                     step=0.1,
                     round=0.01,
-                    tooltip="How much the prompt counts. At 1.0 the negative prompt is not computed at all.",
+                    tooltip="How strongly the prompt guides the image. At 1.0 the negative prompt is not computed.",
                 ),
                 io.Combo.Input(
                     "sampler_name",
                     options=comfy.samplers.KSampler.SAMPLERS,
-                    tooltip=f"The algorithm of the steps. Here: {NAMES}; use KSampler for the others.",
+                    tooltip=f"The sampling algorithm: {SAMPLER_NAMES}. Use KSampler for any other.",
                 ),
                 io.Combo.Input(
                     "scheduler",
                     options=comfy.samplers.KSampler.SCHEDULERS,
-                    tooltip="How the noise is taken away over the steps; ComfyUI's own schedules.",
+                    tooltip="The noise schedule. All of ComfyUI's schedules work.",
                 ),
-                io.Conditioning.Input("positive", tooltip="What you want in the picture."),
-                io.Conditioning.Input("negative", tooltip="What you do not want in the picture."),
+                io.Conditioning.Input("positive", tooltip="What the image should show."),
+                io.Conditioning.Input("negative", tooltip="What the image should not show."),
                 io.Latent.Input("latent_image", tooltip="The latent to denoise."),
                 io.Float.Input(
                     "denoise",
@@ -211,7 +219,7 @@ class ParallelSampler(io.ComfyNode):  # type: ignore[misc]
                     min=0.0,
                     max=1.0,
                     step=0.01,
-                    tooltip="How much of the latent is made new; lower values keep its structure.",
+                    tooltip="How much of the latent is redrawn. Lower values keep its structure.",
                 ),
             ],
             outputs=[io.Latent.Output(tooltip="The denoised latent.")],
@@ -236,14 +244,14 @@ class ParallelSampler(io.ComfyNode):  # type: ignore[misc]
         """Run all steps on the ranks."""
         check_sampler(sampler_name)
         check_model(model)
-        latent = _checked(model, latent_image, positive=positive, negative=negative)
+        latent = _checked_samples(model, latent_image, positive=positive, negative=negative)
         schedule = comfy.samplers.KSampler(model, steps, model.load_device, sampler_name, scheduler, denoise)
         callback, previews = prepare_callback(model, steps)
         samples = comfy.sample.sample_custom(
             model,
             comfy.sample.prepare_noise(latent, seed, latent_image.get("batch_index")),
             cfg,
-            BackendLoop(sampler_name, cfg=cfg, previews=previews),
+            BackendSampler(sampler_name, cfg=cfg, previews=previews),
             schedule.sigmas,
             positive,
             negative,
@@ -253,6 +261,6 @@ class ParallelSampler(io.ComfyNode):  # type: ignore[misc]
             disable_pbar=not comfy.utils.PROGRESS_BAR_ENABLED,
             seed=seed,
         )
-        _label(cls.hidden, model.model.diffusion_model.handle.spec.layout, len(schedule.sigmas) - 1)
-        kept = {key: value for key, value in latent_image.items() if not key.startswith("downscale_ratio")}
-        return io.NodeOutput({**kept, "samples": samples})
+        _label_if_approximate(cls.hidden, model.model.diffusion_model.handle.spec.layout, len(schedule.sigmas) - 1)
+        other_entries = {key: value for key, value in latent_image.items() if not key.startswith("downscale_ratio")}
+        return io.NodeOutput({**other_entries, "samples": samples})

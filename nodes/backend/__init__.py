@@ -1,1 +1,1 @@
-"""The backend as nodes see it: connection, memory, checkpoints. The only way to the client."""
+"""The nodes' access to the backend: connection, GPU memory and checkpoints. Only this package uses the client."""

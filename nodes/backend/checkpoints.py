@@ -11,26 +11,26 @@ from ...parallel_backend.errors import InvalidRequest
 SHIPPED: dict[str, Path] = {"shapes (shipped)": Path(__file__).parents[2] / "checkpoints" / "shapes"}
 
 
-def names() -> list[str]:
-    """What the loader lists."""
+def listed_names() -> list[str]:
+    """Return the names that the loader lists."""
     roots = map(Path, folder_paths.get_folder_paths("diffusers"))
-    found = {str(path.relative_to(root)) for root in roots for path in _models(root)}
-    return [*SHIPPED, *sorted(found)]
+    installed = {str(path.relative_to(root)) for root in roots for path in _pipeline_folders(root)}
+    return [*SHIPPED, *sorted(installed)]
 
 
-def _models(root: Path) -> Iterator[Path]:
-    for folder, inner, files in os.walk(root, followlinks=True):
+def _pipeline_folders(root: Path) -> Iterator[Path]:
+    for folder, subfolders, files in os.walk(root, followlinks=True):
         if "model_index.json" in files:
-            inner.clear()
+            subfolders.clear()
             if Path(folder) != root:
                 yield Path(folder)
 
 
-def folder(name: str) -> Path:
-    """The folder of a listed name, or of any other folder under ``models/diffusers``.
+def folder_of(name: str) -> Path:
+    """Return the folder of a listed name, or of any other folder under ``models/diffusers``.
 
     Raises:
-        InvalidRequest: there is none.
+        InvalidRequest: there is no such folder.
     """
     if name in SHIPPED:
         return SHIPPED[name]
@@ -39,4 +39,4 @@ def folder(name: str) -> Path:
         path = Path(os.path.normpath(root / name))
         if root in path.parents and path.is_dir():
             return path
-    raise InvalidRequest(f"no model {name!r}; there are: {', '.join(names())}")
+    raise InvalidRequest(f"no model {name!r}; available: {', '.join(listed_names())}")

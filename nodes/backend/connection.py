@@ -1,6 +1,6 @@
-"""One client for the process, and what a request means to ComfyUI: interruption, errors, the text on the node.
+"""The process's client, and what a request means to ComfyUI: interruption, errors and the loader node's text.
 
-The client lives at module level because ComfyUI locks V3 node classes: they cannot keep state.
+The client lives at module level because ComfyUI locks V3 node classes, which therefore cannot hold state.
 """
 
 import logging
@@ -36,48 +36,48 @@ from ...parallel_backend.protocol.messages import (
 
 OnProgress = Callable[[Progress, dict[str, Tensor]], None]
 
-DOING: dict[type[RankRequest], str] = {
+PHASES: dict[type[RankRequest], str] = {
     Forward: "sampling",
     Sample: "sampling",
     EncodeText: "encoding text",
     Decode: "decoding",
     Encode: "encoding",
 }
-"""What a request does, as the node says it; also the phase of the progress that counts for its progress bar."""
+"""The phase whose progress drives a request's progress bar; the loader's node shows it as the state."""
 
-WAITING: dict[str, str] = {
+WAIT_TEXTS: dict[str, str] = {
     "queued": "waiting for another request",
     "start": "starting ranks",
     "loading": "loading weights",
 }
 
 UNLOAD_PATIENCE = 10.0
-"""Seconds that an unload may wait for its turn: the ranks may be busy for somebody else."""
+"""Seconds that an unload waits for its turn; the ranks may be busy with another client's request."""
 
-FORGET_AFTER = 5.0
-"""Seconds until the weights of a dropped model are freed: a loader that runs again may want them."""
+FREE_DELAY = 5.0
+"""Seconds until the weights of a dropped model are freed; a loader that runs again may reuse them."""
 
 _Key = tuple[str, str, str]
 _clients: list[Client] = []
-_shown: dict[str, str] = {}
+_shown_texts: dict[str, str] = {}
 _users: dict[_Key, set[object]] = {}
 _dropped: dict[_Key, ModelSpec] = {}
 
 
 def client() -> Client:
-    """The process's client; made at the first call."""
+    """Return the process's client. The first call creates it."""
     if not _clients:
         _clients.append(Client())
     return _clients[0]
 
 
-def use_client(instead: Client) -> None:
-    """Talk through another client from now on."""
-    _clients[:] = [instead]
+def use_client(replacement: Client) -> None:
+    """Send all further requests through ``replacement``."""
+    _clients[:] = [replacement]
 
 
 def free_dropped() -> None:
-    """Have the ranks free the models that no node holds any more. Never raises a ``BackendError``."""
+    """Make the ranks free the models that no node holds. Never raises a ``BackendError``."""
     for key in list(_dropped):
         spec = _dropped.pop(key, None)
         if spec and not _users.get(key) and _unload(spec) == "busy":
@@ -86,19 +86,19 @@ def free_dropped() -> None:
 
 
 def _free_dropped_soon() -> None:
-    timer = threading.Timer(FORGET_AFTER, free_dropped)
+    timer = threading.Timer(FREE_DELAY, free_dropped)
     timer.daemon = True
     timer.start()
 
 
 def _unload(spec: ModelSpec) -> Literal["freed", "busy", "failed"]:
-    """Have the ranks free a model's weights, if there are ranks; why they failed is in the log."""
-    until = time.monotonic() + UNLOAD_PATIENCE
+    """Make the ranks free a model's weights, if ranks are running. The log says why an unload failed."""
+    deadline = time.monotonic() + UNLOAD_PATIENCE
     try:
         client().status()
-        client().call(Unload(model=spec), {}, interrupted=lambda: time.monotonic() > until)
+        client().call(Unload(model=spec), {}, interrupted=lambda: time.monotonic() > deadline)
     except (Cancelled, QueueFull):
-        logging.info("Parallel DiT: the ranks are busy and keep their weights for now")
+        logging.info("Parallel DiT: the ranks are busy; they keep their weights for now")
         return "busy"
     except BackendUnavailable:
         return "freed"
@@ -112,8 +112,8 @@ def _key(spec: ModelSpec) -> _Key:
     return spec.path, spec.stamp, spec.dtype
 
 
-def _forget(spec: ModelSpec, user: object) -> None:
-    # A finalizer may run anywhere, also in the middle of the lines that enter another user.
+def _release(spec: ModelSpec, user: object) -> None:
+    # A finalizer may run at any point, even between the lines that register another user.
     key = _key(spec)
     _users[key].discard(user)
     if not _users[key]:
@@ -123,9 +123,12 @@ def _forget(spec: ModelSpec, user: object) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Handle:
-    """A model that the backend holds, or will load at its first use.
+    """A model that the backend holds, or loads at its first use.
 
-    ``node_id`` is the loader's node, whose text shows ranks, layout and state.
+    Attributes:
+        spec: the model as requests name it.
+        checkpoint: the model's folder.
+        node_id: the loader's node, whose text shows ranks, layout and state. None shows nothing.
     """
 
     spec: ModelSpec
@@ -133,35 +136,35 @@ class Handle:
     node_id: str | None = None
 
     def keep_weights(self) -> None:
-        """Keep the model's weights on the ranks for as long as this handle lives, and free them soon after."""
+        """Keep the model's weights on the ranks as long as this handle lives, and free them soon after."""
         user = object()
         _users.setdefault(_key(self.spec), set()).add(user)
-        weakref.finalize(self, _forget, self.spec, user).atexit = False
+        weakref.finalize(self, _release, self.spec, user).atexit = False
 
     @property
     def ranks(self) -> int:
-        """Ranks that the model may use."""
+        """The number of ranks that the model may use."""
         return self.spec.layout.ranks if self.spec.layout else len(self.spec.devices.indices)
 
     def holds(self, components: Collection[str], *, ranks: int) -> bool:
-        """Whether the first so many ranks hold these components of the checkpoint, as of a second ago at most.
+        """Whether each of the first ``ranks`` ranks holds these components. The status is at most a second old.
 
-        They may hold another part of them than a new layout needs.
+        A rank may hold a different shard of a component than a new layout needs.
         """
         try:
-            found = client().status().ranks[:ranks]
+            statuses = client().status().ranks[:ranks]
         except BackendError:
             return False
-        return len(found) == ranks and all(self._on(rank).issuperset(components) for rank in found)
+        return len(statuses) == ranks and all(self._held_by(rank).issuperset(components) for rank in statuses)
 
-    def _on(self, rank: RankStatus) -> set[str]:
-        """The components that a rank holds."""
+    def _held_by(self, rank: RankStatus) -> set[str]:
+        """Return this model's components that a rank holds."""
         spec = self.spec
         same = (model for model in rank.models if model.path == spec.path and spec.dtype in ("auto", model.dtype))
         return {part for model in same for part in model.parts}
 
     def layout(self, branches: int) -> ParallelLayout:
-        """The layout for so many branches (2 with guidance), ``auto`` resolved."""
+        """Return the layout for ``branches`` branches (2 with guidance), with ``auto`` resolved."""
         return self.spec.layout or auto(self.ranks, branches=branches)
 
     def call(
@@ -171,44 +174,44 @@ class Handle:
         *,
         on_progress: OnProgress | None = None,
     ) -> dict[str, Tensor]:
-        """Have the ranks carry out a request; blocks, and ends early when the user interrupts.
+        """Make the ranks execute a request. Blocks, and ends early when the user interrupts.
 
         Raises:
             InterruptProcessingException: the user interrupted.
             OOM_EXCEPTION: a rank ran out of memory (ComfyUI's own type, so that its own handling runs).
-            BackendError: anything else, with one sentence.
+            BackendError: any other failure, in one sentence.
         """
-        doing = DOING[type(message)]
-        self.show(doing)
+        phase = PHASES[type(message)]
+        self.show(phase)
         free_dropped()
-        with self._failures():
+        with self._errors_for_comfyui():
             return client().call(
                 message,
                 dict(tensors),
                 interrupted=comfy.model_management.processing_interrupted,
-                on_progress=self._reporting(doing, on_progress),
+                on_progress=self._show_progress(phase, on_progress),
             )
 
-    def _reporting(self, doing: str, on_progress: OnProgress | None) -> OnProgress:
-        """Progress onto the loader's node, and what is of the phase that counts to ``on_progress``."""
+    def _show_progress(self, phase: str, on_progress: OnProgress | None) -> OnProgress:
+        """Return a callback that shows all progress on the loader's node and passes on that of ``phase``."""
 
         def progressed(progress: Progress, extra: dict[str, Tensor]) -> None:
-            if progress.phase != doing:
-                if progress.phase in WAITING:
-                    over = progress.phase == "loading" and progress.value
-                    self.show(doing if over else WAITING[progress.phase])
+            if progress.phase != phase:
+                if progress.phase in WAIT_TEXTS:
+                    loaded = progress.phase == "loading" and progress.value
+                    self.show(phase if loaded else WAIT_TEXTS[progress.phase])
                 return
             note = f" ({progress.note})" if progress.note else ""
-            self.show(f"{doing} {progress.value}/{progress.total}{note}")
-            # An interruption ends the call by itself; the progress bar would raise in the middle of it.
+            self.show(f"{phase} {progress.value}/{progress.total}{note}")
+            # On an interrupt the call ends by itself; ComfyUI's progress bar would raise in the middle of it.
             if on_progress is not None and not comfy.model_management.processing_interrupted():
                 on_progress(progress, extra)
 
         return progressed
 
     @contextmanager
-    def _failures(self) -> Iterator[None]:
-        """Errors onto the loader's node, and into the types that ComfyUI itself handles."""
+    def _errors_for_comfyui(self) -> Iterator[None]:
+        """Show errors on the loader's node and raise them as the types that ComfyUI handles."""
         try:
             yield
         except Cancelled:
@@ -223,35 +226,36 @@ class Handle:
             raise
 
     def unload(self) -> None:
-        """Have the ranks free their weights, if there are ranks; never starts any and never raises a BackendError."""
+        """Make running ranks free the weights. Never starts ranks and never raises a ``BackendError``."""
         freed = _unload(self.spec) == "freed"
         self.show("unloaded; weights load at next use" if freed else "the weights could not be freed yet")
 
     def describe(self, state: str) -> str:
-        """Ranks, layout and state in one line."""
+        """Return ranks, layout and state as one line."""
         kind = "GPU" if self.spec.devices.kind == "cuda" else "CPU"
         layout = f"layout {self.spec.layout}" if self.spec.layout else f"layout auto (guided: {self.layout(2)})"
         if self.spec.layout and self.spec.layout.approximate:
-            others = "stage after stage" if self.spec.layout.pipe > 1 else "the same"
-            layout += f" ({self.spec.layout.approximation} in ParallelSampler, approximate; {others} in others, exact)"
+            elsewhere = "one stage at a time" if self.spec.layout.pipe > 1 else "without it"
+            approximation = self.spec.layout.approximation
+            layout += f" ({approximation} in ParallelSampler, approximate; {elsewhere} in other samplers, exact)"
         elif self.spec.layout and self.spec.layout.pipe > 1:
-            layout += " (stage after stage, exact)"
+            layout += " (one stage at a time, exact)"
         return f"{self.ranks} {kind} rank{'s' if self.ranks > 1 else ''}, {layout}: {state}"
 
     def show(self, state: str) -> None:
-        """Write ranks, layout and state onto the loader's node, if a page could be looking."""
+        """Show ranks, layout and state on the loader's node, if ComfyUI's server runs."""
         text = self.describe(state)
-        if self.node_id is None or _shown.get(self.node_id) == text:
+        if self.node_id is None or _shown_texts.get(self.node_id) == text:
             return
-        # Inside a script there is no server, and importing it would start one half.
+        # A script has no server, and importing the module would half start one.
         server = getattr(getattr(sys.modules.get("server"), "PromptServer", None), "instance", None)
         if server is not None:
-            _shown[self.node_id] = text
+            _shown_texts[self.node_id] = text
             server.send_progress_text(text, self.node_id)
 
 
 def progress_bar() -> OnProgress:
-    """Show a request's progress as the running node's own progress bar."""
+    """Return a callback that shows a request's progress as the running node's progress bar."""
     bar = comfy.utils.ProgressBar(1)
 
     def update(progress: Progress, _: dict[str, Tensor]) -> None:

@@ -1,4 +1,7 @@
-"""Room on the ranks' GPUs: ComfyUI frees memory for its own models alone, and the ranks are other processes."""
+"""Memory on the GPUs that ComfyUI and the ranks share.
+
+ComfyUI frees memory only for its own models, and the ranks are other processes.
+"""
 
 from collections.abc import Collection
 
@@ -13,24 +16,24 @@ EVERYTHING = 1e30
 
 
 def make_room(handle: Handle, components: Collection[str], *, ranks: int) -> None:
-    """Have ComfyUI's own models leave the GPUs on which the first so many ranks are about to load these components.
+    """Unload ComfyUI's own models from the GPUs where the first ``ranks`` ranks are about to load ``components``.
 
-    Nothing leaves while the ranks hold them already, or where the ranks are no GPUs that ComfyUI uses.
+    Nothing is unloaded if these ranks already hold the components, or if ComfyUI uses none of their GPUs.
     """
     management = comfy.model_management
     loaded = management.current_loaded_models
-    # Looking at a GPU that ComfyUI does not use would cost half a gigabyte there.
-    used = {entry.device for entry in loaded} | {management.get_torch_device()}
-    shared = used.intersection(gpus(handle.spec.devices, ranks))
+    # Only GPUs that ComfyUI uses: querying any other GPU would allocate half a gigabyte on it.
+    used_by_comfyui = {entry.device for entry in loaded} | {management.get_torch_device()}
+    shared = used_by_comfyui.intersection(gpus(handle.spec.devices, ranks))
     if not shared or handle.holds(components, ranks=ranks):
         return
-    # Ours weigh nothing here, and to unload them is to have the ranks free their weights.
-    ours = [entry for entry in loaded if entry.model is not None and entry.model.loaded_size() == 0]
+    # Keep the parallel models: they use no memory here, and unloading one makes the ranks free its weights.
+    parallel_models = [entry for entry in loaded if entry.model is not None and entry.model.loaded_size() == 0]
     for device in shared:
-        management.free_memory(EVERYTHING, device, ours)
+        management.free_memory(EVERYTHING, device, parallel_models)
     management.soft_empty_cache()
 
 
 def gpus(devices: Devices, ranks: int) -> list[torch.device]:
-    """The GPUs of the first so many ranks, in the numbers of this process, which are those of the node's input."""
+    """Return the GPUs of the first ``ranks`` ranks, by this process's numbering, which the node's input uses."""
     return [torch.device("cuda", index) for index in devices.indices[:ranks]] if devices.kind == "cuda" else []

@@ -1,1 +1,1 @@
-"""What a family's bridge is, and what all bridges share."""
+"""The interface of a family's bridge, and what all bridges share."""

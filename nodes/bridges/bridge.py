@@ -1,4 +1,4 @@
-"""What a family's bridge between ComfyUI and the backend gives."""
+"""A family's bridge between ComfyUI and the backend."""
 
 import inspect
 from abc import ABC, abstractmethod
@@ -22,8 +22,11 @@ from .latents import latent_scale
 class BackendText:
     """A text encoder that the ranks run.
 
-    ``key`` is ComfyUI's name of it, ``length`` what shorter prompts are padded to, ``encoder`` its class. ``masked``
-    says whether the encoder leaves the padding out, whose embeddings are then zero.
+    Attributes:
+        key: ComfyUI's name of the encoder in tokenized prompts.
+        length: the number of tokens that shorter prompts are padded to.
+        encoder: the encoder's class.
+        masked: whether the encoder masks the padding, whose embeddings are then zero.
     """
 
     key: str
@@ -34,10 +37,12 @@ class BackendText:
 
 @dataclass(frozen=True, kw_only=True)
 class CoreText:
-    """Text encoders that ComfyUI runs itself, and the name in core's CLIPType that stands for all of them.
+    """Text encoders that ComfyUI runs itself.
 
-    ``components`` are the classes that core knows there, by diffusers' name of the component; those in ``optional``
-    may be missing. Without components the model takes no prompt.
+    Attributes:
+        components: the classes that ComfyUI supports, by diffusers' component name. Empty if the model takes no prompt.
+        clip_type: the member of ComfyUI's ``CLIPType`` that stands for all of them.
+        optional: components that may be missing.
     """
 
     components: Mapping[str, tuple[str, ...]]
@@ -45,30 +50,30 @@ class CoreText:
     optional: frozenset[str] = frozenset()
 
     def check(self, checkpoint: Checkpoint) -> None:
-        """Refuse what core would take for another text encoder: it goes by the weights' names and shapes alone.
+        """Refuse a text encoder that ComfyUI would mistake for another: it detects by weight names and shapes alone.
 
         Raises:
-            InvalidRequest: names the class and those that work.
+            InvalidRequest: names the class and the supported ones.
         """
-        for component, known in self.components.items():
-            found = checkpoint.components.get(component)
-            if found not in known and not (found is None and component in self.optional):
+        for component, supported in self.components.items():
+            class_name = checkpoint.components.get(component)
+            if class_name not in supported and not (class_name is None and component in self.optional):
                 raise InvalidRequest(
-                    f"{checkpoint.path.name}: {component} is {found or 'missing'}, and this family's CLIP needs "
-                    f"{' or '.join(known)} there; load the text encoders with ComfyUI's own nodes instead"
+                    f"{checkpoint.path.name}: {component} is {class_name or 'missing'}, and this family's CLIP needs "
+                    f"{' or '.join(supported)}; load the text encoders with ComfyUI's own nodes instead"
                 )
 
 
 class Bridge(ABC):
-    """A checkpoint as ComfyUI sees it. Everything is read from JSON files.
+    """A checkpoint as ComfyUI sees it, read from JSON files alone.
 
     Attributes:
-        native: ComfyUI's own class of the transformer, whose weight names and call it is that the stand-in has.
-        text: who encodes its prompts.
-        vaes: the classes that the backend can run for it.
+        native_class: ComfyUI's transformer class, whose weight names and call signature the stand-in has.
+        text: how its prompts are encoded.
+        vaes: the VAE classes that the backend can run for it.
     """
 
-    native: ClassVar[type[Any]]
+    native_class: ClassVar[type[Any]]
     text: BackendText | CoreText
     vaes: ClassVar[tuple[str, ...]]
 
@@ -76,150 +81,158 @@ class Bridge(ABC):
         self.checkpoint, self.name = checkpoint, checkpoint.path.name
         self.config: Mapping[str, Any] = checkpoint.config("transformer")
 
+    @classmethod
+    def of(cls, checkpoint: Checkpoint) -> "Bridge":
+        """Return the bridge of a checkpoint. A family with several bridges chooses one here."""
+        return cls(checkpoint)
+
     @property
-    def conds(self) -> frozenset[str]:
-        """Conditioning beside the prompt that this model takes, of ``guards.UNSUPPORTED_CONDS``."""
+    def supported_conds(self) -> frozenset[str]:
+        """The entries of ``refusals.UNSUPPORTED_CONDS`` that this model does take."""
         return frozenset()
 
     @abstractmethod
     def unet_config(self) -> dict[str, Any]:
-        """What ComfyUI's model detection would find in the converted weights."""
+        """Return what ComfyUI's model detection would find in the converted weights."""
 
     @abstractmethod
-    def inputs(self, x: Tensor, timestep: Tensor, given: dict[str, Any]) -> dict[str, Tensor]:
-        """The backend's inputs for a call of ComfyUI's to its transformer, batch first, or 1 for all samples.
+    def inputs(self, x: Tensor, timestep: Tensor, call_args: dict[str, Any]) -> dict[str, Tensor]:
+        """Return the backend's inputs for one of ComfyUI's calls to its transformer.
 
-        Takes out of ``given``, the call's other arguments that are not None, what it carries over.
+        Args:
+            x: the latent, with concatenated channels where the model takes them.
+            timestep: ``[B]``.
+            call_args: the call's other arguments that are not None. What the backend's inputs carry is removed.
+
+        Returns:
+            Tensors by the backend's names, batch first. A batch of 1 stands for all samples.
 
         Raises:
-            InvalidRequest: something is missing, or is there and cannot be carried over.
+            InvalidRequest: an argument is missing, or its value is not supported.
         """
 
     @abstractmethod
-    def scale(self) -> LatentScale:
-        """Of the latents that the family works on."""
+    def family_latent_scale(self) -> LatentScale:
+        """Return the shape of the latents that the family works on."""
 
     @property
     def vae(self) -> VAE | None:
-        """The checkpoint's VAE, if it has one that the backend can run; with any other it is a model without."""
+        """The checkpoint's VAE, or None if it has none that the backend can run."""
         return vae_of(self.checkpoint) if self.checkpoint.components.get("vae") in self.vaes else None
 
-    def latents(self) -> LatentScale:
-        """Of the latents that the checkpoint's VAE gives, if it has one."""
-        return latent_scale(self.vae, self.scale(), self.name)
+    def latent_scale(self) -> LatentScale:
+        """Return the shape of the latents of the checkpoint's VAE, or the family's without one."""
+        return latent_scale(self.vae, self.family_latent_scale(), self.name)
 
     def check(self) -> None:
-        """Refuse what can be seen in the JSON files.
+        """Refuse what the JSON files show to be unsupported.
 
         Raises:
             InvalidRequest: a variant that is not supported.
         """
         self.core_config()
-        if self.latents().channels != self.scale().channels:
+        if self.latent_scale().channels != self.family_latent_scale().channels:
             raise InvalidRequest(
-                f"{self.name}: the VAE has {self.latents().channels} latent channels, and the transformer works on "
-                f"{self.scale().channels}"
+                f"{self.name}: the VAE has {self.latent_scale().channels} latent channels, and the transformer works "
+                f"on {self.family_latent_scale().channels}"
             )
 
     def core_config(self) -> Any:
-        """ComfyUI's ``supported_models`` entry for the checkpoint, which makes its model class without weights.
+        """Return ComfyUI's ``supported_models`` entry for the checkpoint, which creates its model class weightless.
 
         Raises:
-            InvalidRequest: this ComfyUI has none, or a config lacks a number.
+            InvalidRequest: this ComfyUI has no such entry, or the config lacks a number.
         """
         try:
             unet_config = self.unet_config()
         except KeyError as error:
             raise InvalidRequest(f"{self.name}: the transformer's config.json lacks {error}") from error
-        known = takes(self.native, unet_config)
-        core = comfy.model_detection.model_config_from_unet_config(unet_config) if known else None
-        if core is None:
+        core_config = comfy.model_detection.model_config_from_unet_config(unet_config)
+        if core_config is None:
             raise InvalidRequest(
                 f"{self.name}: this version of ComfyUI has no model for {self.checkpoint.components['transformer']} "
-                "with such a config; a newer one may"
+                "with this config; a newer version may have one"
             )
-        core.unet_config["disable_unet_model_creation"] = True
-        return core
+        core_config.unet_config["disable_unet_model_creation"] = True
+        return core_config
 
     def weights(self, unet_config: Mapping[str, Any]) -> dict[str, Tensor]:
-        """Names and shapes of the transformer's weights as ComfyUI knows them, on the meta device."""
-        return meta_weights(self.native, unet_config)
+        """Return the transformer's weights under ComfyUI's names, on the meta device."""
+        return meta_weights(self.native_class, unet_config)
 
     def attributes(self, weights: Mapping[str, Tensor]) -> dict[str, Any]:
-        """What else ComfyUI reads from its transformer; ``weights`` are its own, on the meta device."""
+        """Return the other attributes that ComfyUI reads from its transformer.
+
+        Args:
+            weights: what ``weights`` returns.
+        """
         return {}
 
 
-def takes(native: type[nn.Module], unet_config: Mapping[str, Any]) -> bool:
-    """Whether this version's transformer has all arguments; a family's older relative may be there without it."""
-    parameters = inspect.signature(native).parameters
-    anything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    return anything or unet_config.keys() <= parameters.keys()
+def non_default(native_class: type[nn.Module], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the ``values`` that differ from the native transformer's defaults, which ComfyUI never detects."""
+    parameters = inspect.signature(native_class).parameters
+    plain = {name: _as_list(value) for name, value in values.items()}
+    return {name: value for name, value in plain.items() if value != _as_list(parameters[name].default)}
 
 
-def unusual(native: type[nn.Module], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of ``values`` that are not the native transformer's defaults: ComfyUI's detection never looks for them."""
-    parameters = inspect.signature(native).parameters
-    usual = {name: _plain(parameters[name].default) for name in values if name in parameters}
-    found = {name: _plain(value) for name, value in values.items()}
-    return {name: value for name, value in found.items() if name not in usual or usual[name] != value}
-
-
-def text_of(given: dict[str, Any]) -> Tensor:
-    """Take the prompt's embedding ``[B, L, D]`` out of a call's arguments.
+def pop_text(call_args: dict[str, Any]) -> Tensor:
+    """Remove the prompt's embedding ``[B, L, D]`` from a call's arguments and return it.
 
     Raises:
         InvalidRequest: there is none.
     """
-    context: Tensor | None = given.pop("context", None)
+    context: Tensor | None = call_args.pop("context", None)
     if context is None:
         raise InvalidRequest("the conditioning has no text; encode the prompt with the CLIP of ParallelLoader")
     return context
 
 
-def pooled_of(given: dict[str, Any]) -> Tensor:
-    """Take the prompt's pooled embedding ``[B, D]`` out of a call's arguments.
+def pop_pooled_text(call_args: dict[str, Any]) -> Tensor:
+    """Remove the prompt's pooled embedding ``[B, D]`` from a call's arguments and return it.
 
     Raises:
         InvalidRequest: there is none.
     """
-    pooled: Tensor | None = given.pop("y", None)
+    pooled: Tensor | None = call_args.pop("y", None)
     if pooled is None:
         raise InvalidRequest("the conditioning has no pooled output: encode the prompt with the CLIP of this family")
     return pooled
 
 
-def guidance_of(given: dict[str, Any], *, distilled: bool) -> dict[str, Tensor]:
-    """Take guidance ``[B]`` out of a call's arguments; ComfyUI gives it to models that were not distilled with it too.
+def pop_guidance(call_args: dict[str, Any], *, distilled: bool) -> dict[str, Tensor]:
+    """Remove the guidance ``[B]`` from a call's arguments and return it as the backend's input.
+
+    ComfyUI also passes it to models without guidance distillation, which do not use it: they get ``{}``.
 
     Raises:
-        InvalidRequest: a node took it away.
+        InvalidRequest: a guidance-distilled model gets none, because a node removed it.
     """
-    guidance: Tensor | None = given.pop("guidance", None)
+    guidance: Tensor | None = call_args.pop("guidance", None)
     if not distilled:
         return {}
     if guidance is None:
-        raise InvalidRequest("this model was distilled with guidance, which it needs: remove FluxDisableGuidance")
+        raise InvalidRequest("this model is guidance-distilled and needs guidance: remove FluxDisableGuidance")
     return {"guidance": guidance}
 
 
 def split_channels(x: Tensor, channels: int) -> dict[str, Tensor]:
-    """The latent ``[B, channels, ...]`` and, if there is more, what ComfyUI put beside it as ``concat``."""
+    """Split ``x`` into the latent ``[B, channels, ...]`` and, if there are more channels, ComfyUI's ``concat``."""
     latent, concat = x[:, :channels], x[:, channels:]
     return {"hidden_states": latent, **({"concat": concat} if concat.shape[1] else {})}
 
 
-def layer(weights: Mapping[str, Tensor], name: str) -> SimpleNamespace:
-    """A stand-in for a layer that ComfyUI only asks for the shape of its weight."""
+def layer_stub(weights: Mapping[str, Tensor], name: str) -> SimpleNamespace:
+    """Return a stand-in for a layer of which ComfyUI reads only the weight's shape."""
     return SimpleNamespace(weight=weights[f"{name}.weight"])
 
 
-def meta_weights(native: type[nn.Module], unet_config: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Names and shapes of a native transformer's weights, on the meta device."""
-    shape = {name: value for name, value in unet_config.items() if name != "disable_unet_model_creation"}
-    made = native(**shape, device="meta", dtype=torch.bfloat16, operations=comfy.ops.disable_weight_init)
-    return dict(made.state_dict())
+def meta_weights(native_class: type[nn.Module], unet_config: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return a native transformer's weights on the meta device."""
+    options = {name: value for name, value in unet_config.items() if name != "disable_unet_model_creation"}
+    module = native_class(**options, device="meta", dtype=torch.bfloat16, operations=comfy.ops.disable_weight_init)
+    return dict(module.state_dict())
 
 
-def _plain(value: Any) -> Any:
+def _as_list(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value

@@ -1,4 +1,7 @@
-"""A family that ComfyUI lacks, there: a small model of ours around its schedules, formats and conditioning."""
+"""ComfyUI model classes of ours for the families that ComfyUI lacks.
+
+Schedules, latent formats and conditioning are ComfyUI's own code.
+"""
 
 from abc import abstractmethod
 from collections.abc import Mapping
@@ -18,9 +21,9 @@ from ...parallel_backend.checkpoint.checkpoint import Checkpoint
 from ...parallel_backend.errors import InvalidRequest
 from .bridge import Bridge
 
-_BETAS = {"scaled_linear": "linear", "linear": "sqrt_linear"}
-"""ComfyUI's name of a schedule by diffusers'."""
-_TYPES = {
+_BETA_SCHEDULES = {"scaled_linear": "linear", "linear": "sqrt_linear"}
+"""ComfyUI's name of a schedule by diffusers' name."""
+_PREDICTION_TYPES = {
     "epsilon": comfy.model_base.ModelType.EPS,
     "v_prediction": comfy.model_base.ModelType.V_PREDICTION,
 }
@@ -28,7 +31,14 @@ _TYPES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """How noisy a timestep is, and what the model predicts: the numbers of a diffusers ``scheduler_config.json``."""
+    """A noise schedule and prediction type, as a diffusers ``scheduler_config.json`` describes them.
+
+    Attributes:
+        prediction: what the model predicts.
+        betas: arguments of ComfyUI's ``make_beta_schedule``, by the names of ``sampling_settings``.
+        snr_shift: the divisor of the signal-to-noise ratio.
+        zero_snr: whether the terminal signal-to-noise ratio is rescaled to zero.
+    """
 
     prediction: comfy.model_base.ModelType
     betas: Mapping[str, Any]
@@ -36,24 +46,31 @@ class Schedule:
     zero_snr: bool
 
     @classmethod
-    def of(cls, checkpoint: Checkpoint, defaults: Mapping[str, Any]) -> "Schedule":
-        """Read a checkpoint's; ``defaults`` are those of its diffusers class.
+    def from_checkpoint(cls, checkpoint: Checkpoint, defaults: Mapping[str, Any]) -> "Schedule":
+        """Read a checkpoint's schedule.
+
+        Args:
+            checkpoint: a checkpoint with a scheduler.
+            defaults: the defaults of its diffusers scheduler class.
 
         Raises:
-            InvalidRequest: there is none, or it is of a kind that ComfyUI does not have.
+            InvalidRequest: the checkpoint has no scheduler, or one of a kind that ComfyUI lacks.
         """
         config = dict(defaults) | checkpoint.config("scheduler")
-        kinds: tuple[tuple[str, Mapping[str, Any]], ...] = (("beta_schedule", _BETAS), ("prediction_type", _TYPES))
-        for name, known in kinds:
-            if config[name] not in known:
+        choices: tuple[tuple[str, Mapping[str, Any]], ...] = (
+            ("beta_schedule", _BETA_SCHEDULES),
+            ("prediction_type", _PREDICTION_TYPES),
+        )
+        for name, supported in choices:
+            if config[name] not in supported:
                 raise InvalidRequest(
                     f"{checkpoint.path.name}: a scheduler with {name} {config[name]!r} is not supported; "
-                    f"{', '.join(known)} is"
+                    f"supported: {', '.join(supported)}"
                 )
         return cls(
-            prediction=_TYPES[config["prediction_type"]],
+            prediction=_PREDICTION_TYPES[config["prediction_type"]],
             betas={
-                "beta_schedule": _BETAS[config["beta_schedule"]],
+                "beta_schedule": _BETA_SCHEDULES[config["beta_schedule"]],
                 "linear_start": config["beta_start"],
                 "linear_end": config["beta_end"],
                 "timesteps": config["num_train_timesteps"],
@@ -63,9 +80,10 @@ class Schedule:
         )
 
     def sigmas(self) -> Tensor:
-        """Noise over signal by timestep; where the signal ends at zero, ComfyUI's small number stands for it.
+        """Return the noise-to-signal ratio of each timestep.
 
-        The signal-to-noise ratio is divided by ``snr_shift`` (diffusers' ``CogVideoXDDIMScheduler``).
+        The signal-to-noise ratio is divided by ``snr_shift`` (diffusers' ``CogVideoXDDIMScheduler``). A terminal
+        ratio of zero is replaced by ComfyUI's small number.
         """
         settings = dict(self.betas)
         betas = make_beta_schedule(settings.pop("beta_schedule"), settings.pop("timesteps"), **settings)
@@ -73,7 +91,7 @@ class Schedule:
         return rescale_zero_terminal_snr_sigmas(sigmas) if self.zero_snr else sigmas
 
 
-SCHEDULER: dict[str, Any] = {
+DDIM_DEFAULTS: dict[str, Any] = {
     "num_train_timesteps": 1000,
     "beta_start": 0.0001,
     "beta_end": 0.02,
@@ -82,46 +100,50 @@ SCHEDULER: dict[str, Any] = {
     "rescale_betas_zero_snr": False,
     "snr_shift_scale": 1.0,
 }
-"""What diffusers' ``DDIMScheduler`` takes for a number that its config leaves out."""
+"""The defaults of diffusers' ``DDIMScheduler`` for numbers that a config leaves out."""
 
 
 class OwnModel(comfy.model_base.BaseModel):  # type: ignore[misc]
-    """ComfyUI's model class for a family of ours; what it passes on beside the latent is ``own_conds``."""
+    """The model class of a family that ComfyUI lacks. Subclasses override ``call_conds``."""
 
     def __init__(self, config: "OwnConfig") -> None:
         super().__init__(config, model_type=config.schedule.prediction)
         self.model_sampling.set_sigmas(config.schedule.sigmas())
 
     def extra_conds(self, **kwargs: Any) -> dict[str, Any]:
-        """The arguments of a call, by name, as ``BaseModel`` wants them."""
-        return self.own_conds(kwargs)
+        """See ``BaseModel``."""
+        return self.call_conds(kwargs)
 
-    def own_conds(self, given: dict[str, Any]) -> dict[str, Any]:
-        """The prompt, which is never repeated to the length of another: its tokens may be attended with the image's."""
-        text = given.get("cross_attn")
-        found = {} if text is None else {"c_crossattn": comfy.conds.CONDRegular(text)}
-        concat = self.concat_cond(**given)
-        return found if concat is None else found | {"c_concat": comfy.conds.CONDNoiseShape(concat)}
+    def call_conds(self, conditioning: dict[str, Any]) -> dict[str, Any]:
+        """Return the transformer's arguments by name, as ComfyUI's ``conds``.
+
+        The text is a ``CONDRegular``, so ComfyUI never repeats a prompt to the length of another one: joint attention
+        sees the prompt's tokens.
+        """
+        text = conditioning.get("cross_attn")
+        conds = {} if text is None else {"c_crossattn": comfy.conds.CONDRegular(text)}
+        concat = self.concat_cond(**conditioning)
+        return conds if concat is None else conds | {"c_concat": comfy.conds.CONDNoiseShape(concat)}
 
 
 class OwnConfig(comfy.supported_models_base.BASE):  # type: ignore[misc]
-    """What stands in ``comfy.supported_models`` for the families that are there."""
+    """The counterpart of an entry of ``comfy.supported_models``."""
 
     unet_extra_config: ClassVar[dict[str, Any]] = {}
 
     def __init__(self, bridge: "OwnBridge") -> None:
         super().__init__(bridge.unet_config())
         self.bridge, self.latent_format = bridge, bridge.latent_format()
-        self.schedule = Schedule.of(bridge.checkpoint, bridge.scheduler)
+        self.schedule = Schedule.from_checkpoint(bridge.checkpoint, bridge.scheduler_defaults)
         self.sampling_settings = {**self.schedule.betas, "zsnr": self.schedule.zero_snr}
 
     def get_model(self, state_dict: Any, prefix: str = "", device: Any = None) -> OwnModel:
-        """The model without weights."""
+        """Return the model without weights."""
         return self.bridge.model(self)
 
 
-class Call(Protocol):
-    """How ComfyUI calls a transformer; no family of ours has a class there, so this stands for its signature."""
+class TransformerSignature(Protocol):
+    """The signature with which ComfyUI calls a transformer, for families without a native class."""
 
     def forward(
         self,
@@ -132,7 +154,7 @@ class Call(Protocol):
         transformer_options: Any = None,
         **kwargs: Any,
     ) -> Tensor:
-        """The prediction for ``x`` ``[B, C, ...]``."""
+        """Return the prediction for ``x`` ``[B, C, ...]``."""
 
 
 class OwnBridge(Bridge):
@@ -140,21 +162,21 @@ class OwnBridge(Bridge):
 
     Attributes:
         model: the model class.
-        scheduler: what diffusers takes for a number that a scheduler's config leaves out.
-        factor: what a VAE's latents are multiplied with where no VAE says.
+        scheduler_defaults: the scheduler class's defaults for numbers that a config leaves out.
+        default_scaling_factor: the latents' scaling factor if the checkpoint's VAE does not give one.
     """
 
-    native = Call
+    native_class = TransformerSignature
     model: ClassVar[type[OwnModel]] = OwnModel
-    scheduler: ClassVar[Mapping[str, Any]] = SCHEDULER
-    factor: ClassVar[float]
+    scheduler_defaults: ClassVar[Mapping[str, Any]] = DDIM_DEFAULTS
+    default_scaling_factor: ClassVar[float]
 
     @abstractmethod
     def latent_format(self) -> Any:
-        """A ``comfy.latent_formats.LatentFormat``."""
+        """Return a ``comfy.latent_formats.LatentFormat``."""
 
     def unet_config(self) -> dict[str, Any]:
-        """See ``Bridge``. Nothing is detected: this is what other nodes find in the model's config."""
+        """See ``Bridge``. ComfyUI detects nothing here: other nodes read this from the model's config."""
         return {"image_model": type(self).__name__.lower(), "in_channels": self.config["in_channels"]}
 
     def core_config(self) -> Any:
@@ -167,16 +189,16 @@ class OwnBridge(Bridge):
         return config
 
     def weights(self, unet_config: Mapping[str, Any]) -> dict[str, Tensor]:
-        """See ``Bridge``; from the headers of the checkpoint's files."""
-        found = {}
+        """See ``Bridge``. Shapes come from the headers of the checkpoint's files."""
+        weights = {}
         for file in sorted((self.checkpoint.path / "transformer").glob("*.safetensors")):
-            with safe_open(file, framework="pt") as opened:
-                for name in opened.keys():  # noqa: SIM118
-                    shape = opened.get_slice(name).get_shape()
-                    found[name] = torch.empty(shape, dtype=torch.bfloat16, device="meta")
-        return found
+            with safe_open(file, framework="pt") as tensors:
+                for name in tensors.keys():  # noqa: SIM118
+                    shape = tensors.get_slice(name).get_shape()
+                    weights[name] = torch.empty(shape, dtype=torch.bfloat16, device="meta")
+        return weights
 
-    def scaling(self) -> float:
-        """What the VAE's latents are multiplied with."""
+    def scaling_factor(self) -> float:
+        """Return the factor that the VAE's latents are multiplied by."""
         config = self.vae.config if self.vae else {}
-        return float(config.get("scaling_factor", self.factor))
+        return float(config.get("scaling_factor", self.default_scaling_factor))

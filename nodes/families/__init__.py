@@ -1,1 +1,1 @@
-"""One bridge a family between ComfyUI's objects and the backend's arguments."""
+"""One bridge per family between ComfyUI's objects and the backend's inputs."""

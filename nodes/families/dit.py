@@ -1,4 +1,4 @@
-"""DiT (classes to images), which ComfyUI lacks."""
+"""DiT (class to image), which ComfyUI lacks."""
 
 from typing import Any
 
@@ -13,40 +13,40 @@ from ..bridges.bridge import CoreText
 from ..bridges.own_model import OwnBridge, OwnModel
 
 NO_CLASS = -1
-"""The label that stands for none of the model's classes."""
+"""The label that means no class."""
 LABEL = "class_labels"
-"""The label's name in CONDITIONING."""
+"""The key of the label in CONDITIONING."""
 
 
 class DiTModel(OwnModel):
-    """Takes a class where others take a prompt."""
+    """Takes a class instead of a prompt."""
 
-    def own_conds(self, given: dict[str, Any]) -> dict[str, Any]:
+    def call_conds(self, conditioning: dict[str, Any]) -> dict[str, Any]:
         """See ``OwnModel``."""
-        if given.get(LABEL) is None:
+        if conditioning.get(LABEL) is None:
             raise InvalidRequest("this model draws a class, not a prompt: use Parallel Class Label for both prompts")
-        return {LABEL: comfy.conds.CONDRegular(torch.tensor([given[LABEL]]))}
+        return {LABEL: comfy.conds.CONDRegular(torch.tensor([conditioning[LABEL]]))}
 
 
 class DiT(OwnBridge):
-    """Latents are of Stable Diffusion's VAE."""
+    """The VAE is Stable Diffusion's."""
 
     model = DiTModel
-    factor = 0.18215
+    default_scaling_factor = 0.18215
     vaes = ("AutoencoderKL",)
     text = CoreText(components={}, clip_type="STABLE_DIFFUSION")
 
     def latent_format(self) -> Any:
         """See ``OwnBridge``."""
-        return comfy.latent_formats.SD15(self.scaling())
+        return comfy.latent_formats.SD15(self.scaling_factor())
 
-    def inputs(self, x: Tensor, timestep: Tensor, given: dict[str, Any]) -> dict[str, Tensor]:
-        """See ``Bridge``. The last row of the model's table is for no class."""
-        labels = given.pop(LABEL)
-        none = torch.full_like(labels, self.config.get("num_embeds_ada_norm", 1000))
-        labels = torch.where(labels == NO_CLASS, none, labels)
+    def inputs(self, x: Tensor, timestep: Tensor, call_args: dict[str, Any]) -> dict[str, Tensor]:
+        """See ``Bridge``. The last row of the model's class embedding means no class."""
+        labels = call_args.pop(LABEL)
+        no_class = torch.full_like(labels, self.config.get("num_embeds_ada_norm", 1000))
+        labels = torch.where(labels == NO_CLASS, no_class, labels)
         return {"hidden_states": x, "timestep": timestep, LABEL: labels}
 
-    def scale(self) -> LatentScale:
+    def family_latent_scale(self) -> LatentScale:
         """See ``Bridge``."""
         return LatentScale(channels=4, spatial=8, video=False)

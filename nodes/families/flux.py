@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import fields
 from functools import partial
 from typing import Any, ClassVar
 
@@ -11,17 +10,18 @@ from comfy.ldm.flux.model import FluxParams
 from torch import Tensor
 
 from ...parallel_backend.vaes import LatentScale
-from ..bridges.bridge import Bridge, CoreText, guidance_of, layer, pooled_of, split_channels, text_of
+from ..bridges.bridge import Bridge, CoreText, layer_stub, pop_guidance, pop_pooled_text, pop_text, split_channels
 from ..bridges.refusals import INPAINTING_CONDS
-
-PARAMS = {field.name for field in fields(FluxParams)}
-"""What this version of ComfyUI knows of the architecture."""
 
 
 class Flux(Bridge):
-    """diffusers counts packed channels: four of them are one of the latent's."""
+    """diffusers counts packed channels: each latent channel gives four.
 
-    native = comfy.ldm.flux.model.Flux
+    Attributes:
+        patch: the side of a patch in latent pixels.
+    """
+
+    native_class = comfy.ldm.flux.model.Flux
     text = CoreText(
         components={"text_encoder": ("CLIPTextModel",), "text_encoder_2": ("T5EncoderModel",)}, clip_type="FLUX"
     )
@@ -29,16 +29,17 @@ class Flux(Bridge):
     patch: ClassVar[int] = 2
 
     @property
-    def conds(self) -> frozenset[str]:
+    def supported_conds(self) -> frozenset[str]:
         """See ``Bridge``."""
         unet_config = self.unet_config()
-        fills = unet_config["in_channels"] > unet_config["out_channels"]
-        return INPAINTING_CONDS | {"reference_latents"} if fills else frozenset({"reference_latents"})
+        inpaints = unet_config["in_channels"] > unet_config["out_channels"]
+        return INPAINTING_CONDS | {"reference_latents"} if inpaints else frozenset({"reference_latents"})
 
     def unet_config(self) -> dict[str, Any]:
         """See ``Bridge``."""
         config = self.config
-        found = {
+        return {
+            "image_model": "flux",
             "in_channels": config["in_channels"] // self.patch**2,
             "out_channels": (config.get("out_channels") or config["in_channels"]) // self.patch**2,
             "patch_size": self.patch,
@@ -57,44 +58,47 @@ class Flux(Bridge):
             "yak_mlp": False,
             "txt_norm": False,
         }
-        return {"image_model": "flux"} | {name: value for name, value in found.items() if name in PARAMS}
 
-    def inputs(self, x: Tensor, timestep: Tensor, given: dict[str, Any]) -> dict[str, Tensor]:
+    def inputs(self, x: Tensor, timestep: Tensor, call_args: dict[str, Any]) -> dict[str, Tensor]:
         """See ``Bridge``."""
-        found = split_channels(x, self.unet_config()["out_channels"])
-        found |= {"timestep": timestep, "encoder_hidden_states": text_of(given), "pooled_projections": pooled_of(given)}
-        found |= guidance_of(given, distilled=self.unet_config()["guidance_embed"])
-        return found | self.references(x, given)
+        inputs = split_channels(x, self.unet_config()["out_channels"])
+        inputs |= {"timestep": timestep, "encoder_hidden_states": pop_text(call_args)}
+        inputs |= {"pooled_projections": pop_pooled_text(call_args)}
+        inputs |= pop_guidance(call_args, distilled=self.unet_config()["guidance_embed"])
+        return inputs | self.pop_references(x, call_args)
 
-    def references(self, x: Tensor, given: dict[str, Any]) -> dict[str, Tensor]:
-        """Tokens and positions of reference images, as ComfyUI's own forward packs and places them."""
+    def pop_references(self, x: Tensor, call_args: dict[str, Any]) -> dict[str, Tensor]:
+        """Remove the reference images from a call's arguments and return their tokens and positions.
+
+        ComfyUI's own forward packs and places them.
+        """
         names = ("ref_latents", "ref_latents_method")
-        references: dict[str, Any] = {name: given.pop(name) for name in names if name in given}
+        references: dict[str, Any] = {name: call_args.pop(name) for name in names if name in call_args}
         if "ref_latents" not in references:
             return {}
-        seen = _Packing(self.native, self.unet_config())
-        self.native._forward(seen, x, None, x.new_zeros(len(x), 0, 1), **references)
-        own = math.prod(-(-side // self.patch) for side in x.shape[-2:])
-        return {"reference": seen.tokens[:, own:], "reference_ids": seen.ids[:, own:]}
+        probe = _PackingProbe(self.native_class, self.unet_config())
+        self.native_class._forward(probe, x, None, x.new_zeros(len(x), 0, 1), **references)
+        image_tokens = math.prod(-(-side // self.patch) for side in x.shape[-2:])
+        return {"reference": probe.tokens[:, image_tokens:], "reference_ids": probe.ids[:, image_tokens:]}
 
-    def scale(self) -> LatentScale:
+    def family_latent_scale(self) -> LatentScale:
         """See ``Bridge``."""
         return LatentScale(channels=16, spatial=8, video=False)
 
     def attributes(self, weights: Mapping[str, Tensor]) -> dict[str, Any]:
         """See ``Bridge``."""
-        return {"patch_size": self.patch, "img_in": layer(weights, "img_in")}
+        return {"patch_size": self.patch, "img_in": layer_stub(weights, "img_in")}
 
 
-class _Packing:
-    """Stands for ComfyUI's transformer up to the point where tokens and their positions are known."""
+class _PackingProbe:
+    """Stands for ComfyUI's transformer and keeps the tokens and positions that its layers would get."""
 
-    def __init__(self, native: type[Any], unet_config: Mapping[str, Any]) -> None:
+    def __init__(self, native_class: type[Any], unet_config: Mapping[str, Any]) -> None:
         self.patch_size = unet_config["patch_size"]
-        self.params = FluxParams(**{name: value for name, value in unet_config.items() if name in PARAMS})
-        self.process_img = partial(native.process_img, self)
+        self.params = FluxParams(**{name: value for name, value in unet_config.items() if name != "image_model"})
+        self.process_img = partial(native_class.process_img, self)
 
     def forward_orig(self, tokens: Tensor, ids: Tensor, *_: Any, **__: Any) -> Tensor:
-        """Keep what the layers would be given; nothing is computed."""
+        """Keep tokens and positions without computing anything."""
         self.tokens, self.ids = tokens, ids
         return tokens.new_zeros(*tokens.shape[:2], self.params.out_channels * self.patch_size**2)

@@ -1,18 +1,18 @@
-"""Flux.2 (dev, klein): ComfyUI's Flux with modulation that all layers share, and diffusers' transformer."""
+"""Flux.2 (dev, klein): ComfyUI's Flux with modulation shared by all layers, and diffusers' transformer."""
 
 from typing import Any
 
 from torch import Tensor
 
 from ...parallel_backend.vaes import LatentScale
-from ..bridges.bridge import CoreText, guidance_of, text_of
+from ..bridges.bridge import CoreText, pop_guidance, pop_text
 from .flux import Flux
 
 
 class Flux2(Flux):
-    """A latent's pixel is a token, into whose channels the VAE has packed its patches."""
+    """Each latent pixel is a token: the VAE packs its patches into channels."""
 
-    conds = frozenset({"reference_latents"})
+    supported_conds = frozenset({"reference_latents"})
     text = CoreText(components={"text_encoder": ("Mistral3ForConditionalGeneration",)}, clip_type="FLUX")
     vaes = ("AutoencoderKLFlux2",)
     patch = 1
@@ -46,13 +46,13 @@ class Flux2(Flux):
             "txt_norm": False,
         }
 
-    def inputs(self, x: Tensor, timestep: Tensor, given: dict[str, Any]) -> dict[str, Tensor]:
-        """See ``Bridge``. A pooled text is ignored by ComfyUI's transformer as well."""
-        given.pop("y", None)
-        found = {"hidden_states": x, "timestep": timestep, "encoder_hidden_states": text_of(given)}
-        found |= guidance_of(given, distilled=self.unet_config()["guidance_embed"])
-        return found | self.references(x, given)
+    def inputs(self, x: Tensor, timestep: Tensor, call_args: dict[str, Any]) -> dict[str, Tensor]:
+        """See ``Bridge``. ComfyUI's transformer ignores a pooled text, too."""
+        call_args.pop("y", None)
+        inputs = {"hidden_states": x, "timestep": timestep, "encoder_hidden_states": pop_text(call_args)}
+        inputs |= pop_guidance(call_args, distilled=self.unet_config()["guidance_embed"])
+        return inputs | self.pop_references(x, call_args)
 
-    def scale(self) -> LatentScale:
+    def family_latent_scale(self) -> LatentScale:
         """See ``Bridge``."""
         return LatentScale(channels=128, spatial=16, video=False)

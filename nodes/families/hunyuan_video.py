@@ -1,25 +1,20 @@
 """HunyuanVideo (text and image to video): ComfyUI's HunyuanVideo and diffusers' transformer."""
 
-from dataclasses import fields
 from typing import Any
 
 import comfy.ldm.hunyuan_video.model
-from comfy.ldm.hunyuan_video.model import HunyuanVideoParams
 from torch import Tensor
 
 from ...parallel_backend.errors import InvalidRequest
 from ...parallel_backend.vaes import LatentScale
-from ..bridges.bridge import Bridge, CoreText, guidance_of, pooled_of, split_channels, text_of
+from ..bridges.bridge import Bridge, CoreText, pop_guidance, pop_pooled_text, pop_text, split_channels
 from ..bridges.refusals import INPAINTING_CONDS
-
-PARAMS = {field.name for field in fields(HunyuanVideoParams)}
-"""What this version of ComfyUI knows of the architecture."""
 
 
 class HunyuanVideo(Bridge):
-    """The kind is seen by the channels, and by ``image_condition_type``, which only diffusers has."""
+    """The channels and diffusers' ``image_condition_type`` tell the variants apart."""
 
-    native = comfy.ldm.hunyuan_video.model.HunyuanVideo
+    native_class = comfy.ldm.hunyuan_video.model.HunyuanVideo
     text = CoreText(
         components={
             "text_encoder": ("LlamaModel", "LlamaForCausalLM", "LlavaForConditionalGeneration"),
@@ -30,7 +25,7 @@ class HunyuanVideo(Bridge):
     vaes = ("AutoencoderKLHunyuanVideo",)
 
     @property
-    def conds(self) -> frozenset[str]:
+    def supported_conds(self) -> frozenset[str]:
         """See ``Bridge``."""
         return INPAINTING_CONDS if self.config["in_channels"] > self.config["out_channels"] else frozenset()
 
@@ -38,7 +33,8 @@ class HunyuanVideo(Bridge):
         """See ``Bridge``."""
         config = self.config
         side = config["patch_size"]
-        found = {
+        return {
+            "image_model": "hunyuan_video",
             "in_channels": config["in_channels"],
             "patch_size": [config["patch_size_t"], side, side],
             "out_channels": config["out_channels"],
@@ -59,43 +55,42 @@ class HunyuanVideo(Bridge):
             "vision_in_dim": None,
             "meanflow_sum": False,
         }
-        return {"image_model": "hunyuan_video"} | {name: value for name, value in found.items() if name in PARAMS}
 
-    def inputs(self, x: Tensor, timestep: Tensor, given: dict[str, Any]) -> dict[str, Tensor]:
-        """See ``Bridge``. ComfyUI's transformer reads as much of the pooled text as it was made for."""
-        given.pop("disable_time_r", None)  # of a layer that these models do not have
+    def inputs(self, x: Tensor, timestep: Tensor, call_args: dict[str, Any]) -> dict[str, Tensor]:
+        """See ``Bridge``. ComfyUI's transformer cuts the pooled text to its own width, too."""
+        call_args.pop("disable_time_r", None)  # concerns a layer that these models lack
         width = self.config["pooled_projection_dim"]
-        found = split_channels(x, self.config["out_channels"])
-        found |= {"timestep": timestep, "encoder_hidden_states": text_of(given)}
-        found["pooled_projections"] = pooled_of(given)[:, :width]
-        self._check_guided(given.pop("guiding_frame_index", None))
-        guided = guidance_of(given, distilled=bool(self.config.get("guidance_embeds")))
-        found |= guided
-        if self._replaces and guided:
-            found["first_guidance"] = guided["guidance"]
-        if "attention_mask" in given:
-            found["encoder_attention_mask"] = given.pop("attention_mask").bool()
-            found["mean_text"] = found["encoder_hidden_states"].mean(dim=1)
-        return found
+        inputs = split_channels(x, self.config["out_channels"])
+        inputs |= {"timestep": timestep, "encoder_hidden_states": pop_text(call_args)}
+        inputs["pooled_projections"] = pop_pooled_text(call_args)[:, :width]
+        self._check_guiding_frame(call_args.pop("guiding_frame_index", None))
+        guidance = pop_guidance(call_args, distilled=bool(self.config.get("guidance_embeds")))
+        inputs |= guidance
+        if self._replaces_first_frame and guidance:
+            inputs["first_guidance"] = guidance["guidance"]
+        if "attention_mask" in call_args:
+            inputs["encoder_attention_mask"] = call_args.pop("attention_mask").bool()
+            inputs["mean_text"] = inputs["encoder_hidden_states"].mean(dim=1)
+        return inputs
 
     @property
-    def _replaces(self) -> bool:
-        """Whether the video continues a first frame that it is given."""
+    def _replaces_first_frame(self) -> bool:
+        """Whether the model's video starts with a given first frame."""
         return self.config.get("image_condition_type") == "token_replace"
 
-    def _check_guided(self, index: Tensor | None) -> None:
-        if self._replaces and (index is None or bool((index != 0).any())):
+    def _check_guiding_frame(self, index: Tensor | None) -> None:
+        if self._replaces_first_frame and (index is None or bool((index != 0).any())):
+            problem = "has none" if index is None else f"names frame {int(index.flatten()[0])}"
             raise InvalidRequest(
-                f"{self.name} continues an image that is the video's first frame, and this conditioning "
-                f"{'has none' if index is None else f'names frame {int(index.flatten()[0])}'}: connect "
-                "HunyuanImageToVideo with guidance type v2 (replace), for the negative prompt too"
+                f"{self.name} continues an image that is the video's first frame, and this conditioning {problem}: "
+                "connect HunyuanImageToVideo with guidance type v2 (replace), for the negative prompt too"
             )
-        if not self._replaces and index is not None:
+        if not self._replaces_first_frame and index is not None:
             raise InvalidRequest(
-                f"{self.name} is no model that continues a first frame (v2 (replace)); choose another guidance type "
-                "in HunyuanImageToVideo"
+                f"{self.name} cannot continue a first frame (v2 (replace)); choose another guidance type in "
+                "HunyuanImageToVideo"
             )
 
-    def scale(self) -> LatentScale:
+    def family_latent_scale(self) -> LatentScale:
         """See ``Bridge``."""
         return LatentScale(channels=16, temporal=4, spatial=8)

@@ -1,35 +1,36 @@
 """LTX-Video: ComfyUI's LTXVModel and diffusers' transformer."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import comfy.ldm.lightricks.model
 import torch
 from comfy.ldm.lightricks.symmetric_patchifier import SymmetricPatchifier, latent_to_pixel_coords
+from einops import rearrange
 from torch import Tensor
 
 from ...parallel_backend.errors import InvalidRequest
 from ...parallel_backend.vaes import LatentScale
-from ..bridges.bridge import Bridge, CoreText, text_of
+from ..bridges.bridge import Bridge, CoreText, pop_text
 
 PATCHIFIER = SymmetricPatchifier(1)
 
 SCALE = (8, 32, 32)
-"""Frames, rows and columns of the video to one of the latent."""
+"""Frames, rows and columns of the video per latent frame, row and column."""
 
 HEADS = 32
-"""ComfyUI counts the heads by this number."""
+"""The number of heads that ComfyUI assumes when it detects the head width."""
 
 
 class LTXVideo(Bridge):
-    """From 0.9.5 on a video begins with a single frame, which only the pipeline and the VAE tell."""
+    """From 0.9.5 on, a latent's first frame is a single video frame. Only the pipeline and the VAE show that."""
 
-    native = comfy.ldm.lightricks.model.LTXVModel
+    native_class = comfy.ldm.lightricks.model.LTXVModel
     text = CoreText(components={"text_encoder": ("T5EncoderModel",)}, clip_type="LTXV")
     vaes = ("AutoencoderKLLTXVideo",)
 
     def unet_config(self) -> dict[str, Any]:
-        """See ``Bridge``. Beside what is in the weights, what ComfyUI reads from the metadata of a single file."""
+        """See ``Bridge``. Includes what ComfyUI reads from a single file's metadata."""
         config = self.config
         return {
             "image_model": "ltxv",
@@ -43,7 +44,7 @@ class LTXVideo(Bridge):
 
     @property
     def causal(self) -> bool:
-        """Whether the latent's first frame is one frame of the video."""
+        """Whether the latent's first frame is a single video frame."""
         config = self.vae.config if self.vae else {}
         blocks = config.get("down_block_types", ())
         return self.checkpoint.pipeline == "LTXConditionPipeline" or "LTXVideo095DownBlock3D" in blocks
@@ -52,45 +53,47 @@ class LTXVideo(Bridge):
         """See ``Bridge``."""
         super().check()
         channels = self.core_config().latent_format.latent_channels
-        found = (self.config.get("in_channels"), self.config["num_attention_heads"])
-        if found != (channels, HEADS):
+        in_channels, heads = self.config.get("in_channels"), self.config["num_attention_heads"]
+        if (in_channels, heads) != (channels, HEADS):
             raise InvalidRequest(
-                f"{self.name} has {found[0]} channels and {found[1]} heads; ComfyUI's LTX-Video has {channels} and "
+                f"{self.name} has {in_channels} channels and {heads} heads; ComfyUI's LTX-Video has {channels} and "
                 f"{HEADS}"
             )
 
-    def inputs(self, x: Tensor, timestep: Tensor, given: dict[str, Any]) -> dict[str, Tensor]:
-        """See ``Bridge``. A mask says by how much of the timestep each token is still noise."""
-        mask = given.pop("denoise_mask", None)
-        found = {
+    def inputs(self, x: Tensor, timestep: Tensor, call_args: dict[str, Any]) -> dict[str, Tensor]:
+        """See ``Bridge``. A mask gives the factor of each token's timestep."""
+        mask = call_args.pop("denoise_mask", None)
+        _check_guides(call_args.pop("guide_attention_entries", None) or ())
+        inputs = {
             "hidden_states": x,
             "timestep": timestep,
-            "encoder_hidden_states": text_of(given),
-            "frame_rate": torch.full((len(x),), float(given.pop("frame_rate"))),
-            "video_coords": self._places(x, given.pop("keyframe_idxs", None), mask),
+            "encoder_hidden_states": pop_text(call_args),
+            "frame_rate": torch.full((len(x),), float(call_args.pop("frame_rate"))),
+            "video_coords": self._video_coords(x, call_args.pop("keyframe_idxs", None), mask),
         }
         if mask is not None:
-            weights = PATCHIFIER.patchify(mask[:, :1])[0].flatten(1)
-            found |= {"timestep": _unweighted(timestep.flatten(1), weights), "token_weights": weights}
-        if "attention_mask" in given:
-            found["encoder_attention_mask"] = given.pop("attention_mask").bool()
-        return found
+            weights = rearrange(PATCHIFIER.patchify(mask[:, :1])[0], "b s 1 -> b s")
+            timesteps = rearrange(timestep, "b s 1 -> b s")
+            inputs |= {"timestep": _unweighted(timesteps, weights), "token_weights": weights}
+        if "attention_mask" in call_args:
+            inputs["encoder_attention_mask"] = call_args.pop("attention_mask").bool()
+        return inputs
 
-    def _places(self, x: Tensor, keyframes: Tensor | None, mask: Tensor | None) -> Tensor:
-        """Where each token begins in the video, ``[B, 3, S]``; the last ones are those of the keyframes."""
+    def _video_coords(self, x: Tensor, keyframes: Tensor | None, mask: Tensor | None) -> Tensor:
+        """Return where each token begins in the video, ``[B, 3, S]``. The keyframes' tokens come last."""
         _, latent_coords = PATCHIFIER.patchify(x)
-        places: Tensor = latent_to_pixel_coords(latent_coords, SCALE, causal_fix=self.causal).float()
+        coords: Tensor = latent_to_pixel_coords(latent_coords, SCALE, causal_fix=self.causal).float()
         if keyframes is None:
-            return places
+            return coords
         if mask is not None and bool((mask < 0).any()):
             raise InvalidRequest(
                 "a keyframe with a mask of its own is not supported: give the whole image as the guide"
             )
         begins = keyframes[..., 0] if keyframes.ndim == 4 else keyframes
         count = begins.shape[2]
-        return torch.cat([places[..., :-count], begins.to(places.dtype)], dim=2)
+        return torch.cat([coords[..., : coords.shape[2] - count], begins.to(coords.dtype)], dim=2)
 
-    def scale(self) -> LatentScale:
+    def family_latent_scale(self) -> LatentScale:
         """See ``Bridge``."""
         return LatentScale(channels=self.config["in_channels"], temporal=SCALE[0], spatial=SCALE[1])
 
@@ -99,7 +102,21 @@ class LTXVideo(Bridge):
         return {"patchifier": PATCHIFIER}
 
 
-def _unweighted(timestep: Tensor, weights: Tensor) -> Tensor:
-    """The timestep ``[B]`` before ComfyUI multiplied it by the tokens' weights; both are ``[B, S]``."""
-    weight, token = weights.max(dim=1)
-    return torch.where(weight > 0, timestep.gather(1, token[:, None])[:, 0] / weight, 0.0)
+def _check_guides(entries: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse LTXVAddGuide's attention to a guide other than full attention to the whole guide.
+
+    Raises:
+        InvalidRequest: a guide has another strength, or an attention mask.
+    """
+    for entry in entries:
+        if entry["strength"] != 1.0 or entry.get("pixel_mask") is not None:
+            raise InvalidRequest(
+                f"a guide of strength {entry['strength']:g} or with an attention mask is not supported: set the "
+                "strength of LTXVAddGuide to 1.0 and disconnect its attention_mask"
+            )
+
+
+def _unweighted(timesteps: Tensor, weights: Tensor) -> Tensor:
+    """Return the timestep ``[B]`` that ComfyUI multiplied by the tokens' weights. Both arguments are ``[B, S]``."""
+    largest, token = weights.max(dim=1)
+    return torch.where(largest > 0, timesteps.gather(1, token[:, None])[:, 0] / largest, 0.0)

@@ -8,13 +8,13 @@ from torch import Tensor
 
 from ...parallel_backend.errors import InvalidRequest
 from ...parallel_backend.vaes import LatentScale
-from ..bridges.bridge import Bridge, CoreText, text_of
+from ..bridges.bridge import Bridge, CoreText, pop_text
 
 
 class Mochi(Bridge):
-    """ComfyUI turns the direction of time round, and so does the backend."""
+    """ComfyUI reverses the direction of time, and so does the backend."""
 
-    native = AsymmDiTJoint
+    native_class = AsymmDiTJoint
     text = CoreText(components={"text_encoder": ("T5EncoderModel",)}, clip_type="MOCHI")
     vaes = ("AutoencoderKLMochi",)
 
@@ -47,15 +47,15 @@ class Mochi(Bridge):
             "rope_theta": 10000.0,
         }
 
-    def inputs(self, x: Tensor, timestep: Tensor, given: dict[str, Any]) -> dict[str, Tensor]:
+    def inputs(self, x: Tensor, timestep: Tensor, call_args: dict[str, Any]) -> dict[str, Tensor]:
         """See ``Bridge``. ComfyUI's layers attend to the first ``num_tokens`` tokens of the text."""
-        mask, tokens = given.pop("attention_mask", None), given.pop("num_tokens")
-        text = text_of(given)
+        mask, num_tokens = call_args.pop("attention_mask", None), call_args.pop("num_tokens")
+        text = pop_text(call_args)
         if mask is None:
             raise InvalidRequest("the conditioning has no attention_mask: encode the prompt with Mochi's own CLIP")
-        first = torch.arange(text.shape[1], device=mask.device) < tokens
-        if not torch.equal(mask.bool(), first.expand_as(mask)):
-            raise InvalidRequest("a text mask that leaves gaps, or that differs within the batch, is not supported")
+        leading = torch.arange(text.shape[1], device=mask.device) < num_tokens
+        if not torch.equal(mask.bool(), leading.expand_as(mask)):
+            raise InvalidRequest("a text mask with gaps, or one that differs within the batch, is not supported")
         return {
             "hidden_states": x,
             "timestep": timestep,
@@ -63,6 +63,6 @@ class Mochi(Bridge):
             "encoder_attention_mask": mask.bool(),
         }
 
-    def scale(self) -> LatentScale:
+    def family_latent_scale(self) -> LatentScale:
         """See ``Bridge``."""
         return LatentScale(channels=self.config["in_channels"], temporal=6, spatial=8)

@@ -7,16 +7,16 @@ from torch import Tensor
 
 from ...parallel_backend.errors import InvalidRequest
 from ...parallel_backend.vaes import LatentScale
-from ..bridges.bridge import Bridge, CoreText, text_of
+from ..bridges.bridge import Bridge, CoreText, pop_text
 
-SIZED = 128
-"""``sample_size`` of the models that were trained with the size of the image, where the config does not say."""
+SIZE_CONDITIONED = 128
+"""The ``sample_size`` of the models that take the image's size, for configs that do not say."""
 
 
 class PixArt(Bridge):
-    """ComfyUI tells the two, whose latents differ, by whether there is an embedder for the size of the image."""
+    """ComfyUI tells alpha and Sigma apart by their embedder for the image's size. Their latents differ."""
 
-    native = comfy.ldm.pixart.pixartms.PixArtMS
+    native_class = comfy.ldm.pixart.pixartms.PixArtMS
     text = CoreText(components={"text_encoder": ("T5EncoderModel",)}, clip_type="PIXART")
     vaes = ("AutoencoderKL",)
 
@@ -24,14 +24,14 @@ class PixArt(Bridge):
         """See ``Bridge``."""
         config = self.config
         return {
-            "image_model": "pixart_alpha" if self.sized else "pixart_sigma",
+            "image_model": "pixart_alpha" if self.takes_size else "pixart_sigma",
             "num_heads": config["num_attention_heads"],
             "patch_size": config["patch_size"],
             "hidden_size": config["num_attention_heads"] * config["attention_head_dim"],
             "in_channels": config["in_channels"],
             "depth": config["num_layers"],
-            "model_max_length": 120 if self.sized else 300,
-            "micro_condition": self.sized,
+            "model_max_length": 120 if self.takes_size else 300,
+            "micro_condition": self.takes_size,
             "caption_channels": config["caption_channels"],
         }
 
@@ -39,25 +39,26 @@ class PixArt(Bridge):
         """See ``Bridge``."""
         if not self.config.get("caption_channels"):
             raise InvalidRequest(
-                f"{self.name} has no caption_channels: it takes a class label; PixArt models with text work"
+                f"{self.name} has no caption_channels, so it takes a class label; PixArt models that take text are "
+                "supported"
             )
         super().check()
 
     @property
-    def sized(self) -> bool:
-        """Whether the model takes the size of the image."""
-        given = self.config.get("use_additional_conditions")
-        return bool(self.config["sample_size"] == SIZED if given is None else given)
+    def takes_size(self) -> bool:
+        """Whether the model takes the image's size."""
+        configured = self.config.get("use_additional_conditions")
+        return bool(self.config["sample_size"] == SIZE_CONDITIONED if configured is None else configured)
 
-    def inputs(self, x: Tensor, timestep: Tensor, given: dict[str, Any]) -> dict[str, Tensor]:
-        """See ``Bridge``. A model that was not trained with the size of the image ignores it, as in ComfyUI."""
-        found = {"hidden_states": x, "timestep": timestep, "encoder_hidden_states": text_of(given)}
-        for name, ours in (("c_size", "resolution"), ("c_ar", "aspect_ratio")):
-            value = given.pop(name, None)
-            if value is not None and self.sized:
-                found[ours] = value
-        return found
+    def inputs(self, x: Tensor, timestep: Tensor, call_args: dict[str, Any]) -> dict[str, Tensor]:
+        """See ``Bridge``. A model that does not take the image's size ignores it, as in ComfyUI."""
+        inputs = {"hidden_states": x, "timestep": timestep, "encoder_hidden_states": pop_text(call_args)}
+        for native_name, name in (("c_size", "resolution"), ("c_ar", "aspect_ratio")):
+            value = call_args.pop(native_name, None)
+            if value is not None and self.takes_size:
+                inputs[name] = value
+        return inputs
 
-    def scale(self) -> LatentScale:
+    def family_latent_scale(self) -> LatentScale:
         """See ``Bridge``."""
         return LatentScale(channels=self.config["in_channels"], spatial=8, video=False)

@@ -8,93 +8,99 @@ from torch import Tensor, nn
 
 from ...parallel_backend.errors import InvalidRequest
 from ...parallel_backend.vaes import LatentScale
-from ..bridges.bridge import Bridge, CoreText, text_of, unusual
+from ..bridges.bridge import Bridge, CoreText, non_default, pop_text
 
 PATCH = 2
-NUMBERS = (
+UNDETECTED = (
     "patch_size", "out_channels", "attention_head_dim", "num_attention_heads", "joint_attention_dim", "axes_dims_rope",
 )  # fmt: skip
-"""What ComfyUI's detection takes defaults for."""
+"""Numbers for which ComfyUI's detection assumes its defaults."""
 
 TIMESTEP_ZERO = "index_timestep_zero"
-"""ComfyUI's name of the references' treatment that diffusers calls ``zero_cond_t`` (Edit 2511)."""
+"""ComfyUI's name of the reference method that diffusers calls ``zero_cond_t`` (Edit 2511)."""
 
 
 class QwenImage(Bridge):
-    """Latents have a dim for frames, of which there is one."""
+    """Latents have a frame dim of length 1."""
 
-    native = comfy.ldm.qwen_image.model.QwenImageTransformer2DModel
-    conds = frozenset({"reference_latents"})
+    native_class = comfy.ldm.qwen_image.model.QwenImageTransformer2DModel
+    supported_conds = frozenset({"reference_latents"})
     text = CoreText(components={"text_encoder": ("Qwen2_5_VLForConditionalGeneration",)}, clip_type="QWEN_IMAGE")
     vaes = ("AutoencoderKLQwenImage",)
 
     def unet_config(self) -> dict[str, Any]:
         """See ``Bridge``."""
         config = self.config
-        found = {"image_model": "qwen_image", "in_channels": config["in_channels"], "num_layers": config["num_layers"]}
+        unet_config = {
+            "image_model": "qwen_image",
+            "in_channels": config["in_channels"],
+            "num_layers": config["num_layers"],
+        }
         if config.get("zero_cond_t"):
-            found["default_ref_method"] = TIMESTEP_ZERO
-        return found | unusual(self.native, {name: config[name] for name in NUMBERS if name in config})
+            unet_config["default_ref_method"] = TIMESTEP_ZERO
+        undetected = {name: config[name] for name in UNDETECTED if name in config}
+        return unet_config | non_default(self.native_class, undetected)
 
-    def inputs(self, x: Tensor, timestep: Tensor, given: dict[str, Any]) -> dict[str, Tensor]:
+    def inputs(self, x: Tensor, timestep: Tensor, call_args: dict[str, Any]) -> dict[str, Tensor]:
         """See ``Bridge``.
 
-        Positions are ComfyUI's: diffusers' are one apart where a side has an odd number of patches, and its text
-        begins behind the largest picture instead of the one that is made.
+        Positions are ComfyUI's. diffusers' positions differ by one if a side has an odd number of patches, and its
+        text starts after the largest image instead of after the generated one.
         """
-        text = text_of(given)
-        found = {"hidden_states": x, "timestep": timestep, "encoder_hidden_states": text}
+        text = pop_text(call_args)
+        inputs = {"hidden_states": x, "timestep": timestep, "encoder_hidden_states": text}
         names = ("ref_latents", "ref_latents_method")
-        references: dict[str, Any] = {name: given.pop(name) for name in names if name in given}
+        references: dict[str, Any] = {name: call_args.pop(name) for name in names if name in call_args}
         self._check_method(references)
-        found |= {f"reference_{i}": latent for i, latent in enumerate(references.get("ref_latents", ()), start=1)}
-        seen = _Packing(self.native)
-        self.native._forward(seen, x, timestep, text, transformer_options={}, **references)
-        return found | {"start_ids": torch.cat(seen.starts, dim=1)}
+        inputs |= {f"reference_{i}": latent for i, latent in enumerate(references.get("ref_latents", ()), start=1)}
+        probe = _PositionProbe(self.native_class)
+        self.native_class._forward(probe, x, timestep, text, transformer_options={}, **references)
+        return inputs | {"start_ids": torch.cat(probe.starts, dim=1)}
 
     def _check_method(self, references: dict[str, Any]) -> None:
-        """Whether references have a timestep of their own is a matter of how the model was trained, not of a node."""
+        """Refuse a method that the model was not trained for: whether references have their own timestep."""
         method = references.get("ref_latents_method")
-        zero = bool(self.config.get("zero_cond_t"))
-        if "ref_latents" in references and method is not None and (method == TIMESTEP_ZERO) != zero:
-            wanted = TIMESTEP_ZERO if zero else f"any but {TIMESTEP_ZERO}"
-            raise InvalidRequest(f"reference_latents_method {method}: {self.name} takes {wanted}")
+        timestep_zero = bool(self.config.get("zero_cond_t"))
+        if "ref_latents" in references and method is not None and (method == TIMESTEP_ZERO) != timestep_zero:
+            supported = TIMESTEP_ZERO if timestep_zero else f"any but {TIMESTEP_ZERO}"
+            raise InvalidRequest(f"reference_latents_method {method}: {self.name} takes {supported}")
 
-    def scale(self) -> LatentScale:
+    def family_latent_scale(self) -> LatentScale:
         """See ``Bridge``."""
         return LatentScale(channels=16, temporal=4, spatial=8)
 
 
-class _Packing:
-    """Stands for ComfyUI's transformer, all of whose layers give back what they get.
+class _PositionProbe:
+    """Stands for ComfyUI's transformer with layers that return their input, and keeps the positions.
 
-    ``starts`` are the positions ``[B, 1, 3]`` of the text's first token and of each picture's first patch.
+    Attributes:
+        starts: the positions ``[B, 1, 3]`` of the text's first token and of each image's first patch.
     """
 
     patch_size = PATCH
     default_ref_method = "index"
     transformer_blocks: tuple[nn.Module, ...] = ()
 
-    def __init__(self, native: type[Any]) -> None:
-        self._native, self.starts = native, list[Tensor]()
+    def __init__(self, native_class: type[Any]) -> None:
+        self._native_class, self.starts = native_class, list[Tensor]()
 
     def process_img(self, *args: Any, **kwargs: Any) -> Any:
-        """ComfyUI's own, whose second answer are the positions ``[B, S, 3]``."""
-        packed = self._native.process_img(self, *args, **kwargs)
+        """Call ComfyUI's own, whose second result is the positions ``[B, S, 3]``."""
+        packed = self._native_class.process_img(self, *args, **kwargs)
         self.starts.append(packed[1][:, :1])
         return packed
 
     def pe_embedder(self, ids: Tensor) -> Tensor:
-        """All positions, those of the text first."""
+        """Take all positions; the text's come first."""
         self.starts.insert(0, ids[:, :1])
         return ids[:, None]
 
     def time_text_embed(self, timestep: Tensor, *_: Any) -> Tensor:
-        """Nothing is computed."""
+        """Return the input."""
         return timestep
 
     def img_in(self, tokens: Tensor, *_: Any) -> Tensor:
-        """Nothing is computed."""
+        """Return the input."""
         return tokens
 
     txt_in = txt_norm = norm_out = proj_out = img_in

@@ -1,4 +1,4 @@
-"""Bridges by the class name of the transformer."""
+"""The bridges by the transformer's class name."""
 
 from ...parallel_backend.checkpoint.checkpoint import Checkpoint
 from ...parallel_backend.errors import InvalidRequest
@@ -35,14 +35,16 @@ BRIDGES: dict[str, type[Bridge]] = {
 
 
 def bridge_for(checkpoint: Checkpoint) -> Bridge:
-    """The bridge of a checkpoint's family, every component checked.
+    """Return the bridge of a checkpoint's family, after its checks.
 
     Raises:
-        InvalidRequest: a class that is not listed; the message has the list.
+        InvalidRequest: the class is not listed (the message has the list), or the variant is not supported.
     """
     name = checkpoint.components["transformer"]
     if name not in BRIDGES:
-        raise InvalidRequest(f"{checkpoint.path.name}: transformer {name} is not supported; {', '.join(BRIDGES)} is")
-    bridge = BRIDGES[name](checkpoint)
+        raise InvalidRequest(
+            f"{checkpoint.path.name}: transformer {name} is not supported; supported: {', '.join(BRIDGES)}"
+        )
+    bridge = BRIDGES[name].of(checkpoint)
     bridge.check()
     return bridge

@@ -7,16 +7,16 @@ from torch import Tensor
 
 from ...parallel_backend.errors import InvalidRequest
 from ...parallel_backend.vaes import LatentScale
-from ..bridges.bridge import Bridge, CoreText, pooled_of, text_of
+from ..bridges.bridge import Bridge, CoreText, pop_pooled_text, pop_text
 
-HEAD = 64
-"""ComfyUI's heads have this width, and it makes as many of them as layers."""
+HEAD_DIM = 64
+"""The head width of ComfyUI's class, which has as many heads as layers."""
 
 
 class SD3(Bridge):
     """The second attention of 3.5 medium is ComfyUI's ``x_block_self_attn``."""
 
-    native = OpenAISignatureMMDITWrapper
+    native_class = OpenAISignatureMMDITWrapper
     text = CoreText(
         components={
             "text_encoder": ("CLIPTextModelWithProjection",),
@@ -33,7 +33,7 @@ class SD3(Bridge):
         config = self.config
         positions = config["pos_embed_max_size"]
         text = {"in_features": config["joint_attention_dim"], "out_features": config["caption_projection_dim"]}
-        found = {
+        unet_config = {
             "in_channels": config["in_channels"],
             "patch_size": config["patch_size"],
             "out_channels": config.get("out_channels") or config["in_channels"],
@@ -46,29 +46,29 @@ class SD3(Bridge):
             "pos_embed_scaling_factor": None,
             "x_block_self_attn_layers": sorted(config.get("dual_attention_layers") or ()),
         }
-        return found | ({"qk_norm": "rms"} if config.get("qk_norm") else {})
+        return unet_config | ({"qk_norm": "rms"} if config.get("qk_norm") else {})
 
     def check(self) -> None:
         """See ``Bridge``."""
         super().check()
-        layers, heads, width = (
+        layers, heads, head_dim = (
             self.config.get(name) for name in ("num_layers", "num_attention_heads", "attention_head_dim")
         )
-        if (heads, width) != (layers, HEAD):
+        if (heads, head_dim) != (layers, HEAD_DIM):
             raise InvalidRequest(
-                f"{self.name} has {layers} layers of {heads} heads of width {width}; ComfyUI's Stable Diffusion 3 has "
-                f"as many heads as layers, of width {HEAD}"
+                f"{self.name} has {layers} layers of {heads} heads of width {head_dim}; ComfyUI's Stable Diffusion 3 "
+                f"has as many heads as layers, of width {HEAD_DIM}"
             )
 
-    def inputs(self, x: Tensor, timestep: Tensor, given: dict[str, Any]) -> dict[str, Tensor]:
+    def inputs(self, x: Tensor, timestep: Tensor, call_args: dict[str, Any]) -> dict[str, Tensor]:
         """See ``Bridge``."""
         return {
             "hidden_states": x,
             "timestep": timestep,
-            "encoder_hidden_states": text_of(given),
-            "pooled_projections": pooled_of(given),
+            "encoder_hidden_states": pop_text(call_args),
+            "pooled_projections": pop_pooled_text(call_args),
         }
 
-    def scale(self) -> LatentScale:
+    def family_latent_scale(self) -> LatentScale:
         """See ``Bridge``."""
         return LatentScale(channels=self.config["in_channels"], spatial=8, video=False)

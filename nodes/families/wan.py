@@ -4,33 +4,33 @@ from collections.abc import Mapping
 from typing import Any
 
 import comfy.ldm.wan.model
-import torch
+from einops import reduce
 from torch import Tensor
 
 from ...parallel_backend.errors import InvalidRequest
 from ...parallel_backend.vaes import LatentScale
-from ..bridges.bridge import BackendText, Bridge, layer, split_channels, text_of, unusual
+from ..bridges.bridge import BackendText, Bridge, layer_stub, non_default, pop_text, split_channels
 from ..bridges.refusals import INPAINTING_CONDS
 
 
 class Wan(Bridge):
-    """The kind is seen by the channels and by whether there is an embedder for images."""
+    """The channels and the image embedder tell the variants apart."""
 
-    native = comfy.ldm.wan.model.WanModel
+    native_class = comfy.ldm.wan.model.WanModel
     text = BackendText(key="umt5xxl", length=512, encoder="UMT5EncoderModel")
     vaes = ("AutoencoderKLWan",)
 
     @property
-    def conds(self) -> frozenset[str]:
-        """See ``Bridge``. What an image encoder saw is taken without an embedder for it as well (2.2's A14B)."""
-        images = self.config["in_channels"] > self.config["out_channels"]
-        seen = {"clip_vision_output"} if images or self.config.get("image_dim") else frozenset()
-        return (INPAINTING_CONDS if images else frozenset()) | seen
+    def supported_conds(self) -> frozenset[str]:
+        """See ``Bridge``. Image models without an image embedder (2.2's A14B) accept a CLIP vision output, too."""
+        takes_image = self.config["in_channels"] > self.config["out_channels"]
+        clip_vision = {"clip_vision_output"} if takes_image or self.config.get("image_dim") else frozenset()
+        return (INPAINTING_CONDS if takes_image else frozenset()) | clip_vision
 
     def unet_config(self) -> dict[str, Any]:
         """See ``Bridge``."""
         config = self.config
-        found = {
+        unet_config = {
             "image_model": "wan2.1",
             "model_type": "i2v" if config.get("image_dim") else "t2v",
             "patch_size": tuple(config["patch_size"]),
@@ -46,9 +46,9 @@ class Wan(Bridge):
             "cross_attn_norm": config["cross_attn_norm"],
             "eps": config["eps"],
         }
-        places = config.get("pos_embed_seq_len")
-        found |= unusual(self.native, {"text_dim": config["text_dim"]})
-        return found | ({"flf_pos_embed_token_number": places} if places else {})
+        image_tokens = config.get("pos_embed_seq_len")
+        unet_config |= non_default(self.native_class, {"text_dim": config["text_dim"]})
+        return unet_config | ({"flf_pos_embed_token_number": image_tokens} if image_tokens else {})
 
     def check(self) -> None:
         """See ``Bridge``."""
@@ -60,28 +60,28 @@ class Wan(Bridge):
                 f"{self.name} predicts {self.config['out_channels']} latent channels; ComfyUI's Wan has {channels}"
             )
         expected = _SCALES[channels]
-        if self.latents() != expected:
-            raise InvalidRequest(f"{self.name}: the VAE's {self.latents()} is not that of Wan, {expected}")
+        if self.latent_scale() != expected:
+            raise InvalidRequest(f"{self.name}: the VAE's {self.latent_scale()} is not Wan's {expected}")
 
-    def inputs(self, x: Tensor, timestep: Tensor, given: dict[str, Any]) -> dict[str, Tensor]:
-        """See ``Bridge``. A mask over a video that is partly given (2.2's TI2V) weighs the frames' timesteps."""
-        found = split_channels(x, self.config["out_channels"])
-        found |= {"timestep": timestep, "encoder_hidden_states": text_of(given)}
-        seen = given.pop("clip_fea", None)  # ignored by ComfyUI too where there is no embedder for it
-        if seen is not None and self.config.get("image_dim"):
-            found["encoder_hidden_states_image"] = seen
-        if "denoise_mask" in given:
-            found["frame_weights"] = torch.mean(given.pop("denoise_mask"), dim=(1, 3, 4))
-        return found
+    def inputs(self, x: Tensor, timestep: Tensor, call_args: dict[str, Any]) -> dict[str, Tensor]:
+        """See ``Bridge``. The mask of a video with known frames (2.2's TI2V) scales each frame's timestep."""
+        inputs = split_channels(x, self.config["out_channels"])
+        inputs |= {"timestep": timestep, "encoder_hidden_states": pop_text(call_args)}
+        clip_vision = call_args.pop("clip_fea", None)  # models without an image embedder ignore it, as in ComfyUI
+        if clip_vision is not None and self.config.get("image_dim"):
+            inputs["encoder_hidden_states_image"] = clip_vision
+        if "denoise_mask" in call_args:
+            inputs["frame_weights"] = reduce(call_args.pop("denoise_mask"), "b c t h w -> b t", "mean")
+        return inputs
 
-    def scale(self) -> LatentScale:
+    def family_latent_scale(self) -> LatentScale:
         """See ``Bridge``."""
         return _SCALES.get(self.config["out_channels"], _SCALES[16])
 
     def attributes(self, weights: Mapping[str, Tensor]) -> dict[str, Any]:
         """See ``Bridge``."""
         patch_size = tuple(self.config["patch_size"])
-        return {"patch_size": patch_size, "patch_embedding": layer(weights, "patch_embedding")}
+        return {"patch_size": patch_size, "patch_embedding": layer_stub(weights, "patch_embedding")}
 
 
 _SCALES = {

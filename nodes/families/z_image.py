@@ -6,23 +6,23 @@ import comfy.ldm.lumina.model
 from torch import Tensor
 
 from ...parallel_backend.vaes import LatentScale
-from ..bridges.bridge import Bridge, CoreText, text_of, unusual
+from ..bridges.bridge import Bridge, CoreText, non_default, pop_text
 
 PAD_MULTIPLE = 32
-"""Tokens are filled up to multiples of it with learned ones."""
+"""Learned tokens pad each sequence to a multiple of this."""
 
 
 class ZImage(Bridge):
-    """Lumina 2's class in ComfyUI; versions that know Lumina alone lack the arguments."""
+    """ComfyUI runs it with Lumina 2's transformer class."""
 
-    native = comfy.ldm.lumina.model.NextDiT
+    native_class = comfy.ldm.lumina.model.NextDiT
     text = CoreText(components={"text_encoder": ("Qwen3Model", "Qwen3ForCausalLM")}, clip_type="LUMINA2")
     vaes = ("AutoencoderKL",)
 
     def unet_config(self) -> dict[str, Any]:
         """See ``Bridge``."""
         config = self.config
-        found = {
+        unet_config = {
             "image_model": "lumina2",
             "patch_size": config["all_patch_size"][0],
             "in_channels": config["in_channels"],
@@ -40,14 +40,14 @@ class ZImage(Bridge):
             "time_scale": config["t_scale"],
             "pad_tokens_multiple": PAD_MULTIPLE,
         }
-        return found | unusual(self.native, {"n_refiner_layers": config["n_refiner_layers"]})
+        return unet_config | non_default(self.native_class, {"n_refiner_layers": config["n_refiner_layers"]})
 
-    def inputs(self, x: Tensor, timestep: Tensor, given: dict[str, Any]) -> dict[str, Tensor]:
-        """See ``Bridge``. A mask stays in ``given``: ComfyUI's layers attend masked text, diffusers' do not."""
-        for ignored in ("num_tokens", "clip_text_pooled"):  # by ComfyUI's Z-Image as well
-            given.pop(ignored, None)
-        return {"hidden_states": x, "timestep": timestep, "encoder_hidden_states": text_of(given)}
+    def inputs(self, x: Tensor, timestep: Tensor, call_args: dict[str, Any]) -> dict[str, Tensor]:
+        """See ``Bridge``. A text mask is refused: ComfyUI's layers attend to masked text, diffusers' do not."""
+        for ignored in ("num_tokens", "clip_text_pooled"):  # ComfyUI's Z-Image ignores them, too
+            call_args.pop(ignored, None)
+        return {"hidden_states": x, "timestep": timestep, "encoder_hidden_states": pop_text(call_args)}
 
-    def scale(self) -> LatentScale:
+    def family_latent_scale(self) -> LatentScale:
         """See ``Bridge``."""
         return LatentScale(channels=16, spatial=8, video=False)

@@ -1,1 +1,1 @@
-"""ComfyUI's MODEL, CLIP and VAE whose weights live in the ranks."""
+"""ComfyUI's MODEL, CLIP and VAE for weights that live in the ranks."""

@@ -1,4 +1,4 @@
-"""The loader's CLIP: run by the ranks, or ComfyUI's own, read from the same folder."""
+"""The loader's CLIP: a text encoder on the ranks, or ComfyUI's own, read from the same folder."""
 
 from typing import Any
 
@@ -11,17 +11,17 @@ from ...parallel_backend.checkpoint.checkpoint import Checkpoint
 from ...parallel_backend.checkpoint.weight_files import weight_files
 from ..backend.connection import Handle
 from ..bridges.bridge import BackendText, CoreText
-from .mistral_tokenizer import tekken
+from .mistral_tokenizer import tekken_json
 from .patcher import RemotePatcher
-from .preflight import check_part
+from .preflight import CLIP_OUTPUT, check_output
 from .text_encoder import backend_clip
 
 _PREFIXES = {
-    # A model that also sees pictures, as it is saved today and as it was.
+    # A vision-language model, as transformers 5 and transformers 4 save it.
     "model.language_model.": "model.",
     "model.visual.": "visual.",
     "language_model.model.": "model.",
-    # A language model without the head that predicts the next token.
+    # A language model without its language-model head.
     "embed_tokens.": "model.embed_tokens.",
     "layers.": "model.layers.",
     "norm.": "model.norm.",
@@ -30,18 +30,24 @@ _PREFIXES = {
     "encoder.layers.": "text_model.encoder.layers.",
     "final_layer_norm.": "text_model.final_layer_norm.",
 }
-"""ComfyUI's prefix of weights' names by transformers'."""
+"""ComfyUI's prefixes of weight names by transformers' prefixes."""
 
 
-def clip(handle: Handle, text: BackendText | CoreText, model: RemotePatcher) -> comfy.sd.CLIP:
-    """The text encoders of a checkpoint. ``model`` is the patcher of its MODEL."""
+def checkpoint_clip(handle: Handle, text: BackendText | CoreText, model: RemotePatcher) -> comfy.sd.CLIP:
+    """Return the CLIP of a checkpoint.
+
+    Args:
+        handle: the loader's model.
+        text: how the family encodes prompts.
+        model: the patcher of the loader's MODEL.
+    """
     if isinstance(text, BackendText):
         return backend_clip(handle, text, model)
-    return CoreClip(handle.checkpoint, text)
+    return LazyCoreClip(handle.checkpoint, text)
 
 
-class CoreClip(comfy.sd.CLIP):  # type: ignore[misc]
-    """ComfyUI's CLIP, whose weights are read when something of it is first asked for."""
+class LazyCoreClip(comfy.sd.CLIP):  # type: ignore[misc]
+    """ComfyUI's CLIP, which reads its weights when an attribute is first used."""
 
     def __init__(self, checkpoint: Checkpoint, text: CoreText) -> None:
         super().__init__(no_init=True)
@@ -50,31 +56,31 @@ class CoreClip(comfy.sd.CLIP):  # type: ignore[misc]
     def __getattr__(self, name: str) -> Any:
         if "tokenizer" in self.__dict__ or name.startswith("__"):
             raise AttributeError(name)
-        self.__dict__.update(self._read().__dict__)
+        self.__dict__.update(self._load().__dict__)
         return getattr(self, name)
 
-    def _read(self) -> comfy.sd.CLIP:
-        check_part(self._checkpoint, 1)
+    def _load(self) -> comfy.sd.CLIP:
+        check_output(self._checkpoint, CLIP_OUTPUT)
         present = [component for component in self._text.components if component in self._checkpoint.components]
-        states = [_state(self._checkpoint, component) for component in present]
+        state_dicts = [_state_dict(self._checkpoint, component) for component in present]
         return comfy.sd.load_text_encoder_state_dicts(
-            states,
+            state_dicts,
             embedding_directory=folder_paths.get_folder_paths("embeddings"),
             clip_type=comfy.sd.CLIPType[self._text.clip_type],
         )
 
 
-def _state(checkpoint: Checkpoint, component: str) -> dict[str, Any]:
-    state: dict[str, Any] = {}
+def _state_dict(checkpoint: Checkpoint, component: str) -> dict[str, Any]:
+    state_dict: dict[str, Any] = {}
     for file in weight_files(checkpoint, component):
-        state |= comfy.utils.load_torch_file(str(file), safe_load=True)
+        state_dict |= comfy.utils.load_torch_file(str(file), safe_load=True)
     if checkpoint.components[component].startswith("Mistral"):
-        # Where ComfyUI's own files have it.
-        data = bytearray(tekken(checkpoint.path / "tokenizer" / "tokenizer.json"))
-        state["tekken_model"] = torch.frombuffer(data, dtype=torch.uint8)
-    return renamed(state)
+        # ComfyUI's own files hold the tokenizer under this name.
+        data = bytearray(tekken_json(checkpoint.path / "tokenizer" / "tokenizer.json"))
+        state_dict["tekken_model"] = torch.frombuffer(data, dtype=torch.uint8)
+    return with_comfyui_names(state_dict)
 
 
-def renamed(state: dict[str, Any]) -> dict[str, Any]:
-    """A language model's weights under the names that ComfyUI expects."""
-    return dict(comfy.utils.state_dict_prefix_replace(state, dict(_PREFIXES)))
+def with_comfyui_names(state_dict: dict[str, Any]) -> dict[str, Any]:
+    """Return a text encoder's weights under the names that ComfyUI expects."""
+    return dict(comfy.utils.state_dict_prefix_replace(state_dict, dict(_PREFIXES)))

@@ -1,4 +1,4 @@
-"""A Mistral tokenizer as ComfyUI wants it, made from a diffusers folder's ``tokenizer.json``."""
+"""Conversion of a diffusers folder's Mistral ``tokenizer.json`` to the format that ComfyUI reads."""
 
 import base64
 import json
@@ -10,44 +10,45 @@ from tokenizers.pre_tokenizers import ByteLevel
 from ...parallel_backend.errors import InvalidRequest
 
 
-def tekken(file: Path) -> bytes:
-    """The vocabulary in Mistral's own format (``tekken.json``): special tokens first, then the rest by rank.
+def tekken_json(file: Path) -> bytes:
+    """Return a tokenizer in Mistral's own format (``tekken.json``): special tokens, then the vocabulary by rank.
 
     Raises:
-        InvalidRequest: the file is missing or is no tokenizer of this kind.
+        InvalidRequest: the file is missing or is not a byte-level BPE tokenizer like Mistral's.
     """
     try:
-        return json.dumps(_converted(json.loads(file.read_text(encoding="utf-8")))).encode()
+        return json.dumps(_to_tekken(json.loads(file.read_text(encoding="utf-8")))).encode()
     except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
         raise InvalidRequest(f"{file} cannot be read as Mistral's tokenizer: {error!r}") from error
 
 
-def _converted(content: dict[str, Any]) -> dict[str, Any]:
-    special = {token["id"]: token["content"] for token in content["added_tokens"]}
-    byte_of = _bytes()
-    words = {
-        number: bytes(byte_of[character] for character in piece)
-        for piece, number in content["model"]["vocab"].items()
-        if number not in special
+def _to_tekken(tokenizer: dict[str, Any]) -> dict[str, Any]:
+    special = {token["id"]: token["content"] for token in tokenizer["added_tokens"]}
+    byte_of = _bytes_by_character()
+    token_bytes = {
+        token_id: bytes(byte_of[character] for character in token)
+        for token, token_id in tokenizer["model"]["vocab"].items()
+        if token_id not in special
     }
     first = len(special)
-    if sorted(special) + sorted(words) != list(range(first + len(words))):
-        raise ValueError(f"its {first} special tokens are not the first of its {first + len(words)} tokens")
+    total = first + len(token_bytes)
+    if sorted(special) + sorted(token_bytes) != list(range(total)):
+        raise ValueError(f"its {first} special tokens are not the first of its {total} tokens")
     vocab = [
-        {"rank": number - first, "token_bytes": base64.b64encode(word).decode()}
-        for number, word in sorted(words.items())
+        {"rank": token_id - first, "token_bytes": base64.b64encode(token).decode()}
+        for token_id, token in sorted(token_bytes.items())
     ]
-    pattern = content["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"]
+    pattern = tokenizer["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"]
     return {
-        "config": {"pattern": pattern, "default_vocab_size": first + len(words)},
+        "config": {"pattern": pattern, "default_vocab_size": total},
         "vocab": vocab,
-        "special_tokens": [{"rank": number, "token_str": name} for number, name in sorted(special.items())],
+        "special_tokens": [{"rank": token_id, "token_str": token} for token_id, token in sorted(special.items())],
     }
 
 
-def _bytes() -> dict[str, int]:
-    """The byte that each character of a byte-level vocabulary stands for: those that print stand for themselves."""
+def _bytes_by_character() -> dict[str, int]:
+    """Return the byte that each character of a byte-level vocabulary encodes. Printable bytes encode themselves."""
     alphabet = set(ByteLevel.alphabet())
-    own = {character: ord(character) for character in alphabet if ord(character) < 256}
-    others = sorted(alphabet - own.keys(), key=ord)
-    return own | dict(zip(others, sorted(set(range(256)) - set(own.values())), strict=True))
+    printable = {character: ord(character) for character in alphabet if ord(character) < 256}
+    others = sorted(alphabet - printable.keys(), key=ord)
+    return printable | dict(zip(others, sorted(set(range(256)) - set(printable.values())), strict=True))

@@ -1,4 +1,4 @@
-"""A ModelPatcher for weights that live elsewhere: it weighs nothing here, and refuses to change them."""
+"""A ModelPatcher for weights that live in the ranks: it occupies no memory here and refuses to change weights."""
 
 import math
 from typing import Any, NoReturn
@@ -13,46 +13,53 @@ from torch import Tensor
 
 from ...parallel_backend.errors import InvalidRequest
 from ..backend.memory import make_room
-from ..bridges.refusals import check_branches, check_conds, check_latent, check_model_options, taken_conds
-from .transformer import RemoteModel
+from ..bridges.refusals import (
+    NESTED_LATENT,
+    accepted_conds,
+    check_branches,
+    check_conds,
+    check_latent,
+    check_model_options,
+)
+from .transformer import RemoteTransformer
 
 KEY = "parallel_dit"
 
 
 class RemotePatcher(comfy.model_patcher.ModelPatcher):  # type: ignore[misc]
-    """Sizes speak for ComfyUI's own device, where nothing lies, so that using the model evicts none of ComfyUI's."""
+    """Reports zero sizes on ComfyUI's device, so using the model evicts none of ComfyUI's own models."""
 
     def model_size(self) -> int:
-        """Bytes on ComfyUI's device: none."""
+        """Return the bytes on ComfyUI's device: none."""
         return 0
 
     def loaded_size(self) -> int:
-        """Bytes on ComfyUI's device: none."""
+        """Return the bytes on ComfyUI's device: none."""
         return 0
 
     def memory_required(self, input_shape: Any) -> int:
-        """Bytes that a step needs on ComfyUI's device, beyond the latents: none."""
+        """Return the bytes that a step needs on ComfyUI's device beyond the latents: none."""
         return 0
 
     def add_patches(self, patches: dict[Any, Any], *args: Any, **kwargs: Any) -> list[Any]:
-        """Refuse a LoRA that fits this model; one that fits nothing is reported by the node itself.
+        """Refuse a LoRA that fits this model. The node itself reports one that fits nothing.
 
         Raises:
-            InvalidRequest: it would change weights.
+            InvalidRequest: the patches would change weights.
         """
-        self._refuse_known(patches)
+        self._refuse_matching(patches)
         return list(super().add_patches(patches, *args, **kwargs))
 
     def add_hook_patches(self, hook: Any, patches: dict[Any, Any], *args: Any, **kwargs: Any) -> Any:
-        """As ``add_patches``, for LoRA hooks.
+        """Refuse a LoRA hook that fits this model, like ``add_patches``.
 
         Raises:
-            InvalidRequest: it would change weights.
+            InvalidRequest: the patches would change weights.
         """
-        self._refuse_known(patches)
+        self._refuse_matching(patches)
         return super().add_hook_patches(hook, patches, *args, **kwargs)
 
-    def _refuse_known(self, patches: dict[Any, Any]) -> None:
+    def _refuse_matching(self, patches: dict[Any, Any]) -> None:
         names = {key if isinstance(key, str) else key[0] for key in patches}
         if names & self.model.state_dict().keys():
             raise InvalidRequest(
@@ -61,7 +68,7 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):  # type: ignore[misc]
             )
 
     def get_key_patches(self, filter_prefix: str | None = None) -> NoReturn:
-        """Model merging reads weights, and they are not here.
+        """Refuse model merging, which reads weights.
 
         Raises:
             InvalidRequest: always.
@@ -69,7 +76,7 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):  # type: ignore[misc]
         raise InvalidRequest("a parallel model cannot be merged or saved: its weights live in the backend's processes")
 
     def deepclone_multigpu(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """ComfyUI's own multi-GPU cloning would only copy the stand-in.
+        """Refuse ComfyUI's own multi-GPU cloning, which would only copy the stand-in.
 
         Raises:
             RuntimeError: always.
@@ -78,14 +85,14 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):  # type: ignore[misc]
 
 
 def remote_patcher(model: Any) -> RemotePatcher:
-    """A patcher around ComfyUI's model class whose ``diffusion_model`` is a ``RemoteModel``."""
+    """Return a patcher around a ComfyUI model whose ``diffusion_model`` is a ``RemoteTransformer``."""
     model.memory_usage_factor = 0
     model.state_dict_for_saving = _refuse_saving
     device = comfy.model_management.get_torch_device()
     patcher = RemotePatcher(model, load_device=device, offload_device=torch.device("cpu"))
-    patcher.add_wrapper_with_key(WrappersMP.OUTER_SAMPLE, KEY, _check_first)
+    patcher.add_wrapper_with_key(WrappersMP.OUTER_SAMPLE, KEY, _check_before_sampling)
     patcher.add_wrapper_with_key(WrappersMP.PREPARE_SAMPLING, KEY, _prepare_without_loading)
-    patcher.add_wrapper_with_key(WrappersMP.CALC_COND_BATCH, KEY, _all_branches_at_once)
+    patcher.add_wrapper_with_key(WrappersMP.CALC_COND_BATCH, KEY, _one_request_per_step)
     patcher.add_callback_with_key(CallbacksMP.ON_DETACH, KEY, _unload_ranks)
     return patcher
 
@@ -94,7 +101,7 @@ def _refuse_saving(*args: Any, **kwargs: Any) -> NoReturn:
     raise InvalidRequest("a parallel model cannot be saved: its weights live in the backend's processes")
 
 
-def _check_first(
+def _check_before_sampling(
     executor: Any,
     noise: Tensor,
     latent_image: Tensor,
@@ -104,23 +111,23 @@ def _check_first(
     *args: Any,
     **kwargs: Any,
 ) -> Tensor:
-    """Refuse what can be seen before sampling begins."""
+    """Refuse unsupported inputs before sampling begins."""
     guider = executor.class_obj
-    remote: RemoteModel = guider.model_patcher.model.diffusion_model
+    remote: RemoteTransformer = guider.model_patcher.model.diffusion_model
     if len(kwargs.get("latent_shapes") or ()) > 1:
-        raise InvalidRequest("a latent of several tensors (video with audio) does not fit this model; pass the video's")
+        raise InvalidRequest(NESTED_LATENT)
     check_latent(latent_image, remote.channels)
     check_branches(remote.handle.spec.layout, _branches(guider))
     check_model_options(guider.model_options)
-    taken = taken_conds(remote.bridge.conds, masked=denoise_mask is not None)
-    check_conds((cond for conds in guider.conds.values() for cond in conds), taken)
+    accepted = accepted_conds(remote.bridge.supported_conds, masked=denoise_mask is not None)
+    check_conds((cond for conds in guider.conds.values() for cond in conds), accepted)
     samples: Tensor = executor(noise, latent_image, sampler, sigmas, denoise_mask, *args, **kwargs)
     remote.handle.show("ready")
     return samples
 
 
 def _branches(guider: Any) -> int:
-    """How many prompts core runs in a step: its own guider leaves the negative one out at a guidance of 1."""
+    """Return how many prompts ComfyUI runs in a step. Its own guider skips the negative one at a cfg of 1."""
     guided = not math.isclose(getattr(guider, "cfg", 0.0), 1.0)
     guided = guided or guider.model_options.get("disable_cfg1_optimization", False)
     guided = guided or type(guider).predict_noise is not comfy.samplers.CFGGuider.predict_noise
@@ -128,64 +135,65 @@ def _branches(guider: Any) -> int:
 
 
 def _prepare_without_loading(executor: Any, model: Any, noise_shape: Any, conds: Any, **kwargs: Any) -> Any:
-    """What ComfyUI does before sampling, without asking its device for room.
+    """Do what ComfyUI does before sampling, except for freeing memory on its device.
 
-    Its ``load_models_gpu`` frees a gigabyte for inference even for a model without weights, and that would
-    evict models of ComfyUI's. Here those leave only before the ranks load weights. The rest of it is done: object
-    patches (such as ModelSamplingSD3's) are put in place, and the model is entered among those loaded, so that
-    unloading reaches it.
+    ComfyUI's ``load_models_gpu`` frees a gigabyte for inference even for a model without weights, which would evict
+    other models of ComfyUI. Here they are evicted only before the ranks load weights. The rest is the same: object
+    patches (such as ModelSamplingSD3's) are applied, and the model is added to the loaded models, so that unloading
+    reaches it.
     """
     handle = model.model.diffusion_model.handle
     transformers = [name for name in handle.checkpoint.components if name.startswith("transformer")]
     make_room(handle, transformers, ranks=handle.ranks)
-    extra = model.get_nested_additional_models()
+    additional = model.get_nested_additional_models()
     for values in conds.values():
-        extra += comfy.sampler_helpers.get_models_from_cond(values, "additional_models")
-    if extra:
-        comfy.model_management.load_models_gpu(extra)
+        additional += comfy.sampler_helpers.get_models_from_cond(values, "additional_models")
+    if additional:
+        comfy.model_management.load_models_gpu(additional)
     loaded = comfy.model_management.current_loaded_models
     for entry in [entry for entry in loaded if model.is_clone(entry.model)]:
         loaded.remove(entry)
         entry.model.detach(unpatch_all=False)
         entry.model_finalizer.detach()
-    _enter(model)
-    return model.model, conds, extra
+    _add_to_loaded(model)
+    return model.model, conds, additional
 
 
-def enter(patcher: RemotePatcher, component: str, *, ranks: int) -> None:
-    """Enter a model among those loaded, unless it or a clone is, so that unloading reaches its ranks.
+def prepare_component(patcher: RemotePatcher, component: str, *, ranks: int) -> None:
+    """Make room for a text encoder or VAE on the first ``ranks`` ranks, and let unloading reach its weights.
 
-    For the uses of the text encoder and the VAE, whose weights go with the model's. There is room for them first, on
-    the first so many ranks.
+    The component is unloaded with the model. ``patcher`` is added to ComfyUI's loaded models unless it or a clone of
+    it already is one.
     """
     make_room(patcher.model.diffusion_model.handle, [component], ranks=ranks)
     if not any(patcher.is_clone(entry.model) for entry in comfy.model_management.current_loaded_models):
-        _enter(patcher)
+        _add_to_loaded(patcher)
 
 
-def _enter(patcher: Any) -> None:
+def _add_to_loaded(patcher: Any) -> None:
     entry = comfy.model_management.LoadedModel(patcher)
     entry.model_load()
     comfy.model_management.current_loaded_models.insert(0, entry)
 
 
 def _unload_ranks(patcher: Any, unpatch_all: bool) -> None:
-    """ComfyUI unloads the model (*Unload models*, ``/free``, or room for another): the ranks free their weights."""
+    """Free the ranks' weights when ComfyUI unloads the model (*Unload models*, ``/free``, or its own eviction)."""
     if unpatch_all:
         patcher.model.diffusion_model.handle.unload()
 
 
-def _all_branches_at_once(executor: Any, model: Any, conds: Any, x_in: Tensor, timestep: Tensor, options: Any) -> Any:
-    """Run ``calc_cond_batch`` twice, recording and replaying; see ``tape``.
+def _one_request_per_step(executor: Any, model: Any, conds: Any, x_in: Tensor, timestep: Tensor, options: Any) -> Any:
+    """Run ``calc_cond_batch`` twice, recording and replaying (see ``record_replay``).
 
-    Recording goes to ComfyUI's bare function without other nodes' wrappers, so that those see real predictions only.
+    The recording run calls ComfyUI's bare function without other nodes' wrappers, so that those see real predictions
+    only.
     """
-    remote: RemoteModel = model.diffusion_model
-    if remote.taped:
+    remote: RemoteTransformer = model.diffusion_model
+    if remote.intercepting:
         return executor(model, conds, x_in, timestep, options)
-    with remote.recording() as branches:
+    with remote.recording() as calls:
         executor.original(model, conds, x_in, timestep, _without_wrappers(options))
-    with remote.replaying(branches):
+    with remote.replaying(calls):
         return executor(model, conds, x_in, timestep, options)
 
 

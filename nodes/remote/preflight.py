@@ -1,4 +1,4 @@
-"""What the queued prompt shows will fail later is refused by the loader, before weights load and steps are lost."""
+"""The loader's checks of the queued prompt: what would fail later is refused before weights load and steps run."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -7,37 +7,57 @@ from ...parallel_backend.checkpoint.checkpoint import Checkpoint
 from ...parallel_backend.errors import InvalidRequest
 from ..backend.connection import Handle
 from ..bridges.bridge import BackendText, CoreText
-from ..bridges.refusals import check_branches, without_layers
+from ..bridges.refusals import check_branches, layers_unavailable
 from ..families.registry import BRIDGES
 
 Prompt = Mapping[str, Mapping[str, Any]]
 GUIDED = ("KSampler", "KSamplerAdvanced", "ParallelSampler", "SamplerCustom", "CFGGuider")
-"""Nodes whose ``cfg`` of 1 means that core leaves the negative prompt out."""
+"""Nodes for which ComfyUI skips the negative prompt at a ``cfg`` of 1."""
 SKIPPING = ("SkipLayerGuidanceDiT", "SkipLayerGuidanceDiTSimple", "SkipLayerGuidanceSD3", "PerturbedAttentionGuidance")
-"""Nodes that patch layers in the middle of sampling alone."""
-PARTS = {1: ("text_encoder", "text encoder", "Load CLIP"), 2: ("vae", "VAE", "Load VAE")}
-"""The loader's outputs that a checkpoint may lack: component, name, and the node of ComfyUI's own to use instead."""
+"""Nodes that patch layers only in the middle of sampling."""
+MODEL_OUTPUT, CLIP_OUTPUT, VAE_OUTPUT = 0, 1, 2
+"""Output slots of the loader."""
+OPTIONAL_OUTPUTS = {
+    CLIP_OUTPUT: ("text_encoder", "text encoder", "Load CLIP"),
+    VAE_OUTPUT: ("vae", "VAE", "Load VAE"),
+}
+"""Outputs that a checkpoint may lack: component, readable name, and the native node to use instead."""
 
 
-def check_use(prompt: Prompt, node_id: str, handle: Handle) -> None:
-    """Refuse what the executed nodes show: an output that cannot be used, layers skipped, ``cfg`` ranks without work.
+def check_prompt(prompt: Prompt, node_id: str, handle: Handle) -> None:
+    """Refuse nodes that use an unsupported output, skip layers, or leave ``cfg`` ranks without work.
+
+    Args:
+        prompt: the queued prompt in API format.
+        node_id: the loader's node.
+        handle: the loader's model.
 
     Raises:
-        InvalidRequest: names it.
+        InvalidRequest: names the problem.
     """
-    for kind, inputs in _executed(prompt):
-        for output in PARTS:
+    for kind, inputs in _executed_nodes(prompt):
+        for output in OPTIONAL_OUTPUTS:
             if [node_id, output] in inputs.values():
-                check_part(handle.checkpoint, output)
-        if kind in SKIPPING and _source(prompt, inputs, node_id) == [node_id, 0]:
-            raise without_layers(f"{kind} skips or replaces layers of the model")
-        scheduled = _source(prompt, inputs, node_id, through="ModelSampling") == [node_id, 0]
-        if scheduled and kind in GUIDED and inputs.get("cfg") == 1.0:
+                check_output(handle.checkpoint, output)
+        if kind in SKIPPING and _model_source(prompt, inputs, node_id) == [node_id, MODEL_OUTPUT]:
+            raise layers_unavailable(f"{kind} skips or replaces layers of the model")
+        source = _model_source(prompt, inputs, node_id, through="ModelSampling")
+        if source == [node_id, MODEL_OUTPUT] and kind in GUIDED and inputs.get("cfg") == 1.0:
             check_branches(handle.spec.layout, 1)
 
 
-def _source(prompt: Prompt, inputs: Mapping[str, Any], node_id: str, through: str = "") -> Any:
-    """The link that a node's model comes from, back to the loader through the nodes whose names begin so."""
+def _model_source(prompt: Prompt, inputs: Mapping[str, Any], node_id: str, through: str = "") -> Any:
+    """Follow a node's model input back to the loader.
+
+    Args:
+        prompt: the queued prompt in API format.
+        inputs: the node's inputs.
+        node_id: the loader's node.
+        through: only nodes whose class begins with this are followed.
+
+    Returns:
+        The last link that was followed. None in a cycle.
+    """
     for _ in prompt:
         link = inputs.get("model")
         if not isinstance(link, list) or link[0] == node_id or link[0] not in prompt:
@@ -48,44 +68,53 @@ def _source(prompt: Prompt, inputs: Mapping[str, Any], node_id: str, through: st
     return None
 
 
-def check_part(checkpoint: Checkpoint, output: int) -> None:
-    """Refuse the text encoder (1) or the VAE (2) of a checkpoint that has none, or one that cannot be run.
+def check_output(checkpoint: Checkpoint, output: int) -> None:
+    """Refuse the CLIP or VAE output of a checkpoint that lacks the component or has an unsupported one.
+
+    Args:
+        checkpoint: the loader's checkpoint.
+        output: ``CLIP_OUTPUT`` or ``VAE_OUTPUT``.
 
     Raises:
         InvalidRequest: advises another loader.
     """
-    component, name, instead = PARTS[output]
-    bridge, found = BRIDGES[checkpoint.components["transformer"]], checkpoint.components.get(component)
-    if found is None:
-        if output == 1 and isinstance(bridge.text, CoreText) and not bridge.text.components:
-            raise InvalidRequest(f"{checkpoint.path.name} takes no prompt but a class: use Parallel Class Label")
-        raise InvalidRequest(f"{checkpoint.path.name} has no {name}; load one with ComfyUI's {instead} node instead")
-    if output == 1 and isinstance(bridge.text, CoreText):
+    component, name, native_loader = OPTIONAL_OUTPUTS[output]
+    bridge, class_name = BRIDGES[checkpoint.components["transformer"]], checkpoint.components.get(component)
+    if class_name is None:
+        if output == CLIP_OUTPUT and isinstance(bridge.text, CoreText) and not bridge.text.components:
+            raise InvalidRequest(f"{checkpoint.path.name} takes a class, not a prompt: use Parallel Class Label")
+        raise InvalidRequest(
+            f"{checkpoint.path.name} has no {name}; load one with ComfyUI's {native_loader} node instead"
+        )
+    if output == CLIP_OUTPUT and isinstance(bridge.text, CoreText):
         bridge.text.check(checkpoint)
         return
-    known = (bridge.text.encoder,) if output == 1 and isinstance(bridge.text, BackendText) else bridge.vaes
-    if found not in known:
+    if output == CLIP_OUTPUT and isinstance(bridge.text, BackendText):
+        supported: tuple[str, ...] = (bridge.text.encoder,)
+    else:
+        supported = bridge.vaes
+    if class_name not in supported:
         raise InvalidRequest(
-            f"{checkpoint.path.name}: {component} {found} is not supported, only {' or '.join(known)}; "
-            f"load one with ComfyUI's {instead} node instead"
+            f"{checkpoint.path.name}: {component} {class_name} is not supported, only {' or '.join(supported)}; "
+            f"load one with ComfyUI's {native_loader} node instead"
         )
 
 
-def _executed(prompt: Prompt) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Class and inputs of every node that an output node needs."""
-    import nodes  # ComfyUI's
+def _executed_nodes(prompt: Prompt) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield class and inputs of every node that an output node needs."""
+    import nodes  # ComfyUI's module of this name
 
-    wanted = [
+    pending = [
         node_id
         for node_id, node in prompt.items()
         if getattr(nodes.NODE_CLASS_MAPPINGS.get(node["class_type"]), "OUTPUT_NODE", False)
     ]
     seen: set[str] = set()
-    while wanted:
-        node_id = wanted.pop()
+    while pending:
+        node_id = pending.pop()
         if not isinstance(node_id, str) or node_id in seen or node_id not in prompt:
             continue
         seen.add(node_id)
         inputs = prompt[node_id]["inputs"]
         yield prompt[node_id]["class_type"], inputs
-        wanted += [value[0] for value in inputs.values() if isinstance(value, list) and len(value) == 2]
+        pending += [value[0] for value in inputs.values() if isinstance(value, list) and len(value) == 2]

@@ -1,8 +1,8 @@
-"""Have all branches of a step reach the backend in one request, however ComfyUI batches them.
+"""Send all branches of a step to the backend in one request, however ComfyUI batches them.
 
-ComfyUI alone decides by its own device's memory and by equal shapes whether cond and uncond share a call.
-So its ``calc_cond_batch`` is run twice: once against a ``Recording``, which answers zeros and remembers what
-was asked, and once against a ``Replay``, which asks the backend for all of it together at the first question.
+ComfyUI decides from its own device's memory and from equal shapes whether cond and uncond share a call. So its
+``calc_cond_batch`` runs twice. In the first run a ``CallRecorder`` records the calls and answers zeros. In the second
+run a ``CallReplayer`` sends all recorded calls as one request when the first answer is needed.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,58 +13,61 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
-class Branch:
-    """One denoiser call: ``index`` is 0 for cond, 1 for uncond, as ComfyUI counts.
+class BranchCall:
+    """One call of the transformer for one branch.
 
-    ``inputs`` holds the family's arguments by name, batch first; ``latent`` names the one that the answer is shaped as.
+    Attributes:
+        index: the branch as ComfyUI counts: 0 for cond, 1 for uncond.
+        inputs: the family's inputs by name, batch first.
+        latent: the name of the input that has the prediction's shape.
     """
 
     index: int
     inputs: Mapping[str, Tensor]
     latent: str
 
-    def same_as(self, other: "Branch") -> bool:
-        """Whether both ask the same question."""
+    def equals(self, other: "BranchCall") -> bool:
+        """Whether both calls have the same inputs."""
         return self.inputs.keys() == other.inputs.keys() and all(
             tensor.shape == other.inputs[name].shape and bool(torch.equal(tensor, other.inputs[name]))
             for name, tensor in self.inputs.items()
         )
 
 
-Run = Callable[[list[Branch]], list[Tensor]]
+Predict = Callable[[list[BranchCall]], list[Tensor]]
 
 
-class Recording:
-    """Answers zeros and remembers the branches."""
+class CallRecorder:
+    """Records calls and answers zeros."""
 
     def __init__(self) -> None:
-        self.branches: list[Branch] = []
+        self.calls: list[BranchCall] = []
 
-    def answer(self, branches: list[Branch], run: Run) -> list[Tensor]:
-        """Zeros of the right shapes; nothing is run."""
-        self.branches += branches
-        return [torch.zeros_like(branch.inputs[branch.latent]) for branch in branches]
+    def answer(self, calls: list[BranchCall], predict: Predict) -> list[Tensor]:
+        """Record the calls and return zeros of the predictions' shapes, without calling ``predict``."""
+        self.calls += calls
+        return [torch.zeros_like(call.inputs[call.latent]) for call in calls]
 
 
-class Replay:
-    """Answers what was recorded from one run of all of it; what was not recorded is run by itself.
+class CallReplayer:
+    """Answers recorded calls from one request for all of them. Any other call is a request of its own.
 
-    The run waits for the first question, so a step that a cache skips costs nothing.
+    The request waits for the first call, so a step that a cache skips costs nothing.
     """
 
-    def __init__(self, recorded: list[Branch]) -> None:
+    def __init__(self, recorded: list[BranchCall]) -> None:
         self._recorded = recorded
-        self._results: list[Tensor] | None = None
+        self._predictions: list[Tensor] | None = None
 
-    def answer(self, branches: list[Branch], run: Run) -> list[Tensor]:
-        """The predictions of ``branches``."""
-        found = [self._find(branch) for branch in branches]
-        known = [index for index in found if index is not None]
-        if len(known) < len(branches):
-            return run(branches)
-        if self._results is None:
-            self._results = run(self._recorded)
-        return [self._results[index] for index in known]
+    def answer(self, calls: list[BranchCall], predict: Predict) -> list[Tensor]:
+        """Return the predictions for ``calls``."""
+        positions = [self._position(call) for call in calls]
+        recorded = [position for position in positions if position is not None]
+        if len(recorded) < len(calls):
+            return predict(calls)
+        if self._predictions is None:
+            self._predictions = predict(self._recorded)
+        return [self._predictions[position] for position in recorded]
 
-    def _find(self, branch: Branch) -> int | None:
-        return next((i for i, recorded in enumerate(self._recorded) if recorded.same_as(branch)), None)
+    def _position(self, call: BranchCall) -> int | None:
+        return next((i for i, recorded in enumerate(self._recorded) if recorded.equals(call)), None)

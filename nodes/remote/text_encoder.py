@@ -1,7 +1,7 @@
-"""ComfyUI's CLIP class with our tokenizer and the backend's text encoder inside.
+"""ComfyUI's CLIP class with the checkpoint's tokenizer and the ranks' text encoder.
 
-Prompt weights, escapes and padding are ComfyUI's own code: only the ids come from the checkpoint's
-``tokenizer.json`` and only the forward runs elsewhere.
+Prompt weights, escapes and padding are ComfyUI's own code. Only the token ids come from the checkpoint's tokenizer,
+and only the encoder's forward runs on the ranks.
 """
 
 from collections.abc import Sequence
@@ -20,14 +20,14 @@ from ...parallel_backend.errors import InvalidRequest
 from ...parallel_backend.protocol.messages import EncodeText
 from ..backend.connection import Handle
 from ..bridges.bridge import BackendText
-from .patcher import RemotePatcher, enter
-from .preflight import check_part
+from .patcher import RemotePatcher, prepare_component
+from .preflight import CLIP_OUTPUT, check_output
 
 Pair = tuple[int, float]
 
 
-class _Words:
-    """The checkpoint's tokenizer, as ``SDTokenizer`` wants to call it. Read at the first prompt."""
+class _CheckpointTokenizer:
+    """The checkpoint's ``tokenizer.json`` with the interface that ``SDTokenizer`` calls."""
 
     def __init__(self, file: str) -> None:
         from tokenizers import Tokenizer
@@ -37,7 +37,7 @@ class _Words:
         self._tokenizer.no_truncation()
 
     @classmethod
-    def from_pretrained(cls, path: str) -> "_Words":
+    def from_pretrained(cls, path: str) -> "_CheckpointTokenizer":
         return cls(path)
 
     def __call__(self, text: str) -> dict[str, list[int]]:
@@ -48,45 +48,48 @@ class _Words:
 
 
 class PromptTokenizer:
-    """Prompts to weighted ids, padded to the family's length; longer prompts stay whole, as in ComfyUI."""
+    """Turns prompts into weighted ids, padded to the family's length. Longer prompts are not cut, as in ComfyUI.
+
+    The tokenizer's file is read at the first prompt.
+    """
 
     def __init__(self, checkpoint: Checkpoint, text: BackendText) -> None:
         self._checkpoint, self._text = checkpoint, text
         self._native: comfy.sd1_clip.SDTokenizer | None = None
 
     def tokenize_with_weights(self, text: str, return_word_ids: bool = False, **kwargs: Any) -> dict[str, Any]:
-        """``{key: [[(id, weight), ...]]}`` (with word ids on request).
+        """Return ``{key: [[(id, weight), ...]]}``, with word ids on request.
 
         Raises:
-            InvalidRequest: no text encoder or tokenizer, or a textual inversion in the prompt.
+            InvalidRequest: there is no text encoder or tokenizer, or the prompt has a textual inversion.
         """
         if "embedding:" in text:
-            raise InvalidRequest("the prompt names an embedding:..., and textual inversions are not supported here")
-        return {self._text.key: self._load().tokenize_with_weights(text, return_word_ids, **kwargs)}
+            raise InvalidRequest("the prompt has an embedding:..., and textual inversions are not supported here")
+        return {self._text.key: self._tokenizer().tokenize_with_weights(text, return_word_ids, **kwargs)}
 
     def untokenize(self, pairs: Sequence[Pair]) -> list[Any]:
-        """Each pair with its token's text."""
-        return list(self._load().untokenize(pairs))
+        """Return each pair with its token's text."""
+        return list(self._tokenizer().untokenize(pairs))
 
     def state_dict(self) -> NoReturn:
-        """What saving a CLIP asks for.
+        """Refuse to save the CLIP, for which ComfyUI calls this.
 
         Raises:
             InvalidRequest: always.
         """
         raise InvalidRequest("this CLIP cannot be saved: its weights live in the backend's processes")
 
-    def _load(self) -> comfy.sd1_clip.SDTokenizer:
+    def _tokenizer(self) -> comfy.sd1_clip.SDTokenizer:
         if self._native is None:
-            check_part(self._checkpoint, 1)
+            check_output(self._checkpoint, CLIP_OUTPUT)
             folder = self._checkpoint.path / "tokenizer"
-            known = {"tokenizer.json": _Words, "spiece.model": SPieceTokenizer}
-            found = [name for name in known if (folder / name).is_file()]
-            if not found:
-                raise InvalidRequest(f"{self._checkpoint.path.name} has neither of tokenizer/{' and '.join(known)}")
+            classes = {"tokenizer.json": _CheckpointTokenizer, "spiece.model": SPieceTokenizer}
+            files = [name for name in classes if (folder / name).is_file()]
+            if not files:
+                raise InvalidRequest(f"{self._checkpoint.path.name} has neither tokenizer/{' nor '.join(classes)}")
             self._native = comfy.sd1_clip.SDTokenizer(
-                str(folder / found[0]),
-                tokenizer_class=known[found[0]],
+                str(folder / files[0]),
+                tokenizer_class=classes[files[0]],
                 has_start_token=False,
                 pad_with_end=False,
                 pad_token=special_tokens(self._checkpoint)["pad"],
@@ -99,9 +102,10 @@ class PromptTokenizer:
 
 
 class RemoteTextEncoder(torch.nn.Module, comfy.sd1_clip.ClipTokenWeightEncoder):  # type: ignore[misc]
-    """The text encoder as ``comfy.sd.CLIP`` calls it. ``model`` is the patcher of the same checkpoint's MODEL."""
+    """The text encoder with the interface that ``comfy.sd.CLIP`` calls."""
 
     def __init__(self, handle: Handle, text: BackendText, model: RemotePatcher) -> None:
+        """Create the encoder. ``model`` is the patcher of the loader's MODEL."""
         super().__init__()
         self.handle, self._text, self._model = handle, text, model
         self.dtypes: set[torch.dtype] = set()
@@ -109,33 +113,35 @@ class RemoteTextEncoder(torch.nn.Module, comfy.sd1_clip.ClipTokenWeightEncoder):
         self.special_tokens = special_tokens(handle.checkpoint)
 
     def reset_clip_options(self) -> None:
-        """Back to the last layer."""
+        """Select the last layer."""
         self._layer = -1
 
     def set_clip_options(self, options: dict[str, Any]) -> None:
-        """Take CLIPSetLastLayer's ``layer``; the other options are about pooled outputs and devices."""
+        """Select CLIPSetLastLayer's ``layer``. The other options concern pooled outputs and devices."""
         layer = options.get("layer")
         self._layer = self._layer if layer is None else layer
 
     def encode_token_weights(self, token_weight_pairs: dict[str, list[list[Pair]]]) -> Any:
-        """Embeddings ``[1, L, D]`` and no pooled output; weights by ComfyUI's own formula."""
+        """Return embeddings ``[1, L, D]``, weighted by ComfyUI's own formula, and no pooled output."""
         return super().encode_token_weights(token_weight_pairs[self._text.key])
 
     def encode(self, tokens: list[list[int]]) -> tuple[Tensor, None]:
-        """Embeddings ``[N, L, D]`` of ``N`` padded prompts, zero after each one's end token where padding is masked."""
-        check_part(self.handle.checkpoint, 1)
+        """Return embeddings ``[N, L, D]`` of ``N`` prompts. Masked padding after a prompt's end token is zero."""
+        check_output(self.handle.checkpoint, CLIP_OUTPUT)
         longest = max(map(len, tokens))
         pad, end = self.special_tokens["pad"], self.special_tokens["end"]
         ids = torch.tensor([[*row, *[pad] * (longest - len(row))] for row in tokens])
         ends = [row.index(end) + 1 if end in row else len(row) for row in tokens]
         lengths = torch.tensor(ends if self._text.masked else [longest] * len(tokens))
-        enter(self._model, "text_encoder", ranks=1)
-        done = self.handle.call(EncodeText(model=self.handle.spec, layer=self._layer), {"ids": ids, "lengths": lengths})
+        prepare_component(self._model, "text_encoder", ranks=1)
+        answer = self.handle.call(
+            EncodeText(model=self.handle.spec, layer=self._layer), {"ids": ids, "lengths": lengths}
+        )
         self.handle.show("ready")
-        return done["embeds"], None
+        return answer["embeds"], None
 
     def load_sd(self, sd: Any) -> NoReturn:
-        """Weights come from the checkpoint only.
+        """Refuse weights: they come from the checkpoint only.
 
         Raises:
             InvalidRequest: always.
@@ -144,13 +150,13 @@ class RemoteTextEncoder(torch.nn.Module, comfy.sd1_clip.ClipTokenWeightEncoder):
 
 
 def special_tokens(checkpoint: Checkpoint) -> dict[str, int]:
-    """Ids of the end and the padding token; T5's own where the config is silent."""
+    """Return the ids of the end and the padding token, by default T5's."""
     config = checkpoint.config("text_encoder") if "text_encoder" in checkpoint.components else {}
     return {"end": config.get("eos_token_id", 1), "pad": config.get("pad_token_id", 0)}
 
 
 def backend_clip(handle: Handle, text: BackendText, model: RemotePatcher) -> comfy.sd.CLIP:
-    """A plain ``comfy.sd.CLIP``: its ``clone`` makes that class, so a subclass would be lost."""
+    """Return a plain ``comfy.sd.CLIP``. Its ``clone`` creates that class, so a subclass would be lost."""
     clip = comfy.sd.CLIP(no_init=True)
     clip.cond_stage_model = RemoteTextEncoder(handle, text, model)
     clip.tokenizer = PromptTokenizer(handle.checkpoint, text)

@@ -1,4 +1,4 @@
-"""The module that stands where ComfyUI expects the transformer: it has its names and shapes, and forwards its calls."""
+"""The stand-in for ComfyUI's transformer: it has the names and shapes of the weights, and forwards the calls."""
 
 import inspect
 from collections.abc import Iterator, Mapping
@@ -14,8 +14,8 @@ from torch import Tensor
 from ...parallel_backend.protocol.messages import Forward, ModelSpec
 from ..backend.connection import Handle
 from ..bridges.bridge import Bridge
-from ..bridges.refusals import check_extra, check_latent, check_options
-from .record_replay import Branch, Recording, Replay
+from ..bridges.refusals import check_latent, check_options, check_unused
+from .record_replay import BranchCall, CallRecorder, CallReplayer
 
 DTYPES: dict[str, torch.dtype] = {
     "auto": torch.float32,
@@ -23,37 +23,37 @@ DTYPES: dict[str, torch.dtype] = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
-"""In which dtype latents and text are handed over; ``auto`` leaves the rounding to the ranks."""
+"""The dtype of the latents and text that ComfyUI passes. ``auto`` leaves the rounding to the ranks."""
 
 
-class RemoteModel(torch.nn.Module):
+class RemoteTransformer(torch.nn.Module):
     """Takes the calls that ComfyUI makes to its own transformer of the family.
 
-    It has no parameters; ``state_dict`` lists meta tensors instead.
+    It has no parameters. ``state_dict`` lists meta tensors.
     """
 
-    def __init__(self, handle: Handle, bridge: Bridge, core: Any) -> None:
+    def __init__(self, handle: Handle, bridge: Bridge, core_config: Any) -> None:
         super().__init__()
         self.handle, self.bridge = handle, bridge
-        self.dtype, self.channels = DTYPES[handle.spec.dtype], core.latent_format.latent_channels
-        self._meta = bridge.weights(core.unet_config)
-        self._signature = inspect.signature(bridge.native.forward)
-        self._tape: Recording | Replay | None = None
-        for name, value in bridge.attributes(self._meta).items():
+        self.dtype, self.channels = DTYPES[handle.spec.dtype], core_config.latent_format.latent_channels
+        self._meta_weights = bridge.weights(core_config.unet_config)
+        self._signature = inspect.signature(bridge.native_class.forward)
+        self._interceptor: CallRecorder | CallReplayer | None = None
+        for name, value in bridge.attributes(self._meta_weights).items():
             setattr(self, name, value)
 
-    def forward(self, x: Tensor, timestep: Tensor, **given: Any) -> Tensor:
-        """The prediction for ``x`` ``[B, C, (T,) H, W]``, through other nodes' DIFFUSION_MODEL wrappers.
+    def forward(self, x: Tensor, timestep: Tensor, **call_args: Any) -> Tensor:
+        """Return the prediction for ``x`` ``[B, C, (T,) H, W]``, through other nodes' DIFFUSION_MODEL wrappers.
 
-        Those find the arguments in the order of the native forward, as they are used to.
+        The wrappers get the arguments in the order of the native forward.
 
         Raises:
-            InvalidRequest: an input that the family does not carry over.
+            InvalidRequest: an argument that the family's bridge does not support.
         """
-        bound = self._signature.bind_partial(self, x, timestep, **given)
+        bound = self._signature.bind_partial(self, x, timestep, **call_args)
         bound.apply_defaults()
         kind = comfy.patcher_extension.WrappersMP.DIFFUSION_MODEL
-        wrappers = comfy.patcher_extension.get_all_wrappers(kind, given.get("transformer_options") or {})
+        wrappers = comfy.patcher_extension.get_all_wrappers(kind, call_args.get("transformer_options") or {})
         executor = comfy.patcher_extension.WrapperExecutor.new_class_executor(self._forward, self, wrappers)
         out: Tensor = executor.execute(*bound.args[1:], **bound.kwargs)
         return out
@@ -61,78 +61,84 @@ class RemoteModel(torch.nn.Module):
     def _forward(self, *args: Any, **kwargs: Any) -> Tensor:
         bound = self._signature.bind_partial(self, *args, **kwargs)
         _, x_name, timestep_name, *_ = parameters = self._signature.parameters
-        rest = [name for name, parameter in parameters.items() if parameter.kind is parameter.VAR_KEYWORD]
-        given = {name: value for name, value in bound.arguments.items() if name not in ("self", *rest)} | bound.kwargs
-        named = {name: value for name, value in given.items() if value is not None}
-        x, timestep, options = named.pop(x_name), named.pop(timestep_name), named.pop("transformer_options", {})
-        inputs = self.bridge.inputs(x, timestep, named)
-        check_extra(named)
+        catch_all = [name for name, parameter in parameters.items() if parameter.kind is parameter.VAR_KEYWORD]
+        named = {name: value for name, value in bound.arguments.items() if name not in ("self", *catch_all)}
+        call_args = {name: value for name, value in (named | bound.kwargs).items() if value is not None}
+        x, timestep = call_args.pop(x_name), call_args.pop(timestep_name)
+        options = call_args.pop("transformer_options", {})
+        inputs = self.bridge.inputs(x, timestep, call_args)
+        check_unused(call_args)
         return self.predict(inputs, latent="hidden_states", transformer_options=options)
 
     def state_dict(self, *args: Any, destination: Any = None, prefix: str = "", **_: Any) -> Any:
-        """Meta tensors under ComfyUI's final names, so that its LoRA nodes know what they would change."""
+        """Return meta tensors under ComfyUI's names, from which its LoRA nodes learn what they would change."""
         destination = {} if destination is None else destination
-        destination.update({prefix + name: tensor for name, tensor in self._meta.items()})
+        destination.update({prefix + name: tensor for name, tensor in self._meta_weights.items()})
         return destination
 
     @property
-    def taped(self) -> bool:
-        """Whether calls are being recorded or replayed right now."""
-        return self._tape is not None
+    def intercepting(self) -> bool:
+        """Whether calls are being recorded or replayed."""
+        return self._interceptor is not None
 
     @contextmanager
-    def recording(self) -> Iterator[list[Branch]]:
-        """Collect the branches that are asked for inside, answering zeros."""
-        tape = Recording()
-        with self._taping(tape):
-            yield tape.branches
+    def recording(self) -> Iterator[list[BranchCall]]:
+        """Record the calls made inside and answer them with zeros. Yields the list of recorded calls."""
+        recorder = CallRecorder()
+        with self._intercept(recorder):
+            yield recorder.calls
 
     @contextmanager
-    def replaying(self, recorded: list[Branch]) -> Iterator[None]:
-        """Answer the calls inside from one request for all of ``recorded``."""
-        with self._taping(Replay(recorded)):
+    def replaying(self, recorded: list[BranchCall]) -> Iterator[None]:
+        """Answer the calls made inside from one request for all ``recorded`` calls."""
+        with self._intercept(CallReplayer(recorded)):
             yield
 
     @contextmanager
-    def _taping(self, tape: Recording | Replay) -> Iterator[None]:
-        before, self._tape = self._tape, tape
+    def _intercept(self, interceptor: CallRecorder | CallReplayer) -> Iterator[None]:
+        before, self._interceptor = self._interceptor, interceptor
         try:
             yield
         finally:
-            self._tape = before
+            self._interceptor = before
 
     def predict(self, inputs: Mapping[str, Tensor], *, latent: str, transformer_options: Mapping[str, Any]) -> Tensor:
-        """The prediction for a call in which ComfyUI may have batched several branches along dim 0.
+        """Return the prediction for a call in which ComfyUI may have batched several branches along dim 0.
+
+        Args:
+            inputs: the family's inputs by name, batch first.
+            latent: the name of the input that has the prediction's shape.
+            transformer_options: ComfyUI's, with ``cond_or_uncond``: the branch of each chunk of the batch.
 
         Raises:
-            InvalidRequest: something about the call cannot be done remotely.
+            InvalidRequest: a node needs the layers in this process.
         """
         check_options(transformer_options)
         x = inputs[latent]
         inputs = {name: comfy.utils.repeat_to_batch_size(tensor, len(x)) for name, tensor in inputs.items()}
         indices = list(transformer_options.get("cond_or_uncond") or [0])
-        parts = {name: tensor.chunk(len(indices)) for name, tensor in inputs.items()}
-        branches = [
-            Branch(index=index, inputs={name: part[i] for name, part in parts.items()}, latent=latent)
+        chunks = {name: tensor.chunk(len(indices)) for name, tensor in inputs.items()}
+        calls = [
+            BranchCall(index=index, inputs={name: chunk[i] for name, chunk in chunks.items()}, latent=latent)
             for i, index in enumerate(indices)
         ]
-        answers = self._tape.answer(branches, self.run) if self._tape is not None else self.run(branches)
+        answers = self._interceptor.answer(calls, self.request) if self._interceptor else self.request(calls)
         return torch.cat([answer.to(device=x.device) for answer in answers])
 
-    def run(self, branches: list[Branch]) -> list[Tensor]:
-        """One request for all branches.
+    def request(self, calls: list[BranchCall]) -> list[Tensor]:
+        """Send one request for all calls and return their predictions.
 
-        A layout's ``cfg`` ranks sit out a step with one branch: core leaves the negative prompt out wherever its
-        time range ends.
+        In a step with one branch the layout's ``cfg`` axis shrinks to one rank: ComfyUI skips the negative prompt
+        outside its time range.
 
         Raises:
-            InvalidRequest: a latent is unusable.
+            InvalidRequest: a latent is not usable.
         """
-        for branch in branches:
-            check_latent(branch.inputs[branch.latent], self.channels)
-        tensors = {f"{i}.{name}": tensor for i, branch in enumerate(branches) for name, tensor in branch.inputs.items()}
-        done = self.handle.call(Forward(model=self._spec(len(branches)), branches=len(branches)), tensors)
-        return [done[str(i)] for i in range(len(branches))]
+        for call in calls:
+            check_latent(call.inputs[call.latent], self.channels)
+        tensors = {f"{i}.{name}": tensor for i, call in enumerate(calls) for name, tensor in call.inputs.items()}
+        answers = self.handle.call(Forward(model=self._spec(len(calls)), branches=len(calls)), tensors)
+        return [answers[str(i)] for i in range(len(calls))]
 
     def _spec(self, branches: int) -> ModelSpec:
         spec, layout = self.handle.spec, self.handle.spec.layout

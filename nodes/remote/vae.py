@@ -1,4 +1,4 @@
-"""ComfyUI's VAE class with the work done by the backend."""
+"""ComfyUI's VAE class whose work the backend does."""
 
 import logging
 import math
@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 import comfy.model_management
 import comfy.sd
 import torch
+from einops import rearrange
 from torch import Tensor
 
 from ...parallel_backend.errors import InvalidRequest
@@ -15,27 +16,35 @@ from ...parallel_backend.protocol.messages import Decode, Encode, Progress
 from ...parallel_backend.vaes import SMALLEST_TILE, LatentScale
 from ..backend.connection import Handle, OnProgress, progress_bar
 from ..bridges.refusals import check_latent
-from .patcher import RemotePatcher, enter
-from .preflight import check_part
+from .patcher import RemotePatcher, prepare_component
+from .preflight import VAE_OUTPUT, check_output
 
-TILE = 512
-"""Pixels of a tile's side where a node asks for tiles without saying of what size."""
+DEFAULT_TILE = 512
+"""The side of a tile in pixels if a node asks for tiles without a size."""
 
 
 class RemoteVAE(comfy.sd.VAE):  # type: ignore[misc]
-    """Every way in and out of ComfyUI's VAE: latents ``[B, C, T, H, W]`` and pixels ``[B, T, H, W, 3]`` in 0..1.
+    """ComfyUI's VAE interface. Pixels are in 0..1.
 
-    For pictures it is ``[B, C, H, W]`` and ``[B, H, W, 3]``.
+    A video VAE maps latents ``[B, C, T, H, W]`` to pixels ``[B, T, H, W, 3]``, an image VAE latents ``[B, C, H, W]``
+    to pixels ``[B, H, W, 3]``.
 
-    The tiled methods work on the whole picture, each rank on some of its rows, and in tiles only if that does not fit:
-    tiles change the result. ``model`` is the patcher of the same checkpoint's MODEL.
+    The tiled methods, too, process the whole image, each rank some of its rows. They fall back to tiles, which change
+    the result, only if a rank runs out of memory.
     """
 
     def __init__(self, handle: Handle, scale: LatentScale, model: RemotePatcher) -> None:
-        # The smallest VAE that ComfyUI knows sets every default of the running version.
+        """Create the VAE of a checkpoint.
+
+        Args:
+            handle: the loader's model.
+            scale: the shape of the VAE's latents.
+            model: the patcher of the loader's MODEL.
+        """
+        # The smallest VAE that ComfyUI can detect sets all attributes to the running version's defaults.
         super().__init__(sd={"pixel_space_vae": torch.tensor(1.0)})
         self.handle, self._model = handle, model
-        self.first_stage_model = _NotHere()
+        self.first_stage_model = _AbsentModule()
         self.patcher = RemotePatcher(self.first_stage_model, load_device=self.device, offload_device=self.device)
         self.size = 0
         self.memory_used_encode = self.memory_used_decode = lambda shape, dtype: 0
@@ -43,117 +52,150 @@ class RemoteVAE(comfy.sd.VAE):  # type: ignore[misc]
         self._set_ratios(scale.temporal, scale.spatial)
         self._spatial = scale.spatial
 
-    def _set_ratios(self, stride: int, spatial: int) -> None:
-        """As ComfyUI's own VAEs have them."""
+    def _set_ratios(self, temporal: int, spatial: int) -> None:
+        """Set ratios and index formulas in the form of ComfyUI's own VAEs."""
         self.upscale_ratio: Any = spatial
         self.downscale_ratio: Any = spatial
         self.upscale_index_formula = self.downscale_index_formula = None
         if self.latent_dim == 3:
-            self.upscale_ratio = (lambda frames: max(0, (frames - 1) * stride + 1), spatial, spatial)
-            self.downscale_ratio = (lambda frames: max(0, math.floor((frames + stride - 1) / stride)), spatial, spatial)
-            self.upscale_index_formula = self.downscale_index_formula = (stride, spatial, spatial)
+            self.upscale_ratio = (lambda frames: max(0, (frames - 1) * temporal + 1), spatial, spatial)
+            self.downscale_ratio = (
+                lambda frames: max(0, math.floor((frames + temporal - 1) / temporal)), spatial, spatial,
+            )  # fmt: skip
+            self.upscale_index_formula = self.downscale_index_formula = (temporal, spatial, spatial)
 
     def throw_exception_if_invalid(self) -> None:
-        """Refuse to work without weights.
+        """Refuse to work without a supported VAE.
 
         Raises:
-            InvalidRequest: the checkpoint has no VAE.
+            InvalidRequest: the checkpoint has no VAE, or one that the backend cannot run.
         """
-        check_part(self.handle.checkpoint, 2)
+        check_output(self.handle.checkpoint, VAE_OUTPUT)
 
     def decode(self, samples_in: Tensor, vae_options: Any = None) -> Tensor:
-        """Pixels ``[B, T, H, W, 3]`` of latents ``[B, C, T, H, W]``, ``[B, H, W, 3]`` where the VAE is one of pictures.
+        """Return the pixels of latents ``[B, C, T, H, W]``: ``[B, T, H, W, 3]``, or ``[B, H, W, 3]`` of an image VAE.
 
-        A VAE of videos takes ``[B, C, H, W]`` as videos of one frame, one of pictures the first frame of a video,
-        both as ComfyUI's own.
+        As in ComfyUI, a video VAE takes ``[B, C, H, W]`` as videos of one frame, and an image VAE takes the first
+        frame of a video.
 
         Raises:
-            InvalidRequest: no VAE, or a latent that does not fit it.
+            InvalidRequest: there is no VAE, or the latent does not fit it.
         """
         return self.decode_with(samples_in, progress_bar())
 
     def decode_with(self, latent: Tensor, on_progress: OnProgress, tile: int = 0) -> Tensor:
-        """``decode`` with somebody else's progress bar, and in tiles of so many pixels a side where ``tile`` is set."""
+        """Decode with a given progress callback.
+
+        Args:
+            latent: see ``decode``.
+            on_progress: gets the request's progress.
+            tile: the side of a tile in pixels. 0 decodes the whole image exactly.
+        """
         self.throw_exception_if_invalid()
         check_latent(latent, self.latent_channels)
         if latent.ndim != self.latent_dim + 2:
             latent = latent.unsqueeze(2) if self.latent_dim == 3 else latent[:, :, 0]
-        done = self._work(Decode(model=self.handle.spec, tile=tile), {"latent": latent}, latent.shape[-2], on_progress)
-        return done["pixels"].to(self.output_device)
+        message = Decode(model=self.handle.spec, tile=tile)
+        answer = self._request(message, {"latent": latent}, latent.shape[-2], on_progress)
+        return answer["pixels"].to(self.output_device)
 
     def decode_tiled(self, samples: Tensor, tile_x: int | None = None, *args: Any, **kwargs: Any) -> Tensor:
-        """``decode``, and only where the ranks' memory is too small for it in tiles of ``tile_x`` of the latent."""
+        """Decode like ``decode``; if a rank runs out of memory, in tiles of ``tile_x`` latent columns."""
         try:
             return self.decode(samples)
-        except comfy.model_management.OOM_EXCEPTION as full:
-            tile = self._tile((tile_x or TILE // self._spatial) * self._spatial, samples.shape[-2:], full)
+        except comfy.model_management.OOM_EXCEPTION as error:
+            wanted = (tile_x or DEFAULT_TILE // self._spatial) * self._spatial
+            tile = self._fallback_tile(wanted, samples.shape[-2:], error)
             return self.decode_with(samples, progress_bar(), tile)
 
     def encode(self, pixel_samples: Tensor) -> Tensor:
-        """Latents ``[B, C, T, H, W]`` of pixels: frames ``[T, H, W, C]`` of one video, or ``[B, T, H, W, C]``.
+        """Return latents ``[B, C, T, H, W]`` of the frames ``[T, H, W, C]`` of one video, or of ``[B, T, H, W, C]``.
 
-        A VAE of pictures gives ``[B, C, H, W]`` for ``[B, H, W, C]``.
+        An image VAE returns ``[B, C, H, W]`` for ``[B, H, W, C]``.
 
         Raises:
-            InvalidRequest: no VAE, or pixels that are not RGB.
+            InvalidRequest: there is no VAE, or the pixels are not RGB.
         """
         return self.encode_with(pixel_samples, progress_bar())
 
     def encode_with(self, pixel_samples: Tensor, on_progress: OnProgress, tile: int = 0) -> Tensor:
-        """``encode`` with somebody else's progress bar, and in tiles of so many pixels a side where ``tile`` is set."""
+        """Encode with a given progress callback.
+
+        Args:
+            pixel_samples: see ``encode``.
+            on_progress: gets the request's progress.
+            tile: the side of a tile in pixels. 0 encodes the whole image exactly.
+        """
         self.throw_exception_if_invalid()
-        pixels = self._cropped(pixel_samples)
+        pixels = self._cropped_rgb(pixel_samples)
         if pixels.shape[-1] != 3:
-            raise InvalidRequest(f"the VAE encodes RGB pictures, and these have {pixels.shape[-1]} channel(s)")
+            raise InvalidRequest(f"the VAE encodes RGB images, and these have {pixels.shape[-1]} channel(s)")
         rows = pixels.shape[-3] // self._spatial
-        done = self._work(Encode(model=self.handle.spec, tile=tile), {"pixels": pixels.float()}, rows, on_progress)
-        return done["latent"].to(self.output_device)
+        message = Encode(model=self.handle.spec, tile=tile)
+        answer = self._request(message, {"pixels": pixels.float()}, rows, on_progress)
+        return answer["latent"].to(self.output_device)
 
     def encode_tiled(self, pixel_samples: Tensor, tile_x: int | None = None, *args: Any, **kwargs: Any) -> Tensor:
-        """``encode``, and only where the ranks' memory is too small for it in tiles of ``tile_x`` pixels."""
+        """Encode like ``encode``; if a rank runs out of memory, in tiles of ``tile_x`` pixels."""
         try:
             return self.encode(pixel_samples)
-        except comfy.model_management.OOM_EXCEPTION as full:
+        except comfy.model_management.OOM_EXCEPTION as error:
             height, width = (size // self._spatial for size in pixel_samples.shape[-3:-1])
-            tile = self._tile(tile_x or TILE, (height, width), full)
+            tile = self._fallback_tile(tile_x or DEFAULT_TILE, (height, width), error)
             return self.encode_with(pixel_samples, progress_bar(), tile)
 
-    def _tile(self, pixels: int, latent: Sequence[int], full: Exception) -> int:
-        """The size nearest to one that was asked for which the backend takes; says why tiles it is.
+    def _fallback_tile(self, pixels: int, latent_size: Sequence[int], error: Exception) -> int:
+        """Return the tile size that the backend supports nearest to the wanted one, and log why tiles are used.
 
-        ``latent`` are its height and width. Raises ``full`` itself where one tile would be the whole.
+        Args:
+            pixels: the wanted side of a tile.
+            latent_size: the latent's height and width.
+            error: why the whole image was not possible. Raised if one tile would be the whole image.
         """
         tile = max(SMALLEST_TILE, round(pixels / self._spatial)) * self._spatial
-        if tile >= max(latent) * self._spatial:
-            raise full
-        logging.warning("Parallel DiT: %s; the VAE goes on in tiles of %d pixels, which is approximate", full, tile)
+        if tile >= max(latent_size) * self._spatial:
+            raise error
+        logging.warning("Parallel DiT: %s; the VAE continues in tiles of %d pixels, which is approximate", error, tile)
         return tile
 
-    def _work(
+    def _request(
         self, message: Decode | Encode, tensors: dict[str, Tensor], rows: int, on_progress: OnProgress
     ) -> dict[str, Tensor]:
-        """The answer; what is other than one would expect stays on the loader's node. ``rows`` are the latent's."""
-        notes = [""]
+        """Return the backend's answer. Its note on anything unusual stays on the loader's node.
 
-        def noted(progress: Progress, extra: dict[str, Tensor]) -> None:
-            notes[:] = [progress.note]
+        Args:
+            message: the request.
+            tensors: its tensors.
+            rows: the latent's rows. Not more ranks than rows take part.
+            on_progress: gets the request's progress.
+        """
+        last_note = ""
+
+        def progressed(progress: Progress, extra: dict[str, Tensor]) -> None:
+            nonlocal last_note
+            last_note = progress.note
             on_progress(progress, extra)
 
-        enter(self._model, "vae", ranks=self.handle.ranks if message.tile else min(rows, self.handle.ranks))
-        done = self.handle.call(message, tensors, on_progress=noted)
-        self.handle.show(f"ready; {notes[0]}" if notes[0] else "ready")
-        return done
+        ranks = self.handle.ranks if message.tile else min(rows, self.handle.ranks)
+        prepare_component(self._model, "vae", ranks=ranks)
+        answer = self.handle.call(message, tensors, on_progress=progressed)
+        self.handle.show(f"ready; {last_note}" if last_note else "ready")
+        return answer
 
-    def _cropped(self, pixels: Tensor) -> Tensor:
-        """The pixels as they are sent. Core's cropping cuts all dims between the first and the last."""
+    def _cropped_rgb(self, pixels: Tensor) -> Tensor:
+        """Crop pixels to whole latent pixels and drop an alpha channel.
+
+        ComfyUI's cropping crops every dim between the first and the last, so it gets frames, not videos.
+        """
         if self.latent_dim == 2 and pixels.ndim != 4:
-            raise InvalidRequest(f"the VAE encodes pictures, 4 dims, and these pixels have {pixels.ndim}")
-        videos = pixels if pixels.ndim == 5 else pixels.unsqueeze(0)
-        cropped: Tensor = self.vae_encode_crop_pixels(videos.flatten(0, 1))[..., :3].unflatten(0, videos.shape[:2])
+            raise InvalidRequest(f"the VAE encodes images, which have 4 dims, and these pixels have {pixels.ndim}")
+        videos = pixels if pixels.ndim == 5 else rearrange(pixels, "t h w c -> 1 t h w c")
+        frames = self.vae_encode_crop_pixels(rearrange(videos, "b t h w c -> (b t) h w c"))[..., :3]
+        cropped: Tensor = rearrange(frames, "(b t) h w c -> b t h w c", b=len(videos))
         return cropped if self.latent_dim == 3 else cropped[0]
 
     def get_sd(self) -> NoReturn:
-        """Saving needs weights, and they are not here.
+        """Refuse to save the VAE, for which ComfyUI calls this.
 
         Raises:
             InvalidRequest: always.
@@ -161,10 +203,10 @@ class RemoteVAE(comfy.sd.VAE):  # type: ignore[misc]
         raise InvalidRequest("this VAE cannot be saved: its weights live in the backend's processes")
 
 
-class _NotHere(torch.nn.Module):
-    """Stands for the module inside a VAE, which some nodes reach for directly."""
+class _AbsentModule(torch.nn.Module):
+    """Stands for the module inside a VAE, which some nodes use directly."""
 
     def __getattr__(self, name: str) -> Any:
         if name in ("encode", "decode", "per_channel_statistics", "encoder", "decoder"):
-            raise InvalidRequest(f"a node wants the VAE's own {name}, which lives in the backend's processes")
+            raise InvalidRequest(f"a node uses the VAE's own {name}, which is in the backend's processes")
         return super().__getattr__(name)

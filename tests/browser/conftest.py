@@ -1,4 +1,4 @@
-"""A headless Chromium on a real ComfyUI's own page."""
+"""A headless Chromium on a real ComfyUI's web page."""
 
 import shutil
 from collections.abc import Iterator
@@ -37,7 +37,9 @@ def page_server(comfyui_path: Path) -> Iterator[ComfyServer]:
     server = ComfyServer(comfyui_path, frontend=frontend)
     try:
         server.start()
-        server.client.request("/settings/Comfy.TutorialCompleted", True)  # else a dialog for new users covers the page
+        server.client.request(
+            "/settings/Comfy.TutorialCompleted", True
+        )  # otherwise a dialog for new users covers the page
         yield server
     finally:
         left = server.stop()
@@ -46,7 +48,7 @@ def page_server(comfyui_path: Path) -> Iterator[ComfyServer]:
 
 @pytest.fixture(scope="session")
 def browser() -> "Iterator[Browser]":
-    """Chromium."""
+    """A headless Chromium."""
     if CHROMIUM is None:
         pytest.skip("Chromium is not installed: apt install chromium")
     playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
@@ -58,7 +60,7 @@ def browser() -> "Iterator[Browser]":
 
 @pytest.fixture
 def page(page_server: ComfyServer, browser: "Browser") -> "Iterator[Page]":
-    """ComfyUI's page, loaded."""
+    """ComfyUI's loaded page."""
     page = browser.new_page(viewport={"width": 1600, "height": 900})
     page.goto(page_server.client.url, wait_until="domcontentloaded")
     page.wait_for_function("() => window.app?.graph && window.app.vueAppReady", timeout=60_000)

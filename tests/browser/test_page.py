@@ -1,6 +1,6 @@
-"""What a user does: open an example workflow, press Run, see the picture.
+"""What a user does: open an example workflow, press Run, see the image.
 
-With ``PARALLEL_DIT_SCREENSHOT=docs/screenshot.png`` the finished page is saved there.
+``PARALLEL_DIT_SCREENSHOT=docs/screenshot.png`` saves the finished page there.
 """
 
 import os
@@ -19,7 +19,7 @@ OPEN = """async (name) => {
     const answer = await fetch(`/api/workflow_templates/comfyui-parallel-dit/${encodeURIComponent(name)}.json`)
     await window.app.loadGraphData(await answer.json(), true, true, name)
 }"""
-PICTURE = """() => {
+IMAGE_SIZE = """() => {
     const image = window.app.graph._nodes.find((node) => node.type === 'SaveImage')?.imgs?.[0]
     return image?.complete ? [image.naturalWidth, image.naturalHeight] : null
 }"""
@@ -27,23 +27,23 @@ PROMPT = "async () => (await window.app.graphToPrompt()).output"
 
 
 @pytest.mark.parametrize("name", workflows.names())
-def test_the_page_would_queue_the_api_twin(page: "Page", name: str) -> None:
+def test_the_page_queues_the_prompt_of_the_api_format(page: "Page", name: str) -> None:
     page.evaluate(OPEN, name)
     queued: dict[str, dict[str, Any]] = page.evaluate(PROMPT)
-    twin = workflows.api(name)
+    prompt = workflows.api(name)
     assert {key: (node["class_type"], node["inputs"]) for key, node in queued.items()} == {
-        key: (node["class_type"], node["inputs"]) for key, node in twin.items()
+        key: (node["class_type"], node["inputs"]) for key, node in prompt.items()
     }
 
 
-def test_run_shows_the_finished_picture(page: "Page") -> None:
+def test_run_shows_the_finished_image(page: "Page") -> None:
     name = "text to image (native nodes)"
     page.evaluate(OPEN, name)
-    assert page.evaluate(PICTURE) is None
+    assert page.evaluate(IMAGE_SIZE) is None
     page.get_by_test_id("queue-button").first.click()
-    page.wait_for_function(PICTURE, timeout=300_000)
+    page.wait_for_function(IMAGE_SIZE, timeout=300_000)
     size = workflows.api(name)["4"]["inputs"]
-    assert page.evaluate(PICTURE) == [size["width"], size["height"]]
+    assert page.evaluate(IMAGE_SIZE) == [size["width"], size["height"]]
     if target := os.environ.get("PARALLEL_DIT_SCREENSHOT"):
-        page.wait_for_timeout(1000)  # the canvas draws the picture with the next frame
+        page.wait_for_timeout(1000)  # the canvas draws the image with the next frame
         page.screenshot(path=str(comfy_paths.ROOT / target))

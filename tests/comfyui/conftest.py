@@ -1,4 +1,4 @@
-"""Real ComfyUI servers for the tests: one a version, started once, with nothing left when it ends."""
+"""Real ComfyUI servers for the tests. Each version's server starts once and must leave no process behind."""
 
 import json
 import sys
@@ -24,7 +24,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def server(comfyui_path: Path) -> Iterator[ComfyServer]:
-    """A running ComfyUI with the extension, shared by the tests of one version. Leaving a process behind fails."""
+    """A running ComfyUI with the extension, shared by the tests of one version. A process left behind is a failure."""
     previews = ["--preview-method", "latent2rgb"]
     server = ComfyServer(comfyui_path, arguments=previews, env={"PARALLEL_DIT_CPU_RANKS": "3"})
     try:
@@ -39,13 +39,13 @@ def server(comfyui_path: Path) -> Iterator[ComfyServer]:
 
 @pytest.fixture
 def client(server: ComfyServer) -> ComfyClient:
-    """The shared server's API."""
+    """The API of the shared server."""
     return server.client
 
 
 @pytest.fixture
 def new_server(comfyui_path: Path) -> Iterator[Callable[..., ComfyServer]]:
-    """Start further servers with other options: ``new_server(env={"PARALLEL_DIT_IDLE_TIMEOUT": "3"})``."""
+    """``new_server(env={"PARALLEL_DIT_IDLE_TIMEOUT": "3"})`` starts another server with these options."""
     started: list[ComfyServer] = []
 
     def start(**options: object) -> ComfyServer:
@@ -60,7 +60,7 @@ def new_server(comfyui_path: Path) -> Iterator[Callable[..., ComfyServer]]:
 
 @pytest.fixture(scope="session")
 def tiny_server(server: ComfyServer) -> ComfyServer:
-    """The shared server with checkpoints, folders that are none, and latents that do not fit."""
+    """The shared server with checkpoints, invalid folders and unusable latents."""
     models = server.base / "models" / "diffusers"
     tiny.write(models / "tiny")
     for name in ("fresh", "fresh too"):

@@ -5,13 +5,13 @@ from typing import Any
 from scripts.comfy_api import Prompt
 
 START = 280.0
-"""Seconds for a prompt that starts ranks, on a machine with other work."""
+"""Seconds for a prompt that starts ranks on a busy machine."""
 
 LAYOUT = {"data": 1, "cfg": 1, "pipe": 1, "ring": 1, "ulysses": 1, "tensor": 1}
 
 
 def prompt(sampler: str = "KSampler", *, layout: dict[str, Any] | None = None, **changes: Any) -> Prompt:
-    """A whole picture; ``changes`` are inputs by name, wherever they belong."""
+    """Return a prompt from text to image. ``changes`` replace inputs by name in every node that has them."""
     nodes: Prompt = {
         "1": {"class_type": "ParallelLoader", "inputs": {"model_name": "tiny", "dtype": "fp32", "devices": "0,1"}},
         "2": {"class_type": "CLIPTextEncode", "inputs": {"clip": ["1", 1], "text": "a red circle"}},
@@ -35,19 +35,19 @@ def prompt(sampler: str = "KSampler", *, layout: dict[str, Any] | None = None, *
     return nodes
 
 
-def in_parts(whole: Prompt) -> Prompt:
-    """The same picture by SamplerCustomAdvanced and the nodes that it is fed by."""
-    asked = whole["5"]["inputs"]
-    of_model = {"model": asked["model"]}
-    guidance = {name: asked[name] for name in ("positive", "negative", "cfg")}
-    schedule = {name: asked[name] for name in ("scheduler", "steps", "denoise")}
-    parts: Prompt = {
-        "20": {"class_type": "RandomNoise", "inputs": {"noise_seed": asked["seed"]}},
-        "21": {"class_type": "CFGGuider", "inputs": of_model | guidance},
-        "22": {"class_type": "KSamplerSelect", "inputs": {"sampler_name": asked["sampler_name"]}},
-        "23": {"class_type": "BasicScheduler", "inputs": of_model | schedule},
+def with_custom_sampler(simple: Prompt) -> Prompt:
+    """Return the same prompt with SamplerCustomAdvanced and the nodes that it needs."""
+    sampler_inputs = simple["5"]["inputs"]
+    model = {"model": sampler_inputs["model"]}
+    guidance = {name: sampler_inputs[name] for name in ("positive", "negative", "cfg")}
+    schedule = {name: sampler_inputs[name] for name in ("scheduler", "steps", "denoise")}
+    custom_nodes: Prompt = {
+        "20": {"class_type": "RandomNoise", "inputs": {"noise_seed": sampler_inputs["seed"]}},
+        "21": {"class_type": "CFGGuider", "inputs": model | guidance},
+        "22": {"class_type": "KSamplerSelect", "inputs": {"sampler_name": sampler_inputs["sampler_name"]}},
+        "23": {"class_type": "BasicScheduler", "inputs": model | schedule},
         "5": {"class_type": "SamplerCustomAdvanced",
               "inputs": {"noise": ["20", 0], "guider": ["21", 0], "sampler": ["22", 0], "sigmas": ["23", 0],
-                         "latent_image": asked["latent_image"]}},
+                         "latent_image": sampler_inputs["latent_image"]}},
     }  # fmt: skip
-    return whole | parts
+    return simple | custom_nodes

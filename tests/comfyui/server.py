@@ -1,4 +1,4 @@
-"""What tests need beside ``scripts.comfy_server``: the websocket's events, and pixels."""
+"""What tests need besides ``scripts.comfy_server``: the websocket's events, and pixels."""
 
 import asyncio
 import json
@@ -19,7 +19,13 @@ from scripts.comfy_api import ComfyClient, Result
 
 @dataclass(frozen=True)
 class Event:
-    """A JSON event (``kind`` and ``data``), or a binary one (``kind`` ``"preview"`` and the raw ``bytes``)."""
+    """One event of ComfyUI's websocket.
+
+    Attributes:
+        kind: a JSON event's type, or ``"preview"`` for a binary event.
+        data: a JSON event's data, or a binary event's ``bytes``.
+        at: when it came, by ``time.monotonic``.
+    """
 
     kind: str
     data: Any
@@ -27,9 +33,12 @@ class Event:
 
 
 class Events:
-    """Collects what ComfyUI sends over its websocket to this client while the ``with`` block runs.
+    """Collects what ComfyUI sends to this client over its websocket while the ``with`` block runs.
 
-    The list ``seen`` grows in the background. Queue prompts with the same ``client``: its id is the address.
+    Queue prompts with the same ``client``: its id is the address.
+
+    Attributes:
+        seen: the events so far. The list grows in the background.
     """
 
     def __init__(self, client: ComfyClient) -> None:
@@ -40,10 +49,10 @@ class Events:
         self._connected = threading.Event()
 
     def wait(self, wanted: Callable[[Event], bool], deadline: float = 60.0) -> Event:
-        """The first event that ``wanted`` accepts, seen already or still to come.
+        """Return the first event that ``wanted`` accepts, and wait for it if needed.
 
         Raises:
-            TimeoutError: none came within ``deadline`` seconds.
+            TimeoutError: no such event came within ``deadline`` seconds.
         """
         end = time.monotonic() + deadline
         while time.monotonic() < end:
@@ -54,7 +63,7 @@ class Events:
         raise TimeoutError(f"no such event within {deadline:g} s; seen: {sorted({e.kind for e in self.seen})}")
 
     def kinds(self, kind: str) -> list[Event]:
-        """Every event of one kind seen so far."""
+        """Return every event of one kind seen so far."""
         return [event for event in self.seen if event.kind == kind]
 
     def __enter__(self) -> "Events":
@@ -67,7 +76,7 @@ class Events:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # Closed in order: a server that notices the end late would drop the next connection of the same client.
+        # Close in order: a server that notices the end late would drop the same client's next connection.
         asyncio.run_coroutine_threadsafe(self._socket.close(), self._loop).result(10)
         self._task.result(10)
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -87,7 +96,7 @@ class Events:
 
 
 def pixels(client: ComfyClient, result: Result) -> "np.ndarray[Any, np.dtype[np.int16]]":
-    """All frames of all files of a result ``[N, H, W, 3]``, 0..255, as int16 so that they can be subtracted."""
+    """Return all frames of all files of a result ``[N, H, W, 3]``, 0..255, as int16 for subtraction."""
     frames = []
     for file in result.files:
         with Image.open(BytesIO(client.fetch(file))) as image:
@@ -96,6 +105,6 @@ def pixels(client: ComfyClient, result: Result) -> "np.ndarray[Any, np.dtype[np.
 
 
 def difference(a: "np.ndarray[Any, Any]", b: "np.ndarray[Any, Any]") -> int:
-    """The largest difference of two arrays of pixels, in steps of 1/255."""
+    """Return the largest difference of two arrays of pixels, in steps of 1/255."""
     assert a.shape == b.shape, f"{a.shape} against {b.shape}"
     return int(np.abs(a - b).max())

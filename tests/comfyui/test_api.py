@@ -16,7 +16,7 @@ NODES = (
 )  # fmt: skip
 LANGUAGES = ("en", "zh")
 NAMES = {*SAMPLERS, "ulysses", "cfg", "auto", "diffusers"}
-"""What is no ordinary word in a text although it looks like one."""
+"""Code words that look like ordinary words."""
 
 
 def texts(language: str) -> dict[str, Any]:
@@ -32,17 +32,17 @@ def every_text(content: object) -> list[str]:
 
 
 def descriptions(node: dict[str, Any]) -> dict[str, str]:
-    """A node's texts of more than a name, by where they stand."""
+    """Return a node's description and tooltips by their place."""
     parts = {f"{kind} {key}": part["tooltip"] for kind in ("inputs", "outputs") for key, part in node[kind].items()}
     return {"description": node["description"], **parts}
 
 
 def code_words(text: str) -> set[str]:
-    """Numbers, names, and whatever is quoted or has a digit, an underscore, a path's or two capital letters."""
+    """Return numbers, names, quoted words, and words with a digit, an underscore, a path or two capital letters."""
     singular = re.sub(r"(?<=[A-Z])s\b", "", text)
     words = [word.rstrip(".") for word in re.findall(r"[\w/=.]+", singular, re.ASCII)]
-    marked = {word for word in words if word in NAMES or re.search(r"[\d_/=]|[a-z][A-Z]|[A-Z]{2}", word)}
-    return marked | set(re.findall(r"'(\w+)'", text, re.ASCII))
+    code = {word for word in words if word in NAMES or re.search(r"[\d_/=]|[a-z][A-Z]|[A-Z]{2}", word)}
+    return code | set(re.findall(r"'(\w+)'", text, re.ASCII))
 
 
 @pytest.mark.parametrize("node_id", NODES)
@@ -72,18 +72,18 @@ def test_help_page_is_served_and_names_every_input(client: ComfyClient, node_id:
     assert not missing, f"docs/{node_id}.md does not name {missing}"
 
 
-def test_english_texts_are_those_of_the_nodes(client: ComfyClient) -> None:
+def test_english_texts_match_the_nodes(client: ComfyClient) -> None:
     assert texts("en") == generate.english(client.object_info()), "run python -m scripts.generate"
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_language_has_every_text(client: ComfyClient, language: str) -> None:
     served = client.get("/i18n")[language]["nodeDefs"]
-    for node_id, wanted in texts("en").items():
-        assert {k: v.keys() for k, v in wanted["inputs"].items()} == {
+    for node_id, english in texts("en").items():
+        assert {k: v.keys() for k, v in english["inputs"].items()} == {
             k: v.keys() for k, v in served[node_id]["inputs"].items()
         }
-        assert wanted["outputs"].keys() == served[node_id]["outputs"].keys()
+        assert english["outputs"].keys() == served[node_id]["outputs"].keys()
     assert all(every_text(served))
 
 
@@ -91,16 +91,19 @@ def test_language_has_every_text(client: ComfyClient, language: str) -> None:
 @pytest.mark.parametrize("node_id", NODES)
 def test_translation_has_every_number_and_code_word(language: str, node_id: str) -> None:
     english, translated = texts("en"), texts(language)
-    named = {key: node["display_name"] for key, node in translated.items()}
+    display_names = {key: node["display_name"] for key, node in translated.items()}
     for key, node in english.items():
-        named |= {part["name"]: translated[key]["outputs"][i]["name"] for i, part in node["outputs"].items()}
-    theirs = descriptions(translated[node_id])
+        display_names |= {part["name"]: translated[key]["outputs"][i]["name"] for i, part in node["outputs"].items()}
+    translations = descriptions(translated[node_id])
     for place, text in descriptions(english[node_id]).items():
-        said = code_words(theirs[place])
-        lost = {word for word in code_words(text) - said if word not in named or named[word] not in theirs[place]}
-        assert not lost, f"{language}: {place} of {node_id} lacks {lost}"
+        missing = {
+            word
+            for word in code_words(text) - code_words(translations[place])
+            if word not in display_names or display_names[word] not in translations[place]
+        }
+        assert not missing, f"{language}: {place} of {node_id} lacks {missing}"
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-def test_texts_hold_nothing_that_the_page_would_read_as_a_placeholder(language: str) -> None:
+def test_texts_have_no_placeholders(language: str) -> None:
     assert [text for text in every_text(texts(language)) if set(text) & set("{}@|")] == []

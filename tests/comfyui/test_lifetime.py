@@ -1,4 +1,4 @@
-"""A rank, ComfyUI or both go away in the middle of a prompt."""
+"""A rank or ComfyUI dies in the middle of a prompt, or ComfyUI restarts."""
 
 import os
 import signal
@@ -26,8 +26,8 @@ def status(server: ComfyServer) -> Status:
     return query.status(Endpoint(folder=server.runtime))
 
 
-def begin(server: ComfyServer, sampler: str) -> str:
-    """Queue a prompt of very many steps and wait until it samples."""
+def start_sampling(server: ComfyServer, sampler: str) -> str:
+    """Queue a prompt with very many steps, and wait until it samples."""
     with Events(server.client) as events:
         prompt_id = server.client.submit(prompt(sampler, steps=5000, seed=8))
         events.wait(lambda event: event.kind == "progress" and event.data["value"] >= 3, START)
@@ -36,7 +36,7 @@ def begin(server: ComfyServer, sampler: str) -> str:
 
 @pytest.mark.parametrize("sampler", ["KSampler", "ParallelSampler"])
 def test_a_killed_rank_is_named_and_the_next_prompt_works(tiny_server: ComfyServer, sampler: str) -> None:
-    prompt_id = begin(tiny_server, sampler)
+    prompt_id = start_sampling(tiny_server, sampler)
     pid = status(tiny_server).ranks[1].pid
     os.kill(pid, signal.SIGKILL)
     killed = time.monotonic()
@@ -60,10 +60,10 @@ def test_ranks_and_weights_outlive_a_restart_of_comfyui(new_server: Callable[...
     assert sum(rank.steps for rank in after.ranks) > sum(rank.steps for rank in before.ranks)
 
 
-def test_nothing_is_left_once_comfyui_was_killed(new_server: Callable[..., ComfyServer]) -> None:
+def test_no_process_is_left_after_comfyui_is_killed(new_server: Callable[..., ComfyServer]) -> None:
     server = new_server(env={"PARALLEL_DIT_IDLE_TIMEOUT": str(IDLE)})
     tiny.write(server.base / "models" / "diffusers" / "tiny")
-    begin(server, "KSampler")
+    start_sampling(server, "KSampler")
     psutil.Process(server.pid).kill()
     left = processes.wait_until_none(server.runtime, IDLE + 30.0)
     assert not left, processes.describe(left)

@@ -15,7 +15,7 @@ from parallel_backend.client.status_text import format_status
 from parallel_backend.protocol.endpoint import Endpoint
 from scripts.comfy_api import ComfyClient, ExecutionFailed, Prompt, PromptRejected
 from scripts.comfy_server import ComfyServer
-from tests.comfyui.prompts import START, in_parts, prompt
+from tests.comfyui.prompts import START, prompt, with_custom_sampler
 from tests.comfyui.server import Event, Events, difference, pixels
 
 
@@ -25,15 +25,15 @@ def client(tiny_server: ComfyServer) -> ComfyClient:
 
 
 def refusal(client: ComfyClient, refused: Prompt) -> str:
-    """The sentence with which ComfyUI answers a prompt that cannot work."""
+    """Return the message with which ComfyUI refuses a prompt."""
     with pytest.raises((ExecutionFailed, PromptRejected)) as caught:
         client.run(refused)
     return str(caught.value)
 
 
 @pytest.mark.newest
-def test_samplers_ranks_and_layouts_give_one_picture(client: ComfyClient) -> None:
-    # The most ranks first: smaller layouts then use some of them, and no set of ranks is started again.
+def test_samplers_ranks_and_layouts_give_one_image(client: ComfyClient) -> None:
+    # The most ranks come first. Smaller layouts then use some of them, so no set of ranks starts again.
     widest = prompt(layout={"ulysses": 3}, devices="0,1,2", length=5)
     reference = pixels(client, client.run(widest, deadline=START))
     assert len(reference) == 5
@@ -43,7 +43,7 @@ def test_samplers_ranks_and_layouts_give_one_picture(client: ComfyClient) -> Non
         prompt(length=5),
         prompt(layout={"ulysses": 2}, length=5),
         prompt(layout={"cfg": 2}, length=5),
-        in_parts(prompt(layout={"cfg": 2}, length=5)),
+        with_custom_sampler(prompt(layout={"cfg": 2}, length=5)),
         prompt("ParallelSampler", devices="0", length=5),
         prompt("ParallelSampler", layout={"ulysses": 2}, length=5),
         prompt("ParallelSampler", layout={"ulysses": 3}, devices="0,1,2", length=5),
@@ -52,7 +52,7 @@ def test_samplers_ranks_and_layouts_give_one_picture(client: ComfyClient) -> Non
 
 
 @pytest.mark.newest
-def test_an_approximate_picture_says_so_and_native_samplers_stay_exact(
+def test_an_approximate_image_is_labelled_and_native_samplers_stay_exact(
     tiny_server: ComfyServer, client: ComfyClient
 ) -> None:
     exact = pixels(client, client.run(prompt(layout={"ulysses": 2}, seed=21), deadline=START))
@@ -66,30 +66,30 @@ def test_an_approximate_picture_says_so_and_native_samplers_stay_exact(
                 event.kind == "preview" and "PipeFusion in ParallelSampler, approximate" in progress_text(event)[1]
             )
         )
-    with Image.open(BytesIO(client.fetch(result.files[0]))) as picture:
-        label = json.loads(picture.text["parallel_dit"])
+    with Image.open(BytesIO(client.fetch(result.files[0]))) as image:
+        label = json.loads(image.text["parallel_dit"])
     assert label == {"5": {"layout": "pipe=2 patches=3 warmup=2", "approximate": "PipeFusion"}}
     assert "PipeFusion: approximate" in format_status(query.status(Endpoint(folder=tiny_server.runtime)))
 
 
 def steps(server: ComfyServer) -> list[int]:
-    """Forwards that each rank has done."""
+    """Return how many forwards each rank has computed."""
     return [rank.steps for rank in query.status(Endpoint(folder=server.runtime)).ranks]
 
 
-def test_both_groups_compute_in_every_step_of_ksampler(tiny_server: ComfyServer, client: ComfyClient) -> None:
+def test_both_cfg_groups_compute_in_every_step_of_ksampler(tiny_server: ComfyServer, client: ComfyClient) -> None:
     client.run(prompt(layout={"cfg": 2}, seed=11), deadline=START)
     before = steps(tiny_server)
     client.run(prompt(layout={"cfg": 2}, seed=12))
     longer = prompt(layout={"cfg": 2}, seed=13, steps=4)
-    longer["2"]["inputs"]["text"] = "red " * 600  # the shorter one is padded to 512 tokens
+    longer["2"]["inputs"]["text"] = "red " * 600  # the shorter prompt is padded to 512 tokens
     client.run(longer)
-    done = [after - earlier for after, earlier in zip(steps(tiny_server), before, strict=True)]
-    assert done[:2] == [7, 7]
-    assert not any(done[2:])
+    computed = [after - earlier for after, earlier in zip(steps(tiny_server), before, strict=True)]
+    assert computed[:2] == [7, 7]
+    assert not any(computed[2:])
 
 
-def test_parallel_decode_is_the_same_picture(client: ComfyClient) -> None:
+def test_parallel_decode_gives_the_same_image(client: ComfyClient) -> None:
     parallel = prompt(length=5)
     parallel["6"]["class_type"] = "ParallelVAEDecode"
     native = pixels(client, client.run(prompt(length=5)))
@@ -98,14 +98,14 @@ def test_parallel_decode_is_the_same_picture(client: ComfyClient) -> None:
 
 
 @pytest.mark.parametrize(
-    ("refused", "sentence"),
+    ("refused", "message"),
     [
         (prompt(layout={"ulysses": 4}), "needs 4 ranks and there are 2"),
         (prompt(layout={"cfg": 2}, cfg=1.0), "layout cfg=2 gives the positive and the negative prompt"),
         (prompt("ParallelSampler", layout={"cfg": 2}, cfg=1.0), "layout cfg=2 gives the positive"),
-        (prompt(layout={"ulysses": 0}), "layout ulysses=0: a degree is a whole number of at least 1"),
+        (prompt(layout={"ulysses": 0}), "layout ulysses=0: a degree must be a whole number of at least 1"),
         (prompt(layout={"pipe": 2, "tensor": 2}), "already holds only a part of the weights"),
-        (prompt(layout={"stale": "previous"}), "the other ranks of ring, whose degree is 1"),
+        (prompt(layout={"stale": "previous"}), "applies to the ranks of ring, and ring is 1"),
         (prompt(layout={"pipe": 2, "balance": "1:2:3"}), "has 3 speeds and pipe=2"),
         (prompt(devices="cuda:9"), "devices 'cuda:9'"),
         (prompt(devices="0,0"), "twice"),
@@ -117,35 +117,35 @@ def test_parallel_decode_is_the_same_picture(client: ComfyClient) -> None:
     ],
 )
 def test_bad_input_is_refused_before_weights_load(
-    tiny_server: ComfyServer, client: ComfyClient, refused: Prompt, sentence: str
+    tiny_server: ComfyServer, client: ComfyClient, refused: Prompt, message: str
 ) -> None:
-    assert sentence in refusal(client, refused | of_fresh(refused))
-    assert not parts(tiny_server, "fresh") | parts(tiny_server, "no vae")
+    assert message in refusal(client, refused | with_fresh_checkpoint(refused))
+    assert not loaded_components(tiny_server, "fresh") | loaded_components(tiny_server, "no vae")
 
 
-def of_fresh(whole: Prompt) -> Prompt:
-    """The prompt's loader with the checkpoint that no prompt has ever run on, where it had ``tiny``."""
-    inputs = dict(whole["1"]["inputs"])
+def with_fresh_checkpoint(refused: Prompt) -> Prompt:
+    """Return the prompt's loader with a checkpoint that no prompt has ever used, if it uses ``tiny``."""
+    inputs = dict(refused["1"]["inputs"])
     if inputs["model_name"] == "tiny":
         inputs["model_name"] = "fresh"
-    return {"1": {**whole["1"], "inputs": inputs}}
+    return {"1": {**refused["1"], "inputs": inputs}}
 
 
-def parts(server: ComfyServer, model: str) -> set[str]:
-    """What rank 0 has loaded of a model."""
+def loaded_components(server: ComfyServer, model: str) -> set[str]:
+    """Return which components of a model rank 0 holds."""
     ranks = query.status(Endpoint(folder=server.runtime)).ranks
     loaded = ranks[0].models if ranks else ()
     return {part for each in loaded if Path(each.path).name == model for part in each.parts}
 
 
 @pytest.mark.parametrize("sampler", ["KSampler", "ParallelSampler"])
-@pytest.mark.parametrize(("file", "sentence"), [("four", "has 4 channels"), ("nan", "not finite (NaN")])
-def test_bad_latents(tiny_server: ComfyServer, client: ComfyClient, sampler: str, file: str, sentence: str) -> None:
+@pytest.mark.parametrize(("file", "message"), [("four", "has 4 channels"), ("nan", "not finite (NaN")])
+def test_bad_latents(tiny_server: ComfyServer, client: ComfyClient, sampler: str, file: str, message: str) -> None:
     refused = prompt(sampler, model_name="fresh too")
     refused["4"] = {"class_type": "LoadLatent", "inputs": {"latent": f"{file}.latent"}}
-    assert sentence in refusal(client, refused)
-    # ComfyUI may encode the prompts before it looks at the latent.
-    assert parts(tiny_server, "fresh too") <= {"text_encoder"}
+    assert message in refusal(client, refused)
+    # ComfyUI may encode the prompts before it reads the latent.
+    assert loaded_components(tiny_server, "fresh too") <= {"text_encoder"}
 
 
 def test_previews_progress_and_the_text_on_the_loader(client: ComfyClient) -> None:
@@ -156,7 +156,7 @@ def test_previews_progress_and_the_text_on_the_loader(client: ComfyClient) -> No
             binary = events.kinds("preview")
         states = [text for node, text in map(progress_text, binary) if node == "1"]
         kinds = {struct.unpack(">I", event.data[:4])[0] for event in binary}
-        assert kinds & {1, 4}, "no preview picture came"
+        assert kinds & {1, 4}, "no preview image came"
         assert [event.data["value"] for event in events.kinds("progress") if event.data["node"] == "5"] == [1, 2, 3]
         assert all(state.startswith("2 CPU ranks, layout auto (guided: cfg=2): ") for state in states)
         assert any(": sampling" in state for state in states)
@@ -164,7 +164,7 @@ def test_previews_progress_and_the_text_on_the_loader(client: ComfyClient) -> No
 
 
 def progress_text(event: Event) -> tuple[str, str]:
-    """Node and text of a progress-text frame; empty for other frames."""
+    """Return node and text of a progress-text frame, or empty strings for other frames."""
     kind, length = struct.unpack(">II", event.data[:8])
     if kind != 3:
         return "", ""

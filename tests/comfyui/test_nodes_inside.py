@@ -10,7 +10,7 @@ import pytest
 from scripts import comfy_paths, processes
 
 ROOT = Path(__file__).resolve().parents[2]
-DEADLINE = 500.0
+DEADLINE = 900.0
 
 
 @pytest.mark.timeout(DEADLINE + 60)
@@ -24,14 +24,14 @@ def test_nodes_inside_comfyui(comfyui_path: Path, tmp_path: Path) -> None:
     }
     options = ["-o", "pythonpath=", "-o", "addopts=--import-mode=importlib -p no:cacheprovider", "-q", "-rs"]
     newest = max(comfy_paths.candidates(), key=comfy_paths.release)
-    marked = [] if comfyui_path == newest else ["-m", "not newest"]
+    markers = [] if comfyui_path == newest else ["-m", "not newest"]
     command = [sys.executable, "-P", "-m", "pytest", "-c", str(ROOT / "pyproject.toml"), "--rootdir", str(ROOT)]
     try:
-        done = subprocess.run(
-            [*command, *options, *marked, str(ROOT / "tests" / "inside_comfyui")],
+        completed = subprocess.run(
+            [*command, *options, *markers, str(ROOT / "tests" / "inside_comfyui")],
             cwd=comfyui_path, env=environment, capture_output=True, text=True, timeout=DEADLINE, check=False,
         )  # fmt: skip
     finally:
         processes.kill(processes.using(runtime))
-    print(done.stdout)
-    assert done.returncode == 0, f"{done.stdout[-6000:]}\n{done.stderr[-2000:]}"
+    print(completed.stdout)
+    assert completed.returncode == 0, f"{completed.stdout[-6000:]}\n{completed.stderr[-2000:]}"

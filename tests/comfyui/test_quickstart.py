@@ -1,4 +1,4 @@
-"""The quickstart, as a user starts it, with and without ComfyUI."""
+"""The quickstart as a user runs it, with and without ComfyUI."""
 
 import os
 import re
@@ -14,27 +14,27 @@ from scripts import comfy_paths, processes
 
 
 def started_since(before: set[int]) -> str:
-    """The processes of a quickstart that have started since ``before`` and still run."""
+    """Describe the quickstart's running processes that are not in ``before``, a set of pids."""
     running = processes.find(processes.RUNTIME, lambda runtime: runtime.startswith("/tmp/pdit-"))
     return processes.describe([process for process in running if process.pid not in before])
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("options", [(), ("--client",)], ids=["comfyui", "client"])
-def test_quickstart_makes_both_pictures_and_leaves_no_process(tmp_path: Path, options: tuple[str, ...]) -> None:
+def test_quickstart_makes_image_and_video_and_leaves_no_process(tmp_path: Path, options: tuple[str, ...]) -> None:
     if not options and not comfy_paths.candidates():
         pytest.skip("no ComfyUI found: set COMFYUI_PATHS, or put one into ~/ComfyUI")
     before = set(psutil.pids())
     command = [sys.executable, "-m", "scripts.quickstart", "--output", str(tmp_path), *options]
-    done = subprocess.run(
+    completed = subprocess.run(
         command, cwd=comfy_paths.ROOT, env=os.environ, capture_output=True, text=True, timeout=500, check=False
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert ("Without ComfyUI" in done.stdout) == bool(options), done.stdout
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    assert ("Without ComfyUI" in completed.stdout) == bool(options), completed.stdout
     with Image.open(tmp_path / "image.png") as image, Image.open(tmp_path / "video.webp") as video:
         assert image.size == (160, 160)
         assert getattr(video, "n_frames", 1) == 17
-    differences = [int(number) for number in re.findall(r"largest pixel difference.*: (\d+) of 255", done.stdout)]
-    assert len(differences) == 2, done.stdout
-    assert max(differences) <= 1, done.stdout
+    differences = [int(number) for number in re.findall(r"largest pixel difference.*: (\d+) of 255", completed.stdout)]
+    assert len(differences) == 2, completed.stdout
+    assert max(differences) <= 1, completed.stdout
     assert not started_since(before)

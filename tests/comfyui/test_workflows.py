@@ -22,7 +22,7 @@ EXTENSION = "comfyui-parallel-dit"
 
 
 def to_api(graph: dict[str, Any], object_info: dict[str, Any]) -> Prompt:
-    """What the web page would queue for a graph: widget values by position, links by number."""
+    """Convert a graph to the prompt that the web page would queue: widget values by position, links by number."""
     links = {link[0]: [str(link[1]), link[2]] for link in graph["links"]}
     prompt: Prompt = {}
     for node in graph["nodes"]:
@@ -42,7 +42,7 @@ def without_titles(prompt: Prompt) -> Prompt:
     return {key: {k: v for k, v in entry.items() if k != "_meta"} for key, entry in prompt.items()}
 
 
-def test_there_are_both_forms_of_image_and_video() -> None:
+def test_image_and_video_exist_in_both_forms() -> None:
     assert {f"text to {kind} ({form})" for kind in ("image", "video") for form in FORMS} == set(NAMES)
     assert {path.stem for path in workflows.FOLDER.glob("*.json")} == set(NAMES)
 
@@ -68,11 +68,11 @@ def test_runs_over_the_api_and_both_forms_agree(client: ComfyClient, kind: str) 
         size = prompt["4"]["inputs"]
         frames.append(pixels(client, client.run(prompt, deadline=240.0)))
         assert frames[-1].shape == (size["length"], size["height"], size["width"], 3)
-        assert frames[-1].std() > 5, "the picture is blank"
+        assert frames[-1].std() > 5, "the image is blank"
     assert difference(*frames) <= 1
 
 
-def test_status_tells_the_truth_while_the_shipped_checkpoint_samples(server: ComfyServer, client: ComfyClient) -> None:
+def test_status_is_correct_while_the_shipped_checkpoint_samples(server: ComfyServer, client: ComfyClient) -> None:
     prompt = workflows.api(f"text to image ({FORMS[1]})")
     next(node["inputs"] for node in prompt.values() if "steps" in node["inputs"])["steps"] = 2000
     with Events(client) as events:
@@ -98,10 +98,10 @@ def test_status_tells_the_truth_while_the_shipped_checkpoint_samples(server: Com
 
 
 def status_json(server: ComfyServer) -> dict[str, Any]:
-    """What ``status --json`` prints."""
+    """Return the output of ``status --json``."""
     command = [sys.executable, "-m", "parallel_backend", "status", "--json"]
-    done = subprocess.run(
+    completed = subprocess.run(
         command, cwd=comfy_paths.ROOT, env=server.environment(), capture_output=True, timeout=60, check=True
     )
-    answer: dict[str, Any] = json.loads(done.stdout)
+    answer: dict[str, Any] = json.loads(completed.stdout)
     return answer

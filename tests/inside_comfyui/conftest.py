@@ -1,6 +1,6 @@
-"""Tests that run inside a ComfyUI process, without its server; ``tests/comfyui/test_nodes_inside.py`` starts them.
+"""Tests that run inside a ComfyUI process without its server, started by ``tests/comfyui/test_nodes_inside.py``.
 
-They need ComfyUI's folder as the working directory and on ``sys.path``, so pytest's ordinary run leaves them out.
+They need ComfyUI's folder as the working directory and on ``sys.path``, so an ordinary pytest run ignores them.
 """
 
 import importlib.util
@@ -25,4 +25,4 @@ if INSIDE:
     sys.modules[name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(sys.modules[name])
 
-    pytest_plugins = ["inside_fixtures"]
+    pytest_plugins = ["helpers.inside_fixtures"]

@@ -1,4 +1,4 @@
-"""A client over the backend's own engine of one rank, in this process."""
+"""A client whose requests the backend's engine executes in this process, on one rank."""
 
 from typing import Any
 
@@ -9,20 +9,20 @@ from torch import Tensor
 
 
 class EngineClient:
-    """Answers ``call``."""
+    """Executes requests when ``call`` sends them."""
 
     def __init__(self) -> None:
         self.engine = Engine(rank=0, world_size=1, device=torch.device("cpu"))
 
     def status(self) -> None:
-        """It runs."""
+        """Say that the backend runs."""
 
     def call(
         self, message: Any, tensors: dict[str, Tensor], *, interrupted: Any = None, on_progress: Any = None
     ) -> dict[str, Tensor]:
-        """Carry out a request at once."""
-        done: dict[str, Tensor] = self.engine.handle(
+        """Execute a request."""
+        answer: dict[str, Tensor] = self.engine.handle(
             message, describe(tensors), tensors, report=on_progress or (lambda *_: None),
             cancelled=interrupted or (lambda: False),
         )  # fmt: skip
-        return done
+        return answer

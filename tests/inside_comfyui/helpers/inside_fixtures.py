@@ -1,4 +1,4 @@
-"""Fixtures over one tiny checkpoint: the same weights in ComfyUI's own model and behind our nodes."""
+"""Fixtures for tiny checkpoints: the same weights in ComfyUI's own models and behind our nodes."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -24,17 +24,18 @@ from natives import CASES
 
 import nodes as core_nodes
 
-FORGET = connection._forget
+RELEASE = connection._release
+"""Frees a dropped model's weights; ``load`` replaces it."""
 
 
 def loader_node() -> Any:
-    """The loader's class as ComfyUI prepares it to run as node 7."""
+    """Return the loader's class as ComfyUI prepares it to run as node 7."""
     return type("Prepared", (loader.ParallelLoader,), {"hidden": SimpleNamespace(unique_id="7", prompt=None)})
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """The loader's three outputs, and the client that answers for them."""
+    """The loader's three outputs, and the client that answers their requests."""
 
     model: Any
     clip: Any
@@ -50,7 +51,7 @@ def native() -> Any:
 
 @pytest.fixture(scope="session")
 def models(native: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A ``models/diffusers`` folder with the pipeline ``tiny``, known to ComfyUI."""
+    """ComfyUI's ``models/diffusers`` folder, with the pipeline ``tiny``."""
     folder: Path = tmp_path_factory.mktemp("diffusers")
     (folder / "tiny" / "tokenizer").mkdir(parents=True)
     tiny_wan.write(folder / "tiny", native)
@@ -60,17 +61,17 @@ def models(native: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def local(models: Path) -> LocalClient:
-    """Loads the modules once."""
+    """The client over diffusers' modules of ``tiny``."""
     return LocalClient(models / "tiny", {name: partial(drive, each) for name, each in SAMPLERS.items()}, Progress)
 
 
 @pytest.fixture
 def load(models: Path, local: LocalClient, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Loaded]:
-    """Run ParallelLoader on ``tiny`` with two CPU ranks; ``load(layout=...)``.
+    """``load(layout=...)`` runs ParallelLoader on ``tiny`` with two CPU ranks.
 
-    A model that a test drops is not unloaded in the middle of the next one.
+    A model that a test drops is not unloaded during the next test.
     """
-    monkeypatch.setattr(connection, "_forget", lambda spec, user: None)
+    monkeypatch.setattr(connection, "_release", lambda spec, user: None)
     local.requests.clear()
     connection.use_client(local)
 
@@ -90,7 +91,7 @@ def loaded(load: Callable[..., Loaded]) -> Loaded:
 
 @pytest.fixture(scope="session")
 def backend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
-    """A backend in a runtime folder of its own."""
+    """A real backend in its own runtime folder."""
     client = Client(endpoint=Endpoint(folder=tmp_path_factory.mktemp("run")), idle_timeout=120.0)
     yield client
     client.stop()
@@ -98,7 +99,7 @@ def backend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
 
 @pytest.fixture
 def load_remote(load: Callable[..., Loaded], backend: Client) -> Callable[..., Loaded]:
-    """``load`` with the backend behind it."""
+    """``load`` with the real backend."""
 
     def run(layout: ParallelLayout | None = None, name: str = "tiny", dtype: str = "fp32") -> Loaded:
         loaded = load(layout, name=name, dtype=dtype)
@@ -110,13 +111,13 @@ def load_remote(load: Callable[..., Loaded], backend: Client) -> Callable[..., L
 
 @cache
 def native_case(name: str) -> Any:
-    """ComfyUI's own model of a case."""
+    """Return ComfyUI's own model of a case."""
     return CASES[name].native()
 
 
 @pytest.fixture
 def load_case(models: Path, load_remote: Callable[..., Loaded]) -> Callable[..., Any]:
-    """The MODEL of a case's checkpoint under a layout."""
+    """``load_case(name, layout)`` returns the MODEL of a case's checkpoint."""
 
     def run(name: str, layout: ParallelLayout, dtype: str = "fp32") -> Any:
         if not (models / name).exists():
@@ -128,29 +129,29 @@ def load_case(models: Path, load_remote: Callable[..., Loaded]) -> Callable[...,
 
 @pytest.fixture(autouse=True)
 def not_interrupted() -> Iterator[None]:
-    """Leave no interruption behind."""
+    """Clear an interruption after each test."""
     yield
     comfy.model_management.interrupt_current_processing(False)
 
 
 def conditioning(seed: int, length: int = 12) -> list[Any]:
-    """One random conditioning."""
+    """Return one random conditioning."""
     text = torch.randn(1, length, tiny_wan.TEXT_DIM, generator=torch.Generator().manual_seed(seed))
     return [[text, {"pooled_output": None}]]
 
 
 def empty_latent(batch: int = 1, frames: int = 1, height: int = 6, width: int = 5) -> dict[str, Any]:
-    """What an empty-latent node gives; the odd width is no whole number of patches."""
+    """Return what an empty-latent node outputs. The odd default width is not a whole number of patches."""
     return {"samples": torch.zeros(batch, 16, frames, height, width)}
 
 
 def ksampler(model: Any, latent: dict[str, Any], **options: Any) -> torch.Tensor:
-    """ComfyUI's KSampler node."""
+    """Run ComfyUI's KSampler node."""
     return _sample(core_nodes.KSampler().sample, model, latent, options)[0]["samples"]
 
 
 def parallel_sampler(model: Any, latent: dict[str, Any], **options: Any) -> torch.Tensor:
-    """The ParallelSampler node."""
+    """Run the ParallelSampler node."""
     return _sample(sampler.ParallelSampler.execute, model, latent, options).args[0]["samples"]
 
 
@@ -163,5 +164,5 @@ def _sample(node: Any, model: Any, latent: dict[str, Any], options: dict[str, An
 
 
 def relative_error(ours: torch.Tensor, reference: torch.Tensor) -> float:
-    """Largest difference over the largest value."""
+    """Return the largest difference divided by the largest value."""
     return float((ours - reference).abs().max() / reference.abs().max())

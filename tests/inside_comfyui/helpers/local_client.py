@@ -1,4 +1,4 @@
-"""A client that computes in this process with diffusers' own modules, and counts what it is asked."""
+"""A client that computes in this process with diffusers' own modules, and records the requests."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +15,11 @@ Report = Callable[[Any, dict[str, Tensor]], None]
 
 
 class LocalClient:
-    """Answers ``call`` as the backend does. ``requests`` keeps every message with its tensors."""
+    """Answers ``call`` like the backend.
+
+    Attributes:
+        requests: every message with its tensors.
+    """
 
     def __init__(self, folder: Path, samplers: dict[str, Any], progress: type) -> None:
         self.requests: list[tuple[Any, dict[str, Tensor]]] = []
@@ -25,10 +29,10 @@ class LocalClient:
         self.text_encoder = UMT5EncoderModel.from_pretrained(folder / "text_encoder")
 
     def status(self) -> None:
-        """It runs."""
+        """Say that the backend runs."""
 
     def of_kind(self, name: str) -> list[Any]:
-        """The messages of one kind."""
+        """Return the messages of one kind."""
         return [message for message, _ in self.requests if type(message).__name__ == name]
 
     @torch.no_grad()
@@ -40,7 +44,7 @@ class LocalClient:
         interrupted: Callable[[], bool] | None = None,
         on_progress: Report | None = None,
     ) -> dict[str, Tensor]:
-        """Carry out a request at once."""
+        """Execute a request."""
         tensors = {name: tensor.cpu() for name, tensor in (tensors or {}).items()}
         self.requests.append((message, tensors))
         answer: dict[str, Tensor] = getattr(self, f"_{type(message).__name__}")(message, tensors, on_progress)
@@ -48,8 +52,8 @@ class LocalClient:
 
     def _predict(self, x: Tensor, timestep: Tensor, text: Tensor) -> Tensor:
         padded = comfy.ldm.common_dit.pad_to_patch_size(x, (1, 2, 2))
-        whole: Tensor = self._transformer(padded, timestep, text, return_dict=False)[0]
-        return whole[..., : x.shape[-2], : x.shape[-1]]
+        prediction: Tensor = self._transformer(padded, timestep, text, return_dict=False)[0]
+        return prediction[..., : x.shape[-2], : x.shape[-1]]
 
     def _Forward(self, message: Any, tensors: dict[str, Tensor], _: Any) -> dict[str, Tensor]:
         names = ("hidden_states", "timestep", "encoder_hidden_states")

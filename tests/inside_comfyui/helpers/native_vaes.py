@@ -1,4 +1,4 @@
-"""ComfyUI's own VAE modules, tiny and random, beside diffusers' with the same weights."""
+"""Tiny random VAE modules of ComfyUI, and diffusers' modules with the same weights."""
 
 import re
 from typing import Any
@@ -12,26 +12,29 @@ import comfy.ldm.wan.vae2_2
 import diffusers
 import torch
 from diffusers.loaders.single_file_utils import convert_ltx_vae_checkpoint_to_diffusers, convert_wan_vae_to_diffusers
+from natives import HAS_COGVIDEOX
 
 Pair = tuple[torch.nn.Module, Any]
-"""ComfyUI's module and diffusers'."""
+"""ComfyUI's module and diffusers' module."""
 
 WIDTHS = {"block_out_channels": [32, 32, 64, 64], "layers_per_block": 1}
 KL = {"ch": 32, "ch_mult": [1, 1, 2, 2], "num_res_blocks": 1, "in_channels": 3, "out_ch": 3, "resolution": 32}
 IMAGE = WIDTHS | {"down_block_types": ["DownEncoderBlock2D"] * 4, "up_block_types": ["UpDecoderBlock2D"] * 4}
 
 
-def randomise(module: Any) -> Any:
-    """Weights that keep the size of what passes through, and statistics unlike 0 and 1."""
+def randomize(module: Any) -> Any:
+    """Set weights that keep the magnitude of activations, and statistics other than 0 and 1."""
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for parameter in module.parameters():
             random = torch.randn(parameter.shape, generator=generator)
             small = parameter.ndim < 2 or parameter[0].numel() == 1
             parameter.copy_(1.0 + 0.1 * random if small else random * parameter[0].numel() ** -0.5)
-        for buffer in module.buffers():
-            if buffer.is_floating_point():
-                buffer.copy_(0.5 + torch.rand(buffer.shape, generator=generator))
+        # Replaced, not overwritten: a buffer may be an expanded view.
+        for owner in module.modules():
+            for name, buffer in owner.named_buffers(recurse=False):
+                if buffer.is_floating_point():
+                    setattr(owner, name, 0.5 + torch.rand(buffer.shape, generator=generator))
     return module.float().eval().requires_grad_(False)
 
 
@@ -40,37 +43,37 @@ def _from_diffusers(theirs: Any, channels: int, **options: Any) -> Pair:
         ddconfig=KL | {"z_channels": channels, "double_z": True, "attn_resolutions": [], "dropout": 0.0} | options,
         embed_dim=channels,
     )
-    native.load_state_dict(comfy.diffusers_convert.convert_vae_state_dict(randomise(theirs).state_dict()))
+    native.load_state_dict(comfy.diffusers_convert.convert_vae_state_dict(randomize(theirs).state_dict()))
     return native.float().eval().requires_grad_(False), theirs
 
 
 def image() -> Pair:
-    """As of Flux, with the 1x1 convolutions that some have."""
+    """Return Flux's kind, with the 1x1 convolutions that some VAEs have."""
     return _from_diffusers(diffusers.AutoencoderKL(**IMAGE, latent_channels=4), 4)
 
 
 def flux2() -> Pair:
-    """With a batch norm."""
+    """Return Flux.2's kind, with a batch norm."""
     return _from_diffusers(diffusers.AutoencoderKLFlux2(**IMAGE, latent_channels=4), 4, batch_norm_latent=True)
 
 
 def hunyuan_video() -> Pair:
-    """Over time too."""
+    """Return the kind with convolutions over time."""
     theirs = diffusers.AutoencoderKLHunyuanVideo(**WIDTHS, latent_channels=16)
     return _from_diffusers(theirs, 16, conv3d=True, time_compress=4)
 
 
 def wan21() -> Pair:
-    """16 channels; Qwen-Image's is the same."""
+    """Return Wan 2.1's kind with 16 channels, which Qwen-Image shares."""
     shape = {"z_dim": 16, "dim_mult": [1, 2, 4, 4], "num_res_blocks": 2, "temperal_downsample": [False, True, True]}
-    native = randomise(comfy.ldm.wan.vae.WanVAE(dim=4, **shape))
+    native = randomize(comfy.ldm.wan.vae.WanVAE(dim=4, **shape))
     theirs = diffusers.AutoencoderKLWan(base_dim=4, **shape)
     theirs.load_state_dict(convert_wan_vae_to_diffusers(native.state_dict()))
     return native, theirs.eval()
 
 
 def qwen_image() -> Pair:
-    """``wan21`` as diffusers' other class."""
+    """Return ``wan21`` with diffusers' class for Qwen-Image."""
     native, wan = wan21()
     theirs = diffusers.AutoencoderKLQwenImage(base_dim=4)
     theirs.load_state_dict(wan.state_dict())
@@ -78,9 +81,9 @@ def qwen_image() -> Pair:
 
 
 def wan22() -> Pair:
-    """Patches of 2x2 pixels."""
+    """Return Wan 2.2's kind with patches of 2x2 pixels."""
     shape = {"z_dim": 48, "dim_mult": [1, 2, 4, 4], "num_res_blocks": 2, "temperal_downsample": [False, True, True]}
-    native = randomise(comfy.ldm.wan.vae2_2.WanVAE(dim=4, dec_dim=8, **shape))
+    native = randomize(comfy.ldm.wan.vae2_2.WanVAE(dim=4, dec_dim=8, **shape))
     theirs = diffusers.AutoencoderKLWan(
         base_dim=4, decoder_base_dim=8, **shape, is_residual=True, in_channels=12, out_channels=12, patch_size=2,
         scale_factor_spatial=16, latents_mean=[0.0] * 48, latents_std=[1.0] * 48,
@@ -90,7 +93,7 @@ def wan22() -> Pair:
 
 
 def _wan22_name(name: str) -> str:
-    for pattern, instead in (
+    for pattern, replacement in (
         (r"^conv1", "quant_conv"), (r"^conv2", "post_quant_conv"), (r"coder\.conv1", "coder.conv_in"),
         (r"head\.0", "norm_out"), (r"head\.2", "conv_out"), (r"middle\.0", "mid_block.resnets.0"),
         (r"middle\.1", "mid_block.attentions.0"), (r"middle\.2", "mid_block.resnets.1"),
@@ -101,12 +104,12 @@ def _wan22_name(name: str) -> str:
         (r"residual\.0", "norm1"), (r"residual\.2", "conv1"), (r"residual\.3", "norm2"), (r"residual\.6", "conv2"),
         (r"\.shortcut", ".conv_shortcut"),
     ):  # fmt: skip
-        name = re.sub(pattern, instead, name)
+        name = re.sub(pattern, replacement, name)
     return name
 
 
 def ltx() -> Pair:
-    """LTX-Video 0.9.0."""
+    """Return LTX-Video 0.9.0's kind."""
     down = [["res_x", 1], ["compress_all", 1], ["res_x_y", 1]] * 2
     blocks = [*down, ["res_x", 1], ["compress_all", 1], ["res_x", 1], ["res_x", 1]]
     theirs = diffusers.AutoencoderKLLTXVideo(
@@ -117,7 +120,7 @@ def ltx() -> Pair:
 
 
 def ltx_noisy() -> Pair:
-    """LTX-Video 0.9.1: a timestep, and noise in front of and inside the decoder."""
+    """Return LTX-Video 0.9.1's kind: a timestep, and noise before and inside the decoder."""
     down = [["res_x", {"num_layers": 1}], ["compress_all", {}], ["res_x_y", 1]] * 2
     encoder = [*down, ["res_x", {"num_layers": 1}], ["compress_all", {}], *[["res_x", {"num_layers": 1}]] * 2]
     noisy = {"num_layers": 1, "inject_noise": True}
@@ -143,14 +146,14 @@ def _ltx(theirs: Any, *, encoder_blocks: Any, decoder_blocks: Any, timestep_cond
         in_channels=128, out_channels=3, blocks=decoder_blocks, causal=False, spatial_padding_mode="reflect",
         timestep_conditioning=timestep_conditioning, **shape,
     )  # fmt: skip
-    randomise(native)
-    named = {f"vae.{name}": tensor.clone() for name, tensor in native.state_dict().items()}
-    theirs.load_state_dict(convert_ltx_vae_checkpoint_to_diffusers(named))
+    randomize(native)
+    weights = {f"vae.{name}": tensor.clone() for name, tensor in native.state_dict().items()}
+    theirs.load_state_dict(convert_ltx_vae_checkpoint_to_diffusers(weights))
     return native, theirs.eval()
 
 
 def mochi() -> Pair:
-    """Narrow; ComfyUI's class has a fixed width."""
+    """Return Mochi's kind, built from parts because ComfyUI's class has a fixed width."""
     widths = {"base_channels": 32, "channel_multipliers": [1, 2, 3, 4], "num_res_blocks": [1] * 5, "latent_dim": 12}
     common = widths | {"padding_mode": "replicate"}
     native = comfy.ldm.genmo.vae.model.VideoVAE.__new__(comfy.ldm.genmo.vae.model.VideoVAE)
@@ -163,12 +166,12 @@ def mochi() -> Pair:
         temporal_expansions=[1, 2, 3], spatial_expansions=[2] * 3, has_attention=[False] * 5, output_norm=False,
         affine=True, bias=True, **common,
     )  # fmt: skip
-    randomise(native)
+    randomize(native)
     channels = [32, 64, 96, 128]
     theirs = diffusers.AutoencoderKLMochi(
         encoder_block_out_channels=channels, decoder_block_out_channels=channels, layers_per_block=[1] * 5
     )
-    # The layers come in the same order; only ``qkv`` is three of diffusers'.
+    # The layers have the same order, except that diffusers splits ``qkv`` in three.
     tensors = [
         part
         for name, tensor in native.state_dict().items()
@@ -178,7 +181,23 @@ def mochi() -> Pair:
     return native, theirs.eval()
 
 
+def cogvideox() -> Pair:
+    """Return CogVideoX's kind, which older versions of ComfyUI lack."""
+    from comfy.ldm.cogvideo.vae import AutoencoderKLCogVideoX
+
+    native = randomize(AutoencoderKLCogVideoX(block_out_channels=(32, 32, 64, 64), layers_per_block=1))
+    theirs = diffusers.AutoencoderKLCogVideoX(
+        **WIDTHS, latent_channels=16, down_block_types=("CogVideoXDownBlock3D",) * 4,
+        up_block_types=("CogVideoXUpBlock3D",) * 4,
+    )  # fmt: skip
+    theirs.load_state_dict(native.state_dict())
+    return native, theirs.eval()
+
+
 NATIVE = {
-    made.__name__: made
-    for made in (image, flux2, wan21, wan22, qwen_image, hunyuan_video, ltx, ltx_noisy, mochi)
+    create.__name__: create
+    for create in (
+        image, flux2, wan21, wan22, qwen_image, hunyuan_video, ltx, ltx_noisy, mochi,
+        *([cogvideox] if HAS_COGVIDEOX else []),
+    )
 }  # fmt: skip

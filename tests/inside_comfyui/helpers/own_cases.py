@@ -1,4 +1,4 @@
-"""Tiny models of the families that ComfyUI lacks: diffusers' own forward as ComfyUI would call it."""
+"""Tiny models of the families that ComfyUI lacks: diffusers' own forward with the arguments of ComfyUI's calls."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -9,24 +9,30 @@ from typing import Any
 import comfy.ldm.common_dit
 import diffusers
 import torch
-from natives.case import Random, _weight, seeded
+from natives import HAS_COGVIDEOX
+from natives.case import Random, random_weight, seeded
 from torch import Tensor, nn
 from transformers import T5Config, T5EncoderModel
 
 TEXT = (7, 32)
 """Tokens and width of a prompt."""
 Forward = Callable[[Any, Tensor, Tensor, Mapping[str, Any]], Tensor]
-"""diffusers' module, latent, timestep and what else ComfyUI passes, to a prediction."""
+"""From diffusers' module, latent, timestep and the call's other arguments to a prediction."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Own:
-    """One kind of a family.
+class OwnCase:
+    """One variant of a family.
 
     Attributes:
-        transformer, config: diffusers' class and its config; scheduler: likewise; vae: what matters of its config.
-        latent: its shape; forward: diffusers' own.
-        extra: what CONDITIONING holds beside the text; fixed: whether both prompts have equally many tokens.
+        transformer: diffusers' class.
+        config: the config of diffusers' class.
+        scheduler: diffusers' scheduler.
+        latent: the latent's shape.
+        forward: diffusers' own forward.
+        vae: the VAE's class and scaling.
+        extra: entries of CONDITIONING besides the text.
+        fixed: whether all prompts have the same number of tokens.
     """
 
     transformer: str
@@ -39,13 +45,15 @@ class Own:
     fixed: bool = False
 
     def module(self) -> Any:
-        """diffusers' module with random weights, none of which is lost in rounding."""
+        """Return diffusers' module with random weights that keep every part above rounding errors."""
         random, module = seeded(0), getattr(diffusers, self.transformer)(**self.config)
-        module.load_state_dict({name: _weight(name, value, random) for name, value in module.state_dict().items()})
+        module.load_state_dict(
+            {name: random_weight(name, value, random) for name, value in module.state_dict().items()}
+        )
         return module.eval().requires_grad_(False)
 
     def write(self, folder: Path) -> None:
-        """Save it as a checkpoint whose VAE has no weights."""
+        """Save the module as a checkpoint whose VAE has no weights."""
         self.module().save_pretrained(folder / "transformer")
         self.scheduler.save_pretrained(folder / "scheduler")
         (folder / "vae").mkdir()
@@ -58,37 +66,41 @@ class Own:
         (folder / "model_index.json").write_text(json.dumps(index))
 
     def conditioning(self, seed: int, shorter: int = 0) -> list[Any]:
-        """One random conditioning."""
+        """Return one random conditioning whose text is ``shorter`` tokens shorter."""
         random = seeded(seed)
         tokens, width = TEXT
         return [[random(1, tokens - (0 if self.fixed else shorter), width), self.extra(random)]]
 
 
 def encoder() -> T5EncoderModel:
-    """A tiny text encoder with random weights."""
+    """Return a tiny text encoder with random weights."""
     torch.manual_seed(0)
     config = T5Config(vocab_size=64, d_model=TEXT[1], d_kv=8, d_ff=32, num_layers=2, num_heads=3)
     return T5EncoderModel(config).eval().requires_grad_(False)
 
 
 class Stock(nn.Module):
-    """diffusers' module in the place of ComfyUI's transformer; keeps what it was called with."""
+    """diffusers' module in the place of ComfyUI's transformer.
 
-    def __init__(self, case: Own) -> None:
+    Attributes:
+        latents: the latents that it was called with.
+    """
+
+    def __init__(self, case: OwnCase) -> None:
         super().__init__()
         self.module, self.case, self.dtype = case.module(), case, torch.float32
-        self.seen: list[Tensor] = []
+        self.latents: list[Tensor] = []
 
     @torch.no_grad()
-    def forward(self, x: Tensor, timestep: Tensor, transformer_options: Any = None, **given: Any) -> Tensor:
-        """The prediction of the latent, padded and cropped as ComfyUI does it."""
-        self.seen.append(x)
+    def forward(self, x: Tensor, timestep: Tensor, transformer_options: Any = None, **call_args: Any) -> Tensor:
+        """Return the prediction for the latent, padded and cropped as in ComfyUI."""
+        self.latents.append(x)
         patch = (1, 2, 2)[-(x.ndim - 2) :]
-        out = self.case.forward(self.module, comfy.ldm.common_dit.pad_to_patch_size(x, patch), timestep, given)
+        out = self.case.forward(self.module, comfy.ldm.common_dit.pad_to_patch_size(x, patch), timestep, call_args)
         return out[..., : x.shape[-2], : x.shape[-1]]
 
 
-def _cogvideox(module: Any, x: Tensor, timestep: Tensor, given: Mapping[str, Any]) -> Tensor:
+def _cogvideox(module: Any, x: Tensor, timestep: Tensor, call_args: Mapping[str, Any]) -> Tensor:
     config, (frames, height, width), rope = module.config, x.shape[2:], None
     if config.use_rotary_positional_embeddings:
         pipeline = diffusers.CogVideoXPipeline(
@@ -97,18 +109,18 @@ def _cogvideox(module: Any, x: Tensor, timestep: Tensor, given: Mapping[str, Any
         rope = pipeline._prepare_rotary_positional_embeddings(8 * height, 8 * width, frames, x.device)
     ofs = None if config.ofs_embed_dim is None else x.new_full((1,), 2.0)
     out: Tensor = module(
-        x.transpose(1, 2), given["context"], timestep, ofs=ofs, image_rotary_emb=rope, return_dict=False
+        x.transpose(1, 2), call_args["context"], timestep, ofs=ofs, image_rotary_emb=rope, return_dict=False
     )[0]
     return out.transpose(1, 2)
 
 
-def _latte(module: Any, x: Tensor, timestep: Tensor, given: Mapping[str, Any]) -> Tensor:
-    out: Tensor = module(x, timestep, encoder_hidden_states=given["context"], return_dict=False)[0]
+def _latte(module: Any, x: Tensor, timestep: Tensor, call_args: Mapping[str, Any]) -> Tensor:
+    out: Tensor = module(x, timestep, encoder_hidden_states=call_args["context"], return_dict=False)[0]
     return out[:, :4]
 
 
-def _dit(module: Any, x: Tensor, timestep: Tensor, given: Mapping[str, Any]) -> Tensor:
-    labels = given["class_labels"]
+def _dit(module: Any, x: Tensor, timestep: Tensor, call_args: Mapping[str, Any]) -> Tensor:
+    labels = call_args["class_labels"]
     labels = torch.where(labels < 0, module.config.num_embeds_ada_norm, labels)
     out: Tensor = module(x, timestep, class_labels=labels, return_dict=False)[0]
     return out[:, :4]
@@ -126,12 +138,12 @@ ROTARY = {**SMALL, "use_rotary_positional_embeddings": True}
 NEWER = {**ROTARY, "patch_size_t": 2, "patch_bias": False}
 
 
-def _video(config: Mapping[str, Any], shift: float, latent: tuple[int, ...], **options: Any) -> Own:
+def _video(config: Mapping[str, Any], shift: float, latent: tuple[int, ...], **options: Any) -> OwnCase:
     scheduler = diffusers.CogVideoXDDIMScheduler(
         snr_shift_scale=shift, rescale_betas_zero_snr=True, prediction_type="v_prediction", clip_sample=False
     )
     vae = {"_class_name": "AutoencoderKLCogVideoX", "scaling_factor": 1.15258426 if shift == 3.0 else 0.7}
-    return Own(
+    return OwnCase(
         transformer="CogVideoXTransformer3DModel", config=config, scheduler=scheduler, latent=latent,
         forward=_cogvideox, vae=vae | options.pop("vae", {}), **options,
     )  # fmt: skip
@@ -139,18 +151,23 @@ def _video(config: Mapping[str, Any], shift: float, latent: tuple[int, ...], **o
 
 _DDIM = {"clip_sample": False, "beta_schedule": "linear", "beta_start": 0.0001, "beta_end": 0.02}
 _SD = {"_class_name": "AutoencoderKL", "scaling_factor": 0.18215}
-_LEARNED = {**NEWER, "in_channels": 32, "ofs_embed_dim": 24}
+_NEWER_I2V = {**NEWER, "in_channels": 32, "ofs_embed_dim": 24}
 
-CASES: dict[str, Own] = {
+_NEWER_CASES = {
+    "cogvideox 1.5": _video(NEWER, 1.0, (2, 16, 4, 5, 9)),
+    "cogvideox 1.5 i2v": _video(_NEWER_I2V, 1.0, (2, 16, 4, 6, 10), extra=_image, vae={"invert_scale_latents": True}),
+}
+"""Variants that newer versions of ComfyUI have."""
+
+CASES: dict[str, OwnCase] = {
     "cogvideox 2b": _video(SMALL, 3.0, (2, 16, 3, 5, 9), fixed=True),
     "cogvideox 5b": _video(ROTARY, 1.0, (2, 16, 3, 5, 9)),
     "cogvideox 5b i2v": _video(
         {**ROTARY, "in_channels": 32, "use_learned_positional_embeddings": True}, 1.0, (2, 16, 3, 6, 10),
         extra=_image, fixed=True,
     ),
-    "cogvideox 1.5": _video(NEWER, 1.0, (2, 16, 4, 5, 9)),
-    "cogvideox 1.5 i2v": _video(_LEARNED, 1.0, (2, 16, 4, 6, 10), extra=_image, vae={"invert_scale_latents": True}),
-    "latte": Own(
+    **({} if HAS_COGVIDEOX else _NEWER_CASES),
+    "latte": OwnCase(
         transformer="LatteTransformer3DModel", forward=_latte, vae=_SD, latent=(2, 4, 3, 5, 7),
         scheduler=diffusers.DDIMScheduler(**_DDIM),
         config={
@@ -160,7 +177,7 @@ CASES: dict[str, Own] = {
             "caption_channels": 32, "video_length": 3,
         },
     ),
-    "dit": Own(
+    "dit": OwnCase(
         transformer="DiTTransformer2DModel", forward=_dit, vae=_SD, latent=(2, 4, 7, 7),
         scheduler=diffusers.DDIMScheduler(**_DDIM), extra=lambda random: {"class_labels": int(random(1).abs() * 4)},
         config={

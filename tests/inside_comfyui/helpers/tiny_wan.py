@@ -1,4 +1,4 @@
-"""A tiny random pipeline in diffusers layout whose transformer also exists as ComfyUI's own Wan model."""
+"""A tiny random pipeline in diffusers layout, and its transformer as ComfyUI's own Wan model."""
 
 import json
 from pathlib import Path
@@ -23,26 +23,12 @@ UNET = {
     "freq_dim": 32, "text_dim": TEXT_DIM, "num_heads": 3, "num_layers": 2,
 }  # fmt: skip
 WORDS = [
-    "a",
-    "red",
-    "green",
-    "blue",
-    "circle",
-    "square",
-    "on",
-    "background",
-    "moving",
-    "left",
-    "right",
-    "(",
-    ")",
-    ":",
-    "1",
-]
+    "a", "red", "green", "blue", "circle", "square", "on", "background", "moving", "left", "right", "(", ")", ":", "1",
+]  # fmt: skip
 
 
 def native_model() -> comfy.model_patcher.ModelPatcher:
-    """ComfyUI's own Wan model with random weights, and nothing of ours."""
+    """Return ComfyUI's own Wan model with random weights, without any code of ours."""
     generator = torch.Generator().manual_seed(0)
     model = comfy.supported_models.WAN21_T2V(dict(UNET)).get_model({})
     weights = {
@@ -70,7 +56,7 @@ def write(folder: Path, native: comfy.model_patcher.ModelPatcher) -> Path:
     UMT5EncoderModel(
         UMT5Config(vocab_size=32, d_model=TEXT_DIM, d_kv=8, d_ff=32, num_layers=2, num_heads=3)
     ).save_pretrained(folder / "text_encoder")
-    _tokenizer().save(str((folder / "tokenizer").joinpath("tokenizer.json")))
+    tokenizer().save(str((folder / "tokenizer").joinpath("tokenizer.json")))
     index = {
         "_class_name": "WanPipeline",
         "transformer": ["diffusers", "WanTransformer3DModel"],
@@ -82,9 +68,10 @@ def write(folder: Path, native: comfy.model_patcher.ModelPatcher) -> Path:
     return folder
 
 
-def _tokenizer() -> Tokenizer:
+def tokenizer() -> Tokenizer:
+    """Return a tokenizer of whole words."""
     vocab = {"<pad>": 0, "</s>": 1, "<unk>": 2} | {word: i + 3 for i, word in enumerate(WORDS)}
-    tokenizer = Tokenizer(WordLevel(vocab, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = Whitespace()
-    tokenizer.post_processor = TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
-    return tokenizer
+    words = Tokenizer(WordLevel(vocab, unk_token="<unk>"))
+    words.pre_tokenizer = Whitespace()
+    words.post_processor = TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    return words

@@ -1,4 +1,4 @@
-"""Wan 2.2's two experts: ComfyUI's own two models, switched at the boundary, against our one MODEL on two ranks."""
+"""Wan 2.2's two experts: two of ComfyUI's own models, switched at the boundary, against one MODEL on two ranks."""
 
 import json
 from collections.abc import Callable
@@ -18,7 +18,7 @@ CLOSE = 1e-4
 
 @pytest.fixture(scope="module")
 def experts(models: Path) -> list[Any]:
-    """Both native models; as the checkpoint ``two experts`` they are one."""
+    """Both native models, which the checkpoint ``two experts`` holds together."""
     natives, folder = [CASE.native(), CASE.native(seed=1)], models / "two experts"
     for native, place in zip(natives, (folder, models / "low"), strict=True):
         CASE.write(place, native)
@@ -35,38 +35,38 @@ def test_the_switch_equals_two_models(
     experts: list[Any], load_remote: Callable[..., Loaded], sample: Callable[..., Any], layout: ParallelLayout
 ) -> None:
     high, low = experts[0].clone(), experts[1]
-    used = []
+    used_experts = []
 
     def switch(apply_model: Callable[..., Any], call: dict[str, Any]) -> Any:
-        chosen = int(call["timestep"].max() < BOUNDARY)
-        used.append(chosen)
-        return (apply_model, low.model.apply_model)[chosen](call["input"], call["timestep"], **call["c"])
+        expert = int(call["timestep"].max() < BOUNDARY)
+        used_experts.append(expert)
+        return (apply_model, low.model.apply_model)[expert](call["input"], call["timestep"], **call["c"])
 
     high.set_model_unet_function_wrapper(switch)
     options = {"positive": CASE.conditioning(1), "negative": CASE.conditioning(2), "steps": 4}
     reference = ksampler(high, CASE.samples(), **options)
-    assert set(used) == {0, 1}
+    assert set(used_experts) == {0, 1}
     ours = sample(load_remote(layout, name="two experts").model, CASE.samples(), **options)
     assert relative_error(ours, reference) < CLOSE
 
 
 @pytest.mark.parametrize(
-    ("index", "config", "said"),
+    ("index", "config", "message"),
     [({"boundary_ratio": None}, {}, "a number between 0 and 1"), ({}, {"num_layers": 3}, "need to be alike")],
 )
-def test_what_cannot_be_switched_is_refused_by_the_loader(
+def test_the_loader_refuses_experts_that_cannot_be_switched(
     experts: list[Any],
     models: Path,
     load_remote: Callable[..., Loaded],
     index: dict[str, Any],
     config: dict[str, Any],
-    said: str,
+    message: str,
 ) -> None:
-    folder, name = models / "two experts", f"experts, {said}"
+    folder, name = models / "two experts", f"experts, {message}"
     for file, changed in {
         "model_index.json": index, "transformer/config.json": {}, "transformer_2/config.json": config,
     }.items():  # fmt: skip
         (models / name / file).parent.mkdir(parents=True, exist_ok=True)
         (models / name / file).write_text(json.dumps(json.loads((folder / file).read_text()) | changed))
-    with pytest.raises(InvalidRequest, match=said):
+    with pytest.raises(InvalidRequest, match=message):
         load_remote(name=name)

@@ -1,4 +1,4 @@
-"""Every family that ComfyUI has: its own model alone against our nodes on a real backend of two ranks."""
+"""Every family that ComfyUI has: ComfyUI's own model against our nodes on a real backend of two ranks."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -16,45 +16,37 @@ from helpers.inside_fixtures import ksampler, native_case, parallel_sampler, rel
 from natives import CASES, FIRST, HEAVY, wan
 
 CLOSE = 1e-4
-KNOWN = [
-    pytest.param(name, marks=pytest.mark.newest if name in HEAVY or name not in FIRST else ())
-    for name in CASES
-    if CASES[name].known()
-]
+NAMES = [pytest.param(name, marks=pytest.mark.newest if name in HEAVY or name not in FIRST else ()) for name in CASES]
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_only_what_comfyui_knows_is_taken(name: str, tmp_path: Path) -> None:
+def test_bridge_gives_the_unet_config(name: str, tmp_path: Path) -> None:
     case = CASES[name]
     case.describe(tmp_path, case.config)
-    if case.known():
-        assert bridge_for(Checkpoint.open(tmp_path)).unet_config() == dict(case.unet)
-        return
-    with pytest.raises(InvalidRequest, match="this version of ComfyUI has no model for"):
-        bridge_for(Checkpoint.open(tmp_path))
+    assert bridge_for(Checkpoint.open(tmp_path)).unet_config() == dict(case.unet)
 
 
-@pytest.mark.parametrize("name", KNOWN)
+@pytest.mark.parametrize("name", NAMES)
 def test_comfyui_detects_the_same(name: str) -> None:
     case = CASES[name]
     weights = native_case(name).model.diffusion_model.state_dict()
     detected = detect_unet_config({f"some.prefix.{key}": tensor for key, tensor in weights.items()}, "some.prefix.")
-    found, wanted = ({k: v for k, v in config.items() if k not in case.fixed} for config in (detected, case.unet))
-    assert found == wanted
+    ours, comfyuis = ({k: v for k, v in config.items() if k not in case.fixed} for config in (case.unet, detected))
+    assert ours == comfyuis
     assert case.fixed <= case.unet.keys()
 
 
-@pytest.mark.parametrize("name", KNOWN)
+@pytest.mark.parametrize("name", NAMES)
 def test_comfyui_detects_the_same_at_full_size(name: str, tmp_path: Path) -> None:
     CASES[name].describe(tmp_path, CASES[name].published)
     bridge = bridge_for(Checkpoint.open(tmp_path))
-    found = bridge.unet_config()
-    detected = detect_unet_config(meta_weights(bridge.native, found), "")
-    assert detected == {key: found[key] for key in detected}
-    assert found.keys() - detected.keys() <= CASES[name].fixed
+    unet_config = bridge.unet_config()
+    detected = detect_unet_config(meta_weights(bridge.native_class, unet_config), "")
+    assert detected == {key: unet_config[key] for key in detected}
+    assert unet_config.keys() - detected.keys() <= CASES[name].fixed
 
 
-@pytest.mark.parametrize("name", KNOWN)
+@pytest.mark.parametrize("name", NAMES)
 def test_sampling_equals_comfyui(name: str, load_case: Callable[..., Any]) -> None:
     case = CASES[name]
     latent = case.samples()
@@ -63,9 +55,9 @@ def test_sampling_equals_comfyui(name: str, load_case: Callable[..., Any]) -> No
         "negative": case.conditioning(2, shorter=case.shorter),
         "cfg": case.cfg,
     }
-    reference = ksampler(native_case(name), latent, **options)
+    reference = ksampler(case.patch(native_case(name)), latent, **options)
     for layout in [ParallelLayout(ulysses=2), *([ParallelLayout(cfg=2)] if case.cfg != 1.0 else [])]:
-        model = load_case(name, layout)
+        model = case.patch(load_case(name, layout))
         for sample in (ksampler, parallel_sampler):
             error = relative_error(sample(model, latent, **options), reference)
             assert error < CLOSE, f"{sample.__name__}, {layout}: {error:.1e}"
@@ -75,11 +67,11 @@ def test_sampling_equals_comfyui(name: str, load_case: Callable[..., Any]) -> No
 def test_prompts_may_place_their_references_differently(name: str, load_case: Callable[..., Any]) -> None:
     case = CASES[name]
     ((text, extra),) = case.conditioning(2)
-    needs_both = [[text, {**extra, "reference_latents_method": "offset" if "qwen" in name else "index"}]]
-    options = {"positive": case.conditioning(1), "negative": needs_both, "cfg": case.cfg}
+    negative = [[text, {**extra, "reference_latents_method": "offset" if "qwen" in name else "index"}]]
+    options = {"positive": case.conditioning(1), "negative": negative, "cfg": case.cfg}
     reference = ksampler(native_case(name), case.samples(), **options)
-    alike = ksampler(native_case(name), case.samples(), **{**options, "negative": case.conditioning(2)})
-    assert relative_error(alike, reference) > 100 * CLOSE
+    same_method = ksampler(native_case(name), case.samples(), **{**options, "negative": case.conditioning(2)})
+    assert relative_error(same_method, reference) > 100 * CLOSE
     for sample in (ksampler, parallel_sampler):
         ours = sample(load_case(name, ParallelLayout(ulysses=2)), case.samples(), **options)
         assert relative_error(ours, reference) < CLOSE
@@ -97,12 +89,12 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("name", "extra", "words"), [row for row in REFUSED if CASES[row[0]].known()])
-def test_what_is_not_carried_over_is_refused(
-    name: str, extra: dict[str, Any], words: str, load_case: Callable[..., Any]
+@pytest.mark.parametrize(("name", "extra", "message"), REFUSED)
+def test_unsupported_conditioning_is_refused(
+    name: str, extra: dict[str, Any], message: str, load_case: Callable[..., Any]
 ) -> None:
-    ((text, known),) = CASES[name].conditioning(1)
-    given = [[text, {**known, **extra}]]
+    ((text, supported),) = CASES[name].conditioning(1)
+    prompt = [[text, {**supported, **extra}]]
     for sample in (ksampler, parallel_sampler):
-        with pytest.raises(InvalidRequest, match=words):
-            sample(load_case(name, ParallelLayout()), CASES[name].samples(), positive=given, negative=given, cfg=1.0)
+        with pytest.raises(InvalidRequest, match=message):
+            sample(load_case(name, ParallelLayout()), CASES[name].samples(), positive=prompt, negative=prompt, cfg=1.0)

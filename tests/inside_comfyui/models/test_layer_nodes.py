@@ -1,4 +1,4 @@
-"""Nodes that need the layers of a model are refused by what they do, and before weights load where it can be seen."""
+"""Nodes that need a model's layers are refused with what they do, and before weights load if the prompt shows them."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +18,7 @@ def skip_layers(model: Any) -> Any:
 
 
 def option(name: str, value: Any) -> Patch:
-    """What such a node leaves in the model."""
+    """Return a patch that sets an option in ``transformer_options``, like such a node."""
 
     def patch(model: Any) -> Any:
         model.model_options["transformer_options"][name] = value
@@ -34,19 +34,24 @@ PATCHES: dict[str, tuple[Patch, str]] = {
         "a node compiles the model, as TorchCompileModel does",
     ),
     "ScaleROPE": (option("rope_options", {"scale_x": 2.0}), "a node scales or shifts the positions .* ScaleROPE"),
-    "attention": (option("optimized_attention_override", print), "a node chooses how attention .* ParallelLoader has"),
+    "attention": (
+        option("optimized_attention_override", print),
+        "a node chooses an attention kernel, .* ParallelLoader has",
+    ),
 }
 
 
 @pytest.mark.parametrize("sample", [ksampler, parallel_sampler])
-@pytest.mark.parametrize(("patch", "said"), PATCHES.values(), ids=PATCHES)
-def test_nodes_are_refused_before_sampling(loaded: Loaded, sample: Callable[..., Any], patch: Patch, said: str) -> None:
-    with pytest.raises(InvalidRequest, match=f"^{said}.*: remove that node"):
+@pytest.mark.parametrize(("patch", "message"), PATCHES.values(), ids=PATCHES)
+def test_nodes_are_refused_before_sampling(
+    loaded: Loaded, sample: Callable[..., Any], patch: Patch, message: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=f"^{message}.*: remove that node"):
         sample(patch(loaded.model.clone()), empty_latent())
     assert not loaded.client.requests
 
 
-def test_layers_that_are_skipped_in_the_middle_of_sampling(loaded: Loaded) -> None:
+def test_skipping_layers_during_sampling_is_refused(loaded: Loaded) -> None:
     with pytest.raises(InvalidRequest, match=r"^a node skips or replaces layers .* SkipLayerGuidance .* remove that"):
         ksampler(skip_layers(loaded.model), empty_latent())
     with pytest.raises(InvalidRequest, match="sampler_post_cfg_function to the model's steps; use KSampler"):
@@ -54,7 +59,7 @@ def test_layers_that_are_skipped_in_the_middle_of_sampling(loaded: Loaded) -> No
 
 
 @pytest.mark.parametrize("between", ["ModelSamplingSD3", "LoraLoaderModelOnly"])
-def test_layers_that_will_be_skipped_are_seen_in_the_prompt(models: Path, between: str) -> None:
+def test_the_prompt_shows_skipped_layers(models: Path, between: str) -> None:
     node = loader_node()
     node.hidden.prompt = {
         "7": {"class_type": "ParallelLoader", "inputs": {}},

@@ -22,7 +22,7 @@ ONES = {"data": 1, "cfg": 1, "pipe": 1, "ring": 1, "ulysses": 1, "tensor": 1}
 
 
 def write(folder: Path, **files: Any) -> None:
-    """JSON files by path, ``__`` for a slash."""
+    """Write JSON files by path, with ``__`` for a slash."""
     for name, content in files.items():
         file = folder / f"{name.replace('__', '/')}.json"
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -37,19 +37,19 @@ def test_layout_refuses_by_name(axis: str, degree: int) -> None:
 
 
 def test_options_of_a_layout() -> None:
-    given: dict[str, Any] = ONES | {"ring": 2, "stale": "previous", "warmup": 3, "balance": "1:2"}
-    assert ParallelLayoutNode.validate_inputs(**given) is True
-    assert ParallelLayoutNode.execute(**given).args[0] == ParallelLayout(
+    options: dict[str, Any] = ONES | {"ring": 2, "stale": "previous", "warmup": 3, "balance": "1:2"}
+    assert ParallelLayoutNode.validate_inputs(**options) is True
+    assert ParallelLayoutNode.execute(**options).args[0] == ParallelLayout(
         ring=2, stale="previous", warmup=3, balance=(1.0, 2.0)
     )
     assert ParallelLayoutNode.execute(**ONES, stale="off").args[0] == ParallelLayout()
-    assert "numbers above 0" in ParallelLayoutNode.validate_inputs(**(given | {"balance": "fast"}))
-    assert "whose degree is 1" in ParallelLayoutNode.validate_inputs(**(given | {"ring": 1, "balance": ""}))
-    # What hangs on a link is not known yet.
-    assert ParallelLayoutNode.validate_inputs(**(given | {"ring": None})) is True
+    assert "numbers above 0" in ParallelLayoutNode.validate_inputs(**(options | {"balance": "fast"}))
+    assert "and ring is 1" in ParallelLayoutNode.validate_inputs(**(options | {"ring": 1, "balance": ""}))
+    # The value of a linked input is not known yet.
+    assert ParallelLayoutNode.validate_inputs(**(options | {"ring": None})) is True
 
 
-def test_linked_degrees_are_checked_when_they_are_known() -> None:
+def test_degrees_are_checked_beside_linked_ones() -> None:
     linked: dict[str, int | None] = dict.fromkeys(ONES)
     assert ParallelLayoutNode.validate_inputs(**linked) is True
     assert "layout cfg=0" in ParallelLayoutNode.validate_inputs(**(linked | {"cfg": 0}))
@@ -63,7 +63,7 @@ def test_linked_degrees_are_checked_when_they_are_known() -> None:
         ("SelfAttentionGuidance", "KSampler", False),
     ],
 )
-def test_a_guidance_of_one_is_seen_in_the_prompt(models: Path, between: str, sampler: str, refused: bool) -> None:
+def test_the_prompt_shows_a_guidance_of_one(models: Path, between: str, sampler: str, refused: bool) -> None:
     node = loader_node()
     node.hidden.prompt = {
         "7": {"class_type": "ParallelLoader", "inputs": {}},
@@ -78,7 +78,7 @@ def test_a_guidance_of_one_is_seen_in_the_prompt(models: Path, between: str, sam
         node.execute("tiny", "fp32", "0,1", ParallelLayout(cfg=2))
 
 
-def test_replaced_files_have_the_loader_run_again(models: Path, load: Callable[..., Loaded]) -> None:
+def test_replaced_files_make_the_loader_run_again(models: Path, load: Callable[..., Loaded]) -> None:
     shutil.copytree(models / "tiny", models / "replaced")
     before, old = ParallelLoader.fingerprint_inputs(model_name="replaced"), load(name="replaced")
     assert before == ParallelLoader.fingerprint_inputs(model_name="replaced", dtype="fp32", devices=None)
@@ -96,29 +96,29 @@ def test_layout_larger_than_the_ranks(load: Callable[..., Loaded]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "sentence"),
+    ("name", "message"),
     [
-        ("nowhere", "no model 'nowhere'; there are: shapes"),
+        ("nowhere", "no model 'nowhere'; available: shapes"),
         ("../tiny", "no model '../tiny'"),
         ("plain", "no model_index.json"),
         ("unet", "has no transformer"),
-        ("sana", "SanaTransformer2DModel is not supported; CogVideoXTransformer3DModel, "),
+        ("sana", "SanaTransformer2DModel is not supported; supported: CogVideoXTransformer3DModel, "),
         ("other channels", "predicts 12 latent channels; ComfyUI's Wan has 16"),
     ],
 )
-def test_folders_that_cannot_work(models: Path, load: Callable[..., Loaded], name: str, sentence: str) -> None:
+def test_unusable_folders_are_refused(models: Path, load: Callable[..., Loaded], name: str, message: str) -> None:
     config = json.loads((models / "tiny" / "transformer" / "config.json").read_text())
     wan = {"transformer": ["diffusers", "WanTransformer3DModel"]}
     (models / "plain").mkdir(exist_ok=True)
     write(models / "unet", model_index={"unet": ["diffusers", "UNet2DConditionModel"]})
     write(models / "sana", model_index={"transformer": ["diffusers", "SanaTransformer2DModel"]})
     write(models / "other channels", model_index=wan, transformer__config=config | {"out_channels": 12})
-    with pytest.raises(InvalidRequest, match=sentence):
+    with pytest.raises(InvalidRequest, match=message):
         load(name=name)
-    assert sentence.split(";")[0] in str(ParallelLoader.validate_inputs(name, "fp32", "0,1"))
+    assert message.split(";")[0] in str(ParallelLoader.validate_inputs(name, "fp32", "0,1"))
 
 
-def test_loader_says_ranks_layout_and_state(models: Path, load: Callable[..., Loaded]) -> None:
+def test_loader_shows_ranks_layout_and_state(models: Path, load: Callable[..., Loaded]) -> None:
     node = loader_node()
     assert node.execute("tiny", "fp32", "0,1,2").ui == {
         "text": ("3 CPU ranks, layout auto (guided: ulysses=3): weights load at first use",)
@@ -128,7 +128,7 @@ def test_loader_says_ranks_layout_and_state(models: Path, load: Callable[..., Lo
     }
 
 
-def test_previews_and_latents_have_the_checkpoints_numbers(
+def test_previews_and_latents_use_the_checkpoints_numbers(
     models: Path, load: Callable[..., Loaded], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     factors, bias = [[0.1 * i, -0.2, 0.3] for i in range(16)], [0.5, 0.0, -0.5]
@@ -136,20 +136,20 @@ def test_previews_and_latents_have_the_checkpoints_numbers(
     index = json.loads((models / "tiny" / "model_index.json").read_text())
     config = json.loads((models / "tiny" / "transformer" / "config.json").read_text())
     write(
-        models / "own", model_index=index, transformer__config=config, text_encoder__config={},
+        models / "custom", model_index=index, transformer__config=config, text_encoder__config={},
         vae__config=vae | {"latents_mean": [1.0] * 16, "latents_std": [2.0] * 16},
         latent2rgb={"factors": factors, "bias": bias},
     )  # fmt: skip
-    own, usual = load(name="own").model.model, load().model.model
-    assert torch.equal(own.process_latent_in(torch.full((1, 16, 1, 1, 1), 5.0)), torch.full((1, 16, 1, 1, 1), 2.0))
+    custom, usual = load(name="custom").model.model, load().model.model
+    assert torch.equal(custom.process_latent_in(torch.full((1, 16, 1, 1, 1), 5.0)), torch.full((1, 16, 1, 1, 1), 2.0))
     wan, latent = comfy.latent_formats.Wan21(), torch.randn(1, 16, 1, 2, 2)
     assert torch.allclose(usual.process_latent_in(latent), wan.process_in(latent))
     assert usual.latent_format.latent_rgb_factors == wan.latent_rgb_factors
     monkeypatch.setattr(comfy.cli_args.args, "preview_method", comfy.cli_args.LatentPreviewMethod.Latent2RGB)
-    previewer = latent_preview.get_previewer(torch.device("cpu"), own.latent_format)
+    previewer = latent_preview.get_previewer(torch.device("cpu"), custom.latent_format)
     expected = (latent[0, :, 0].movedim(0, -1) @ torch.tensor(factors) + torch.tensor(bias) + 1) / 2
-    picture = previewer.decode_latent_to_preview(latent)
-    assert picture.getpixel((1, 0)) == tuple((expected[0, 1].clamp(0, 1) * 255).to(torch.uint8).tolist())
+    preview = previewer.decode_latent_to_preview(latent)
+    assert preview.getpixel((1, 0)) == tuple((expected[0, 1].clamp(0, 1) * 255).to(torch.uint8).tolist())
 
 
 @pytest.mark.parametrize("sample", [ksampler, parallel_sampler])
@@ -157,15 +157,17 @@ def test_previews_and_latents_have_the_checkpoints_numbers(
 def test_progress_bar_and_previews(
     loaded: Loaded, monkeypatch: pytest.MonkeyPatch, sample: Callable[..., Any], method: str
 ) -> None:
-    seen: list[tuple[int, int, Any]] = []
+    updates: list[tuple[int, int, Any]] = []
     method = getattr(comfy.cli_args.LatentPreviewMethod, method)
     monkeypatch.setattr(comfy.cli_args.args, "preview_method", method)
 
     def hook(value: int, total: int, preview: Any, node_id: Any = None) -> None:
-        seen.append((value, total, preview))
+        updates.append((value, total, preview))
 
+    # Newer versions of ComfyUI drop updates that follow each other closely.
+    monkeypatch.setattr(comfy.utils, "PROGRESS_THROTTLE_MIN_INTERVAL", 0.0, raising=False)
     monkeypatch.setattr(comfy.utils, "PROGRESS_BAR_HOOK", hook)
     sample(loaded.model, empty_latent(), steps=3)
-    assert [(value, total) for value, total, _ in seen] == [(1, 3), (2, 3), (3, 3)]
-    pictures = [preview[1].size for _, _, preview in seen if preview is not None]
-    assert pictures == ([] if method is comfy.cli_args.LatentPreviewMethod.NoPreviews else [(5, 6)] * 3)
+    assert [(value, total) for value, total, _ in updates] == [(1, 3), (2, 3), (3, 3)]
+    sizes = [preview[1].size for _, _, preview in updates if preview is not None]
+    assert sizes == ([] if method is comfy.cli_args.LatentPreviewMethod.NoPreviews else [(5, 6)] * 3)

@@ -1,4 +1,4 @@
-"""Our MODEL as a citizen of ComfyUI: memory, clones, LoRA, other nodes' wrappers."""
+"""Our MODEL within ComfyUI: memory, clones, LoRA and other nodes' wrappers."""
 
 import dataclasses
 import gc
@@ -20,7 +20,7 @@ from any_folder_name.parallel_backend.layout.parallel_layout import ParallelLayo
 from comfy_extras.nodes_easycache import EasyCacheNode
 from comfy_extras.nodes_perpneg import Guider_PerpNeg
 from helpers.inside_fixtures import (
-    FORGET,
+    RELEASE,
     Loaded,
     conditioning,
     empty_latent,
@@ -39,16 +39,16 @@ def test_class_names_and_shapes_are_comfyuis_own(native: Any, loaded: Loaded) ->
     assert lora_keys == comfy.lora.model_lora_keys_unet(loaded.model.model, {})
 
 
-def test_nothing_of_comfyuis_is_evicted(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
-    # ComfyUI frees no memory on torch.device("cpu"); with an index it is another device to it, and just as usable.
+def test_none_of_comfyuis_models_is_evicted(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+    # ComfyUI frees nothing on torch.device("cpu"). With an index it is another, equally usable device to ComfyUI.
     device = torch.device("cpu", 0)
 
     def no_memory(dev: Any = None, torch_free_too: bool = False) -> Any:
         return (0, 0) if torch_free_too else 0
 
-    theirs = comfy.model_patcher.ModelPatcher(torch.nn.Linear(64, 64), load_device=device, offload_device=device)
-    entry = comfy.model_management.LoadedModel(theirs)
-    entry.real_model = lambda: theirs.model
+    other_model = comfy.model_patcher.ModelPatcher(torch.nn.Linear(64, 64), load_device=device, offload_device=device)
+    entry = comfy.model_management.LoadedModel(other_model)
+    entry.real_model = lambda: other_model.model
     unloaded: list[Any] = []
     monkeypatch.setattr(entry, "model_unload", lambda *args, **kwargs: unloaded.append(args))
     monkeypatch.setattr(comfy.model_management, "current_loaded_models", [entry])
@@ -94,7 +94,7 @@ def test_unloading_reaches_ranks_that_only_encoded_or_decoded(loaded: Loaded, mo
     ("kind", "values"),
     [(comfy_extras.nodes_custom_sampler.Guider_DualCFG, (4.0, 3.0)), (Guider_PerpNeg, (1.0, 0.5))],
 )
-def test_guiders_of_their_own_kind_have_all_their_prompts(
+def test_custom_guiders_get_all_their_prompts(
     load: Callable[..., Loaded], kind: type, values: tuple[float, float]
 ) -> None:
     loaded = load(layout=ParallelLayout(cfg=2))
@@ -132,11 +132,11 @@ def test_lora_merge_save_and_layer_patches_are_refused(loaded: Loaded) -> None:
 
 
 def test_other_nodes_wrappers_see_real_predictions_once(native: Any, loaded: Loaded) -> None:
-    seen: list[torch.Tensor] = []
+    predictions: list[torch.Tensor] = []
 
     def halve(executor: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
         out = executor(*args, **kwargs)
-        seen.append(out)
+        predictions.append(out)
         return out * 0.5
 
     results = []
@@ -144,8 +144,8 @@ def test_other_nodes_wrappers_see_real_predictions_once(native: Any, loaded: Loa
         model.add_wrapper_with_key(comfy.patcher_extension.WrappersMP.DIFFUSION_MODEL, "halve", halve)
         results.append(ksampler(model, empty_latent(), steps=2))
     assert relative_error(results[1], results[0]) < 1e-4
-    assert len(seen) == 4
-    assert all(out.abs().max() > 0 for out in seen)
+    assert len(predictions) == 4
+    assert all(out.abs().max() > 0 for out in predictions)
     assert len(loaded.client.of_kind("Forward")) == 2
 
 
@@ -166,14 +166,14 @@ def test_easycache_and_custom_sampling_with_three_prompts(native: Any, loaded: L
     assert len(forwards) < 8, "EasyCache skipped no step"
 
 
-def test_a_step_that_a_cache_skips_asks_for_nothing(loaded: Loaded) -> None:
+def test_a_step_that_a_cache_skips_sends_nothing(loaded: Loaded) -> None:
     cached = loaded.model.clone()
     cached.add_wrapper_with_key("diffusion_model", "skip", lambda executor, x, *args, **kwargs: torch.zeros_like(x))
     ksampler(cached, empty_latent())
     assert not loaded.client.requests
 
 
-def test_a_wrapper_that_changes_the_input_is_answered_for_the_changed_input(native: Any, loaded: Loaded) -> None:
+def test_a_wrapper_that_changes_the_input_gets_its_prediction(native: Any, loaded: Loaded) -> None:
     results = []
     for model in (native.clone(), loaded.model.clone()):
         model.set_model_unet_function_wrapper(
@@ -183,7 +183,7 @@ def test_a_wrapper_that_changes_the_input_is_answered_for_the_changed_input(nati
     assert relative_error(results[1], results[0]) < 1e-4
 
 
-def test_interrupt_ends_with_comfyuis_own_exception(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_raises_comfyuis_own_exception(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
     from any_folder_name.parallel_backend.errors import Cancelled
 
     def cancelled(*args: Any, interrupted: Any, **kwargs: Any) -> Any:
@@ -197,19 +197,19 @@ def test_interrupt_ends_with_comfyuis_own_exception(loaded: Loaded, monkeypatch:
     assert not comfy.model_management.processing_interrupted()
 
 
-def test_out_of_memory_is_comfyuis_own(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory_raises_comfyuis_own_exception(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
     from any_folder_name.parallel_backend.errors import OutOfMemory
 
-    def full(*args: Any, **kwargs: Any) -> Any:
+    def out_of_memory(*args: Any, **kwargs: Any) -> Any:
         raise OutOfMemory("rank 1 is out of memory")
 
-    monkeypatch.setattr(loaded.client, "call", full)
+    monkeypatch.setattr(loaded.client, "call", out_of_memory)
     with pytest.raises(comfy.model_management.OOM_EXCEPTION, match="rank 1"):
         ksampler(loaded.model, empty_latent())
 
 
-def test_weights_go_with_the_last_holder_of_a_model(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "_forget", FORGET)
+def test_weights_are_freed_with_the_last_holder_of_a_model(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "_release", RELEASE)
     handle = loaded.model.model.diffusion_model.handle
     spec = dataclasses.replace(handle.spec, path="/dropped")
     holders = [dataclasses.replace(handle, spec=spec) for _ in range(2)]
@@ -226,15 +226,15 @@ def test_weights_go_with_the_last_holder_of_a_model(loaded: Loaded, monkeypatch:
 @pytest.mark.parametrize(
     ("error", "counts"), [(Cancelled("its turn did not come"), (1, 2, 2)), (RankFailed("rank 0 died"), (1, 1, 1))]
 )
-def test_a_dropped_model_is_tried_again_while_the_ranks_are_busy_alone(
+def test_freeing_a_dropped_model_is_retried_only_while_the_ranks_are_busy(
     loaded: Loaded, monkeypatch: pytest.MonkeyPatch, error: BackendError, counts: tuple[int, ...]
 ) -> None:
     spec = dataclasses.replace(loaded.model.model.diffusion_model.handle.spec, path="/busy")
     answers: Iterator[BackendError | None] = iter([error, None])
-    asked: list[Any] = []
+    requests: list[Any] = []
 
     def call(message: Any, *args: Any, interrupted: Callable[[], bool], **kwargs: Any) -> dict[str, Any]:
-        asked.append(message)
+        requests.append(message)
         answer = next(answers)
         if answer:
             raise answer
@@ -245,11 +245,11 @@ def test_a_dropped_model_is_tried_again_while_the_ranks_are_busy_alone(
     connection._dropped[connection._key(spec)] = spec
     for count in counts:
         connection.free_dropped()
-        assert len(asked) == count
+        assert len(requests) == count
     assert not connection._dropped
 
 
-def test_nothing_but_the_outputs_holds_a_model(load: Callable[..., Loaded]) -> None:
+def test_only_the_outputs_hold_a_model(load: Callable[..., Loaded]) -> None:
     loaded = load()
     handle = weakref.ref(loaded.model.model.diffusion_model.handle)
     ksampler(loaded.model, empty_latent(), steps=1)

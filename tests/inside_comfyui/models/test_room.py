@@ -1,4 +1,4 @@
-"""ComfyUI's own models leave the ranks' GPUs when weights are about to load there, and stay for every other use."""
+"""ComfyUI's own models leave the ranks' GPUs when weights are about to load there, and stay in every other case."""
 
 import shutil
 import time
@@ -15,23 +15,24 @@ from any_folder_name.parallel_backend.layout.parallel_layout import ParallelLayo
 from any_folder_name.parallel_backend.protocol.messages import Devices
 from helpers.inside_fixtures import Loaded, empty_latent, ksampler, parallel_sampler
 
-# To ComfyUI it is another device than torch.device("cpu"), on which it frees nothing; and it is just as usable.
+# ComfyUI frees nothing on torch.device("cpu"). With an index it is another, equally usable device to ComfyUI.
 SHARED, OTHER = torch.device("cpu", 0), torch.device("cpu", 1)
 
 
-def stand_in(devices: Devices, ranks: int) -> list[torch.device]:
-    """The device that the ranks have in common with ComfyUI."""
+def shared_device(devices: Devices, ranks: int) -> list[torch.device]:
+    """Return the device that the ranks share with ComfyUI."""
     return [SHARED]
 
 
-class Theirs:
-    """A model of ComfyUI's on a device; ``stays`` enters it and says whether it is still there after a use."""
+class ComfyUIsModel:
+    """One of ComfyUI's own models on a device."""
 
     def __init__(self, device: torch.device) -> None:
         linear = torch.nn.Linear(64, 64)
         self.patcher = comfy.model_patcher.ModelPatcher(linear, load_device=device, offload_device=torch.device("cpu"))
 
     def stays(self, use: Callable[[], Any]) -> bool:
+        """Load the model, call ``use`` and return whether the model is still loaded."""
         comfy.model_management.load_models_gpu([self.patcher])
         use()
         return any(entry.model is self.patcher for entry in comfy.model_management.current_loaded_models)
@@ -39,24 +40,25 @@ class Theirs:
 
 @pytest.fixture(autouse=True)
 def nothing_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """ComfyUI's list of models is this test's own."""
+    """Give each test an empty list of loaded models."""
     monkeypatch.setattr(comfy.model_management, "current_loaded_models", [])
 
 
-def until_known(loaded: Loaded, component: str, ranks: int) -> None:
-    """Wait until the ranks' status tells of a component."""
+def wait_until_held(loaded: Loaded, component: str, ranks: int) -> None:
+    """Wait until the ranks' status lists a component."""
     handle, deadline = loaded.model.model.diffusion_model.handle, time.monotonic() + 10.0
     while not handle.holds([component], ranks=ranks):
         assert time.monotonic() < deadline
         time.sleep(0.05)
 
 
-def test_models_leave_once_for_each_part_that_loads(
+def test_models_leave_once_per_component_that_loads(
     models: Path, load_remote: Callable[..., Loaded], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory, "gpus", stand_in)
+    monkeypatch.setattr(memory, "gpus", shared_device)
     shutil.copytree(models / "tiny", models / "room")
-    loaded, theirs, latent = load_remote(ParallelLayout(ulysses=2), name="room"), Theirs(SHARED), empty_latent()
+    loaded, latent = load_remote(ParallelLayout(ulysses=2), name="room"), empty_latent()
+    other_model = ComfyUIsModel(SHARED)
     tokens = loaded.clip.tokenize("a red circle")
     uses: dict[str, Callable[[], Any]] = {
         "text_encoder": lambda: loaded.clip.encode_from_tokens(tokens),
@@ -64,21 +66,23 @@ def test_models_leave_once_for_each_part_that_loads(
         "vae": lambda: loaded.vae.decode(latent["samples"]),
     }
     for component, use in uses.items():
-        assert not theirs.stays(use), component
+        assert not other_model.stays(use), component
         assert any(loaded.model.is_clone(entry.model) for entry in comfy.model_management.current_loaded_models)
-        until_known(loaded, component, 1 if component == "text_encoder" else 2)
+        wait_until_held(loaded, component, 1 if component == "text_encoder" else 2)
     for use in (*uses.values(), lambda: parallel_sampler(loaded.model, latent, steps=1)):
-        assert theirs.stays(use)
+        assert other_model.stays(use)
 
 
 def test_models_elsewhere_stay(load: Callable[..., Loaded], monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = load()
-    assert Theirs(SHARED).stays(lambda: ksampler(loaded.model, empty_latent(), steps=1)), "the ranks are on the CPU"
-    monkeypatch.setattr(memory, "gpus", stand_in)
-    assert Theirs(OTHER).stays(lambda: ksampler(loaded.model, empty_latent(), steps=1))
+    assert ComfyUIsModel(SHARED).stays(lambda: ksampler(loaded.model, empty_latent(), steps=1)), (
+        "the ranks are on the CPU"
+    )
+    monkeypatch.setattr(memory, "gpus", shared_device)
+    assert ComfyUIsModel(OTHER).stays(lambda: ksampler(loaded.model, empty_latent(), steps=1))
 
 
-def test_gpus_have_the_numbers_of_this_process() -> None:
+def test_gpus_are_numbered_as_in_this_process() -> None:
     two = Devices(kind="cuda", indices=(3, 1), visible="0,2,4,6")
     assert memory.gpus(two, 2) == [torch.device("cuda", 3), torch.device("cuda", 1)]
     assert memory.gpus(two, 1) == [torch.device("cuda", 3)]

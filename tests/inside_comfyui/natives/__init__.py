@@ -1,13 +1,20 @@
-"""Tiny native models of the families, by family and kind."""
+"""Tiny native models of the families, by family and variant."""
 
-from natives import flux, flux2, hunyuan_video, ltx, mochi, pixart, qwen_image, sd3, wan, z_image
+import comfy.supported_models
+
+from natives import cogvideox, flux, flux2, hunyuan_video, ltx, mochi, pixart, qwen_image, sd3, wan, z_image
 from natives.case import Case
 
-FAMILIES = (flux, flux2, hunyuan_video, ltx, mochi, pixart, qwen_image, sd3, wan, z_image)
+HAS_COGVIDEOX = hasattr(comfy.supported_models, "CogVideoX_T2V")
+"""Whether this version of ComfyUI has the family."""
+FAMILIES = (
+    *([cogvideox] if HAS_COGVIDEOX else []), flux, flux2, hunyuan_video, ltx, mochi, pixart, qwen_image, sd3, wan,
+    z_image,
+)  # fmt: skip
 HEAVY = ("mochi t2v",)
-"""Those whose width ComfyUI fixes: they run with the newest version alone."""
+"""Cases with a width that ComfyUI fixes. Only the newest version runs them."""
 FIRST = tuple(f"{family.__name__.rpartition('.')[2]} {next(iter(family.CASES))}" for family in FAMILIES)
-"""One of each family: older versions run these alone."""
+"""One case per family, which older versions run, too."""
 CASES: dict[str, Case] = {
     f"{family.__name__.rpartition('.')[2]} {kind}": case for family in FAMILIES for kind, case in family.CASES.items()
 }

@@ -11,28 +11,33 @@ import comfy.model_detection
 import comfy.model_patcher
 import diffusers
 import torch
-from any_folder_name.nodes.bridges.bridge import takes
-from any_folder_name.nodes.families.registry import BRIDGES
 from torch import Tensor
 
 Weights = dict[str, Tensor]
 Random = Callable[..., Tensor]
-"""Seeded normal numbers of a shape."""
+"""Returns normally distributed numbers of the shape that its arguments give."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One kind of a family.
+    """One variant of a family.
 
     Attributes:
-        unet: what ComfyUI's detection finds; transformer: diffusers' class; config: of that.
-        fixed: names in ``unet`` that detection has one value for, or none, whatever the size of the model.
-        published: what the config of the published model says beside diffusers' defaults.
-        converted: the native weights under diffusers' names.
-        latent: its shape; given: what LATENT holds beside zeros of it, or in their place.
-        text: tokens and width; shorter: by how many tokens the negative prompt's is.
-        extra: what CONDITIONING holds beside the text.
-        cfg: guidance; pipeline: the class in ``model_index.json``.
+        unet: the ``unet_config`` that ComfyUI detects.
+        transformer: diffusers' class.
+        config: the config of diffusers' class.
+        published: how the published model's config differs from diffusers' defaults.
+        converted: maps the native weights to diffusers' names.
+        latent: the latent's shape.
+        text: the prompt's tokens and width.
+        fixed: names in ``unet`` that detection does not find, or not from the model's size.
+        latent_entries: entries of LATENT that replace or complement the zeros.
+        extra: entries of CONDITIONING besides the text.
+        shorter: how many tokens the negative prompt is shorter.
+        cfg: the guidance scale.
+        pipeline: the class in ``model_index.json``.
+        repair: corrects an error of ComfyUI's transformer that the backend does not share.
+        patch: what a native node does to the MODEL before sampling.
     """
 
     unet: Mapping[str, Any]
@@ -43,25 +48,24 @@ class Case:
     latent: tuple[int, ...]
     text: tuple[int, int]
     fixed: frozenset[str] = frozenset()
-    given: Callable[[Random], dict[str, Any]] = field(default=lambda random: {})
+    latent_entries: Callable[[Random], dict[str, Any]] = field(default=lambda random: {})
     extra: Callable[[Random], dict[str, Any]] = field(default=lambda random: {})
     shorter: int = 3
     cfg: float = 4.0
     pipeline: str = "DiffusionPipeline"
-
-    def known(self) -> bool:
-        """Whether this version of ComfyUI has the family."""
-        taken = takes(BRIDGES[self.transformer].native, self.unet)
-        return taken and comfy.model_detection.model_config_from_unet_config(dict(self.unet)) is not None
+    repair: Callable[[Any], None] = field(default=lambda module: None)
+    patch: Callable[[Any], Any] = field(default=lambda model: model)
 
     def native(self, seed: int = 0, dtype: torch.dtype = torch.float32) -> comfy.model_patcher.ModelPatcher:
-        """ComfyUI's own model, and nothing of ours; weights are such that no part is lost in rounding."""
+        """Return ComfyUI's own model, without any code of ours. The weights keep every part above rounding errors."""
         random = seeded(seed)
-        core = comfy.model_detection.model_config_from_unet_config(dict(self.unet))
-        core.set_inference_dtype(dtype, None)
-        model = core.get_model({})
+        core_config = comfy.model_detection.model_config_from_unet_config(dict(self.unet))
+        core_config.set_inference_dtype(dtype, None)
+        model = core_config.get_model({})
         module = model.diffusion_model
-        module.load_state_dict({name: _weight(name, tensor, random) for name, tensor in module.state_dict().items()})
+        weights = {name: random_weight(name, tensor, random) for name, tensor in module.state_dict().items()}
+        module.load_state_dict(weights)
+        self.repair(module)
         cpu = torch.device("cpu")
         return comfy.model_patcher.ModelPatcher(model, load_device=cpu, offload_device=cpu)
 
@@ -74,20 +78,20 @@ class Case:
         transformer.save_pretrained(folder / "transformer")
 
     def describe(self, folder: Path, config: Mapping[str, Any]) -> None:
-        """Write the JSON files of a checkpoint without weights; what ``config`` leaves out is diffusers' default."""
+        """Write the JSON files of a checkpoint without weights. diffusers' defaults complete ``config``."""
         parameters = inspect.signature(getattr(diffusers, self.transformer)).parameters
-        whole = {name: parameter.default for name, parameter in parameters.items()} | dict(config)
+        full_config = {name: parameter.default for name, parameter in parameters.items()} | dict(config)
         index = {"_class_name": self.pipeline, "transformer": ["diffusers", self.transformer]}
         (folder / "transformer").mkdir(parents=True)
-        (folder / "transformer" / "config.json").write_text(json.dumps(whole))
+        (folder / "transformer" / "config.json").write_text(json.dumps(full_config))
         (folder / "model_index.json").write_text(json.dumps(index))
 
     def samples(self) -> dict[str, Any]:
-        """LATENT."""
-        return {"samples": torch.zeros(self.latent), **self.given(seeded(3))}
+        """Return LATENT."""
+        return {"samples": torch.zeros(self.latent), **self.latent_entries(seeded(3))}
 
     def conditioning(self, seed: int, shorter: int = 0) -> list[Any]:
-        """One random conditioning."""
+        """Return one random conditioning whose text is ``shorter`` tokens shorter."""
         random = seeded(seed)
         tokens, width = self.text
         text, extra = random(1, tokens - shorter, width), self.extra(random)
@@ -97,24 +101,25 @@ class Case:
 
 
 def seeded(seed: int) -> Random:
-    """Normal numbers that are the same every time."""
+    """Return a source of normally distributed numbers."""
     generator = torch.Generator().manual_seed(seed)
     return lambda *shape: torch.randn(*shape, generator=generator)
 
 
 def by_map(weights: Weights, mapped: Mapping[str, Any], wanted: Sequence[str]) -> Weights:
-    """Weights by one of ``comfy.utils``' maps from diffusers' names to native ones."""
-    found = {}
+    """Map native weights to diffusers' names ``wanted`` with one of ``comfy.utils``' maps."""
+    converted = {}
     for name in wanted:
         source, *rest = [mapped[name]] if isinstance(mapped[name], str) else mapped[name]
         tensor = weights[source]
         if rest and rest[0] is not None:
             tensor = tensor.narrow(*rest[0])
-        found[name] = (rest[1](tensor) if len(rest) > 1 else tensor).clone()
-    return found
+        converted[name] = (rest[1](tensor) if len(rest) > 1 else tensor).clone()
+    return converted
 
 
-def _weight(name: str, like: Tensor, random: Random) -> Tensor:
+def random_weight(name: str, like: Tensor, random: Random) -> Tensor:
+    """Return a weight of the shape of ``like`` that keeps the magnitude of activations."""
     if like.ndim > 1:
         return random(*like.shape) * like[0].numel() ** -0.5
     return random(*like.shape) * 0.1 + (0.0 if name.endswith("bias") else 1.0)

@@ -14,7 +14,7 @@ CONFIG = {
 UNET = {
     "image_model": "flux", "in_channels": 16, "out_channels": 16, "patch_size": 2, "vec_in_dim": 20,
     "context_in_dim": 24, "hidden_size": 48, "mlp_ratio": 4.0, "num_heads": 3, "depth": 2, "depth_single_blocks": 2,
-    "axes_dim": [4, 6, 6], "theta": 10000, "qkv_bias": True,
+    "axes_dim": [4, 6, 6], "theta": 10000, "qkv_bias": True, "txt_ids_dims": [], "yak_mlp": False, "txt_norm": False,
 }  # fmt: skip
 
 FIXED = frozenset({"num_heads", "axes_dim", "context_in_dim", "hidden_size"})
@@ -37,8 +37,6 @@ def _case(*, guided: bool = True, channels: int = 16, **options: Any) -> Case:
     kind = {"guidance_embeds": guided, "in_channels": 4 * channels, "out_channels": 64}
     config = {**CONFIG, **kind}
     unet = {**UNET, "guidance_embed": guided, "in_channels": channels}
-    newer = {"txt_ids_dims": [], "yak_mlp": False, "txt_norm": False}
-    unet |= {name: value for name, value in newer.items() if name in comfy_params()}
 
     def converted(weights: Weights) -> Weights:
         names = diffusers.FluxTransformer2DModel(**config).state_dict()
@@ -48,13 +46,6 @@ def _case(*, guided: bool = True, channels: int = 16, **options: Any) -> Case:
         unet=unet, transformer="FluxTransformer2DModel", config=config, published=kind, converted=converted,
         fixed=FIXED, latent=(2, 16, 7, 5), text=(11, 24), **{"extra": _extra, **options},
     )  # fmt: skip
-
-
-def comfy_params() -> set[str]:
-    """What this version of ComfyUI knows of the architecture."""
-    from comfy.ldm.flux.model import FluxParams
-
-    return set(FluxParams.__dataclass_fields__)
 
 
 CASES = {

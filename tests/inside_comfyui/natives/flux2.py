@@ -41,7 +41,7 @@ CASES = {
     "dev": _case(),
     "klein": _case(guided=False),
     "references": _case(extra=_references),
-    "references placed needs_both": _case(
+    "references placed differently": _case(
         extra=lambda random: {**_references(random), "reference_latents_method": "uxo"}, cfg=1.0
     ),
 }

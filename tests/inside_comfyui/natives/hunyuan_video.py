@@ -1,10 +1,11 @@
 """HunyuanVideo, text and image to video."""
 
+from functools import partial
 from typing import Any
 
 import torch
-from comfy.ldm.hunyuan_video.model import HunyuanVideoParams
 from diffusers.loaders.single_file_utils import convert_hunyuan_video_transformer_to_diffusers
+from torch import Tensor
 
 from natives.case import Case, Random, Weights
 
@@ -13,6 +14,7 @@ CONFIG = {
     "text_embed_dim": 24, "pooled_projection_dim": 20, "rope_axes_dim": (4, 6, 6),
 }  # fmt: skip
 UNET = {
+    "image_model": "hunyuan_video",
     "in_channels": 16, "patch_size": [1, 2, 2], "out_channels": 16, "vec_in_dim": 20, "axes_dim": [4, 6, 6],
     "meanflow": False, "context_in_dim": 24, "hidden_size": 48, "mlp_ratio": 4.0, "num_heads": 3, "depth": 2,
     "depth_single_blocks": 2, "theta": 256, "qkv_bias": True, "byt5": False, "guidance_embed": True,
@@ -32,13 +34,13 @@ NAMES = {
     "attn.norm.query_norm.": "attn_q_norm.", "attn.norm.key_norm.": "attn_k_norm.",
     ".norm.query_norm.": ".q_norm.", ".norm.key_norm.": ".k_norm.", "norm.scale": "norm.weight",
 }  # fmt: skip
-"""ComfyUI's final names to those of the published file, which diffusers' converter takes."""
+"""The published file's names, which diffusers' converter takes, by ComfyUI's."""
 
 
 def _converted(weights: Weights) -> Weights:
     published, split = {}, {}
     for name, tensor in weights.items():
-        if ".linear1." in name:  # the converter's own sizes are the published model's
+        if ".linear1." in name:  # the converter assumes the published model's sizes
             parts = tensor.split([WIDTH, WIDTH, WIDTH, 4 * WIDTH])
             layers = zip(("attn.to_q", "attn.to_k", "attn.to_v", "proj_mlp"), parts, strict=True)
             split |= {
@@ -85,17 +87,33 @@ def _first_frame(random: Random) -> dict[str, Any]:
 def _case(*, guided: bool = True, channels: int = 16, kind: str | None = None, **options: Any) -> Case:
     config = CONFIG | {"guidance_embeds": guided, "in_channels": channels, "image_condition_type": kind}
     unet = UNET | {"guidance_embed": guided, "in_channels": channels}
-    known = HunyuanVideoParams.__dataclass_fields__
     return Case(
-        unet={"image_model": "hunyuan_video", **{name: value for name, value in unet.items() if name in known}},
-        transformer="HunyuanVideoTransformer3DModel", config=config, published={}, converted=_converted,
+        unet=unet, transformer="HunyuanVideoTransformer3DModel", config=config, published={}, converted=_converted,
         text=(11, 24), fixed=frozenset({"num_heads", "axes_dim", "vec_in_dim"}),
         **{"latent": (2, 16, 3, 6, 10), "extra": _extra, **options},
     )  # fmt: skip
 
 
-ALONE: dict[str, Any] = {"extra": _replace, "given": _first_frame, "cfg": 1.0}
-"""ComfyUI's own transformer takes one sample at a time here and of masked text, and even sizes everywhere."""
+def _shift_modulation(module: Any) -> None:
+    """Apply the first frame's modulation to the image's tokens in every block.
+
+    Newer versions of ComfyUI put the text first in single blocks and still modulate the sequence's first tokens as the
+    first frame, which are then the text's. diffusers and older versions modulate the first frame's tokens.
+    """
+    for block in module.single_blocks:
+        block.forward = partial(_forward_shifted, block.forward)
+
+
+def _forward_shifted(forward: Any, x: Tensor, *, modulation_dims: Any, transformer_options: Any, **options: Any) -> Any:
+    text = transformer_options.get("img_slice", [0])[0]
+    if modulation_dims is not None and text:
+        (begin, end, first), (_, _, other) = modulation_dims
+        modulation_dims = [(0, text, other), (text + begin, text + end, first), (text + end, None, other)]
+    return forward(x, modulation_dims=modulation_dims, transformer_options=transformer_options, **options)
+
+
+REPLACE: dict[str, Any] = {"extra": _replace, "latent_entries": _first_frame, "cfg": 1.0, "repair": _shift_modulation}
+"""ComfyUI's own transformer takes one sample at a time here and with masked text, and even sizes everywhere."""
 
 CASES = {
     "t2v": _case(),
@@ -103,6 +121,6 @@ CASES = {
     "t2v without guidance": _case(guided=False, extra=_longer_pooled),
     "i2v concat": _case(channels=33, kind="latent_concat", guided=False, extra=_image),
     "i2v skyreels": _case(channels=32, extra=_image),
-    "i2v replace": _case(kind="token_replace", **ALONE),
-    "i2v replace without guidance": _case(kind="token_replace", guided=False, **ALONE),
+    "i2v replace": _case(kind="token_replace", **REPLACE),
+    "i2v replace without guidance": _case(kind="token_replace", guided=False, **REPLACE),
 }

@@ -24,7 +24,7 @@ def _masked(random: Random) -> dict[str, Any]:
 
 
 def _first_frame(random: Random) -> dict[str, Any]:
-    """As *LTXVImgToVideo* gives it."""
+    """Return what *LTXVImgToVideo* outputs."""
     mask = torch.ones(2, 1, 3, 1, 1)
     mask[:, :, :1] = 0.25
     return {"samples": random(2, 128, 3, 5, 7), "noise_mask": mask}
@@ -35,12 +35,13 @@ def _some_tokens(random: Random) -> dict[str, Any]:
 
 
 def _keyframes(random: Random) -> dict[str, Any]:
-    """As *LTXVAddGuide* gives it."""
+    """Return what *LTXVAddGuide* adds, with a guide of full strength."""
     from comfy_extras.nodes_lt import LTXVAddGuide
 
     guide = random(1, 128, 1, 5, 7)
     [[_, values]] = LTXVAddGuide.add_keyframe_index([[None, {}]], 8, guide, (8, 32, 32))
-    return _masked(random) | values
+    entry = {"pre_filter_count": 5 * 7, "strength": 1.0, "pixel_mask": None, "latent_shape": [1, 5, 7]}
+    return _masked(random) | values | {"guide_attention_entries": [entry]}
 
 
 def _with_keyframe(random: Random) -> dict[str, Any]:
@@ -62,7 +63,7 @@ def _case(*, causal: bool = False, **options: Any) -> Case:
 CASES = {
     "t2v": _case(),
     "t2v causal": _case(causal=True),
-    "i2v": _case(given=_first_frame),
-    "mask": _case(causal=True, given=_some_tokens),
-    "keyframes": _case(causal=True, extra=_keyframes, given=_with_keyframe),
+    "i2v": _case(latent_entries=_first_frame),
+    "mask": _case(causal=True, latent_entries=_some_tokens),
+    "keyframes": _case(causal=True, extra=_keyframes, latent_entries=_with_keyframe),
 }

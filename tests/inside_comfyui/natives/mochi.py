@@ -8,7 +8,7 @@ from diffusers.loaders.single_file_utils import swap_proj_gate, swap_scale_shift
 from natives.case import Case, Random, Weights
 
 LAYERS, WIDTH, TEXT_WIDTH = 1, 3072, 48
-"""ComfyUI's own blocks have one width, so there is one."""
+"""ComfyUI's blocks have a fixed width, so there is only one."""
 
 CONFIG = {
     "num_layers": LAYERS, "num_attention_heads": 24, "attention_head_dim": WIDTH // 24,
@@ -31,24 +31,24 @@ NAMES = {
     "final_layer.linear": "proj_out", "final_layer.mod": "norm_out.linear",
     f"blocks.{LAYERS - 1}.norm1_context.linear": f"blocks.{LAYERS - 1}.norm1_context.linear_1",
 }  # fmt: skip
-"""ComfyUI's names to diffusers', whose own converter knows 48 layers only."""
+"""diffusers' names by ComfyUI's. diffusers' own converter only takes 48 layers."""
 
 
 def _converted(weights: Weights) -> Weights:
-    found = {}
+    converted = {}
     for name, tensor in weights.items():
         for ours, theirs in NAMES.items():
             name = name.replace(ours, theirs)
         name = f"transformer_{name}" if name.startswith("blocks.") else name
         if "qkv_" in name:
             stream = {"x": "to_{}", "y": "add_{}_proj"}["x" if "qkv_x" in name else "y"]
-            place = name.replace("qkv_x", stream).replace("qkv_y", stream)
-            found |= {place.format(part): value for part, value in zip("qkv", tensor.chunk(3), strict=True)}
+            template = name.replace("qkv_x", stream).replace("qkv_y", stream)
+            converted |= {template.format(part): value for part, value in zip("qkv", tensor.chunk(3), strict=True)}
         elif "norm_out" in name:
-            found[name] = swap_scale_shift(tensor, dim=0)
+            converted[name] = swap_scale_shift(tensor, dim=0)
         else:
-            found[name] = swap_proj_gate(tensor) if ".net.0.proj" in name else tensor
-    return found
+            converted[name] = swap_proj_gate(tensor) if ".net.0.proj" in name else tensor
+    return converted
 
 
 def _masked(random: Random) -> dict[str, Any]:

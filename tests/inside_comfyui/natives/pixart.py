@@ -19,7 +19,7 @@ SIGMA = {"image_model": "pixart_sigma", "model_max_length": 300, "micro_conditio
 
 
 def _sized(random: Random) -> dict[str, Any]:
-    """As *CLIPTextEncodePixArtAlpha* gives it."""
+    """Return what *CLIPTextEncodePixArtAlpha* adds."""
     return {"width": 640, "height": 896}
 
 
@@ -42,4 +42,4 @@ CASES = {
     "alpha sized": _case({}, (44, 30), extra=_sized),
     "sigma": _case(SIGMA, (30, 36), extra=_sized, use_additional_conditions=False),
 }
-"""ComfyUI's own transformer places nothing on latents that are below 33 on average, and takes even sides only."""
+"""ComfyUI's own transformer needs even sides, and latents of 33 or more on average for its positions."""

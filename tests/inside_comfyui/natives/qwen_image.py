@@ -20,10 +20,10 @@ def _offset(random: Random) -> dict[str, Any]:
     return {**_edit(random), "reference_latents_method": "offset"}
 
 
-def _case(*, zero: bool = False, **options: Any) -> Case:
-    kind = {"zero_cond_t": zero}
+def _case(*, timestep_zero: bool = False, **options: Any) -> Case:
+    kind = {"zero_cond_t": timestep_zero}
     return Case(
-        unet={**UNET, "default_ref_method": "index_timestep_zero"} if zero else UNET,
+        unet={**UNET, "default_ref_method": "index_timestep_zero"} if timestep_zero else UNET,
         transformer="QwenImageTransformer2DModel", config={**CONFIG, **kind}, published=kind, fixed=frozenset(SIZES),
         converted=lambda weights: {name: tensor for name, tensor in weights.items() if "__" not in name},
         **{"latent": (2, 16, 1, 8, 12), "text": (11, 24), **options},
@@ -34,6 +34,6 @@ CASES = {
     "image": _case(),
     "odd sides": _case(latent=(2, 16, 1, 5, 10)),
     "edit": _case(extra=_edit),
-    "edit, placed needs_both": _case(extra=_offset, cfg=1.0),
-    "edit 2511": _case(zero=True, extra=_edit),
+    "edit, placed differently": _case(extra=_offset, cfg=1.0),
+    "edit 2511": _case(timestep_zero=True, extra=_edit),
 }

@@ -20,35 +20,35 @@ UNET = {
 FIXED = frozenset({"freq_dim", "text_dim", "num_heads"})
 FRAMES, HEIGHT, WIDTH = 3, 7, 5
 IMAGE = {"image_dim": 1280, "added_kv_proj_dim": 48}
-"""The width of ComfyUI's embedder is fixed."""
+"""ComfyUI's embedder has a fixed width."""
 
 
 def _start(random: Random) -> dict[str, Any]:
-    """What WanImageToVideo adds with a start image."""
+    """Return what *WanImageToVideo* adds with a start image."""
     mask = torch.ones(1, 1, FRAMES, HEIGHT, WIDTH)
     mask[:, :, :1] = 0.0
     return {"concat_latent_image": random(1, 16, FRAMES, HEIGHT, WIDTH), "concat_mask": mask}
 
 
 def clip_vision(states: Tensor) -> Any:
-    """What CLIPVisionEncode gives, as far as Wan looks at it."""
+    """Return the part of *CLIPVisionEncode*'s output that Wan uses."""
     return SimpleNamespace(penultimate_hidden_states=states)
 
 
-def _seen(random: Random, tokens: int = 257) -> dict[str, Any]:
+def _clip_vision(random: Random, tokens: int = 257) -> dict[str, Any]:
     return {**_start(random), "clip_vision_output": clip_vision(random(1, tokens, 1280))}
 
 
 def _first_and_last(random: Random) -> dict[str, Any]:
-    """What WanFirstLastFrameToVideo adds: a mask of four frames a latent frame."""
+    """Return what *WanFirstLastFrameToVideo* adds: a mask with four frames per latent frame."""
     mask = torch.ones(1, 4, FRAMES, HEIGHT, WIDTH)
     mask[:, :, 0] = 0.0
     mask[:, 3:, -1] = 0.0
-    return {**_seen(random, tokens=2 * 257), "concat_mask": mask}
+    return {**_clip_vision(random, tokens=2 * 257), "concat_mask": mask}
 
 
-def _kept(random: Random) -> dict[str, Any]:
-    """What Wan22ImageToVideoLatent gives with a start image."""
+def _start_latent(random: Random) -> dict[str, Any]:
+    """Return what *Wan22ImageToVideoLatent* outputs with a start image."""
     mask = torch.ones(2, 1, FRAMES, HEIGHT, WIDTH)
     mask[:, :, :1] = 0.0
     return {"samples": random(2, 48, FRAMES, HEIGHT, WIDTH) * (1.0 - mask), "noise_mask": mask}
@@ -65,16 +65,17 @@ def _case(config: dict[str, Any], unet: dict[str, Any], **options: Any) -> Case:
 
 
 def _converted(weights: Weights) -> Weights:
-    places = weights.pop("img_emb.emb_pos", None)
+    positions = weights.pop("img_emb.emb_pos", None)
     converted: Weights = convert_wan_transformer_to_diffusers(weights)
-    return converted if places is None else {**converted, "condition_embedder.image_embedder.pos_embed": places}
+    return converted if positions is None else {**converted, "condition_embedder.image_embedder.pos_embed": positions}
 
 
 I2V = {"in_channels": 36, **IMAGE}
 CASES = {
     "t2v": _case({}, {}, text=(11, 24)),
     "i2v 2.1": _case(
-        I2V, {"model_type": "i2v", "in_dim": 36}, extra=_seen, published={**I2V, "added_kv_proj_dim": 5120}, shorter=0
+        I2V, {"model_type": "i2v", "in_dim": 36}, extra=_clip_vision, shorter=0,
+        published={**I2V, "added_kv_proj_dim": 5120},
     ),
     "flf2v 2.1": _case(
         {**I2V, "pos_embed_seq_len": 514}, {"model_type": "i2v", "in_dim": 36, "flf_pos_embed_token_number": 514},
@@ -83,6 +84,7 @@ CASES = {
     "i2v 2.2": _case({"in_channels": 36}, {"in_dim": 36}, extra=_start, text=(11, 24)),
     "ti2v 5b": _case({"in_channels": 48, "out_channels": 48}, {"in_dim": 48, "out_dim": 48}, text=(11, 24)),
     "ti2v 5b, first frame": _case(
-        {"in_channels": 48, "out_channels": 48}, {"in_dim": 48, "out_dim": 48}, given=_kept, text=(11, 24)
+        {"in_channels": 48, "out_channels": 48}, {"in_dim": 48, "out_dim": 48}, latent_entries=_start_latent,
+        text=(11, 24),
     ),
 }  # fmt: skip

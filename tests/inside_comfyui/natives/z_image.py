@@ -25,13 +25,13 @@ FIXED = frozenset({
 
 
 def _converted(weights: Weights) -> Weights:
-    """The timestep's embedder has the width of a small model in ComfyUI alone: zeros make up for it."""
-    wanted = diffusers.ZImageTransformer2DModel(**CONFIG).state_dict()
-    found = by_map(weights, comfy.utils.z_image_to_diffusers(UNET), list(wanted))
+    """Zeros pad the timestep embedder, whose width depends on the model's only in ComfyUI."""
+    expected = diffusers.ZImageTransformer2DModel(**CONFIG).state_dict()
+    converted = by_map(weights, comfy.utils.z_image_to_diffusers(UNET), list(expected))
     for name in ("t_embedder.mlp.0.weight", "t_embedder.mlp.0.bias", "t_embedder.mlp.2.weight"):
-        narrow, found[name] = found[name], torch.zeros_like(wanted[name])
-        found[name][tuple(map(slice, narrow.shape))] = narrow
-    return found
+        narrow, converted[name] = converted[name], torch.zeros_like(expected[name])
+        converted[name][tuple(map(slice, narrow.shape))] = narrow
+    return converted
 
 
 def _case(**options: Any) -> Case:

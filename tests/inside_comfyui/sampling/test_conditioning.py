@@ -1,4 +1,4 @@
-"""Conditioning that workflows may hold beside a prompt: ComfyUI alone against our nodes on a real backend."""
+"""Conditioning that workflows may have besides a prompt: ComfyUI alone against our nodes on a real backend."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +17,7 @@ FAR = 1e-2
 Extra = dict[str, Any]
 
 
-def _as_it_is(extra: Extra) -> Extra:
+def _unchanged(extra: Extra) -> Extra:
     return extra
 
 
@@ -30,12 +30,12 @@ def _no_guidance_node(extra: Extra) -> Extra:
 
 
 OTHER = {
-    "a text of more than 512 tokens": ("wan i2v 2.1", 600, _as_it_is),
-    "a text of fewer": ("wan i2v 2.1", 11, _as_it_is),
-    "first image alone": ("wan flf2v 2.1", 512, _one_image),
+    "a text of more than 512 tokens": ("wan i2v 2.1", 600, _unchanged),
+    "a text of fewer": ("wan i2v 2.1", 11, _unchanged),
+    "first image only": ("wan flf2v 2.1", 512, _one_image),
     "a pair in a model for one image": ("wan i2v 2.1", 512, lambda extra: CASES["wan flf2v 2.1"].extra(seeded(7))),
-    "guidance of its own": ("flux dev", 11, _no_guidance_node),
-    "guidance of its own, HunyuanVideo": ("hunyuan_video t2v", 11, _no_guidance_node),
+    "default guidance": ("flux dev", 11, _no_guidance_node),
+    "default guidance, HunyuanVideo": ("hunyuan_video t2v", 11, _no_guidance_node),
 }
 
 
@@ -55,7 +55,7 @@ def test_sampling_equals_comfyui(
         assert relative_error(sample(model, case.samples(), **options), reference) < CLOSE
 
 
-def test_what_an_image_encoder_saw_is_ignored_without_an_embedder_as_in_comfyui(load_case: Callable[..., Any]) -> None:
+def test_a_clip_vision_output_is_ignored_without_an_embedder_as_in_comfyui(load_case: Callable[..., Any]) -> None:
     case = CASES["wan i2v 2.2"]
     ((text, extra),) = case.conditioning(1)
     options = {"positive": [[text, _one_image(extra)]], "negative": case.conditioning(2), "steps": 1}
@@ -68,7 +68,7 @@ def test_what_an_image_encoder_saw_is_ignored_without_an_embedder_as_in_comfyui(
 
 
 def several(name: str) -> list[Any]:
-    """Three prompts in one: for all, for a part of the picture, and for the first steps."""
+    """Return a conditioning of three prompts: for the whole image, for a part of it, and for the first steps."""
     whole, part, early = (CASES[name].conditioning(seed, shorter=seed) for seed in (1, 4, 5))
     (part,) = core_nodes.ConditioningSetArea().append(part, 24, 40, 8, 0, 0.7)
     (early,) = core_nodes.ConditioningSetTimestepRange().set_range(early, 0.0, 0.5)

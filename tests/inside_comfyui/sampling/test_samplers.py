@@ -1,4 +1,4 @@
-"""What the ranks compute as ComfyUI does is held to ComfyUI's own functions, on a toy denoiser."""
+"""The ranks' samplers and padding against ComfyUI's own functions, with a toy denoiser."""
 
 import comfy.k_diffusion.sampling
 import comfy.ldm.common_dit
@@ -16,22 +16,22 @@ SIGMAS = {
 
 
 def toy(x: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
-    """A predicted x0 that depends on both arguments, per sample or not."""
+    """Return an x0 that depends on ``x`` and on ``sigma``, which is a scalar or per sample."""
     sigma = sigma.view(-1, *[1] * (x.ndim - 1))
     return torch.tanh(1.3 * x + 0.4) * (1.0 - 0.5 * sigma) + 0.1 * sigma
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
 @pytest.mark.parametrize("schedule", SIGMAS)
-def test_sampler_equals_core(sampler: str, schedule: str) -> None:
+def test_sampler_equals_comfyui(sampler: str, schedule: str) -> None:
     sigmas = torch.tensor(SIGMAS[schedule])
     x = torch.randn(2, 4, 1, 3, 3, generator=torch.Generator().manual_seed(3))
     steps: list[tuple[int, torch.Tensor]] = []
     core_steps: list[tuple[int, torch.Tensor]] = []
     core = getattr(comfy.k_diffusion.sampling, f"sample_{sampler}")
-    wanted = core(toy, x, sigmas, callback=lambda s: core_steps.append((s["i"], s["denoised"])), disable=True)
-    got = drive(SAMPLERS[sampler], toy, x, sigmas, lambda i, denoised: steps.append((i, denoised)))
-    torch.testing.assert_close(got, wanted, rtol=1e-6, atol=1e-6)
+    expected = core(toy, x, sigmas, callback=lambda s: core_steps.append((s["i"], s["denoised"])), disable=True)
+    samples = drive(SAMPLERS[sampler], toy, x, sigmas, lambda i, denoised: steps.append((i, denoised)))
+    torch.testing.assert_close(samples, expected, rtol=1e-6, atol=1e-6)
     assert [i for i, _ in steps] == [i for i, _ in core_steps]
     for (_, denoised), (_, core_denoised) in zip(steps, core_steps, strict=True):
         torch.testing.assert_close(denoised, core_denoised, rtol=1e-5, atol=1e-5)
@@ -39,6 +39,6 @@ def test_sampler_equals_core(sampler: str, schedule: str) -> None:
 
 @pytest.mark.parametrize("patch", [(1, 2, 2), (2, 2, 2), (1, 4, 4)])
 @pytest.mark.parametrize("size", [(1, 4, 4), (3, 5, 7), (2, 6, 5)])
-def test_padding_equals_core(patch: tuple[int, int, int], size: tuple[int, int, int]) -> None:
+def test_padding_equals_comfyui(patch: tuple[int, int, int], size: tuple[int, int, int]) -> None:
     latent = torch.randn(2, 3, *size)
     assert torch.equal(pad_to_patch(latent, patch), comfy.ldm.common_dit.pad_to_patch_size(latent, patch))

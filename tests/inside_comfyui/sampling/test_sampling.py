@@ -22,14 +22,14 @@ CLOSE = 1e-4
 @pytest.mark.parametrize(
     ("sampler", "scheduler"), [("euler", "simple"), ("uni_pc", "normal"), ("dpmpp_2m", "beta"), ("dpmpp_sde", "karras")]
 )
-def test_ksampler_gives_what_comfyui_alone_gives(native: Any, loaded: Loaded, sampler: str, scheduler: str) -> None:
+def test_ksampler_equals_comfyui(native: Any, loaded: Loaded, sampler: str, scheduler: str) -> None:
     options = {"sampler_name": sampler, "scheduler": scheduler}
     reference = ksampler(native, empty_latent(batch=2, frames=3), **options)
     assert relative_error(ksampler(loaded.model, empty_latent(batch=2, frames=3), **options), reference) < CLOSE
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
-def test_parallel_sampler_gives_what_comfyui_alone_gives(native: Any, loaded: Loaded, sampler: str) -> None:
+def test_parallel_sampler_equals_comfyui(native: Any, loaded: Loaded, sampler: str) -> None:
     reference = ksampler(native, empty_latent(batch=2), sampler_name=sampler)
     ours = parallel_sampler(loaded.model, empty_latent(batch=2), sampler_name=sampler)
     assert relative_error(ours, reference) < CLOSE
@@ -63,7 +63,7 @@ def test_inpainting_and_batch_index(native: Any, loaded: Loaded, sample: Callabl
 
 
 @pytest.mark.parametrize("sample", [ksampler, parallel_sampler])
-def test_model_sampling_sd3_is_honoured(native: Any, loaded: Loaded, sample: Callable[..., Any]) -> None:
+def test_model_sampling_sd3_is_applied(native: Any, loaded: Loaded, sample: Callable[..., Any]) -> None:
     (native_shifted,), (shifted,) = (ModelSamplingSD3().patch(model, 2.0) for model in (native, loaded.model))
     reference = ksampler(native_shifted, empty_latent())
     plain = sample(loaded.model, empty_latent())
@@ -84,15 +84,15 @@ def test_cond_and_uncond_reach_the_backend_together(
     assert [message.branches for message in loaded.client.of_kind("Forward")] == [2] * 4
 
 
-def test_a_cfg_layout_goes_on_where_the_negative_prompt_ends(native: Any, load: Callable[..., Loaded]) -> None:
+def test_a_cfg_layout_continues_after_the_negative_prompt_ends(native: Any, load: Callable[..., Loaded]) -> None:
     loaded = load(ParallelLayout(cfg=2))
     (ending,) = core_nodes.ConditioningSetTimestepRange().set_range(conditioning(2), 0.0, 0.5)
     reference = ksampler(native, empty_latent(), negative=ending, steps=4)
     assert relative_error(ksampler(loaded.model, empty_latent(), negative=ending, steps=4), reference) < CLOSE
-    sent = [(message.branches, message.model.layout.cfg) for message in loaded.client.of_kind("Forward")]
-    assert sent[0] == (2, 2)
-    assert sent[-1] == (1, 1)
-    assert len(sent) == 4
+    requests = [(message.branches, message.model.layout.cfg) for message in loaded.client.of_kind("Forward")]
+    assert requests[0] == (2, 2)
+    assert requests[-1] == (1, 1)
+    assert len(requests) == 4
 
 
 @pytest.mark.parametrize("sample", [ksampler, parallel_sampler])
@@ -106,14 +106,14 @@ def test_cfg_layout_without_guidance_is_refused(load: Callable[..., Loaded], sam
 @pytest.mark.parametrize("sample", [ksampler, parallel_sampler])
 def test_latents_are_checked_before_anything_is_sent(loaded: Loaded, sample: Callable[..., Any]) -> None:
     nan = {"samples": torch.full((1, 16, 1, 6, 6), torch.nan)}
-    for latent, sentence in (({"samples": torch.ones(1, 4, 1, 6, 6)}, "has 4 channels .* on 16"), (nan, "NaN")):
-        with pytest.raises(InvalidRequest, match=sentence):
+    for latent, message in (({"samples": torch.ones(1, 4, 1, 6, 6)}, "has 4 channels .* on 16"), (nan, "NaN")):
+        with pytest.raises(InvalidRequest, match=message):
             sample(loaded.model, latent)
     assert not loaded.client.requests
 
 
 @pytest.mark.parametrize("sample", [ksampler, parallel_sampler])
-def test_an_empty_latent_of_another_model_is_made_to_fit(loaded: Loaded, sample: Callable[..., Any]) -> None:
+def test_an_empty_latent_of_another_model_is_converted(loaded: Loaded, sample: Callable[..., Any]) -> None:
     assert sample(loaded.model, {"samples": torch.zeros(1, 4, 6, 6)}).shape == (1, 16, 1, 6, 6)
 
 
@@ -123,21 +123,21 @@ def test_unknown_sampler_is_refused_with_the_list(loaded: Loaded) -> None:
 
 
 @pytest.mark.parametrize(
-    ("extra", "named"),
+    ("extra", "names"),
     [
         ({"area": (2, 2, 0, 0)}, "area"),
         ({"start_percent": 0.2, "end_percent": 1.0}, "start_percent, end_percent"),
     ],
 )
-def test_conditioning_that_changes_by_step_is_refused(loaded: Loaded, extra: dict[str, Any], named: str) -> None:
+def test_conditioning_that_changes_by_step_is_refused(loaded: Loaded, extra: dict[str, Any], names: str) -> None:
     positive = [[conditioning(1)[0][0], extra]]
-    with pytest.raises(InvalidRequest, match=f"positive has {named}.*use KSampler"):
+    with pytest.raises(InvalidRequest, match=f"positive has {names}.*use KSampler"):
         parallel_sampler(loaded.model, empty_latent(), positive=positive)
 
 
 @pytest.mark.parametrize("sample", [ksampler, parallel_sampler])
 @pytest.mark.parametrize(
-    ("extra", "named"),
+    ("extra", "names"),
     [
         ({"reference_latents": [torch.zeros(1, 16, 1, 6, 6)]}, "reference_latent"),
         ({"concat_latent_image": torch.zeros(1, 16, 1, 6, 6)}, "concat_latent_image"),
@@ -146,9 +146,9 @@ def test_conditioning_that_changes_by_step_is_refused(loaded: Loaded, extra: dic
     ],
 )
 def test_unknown_conditioning_is_refused_by_name(
-    loaded: Loaded, sample: Callable[..., Any], extra: dict[str, Any], named: str
+    loaded: Loaded, sample: Callable[..., Any], extra: dict[str, Any], names: str
 ) -> None:
-    with pytest.raises(InvalidRequest, match=named):
+    with pytest.raises(InvalidRequest, match=names):
         sample(loaded.model, empty_latent(), positive=[[conditioning(1)[0][0], extra]])
     assert not loaded.client.requests
 
@@ -157,9 +157,9 @@ def test_functions_and_wrappers_are_refused_by_parallel_sampler(loaded: Loaded) 
     guided = loaded.model.clone()
     guided.set_model_sampler_cfg_function(lambda args: args["cond"])
     wrapped = loaded.model.clone()
-    wrapped.add_wrapper_with_key("diffusion_model", "somebody", lambda executor, *args: executor(*args))
-    for model, named in ((guided, "sampler_cfg_function"), (wrapped, "somebody")):
-        with pytest.raises(InvalidRequest, match=f"{named}.*use KSampler"):
+    wrapped.add_wrapper_with_key("diffusion_model", "other node", lambda executor, *args: executor(*args))
+    for model, name in ((guided, "sampler_cfg_function"), (wrapped, "other node")):
+        with pytest.raises(InvalidRequest, match=f"{name}.*use KSampler"):
             parallel_sampler(model, empty_latent())
     with pytest.raises(InvalidRequest, match="MODEL of ParallelLoader"):
         parallel_sampler(object(), empty_latent())

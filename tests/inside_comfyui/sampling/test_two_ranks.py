@@ -17,7 +17,7 @@ CLOSE = 1e-4
 
 
 def inpainting_masks() -> torch.Tensor:
-    """One mask a sample, with soft edges once it has the latent's size, and other in the last frame."""
+    """Return one mask per sample, different in the last frame, whose edges are soft at the latent's size."""
     masks = torch.zeros(2, 1, 3, 48, 40)
     masks[0, ..., :20] = 1.0
     masks[1, ..., :28, :] = 1.0
@@ -25,14 +25,14 @@ def inpainting_masks() -> torch.Tensor:
     return masks
 
 
-PARTLY: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+PARTIAL: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "mask": ({"noise_mask": inpainting_masks()}, {}),
     "one mask for all": ({"noise_mask": inpainting_masks()[0, 0]}, {}),
     "batch_index": ({"batch_index": [4, 1]}, {}),
     "denoise": ({}, {"denoise": 0.5}),
     "all": ({"noise_mask": inpainting_masks(), "batch_index": [4, 1]}, {"denoise": 0.5, "sampler_name": "heun"}),
 }
-"""What a latent holds beside its samples, and KSampler's inputs."""
+"""The latent's entries besides its samples, and KSampler's inputs."""
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
@@ -47,8 +47,8 @@ def test_sampling(
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-@pytest.mark.parametrize(("extra", "options"), PARTLY.values(), ids=PARTLY.keys())
-def test_sampling_from_a_picture(
+@pytest.mark.parametrize(("extra", "options"), PARTIAL.values(), ids=PARTIAL.keys())
+def test_sampling_from_an_image(
     native: Any,
     load_remote: Callable[..., Loaded],
     layout: ParallelLayout | None,
@@ -58,7 +58,7 @@ def test_sampling_from_a_picture(
     latent = {"samples": torch.randn(2, 16, 3, 6, 5, generator=torch.Generator().manual_seed(3))}
     reference = ksampler(native, latent | extra, **options)
     assert relative_error(parallel_sampler(load_remote(layout).model, latent | extra, **options), reference) < CLOSE
-    assert relative_error(ksampler(native, latent), reference) > 0.1  # so what is asked for is not left out
+    assert relative_error(ksampler(native, latent), reference) > 0.1  # the options have an effect
 
 
 def test_prompt_to_pixels(load_remote: Callable[..., Loaded], models: Path) -> None:
@@ -79,7 +79,7 @@ def test_prompt_to_pixels(load_remote: Callable[..., Loaded], models: Path) -> N
     assert encoded["samples"].shape == (1, 16, 1, 6, 5)
 
 
-def test_core_nodes_of_a_vae_of_videos(load_remote: Callable[..., Loaded]) -> None:
+def test_native_nodes_with_a_video_vae(load_remote: Callable[..., Loaded]) -> None:
     loaded = load_remote(ParallelLayout(ulysses=2))
     vae, latent = loaded.client.vae, torch.randn(2, 16, 2, 4, 3, generator=torch.Generator().manual_seed(0))
     expected = ((vae.decode(latent).sample.detach() + 1) / 2).clamp(0, 1).movedim(1, -1).flatten(0, 1)
@@ -91,5 +91,5 @@ def test_core_nodes_of_a_vae_of_videos(load_remote: Callable[..., Loaded]) -> No
         assert relative_error(pixels, expected) < 1e-5
     frames = expected[:5]
     encoded = vae.encode(frames[None].movedim(-1, 1) * 2 - 1).latent_dist.mode().detach()
-    for node in (core_nodes.VAEEncode().encode, lambda *given: core_nodes.VAEEncodeTiled().encode(*given, 512, 64)):
+    for node in (core_nodes.VAEEncode().encode, lambda *args: core_nodes.VAEEncodeTiled().encode(*args, 512, 64)):
         assert relative_error(node(loaded.vae, frames)[0]["samples"], encoded) < 1e-5

@@ -1,4 +1,4 @@
-"""ComfyUI's own text encoders from the weights of a diffusers folder: names and shapes of the published models."""
+"""ComfyUI's own text encoders from a diffusers folder, with the published models' weight names and shapes."""
 
 import json
 from collections.abc import Callable
@@ -13,7 +13,7 @@ import transformers
 from any_folder_name.nodes.bridges.bridge import CoreText
 from any_folder_name.nodes.families.registry import BRIDGES
 from any_folder_name.nodes.remote import clip
-from any_folder_name.nodes.remote.preflight import check_part
+from any_folder_name.nodes.remote.preflight import CLIP_OUTPUT, check_output
 from any_folder_name.parallel_backend.checkpoint.checkpoint import Checkpoint
 from any_folder_name.parallel_backend.errors import InvalidRequest
 from safetensors.torch import save_file
@@ -25,7 +25,7 @@ Weights = dict[str, Tensor]
 
 @cache
 def weights(class_name: str, kind: str) -> Weights:
-    """Of a published text encoder, on the meta device."""
+    """Return a published text encoder's weights on the meta device."""
     with META:
         model = getattr(transformers, class_name)(CONFIGS[kind]())
     return {name: tensor.to(torch.bfloat16) for name, tensor in model.state_dict().items()}
@@ -69,16 +69,16 @@ CONFIGS: dict[str, Callable[[], Any]] = {
 }  # fmt: skip
 
 
-def moved(state: Weights, before: str, after: str) -> Weights:
+def with_prefix(state: Weights, before: str, after: str) -> Weights:
     return {after + name.removeprefix(before) if name.startswith(before) else name: t for name, t in state.items()}
 
 
 def as_published(state: Weights) -> Weights:
-    """Under the names that transformers 4 wrote."""
+    """Return the weights under the names that transformers 4 saves."""
     for before, after in (("model.language_model.", "model."), ("model.visual.", "visual.")):
-        state = moved(state, before, after)
+        state = with_prefix(state, before, after)
     bare = "embeddings.token_embedding.weight" in state
-    return moved(state, "", "text_model.") if bare else state
+    return with_prefix(state, "", "text_model.") if bare else state
 
 
 L, L_POOLED = ("CLIPTextModel", "L"), ("CLIPTextModelWithProjection", "L")
@@ -99,42 +99,40 @@ CASES: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
 
 
 UNUSED = {"FLUX": {"text_projection.weight"}, "HUNYUAN_VIDEO": {"text_projection.weight"}}
-"""What ComfyUI's class has and never uses there."""
+"""Weights that ComfyUI's class has and never uses."""
 
 
 @pytest.mark.parametrize(
     ("name", "saved"), [*((name, dict) for name in CASES), ("flux", as_published), ("qwen", as_published)]
 )
 def test_no_weight_is_missing(name: str, saved: Callable[[Weights], Weights], monkeypatch: pytest.MonkeyPatch) -> None:
-    if name.startswith("z-image") and not hasattr(comfy.sd.TEModel, "QWEN3_4B"):
-        pytest.skip("this version of ComfyUI does not know the text encoder")
     kind, components = CASES[name]
-    found: list[set[str]] = []
+    missing_weights: list[set[str]] = []
     load_sd = comfy.sd.CLIP.load_sd
 
     def spy(self: Any, state: Weights, full_model: bool = False) -> Any:
         missing, unexpected = load_sd(self, state, full_model)
-        found.append(set(missing) - UNUSED.get(kind, set()))
+        missing_weights.append(set(missing) - UNUSED.get(kind, set()))
         return missing, unexpected
 
     monkeypatch.setattr(comfy.sd.CLIP, "load_sd", spy)
-    states = [clip.renamed(saved(weights(*component))) for component in components]
+    state_dicts = [clip.with_comfyui_names(saved(weights(*component))) for component in components]
     options = {"initial_device": META}
-    comfy.sd.load_text_encoder_state_dicts(states, clip_type=comfy.sd.CLIPType[kind], model_options=options)
-    assert found == [set()] * len(components)
+    comfy.sd.load_text_encoder_state_dicts(state_dicts, clip_type=comfy.sd.CLIPType[kind], model_options=options)
+    assert missing_weights == [set()] * len(components)
 
 
 MOCHI = "MochiTransformer3DModel"
 
 
-def core_clip(folder: Path) -> clip.CoreClip:
+def core_clip(folder: Path) -> clip.LazyCoreClip:
     checkpoint = Checkpoint.open(folder)
     text = BRIDGES[checkpoint.components["transformer"]].text
     assert isinstance(text, CoreText)
-    return clip.CoreClip(checkpoint, text)
+    return clip.LazyCoreClip(checkpoint, text)
 
 
-def test_a_component_that_the_folder_lacks_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_optional_component_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kind = "CLIPTextModelWithProjection"
     components = {"text_encoder": kind, "text_encoder_3": None, "transformer": "SD3Transformer2DModel"}
     index = {name: ["transformers", value] for name, value in components.items()}
@@ -142,24 +140,24 @@ def test_a_component_that_the_folder_lacks_is_left_out(tmp_path: Path, monkeypat
     (tmp_path / "text_encoder").mkdir()
     (tmp_path / "text_encoder" / "config.json").write_text("{}")
     save_file({"encoder.layers.0.mlp.fc1.weight": torch.ones(1)}, tmp_path / "text_encoder" / "model.safetensors")
-    read: list[Any] = []
+    loaded: list[Any] = []
 
     def load(states: list[Weights], **options: Any) -> Any:
-        read.extend(states)
+        loaded.extend(states)
         raise InvalidRequest("seen")
 
     monkeypatch.setattr(comfy.sd, "load_text_encoder_state_dicts", load)
     with pytest.raises(InvalidRequest, match="seen"):
         core_clip(tmp_path).tokenize("a dog")
-    assert [list(state) for state in read] == [["text_model.encoder.layers.0.mlp.fc1.weight"]]
+    assert [list(state) for state in loaded] == [["text_model.encoder.layers.0.mlp.fc1.weight"]]
 
 
 @pytest.mark.parametrize(
-    ("listed", "config", "said"),
+    ("listed", "config", "message"),
     [("model-00002-of-2.safetensors", {}, "lacks model-00002"), (None, {"quantization_config": {}}, "is quantised")],
 )
-def test_a_text_encoder_that_is_not_whole_is_refused(
-    tmp_path: Path, listed: str | None, config: dict[str, Any], said: str
+def test_an_incomplete_text_encoder_is_refused(
+    tmp_path: Path, listed: str | None, config: dict[str, Any], message: str
 ) -> None:
     folder, file = tmp_path / "text_encoder", "model-00001-of-2.safetensors"
     index = {"text_encoder": ["transformers", "T5EncoderModel"], "transformer": ["diffusers", MOCHI]}
@@ -169,15 +167,15 @@ def test_a_text_encoder_that_is_not_whole_is_refused(
     save_file({"encoder.layers.0.mlp.fc1.weight": torch.ones(1)}, folder / file)
     weight_map = {"a": file, **({"b": listed} if listed else {})}
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
-    with pytest.raises(InvalidRequest, match=said):
+    with pytest.raises(InvalidRequest, match=message):
         core_clip(tmp_path).tokenize("a")
 
 
 @pytest.mark.parametrize(
-    ("transformer", "encoders", "said"),
+    ("transformer", "encoders", "message"),
     [
         ("Flux2Transformer2DModel", ("Qwen3ForCausalLM",), "is Qwen3ForCausalLM, .* needs Mistral3ForConditionalGen"),
-        ("FluxTransformer2DModel", ("CLIPTextModel",), "text_encoder_2 is missing, .* needs T5EncoderModel there"),
+        ("FluxTransformer2DModel", ("CLIPTextModel",), "text_encoder_2 is missing, .* needs T5EncoderModel"),
         ("FluxTransformer2DModel", ("T5EncoderModel", "CLIPTextModel"), "text_encoder is T5EncoderModel"),
         ("HunyuanVideoTransformer3DModel", ("LlamaModel",), "text_encoder_2 is missing"),
         ("HunyuanVideoTransformer3DModel", ("Qwen2_5_VLModel", "T5EncoderModel"), "LlamaModel or LlamaForCausalLM or"),
@@ -186,21 +184,21 @@ def test_a_text_encoder_that_is_not_whole_is_refused(
         (MOCHI, ("UMT5EncoderModel",), "load the text encoders with ComfyUI's own nodes instead"),
     ],
 )
-def test_a_text_encoder_that_comfyui_would_take_for_another_is_refused(
-    transformer: str, encoders: tuple[str, ...], said: str, tmp_path: Path
+def test_a_text_encoder_that_comfyui_would_mistake_is_refused(
+    transformer: str, encoders: tuple[str, ...], message: str, tmp_path: Path
 ) -> None:
     names = [f"text_encoder_{i}".removesuffix("_1") for i in range(1, len(encoders) + 1)]
     index = {name: ["transformers", kind] for name, kind in zip(names, encoders, strict=True)}
     (tmp_path / "model_index.json").write_text(json.dumps(index | {"transformer": ["diffusers", transformer]}))
-    with pytest.raises(InvalidRequest, match=said):
+    with pytest.raises(InvalidRequest, match=message):
         core_clip(tmp_path).tokenize("a dog")
-    with pytest.raises(InvalidRequest, match=said):
-        check_part(Checkpoint.open(tmp_path), 1)
+    with pytest.raises(InvalidRequest, match=message):
+        check_output(Checkpoint.open(tmp_path), CLIP_OUTPUT)
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_every_published_text_encoder_is_taken(name: str) -> None:
+def test_every_published_text_encoder_is_accepted(name: str) -> None:
     kind, components = CASES[name]
     texts = [bridge.text for bridge in BRIDGES.values() if isinstance(bridge.text, CoreText)]
-    known = [text.components.values() for text in texts if text.clip_type == kind]
-    assert any(all(pair[0] in classes for pair, classes in zip(components, each, strict=False)) for each in known)
+    supported = [text.components.values() for text in texts if text.clip_type == kind]
+    assert any(all(pair[0] in classes for pair, classes in zip(components, each, strict=False)) for each in supported)

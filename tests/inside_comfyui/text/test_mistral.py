@@ -12,8 +12,8 @@ import comfy.text_encoders.llama
 import pytest
 import torch
 from any_folder_name.nodes.families.flux2 import Flux2
-from any_folder_name.nodes.remote.clip import CoreClip
-from any_folder_name.nodes.remote.mistral_tokenizer import tekken
+from any_folder_name.nodes.remote.clip import LazyCoreClip
+from any_folder_name.nodes.remote.mistral_tokenizer import tekken_json
 from any_folder_name.parallel_backend.checkpoint.checkpoint import Checkpoint
 from any_folder_name.parallel_backend.errors import InvalidRequest
 from helpers.inside_fixtures import relative_error
@@ -24,18 +24,18 @@ from transformers.integrations.mistral import MistralConverter
 TEXTS = ["the otter's 3 blue boats", "größer, naïve", "\n\tdef f(x): return x"] * 3
 SPECIAL = ["<unk>", "<s>", "</s>", "[INST]", "[/INST]", *(f"[{i}]" for i in range(5, 11)), "<pad>"]
 SPECIAL += ["[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"]
-"""Those with a meaning to ComfyUI have their published number, but for the last two."""
+"""Special tokens. Those that ComfyUI uses have their published ids, except the last two."""
 START = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
 WORDS = 320
 WIDTH = 5120
-"""ComfyUI knows the model by it."""
+"""ComfyUI detects the model by this width."""
 SMALL = {"intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16}
 LAYERS = 31
-"""One more than ComfyUI takes of a model that has not all 40: transformers norms what the last one gives."""
+"""One layer more than ComfyUI uses of a model with fewer than 40: transformers normalizes the last one's output."""
 
 
-def written(folder: Path) -> Tokenizer:
-    """A small tokenizer of the kind, as diffusers folders have it."""
+def write_tokenizer(folder: Path) -> Tokenizer:
+    """Write a small tokenizer of Mistral's kind as diffusers folders have it."""
     tokenizer = Tokenizer(models.BPE(ignore_merges=True))
     words = pre_tokenizers.Split(Regex(r"\p{L}+| ?\p{N}|[^\s\p{L}\p{N}]+|\s+"), behavior="isolated")
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, pre_tokenizers.ByteLevel(False, use_regex=False)])
@@ -49,18 +49,21 @@ def written(folder: Path) -> Tokenizer:
 
 
 def test_the_tokenizer_is_the_same_in_mistrals_own_format(tmp_path: Path) -> None:
-    tokenizer, own = written(tmp_path / "tokenizer"), tmp_path / "tekken.json"
-    own.write_bytes(tekken(tmp_path / "tokenizer" / "tokenizer.json"))
-    again = MistralConverter(str(own)).converted()
+    tokenizer, tekken_file = write_tokenizer(tmp_path / "tokenizer"), tmp_path / "tekken.json"
+    tekken_file.write_bytes(tekken_json(tmp_path / "tokenizer" / "tokenizer.json"))
+    converted_back = MistralConverter(str(tekken_file)).converted()
     for text in ("the otter", "[INST]größer boats 33[/INST]", "\n\n f(x) 你"):
-        assert again.encode(text, add_special_tokens=False).ids == tokenizer.encode(text, add_special_tokens=False).ids
+        assert (
+            converted_back.encode(text, add_special_tokens=False).ids
+            == tokenizer.encode(text, add_special_tokens=False).ids
+        )
     (tmp_path / "tokenizer" / "tokenizer.json").write_text("{}")
     with pytest.raises(InvalidRequest, match="cannot be read as Mistral's tokenizer"):
-        tekken(tmp_path / "tokenizer" / "tokenizer.json")
+        tekken_json(tmp_path / "tokenizer" / "tokenizer.json")
 
 
 def write(folder: Path) -> tuple[Tokenizer, Mistral3ForConditionalGeneration]:
-    """A folder of Flux.2 with a small text encoder and its tokenizer, and both as transformers has them."""
+    """Write a Flux.2 folder with a small text encoder and its tokenizer, and return both as transformers' objects."""
     torch.manual_seed(0)
     config = Mistral3Config(
         text_config={
@@ -79,21 +82,18 @@ def write(folder: Path) -> tuple[Tokenizer, Mistral3ForConditionalGeneration]:
         "text_encoder": ["transformers", "Mistral3ForConditionalGeneration"],
     }
     (folder / "model_index.json").write_text(json.dumps(index))
-    return written(folder / "tokenizer"), encoder
+    return write_tokenizer(folder / "tokenizer"), encoder
 
 
 def converted(folder: Path, data: torch.Tensor) -> dict[str, Any]:
-    """The tokenizer that ComfyUI makes of its data with transformers 4, by the converter of transformers 5."""
+    """Return the tokenizer that ComfyUI makes with transformers 4, from the converter of transformers 5."""
     (folder / "tekken.json").write_bytes(data.numpy().tobytes())
     tokenizer = MistralConverter(str(folder / "tekken.json")).converted()
     tokenizer.post_processor = START
     return {"tokenizer_object": tokenizer}
 
 
-def test_a_prompt_is_transformers_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not hasattr(comfy.text_encoders.flux, "Flux2Tokenizer"):
-        pytest.skip("this version of ComfyUI does not know the text encoder")
-
+def test_a_prompt_equals_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     @dataclass
     class Small(comfy.text_encoders.llama.Mistral3Small24BConfig):  # type: ignore[misc]
         vocab_size: int = WORDS
@@ -103,15 +103,15 @@ def test_a_prompt_is_transformers_own(tmp_path: Path, monkeypatch: pytest.Monkey
         head_dim = SMALL["head_dim"]
 
     monkeypatch.setattr(comfy.text_encoders.llama, "Mistral3Small24BConfig", Small)
-    if "vocab" not in inspect.signature(MistralConverter).parameters:  # ComfyUI 0.8.0 fails with transformers 5
+    if "vocab" not in inspect.signature(MistralConverter).parameters:  # ComfyUI 0.8.0 needs transformers 4
         monkeypatch.setattr(comfy.text_encoders.flux, "load_mistral_tokenizer", partial(converted, tmp_path))
         monkeypatch.setattr(comfy.text_encoders.flux, "LlamaTokenizerFast", PreTrainedTokenizerFast)
     tokenizer, encoder = write(tmp_path)
-    clip: Any = CoreClip(Checkpoint.open(tmp_path), Flux2.text)
+    clip: Any = LazyCoreClip(Checkpoint.open(tmp_path), Flux2.text)
     prompt = "the otter's (blue:1.3) boats 3 größer"
     ours = clip.encode_from_tokens(clip.tokenize(prompt))
     ids = torch.tensor([tokenizer.encode(clip.tokenizer.llama_template.format(prompt)).ids])
     states = encoder(input_ids=ids, output_hidden_states=True).hidden_states
-    wanted = torch.cat([states[layer] for layer in (10, 20, 30)], dim=-1)
-    assert ours.shape == wanted.shape
-    assert relative_error(ours, wanted) < 1e-4
+    expected = torch.cat([states[layer] for layer in (10, 20, 30)], dim=-1)
+    assert ours.shape == expected.shape
+    assert relative_error(ours, expected) < 1e-4

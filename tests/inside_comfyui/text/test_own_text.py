@@ -22,18 +22,18 @@ SENTENCES = ["a red circle on a blue background", "a green square moving left", 
 
 
 def pieces() -> bytes:
-    """A SentencePiece model with T5's special tokens."""
-    written = io.BytesIO()
+    """Return a SentencePiece model with T5's special tokens."""
+    model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(SENTENCES * 9), model_writer=written, vocab_size=48, hard_vocab_limit=False,
+        sentence_iterator=iter(SENTENCES * 9), model_writer=model, vocab_size=48, hard_vocab_limit=False,
         pad_id=0, eos_id=1, unk_id=2, bos_id=-1, minloglevel=2,
     )  # fmt: skip
-    return written.getvalue()
+    return model.getvalue()
 
 
 @pytest.fixture
 def load_text(models: Path, load_remote: Callable[..., Loaded]) -> Callable[[str, bool], Loaded]:
-    """A case's checkpoint with a text encoder and a tokenizer, which may be of SentencePiece."""
+    """``load_text(name, spiece)`` loads a case's checkpoint with a text encoder and a tokenizer."""
 
     def load(name: str, spiece: bool) -> Loaded:
         folder = models / f"{name} with text, {spiece}"
@@ -43,7 +43,7 @@ def load_text(models: Path, load_remote: Callable[..., Loaded]) -> Callable[[str
         if spiece:
             (folder / "tokenizer" / "spiece.model").write_bytes(pieces())
         else:
-            tiny_wan._tokenizer().save(str(folder / "tokenizer" / "tokenizer.json"))
+            tiny_wan.tokenizer().save(str(folder / "tokenizer" / "tokenizer.json"))
         index = json.loads((folder / "model_index.json").read_text())
         index |= {"text_encoder": ["transformers", "T5EncoderModel"], "tokenizer": ["transformers", "T5Tokenizer"]}
         (folder / "model_index.json").write_text(json.dumps(index))
@@ -53,9 +53,9 @@ def load_text(models: Path, load_remote: Callable[..., Loaded]) -> Callable[[str
 
 
 def encoded(loaded: Loaded, text: str) -> torch.Tensor:
-    """ComfyUI's CLIPTextEncode node."""
-    found: torch.Tensor = core_nodes.CLIPTextEncode().encode(loaded.clip, text)[0][0][0]
-    return found
+    """Run ComfyUI's CLIPTextEncode node."""
+    embeds: torch.Tensor = core_nodes.CLIPTextEncode().encode(loaded.clip, text)[0][0][0]
+    return embeds
 
 
 def tokenizer(loaded: Loaded) -> PreTrainedTokenizerFast:
@@ -75,7 +75,7 @@ def test_cogvideox_attends_to_its_padding(load_text: Callable[..., Any], text: s
     assert relative_error(ours, reference) < 1e-5
 
 
-def test_latte_has_no_padding(load_text: Callable[..., Any]) -> None:
+def test_latte_does_not_pad(load_text: Callable[..., Any]) -> None:
     loaded = load_text("latte", False)
     pipeline = diffusers.LattePipeline(
         tokenizer=tokenizer(loaded), text_encoder=encoder(), vae=None, transformer=None, scheduler=None
@@ -86,7 +86,7 @@ def test_latte_has_no_padding(load_text: Callable[..., Any]) -> None:
     assert relative_error(ours, reference) < 1e-5
 
 
-def test_sentencepiece_is_read_where_there_is_no_other_tokenizer(load_text: Callable[..., Any]) -> None:
+def test_sentencepiece_is_read_without_another_tokenizer(load_text: Callable[..., Any]) -> None:
     loaded = load_text("latte", True)
     words = sentencepiece.SentencePieceProcessor(model_proto=pieces(), add_eos=True).encode(PROMPT)
     assert [pair[0] for pair in loaded.clip.tokenize(PROMPT)["t5xxl"][0]] == words

@@ -1,4 +1,4 @@
-"""Our CLIP against ComfyUI's own text path and against diffusers'."""
+"""Our CLIP against ComfyUI's own text encoder and against diffusers'."""
 
 from typing import Any
 
@@ -17,13 +17,13 @@ import nodes as core_nodes
 
 
 def encode(clip: Any, text: str) -> torch.Tensor:
-    """ComfyUI's CLIPTextEncode node."""
+    """Run ComfyUI's CLIPTextEncode node."""
     cond: torch.Tensor = core_nodes.CLIPTextEncode().encode(clip, text)[0][0][0]
     return cond
 
 
 def core_encoder(loaded: Loaded) -> Any:
-    """ComfyUI's own UMT5 with the weights of the checkpoint."""
+    """Return ComfyUI's own UMT5 with the checkpoint's weights."""
     theirs = loaded.client.text_encoder
     config = theirs.config
     model = comfy.sd1_clip.SDClipModel(
@@ -42,7 +42,7 @@ def core_encoder(loaded: Loaded) -> Any:
 
 
 @pytest.mark.parametrize("text", ["a red circle", "", "(red:1.3) circle on (blue:0.5)", "((red)) square " * 200])
-def test_prompts_and_weights_are_comfyuis(loaded: Loaded, text: str) -> None:
+def test_prompts_and_weights_equal_comfyui(loaded: Loaded, text: str) -> None:
     tokens = loaded.clip.tokenize(text)["umt5xxl"]
     reference = core_encoder(loaded).encode_token_weights(tokens)[0]
     ours = encode(loaded.clip, text)
@@ -51,7 +51,7 @@ def test_prompts_and_weights_are_comfyuis(loaded: Loaded, text: str) -> None:
     assert relative_error(ours, reference) < 1e-5
 
 
-def test_plain_prompt_is_diffusers_own(loaded: Loaded, models: Any) -> None:
+def test_plain_prompt_equals_diffusers(loaded: Loaded, models: Any) -> None:
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_file=str(models / "tiny" / "tokenizer" / "tokenizer.json"), pad_token="<pad>", eos_token="</s>"
     )
@@ -63,7 +63,7 @@ def test_plain_prompt_is_diffusers_own(loaded: Loaded, models: Any) -> None:
 
 
 @pytest.mark.parametrize("layer", [-1, -2, -24])
-def test_set_last_layer_is_comfyuis(loaded: Loaded, layer: int) -> None:
+def test_set_last_layer_equals_comfyui(loaded: Loaded, layer: int) -> None:
     (clip,) = core_nodes.CLIPSetLastLayer().set_last_layer(loaded.clip, layer)
     assert type(clip) is type(loaded.clip)
     reference = core_encoder(loaded)
@@ -85,12 +85,12 @@ def test_textual_inversion_is_refused(loaded: Loaded) -> None:
         encode(loaded.clip, "a embedding:face circle")
 
 
-def test_language_models_are_found_however_they_were_saved(loaded: Loaded) -> None:
+def test_every_saved_form_of_a_language_model_is_renamed(loaded: Loaded) -> None:
     config = LlamaConfig(vocab_size=8, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2)
-    wanted = LlamaModel(config).state_dict()
+    weights = LlamaModel(config).state_dict()
     for prefix in ("", "model.", "language_model.model.", "model.language_model."):
-        saved = {f"{prefix}{name}": weight for name, weight in wanted.items()}
-        found = clip_module.renamed(saved)
-        assert found.keys() == LlamaForCausalLM(config).state_dict().keys() - {"lm_head.weight"}
+        saved = {f"{prefix}{name}": weight for name, weight in weights.items()}
+        renamed = clip_module.with_comfyui_names(saved)
+        assert renamed.keys() == LlamaForCausalLM(config).state_dict().keys() - {"lm_head.weight"}
     t5 = loaded.client.text_encoder.state_dict()
-    assert clip_module.renamed(t5) == t5
+    assert clip_module.with_comfyui_names(t5) == t5

@@ -1,4 +1,4 @@
-"""Our VAE through ComfyUI's own nodes, and through ours."""
+"""Our VAE in ComfyUI's own nodes and in ours."""
 
 import json
 import os
@@ -32,12 +32,12 @@ def test_every_way_to_decode(loaded: Loaded, latent: dict[str, Any]) -> None:
     reference = loaded.client.vae.decode(latent["samples"]).sample.detach()
     expected = ((reference + 1) / 2).clamp(0, 1).movedim(1, -1).flatten(0, 1)
     assert isinstance(loaded.vae, comfy.sd.VAE)
-    ways = (
+    results = (
         core_nodes.VAEDecode().decode(loaded.vae, latent)[0],
         core_nodes.VAEDecodeTiled().decode(loaded.vae, latent, 512, 64)[0],
         ParallelVAEDecode.execute(latent, loaded.vae).args[0],
     )
-    for pixels in ways:
+    for pixels in results:
         assert pixels.shape == (2 * 5, 32, 24, 3)
         assert torch.equal(pixels, expected)
 
@@ -56,7 +56,7 @@ def test_every_way_to_encode(loaded: Loaded) -> None:
 
 
 @pytest.mark.parametrize(
-    ("node", "given", "asked"),
+    ("node", "inputs", "requests"),
     [
         ("VAEDecodeTiled", (torch.zeros(1, 16, 1, 65, 3), 512, 64), [("Decode", 0), ("Decode", 512)]),
         ("VAEDecodeTiled", (torch.zeros(1, 16, 1, 4, 13), 96, 64), [("Decode", 0), ("Decode", 96)]),
@@ -64,44 +64,44 @@ def test_every_way_to_encode(loaded: Loaded) -> None:
         ("VAEEncodeTiled", (torch.zeros(1, 40, 72, 3), 32, 0), [("Encode", 0), ("Encode", 64)]),
     ],
 )
-def test_core_tiles_only_what_does_not_fit(
+def test_tiled_nodes_use_tiles_only_out_of_memory(
     loaded: Loaded, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, node: str,
-    given: tuple[Any, ...], asked: list[tuple[str, int]],
+    inputs: tuple[Any, ...], requests: list[tuple[str, int]],
 ) -> None:  # fmt: skip
     call = loaded.client.call
 
-    def small(message: Any, *args: Any, **kwargs: Any) -> Any:
+    def out_of_memory_without_tiles(message: Any, *args: Any, **kwargs: Any) -> Any:
         answer = call(message, *args, **kwargs)
         if not message.tile:
             raise OutOfMemory("rank 1 is out of memory")
         return answer
 
-    monkeypatch.setattr(loaded.client, "call", small)
+    monkeypatch.setattr(loaded.client, "call", out_of_memory_without_tiles)
     if node == "VAEDecodeTiled":
-        core_nodes.VAEDecodeTiled().decode(loaded.vae, {"samples": given[0]}, *given[1:])
+        core_nodes.VAEDecodeTiled().decode(loaded.vae, {"samples": inputs[0]}, *inputs[1:])
     else:
-        core_nodes.VAEEncodeTiled().encode(loaded.vae, *given)
-    assert [(type(message).__name__, message.tile) for message, _ in loaded.client.requests] == asked
-    assert "rank 1 is out of memory; the VAE goes on in tiles of" in caplog.text
+        core_nodes.VAEEncodeTiled().encode(loaded.vae, *inputs)
+    assert [(type(message).__name__, message.tile) for message, _ in loaded.client.requests] == requests
+    assert "rank 1 is out of memory; the VAE continues in tiles of" in caplog.text
 
 
-def test_what_one_tile_would_hold_is_not_tried_again(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
-    def small(message: Any, *args: Any, **kwargs: Any) -> Any:
-        asked.append(message.tile)
+def test_tiles_are_not_tried_if_one_holds_the_whole_image(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+    def out_of_memory(message: Any, *args: Any, **kwargs: Any) -> Any:
+        tiles.append(message.tile)
         raise OutOfMemory("rank 1 is out of memory")
 
-    asked: list[int] = []
-    monkeypatch.setattr(loaded.client, "call", small)
+    tiles: list[int] = []
+    monkeypatch.setattr(loaded.client, "call", out_of_memory)
     with pytest.raises(comfy.model_management.OOM_EXCEPTION, match="rank 1"):
         core_nodes.VAEDecodeTiled().decode(loaded.vae, {"samples": torch.zeros(1, 16, 1, 64, 64)}, 512, 64)
     with pytest.raises(comfy.model_management.OOM_EXCEPTION, match="rank 1"):
         core_nodes.VAEEncodeTiled().encode(loaded.vae, torch.zeros(1, 515, 512, 3), 512, 64)
-    assert asked == [0, 0]
+    assert tiles == [0, 0]
 
 
-def test_tiles_that_are_asked_for_are_labelled(loaded: Loaded, latent: dict[str, Any]) -> None:
+def test_requested_tiles_are_labelled(loaded: Loaded, latent: dict[str, Any]) -> None:
     prepared = type("Prepared", (ParallelVAEDecode,), {"hidden": SimpleNamespace(unique_id="8", extra_pnginfo={})})
-    for tile in (0, 64):  # which is larger than the picture
+    for tile in (0, 64):  # 64 is larger than the image
         prepared.execute(latent, loaded.vae, tile)
         assert prepared.hidden.extra_pnginfo == {}
     prepared.execute({"samples": torch.zeros(1, 16, 1, 12, 3)}, loaded.vae, 64)
@@ -109,36 +109,34 @@ def test_tiles_that_are_asked_for_are_labelled(loaded: Loaded, latent: dict[str,
     assert prepared.hidden.extra_pnginfo == {"parallel_dit": {"8": {"tile": 64, "approximate": "tiles"}}}
 
 
-def test_what_is_unexpected_stays_on_the_node(
-    loaded: Loaded, latent: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_note_stays_on_the_node(loaded: Loaded, latent: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[str] = []
     monkeypatch.setattr(connection.Handle, "show", lambda handle, state: shown.append(state))
 
-    def alone(message: Any, tensors: Any, *, on_progress: Any, **kwargs: Any) -> Any:
+    def on_one_rank(message: Any, tensors: Any, *, on_progress: Any, **kwargs: Any) -> Any:
         on_progress(Progress(phase="decoding", value=1, total=1, note="on one rank: why"), {})
         return {"pixels": torch.zeros(1, 1, 8, 8, 3)}
 
-    monkeypatch.setattr(loaded.client, "call", alone)
+    monkeypatch.setattr(loaded.client, "call", on_one_rank)
     loaded.vae.decode(latent["samples"])
     assert shown[-2:] == ["decoding 1/1 (on one rank: why)", "ready; on one rank: why"]
 
 
-def test_pixels_cost_their_own_size_here_and_the_supervisor_nothing(load_remote: Callable[..., Loaded]) -> None:
+def test_pixels_take_their_size_here_and_nothing_in_the_supervisor(load_remote: Callable[..., Loaded]) -> None:
     loaded, decode = load_remote(ParallelLayout(ulysses=2)), core_nodes.VAEDecode().decode
     decode(loaded.vae, {"samples": torch.zeros(1, 16, 1, 8, 8)})
-    held = (os.getpid(), connection.client().status().pid)
-    for pid in held:
+    pids = (os.getpid(), connection.client().status().pid)
+    for pid in pids:
         processes.forget_peak(pid)
-    before = [processes.peak(pid) for pid in held]
+    before = [processes.peak(pid) for pid in pids]
     (pixels,) = decode(loaded.vae, {"samples": torch.zeros(1, 16, 9, 64, 64)})
-    here, supervisor = (processes.peak(pid) - size for pid, size in zip(held, before, strict=True))
+    here, supervisor = (processes.peak(pid) - size for pid, size in zip(pids, before, strict=True))
     assert pixels.nbytes == 33 * 512 * 512 * 3 * 4
     assert here <= 1.2 * pixels.nbytes
     assert supervisor <= 0.01 * pixels.nbytes
 
 
-def test_ratios_are_those_of_comfyuis_wan_vae(loaded: Loaded) -> None:
+def test_ratios_equal_comfyuis_wan_vae(loaded: Loaded) -> None:
     vae = loaded.vae
     assert [vae.upscale_ratio[0](frames) for frames in (0, 1, 3)] == [0, 1, 9]
     assert [vae.downscale_ratio[0](frames) for frames in (1, 5, 9)] == [1, 2, 3]
@@ -159,7 +157,7 @@ def test_unusable_latents_and_foreign_vaes_are_refused(loaded: Loaded, latent: d
         _ = loaded.vae.first_stage_model.per_channel_statistics
 
 
-PARTS = {
+UNUSABLE = {
     "none": ({}, "has no VAE; load one with ComfyUI's Load VAE", "has no text encoder; load one"),
     "other": (
         {"vae": ["diffusers", "AutoencoderDC"], "text_encoder": ["transformers", "CLIPTextModel"]},
@@ -167,42 +165,44 @@ PARTS = {
         "text_encoder CLIPTextModel is not supported, only UMT5EncoderModel; load one",
     ),
 }
-"""By a folder's name: what its index has beside the transformer, and what the uses of VAE and CLIP say."""
+"""By folder: its index besides the transformer, and the messages when the VAE and the CLIP are used."""
 
 
-@pytest.fixture(params=PARTS)
-def part(request: pytest.FixtureRequest, models: Path) -> str:
-    """A checkpoint of which the transformer alone can be used."""
+@pytest.fixture(params=UNUSABLE)
+def transformer_only(request: pytest.FixtureRequest, models: Path) -> str:
+    """The name of a checkpoint of which only the transformer can be used."""
     folder = models / request.param
     shutil.copytree(models / "tiny" / "transformer", folder / "transformer", dirs_exist_ok=True)
-    for component in PARTS[request.param][0]:
+    for component in UNUSABLE[request.param][0]:
         (folder / component).mkdir(exist_ok=True)
         (folder / component / "config.json").write_text("{}")
     index = {"_class_name": "WanPipeline", "transformer": ["diffusers", "WanTransformer3DModel"]}
-    (folder / "model_index.json").write_text(json.dumps(index | PARTS[request.param][0]))
+    (folder / "model_index.json").write_text(json.dumps(index | UNUSABLE[request.param][0]))
     return str(request.param)
 
 
-def test_a_model_whose_vae_and_text_encoder_cannot_be_used_samples(
-    part: str, load: Callable[..., Loaded], latent: dict[str, Any]
+def test_a_model_without_usable_vae_and_text_encoder_samples(
+    transformer_only: str, load: Callable[..., Loaded], latent: dict[str, Any]
 ) -> None:
-    _, vae, text = PARTS[part]
-    loaded = load(name=part)
+    _, vae, text = UNUSABLE[transformer_only]
+    loaded = load(name=transformer_only)
     assert torch.equal(ksampler(loaded.model, empty_latent()), ksampler(load().model, empty_latent()))
     for use in (lambda: loaded.vae.decode(latent["samples"]), lambda: loaded.vae.encode(torch.zeros(1, 8, 8, 3))):
-        with pytest.raises(InvalidRequest, match=f"{part}:? {vae}"):
+        with pytest.raises(InvalidRequest, match=f"{transformer_only}:? {vae}"):
             use()
-    with pytest.raises(InvalidRequest, match=f"{part}:? {text}"):
+    with pytest.raises(InvalidRequest, match=f"{transformer_only}:? {text}"):
         loaded.clip.tokenize("a red circle")
 
 
-def test_what_cannot_be_used_and_is_used_is_refused_by_the_loader(part: str, load: Callable[..., Loaded]) -> None:
+def test_the_loader_refuses_prompts_that_use_an_unusable_part(
+    transformer_only: str, load: Callable[..., Loaded]
+) -> None:
     node = loader_node()
     node.hidden.prompt = {
         "7": {"class_type": "ParallelLoader", "inputs": {}},
         "8": {"class_type": "VAEDecode", "inputs": {"vae": ["7", 2]}},
     }
-    assert node.execute(part, "fp32", "0,1").args
+    assert node.execute(transformer_only, "fp32", "0,1").args
     node.hidden.prompt["9"] = {"class_type": "SaveImage", "inputs": {"images": ["8", 0]}}
-    with pytest.raises(InvalidRequest, match=PARTS[part][1]):
-        node.execute(part, "fp32", "0,1")
+    with pytest.raises(InvalidRequest, match=UNUSABLE[transformer_only][1]):
+        node.execute(transformer_only, "fp32", "0,1")
