@@ -152,6 +152,7 @@ ENTRIES = (
     *core_module(
         "comfy.model_sampling",
         Has("", "CONST V_PREDICTION EPS", by=SAMPLER, why="what the backend's loop can predict"),
+        Has("", "V_PREDICTION_DDPM", by=SAMPLER, why="refused: made for VOIDSampler", optional=True),
         Has("CONST", "calculate_input calculate_denoised", by=SAMPLER, why="tells predictions apart"),
         Has("EPS", "calculate_input calculate_denoised", by=SAMPLER, why="tells predictions apart"),
         Has("V_PREDICTION", "calculate_input calculate_denoised", by=SAMPLER, why="tells predictions apart"),

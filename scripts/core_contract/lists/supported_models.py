@@ -30,6 +30,25 @@ ENTRIES = (
     ),
     *core_module(
         "comfy.supported_models",
+        Detects(
+            "CogVideoX_T2V",
+            {"image_model": "cogvideox"},
+            "CogVideoX",
+            "CogVideoX",
+            "beta_schedule zsnr",
+            by=COGVIDEOX,
+            why="CogVideoX 1.5, where ComfyUI has it",
+            since=(0, 27, 0),
+        ),
+        Detects(
+            "CogVideoX_I2V",
+            {"image_model": "cogvideox", "in_channels": 32},
+            "CogVideoX",
+            "CogVideoX",
+            by=COGVIDEOX,
+            why="image to video of 1.5, where ComfyUI has it",
+            since=(0, 27, 0),
+        ),
         Detects("Flux", {"image_model": "flux", "guidance_embed": True}, "Flux", "Flux", by=FLUX, why="Flux.1 dev"),
         Detects(
             "FluxSchnell",

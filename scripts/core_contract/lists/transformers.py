@@ -6,6 +6,7 @@ from scripts.core_contract.kinds import Calls, Has, Mentions, Overrides, Passes,
 BRIDGE, MODEL, FAMILIES = "nodes/bridges/bridge.py", "nodes/remote/transformer.py", "nodes/families"
 FLUX, FLUX2, HUNYUAN = f"{FAMILIES}/flux.py", f"{FAMILIES}/flux2.py", f"{FAMILIES}/hunyuan_video.py"
 LTX, MOCHI, PIXART, QWEN = (f"{FAMILIES}/{name}.py" for name in ("ltx", "mochi", "pixart", "qwen_image"))
+COGVIDEOX = f"{FAMILIES}/cogvideox.py"
 STABLE_DIFFUSION, WAN, Z_IMAGE = f"{FAMILIES}/sd3.py", f"{FAMILIES}/wan.py", f"{FAMILIES}/z_image.py"
 
 
@@ -28,6 +29,25 @@ def transformer(signature: str, by: str, reads: str = "") -> tuple[Entry, ...]:
 
 
 ENTRIES = (
+    *core_module(
+        "comfy.ldm.cogvideo.model",
+        Has("", "CogVideoXTransformer3DModel", by=COGVIDEOX, why="where ComfyUI has it", since=(0, 27, 0)),
+        Calls(
+            "CogVideoXTransformer3DModel.forward(x, timestep, *, context, ofs, transformer_options)",
+            by=f"{COGVIDEOX} {BRIDGE} {MODEL}",
+            why="the stand-in is called like it",
+            word="forward context ofs",
+            since=(0, 27, 0),
+        ),
+        Calls(
+            "CogVideoXTransformer3DModel(*, num_attention_heads, attention_head_dim, time_embed_dim, num_layers, "
+            "patch_size, patch_size_t, in_channels, text_embed_dim, use_learned_positional_embeddings, "
+            "use_rotary_positional_embeddings, ofs_embed_dim, out_channels, flip_sin_to_cos, freq_shift)",
+            by=COGVIDEOX,
+            why="numbers of the architecture",
+            since=(0, 27, 0),
+        ),
+    ),
     *core_module(
         "comfy.ldm.flux.model",
         *transformer(
