@@ -5,7 +5,7 @@ from typing import Any
 from comfy_api.latest import io
 
 from ..parallel_backend.errors import InvalidRequest
-from ..parallel_backend.layout.parallel_layout import STALE, ParallelLayout, read_balance
+from ..parallel_backend.layout.parallel_layout import STALE, ParallelLayout, parse_balance
 
 LayoutType = io.Custom("PARALLEL_LAYOUT")
 Degree = int | None
@@ -108,5 +108,5 @@ def _layout(
     """
     return ParallelLayout(
         **degrees, shard_weights=shard_weights, stale="" if stale == OFF else stale, patches=patches, warmup=warmup,
-        balance=read_balance(balance),
+        balance=parse_balance(balance),
     )  # fmt: skip

@@ -41,7 +41,7 @@ def open_model(
         raise InvalidRequest(f"dtype {dtype!r}: choose one of {', '.join(DTYPES)}")
     checkpoint = Checkpoint.open(checkpoints.folder_of(model_name))
     bridge_for(checkpoint)
-    resolved = device_list.resolve(devices)
+    resolved = device_list.parse_devices(devices)
     if layout is not None:
         check_fits(layout, len(resolved.indices))
     spec = ModelSpec(

@@ -37,7 +37,7 @@ def resident_memory(pid: int) -> int:
         return 0
 
 
-def stay_on_own_cores(rank: int, ranks: int) -> None:
+def pin_to_core_share(rank: int, ranks: int) -> None:
     """Pin this process and its future threads to its share of the cores, if there is a core for every rank's threads.
 
     Without this, the scheduler may move processes that wake each other onto one core, where they take turns.
@@ -66,18 +66,18 @@ def private_memory(pid: int) -> int:
     return sum(1024 * int(line.split()[1]) for line in lines if line.startswith(("Private_Clean", "Private_Dirty")))
 
 
-def forget_peak(pid: int) -> None:
-    """Reset a process's peak memory, so that ``peak`` measures from now on (``clear_refs`` in proc(5))."""
+def reset_peak_memory(pid: int) -> None:
+    """Reset a process's peak memory, so that ``peak_memory`` measures from now on (``clear_refs`` in proc(5))."""
     Path(f"/proc/{pid}/clear_refs").write_text("5")
 
 
-def peak(pid: int) -> int:
+def peak_memory(pid: int) -> int:
     """Peak resident bytes of a process (``VmHWM`` in proc(5))."""
     line = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmHWM"))
     return int(line.split()[1]) * 1024
 
 
-def trim() -> None:
+def trim_heap() -> None:
     """Return freed heap memory to the system if the C library retains it, as glibc does."""
     malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if malloc_trim:

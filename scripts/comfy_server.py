@@ -133,7 +133,7 @@ class ComfyServer:
         try:
             processes.stop_backend(self.runtime)
         finally:
-            remaining = processes.wait_until_none(self.runtime, 15.0)
+            remaining = processes.wait_for_exit(self.runtime, 15.0)
             descriptions = processes.describe(remaining).splitlines()
             processes.kill(remaining)
             shutil.rmtree(self.home, ignore_errors=True)

@@ -54,7 +54,7 @@ def find(variable: str, accepts: Callable[[str], bool]) -> list[psutil.Process]:
     return found
 
 
-def using(runtime: Path) -> list[psutil.Process]:
+def processes_of(runtime: Path) -> list[psutil.Process]:
     """Every live process of a runtime folder except this one."""
     return find(RUNTIME, lambda value: value == str(runtime))
 
@@ -68,16 +68,16 @@ def describe(processes: list[psutil.Process]) -> str:
     return "\n".join(lines)
 
 
-def wait_until_none(runtime: Path, deadline: float) -> list[psutil.Process]:
+def wait_for_exit(runtime: Path, deadline: float) -> list[psutil.Process]:
     """Wait up to ``deadline`` seconds for the processes of a runtime folder to exit; return those that did not."""
     with contextlib.suppress(DeadlineExceeded):
-        wait_until(lambda: not using(runtime), deadline, f"the processes of {runtime} have exited")
-    return using(runtime)
+        wait_until(lambda: not processes_of(runtime), deadline, f"the processes of {runtime} have exited")
+    return processes_of(runtime)
 
 
 def stop_backend(runtime: Path, deadline: float = 20.0) -> None:
     """Ask the backend of a runtime folder to stop, if one runs, and wait up to ``deadline`` seconds until it has."""
-    if using(runtime):
+    if processes_of(runtime):
         with contextlib.suppress(BackendError):
             query.stop(Endpoint(folder=runtime), seconds=deadline)
 

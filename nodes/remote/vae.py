@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ...parallel_backend.errors import InvalidRequest
 from ...parallel_backend.protocol.messages import Decode, Encode, Progress
-from ...parallel_backend.vaes import SMALLEST_TILE, LatentScale
+from ...parallel_backend.vaes import MIN_TILE, LatentScale
 from ..backend.connection import Handle, OnProgress, progress_bar
 from ..bridges.refusals import check_latent
 from .patcher import RemotePatcher, prepare_component
@@ -152,7 +152,7 @@ class RemoteVAE(comfy.sd.VAE):  # type: ignore[misc]
             latent_size: the latent's height and width.
             error: why the whole image was not possible. Raised if one tile would be the whole image.
         """
-        tile = max(SMALLEST_TILE, round(pixels / self._spatial)) * self._spatial
+        tile = max(MIN_TILE, round(pixels / self._spatial)) * self._spatial
         if tile >= max(latent_size) * self._spatial:
             raise error
         logging.warning("Parallel DiT: %s; the VAE continues in tiles of %d pixels, which is approximate", error, tile)

@@ -39,34 +39,34 @@ class KeyMask:
         return self.indices
 
 
-def attend(kernel: Kernel, qkv: QKV, *, scale: float | None, kept: KeyMask | None, sample: int | None) -> Tensor:
+def attend(kernel: Kernel, qkv: QKV, *, scale: float | None, key_mask: KeyMask | None, sample: int | None) -> Tensor:
     """Attend to unmasked keys.
 
     Args:
         kernel: computes the attention.
         qkv: query, key and value, ``[B, heads, tokens, head_dim]`` each.
         scale: see ``Kernel``.
-        kept: the keys that may be attended; None for all.
+        key_mask: the keys that may be attended; None for all.
         sample: index of the only sample in ``qkv``; None if it has all samples.
 
     Returns:
         ``[B, heads, query tokens, head_dim]``.
     """
-    if kept is None:
+    if key_mask is None:
         return kernel(*qkv, scale)
-    indices = kept.for_batch(len(qkv[0]), sample)
+    indices = key_mask.for_batch(len(qkv[0]), sample)
     chunks = zip(*(tensor.chunk(len(indices)) for tensor in qkv), indices, strict=True)
     return torch.cat([kernel(q, k.index_select(2, keys), v.index_select(2, keys), scale) for q, k, v, keys in chunks])
 
 
 def attend_with_lse(
-    kernel: Kernel, qkv: QKV, *, scale: float | None, kept: KeyMask | None, sample: int | None
+    kernel: Kernel, qkv: QKV, *, scale: float | None, key_mask: KeyMask | None, sample: int | None
 ) -> tuple[Tensor, Tensor]:
     """Like ``attend``, but also return the log-sum-exp ``[B, heads, query tokens]``.
 
     Without any unmasked key, the values are zeros and the log-sum-exp is ``EMPTY_LSE``.
     """
-    indices = (None,) if kept is None else kept.for_batch(len(qkv[0]), sample)
+    indices = (None,) if key_mask is None else key_mask.for_batch(len(qkv[0]), sample)
     results = []
     for q, k, v, keys in zip(*(tensor.chunk(len(indices)) for tensor in qkv), indices, strict=True):
         if keys is not None:

@@ -1,7 +1,7 @@
 """Untiled decode and encode, sample by sample, with progress. What differs between VAE classes is in ``vaes``.
 
-On several ranks, each holds the rows of the latent and of the pixels that ``Rows`` gives it. Decode and encode then run
-inside ``spatial.split``, and rank 0 gets the result.
+On several ranks, each holds the rows of the latent and of the pixels that ``RowSplit`` gives it. Decode and encode then
+run inside ``spatial.split``, and rank 0 gets the result.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,10 +13,10 @@ from torch import Tensor
 
 from ..errors import InvalidRequest
 from ..protocol.frames import TensorMeta
-from ..vaes import SMALLEST_TILE, VAE
-from .spatial import Rows
+from ..vaes import MIN_TILE, VAE
+from .spatial import RowSplit
 
-Tick = Callable[[int, int], None]
+ProgressCallback = Callable[[int, int], None]
 """Called with the number of finished parts and the total number of parts. May raise to stop the work."""
 
 
@@ -53,15 +53,21 @@ def check(metas: tuple[TensorMeta, ...], kind: VAE, *, name: str, tile: int = 0)
 
 
 def _check_tile(tile: int, spatial: int) -> None:
-    if tile and (tile % spatial or tile < SMALLEST_TILE * spatial):
+    if tile and (tile % spatial or tile < MIN_TILE * spatial):
         raise InvalidRequest(
             f"tile {tile}: this VAE takes tiles of multiples of {spatial} pixels, "
-            f"at least {SMALLEST_TILE * spatial}, or 0 for no tiling"
+            f"at least {MIN_TILE * spatial}, or 0 for no tiling"
         )
 
 
 def decode(
-    kind: VAE, module: Any, latent: Tensor, on_progress: Tick, rows: Rows | None = None, *, clamp: bool = True
+    kind: VAE,
+    module: Any,
+    latent: Tensor,
+    on_progress: ProgressCallback,
+    rows: RowSplit | None = None,
+    *,
+    clamp: bool = True,
 ) -> Tensor:
     """Decode latents ``[B, C, T, H, W]`` to pixels ``[B, T', H', W', 3]``, float32 on the CPU.
 
@@ -96,7 +102,9 @@ def decode(
     return rearrange(pixels, "(b t) h w c -> b t h w c", b=latent.shape[0]) if frame_by_frame else pixels
 
 
-def encode(kind: VAE, module: Any, pixels: Tensor, on_progress: Tick, rows: Rows | None = None) -> Tensor:
+def encode(
+    kind: VAE, module: Any, pixels: Tensor, on_progress: ProgressCallback, rows: RowSplit | None = None
+) -> Tensor:
     """Encode pixels ``[B, T, H, W, 3]`` or ``[B, H, W, 3]`` in 0..1 to float32 latents, the posterior's mode.
 
     ``T' = 1 + (T - 1) // temporal``. As in ComfyUI, frames beyond the last complete group yield no latent frame. An
@@ -129,7 +137,7 @@ def encode(kind: VAE, module: Any, pixels: Tensor, on_progress: Tick, rows: Rows
     return rearrange(latent, "(b t) c h w -> b c t h w", b=pixels.shape[0]) if frame_by_frame else latent
 
 
-def _part_counter(on_progress: Tick, total: int) -> Callable[[], None]:
+def _part_counter(on_progress: ProgressCallback, total: int) -> Callable[[], None]:
     """Return a function that counts its calls and reports the count to ``on_progress``."""
     counts = iter(range(1, total + 1))
     return lambda: on_progress(next(counts), total)
@@ -148,7 +156,7 @@ class _PixelWriter:
         clamp: see ``decode``.
     """
 
-    def __init__(self, kind: VAE, samples: Tensor, frames: int, rows: Rows | None, clamp: bool) -> None:
+    def __init__(self, kind: VAE, samples: Tensor, frames: int, rows: RowSplit | None, clamp: bool) -> None:
         height, width = (size * kind.scale.spatial for size in samples.shape[-2:])
         self._rows, self._clamp, self._frame_shape = rows, clamp, (height, width, 3)
         self._total, self._written = len(samples) * kind.pixel_frames(frames), 0

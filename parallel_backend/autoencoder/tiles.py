@@ -20,7 +20,7 @@ RowColumn = tuple[int, int]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Side:
+class TileSpace:
     """Where a tensor of latents or pixels has its rows and columns, and how many there are per latent row or column.
 
     Attributes:
@@ -49,7 +49,7 @@ class Tiles:
         """The first latent row and column of each tile."""
         return [(row, column) for row in self._starts[0] for column in self._starts[1]]
 
-    def crop(self, whole: Tensor, place: RowColumn, side: Side) -> Tensor:
+    def crop(self, whole: Tensor, place: RowColumn, side: TileSpace) -> Tensor:
         """Return a view of a tensor's values in the tile at ``place``."""
         for dim, start, length in zip(side.dims, place, self.size, strict=True):
             whole = whole.narrow(dim, start * side.scale, length * side.scale)
@@ -59,7 +59,7 @@ class Tiles:
         self,
         whole: Tensor | None,
         meta: TensorMeta,
-        side: Side,
+        side: TileSpace,
         axis: Axis,
         device: torch.device,
         places: Sequence[RowColumn],
@@ -81,14 +81,14 @@ class Tiles:
         parts = [] if whole is None else [self.crop(whole, place, side) for place in places]
         return collectives.scatter(parts, local_tile, axis)
 
-    def zeros(self, tile: Tensor, side: Side) -> Tensor:
+    def zeros(self, tile: Tensor, side: TileSpace) -> Tensor:
         """Return zeros of the shape of the whole result, given one tile of it."""
         shape = list(tile.shape)
         for dim, length in zip(side.dims, self._plane, strict=True):
             shape[dim] = length * side.scale
         return torch.zeros(shape)
 
-    def weight(self, place: RowColumn, side: Side, ndim: int) -> Tensor:
+    def weight(self, place: RowColumn, side: TileSpace, ndim: int) -> Tensor:
         """Return the blending weights of a tile, to multiply a tile of ``ndim`` dims by.
 
         At every row and column the weights of all tiles sum to 1.
@@ -123,10 +123,10 @@ def _ramps(starts: Sequence[int], tile: int, scale: int) -> list[Tensor]:
     return [ramp / total[start * scale : start * scale + length] for start, ramp in zip(starts, ramps, strict=True)]
 
 
-def run(
+def process_tiles(
     tiles: Tiles,
     take: Callable[[Sequence[RowColumn]], Tensor],
-    side: Side,
+    side: TileSpace,
     work: Callable[[Tensor], Tensor],
     on_progress: Callable[[int, int], None],
     axis: Axis,

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..errors import InvalidRequest
 
-HIGH, LOW = "transformer", "transformer_2"
+HIGH_NOISE, LOW_NOISE = "transformer", "transformer_2"
 """diffusers' component names of the transformers for high and for low noise."""
 
 _OLD_CLASS = "Transformer2DModel"

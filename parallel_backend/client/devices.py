@@ -11,7 +11,7 @@ MAX_CPU_RANKS = 16
 DEFAULT_CPU_RANKS = 2
 
 
-def resolve(text: str) -> Devices:
+def parse_devices(text: str) -> Devices:
     """Parse ``"all"``, ``"0,1"`` or ``"cuda:0,cuda:1"``.
 
     Without GPUs, ``"all"`` means ``PARALLEL_DIT_CPU_RANKS`` ranks on the CPU (2 if unset), and a list of numbers

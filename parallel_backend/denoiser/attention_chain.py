@@ -29,7 +29,7 @@ class LocalAttention:
         """See ``Attention``."""
         if not query.numel():
             return query
-        return attend(self.kernel, (query, key, value), scale=scale, kept=self.key_mask, sample=sample)
+        return attend(self.kernel, (query, key, value), scale=scale, key_mask=self.key_mask, sample=sample)
 
 
 class WithoutPadding:

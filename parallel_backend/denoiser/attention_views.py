@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from ..attention.kernels import Kernel
 from ..attention.routing import Attention, Route
-from ..distributed.collectives import wait
+from ..distributed.collectives import wait_all
 from ..distributed.mesh import DeviceMesh
 from ..interfaces.family import AttentionSite, Family
 from ..interfaces.geometry import IMAGE
 from ..layout.partition import Partition
-from ..strategies.displaced import DisplacedAttention, Rows
+from ..strategies.displaced import DisplacedAttention, KeyValuesBySample
 from ..strategies.patch_attention import KeyValues, PatchSplit
 from ..strategies.token_split import StreamPartition, TokenSplit
 from . import attention_chain
@@ -52,7 +52,7 @@ class DisplacedView(FullView):
     def __init__(self, mesh: DeviceMesh, splits: Sequence[TokenSplit]) -> None:
         super().__init__(mesh, splits)
         self.fresh, self.renews = True, True
-        self._rows: dict[tuple[int, nn.Module], Rows] = {}
+        self._rows: dict[tuple[int, nn.Module], KeyValuesBySample] = {}
 
     def routes(self, family: Family, branch: int, masks: Mapping[str, Tensor], kernel: Kernel) -> list[Route]:
         """See ``FullView.routes``."""
@@ -77,7 +77,7 @@ class DisplacedView(FullView):
         """Wait for all keys and values in flight, then release them."""
         for rows in self._rows.values():
             for row in rows.values():
-                wait(row.works)
+                wait_all(row.works)
         self._rows = {}
 
 

@@ -7,9 +7,9 @@ from torch import Tensor
 
 from ..attention.kernels import Kernel
 from ..attention.routing import routed
-from ..distributed.collectives import gather, join
+from ..distributed.collectives import concat, gather
 from ..distributed.mesh import DeviceMesh
-from ..interfaces.geometry import IMAGE, LATENT, TIMESTEP, common
+from ..interfaces.geometry import IMAGE, LATENT, TIMESTEP, common_image_tokens
 from ..strategies.batch import BatchSplit
 from ..strategies.token_split import TokenSplit
 from . import stage_boundary
@@ -33,7 +33,7 @@ class Denoiser:
         self.experts, self.mesh, self.plan, self.kernel, self.on_forward = experts, mesh, plan, kernel, on_forward
         self.place = plan.layout.coordinates(mesh.whole.index)
         self.branches = BatchSplit.branches(mesh, plan.branches, self.place)
-        self._common = common(plan.extents)
+        self._common = common_image_tokens(plan.extents)
         self.boundary = stage_boundary.StageBoundary(mesh.axes["pipe"], mesh.boundaries or ())
         weights = [1.0] * mesh.sequence.size
         if plan.layout.stale:
@@ -65,12 +65,12 @@ class Denoiser:
         predicted: dict[int, Tensor] = {}
         if self.boundary.axis.size > 1:
             predicted = {
-                i: join([self._predict(row, i, view) for row in rows(inputs)]) for i, inputs in branches.items()
+                i: concat([self._predict(row, i, view) for row in rows(inputs)]) for i, inputs in branches.items()
             }
             self.boundary.finish()
             return predicted
         for group in alike(branches):
-            batch = {name: join([branches[i][name] for i in group]) for name in branches[group[0]]}
+            batch = {name: concat([branches[i][name] for i in group]) for name in branches[group[0]]}
             sizes = [branches[i][LATENT].shape[0] for i in group]
             predicted.update(zip(group, torch.split(self._predict(batch, group[0], view), sizes), strict=True))
         return {i: predicted[i] for i in branches}
@@ -94,7 +94,7 @@ class Denoiser:
         """The whole predictions ``[B, C, ...]`` of all branches on rank 0; empty on other ranks."""
         by_rank = [self._shard_shapes(rank) for rank in range(self.mesh.whole.size)]
         sends = bool(by_rank[self.mesh.whole.index])
-        local = join([shard.reshape(-1) for shard in shards.values()]) if sends else self._empty()
+        local = concat([shard.reshape(-1) for shard in shards.values()]) if sends else self._empty()
         sizes = [sum(shape.numel() for shape in shapes.values()) for shapes in by_rank]
         received = gather(local, sizes, self.mesh.whole)
         if self.mesh.whole.index != 0:
@@ -150,7 +150,7 @@ class Denoiser:
             if branch in part:
                 shard = part[branch].view(by_rank[rank][branch])
                 rows.setdefault(self.plan.layout.coordinates(rank)["data"], []).append(shard)
-        tokens = join([join(shards, dim=1) for _, shards in sorted(rows.items())])
+        tokens = concat([concat(shards, dim=1) for _, shards in sorted(rows.items())])
         return self.experts.current.unpatchify(tokens, self.plan.latents[branch][2:])
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from ..checkpoint.checkpoint import HIGH, LOW, Checkpoint
+from ..checkpoint.checkpoint import HIGH_NOISE, LOW_NOISE, Checkpoint
 from ..interfaces.family import Family
 from ..interfaces.geometry import TIMESTEP
 
@@ -24,7 +24,7 @@ class Experts:
     @property
     def current(self) -> Family:
         """The transformer of the last timestep; before the first one, the transformer for high noise."""
-        self._current = self._current or self._load(HIGH)
+        self._current = self._current or self._load(HIGH_NOISE)
         return self._current
 
     def at(self, timestep: Tensor) -> Family:
@@ -38,7 +38,7 @@ class Experts:
 
     def name(self, timestep: Tensor) -> str:
         """The component that ``at`` returns for these timesteps."""
-        return LOW if self._boundary is not None and bool(timestep.max() < self._boundary) else HIGH
+        return LOW_NOISE if self._boundary is not None and bool(timestep.max() < self._boundary) else HIGH_NOISE
 
     def needs_both(self, tensors: Mapping[str, Tensor]) -> bool:
         """Whether the timesteps of one ``Forward`` lie on both sides of the boundary."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..interfaces.geometry import Extent, Geometry
-from ..interfaces.strategy import Parameters, Workload
+from ..interfaces.strategy import ParameterShapes, Workload
 from ..layout.parallel_layout import ParallelLayout
 
 Shape = tuple[int, ...]
@@ -36,7 +36,7 @@ class DenoisingPlan:
         return len(self.latents)
 
     def workload(
-        self, itemsize: int = 4, parameters: Parameters = (), stages: tuple[tuple[int, ...], ...] = ()
+        self, itemsize: int = 4, parameters: ParameterShapes = (), stages: tuple[tuple[int, ...], ...] = ()
     ) -> Workload:
         """The numbers that strategies need.
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from ..distributed.collectives import PendingSends, Work, receive, wait
+from ..distributed.collectives import PendingSends, Work, receive, wait_all
 from ..distributed.mesh import Axis
 from ..interfaces.state import State
 
@@ -59,7 +59,7 @@ class IncomingStreams:
 
     def wait(self) -> dict[str, Tensor]:
         """Wait for the streams and return them by name."""
-        wait(self._works)
+        wait_all(self._works)
         parts = self._flat.split([shape.numel() for shape in self._shapes.values()])
         return {name: part.view(shape) for (name, shape), part in zip(self._shapes.items(), parts, strict=True)}
 

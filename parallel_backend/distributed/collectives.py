@@ -36,12 +36,12 @@ class Work(Protocol):
         """Block until it is complete."""
 
 
-def join(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
+def concat(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
     """Concatenate, without the copy that ``torch.cat`` makes of a single tensor."""
     return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim=dim)
 
 
-def start(outgoing: Sequence[Parts], incoming: Sequence[Parts], axis: Axis) -> Sequence[Work]:
+def start_exchange(outgoing: Sequence[Parts], incoming: Sequence[Parts], axis: Axis) -> Sequence[Work]:
     """Start sending ``outgoing[i]`` to rank ``i`` of the axis and receiving ``incoming[i]`` from it.
 
     All tensors are contiguous. Empty tensors and this rank's entries for itself are skipped; sender and receiver skip
@@ -62,14 +62,14 @@ def staged(axis: Axis, tensor: Tensor) -> bool:
     return axis.gloo and tensor.is_cuda
 
 
-def wait(works: Iterable[Work]) -> None:
+def wait_all(works: Iterable[Work]) -> None:
     """Wait for all ``works``."""
     for work in works:
         work.wait()
 
 
 class _StagedExchange:
-    """An exchange of copies in CPU memory. ``wait`` moves what arrived to its destination."""
+    """An exchange of copies in CPU memory. ``wait_all`` moves what arrived to its destination."""
 
     def __init__(self, sends: Sequence[PeerTensor], receives: Sequence[PeerTensor], axis: Axis) -> None:
         self._received = [(tensor, torch.empty_like(tensor, device="cpu")) for _, tensor in receives]
@@ -79,7 +79,7 @@ class _StagedExchange:
 
     def wait(self) -> None:
         """See ``Work``."""
-        wait(self._works)
+        wait_all(self._works)
         for tensor, buffer in self._received:
             tensor.copy_(buffer)
 
@@ -109,13 +109,13 @@ def _over_a_network() -> bool:
 
 
 def send(tensor: Tensor, axis: Axis, to: int) -> Sequence[Work]:
-    """Start sending a tensor to one rank of the axis; see ``start``."""
-    return start([[tensor] if i == to else [] for i in range(axis.size)], [], axis)
+    """Start sending a tensor to one rank of the axis; see ``start_exchange``."""
+    return start_exchange([[tensor] if i == to else [] for i in range(axis.size)], [], axis)
 
 
 def receive(tensor: Tensor, axis: Axis, source: int) -> Sequence[Work]:
-    """Start receiving a tensor from one rank of the axis; see ``start``."""
-    return start([], [[tensor] if i == source else [] for i in range(axis.size)], axis)
+    """Start receiving a tensor from one rank of the axis; see ``start_exchange``."""
+    return start_exchange([], [[tensor] if i == source else [] for i in range(axis.size)], axis)
 
 
 class PendingSends:
@@ -132,19 +132,19 @@ class PendingSends:
         """Start sending a tensor; if too many sends are in flight, wait for the oldest."""
         self._in_flight.append((send(tensor, axis, to), tensor))
         if len(self._in_flight) > _MAX_PENDING:
-            wait(self._in_flight.popleft()[0])
+            wait_all(self._in_flight.popleft()[0])
 
     def finish(self) -> None:
         """Wait for all sends."""
         while self._in_flight:
-            wait(self._in_flight.popleft()[0])
+            wait_all(self._in_flight.popleft()[0])
 
 
 def all_gather(local: Tensor, shapes: Sequence[Sequence[int]], axis: Axis) -> list[Tensor]:
     """Return every rank's tensor, on every rank of the axis. ``shapes[i]`` is the shape of rank ``i``'s tensor."""
     local = local.contiguous()
     gathered = [local if i == axis.index else local.new_empty(*shape) for i, shape in enumerate(shapes)]
-    wait(start([[local]] * axis.size, [[part] for part in gathered], axis))
+    wait_all(start_exchange([[local]] * axis.size, [[part] for part in gathered], axis))
     return gathered
 
 
@@ -154,10 +154,10 @@ def scatter(parts: Sequence[Tensor], local: Tensor, axis: Axis) -> Tensor:
     ``parts`` is read on the first rank only, which moves the other ranks' parts to its device one at a time.
     """
     if axis.index:
-        wait(receive(local, axis, 0))
+        wait_all(receive(local, axis, 0))
         return local
     for to, part in enumerate(parts[1:], 1):
-        wait(send(part.to(local.device).contiguous(), axis, to))
+        wait_all(send(part.to(local.device).contiguous(), axis, to))
     return local.copy_(parts[0])
 
 
@@ -168,10 +168,10 @@ def gather(local: Tensor, sizes: Sequence[int], axis: Axis) -> list[Tensor]:
     """
     local = local.reshape(-1)
     if axis.index:
-        wait(start([[local]], [], axis))
+        wait_all(start_exchange([[local]], [], axis))
         return [local[:0]] * axis.size
     gathered = [local, *(local.new_empty(size) for size in sizes[1:])]
-    wait(start([], [[part] for part in gathered], axis))
+    wait_all(start_exchange([], [[part] for part in gathered], axis))
     return gathered
 
 
@@ -184,7 +184,7 @@ def agree(value: int, axis: Axis) -> int:
     return int(buffer.item())
 
 
-def all_of(value: bool, axis: Axis) -> bool:
+def all_true(value: bool, axis: Axis) -> bool:
     """Whether ``value`` is true on every rank of the axis. Communicates over the group's CPU backend."""
     if axis.size == 1:
         return value
@@ -193,7 +193,7 @@ def all_of(value: bool, axis: Axis) -> bool:
     return bool(buffer.item())
 
 
-def share(
+def broadcast_tensors(
     metas: Sequence[TensorMeta], tensors: Mapping[str, Tensor] | None, axis: Axis, device: torch.device
 ) -> dict[str, Tensor]:
     """Copy named tensors from the axis's first rank to ``device`` on every rank, in one broadcast.

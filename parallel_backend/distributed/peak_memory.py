@@ -25,9 +25,9 @@ class PeakMemory:
             torch.cuda.reset_peak_memory_stats(self.device)
             self._before = torch.cuda.memory_allocated(self.device)
         else:
-            processes.trim()
-            processes.forget_peak(os.getpid())
-            self._before = processes.peak(os.getpid())
+            processes.trim_heap()
+            processes.reset_peak_memory(os.getpid())
+            self._before = processes.peak_memory(os.getpid())
         return self
 
     def __exit__(
@@ -35,5 +35,5 @@ class PeakMemory:
     ) -> None:
         cuda = self.device.type == "cuda"
         self.bytes = (
-            torch.cuda.max_memory_allocated(self.device) if cuda else processes.peak(os.getpid())
+            torch.cuda.max_memory_allocated(self.device) if cuda else processes.peak_memory(os.getpid())
         ) - self._before

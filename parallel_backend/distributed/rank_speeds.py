@@ -66,10 +66,10 @@ def slowed(run: Callable[[T], T], factor: float, device: torch.device) -> Callab
     clock = _clock(device)
 
     def slow_run(state: T) -> T:
-        wait(device)
+        synchronize(device)
         start = clock()
         result = run(state)
-        wait(device)
+        synchronize(device)
         time.sleep((factor - 1) * (clock() - start))
         return result
 
@@ -81,11 +81,11 @@ def _seconds(device: torch.device) -> float:
     size, dtype = (4096, torch.bfloat16) if device.type == "cuda" else (512, torch.float32)
     matrix, times, clock = torch.ones(size, size, device=device, dtype=dtype), [], _clock(device)
     for _ in range(_TRIES):
-        wait(device)
+        synchronize(device)
         start = clock()
         for _ in range(4):
             matrix = matrix @ matrix / size
-        wait(device)
+        synchronize(device)
         times.append(clock() - start)
     return min(times[1:])  # the first run is a warm-up
 
@@ -95,7 +95,7 @@ def _clock(device: torch.device) -> Callable[[], float]:
     return time.perf_counter if device.type == "cuda" else time.thread_time
 
 
-def wait(device: torch.device) -> None:
+def synchronize(device: torch.device) -> None:
     """Wait for the work queued on a device's current stream.
 
     Receives on other streams that nothing has waited for yet are not included.

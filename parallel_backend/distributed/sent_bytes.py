@@ -49,7 +49,7 @@ class SentBytes(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-class Measured:
+class Measurement:
     """Context manager that measures the time taken and, if asked, the bytes sent. All ranks enter it together.
 
     Args:
@@ -66,7 +66,7 @@ class Measured:
         self.axis, self.device, self.seconds = axis, device, 0.0
         self.sent = SentBytes() if count else None
 
-    def __enter__(self) -> "Measured":
+    def __enter__(self) -> "Measurement":
         agree(0, self.axis)
         self._start = self._now()
         if self.sent:

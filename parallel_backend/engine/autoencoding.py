@@ -11,8 +11,8 @@ from torch import Tensor
 
 from ..attention import kernels
 from ..autoencoder import codec, tiles
-from ..autoencoder.spatial import Rows, Unsplittable, split
-from ..autoencoder.tiles import Side, Tiles
+from ..autoencoder.spatial import RowSplit, Unsplittable, split
+from ..autoencoder.tiles import Tiles, TileSpace
 from ..distributed.collectives import agree, gather
 from ..distributed.mesh import Axis, DeviceMesh
 from ..distributed.mesh_cache import MeshCache
@@ -39,7 +39,7 @@ class Autoencoding:
     def __init__(self, request: ActiveRequest[Decode] | ActiveRequest[Encode], components: ComponentCache) -> None:
         components.check("vae")
         self.request, self.components, self.vae = request, components, vae_of(components.checkpoint)
-        latent, pixels = Side(dims=(-2, -1), scale=1), Side(dims=(-3, -2), scale=self.vae.scale.spatial)
+        latent, pixels = TileSpace(dims=(-2, -1), scale=1), TileSpace(dims=(-3, -2), scale=self.vae.scale.spatial)
         if isinstance(request.message, Decode):
             self.input, self.output, self.phase, self.sides = "latent", "pixels", "decoding", (latent, pixels)
             self.code: Callable[..., Tensor] = partial(codec.decode, clamp=request.message.clamp)
@@ -95,7 +95,7 @@ class Autoencoding:
             if mesh.whole.size == 1:
                 assert tensor is not None
                 return self.code(self.vae, module, tensor.to(device), tick)
-            rows = Rows(axis=mesh.axes["ring"], latent=Partition.even(self.height, mesh.whole.size))
+            rows = RowSplit(axis=mesh.axes["ring"], latent=Partition.even(self.height, mesh.whole.size))
             with split(module, rows, kernels.KERNELS["sdpa"]):
                 local = rows.scatter(tensor, self.request.metas[0], self.sides[0].dims[0], device)
                 return self.code(self.vae, module, local, tick, rows)
@@ -109,21 +109,21 @@ class Autoencoding:
         take = partial(self.tiles.scatter, tensor, self.request.metas[0], before, axis, device)
         note = f"approximate: tiles of {self.request.message.tile} pixels"
         with self._ticking(mesh.whole, device, note) as tick:
-            return tiles.run(self.tiles, take, after, partial(self._tile, module), tick, axis)
+            return tiles.process_tiles(self.tiles, take, after, partial(self._tile, module), tick, axis)
 
     def _tile(self, module: Any, tile: Tensor) -> Tensor:
         return self.code(self.vae, module, tile, lambda done, total: None)
 
     @contextmanager
-    def _ticking(self, axis: Axis, device: torch.device, note: str) -> Iterator[codec.Tick]:
+    def _ticking(self, axis: Axis, device: torch.device, note: str) -> Iterator[codec.ProgressCallback]:
         """Yield a callback that reports progress, and that raises ``Cancelled`` on all ranks alike after a cancel."""
         flags = StopFlags(axis, device, self.request.cancelled)
 
         def tick(done: int, total: int) -> None:
-            if not flags.go_on():
+            if not flags.should_continue():
                 raise Cancelled(f"{self.phase} was cancelled")
             if done < total:
-                flags.tell()
+                flags.send_next()
             if axis.index == 0:
                 self.request.report(Progress(phase=self.phase, value=done, total=total, note=note), {})
 

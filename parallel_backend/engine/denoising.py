@@ -4,11 +4,11 @@ from collections.abc import Callable
 
 from ..attention import kernels
 from ..attention.kernels import Kernel
-from ..checkpoint.checkpoint import HIGH, LOW
+from ..checkpoint.checkpoint import HIGH_NOISE, LOW_NOISE
 from ..denoiser.denoiser import Denoiser
 from ..denoiser.experts import Experts
 from ..denoiser.plan import DenoisingPlan, split_names
-from ..distributed.collectives import agree, share
+from ..distributed.collectives import agree, broadcast_tensors
 from ..distributed.mesh import DeviceMesh
 from ..distributed.mesh_cache import MeshCache
 from ..errors import InvalidRequest
@@ -90,8 +90,8 @@ class Denoising:
         needs no other rank (the components' files, the attention kernel) is checked first. Weights load afterwards,
         when the denoiser first needs them.
         """
-        for name in (HIGH, LOW):
-            if name == HIGH or name in self.components.checkpoint.components:
+        for name in (HIGH_NOISE, LOW_NOISE):
+            if name == HIGH_NOISE or name in self.components.checkpoint.components:
                 self.components.check(name)
         mesh = self.meshes.get(plan.layout.cut)
         if mesh is None:
@@ -107,7 +107,7 @@ class Denoising:
                 "the timesteps of one call need both transformers of the model: give the two sides of the boundary "
                 "in two calls"
             )
-        shared = share(request.metas, request.tensors, mesh.whole, self.components.device)
+        shared = broadcast_tensors(request.metas, request.tensors, mesh.whole, self.components.device)
         return Denoiser(experts, mesh, plan, kernel, self.on_forward), shared
 
     def _kernel(self, plan: DenoisingPlan) -> Kernel:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..distributed.collectives import agree
 from ..distributed.mesh import Axis
-from ..distributed.sent_bytes import Measured
+from ..distributed.sent_bytes import Measurement
 from ..errors import InvalidRequest
 from ..loading.components import ComponentCache
 from ..protocol.frames import TensorMeta
@@ -59,8 +59,8 @@ class ActiveRequest(Generic[M]):
 
 def measured(
     message: Forward | Sample | Decode | Encode, axis: Axis, device: torch.device
-) -> AbstractContextManager[Measured | None]:
+) -> AbstractContextManager[Measurement | None]:
     """Times the work of a message that asks for it, and counts the bytes sent; otherwise does nothing."""
     if not (message.measure or message.timed):
         return nullcontext()
-    return Measured(axis, device, count=message.measure)
+    return Measurement(axis, device, count=message.measure)

@@ -14,7 +14,7 @@ from ..interfaces.family import Family
 from ..interfaces.geometry import LATENT, TIMESTEP, Geometry, Shapes
 from ..interfaces.strategy import Workload
 from ..layout.parallel_layout import ParallelLayout, auto
-from ..layout.suggestions import check_fits, would_work
+from ..layout.suggestions import check_fits, suggestion
 from ..models import family_of
 from ..protocol.frames import TensorMeta
 from ..protocol.messages import Forward, Sample
@@ -138,7 +138,7 @@ def _check_layout(layout: ParallelLayout, workload: Workload, ranks: int) -> Non
     check_fits(layout, ranks, works)
     refusal = _refusal(layout, workload)
     if refusal:
-        raise InvalidRequest(f"{refusal}; {would_work(layout, ranks, works)}")
+        raise InvalidRequest(f"{refusal}; {suggestion(layout, ranks, works)}")
 
 
 def _refusal(layout: ParallelLayout, workload: Workload) -> InvalidRequest | None:

@@ -110,7 +110,7 @@ class Family(ABC):
         self.blocks, self.attentions = self.blocks_and_sites()
         self.run = self._run_blocks
 
-    def keep(self, local_blocks: slice) -> None:
+    def keep_blocks(self, local_blocks: slice) -> None:
         """Drop the blocks of other pipeline stages and free their weights.
 
         Args:

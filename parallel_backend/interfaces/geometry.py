@@ -23,7 +23,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Site:
+class AttentionKind:
     """A kind of attention layer: which streams attend to one another, and with how many heads.
 
     The byte formulas of Ulysses, ring and displaced patch add up what each kind sends. Tensor parallelism refuses more
@@ -53,14 +53,14 @@ class AllReduce:
         width: values summed per token.
         count: number of such all-reduces in the model.
         itemsize: bytes of a value; 0 means those of the model's dtype.
-        least: minimum number of rows. It is 1 where a rank without tokens of the stream computes a placeholder row.
+        min_rows: minimum number of rows. It is 1 where a rank without tokens of the stream computes a placeholder row.
     """
 
     tokens: str
     width: int
     count: int
     itemsize: int = 0
-    least: int = 0
+    min_rows: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +73,7 @@ class Geometry:
         patch: patch size along each latent dim after the channels.
         layers: number of blocks that have weights: the most stages that a pipeline can have.
         sites: all attention that goes through the attention seam, by kind.
-        sums: all all-reduces of tensor parallelism, by kind.
+        all_reduces: all sums of tensor parallelism, by kind.
         positions: the most patches along a dim that the model has positions for, or None for no limit.
     """
 
@@ -81,13 +81,13 @@ class Geometry:
     out_channels: int
     patch: tuple[int, ...]
     layers: int
-    sites: tuple[Site, ...]
-    sums: tuple[AllReduce, ...]
+    sites: tuple[AttentionKind, ...]
+    all_reduces: tuple[AllReduce, ...]
     positions: int | None = None
 
     def width(self, stream: str) -> int:
         """Return the features of a token between blocks, which are those of a row-parallel layer's output."""
-        return max(total.width for total in self.sums if total.tokens == stream)
+        return max(total.width for total in self.all_reduces if total.tokens == stream)
 
     def grid(self, size: Sequence[int]) -> tuple[int, ...]:
         """Return the number of patches along each dim of a latent of that size, padded to whole patches."""
@@ -114,7 +114,7 @@ class Extent:
     rows: int = 1
 
 
-def common(extents: Sequence[Extent]) -> int | None:
+def common_image_tokens(extents: Sequence[Extent]) -> int | None:
     """Return the smallest number of image tokens of any branch, or None if all branches have the same number.
 
     Branches differ where only some have reference images, whose tokens follow the latent's. All branches share the

@@ -7,12 +7,12 @@ from ..layout.partition import Partition
 from .geometry import IMAGE, Extent
 
 
-def count(layout: ParallelLayout, extents: Sequence[Extent]) -> int:
+def patch_count(layout: ParallelLayout, extents: Sequence[Extent]) -> int:
     """Return ``layout.patches`` if it is set, otherwise two patches per stage, but at most one per image token."""
     return layout.patches or min(2 * layout.pipe, min(extent.streams[IMAGE] for extent in extents))
 
 
-def cut(extents: Sequence[Extent], count: int) -> Partition:
+def image_patches(extents: Sequence[Extent], count: int) -> Partition:
     """Cut the image tokens that all branches share into ``count`` patches of at least one token.
 
     Text travels with the first patch, and tokens of reference images with the last. These two patches get fewer tokens

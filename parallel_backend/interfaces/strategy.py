@@ -6,10 +6,10 @@ from typing import Protocol
 
 from ..layout.parallel_layout import ParallelLayout
 from ..layout.partition import Partition
-from .geometry import IMAGE, Extent, Geometry, Site
-from .patch_plan import count, cut
+from .geometry import IMAGE, AttentionKind, Extent, Geometry
+from .patch_plan import image_patches, patch_count
 
-Parameters = tuple[tuple[tuple[int, ...], int], ...]
+ParameterShapes = tuple[tuple[tuple[int, ...], int], ...]
 """Shape of each parameter and bytes per value."""
 
 
@@ -37,21 +37,21 @@ class Workload:
     geometry: Geometry
     itemsize: int
     guided: bool
-    parameters: Parameters = ()
+    parameters: ParameterShapes = ()
     latent: int = 0
     stages: tuple[tuple[int, ...], ...] = ()
 
-    def sites(self, layout: ParallelLayout, place: Mapping[str, int]) -> Iterator[tuple[Site, int]]:
+    def sites(self, layout: ParallelLayout, place: Mapping[str, int]) -> Iterator[tuple[AttentionKind, int]]:
         """Yield each kind of attention, and how many layers of it the ranks at ``place`` run in a forward."""
         counts = self.stages[place["pipe"]] if layout.pipe > 1 else [site.count for site in self.geometry.sites]
         return zip(self.geometry.sites, counts, strict=True)
 
-    def heads(self, layout: ParallelLayout, site: Site, place: Mapping[str, int]) -> tuple[int, int]:
+    def heads(self, layout: ParallelLayout, site: AttentionKind, place: Mapping[str, int]) -> tuple[int, int]:
         """Return the number of heads that the ranks at ``place`` have outside and inside Ulysses' attention."""
         outside = Partition.even(site.heads, layout.tensor).sizes[place["tensor"]]
         return outside, Partition.even(outside, layout.ulysses).sizes[place["ulysses"]]
 
-    def sizes(self, layout: ParallelLayout, extent: Extent, stream: str) -> tuple[int, ...]:
+    def tokens_by_rank(self, layout: ParallelLayout, extent: Extent, stream: str) -> tuple[int, ...]:
         """Return the number of tokens of a stream that each rank of the sequence holds.
 
         Without ``layout.balance`` all ranks count as equally fast, even where a layout adapts to measured speeds.
@@ -63,11 +63,11 @@ class Workload:
         if stream != IMAGE or not self.guided or layout.pipe == 1:
             return Partition.even(length, ranks).sizes
         extents = [extent for _, extent in self.branches]
-        *patches, _ = cut(extents, count(layout, extents)).sizes
+        *patches, _ = image_patches(extents, patch_count(layout, extents)).sizes
         by_patch = [Partition.even(size, ranks).sizes for size in (*patches, length - sum(patches))]
         return tuple(map(sum, zip(*by_patch, strict=True)))
 
-    def own(self, layout: ParallelLayout, place: Mapping[str, int]) -> Iterator[tuple[int, Extent]]:
+    def local_branches(self, layout: ParallelLayout, place: Mapping[str, int]) -> Iterator[tuple[int, Extent]]:
         """Yield (samples, extent) of each branch that the ranks at ``place`` compute."""
         for samples, extent in self.branches[Partition.even(len(self.branches), layout.cfg).slice(place["cfg"])]:
             yield Partition.even(samples, layout.data).sizes[place["data"]], extent
@@ -75,7 +75,7 @@ class Workload:
     def forwards(self, layout: ParallelLayout, place: Mapping[str, int]) -> int:
         """Return the number of forwards that the ranks at ``place`` run."""
         local_branches = Partition.even(len(self.branches), layout.cfg).slice(place["cfg"])
-        batches = [samples for samples, _ in self.own(layout, place)]
+        batches = [samples for samples, _ in self.local_branches(layout, place)]
         return len({key for key, samples in zip(self.alike[local_branches], batches, strict=True) if samples})
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ..layout.partition import Partition
 
-Block = tuple[int, int]
+UnitBlock = tuple[int, int]
 """Number of units, and features per unit."""
 
 
@@ -18,35 +18,35 @@ Block = tuple[int, int]
 class ColumnParallel:
     """A linear layer cut by its outputs, which consist of ``blocks``."""
 
-    blocks: tuple[Block, ...]
+    blocks: tuple[UnitBlock, ...]
 
 
 @dataclass(frozen=True)
 class RowParallel:
     """A linear layer cut by its inputs, which consist of ``blocks``. The ranks sum their outputs."""
 
-    blocks: tuple[Block, ...]
+    blocks: tuple[UnitBlock, ...]
 
 
 @dataclass(frozen=True)
 class HeadsNorm:
     """An RMS norm over the features of all heads, whose mean square is taken over all ranks."""
 
-    heads: Block
+    heads: UnitBlock
 
 
 @dataclass(frozen=True)
 class HeadCounts:
     """Attributes of a module that hold a number of heads or of features. Each becomes this rank's number."""
 
-    attributes: Mapping[str, Block]
+    attributes: Mapping[str, UnitBlock]
 
 
 @dataclass(frozen=True)
 class HeadOutputs:
     """A module without weights whose outputs have the features of all heads as last dim. A rank keeps its heads'."""
 
-    heads: Block
+    heads: UnitBlock
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class ParameterCut:
 
     name: str
     dim: int
-    blocks: tuple[Block, ...]
+    blocks: tuple[UnitBlock, ...]
 
 
 Cut = ColumnParallel | RowParallel | HeadsNorm | HeadCounts | HeadOutputs | ParameterCut
@@ -84,7 +84,7 @@ def attention_cuts(prefix: str, heads: int, head_dim: int, *, text: bool = False
     return cuts | {prefix: HeadCounts({"heads": (heads, 1)})}
 
 
-def ranges(blocks: tuple[Block, ...], degree: int, index: int) -> Iterator[slice]:
+def local_ranges(blocks: tuple[UnitBlock, ...], degree: int, index: int) -> Iterator[slice]:
     """Yield, for each block, the range of a layer's features that rank ``index`` of ``degree`` ranks holds."""
     start = 0
     for units, size in blocks:

@@ -216,14 +216,14 @@ def _parse_value(word: str, name: str, value: str) -> Any:
     if name == "stale" and value:
         return value
     if name == "balance":
-        return read_balance(value)
+        return parse_balance(value)
     raise InvalidRequest(
         f"layout {word!r}: write AXIS=DEGREE with an axis of {', '.join(AXES)}, or {SHARD_WEIGHTS}, stale=previous, "
         "stale=none, patches=N, warmup=N, balance=2:1"
     )
 
 
-def read_balance(text: str) -> tuple[float, ...]:
+def parse_balance(text: str) -> tuple[float, ...]:
     """Parse a balance such as ``"2:1"``; an empty text gives an empty one.
 
     Raises:

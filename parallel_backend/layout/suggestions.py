@@ -31,11 +31,11 @@ def check_fits(layout: ParallelLayout, ranks: int, works: Works | None = None) -
     """
     if layout.ranks <= ranks:
         return
-    near = would_work(layout, ranks, works or (lambda other: _covers(layout, other)))
+    near = suggestion(layout, ranks, works or (lambda other: _covers(layout, other)))
     raise InvalidRequest(f'layout "{layout}" needs {layout.ranks} ranks and there are {ranks}; {near}')
 
 
-def would_work(wanted: ParallelLayout, ranks: int, works: Works) -> str:
+def suggestion(wanted: ParallelLayout, ranks: int, works: Works) -> str:
     """Return the text that names the nearest layouts to one that was refused."""
     return "would work: " + ", ".join(f'"{layout}"' for layout in nearest(wanted, ranks, works))
 

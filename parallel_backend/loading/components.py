@@ -8,8 +8,8 @@ from typing import Any, TypeVar, cast
 
 import torch
 
-from ..checkpoint.checkpoint import HIGH, LOW, Checkpoint
-from ..distributed.collectives import agree, all_of
+from ..checkpoint.checkpoint import HIGH_NOISE, LOW_NOISE, Checkpoint
+from ..distributed.collectives import agree, all_true
 from ..distributed.mesh import DeviceMesh
 from ..interfaces.family import Family
 from ..protocol.messages import LoadedModel
@@ -117,11 +117,11 @@ class ComponentCache:
         held, tensor, sequence = WeightPart.on(mesh), mesh.axes["tensor"], mesh.sequence
         if held.alone:
             return
-        for name in (HIGH, LOW):
+        for name in (HIGH_NOISE, LOW_NOISE):
             here = name in self._parts and self._held[name] == held
             serial = self._meshes[name].serial if here else _NO_MESH
             first = agree(agree(serial, tensor), sequence)
-            if not all_of(all_of(serial == first != _NO_MESH, tensor), sequence):
+            if not all_true(all_true(serial == first != _NO_MESH, tensor), sequence):
                 self._parts.pop(name, None)
 
     def meshes(self) -> list[DeviceMesh]:
@@ -152,13 +152,13 @@ class ComponentCache:
                 self._parts[name] = load()
                 self.loads += 1
             except torch.OutOfMemoryError:
-                if not (self._make_room() or (name in (HIGH, LOW) and self._drop_expert())):
+                if not (self._make_room() or (name in (HIGH_NOISE, LOW_NOISE) and self._drop_expert())):
                     raise
         return cast(T, self._parts[name])
 
     def _drop_expert(self) -> bool:
         """Drop the transformer that is idle while the other one loads; return whether there was one."""
-        dropped = [name for name in (HIGH, LOW) if self._parts.pop(name, None) is not None]
+        dropped = [name for name in (HIGH_NOISE, LOW_NOISE) if self._parts.pop(name, None) is not None]
         if dropped:
             log.warning("the device is full: unloading %s of %s", dropped[0], self.checkpoint.path)
             free(self.device)

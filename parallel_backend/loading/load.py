@@ -115,7 +115,7 @@ def _load_part(
         slices = tensor.cut(module, family.cuts(config), mesh.axes["tensor"], device.type)
     loaded = family(module)
     if layout.pipe > 1:
-        loaded.keep(stage_cut.blocks(loaded, mesh.speeds("pipe")).slice(mesh.axes["pipe"].index))
+        loaded.keep_blocks(stage_cut.blocks(loaded, mesh.speeds("pipe")).slice(mesh.axes["pipe"].index))
     if mesh.weights_axis:
         blocks = [part for block in loaded.blocks for part in block.modules]
         loaded.run = sharded_weights.shard(blocks, loaded.run, mesh.weights_axis, device.type)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..errors import InvalidRequest
 from ..interfaces.family import AttentionSite, Block, Family, Inputs, Variant
-from ..interfaces.geometry import IMAGE, LATENT, TEXT, TIMESTEP, AllReduce, Extent, Geometry, Shapes, Site
+from ..interfaces.geometry import IMAGE, LATENT, TEXT, TIMESTEP, AllReduce, AttentionKind, Extent, Geometry, Shapes
 from ..interfaces.state import State
 from ..interfaces.tensor_cuts import ColumnParallel, Cuts, RowParallel, attention_cuts
 from .shared.patchify import check_concat, check_text, pad_to_patch, to_latent
@@ -72,10 +72,10 @@ class CogVideoX(Family):
             out_channels=config["out_channels"],
             patch=(config["patch_size_t"] or 1, config["patch_size"], config["patch_size"]),
             layers=layers,
-            sites=(Site(streams=(TEXT, IMAGE), heads=heads, head_dim=head_dim, count=layers),),
-            sums=(
+            sites=(AttentionKind(streams=(TEXT, IMAGE), heads=heads, head_dim=head_dim, count=layers),),
+            all_reduces=(
                 AllReduce(tokens=TEXT, width=heads * head_dim, count=2 * layers),
-                AllReduce(tokens=IMAGE, width=heads * head_dim, count=2 * layers, least=1),
+                AllReduce(tokens=IMAGE, width=heads * head_dim, count=2 * layers, min_rows=1),
             ),
         )
 

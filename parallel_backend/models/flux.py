@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..interfaces.family import AttentionSite, Block, Family, Inputs, Variant
-from ..interfaces.geometry import IMAGE, LATENT, TEXT, TIMESTEP, Extent, Geometry, Shapes, Site
+from ..interfaces.geometry import IMAGE, LATENT, TEXT, TIMESTEP, AttentionKind, Extent, Geometry, Shapes
 from ..interfaces.state import State
 from ..interfaces.tensor_cuts import Cuts
 from .shared import joint_attention
@@ -64,9 +64,9 @@ class Flux(Family):
             out_channels=channels,
             patch=_PATCH,
             layers=double + single,
-            sites=(Site(streams=(TEXT, IMAGE), heads=heads, head_dim=head_dim, count=double + single),),
-            sums=joint_attention.all_reduces(
-                (TEXT, IMAGE), heads * head_dim, double=double, single=single, least=IMAGE
+            sites=(AttentionKind(streams=(TEXT, IMAGE), heads=heads, head_dim=head_dim, count=double + single),),
+            all_reduces=joint_attention.all_reduces(
+                (TEXT, IMAGE), heads * head_dim, double=double, single=single, min_rows=IMAGE
             ),
         )
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ..errors import InvalidRequest
 from ..interfaces.family import AttentionSite, Block, Family, Inputs, Variant
-from ..interfaces.geometry import IMAGE, LATENT, TEXT, TIMESTEP, Extent, Geometry, Shapes, Site
+from ..interfaces.geometry import IMAGE, LATENT, TEXT, TIMESTEP, AttentionKind, Extent, Geometry, Shapes
 from ..interfaces.state import State
 from ..interfaces.tensor_cuts import Cuts
 from .shared import joint_attention
@@ -77,8 +77,10 @@ class HunyuanVideo(Family):
             out_channels=channels,
             patch=(config["patch_size_t"], config["patch_size"], config["patch_size"]),
             layers=double + single,
-            sites=(Site(streams=(IMAGE, TEXT), heads=heads, head_dim=head_dim, count=double + single),),
-            sums=joint_attention.all_reduces((IMAGE, TEXT), heads * head_dim, double=double, single=single, least=TEXT),
+            sites=(AttentionKind(streams=(IMAGE, TEXT), heads=heads, head_dim=head_dim, count=double + single),),
+            all_reduces=joint_attention.all_reduces(
+                (IMAGE, TEXT), heads * head_dim, double=double, single=single, min_rows=TEXT
+            ),
         )
 
     @staticmethod

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..errors import InvalidRequest
 from ..interfaces.family import AttentionSite, Block, Family, Inputs, Variant
-from ..interfaces.geometry import IMAGE, LATENT, TIMESTEP, AllReduce, Extent, Geometry, Shapes, Site
+from ..interfaces.geometry import IMAGE, LATENT, TIMESTEP, AllReduce, AttentionKind, Extent, Geometry, Shapes
 from ..interfaces.state import State
 from ..interfaces.tensor_cuts import Cuts
 from .shared.basic_blocks import block_cuts, check_channels, check_norm, without_variance
@@ -67,8 +67,8 @@ class Latte(Family):
             out_channels=config["in_channels"],
             patch=(1, config["patch_size"], config["patch_size"]),
             layers=layers,
-            sites=(Site(streams=(IMAGE,), heads=heads, head_dim=head_dim, count=layers),),
-            sums=(AllReduce(tokens=IMAGE, width=heads * head_dim, count=5 * layers, least=1),),
+            sites=(AttentionKind(streams=(IMAGE,), heads=heads, head_dim=head_dim, count=layers),),
+            all_reduces=(AllReduce(tokens=IMAGE, width=heads * head_dim, count=5 * layers, min_rows=1),),
         )
 
     @staticmethod

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..errors import InvalidRequest
 from ..interfaces.family import AttentionSite, Block, Family, Inputs, Variant
-from ..interfaces.geometry import IMAGE, LATENT, TIMESTEP, AllReduce, Extent, Geometry, Shapes, Site
+from ..interfaces.geometry import IMAGE, LATENT, TIMESTEP, AllReduce, AttentionKind, Extent, Geometry, Shapes
 from ..interfaces.state import State
 from ..interfaces.tensor_cuts import ColumnParallel, Cuts, HeadOutputs, HeadsNorm, RowParallel, attention_cuts
 from .shared.patchify import check_text, to_latent
@@ -79,8 +79,8 @@ class LTXVideo(Family):
             out_channels=config["out_channels"] or config["in_channels"],
             patch=(1, 1, 1),
             layers=layers,
-            sites=(Site(streams=(IMAGE,), heads=heads, head_dim=head_dim, count=layers),),
-            sums=(
+            sites=(AttentionKind(streams=(IMAGE,), heads=heads, head_dim=head_dim, count=layers),),
+            all_reduces=(
                 AllReduce(tokens=IMAGE, width=heads * head_dim, count=3 * layers),
                 *(AllReduce(tokens=tokens, width=1, count=count * layers, itemsize=4) for tokens, count in norms),
             ),

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..errors import InvalidRequest
 from ..interfaces.family import AttentionSite, Block, Family, Inputs, Variant
-from ..interfaces.geometry import IMAGE, LATENT, TEXT, TIMESTEP, AllReduce, Extent, Geometry, Shapes, Site
+from ..interfaces.geometry import IMAGE, LATENT, TEXT, TIMESTEP, AllReduce, AttentionKind, Extent, Geometry, Shapes
 from ..interfaces.state import State
 from ..interfaces.tensor_cuts import ColumnParallel, Cuts, ParameterCut, RowParallel, attention_cuts
 from .shared.patchify import check_mask, check_text, crop, pad_to_patch, to_latent
@@ -58,8 +58,8 @@ class Mochi(Family):
             out_channels=config["out_channels"] or config["in_channels"],
             patch=(1, config["patch_size"], config["patch_size"]),
             layers=layers,
-            sites=(Site(streams=(IMAGE, TEXT), heads=heads, head_dim=head_dim, count=layers),),
-            sums=(
+            sites=(AttentionKind(streams=(IMAGE, TEXT), heads=heads, head_dim=head_dim, count=layers),),
+            all_reduces=(
                 AllReduce(tokens=IMAGE, width=heads * head_dim, count=2 * layers),
                 AllReduce(tokens=TEXT, width=config["pooled_projection_dim"], count=2 * (layers - 1)),
             ),

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ..errors import InvalidRequest
 from ..interfaces.family import AttentionSite, Block, Family, Inputs, Variant
-from ..interfaces.geometry import IMAGE, LATENT, TEXT, TIMESTEP, AllReduce, Extent, Geometry, Shapes, Site
+from ..interfaces.geometry import IMAGE, LATENT, TEXT, TIMESTEP, AllReduce, AttentionKind, Extent, Geometry, Shapes
 from ..interfaces.state import State
 from ..interfaces.tensor_cuts import Cuts
 from .shared.basic_blocks import block_cuts, check_channels, without_variance
@@ -61,8 +61,8 @@ class PixArt(Family):
             out_channels=config["in_channels"],
             patch=(config["patch_size"],) * 2,
             layers=layers,
-            sites=(Site(streams=(IMAGE,), heads=heads, head_dim=head_dim, count=layers),),
-            sums=(AllReduce(tokens=IMAGE, width=heads * head_dim, count=3 * layers),),
+            sites=(AttentionKind(streams=(IMAGE,), heads=heads, head_dim=head_dim, count=layers),),
+            all_reduces=(AllReduce(tokens=IMAGE, width=heads * head_dim, count=3 * layers),),
         )
 
     @staticmethod

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ..errors import InvalidRequest
 from ..interfaces.family import AttentionSite, Block, Family, Inputs, Variant
-from ..interfaces.geometry import IMAGE, LATENT, TEXT, TIMESTEP, AllReduce, Extent, Geometry, Shapes, Site
+from ..interfaces.geometry import IMAGE, LATENT, TEXT, TIMESTEP, AllReduce, AttentionKind, Extent, Geometry, Shapes
 from ..interfaces.state import State
 from ..interfaces.tensor_cuts import ColumnParallel, Cuts, HeadCounts, RowParallel, attention_cuts
 from .shared.patchify import check_mask, check_text, to_latent, to_tokens
@@ -65,9 +65,10 @@ class QwenImage(Family):
             out_channels=config["out_channels"] or config["in_channels"],
             patch=patch,
             layers=layers,
-            sites=(Site(streams=(TEXT, IMAGE), heads=heads, head_dim=head_dim, count=layers),),
-            sums=tuple(
-                AllReduce(tokens=stream, width=heads * head_dim, count=2 * layers, least=1) for stream in (TEXT, IMAGE)
+            sites=(AttentionKind(streams=(TEXT, IMAGE), heads=heads, head_dim=head_dim, count=layers),),
+            all_reduces=tuple(
+                AllReduce(tokens=stream, width=heads * head_dim, count=2 * layers, min_rows=1)
+                for stream in (TEXT, IMAGE)
             ),
             positions=2 * _POSITIONS,
         )

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ..errors import InvalidRequest
 from ..interfaces.family import AttentionSite, Block, Family, Inputs, Variant
-from ..interfaces.geometry import IMAGE, LATENT, TEXT, TIMESTEP, AllReduce, Extent, Geometry, Shapes, Site
+from ..interfaces.geometry import IMAGE, LATENT, TEXT, TIMESTEP, AllReduce, AttentionKind, Extent, Geometry, Shapes
 from ..interfaces.state import State
 from ..interfaces.tensor_cuts import ColumnParallel, Cut, Cuts, RowParallel, attention_cuts
 from .shared.patchify import check_text, check_vector, pad_to_patch, to_latent
@@ -49,14 +49,14 @@ class SD3(Family):
         _check_supported(config)
         heads, head_dim, layers = config["num_attention_heads"], config["attention_head_dim"], config["num_layers"]
         dual, width = len(_dual_layers(config)), heads * head_dim
-        image_only = (Site(streams=(IMAGE,), heads=heads, head_dim=head_dim, count=dual),) if dual else ()
+        image_only = (AttentionKind(streams=(IMAGE,), heads=heads, head_dim=head_dim, count=dual),) if dual else ()
         return Geometry(
             channels=config["in_channels"],
             out_channels=config["in_channels"],
             patch=(config["patch_size"],) * 2,
             layers=layers,
-            sites=(Site(streams=(IMAGE, TEXT), heads=heads, head_dim=head_dim, count=layers), *image_only),
-            sums=(
+            sites=(AttentionKind(streams=(IMAGE, TEXT), heads=heads, head_dim=head_dim, count=layers), *image_only),
+            all_reduces=(
                 AllReduce(tokens=IMAGE, width=width, count=2 * layers + dual),
                 AllReduce(tokens=TEXT, width=width, count=2 * (layers - 1)),  # the last layer does not update the text
             ),

@@ -13,7 +13,7 @@ from torch.nn.functional import pad
 
 from ..errors import InvalidRequest
 from ..interfaces.family import AttentionSite, Block, Family, Inputs, Variant
-from ..interfaces.geometry import IMAGE, LATENT, TIMESTEP, AllReduce, Extent, Geometry, Shapes, Site
+from ..interfaces.geometry import IMAGE, LATENT, TIMESTEP, AllReduce, AttentionKind, Extent, Geometry, Shapes
 from ..interfaces.state import State
 from ..interfaces.tensor_cuts import ColumnParallel, Cuts, HeadsNorm, RowParallel, attention_cuts
 from .shared.patchify import check_concat, check_text, crop, pad_to_patch, to_latent
@@ -70,8 +70,8 @@ class Wan(Family):
             out_channels=out_channels,
             patch=tuple(config["patch_size"]),
             layers=layers,
-            sites=(Site(streams=(IMAGE,), heads=heads, head_dim=head_dim, count=layers),),
-            sums=(AllReduce(tokens=IMAGE, width=heads * head_dim, count=3 * layers), *norms),
+            sites=(AttentionKind(streams=(IMAGE,), heads=heads, head_dim=head_dim, count=layers),),
+            all_reduces=(AllReduce(tokens=IMAGE, width=heads * head_dim, count=3 * layers), *norms),
             positions=config["rope_max_seq_len"],
         )
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ..errors import InvalidRequest
 from ..interfaces.family import AttentionSite, Block, Family, Inputs, Variant
-from ..interfaces.geometry import IMAGE, LATENT, TEXT, TIMESTEP, AllReduce, Extent, Geometry, Shapes, Site
+from ..interfaces.geometry import IMAGE, LATENT, TEXT, TIMESTEP, AllReduce, AttentionKind, Extent, Geometry, Shapes
 from ..interfaces.state import State
 from ..interfaces.tensor_cuts import ColumnParallel, Cuts, RowParallel, attention_cuts
 from .shared.patchify import check_mask, check_text, pad_to_patch, to_latent
@@ -59,10 +59,10 @@ class ZImage(Family):
             patch=(patch, patch),
             layers=refiners + layers,
             sites=(
-                Site(streams=(IMAGE,), heads=heads, head_dim=dim // heads, count=refiners),
-                Site(streams=(IMAGE, TEXT), heads=heads, head_dim=dim // heads, count=layers),
+                AttentionKind(streams=(IMAGE,), heads=heads, head_dim=dim // heads, count=refiners),
+                AttentionKind(streams=(IMAGE, TEXT), heads=heads, head_dim=dim // heads, count=layers),
             ),
-            sums=(
+            all_reduces=(
                 AllReduce(tokens=IMAGE, width=dim, count=2 * (refiners + layers)),
                 AllReduce(tokens=TEXT, width=dim, count=2 * layers),
             ),

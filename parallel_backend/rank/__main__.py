@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from ..processes import die_with_parent, stay_on_own_cores
+from ..processes import die_with_parent, pin_to_core_share
 from ..protocol.messages import RankStatus
 from .supervisor_link import SupervisorLink
 from .worker import Worker
@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None, *, engine: "Callable[..., Engine] | 
     options = _parse(argv)
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if options.device == "cpu":
-        stay_on_own_cores(rank, world_size)
+        pin_to_core_share(rank, world_size)
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s rank {rank} %(name)s: %(message)s")
     status = RankStatus(rank=rank, pid=os.getpid(), device=options.device, memory=0)
     link = SupervisorLink(socket.socket(fileno=options.control_fd), describe=lambda: status)

@@ -24,7 +24,7 @@ class Inpainting:
     prediction: Prediction
     inpainting: Mapping[str, Tensor]
 
-    def given(self, x: Tensor, sigma: Tensor) -> Tensor:
+    def model_input(self, x: Tensor, sigma: Tensor) -> Tensor:
         """Return the model's input for a noised latent."""
         return self.prediction.scale_input(self._with_kept_values(x, sigma), sigma)
 
@@ -34,7 +34,7 @@ class Inpainting:
         mask = self.inpainting.get("mask")
         return denoised if mask is None else denoised * mask + self.inpainting["latent"] * (1.0 - mask)
 
-    def part(self, shape: Sequence[int], elements: Tensor) -> "Inpainting":
+    def select(self, shape: Sequence[int], elements: Tensor) -> "Inpainting":
         """Return the same for some elements of each sample.
 
         Args:

@@ -31,10 +31,10 @@ class ModelCall:
     step: int | None = None
 
 
-Steps = Generator[ModelCall, Tensor, Tensor]
+SamplerRun = Generator[ModelCall, Tensor, Tensor]
 """A sampler's run: yields model calls, is sent their x0, and returns the final latent."""
 
-Sampler = Callable[[Tensor, Tensor], Steps]
+Sampler = Callable[[Tensor, Tensor], SamplerRun]
 """``(x, sigmas)`` to a run."""
 
 Denoise = Callable[[Tensor, Tensor], Tensor]
@@ -44,7 +44,7 @@ OnStep = Callable[[int, Tensor], None]
 """Called once for each step, with its index and the predicted x0."""
 
 
-def drive(sampler: Sampler, denoise: Denoise, x: Tensor, sigmas: Tensor, on_step: OnStep) -> Tensor:
+def run_sampler(sampler: Sampler, denoise: Denoise, x: Tensor, sigmas: Tensor, on_step: OnStep) -> Tensor:
     """Run a sampler from the noised latent ``x``, answering its calls with ``denoise``; return the final latent."""
     steps = sampler(x, sigmas)
     try:
@@ -59,7 +59,7 @@ def drive(sampler: Sampler, denoise: Denoise, x: Tensor, sigmas: Tensor, on_step
         return final
 
 
-def dry(sampler: Sampler, sigmas: Tensor) -> list[ModelCall]:
+def planned_calls(sampler: Sampler, sigmas: Tensor) -> list[ModelCall]:
     """Return the model calls that a sampler makes for these sigmas, with empty latents."""
     steps = sampler(sigmas.new_empty(0), sigmas)
     calls = [next(steps)]
@@ -69,7 +69,7 @@ def dry(sampler: Sampler, sigmas: Tensor) -> list[ModelCall]:
     return calls
 
 
-def euler(x: Tensor, sigmas: Tensor) -> Steps:
+def euler(x: Tensor, sigmas: Tensor) -> SamplerRun:
     """Algorithm 2 of Karras et al. (https://arxiv.org/abs/2206.00364), without churn and second-order correction."""
     for i in range(len(sigmas) - 1):
         denoised = yield ModelCall(x, sigmas[i], i)
@@ -77,7 +77,7 @@ def euler(x: Tensor, sigmas: Tensor) -> Steps:
     return x
 
 
-def heun(x: Tensor, sigmas: Tensor) -> Steps:
+def heun(x: Tensor, sigmas: Tensor) -> SamplerRun:
     """Algorithm 2 of Karras et al. (https://arxiv.org/abs/2206.00364), without churn."""
     is_zero = _zeros(sigmas)
     for i in range(len(sigmas) - 1):
@@ -91,7 +91,7 @@ def heun(x: Tensor, sigmas: Tensor) -> Steps:
     return x
 
 
-def dpm_2(x: Tensor, sigmas: Tensor) -> Steps:
+def dpm_2(x: Tensor, sigmas: Tensor) -> SamplerRun:
     """DPM-Solver-2 (https://arxiv.org/abs/2206.00927), with the midpoint in log sigma."""
     is_zero = _zeros(sigmas)
     for i in range(len(sigmas) - 1):
@@ -106,7 +106,7 @@ def dpm_2(x: Tensor, sigmas: Tensor) -> Steps:
     return x
 
 
-def dpmpp_2m(x: Tensor, sigmas: Tensor) -> Steps:
+def dpmpp_2m(x: Tensor, sigmas: Tensor) -> SamplerRun:
     """DPM-Solver++(2M) (https://arxiv.org/abs/2211.01095)."""
     is_zero = _zeros(sigmas)
     times = sigmas.log().neg()
@@ -123,7 +123,7 @@ def dpmpp_2m(x: Tensor, sigmas: Tensor) -> Steps:
     return x
 
 
-def ipndm(x: Tensor, sigmas: Tensor) -> Steps:
+def ipndm(x: Tensor, sigmas: Tensor) -> SamplerRun:
     """The fourth-order linear multistep method of PNDM (https://arxiv.org/abs/2202.09778), constant coefficients."""
     is_zero = _zeros(sigmas)
     past: list[Tensor] = []

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..distributed.collectives import PendingSends, Work, receive, wait
+from ..distributed.collectives import PendingSends, Work, receive, wait_all
 from ..distributed.mesh import Axis
 from ..interfaces.family import Family
 from ..layout.partition import Partition
-from ..samplers.samplers import Sampler, Steps
+from ..samplers.samplers import Sampler, SamplerRun
 from .setting import Setting
 
 
@@ -55,9 +55,9 @@ class LastStage:
     ) -> None:
         self.setting, self.elements, self.back, self.preview = setting, elements, back, preview
         x = setting.x.flatten(1)
-        self._steps: list[Steps] = [sampler(x[:, indices], setting.sigmas) for indices in elements.by_patch]
+        self._steps: list[SamplerRun] = [sampler(x[:, indices], setting.sigmas) for indices in elements.by_patch]
         self._calls = [next(steps) for steps in self._steps]
-        self._inpainting = [setting.inpainting.part(setting.x.shape, indices) for indices in elements.by_patch]
+        self._inpainting = [setting.inpainting.select(setting.x.shape, indices) for indices in elements.by_patch]
         self._pending = PendingSends()
 
     def step(self, unit: Sequence[int], prediction: Tensor) -> None:
@@ -70,7 +70,7 @@ class LastStage:
                 previews.append(x0[:1])
             try:
                 self._calls[patch] = call = self._steps[patch].send(x0)
-                parts.append(inpainting.given(call.x, call.sigma))
+                parts.append(inpainting.model_input(call.x, call.sigma))
             except StopIteration as end:
                 parts.append(end.value)
         message = torch.cat([part.reshape(-1) for part in (*parts, *previews)])
@@ -112,7 +112,9 @@ class FirstStage:
         preview: bool,
     ) -> None:
         self.elements, self.back, self.on_step, self.preview = elements, back, on_step, preview
-        self.x = setting.inpainting.given(setting.x, setting.sigmas[0]).clone(memory_format=torch.contiguous_format)
+        self.x = setting.inpainting.model_input(setting.x, setting.sigmas[0]).clone(
+            memory_format=torch.contiguous_format
+        )
         self._shown = self.x[:1].clone()
         self._expected: deque[_Expected] = deque()
 
@@ -134,7 +136,7 @@ class FirstStage:
             self._take(self._expected.popleft())
 
     def _take(self, result: _Expected) -> None:
-        wait(result.works)
+        wait_all(result.works)
         batch = len(self.x)
         sizes = [len(self.elements.by_patch[patch]) for patch in result.unit]
         previews = sizes if len(result.flat) > batch * sum(sizes) else []

@@ -17,7 +17,7 @@ from ..denoiser.stage_boundary import IncomingStreams
 from ..distributed.stop_flags import StopFlags
 from ..errors import Cancelled
 from ..interfaces import patch_plan
-from ..interfaces.geometry import IMAGE, common
+from ..interfaces.geometry import IMAGE, common_image_tokens
 from ..samplers.samplers import SAMPLERS
 from .latent_relay import FirstStage, LastStage, PatchElements
 from .setting import Report, Setting
@@ -30,7 +30,9 @@ class PipeFusion:
     def __init__(self, setting: Setting, *, report: Report, cancelled: Callable[[], bool]) -> None:
         self.setting, self.report = setting, report
         self.mesh, self.plan, self.boundary = setting.denoiser.mesh, setting.denoiser.plan, setting.denoiser.boundary
-        self.image = patch_plan.cut(self.plan.extents, patch_plan.count(self.plan.layout, self.plan.extents))
+        self.image = patch_plan.image_patches(
+            self.plan.extents, patch_plan.patch_count(self.plan.layout, self.plan.extents)
+        )
         self.stage = Stage(setting, self.image)
         self.calls, self.whole = setting.calls()
         self._predicted: dict[int, Tensor] = {}
@@ -100,7 +102,7 @@ class PipeFusion:
         """This stage's tasks, in order. They end early if rank 0 was told to cancel."""
         patches = tuple(range(len(self.image.sizes)))
         for index, call in enumerate(self.calls):
-            if not self.flags.go_on():
+            if not self.flags.should_continue():
                 return
             whole, streams_next = self.whole[index], not all(self.whole[index + 1 : index + 2])
             for unit in [patches] if whole else [(patch,) for patch in patches]:
@@ -123,7 +125,7 @@ class PipeFusion:
             self.first.arrive(task.index - 1, task.unit[-1])
         state = self.stage.run(task, streams, self.first.x if self.first else self.setting.x)
         if task.ends_call and task.index + 1 < len(self.calls):
-            self.flags.tell()
+            self.flags.send_next()
         if not self.boundary.last:
             self.boundary.send(state.streams)
         else:
@@ -143,7 +145,7 @@ class PipeFusion:
         end = start + sum(self.image.sizes[patch] for patch in task.unit)
         local = [self._predicted[i] for i in sorted(self._predicted)]
         splits = [self.stage.split(i, task.unit) for i in sorted(self._predicted)]
-        if common(self.plan.extents) is None:
+        if common_image_tokens(self.plan.extents) is None:
             tokens = splits[0].unshard(self.setting.guided(torch.stack(local)), IMAGE)[:, : end - start]
         else:
             parts = zip(splits, local, strict=True)

@@ -7,7 +7,7 @@ from torch import Tensor
 from ..distributed import rank_speeds
 from ..distributed.collectives import agree
 from ..errors import Cancelled
-from ..samplers.samplers import SAMPLERS, drive
+from ..samplers.samplers import SAMPLERS, run_sampler
 from .schedule import ViewSchedule, call_kinds
 from .setting import Report, Setting
 
@@ -32,7 +32,7 @@ class SampleLoop:
         """
         setting = self.setting
         sampler = SAMPLERS[setting.message.sampler]
-        x = drive(sampler, self.denoise, setting.x, setting.sigmas, self._on_step)
+        x = run_sampler(sampler, self.denoise, setting.x, setting.sigmas, self._on_step)
         self.views.finish()
         return setting.gather(x)
 
@@ -44,7 +44,7 @@ class SampleLoop:
         """
         self._check_cancelled()
         setting = self.setting
-        inputs = setting.inputs(setting.inpainting.given(x, sigma), sigma)
+        inputs = setting.inputs(setting.inpainting.model_input(x, sigma), sigma)
         shards = self.denoiser.shards(inputs, self.views.next())
         guided = setting.guided(self.denoiser.comparable(shards))
         return setting.inpainting.x0(x, sigma, self.denoiser.latent(guided))
@@ -53,7 +53,9 @@ class SampleLoop:
         self.setting.report_step(index, denoised, self.report)
 
     def _check_cancelled(self) -> None:
-        rank_speeds.wait(self.setting.x.device)  # otherwise the host queues steps ahead and a cancel takes effect late
+        rank_speeds.synchronize(
+            self.setting.x.device
+        )  # otherwise the host queues steps ahead and a cancel takes effect late
         whole = self.denoiser.mesh.whole
         if agree(int(whole.index == 0 and self.cancelled()), whole):
             self.views.finish()

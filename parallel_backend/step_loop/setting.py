@@ -13,7 +13,7 @@ from ..layout.partition import Partition
 from ..protocol.messages import Progress, Sample
 from ..samplers.inpainting import Inpainting
 from ..samplers.prediction_types import PREDICTIONS, timestep
-from ..samplers.samplers import SAMPLERS, ModelCall, dry
+from ..samplers.samplers import SAMPLERS, ModelCall, planned_calls
 from ..strategies.batch import BatchSplit
 from .schedule import whole_calls
 
@@ -54,7 +54,7 @@ class Setting:
 
     def calls(self) -> tuple[list[ModelCall], list[bool]]:
         """All calls that the sampler will make, and which of them are exact even in an approximate layout."""
-        calls = dry(SAMPLERS[self.message.sampler], self.sigmas)
+        calls = planned_calls(SAMPLERS[self.message.sampler], self.sigmas)
         experts = [self.denoiser.experts.name(self.time(call.sigma)) for call in calls]
         return calls, whole_calls([call.step for call in calls], experts, self.denoiser.plan.layout.warmup)
 

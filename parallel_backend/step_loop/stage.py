@@ -9,14 +9,14 @@ from torch import Tensor
 from ..attention.routing import Route, routed
 from ..denoiser import stage_boundary
 from ..denoiser.attention_views import CachedView, FullView
-from ..distributed.collectives import join
+from ..distributed.collectives import concat
 from ..interfaces.family import Family
 from ..interfaces.geometry import IMAGE
 from ..interfaces.state import State
 from ..layout.partition import Partition
 from ..samplers.samplers import ModelCall
 from ..strategies.patch_attention import PatchSplit
-from ..strategies.token_split import TokenSplit, take
+from ..strategies.token_split import TokenSplit, take_slices
 from .setting import Setting
 
 Group = tuple[int, ...]
@@ -94,7 +94,7 @@ class Stage:
             state = state.with_streams(**streams)
         elif task.unit[0]:
             tokens = family.image(self._inputs(task, latent))
-            state = state.with_streams(**{IMAGE: take(tokens, split.streams[IMAGE].of(split.axis.index))})
+            state = state.with_streams(**{IMAGE: take_slices(tokens, split.streams[IMAGE].of(split.axis.index))})
         with routed(self._routes_of(task, family, state)):
             return family.run(state)
 
@@ -117,7 +117,7 @@ class Stage:
     def _inputs(self, task: Task, latent: Tensor) -> dict[str, Tensor]:
         branches = self.setting.inputs(latent, task.call.sigma)
         first = branches[task.group[0]]
-        return {name: join([branches[i][name] for i in task.group]) for name in first}
+        return {name: concat([branches[i][name] for i in task.group]) for name in first}
 
     def _state(self, task: Task, latent: Tensor) -> State:
         """The whole state before block 0, computed once a call, when only the first patch of the latent is new."""

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from ..distributed.collectives import all_gather, join
+from ..distributed.collectives import all_gather, concat
 from ..distributed.mesh import DeviceMesh
 from ..errors import InvalidRequest
-from ..interfaces.geometry import IMAGE, common
+from ..interfaces.geometry import IMAGE, common_image_tokens
 from ..interfaces.strategy import Workload
 from ..layout.parallel_layout import ParallelLayout
 from ..layout.partition import Partition
@@ -50,10 +50,10 @@ class BatchSplit:
             return 0
         first = place["tensor"] == 0
         copies = layout.cfg - 1 if workload.guided else int(rank > 0 and first)
-        shared_tokens = common([extent for _, extent in workload.branches]) if workload.guided else None
+        shared_tokens = common_image_tokens([extent for _, extent in workload.branches]) if workload.guided else None
         values = 0
-        for samples, extent in workload.own(layout, place):
-            local_tokens = workload.sizes(layout, extent, IMAGE)[place["sequence"]]
+        for samples, extent in workload.local_branches(layout, place):
+            local_tokens = workload.tokens_by_rank(layout, extent, IMAGE)[place["sequence"]]
             values += samples * (local_tokens if shared_tokens is None else shared_tokens) * extent.values
         return copies * values * workload.itemsize
 
@@ -81,4 +81,4 @@ class BatchSplit:
             The predictions ``[branches, ...]``, on every rank.
         """
         shapes = [(size, *local.shape[1:]) for size in Partition.even(branches, mesh.layout.cfg).sizes]
-        return join(all_gather(local, shapes, mesh.axes["cfg"]))
+        return concat(all_gather(local, shapes, mesh.axes["cfg"]))

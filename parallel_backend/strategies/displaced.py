@@ -12,13 +12,13 @@ from torch import Tensor
 
 from ..attention.kernels import Kernel
 from ..attention.key_masks import KeyMask, attend
-from ..distributed.collectives import Work, start, wait
+from ..distributed.collectives import Work, start_exchange, wait_all
 from ..distributed.mesh import Axis
 from ..interfaces.strategy import Workload
 from ..layout.parallel_layout import ParallelLayout
 from .sequence import site_tokens
 
-Rows = dict[int | None, "SharedKeyValues"]
+KeyValuesBySample = dict[int | None, "SharedKeyValues"]
 """A module's keys and values, by sample; None if they are of all samples at once."""
 
 
@@ -45,7 +45,7 @@ def bytes_sent(layout: ParallelLayout, workload: Workload, rank: int) -> int:
     """Count, for each attention of one call, this rank's keys and values, sent to each other rank of the ring."""
     place = layout.coordinates(rank)
     sent = 0
-    for samples, extent in workload.own(layout, place):
+    for samples, extent in workload.local_branches(layout, place):
         for site, count in workload.sites(layout, place):
             _, heads = workload.heads(layout, site, place)
             tokens = sum(site_tokens(layout, workload, extent, site)[place["ring"]])
@@ -72,7 +72,7 @@ class DisplacedAttention:
         sizes: Sequence[int],
         key_mask: KeyMask | None,
         kernel: Kernel,
-        shared: Rows,
+        shared: KeyValuesBySample,
         *,
         fresh: bool,
         renews: bool,
@@ -83,15 +83,15 @@ class DisplacedAttention:
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, *, scale: float | None, sample: int | None) -> Tensor:
         """``[B, heads, tokens of the patch, head_dim]``; see ``Attention``."""
         shared = self._shared(key, sample)
-        wait(shared.works)
+        wait_all(shared.works)
         local_patch = shared.stacked.split(self.sizes)[self.axis.index]
         for i, current in enumerate((key, value)):
             local_patch[:, i].copy_(current.permute(2, 0, 1, 3))
         if self.fresh:
-            wait(self._exchange(shared))
+            wait_all(self._exchange(shared))
         out = query
         if query.numel():
-            out = attend(self.kernel, (query, *shared.keys_values), scale=scale, kept=self.key_mask, sample=sample)
+            out = attend(self.kernel, (query, *shared.keys_values), scale=scale, key_mask=self.key_mask, sample=sample)
         shared.works = self._exchange(shared) if self.renews and not self.fresh else ()
         return out
 
@@ -104,4 +104,4 @@ class DisplacedAttention:
     def _exchange(self, shared: SharedKeyValues) -> Sequence[Work]:
         """Start sending this rank's patch to all other ranks and receiving theirs in place."""
         patches = shared.stacked.split(self.sizes)
-        return start([[patches[self.axis.index]]] * self.axis.size, [[patch] for patch in patches], self.axis)
+        return start_exchange([[patches[self.axis.index]]] * self.axis.size, [[patch] for patch in patches], self.axis)

@@ -109,7 +109,7 @@ class PatchAttention:
                     whole[:, :, part].copy_(tokens)
         if not query.numel():
             return query
-        return attend(self.kernel, (query, *cached), scale=scale, kept=self.key_mask, sample=sample)
+        return attend(self.kernel, (query, *cached), scale=scale, key_mask=self.key_mask, sample=sample)
 
 
 class GatheredAttention:

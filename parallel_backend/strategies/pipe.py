@@ -40,11 +40,11 @@ class Pipe:
         """
         place = layout.coordinates(rank)
         if place["pipe"] == layout.pipe - 1:
-            samples, _ = next(workload.own(layout, {**place, "cfg": 0}))
+            samples, _ = next(workload.local_branches(layout, {**place, "cfg": 0}))
             return samples * workload.latent * _FLOAT32 if workload.guided and layout.pipe > 1 else 0
         values = 0
-        for samples, extent in workload.own(layout, place):
+        for samples, extent in workload.local_branches(layout, place):
             for name in extent.streams:
-                local_tokens = workload.sizes(layout, extent, name)[place["sequence"]]
+                local_tokens = workload.tokens_by_rank(layout, extent, name)[place["sequence"]]
                 values += samples * extent.rows * local_tokens * workload.geometry.width(name)
         return values * workload.itemsize

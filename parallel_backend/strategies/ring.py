@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..attention.kernels import Kernel
 from ..attention.key_masks import KeyMask, attend_with_lse
-from ..distributed.collectives import Work, start, wait
+from ..distributed.collectives import Work, start_exchange, wait_all
 from ..distributed.mesh import Axis
 from ..interfaces.strategy import Workload
 from ..layout.parallel_layout import ParallelLayout
@@ -37,7 +37,7 @@ class Ring:
         """
         place = layout.coordinates(rank)
         sent = 0
-        for samples, extent in workload.own(layout, place):
+        for samples, extent in workload.local_branches(layout, place):
             for site, count in workload.sites(layout, place):
                 _, heads = workload.heads(layout, site, place)
                 blocks = [sum(tokens) for tokens in site_tokens(layout, workload, extent, site)]
@@ -87,7 +87,7 @@ class RingAttention:
         This is a separate method so that no view of the block outlives the call.
         """
         k, v = (part.transpose(1, 2) for part in block)
-        return attend_with_lse(self.kernel, (query, k, v), scale=scale, kept=self.key_masks[owner], sample=sample)
+        return attend_with_lse(self.kernel, (query, k, v), scale=scale, key_mask=self.key_masks[owner], sample=sample)
 
     def _pass_on(self, block: Block, owner: int, sent_blocks: list[Block]) -> "_IncomingBlock":
         """Start sending a block to the next rank and receiving one from the previous rank.
@@ -109,7 +109,7 @@ class RingAttention:
         outgoing, incoming = [list[Tensor]() for _ in range(ranks)], [list[Tensor]() for _ in range(ranks)]
         outgoing[(place + 1) % ranks] += block
         incoming[(place - 1) % ranks] += received
-        return _IncomingBlock(block, received, start(outgoing, incoming, self.axis))
+        return _IncomingBlock(block, received, start_exchange(outgoing, incoming, self.axis))
 
 
 def _view_as(buffer: Tensor, shape: Sequence[int]) -> Tensor:
@@ -125,7 +125,7 @@ class _IncomingBlock:
 
     def wait(self) -> Block:
         """Wait for both blocks; release the sent one and return the received one."""
-        wait(self._in_flight[1])
+        wait_all(self._in_flight[1])
         del self._in_flight
         return self._received
 

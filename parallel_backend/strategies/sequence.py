@@ -1,6 +1,6 @@
 """What ``ring`` and ``ulysses`` have in common: each rank holds a share of a row's tokens (see ``token_split``)."""
 
-from ..interfaces.geometry import IMAGE, Extent, Site, common
+from ..interfaces.geometry import IMAGE, AttentionKind, Extent, common_image_tokens
 from ..interfaces.strategy import Workload
 from ..layout.parallel_layout import ParallelLayout
 
@@ -26,21 +26,23 @@ class SequenceSplit:
         place = layout.coordinates(rank)
         if place["pipe"] != layout.pipe - 1:
             return 0
-        before_guidance = common([extent for _, extent in workload.branches]) is not None
-        branches = workload.own(layout, place if before_guidance else {**place, "cfg": 0})
+        before_guidance = common_image_tokens([extent for _, extent in workload.branches]) is not None
+        branches = workload.local_branches(layout, place if before_guidance else {**place, "cfg": 0})
         values = 0
         for samples, extent in branches if before_guidance else [next(branches)]:
-            local_tokens = workload.sizes(layout, extent, IMAGE)[place["sequence"]]
+            local_tokens = workload.tokens_by_rank(layout, extent, IMAGE)[place["sequence"]]
             values += samples * local_tokens * extent.values
         return (layout.sequence - 1) * values * (workload.itemsize if before_guidance else _FLOAT32)
 
 
-def site_tokens(layout: ParallelLayout, workload: Workload, extent: Extent, site: Site) -> list[tuple[int, ...]]:
+def site_tokens(
+    layout: ParallelLayout, workload: Workload, extent: Extent, site: AttentionKind
+) -> list[tuple[int, ...]]:
     """Return the number of tokens that each rank contributes to a site's attention.
 
     Returns:
         One tuple for each position on the ring, with one number for each position on the ulysses axis.
     """
-    by_stream = [workload.sizes(layout, extent, name) for name in site.streams]
+    by_stream = [workload.tokens_by_rank(layout, extent, name) for name in site.streams]
     tokens = [sum(sizes) for sizes in zip(*by_stream, strict=True)]
     return [tuple(tokens[i : i + layout.ulysses]) for i in range(0, len(tokens), layout.ulysses)]

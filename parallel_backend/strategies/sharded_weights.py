@@ -74,5 +74,5 @@ class _Root(nn.Module):
     def forward(self, state: State) -> State:
         result = self.run(state)
         if self.trim:  # return freed memory of gathered weights to the system; the process would keep it
-            processes.trim()
+            processes.trim_heap()
         return result

@@ -17,7 +17,6 @@ from ..distributed.mesh import Axis
 from ..errors import InvalidRequest
 from ..interfaces.strategy import Workload
 from ..interfaces.tensor_cuts import (
-    Block,
     ColumnParallel,
     Cut,
     Cuts,
@@ -27,7 +26,8 @@ from ..interfaces.tensor_cuts import (
     ParameterCut,
     RowParallel,
     Slices,
-    ranges,
+    UnitBlock,
+    local_ranges,
 )
 from ..layout.parallel_layout import ParallelLayout
 from ..layout.partition import Partition
@@ -55,12 +55,12 @@ class TensorParallel:
         """Count ``2 (n - 1) / n`` times the size of every tensor summed over ``n`` ranks: a ring all-reduce."""
         place = layout.coordinates(rank)
         summed_bytes = 0
-        for samples, extent in workload.own(layout, place):
-            for summed in workload.geometry.sums:
+        for samples, extent in workload.local_branches(layout, place):
+            for summed in workload.geometry.all_reduces:
                 tokens = extent.context.get(summed.tokens)
                 if tokens is None:
                     parts = Partition.even(extent.streams[summed.tokens], layout.sequence)
-                    tokens = max(parts.sizes[place["sequence"]], summed.least)
+                    tokens = max(parts.sizes[place["sequence"]], summed.min_rows)
                 size = summed.itemsize or workload.itemsize
                 summed_bytes += samples * extent.rows * summed.count * tokens * summed.width * size
         return 2 * (layout.tensor - 1) * summed_bytes // layout.tensor
@@ -106,7 +106,7 @@ class _Style(ParallelStyle):
                 self._shrink(module, "weight", 0, (heads,))
                 module.forward = _HeadsNorm(module, heads, self.axis)
             case HeadOutputs(heads):
-                (local,) = ranges((heads,), self.axis.size, self.axis.index)
+                (local,) = local_ranges((heads,), self.axis.size, self.axis.index)
                 module.register_forward_hook(lambda _module, _inputs, outs: tuple(out[..., local] for out in outs))
             case ParameterCut(name, dim, blocks):
                 self._shrink(module, name, dim, blocks)
@@ -115,13 +115,13 @@ class _Style(ParallelStyle):
                     setattr(module, name, Partition.even(units, self.axis.size).sizes[self.axis.index] * size)
         return module
 
-    def _shrink(self, module: nn.Module, name: str, dim: int, blocks: tuple[Block, ...]) -> None:
+    def _shrink(self, module: nn.Module, name: str, dim: int, blocks: tuple[UnitBlock, ...]) -> None:
         """Replace a parameter by one of the size of this rank's part along ``dim``."""
         whole: nn.Parameter | None = getattr(module, name)
         if whole is None:
             return
         assert sum(units * size for units, size in blocks) == whole.shape[dim], (name, blocks, whole.shape)
-        local = tuple(ranges(blocks, self.axis.size, self.axis.index))
+        local = tuple(local_ranges(blocks, self.axis.size, self.axis.index))
         shape = list(whole.shape)
         shape[dim] = sum(part.stop - part.start for part in local)
         parameter = nn.Parameter(whole.new_empty(shape), requires_grad=False)
@@ -136,7 +136,7 @@ class _Style(ParallelStyle):
 class _HeadsNorm:
     """The forward of ``torch.nn.RMSNorm`` over features that are split over several ranks."""
 
-    def __init__(self, module: Any, heads: Block, axis: Axis) -> None:
+    def __init__(self, module: Any, heads: UnitBlock, axis: Axis) -> None:
         self.module, self.features, self.axis = module, heads[0] * heads[1], axis
 
     def __call__(self, x: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..distributed.collectives import all_gather, join
+from ..distributed.collectives import all_gather, concat
 from ..distributed.mesh import Axis
 from ..interfaces.state import State
 from ..layout.partition import Partition
@@ -104,9 +104,9 @@ class TokenSplit:
         """Return the state with only this rank's tokens of every stream, and the tables' entries for them."""
         local = {name: shares.of(self.axis.index) for name, shares in self.streams.items()}
         return State(
-            streams={name: take(tokens, local[name]) for name, tokens in state.streams.items()},
+            streams={name: take_slices(tokens, local[name]) for name, tokens in state.streams.items()},
             tables={
-                name: {key: take(table, local[name]) for key, table in tables.items()}
+                name: {key: take_slices(table, local[name]) for key, table in tables.items()}
                 for name, tables in state.tables.items()
             },
             masks=state.masks,
@@ -121,7 +121,7 @@ class TokenSplit:
         shares = self.streams[stream]
         gathered = all_gather(local, [(local.shape[0], size, *local.shape[2:]) for size in shares.sizes], self.axis)
         if len(shares.patches) == 1:
-            return join(gathered, dim=1)
+            return concat(gathered, dim=1)
         by_rank = [
             tokens.split([patch.sizes[rank] for _, patch in shares.patches], dim=1)
             for rank, tokens in enumerate(gathered)
@@ -129,11 +129,11 @@ class TokenSplit:
         return torch.cat([patches[i] for i in range(len(shares.patches)) for patches in by_rank], dim=1)
 
 
-def take(tensor: Tensor, parts: Sequence[slice]) -> Tensor:
+def take_slices(tensor: Tensor, parts: Sequence[slice]) -> Tensor:
     """Concatenate slices of dim 1 into a contiguous tensor; return the tensor itself if they cover all of it."""
     if len(parts) == 1 and parts[0] == slice(0, tensor.shape[1]):
         return tensor
-    return join([tensor[:, part] for part in parts], dim=1).contiguous()
+    return concat([tensor[:, part] for part in parts], dim=1).contiguous()
 
 
 def _shifted(part: slice, by: int) -> slice:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..attention.routing import Attention
-from ..distributed.collectives import start, wait
+from ..distributed.collectives import start_exchange, wait_all
 from ..distributed.mesh import Axis
 from ..interfaces.strategy import Workload
 from ..layout.parallel_layout import ParallelLayout
@@ -33,7 +33,7 @@ class Ulysses:
         """
         place = layout.coordinates(rank)
         sent = 0
-        for samples, extent in workload.own(layout, place):
+        for samples, extent in workload.local_branches(layout, place):
             for site, count in workload.sites(layout, place):
                 heads, local_heads = workload.heads(layout, site, place)
                 tokens = site_tokens(layout, workload, extent, site)[place["ring"]]
@@ -77,7 +77,7 @@ class UlyssesAttention:
         for i, part in enumerate(outgoing):
             for j, tensor in enumerate(qkv):
                 part[:, :, j].copy_(tensor[:, heads.slice(i)].permute(2, 0, 1, 3))
-        wait(start([[part] for part in outgoing], [[part] for part in incoming], self.axis))
+        wait_all(start_exchange([[part] for part in outgoing], [[part] for part in incoming], self.axis))
         return packed.permute(2, 1, 3, 0, 4).unbind()
 
     def _to_tokens(self, heads: Partition, out: Tensor) -> Tensor:
@@ -91,5 +91,5 @@ class UlyssesAttention:
             outgoing[rank] if i == rank else out.new_empty(batch, self.tokens.sizes[rank], size, head_dim)
             for i, size in enumerate(heads.sizes)
         ]
-        wait(start([[part] for part in outgoing], [[part] for part in incoming], self.axis))
+        wait_all(start_exchange([[part] for part in outgoing], [[part] for part in incoming], self.axis))
         return torch.cat(incoming, dim=2).transpose(1, 2)

@@ -26,7 +26,7 @@ VAES: dict[str, type[VAE]] = {
 }
 """VAE classes by the name of diffusers' class."""
 
-SMALLEST_TILE = 8
+MIN_TILE = 8
 """Smallest height and width of a tile, in rows and columns of the latent."""
 
 
@@ -47,4 +47,4 @@ def vae_of(checkpoint: Checkpoint) -> VAE:
     return vae
 
 
-__all__ = ["SMALLEST_TILE", "VAE", "VAES", "LatentScale", "Scaling", "vae_of"]
+__all__ = ["MIN_TILE", "VAE", "VAES", "LatentScale", "Scaling", "vae_of"]

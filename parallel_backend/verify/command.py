@@ -22,9 +22,9 @@ from .forward.matrix import Cell
 from .forward.memory import Growth
 from .forward.run import Comparison, Report, verifier
 from .loops import quality
-from .loops.run import Loop, LoopVerifier, every
+from .loops.run import Loop, LoopVerifier, loops
 from .vae.kinds import WIDTH
-from .vae.run import Asked, compare
+from .vae.run import VaeCase, compare
 
 
 def run(options: argparse.Namespace) -> int:
@@ -72,7 +72,7 @@ def _run_vae(options: argparse.Namespace) -> int:
         if value is not None and value < minimum:
             raise InvalidRequest(f"--{name} {value}: at least {minimum} is needed")
     report = compare(
-        Asked(
+        VaeCase(
             kind=options.vae, ranks=options.ranks or 2, encode=options.encode, size=_size(options),
             width=options.width or WIDTH,
         )
@@ -103,11 +103,11 @@ def _loops(options: argparse.Namespace) -> list[Loop]:
         raise InvalidRequest(
             f"--warmup sets the number of exact steps: leave warmup out of --layout {options.layout!r}"
         )
-    loops = [loop for loop in every(_variants(options), warmup, layouts) if options.ranks in (None, loop.layout.ranks)]
-    if not loops:
+    chosen = [loop for loop in loops(_variants(options), warmup, layouts) if options.ranks in (None, loop.layout.ranks)]
+    if not chosen:
         raise InvalidRequest(f"no layout has {options.ranks} ranks; leave --ranks out, or change it")
     size, text = _size(options), options.text_tokens
-    return [replace(loop, size=size or loop.size, text=text or loop.text) for loop in loops]
+    return [replace(loop, size=size or loop.size, text=text or loop.text) for loop in chosen]
 
 
 def _run_quality(options: argparse.Namespace) -> int:

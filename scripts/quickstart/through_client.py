@@ -19,7 +19,7 @@ from torch import Tensor
 
 from parallel_backend.checkpoint.checkpoint import Checkpoint
 from parallel_backend.client.client import Client
-from parallel_backend.client.devices import resolve
+from parallel_backend.client.devices import parse_devices
 from parallel_backend.protocol.messages import Decode, EncodeText, ModelSpec, Sample
 from scripts import processes
 from scripts.comfy_api import Prompt
@@ -56,7 +56,7 @@ class ThroughClient:
     def run(self, prompt: Prompt) -> tuple[float, Frames]:
         """See ``Runner.run``."""
         started = time.monotonic()
-        spec = ModelSpec(path=str(CHECKPOINT), devices=resolve(node(prompt, "ParallelLoader")["devices"]))
+        spec = ModelSpec(path=str(CHECKPOINT), devices=parse_devices(node(prompt, "ParallelLoader")["devices"]))
         sampler = node(prompt, "KSampler", "ParallelSampler")
         texts = [prompt[sampler[name][0]]["inputs"]["text"] for name in ("positive", "negative")]
         tensors = {"x": self._noise(node(prompt, "EmptyHunyuanLatentVideo"), sampler["seed"])}
@@ -93,5 +93,5 @@ class ThroughClient:
         try:
             processes.stop_backend(self._runtime)
         finally:
-            processes.kill(processes.wait_until_none(self._runtime, 15.0))
+            processes.kill(processes.wait_for_exit(self._runtime, 15.0))
             shutil.rmtree(self._runtime, ignore_errors=True)

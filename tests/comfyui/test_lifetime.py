@@ -65,5 +65,5 @@ def test_no_process_is_left_after_comfyui_is_killed(new_server: Callable[..., Co
     tiny.write(server.base / "models" / "diffusers" / "tiny")
     start_sampling(server, "KSampler")
     psutil.Process(server.pid).kill()
-    left = processes.wait_until_none(server.runtime, IDLE + 30.0)
+    left = processes.wait_for_exit(server.runtime, IDLE + 30.0)
     assert not left, processes.describe(left)

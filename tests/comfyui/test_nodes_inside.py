@@ -32,6 +32,6 @@ def test_nodes_inside_comfyui(comfyui_path: Path, tmp_path: Path) -> None:
             cwd=comfyui_path, env=environment, capture_output=True, text=True, timeout=DEADLINE, check=False,
         )  # fmt: skip
     finally:
-        processes.kill(processes.using(runtime))
+        processes.kill(processes.processes_of(runtime))
     print(completed.stdout)
     assert completed.returncode == 0, f"{completed.stdout[-6000:]}\n{completed.stderr[-2000:]}"

@@ -24,7 +24,7 @@ def runtime_folder() -> Iterator[Path]:
         patch.setenv("OMP_NUM_THREADS", "1")
         yield folder
     processes.stop_backend(folder)
-    left = processes.using(folder)
+    left = processes.processes_of(folder)
     described = processes.describe(left)
     processes.kill(left)
     shutil.rmtree(folder)

@@ -127,12 +127,12 @@ def test_pixels_bypass_a_stopped_supervisor_and_are_held_once(client: Client) ->
         if progress.phase == "reply":
             os.kill(supervisor, signal.SIGSTOP)
 
-    processes.forget_peak(os.getpid())
-    before = processes.peak(os.getpid())
+    processes.reset_peak_memory(os.getpid())
+    before = processes.peak_memory(os.getpid())
     try:
         made = client.call(Echo(model=spec, make=75_000_000), on_progress=stop_supervisor)["made"]
     finally:
         os.kill(supervisor, signal.SIGCONT)
-    grown = processes.peak(os.getpid()) - before
+    grown = processes.peak_memory(os.getpid()) - before
     assert (made == 0.5).all()
     assert grown < 1.2 * made.nbytes

@@ -27,14 +27,14 @@ from .backend import TWO_RANKS, Running, environment, run_command, sample, start
 
 
 def assert_none_left(runtime: Path, seconds: float = 5.0) -> None:
-    assert not processes.wait_until_none(runtime, seconds)
+    assert not processes.wait_for_exit(runtime, seconds)
 
 
 def test_stop_leaves_nothing(runtime: Path) -> None:
     client = start_fake(runtime)
     running = Running(client=client, message=sample()).in_step()
     client.stop()
-    assert not processes.using(runtime)
+    assert not processes.processes_of(runtime)
     error = running.ended(5.0)
     assert isinstance(error, BackendUnavailable)
     assert not client.endpoint.socket.exists()
@@ -73,7 +73,7 @@ def test_an_idle_backend_ends_itself(runtime: Path) -> None:
     client.call(sample(), tensors(1))
     end = time.monotonic() + 1.0
     while time.monotonic() < end:
-        assert processes.using(runtime)
+        assert processes.processes_of(runtime)
         client.status()
     assert_none_left(runtime)
 
@@ -101,7 +101,7 @@ def test_two_clients_at_once_start_one_backend(runtime: Path) -> None:
     with ThreadPoolExecutor(4) as pool:
         pids = set(pool.map(start, range(4)))
     assert len(pids) == 1
-    serving = [process for process in processes.using(runtime) if "serve" in process.cmdline()]
+    serving = [process for process in processes.processes_of(runtime) if "serve" in process.cmdline()]
     gone, alive = psutil.wait_procs(serving, timeout=15.0)
     assert {process.pid for process in alive} == pids
     assert len(gone) == len(serving) - 1
@@ -147,7 +147,7 @@ def test_the_commands(runtime: Path) -> None:
         assert "fake_worker.py" in " ".join(process.cmdline())
         assert abs(process.memory_info().rss - rank.memory) < 0.2 * rank.memory
     assert run_command(runtime, "stop").stdout == "stopped\n"
-    assert not processes.using(runtime)
+    assert not processes.processes_of(runtime)
 
 
 def test_a_negative_idle_time_is_refused(runtime: Path) -> None:

@@ -32,7 +32,7 @@ def test_a_killed_rank_is_named_and_the_next_request_works(client: Client, rank:
     assert works(client)
     after = client.status()
     assert after.generation == before.generation + 1
-    left = {process.pid for process in processes.using(client.endpoint.folder)}
+    left = {process.pid for process in processes.processes_of(client.endpoint.folder)}
     assert not left & {status.pid for status in before.ranks}
 
 

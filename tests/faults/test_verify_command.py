@@ -15,7 +15,7 @@ from parallel_backend.protocol.messages import Sample
 from parallel_backend.verify.forward.cells import SmallModels
 from parallel_backend.verify.forward.matrix import Cell
 from parallel_backend.verify.forward.run import Verifier, verifier
-from parallel_backend.verify.loops.run import Loop, LoopVerifier, wanted
+from parallel_backend.verify.loops.run import Loop, LoopVerifier, reference_samples
 
 from .backend import TWO_RANKS, run_command
 
@@ -69,13 +69,15 @@ def test_step_loops_equal_their_algorithm(
     assert min(report.bytes_sent_per_rank) > 0
     # With another number of exact steps the algorithm is a different one.
     other = 8 if steps == 1 else 1
-    monkeypatch.setattr("parallel_backend.verify.loops.run.wanted", _with_warmup(other))
+    monkeypatch.setattr("parallel_backend.verify.loops.run.reference_samples", _with_warmup(other))
     assert loops.compare(loop).failed
 
 
 def _with_warmup(warmup: int) -> Callable[..., torch.Tensor]:
     def other(transformer: Any, message: Sample, tensors: Any, plan: DenoisingPlan) -> torch.Tensor:
-        return wanted(transformer, message, tensors, replace(plan, layout=replace(plan.layout, warmup=warmup)))
+        return reference_samples(
+            transformer, message, tensors, replace(plan, layout=replace(plan.layout, warmup=warmup))
+        )
 
     return other
 

@@ -45,7 +45,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Pa
 
     def folder(name: str, kind: str) -> Path:
         if (name, kind) not in written:
-            written[name, kind] = examples.write(tmp_path_factory.mktemp("family"), families.module(name, kind))
+            written[name, kind] = examples.write_checkpoint(
+                tmp_path_factory.mktemp("family"), families.module(name, kind)
+            )
         return written[name, kind]
 
     return folder

@@ -10,7 +10,7 @@ from torch import Tensor
 from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.models.shared.patchify import pad_to_patch
 from parallel_backend.protocol.messages import Devices, Forward, ModelSpec, Sample
-from parallel_backend.samplers.samplers import SAMPLERS, drive
+from parallel_backend.samplers.samplers import SAMPLERS, run_sampler
 from tests.support import tiny
 
 ODD = (3, 5, 7)
@@ -102,7 +102,7 @@ def stock_sample(sizes: tiny.Tiny, case: Case, *, sampler: str = "euler", cfg: f
         uncond = predict(x, sigma, 1)
         return uncond + (cond - uncond) * cfg
 
-    return drive(SAMPLERS[sampler], denoise, inputs["x"], inputs["sigmas"], lambda *_: None)
+    return run_sampler(SAMPLERS[sampler], denoise, inputs["x"], inputs["sigmas"], lambda *_: None)
 
 
 def relative_error(got: Tensor, wanted: Tensor) -> float:

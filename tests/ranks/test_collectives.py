@@ -45,7 +45,7 @@ def exchanged(rank, stage):
     outgoing = [[torch.full((rank + i,), 10.0 * rank + i), torch.full((2, i), float(rank))] for i in range(3)]
     incoming = [[torch.zeros(i + rank), torch.zeros(2, rank)] for i in range(3)]
     with staging(stage) as addresses:
-        collectives.wait(collectives.start(outgoing, incoming, devices.axes["ulysses"]))
+        collectives.wait_all(collectives.start_exchange(outgoing, incoming, devices.axes["ulysses"]))
     devices.free()
     local = {tensor.data_ptr() for parts in (*outgoing, *incoming) for tensor in parts if tensor.numel()}
     return [[tensor.tolist() for tensor in parts] for parts in incoming], bool(local & addresses), bool(addresses)

@@ -12,7 +12,7 @@ from parallel_backend.engine.validation import check_sample
 from parallel_backend.models import FAMILIES
 from parallel_backend.models.shared.patchify import pad_to_patch
 from parallel_backend.protocol.tensors import describe
-from parallel_backend.samplers.samplers import SAMPLERS, drive
+from parallel_backend.samplers.samplers import SAMPLERS, run_sampler
 from parallel_backend.verify.loops import run
 from tests.ranks import driver, requests
 from tests.ranks.requests import Case
@@ -48,7 +48,7 @@ def stock(case):
         return uncond + (cond - uncond) * 4.0
 
     with torch.no_grad():
-        return drive(SAMPLERS["euler"], denoise, inputs["x"], inputs["sigmas"], lambda *_: None)
+        return run_sampler(SAMPLERS["euler"], denoise, inputs["x"], inputs["sigmas"], lambda *_: None)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,9 @@ def test_a_switch_warms_up_again(pools, two, layout):
     plan = check_sample(message, describe(tensors), Checkpoint.open(two), 2)
     models = [FAMILIES["WanTransformer3DModel"](tiny.transformer(sizes)) for sizes in (HIGH, LOW)]
     wanted, never = (
-        run.wanted(lambda time: models[int(time < BOUNDARY * 1000)], message, tensors, replace(plan, layout=each))
+        run.reference_samples(
+            lambda time: models[int(time < BOUNDARY * 1000)], message, tensors, replace(plan, layout=each)
+        )
         for each in (plan.layout, replace(plan.layout, warmup=7))
     )
     got = answers[0]["tensors"]["samples"]

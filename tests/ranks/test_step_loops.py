@@ -18,7 +18,7 @@ from tests.ranks import driver, requests
 from tests.ranks.requests import Case
 
 CLOSE = 1e-4
-FIRSTS = [pair for pair in examples.variants() if matrix.first(*pair)]
+FIRSTS = [pair for pair in examples.variants() if matrix.is_first_variant(*pair)]
 FLUX, WAN = ("FluxTransformer2DModel", "kontext"), ("WanTransformer3DModel", "ti2v 5b")
 JOINT = ("SD3Transformer2DModel", "sd3.5 medium")
 MASKED = ("HunyuanVideoTransformer3DModel", "t2v")
@@ -31,7 +31,7 @@ def deep(tmp_path_factory):
 
     def folder(name, kind):
         if (name, kind) not in written:
-            written[name, kind] = examples.write(tmp_path_factory.mktemp("deep"), steps.module(name, kind))
+            written[name, kind] = examples.write_checkpoint(tmp_path_factory.mktemp("deep"), steps.module(name, kind))
         return written[name, kind]
 
     return folder
@@ -56,10 +56,10 @@ def check(pools, deep, asked, *, against=None, **options):
     assert [answer["error"] for answer in answers] == [None] * len(answers)
     plan = check_sample(message, describe(tensors), Checkpoint.open(message.model.path), len(answers))
     model = steps.family(asked.class_name, asked.variant)
-    wanted = steps.wanted(lambda _: model, message, tensors, replace(plan, layout=against or plan.layout))
+    wanted = steps.reference_samples(lambda _: model, message, tensors, replace(plan, layout=against or plan.layout))
     got = answers[0]["tensors"]
     assert requests.relative_error(got["samples"], wanted) <= CLOSE
-    assert got["sent_bytes"].tolist() == list(steps.formula(asked, message, tensors, plan))
+    assert got["sent_bytes"].tolist() == list(steps.expected_bytes(asked, message, tensors, plan))
     return got["samples"], wanted
 
 

@@ -11,14 +11,14 @@ from einops import rearrange
 from torch import nn
 
 from parallel_backend.attention.kernels import KERNELS
-from parallel_backend.autoencoder.spatial import Rows, layers, watch
+from parallel_backend.autoencoder.spatial import RowSplit, layers, watch
 from parallel_backend.autoencoder.spatial.norms import MergedNorm
-from parallel_backend.autoencoder.tiles import Side, Tiles
+from parallel_backend.autoencoder.tiles import Tiles, TileSpace
 from parallel_backend.distributed import mesh
 from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.layout.partition import Partition
 from parallel_backend.verify.vae.kinds import KINDS
-from parallel_backend.verify.vae.run import TOLERANCE, Asked, Subject
+from parallel_backend.verify.vae.run import TOLERANCE, VaeCase, VaeComparison
 from tests.ranks import driver
 
 NARROW = 8
@@ -30,7 +30,7 @@ IMAGE_KINDS = ("image", "flux2")
 
 def ask(pools, folder, asked, *, ranks=None, function=driver.handle, **options):
     """Run a request on the ranks. Returns its subject and the ranks' answers."""
-    subject = Subject(asked, folder)
+    subject = VaeComparison(asked, folder)
     message = replace(subject.message, measure=True)
     return subject, pools(ranks or asked.ranks).run(function, message, subject.given, **options)
 
@@ -55,21 +55,21 @@ def check(pools, folder, asked, **options):
 )
 def test_rows_equal_diffusers(pools, tmp_path, kind, ranks, encode):
     size = SMALL[ranks][1:] if kind in IMAGE_KINDS else SMALL[ranks]
-    check(pools, tmp_path, Asked(kind=kind, ranks=ranks, encode=encode, width=NARROW, size=size))
+    check(pools, tmp_path, VaeCase(kind=kind, ranks=ranks, encode=encode, width=NARROW, size=size))
 
 
 @pytest.mark.parametrize("kind", ["wan21", "cogvideox"])
 def test_a_long_video_on_four_ranks(pools, tmp_path, kind):
-    check(pools, tmp_path, Asked(kind=kind, ranks=4, width=NARROW, size=(13, 30, 2)))
+    check(pools, tmp_path, VaeCase(kind=kind, ranks=4, width=NARROW, size=(13, 30, 2)))
 
 
 def test_many_rows_whose_edges_are_computed_separately(pools, tmp_path):
-    check(pools, tmp_path, Asked(kind="image", ranks=2, width=NARROW, size=(75, 3)))
-    check(pools, tmp_path, Asked(kind="image", ranks=2, width=NARROW, size=(75, 3), encode=True))
+    check(pools, tmp_path, VaeCase(kind="image", ranks=2, width=NARROW, size=(75, 3)))
+    check(pools, tmp_path, VaeCase(kind="image", ranks=2, width=NARROW, size=(75, 3), encode=True))
 
 
 def test_ranks_without_rows_stay_idle(pools, tmp_path):
-    answer = check(pools, tmp_path, Asked(kind="image", ranks=4, width=NARROW, size=(2, 9)))
+    answer = check(pools, tmp_path, VaeCase(kind="image", ranks=4, width=NARROW, size=(2, 9)))
     assert len(answer["tensors"]["sent_bytes"]) == 2
 
 
@@ -77,7 +77,7 @@ def test_ranks_without_rows_stay_idle(pools, tmp_path):
 @pytest.mark.parametrize(("kind", "size"), [("image", (5, 4)), ("wan21", (2, 5, 4))])
 def test_several_samples(pools, tmp_path, kind, size, encode):
     """Also the frames of a video with an image VAE."""
-    subject = Subject(Asked(kind=kind, ranks=3, width=NARROW, size=size, encode=encode), tmp_path)
+    subject = VaeComparison(VaeCase(kind=kind, ranks=3, width=NARROW, size=size, encode=encode), tmp_path)
     ((name, sample),) = subject.given.items()
     samples, expected = [sample, sample.flip(-2)], []
     for one in samples:
@@ -94,7 +94,7 @@ def test_several_samples(pools, tmp_path, kind, size, encode):
 @pytest.mark.parametrize(("kind", "size"), [("image", (5, 4)), ("hunyuan_video", (2, 8, 4))])
 def test_progress_and_cancelling(pools, tmp_path, kind, size):
     """Also while rows are under way, as with many rows."""
-    asked = Asked(kind=kind, ranks=2, width=NARROW, size=size)
+    asked = VaeCase(kind=kind, ranks=2, width=NARROW, size=size)
     _, answers = ask(pools, tmp_path, asked)
     decoding = [progress for progress, _ in answers[0]["reports"] if progress.phase == "decoding"]
     steps = [(progress.value, progress.note) for progress in decoding]
@@ -133,7 +133,7 @@ def without_interpolation(rank, message, tensors):
 )
 def test_what_cannot_be_split_is_decoded_by_one_rank_with_a_note(pools, tmp_path, function, reason):
     for rows in (2, 5, 5):  # first only two ranks learn that it cannot be split; last, all know
-        asked = Asked(kind="image", ranks=3, width=NARROW, size=(rows, 4))
+        asked = VaeCase(kind="image", ranks=3, width=NARROW, size=(rows, 4))
         subject, answers = ask(pools, tmp_path, asked, function=function)
         assert [answer["error"] for answer in answers] == [None] * 3
         assert subject.error(answers[0]["tensors"], subject.wanted()) <= TOLERANCE
@@ -157,7 +157,7 @@ def averaging(rank, message, tensors):
 
 
 def test_a_ramp_from_dark_to_bright(pools, tmp_path):
-    subject = Subject(Asked(kind="image", ranks=3, width=NARROW, size=(17, 5)), tmp_path)
+    subject = VaeComparison(VaeCase(kind="image", ranks=3, width=NARROW, size=(17, 5)), tmp_path)
     subject.given["latent"] += torch.linspace(-10, 10, 17).view(-1, 1)
     errors = [
         subject.error(pools(3).run(function, subject.message, subject.given)[0]["tensors"], subject.wanted())
@@ -171,7 +171,7 @@ def rows_of(rank, latent):
     """Return the rows of one of three ranks."""
     ranks = mesh.create(ParallelLayout(ring=3), rank=rank, timeout=timedelta(seconds=60))
     assert ranks
-    return Rows(axis=ranks.axes["ring"], latent=latent)
+    return RowSplit(axis=ranks.axes["ring"], latent=latent)
 
 
 @torch.no_grad()
@@ -238,7 +238,7 @@ def test_an_unknown_vae_of_known_layers(pools):
 def blended(subject, tiles):
     """Blend diffusers' results for each tile."""
     ((name, whole_input),) = subject.given.items()
-    sides = (Side(dims=(-2, -1), scale=1), Side(dims=(-3, -2), scale=8))
+    sides = (TileSpace(dims=(-2, -1), scale=1), TileSpace(dims=(-3, -2), scale=8))
     before, after = sides if name == "latent" else sides[::-1]
     result = torch.zeros(())
     for place in tiles.places:
@@ -254,8 +254,8 @@ def blended(subject, tiles):
 @pytest.mark.parametrize("encode", [False, True], ids=["decode", "encode"])
 def test_tiles_on_several_ranks(pools, tmp_path, encode):
     """The result is diffusers' for each tile, blended, and does not depend on which rank computes which tile."""
-    asked = Asked(kind="image", ranks=3, width=NARROW, size=(20, 11), encode=encode)
-    subject = Subject(asked, tmp_path)
+    asked = VaeCase(kind="image", ranks=3, width=NARROW, size=(20, 11), encode=encode)
+    subject = VaeComparison(asked, tmp_path)
     tiled = replace(subject.message, tile=64)
     results: list[torch.Tensor] = []
     for ranks in (1, 2, 3):
@@ -273,7 +273,7 @@ def test_tiles_on_several_ranks(pools, tmp_path, encode):
 
 
 def test_tiles_of_several_videos_after_a_cancelled_request(pools, tmp_path):
-    subject = Subject(Asked(kind="wan21", ranks=2, width=NARROW, size=(2, 17, 4)), tmp_path)
+    subject = VaeComparison(VaeCase(kind="wan21", ranks=2, width=NARROW, size=(2, 17, 4)), tmp_path)
     tiled, latents = replace(subject.message, tile=64), [subject.given["latent"], subject.given["latent"].flip(-2)]
     expected = []
     for latent in latents:
@@ -287,8 +287,8 @@ def test_tiles_of_several_videos_after_a_cancelled_request(pools, tmp_path):
 
 
 def test_one_tile_is_exact_and_bad_sizes_are_refused(pools, tmp_path):
-    asked = Asked(kind="image", ranks=2, width=NARROW, size=(9, 10))
-    subject = Subject(asked, tmp_path)
+    asked = VaeCase(kind="image", ranks=2, width=NARROW, size=(9, 10))
+    subject = VaeComparison(asked, tmp_path)
     whole = pools(2).run(driver.handle, replace(subject.message, tile=80), subject.given)[0]
     assert subject.error(whole["tensors"], subject.wanted()) <= TOLERANCE
     for tile in (56, 100):

@@ -22,7 +22,7 @@ function between layers that may read other rows (``watch``), raises ``Unsplitta
 """
 
 from .layers import split
-from .rows import Rows
+from .rows import RowSplit
 from .watch import Unsplittable
 
-__all__ = ["Rows", "Unsplittable", "split"]
+__all__ = ["RowSplit", "Unsplittable", "split"]

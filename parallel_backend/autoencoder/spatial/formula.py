@@ -43,7 +43,7 @@ class LayerCall:
 
 
 @contextmanager
-def seen(module: nn.Module) -> Iterator[list[LayerCall]]:
+def record_calls(module: nn.Module) -> Iterator[list[LayerCall]]:
     """Record the calls of layers that may need other ranks' rows, while the module processes whole images."""
     calls: list[LayerCall] = []
 

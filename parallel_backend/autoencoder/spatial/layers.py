@@ -15,7 +15,7 @@ from ...attention.kernels import Kernel
 from ...attention.routing import Routed
 from .norms import MergedNorm
 from .plane import FrameCausalAttention, PlaneAttention
-from .rows import Rows
+from .rows import RowSplit
 from .watch import RowGuard, Unsplittable
 from .windows import HaloForward, RowWindow
 
@@ -102,7 +102,7 @@ def layers_to_replace(module: nn.Module, name: str = "") -> Iterator[tuple[str, 
 
 
 @contextmanager
-def split(module: nn.Module, rows: Rows, kernel: Kernel) -> Iterator[None]:
+def split(module: nn.Module, rows: RowSplit, kernel: Kernel) -> Iterator[None]:
     """Make a VAE compute on this rank's rows while it is entered.
 
     Args:
@@ -123,7 +123,7 @@ def split(module: nn.Module, rows: Rows, kernel: Kernel) -> Iterator[None]:
         yield
 
 
-def _replacements(layer: Any, rows: Rows, kernel: Kernel) -> dict[str, Forward]:
+def _replacements(layer: Any, rows: RowSplit, kernel: Kernel) -> dict[str, Forward]:
     """Return what to set on a layer instead of its own functions, by attribute.
 
     A layer that needs no other rows keeps its ``forward``, and is only exempted from the guard.

@@ -18,13 +18,13 @@ import torch
 from torch import Tensor, nn
 
 from ...distributed.collectives import all_gather
-from .rows import Rows
+from .rows import RowSplit
 
 
 class MergedNorm:
     """A ``GroupNorm``'s ``forward`` on this rank's rows of ``[N, C, ...]``, with the statistics of all rows."""
 
-    def __init__(self, layer: nn.GroupNorm, rows: Rows) -> None:
+    def __init__(self, layer: nn.GroupNorm, rows: RowSplit) -> None:
         self.layer, self.rows = layer, rows
 
     def __call__(self, x: Tensor) -> Tensor:

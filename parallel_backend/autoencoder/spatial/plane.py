@@ -21,13 +21,13 @@ from torch import Tensor
 from ...attention.kernels import Kernel
 from ...attention.key_masks import attend_with_lse
 from ...strategies.ring import Block, RingAttention
-from .rows import Rows
+from .rows import RowSplit
 
 
 class PlaneAttention:
     """Attention of this rank's tokens to the tokens of all ranks, for one frame or image per sample."""
 
-    def __init__(self, rows: Rows, kernel: Kernel) -> None:
+    def __init__(self, rows: RowSplit, kernel: Kernel) -> None:
         self.rows, self.kernel = rows, kernel
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, *, scale: float | None, sample: int | None) -> Tensor:
@@ -43,7 +43,7 @@ class FrameCausalAttention:
     A rank's tokens are ordered by frame, then by row.
     """
 
-    def __init__(self, rows: Rows, kernel: Kernel) -> None:
+    def __init__(self, rows: RowSplit, kernel: Kernel) -> None:
         self.rows, self.kernel = rows, kernel
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, frames: int) -> Tensor:
@@ -67,7 +67,7 @@ class _FrameCausalRing(RingAttention):
         parts = [
             attend_with_lse(
                 self.kernel, (q, k[:, :, : (i + 1) * key_size], v[:, :, : (i + 1) * key_size]),
-                scale=scale, kept=None, sample=sample,
+                scale=scale, key_mask=None, sample=sample,
             )
             for i, q in enumerate(query.split(query_size, dim=2))
         ]  # fmt: skip

@@ -5,7 +5,7 @@ rank 1 the next ones, and so on. Each of these heights is a whole multiple of th
 latent's partition by that factor gives the partition of every tensor. For example, 7 latent rows on 3 ranks are split
 3, 2, 2, and the 56 rows of pixels 24, 16, 16. Heights need not divide by the number of ranks.
 
-``Rows`` says which rows a rank holds. ``Halo`` fetches the rows just above and just below them from other ranks.
+``RowSplit`` says which rows a rank holds. ``Halo`` fetches the rows just above and just below them from other ranks.
 """
 
 import math
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ...distributed import collectives
-from ...distributed.collectives import join, start, wait
+from ...distributed.collectives import concat, start_exchange, wait_all
 from ...distributed.mesh import Axis
 from ...layout.partition import Partition
 from ...protocol.frames import TensorMeta
@@ -30,7 +30,7 @@ HaloRows = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rows:
+class RowSplit:
     """Which rows this rank and the other ranks hold.
 
     Attributes:
@@ -86,7 +86,7 @@ class Halo:
         below: how many rows below this rank's block are wanted. There are fewer near the image's bottom.
     """
 
-    def __init__(self, rows: Rows, tensors: Sequence[Tensor], above: int, below: int) -> None:
+    def __init__(self, rows: RowSplit, tensors: Sequence[Tensor], above: int, below: int) -> None:
         partition, place = rows.from_local(tensors[0].shape[ROW_DIM]), rows.axis.index
         ranks, begin = range(rows.axis.size), partition.offsets[place]
         outgoing = [
@@ -106,15 +106,15 @@ class Halo:
             for rank in ranks
         ]
         flat = [[part for side in sides for part in side] for sides in self._incoming]
-        self._works = start(outgoing, flat, rows.axis)
+        self._works = start_exchange(outgoing, flat, rows.axis)
 
     def wait(self) -> list[HaloRows]:
         """Wait for the rows and return them, one pair per tensor."""
-        wait(self._works)
+        wait_all(self._works)
         ranks_above, ranks_below = self._incoming[: self._place + 1], self._incoming[self._place :]
         above = zip(*(sides[0] for sides in ranks_above), strict=True)
         below = zip(*(sides[1] for sides in ranks_below), strict=True)
-        return [(join(a, ROW_DIM), join(b, ROW_DIM)) for a, b in zip(above, below, strict=True)]
+        return [(concat(a, ROW_DIM), concat(b, ROW_DIM)) for a, b in zip(above, below, strict=True)]
 
 
 def scale_partition(latent: Partition, height: int) -> Partition:

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from .rows import ROW_DIM, Rows
+from .rows import ROW_DIM, RowSplit
 
 
 class Unsplittable(Exception):
@@ -76,7 +76,7 @@ class RowGuard(TorchFunctionMode):
     It does not look inside forwards that ``exempt`` wraps.
     """
 
-    def __init__(self, rows: Rows) -> None:
+    def __init__(self, rows: RowSplit) -> None:
         super().__init__()
         self.rows, self._exempt_depth = rows, 0
 

@@ -37,7 +37,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .rows import ROW_DIM, Halo, Rows
+from .rows import ROW_DIM, Halo, RowSplit
 from .watch import Unsplittable
 
 FIX_EDGES_FROM = 32
@@ -96,7 +96,7 @@ class HaloForward:
     them as ``conv_cache``, None in the first call, and returns ``(output, cache)``.
     """
 
-    def __init__(self, layer: nn.Module, window: RowWindow, rows: Rows) -> None:
+    def __init__(self, layer: nn.Module, window: RowWindow, rows: RowSplit) -> None:
         self.stock: Callable[..., Any] = layer.forward
         self.window, self.rows, self.kind = window, rows, type(layer).__name__
         self._returns_cache = False

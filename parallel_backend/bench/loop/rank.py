@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from ...processes import stay_on_own_cores
+from ...processes import pin_to_core_share
 from ..ranks.rank import COLLECTIVE_PATIENCE, Result, serve
 
 
@@ -33,7 +33,7 @@ class LoopRunner:
 
     def __init__(self, model: Path, store: Path) -> None:
         self.rank, self.ranks, self.model = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), model
-        stay_on_own_cores(self.rank, self.ranks)
+        pin_to_core_share(self.rank, self.ranks)
         import torch
         import torch.distributed as dist
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...errors import InvalidRequest
 from ...interfaces.geometry import LATENT, TIMESTEP
-from ...verify.forward.examples import write
+from ...verify.forward.examples import write_checkpoint
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,4 +121,4 @@ def write_model(folder: Path, family: str) -> Path:
 
     model = MODELS[family]
     torch.manual_seed(0)
-    return write(folder, getattr(diffusers, model.class_name)(**model.config))
+    return write_checkpoint(folder, getattr(diffusers, model.class_name)(**model.config))

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from ...processes import die_with_parent, stay_on_own_cores
+from ...processes import die_with_parent, pin_to_core_share
 from .peers import BY_NAME
 
 COLLECTIVE_PATIENCE = timedelta(minutes=5)
@@ -58,7 +58,7 @@ class Runner:
     def __init__(self, name: str, model: Path, store: Path) -> None:
         peer = BY_NAME[name]
         self.rank, self.ranks = int(os.environ["RANK"]), peer.ranks
-        stay_on_own_cores(self.rank, self.ranks)
+        pin_to_core_share(self.rank, self.ranks)
         import torch
         import torch.distributed as dist
 

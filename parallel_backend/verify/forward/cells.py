@@ -40,7 +40,7 @@ class SmallModels:
 
     def _path(self, class_name: str, name: str) -> Path:
         path = self.folder / f"{class_name} {name}"
-        return path if path.is_dir() else examples.write(path, _module(class_name, name))
+        return path if path.is_dir() else examples.write_checkpoint(path, _module(class_name, name))
 
 
 def _inputs(

@@ -59,7 +59,7 @@ def family(class_name: str, name: str) -> Family:
     return FAMILIES[class_name](module(class_name, name))
 
 
-def write(folder: Path, module: Any) -> Path:
+def write_checkpoint(folder: Path, module: Any) -> Path:
     """Write a checkpoint in diffusers layout that holds only a transformer, and return its folder."""
     module.save_pretrained(folder / "transformer")
     index = {"_class_name": "DiffusionPipeline", "transformer": ["diffusers", type(module).__name__]}
@@ -124,7 +124,7 @@ def fill(shapes: Mapping[str, tuple[int, ...]], seed: int) -> dict[str, Tensor]:
     return {name: _values(name, shape, generator) for name, shape in shapes.items()}
 
 
-def even(class_name: str, name: str) -> tuple[tuple[int, ...], int]:
+def evenly_divisible_size(class_name: str, name: str) -> tuple[tuple[int, ...], int]:
     """Return a latent size and a text length near the variant's own whose tokens divide evenly by 2 and 4.
 
     A text of fixed length keeps its length.
@@ -137,7 +137,7 @@ def even(class_name: str, name: str) -> tuple[tuple[int, ...], int]:
     return tuple(length * patch for length, patch in zip(grid, geometry.patch, strict=True)), text
 
 
-def few(class_name: str, name: str, text: int) -> tuple[tuple[int, ...], int]:
+def smallest_size(class_name: str, name: str, text: int) -> tuple[tuple[int, ...], int]:
     """Return the size of a latent of one token per frame, and a text length.
 
     There is one frame, and the text has ``text`` tokens, unless the variant fixes its number of frames or of tokens.

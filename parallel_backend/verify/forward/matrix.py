@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...layout.parallel_layout import ParallelLayout
-from .examples import even, few, short_name, variants
+from .examples import evenly_divisible_size, short_name, smallest_size, variants
 
 SINGLE = tuple(f"{axis}={ranks}" for axis in ("ulysses", "ring", "tensor") for ranks in (2, 3, 4))
 SHARDED = tuple(f"{axis}={ranks} shard_weights" for axis, ranks in (("ulysses", 2), ("ring", 3), ("ulysses", 4)))
@@ -76,19 +76,19 @@ def named() -> Iterator[Cell]:
                 yield from _cells(class_name, name, (layout,), size=size, text=text, batch=1)
 
 
-def first(class_name: str, name: str) -> bool:
+def is_first_variant(class_name: str, name: str) -> bool:
     """Whether a variant is the first of its family."""
     return name == next(kind for family, kind in variants() if family == class_name)
 
 
 def _even_cells(class_name: str, name: str, layouts: Iterable[str]) -> Iterator[Cell]:
-    size, text = even(class_name, name)
+    size, text = evenly_divisible_size(class_name, name)
     return _cells(class_name, name, layouts, size=size, text=text)
 
 
 def _few_cells(class_name: str, name: str, chosen: Iterable[tuple[str, int]]) -> Iterator[Cell]:
     for layout, tokens in chosen:
-        size, text = few(class_name, name, tokens)
+        size, text = smallest_size(class_name, name, tokens)
         yield from _cells(class_name, name, (layout,), size=size, text=text)
 
 

@@ -128,7 +128,7 @@ def measure() -> Iterator[Growth]:
     """Measure every model in every layout, each on a new backend."""
     for model in MODELS:
         with tempfile.TemporaryDirectory(prefix="verify-memory-") as folder:
-            small = examples.write(Path(folder) / "small", examples.module(model.class_name, model.variant))
+            small = examples.write_checkpoint(Path(folder) / "small", examples.module(model.class_name, model.variant))
             small_inputs = examples.inputs(model.class_name, model.variant, batch=1)
             large = _write(Path(folder) / "large", model)
             for text in LAYOUTS:
@@ -176,7 +176,7 @@ def _write(folder: Path, model: LargeModel) -> _SavedModel:
     variant = examples.variant(model.class_name, model.variant)
     shapes = examples.input_shapes(family, model.config, variant.inputs, batch=1, size=model.size, text=model.text)
     inputs, module = examples.fill(shapes, seed=0), examples.random_module(model.class_name, model.config)
-    examples.write(folder, module)
+    examples.write_checkpoint(folder, module)
     with torch.no_grad():
         expected = family(module).stock(inputs)
     return _SavedModel(name=examples.short_name(model.class_name), path=folder, inputs=inputs, expected=expected)

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from ...layout.parallel_layout import ParallelLayout
-from .examples import even, few, variants
+from .examples import evenly_divisible_size, smallest_size, variants
 from .matrix import Cell
 
 LAYOUTS: Mapping[str, Mapping[int, str]] = {
@@ -28,7 +28,7 @@ LAYOUTS: Mapping[str, Mapping[int, str]] = {
 """Layout text by strategy and number of ranks. No layout of ``cfg`` has three ranks, and the
 small models have two blocks, so two stages at most."""
 
-SHAPES = ("own", "even", "few")
+SHAPES = ("own", "evenly_divisible_size", "smallest_size")
 """The variant's own, which nothing divides; one that divides by all ranks; fewer tokens than ranks."""
 
 FEW_TOKENS = 2
@@ -107,5 +107,9 @@ def _cell(name: str, choice: Choice) -> Cell:
     cell = Cell(class_name=choice.family, variant=name, layout=layout_of(choice))
     if choice.shape == "own":
         return cell
-    size, text = even(choice.family, name) if choice.shape == "even" else few(choice.family, name, FEW_TOKENS)
+    size, text = (
+        evenly_divisible_size(choice.family, name)
+        if choice.shape == "evenly_divisible_size"
+        else smallest_size(choice.family, name, FEW_TOKENS)
+    )
     return replace(cell, size=size, text=text)

@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...checkpoint.checkpoint import HIGH, LOW, Checkpoint
+from ...checkpoint.checkpoint import HIGH_NOISE, LOW_NOISE, Checkpoint
 from ...client import devices as device_list
 from ...distributed import mesh
 from ...errors import InvalidRequest, OutOfMemory
 from ...interfaces.family import Family
 from ...interfaces.geometry import LATENT, TIMESTEP
-from ...interfaces.strategy import Parameters
+from ...interfaces.strategy import ParameterShapes
 from ...layout.parallel_layout import ParallelLayout, auto
 from ...loading import load
 from ...models import family_of
@@ -50,7 +50,7 @@ class RealModel:
     variant: str
     inputs: tuple[dict[str, Tensor], ...]
     dtype: DType
-    component: str = HIGH
+    component: str = HIGH_NOISE
 
     def experts(self) -> list["RealModel"]:
         """Return one model per transformer of the checkpoint, with timesteps on its side of the boundary."""
@@ -58,7 +58,7 @@ class RealModel:
         if boundary is None:
             return [self]
         high = tuple(one | {TIMESTEP: torch.full_like(one[TIMESTEP], 1000.0)} for one in self.inputs)
-        return [replace(self, inputs=high), replace(self, component=LOW)]
+        return [replace(self, inputs=high), replace(self, component=LOW_NOISE)]
 
     def describe(self, devices: Devices) -> str:
         """Describe what is compared, as text."""
@@ -133,7 +133,7 @@ class _StockRun:
     """
 
     predictions: list[Tensor]
-    parameters: Parameters
+    parameters: ParameterShapes
     blocks: int
     stages: list[tuple[tuple[int, ...], ...]]
 
@@ -196,7 +196,7 @@ def choose_devices(ranks: int | None) -> Devices:
     Raises:
         InvalidRequest: there are fewer.
     """
-    return device_list.resolve("all" if ranks is None else ",".join(map(str, range(ranks))))
+    return device_list.parse_devices("all" if ranks is None else ",".join(map(str, range(ranks))))
 
 
 def find_folder(model: str) -> Path:

@@ -16,7 +16,7 @@ from ...denoiser.plan import DenoisingPlan
 from ...engine.validation import check_forward
 from ...errors import InvalidRequest
 from ...interfaces.family import Family
-from ...interfaces.strategy import Parameters
+from ...interfaces.strategy import ParameterShapes
 from ...layout.parallel_layout import ParallelLayout
 from ...protocol.messages import Devices, DType, Forward, ModelSpec, RankStatus
 from ...protocol.tensors import DTYPES, describe
@@ -48,7 +48,7 @@ class Comparison:
     layout: ParallelLayout
     inputs: Sequence[Mapping[str, Tensor]]
     stock: Callable[[int], Tensor]
-    parameters: Parameters
+    parameters: ParameterShapes
     stages: tuple[tuple[int, ...], ...] = ()
     dtype: DType = "float32"
     tolerance: float = TOLERANCE
@@ -166,7 +166,7 @@ def verifier(devices: Devices) -> Iterator[Verifier]:
         yield Verifier(client, devices)
 
 
-def block_parameters(family: Family) -> Parameters:
+def block_parameters(family: Family) -> ParameterShapes:
     """Return the shapes of the weights of all blocks."""
     modules = [module for block in family.blocks for module in block.modules]
     return tuple((tuple(p.shape), p.itemsize) for module in modules for p in module.parameters())

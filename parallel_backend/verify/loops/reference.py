@@ -14,7 +14,7 @@ from ...layout.partition import Partition
 from ...protocol.messages import Sample
 from ...samplers.inpainting import Inpainting
 from ...samplers.prediction_types import PREDICTIONS, timestep
-from ...samplers.samplers import SAMPLERS, Sampler, dry
+from ...samplers.samplers import SAMPLERS, Sampler, planned_calls
 from .reference_attention import DisplacedModel, PipeFusionModel
 
 Transformer = Callable[[float], Family]
@@ -36,7 +36,7 @@ class PatchSamplers:
         self.noise, self.owners = noise, owners
         self._steps = [sampler(x, sigmas) for _ in range(count)]
         self._model_calls = [next(steps) for steps in self._steps]
-        self.model_input = noise.given(x, sigmas[0])
+        self.model_input = noise.model_input(x, sigmas[0])
         self._next_inputs = [self.model_input] * count
 
     def refresh(self, patches: Sequence[int]) -> Tensor:
@@ -52,7 +52,7 @@ class PatchSamplers:
             try:
                 denoised = self.noise.x0(call.x, call.sigma, prediction)
                 call = self._model_calls[patch] = self._steps[patch].send(denoised)
-                self._next_inputs[patch] = self.noise.given(call.x, call.sigma)
+                self._next_inputs[patch] = self.noise.model_input(call.x, call.sigma)
             except StopIteration as end:
                 self._next_inputs[patch] = end.value
 
@@ -97,7 +97,7 @@ class LoopRequest:
     def calls(self) -> Iterator[Call]:
         """Yield the sampler's model calls in order."""
         current, first_step, step = None, 0, 0
-        for call in dry(self.sampler, self.sigmas):
+        for call in planned_calls(self.sampler, self.sigmas):
             step = step if call.step is None else call.step
             time = timestep(call.sigma, scale=self.message.timestep_scale, log_sigmas=self.log_sigmas)
             previous, current = current, self.family(float(time))

@@ -22,7 +22,7 @@ from ...layout.parallel_layout import ParallelLayout
 from ...models import FAMILIES
 from ...protocol.messages import Devices, ModelSpec, Sample
 from ...protocol.tensors import describe
-from ...samplers.samplers import SAMPLERS, dry
+from ...samplers.samplers import SAMPLERS, planned_calls
 from ...step_loop.schedule import CallKind, call_kinds, whole_calls
 from ...strategies import STRATEGIES, displaced
 from ...strategies.ring import Ring
@@ -100,7 +100,9 @@ class Loop:
         return tensors
 
 
-def wanted(transformer: Transformer, message: Sample, tensors: Mapping[str, Tensor], plan: DenoisingPlan) -> Tensor:
+def reference_samples(
+    transformer: Transformer, message: Sample, tensors: Mapping[str, Tensor], plan: DenoisingPlan
+) -> Tensor:
     """Return the samples of a request, computed in one process by its layout's algorithm.
 
     Args:
@@ -110,14 +112,14 @@ def wanted(transformer: Transformer, message: Sample, tensors: Mapping[str, Tens
         plan: of the request; its layout selects the algorithm.
     """
     layout = plan.layout
-    image = patch_plan.cut(plan.extents, patch_plan.count(layout, plan.extents))
+    image = patch_plan.image_patches(plan.extents, patch_plan.patch_count(layout, plan.extents))
     request = LoopRequest(transformer, message, tensors, layout.warmup)
     if layout.stale:
         return reference.displaced(request, layout, image.total)
     return reference.pipefusion(request, image)
 
 
-def every(
+def loops(
     pairs: Sequence[tuple[str, str]], warmup: int | None, layouts: Sequence[ParallelLayout] = ()
 ) -> Iterator[Loop]:
     """Yield the step loops of variants in approximate layouts.
@@ -154,7 +156,7 @@ class LoopVerifier:
         except InvalidRequest as error:
             return Report(cell=str(loop), skipped=str(error))
         model = family(loop.class_name, loop.variant)
-        expected = wanted(lambda _: model, message, tensors, plan)
+        expected = reference_samples(lambda _: model, message, tensors, plan)
         reply = self.client.call(message, tensors)
         references = [expected, self._exact(message, tensors)] if loop.exact else [expected]
         difference = max((reply["samples"] - samples).abs().max() for samples in references)
@@ -164,7 +166,7 @@ class LoopVerifier:
             max_abs_error=float(difference),
             max_rel_error=float(difference / expected.abs().max()),
             bytes_sent_per_rank=tuple(reply["sent_bytes"].tolist()),
-            bytes_formula_per_rank=formula(loop, message, tensors, plan),
+            bytes_formula_per_rank=expected_bytes(loop, message, tensors, plan),
             seconds_per_step=float(reply["seconds"]) / (len(loop.sigmas) - 1),
         )
 
@@ -175,16 +177,16 @@ class LoopVerifier:
 
     def _path(self, class_name: str, name: str) -> Path:
         path = self.folder / f"{class_name} {name}"
-        return path if path.is_dir() else examples.write(path, module(class_name, name))
+        return path if path.is_dir() else examples.write_checkpoint(path, module(class_name, name))
 
 
-def formula(loop: Loop, message: Sample, tensors: Mapping[str, Tensor], plan: DenoisingPlan) -> tuple[int, ...]:
+def expected_bytes(loop: Loop, message: Sample, tensors: Mapping[str, Tensor], plan: DenoisingPlan) -> tuple[int, ...]:
     """Return the bytes that each rank should send in a step loop, if all ranks are equally fast.
 
     These are the bytes of its model calls; for rank 0 also the flag before each call; for the first rank of each other
     data group also its samples.
     """
-    layout, model_calls = plan.layout, dry(SAMPLERS[message.sampler], tensors["sigmas"])
+    layout, model_calls = plan.layout, planned_calls(SAMPLERS[message.sampler], tensors["sigmas"])
     workload = plan.workload(stages=stages_of(family(loop.class_name, loop.variant), layout))
     whole = whole_calls([call.step for call in model_calls], [""] * len(model_calls), layout.warmup)
     calls = call_kinds(layout.stale, whole)
@@ -196,7 +198,7 @@ def formula(loop: Loop, message: Sample, tensors: Mapping[str, Tensor], plan: De
         sent = sum(_of_call(kind, layout, workload, rank) for kind in calls)
         sent += len(calls) * (layout.ranks - 1) * _FLAG if rank == 0 else 0
         if rank and not any(index for axis, index in place.items() if axis != "data"):
-            sent += next(workload.own(layout, place))[0] * workload.latent * tensors["x"].itemsize
+            sent += next(workload.local_branches(layout, place))[0] * workload.latent * tensors["x"].itemsize
         by_rank.append(sent)
     return tuple(by_rank)
 
@@ -221,7 +223,7 @@ def _alone(layout: ParallelLayout, workload: Workload, rank: int) -> int:
     (inner_rank,) = [other for other in range(inner.ranks) if inner.coordinates(other) == inner_place]
     begin, branches = place["ring"] * layout.ulysses, []
     for samples, extent in workload.branches:
-        patch = sum(workload.sizes(layout, extent, IMAGE)[begin : begin + layout.ulysses])
+        patch = sum(workload.tokens_by_rank(layout, extent, IMAGE)[begin : begin + layout.ulysses])
         branches.append((samples, replace(extent, streams={**extent.streams, IMAGE: patch})))
     return Ulysses().bytes_sent(inner, replace(workload, branches=tuple(branches)), inner_rank)
 

@@ -80,7 +80,7 @@ class Report:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class VaeCase:
     """What the command line asks for.
 
     Attributes:
@@ -98,20 +98,20 @@ class Asked:
     size: tuple[int, ...] | None = None
 
 
-def compare(asked: Asked) -> Report:
+def compare(asked: VaeCase) -> Report:
     """Compare results, count bytes and measure time on a temporary backend.
 
     Raises:
         InvalidRequest: there is no such kind, or the size does not fit it.
     """
     with tempfile.TemporaryDirectory(prefix="verify-vae-") as folder:
-        subject = Subject(asked, Path(folder))
+        subject = VaeComparison(asked, Path(folder))
         expected, formula_bytes = subject.wanted(), subject.formula()
         with temporary_backend(Path(folder)) as client:
             return subject.compare(client, expected, formula_bytes)
 
 
-class Subject:
+class VaeComparison:
     """A VAE in a folder, and its inputs.
 
     Attributes:
@@ -124,7 +124,7 @@ class Subject:
         given: the request's tensors, by name.
     """
 
-    def __init__(self, asked: Asked, folder: Path) -> None:
+    def __init__(self, asked: VaeCase, folder: Path) -> None:
         self.asked, self.devices = asked, _devices(asked)
         path = _folder(asked, folder)
         self.checkpoint = Checkpoint.open(path)
@@ -149,7 +149,7 @@ class Subject:
         module = load.load_vae(self.checkpoint, self.device)
         ticks: list[int] = []
         try:
-            with torch.no_grad(), formula.seen(module) as calls:
+            with torch.no_grad(), formula.record_calls(module) as calls:
                 result = self._run(module, lambda done, total: ticks.append(done))
         except Unsplittable as reason:
             raise InvalidRequest(f"{self.asked.kind} cannot be split; it runs on one rank: {reason}") from reason
@@ -218,7 +218,7 @@ class Subject:
             raise InvalidRequest(f"--size {'x'.join(map(str, size))}: latents of {self.asked.kind} are {form}")
         return size
 
-    def _run(self, module: Any, tick: codec.Tick) -> Tensor:
+    def _run(self, module: Any, tick: codec.ProgressCallback) -> Tensor:
         """Encode or decode in this process, as the engine does on one rank."""
         (source,) = self.given.values()
         return (codec.encode if self.asked.encode else codec.decode)(self.kind, module, source.to(self.device), tick)
@@ -227,13 +227,13 @@ class Subject:
         return float(client.call(replace(message, timed=True), self.given)["seconds"])
 
 
-def _devices(asked: Asked) -> Devices:
+def _devices(asked: VaeCase) -> Devices:
     if asked.kind not in KINDS:
         return real.choose_devices(asked.ranks)
     return Devices(kind="cpu", indices=tuple(range(asked.ranks)))
 
 
-def _folder(asked: Asked, parent: Path) -> Path:
+def _folder(asked: VaeCase, parent: Path) -> Path:
     """Return the checkpoint's folder; one of ``KINDS`` is first written below ``parent``."""
     if asked.kind in KINDS:
         return kinds.write(parent / asked.kind, KINDS[asked.kind].module(asked.width))

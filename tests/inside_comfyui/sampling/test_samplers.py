@@ -5,7 +5,7 @@ import comfy.ldm.common_dit
 import pytest
 import torch
 from any_folder_name.parallel_backend.models.wan import pad_to_patch
-from any_folder_name.parallel_backend.samplers.samplers import SAMPLERS, drive
+from any_folder_name.parallel_backend.samplers.samplers import SAMPLERS, run_sampler
 
 SIGMAS = {
     "to zero": [1.0, 0.93, 0.8, 0.55, 0.31, 0.12, 0.0],
@@ -30,7 +30,7 @@ def test_sampler_equals_comfyui(sampler: str, schedule: str) -> None:
     core_steps: list[tuple[int, torch.Tensor]] = []
     core = getattr(comfy.k_diffusion.sampling, f"sample_{sampler}")
     expected = core(toy, x, sigmas, callback=lambda s: core_steps.append((s["i"], s["denoised"])), disable=True)
-    samples = drive(SAMPLERS[sampler], toy, x, sigmas, lambda i, denoised: steps.append((i, denoised)))
+    samples = run_sampler(SAMPLERS[sampler], toy, x, sigmas, lambda i, denoised: steps.append((i, denoised)))
     torch.testing.assert_close(samples, expected, rtol=1e-6, atol=1e-6)
     assert [i for i, _ in steps] == [i for i, _ in core_steps]
     for (_, denoised), (_, core_denoised) in zip(steps, core_steps, strict=True):

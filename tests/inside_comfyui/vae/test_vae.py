@@ -127,10 +127,10 @@ def test_pixels_take_their_size_here_and_nothing_in_the_supervisor(load_remote: 
     decode(loaded.vae, {"samples": torch.zeros(1, 16, 1, 8, 8)})
     pids = (os.getpid(), connection.client().status().pid)
     for pid in pids:
-        processes.forget_peak(pid)
-    before = [processes.peak(pid) for pid in pids]
+        processes.reset_peak_memory(pid)
+    before = [processes.peak_memory(pid) for pid in pids]
     (pixels,) = decode(loaded.vae, {"samples": torch.zeros(1, 16, 9, 64, 64)})
-    here, supervisor = (processes.peak(pid) - size for pid, size in zip(pids, before, strict=True))
+    here, supervisor = (processes.peak_memory(pid) - size for pid, size in zip(pids, before, strict=True))
     assert pixels.nbytes == 33 * 512 * 512 * 3 * 4
     assert here <= 1.2 * pixels.nbytes
     assert supervisor <= 0.01 * pixels.nbytes

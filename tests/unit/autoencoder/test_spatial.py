@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from parallel_backend.autoencoder.spatial import Rows, Unsplittable, layers
+from parallel_backend.autoencoder.spatial import RowSplit, Unsplittable, layers
 from parallel_backend.autoencoder.spatial.watch import RowGuard
 from parallel_backend.autoencoder.spatial.windows import HaloForward, RowWindow
 from parallel_backend.distributed.mesh import Axis
@@ -13,7 +13,7 @@ from parallel_backend.layout.partition import Partition
 
 LATENT = Partition.even(7, 3)
 ROWS = [
-    Rows(axis=Axis(name="ring", ranks=(0, 1, 2), index=index, group=None, gloo=True), latent=LATENT)
+    RowSplit(axis=Axis(name="ring", ranks=(0, 1, 2), index=index, group=None, gloo=True), latent=LATENT)
     for index in range(3)
 ]
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from parallel_backend.autoencoder.tiles import Side, Tiles
+from parallel_backend.autoencoder.tiles import Tiles, TileSpace
 
-PIXELS = Side(dims=(-3, -2), scale=8)
+PIXELS = TileSpace(dims=(-3, -2), scale=8)
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ def test_places(plane, tile, places):
 
 
 @pytest.mark.parametrize(("plane", "tile"), [((9, 10), 8), ((21, 30), 8), ((40, 17), 11), ((5, 5), 8)])
-@pytest.mark.parametrize("side", [PIXELS, Side(dims=(-2, -1), scale=1)])
+@pytest.mark.parametrize("side", [PIXELS, TileSpace(dims=(-2, -1), scale=1)])
 def test_blending_the_tiles_of_an_image_gives_the_image(plane, tile, side):
     tiles, shape = Tiles(plane, tile), [2, 3, 4, 5, 6]
     for dim, length in zip(side.dims, plane, strict=True):

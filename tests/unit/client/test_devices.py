@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from parallel_backend.client.devices import resolve
+from parallel_backend.client.devices import parse_devices
 from parallel_backend.errors import InvalidRequest
 from parallel_backend.protocol.messages import Devices
 
@@ -20,32 +20,32 @@ def gpus(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int
 
 def test_all(gpus: int, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = Devices(kind="cuda", indices=(0, 1, 2)) if gpus else Devices(kind="cpu", indices=(0, 1))
-    assert resolve("all") == resolve(" ALL ") == expected
+    assert parse_devices("all") == parse_devices(" ALL ") == expected
     monkeypatch.setenv("PARALLEL_DIT_CPU_RANKS", "4")
-    assert len(resolve("all").indices) == (3 if gpus else 4)
+    assert len(parse_devices("all").indices) == (3 if gpus else 4)
 
 
 def test_a_list(gpus: int) -> None:
-    assert resolve("2, 0") == Devices(kind="cuda" if gpus else "cpu", indices=(2, 0))
+    assert parse_devices("2, 0") == Devices(kind="cuda" if gpus else "cpu", indices=(2, 0))
     if gpus:
-        assert resolve("cuda:1,cuda:2") == Devices(kind="cuda", indices=(1, 2))
+        assert parse_devices("cuda:1,cuda:2") == Devices(kind="cuda", indices=(1, 2))
 
 
 @pytest.mark.parametrize("text", ["", "0,", "-1", "gpu", "cuda", "cuda:x", "0;1", "1e3", "0.5", "99999", "²"])
 def test_junk(gpus: int, text: str) -> None:
     with pytest.raises(InvalidRequest, match=r"is not a device; .*would work"):
-        resolve(text)
+        parse_devices(text)
 
 
 def test_missing_and_repeated_devices(gpus: int) -> None:
     missing = "3" if gpus else "16"
     with pytest.raises(InvalidRequest, match=f"there is no device {missing}; .*would work"):
-        resolve(f"0,{missing}")
+        parse_devices(f"0,{missing}")
     with pytest.raises(InvalidRequest, match="1 is listed twice"):
-        resolve("1,0,1")
+        parse_devices("1,0,1")
     if not gpus:
         with pytest.raises(InvalidRequest, match="there is no GPU here"):
-            resolve("cuda:1")
+            parse_devices("cuda:1")
 
 
 @pytest.mark.parametrize("ranks", ["0", "17", "two", "-1"])
@@ -53,34 +53,34 @@ def test_a_bad_number_of_cpu_ranks(monkeypatch: pytest.MonkeyPatch, ranks: str) 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setenv("PARALLEL_DIT_CPU_RANKS", ranks)
     with pytest.raises(InvalidRequest, match=f"PARALLEL_DIT_CPU_RANKS={ranks}.*from 1 to 16"):
-        resolve("all")
+        parse_devices("all")
 
 
 def test_numbers_count_in_the_visible_devices(gpus: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,3,1")
-    assert resolve("all").visible == ("5,3,1" if gpus else None)
-    assert resolve("0,2").visible == ("5,3,1" if gpus else None)
+    assert parse_devices("all").visible == ("5,3,1" if gpus else None)
+    assert parse_devices("0,2").visible == ("5,3,1" if gpus else None)
 
 
 def test_gloo_takes_a_gpu_twice(gpus: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PARALLEL_DIT_COLLECTIVES", "gloo")
     if not gpus:
-        assert resolve("0,1").collectives == "nccl"  # there are no GPUs that could use gloo
+        assert parse_devices("0,1").collectives == "nccl"  # there are no GPUs that could use gloo
         with pytest.raises(InvalidRequest, match="0 is listed twice"):
-            resolve("0,0")
+            parse_devices("0,0")
         return
-    assert resolve("0,0,1") == Devices(kind="cuda", indices=(0, 0, 1), collectives="gloo")
-    assert resolve("all") == Devices(kind="cuda", indices=(0, 1, 2), collectives="gloo")
+    assert parse_devices("0,0,1") == Devices(kind="cuda", indices=(0, 0, 1), collectives="gloo")
+    assert parse_devices("all") == Devices(kind="cuda", indices=(0, 1, 2), collectives="gloo")
     with pytest.raises(InvalidRequest, match="there is no device 3"):
-        resolve("0,0,3")
+        parse_devices("0,0,3")
     monkeypatch.setenv("PARALLEL_DIT_COLLECTIVES", "nccl")
-    assert resolve("0") == Devices(kind="cuda", indices=(0,))
+    assert parse_devices("0") == Devices(kind="cuda", indices=(0,))
     with pytest.raises(InvalidRequest, match="0 is listed twice"):
-        resolve("0,0")
+        parse_devices("0,0")
 
 
 @pytest.mark.parametrize("name", ["mpi", "Gloo", "gloo,nccl"])
 def test_bad_collectives(gpus: int, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv("PARALLEL_DIT_COLLECTIVES", name)
     with pytest.raises(InvalidRequest, match=f"PARALLEL_DIT_COLLECTIVES={name}: it must be nccl or gloo"):
-        resolve("all")
+        parse_devices("all")

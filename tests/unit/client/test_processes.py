@@ -50,7 +50,7 @@ def test_ranks_stay_on_their_share_of_the_cores(monkeypatch, ranks, threads, wan
     monkeypatch.setattr(processes, "_core_position", lambda cpu: (0, cpu, cpu))
     monkeypatch.setattr(os, "sched_setaffinity", lambda _, cores: affinities.append(set(cores)))
     for rank in range(ranks):
-        processes.stay_on_own_cores(rank, ranks)
+        processes.pin_to_core_share(rank, ranks)
     assert affinities == wanted
 
 

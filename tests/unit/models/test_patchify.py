@@ -11,7 +11,7 @@ from parallel_backend.models.shared.patchify import to_latent, to_tokens
 @pytest.mark.parametrize(("patch", "size"), [((1, 2, 2), (3, 5, 7)), ((2, 2, 2), (5, 4, 6)), ((3, 2, 4), (7, 9, 13))])
 def test_videos_survive_the_round_trip(patch, size, values):
     latent = torch.randn(2, 4, *size)
-    geometry = Geometry(channels=4, out_channels=4, patch=patch, layers=1, sites=(), sums=())
+    geometry = Geometry(channels=4, out_channels=4, patch=patch, layers=1, sites=(), all_reduces=())
     assert torch.equal(to_latent(to_tokens(latent, patch, values), size, geometry, values), latent)
 
 

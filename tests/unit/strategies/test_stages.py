@@ -24,7 +24,7 @@ def size(modules):
     return sum(parameter.numel() for parameter in parameters)
 
 
-@pytest.mark.parametrize("pair", [pair for pair in examples.variants() if matrix.first(*pair)])
+@pytest.mark.parametrize("pair", [pair for pair in examples.variants() if matrix.is_first_variant(*pair)])
 def test_a_stage_holds_its_blocks_and_what_embed_and_head_need(pair):
     class_name, name = pair
     config = run.config(class_name, name)
@@ -37,7 +37,7 @@ def test_a_stage_holds_its_blocks_and_what_embed_and_head_need(pair):
     assert [sum(counts) for counts in zip(*sites, strict=True)] == [site.count for site in whole.geometry.sites]
     for stage in range(3):
         local = empty(class_name, config)
-        local.keep(cut.slice(stage))
+        local.keep_blocks(cut.slice(stage))
         shared = size(local.shared) if cut.offsets[stage] == 0 else 0
         held = size(itertools.chain(*blocks[cut.slice(stage)]))
         assert size([local.module]) == outside_blocks + held - shared

@@ -5,7 +5,7 @@ from typing import Any
 
 from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.verify.forward import examples, pairwise
-from parallel_backend.verify.forward.matrix import first
+from parallel_backend.verify.forward.matrix import is_first_variant
 
 KINDS = list(examples.variants())
 CELLS = list(pairwise.ci())
@@ -42,5 +42,5 @@ def test_every_variant_runs_with_its_tokens_split_and_with_its_weights_cut():
 
 
 def test_other_shapes_take_the_variant_that_allows_them():
-    assert all(first(cell.class_name, cell.variant) for cell in CELLS if cell.size is not None)
+    assert all(is_first_variant(cell.class_name, cell.variant) for cell in CELLS if cell.size is not None)
     assert all(isinstance(cell.layout, ParallelLayout) for cell in CELLS)

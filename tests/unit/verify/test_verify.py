@@ -41,7 +41,7 @@ def test_inputs_fit_a_checkpoint_of_other_widths(name, kind):
 @pytest.mark.parametrize(("name", "kind"), list(examples.variants()))
 def test_even_shapes_divide_where_the_model_takes_them(name, kind):
     variant, family = examples.variant(name, kind), FAMILIES[name]
-    size, text = examples.even(name, kind)
+    size, text = examples.evenly_divisible_size(name, kind)
     shapes = examples.input_shapes(family, variant.config, variant.inputs, batch=1, size=size, text=text)
     if kind == "5b i2v":
         with pytest.raises(InvalidRequest, match="learned its positions for 3 x 6 x 10 alone"):
@@ -110,7 +110,7 @@ def test_the_tolerance_follows_from_the_dtype():
         ((SHAPES, "--layout", "cfg=2 ulysses=2", "--ranks", "3"), 'there are 3; would work: "ulysses=3"'),
         ((SHAPES, "--ranks", "99"), "there is no device"),
         ((SHAPES, "--ranks", "0"), "is not a device"),
-        ((SHAPES, "--size", "wide"), "write TxHxW"),
+        ((SHAPES, "--size", "wide"), "write_checkpoint TxHxW"),
         ((SHAPES, "--size", "8x8"), "--size 8x8: latents of this model are TxHxW"),
         ((SHAPES, "--text-tokens", "0"), "--text-tokens 0"),
         (("--dtype", "bfloat16"), "--dtype needs a MODEL"),
