@@ -110,7 +110,7 @@ def test_the_tolerance_follows_from_the_dtype():
         ((SHAPES, "--layout", "cfg=2 ulysses=2", "--ranks", "3"), 'there are 3; would work: "ulysses=3"'),
         ((SHAPES, "--ranks", "99"), "there is no device"),
         ((SHAPES, "--ranks", "0"), "is not a device"),
-        ((SHAPES, "--size", "wide"), "write_checkpoint TxHxW"),
+        ((SHAPES, "--size", "wide"), "write TxHxW"),
         ((SHAPES, "--size", "8x8"), "--size 8x8: latents of this model are TxHxW"),
         ((SHAPES, "--text-tokens", "0"), "--text-tokens 0"),
         (("--dtype", "bfloat16"), "--dtype needs a MODEL"),
