@@ -80,14 +80,18 @@ def _idle_timeout(option: float | None) -> float:
         raise InvalidRequest(f"PARALLEL_DIT_IDLE_TIMEOUT: {error}") from error
 
 
+def _serve_detached(endpoint: Endpoint, idle_timeout: float) -> int:
+    connect_or_start(
+        endpoint, connect_seconds=query.ANSWER_TIMEOUT, start_seconds=START_TIMEOUT, idle_timeout=idle_timeout
+    ).close()
+    print(f"the backend runs, pid {query.status(endpoint).pid}")
+    return 0
+
+
 def _serve(options: argparse.Namespace) -> int:
     endpoint, idle_timeout = Endpoint.default(), _idle_timeout(options.idle_timeout)
     if options.detach:
-        connect_or_start(
-            endpoint, connect_seconds=query.ANSWER_TIMEOUT, start_seconds=START_TIMEOUT, idle_timeout=idle_timeout
-        ).close()
-        print(f"the backend runs, pid {query.status(endpoint).pid}")
-        return 0
+        return _serve_detached(endpoint, idle_timeout)
     from .supervisor.supervisor import Supervisor
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s supervisor: %(message)s")

@@ -82,10 +82,7 @@ class ComfyServer:
         Raises:
             StartFailed: it ends, or does not answer within ``deadline`` seconds.
         """
-        for folder in (self.extension.parent, self.base / "models", self.output, self._frontend):
-            folder.mkdir(parents=True, exist_ok=True)
-        if not self.extension.exists():
-            self.extension.symlink_to(ROOT, target_is_directory=True)
+        self._create_folders()
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 self._command(), cwd=self.home, env=self.environment(), stdin=subprocess.DEVNULL,
@@ -93,6 +90,13 @@ class ComfyServer:
             )  # fmt: skip
         self._wait_for_api(deadline)
         return self
+
+    def _create_folders(self) -> None:
+        """Create ComfyUI's folders, with a link to this checkout among its extensions."""
+        for folder in (self.extension.parent, self.base / "models", self.output, self._frontend):
+            folder.mkdir(parents=True, exist_ok=True)
+        if not self.extension.exists():
+            self.extension.symlink_to(ROOT, target_is_directory=True)
 
     def environment(self) -> dict[str, str]:
         """ComfyUI's environment. A command that runs with it talks to this server's backend."""

@@ -165,6 +165,21 @@ def install_and_stamp(comfyuis: list[Path], stamp_file: Path, *, dev: bool) -> N
     print(f"Installed in {time.monotonic() - started:.0f} s.", flush=True)
 
 
+def install_with_fallback(comfyuis: list[Path], stamp_file: Path, *, dev: bool) -> None:
+    """Install; if that fails without ``dev``, install without ComfyUI.
+
+    Raises:
+        subprocess.CalledProcessError: pip fails.
+    """
+    try:
+        install_and_stamp(comfyuis, stamp_file, dev=dev)
+    except subprocess.CalledProcessError:
+        if dev or not comfyuis:
+            raise
+        print(f"The requirements of ComfyUI in {comfyuis[0]} could not be installed: continuing without ComfyUI.")
+        install_and_stamp([], stamp_file, dev=dev)
+
+
 def main() -> None:
     """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -175,13 +190,7 @@ def main() -> None:
     comfyuis = find_comfyuis(dev=dev)
     stamp_file = Path(sys.prefix) / f"parallel-dit-{'dev' if dev else 'run'}.stamp"
     try:
-        try:
-            install_and_stamp(comfyuis, stamp_file, dev=dev)
-        except subprocess.CalledProcessError:
-            if dev or not comfyuis:
-                raise
-            print(f"The requirements of ComfyUI in {comfyuis[0]} could not be installed: continuing without ComfyUI.")
-            install_and_stamp([], stamp_file, dev=dev)
+        install_with_fallback(comfyuis, stamp_file, dev=dev)
     except subprocess.CalledProcessError:
         raise SystemExit("The requirements could not be installed; see pip's messages above.") from None
 

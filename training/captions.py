@@ -51,15 +51,17 @@ def training_caption(rng: random.Random, scene: Scene) -> str:
         return ""
     if draw < EMPTY_SHARE + FULL_SHARE:
         return scene.caption
+    return rng.choice(_other_captions(scene))
+
+
+def _other_captions(scene: Scene) -> tuple[str, ...]:
     motion = f" moving {scene.direction}" if scene.direction else ""
     ending = f", moving {scene.direction}" if scene.direction else ""
-    return rng.choice(
-        (
-            f"a {scene.colour} {scene.shape}{motion}",
-            f"{scene.colour} {scene.shape}{motion} on {scene.background}",
-            f"{scene.colour} {scene.shape}, {scene.background} background{ending}",
-            f"on a {scene.background} background, a {scene.colour} {scene.shape}{motion}",
-            f"a {scene.colour} {scene.shape} on a {scene.background} background",
-            f"a {scene.shape}{motion}",
-        )
+    return (
+        f"a {scene.colour} {scene.shape}{motion}",
+        f"{scene.colour} {scene.shape}{motion} on {scene.background}",
+        f"{scene.colour} {scene.shape}, {scene.background} background{ending}",
+        f"on a {scene.background} background, a {scene.colour} {scene.shape}{motion}",
+        f"a {scene.colour} {scene.shape} on a {scene.background} background",
+        f"a {scene.shape}{motion}",
     )

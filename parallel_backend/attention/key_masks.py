@@ -40,7 +40,7 @@ class KeyMask:
 
 
 def attend(kernel: Kernel, qkv: QKV, *, scale: float | None, key_mask: KeyMask | None, sample: int | None) -> Tensor:
-    """Attend to unmasked keys.
+    """Attend to unmasked keys, and return ``[B, heads, query tokens, head_dim]``.
 
     Args:
         kernel: computes the attention.
@@ -48,9 +48,6 @@ def attend(kernel: Kernel, qkv: QKV, *, scale: float | None, key_mask: KeyMask |
         scale: see ``Kernel``.
         key_mask: the keys that may be attended; None for all.
         sample: index of the only sample in ``qkv``; None if it has all samples.
-
-    Returns:
-        ``[B, heads, query tokens, head_dim]``.
     """
     if key_mask is None:
         return kernel(*qkv, scale)
@@ -71,9 +68,13 @@ def attend_with_lse(
     for q, k, v, keys in zip(*(tensor.chunk(len(indices)) for tensor in qkv), indices, strict=True):
         if keys is not None:
             k, v = k.index_select(2, keys), v.index_select(2, keys)
-        if k.shape[2]:
-            results.append(kernel.with_lse(q, k, v, scale))
-        else:
-            results.append((torch.zeros_like(q), q.new_full(q.shape[:3], EMPTY_LSE, dtype=torch.float32)))
+        results.append(_with_lse(kernel, q, k, v, scale))
     outs, lses = zip(*results, strict=True)
     return (outs[0], lses[0]) if len(results) == 1 else (torch.cat(outs), torch.cat(lses))
+
+
+def _with_lse(kernel: Kernel, q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> tuple[Tensor, Tensor]:
+    """Like ``kernel.with_lse``, but allow an empty ``k``."""
+    if k.shape[2]:
+        return kernel.with_lse(q, k, v, scale)
+    return torch.zeros_like(q), q.new_full(q.shape[:3], EMPTY_LSE, dtype=torch.float32)

@@ -48,8 +48,7 @@ def run(options: argparse.Namespace) -> int:
     )  # fmt: skip
 
 
-def _run_loops(options: argparse.Namespace) -> int:
-    layouts = [ParallelLayout.parse(text) for text in dict.fromkeys(options.layout or LOOP_LAYOUTS)]
+def _check_loops(options: argparse.Namespace, layouts: Sequence[ParallelLayout]) -> None:
     if options.steps < 1:
         raise InvalidRequest(f"--steps {options.steps}: at least one is needed")
     if any(layout.cfg > 1 for layout in layouts):
@@ -58,6 +57,11 @@ def _run_loops(options: argparse.Namespace) -> int:
         raise InvalidRequest(f"--link takes megabits above 0, and layouts of {links.RANKS} ranks")
     if options.plot and not options.link:
         raise InvalidRequest("--plot of step loops draws seconds by link speed: give --link as well")
+
+
+def _run_loops(options: argparse.Namespace) -> int:
+    layouts = [ParallelLayout.parse(text) for text in dict.fromkeys(options.layout or LOOP_LAYOUTS)]
+    _check_loops(options, layouts)
     rounds = LOOP_ROUNDS if options.rounds is None else options.rounds
     cases = _cases(options, layouts)
     tables = measure_loops(

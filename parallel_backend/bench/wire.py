@@ -193,15 +193,8 @@ def _tiny_model(folder: Path) -> tuple[Any, str]:
     from diffusers import WanTransformer3DModel
 
     torch.manual_seed(0)
-    model = WanTransformer3DModel(
-        patch_size=PATCH,
-        num_attention_heads=2,
-        attention_head_dim=12,
-        text_dim=TEXT,
-        freq_dim=32,
-        ffn_dim=64,
-        num_layers=1,
-    )
+    sizes = {"num_attention_heads": 2, "attention_head_dim": 12, "freq_dim": 32, "ffn_dim": 64, "num_layers": 1}
+    model = WanTransformer3DModel(patch_size=PATCH, text_dim=TEXT, **sizes)
     model.save_pretrained(folder / "transformer")
     index = {"_class_name": "WanPipeline", "transformer": ["diffusers", "WanTransformer3DModel"]}
     (folder / "model_index.json").write_text(json.dumps(index), encoding="utf-8")

@@ -163,11 +163,13 @@ def _check_latent(shape: Shape, geometry: Geometry) -> None:
     if any(length < patch for length, patch in zip(shape[2:], geometry.patch, strict=True)):
         patch = " x ".join(map(str, geometry.patch))
         raise InvalidRequest(f"a latent of {size} is smaller than one patch of this model, {patch}")
-    longest = max(geometry.grid(shape[2:]))
-    if geometry.positions is not None and longest > geometry.positions:
+    _check_positions(size, max(geometry.grid(shape[2:])), geometry.positions)
+
+
+def _check_positions(size: str, longest: int, positions: int | None) -> None:
+    if positions is not None and longest > positions:
         raise InvalidRequest(
-            f"a latent of {size} is {longest} patches long on one side, and this model has positions for "
-            f"{geometry.positions}"
+            f"a latent of {size} is {longest} patches long on one side, and this model has positions for {positions}"
         )
 
 

@@ -120,9 +120,8 @@ class Family(ABC):
         with_weights = [block for block in self.blocks if block.modules]
         dropped = [block for i, block in enumerate(with_weights) if i not in range(len(with_weights))[local_blocks]]
         self.blocks = [block for block in self.blocks if block not in dropped]
-        kept_modules = {part for module in self.shared for part in module.modules()}
-        dropped_modules = {part for block in dropped for module in block.modules for part in module.modules()}
-        dropped_modules -= kept_modules
+        shared = {part for module in self.shared for part in module.modules()}
+        dropped_modules = {part for block in dropped for module in block.modules for part in module.modules()} - shared
         self.attentions = [site for site in self.attentions if site.module not in dropped_modules]
         for module in dropped_modules:
             for name in module._parameters:

@@ -89,13 +89,9 @@ class ComponentCache:
             check_component(self.checkpoint, name)
 
     def transformer(self, mesh: DeviceMesh, name: str) -> Family:
-        """Return this rank's part of a transformer on a mesh; load it if necessary.
+        """Return this rank's part, on a mesh, of the transformer component ``name``; load it if necessary.
 
         Meshes on which the rank holds the same part share the loaded weights.
-
-        Args:
-            mesh: the mesh.
-            name: the component's name.
         """
         held = WeightPart.on(mesh)
         if self._held.get(name) != held:

@@ -74,11 +74,7 @@ def check_component(checkpoint: Checkpoint, component: str) -> None:
 
 
 def load_transformer(
-    checkpoint: Checkpoint,
-    dtype: torch.dtype,
-    device: torch.device,
-    mesh: DeviceMesh,
-    component: str = "transformer",
+    checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, mesh: DeviceMesh, component: str = "transformer"
 ) -> Family:
     """Load this rank's part of a transformer, as its family. Parts that diffusers keeps in float32 stay in float32."""
     import diffusers
@@ -152,8 +148,7 @@ def _load(model_class: Any, checkpoint: Checkpoint, component: str, device: torc
         output_loading_info=True,
         **options,
     )
-    if found["missing_keys"]:
-        missing = sorted(found["missing_keys"])
+    if missing := sorted(found["missing_keys"]):
         raise InvalidRequest(
             f"{checkpoint.path / component} lacks {len(missing)} weights ({missing[0]}, ...): download it again"
         )

@@ -42,11 +42,10 @@ class WeightFiles:
         for name, shape in shapes.items():
             if name not in self._files:
                 raise InvalidRequest(f"the weight files lack {name}: download the model again")
-            found = self._shapes[name]
-            if found != shape:
+            if self._shapes[name] != shape:
                 raise InvalidRequest(
-                    f"{name} has shape {list(found)} in the weight files, but {list(shape)} in the config: download "
-                    "the model again"
+                    f"{name} has shape {list(self._shapes[name])} in the weight files, but {list(shape)} in the config:"
+                    " download the model again"
                 )
 
     def copy(self, name: str, dim: int, parts: tuple[slice, ...] | None, rows: slice | None, into: Tensor) -> None:

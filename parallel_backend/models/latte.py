@@ -55,11 +55,7 @@ class Latte(Family):
         """See ``Family.describe``."""
         config = _DEFAULTS | dict(config)
         check_norm("Latte", config, "ada_norm_single")
-        missing = [name for name in _REQUIRED_NUMBERS if config[name] is None]
-        if missing:
-            raise InvalidRequest(
-                f"Latte without {', '.join(missing)} in its config is not supported: add a number for each"
-            )
+        _check_numbers(config)
         check_channels("Latte", config)
         heads, head_dim, layers = config["num_attention_heads"], config["attention_head_dim"], config["num_layers"]
         return Geometry(
@@ -192,3 +188,11 @@ class Latte(Family):
             "one frame": Variant(config=small, size=(1, 9, 13), text=7, inputs=inputs),
             "fixed variance": Variant(config=gated, size=(3, 9, 13), text=7, inputs=inputs),
         }
+
+
+def _check_numbers(config: Mapping[str, Any]) -> None:
+    missing = [name for name in _REQUIRED_NUMBERS if config[name] is None]
+    if missing:
+        raise InvalidRequest(
+            f"Latte without {', '.join(missing)} in its config is not supported: add a number for each"
+        )

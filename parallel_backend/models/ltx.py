@@ -197,9 +197,7 @@ class LTXVideo(Family):
         large = {**small, "attention_head_dim": 8, "cross_attention_dim": 256}
         text: Inputs = {"encoder_hidden_states": ("text", "caption_channels"), "encoder_attention_mask": ("text",)}
         size = (3, 5, 7)
-        keyframes: Inputs = {
-            **text, "frame_rate": (), "video_coords": (3, "tokens"), "token_weights": ("tokens",),
-        }  # fmt: skip
+        keyframes: Inputs = {**text, "frame_rate": (), "video_coords": (3, "tokens"), "token_weights": ("tokens",)}
         return {
             "2b": Variant(config=small, size=size, text=7, inputs={**text, "frame_rate": ()}),
             "2b i2v": Variant(config=small, size=size, text=7, inputs={**text, "frame_weights": ("frames",)}),

@@ -48,10 +48,7 @@ class Mochi(Family):
     def describe(config: Mapping[str, Any]) -> Geometry:
         """See ``Family.describe``."""
         config = _DEFAULTS | dict(config)
-        if config["activation_fn"] != "swiglu":
-            raise InvalidRequest(
-                f"Mochi with activation_fn {config['activation_fn']!r} is not supported: 'swiglu' would work"
-            )
+        _check_activation(config["activation_fn"])
         heads, head_dim, layers = config["num_attention_heads"], config["attention_head_dim"], config["num_layers"]
         return Geometry(
             channels=config["in_channels"],
@@ -181,3 +178,8 @@ def _run(layer: nn.Module, state: State) -> State:
         image_rotary_emb=(tables["cos"][0], tables["sin"][0]),
     )
     return state.with_streams(**{IMAGE: image, TEXT: text})
+
+
+def _check_activation(name: str) -> None:
+    if name != "swiglu":
+        raise InvalidRequest(f"Mochi with activation_fn {name!r} is not supported: 'swiglu' would work")

@@ -179,15 +179,11 @@ class QwenImage(Family):
         if _START_IDS not in inputs:
             image, text = embedder([grids], max_txt_seq_len=length, device=device)
             return image, text
-        text_start, *image_starts = inputs[_START_IDS][0].float()
         with torch.device(device):
-            offsets = [torch.cartesian_prod(*map(torch.arange, grid)) for grid in grids]
-            image_ids = torch.cat([start + offset for start, offset in zip(image_starts, offsets, strict=True)])
-            text_ids = text_start + torch.arange(length)[:, None]
             axes = list(enumerate(embedder.axes_dim))
             image, text = (
                 torch.cat([embedder.rope_params(ids[:, i], dim, embedder.theta) for i, dim in axes], dim=1)
-                for ids in (image_ids, text_ids)
+                for ids in _position_ids(inputs[_START_IDS][0].float(), grids, length)
             )
         return image, text
 
@@ -270,3 +266,14 @@ def _check_positions(start_ids: tuple[int, ...] | None, grids: Sequence[tuple[in
         raise InvalidRequest(
             f"{_START_IDS} of shape {list(start_ids)} does not fit: this model takes [batch, {1 + len(grids)}, 3]"
         )
+
+
+def _position_ids(starts: Tensor, grids: Sequence[Sequence[int]], length: int) -> tuple[Tensor, Tensor]:
+    """Return ids ``[S, 3]`` of the image tokens and ``[L, 3]`` of the text tokens, which begin at ``starts``.
+
+    Call it under ``torch.device``: it creates tensors on the default device.
+    """
+    text_start, *image_starts = starts
+    offsets = [torch.cartesian_prod(*map(torch.arange, grid)) for grid in grids]
+    image_ids = torch.cat([start + offset for start, offset in zip(image_starts, offsets, strict=True)])
+    return image_ids, text_start + torch.arange(length)[:, None]

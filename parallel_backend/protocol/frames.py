@@ -118,14 +118,13 @@ def unpack(header: bytes) -> Frame:
     try:
         parts = msgspec.json.decode(header, type=_Header)
         message: Any = msgspec.json.decode(parts.body, type=MESSAGES[parts.type])
-        frame = Frame(message=message, tensors=parts.tensors, program=parts.program)
     except KeyError as error:
         raise ProtocolError(f"unknown message {error}") from error
     except (msgspec.DecodeError, ValueError) as error:
         raise ProtocolError(f"a message does not decode: {error}") from error
-    if len(frame.tensors) > MAX_TENSORS or sum(meta.nbytes for meta in frame.tensors) > MAX_PAYLOAD:
+    if len(parts.tensors) > MAX_TENSORS or sum(meta.nbytes for meta in parts.tensors) > MAX_PAYLOAD:
         raise ProtocolError(f"a message announces more than {MAX_TENSORS} tensors or {MAX_PAYLOAD} bytes")
-    return frame
+    return Frame(message=message, tensors=parts.tensors, program=parts.program)
 
 
 class HeaderReader:
@@ -196,13 +195,11 @@ def recv_header(
         ProtocolError, ConnectionError: see ``HeaderReader.advance``.
     """
     reader = HeaderReader(sock)
-    while True:
-        frame = reader.advance()
-        if frame is not None:
-            return frame
+    while (frame := reader.advance()) is None:
         wait_for(sock, READABLE, min(deadline.remaining(), poll_every) if poll else deadline.remaining())
         if poll:
             poll()
+    return frame
 
 
 def send_header(

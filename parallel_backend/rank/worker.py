@@ -86,13 +86,17 @@ class Worker:
             except (BackendError, ConnectionError) as error:
                 self._reply(request, _cancelled(request, f"its tensors did not arrive: {error}"), {})
                 return
-            if self._world_size > 1:
-                self._store.set(f"request/{self._number}", request.header.decode())
-                self._number += 1
+            self._publish(request)
             finished, results = self._run_request(
                 request.frame, tensors, report=_Reporter(request), cancelled=request.cancelled.is_set
             )
             self._reply(request, finished, results)
+
+    def _publish(self, request: ReceivedRequest) -> None:
+        """Put a request into the store, where the other ranks wait for it."""
+        if self._world_size > 1:
+            self._store.set(f"request/{self._number}", request.header.decode())
+            self._number += 1
 
     def _reply(
         self, request: ReceivedRequest, finished: rank_control.Finished, results: "Mapping[str, Tensor]"

@@ -30,9 +30,8 @@ class PipeFusion:
     def __init__(self, setting: Setting, *, report: Report, cancelled: Callable[[], bool]) -> None:
         self.setting, self.report = setting, report
         self.mesh, self.plan, self.boundary = setting.denoiser.mesh, setting.denoiser.plan, setting.denoiser.boundary
-        self.image = patch_plan.image_patches(
-            self.plan.extents, patch_plan.patch_count(self.plan.layout, self.plan.extents)
-        )
+        extents = self.plan.extents
+        self.image = patch_plan.image_patches(extents, patch_plan.patch_count(self.plan.layout, extents))
         self.stage = Stage(setting, self.image)
         self.calls, self.whole = setting.calls()
         self._predicted: dict[int, Tensor] = {}
@@ -40,8 +39,7 @@ class PipeFusion:
         self.first: FirstStage | None = None
         self.last: LastStage | None = None
         if len(setting.x):
-            inputs = setting.inputs(setting.x, setting.sigmas[0])
-            self.groups = [tuple(group) for group in alike(inputs)]
+            self.groups = [tuple(group) for group in alike(setting.inputs(setting.x, setting.sigmas[0]))]
             self._make_ends()
         # Made after the weights are loaded: a refused request then leaves no flag in flight.
         self.flags = StopFlags(self.mesh.whole, setting.x.device, cancelled)

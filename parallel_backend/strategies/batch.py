@@ -48,8 +48,7 @@ class BatchSplit:
         place = layout.coordinates(rank)
         if place["pipe"] != layout.pipe - 1:  # only the last stage predicts
             return 0
-        first = place["tensor"] == 0
-        copies = layout.cfg - 1 if workload.guided else int(rank > 0 and first)
+        copies = layout.cfg - 1 if workload.guided else int(rank > 0 and place["tensor"] == 0)
         shared_tokens = common_image_tokens([extent for _, extent in workload.branches]) if workload.guided else None
         values = 0
         for samples, extent in workload.local_branches(layout, place):

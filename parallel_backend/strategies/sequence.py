@@ -21,10 +21,8 @@ class SequenceSplit:
 
         If the branches have different numbers of tokens, count each of this rank's branches before guidance instead.
         """
-        if not workload.guided:
-            return 0
         place = layout.coordinates(rank)
-        if place["pipe"] != layout.pipe - 1:
+        if not workload.guided or place["pipe"] != layout.pipe - 1:
             return 0
         before_guidance = common_image_tokens([extent for _, extent in workload.branches]) is not None
         branches = workload.local_branches(layout, place if before_guidance else {**place, "cfg": 0})

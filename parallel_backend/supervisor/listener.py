@@ -82,10 +82,13 @@ class Listener:
         elif len(self._pending) >= self._limit:
             refuse(sock, QueueFull(f"more than {self._limit} connections are waiting to be read"))
         else:
-            pending = _Pending(sock=sock, reader=frames.HeaderReader(sock), since=time.monotonic())
-            self._pending[sock.fileno()] = pending
-            self._events.watch(sock.fileno(), READ, lambda: self._read(pending))
+            self._await_header(sock)
         return True
+
+    def _await_header(self, sock: socket.socket) -> None:
+        pending = _Pending(sock=sock, reader=frames.HeaderReader(sock), since=time.monotonic())
+        self._pending[sock.fileno()] = pending
+        self._events.watch(sock.fileno(), READ, lambda: self._read(pending))
 
     def _read(self, pending: _Pending) -> None:
         try:

@@ -174,6 +174,9 @@ class RankSet:
             self._record(Failure(kind=RAISED, message=f"{rank.name} closed its control socket"))
             return
         rank.heard()
+        self._handle(rank, message)
+
+    def _handle(self, rank: RankProcess, message: rank_control.FromRank) -> None:
         if isinstance(message, rank_control.Heartbeat):
             rank.status = replace(message.status, pid=rank.process.pid)
         elif isinstance(message, rank_control.Ready):

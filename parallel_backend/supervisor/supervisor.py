@@ -235,6 +235,10 @@ class Supervisor:
             self._last_sign_of_life = now
             self._queue.signs_of_life()
         self._run_next()
+        self._stop_if_unused(now)
+
+    def _stop_if_unused(self, now: float) -> None:
+        """Stop after the idle timeout, or when the socket has gone and the running request has ended."""
         if self._is_idle(now):
             log.info("idle for %g s", self._idle_timeout)
             self._stopping = []

@@ -163,11 +163,8 @@ class Framewise(VAE):
             part_done()
             return (chunk[:, :, :0], *rest) if rest else chunk[:, :, :0]
 
-        handle = module.decoder.register_forward_hook(write_chunk)
-        try:
+        with module.decoder.register_forward_hook(write_chunk):
             module.decode(latent, return_dict=False)
-        finally:
-            handle.remove()
 
     def encode(self, module: Any, pixels: Tensor, part_done: PartDone) -> Tensor:
         handle = module.encoder.register_forward_hook(lambda *_: part_done())

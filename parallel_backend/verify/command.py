@@ -114,12 +114,7 @@ def _run_quality(options: argparse.Namespace) -> int:
     unsupported = _set_options(options) - {"quality", "json", "layout", "warmup"}
     if unsupported:
         raise InvalidRequest(f"--quality has its own model: leave {', '.join(sorted(unsupported))} out")
-    warmups = quality.WARMUPS if options.warmup is None else (_steps(options.warmup),)
-    layouts = quality.with_warmups((options.layout,) if options.layout else quality.LAYOUTS, warmups)
-    if options.layout and ParallelLayout.parse(options.layout).warmup != OPTIONS["warmup"]:
-        raise InvalidRequest(f"--quality takes --warmup: leave warmup out of --layout {options.layout!r}")
-    if not layouts[0].approximate:
-        raise InvalidRequest(f'--layout "{options.layout}" is exact: it loses no quality')
+    layouts = _quality_layouts(options)
     devices = Devices(kind="cpu", indices=tuple(range(max(layout.ranks for layout in layouts))))
     with verifier(devices) as runner:
         exact, rows = quality.measure(runner.client, devices, layouts, lambda text: print(text, file=sys.stderr))
@@ -130,8 +125,18 @@ def _run_quality(options: argparse.Namespace) -> int:
     return int(bool(failures))
 
 
+def _quality_layouts(options: argparse.Namespace) -> list[ParallelLayout]:
+    warmups = quality.WARMUPS if options.warmup is None else (_steps(options.warmup),)
+    layouts = quality.with_warmups((options.layout,) if options.layout else quality.LAYOUTS, warmups)
+    if options.layout and ParallelLayout.parse(options.layout).warmup != OPTIONS["warmup"]:
+        raise InvalidRequest(f"--quality takes --warmup: leave warmup out of --layout {options.layout!r}")
+    if not layouts[0].approximate:
+        raise InvalidRequest(f'--layout "{options.layout}" is exact: it loses no quality')
+    return layouts
+
+
 def _set_options(options: argparse.Namespace) -> set[str]:
-    """Names of the options that the command line sets."""
+    """Return the names of the options that the command line sets."""
     return {name for name, value in vars(options).items() if value} - {"run"}
 
 
@@ -156,8 +161,7 @@ def _run_model(options: argparse.Namespace) -> int:
         if getattr(options, name):
             raise InvalidRequest(f"--{name} selects small models: leave it out with MODEL")
     layout = None if options.layout is None else ParallelLayout.parse(options.layout)
-    ranks = layout.ranks if layout and options.ranks is None else options.ranks
-    devices = real.choose_devices(ranks)
+    devices = real.choose_devices(layout.ranks if layout and options.ranks is None else options.ranks)
     device = torch.device(devices.kind, devices.indices[0])
     model = real.open_real(options.model, options.dtype or "auto", _size(options), options.text_tokens, device)
     model.check(layout or ParallelLayout(), devices)
@@ -179,10 +183,7 @@ def _compare(comparisons: Iterable[Comparison], devices: Devices, options: argpa
 def show(incoming: Iterable[Report], *, as_json: bool, single: bool) -> int:
     """Print each report when it arrives, or all as JSON at the end, and return the exit status.
 
-    Args:
-        incoming: the reports.
-        as_json: whether to print JSON.
-        single: whether JSON is a single object instead of a list if there is one report.
+    With ``single``, the JSON of one report is an object instead of a list.
     """
     reports: list[Report] = []
     for report in incoming:

@@ -113,14 +113,19 @@ def find_comfyui() -> Path | None:
     return None
 
 
-def main() -> None:
-    """Run the command."""
+def parse_arguments() -> argparse.Namespace:
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--client", action="store_true", help="do not use ComfyUI, even if there is one")
     parser.add_argument(
         "--output", type=Path, default=OUTPUT, help="folder for the image and the video (default: output)"
     )
-    arguments = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Run the command."""
+    arguments = parse_arguments()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that with blocks clean up
     if not torch.cuda.is_available():
         os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -74,19 +74,15 @@ def predicted(table: LoopTable, pipe: LoopRow, other: LoopRow) -> float | None:
 
 
 def crossing(table: LoopTable, pipe: LoopRow, other: LoopRow) -> float | None:
-    """Interpolate the link speed at which the measured curves of a pipeline and another layout cross.
+    """Return the link speed, in megabits a second, at which a pipeline's curve crosses another layout's, or None.
 
-    Seconds are taken as linear in the inverse of the link's speed between two measured speeds.
-
-    Returns:
-        Megabits a second; None if the curves do not cross.
+    Seconds are interpolated linearly in the inverse of the speed between two measured speeds.
     """
-    by_rate = {
-        layout: {row.megabits: table.steady(row) for row in table.rows if row.layout == layout and row.megabits}
+    pipe_seconds, other_seconds = (
+        {row.megabits: table.steady(row) for row in table.rows if row.layout == layout and row.megabits}
         for layout in (pipe.layout, other.layout)
-    }
-    rates = sorted(rate for rate in by_rate[pipe.layout] if rate)
-    gaps = [(1 / rate, by_rate[other.layout][rate] - by_rate[pipe.layout][rate]) for rate in rates]
+    )
+    gaps = [(1 / rate, other_seconds[rate] - pipe_seconds[rate]) for rate in sorted(pipe_seconds)]
     for (x, gap), (next_x, next_gap) in pairwise(gaps):
         if gap > 0 >= next_gap:
             return 1 / (x + (next_x - x) * gap / (gap - next_gap))

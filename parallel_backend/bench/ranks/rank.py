@@ -70,8 +70,7 @@ class Runner:
                 "gloo", f"file://{store}", COLLECTIVE_PATIENCE, world_size=peer.ranks, rank=self.rank
             )
         module = _module(model)
-        family = FAMILIES[type(module).__name__]
-        self.family = family(peer.prepare(module) if peer.prepare else module)
+        self.family = FAMILIES[type(module).__name__](peer.prepare(module) if peer.prepare else module)
 
     def run(self, request: StepRequest) -> Result:
         """Run one step."""

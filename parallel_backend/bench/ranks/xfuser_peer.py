@@ -56,8 +56,7 @@ def _set_up(degrees: dict[str, int]) -> None:
     rank, ranks = dist.get_rank(), dist.get_world_size()
     init_distributed_environment(world_size=ranks, rank=rank, local_rank=rank, backend="gloo")
     initialize_model_parallel(sequence_parallel_degree=ranks, backend="gloo", **degrees)
-    config, _ = xFuserArgs(attention_backend="SDPA", **degrees).create_config()
-    state = runtime_state.RuntimeState(config)
+    state = runtime_state.RuntimeState(xFuserArgs(attention_backend="SDPA", **degrees).create_config()[0])
     # Its pipelines set these; their values are not used here.
     state.max_condition_sequence_length, state.increment_step_counter = 0, lambda: None
     runtime_state._RUNTIME = state

@@ -20,13 +20,11 @@ class SmallModels:
         self.folder = folder
 
     def comparison(self, cell: Cell) -> Comparison:
-        """Return a cell's comparison: of two branches of different text lengths if it splits guidance, else of one."""
-        variant = examples.variant(cell.class_name, cell.variant)
-        text = cell.text or variant.text
-        shorter = text if variant.fixed_text else max(1, text - 2)
-        arguments = [(cell.class_name, cell.variant, cell.batch, cell.size, text, 0)]
-        if cell.layout.cfg > 1:
-            arguments.append((cell.class_name, cell.variant, cell.batch, cell.size, shorter, 1))
+        """Compare two branches of different text lengths if the cell splits guidance, otherwise one."""
+        arguments = [
+            (cell.class_name, cell.variant, cell.batch, cell.size, text, branch)
+            for branch, text in enumerate(_text_lengths(cell))
+        ]
         family = FAMILIES[cell.class_name](_module(cell.class_name, cell.variant))
         return Comparison(
             title=str(cell),
@@ -41,6 +39,13 @@ class SmallModels:
     def _path(self, class_name: str, name: str) -> Path:
         path = self.folder / f"{class_name} {name}"
         return path if path.is_dir() else examples.write_checkpoint(path, _module(class_name, name))
+
+
+def _text_lengths(cell: Cell) -> list[int]:
+    variant = examples.variant(cell.class_name, cell.variant)
+    text = cell.text or variant.text
+    shorter = text if variant.fixed_text else max(1, text - 2)
+    return [text, shorter] if cell.layout.cfg > 1 else [text]
 
 
 def _inputs(

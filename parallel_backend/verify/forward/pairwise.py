@@ -80,10 +80,9 @@ def ci() -> Iterator[Cell]:
 
 
 def _family_cells(names: list[str], chosen: list[Choice]) -> Iterator[Cell]:
-    """The cells of one family, then what no variant may lack.
+    """Yield the cells of one family, then those that make sure that each variant runs split and cut.
 
-    A choice with the own shape takes the variant that has run least so far. The other shapes take the first variant:
-    it allows all of them.
+    Shape "own" takes the variant with the fewest runs so far, any other the first variant, which allows all shapes.
     """
     split, cut = Counter(dict.fromkeys(names, 0)), Counter(dict.fromkeys(names, 0))
     for choice in chosen:

@@ -153,10 +153,8 @@ def displaced(request: LoopRequest, layout: ParallelLayout, tokens: int) -> Tens
     for call in request.calls():
         models = [DisplacedModel(call.family, layout, tokens) for _ in request.branches] if call.switched else models
         inputs = {LATENT: samplers.refresh([0]), TIMESTEP: call.time}
-        predictions = [
-            model({**inputs, **branch}, whole=call.whole)
-            for model, branch in zip(models, request.branches, strict=True)
-        ]
+        pairs = zip(models, request.branches, strict=True)
+        predictions = [model({**inputs, **branch}, whole=call.whole) for model, branch in pairs]
         samplers.step([0], call.family.unpatchify(request.guided(predictions), request.x.shape[2:]))
     return samplers.refresh([0])
 

@@ -114,9 +114,7 @@ def reference_samples(
     layout = plan.layout
     image = patch_plan.image_patches(plan.extents, patch_plan.patch_count(layout, plan.extents))
     request = LoopRequest(transformer, message, tensors, layout.warmup)
-    if layout.stale:
-        return reference.displaced(request, layout, image.total)
-    return reference.pipefusion(request, image)
+    return reference.displaced(request, layout, image.total) if layout.stale else reference.pipefusion(request, image)
 
 
 def loops(
