@@ -141,6 +141,7 @@ def test_conditioning_that_changes_by_step_is_refused(loaded: Loaded, extra: dic
     [
         ({"reference_latents": [torch.zeros(1, 16, 1, 6, 6)]}, "reference_latent"),
         ({"concat_latent_image": torch.zeros(1, 16, 1, 6, 6)}, "concat_latent_image"),
+        ({"noise_concat": torch.zeros(1, 16, 1, 6, 6)}, "noise_concat"),
         ({"vace_frames": [torch.zeros(1, 32, 1, 6, 6)]}, "vace_frames"),
         ({"control": ControlBase()}, "control"),
     ],
