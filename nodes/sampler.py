@@ -1,5 +1,6 @@
 """The sampling node whose step loop runs in the backend."""
 
+import inspect
 from typing import Any, Literal
 
 import comfy.model_sampling
@@ -158,9 +159,20 @@ def _checked_samples(model: Any, latent_image: dict[str, Any], **prompts: list[A
     accepted = accepted_conds(supported, masked="noise_mask" in latent_image)
     for name, conditioning in prompts.items():
         check_constant_conds(name, conditioning, accepted)
-    latent: Tensor = comfy.sample.fix_empty_latent_channels(model, latent_image["samples"])
+    resized = comfy.sample.fix_empty_latent_channels
+    latent: Tensor = resized(model, latent_image["samples"], **_downscale_ratios(latent_image))
     check_latent(latent, model.model.latent_format.latent_channels)
     return latent
+
+
+def _downscale_ratios(latent_image: dict[str, Any]) -> dict[str, Any]:
+    """Return the entries of LATENT by which this version of ComfyUI resizes an empty latent of another family.
+
+    They describe the empty latent, so the sampled one does not have them. Absent entries are None.
+    """
+    parameters = inspect.signature(comfy.sample.fix_empty_latent_channels).parameters
+    names = ("downscale_ratio_spacial", "downscale_ratio_temporal")
+    return {name: latent_image.get(name) for name in names if name in parameters}
 
 
 def _label_if_approximate(hidden: Any, layout: ParallelLayout | None, steps: int) -> None:
@@ -262,5 +274,6 @@ class ParallelSampler(io.ComfyNode):  # type: ignore[misc]
             seed=seed,
         )
         _label_if_approximate(cls.hidden, model.model.diffusion_model.handle.spec.layout, len(schedule.sigmas) - 1)
-        other_entries = {key: value for key, value in latent_image.items() if not key.startswith("downscale_ratio")}
+        ratios = _downscale_ratios(latent_image)
+        other_entries = {key: value for key, value in latent_image.items() if key not in ratios}
         return io.NodeOutput({**other_entries, "samples": samples})

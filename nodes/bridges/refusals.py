@@ -19,7 +19,7 @@ LAYER_OPTIONS = {
 COMPILED = "torch_compile_kwargs"
 """The key that ComfyUI's ``set_torch_compile_wrapper`` leaves in ``model_options``."""
 UNSUPPORTED_CONDS = (
-    "control", "gligen", "concat_latent_image", "concat_mask", "concat_image", "noise_concat_image",
+    "control", "gligen", "concat_latent_image", "concat_mask", "concat_image", "noise_concat",
     "clip_vision_output", "reference_latents", "vace_frames", "time_dim_concat", "camera_conditions",
     "audio_embed", "reference_motion",
     "control_video", "face_video_pixels", "pose_video_latent", "unclip_conditioning",

@@ -9,6 +9,7 @@ import comfy.ldm.flux.model
 from comfy.ldm.flux.model import FluxParams
 from torch import Tensor
 
+from ...parallel_backend.errors import InvalidRequest
 from ...parallel_backend.vaes import LatentScale
 from ..bridges.bridge import Bridge, CoreText, layer_stub, pop_guidance, pop_pooled_text, pop_text, split_channels
 from ..bridges.refusals import INPAINTING_CONDS
@@ -65,19 +66,27 @@ class Flux(Bridge):
         inputs |= {"timestep": timestep, "encoder_hidden_states": pop_text(call_args)}
         inputs |= {"pooled_projections": pop_pooled_text(call_args)}
         inputs |= pop_guidance(call_args, distilled=self.unet_config()["guidance_embed"])
-        return inputs | self.pop_references(x, call_args)
+        return inputs | self.pop_references(x, timestep, call_args)
 
-    def pop_references(self, x: Tensor, call_args: dict[str, Any]) -> dict[str, Tensor]:
+    def pop_references(self, x: Tensor, timestep: Tensor, call_args: dict[str, Any]) -> dict[str, Tensor]:
         """Remove the reference images from a call's arguments and return their tokens and positions.
 
         ComfyUI's own forward packs and places them.
+
+        Raises:
+            InvalidRequest: ComfyUI would give them a timestep of 0, and the backend has one timestep for all tokens.
         """
         names = ("ref_latents", "ref_latents_method")
         references: dict[str, Any] = {name: call_args.pop(name) for name in names if name in call_args}
         if "ref_latents" not in references:
             return {}
         probe = _PackingProbe(self.native_class, self.unet_config())
-        self.native_class._forward(probe, x, None, x.new_zeros(len(x), 0, 1), **references)
+        self.native_class._forward(probe, x, timestep, x.new_zeros(len(x), 0, 1), **references)
+        if probe.timestep_zero:
+            raise InvalidRequest(
+                f"reference_latents_method {references['ref_latents_method']}: {self.name} takes offset, index or "
+                "uxo/uno, which give the reference images the timestep of the generated one"
+            )
         image_tokens = math.prod(-(-side // self.patch) for side in x.shape[-2:])
         return {"reference": probe.tokens[:, image_tokens:], "reference_ids": probe.ids[:, image_tokens:]}
 
@@ -91,14 +100,22 @@ class Flux(Bridge):
 
 
 class _PackingProbe:
-    """Stands for ComfyUI's transformer and keeps the tokens and positions that its layers would get."""
+    """Stands for ComfyUI's transformer and keeps the tokens and positions that its layers would get.
+
+    Attributes:
+        tokens: ``[B, S, C]``.
+        ids: the positions ``[B, S, axes]``.
+        timestep_zero: whether the layers would get the reference images with a timestep of 0.
+    """
 
     def __init__(self, native_class: type[Any], unet_config: Mapping[str, Any]) -> None:
         self.patch_size = unet_config["patch_size"]
         self.params = FluxParams(**{name: value for name, value in unet_config.items() if name != "image_model"})
         self.process_img = partial(native_class.process_img, self)
 
-    def forward_orig(self, tokens: Tensor, ids: Tensor, *_: Any, **__: Any) -> Tensor:
+    def forward_orig(
+        self, tokens: Tensor, ids: Tensor, *_: Any, timestep_zero_index: list[list[int]] | None = None, **__: Any
+    ) -> Tensor:
         """Keep tokens and positions without computing anything."""
-        self.tokens, self.ids = tokens, ids
+        self.tokens, self.ids, self.timestep_zero = tokens, ids, timestep_zero_index is not None
         return tokens.new_zeros(*tokens.shape[:2], self.params.out_channels * self.patch_size**2)

@@ -51,7 +51,7 @@ class Flux2(Flux):
         call_args.pop("y", None)
         inputs = {"hidden_states": x, "timestep": timestep, "encoder_hidden_states": pop_text(call_args)}
         inputs |= pop_guidance(call_args, distilled=self.unet_config()["guidance_embed"])
-        return inputs | self.pop_references(x, call_args)
+        return inputs | self.pop_references(x, timestep, call_args)
 
     def family_latent_scale(self) -> LatentScale:
         """See ``Bridge``."""

@@ -120,9 +120,9 @@ ENTRIES = (
         Mentions("Lumina2.extra_conds", "num_tokens clip_text_pooled", by=Z_IMAGE, why="arguments that are ignored"),
         Mentions(
             "",
-            "concat_latent_image concat_mask concat_image clip_vision_output reference_latents vace_frames "
-            "time_dim_concat camera_conditions audio_embed reference_motion control_video face_video_pixels "
-            "pose_video_latent unclip_conditioning",
+            "concat_latent_image concat_mask concat_image noise_concat clip_vision_output reference_latents "
+            "vace_frames time_dim_concat camera_conditions audio_embed reference_motion control_video "
+            "face_video_pixels pose_video_latent unclip_conditioning",
             by=REFUSALS,
             why="conditioning that models without an input for it refuse",
         ),

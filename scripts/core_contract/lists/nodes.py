@@ -1,9 +1,10 @@
 """Nodes of core that our workflows contain, or that our nodes know by their id."""
 
 from scripts.core_contract.entry import core_module
+from scripts.core_contract.kinds import Mentions
 from scripts.core_contract.model_kinds import Node
 
-PREFLIGHT = "nodes/remote/preflight.py"
+PREFLIGHT, SAMPLER = "nodes/remote/preflight.py", "nodes/sampler.py"
 WORKFLOWS = "workflows/api"
 
 ENTRIES = (
@@ -18,6 +19,13 @@ ENTRIES = (
         ),
         Node("VAEDecode", "samples vae", by=WORKFLOWS, why="native decoding"),
         Node("SaveImage", "filename_prefix images", by=WORKFLOWS, why="the image"),
+        Mentions(
+            "common_ksampler",
+            "downscale_ratio_spacial downscale_ratio_temporal",
+            by=SAMPLER,
+            why="entries of an empty LATENT",
+            since=(0, 27, 0),
+        ),
         Node("KSampler", "cfg model", by=PREFLIGHT, why="its cfg of 1 leaves the negative prompt out"),
         Node("KSamplerAdvanced", "cfg model", by=PREFLIGHT, why="its cfg of 1 leaves the negative prompt out"),
     ),

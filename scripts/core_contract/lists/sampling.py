@@ -10,6 +10,12 @@ ENTRIES = (
     *core_module(
         "comfy.sample",
         Calls("fix_empty_latent_channels(model, latent_image)", by=SAMPLER, why="empty latents of another family"),
+        Calls(
+            "fix_empty_latent_channels(model, latent_image, *, downscale_ratio_spacial, downscale_ratio_temporal)",
+            by=SAMPLER,
+            why="empty latents of another size",
+            since=(0, 27, 0),
+        ),
         Calls("prepare_noise(latent_image, seed, noise_inds)", by=SAMPLER, why="native noise"),
         Calls(
             "sample_custom(model, noise, cfg, sampler, sigmas, positive, negative, latent_image, *, noise_mask, "

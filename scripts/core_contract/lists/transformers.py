@@ -64,6 +64,14 @@ ENTRIES = (
             why="numbers of the architecture",
         ),
         Calls("Flux._forward(x, timestep, context, *, ref_latents, **kwargs)", by=FLUX, why="packs reference images"),
+        Passes(
+            "Flux._forward",
+            "self.forward_orig(*args, timestep_zero_index=timestep_zero_index, **kwargs)",
+            by=FLUX,
+            why="refused: reference images at timestep 0",
+            word="timestep_zero_index",
+            since=(0, 27, 0),
+        ),
         ReadsOnly(
             "Flux._forward",
             "self",

@@ -1,5 +1,6 @@
 """Every family that ComfyUI has: ComfyUI's own model against our nodes on a real backend of two ranks."""
 
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from any_folder_name.nodes.families.registry import bridge_for
 from any_folder_name.parallel_backend.checkpoint.checkpoint import Checkpoint
 from any_folder_name.parallel_backend.errors import InvalidRequest
 from any_folder_name.parallel_backend.layout.parallel_layout import ParallelLayout
+from comfy.ldm.flux.model import Flux
 from comfy.model_detection import detect_unet_config
 from helpers.inside_fixtures import ksampler, native_case, parallel_sampler, relative_error
 from natives import CASES, FIRST, HEAVY, wan
@@ -77,10 +79,14 @@ def test_prompts_may_place_their_references_differently(name: str, load_case: Ca
         assert relative_error(ours, reference) < CLOSE
 
 
+FLUX_HAS_TIMESTEP_ZERO = "timestep_zero_index" in inspect.signature(Flux.forward_orig).parameters
+"""Whether this version of ComfyUI can give reference images a timestep of 0; the others place them by ``offset``."""
+FLUX_TIMESTEP_ZERO = ("flux kontext", {"reference_latents_method": "index_timestep_zero"}, "takes offset, index or uxo")
 REFUSED = [
     ("flux dev", {"guidance": None}, "remove FluxDisableGuidance"),
     ("hunyuan_video t2v", {"guidance": None}, "remove FluxDisableGuidance"),
     ("flux2 dev", {"concat_latent_image": torch.zeros(1, 128, 7, 5)}, "concat_latent_image"),
+    *([FLUX_TIMESTEP_ZERO] if FLUX_HAS_TIMESTEP_ZERO else []),
     ("qwen_image edit", {"reference_latents_method": "index_timestep_zero"}, "takes any but index_timestep_zero"),
     ("qwen_image edit 2511", {"reference_latents_method": "index"}, "takes index_timestep_zero"),
     ("wan t2v", {"reference_latents": [torch.zeros(1, 16, 1, 7, 5)]}, "reference_latents"),

@@ -7,6 +7,7 @@ import comfy.model_management
 import comfy.model_sampling
 import pytest
 import torch
+from any_folder_name.nodes.sampler import ParallelSampler
 from any_folder_name.parallel_backend.errors import InvalidRequest
 from any_folder_name.parallel_backend.layout.parallel_layout import ParallelLayout
 from any_folder_name.parallel_backend.samplers.samplers import SAMPLERS
@@ -117,6 +118,18 @@ def test_an_empty_latent_of_another_model_is_converted(loaded: Loaded, sample: C
     assert sample(loaded.model, {"samples": torch.zeros(1, 4, 6, 6)}).shape == (1, 16, 1, 6, 6)
 
 
+def test_an_empty_latent_of_another_size_is_resized_as_in_comfyui(native: Any, loaded: Loaded) -> None:
+    ratios = {"downscale_ratio_spacial": 16, "downscale_ratio_temporal": 8}
+    latent = {"samples": torch.zeros(1, 4, 3, 3), "type": "other", **ratios}
+    prompts = {"positive": conditioning(1), "negative": conditioning(2)}
+    options = {"seed": 5, "steps": 2, "cfg": 4.0, "sampler_name": "euler", "scheduler": "simple", "denoise": 1.0}
+    (reference,) = core_nodes.KSampler().sample(model=native, latent_image=latent, **prompts, **options)
+    (ours,) = ParallelSampler.execute(model=loaded.model, latent_image=latent, **prompts, **options).args
+    assert ours.keys() == reference.keys()
+    assert relative_error(ours.pop("samples"), reference.pop("samples")) < CLOSE
+    assert ours == reference
+
+
 def test_unknown_sampler_is_refused_with_the_list(loaded: Loaded) -> None:
     with pytest.raises(InvalidRequest, match=r"lcm.*euler, heun.*use KSampler"):
         parallel_sampler(loaded.model, empty_latent(), sampler_name="lcm")
@@ -141,6 +154,7 @@ def test_conditioning_that_changes_by_step_is_refused(loaded: Loaded, extra: dic
     [
         ({"reference_latents": [torch.zeros(1, 16, 1, 6, 6)]}, "reference_latent"),
         ({"concat_latent_image": torch.zeros(1, 16, 1, 6, 6)}, "concat_latent_image"),
+        ({"noise_concat": torch.zeros(1, 16, 1, 6, 6)}, "noise_concat"),
         ({"vace_frames": [torch.zeros(1, 32, 1, 6, 6)]}, "vace_frames"),
         ({"control": ControlBase()}, "control"),
     ],
