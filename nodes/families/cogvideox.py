@@ -43,7 +43,7 @@ class CogVideoXModel(OwnModel):
         if image is None and bridge.takes_image:
             raise InvalidRequest(
                 f"{bridge.name} makes a video from an image: give the image to both prompts, for example with "
-                "InstructPixToPixConditioning and the VAE of ParallelLoader"
+                "InstructPixToPixConditioning and the VAE of Parallel Loader"
             )
         if image is not None and not bridge.takes_image:
             raise InvalidRequest(
@@ -130,7 +130,7 @@ class NativeCogVideoX(Bridge):
     """The bridge with ComfyUI's own class: text to video, image to video and inpainting (VOID) of 1.5.
 
     The class takes latents of unit variance, which only ComfyUI's *VOIDSampler* passes. Every other sampler, and
-    ParallelSampler, needs *ModelSamplingDiscrete* with v_prediction and zsnr.
+    Parallel Sampler, needs *ModelSamplingDiscrete* with v_prediction and zsnr.
     """
 
     supported_conds = frozenset({"concat_latent_image"})

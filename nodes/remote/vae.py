@@ -38,7 +38,7 @@ class RemoteVAE(comfy.sd.VAE):  # type: ignore[misc]
 
         Args:
             handle: the loader's model.
-            scale: the shape of the VAE's latents.
+            scale: the VAE's latent channels, and how many pixels and frames one latent position covers.
             model: the patcher of the loader's MODEL.
         """
         # The smallest VAE that ComfyUI can detect sets all attributes to the running version's defaults.

@@ -65,7 +65,7 @@ def check_sample(
     family, config, geometry = _family(checkpoint)
     if message.sampler not in SAMPLERS:
         raise InvalidRequest(
-            f"ParallelSampler has no sampler {message.sampler!r} (it has {', '.join(SAMPLERS)}); KSampler has all of "
+            f"Parallel Sampler has no sampler {message.sampler!r} (it has {', '.join(SAMPLERS)}); KSampler has all of "
             "ComfyUI's samplers and works with the same MODEL"
         )
     branches, rest = split_names({meta.name: meta.shape for meta in metas}, message.branches)
@@ -91,7 +91,7 @@ def first_outside(tensors: Mapping[str, Tensor], rows: Mapping[str, int]) -> tup
     """Index of the first tensor with a number outside its table, and that number; -1 and 0 if there is none.
 
     Args:
-        rows: number of rows of each table, see ``Family.tables``.
+        rows: number of rows of each embedding table, see ``Family.embedding_sizes``.
     """
     for index, (name, tensor) in enumerate(tensors.items()):
         most = rows.get(name.rpartition(".")[2])
