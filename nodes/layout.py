@@ -15,11 +15,12 @@ DEGREE_TOOLTIPS = {
     "cfg": "2: half of the ranks compute the positive prompt, the other half the negative one. Needs cfg other than "
     "1.0.",
     "pipe": "Ranks that each hold a range of the layers. In Parallel Sampler, patches of the image stream through "
-    "them (PipeFusion), which is approximate. In other samplers the whole image passes through them one rank at a time, "
-    "which is exact; only prompts and batch items overlap.",
+    "them (PipeFusion), which is approximate. In other samplers the whole image passes through them one rank at a "
+    "time, which is exact; only prompts and batch items overlap.",
     "ring": "Ranks that share the tokens and pass keys and values around a ring. Combines with ulysses and needs less "
     "memory.",
-    "ulysses": "Ranks that share the tokens of the image and exchange attention heads. Nothing needs to be divisible.",
+    "ulysses": "Ranks that share the tokens of the image and exchange attention heads. No number needs to be "
+    "divisible.",
     "tensor": "Ranks that each hold a part of every weight matrix. At most the model's number of attention heads.",
 }
 SHARD_TOOLTIP = (

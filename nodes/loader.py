@@ -113,7 +113,8 @@ class ParallelLoader(io.ComfyNode):  # type: ignore[misc]
     def validate_inputs(cls, model_name: Any = None, dtype: Any = "auto", devices: Any = "all") -> bool | str:
         """Return why the inputs cannot work, or True.
 
-        ComfyUI calls this when the prompt is queued, before any node runs. Linked inputs are checked when the node runs.
+        ComfyUI calls this when the prompt is queued, before any node runs. It checks linked inputs when
+        the node runs.
         """
         if model_name is None:
             return True

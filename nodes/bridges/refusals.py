@@ -154,8 +154,12 @@ def check_constant_conds(name: str, conditioning: list[Any], accepted: Container
         InvalidRequest: names it and advises KSampler.
     """
     if len(conditioning) != 1:
-        raise InvalidRequest(f"{name}: Parallel Sampler takes one conditioning, not {len(conditioning)}; {USE_KSAMPLER}")
+        raise InvalidRequest(
+            f"{name}: Parallel Sampler takes one conditioning, not {len(conditioning)}; {USE_KSAMPLER}"
+        )
     check_conds([conditioning[0][1]], accepted)
     present = [key for key in VARYING_CONDS if conditioning[0][1].get(key) is not None]
     if present:
-        raise InvalidRequest(f"{name} has {', '.join(present)}, which Parallel Sampler does not support; {USE_KSAMPLER}")
+        raise InvalidRequest(
+            f"{name} has {', '.join(present)}, which Parallel Sampler does not support; {USE_KSAMPLER}"
+        )

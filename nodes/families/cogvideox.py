@@ -1,7 +1,7 @@
-"""CogVideoX (2B, 5B, 1.5; text and image to video).
+"""The bridges between ComfyUI and diffusers' CogVideoX (2B, 5B and 1.5, text and image to video).
 
-Newer versions of ComfyUI have a class for it, which the bridge uses for 1.5. In older versions of ComfyUI, and for 2B
-and 5B, which ComfyUI's class does not compute as they were trained, the bridge uses a model class of ours.
+Newer versions of ComfyUI have a class for CogVideoX, which the bridge uses for 1.5. In older versions of ComfyUI, and
+for 2B and 5B, which ComfyUI's class does not compute as they were trained, the bridge uses a model class of ours.
 """
 
 from collections.abc import Mapping

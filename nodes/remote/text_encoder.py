@@ -65,8 +65,8 @@ class PromptTokenizer:
         """
         if "embedding:" in text:
             raise InvalidRequest(
-                "textual inversions (embedding:...) are not supported by this CLIP: remove them from the prompt, or use "
-                "ComfyUI's Load CLIP"
+                "textual inversions (embedding:...) are not supported by this CLIP: remove them from the prompt, or "
+                "use ComfyUI's Load CLIP"
             )
         return {self._text.key: self._tokenizer().tokenize_with_weights(text, return_word_ids, **kwargs)}
 
