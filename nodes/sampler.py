@@ -100,7 +100,7 @@ def check_sampler(name: str) -> None:
     """Refuse a sampler that the backend lacks.
 
     Raises:
-        InvalidRequest: lists the samplers and advises KSampler.
+        InvalidRequest: the backend lacks it. The message lists the samplers and advises KSampler.
     """
     if name not in SAMPLERS:
         raise InvalidRequest(f"Parallel Sampler has no sampler {name!r}, only {SAMPLER_NAMES}; {USE_KSAMPLER}")
@@ -110,7 +110,7 @@ def check_model(model: Any) -> None:
     """Refuse a MODEL that is not Parallel Loader's, or that other nodes hook into at every step.
 
     Raises:
-        InvalidRequest: names the hook.
+        InvalidRequest: the MODEL is refused. The message names the hook.
     """
     if not isinstance(model, RemotePatcher):
         raise InvalidRequest("Parallel Sampler needs the MODEL of Parallel Loader; use KSampler for any other")

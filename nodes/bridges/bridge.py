@@ -50,10 +50,10 @@ class CoreText:
     optional: frozenset[str] = frozenset()
 
     def check(self, checkpoint: Checkpoint) -> None:
-        """Refuse a text encoder that ComfyUI would mistake for another: it detects by weight names and shapes alone.
+        """Refuse a text encoder that ComfyUI would mistake for another: it detects only by weight names and shapes.
 
         Raises:
-            InvalidRequest: names the class and the supported ones.
+            InvalidRequest: a text encoder has another class. The message names it and the supported ones.
         """
         for component, supported in self.components.items():
             class_name = checkpoint.components.get(component)
@@ -65,7 +65,7 @@ class CoreText:
 
 
 class Bridge(ABC):
-    """A checkpoint as ComfyUI sees it, read from JSON files alone.
+    """A checkpoint as ComfyUI sees it, read from its JSON files.
 
     Attributes:
         native_class: ComfyUI's transformer class, whose weight names and call signature the stand-in has.

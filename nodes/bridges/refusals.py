@@ -106,7 +106,7 @@ def layers_unavailable(action: str) -> InvalidRequest:
 def accepted_conds(supported: frozenset[str], *, masked: bool) -> frozenset[str]:
     """Return the names of the conditioning that a sampler call accepts.
 
-    A model without channels for an image inpaints a masked latent by the mask alone. ComfyUI then ignores the image
+    A model without channels for an image inpaints a masked latent with only the mask. ComfyUI then ignores the image
     and the mask that InpaintModelConditioning also puts into the conditioning.
 
     Args:
@@ -122,7 +122,7 @@ def check_conds(conds: Iterable[Mapping[str, Any]], accepted: Container[str]) ->
     ComfyUI silently drops some of it for text-to-image and text-to-video models.
 
     Raises:
-        InvalidRequest: names the conditioning.
+        InvalidRequest: there is such conditioning. The message names it.
     """
     present = {
         name for cond in conds for name in UNSUPPORTED_CONDS if name not in accepted and cond.get(name) is not None
@@ -138,7 +138,7 @@ def check_unused(call_args: Mapping[str, Any]) -> None:
     """Refuse arguments of a call to the transformer that the family's bridge did not use.
 
     Raises:
-        InvalidRequest: names the arguments.
+        InvalidRequest: there are such arguments. The message names them.
     """
     present = sorted(name for name, value in call_args.items() if value is not None)
     if present:
@@ -151,7 +151,7 @@ def check_constant_conds(name: str, conditioning: list[Any], accepted: Container
     """Refuse conditioning that changes from step to step or over the image.
 
     Raises:
-        InvalidRequest: names it and advises KSampler.
+        InvalidRequest: there is such conditioning. The message names it and advises KSampler.
     """
     if len(conditioning) != 1:
         raise InvalidRequest(

@@ -70,7 +70,7 @@ class DiT(Family):
         geometry, latent = DiT.describe(config), shapes[LATENT]
         rows, columns = geometry.grid(latent[2:])
         if rows != columns:
-            raise InvalidRequest(f"a latent of {latent[2]} x {latent[3]} cannot be used: DiT makes square images alone")
+            raise InvalidRequest(f"a latent of {latent[2]} x {latent[3]} cannot be used: DiT makes only square images")
         labels = shapes["class_labels"]
         if len(labels) != 1:
             raise InvalidRequest(

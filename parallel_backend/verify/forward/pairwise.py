@@ -29,7 +29,7 @@ LAYOUTS: Mapping[str, Mapping[int, str]] = {
 small models have two blocks, so two stages at most."""
 
 SHAPES = ("own", "evenly_divisible_size", "smallest_size")
-"""The variant's own, which is not divisible by any number of ranks; one that is by all of them; one with fewer tokens than
+"""The variant's own, which is not divisible by any number of ranks; one that is by all; one with fewer tokens than
 ranks."""
 
 FEW_TOKENS = 2
