@@ -14,12 +14,13 @@ DEGREE_TOOLTIPS = {
     "data": "Groups of ranks that each take a share of the batch. Helps only if the batch has more than one item.",
     "cfg": "2: half of the ranks compute the positive prompt, the other half the negative one. Needs cfg other than "
     "1.0.",
-    "pipe": "Ranks that each hold a range of the layers. In ParallelSampler, patches of the image stream through them "
-    "(PipeFusion), which is approximate. In other samplers the whole image passes through them one rank at a time, "
-    "which is exact; only prompts and batch items overlap.",
+    "pipe": "Ranks that each hold a range of the layers. In Parallel Sampler, patches of the image stream through "
+    "them (PipeFusion), which is approximate. In other samplers the whole image passes through them one rank at a "
+    "time, which is exact; only prompts and batch items overlap.",
     "ring": "Ranks that share the tokens and pass keys and values around a ring. Combines with ulysses and needs less "
     "memory.",
-    "ulysses": "Ranks that share the tokens of the image and exchange attention heads. Nothing needs to be divisible.",
+    "ulysses": "Ranks that share the tokens of the image and exchange attention heads. No number needs to be "
+    "divisible.",
     "tensor": "Ranks that each hold a part of every weight matrix. At most the model's number of attention heads.",
 }
 SHARD_TOOLTIP = (
@@ -29,9 +30,9 @@ SHARD_TOOLTIP = (
 PATCHES_TOOLTIP = "Patches of the image that stream through pipe. 0: twice the number of its ranks. 1 is exact."
 WARMUP_TOOLTIP = "Exact steps at the start, before the approximate steps of pipe or stale."
 STALE_TOOLTIP = (
-    "Which tokens of the other ranks of ring a rank attends to in ParallelSampler. previous: those of the previous "
-    "step, so that no rank waits (displaced patch). none: no tokens of other ranks, for comparison. Both are "
-    "approximate."
+    "Which keys and values of the other ranks of ring a rank uses in Parallel Sampler. off: the current ones, exact. "
+    "previous: those of the previous step, so that no rank waits (displaced patch). none: no others, for comparison. "
+    "previous and none are approximate."
 )
 BALANCE_TOOLTIP = (
     "Relative speeds of the ranks of pipe, or of a stale ring, for example 2:1 if the first is twice as fast. The work "
@@ -62,7 +63,7 @@ class ParallelLayoutNode(io.ComfyNode):  # type: ignore[misc]
                 io.Int.Input("warmup", default=1, min=0, max=10000, tooltip=WARMUP_TOOLTIP, optional=True),
                 io.String.Input("balance", default="", tooltip=BALANCE_TOOLTIP, optional=True),
             ],
-            outputs=[LayoutType.Output(display_name="layout", tooltip="For the layout input of ParallelLoader.")],
+            outputs=[LayoutType.Output(display_name="layout", tooltip="For the layout input of Parallel Loader.")],
         )
 
     @classmethod
@@ -71,7 +72,7 @@ class ParallelLayoutNode(io.ComfyNode):  # type: ignore[misc]
         tensor: Degree = 1, shard_weights: bool | None = False, stale: str | None = OFF, patches: int | None = 0,
         warmup: int | None = 1, balance: str | None = "",
     ) -> bool | str:  # fmt: skip
-        """Refuse an invalid layout when the prompt is queued.
+        """Return why the layout cannot work, or True. ComfyUI calls this when the prompt is queued.
 
         Because the inputs are named here, ComfyUI leaves their check to this method and shows its sentence. A linked
         input is None here and is checked when the node runs.

@@ -6,13 +6,13 @@ from comfy_api.latest import io
 
 from ..parallel_backend.attention.kernels import AUTO, KERNELS
 from ..parallel_backend.checkpoint.checkpoint import Checkpoint
-from ..parallel_backend.client import devices as device_list
 from ..parallel_backend.errors import InvalidRequest
 from ..parallel_backend.layout.parallel_layout import ParallelLayout
 from ..parallel_backend.layout.suggestions import check_fits
 from ..parallel_backend.protocol.messages import DType, ModelSpec
 from .backend import checkpoints
 from .backend.connection import Handle
+from .backend.devices import parse_devices
 from .families.registry import bridge_for
 from .layout import LayoutType
 from .remote.clip import checkpoint_clip
@@ -35,13 +35,13 @@ def open_model(
     """Check everything that can be checked without weights, and return the model's handle.
 
     Raises:
-        InvalidRequest: one sentence on what is wrong.
+        InvalidRequest: the checkpoint, dtype, devices or layout cannot work; the sentence says why.
     """
     if dtype not in DTYPES:
         raise InvalidRequest(f"dtype {dtype!r}: choose one of {', '.join(DTYPES)}")
     checkpoint = Checkpoint.open(checkpoints.folder_of(model_name))
     bridge_for(checkpoint)
-    resolved = device_list.parse_devices(devices)
+    resolved = parse_devices(devices)
     if layout is not None:
         check_fits(layout, len(resolved.indices))
     spec = ModelSpec(
@@ -65,7 +65,8 @@ class ParallelLoader(io.ComfyNode):  # type: ignore[misc]
             node_id="ParallelLoader",
             display_name="Parallel Loader",
             category="Parallel DiT",
-            description="Loads a diffusion transformer on several GPUs. Its outputs work with every native node.",
+            description="Loads a diffusion transformer on several GPUs. Its outputs work with ComfyUI's sampling, text "
+            "and VAE nodes.",
             inputs=[
                 io.Combo.Input(
                     "model_name",
@@ -76,19 +77,20 @@ class ParallelLoader(io.ComfyNode):  # type: ignore[misc]
                     "dtype",
                     options=list(DTYPES),
                     default="auto",
-                    tooltip="Data type of the weights. auto: on GPUs that of the files (bf16 for fp32 files), on CPUs "
-                    "fp32. The VAE is always fp32.",
+                    tooltip="Data type of the weights. auto: on GPUs the data type of the files, or bf16 if they are "
+                    "fp32; on CPUs fp32. The VAE is always fp32.",
                 ),
                 io.String.Input(
                     "devices",
                     default="all",
-                    tooltip="'all', or a list of GPU numbers such as 0,1. Without GPUs the numbers are CPU ranks.",
+                    tooltip="all, or a list of GPU numbers such as 0,1. Without GPUs, all starts two CPU ranks, and "
+                    "0,1,2 starts three.",
                 ),
                 LayoutType.Input(
                     "layout",
                     optional=True,
-                    tooltip="How the ranks share the work, from Parallel Layout. If not connected: cfg=2 with guidance "
-                    "and an even number of ranks, ulysses for the rest.",
+                    tooltip="How the ranks share the work, from Parallel Layout. If not connected: cfg=2 when the "
+                    "sampler uses guidance and the number of ranks is even; ulysses splits what remains.",
                 ),
                 io.Combo.Input(
                     "attention",
@@ -100,16 +102,20 @@ class ParallelLoader(io.ComfyNode):  # type: ignore[misc]
                 ),
             ],
             outputs=[
-                io.Model.Output(tooltip="For KSampler and every other sampling node, and for ParallelSampler."),
+                io.Model.Output(tooltip="For KSampler and every other sampling node, and for Parallel Sampler."),
                 io.Clip.Output(tooltip="For CLIPTextEncode."),
-                io.Vae.Output(tooltip="For VAEDecode, VAEEncode, ParallelVAEDecode and ParallelVAEEncode."),
+                io.Vae.Output(tooltip="For VAEDecode, VAEEncode, Parallel VAE Decode and Parallel VAE Encode."),
             ],
             hidden=[io.Hidden.unique_id, io.Hidden.prompt],
         )
 
     @classmethod
     def validate_inputs(cls, model_name: Any = None, dtype: Any = "auto", devices: Any = "all") -> bool | str:
-        """Refuse when the prompt is queued, before any node runs. Linked inputs are checked when the node runs."""
+        """Return why the inputs cannot work, or True.
+
+        ComfyUI calls this when the prompt is queued, before any node runs. It checks linked inputs when
+        the node runs.
+        """
         if model_name is None:
             return True
         try:

@@ -101,20 +101,20 @@ def check_sampler(name: str) -> None:
     """Refuse a sampler that the backend lacks.
 
     Raises:
-        InvalidRequest: lists the samplers and advises KSampler.
+        InvalidRequest: the backend lacks it. The message lists the samplers and advises KSampler.
     """
     if name not in SAMPLERS:
-        raise InvalidRequest(f"ParallelSampler has no sampler {name!r}, only {SAMPLER_NAMES}; {USE_KSAMPLER}")
+        raise InvalidRequest(f"Parallel Sampler has no sampler {name!r}, only {SAMPLER_NAMES}; {USE_KSAMPLER}")
 
 
 def check_model(model: Any) -> None:
-    """Refuse a MODEL that is not ParallelLoader's, or that other nodes hook into at every step.
+    """Refuse a MODEL that is not Parallel Loader's, or that other nodes hook into at every step.
 
     Raises:
-        InvalidRequest: names the hook.
+        InvalidRequest: the MODEL is refused. The message names the hook.
     """
     if not isinstance(model, RemotePatcher):
-        raise InvalidRequest("ParallelSampler needs the MODEL of ParallelLoader; use KSampler for any other")
+        raise InvalidRequest("Parallel Sampler needs the MODEL of Parallel Loader; use KSampler for any other")
     check_model_options(model.model_options)
     functions = sorted(model.model_options.keys() - SUPPORTED_OPTIONS)
     wrappers = sorted({str(key) for by_key in model.wrappers.values() for key in by_key} - {KEY})
@@ -136,7 +136,7 @@ def prediction_of(sampling: Any) -> Prediction:
     if issubclass(kind, getattr(core, "V_PREDICTION_DDPM", ())):  # not in every version of ComfyUI
         raise InvalidRequest(
             "this model's sampling is made for VOIDSampler: put ModelSamplingDiscrete, with v_prediction and zsnr, "
-            "between ParallelLoader and ParallelSampler"
+            "between Parallel Loader and Parallel Sampler"
         )
     flow_timesteps = (core.ModelSamplingDiscreteFlow.timestep, core.ModelSamplingFlux.timestep)
     supported: tuple[tuple[Prediction, Any, tuple[Any, ...]], ...] = (
@@ -193,7 +193,7 @@ class ParallelSampler(io.ComfyNode):  # type: ignore[misc]
             category="Parallel DiT",
             description=DESCRIPTION,
             inputs=[
-                io.Model.Input("model", tooltip="The MODEL of ParallelLoader."),
+                io.Model.Input("model", tooltip="The MODEL of Parallel Loader."),
                 io.Int.Input(
                     "seed",
                     default=0,
@@ -240,7 +240,7 @@ class ParallelSampler(io.ComfyNode):  # type: ignore[misc]
 
     @classmethod
     def validate_inputs(cls, sampler_name: Any = None) -> bool | str:
-        """Refuse when the prompt is queued, before any node runs."""
+        """Return why the sampler cannot work, or True. ComfyUI calls this when the prompt is queued."""
         try:
             if sampler_name is not None:
                 check_sampler(sampler_name)

@@ -20,7 +20,7 @@ TILE_TOOLTIP = (
 
 def _shared_inputs() -> list[Any]:
     return [
-        io.Vae.Input("vae", tooltip="The VAE of ParallelLoader."),
+        io.Vae.Input("vae", tooltip="The VAE of Parallel Loader."),
         io.Int.Input("tile", default=0, min=0, max=8192, step=64, optional=True, tooltip=TILE_TOOLTIP),
     ]
 
@@ -45,7 +45,7 @@ class ParallelVAEDecode(io.ComfyNode):  # type: ignore[misc]
     def execute(cls, samples: dict[str, Any], vae: Any, tile: int = 0) -> io.NodeOutput:
         """Decode on the ranks."""
         latent: torch.Tensor = samples["samples"]
-        pixels = _remote_vae(vae, cls, "VAEDecode").decode_with(latent, progress_bar(), tile)
+        pixels = _remote_vae(vae, "Parallel VAE Decode", "VAEDecode").decode_with(latent, progress_bar(), tile)
         if tile and max(pixels.shape[-3:-1]) > tile:
             label_saved_images(cls.hidden, {"tile": tile, "approximate": "tiles"})
         return io.NodeOutput(rearrange(pixels, "b t h w c -> (b t) h w c") if pixels.ndim == 5 else pixels)
@@ -73,13 +73,13 @@ class ParallelVAEEncode(io.ComfyNode):  # type: ignore[misc]
     @classmethod
     def execute(cls, pixels: torch.Tensor, vae: Any, tile: int = 0) -> io.NodeOutput:
         """Encode on the ranks."""
-        latent = _remote_vae(vae, cls, "VAEEncode").encode_with(pixels, progress_bar(), tile)
+        latent = _remote_vae(vae, "Parallel VAE Encode", "VAEEncode").encode_with(pixels, progress_bar(), tile)
         if tile and max(latent.shape[-2:]) * vae.spacial_compression_encode() > tile:
             label_saved_images(cls.hidden, {"tile": tile, "approximate": "tiles"})
         return io.NodeOutput({"samples": latent})
 
 
-def _remote_vae(vae: Any, node: type[Any], native_node: str) -> RemoteVAE:
+def _remote_vae(vae: Any, node: str, native_node: str) -> RemoteVAE:
     if isinstance(vae, RemoteVAE):
         return vae
-    raise InvalidRequest(f"{node.__name__} needs the VAE of ParallelLoader; use {native_node} for any other")
+    raise InvalidRequest(f"{node} needs the VAE of Parallel Loader; use {native_node} for any other")

@@ -1,1 +1,1 @@
-"""The nodes' access to the backend: connection, GPU memory and checkpoints. Only this package uses the client."""
+"""The nodes' access to the backend: connection, devices, GPU memory, checkpoints. Only this package uses the client."""

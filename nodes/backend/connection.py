@@ -237,7 +237,7 @@ class Handle:
         if self.spec.layout and self.spec.layout.approximate:
             elsewhere = "one stage at a time" if self.spec.layout.pipe > 1 else "without it"
             approximation = self.spec.layout.approximation
-            layout += f" ({approximation} in ParallelSampler, approximate; {elsewhere} in other samplers, exact)"
+            layout += f" ({approximation} in Parallel Sampler, approximate; {elsewhere} in other samplers, exact)"
         elif self.spec.layout and self.spec.layout.pipe > 1:
             layout += " (one stage at a time, exact)"
         return f"{self.ranks} {kind} rank{'s' if self.ranks > 1 else ''}, {layout}: {state}"

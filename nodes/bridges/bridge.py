@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ...parallel_backend.checkpoint.checkpoint import Checkpoint
 from ...parallel_backend.errors import InvalidRequest
 from ...parallel_backend.vaes import VAE, LatentScale, vae_of
-from .latents import latent_scale
+from .latents import SAME_MODEL, latent_scale
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,10 +50,10 @@ class CoreText:
     optional: frozenset[str] = frozenset()
 
     def check(self, checkpoint: Checkpoint) -> None:
-        """Refuse a text encoder that ComfyUI would mistake for another: it detects by weight names and shapes alone.
+        """Refuse a text encoder that ComfyUI would mistake for another: it detects only by weight names and shapes.
 
         Raises:
-            InvalidRequest: names the class and the supported ones.
+            InvalidRequest: a text encoder has another class. The message names it and the supported ones.
         """
         for component, supported in self.components.items():
             class_name = checkpoint.components.get(component)
@@ -65,7 +65,7 @@ class CoreText:
 
 
 class Bridge(ABC):
-    """A checkpoint as ComfyUI sees it, read from JSON files alone.
+    """A checkpoint as ComfyUI sees it, read from its JSON files.
 
     Attributes:
         native_class: ComfyUI's transformer class, whose weight names and call signature the stand-in has.
@@ -113,7 +113,7 @@ class Bridge(ABC):
 
     @abstractmethod
     def family_latent_scale(self) -> LatentScale:
-        """Return the shape of the latents that the family works on."""
+        """Return the family's latent channels, and how many pixels and frames one latent position covers."""
 
     @property
     def vae(self) -> VAE | None:
@@ -121,7 +121,7 @@ class Bridge(ABC):
         return vae_of(self.checkpoint) if self.checkpoint.components.get("vae") in self.vaes else None
 
     def latent_scale(self) -> LatentScale:
-        """Return the shape of the latents of the checkpoint's VAE, or the family's without one."""
+        """Return the scale of the latents of the checkpoint's VAE, or the family's scale without one."""
         return latent_scale(self.vae, self.family_latent_scale(), self.name)
 
     def check(self) -> None:
@@ -134,7 +134,7 @@ class Bridge(ABC):
         if self.latent_scale().channels != self.family_latent_scale().channels:
             raise InvalidRequest(
                 f"{self.name}: the VAE has {self.latent_scale().channels} latent channels, and the transformer works "
-                f"on {self.family_latent_scale().channels}"
+                f"on {self.family_latent_scale().channels}; {SAME_MODEL}"
             )
 
     def core_config(self) -> Any:
@@ -184,7 +184,7 @@ def pop_text(call_args: dict[str, Any]) -> Tensor:
     """
     context: Tensor | None = call_args.pop("context", None)
     if context is None:
-        raise InvalidRequest("the conditioning has no text; encode the prompt with the CLIP of ParallelLoader")
+        raise InvalidRequest("the conditioning has no text; encode the prompt with the CLIP of Parallel Loader")
     return context
 
 

@@ -1,4 +1,4 @@
-"""The shape and scaling of a checkpoint's latents as ComfyUI needs them, read from the checkpoint's JSON files."""
+"""The scale and the scaling of a checkpoint's latents as ComfyUI needs them, read from the checkpoint's JSON files."""
 
 from typing import Any
 
@@ -7,15 +7,18 @@ import torch
 from ...parallel_backend.errors import InvalidRequest
 from ...parallel_backend.vaes import VAE, LatentScale, Scaling
 
+SAME_MODEL = "use a folder whose vae and transformer belong to the same model"
+"""What to do if the VAE and the transformer do not fit together."""
+
 
 def latent_scale(vae: VAE | None, default: LatentScale, name: str) -> LatentScale:
-    """Return the shape of a checkpoint's latents.
+    """Return the latent channels of a checkpoint, and how many pixels and frames one latent position covers.
 
     An image VAE that a video family applies frame by frame counts as a video VAE.
 
     Args:
         vae: the checkpoint's VAE.
-        default: the family's shape, for a checkpoint without a VAE.
+        default: the family's, for a checkpoint without a VAE.
         name: the checkpoint's name, for error messages.
 
     Raises:
@@ -24,7 +27,7 @@ def latent_scale(vae: VAE | None, default: LatentScale, name: str) -> LatentScal
     if vae is None:
         return default
     if vae.scale.video and not default.video:
-        raise InvalidRequest(f"{name}: the VAE is for video, and the transformer generates images")
+        raise InvalidRequest(f"{name}: the VAE is for video, and the transformer generates images; {SAME_MODEL}")
     return vae.scale if vae.scale.video == default.video else vae.scale.as_video()
 
 
@@ -34,12 +37,15 @@ def fit_scaling(latent_format: Any, vae: VAE | None, name: str) -> None:
     Does nothing for a VAE that scales its latents itself.
 
     Raises:
-        InvalidRequest: the format has no attribute for a number, or another number of channels.
+        InvalidRequest: the VAE and the format do not both have a mean and a std, the VAE has a shift and the format has
+            none, or their numbers of channels differ.
     """
     scaling = vae.scaling if vae else None
     if scaling is None:
         return
-    _check_scaling(latent_format, scaling, name)
+    mismatch = _mismatch(latent_format, scaling)
+    if mismatch:
+        raise InvalidRequest(f"{name}: {mismatch}; {SAME_MODEL}")
     latent_format.scale_factor = scaling.factor
     if hasattr(latent_format, "shift_factor"):
         latent_format.shift_factor = scaling.shift
@@ -48,20 +54,15 @@ def fit_scaling(latent_format: Any, vae: VAE | None, name: str) -> None:
             setattr(latent_format, attribute, torch.tensor(values).view(getattr(latent_format, attribute).shape))
 
 
-def _check_scaling(latent_format: Any, scaling: Scaling, name: str) -> None:
+def _mismatch(latent_format: Any, scaling: Scaling) -> str:
+    """Return why a latent format cannot hold the scaling of a VAE, or an empty string."""
     kind, channels = type(latent_format).__name__, latent_format.latent_channels
     if scaling.shift and not hasattr(latent_format, "shift_factor"):
-        raise InvalidRequest(
-            f"{name}: the VAE has shift_factor {scaling.shift}, and the model's latent format {kind} has none"
-        )
+        return f"the VAE has shift_factor {scaling.shift}, and the model's latent format {kind} has none"
     if bool(scaling.mean) != hasattr(latent_format, "latents_mean"):
         vae_has, format_has = ("has", "lacks") if scaling.mean else ("lacks", "has")
-        raise InvalidRequest(
-            f"{name}: the VAE {vae_has} latents_mean and latents_std, and the model's latent format {kind} "
-            f"{format_has} them"
-        )
+        return f"the VAE {vae_has} latents_mean and latents_std, and the model's latent format {kind} {format_has} them"
     if scaling.mean and len(scaling.mean) != channels:
-        raise InvalidRequest(
-            f"{name}: the VAE has {len(scaling.mean)} latents_mean, and the model's latent format {kind} has "
-            f"{channels} channels"
-        )
+        values = f"the VAE's latents_mean has {len(scaling.mean)} values"
+        return f"{values}, and the model's latent format {kind} has {channels} channels"
+    return ""

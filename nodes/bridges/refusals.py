@@ -1,4 +1,7 @@
-"""Refusals, by name and before anything is sent, of what weights in other processes make impossible."""
+"""Refuse what cannot work because the weights are in other processes.
+
+Each check names the cause and runs before anything is sent.
+"""
 
 from collections.abc import Container, Iterable, Mapping
 from typing import Any
@@ -12,11 +15,11 @@ from ...parallel_backend.layout.parallel_layout import ParallelLayout
 LAYER_OPTIONS = {
     "patches": "changes what the model's layers compute, as HyperTile, FreeU and DiffSynth's ControlNets do",
     "patches_replace": "skips or replaces layers of the model, as SkipLayerGuidance and PerturbedAttentionGuidance do",
-    "optimized_attention_override": "chooses an attention kernel, for which ParallelLoader has an input of its own",
+    "optimized_attention_override": "chooses an attention kernel, for which Parallel Loader has the input attention",
     "rope_options": "scales or shifts the positions inside the model, as ScaleROPE does",
 }
 """What a node does that leaves one of these keys in ``transformer_options``."""
-COMPILED = "torch_compile_kwargs"
+COMPILE_KEY = "torch_compile_kwargs"
 """The key that ComfyUI's ``set_torch_compile_wrapper`` leaves in ``model_options``."""
 UNSUPPORTED_CONDS = (
     "control", "gligen", "concat_latent_image", "concat_mask", "concat_image", "noise_concat",
@@ -25,9 +28,10 @@ UNSUPPORTED_CONDS = (
     "control_video", "face_video_pixels", "pose_video_latent", "unclip_conditioning",
 )  # fmt: skip
 INPAINTING_CONDS = frozenset({"concat_latent_image", "concat_mask"})
-PER_STEP_CONDS = (
+VARYING_CONDS = (
     "area", "mask", "hooks", "start_percent", "end_percent", "clip_start_percent", "clip_end_percent", "default",
 )  # fmt: skip
+"""Conditioning that varies over steps or over the image."""
 USE_KSAMPLER = "use KSampler (or any native sampling node) with this MODEL instead"
 NESTED_LATENT = "the latent consists of several tensors (video with audio), and this model takes one: pass the video's"
 
@@ -43,7 +47,7 @@ def check_latent(latent: Tensor, channels: int) -> None:
     if latent.shape[1] != channels:
         raise InvalidRequest(
             f"the latent has {latent.shape[1]} channels and this model works on {channels}: "
-            "encode it with the VAE that ParallelLoader gives"
+            "encode it with the VAE of Parallel Loader"
         )
     if not torch.isfinite(latent).all():
         raise InvalidRequest("the latent has values that are not finite (NaN or infinity); check the node that made it")
@@ -59,31 +63,32 @@ def check_branches(layout: ParallelLayout | None, branches: int) -> None:
         return
     if branches == 1:
         raise InvalidRequest(
-            f"layout cfg={layout.cfg} gives the positive and the negative prompt to different ranks, and this sampling "
-            "has only one prompt: set cfg to something other than 1.0, or use a layout with cfg=1"
+            f"layout cfg={layout.cfg} computes the positive and the negative prompt on different ranks, but this "
+            "sampler call has no negative prompt (its cfg is 1.0, or it takes only one prompt): raise the sampler's "
+            "cfg, or set cfg to 1 in Parallel Layout"
         )
     raise InvalidRequest(
-        f"layout cfg={layout.cfg}: this sampling has {branches} prompts, so cfg is at most {branches}; "
+        f"layout cfg={layout.cfg}: this sampler call has {branches} prompts, so cfg can be at most {branches}; "
         "give the other ranks to ulysses or data"
     )
 
 
 def check_model_options(model_options: Mapping[str, Any]) -> None:
-    """Refuse what nodes added to a MODEL that needs its layers in ComfyUI's process.
+    """Refuse options that a node set on the MODEL and that need the layers in ComfyUI's process.
 
     Raises:
-        InvalidRequest: says what such a node does.
+        InvalidRequest: there is such an option. The message says what the node does.
     """
-    if model_options.get(COMPILED):
+    if model_options.get(COMPILE_KEY):
         raise layers_unavailable("a node compiles the model, as TorchCompileModel does")
     check_options(model_options.get("transformer_options", {}))
 
 
 def check_options(transformer_options: Mapping[str, Any]) -> None:
-    """Refuse what a node hooked into the layers of the model.
+    """Refuse transformer options that need the layers in ComfyUI's process.
 
     Raises:
-        InvalidRequest: says what such a node does.
+        InvalidRequest: there is such an option. The message says what the node does.
     """
     for option, action in LAYER_OPTIONS.items():
         if transformer_options.get(option):
@@ -99,9 +104,9 @@ def layers_unavailable(action: str) -> InvalidRequest:
 
 
 def accepted_conds(supported: frozenset[str], *, masked: bool) -> frozenset[str]:
-    """Return the conditioning that a sampling accepts.
+    """Return the names of the conditioning that a sampler call accepts.
 
-    A model without channels for an image inpaints a masked latent by the mask alone. ComfyUI then ignores the image
+    A model without channels for an image inpaints a masked latent with only the mask. ComfyUI then ignores the image
     and the mask that InpaintModelConditioning also puts into the conditioning.
 
     Args:
@@ -117,7 +122,7 @@ def check_conds(conds: Iterable[Mapping[str, Any]], accepted: Container[str]) ->
     ComfyUI silently drops some of it for text-to-image and text-to-video models.
 
     Raises:
-        InvalidRequest: names the conditioning.
+        InvalidRequest: there is such conditioning. The message names it.
     """
     present = {
         name for cond in conds for name in UNSUPPORTED_CONDS if name not in accepted and cond.get(name) is not None
@@ -133,7 +138,7 @@ def check_unused(call_args: Mapping[str, Any]) -> None:
     """Refuse arguments of a call to the transformer that the family's bridge did not use.
 
     Raises:
-        InvalidRequest: names the arguments.
+        InvalidRequest: there are such arguments. The message names them.
     """
     present = sorted(name for name, value in call_args.items() if value is not None)
     if present:
@@ -146,11 +151,15 @@ def check_constant_conds(name: str, conditioning: list[Any], accepted: Container
     """Refuse conditioning that changes from step to step or over the image.
 
     Raises:
-        InvalidRequest: names it and advises KSampler.
+        InvalidRequest: there is such conditioning. The message names it and advises KSampler.
     """
     if len(conditioning) != 1:
-        raise InvalidRequest(f"{name}: ParallelSampler takes one conditioning, not {len(conditioning)}; {USE_KSAMPLER}")
+        raise InvalidRequest(
+            f"{name}: Parallel Sampler takes one conditioning, not {len(conditioning)}; {USE_KSAMPLER}"
+        )
     check_conds([conditioning[0][1]], accepted)
-    present = [key for key in PER_STEP_CONDS if conditioning[0][1].get(key) is not None]
+    present = [key for key in VARYING_CONDS if conditioning[0][1].get(key) is not None]
     if present:
-        raise InvalidRequest(f"{name} has {', '.join(present)}, which ParallelSampler does not support; {USE_KSAMPLER}")
+        raise InvalidRequest(
+            f"{name} has {', '.join(present)}, which Parallel Sampler does not support; {USE_KSAMPLER}"
+        )

@@ -1,7 +1,7 @@
-"""CogVideoX (2B, 5B, 1.5; text and image to video).
+"""The bridges between ComfyUI and diffusers' CogVideoX (2B, 5B and 1.5, text and image to video).
 
-Newer versions of ComfyUI have a class for it, which the bridge uses for 1.5. In older versions of ComfyUI, and for 2B
-and 5B, which ComfyUI's class does not compute as they were trained, the bridge uses a model class of ours.
+Newer versions of ComfyUI have a class for CogVideoX, which the bridge uses for 1.5. In older versions of ComfyUI, and
+for 2B and 5B, which ComfyUI's class does not compute as they were trained, the bridge uses a model class of ours.
 """
 
 from collections.abc import Mapping
@@ -43,7 +43,7 @@ class CogVideoXModel(OwnModel):
         if image is None and bridge.takes_image:
             raise InvalidRequest(
                 f"{bridge.name} makes a video from an image: give the image to both prompts, for example with "
-                "InstructPixToPixConditioning and the VAE of ParallelLoader"
+                "InstructPixToPixConditioning and the VAE of Parallel Loader"
             )
         if image is not None and not bridge.takes_image:
             raise InvalidRequest(
@@ -130,7 +130,7 @@ class NativeCogVideoX(Bridge):
     """The bridge with ComfyUI's own class: text to video, image to video and inpainting (VOID) of 1.5.
 
     The class takes latents of unit variance, which only ComfyUI's *VOIDSampler* passes. Every other sampler, and
-    ParallelSampler, needs *ModelSamplingDiscrete* with v_prediction and zsnr.
+    Parallel Sampler, needs *ModelSamplingDiscrete* with v_prediction and zsnr.
     """
 
     supported_conds = frozenset({"concat_latent_image"})

@@ -1,4 +1,4 @@
-"""DiT (class to image), which ComfyUI lacks."""
+"""The bridge to diffusers' DiT (class to image), with a model class of ours, because ComfyUI lacks the family."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ LABEL = "class_labels"
 
 
 class DiTModel(OwnModel):
-    """Takes a class instead of a prompt."""
+    """A model class that takes a class instead of a prompt."""
 
     def call_conds(self, conditioning: dict[str, Any]) -> dict[str, Any]:
         """See ``OwnModel``."""
@@ -29,7 +29,7 @@ class DiTModel(OwnModel):
 
 
 class DiT(OwnBridge):
-    """The VAE is Stable Diffusion's."""
+    """DiT's bridge. The VAE is Stable Diffusion's."""
 
     model = DiTModel
     default_scaling_factor = 0.18215

@@ -1,4 +1,4 @@
-"""Flux.1 (dev, schnell, Fill, Kontext): ComfyUI's Flux and diffusers' transformer."""
+"""The bridge between ComfyUI's Flux and diffusers' transformer, for Flux.1 (dev, schnell, Fill and Kontext)."""
 
 import math
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from ..bridges.refusals import INPAINTING_CONDS
 
 
 class Flux(Bridge):
-    """diffusers counts packed channels: each latent channel gives four.
+    """Flux.1's bridge. diffusers counts packed channels: each latent channel gives four.
 
     Attributes:
         patch: the side of a patch in latent pixels.

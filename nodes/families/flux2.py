@@ -1,4 +1,7 @@
-"""Flux.2 (dev, klein): ComfyUI's Flux with modulation shared by all layers, and diffusers' transformer."""
+"""The bridge between ComfyUI's Flux and diffusers' transformer, for Flux.2 (dev and klein).
+
+All layers of Flux.2 share one modulation.
+"""
 
 from typing import Any
 
@@ -10,7 +13,7 @@ from .flux import Flux
 
 
 class Flux2(Flux):
-    """Each latent pixel is a token: the VAE packs its patches into channels."""
+    """Flux.2's bridge. Each latent pixel is a token: the VAE packs its patches into channels."""
 
     supported_conds = frozenset({"reference_latents"})
     text = CoreText(components={"text_encoder": ("Mistral3ForConditionalGeneration",)}, clip_type="FLUX")

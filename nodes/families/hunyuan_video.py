@@ -1,4 +1,4 @@
-"""HunyuanVideo (text and image to video): ComfyUI's HunyuanVideo and diffusers' transformer."""
+"""The bridge between ComfyUI's and diffusers' HunyuanVideo, for text and image to video."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from ..bridges.refusals import INPAINTING_CONDS
 
 
 class HunyuanVideo(Bridge):
-    """The channels and diffusers' ``image_condition_type`` tell the variants apart."""
+    """HunyuanVideo's bridge. The number of channels and diffusers' ``image_condition_type`` tell the variants apart."""
 
     native_class = comfy.ldm.hunyuan_video.model.HunyuanVideo
     text = CoreText(

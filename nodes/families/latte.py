@@ -1,4 +1,4 @@
-"""Latte (text to video), which ComfyUI lacks."""
+"""The bridge to diffusers' Latte (text to video), with a model class of ours, because ComfyUI lacks the family."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from ..bridges.own_model import OwnBridge
 
 
 class Latte(OwnBridge):
-    """Stable Diffusion's VAE encodes each frame. Prompts are not padded."""
+    """Latte's bridge. Stable Diffusion's VAE encodes each frame. Prompts are not padded."""
 
     default_scaling_factor = 0.18215
     vaes = ("AutoencoderKL", "AutoencoderKLTemporalDecoder")

@@ -1,4 +1,4 @@
-"""LTX-Video: ComfyUI's LTXVModel and diffusers' transformer."""
+"""The bridge between ComfyUI's LTXVModel and diffusers' transformer, for LTX-Video."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -23,7 +23,10 @@ HEADS = 32
 
 
 class LTXVideo(Bridge):
-    """From 0.9.5 on, a latent's first frame is a single video frame. Only the pipeline and the VAE show that."""
+    """LTX-Video's bridge.
+
+    From 0.9.5 on, a latent's first frame is a single video frame. Only the pipeline and the VAE show that.
+    """
 
     native_class = comfy.ldm.lightricks.model.LTXVModel
     text = CoreText(components={"text_encoder": ("T5EncoderModel",)}, clip_type="LTXV")

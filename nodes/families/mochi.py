@@ -1,4 +1,4 @@
-"""Mochi 1: ComfyUI's AsymmDiTJoint and diffusers' transformer."""
+"""The bridge between ComfyUI's AsymmDiTJoint and diffusers' transformer, for Mochi 1."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from ..bridges.bridge import Bridge, CoreText, pop_text
 
 
 class Mochi(Bridge):
-    """ComfyUI reverses the direction of time, and so does the backend."""
+    """Mochi's bridge. ComfyUI reverses the direction of time, and so does the backend."""
 
     native_class = AsymmDiTJoint
     text = CoreText(components={"text_encoder": ("T5EncoderModel",)}, clip_type="MOCHI")

@@ -1,4 +1,4 @@
-"""PixArt-alpha and PixArt-Sigma: ComfyUI's PixArtMS and diffusers' transformer."""
+"""The bridge between ComfyUI's PixArtMS and diffusers' transformer, for PixArt-alpha and PixArt-Sigma."""
 
 from typing import Any
 
@@ -14,7 +14,10 @@ SIZE_CONDITIONED = 128
 
 
 class PixArt(Bridge):
-    """ComfyUI tells alpha and Sigma apart by their embedder for the image's size. Their latents differ."""
+    """PixArt's bridge.
+
+    ComfyUI tells alpha and Sigma apart by their embedder for the image's size. Their latents differ.
+    """
 
     native_class = comfy.ldm.pixart.pixartms.PixArtMS
     text = CoreText(components={"text_encoder": ("T5EncoderModel",)}, clip_type="PIXART")

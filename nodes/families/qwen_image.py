@@ -1,4 +1,4 @@
-"""Qwen-Image and Qwen-Image-Edit: ComfyUI's and diffusers' transformers of the same name."""
+"""The bridge between ComfyUI's and diffusers' transformers of the same name, for Qwen-Image and Qwen-Image-Edit."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ TIMESTEP_ZERO = "index_timestep_zero"
 
 
 class QwenImage(Bridge):
-    """Latents have a frame dim of length 1."""
+    """Qwen-Image's bridge. Latents have a frame dim of length 1."""
 
     native_class = comfy.ldm.qwen_image.model.QwenImageTransformer2DModel
     supported_conds = frozenset({"reference_latents"})

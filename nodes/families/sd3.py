@@ -1,4 +1,4 @@
-"""Stable Diffusion 3 and 3.5: ComfyUI's MMDiT and diffusers' transformer."""
+"""The bridge between ComfyUI's MMDiT and diffusers' transformer, for Stable Diffusion 3 and 3.5."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ HEAD_DIM = 64
 
 
 class SD3(Bridge):
-    """The second attention of 3.5 medium is ComfyUI's ``x_block_self_attn``."""
+    """Stable Diffusion 3's bridge. The second attention of 3.5 medium is ComfyUI's ``x_block_self_attn``."""
 
     native_class = OpenAISignatureMMDITWrapper
     text = CoreText(

@@ -1,4 +1,7 @@
-"""Wan 2.1 and 2.2 (text, image, and first and last frame to video): ComfyUI's WanModel and diffusers' transformer."""
+"""The bridge between ComfyUI's WanModel and diffusers' transformer, for Wan 2.1 and 2.2.
+
+The variants make videos from text, from an image, and from a first and a last frame.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,7 +17,7 @@ from ..bridges.refusals import INPAINTING_CONDS
 
 
 class Wan(Bridge):
-    """The channels and the image embedder tell the variants apart."""
+    """Wan's bridge. The number of channels and the image embedder tell the variants apart."""
 
     native_class = comfy.ldm.wan.model.WanModel
     text = BackendText(key="umt5xxl", length=512, encoder="UMT5EncoderModel")
@@ -22,7 +25,11 @@ class Wan(Bridge):
 
     @property
     def supported_conds(self) -> frozenset[str]:
-        """See ``Bridge``. Image models without an image embedder (2.2's A14B) accept a CLIP vision output, too."""
+        """See ``Bridge``.
+
+        Image-to-video models without an image embedder (2.2's A14B) accept a CLIP vision output and ignore it, as in
+        ComfyUI.
+        """
         takes_image = self.config["in_channels"] > self.config["out_channels"]
         clip_vision = {"clip_vision_output"} if takes_image or self.config.get("image_dim") else frozenset()
         return (INPAINTING_CONDS if takes_image else frozenset()) | clip_vision
@@ -53,15 +60,20 @@ class Wan(Bridge):
     def check(self) -> None:
         """See ``Bridge``."""
         super().check()
-        self.checkpoint.boundary()
+        self.checkpoint.boundary()  # raises if there are two transformers and no valid boundary_ratio
         channels = self.core_config().latent_format.latent_channels
         if self.config["out_channels"] != channels:
             raise InvalidRequest(
-                f"{self.name} predicts {self.config['out_channels']} latent channels; ComfyUI's Wan has {channels}"
+                f"{self.name} predicts {self.config['out_channels']} latent channels; ComfyUI's Wan has {channels}: "
+                "use an original Wan model"
             )
-        expected = _SCALES[channels]
-        if self.latent_scale() != expected:
-            raise InvalidRequest(f"{self.name}: the VAE's {self.latent_scale()} is not Wan's {expected}")
+        scale, expected = self.latent_scale(), _SCALES[channels]
+        if scale != expected:
+            raise InvalidRequest(
+                f"{self.name}: the VAE reduces height and width {scale.spatial} times and frames {scale.temporal} "
+                f"times; Wan's VAE with {channels} channels reduces them {expected.spatial} and {expected.temporal} "
+                "times: use the vae folder of the same model"
+            )
 
     def inputs(self, x: Tensor, timestep: Tensor, call_args: dict[str, Any]) -> dict[str, Tensor]:
         """See ``Bridge``. The mask of a video with known frames (2.2's TI2V) scales each frame's timestep."""

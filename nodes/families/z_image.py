@@ -1,4 +1,4 @@
-"""Z-Image (and Turbo): ComfyUI's NextDiT with Z-Image's modulation, and diffusers' transformer."""
+"""The bridge between ComfyUI's NextDiT with Z-Image's modulation and diffusers' transformer, for Z-Image and Turbo."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ PAD_MULTIPLE = 32
 
 
 class ZImage(Bridge):
-    """ComfyUI runs it with Lumina 2's transformer class."""
+    """Z-Image's bridge. ComfyUI runs the model with Lumina 2's transformer class."""
 
     native_class = comfy.ldm.lumina.model.NextDiT
     text = CoreText(components={"text_encoder": ("Qwen3Model", "Qwen3ForCausalLM")}, clip_type="LUMINA2")

@@ -81,7 +81,7 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):  # type: ignore[misc]
         Raises:
             RuntimeError: always.
         """
-        raise RuntimeError("this model already runs on several GPUs; choose them in ParallelLoader's devices")
+        raise RuntimeError("this model already runs on several GPUs; choose them in Parallel Loader's devices")
 
 
 def remote_patcher(model: Any) -> RemotePatcher:

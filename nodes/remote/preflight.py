@@ -33,7 +33,7 @@ def check_prompt(prompt: Prompt, node_id: str, handle: Handle) -> None:
         handle: the loader's model.
 
     Raises:
-        InvalidRequest: names the problem.
+        InvalidRequest: there is such a node. The message names the problem.
     """
     for kind, inputs in _executed_nodes(prompt):
         for output in OPTIONAL_OUTPUTS:
@@ -76,7 +76,7 @@ def check_output(checkpoint: Checkpoint, output: int) -> None:
         output: ``CLIP_OUTPUT`` or ``VAE_OUTPUT``.
 
     Raises:
-        InvalidRequest: advises another loader.
+        InvalidRequest: the output is refused. The message advises another loader.
     """
     component, name, native_loader = OPTIONAL_OUTPUTS[output]
     bridge, class_name = BRIDGES[checkpoint.components["transformer"]], checkpoint.components.get(component)

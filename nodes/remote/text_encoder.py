@@ -64,7 +64,10 @@ class PromptTokenizer:
             InvalidRequest: there is no text encoder or tokenizer, or the prompt has a textual inversion.
         """
         if "embedding:" in text:
-            raise InvalidRequest("the prompt has an embedding:..., and textual inversions are not supported here")
+            raise InvalidRequest(
+                "textual inversions (embedding:...) are not supported by this CLIP: remove them from the prompt, or "
+                "use ComfyUI's Load CLIP"
+            )
         return {self._text.key: self._tokenizer().tokenize_with_weights(text, return_word_ids, **kwargs)}
 
     def untokenize(self, pairs: Sequence[Pair]) -> list[Any]:
@@ -86,7 +89,10 @@ class PromptTokenizer:
             classes = {"tokenizer.json": _CheckpointTokenizer, "spiece.model": SPieceTokenizer}
             files = [name for name in classes if (folder / name).is_file()]
             if not files:
-                raise InvalidRequest(f"{self._checkpoint.path.name} has neither tokenizer/{' nor '.join(classes)}")
+                raise InvalidRequest(
+                    f"{self._checkpoint.path.name}/tokenizer has neither {' nor '.join(classes)}: download the model "
+                    "again, or use ComfyUI's Load CLIP"
+                )
             self._native = comfy.sd1_clip.SDTokenizer(
                 str(folder / files[0]),
                 tokenizer_class=classes[files[0]],

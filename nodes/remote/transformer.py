@@ -83,14 +83,14 @@ class RemoteTransformer(torch.nn.Module):
 
     @contextmanager
     def recording(self) -> Iterator[list[BranchCall]]:
-        """Record the calls made inside and answer them with zeros. Yields the list of recorded calls."""
+        """Record the calls inside the ``with`` block and answer them with zeros. Yields the list of recorded calls."""
         recorder = CallRecorder()
         with self._intercept(recorder):
             yield recorder.calls
 
     @contextmanager
     def replaying(self, recorded: list[BranchCall]) -> Iterator[None]:
-        """Answer the calls made inside from one request for all ``recorded`` calls."""
+        """Answer each call inside the ``with`` block with its prediction from a single request for all ``recorded``."""
         with self._intercept(CallReplayer(recorded)):
             yield
 
@@ -132,7 +132,7 @@ class RemoteTransformer(torch.nn.Module):
         outside its time range.
 
         Raises:
-            InvalidRequest: a latent is not usable.
+            InvalidRequest: a latent is nested, has the wrong number of channels, or is not finite.
         """
         for call in calls:
             check_latent(call.inputs[call.latent], self.channels)

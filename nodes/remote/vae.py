@@ -38,7 +38,7 @@ class RemoteVAE(comfy.sd.VAE):  # type: ignore[misc]
 
         Args:
             handle: the loader's model.
-            scale: the shape of the VAE's latents.
+            scale: the VAE's latent channels, and how many pixels and frames one latent position covers.
             model: the patcher of the loader's MODEL.
         """
         # The smallest VAE that ComfyUI can detect sets all attributes to the running version's defaults.
@@ -129,7 +129,9 @@ class RemoteVAE(comfy.sd.VAE):  # type: ignore[misc]
         self.throw_exception_if_invalid()
         pixels = self._cropped_rgb(pixel_samples)
         if pixels.shape[-1] != 3:
-            raise InvalidRequest(f"the VAE encodes RGB images, and these have {pixels.shape[-1]} channel(s)")
+            raise InvalidRequest(
+                f"the VAE encodes RGB images, and these have {pixels.shape[-1]} channel(s): convert them to RGB"
+            )
         rows = pixels.shape[-3] // self._spatial
         message = Encode(model=self.handle.spec, tile=tile)
         answer = self._request(message, {"pixels": pixels.float()}, rows, on_progress)
@@ -208,5 +210,8 @@ class _AbsentModule(torch.nn.Module):
 
     def __getattr__(self, name: str) -> Any:
         if name in ("encode", "decode", "per_channel_statistics", "encoder", "decoder"):
-            raise InvalidRequest(f"a node uses the VAE's own {name}, which is in the backend's processes")
+            raise InvalidRequest(
+                f"a node uses the VAE's own {name}, which is in the backend's processes: remove that node, or load the "
+                "VAE with ComfyUI's Load VAE"
+            )
         return super().__getattr__(name)

@@ -58,10 +58,10 @@ class Kernel(Protocol):
         """Return why the kernel cannot run here and what would help; None if it can run."""
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
-        """Return the attended values. ``scale`` None is ``head_dim ** -0.5``."""
+        """Return the attention output. ``scale`` None is ``head_dim ** -0.5``."""
 
     def with_lse(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> tuple[Tensor, Tensor]:
-        """Return the attended values and the log-sum-exp."""
+        """Return the attention output and the log-sum-exp."""
 
 
 class Sdpa:

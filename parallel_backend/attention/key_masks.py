@@ -15,7 +15,7 @@ EMPTY_LSE = -1e30
 
 @dataclass(frozen=True)
 class KeyMask:
-    """The keys that may be attended.
+    """The keys that may be attended to.
 
     Attributes:
         indices: indices of these keys for each sample; a single entry if they are the same for all samples.
@@ -25,7 +25,7 @@ class KeyMask:
 
     @classmethod
     def of(cls, mask: Tensor | None) -> "KeyMask | None":
-        """Convert a mask ``[B, keys]`` (bool, True for keys that may be attended); None if no key is masked."""
+        """Convert a mask ``[B, keys]`` (bool, True for keys that may be attended to); None if no key is masked."""
         if mask is None or bool(mask.all()):
             return None
         same_for_all = bool((mask == mask[:1]).all())
@@ -46,7 +46,7 @@ def attend(kernel: Kernel, qkv: QKV, *, scale: float | None, key_mask: KeyMask |
         kernel: computes the attention.
         qkv: query, key and value, ``[B, heads, tokens, head_dim]`` each.
         scale: see ``Kernel``.
-        key_mask: the keys that may be attended; None for all.
+        key_mask: the keys that may be attended to; None for all.
         sample: index of the only sample in ``qkv``; None if it has all samples.
     """
     if key_mask is None:
@@ -61,7 +61,7 @@ def attend_with_lse(
 ) -> tuple[Tensor, Tensor]:
     """Like ``attend``, but also return the log-sum-exp ``[B, heads, query tokens]``.
 
-    Without any unmasked key, the values are zeros and the log-sum-exp is ``EMPTY_LSE``.
+    A sample without any unmasked key gets zeros as its output and ``EMPTY_LSE`` as its log-sum-exp.
     """
     indices = (None,) if key_mask is None else key_mask.for_batch(len(qkv[0]), sample)
     results = []

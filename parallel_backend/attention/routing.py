@@ -19,7 +19,7 @@ class Attention(Protocol):
     """Computes attention in place of ``scaled_dot_product_attention``.
 
     A module calls it with q, k and v of this rank's tokens, ``[B, heads, local tokens, head_dim]``, and gets the
-    attended values in the same shape. ``sample`` is the index of the only sample in them, or None if they hold all
+    attention output in the same shape. ``sample`` is the index of the only sample in them, or None if they hold all
     samples. Masks are not passed in: the implementation knows those of all ranks.
     """
 

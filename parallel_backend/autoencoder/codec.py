@@ -30,7 +30,7 @@ def check(metas: tuple[TensorMeta, ...], kind: VAE, *, name: str, tile: int = 0)
         tile: height and width of a tile in pixels; 0 for no tiling.
 
     Raises:
-        InvalidRequest: names the shape and what would work.
+        InvalidRequest: a tensor or ``tile`` does not fit the VAE. The message names the shape and what would work.
     """
     scale, dims = kind.scale, (5,) if kind.scale.video else (4, 5)
     if [meta.name for meta in metas] != [name] or len(metas[0].shape) not in dims or 0 in metas[0].shape:

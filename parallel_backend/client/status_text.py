@@ -33,7 +33,7 @@ def _approximation(status: Status) -> str:
 
 def _approximation_note(status: Status) -> str:
     approximation = _approximation(status)
-    return f" ({approximation}: approximate in ParallelSampler, exact in other samplers)" if approximation else ""
+    return f" ({approximation}: approximate in Parallel Sampler, exact in other samplers)" if approximation else ""
 
 
 def _rank(rank: RankStatus) -> str:

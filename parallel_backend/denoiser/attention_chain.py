@@ -108,7 +108,7 @@ def with_ulysses(mesh: DeviceMesh, split: TokenSplit, streams: Sequence[str], in
 
 
 def row_mask(split: TokenSplit, streams: Sequence[str], masks: Mapping[str, Tensor]) -> KeyMask | None:
-    """Which tokens of the whole row, on all ranks, may be attended; None if all may be."""
+    """Which tokens of the whole row, on all ranks, may be attended to; None if all may be."""
     by_rank = split.masks(masks, streams)
     return KeyMask.of(torch.cat(by_rank, dim=1)) if by_rank else None
 

@@ -24,8 +24,8 @@ class SentBytes(TorchDispatchMode):
     """Counts the bytes sent while it is entered.
 
     Attributes:
-        by_kind: bytes by the operator's name. They are fractions, because a tensor need not divide by the number of
-            ranks.
+        by_kind: bytes by the operator's name. They are fractions, because a tensor's size need not be divisible by the
+            number of ranks.
 
     Raises:
         NotImplementedError: an operator without a formula was called; skipping it would give a wrong count.

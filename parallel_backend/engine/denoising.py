@@ -123,9 +123,9 @@ class Denoising:
         return load
 
     def _check_rows(self, mesh: DeviceMesh) -> None:
-        """Refuse numbers that are not a row of the model's tables, on all ranks alike."""
+        """Refuse indices outside the model's embedding tables, on all ranks alike."""
         checkpoint = self.components.checkpoint
-        rows = family_of(checkpoint.components["transformer"]).tables(checkpoint.config("transformer"))
+        rows = family_of(checkpoint.components["transformer"]).embedding_sizes(checkpoint.config("transformer"))
         if not rows:
             return
         index, value = (agree(number, mesh.whole) for number in first_outside(self.request.tensors or {}, rows))

@@ -47,7 +47,7 @@ class ActiveRequest(Generic[M]):
         """Refuse NaN and infinity, on all ranks of ``axis`` alike.
 
         Raises:
-            InvalidRequest: names the first tensor that holds one.
+            InvalidRequest: a tensor holds one. The message names the first such tensor.
         """
         index = agree(first_not_finite(self.tensors or {}), axis)
         if index >= 0:

@@ -34,7 +34,7 @@ def check_forward(
     """Check a ``Forward``.
 
     Raises:
-        InvalidRequest: names the value and what would work.
+        InvalidRequest: the request cannot work. The message names the value and what would work.
     """
     family, config, geometry = _family(checkpoint)
     if message.branches < 1:
@@ -60,12 +60,12 @@ def check_sample(
     """Check a ``Sample``.
 
     Raises:
-        InvalidRequest: names the value and what would work.
+        InvalidRequest: the request cannot work. The message names the value and what would work.
     """
     family, config, geometry = _family(checkpoint)
     if message.sampler not in SAMPLERS:
         raise InvalidRequest(
-            f"ParallelSampler has no sampler {message.sampler!r} (it has {', '.join(SAMPLERS)}); KSampler has all of "
+            f"Parallel Sampler has no sampler {message.sampler!r} (it has {', '.join(SAMPLERS)}); KSampler has all of "
             "ComfyUI's samplers and works with the same MODEL"
         )
     branches, rest = split_names({meta.name: meta.shape for meta in metas}, message.branches)
@@ -88,10 +88,10 @@ def first_not_finite(tensors: Mapping[str, Tensor]) -> int:
 
 
 def first_outside(tensors: Mapping[str, Tensor], rows: Mapping[str, int]) -> tuple[int, int]:
-    """Index of the first tensor with a number outside its table, and that number; -1 and 0 if there is none.
+    """Return the index of the first tensor with a number outside its table, and that number; -1 and 0 without one.
 
     Args:
-        rows: number of rows of each table, see ``Family.tables``.
+        rows: number of rows of each embedding table, see ``Family.embedding_sizes``.
     """
     for index, (name, tensor) in enumerate(tensors.items()):
         most = rows.get(name.rpartition(".")[2])

@@ -39,8 +39,8 @@ class Block:
     Attributes:
         run: computes the next state.
         modules: modules that hold the block's weights. Empty for a block without weights.
-        parts: number of equal sets of weights in the block, of which a token meets only one: 2 where image and text
-            have separate weights. Balancing the stages of a pipeline needs it.
+        parts: each token uses only 1/``parts`` of the block's weights: 2 where image and text have separate weights.
+            Balancing the stages of a pipeline needs it.
     """
 
     run: Callable[[State], State]
@@ -157,8 +157,8 @@ class Family(ABC):
         """Return how tensor parallelism cuts the layers of the blocks."""
 
     @staticmethod
-    def tables(config: Mapping[str, Any]) -> Mapping[str, int]:
-        """Return the number of rows of each embedding table that an input indexes, by the input's name."""
+    def embedding_sizes(config: Mapping[str, Any]) -> Mapping[str, int]:
+        """Return, for each input that is an index into an embedding table, the table's number of rows."""
         return {}
 
     @property

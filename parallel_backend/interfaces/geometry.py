@@ -1,6 +1,6 @@
 """The numbers by which families and strategies describe a model and a request to each other.
 
-Everything here comes from a config and from shapes alone, before any weight is loaded. Validation refuses requests
+Everything here comes from a config and from shapes, before any weight is loaded. Validation refuses requests
 by these numbers, strategies compute the bytes that they send, and the stages of a pipeline are balanced by them.
 """
 
@@ -65,7 +65,7 @@ class AllReduce:
 
 @dataclass(frozen=True, kw_only=True)
 class Geometry:
-    """The static numbers of a model, from its config alone.
+    """The static numbers of a model, from its config.
 
     Attributes:
         channels: channels of the latent.

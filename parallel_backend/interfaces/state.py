@@ -16,7 +16,7 @@ class State:
         streams: tokens ``[B, S, D]`` by stream name. Each stream has its own length and width.
         tables: by stream, tensors whose dim 1 is indexed by the stream's tokens, such as rotary tables or modulation
             per token. They are sharded with the stream.
-        masks: by stream, which of its tokens may be attended, bool ``[B, S]``. All tokens of a stream without a mask
+        masks: by stream, which of its tokens may be attended to, bool ``[B, S]``. All tokens of a stream without a mask
             may be. Masks are never sharded: the attention seam needs those of all ranks.
         context: small global tensors, whole on every rank: the timestep, or text in cross-attention.
     """

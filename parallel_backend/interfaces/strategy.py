@@ -90,8 +90,8 @@ class Strategy(Protocol):
         """Refuse a layout that cannot work for this workload.
 
         Raises:
-            InvalidRequest: the sentence names the reason. The caller adds layouts that would work, because it knows
-                all strategies.
+            InvalidRequest: the layout cannot work. The sentence names the reason. The caller adds layouts that would
+                work, because it knows all strategies.
         """
 
     def bytes_sent(self, layout: ParallelLayout, workload: Workload, rank: int) -> int:

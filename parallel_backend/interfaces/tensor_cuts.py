@@ -1,8 +1,9 @@
 """How tensor parallelism cuts the layers of a block. A family declares the cuts; the strategy applies them.
 
-Linear layers are column- or row-parallel as in Megatron-LM (https://arxiv.org/abs/1909.08053). The features of a layer
-are a list of blocks, because families fuse layers, such as q, k, v and the feed-forward into one. Each block is cut by
-whole units: heads, or single features. The number of units need not divide by the number of ranks.
+Linear layers are column- or row-parallel as in Megatron-LM (https://arxiv.org/abs/1909.08053). Families fuse
+layers, such as q, k, v and the feed-forward into one. The features of a fused layer are listed as segments, and each
+segment is cut by itself, in whole units: heads, or single features. The number of units need not be divisible by the
+number of ranks.
 """
 
 from collections.abc import Iterator, Mapping
@@ -10,43 +11,43 @@ from dataclasses import dataclass
 
 from ..layout.partition import Partition
 
-UnitBlock = tuple[int, int]
+Segment = tuple[int, int]
 """Number of units, and features per unit."""
 
 
 @dataclass(frozen=True)
 class ColumnParallel:
-    """A linear layer cut by its outputs, which consist of ``blocks``."""
+    """A linear layer cut by its outputs, which consist of ``segments``."""
 
-    blocks: tuple[UnitBlock, ...]
+    segments: tuple[Segment, ...]
 
 
 @dataclass(frozen=True)
 class RowParallel:
-    """A linear layer cut by its inputs, which consist of ``blocks``. The ranks sum their outputs."""
+    """A linear layer cut by its inputs, which consist of ``segments``. The ranks sum their outputs."""
 
-    blocks: tuple[UnitBlock, ...]
+    segments: tuple[Segment, ...]
 
 
 @dataclass(frozen=True)
 class HeadsNorm:
     """An RMS norm over the features of all heads, whose mean square is taken over all ranks."""
 
-    heads: UnitBlock
+    heads: Segment
 
 
 @dataclass(frozen=True)
 class HeadCounts:
     """Attributes of a module that hold a number of heads or of features. Each becomes this rank's number."""
 
-    attributes: Mapping[str, UnitBlock]
+    attributes: Mapping[str, Segment]
 
 
 @dataclass(frozen=True)
 class HeadOutputs:
     """A module without weights whose outputs have the features of all heads as last dim. A rank keeps its heads'."""
 
-    heads: UnitBlock
+    heads: Segment
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class ParameterCut:
 
     name: str
     dim: int
-    blocks: tuple[UnitBlock, ...]
+    segments: tuple[Segment, ...]
 
 
 Cut = ColumnParallel | RowParallel | HeadsNorm | HeadCounts | HeadOutputs | ParameterCut
@@ -77,17 +78,17 @@ def attention_cuts(prefix: str, heads: int, head_dim: int, *, text: bool = False
         text: whether it has separate projections for text.
         out: whether it has an output projection.
     """
-    block = ((heads, head_dim),)
+    segments = ((heads, head_dim),)
     names = ["to_q", "to_k", "to_v"] + (["add_q_proj", "add_k_proj", "add_v_proj"] if text else [])
-    cuts: dict[str, Cut] = {f"{prefix}.{name}": ColumnParallel(block) for name in names}
-    cuts |= {f"{prefix}.to_out.0": RowParallel(block)} if out else {}
+    cuts: dict[str, Cut] = {f"{prefix}.{name}": ColumnParallel(segments) for name in names}
+    cuts |= {f"{prefix}.to_out.0": RowParallel(segments)} if out else {}
     return cuts | {prefix: HeadCounts({"heads": (heads, 1)})}
 
 
-def local_ranges(blocks: tuple[UnitBlock, ...], degree: int, index: int) -> Iterator[slice]:
-    """Yield, for each block, the range of a layer's features that rank ``index`` of ``degree`` ranks holds."""
+def local_ranges(segments: tuple[Segment, ...], degree: int, index: int) -> Iterator[slice]:
+    """Yield, for each segment, the range of a layer's features that rank ``index`` of ``degree`` ranks holds."""
     start = 0
-    for units, size in blocks:
+    for units, size in segments:
         local_units = Partition.even(units, degree).slice(index)
         yield slice(start + local_units.start * size, start + local_units.stop * size)
         start += units * size

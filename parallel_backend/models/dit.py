@@ -70,7 +70,7 @@ class DiT(Family):
         geometry, latent = DiT.describe(config), shapes[LATENT]
         rows, columns = geometry.grid(latent[2:])
         if rows != columns:
-            raise InvalidRequest(f"a latent of {latent[2]} x {latent[3]} cannot be used: DiT makes square images alone")
+            raise InvalidRequest(f"a latent of {latent[2]} x {latent[3]} cannot be used: DiT makes only square images")
         labels = shapes["class_labels"]
         if len(labels) != 1:
             raise InvalidRequest(
@@ -80,8 +80,8 @@ class DiT(Family):
         return Extent(streams={IMAGE: rows * columns}, values=geometry.out_channels * math.prod(geometry.patch))
 
     @staticmethod
-    def tables(config: Mapping[str, Any]) -> Mapping[str, int]:
-        """See ``Family.tables``. The last row stands for no class."""
+    def embedding_sizes(config: Mapping[str, Any]) -> Mapping[str, int]:
+        """See ``Family.embedding_sizes``. The last row stands for no class."""
         return {"class_labels": (_DEFAULTS | dict(config))["num_embeds_ada_norm"] + 1}
 
     def blocks_and_sites(self) -> tuple[list[Block], list[AttentionSite]]:

@@ -66,7 +66,7 @@ class Flux(Family):
             layers=double + single,
             sites=(AttentionKind(streams=(TEXT, IMAGE), heads=heads, head_dim=head_dim, count=double + single),),
             all_reduces=joint_attention.all_reduces(
-                (TEXT, IMAGE), heads * head_dim, double=double, single=single, min_rows=IMAGE
+                (TEXT, IMAGE), heads * head_dim, double=double, single=single, padded_stream=IMAGE
             ),
         )
 

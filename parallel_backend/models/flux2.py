@@ -34,7 +34,7 @@ _DEFAULTS: dict[str, Any] = {
 _PATCH = (1, 1)
 """A token is one pixel of the latent: the VAE already packs patches into the latent's channels."""
 
-_AXES = 4
+_POSITION_AXES = 4
 """Numbers in a position: image, row, column, index in the text."""
 
 
@@ -43,7 +43,7 @@ class Flux2(Family):
 
     Inputs, batch first: the latent ``[B, 128, H, W]``, the timestep ``[B]`` in 0..1, and
 
-    - ``encoder_hidden_states`` ``[B, L, D]``: text. The zeros that ComfyUI pads it with at the front are tokens too;
+    - ``encoder_hidden_states`` ``[B, L, D]``: text. ComfyUI pads it with zeros at the front, and these count as tokens;
     - ``guidance`` ``[B]``: for models distilled with guidance;
     - ``reference`` ``[B, N, 128]`` and ``reference_ids`` ``[B, N, 4]``: the tokens of reference images and their
       positions. They follow the latent's tokens.
@@ -71,7 +71,7 @@ class Flux2(Family):
             layers=double + single,
             sites=(AttentionKind(streams=(TEXT, IMAGE), heads=heads, head_dim=head_dim, count=double + single),),
             all_reduces=joint_attention.all_reduces(
-                (TEXT, IMAGE), heads * head_dim, double=double, single=single, min_rows=IMAGE
+                (TEXT, IMAGE), heads * head_dim, double=double, single=single, padded_stream=IMAGE
             ),
         )
 
@@ -98,7 +98,7 @@ class Flux2(Family):
         geometry, latent = Flux2.describe(config), shapes[LATENT]
         text = check_text(shapes["encoder_hidden_states"], config["joint_attention_dim"])
         joint_attention.check_guidance("Flux.2", config, shapes)
-        reference = check_reference(shapes, geometry.channels, _AXES)
+        reference = check_reference(shapes, geometry.channels, _POSITION_AXES)
         image = math.prod(geometry.grid(latent[2:])) + reference
         return Extent(streams={TEXT: text, IMAGE: image}, values=geometry.out_channels)
 
@@ -137,7 +137,10 @@ class Flux2(Family):
         )
 
     def _time(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """Run ``time_guidance_embed`` as ComfyUI does: the timestep stays float32, guidance times 1000 is rounded."""
+        """Run ``time_guidance_embed`` as ComfyUI does.
+
+        The timestep stays float32, and guidance times 1000 is cast to the model's dtype.
+        """
         embedder = self.module.time_guidance_embed
         embedders = {TIMESTEP: embedder.timestep_embedder, "guidance": embedder.guidance_embedder}
         dtypes = {TIMESTEP: torch.float32, "guidance": self.dtype}
@@ -171,10 +174,10 @@ class Flux2(Family):
         return self.unpatchify(out, inputs[LATENT].shape[2:])
 
     def _tokens(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Return tokens ``[B, S, C]`` and their positions ``[S, 4]``."""
+        """Return the tokens ``[B, S, C]`` of the latent and the reference images, and their positions ``[S, 4]``."""
         latent = inputs[LATENT]
         tokens = to_tokens(latent.to(self.dtype), _PATCH, "c ph pw")
-        ids = joint_attention.positions(latent, self.geometry.grid(latent.shape[2:]), _AXES)
+        ids = joint_attention.positions(latent, self.geometry.grid(latent.shape[2:]), _POSITION_AXES)
         return joint_attention.with_reference(tokens, ids, inputs)
 
     @staticmethod
@@ -187,7 +190,7 @@ class Flux2(Family):
         klein = {**dev, "guidance_embeds": False, "num_attention_heads": 24}
         text: Inputs = {"encoder_hidden_states": ("text", "joint_attention_dim")}
         guided: Inputs = {**text, "guidance": ()}
-        reference: Inputs = {"reference": (12, "in_channels"), "reference_ids": (12, _AXES)}
+        reference: Inputs = {"reference": (12, "in_channels"), "reference_ids": (12, _POSITION_AXES)}
         return {
             "dev": Variant(config=dev, size=(5, 7), text=7, inputs=guided),
             "dev, reference": Variant(config=dev, size=(5, 7), text=7, inputs={**guided, **reference}),
@@ -198,7 +201,7 @@ class Flux2(Family):
 
 def _text_ids(text: Tensor) -> Tensor:
     """Return the positions ``[L, 4]`` of text ``[B, L, D]``."""
-    ids = torch.zeros(text.shape[1], _AXES, device=text.device)
+    ids = torch.zeros(text.shape[1], _POSITION_AXES, device=text.device)
     ids[:, 3] = torch.arange(text.shape[1], device=text.device)
     return ids
 

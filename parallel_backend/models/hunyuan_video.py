@@ -79,7 +79,7 @@ class HunyuanVideo(Family):
             layers=double + single,
             sites=(AttentionKind(streams=(IMAGE, TEXT), heads=heads, head_dim=head_dim, count=double + single),),
             all_reduces=joint_attention.all_reduces(
-                (IMAGE, TEXT), heads * head_dim, double=double, single=single, min_rows=TEXT
+                (IMAGE, TEXT), heads * head_dim, double=double, single=single, padded_stream=TEXT
             ),
         )
 

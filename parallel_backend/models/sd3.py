@@ -171,7 +171,7 @@ def _feed_forward(prefix: str, heads: tuple[int, int]) -> dict[str, Cut]:
 
 
 def _dual_layers(config: Mapping[str, Any]) -> list[int]:
-    """Return the layers with a second attention, over the image alone."""
+    """Return the layers with a second attention, over only the image."""
     return sorted(set(config["dual_attention_layers"]) & set(range(config["num_layers"])))
 
 

@@ -31,7 +31,7 @@ _DEFAULTS: dict[str, Any] = {
 """Defaults of ``ZImageTransformer2DModel`` for numbers that a config leaves out."""
 
 _MULTIPLE = 32
-"""The module pads each stream with learned tokens to a multiple of this. They are attended like all others."""
+"""The module pads each stream with learned tokens to a multiple of this. They are attended to like all others."""
 
 
 class ZImage(Family):

@@ -61,7 +61,7 @@ class Endpoint:
         return cls(folder=Path("/tmp") / f"parallel-dit-{os.getuid()}")
 
     def prepare(self) -> None:
-        """Create the folder with access for this user alone.
+        """Create the folder with access for only this user.
 
         Raises:
             BackendUnavailable: the path is too long for a socket, or the folder cannot be created, belongs to

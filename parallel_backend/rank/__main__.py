@@ -30,7 +30,7 @@ COLLECTIVE_TIMEOUT = timedelta(minutes=10)
 def main(argv: Sequence[str] | None = None, *, engine: "Callable[..., Engine] | None" = None) -> None:
     """Run one rank until the process is killed. ``engine`` replaces the class ``Engine``."""
     die_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the supervisor's terminal is for the supervisor alone
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the supervisor's terminal is only for the supervisor
     options = _parse(argv)
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if options.device == "cpu":

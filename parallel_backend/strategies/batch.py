@@ -19,7 +19,8 @@ from ..layout.partition import Partition
 class BatchSplit:
     """Splits branches and samples over groups of ranks.
 
-    Nothing needs to divide: of 3 samples, 2 groups compute 2 and 1; more groups than samples leave some idle.
+    The batch need not be divisible by the number of groups: of 3 samples, 2 groups compute 2 and 1. With more groups
+    than samples, some are idle.
     """
 
     axes = ("data", "cfg")

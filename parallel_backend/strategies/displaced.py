@@ -59,7 +59,7 @@ class DisplacedAttention:
     Args:
         axis: the ring.
         sizes: number of tokens of each patch.
-        key_mask: the keys of the whole row that may be attended; None for all.
+        key_mask: the keys of the whole row that may be attended to; None for all.
         kernel: computes the attention.
         shared: the module's keys and values, which stay between calls.
         fresh: whether to wait for the other patches' keys and values of this call, which makes it exact.

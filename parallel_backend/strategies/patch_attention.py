@@ -88,7 +88,7 @@ class PatchAttention:
     Args:
         cache: the module's keys and values. A call with the whole row refills it.
         slices: where the patch's tokens are in the row; None if the patch is the whole row.
-        key_mask: the keys of the whole row that may be attended; None for all.
+        key_mask: the keys of the whole row that may be attended to; None for all.
         kernel: computes the attention.
     """
 

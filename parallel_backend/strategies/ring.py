@@ -52,7 +52,7 @@ class RingAttention:
     Args:
         axis: the ring.
         sizes: number of tokens of each rank.
-        key_masks: for each rank, which of its keys may be attended; None for all.
+        key_masks: for each rank, which of its keys may be attended to; None for all.
         kernel: computes the attention to one block.
     """
 

@@ -1,8 +1,8 @@
 """Tensor parallelism (Megatron-LM, https://arxiv.org/abs/1909.08053) on ``torch.distributed.tensor``.
 
 Attention is cut by heads, the feed-forward by hidden features. The ranks' partial outputs of a layer are summed; a norm
-over all heads sums its squares. Heads and features need not divide by the number of ranks, but every rank needs at
-least one of each. Exact.
+over all heads sums its squares. The numbers of heads and features need not be divisible by the number of
+ranks, but every rank needs at least one of each. Exact.
 """
 
 from typing import Any
@@ -25,8 +25,8 @@ from ..interfaces.tensor_cuts import (
     HeadsNorm,
     ParameterCut,
     RowParallel,
+    Segment,
     Slices,
-    UnitBlock,
     local_ranges,
 )
 from ..layout.parallel_layout import ParallelLayout
@@ -93,11 +93,11 @@ class _Style(ParallelStyle):
 
     def _apply(self, module: nn.Module, device_mesh: TorchMesh) -> nn.Module:
         match self.cut:
-            case ColumnParallel(blocks):
-                self._shrink(module, "weight", 0, blocks)
-                self._shrink(module, "bias", 0, blocks)
-            case RowParallel(blocks):
-                self._shrink(module, "weight", 1, blocks)
+            case ColumnParallel(segments):
+                self._shrink(module, "weight", 0, segments)
+                self._shrink(module, "bias", 0, segments)
+            case RowParallel(segments):
+                self._shrink(module, "weight", 1, segments)
                 bias: Any = module.bias
                 if bias is not None and self.axis.index:
                     self.slices[bias] = (0, ())  # zeros: the sum gets the bias from the first rank
@@ -108,20 +108,20 @@ class _Style(ParallelStyle):
             case HeadOutputs(heads):
                 (local,) = local_ranges((heads,), self.axis.size, self.axis.index)
                 module.register_forward_hook(lambda _module, _inputs, outs: tuple(out[..., local] for out in outs))
-            case ParameterCut(name, dim, blocks):
-                self._shrink(module, name, dim, blocks)
+            case ParameterCut(name, dim, segments):
+                self._shrink(module, name, dim, segments)
             case HeadCounts(attributes):
                 for name, (units, size) in attributes.items():
                     setattr(module, name, Partition.even(units, self.axis.size).sizes[self.axis.index] * size)
         return module
 
-    def _shrink(self, module: nn.Module, name: str, dim: int, blocks: tuple[UnitBlock, ...]) -> None:
+    def _shrink(self, module: nn.Module, name: str, dim: int, segments: tuple[Segment, ...]) -> None:
         """Replace a parameter by one of the size of this rank's part along ``dim``."""
         whole: nn.Parameter | None = getattr(module, name)
         if whole is None:
             return
-        assert sum(units * size for units, size in blocks) == whole.shape[dim], (name, blocks, whole.shape)
-        local = tuple(local_ranges(blocks, self.axis.size, self.axis.index))
+        assert sum(units * size for units, size in segments) == whole.shape[dim], (name, segments, whole.shape)
+        local = tuple(local_ranges(segments, self.axis.size, self.axis.index))
         shape = list(whole.shape)
         shape[dim] = sum(part.stop - part.start for part in local)
         parameter = nn.Parameter(whole.new_empty(shape), requires_grad=False)
@@ -136,7 +136,7 @@ class _Style(ParallelStyle):
 class _HeadsNorm:
     """The forward of ``torch.nn.RMSNorm`` over features that are split over several ranks."""
 
-    def __init__(self, module: Any, heads: UnitBlock, axis: Axis) -> None:
+    def __init__(self, module: Any, heads: Segment, axis: Axis) -> None:
         self.module, self.features, self.axis = module, heads[0] * heads[1], axis
 
     def __call__(self, x: Tensor) -> Tensor:

@@ -81,11 +81,11 @@ class TokenSplit:
         """Split masks over the ranks.
 
         Args:
-            masks: for streams with masked tokens, which tokens ``[B, tokens]`` (bool) may be attended.
+            masks: for streams with masked tokens, which tokens ``[B, tokens]`` (bool) may be attended to.
             streams: the streams of the attention, in the order in which it joins them.
 
         Returns:
-            For each rank, which of its tokens ``[B, local tokens]`` may be attended; None if no stream has a mask.
+            For each rank, which of its tokens ``[B, local tokens]`` may be attended to; None if no stream has a mask.
         """
         if not any(name in masks for name in streams):
             return None

@@ -1,8 +1,9 @@
 """Ulysses sequence parallelism (DeepSpeed-Ulysses, https://arxiv.org/abs/2309.14509).
 
 Outside attention, each rank holds some of the tokens with all heads; inside, all tokens with some of the heads. One
-all-to-all exchange with q, k and v packed together leads into attention, and one leads out. Neither tokens nor heads
-need to divide: a ``Partition`` splits both, and a rank may hold none of either. Exact.
+all-to-all exchange with q, k and v packed together leads into attention, and one leads out. The numbers of tokens and
+heads need not be divisible by the number of ranks: a ``Partition`` splits both, and a rank may hold none of either.
+Exact.
 """
 
 import torch

@@ -21,7 +21,7 @@ PartDone = Callable[[], None]
 
 @dataclass(frozen=True, kw_only=True)
 class LatentScale:
-    """How much smaller a VAE's latents are than its pixels.
+    """The channels of a VAE's latents, and how many pixels and frames one latent position covers.
 
     Latents are ``[B, C, T, H, W]`` for video and ``[B, C, H, W]`` for images. T latent frames stand for
     ``temporal * (T - 1) + 1`` pixel frames.

@@ -63,7 +63,7 @@ def test_an_approximate_image_is_labelled_and_native_samplers_stay_exact(
         result = client.wait(client.submit(streamed, extra_data={"extra_pnginfo": {"workflow": {}}}), deadline=START)
         events.wait(
             lambda event: (
-                event.kind == "preview" and "PipeFusion in ParallelSampler, approximate" in progress_text(event)[1]
+                event.kind == "preview" and "PipeFusion in Parallel Sampler, approximate" in progress_text(event)[1]
             )
         )
     with Image.open(BytesIO(client.fetch(result.files[0]))) as image:
@@ -101,8 +101,8 @@ def test_parallel_decode_gives_the_same_image(client: ComfyClient) -> None:
     ("refused", "message"),
     [
         (prompt(layout={"ulysses": 4}), "needs 4 ranks and there are 2"),
-        (prompt(layout={"cfg": 2}, cfg=1.0), "layout cfg=2 gives the positive and the negative prompt"),
-        (prompt("ParallelSampler", layout={"cfg": 2}, cfg=1.0), "layout cfg=2 gives the positive"),
+        (prompt(layout={"cfg": 2}, cfg=1.0), "layout cfg=2 computes the positive and the negative prompt"),
+        (prompt("ParallelSampler", layout={"cfg": 2}, cfg=1.0), "layout cfg=2 computes the positive"),
         (prompt(layout={"ulysses": 0}), "layout ulysses=0: a degree must be a whole number of at least 1"),
         (prompt(layout={"pipe": 2, "tensor": 2}), "already holds only a part of the weights"),
         (prompt(layout={"stale": "previous"}), "applies to the ranks of ring, and ring is 1"),

@@ -14,7 +14,7 @@ from parallel_backend.samplers.samplers import SAMPLERS, run_sampler
 from tests.support import tiny
 
 ODD = (3, 5, 7)
-"""Frames, height and width of a latent that divides by nothing: 36 tokens once padded to patches of (1, 2, 2)."""
+"""Frames, height and width of a latent, all odd: 36 tokens once padded to patches of (1, 2, 2)."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,7 +25,7 @@ BOUNDARY = 0.6
 
 @pytest.fixture(scope="module")
 def two(checkpoints, tmp_path_factory):
-    """A checkpoint with both."""
+    """A checkpoint with a high-noise and a low-noise transformer."""
     folder = shutil.copytree(checkpoints(heads=3), tmp_path_factory.mktemp("experts") / "model")
     tiny.transformer(LOW).save_pretrained(folder / "transformer_2")
     index = json.loads((folder / "model_index.json").read_text())
@@ -35,7 +35,7 @@ def two(checkpoints, tmp_path_factory):
 
 
 def stock(case):
-    """The plain loop with diffusers' own forwards."""
+    """The expected samples, from diffusers' own forwards in one process."""
     inputs, models = case.sample_inputs(), (tiny.transformer(HIGH), tiny.transformer(LOW))
 
     def denoise(x, sigma):
@@ -65,14 +65,14 @@ def test_a_loop_over_the_boundary_equals_the_plain_one(pools, two, ranks, layout
 
 @pytest.mark.parametrize("layout", ["pipe=2 patches=3", "ring=2 stale=previous"])
 def test_a_switch_warms_up_again(pools, two, layout):
-    """As in one process, where another warm-up makes another picture."""
+    """The result equals the one-process loop that warms up again, and differs from an exact loop."""
     message, tensors = requests.sample(requests.spec(two, layout, ranks=2), Case())
     tensors["sigmas"] = torch.tensor([1.0, 0.9, 0.8, 0.7, 0.5, 0.4, 0.2, 0.0])
     answers = pools(2).run(driver.handle, message, tensors)
     assert [answer["error"] for answer in answers] == [None, None]
     plan = check_sample(message, describe(tensors), Checkpoint.open(two), 2)
     models = [FAMILIES["WanTransformer3DModel"](tiny.transformer(sizes)) for sizes in (HIGH, LOW)]
-    wanted, never = (
+    wanted, exact = (
         run.reference_samples(
             lambda time: models[int(time < BOUNDARY * 1000)], message, tensors, replace(plan, layout=each)
         )
@@ -80,7 +80,7 @@ def test_a_switch_warms_up_again(pools, two, layout):
     )
     got = answers[0]["tensors"]["samples"]
     assert requests.relative_error(got, wanted) <= CLOSE
-    assert requests.relative_error(got, never) > CLOSE
+    assert requests.relative_error(got, exact) > CLOSE
 
 
 def test_samples_on_both_sides_are_refused_on_every_rank(pools, two):
@@ -93,7 +93,7 @@ def test_samples_on_both_sides_are_refused_on_every_rank(pools, two):
 @pytest.mark.parametrize(
     ("changed", "said"), [({"boundary_ratio": None}, "a number between 0 and 1"), ({"boundary_ratio": 875}, "875")]
 )
-def test_no_ratio_to_switch_at(pools, two, tmp_path, changed, said):
+def test_an_invalid_boundary_ratio_is_refused(pools, two, tmp_path, changed, said):
     folder = shutil.copytree(two, tmp_path / "model")
     index = json.loads((folder / "model_index.json").read_text())
     (folder / "model_index.json").write_text(json.dumps(index | changed))

@@ -43,13 +43,13 @@ def test_layout_equals_stock(pools, checkpoints, ranks, layout, batch):
 
 @pytest.mark.parametrize("heads", [1, 2, 3, 5])
 @pytest.mark.parametrize("ranks", [2, 3, 4])
-def test_heads_need_not_divide(pools, checkpoints, heads, ranks):
+def test_heads_need_not_be_divisible(pools, checkpoints, heads, ranks):
     check(pools, checkpoints(heads=heads), tiny.Tiny(heads=heads), ranks, f"ulysses={ranks}", Case(batch=1))
 
 
 @pytest.mark.parametrize("size", [(1, 2, 2), (1, 2, 5), (1, 5, 3), (5, 3, 3)])
 @pytest.mark.parametrize("layout", ["ulysses=4", "cfg=2 ulysses=2"])
-def test_tokens_need_not_divide_and_may_be_fewer_than_ranks(pools, checkpoints, size, layout):
+def test_tokens_need_not_be_divisible_and_may_be_fewer_than_ranks(pools, checkpoints, size, layout):
     check(pools, checkpoints(heads=3), tiny.Tiny(heads=3), 4, layout, Case(batch=1, size=size))
 
 

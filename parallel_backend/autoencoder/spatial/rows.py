@@ -3,7 +3,7 @@
 A tensor is ``[..., rows, columns]``. Rank 0 holds the first rows of the latent, of every feature map and of the pixels,
 rank 1 the next ones, and so on. Each of these heights is a whole multiple of the latent's height, so multiplying the
 latent's partition by that factor gives the partition of every tensor. For example, 7 latent rows on 3 ranks are split
-3, 2, 2, and the 56 rows of pixels 24, 16, 16. Heights need not divide by the number of ranks.
+3, 2, 2, and the 56 rows of pixels 24, 16, 16. Heights need not be divisible by the number of ranks.
 
 ``RowSplit`` says which rows a rank holds. ``Halo`` fetches the rows just above and just below them from other ranks.
 """

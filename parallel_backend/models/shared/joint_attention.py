@@ -9,11 +9,11 @@ from torch import Tensor
 
 from ...errors import InvalidRequest
 from ...interfaces.geometry import AllReduce, Shapes
-from ...interfaces.tensor_cuts import ColumnParallel, Cut, RowParallel, UnitBlock, attention_cuts
+from ...interfaces.tensor_cuts import ColumnParallel, Cut, RowParallel, Segment, attention_cuts
 
 
 def all_reduces(
-    streams: Sequence[str], width: int, *, double: int, single: int, min_rows: str
+    streams: Sequence[str], width: int, *, double: int, single: int, padded_stream: str
 ) -> tuple[AllReduce, ...]:
     """Return what tensor parallelism sums: attention and feed-forward of double blocks, one output of single blocks.
 
@@ -22,13 +22,15 @@ def all_reduces(
         width: features of a token.
         double: number of double blocks.
         single: number of single blocks.
-        min_rows: the stream of which a layer needs at least one row.
+        padded_stream: the stream of which a layer needs at least one row: a rank without any of its tokens pads it.
     """
     count = 2 * double + single
-    return tuple(AllReduce(tokens=name, width=width, count=count, min_rows=int(name == min_rows)) for name in streams)
+    return tuple(
+        AllReduce(tokens=name, width=width, count=count, min_rows=int(name == padded_stream)) for name in streams
+    )
 
 
-def cuts(heads: UnitBlock, hidden: UnitBlock) -> dict[str, Cut]:
+def cuts(heads: Segment, hidden: Segment) -> dict[str, Cut]:
     """Return the cuts of Flux.1's layers. ``hidden`` are the hidden features of a feed-forward."""
     layer_cuts = attention_cuts("transformer_blocks.*.attn", *heads, text=True)
     layer_cuts |= {"transformer_blocks.*.attn.to_add_out": RowParallel((heads,))}

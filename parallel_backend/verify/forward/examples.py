@@ -125,7 +125,7 @@ def fill(shapes: Mapping[str, tuple[int, ...]], seed: int) -> dict[str, Tensor]:
 
 
 def evenly_divisible_size(class_name: str, name: str) -> tuple[tuple[int, ...], int]:
-    """Return a latent size and a text length near the variant's own whose tokens divide evenly by 2 and 4.
+    """Return a latent size and a text length near the variant's own whose numbers of tokens are divisible by 2 and 4.
 
     A text of fixed length keeps its length.
     """

@@ -57,7 +57,7 @@ NAMED: tuple[tuple[str, str, str, tuple[int, ...], int], ...] = (
 
 
 def every() -> Iterator[Cell]:
-    """Yield the whole matrix: each variant with a shape that does not divide, one that does, and the fewest tokens."""
+    """Yield the whole matrix: each variant with an indivisible shape, a divisible one, and the fewest tokens."""
     for class_name, name in variants():
         layouts = (*SINGLE, *SHARDED, *WITH_CFG, *PAIRS)
         if short_name(class_name) in IN_THREES:

@@ -29,7 +29,8 @@ LAYOUTS: Mapping[str, Mapping[int, str]] = {
 small models have two blocks, so two stages at most."""
 
 SHAPES = ("own", "evenly_divisible_size", "smallest_size")
-"""The variant's own, which nothing divides; one that divides by all ranks; fewer tokens than ranks."""
+"""The variant's own, which is not divisible by any number of ranks; one that is by all; one with fewer tokens than
+ranks."""
 
 FEW_TOKENS = 2
 

@@ -167,7 +167,7 @@ class DisplacedModel:
 
 
 def _select(state: State, chosen: TokenIndices) -> State:
-    """Return the state of the chosen tokens alone."""
+    """Return the state of only the chosen tokens."""
     return State(
         streams={name: stream[:, chosen[name]] for name, stream in state.streams.items()},
         tables={

@@ -75,7 +75,7 @@ ENTRIES = (
         Overrides("VAE.decode_tiled(samples, tile_x, *args, **kwargs)", by=VAE, why="whole, if it fits"),
         Overrides("VAE.encode_tiled(pixel_samples, tile_x, *args, **kwargs)", by=VAE, why="whole, if it fits"),
         Overrides("VAE.get_sd()", by=VAE, why="saving is refused"),
-        Calls("VAE.vae_encode_crop_pixels(pixels)", by=VAE, why="sizes that do not divide"),
+        Calls("VAE.vae_encode_crop_pixels(pixels)", by=VAE, why="sizes that are not divisible"),
         Calls("VAE.spacial_compression_encode()", by="nodes/vae.py", why="whether tiles were used"),
     ),
     *core_module(

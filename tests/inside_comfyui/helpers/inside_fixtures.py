@@ -67,7 +67,7 @@ def local(models: Path) -> LocalClient:
 
 @pytest.fixture
 def load(models: Path, local: LocalClient, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Loaded]:
-    """``load(layout=...)`` runs ParallelLoader on ``tiny`` with two CPU ranks.
+    """``load(layout=...)`` runs Parallel Loader on ``tiny`` with two CPU ranks.
 
     A model that a test drops is not unloaded during the next test.
     """
@@ -151,7 +151,7 @@ def ksampler(model: Any, latent: dict[str, Any], **options: Any) -> torch.Tensor
 
 
 def parallel_sampler(model: Any, latent: dict[str, Any], **options: Any) -> torch.Tensor:
-    """Run the ParallelSampler node."""
+    """Run the Parallel Sampler node."""
     return _sample(sampler.ParallelSampler.execute, model, latent, options).args[0]["samples"]
 
 

@@ -36,7 +36,7 @@ PATCHES: dict[str, tuple[Patch, str]] = {
     "ScaleROPE": (option("rope_options", {"scale_x": 2.0}), "a node scales or shifts the positions .* ScaleROPE"),
     "attention": (
         option("optimized_attention_override", print),
-        "a node chooses an attention kernel, .* ParallelLoader has",
+        "a node chooses an attention kernel, .* Parallel Loader has",
     ),
 }
 

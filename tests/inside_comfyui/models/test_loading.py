@@ -1,4 +1,4 @@
-"""What ParallelLoader and ParallelLayout refuse, and what the loader reads from a checkpoint."""
+"""What Parallel Loader and Parallel Layout refuse, and what the loader reads from a checkpoint."""
 
 import json
 import shutil

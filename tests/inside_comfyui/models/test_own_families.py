@@ -129,7 +129,7 @@ def test_image_is_where_diffusers_puts_it(name: str, masked: bool, folder: Calla
         ),
         ("cogvideox 5b i2v", (1, 16, 3, 6, 10), {"concat_latent_image": None}, "give the image to both prompts"),
         ("latte", (1, 4, 5, 6, 10), {}, "this Latte makes 3, or 1"),
-        ("dit", (1, 4, 8, 6), {}, "square images alone"),
+        ("dit", (1, 4, 8, 6), {}, "only square images"),
         ("dit", (1, 4, 8, 8), {"class_labels": 11}, r"class_labels holds 11, and this model knows 0 to 10"),
         ("dit", (1, 4, 8, 8), {"class_labels": None}, "use Parallel Class Label"),
         *(

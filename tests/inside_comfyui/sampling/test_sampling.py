@@ -1,4 +1,4 @@
-"""Native nodes and ParallelSampler on our MODEL against ComfyUI alone."""
+"""Native nodes and Parallel Sampler on our MODEL against ComfyUI alone."""
 
 from collections.abc import Callable
 from typing import Any
@@ -175,5 +175,5 @@ def test_functions_and_wrappers_are_refused_by_parallel_sampler(loaded: Loaded) 
     for model, name in ((guided, "sampler_cfg_function"), (wrapped, "other node")):
         with pytest.raises(InvalidRequest, match=f"{name}.*use KSampler"):
             parallel_sampler(model, empty_latent())
-    with pytest.raises(InvalidRequest, match="MODEL of ParallelLoader"):
+    with pytest.raises(InvalidRequest, match="MODEL of Parallel Loader"):
         parallel_sampler(object(), empty_latent())

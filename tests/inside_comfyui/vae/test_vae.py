@@ -149,7 +149,7 @@ def test_unusable_latents_and_foreign_vaes_are_refused(loaded: Loaded, latent: d
         loaded.vae.decode(torch.zeros(1, 4, 1, 4, 4))
     with pytest.raises(InvalidRequest, match="NaN"):
         loaded.vae.decode(latent["samples"] * torch.nan)
-    with pytest.raises(InvalidRequest, match="VAE of ParallelLoader"):
+    with pytest.raises(InvalidRequest, match="VAE of Parallel Loader"):
         ParallelVAEDecode.execute(latent, object())
     with pytest.raises(InvalidRequest, match="cannot be saved"):
         loaded.vae.get_sd()

@@ -1,4 +1,4 @@
-"""Partitions cover all items, whether or not they divide."""
+"""Partitions cover all items, whether or not their number is divisible by that of ranks."""
 
 import pytest
 

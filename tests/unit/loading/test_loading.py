@@ -45,7 +45,7 @@ def test_pickled_weights_are_refused(copy):
 
 
 @pytest.mark.parametrize("name", ["part.bin", "../outside.safetensors"])
-def test_an_index_that_points_outside_its_folder_is_refused(copy, name):
+def test_an_index_that_lists_an_unsupported_file_is_refused(copy, name):
     index = copy.path / "transformer" / f"{WEIGHTS}.index.json"
     index.write_text(json.dumps({"weight_map": {"proj_out.weight": name}}))
     with pytest.raises(InvalidRequest, match=r"which is not a \.safetensors file in the same folder"):
@@ -103,7 +103,7 @@ def test_loaded_weights_are_those_of_the_file(copy):
         ("[]", "is not a valid index of weight files"),
     ],
 )
-def test_an_interrupted_download_is_refused(copy, text, message):
+def test_a_missing_file_or_an_invalid_index_is_refused(copy, text, message):
     (copy.path / "transformer" / f"{WEIGHTS}.index.json").write_text(text)
     with pytest.raises(InvalidRequest, match=message):
         check_component(copy, "transformer")

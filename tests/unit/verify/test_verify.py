@@ -39,7 +39,7 @@ def test_inputs_fit_a_checkpoint_of_other_widths(name, kind):
 
 
 @pytest.mark.parametrize(("name", "kind"), list(examples.variants()))
-def test_even_shapes_divide_where_the_model_takes_them(name, kind):
+def test_even_shapes_are_divisible_where_the_model_takes_them(name, kind):
     variant, family = examples.variant(name, kind), FAMILIES[name]
     size, text = examples.evenly_divisible_size(name, kind)
     shapes = examples.input_shapes(family, variant.config, variant.inputs, batch=1, size=size, text=text)
