@@ -15,6 +15,7 @@ from any_folder_name.parallel_backend.layout.parallel_layout import ParallelLayo
 from comfy.ldm.flux.model import Flux
 from comfy.model_detection import detect_unet_config
 from helpers.inside_fixtures import ksampler, native_case, parallel_sampler, relative_error
+from helpers.layout_cover import EACH, STRATEGIES, layouts
 from natives import CASES, FIRST, HEAVY, wan
 
 CLOSE = 1e-4
@@ -58,11 +59,20 @@ def test_sampling_equals_comfyui(name: str, load_case: Callable[..., Any]) -> No
         "cfg": case.cfg,
     }
     reference = ksampler(case.patch(native_case(name)), latent, **options)
-    for layout in [ParallelLayout(ulysses=2), *([ParallelLayout(cfg=2)] if case.cfg != 1.0 else [])]:
+    for sample, layout in zip((ksampler, parallel_sampler), layouts(name), strict=True):
         model = case.patch(load_case(name, layout))
-        for sample in (ksampler, parallel_sampler):
-            error = relative_error(sample(model, latent, **options), reference)
-            assert error < CLOSE, f"{sample.__name__}, {layout}: {error:.1e}"
+        error = relative_error(sample(model, latent, **options), reference)
+        assert error < CLOSE, f"{sample.__name__}, {layout}: {error:.1e}"
+
+
+def test_every_strategy_runs_with_some_family() -> None:
+    every_version_runs = [name for name in FIRST if name not in HEAVY]
+    assert {str(layout) for name in every_version_runs for layout in layouts(name)} == set(map(str, STRATEGIES))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_newest_comfyui_runs_other_strategies_than_older_ones(name: str) -> None:
+    assert len({*layouts(name, newest=False), *layouts(name, newest=True)}) == 2 * EACH
 
 
 @pytest.mark.parametrize("name", ["flux kontext", "qwen_image edit"])

@@ -8,9 +8,10 @@ from natives.case import Case
 HAS_COGVIDEOX = hasattr(comfy.supported_models, "CogVideoX_T2V")
 """Whether this version of ComfyUI has the family."""
 FAMILIES = (
-    *([cogvideox] if HAS_COGVIDEOX else []), flux, flux2, hunyuan_video, ltx, mochi, pixart, qwen_image, sd3, wan,
-    z_image,
+    flux, flux2, hunyuan_video, ltx, mochi, pixart, qwen_image, sd3, wan, z_image,
+    *([cogvideox] if HAS_COGVIDEOX else []),
 )  # fmt: skip
+"""Those that not every version has come last, so a case has the same place in ``CASES`` everywhere."""
 HEAVY = ("mochi t2v",)
 """Cases with a width that ComfyUI fixes. Only the newest version runs them."""
 FIRST = tuple(f"{family.__name__.rpartition('.')[2]} {next(iter(family.CASES))}" for family in FAMILIES)
