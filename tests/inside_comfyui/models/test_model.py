@@ -108,7 +108,7 @@ def test_custom_guiders_get_all_their_prompts(
 
 
 def test_a_cfg_layout_needs_as_many_prompts(load: Callable[..., Loaded]) -> None:
-    with pytest.raises(InvalidRequest, match="only one prompt: set cfg to something other than 1"):
+    with pytest.raises(InvalidRequest, match=r"only one prompt\): raise the sampler.s cfg"):
         ksampler(load(layout=ParallelLayout(cfg=2)).model, empty_latent(), cfg=1.0)
     with pytest.raises(InvalidRequest, match="has 2 prompts, so cfg can be at most 2"):
         ksampler(load(layout=ParallelLayout(cfg=3), devices="0,1,2").model, empty_latent())
