@@ -25,7 +25,10 @@ structure() { # types, import layers, and what the nodes rely on in each ComfyUI
 beside() { # Run a function at low priority beside what follows; joined() waits, prints its output and gives its status.
     report=$(mktemp)
     set -m # gives the job a process group of its own, which the trap ends
-    { renice -n 19 "$BASHPID" >/dev/null && "$@"; } >"$report" 2>&1 &
+    {
+        renice -n 19 "$BASHPID" >/dev/null
+        "$@"
+    } >"$report" 2>&1 &
     set +m
     trap 'kill -- -$! 2>/dev/null || true; rm -f "$report"' EXIT
 }
@@ -34,6 +37,8 @@ joined() {
     local status=0
     wait $! || status=1
     cat "$report"
+    trap - EXIT
+    rm -f "$report"
     return $status
 }
 
@@ -70,7 +75,7 @@ everything() {
     [ -z "$failed" ]
 }
 
-case "${1:-}" in
+case "$*" in
 --quick) quick ;;
 "") install_chromium && everything ;;
 *) install_chromium && pytest "$@" ;;

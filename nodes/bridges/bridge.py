@@ -170,10 +170,13 @@ class Bridge(ABC):
 
 
 def non_default(native_class: type[nn.Module], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the ``values`` that differ from the native transformer's defaults, which ComfyUI never detects."""
-    parameters = inspect.signature(native_class).parameters
+    """Return the ``values`` that differ from the native transformer's defaults, which ComfyUI never detects.
+
+    A parameter that this ComfyUI's class lacks counts as different.
+    """
+    defaults = {name: parameter.default for name, parameter in inspect.signature(native_class).parameters.items()}
     plain = {name: _as_list(value) for name, value in values.items()}
-    return {name: value for name, value in plain.items() if value != _as_list(parameters[name].default)}
+    return {name: value for name, value in plain.items() if value != _as_list(defaults.get(name))}
 
 
 def pop_text(call_args: dict[str, Any]) -> Tensor:

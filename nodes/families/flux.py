@@ -83,9 +83,10 @@ class Flux(Bridge):
         probe = _PackingProbe(self.native_class, self.unet_config())
         self.native_class._forward(probe, x, timestep, x.new_zeros(len(x), 0, 1), **references)
         if probe.timestep_zero:
+            method = references.get("ref_latents_method", "index_timestep_zero")
             raise InvalidRequest(
-                f"reference_latents_method {references['ref_latents_method']}: {self.name} takes offset, index or "
-                "uxo/uno, which give the reference images the timestep of the generated one"
+                f"reference_latents_method {method}: {self.name} takes offset, index or uxo/uno, which give the "
+                "reference images the timestep of the generated one"
             )
         image_tokens = math.prod(-(-side // self.patch) for side in x.shape[-2:])
         return {"reference": probe.tokens[:, image_tokens:], "reference_ids": probe.ids[:, image_tokens:]}

@@ -86,9 +86,9 @@ class Denoising:
         5. agree that the timesteps need one transformer
         6. broadcast rank 0's tensors
 
-        Everything that can be refused is refused before step 6, on all ranks alike, so no rank waits for another. What
-        needs no other rank (the components' files, the attention kernel) is checked first. Weights load afterwards,
-        when the denoiser first needs them.
+        Everything that the request can get wrong is refused before step 6, on all ranks alike, so no rank waits for
+        another. What needs no other rank (the components' files, the attention kernel) is checked first. Weights load
+        afterwards, when the denoiser first needs them.
         """
         for name in (HIGH_NOISE, LOW_NOISE):
             if name == HIGH_NOISE or name in self.components.checkpoint.components:

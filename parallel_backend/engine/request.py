@@ -51,10 +51,7 @@ class ActiveRequest(Generic[M]):
         """
         index = agree(first_not_finite(self.tensors or {}), axis)
         if index >= 0:
-            raise InvalidRequest(
-                f"{self.metas[index].name} holds NaN or infinity: check the nodes that make it, such as the latent's, "
-                "the conditioning's and the VAE's"
-            )
+            raise InvalidRequest(f"{self.metas[index].name} holds NaN or infinity: check the node that made it")
 
 
 def measured(

@@ -64,7 +64,7 @@ def every() -> Iterator[Cell]:
             layouts += TRIPLES
         yield from _cells(class_name, name, layouts)
         yield from _even_cells(class_name, name, layouts)
-        yield from _few_cells(class_name, name, FEW)
+        yield from few_cells(class_name, name, FEW)
     yield from named()
 
 
@@ -86,7 +86,8 @@ def _even_cells(class_name: str, name: str, layouts: Iterable[str]) -> Iterator[
     return _cells(class_name, name, layouts, size=size, text=text)
 
 
-def _few_cells(class_name: str, name: str, chosen: Iterable[tuple[str, int]]) -> Iterator[Cell]:
+def few_cells(class_name: str, name: str, chosen: Iterable[tuple[str, int]]) -> Iterator[Cell]:
+    """Yield cells with as few tokens as a variant allows, under layouts with a number of text tokens each."""
     for layout, tokens in chosen:
         size, text = smallest_size(class_name, name, tokens)
         yield from _cells(class_name, name, (layout,), size=size, text=text)

@@ -3,7 +3,7 @@
 Most faults need two factors to meet (Kuhn, Wallace and Gallo, "Software Fault Interactions and Implications for
 Software Testing", 2004). So each pair of values of two factors is in some cell, but not each triple. Beyond that, each
 variant of a family runs once with its tokens split and once with its weights cut by ``tensor``, since variants differ
-in their streams and layers.
+in their streams and layers, and each family runs with ranks that hold no image tokens or no text tokens.
 """
 
 import itertools
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from ...layout.parallel_layout import ParallelLayout
 from .examples import evenly_divisible_size, smallest_size, variants
-from .matrix import Cell
+from .matrix import FEW, Cell, few_cells
 
 LAYOUTS: Mapping[str, Mapping[int, str]] = {
     "ulysses": {2: "ulysses=2", 3: "ulysses=3", 4: "ulysses=4"},
@@ -28,11 +28,13 @@ LAYOUTS: Mapping[str, Mapping[int, str]] = {
 """Layout text by strategy and number of ranks. No layout of ``cfg`` has three ranks, and the
 small models have two blocks, so two stages at most."""
 
-SHAPES = ("own", "evenly_divisible_size", "smallest_size")
-"""The variant's own, which is not divisible by any number of ranks; one that is by all; one with fewer tokens than
-ranks."""
+SHAPES = ("own", "even", "few")
+"""The variant's own, which is not divisible by any number of ranks; one that is by all; a few tokens, which may be
+fewer than ranks."""
 
 FEW_TOKENS = 2
+EMPTY_RANKS = FEW[1:]
+"""Layouts with ``tensor`` that leave ranks without image or text tokens: each family pads these in its own way."""
 
 
 class Choice(NamedTuple):
@@ -75,7 +77,8 @@ def ci() -> Iterator[Cell]:
     for class_name, name in variants():
         kinds.setdefault(class_name, []).append(name)
     for class_name, names in kinds.items():
-        cells = _family_cells(names, [choice for choice in chosen if choice.family == class_name])
+        cells = [*_family_cells(names, [choice for choice in chosen if choice.family == class_name])]
+        cells += few_cells(class_name, names[0], EMPTY_RANKS)
         # Cells of one variant follow each other: they share the stock forward.
         yield from sorted(cells, key=lambda cell: names.index(cell.variant))
 
@@ -109,7 +112,7 @@ def _cell(name: str, choice: Choice) -> Cell:
         return cell
     size, text = (
         evenly_divisible_size(choice.family, name)
-        if choice.shape == "evenly_divisible_size"
+        if choice.shape == "even"
         else smallest_size(choice.family, name, FEW_TOKENS)
     )
     return replace(cell, size=size, text=text)

@@ -44,3 +44,10 @@ def test_every_variant_runs_with_its_tokens_split_and_with_its_weights_cut():
 def test_other_shapes_take_the_variant_that_allows_them():
     assert all(is_first_variant(cell.class_name, cell.variant) for cell in CELLS if cell.size is not None)
     assert all(isinstance(cell.layout, ParallelLayout) for cell in CELLS)
+
+
+def test_every_family_runs_with_ranks_without_tokens_under_tensor():
+    wanted = {ParallelLayout.parse(layout) for layout, _ in pairwise.EMPTY_RANKS}
+    for class_name in {class_name for class_name, _ in KINDS}:
+        few = {cell.layout for cell in CELLS if cell.class_name == class_name and cell.size is not None}
+        assert few >= wanted
