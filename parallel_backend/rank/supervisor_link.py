@@ -41,6 +41,7 @@ class SupervisorLink:
         self._control, self.describe = control_socket, describe
         self._requests: queue.Queue[ReceivedRequest] = queue.Queue()
         self._current: ReceivedRequest | None = None
+        self._heartbeat_lock = threading.Lock()
 
     def start(self) -> None:
         """Start the thread that receives messages and sends heartbeats."""
@@ -91,7 +92,8 @@ class SupervisorLink:
                 self._receive()
 
     def _send_heartbeat(self) -> None:
-        with contextlib.suppress(BlockingIOError):
+        # Without the lock, a status that one thread read earlier could arrive after one that the other read later.
+        with self._heartbeat_lock, contextlib.suppress(BlockingIOError):
             rank_control.send(self._control, rank_control.Heartbeat(status=self.describe()))
 
     def _receive(self) -> None:
