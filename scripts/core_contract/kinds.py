@@ -85,6 +85,7 @@ class Calls(_Signed):
         return [*super().default_words, *self.parameters.keywords]
 
     def compare_parameters(self, theirs: Parameters) -> Iterator[str]:
+        """Yield what core's parameters lack for our call, and what they require beyond it."""
         ours = self.parameters
         for index, name in enumerate(ours.positional):
             if index >= len(theirs.positional):
@@ -108,6 +109,7 @@ class Overrides(_Signed):
     """
 
     def compare_parameters(self, theirs: Parameters) -> Iterator[str]:
+        """Yield how core's parameters differ from those of our replacement."""
         ours = self.parameters
         unknown = [name for name in ours.names if name not in theirs.names]
         if unknown:

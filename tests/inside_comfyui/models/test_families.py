@@ -70,6 +70,12 @@ def test_every_strategy_runs_with_some_family() -> None:
     assert {str(layout) for name in every_version_runs for layout in layouts(name)} == set(map(str, STRATEGIES))
 
 
+@pytest.mark.parametrize("sampler", range(EACH))
+def test_both_samplers_meet_every_strategy_in_some_version(sampler: int) -> None:
+    met = {layouts(name, newest=newest)[sampler] for name in FIRST for newest in (False, True)}
+    assert met == set(STRATEGIES)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_the_newest_comfyui_runs_other_strategies_than_older_ones(name: str) -> None:
     assert len({*layouts(name, newest=False), *layouts(name, newest=True)}) == 2 * EACH
