@@ -5,7 +5,7 @@ from typing import Any
 from comfy_api.latest import io
 
 from ..parallel_backend.attention.kernels import AUTO, KERNELS
-from ..parallel_backend.checkpoint.checkpoint import Checkpoint
+from ..parallel_backend.checkpoint.opening import open_checkpoint
 from ..parallel_backend.errors import InvalidRequest
 from ..parallel_backend.layout.parallel_layout import ParallelLayout
 from ..parallel_backend.layout.suggestions import check_fits
@@ -39,7 +39,7 @@ def open_model(
     """
     if dtype not in DTYPES:
         raise InvalidRequest(f"dtype {dtype!r}: choose one of {', '.join(DTYPES)}")
-    checkpoint = Checkpoint.open(checkpoints.folder_of(model_name))
+    checkpoint = open_checkpoint(checkpoints.folder_of(model_name))
     bridge_for(checkpoint)
     resolved = parse_devices(devices)
     if layout is not None:
@@ -128,7 +128,7 @@ class ParallelLoader(io.ComfyNode):  # type: ignore[misc]
     def fingerprint_inputs(cls, model_name: Any = None, **_: Any) -> str:
         """Return a stamp of the model's files, so that the node runs again when they change."""
         try:
-            return Checkpoint.open(checkpoints.folder_of(model_name)).stamp() if model_name else ""
+            return open_checkpoint(checkpoints.folder_of(model_name)).stamp() if model_name else ""
         except InvalidRequest:
             return ""
 

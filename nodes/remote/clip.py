@@ -8,7 +8,6 @@ import folder_paths
 import torch
 
 from ...parallel_backend.checkpoint.checkpoint import Checkpoint
-from ...parallel_backend.checkpoint.weight_files import weight_files
 from ..backend.connection import Handle
 from ..bridges.bridge import BackendText, CoreText
 from .mistral_tokenizer import tekken_json
@@ -72,7 +71,7 @@ class LazyCoreClip(comfy.sd.CLIP):  # type: ignore[misc]
 
 def _state_dict(checkpoint: Checkpoint, component: str) -> dict[str, Any]:
     state_dict: dict[str, Any] = {}
-    for file in weight_files(checkpoint, component):
+    for file in checkpoint.stored(component).files:
         state_dict |= comfy.utils.load_torch_file(str(file), safe_load=True)
     if checkpoint.components[component].startswith("Mistral"):
         # ComfyUI's own files hold the tokenizer under this name.

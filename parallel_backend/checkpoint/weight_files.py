@@ -1,16 +1,17 @@
-"""Finds the files of a component's weights: safetensors only, chosen as diffusers and transformers do."""
+"""Finds the files of a component's weights: safetensors only. In a folder, chosen as diffusers and transformers do."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from ..errors import InvalidRequest
-from .checkpoint import Checkpoint
 
 _SINGLE_FILES = ("diffusion_pytorch_model.safetensors", "model.safetensors")
 
 
-def weight_files(checkpoint: Checkpoint, component: str) -> list[Path]:
-    """Return the files that the component's index lists or, without an index, the single file of the usual name.
+def folder_files(folder: Path, config: Mapping[str, Any]) -> tuple[Path, ...]:
+    """Return the files that a folder's index lists or, without an index, the single file of the usual name.
 
     Files of other variants, such as ``*.fp16.safetensors``, are ignored.
 
@@ -18,8 +19,7 @@ def weight_files(checkpoint: Checkpoint, component: str) -> list[Path]:
         InvalidRequest: the weights are quantised or not in safetensors, a file is missing, or the index names another
             format or folder.
     """
-    folder = checkpoint.path / component
-    if "quantization_config" in checkpoint.config(component):
+    if "quantization_config" in config:
         raise InvalidRequest(f"{folder} is quantised, which is not supported yet; use plain weights")
     files = sorted(folder.glob("*.safetensors"))
     if not files:
@@ -30,10 +30,10 @@ def weight_files(checkpoint: Checkpoint, component: str) -> list[Path]:
     for name in _SINGLE_FILES:
         index = folder / f"{name}.index.json"
         if index.is_file():
-            return [_checked(index, each) for each in _listed(index)]
+            return tuple(_checked(index, each) for each in _listed(index))
     for name in _SINGLE_FILES:
         if (folder / name).is_file():
-            return [folder / name]
+            return (folder / name,)
     raise InvalidRequest(
         f"{folder} has {files[0].name}, but weights are read from {' or '.join(_SINGLE_FILES)}: rename the file"
     )

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..checkpoint.checkpoint import Checkpoint
+from ..checkpoint.opening import open_checkpoint
 from ..distributed.mesh import DeviceMesh
 from ..distributed.mesh_cache import MeshCache
 from ..errors import OutOfMemory
@@ -143,7 +144,7 @@ class Engine:
         key = _key(model)
         if key not in self._models:
             self._forget_replaced(model)
-            checkpoint = Checkpoint.open(model.path)
+            checkpoint = open_checkpoint(model.path)
             dtype = resolve_dtype(checkpoint, model.dtype, self.device)
             loaded = [cache for (path, _, _), cache in self._models.items() if path == model.path]
             same = [cache for cache in loaded if cache.dtype == dtype]

@@ -1,10 +1,8 @@
-"""Loading components from a folder in diffusers layout to a device: safetensors only, nothing is downloaded.
+"""Loading components of a checkpoint to a device: safetensors only, nothing is downloaded.
 
-diffusers and transformers are imported at the first load. That takes seconds, and a rank can answer without them.
+diffusers and transformers are imported at the first load: that takes seconds, and a rank must respond before it.
 """
 
-import json
-import struct
 from collections import Counter
 from typing import Any
 
@@ -12,7 +10,7 @@ import torch
 from torch import nn
 
 from ..checkpoint.checkpoint import Checkpoint
-from ..checkpoint.weight_files import weight_files
+from ..checkpoint.safetensors_file import read_header
 from ..distributed.mesh import DeviceMesh
 from ..distributed.rank_speeds import handicap, slowed
 from ..errors import InvalidRequest
@@ -22,6 +20,7 @@ from ..models import FAMILIES, family_of
 from ..protocol.messages import DType
 from ..strategies import stage_cut
 from ..vaes import VAES, vae_of
+from .weight_source import WeightSource
 
 SUPPORTED: dict[str, tuple[str, ...]] = {
     "transformer": tuple(FAMILIES),
@@ -37,8 +36,6 @@ _DTYPES: dict[str, torch.dtype] = {
     "float16": torch.float16,
 }
 _STORED = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
-_MAX_HEADER = 100_000_000
-"""Largest safetensors header in bytes, as in the safetensors library."""
 
 
 def resolve_dtype(checkpoint: Checkpoint, dtype: DType, device: torch.device) -> torch.dtype:
@@ -70,21 +67,20 @@ def check_component(checkpoint: Checkpoint, component: str) -> None:
     if name not in SUPPORTED[component]:
         listed = ", ".join(SUPPORTED[component])
         raise InvalidRequest(f"{component} class {name} is not supported; supported: {listed}")
-    weight_files(checkpoint, component)
+    checkpoint.stored(component)  # refuses what cannot be read
 
 
 def load_transformer(
     checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, mesh: DeviceMesh, component: str = "transformer"
 ) -> Family:
-    """Load this rank's part of a transformer, as its family. Parts that diffusers keeps in float32 stay in float32."""
+    """Load this rank's part of a transformer and wrap it in its family. What diffusers keeps in float32 stays so."""
     import diffusers
 
     name = checkpoint.components[component]
-    family, model_class = family_of(name), getattr(diffusers, name)
-    if mesh.layout.tensor == 1 and mesh.layout.pipe == 1 and not mesh.layout.shard_weights:
-        loaded = family(_load(model_class, checkpoint, component, device, torch_dtype=dtype))
-    else:
-        loaded = _load_part(family, model_class, checkpoint, component, dtype, device, mesh)
+    source = WeightSource(checkpoint.stored(component), name)
+    loaded = _load_part(
+        family_of(name), getattr(diffusers, name), source, checkpoint.config(component), dtype, device, mesh
+    )
     factor = handicap(mesh.whole.index)
     loaded.run = slowed(loaded.run, factor, device) if factor > 1 else loaded.run
     return loaded
@@ -93,8 +89,8 @@ def load_transformer(
 def _load_part(
     family: type[Family],
     model_class: Any,
-    checkpoint: Checkpoint,
-    component: str,
+    source: WeightSource,
+    config: dict[str, Any],
     dtype: torch.dtype,
     device: torch.device,
     mesh: DeviceMesh,
@@ -102,10 +98,9 @@ def _load_part(
     from ..strategies import sharded_weights, tensor
     from . import partial
 
-    config, layout = checkpoint.config(component), mesh.layout
+    layout = mesh.layout
     module = partial.empty(model_class, config, dtype)
-    files = partial.WeightFiles(weight_files(checkpoint, component))
-    files.check({name: tuple(tensor.shape) for name, tensor in module.state_dict().items()})
+    source.check({name: tuple(tensor.shape) for name, tensor in module.state_dict().items()})
     slices: Slices = {}
     if layout.tensor > 1:
         slices = tensor.cut(module, family.cuts(config), mesh.axes["tensor"], device.type)
@@ -115,7 +110,7 @@ def _load_part(
     if mesh.weights_axis:
         blocks = [part for block in loaded.blocks for part in block.modules]
         loaded.run = sharded_weights.shard(blocks, loaded.run, mesh.weights_axis, device.type)
-    partial.fill(module, files, slices, device)
+    partial.fill(module, source, slices, device)
     module.eval().requires_grad_(False)
     return loaded
 
@@ -125,9 +120,22 @@ def load_vae(checkpoint: Checkpoint, device: torch.device) -> Any:
     import diffusers
 
     vae_class = getattr(diffusers, checkpoint.components["vae"])
-    module = _load(vae_class, checkpoint, "vae", device, torch_dtype=torch.float32)
+    if checkpoint.path.is_dir():
+        module = _load(vae_class, checkpoint, "vae", device, torch_dtype=torch.float32)
+    else:
+        module = _load_from_file(vae_class, checkpoint, "vae", device)
     vae_of(checkpoint).prepare(module)
     return module
+
+
+def _load_from_file(model_class: Any, checkpoint: Checkpoint, component: str, device: torch.device) -> nn.Module:
+    from . import partial
+
+    source = WeightSource(checkpoint.stored(component), model_class.__name__)
+    module = partial.empty(model_class, checkpoint.config(component), torch.float32)
+    source.check({name: tuple(tensor.shape) for name, tensor in module.state_dict().items()})
+    partial.fill(module, source, {}, device)
+    return module.eval().requires_grad_(False)
 
 
 def load_text_encoder(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> Any:
@@ -157,15 +165,11 @@ def _load(model_class: Any, checkpoint: Checkpoint, component: str, device: torc
 
 
 def _stored_dtype(checkpoint: Checkpoint) -> torch.dtype:
+    """Return the dtype of most of the transformer's bytes."""
+    stored = checkpoint.stored("transformer")
     counts: Counter[str] = Counter()
-    for file in weight_files(checkpoint, "transformer"):
-        with file.open("rb") as stream:
-            (length,) = struct.unpack("<Q", stream.read(8))
-            if length > _MAX_HEADER:
-                raise InvalidRequest(f"{file} is not a safetensors file: its header claims {length} bytes")
-            entries = json.loads(stream.read(length))
-        for name, entry in entries.items():
-            if name != "__metadata__":
-                start, end = entry["data_offsets"]
-                counts[entry["dtype"]] += end - start
+    for file in stored.files:
+        for name, tensor in read_header(file).tensors.items():
+            if name.startswith(stored.prefix):
+                counts[tensor.dtype] += tensor.bytes
     return _STORED.get(counts.most_common(1)[0][0], torch.bfloat16)

@@ -17,7 +17,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from parallel_backend.checkpoint.checkpoint import Checkpoint
+from parallel_backend.checkpoint.opening import open_checkpoint
 from parallel_backend.client.client import Client
 from parallel_backend.client.devices import parse_devices
 from parallel_backend.protocol.messages import Decode, EncodeText, ModelSpec, Sample
@@ -50,7 +50,7 @@ class ThroughClient:
         self._runtime = Path(tempfile.mkdtemp(prefix="pdit-", dir="/tmp"))
         os.environ[processes.RUNTIME] = str(self._runtime)
         self._client = Client()
-        self._checkpoint = Checkpoint.open(CHECKPOINT)
+        self._checkpoint = open_checkpoint(CHECKPOINT)
         self._tokenizer = Tokenizer.from_file(str(CHECKPOINT / "tokenizer" / "tokenizer.json"))
 
     def run(self, prompt: Prompt) -> tuple[float, Frames]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from parallel_backend.checkpoint.checkpoint import Checkpoint
+from parallel_backend.checkpoint.opening import open_checkpoint
 from parallel_backend.engine.validation import check_sample
 from parallel_backend.models import FAMILIES
 from parallel_backend.models.shared.patchify import pad_to_patch
@@ -70,7 +70,7 @@ def test_a_switch_warms_up_again(pools, two, layout):
     tensors["sigmas"] = torch.tensor([1.0, 0.9, 0.8, 0.7, 0.5, 0.4, 0.2, 0.0])
     answers = pools(2).run(driver.handle, message, tensors)
     assert [answer["error"] for answer in answers] == [None, None]
-    plan = check_sample(message, describe(tensors), Checkpoint.open(two), 2)
+    plan = check_sample(message, describe(tensors), open_checkpoint(two), 2)
     models = [FAMILIES["WanTransformer3DModel"](tiny.transformer(sizes)) for sizes in (HIGH, LOW)]
     wanted, exact = (
         run.reference_samples(

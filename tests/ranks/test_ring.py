@@ -9,7 +9,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from parallel_backend.attention.kernels import KERNELS, Kernel, Sdpa
-from parallel_backend.checkpoint.checkpoint import Checkpoint
+from parallel_backend.checkpoint.opening import open_checkpoint
 from parallel_backend.distributed import mesh
 from parallel_backend.distributed.sent_bytes import SentBytes
 from parallel_backend.engine.validation import check_forward
@@ -130,7 +130,7 @@ def test_blocks_pass_keys_and_values_on_and_gather_none(pools, checkpoints, rank
     message, tensors = requests.forward(requests.spec(path, f"ring={ranks}", ranks=ranks), case)
     answers = pools(ranks).run(kinds_in_blocks, message, tensors)
     layout = ParallelLayout(ring=ranks)
-    workload = check_forward(message, describe(tensors), Checkpoint.open(path), ranks).workload()
+    workload = check_forward(message, describe(tensors), open_checkpoint(path), ranks).workload()
     for rank, (error, kinds) in enumerate(answers):
         assert error is None
         assert {kind for kind, count in kinds.items() if count} == {"send"}

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from parallel_backend.checkpoint.checkpoint import Checkpoint
+from parallel_backend.checkpoint.opening import open_checkpoint
 from parallel_backend.engine.validation import check_sample
 from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.protocol.messages import Devices
@@ -54,7 +54,7 @@ def check(pools, deep, asked, *, against=None, **options):
     """Compare with one process, in the layout's own algorithm or that of another layout."""
     message, tensors, answers = run(pools, deep, asked, **options)
     assert [answer["error"] for answer in answers] == [None] * len(answers)
-    plan = check_sample(message, describe(tensors), Checkpoint.open(message.model.path), len(answers))
+    plan = check_sample(message, describe(tensors), open_checkpoint(message.model.path), len(answers))
     model = steps.family(asked.class_name, asked.variant)
     wanted = steps.reference_samples(lambda _: model, message, tensors, replace(plan, layout=against or plan.layout))
     got = answers[0]["tensors"]

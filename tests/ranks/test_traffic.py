@@ -2,7 +2,7 @@
 
 import pytest
 
-from parallel_backend.checkpoint.checkpoint import Checkpoint
+from parallel_backend.checkpoint.opening import open_checkpoint
 from parallel_backend.engine.validation import check_forward
 from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.protocol.messages import Forward
@@ -38,7 +38,7 @@ def test_bytes_follow_the_formulas(pools, folders, name, kind, layout):
     message = Forward(model=requests.spec(path, layout), branches=2, measure=True)
     answers = pools(degrees.ranks).run(driver.handle, message, tensors)
     assert [answer["error"] for answer in answers] == [None] * degrees.ranks
-    plan = check_forward(message, describe(tensors), Checkpoint.open(path), 4)
+    plan = check_forward(message, describe(tensors), open_checkpoint(path), 4)
     workload = plan.workload(parameters=parameters(name, kind))
     wanted = [sum(s.bytes_sent(degrees, workload, rank) for s in STRATEGIES) for rank in range(degrees.ranks)]
     assert answers[0]["tensors"]["sent_bytes"].tolist() == wanted

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ...checkpoint.checkpoint import HIGH_NOISE, LOW_NOISE, Checkpoint
+from ...checkpoint.opening import open_checkpoint
 from ...client import devices as device_list
 from ...distributed import mesh
 from ...errors import InvalidRequest, OutOfMemory
@@ -164,7 +165,7 @@ def open_real(
         InvalidRequest: there is no such model, it is not supported, or it accepts the inputs of none of its family's
             variants.
     """
-    checkpoint = Checkpoint.open(find_folder(model))
+    checkpoint = open_checkpoint(find_folder(model))
     class_name = checkpoint.components["transformer"]
     family = family_of(class_name)
     load.check_component(checkpoint, "transformer")

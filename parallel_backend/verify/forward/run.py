@@ -9,7 +9,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from ...checkpoint.checkpoint import Checkpoint
+from ...checkpoint.opening import open_checkpoint
 from ...client.client import Client
 from ...client.temporary_backend import temporary_backend
 from ...denoiser.plan import DenoisingPlan
@@ -155,7 +155,7 @@ def plan(message: Forward, inputs: Sequence[Mapping[str, Tensor]]) -> DenoisingP
     Raises:
         InvalidRequest: the request is impossible; the message names what would work.
     """
-    metas, checkpoint = describe(examples.branches(inputs)), Checkpoint.open(message.model.path)
+    metas, checkpoint = describe(examples.branches(inputs)), open_checkpoint(message.model.path)
     return check_forward(message, metas, checkpoint, len(message.model.devices.indices))
 
 

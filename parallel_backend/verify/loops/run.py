@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...checkpoint.checkpoint import Checkpoint
+from ...checkpoint.opening import open_checkpoint
 from ...client.client import Client
 from ...denoiser.plan import DenoisingPlan
 from ...engine.validation import check_sample
@@ -149,7 +149,7 @@ class LoopVerifier:
         message = loop.message(self._path(loop.class_name, loop.variant), self.devices)
         try:
             tensors = loop.tensors()
-            checkpoint = Checkpoint.open(message.model.path)
+            checkpoint = open_checkpoint(message.model.path)
             plan = check_sample(message, describe(tensors), checkpoint, len(self.devices.indices))
         except InvalidRequest as error:
             return Report(cell=str(loop), skipped=str(error))

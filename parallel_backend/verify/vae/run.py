@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...autoencoder import codec
 from ...autoencoder.spatial import Unsplittable, formula
-from ...checkpoint.checkpoint import Checkpoint
+from ...checkpoint.opening import open_checkpoint
 from ...client.client import Client
 from ...client.temporary_backend import temporary_backend
 from ...errors import InvalidRequest
@@ -127,7 +127,7 @@ class VaeComparison:
     def __init__(self, asked: VaeCase, folder: Path) -> None:
         self.asked, self.devices = asked, _devices(asked)
         path = _folder(asked, folder)
-        self.checkpoint = Checkpoint.open(path)
+        self.checkpoint = open_checkpoint(path)
         self.kind = vae_of(self.checkpoint)
         self.device = torch.device(self.devices.kind, self.devices.indices[0])
         self.message, self.given = self._request(path)

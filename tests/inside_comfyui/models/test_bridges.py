@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from any_folder_name.nodes.families.registry import BRIDGES
-from any_folder_name.parallel_backend.checkpoint.checkpoint import Checkpoint
+from any_folder_name.parallel_backend.checkpoint.opening import open_checkpoint
 from any_folder_name.parallel_backend.errors import InvalidRequest
 from any_folder_name.parallel_backend.vaes import VAES
 from natives import CASES
@@ -23,7 +23,7 @@ def bridge(tmp_path: Path) -> Callable[..., Any]:
     def create(name: str, **changed: Any) -> Any:
         case = CASES[name]
         case.describe(tmp_path, {**case.config, **changed})
-        return BRIDGES[case.transformer](Checkpoint.open(tmp_path))
+        return BRIDGES[case.transformer](open_checkpoint(tmp_path))
 
     return create
 

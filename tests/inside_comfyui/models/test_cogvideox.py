@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from any_folder_name.nodes.families.registry import bridge_for
-from any_folder_name.parallel_backend.checkpoint.checkpoint import Checkpoint
+from any_folder_name.parallel_backend.checkpoint.opening import open_checkpoint
 from any_folder_name.parallel_backend.errors import InvalidRequest
 from any_folder_name.parallel_backend.layout.parallel_layout import ParallelLayout
 from helpers import own_cases
@@ -69,7 +69,7 @@ def test_a_mask_is_refused_which_comfyui_drops(load_case: Callable[..., Any]) ->
 @pytest.mark.parametrize("name", ["cogvideox 2b", "cogvideox 5b", "cogvideox 5b i2v"])
 def test_older_variants_keep_our_class(name: str, tmp_path: Path) -> None:
     own_cases.CASES[name].write(tmp_path)
-    assert type(bridge_for(Checkpoint.open(tmp_path))).__name__ == "CogVideoX"
+    assert type(bridge_for(open_checkpoint(tmp_path))).__name__ == "CogVideoX"
 
 
 @pytest.mark.parametrize(
@@ -80,4 +80,4 @@ def test_other_numbers_of_channels_are_refused(changed: dict[str, int], message:
     case = CASES["cogvideox 1.5"]
     case.describe(tmp_path, {**case.config, **changed})
     with pytest.raises(InvalidRequest, match=message):
-        bridge_for(Checkpoint.open(tmp_path))
+        bridge_for(open_checkpoint(tmp_path))

@@ -9,7 +9,7 @@ import pytest
 import torch
 from any_folder_name.nodes.bridges.bridge import meta_weights
 from any_folder_name.nodes.families.registry import bridge_for
-from any_folder_name.parallel_backend.checkpoint.checkpoint import Checkpoint
+from any_folder_name.parallel_backend.checkpoint.opening import open_checkpoint
 from any_folder_name.parallel_backend.errors import InvalidRequest
 from any_folder_name.parallel_backend.layout.parallel_layout import ParallelLayout
 from comfy.ldm.flux.model import Flux
@@ -26,7 +26,7 @@ NAMES = [pytest.param(name, marks=pytest.mark.newest if name in HEAVY or name no
 def test_bridge_gives_the_unet_config(name: str, tmp_path: Path) -> None:
     case = CASES[name]
     case.describe(tmp_path, case.config)
-    assert bridge_for(Checkpoint.open(tmp_path)).unet_config() == dict(case.unet)
+    assert bridge_for(open_checkpoint(tmp_path)).unet_config() == dict(case.unet)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -42,7 +42,7 @@ def test_comfyui_detects_the_same(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_comfyui_detects_the_same_at_full_size(name: str, tmp_path: Path) -> None:
     CASES[name].describe(tmp_path, CASES[name].published)
-    bridge = bridge_for(Checkpoint.open(tmp_path))
+    bridge = bridge_for(open_checkpoint(tmp_path))
     unet_config = bridge.unet_config()
     detected = detect_unet_config(meta_weights(bridge.native_class, unet_config), "")
     assert detected == {key: unet_config[key] for key in detected}

@@ -11,7 +11,7 @@ import torch
 from any_folder_name.nodes.bridges.bridge import Bridge
 from any_folder_name.nodes.class_label import ParallelClassLabel
 from any_folder_name.nodes.families.registry import bridge_for
-from any_folder_name.parallel_backend.checkpoint.checkpoint import Checkpoint
+from any_folder_name.parallel_backend.checkpoint.opening import open_checkpoint
 from any_folder_name.parallel_backend.errors import InvalidRequest
 from any_folder_name.parallel_backend.layout.parallel_layout import ParallelLayout
 from helpers.inside_fixtures import Loaded, ksampler, parallel_sampler, relative_error
@@ -34,7 +34,7 @@ def folder(models: Path) -> Callable[[str], Path]:
 
 @cache
 def bridge_of(folder: Path) -> Bridge:
-    return bridge_for(Checkpoint.open(folder))
+    return bridge_for(open_checkpoint(folder))
 
 
 def without_backend(folder: Path) -> comfy.model_patcher.ModelPatcher:

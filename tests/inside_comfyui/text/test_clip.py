@@ -14,7 +14,7 @@ from any_folder_name.nodes.bridges.bridge import CoreText
 from any_folder_name.nodes.families.registry import BRIDGES
 from any_folder_name.nodes.remote import clip
 from any_folder_name.nodes.remote.preflight import CLIP_OUTPUT, check_output
-from any_folder_name.parallel_backend.checkpoint.checkpoint import Checkpoint
+from any_folder_name.parallel_backend.checkpoint.opening import open_checkpoint
 from any_folder_name.parallel_backend.errors import InvalidRequest
 from safetensors.torch import save_file
 from torch import Tensor
@@ -126,7 +126,7 @@ MOCHI = "MochiTransformer3DModel"
 
 
 def core_clip(folder: Path) -> clip.LazyCoreClip:
-    checkpoint = Checkpoint.open(folder)
+    checkpoint = open_checkpoint(folder)
     text = BRIDGES[checkpoint.components["transformer"]].text
     assert isinstance(text, CoreText)
     return clip.LazyCoreClip(checkpoint, text)
@@ -193,7 +193,7 @@ def test_a_text_encoder_that_comfyui_would_mistake_is_refused(
     with pytest.raises(InvalidRequest, match=message):
         core_clip(tmp_path).tokenize("a dog")
     with pytest.raises(InvalidRequest, match=message):
-        check_output(Checkpoint.open(tmp_path), CLIP_OUTPUT)
+        check_output(open_checkpoint(tmp_path), CLIP_OUTPUT)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -20,6 +20,7 @@ from any_folder_name.nodes.families.registry import BRIDGES
 from any_folder_name.nodes.remote.vae import RemoteVAE
 from any_folder_name.nodes.vae import ParallelVAEDecode
 from any_folder_name.parallel_backend.checkpoint.checkpoint import Checkpoint
+from any_folder_name.parallel_backend.checkpoint.opening import open_checkpoint
 from any_folder_name.parallel_backend.errors import InvalidRequest
 from any_folder_name.parallel_backend.protocol.messages import Devices, ModelSpec
 from any_folder_name.parallel_backend.vaes import LatentScale, vae_of
@@ -44,7 +45,7 @@ def write(folder: Path, class_name: str, config: dict[str, Any]) -> Checkpoint:
     index = {"transformer": ["diffusers", family], "vae": ["diffusers", class_name]}
     (folder / "model_index.json").write_text(json.dumps(index))
     (folder / "vae" / "config.json").write_text(json.dumps(config))
-    return Checkpoint.open(folder)
+    return open_checkpoint(folder)
 
 
 Open = Callable[..., tuple[Any, RemoteVAE]]

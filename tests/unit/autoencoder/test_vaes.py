@@ -13,7 +13,7 @@ import torch
 from einops import rearrange
 
 from parallel_backend.autoencoder import codec
-from parallel_backend.checkpoint.checkpoint import Checkpoint
+from parallel_backend.checkpoint.opening import open_checkpoint
 from parallel_backend.errors import Cancelled, InvalidRequest
 from parallel_backend.protocol.messages import Decode, Encode
 from parallel_backend.vaes import VAES, LatentScale, Scaling, vae_of
@@ -237,7 +237,7 @@ def test_a_temporal_decoder_through_the_engine(ask, tmp_path):
 def test_other_than_rgb_is_refused(image_checkpoint):
     rewrite(image_checkpoint, in_channels=4, out_channels=4)
     with pytest.raises(InvalidRequest, match="has 4 colour channels; only RGB"):
-        vae_of(Checkpoint.open(image_checkpoint))
+        vae_of(open_checkpoint(image_checkpoint))
 
 
 def test_hunyuan_video_builds_no_mask_over_all_pairs(monkeypatch):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from parallel_backend.checkpoint.checkpoint import Checkpoint
+from parallel_backend.checkpoint.opening import open_checkpoint
 from parallel_backend.errors import Cancelled, InvalidRequest
 from parallel_backend.protocol.messages import Decode, Encode, EncodeText, Progress, Unload
 from tests.support import tiny
@@ -120,8 +120,8 @@ def test_a_vae_class_that_is_not_supported(ask, tmp_path, checkpoint):
 
 def test_replaced_files_are_loaded_anew(ask, checkpoint, engine, tmp_path):
     path = shutil.copytree(checkpoint, tmp_path / "model")
-    before = Checkpoint.open(path).stamp()
-    assert before == Checkpoint.open(path).stamp()
+    before = open_checkpoint(path).stamp()
+    assert before == open_checkpoint(path).stamp()
     old, inputs = one_rank(path, stamp=before), {"ids": IDS, "lengths": LENGTHS}
     first = ask(EncodeText(model=old), inputs)["embeds"]
     weights = path / "text_encoder" / "model.safetensors"
@@ -129,7 +129,7 @@ def test_replaced_files_are_loaded_anew(ask, checkpoint, engine, tmp_path):
     weights.unlink()
     save_file(negated, weights, metadata={"format": "pt"})
     assert torch.equal(ask(EncodeText(model=old), inputs)["embeds"], first)
-    new = one_rank(path, stamp=Checkpoint.open(path).stamp())
+    new = one_rank(path, stamp=open_checkpoint(path).stamp())
     assert new != old
     assert not torch.equal(ask(EncodeText(model=new), inputs)["embeds"], first)
     assert len(engine.snapshot()[0]) == 1, "the old weights are gone"
@@ -140,10 +140,10 @@ def test_a_stamp_follows_links_and_bears_dangling_ones(checkpoint, tmp_path):
     (path / "text_encoder").rename(tmp_path / "shared")
     (path / "text_encoder").symlink_to(tmp_path / "shared")
     (path / "vae" / "gone.safetensors").symlink_to(tmp_path / "gone")
-    before = Checkpoint.open(path).stamp()
+    before = open_checkpoint(path).stamp()
     config = tmp_path / "shared" / "config.json"
     config.write_text(config.read_text() + " ")
-    assert Checkpoint.open(path).stamp() != before
+    assert open_checkpoint(path).stamp() != before
 
 
 def test_parts_load_when_needed_and_unload_frees_them(ask, checkpoint, engine):

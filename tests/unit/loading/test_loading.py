@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from parallel_backend.checkpoint.checkpoint import Checkpoint
+from parallel_backend.checkpoint.opening import open_checkpoint
 from parallel_backend.distributed import mesh
 from parallel_backend.errors import InvalidRequest
 from parallel_backend.layout.parallel_layout import ParallelLayout
@@ -33,7 +33,7 @@ WEIGHTS = "diffusion_pytorch_model.safetensors"
 @pytest.fixture
 def copy(checkpoint, tmp_path):
     """A copy of the checkpoint that the test may change."""
-    return Checkpoint.open(shutil.copytree(checkpoint, tmp_path / "model"))
+    return open_checkpoint(shutil.copytree(checkpoint, tmp_path / "model"))
 
 
 def test_pickled_weights_are_refused(copy):
@@ -124,7 +124,7 @@ def test_missing_weights_are_refused(copy, component, file):
     del weights[first]
     save_file(weights, path, metadata={"format": "pt"})
     load = getattr(load_module, f"load_{component}")
-    with pytest.raises(InvalidRequest, match=rf"{component} lacks \d+ weights \({first}"):
+    with pytest.raises(InvalidRequest, match=rf"{component}.* lacks \d+ weights \({first}"):
         load(copy, torch.float32, torch.device("cpu"), *([ALONE] if component == "transformer" else []))
 
 

@@ -1,0 +1,133 @@
+"""The registry of architectures that a single file can hold. To add one, write a file here and add a row below.
+
+Recognition and configs need names and shapes only: no torch, no diffusers, no download.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from ...errors import InvalidRequest
+from .base import Architecture, Config, Shape, Weights
+from .cogvideox import COGVIDEOX
+from .flux import FLUX
+from .flux2 import FLUX2
+from .hunyuan_video import HUNYUAN_VIDEO
+from .ltx import LTX
+from .mochi import MOCHI
+from .pixart import PIXART
+from .qwen_image import QWEN_IMAGE
+from .sd3 import SD3
+from .wan import WAN
+from .z_image import Z_IMAGE
+
+TRANSFORMERS: tuple[Architecture, ...] = (
+    COGVIDEOX, FLUX, FLUX2, HUNYUAN_VIDEO, LTX, MOCHI, PIXART, QWEN_IMAGE, SD3, WAN, Z_IMAGE,
+)  # fmt: skip
+"""Architectures of transformers."""
+
+VAES: tuple[Architecture, ...] = ()
+"""Architectures of VAEs."""
+
+
+def architecture_of(class_name: str) -> Architecture:
+    """Return the architecture of a diffusers class."""
+    return next(each for each in (*TRANSFORMERS, *VAES) if each.class_name == class_name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recognised:
+    """What a file's component is.
+
+    Attributes:
+        class_name: diffusers' class.
+        config: the config of that class.
+        native: whether the names are the original ones, which diffusers' converter maps.
+        pipeline: the class of diffusers' pipeline, or "".
+    """
+
+    class_name: str
+    config: Config
+    native: bool
+    pipeline: str
+
+
+def recognise(
+    shapes: Mapping[str, Shape], metadata: Mapping[str, str], architectures: Iterable[Architecture]
+) -> Recognised:
+    """Find out which architecture a component's weights have.
+
+    Args:
+        shapes: shapes by name, without the file's prefix.
+        metadata: the file's metadata.
+        architectures: the ones to choose from.
+
+    Raises:
+        InvalidRequest: none of them. The message names the nearest one.
+    """
+    candidates = tuple(architectures)
+    for architecture in candidates:
+        published = {architecture.published(name): shape for name, shape in shapes.items()}
+        for native, names, marks in ((True, published, architecture.native), (False, shapes, architecture.diffusers)):
+            if marks and all(mark in names for mark in marks):
+                _refuse_foreign(architecture, names)
+                return _recognised(architecture, native, names, metadata)
+    nearest, missing = _nearest(shapes, candidates)
+    raise InvalidRequest(
+        f"the weights belong to no supported architecture; the nearest is {nearest}, whose files also have {missing}; "
+        f"supported: {', '.join(architecture.class_name for architecture in candidates)}"
+    )
+
+
+def _refuse_foreign(architecture: Architecture, shapes: Mapping[str, Shape]) -> None:
+    for part, model in architecture.foreign.items():
+        name = next((name for name in shapes if part in name), None)
+        if name is not None:
+            raise InvalidRequest(
+                f"the file holds {model} (it has {name}), which is not supported; {architecture.class_name} without "
+                "it is: choose another file, or load this one with ComfyUI's own loader"
+            )
+
+
+def _recognised(
+    architecture: Architecture, native: bool, shapes: Mapping[str, Shape], metadata: Mapping[str, str]
+) -> Recognised:
+    weights = Weights(shapes, architecture.renamed if native else {}, metadata)
+    try:
+        return Recognised(
+            class_name=architecture.class_name,
+            config=architecture.config(weights),
+            native=native,
+            pipeline=architecture.pipeline(weights),
+        )
+    except (KeyError, IndexError, ValueError, ZeroDivisionError) as error:
+        raise InvalidRequest(
+            f"the file looks like {architecture.class_name}, but lacks a weight or has one of another shape ({error}): "
+            "download it again"
+        ) from error
+
+
+def _nearest(shapes: Mapping[str, Shape], candidates: Iterable[Architecture]) -> tuple[str, str]:
+    """Return the class whose names have most in common with a file's, and a name of it that the file lacks."""
+    have = {_pattern(name) for name in shapes}
+
+    def common(marks: tuple[str, ...]) -> float:
+        words = [word for mark in marks for word in _pattern(mark).split(".")]
+        return sum(any(word in name for name in have) for word in words) / max(len(words), 1)
+
+    scored = [
+        (common(marks), architecture.class_name, marks)
+        for architecture in candidates
+        for marks in (architecture.native, architecture.diffusers)
+        if marks
+    ]
+    _, class_name, marks = max(scored, key=lambda each: each[0])
+    return class_name, next(mark for mark in marks if mark not in shapes)
+
+
+def _pattern(name: str) -> str:
+    """Return a name with its layer numbers replaced, so that all layers have the same one."""
+    return re.sub(r"\d+", "*", name)
+
+
+__all__ = ["TRANSFORMERS", "VAES", "Architecture", "Recognised", "architecture_of", "recognise"]

@@ -1,0 +1,87 @@
+"""What an architecture is: how its weights are named in files, and how the config follows from names and shapes."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+Shape = tuple[int, ...]
+Config = dict[str, Any]
+
+
+class Weights:
+    """The names and shapes of a component's weights, which can be asked for by diffusers' names.
+
+    Args:
+        shapes: shapes by the file's names, without the file's prefix.
+        renamed: the beginnings of the file's names, by the beginnings of diffusers' names.
+        metadata: the file's metadata.
+    """
+
+    def __init__(self, shapes: Mapping[str, Shape], renamed: Mapping[str, str], metadata: Mapping[str, str]) -> None:
+        self.shapes, self.metadata = shapes, metadata
+        self._renamed = sorted(renamed.items(), key=lambda pair: -len(pair[0]))
+
+    def __contains__(self, name: str) -> bool:
+        return self._in_file(name) in self.shapes
+
+    def shape(self, name: str) -> Shape:
+        """Return the shape of a weight.
+
+        Raises:
+            KeyError: the file has no such weight. Names it as the file would.
+        """
+        return self.shapes[self._in_file(name)]
+
+    def rows(self, name: str) -> int:
+        """Return the first dim of a weight: a linear layer's outputs."""
+        return self.shape(name)[0]
+
+    def columns(self, name: str) -> int:
+        """Return the second dim of a weight: a linear layer's inputs."""
+        return self.shape(name)[1]
+
+    def count(self, layers: str) -> int:
+        """Return how many numbered layers a list has."""
+        start = f"{self._in_file(layers)}."
+        numbers = {name.removeprefix(start).partition(".")[0] for name in self.shapes if name.startswith(start)}
+        return max((int(number) + 1 for number in numbers if number.isdigit()), default=0)
+
+    def _in_file(self, name: str) -> str:
+        for ours, theirs in self._renamed:
+            if name == ours or name.startswith(f"{ours}."):
+                return theirs + name.removeprefix(ours)
+        return name
+
+
+@dataclass(frozen=True, kw_only=True)
+class Architecture:
+    """One diffusers class whose weights can be recognised in a single file.
+
+    Attributes:
+        class_name: diffusers' class.
+        native: names that only this architecture's files in original names have, all of them.
+        diffusers: names that only its files in diffusers' names have, all of them.
+        config: returns the config of diffusers' class.
+        renamed: beginnings of original names by the beginnings of diffusers' names, for what ``config`` asks for.
+        published: returns the published name for an original one that ComfyUI saves under another name.
+        unused: names that the class has no use for, as ComfyUI's has not.
+        foreign: parts of names that only other models have, and what those are.
+        pipeline: returns the class of diffusers' pipeline, if it says more than the transformer's config.
+    """
+
+    class_name: str
+    native: tuple[str, ...]
+    diffusers: tuple[str, ...]
+    config: Callable[[Weights], Config]
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    published: Callable[[str], str] = field(default=lambda name: name)
+    unused: frozenset[str] = frozenset()
+    foreign: Mapping[str, str] = field(default_factory=dict)
+    pipeline: Callable[[Weights], str] = field(default=lambda weights: "")
+
+
+def renamed(name: str, parts: Iterable[tuple[str, str]]) -> str:
+    """Return a name with parts of it replaced, one after the other."""
+    for old, new in parts:
+        name = name.replace(old, new)
+    return name

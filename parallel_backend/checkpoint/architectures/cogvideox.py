@@ -1,0 +1,39 @@
+"""CogVideoX 1.5. The files of 2B and 5B do not say how positions and noise are scaled."""
+
+from .base import Architecture, Config, Weights
+
+HEAD_DIM = 64
+
+
+def _config(weights: Weights) -> Config:
+    width, packed = weights.shape("patch_embed.proj.weight")
+    ofs = "ofs_embedding.linear_1.weight"
+    return {
+        "num_attention_heads": width // HEAD_DIM,
+        "attention_head_dim": HEAD_DIM,
+        "in_channels": packed // 8,
+        "out_channels": weights.rows("proj_out.weight") // 8,
+        "time_embed_dim": weights.columns("transformer_blocks.0.norm1.linear.weight"),
+        "ofs_embed_dim": weights.columns(ofs) if ofs in weights else None,
+        "text_embed_dim": weights.columns("patch_embed.text_proj.weight"),
+        "num_layers": weights.count("transformer_blocks"),
+        "sample_width": 300,
+        "sample_height": 300,
+        "sample_frames": 81,
+        "patch_size": 2,
+        "patch_size_t": 2,
+        "temporal_compression_ratio": 4,
+        "max_text_seq_length": 224,
+        "use_rotary_positional_embeddings": True,
+        "use_learned_positional_embeddings": False,
+        "patch_bias": "patch_embed.proj.bias" in weights,
+    }
+
+
+COGVIDEOX = Architecture(
+    class_name="CogVideoXTransformer3DModel",
+    native=("blocks.0.norm1.linear.weight", "patch_embed.text_proj.weight"),
+    diffusers=("transformer_blocks.0.norm1.linear.weight", "patch_embed.text_proj.weight"),
+    config=_config,
+    renamed={"transformer_blocks": "blocks", "ofs_embedding.linear_1": "ofs_embedding_linear_1"},
+)

@@ -1,0 +1,46 @@
+"""LTX-Video."""
+
+import json
+
+from .base import Architecture, Config, Weights
+
+HEADS = 32
+
+
+def _config(weights: Weights) -> Config:
+    width = weights.rows("proj_in.weight")
+    return {
+        "in_channels": weights.columns("proj_in.weight"),
+        "out_channels": weights.rows("proj_out.weight"),
+        "patch_size": 1,
+        "patch_size_t": 1,
+        "num_attention_heads": HEADS,
+        "attention_head_dim": width // HEADS,
+        "cross_attention_dim": weights.columns("transformer_blocks.0.attn2.to_k.weight"),
+        "num_layers": weights.count("transformer_blocks"),
+        "qk_norm": "rms_norm_across_heads",
+        "caption_channels": weights.columns("caption_projection.linear_1.weight"),
+    }
+
+
+def _pipeline(weights: Weights) -> str:
+    """Return the pipeline, which says whether a latent's first frame is a single video frame (from 0.9.5 on)."""
+    try:
+        transformer = json.loads(weights.metadata.get("config", "{}")).get("transformer", {})
+        causal = transformer.get("causal_temporal_positioning", False)
+    except (ValueError, AttributeError):
+        causal = False
+    return "LTXConditionPipeline" if causal else "LTXPipeline"
+
+
+LTX = Architecture(
+    class_name="LTXVideoTransformer3DModel",
+    native=("patchify_proj.weight", "adaln_single.emb.timestep_embedder.linear_1.bias",
+            "transformer_blocks.0.attn2.to_k.weight", "caption_projection.linear_1.weight"),
+    diffusers=("proj_in.weight", "time_embed.emb.timestep_embedder.linear_1.bias", "caption_projection.linear_1.weight",
+               "transformer_blocks.0.attn2.norm_k.weight"),
+    config=_config,
+    renamed={"proj_in": "patchify_proj"},
+    foreign={"audio_adaln_single.": "LTX-2 with audio"},
+    pipeline=_pipeline,
+)  # fmt: skip

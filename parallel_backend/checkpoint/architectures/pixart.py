@@ -1,0 +1,42 @@
+"""PixArt alpha and Sigma."""
+
+import math
+
+from .base import Architecture, Config, Weights
+
+HEADS = 16
+_PIXELS_PER_LATENT = 8
+
+
+def _config(weights: Weights) -> Config:
+    width, in_channels, patch, _ = weights.shape("pos_embed.proj.weight")
+    sized = "adaln_single.emb.resolution_embedder.linear_1.weight" in weights
+    positions = "pos_embed.pos_embed"
+    side = math.isqrt(weights.columns(positions)) * patch if positions in weights else 128
+    return {
+        "num_attention_heads": HEADS,
+        "attention_head_dim": width // HEADS,
+        "in_channels": in_channels,
+        "out_channels": weights.rows("proj_out.weight") // patch**2,
+        "num_layers": weights.count("transformer_blocks"),
+        "cross_attention_dim": width,
+        "sample_size": side,
+        "patch_size": patch,
+        "interpolation_scale": max(side // (512 // _PIXELS_PER_LATENT), 1),
+        "use_additional_conditions": sized,
+        "caption_channels": weights.columns("caption_projection.linear_1.weight"),
+    }
+
+
+PIXART = Architecture(
+    class_name="PixArtTransformer2DModel",
+    native=("t_block.1.weight", "x_embedder.proj.weight", "y_embedder.y_proj.fc1.weight"),
+    diffusers=("adaln_single.emb.timestep_embedder.linear_1.bias", "pos_embed.proj.weight"),
+    config=_config,
+    unused=frozenset({"y_embedder.y_embedding"}),
+    renamed={
+        "pos_embed.proj": "x_embedder.proj", "pos_embed.pos_embed": "pos_embed", "proj_out": "final_layer.linear",
+        "transformer_blocks": "blocks", "caption_projection.linear_1": "y_embedder.y_proj.fc1",
+        "adaln_single.emb.resolution_embedder.linear_1": "csize_embedder.mlp.0",
+    },
+)  # fmt: skip

@@ -1,0 +1,53 @@
+"""Wan 2.1 and 2.2: text, image, and first and last frame to video."""
+
+from .base import Architecture, Config, Weights
+
+HEAD_DIM = 128
+
+
+def _config(weights: Weights) -> Config:
+    width, in_channels, *patch = weights.shape("patch_embedding.weight")
+    tokens = "condition_embedder.image_embedder.pos_embed"
+    takes_image = "condition_embedder.image_embedder.norm1.weight" in weights
+    image_dim = weights.rows("condition_embedder.image_embedder.norm1.weight") if takes_image else None
+    return {
+        "patch_size": patch,
+        "num_attention_heads": width // HEAD_DIM,
+        "attention_head_dim": HEAD_DIM,
+        "in_channels": in_channels,
+        "out_channels": weights.rows("proj_out.weight") // (patch[0] * patch[1] * patch[2]),
+        "text_dim": weights.columns("condition_embedder.text_embedder.linear_1.weight"),
+        "freq_dim": weights.columns("condition_embedder.time_embedder.linear_1.weight"),
+        "ffn_dim": weights.rows("blocks.0.ffn.net.0.proj.weight"),
+        "num_layers": weights.count("blocks"),
+        "cross_attn_norm": "blocks.0.norm2.weight" in weights,
+        "qk_norm": "rms_norm_across_heads",
+        "eps": 1e-6,
+        "image_dim": image_dim,
+        "added_kv_proj_dim": weights.columns("blocks.0.attn2.add_k_proj.weight") if takes_image else None,
+        "rope_max_seq_len": 1024,
+        "pos_embed_seq_len": weights.columns(tokens) if tokens in weights else None,
+    }
+
+
+WAN = Architecture(
+    class_name="WanTransformer3DModel",
+    native=("head.modulation", "patch_embedding.weight", "blocks.0.self_attn.q.weight"),
+    diffusers=("condition_embedder.time_proj.weight", "patch_embedding.weight", "blocks.0.attn1.to_q.weight"),
+    config=_config,
+    renamed={
+        "proj_out": "head.head",
+        "condition_embedder.text_embedder.linear_1": "text_embedding.0",
+        "condition_embedder.time_embedder.linear_1": "time_embedding.0",
+        "condition_embedder.image_embedder.norm1": "img_emb.proj.0",
+        "condition_embedder.image_embedder.pos_embed": "img_emb.emb_pos",
+        "blocks.0.ffn.net.0.proj": "blocks.0.ffn.0",
+        "blocks.0.norm2": "blocks.0.norm3",
+        "blocks.0.attn2.add_k_proj": "blocks.0.cross_attn.k_img",
+    },
+    foreign={
+        "vace_": "Wan VACE", "control_adapter.": "Wan Fun Camera", "casual_audio_encoder.": "Wan S2V",
+        "audio_proj.": "HuMo", "face_adapter.": "Wan Animate", "patch_embedding_": "SCAIL or WanDancer",
+        "ref_conv.": "Wan Fun Control with a reference image",
+    },
+)  # fmt: skip

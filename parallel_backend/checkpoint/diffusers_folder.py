@@ -1,0 +1,77 @@
+"""A model folder in diffusers layout, read from its JSON files only: no weights, no diffusers."""
+
+import hashlib
+import json
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from ..errors import InvalidRequest
+from .checkpoint import Checkpoint, StoredComponent, file_state
+from .weight_files import folder_files
+
+_OLD_CLASS = "Transformer2DModel"
+_SPLIT = {"ada_norm_single": "PixArtTransformer2DModel", "ada_norm_zero": "DiTTransformer2DModel"}
+"""Classes that ``_OLD_CLASS`` was split into, by ``norm_type``, as in diffusers' ``_CLASS_REMAPPING_DICT``."""
+
+
+class DiffusersFolder(Checkpoint):
+    """A pipeline folder: ``model_index.json`` and a config for each component."""
+
+    def __init__(self, path: Path) -> None:
+        """Open a folder, and check that it is a diffusers pipeline with a transformer.
+
+        Raises:
+            InvalidRequest: it is not; the message names what is missing.
+        """
+        super().__init__(path)
+        if not path.is_dir():
+            raise InvalidRequest(f"{path} is not a folder; a model is a folder in diffusers layout, or a file")
+        if not (path / "model_index.json").is_file():
+            raise InvalidRequest(f"{path} is not a diffusers pipeline: it has no model_index.json")
+        if "transformer" not in self.components:
+            raise InvalidRequest(
+                f"{path} has no transformer (its parts: {', '.join(self.components) or 'none'}); "
+                "only diffusion transformers can run in parallel"
+            )
+
+    @cached_property
+    def index(self) -> dict[str, Any]:
+        """See ``Checkpoint``."""
+        return self._read_json("model_index.json")
+
+    @cached_property
+    def components(self) -> dict[str, str]:
+        """See ``Checkpoint``."""
+        pairs = {name: value for name, value in self.index.items() if isinstance(value, list) and len(value) == 2}
+        classes = {name: value[1] for name, value in pairs.items() if value[1]}
+        return {name: self._current_class(name) if kind == _OLD_CLASS else kind for name, kind in classes.items()}
+
+    def _current_class(self, component: str) -> str:
+        """Return the class that current diffusers loads for a checkpoint that names ``_OLD_CLASS``."""
+        return _SPLIT.get(self.config(component).get("norm_type", ""), _OLD_CLASS)
+
+    def stamp(self) -> str:
+        """See ``Checkpoint``. Covers names, sizes and modification times of configs and weights."""
+        files = [file for pattern in ("*.json", "*/*.json", "*/*.safetensors") for file in self.path.glob(pattern)]
+        states = [(str(file.relative_to(self.path)), file_state(file)) for file in sorted(files)]
+        return hashlib.sha256(repr(states).encode()).hexdigest()[:16]
+
+    def config(self, component: str) -> dict[str, Any]:
+        """See ``Checkpoint``. A component's config is its ``config.json``, a scheduler's ``scheduler_config.json``."""
+        name = "scheduler_config.json" if component == "scheduler" else "config.json"
+        return self._read_json(f"{component}/{name}")
+
+    def stored(self, component: str) -> StoredComponent:
+        """See ``Checkpoint``."""
+        return StoredComponent(files=folder_files(self.path / component, self.config(component)))
+
+    def _read_json(self, name: str) -> dict[str, Any]:
+        file = self.path / name
+        try:
+            content = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise InvalidRequest(f"{file} cannot be read: {error}") from error
+        if not isinstance(content, dict):
+            raise InvalidRequest(f"{file} does not contain a JSON object")
+        return content

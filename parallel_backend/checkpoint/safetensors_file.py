@@ -1,0 +1,116 @@
+"""The header of a safetensors file: names, dtypes and shapes, checked against the file's size. No torch."""
+
+import json
+import math
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import InvalidRequest
+
+DTYPE_BYTES: dict[str, int] = {"F32": 4, "BF16": 2, "F16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "F64": 8, "I64": 8}
+"""Bytes of one number of each dtype that weights may have."""
+
+_MAX_HEADER = 100_000_000
+"""Largest safetensors header in bytes, as in the safetensors library."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredTensor:
+    """A tensor in a file, according to the file's header.
+
+    Attributes:
+        file: the file that holds it.
+        dtype: safetensors' name of the dtype, such as ``BF16``.
+        shape: its shape.
+        bytes: its size in the file.
+    """
+
+    file: Path
+    dtype: str
+    shape: tuple[int, ...]
+    bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Header:
+    """What a safetensors file says about itself.
+
+    Attributes:
+        tensors: by name, in the file's order.
+        metadata: free text by name.
+    """
+
+    tensors: Mapping[str, StoredTensor]
+    metadata: Mapping[str, str]
+
+
+def read_header(file: Path) -> Header:
+    """Read the header of a safetensors file, and check that the tensors it lists fill the file exactly.
+
+    Raises:
+        InvalidRequest: the file cannot be read, is not a safetensors file, is cut off, or lists data that overlaps,
+            has gaps or does not fit a tensor's shape.
+    """
+    entries, data_bytes = _read_json(file)
+    metadata = entries.pop("__metadata__", {})
+    tensors: dict[str, StoredTensor] = {}
+    spans: list[tuple[int, int]] = []
+    for name, entry in entries.items():
+        tensors[name], span = _stored(file, name, entry)
+        spans.append(span)
+    _check_spans(file, spans, data_bytes)
+    texts = metadata.items() if isinstance(metadata, dict) else ()
+    return Header(tensors=tensors, metadata={name: text for name, text in texts if isinstance(text, str)})
+
+
+def _read_json(file: Path) -> tuple[dict[str, Any], int]:
+    """Return the header's entries, and the number of bytes that follow it."""
+    try:
+        size = file.stat().st_size
+        with file.open("rb") as stream:
+            start = stream.read(8)
+            length = struct.unpack("<Q", start)[0] if len(start) == 8 else size
+            if length > min(_MAX_HEADER, size - 8):
+                raise InvalidRequest(f"{file} is not a complete safetensors file: download it again")
+            entries = json.loads(stream.read(length))
+    except (OSError, ValueError) as error:
+        if isinstance(error, InvalidRequest):
+            raise
+        raise InvalidRequest(f"{file} cannot be read as a safetensors file ({error}): download it again") from error
+    if not isinstance(entries, dict):
+        raise InvalidRequest(f"{file} is not a safetensors file: its header is not a JSON object")
+    return entries, size - 8 - length
+
+
+def _stored(file: Path, name: str, entry: Any) -> tuple[StoredTensor, tuple[int, int]]:
+    try:
+        dtype, shape, (start, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
+        numbers = (*shape, start, end)
+        valid = isinstance(dtype, str) and all(type(number) is int and number >= 0 for number in numbers)
+    except (KeyError, TypeError, ValueError):
+        valid = False
+    if not valid:
+        raise InvalidRequest(f"{file}: the header's entry for {name} is not valid: download the file again")
+    expected = math.prod(shape) * DTYPE_BYTES.get(dtype, 0)
+    if dtype in DTYPE_BYTES and end - start != expected:
+        raise InvalidRequest(
+            f"{file}: {name} has {end - start} bytes, and {dtype} of shape {list(shape)} takes {expected}: download "
+            "the file again"
+        )
+    return StoredTensor(file=file, dtype=dtype, shape=shape, bytes=end - start), (start, end)
+
+
+def _check_spans(file: Path, spans: list[tuple[int, int]], data_bytes: int) -> None:
+    """Refuse data that overlaps, leaves gaps or goes beyond the file, as the safetensors library does."""
+    position = 0
+    for start, end in sorted(spans):
+        if start != position or end < start:
+            raise InvalidRequest(f"{file}: the tensors' data overlaps or has gaps: download the file again")
+        position = end
+    if position != data_bytes:
+        raise InvalidRequest(
+            f"{file} has {data_bytes} bytes of weights, and its header lists {position}: download the file again"
+        )

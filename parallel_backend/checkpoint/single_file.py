@@ -1,0 +1,145 @@
+"""A model in a safetensors file, or in numbered parts of one, as ComfyUI's own loaders take it. Reads headers only."""
+
+import hashlib
+import re
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from ..errors import InvalidRequest
+from .architectures import TRANSFORMERS, VAES, Recognised, recognise
+from .checkpoint import Checkpoint, StoredComponent, file_state
+from .safetensors_file import DTYPE_BYTES, Header, StoredTensor, read_header
+
+SUFFIXES = (".safetensors", ".sft")
+"""Endings of the names of files that can be read."""
+
+_TRANSFORMER_PREFIX = "model.diffusion_model."
+_VAE_PREFIXES = ("vae.", "first_stage_model.")
+"""Beginnings of names in files that hold a whole model."""
+
+_PART = re.compile(r"-(\d{5})-of-(\d{5})$")
+_SCALES = ("scaled_fp8", ".scale_weight", ".weight_scale", ".comfy_quant", ".scale_input", ".input_scale")
+"""Ends of names that only files with scaled weights have."""
+
+_REFUSED = {
+    ".gguf": "GGUF is not supported yet: choose the model's safetensors file",
+    ".ckpt": "opening one can run code: choose the model's safetensors file",
+    ".pt": "opening one can run code: choose the model's safetensors file",
+    ".pth": "opening one can run code: choose the model's safetensors file",
+    ".bin": "opening one can run code: choose the model's safetensors file",
+}
+"""Why a format is refused, and what would work."""
+
+
+class SingleFile(Checkpoint):
+    """A transformer, a VAE, or both with other parts, in one file in original or diffusers' names."""
+
+    def __init__(self, path: Path) -> None:
+        """Read the headers, and check that the file holds something that is supported.
+
+        Raises:
+            InvalidRequest: the format is another, a part is missing, a header is wrong, or the architecture is unknown.
+        """
+        super().__init__(path)
+        if path.suffix.lower() not in SUFFIXES:
+            reason = _REFUSED.get(path.suffix.lower(), f"choose a {SUFFIXES[0]} file")
+            raise InvalidRequest(f"{path.name} is not loaded: {reason}")
+        self.files = _parts(path)
+        headers = [read_header(file) for file in self.files]
+        self._tensors = {name: tensor for header in headers for name, tensor in header.tensors.items()}
+        self._metadata = _metadata(headers)
+        self._prefixes = self._find_prefixes()
+        self.components  # noqa: B018 refuses an unknown architecture
+
+    @cached_property
+    def _recognised(self) -> dict[str, Recognised]:
+        """What each component is."""
+        found = {}
+        for component, prefix in self._prefixes.items():
+            architectures = VAES if component == "vae" else TRANSFORMERS
+            shapes = {name: tensor.shape for name, tensor in self._under(prefix).items()}
+            try:
+                found[component] = recognise(shapes, self._metadata, architectures)
+            except InvalidRequest as error:
+                if component == "vae" and "transformer" in found:
+                    continue  # the transformer of a whole model is usable without its VAE
+                raise InvalidRequest(f"{self.path.name}: {error}") from error
+        return found
+
+    @property
+    def components(self) -> Mapping[str, str]:
+        """See ``Checkpoint``."""
+        return {component: found.class_name for component, found in self._recognised.items()}
+
+    @property
+    def pipeline(self) -> str:
+        """See ``Checkpoint``."""
+        found = self._recognised.get("transformer")
+        return found.pipeline if found else ""
+
+    def config(self, component: str) -> dict[str, Any]:
+        """See ``Checkpoint``. The config follows from names and shapes."""
+        if component not in self._recognised:
+            raise InvalidRequest(f"{self.path.name} has no {component} (it has {', '.join(self._recognised)})")
+        return dict(self._recognised[component].config)
+
+    def stored(self, component: str) -> StoredComponent:
+        """See ``Checkpoint``."""
+        prefix = self._prefixes[component]
+        self._check_dtypes(self._under(prefix))
+        return StoredComponent(files=self.files, prefix=prefix, native=self._recognised[component].native)
+
+    def stamp(self) -> str:
+        """See ``Checkpoint``."""
+        return hashlib.sha256(repr([file_state(file) for file in self.files]).encode()).hexdigest()[:16]
+
+    def _under(self, prefix: str) -> dict[str, StoredTensor]:
+        """Return the tensors whose names begin with a prefix, by the rest of their names."""
+        return {name.removeprefix(prefix): each for name, each in self._tensors.items() if name.startswith(prefix)}
+
+    def _find_prefixes(self) -> dict[str, str]:
+        names = self._tensors.keys()
+        if any(name.startswith(_TRANSFORMER_PREFIX) for name in names):
+            vae = next((start for start in _VAE_PREFIXES if any(name.startswith(start) for name in names)), None)
+            return {"transformer": _TRANSFORMER_PREFIX, **({} if vae is None else {"vae": vae})}
+        holds_vae = any(name.startswith(("decoder.", "decoder_ema.", *_VAE_PREFIXES)) for name in names)
+        prefix = next((start for start in _VAE_PREFIXES if all(name.startswith(start) for name in names)), "")
+        return {"vae": prefix} if holds_vae else {"transformer": ""}
+
+    def _check_dtypes(self, tensors: Mapping[str, StoredTensor]) -> None:
+        scaled = next((name for name in tensors if name.endswith(_SCALES)), None)
+        if scaled is not None:
+            raise InvalidRequest(
+                f"{self.path.name} has scaled weights ({scaled}), which are not supported yet: choose a file in bf16, "
+                "fp16, or fp8 without scales"
+            )
+        other = next((name for name, tensor in tensors.items() if tensor.dtype not in DTYPE_BYTES), None)
+        if other is not None:
+            raise InvalidRequest(
+                f"{self.path.name}: {other} has dtype {tensors[other].dtype}, which is not supported; supported: "
+                f"{', '.join(DTYPE_BYTES)}"
+            )
+
+
+def _metadata(headers: list[Header]) -> dict[str, str]:
+    return {name: text for header in headers for name, text in header.metadata.items()}
+
+
+def _parts(path: Path) -> tuple[Path, ...]:
+    """Return the file, or all parts of the set that it is one of.
+
+    Raises:
+        InvalidRequest: a part is missing.
+    """
+    found = _PART.search(path.stem)
+    if found is None:
+        files: tuple[Path, ...] = (path,)
+    else:
+        start, count = path.stem[: found.start()], int(found[2])
+        files = tuple(path.with_name(f"{start}-{i:05d}-of-{count:05d}{path.suffix}") for i in range(1, count + 1))
+    for file in files:
+        if not file.is_file():
+            raise InvalidRequest(f"{file} does not exist")
+    return files

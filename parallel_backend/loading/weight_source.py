@@ -1,0 +1,136 @@
+"""The weights of one component on disk, by the names of diffusers' parameters, whatever the files call them."""
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from ..checkpoint.architectures import architecture_of
+from ..checkpoint.checkpoint import StoredComponent
+from ..checkpoint.safetensors_file import StoredTensor, read_header
+from ..errors import InvalidRequest
+from .converters import converter
+from .row_map import Rows, Shape, converted, identity
+
+log = logging.getLogger(__name__)
+
+_MOST_NAMED = 3
+"""How many superfluous weights the log names."""
+
+
+class WeightSource:
+    """Safetensors files, and the rows of their tensors that make up each parameter.
+
+    A file is mapped only while a tensor is read, so that its pages do not stay in the process's memory. All ranks of a
+    machine read through the same page cache.
+
+    Args:
+        stored: where the weights are.
+        class_name: diffusers' class.
+    """
+
+    def __init__(self, stored: StoredComponent, class_name: str) -> None:
+        headers = [read_header(file).tensors for file in stored.files]
+        self._prefix = stored.prefix
+        self._tensors: dict[str, StoredTensor] = {
+            name.removeprefix(stored.prefix): tensor
+            for tensors in headers
+            for name, tensor in tensors.items()
+            if name.startswith(stored.prefix)
+        }
+        shapes = _shapes(self._tensors)
+        self._rows = _published_rows(shapes, class_name) if stored.native else identity(shapes)
+        self._file = stored.files[0]
+
+    def check(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Check the files against the shapes of all tensors of the whole model.
+
+        All ranks then refuse the same files, even if only one of them would read the tensor in question.
+
+        Raises:
+            InvalidRequest: a tensor is missing or has another shape.
+        """
+        missing = [name for name in shapes if name not in self._rows]
+        if missing:
+            raise InvalidRequest(
+                f"{self._file} lacks {len(missing)} weights ({missing[0]}, ...): download the model again"
+            )
+        for name, shape in shapes.items():
+            found = self._shape(name)
+            if _squeezed(found) != _squeezed(shape):
+                raise InvalidRequest(
+                    f"{name} has shape {list(found)} in {self._file}, but {list(shape)} in the config: download the "
+                    "model again"
+                )
+        superfluous = [name for name in self._rows if name not in shapes]
+        if superfluous:
+            named = ", ".join(superfluous[:_MOST_NAMED])
+            log.warning("%d weights of %s have no use: %s", len(superfluous), self._file, named)
+
+    def read(self, name: str, dim: int, parts: tuple[slice, ...] | None, rows: slice | None, into: Tensor) -> None:
+        """Read part of a parameter.
+
+        Args:
+            name: name of the parameter.
+            dim: the dim that ``parts`` slices.
+            parts: slices along ``dim``, which are concatenated in this order; None for the whole dim.
+            rows: rows of the result to keep; None for all.
+            into: the tensor to fill.
+        """
+        wanted = self._rows[name]
+        if parts is not None and dim == 0:
+            wanted, parts = wanted.take(parts), None
+        if rows is not None:
+            wanted = wanted.take((rows,))
+        with self._opened(wanted) as stored:
+            if not stored.get_shape():
+                into.copy_(stored[...])
+                return
+            position = 0
+            for span in wanted.spans:
+                count = span.stop - span.start
+                into[position : position + count].copy_(_cut(stored, span, dim, parts).reshape(count, *into.shape[1:]))
+                position += count
+
+    def _shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape that a parameter has in the file."""
+        rows = self._rows[name]
+        shape = self._tensors[rows.source].shape
+        return (rows.count, *shape[1:]) if shape else ()
+
+    @contextmanager
+    def _opened(self, rows: Rows) -> Iterator[Any]:
+        with safe_open(str(self._tensors[rows.source].file), framework="pt", device="cpu") as file:
+            yield file.get_slice(self._prefix + rows.source)
+
+
+def _published_rows(shapes: Mapping[str, Shape], class_name: str) -> dict[str, Rows]:
+    """Return the rows of each parameter in a file with original names."""
+    architecture = architecture_of(class_name)
+    used = [name for name in shapes if name not in architecture.unused]
+    in_file = {architecture.published(name): name for name in used}
+    rows = converted({published: shapes[name] for published, name in in_file.items()}, converter(class_name))
+    return {name: replace(each, source=in_file[each.source]) for name, each in rows.items()}
+
+
+def _shapes(tensors: Mapping[str, StoredTensor]) -> dict[str, Shape]:
+    return {name: tensor.shape for name, tensor in tensors.items()}
+
+
+def _cut(stored: Any, span: slice, dim: int, parts: tuple[slice, ...] | None) -> Tensor:
+    """Return rows of a stored tensor, and of their other dim ``dim`` the parts that are wanted."""
+    if parts is None:
+        whole: Tensor = stored[span]
+        return whole
+    cuts = [(span, *[slice(None)] * (dim - 1), part) for part in parts]
+    return torch.cat([stored[cut] for cut in cuts], dim=dim)
+
+
+def _squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return a shape without its dims of 1, which converters add and remove."""
+    return tuple(length for length in shape if length != 1)
