@@ -39,7 +39,7 @@ def open_model(
     """
     if dtype not in DTYPES:
         raise InvalidRequest(f"dtype {dtype!r}: choose one of {', '.join(DTYPES)}")
-    checkpoint = open_checkpoint(checkpoints.folder_of(model_name))
+    checkpoint = open_checkpoint(checkpoints.path_of(model_name))
     bridge_for(checkpoint)
     resolved = parse_devices(devices)
     if layout is not None:
@@ -71,7 +71,8 @@ class ParallelLoader(io.ComfyNode):  # type: ignore[misc]
                 io.Combo.Input(
                     "model_name",
                     options=checkpoints.listed_names(),
-                    tooltip="The shipped checkpoint, or a folder in diffusers layout under models/diffusers.",
+                    tooltip="The shipped checkpoint, a folder in diffusers layout under models/diffusers, or a "
+                    "safetensors file under models/diffusion_models or models/checkpoints.",
                 ),
                 io.Combo.Input(
                     "dtype",
@@ -128,7 +129,7 @@ class ParallelLoader(io.ComfyNode):  # type: ignore[misc]
     def fingerprint_inputs(cls, model_name: Any = None, **_: Any) -> str:
         """Return a stamp of the model's files, so that the node runs again when they change."""
         try:
-            return open_checkpoint(checkpoints.folder_of(model_name)).stamp() if model_name else ""
+            return open_checkpoint(checkpoints.path_of(model_name)).stamp() if model_name else ""
         except InvalidRequest:
             return ""
 

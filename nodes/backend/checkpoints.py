@@ -1,4 +1,4 @@
-"""The checkpoints that the loader offers: the shipped one, then ComfyUI's ``models/diffusers``."""
+"""The checkpoints that the loader offers: the shipped one, folders in ``models/diffusers``, and model files."""
 
 import os
 from collections.abc import Iterator
@@ -6,16 +6,21 @@ from pathlib import Path
 
 import folder_paths
 
+from ...parallel_backend.checkpoint.single_file import SUFFIXES
 from ...parallel_backend.errors import InvalidRequest
 
 SHIPPED: dict[str, Path] = {"shapes (shipped)": Path(__file__).parents[2] / "checkpoints" / "shapes"}
+
+FILE_KINDS = ("diffusion_models", "checkpoints")
+"""ComfyUI's kinds of model files that hold a diffusion model. A file's name begins with its kind."""
 
 
 def listed_names() -> list[str]:
     """Return the names that the loader lists."""
     roots = map(Path, folder_paths.get_folder_paths("diffusers"))
     installed = {str(path.relative_to(root)) for root in roots for path in _pipeline_folders(root)}
-    return [*SHIPPED, *sorted(installed)]
+    files = [f"{kind}/{name}" for kind in FILE_KINDS for name in sorted(folder_paths.get_filename_list(kind))]
+    return [*SHIPPED, *sorted(installed), *(name for name in files if name.lower().endswith(SUFFIXES))]
 
 
 def _pipeline_folders(root: Path) -> Iterator[Path]:
@@ -26,14 +31,18 @@ def _pipeline_folders(root: Path) -> Iterator[Path]:
                 yield Path(folder)
 
 
-def folder_of(name: str) -> Path:
-    """Return the folder of a listed name, or of any other folder under ``models/diffusers``.
+def path_of(name: str) -> Path:
+    """Return the path of a listed name, of any other folder under ``models/diffusers``, or of any other model file.
 
     Raises:
-        InvalidRequest: there is no such folder.
+        InvalidRequest: there is no such folder or file.
     """
     if name in SHIPPED:
         return SHIPPED[name]
+    kind, _, file = name.partition("/")
+    found = folder_paths.get_full_path(kind, file) if kind in FILE_KINDS else None
+    if found is not None:
+        return Path(found)
     roots = [Path(root).absolute() for root in folder_paths.get_folder_paths("diffusers")]
     for root in roots:
         path = Path(os.path.normpath(root / name))

@@ -1,5 +1,7 @@
 """The loader's CLIP: a text encoder on the ranks, or ComfyUI's own, read from the same folder."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import comfy.sd
@@ -8,6 +10,7 @@ import folder_paths
 import torch
 
 from ...parallel_backend.checkpoint.checkpoint import Checkpoint
+from ...parallel_backend.checkpoint.single_file import SingleFile
 from ..backend.connection import Handle
 from ..bridges.bridge import BackendText, CoreText
 from .mistral_tokenizer import tekken_json
@@ -40,33 +43,50 @@ def checkpoint_clip(handle: Handle, text: BackendText | CoreText, model: RemoteP
         text: how the family encodes prompts.
         model: the patcher of the loader's MODEL.
     """
+    if isinstance(handle.checkpoint, SingleFile):
+        return LazyCoreClip(handle.checkpoint, partial(_from_file, handle.checkpoint))
     if isinstance(text, BackendText):
         return backend_clip(handle, text, model)
-    return LazyCoreClip(handle.checkpoint, text)
+    return core_clip(handle.checkpoint, text)
+
+
+def core_clip(checkpoint: Checkpoint, text: CoreText) -> "LazyCoreClip":
+    """Return ComfyUI's own CLIP for the text encoders of a folder."""
+    return LazyCoreClip(checkpoint, partial(_from_folder, checkpoint, text))
 
 
 class LazyCoreClip(comfy.sd.CLIP):  # type: ignore[misc]
     """ComfyUI's CLIP, which reads its weights when an attribute is first used."""
 
-    def __init__(self, checkpoint: Checkpoint, text: CoreText) -> None:
+    def __init__(self, checkpoint: Checkpoint, load: Callable[[], comfy.sd.CLIP]) -> None:
         super().__init__(no_init=True)
-        self._checkpoint, self._text = checkpoint, text
+        self._checkpoint, self._load = checkpoint, load
 
     def __getattr__(self, name: str) -> Any:
         if "tokenizer" in self.__dict__ or name.startswith("__"):
             raise AttributeError(name)
+        check_output(self._checkpoint, CLIP_OUTPUT)
         self.__dict__.update(self._load().__dict__)
         return getattr(self, name)
 
-    def _load(self) -> comfy.sd.CLIP:
-        check_output(self._checkpoint, CLIP_OUTPUT)
-        present = [component for component in self._text.components if component in self._checkpoint.components]
-        state_dicts = [_state_dict(self._checkpoint, component) for component in present]
-        return comfy.sd.load_text_encoder_state_dicts(
-            state_dicts,
-            embedding_directory=folder_paths.get_folder_paths("embeddings"),
-            clip_type=comfy.sd.CLIPType[self._text.clip_type],
-        )
+
+def _from_folder(checkpoint: Checkpoint, text: CoreText) -> comfy.sd.CLIP:
+    present = [component for component in text.components if component in checkpoint.components]
+    return comfy.sd.load_text_encoder_state_dicts(
+        [_state_dict(checkpoint, component) for component in present],
+        embedding_directory=folder_paths.get_folder_paths("embeddings"),
+        clip_type=comfy.sd.CLIPType[text.clip_type],
+    )
+
+
+def _from_file(checkpoint: Checkpoint) -> comfy.sd.CLIP:
+    """Load the text encoders of a file that holds a whole model, and nothing else of it."""
+    return comfy.sd.load_checkpoint_guess_config(
+        str(checkpoint.path),
+        output_vae=False,
+        output_model=False,
+        embedding_directory=folder_paths.get_folder_paths("embeddings"),
+    )[1]
 
 
 def _state_dict(checkpoint: Checkpoint, component: str) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ...parallel_backend.checkpoint.checkpoint import Checkpoint
+from ...parallel_backend.checkpoint.single_file import SingleFile
 from ...parallel_backend.errors import InvalidRequest
 from ..backend.connection import Handle
 from ..bridges.bridge import BackendText, CoreText
@@ -79,6 +80,8 @@ def check_output(checkpoint: Checkpoint, output: int) -> None:
         InvalidRequest: the output is refused. The message advises another loader.
     """
     component, name, native_loader = OPTIONAL_OUTPUTS[output]
+    if output == CLIP_OUTPUT and isinstance(checkpoint, SingleFile) and checkpoint.holds_text_encoders:
+        return
     bridge, class_name = BRIDGES[checkpoint.components["transformer"]], checkpoint.components.get(component)
     if class_name is None:
         if output == CLIP_OUTPUT and isinstance(bridge.text, CoreText) and not bridge.text.components:

@@ -19,6 +19,9 @@ _TRANSFORMER_PREFIX = "model.diffusion_model."
 _VAE_PREFIXES = ("vae.", "first_stage_model.")
 """Beginnings of names in files that hold a whole model."""
 
+_TEXT_PREFIXES = ("text_encoders.", "cond_stage_model.", "conditioner.")
+"""Beginnings of the names of text encoders in files that hold a whole model. ComfyUI reads these itself."""
+
 _PART = re.compile(r"-(\d{5})-of-(\d{5})$")
 _SCALES = ("scaled_fp8", ".scale_weight", ".weight_scale", ".comfy_quant", ".scale_input", ".input_scale")
 """Ends of names that only files with scaled weights have."""
@@ -78,6 +81,11 @@ class SingleFile(Checkpoint):
         """See ``Checkpoint``."""
         found = self._recognised.get("transformer")
         return found.pipeline if found else ""
+
+    @property
+    def holds_text_encoders(self) -> bool:
+        """Whether the file also holds text encoders."""
+        return any(name.startswith(_TEXT_PREFIXES) for name in self._tensors)
 
     def config(self, component: str) -> dict[str, Any]:
         """See ``Checkpoint``. The config follows from names and shapes."""

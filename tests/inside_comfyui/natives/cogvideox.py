@@ -16,7 +16,10 @@ UNET = {
     "num_layers": 2, "patch_size": 2, "patch_size_t": 2, "text_embed_dim": 24,
     "use_learned_positional_embeddings": False, "use_rotary_positional_embeddings": True,
 }  # fmt: skip
-PUBLISHED = {"patch_size_t": 2, "use_rotary_positional_embeddings": True, "num_attention_heads": 48, "num_layers": 42}
+PUBLISHED = {
+    "patch_size_t": 2, "use_rotary_positional_embeddings": True, "num_attention_heads": 48, "num_layers": 42,
+    "sample_height": 300, "sample_width": 300, "sample_frames": 81, "max_text_seq_length": 224,
+}  # fmt: skip
 NAMES = {
     "blocks.": "transformer_blocks.", ".q.": ".attn1.to_q.", ".k.": ".attn1.to_k.", ".v.": ".attn1.to_v.",
     "norm_q.": "attn1.norm_q.", "norm_k.": "attn1.norm_k.", "attn_out.": "attn1.to_out.0.",

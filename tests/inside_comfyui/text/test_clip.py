@@ -129,7 +129,7 @@ def core_clip(folder: Path) -> clip.LazyCoreClip:
     checkpoint = open_checkpoint(folder)
     text = BRIDGES[checkpoint.components["transformer"]].text
     assert isinstance(text, CoreText)
-    return clip.LazyCoreClip(checkpoint, text)
+    return clip.core_clip(checkpoint, text)
 
 
 def test_a_missing_optional_component_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import comfy.text_encoders.llama
 import pytest
 import torch
 from any_folder_name.nodes.families.flux2 import Flux2
-from any_folder_name.nodes.remote.clip import LazyCoreClip
+from any_folder_name.nodes.remote.clip import core_clip
 from any_folder_name.nodes.remote.mistral_tokenizer import tekken_json
 from any_folder_name.parallel_backend.checkpoint.opening import open_checkpoint
 from any_folder_name.parallel_backend.errors import InvalidRequest
@@ -107,7 +107,7 @@ def test_a_prompt_equals_transformers(tmp_path: Path, monkeypatch: pytest.Monkey
         monkeypatch.setattr(comfy.text_encoders.flux, "load_mistral_tokenizer", partial(converted, tmp_path))
         monkeypatch.setattr(comfy.text_encoders.flux, "LlamaTokenizerFast", PreTrainedTokenizerFast)
     tokenizer, encoder = write(tmp_path)
-    clip: Any = LazyCoreClip(open_checkpoint(tmp_path), Flux2.text)
+    clip: Any = core_clip(open_checkpoint(tmp_path), Flux2.text)
     prompt = "the otter's (blue:1.3) boats 3 größer"
     ours = clip.encode_from_tokens(clip.tokenize(prompt))
     ids = torch.tensor([tokenizer.encode(clip.tokenizer.llama_template.format(prompt)).ids])

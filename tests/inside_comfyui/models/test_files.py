@@ -1,0 +1,123 @@
+"""Model files in ComfyUI's own names: ComfyUI's model against Parallel Loader on the same weights."""
+
+import json
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import folder_paths
+import pytest
+import torch
+from any_folder_name.nodes.bridges.bridge import meta_weights
+from any_folder_name.nodes.families.registry import bridge_for
+from any_folder_name.parallel_backend.checkpoint.architectures import TRANSFORMERS, recognise
+from any_folder_name.parallel_backend.checkpoint.opening import open_checkpoint
+from any_folder_name.parallel_backend.layout.parallel_layout import ParallelLayout
+from any_folder_name.parallel_backend.loading.weight_source import WeightSource
+from helpers.inside_fixtures import Loaded, ksampler, native_case, parallel_sampler, relative_error
+from helpers.layout_cover import layouts
+from natives import CASES, FIRST, HEAVY
+from natives.files import FILE_CASES
+from safetensors.torch import save_file
+
+CLOSE = 1e-4
+PREFIX = "model.diffusion_model."
+IN_METADATA = {"causal_temporal_positioning"}
+"""What ComfyUI reads from a file's metadata."""
+NAMES = [
+    pytest.param(name, marks=pytest.mark.newest if name in HEAVY or name not in FIRST else ()) for name in FILE_CASES
+]
+
+
+@cache
+def native_file(name: str) -> Any:
+    """Return ComfyUI's own model of a case."""
+    return FILE_CASES[name].native()
+
+
+@pytest.fixture(scope="session")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of ComfyUI's ``diffusion_models``."""
+    folder: Path = tmp_path_factory.mktemp("diffusion_models")
+    folder_paths.folder_names_and_paths["diffusion_models"][0][:] = [str(folder)]
+    return folder
+
+
+def save(path: Path, native: Any, prefix: str = "", **transformer: Any) -> None:
+    """Save a native model, with entries of its config that files hold as metadata."""
+    weights = native.model.diffusion_model.state_dict()
+    metadata = {"config": json.dumps({"transformer": transformer})}
+    save_file({prefix + name: tensor.clone().contiguous() for name, tensor in weights.items()}, path, metadata)
+
+
+@pytest.fixture
+def load_file(files: Path, load_remote: Callable[..., Loaded]) -> Callable[..., Any]:
+    """``load_file(name, layout)`` returns Parallel Loader's MODEL for a case's file."""
+
+    def run(name: str, layout: ParallelLayout | None) -> Any:
+        file = files / f"{name}.safetensors"
+        if not file.exists():
+            save(
+                file,
+                native_file(name),
+                **{key: FILE_CASES[name].unet[key] for key in IN_METADATA & FILE_CASES[name].unet.keys()},
+            )
+        return load_remote(layout, name=f"diffusion_models/{file.name}").model
+
+    return run
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_published_architecture_is_recognised(name: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    case.describe(tmp_path, case.published)
+    folder = open_checkpoint(tmp_path)
+    bridge = bridge_for(folder)
+    weights = meta_weights(bridge.native_class, bridge.unet_config())
+    found = recognise({key: tuple(tensor.shape) for key, tensor in weights.items()}, {}, TRANSFORMERS)
+    assert (found.class_name, found.native) == (case.transformer, case.transformer != "QwenImageTransformer2DModel")
+    published = folder.config("transformer")
+    given = {key: value for key, value in published.items() if value is not None}
+    different = {key: value for key, value in found.config.items() if _plain(given.get(key, value)) != _plain(value)}
+    assert different == {}
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+@pytest.mark.parametrize("prefix", ["", PREFIX])
+@pytest.mark.parametrize("name", [name for name in FIRST if "z_image" not in name])
+def test_parameters_are_read_from_native_rows(name: str, prefix: str, tmp_path: Path) -> None:
+    case, native = CASES[name], native_case(name)
+    save(tmp_path / "tiny.safetensors", native, prefix)
+    file = open_checkpoint(tmp_path / "tiny.safetensors")
+    source = WeightSource(file.stored("transformer"), file.components["transformer"])
+    expected = case.converted(
+        {key: tensor.clone() for key, tensor in native.model.diffusion_model.state_dict().items()}
+    )
+    for key, tensor in expected.items():
+        read = torch.empty_like(tensor)
+        source.read(key, 0, None, None, into=read)
+        assert torch.equal(read, tensor), key
+        half = slice(len(tensor) // 3, len(tensor)) if tensor.ndim else None
+        if half is not None:
+            part = torch.empty_like(tensor[half])
+            source.read(key, 0, (half,), None, into=part)
+            assert torch.equal(part, tensor[half]), key
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_sampling_from_a_file_equals_comfyui(name: str, load_file: Callable[..., Any]) -> None:
+    case = FILE_CASES[name]
+    latent = case.samples()
+    options = {
+        "positive": case.conditioning(1),
+        "negative": case.conditioning(2, shorter=case.shorter),
+        "cfg": case.cfg,
+    }
+    reference = ksampler(case.patch(native_file(name)), latent, **options)
+    for sample, layout in zip((ksampler, parallel_sampler), layouts(name), strict=True):
+        error = relative_error(sample(case.patch(load_file(name, layout)), latent, **options), reference)
+        assert error < CLOSE, f"{sample.__name__}, {layout}: {error:.1e}"
