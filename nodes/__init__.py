@@ -6,6 +6,7 @@ from ..parallel_backend.protocol.fingerprint import fingerprint
 from .class_label import ParallelClassLabel
 from .layout import ParallelLayoutNode
 from .loader import ParallelLoader
+from .model import ParallelModel
 from .sampler import ParallelSampler
 from .vae import ParallelVAEDecode, ParallelVAEEncode
 
@@ -17,6 +18,6 @@ class ParallelDiT(ComfyExtension):  # type: ignore[misc]
         # Fingerprint the code as imported: its files may be updated while ComfyUI runs.
         fingerprint()
         return [
-            ParallelLoader, ParallelLayoutNode, ParallelSampler, ParallelVAEDecode, ParallelVAEEncode,
-            ParallelClassLabel,
+            ParallelLoader, ParallelModel, ParallelLayoutNode, ParallelSampler, ParallelVAEDecode,
+            ParallelVAEEncode, ParallelClassLabel,
         ]  # fmt: skip

@@ -23,6 +23,18 @@ from .remote.vae import RemoteVAE
 
 DTYPES: dict[str, DType] = {"auto": "auto", "bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
+DEVICES_TOOLTIP = (
+    "all, or a list of GPU numbers such as 0,1. Without GPUs, all starts two CPU ranks, and 0,1,2 starts three."
+)
+LAYOUT_TOOLTIP = (
+    "How the ranks share the work, from Parallel Layout. If not connected: cfg=2 when the sampler uses guidance and "
+    "the number of ranks is even; ulysses splits what remains."
+)
+ATTENTION_TOOLTIP = (
+    "The attention kernel. auto: the FlashAttention package if it is installed and supports the model, otherwise "
+    "torch's own choice. sage is faster and not exact."
+)
+
 
 def open_model(
     model_name: str,
@@ -84,22 +96,19 @@ class ParallelLoader(io.ComfyNode):  # type: ignore[misc]
                 io.String.Input(
                     "devices",
                     default="all",
-                    tooltip="all, or a list of GPU numbers such as 0,1. Without GPUs, all starts two CPU ranks, and "
-                    "0,1,2 starts three.",
+                    tooltip=DEVICES_TOOLTIP,
                 ),
                 LayoutType.Input(
                     "layout",
                     optional=True,
-                    tooltip="How the ranks share the work, from Parallel Layout. If not connected: cfg=2 when the "
-                    "sampler uses guidance and the number of ranks is even; ulysses splits what remains.",
+                    tooltip=LAYOUT_TOOLTIP,
                 ),
                 io.Combo.Input(
                     "attention",
                     options=[AUTO, *KERNELS],
                     default=AUTO,
                     optional=True,
-                    tooltip="The attention kernel. auto: the FlashAttention package if it is installed and supports "
-                    "the model, otherwise torch's own choice. sage is faster and not exact.",
+                    tooltip=ATTENTION_TOOLTIP,
                 ),
             ],
             outputs=[
@@ -107,7 +116,7 @@ class ParallelLoader(io.ComfyNode):  # type: ignore[misc]
                 io.Clip.Output(tooltip="For CLIPTextEncode."),
                 io.Vae.Output(tooltip="For VAEDecode, VAEEncode, Parallel VAE Decode and Parallel VAE Encode."),
             ],
-            hidden=[io.Hidden.unique_id, io.Hidden.prompt],
+            hidden=[io.Hidden.unique_id, io.Hidden.prompt, io.Hidden.dynprompt],
         )
 
     @classmethod
@@ -128,17 +137,15 @@ class ParallelLoader(io.ComfyNode):  # type: ignore[misc]
     @classmethod
     def fingerprint_inputs(cls, model_name: Any = None, **_: Any) -> str:
         """Return a stamp of the model's files, so that the node runs again when they change."""
-        try:
-            return open_checkpoint(checkpoints.path_of(model_name)).stamp() if model_name else ""
-        except InvalidRequest:
-            return ""
+        return checkpoints.stamp(model_name) if model_name else ""
 
     @classmethod
     def execute(
         cls, model_name: str, dtype: str, devices: str, layout: ParallelLayout | None = None, attention: str = AUTO
     ) -> io.NodeOutput:
         """Check everything that can be checked without weights, and return the three outputs."""
-        handle = open_model(model_name, dtype, devices, layout, cls.hidden.unique_id, attention)
+        shown_on = cls.hidden.dynprompt.get_display_node_id(cls.hidden.unique_id)
+        handle = open_model(model_name, dtype, devices, layout, shown_on, attention)
         check_prompt(cls.hidden.prompt or {}, cls.hidden.unique_id, handle)
         handle.keep_weights()
         bridge = bridge_for(handle.checkpoint)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import folder_paths
 
+from ...parallel_backend.checkpoint.opening import open_checkpoint
 from ...parallel_backend.checkpoint.single_file import SUFFIXES
 from ...parallel_backend.errors import InvalidRequest
 
@@ -40,12 +41,23 @@ def path_of(name: str) -> Path:
     if name in SHIPPED:
         return SHIPPED[name]
     kind, _, file = name.partition("/")
-    found = folder_paths.get_full_path(kind, file) if kind in FILE_KINDS else None
-    if found is not None:
-        return Path(found)
+    places = [(kind, file)] if kind in FILE_KINDS else [(each, name) for each in FILE_KINDS]
+    found = [path for place in places if (path := folder_paths.get_full_path(*place)) is not None]
+    if len(found) > 1:
+        raise InvalidRequest(f"{name} is a file in {' and in '.join(FILE_KINDS)}: write {FILE_KINDS[0]}/{name}")
     roots = [Path(root).absolute() for root in folder_paths.get_folder_paths("diffusers")]
     for root in roots:
         path = Path(os.path.normpath(root / name))
         if root in path.parents and path.is_dir():
             return path
+    if found:
+        return Path(found[0])
     raise InvalidRequest(f"no model {name!r}; available: {', '.join(listed_names())}")
+
+
+def stamp(name: str) -> str:
+    """Return a stamp of a model's files, which changes when they do; "" if the model cannot be opened."""
+    try:
+        return open_checkpoint(path_of(name)).stamp()
+    except InvalidRequest:
+        return ""

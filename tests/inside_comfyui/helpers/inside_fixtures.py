@@ -18,6 +18,7 @@ from any_folder_name.parallel_backend.layout.parallel_layout import ParallelLayo
 from any_folder_name.parallel_backend.protocol.endpoint import Endpoint
 from any_folder_name.parallel_backend.protocol.messages import Progress
 from any_folder_name.parallel_backend.samplers.samplers import SAMPLERS, run_sampler
+from comfy_execution.graph import DynamicPrompt
 from helpers import tiny_wan
 from helpers.local_client import LocalClient
 from natives import CASES
@@ -30,7 +31,11 @@ RELEASE = connection._release
 
 def loader_node() -> Any:
     """Return the loader's class as ComfyUI prepares it to run as node 7."""
-    return type("Prepared", (loader.ParallelLoader,), {"hidden": SimpleNamespace(unique_id="7", prompt=None)})
+    return type(
+        "Prepared",
+        (loader.ParallelLoader,),
+        {"hidden": SimpleNamespace(unique_id="7", prompt=None, dynprompt=DynamicPrompt({}))},
+    )
 
 
 @dataclass(frozen=True)

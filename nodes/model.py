@@ -1,0 +1,109 @@
+"""The node that makes the MODEL of any workflow parallel."""
+
+from typing import Any
+
+from comfy_api.latest import io
+
+from ..parallel_backend.attention.kernels import AUTO, KERNELS
+from ..parallel_backend.errors import InvalidRequest
+from ..parallel_backend.layout.parallel_layout import ParallelLayout
+from .backend import checkpoints
+from .backend.devices import parse_devices
+from .layout import LayoutType
+from .loader import ATTENTION_TOOLTIP, DEVICES_TOOLTIP, LAYOUT_TOOLTIP, open_model
+from .remote.preflight import check_prompt
+from .remote.upstream import MODEL_LOADERS, Upstream, find_upstream, other_consumers, rebuild
+
+_names: dict[str, str] = {}
+"""The file that each node's model came from when it last ran, by node."""
+
+
+class ParallelModel(io.ComfyNode):  # type: ignore[misc]
+    """Stands behind a loader, and behind nodes that patch its MODEL. Outputs the same MODEL on several ranks."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        """Return the node's name, inputs and outputs."""
+        return io.Schema(
+            node_id="ParallelModel",
+            display_name="Parallel Model",
+            category="Parallel DiT",
+            description="Makes a workflow parallel: put it between the model's loader and the sampler. Bypass it to "
+            "run the same workflow on one GPU.",
+            inputs=[
+                io.Model.Input(
+                    "model",
+                    lazy=True,
+                    tooltip="From Load Diffusion Model or Load Checkpoint, also through ModelSampling and other nodes "
+                    "that patch a MODEL. ComfyUI does not load the file if nothing else uses it.",
+                ),
+                io.String.Input("devices", default="all", tooltip=DEVICES_TOOLTIP),
+                LayoutType.Input("layout", optional=True, tooltip=LAYOUT_TOOLTIP),
+                io.Combo.Input(
+                    "attention", options=[AUTO, *KERNELS], default=AUTO, optional=True, tooltip=ATTENTION_TOOLTIP
+                ),
+            ],
+            outputs=[io.Model.Output(tooltip="For KSampler and every other sampling node, and for Parallel Sampler.")],
+            hidden=[io.Hidden.unique_id, io.Hidden.prompt, io.Hidden.dynprompt],
+            enable_expand=True,
+        )
+
+    @classmethod
+    def validate_inputs(cls, devices: Any = "all") -> bool | str:
+        """Return why the inputs cannot work, or True. ComfyUI calls this when the prompt is queued."""
+        try:
+            parse_devices(devices or "all")
+        except InvalidRequest as error:
+            return str(error)
+        return True
+
+    @classmethod
+    def fingerprint_inputs(cls, **_: Any) -> str:
+        """Return a stamp of the model's files, so that the node runs again when they change."""
+        name = _names.get(cls.hidden.unique_id)
+        return checkpoints.stamp(name) if name else ""
+
+    @classmethod
+    def check_lazy_status(cls, **_: Any) -> list[str]:
+        """Ask for the MODEL only if its file does not follow from the prompt."""
+        return [] if _upstream(cls.hidden) else ["model"]
+
+    @classmethod
+    def execute(
+        cls,
+        model: Any = None,
+        devices: str = "all",
+        layout: ParallelLayout | None = None,
+        attention: str = AUTO,
+    ) -> io.NodeOutput:
+        """Expand into Parallel Loader and copies of the nodes between the loader and this node."""
+        upstream = _upstream(cls.hidden)
+        if upstream is None:
+            raise InvalidRequest(
+                "Parallel Model finds no file behind its model: connect it to Load Diffusion Model with weight_dtype "
+                "default, or to Load Checkpoint, directly or through nodes that take one MODEL"
+            )
+        prompt, node_id = cls.hidden.dynprompt, cls.hidden.unique_id
+        name = upstream.model_name
+        if isinstance(name, str):
+            handle = open_model(name, "auto", devices, layout, node_id, attention)
+            check_prompt(cls.hidden.prompt or {}, node_id, handle)
+            _names[node_id] = name
+        own = prompt.get_node(node_id)["inputs"]
+        inputs = {key: own.get(key) for key in ("devices", "layout", "attention")}
+        output, graph = rebuild(prompt, upstream, "ParallelLoader", model_name=name, dtype="auto", **inputs)
+        return io.NodeOutput(output, expand=graph, ui={"text": (_describe(upstream, node_id, prompt),)})
+
+
+def _upstream(hidden: Any) -> Upstream | None:
+    own = hidden.dynprompt.get_node(hidden.unique_id)["inputs"]
+    return find_upstream(hidden.dynprompt, own.get("model"), "MODEL", MODEL_LOADERS)
+
+
+def _describe(upstream: Upstream, node_id: str, prompt: Any) -> str:
+    """Return what the node shows about the file, and about what makes ComfyUI load it, too."""
+    file = upstream.file if isinstance(upstream.file, str) else "the file"
+    consumers = other_consumers(prompt, upstream, node_id)
+    if not consumers:
+        return f"{file}: ComfyUI does not load it"
+    return f"{file}: ComfyUI loads it too, for {', '.join(consumers)}"

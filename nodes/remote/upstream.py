@@ -1,0 +1,143 @@
+"""Finds the loader upstream of a node's input in the prompt, and rebuilds what lies between them behind our loader.
+
+ComfyUI's own loader then has no consumer, so ComfyUI never reads the weights.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from comfy_execution.graph import DynamicPrompt
+from comfy_execution.graph_utils import GraphBuilder, is_link
+
+Link = list[Any]
+"""A node's id and the number of its output."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CoreLoader:
+    """A loader of ComfyUI that reads one file.
+
+    Attributes:
+        kind: ComfyUI's kind of the file.
+        name: the input that names the file.
+        output: the output that is followed.
+        plain: the other inputs, and the values with which it loads the file as it is.
+    """
+
+    kind: str
+    name: str
+    output: int
+    plain: Mapping[str, Any]
+
+
+MODEL_LOADERS: dict[str, CoreLoader] = {
+    "UNETLoader": CoreLoader(kind="diffusion_models", name="unet_name", output=0, plain={"weight_dtype": "default"}),
+    "CheckpointLoaderSimple": CoreLoader(kind="checkpoints", name="ckpt_name", output=0, plain={}),
+}
+VAE_LOADERS: dict[str, CoreLoader] = {
+    "VAELoader": CoreLoader(kind="vae", name="vae_name", output=0, plain={}),
+    "CheckpointLoaderSimple": CoreLoader(kind="checkpoints", name="ckpt_name", output=2, plain={}),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Upstream:
+    """A loader, and the nodes between it and an input.
+
+    Attributes:
+        loader_id: the loader's node.
+        kind: ComfyUI's kind of its file.
+        file: the file's name, or the link that it arrives by.
+        between: node, the input to follow, and the output that was followed, from the loader on.
+    """
+
+    loader_id: str
+    kind: str
+    file: str | Link
+    between: tuple[tuple[str, str, int], ...]
+
+    @property
+    def model_name(self) -> str | Link:
+        """The name by which Parallel Loader and Parallel VAE Loader take the file."""
+        return f"{self.kind}/{self.file}" if isinstance(self.file, str) else self.file
+
+
+def find_upstream(prompt: DynamicPrompt, link: Any, io_type: str, loaders: Mapping[str, CoreLoader]) -> Upstream | None:
+    """Follow an input back to a loader, through nodes with one input of the same type.
+
+    Args:
+        prompt: the prompt with the nodes that other nodes expanded into.
+        link: the input's value.
+        io_type: ComfyUI's type of the input: MODEL or VAE.
+        loaders: the loaders to look for, by class.
+
+    Returns:
+        None if there is no such loader, or it changes the weights while loading.
+    """
+    between: list[tuple[str, str, int]] = []
+    seen: set[str] = set()
+    while is_link(link) and link[0] not in seen and prompt.has_node(link[0]):
+        node_id, output = link
+        seen.add(node_id)
+        node = prompt.get_node(node_id)
+        loader = loaders.get(node["class_type"])
+        if loader is not None and loader.output == output:
+            inputs = node["inputs"]
+            is_plain = all(inputs.get(name, value) == value for name, value in loader.plain.items())
+            file = inputs.get(loader.name)
+            return (
+                Upstream(loader_id=node_id, kind=loader.kind, file=file, between=tuple(reversed(between)))
+                if is_plain and (isinstance(file, str) or is_link(file))
+                else None
+            )
+        same_type = [name for name, value in node["inputs"].items() if _type_of(prompt, value) == io_type]
+        if len(same_type) != 1:
+            return None
+        between.append((node_id, same_type[0], output))
+        link = node["inputs"][same_type[0]]
+    return None
+
+
+def rebuild(prompt: DynamicPrompt, upstream: Upstream, loader_class: str, **inputs: Any) -> tuple[Link, dict[str, Any]]:
+    """Return the output of a copy of the nodes between, behind a loader of ours, and the graph of the copies.
+
+    Args:
+        prompt: the prompt.
+        upstream: what ``find_upstream`` returned.
+        loader_class: our loader's class.
+        inputs: our loader's inputs.
+    """
+    graph = GraphBuilder()
+    link: Link = graph.node(loader_class, **{name: value for name, value in inputs.items() if value is not None}).out(0)
+    for node_id, name, output in upstream.between:
+        node = prompt.get_node(node_id)
+        link = graph.node(node["class_type"], **(node["inputs"] | {name: link})).out(output)
+    return link, graph.finalize()
+
+
+def other_consumers(prompt: DynamicPrompt, upstream: Upstream, node_id: str) -> list[str]:
+    """Return the nodes that still make ComfyUI run the loader, as ``class (id)``.
+
+    Args:
+        prompt: the prompt.
+        upstream: what ``find_upstream`` returned.
+        node_id: the node whose input was followed.
+    """
+    chain = {upstream.loader_id, *(each for each, _, _ in upstream.between)}
+    others = {each: prompt.get_node(each) for each in prompt.all_node_ids() - chain - {node_id}}
+    return sorted(
+        f"{node['class_type']} ({each})"
+        for each, node in others.items()
+        if any(is_link(value) and value[0] in chain for value in node["inputs"].values())
+    )
+
+
+def _type_of(prompt: DynamicPrompt, value: Any) -> str | None:
+    """Return ComfyUI's type of what arrives by a link."""
+    import nodes  # ComfyUI's module of this name
+
+    if not is_link(value) or not prompt.has_node(value[0]):
+        return None
+    types = nodes.NODE_CLASS_MAPPINGS[prompt.get_node(value[0])["class_type"]].RETURN_TYPES
+    return str(types[value[1]]) if value[1] < len(types) else None

@@ -1,0 +1,164 @@
+"""Parallel Model in ComfyUI's own executor, behind ComfyUI's own loaders of files."""
+
+from pathlib import Path
+from typing import Any
+
+import comfy.sd
+import folder_paths
+import pytest
+import torch
+from any_folder_name.nodes.backend import connection
+from any_folder_name.nodes.layout import ParallelLayoutNode
+from any_folder_name.nodes.loader import ParallelLoader
+from any_folder_name.nodes.model import ParallelModel
+from any_folder_name.nodes.sampler import ParallelSampler
+from any_folder_name.parallel_backend.client.client import Client
+from helpers.executor import Executor, Given, Prompt
+from helpers.inside_fixtures import relative_error
+from natives.files import FILE_CASES
+from safetensors.torch import load_file, save_file
+
+CASE = FILE_CASES["sd3 3.5 medium"]
+"""A family whose sizes ComfyUI reads from the file."""
+
+
+@pytest.fixture(scope="module")
+def native() -> Any:
+    return CASE.native()
+
+
+@pytest.fixture(scope="module")
+def folder(native: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder: Path = tmp_path_factory.mktemp("diffusion_models")
+    weights = native.model.diffusion_model.state_dict()
+    save_file({name: tensor.clone().contiguous() for name, tensor in weights.items()}, folder / "tiny.safetensors")
+    folder_paths.folder_names_and_paths["diffusion_models"][0][:] = [str(folder)]
+    folder_paths.filename_list_cache.clear()
+    return folder
+
+
+@pytest.fixture
+def native_loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The files that ComfyUI's own loaders have read."""
+    loads: list[str] = []
+    load = comfy.sd.load_diffusion_model
+
+    def recorded(path: str, **options: Any) -> Any:
+        loads.append(Path(path).name)
+        return load(path, **options)
+
+    monkeypatch.setattr(comfy.sd, "load_diffusion_model", recorded)
+    return loads
+
+
+@pytest.fixture
+def executor(folder: Path, backend: Client, monkeypatch: pytest.MonkeyPatch) -> Executor:
+    connection.use_client(backend)
+    monkeypatch.setattr(connection, "_release", lambda spec, user: None)
+    Given.values = {
+        "positive": CASE.conditioning(1),
+        "negative": CASE.conditioning(2, shorter=3),
+        "latent": CASE.samples(),
+    }
+    return Executor(ParallelModel, ParallelLoader, ParallelLayoutNode, ParallelSampler)
+
+
+def prompt(model: str, *, seed: int = 5, shift: float = 3.0, sampler: str = "KSampler", **changes: Any) -> Prompt:
+    """Return a prompt whose sampler takes its model from the node ``model``."""
+    sampling = {
+        "seed": seed, "steps": 3, "cfg": 4.0, "sampler_name": "euler", "scheduler": "simple", "denoise": 1.0,
+        "model": [model, 0], "positive": ["4", 0], "negative": ["5", 0], "latent_image": ["6", 0],
+    }  # fmt: skip
+    nodes: Prompt = {
+        "1": {"class_type": "UNETLoader", "inputs": {"unet_name": "tiny.safetensors", "weight_dtype": "default"}},
+        "2": {"class_type": "ModelSamplingSD3", "inputs": {"model": ["1", 0], "shift": shift}},
+        "3": {"class_type": "ParallelModel", "inputs": {"model": ["2", 0], "devices": "0,1", "attention": "auto"}},
+        "4": {"class_type": "Given", "inputs": {"key": "positive"}},
+        "5": {"class_type": "Given", "inputs": {"key": "negative"}},
+        "6": {"class_type": "Given", "inputs": {"key": "latent"}},
+        "7": {"class_type": sampler, "inputs": sampling},
+        "8": {"class_type": "Recorder", "inputs": {"value": ["7", 0]}},
+    }
+    return nodes | changes
+
+
+def latent(result: list[Any]) -> torch.Tensor:
+    samples: torch.Tensor = result[0]["samples"]
+    return samples
+
+
+def loads(backend: Client) -> list[int]:
+    """Return how often each rank has loaded a component of the file."""
+    models = [model for rank in backend.status().ranks for model in rank.models]
+    return [model.loads for model in models if model.path.endswith("tiny.safetensors")]
+
+
+@pytest.mark.parametrize("sampler", ["KSampler", "ParallelSampler"])
+def test_the_result_is_that_of_the_bypassed_workflow_and_comfyui_reads_nothing(
+    sampler: str, executor: Executor, native_loads: list[str]
+) -> None:
+    parallel = latent(executor.run(prompt("3", sampler=sampler)))
+    assert native_loads == []
+    assert executor.texts["3"] == ["tiny.safetensors: ComfyUI does not load it"]
+    bypassed = latent(executor.run(prompt("2")))
+    assert native_loads == ["tiny.safetensors"]
+    assert relative_error(parallel, bypassed) < 1e-4
+
+
+def test_another_seed_or_shift_reads_nothing(executor: Executor, backend: Client) -> None:
+    first = latent(executor.run(prompt("3")))
+    before = loads(backend)
+    assert before == [1, 1]
+    executor.run(prompt("3", seed=6))
+    assert "3.0.0.1" not in executor.executed
+    shifted = latent(executor.run(prompt("3", shift=5.0)))
+    assert "3.0.0.1" not in executor.executed
+    assert loads(backend) == before
+    assert relative_error(shifted, first) > 1e-3
+
+
+def test_a_name_may_arrive_by_a_link(executor: Executor, native_loads: list[str]) -> None:
+    Given.values["name"] = "tiny.safetensors"
+    linked = {"class_type": "UNETLoader", "inputs": {"unet_name": ["9", 0], "weight_dtype": "default"}}
+    name = {"class_type": "Given", "inputs": {"key": "name"}}
+    result = latent(executor.run(prompt("3", **{"1": linked, "9": name})))
+    assert native_loads == []
+    assert torch.equal(result, latent(executor.run(prompt("3"))))
+
+
+def test_two_parallel_models_behind_one_loader(executor: Executor, native_loads: list[str]) -> None:
+    second: Prompt = {
+        "13": {"class_type": "ParallelModel", "inputs": {"model": ["1", 0], "devices": "0,1", "attention": "auto"}},
+        "17": {"class_type": "KSampler", "inputs": prompt("13", seed=5)["7"]["inputs"]},
+        "18": {"class_type": "Recorder", "inputs": {"value": ["17", 0]}},
+    }
+    results = executor.run(prompt("3", **second))
+    assert len(results) == 2
+    assert native_loads == []
+    # ComfyUI's default shift for the family is that of ModelSamplingSD3.
+    assert torch.equal(results[0]["samples"], results[1]["samples"])
+
+
+def test_the_node_says_what_makes_comfyui_load_the_file_too(executor: Executor, native_loads: list[str]) -> None:
+    other: Prompt = {"9": {"class_type": "Recorder", "inputs": {"value": ["1", 0]}}}
+    executor.run(prompt("3", **other))
+    assert native_loads == ["tiny.safetensors"]
+    assert executor.texts["3"] == ["tiny.safetensors: ComfyUI loads it too, for Recorder (9)"]
+
+
+def test_a_changed_file_is_read_again(executor: Executor, folder: Path, backend: Client) -> None:
+    first = latent(executor.run(prompt("3")))
+    file = folder / "tiny.safetensors"
+    original = load_file(file)
+    save_file({name: tensor * 1.5 for name, tensor in original.items()}, file)
+    changed = latent(executor.run(prompt("3", seed=5)))
+    save_file(original, file)
+    assert relative_error(changed, first) > 1e-3
+    assert relative_error(latent(executor.run(prompt("3"))), first) < 1e-5
+
+
+def test_the_file_is_checked_before_weights_load(executor: Executor, folder: Path) -> None:
+    (folder / "cut.safetensors").write_bytes((folder / "tiny.safetensors").read_bytes()[:100_000])
+    cut = {"class_type": "UNETLoader", "inputs": {"unet_name": "cut.safetensors", "weight_dtype": "default"}}
+    with pytest.raises(RuntimeError, match=r"cut.safetensors has .* bytes of weights, and its header lists"):
+        executor.run(prompt("3", **{"1": cut}))
