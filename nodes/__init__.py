@@ -8,7 +8,7 @@ from .layout import ParallelLayoutNode
 from .loader import ParallelLoader
 from .model import ParallelModel
 from .sampler import ParallelSampler
-from .vae import ParallelVAEDecode, ParallelVAEEncode
+from .vae import ParallelVAE, ParallelVAEDecode, ParallelVAEEncode
 
 
 class ParallelDiT(ComfyExtension):  # type: ignore[misc]
@@ -19,5 +19,5 @@ class ParallelDiT(ComfyExtension):  # type: ignore[misc]
         fingerprint()
         return [
             ParallelLoader, ParallelModel, ParallelLayoutNode, ParallelSampler, ParallelVAEDecode,
-            ParallelVAEEncode, ParallelClassLabel,
+            ParallelVAEEncode, ParallelVAE, ParallelClassLabel,
         ]  # fmt: skip

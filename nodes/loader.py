@@ -1,5 +1,6 @@
 """The node that replaces *Load Checkpoint*."""
 
+from functools import partial
 from typing import Any
 
 from comfy_api.latest import io
@@ -10,6 +11,7 @@ from ..parallel_backend.errors import InvalidRequest
 from ..parallel_backend.layout.parallel_layout import ParallelLayout
 from ..parallel_backend.layout.suggestions import check_fits
 from ..parallel_backend.protocol.messages import DType, ModelSpec
+from ..parallel_backend.vaes import vae_of
 from .backend import checkpoints
 from .backend.connection import Handle
 from .backend.devices import parse_devices
@@ -18,7 +20,7 @@ from .layout import LayoutType
 from .remote.clip import checkpoint_clip
 from .remote.model import parallel_model
 from .remote.patcher import remote_patcher
-from .remote.preflight import check_prompt
+from .remote.preflight import VAE_OUTPUT, check_output, check_prompt
 from .remote.vae import RemoteVAE
 
 DTYPES: dict[str, DType] = {"auto": "auto", "bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
@@ -65,6 +67,36 @@ def open_model(
         attention=attention,
     )
     return Handle(spec=spec, checkpoint=checkpoint, node_id=node_id)
+
+
+def open_vae(name: str, devices: str, node_id: str) -> Handle:
+    """Check a file with a VAE, and return its handle.
+
+    Raises:
+        InvalidRequest: the file or the devices cannot work; the sentence says why.
+    """
+    checkpoint = open_checkpoint(checkpoints.path_of(name))
+    if "vae" not in checkpoint.components:
+        raise InvalidRequest(
+            f"{checkpoint.path.name} holds no VAE (its parts: {', '.join(checkpoint.components)}): choose a file with "
+            "one"
+        )
+    vae_of(checkpoint)
+    # A VAE is always in float32. As a part of a model it shares the model's entry in the ranks.
+    dtype: DType = "auto" if "transformer" in checkpoint.components else "float32"
+    spec = ModelSpec(
+        path=str(checkpoint.path), stamp=checkpoint.stamp(), dtype=dtype, devices=parse_devices(devices), layout=None
+    )
+    return Handle(spec=spec, checkpoint=checkpoint, node_id=node_id)
+
+
+def check_devices(devices: Any) -> bool | str:
+    """Return why devices cannot work, or True. A linked value is not known yet."""
+    try:
+        parse_devices(devices or "all")
+    except InvalidRequest as error:
+        return str(error)
+    return True
 
 
 class ParallelLoader(io.ComfyNode):  # type: ignore[misc]
@@ -155,6 +187,6 @@ class ParallelLoader(io.ComfyNode):  # type: ignore[misc]
         return io.NodeOutput(
             model,
             checkpoint_clip(handle, bridge.text, model),
-            RemoteVAE(handle, bridge.latent_scale(), model),
+            RemoteVAE(handle, bridge.latent_scale(), model, partial(check_output, handle.checkpoint, VAE_OUTPUT)),
             ui={"text": (handle.describe(state),)},
         )

@@ -7,15 +7,18 @@ from comfy_api.latest import io
 from ..parallel_backend.attention.kernels import AUTO, KERNELS
 from ..parallel_backend.errors import InvalidRequest
 from ..parallel_backend.layout.parallel_layout import ParallelLayout
-from .backend import checkpoints
-from .backend.devices import parse_devices
 from .layout import LayoutType
-from .loader import ATTENTION_TOOLTIP, DEVICES_TOOLTIP, LAYOUT_TOOLTIP, open_model
+from .loader import ATTENTION_TOOLTIP, DEVICES_TOOLTIP, LAYOUT_TOOLTIP, check_devices, open_model
 from .remote.preflight import check_prompt
-from .remote.upstream import MODEL_LOADERS, Upstream, find_upstream, other_consumers, rebuild
-
-_names: dict[str, str] = {}
-"""The file that each node's model came from when it last ran, by node."""
+from .remote.upstream import (
+    MODEL_LOADERS,
+    Upstream,
+    other_consumers,
+    rebuild,
+    remember_source,
+    source_stamp,
+    upstream_of,
+)
 
 
 class ParallelModel(io.ComfyNode):  # type: ignore[misc]
@@ -51,17 +54,12 @@ class ParallelModel(io.ComfyNode):  # type: ignore[misc]
     @classmethod
     def validate_inputs(cls, devices: Any = "all") -> bool | str:
         """Return why the inputs cannot work, or True. ComfyUI calls this when the prompt is queued."""
-        try:
-            parse_devices(devices or "all")
-        except InvalidRequest as error:
-            return str(error)
-        return True
+        return check_devices(devices)
 
     @classmethod
     def fingerprint_inputs(cls, **_: Any) -> str:
         """Return a stamp of the model's files, so that the node runs again when they change."""
-        name = _names.get(cls.hidden.unique_id)
-        return checkpoints.stamp(name) if name else ""
+        return source_stamp(cls.hidden.unique_id)
 
     @classmethod
     def check_lazy_status(cls, **_: Any) -> list[str]:
@@ -88,7 +86,7 @@ class ParallelModel(io.ComfyNode):  # type: ignore[misc]
         if isinstance(name, str):
             handle = open_model(name, "auto", devices, layout, node_id, attention)
             check_prompt(cls.hidden.prompt or {}, node_id, handle)
-            _names[node_id] = name
+            remember_source(node_id, name)
         own = prompt.get_node(node_id)["inputs"]
         inputs = {key: own.get(key) for key in ("devices", "layout", "attention")}
         output, graph = rebuild(prompt, upstream, "ParallelLoader", model_name=name, dtype="auto", **inputs)
@@ -96,8 +94,7 @@ class ParallelModel(io.ComfyNode):  # type: ignore[misc]
 
 
 def _upstream(hidden: Any) -> Upstream | None:
-    own = hidden.dynprompt.get_node(hidden.unique_id)["inputs"]
-    return find_upstream(hidden.dynprompt, own.get("model"), "MODEL", MODEL_LOADERS)
+    return upstream_of(hidden, "model", "MODEL", MODEL_LOADERS)
 
 
 def _describe(upstream: Upstream, node_id: str, prompt: Any) -> str:

@@ -1,4 +1,4 @@
-"""The nodes that decode and encode in the backend."""
+"""The nodes that decode and encode in the backend, and the node that makes the VAE of any workflow parallel."""
 
 from typing import Any
 
@@ -7,9 +7,13 @@ from comfy_api.latest import io
 from einops import rearrange
 
 from ..parallel_backend.errors import InvalidRequest
+from ..parallel_backend.vaes import vae_of
+from .backend import checkpoints
 from .backend.connection import progress_bar
+from .loader import DEVICES_TOOLTIP, check_devices, open_vae
 from .picture_metadata import label_saved_images
-from .remote.vae import RemoteVAE
+from .remote.upstream import VAE_LOADERS, remember_source, source_stamp, upstream_of
+from .remote.vae import RemoteVAE, vae_alone
 
 TILE_TOOLTIP = (
     "0: the whole image, exactly; each rank computes some of its rows. If that does not fit into memory: the side of a "
@@ -20,9 +24,69 @@ TILE_TOOLTIP = (
 
 def _shared_inputs() -> list[Any]:
     return [
-        io.Vae.Input("vae", tooltip="The VAE of Parallel Loader."),
+        io.Vae.Input("vae", tooltip="The VAE of Parallel Loader or Parallel VAE."),
         io.Int.Input("tile", default=0, min=0, max=8192, step=64, optional=True, tooltip=TILE_TOOLTIP),
     ]
+
+
+class ParallelVAE(io.ComfyNode):  # type: ignore[misc]
+    """Stands behind a loader of a VAE. Outputs the same VAE on several ranks."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        """Return the node's name, inputs and outputs."""
+        return io.Schema(
+            node_id="ParallelVAE",
+            display_name="Parallel VAE",
+            category="Parallel DiT",
+            description="Makes the VAE of a workflow parallel: put it behind the VAE's loader. Bypass it to run the "
+            "same workflow on one GPU.",
+            inputs=[
+                io.Vae.Input(
+                    "vae",
+                    lazy=True,
+                    tooltip="From Load VAE or Load Checkpoint. ComfyUI does not load the file if nothing else uses it.",
+                ),
+                io.String.Input("devices", default="all", tooltip=DEVICES_TOOLTIP),
+            ],
+            outputs=[io.Vae.Output(tooltip="For VAEDecode, VAEEncode, Parallel VAE Decode and Parallel VAE Encode.")],
+            hidden=[io.Hidden.unique_id, io.Hidden.dynprompt],
+        )
+
+    @classmethod
+    def validate_inputs(cls, devices: Any = "all") -> bool | str:
+        """Return why the inputs cannot work, or True. ComfyUI calls this when the prompt is queued."""
+        return check_devices(devices)
+
+    @classmethod
+    def fingerprint_inputs(cls, **_: Any) -> str:
+        """Return a stamp of the VAE's file, so that the node runs again when it changes."""
+        return source_stamp(cls.hidden.unique_id)
+
+    @classmethod
+    def check_lazy_status(cls, **_: Any) -> list[str]:
+        """Ask for the VAE only if its file does not follow from the prompt."""
+        return [] if _vae_name(cls.hidden) else ["vae"]
+
+    @classmethod
+    def execute(cls, vae: Any = None, devices: str = "all") -> io.NodeOutput:
+        """Open the VAE's file. Its weights load at their first use."""
+        name = _vae_name(cls.hidden)
+        if name is None:
+            raise InvalidRequest(
+                "Parallel VAE finds no file behind its vae: connect it to Load VAE or Load Checkpoint directly"
+            )
+        remember_source(cls.hidden.unique_id, name)
+        handle = open_vae(name, devices, cls.hidden.dynprompt.get_display_node_id(cls.hidden.unique_id))
+        handle.keep_weights()
+        return io.NodeOutput(vae_alone(handle, vae_of(handle.checkpoint).scale), ui={"text": (f"{name}: ready",)})
+
+
+def _vae_name(hidden: Any) -> str | None:
+    """Return the name of the file that the VAE's loader names, or None if it does not follow from the prompt."""
+    upstream = upstream_of(hidden, "vae", "VAE", VAE_LOADERS)
+    name = upstream.model_name if upstream and not upstream.between else None
+    return name if isinstance(name, str) and checkpoints.is_file(name) else None
 
 
 class ParallelVAEDecode(io.ComfyNode):  # type: ignore[misc]
@@ -82,4 +146,4 @@ class ParallelVAEEncode(io.ComfyNode):  # type: ignore[misc]
 def _remote_vae(vae: Any, node: str, native_node: str) -> RemoteVAE:
     if isinstance(vae, RemoteVAE):
         return vae
-    raise InvalidRequest(f"{node} needs the VAE of Parallel Loader; use {native_node} for any other")
+    raise InvalidRequest(f"{node} needs the VAE of Parallel Loader or Parallel VAE; use {native_node} for any other")

@@ -15,6 +15,9 @@ SHIPPED: dict[str, Path] = {"shapes (shipped)": Path(__file__).parents[2] / "che
 FILE_KINDS = ("diffusion_models", "checkpoints")
 """ComfyUI's kinds of model files that hold a diffusion model. A file's name begins with its kind."""
 
+VAE_KIND = "vae"
+"""ComfyUI's kind of files that hold a VAE alone."""
+
 
 def listed_names() -> list[str]:
     """Return the names that the loader lists."""
@@ -41,7 +44,7 @@ def path_of(name: str) -> Path:
     if name in SHIPPED:
         return SHIPPED[name]
     kind, _, file = name.partition("/")
-    places = [(kind, file)] if kind in FILE_KINDS else [(each, name) for each in FILE_KINDS]
+    places = [(kind, file)] if kind in (*FILE_KINDS, VAE_KIND) else [(each, name) for each in FILE_KINDS]
     found = [path for place in places if (path := folder_paths.get_full_path(*place)) is not None]
     if len(found) > 1:
         raise InvalidRequest(f"{name} is a file in {' and in '.join(FILE_KINDS)}: write {FILE_KINDS[0]}/{name}")
@@ -61,3 +64,11 @@ def stamp(name: str) -> str:
         return open_checkpoint(path_of(name)).stamp()
     except InvalidRequest:
         return ""
+
+
+def is_file(name: str) -> bool:
+    """Whether a name is that of a model file."""
+    try:
+        return path_of(name).is_file()
+    except InvalidRequest:
+        return False

@@ -10,8 +10,13 @@ from typing import Any
 from comfy_execution.graph import DynamicPrompt
 from comfy_execution.graph_utils import GraphBuilder, is_link
 
+from ..backend import checkpoints
+
 Link = list[Any]
 """A node's id and the number of its output."""
+
+_sources: dict[str, str] = {}
+"""The file that each node's input came from when it last ran, by node."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +102,25 @@ def find_upstream(prompt: DynamicPrompt, link: Any, io_type: str, loaders: Mappi
         between.append((node_id, same_type[0], output))
         link = node["inputs"][same_type[0]]
     return None
+
+
+def upstream_of(hidden: Any, name: str, io_type: str, loaders: Mapping[str, CoreLoader]) -> Upstream | None:
+    """Follow the input ``name`` of the node with these hidden inputs, see ``find_upstream``."""
+    own = hidden.dynprompt.get_node(hidden.unique_id)["inputs"]
+    return find_upstream(hidden.dynprompt, own.get(name), io_type, loaders)
+
+
+def remember_source(node_id: str, name: str) -> None:
+    """Note which file a node's input came from, for ``source_stamp``."""
+    _sources[node_id] = name
+
+
+def source_stamp(node_id: str) -> str:
+    """Return a stamp of the file that a node's input came from when it last ran; "" if it has not run.
+
+    ComfyUI asks for it before the prompt's graph is known to the node.
+    """
+    return checkpoints.stamp(_sources[node_id]) if node_id in _sources else ""
 
 
 def rebuild(prompt: DynamicPrompt, upstream: Upstream, loader_class: str, **inputs: Any) -> tuple[Link, dict[str, Any]]:

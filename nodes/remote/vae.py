@@ -2,7 +2,8 @@
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import comfy.model_management
@@ -16,8 +17,7 @@ from ...parallel_backend.protocol.messages import Decode, Encode, Progress
 from ...parallel_backend.vaes import MIN_TILE, LatentScale
 from ..backend.connection import Handle, OnProgress, progress_bar
 from ..bridges.refusals import check_latent
-from .patcher import RemotePatcher, prepare_component
-from .preflight import VAE_OUTPUT, check_output
+from .patcher import RemotePatcher, prepare_component, remote_patcher
 
 DEFAULT_TILE = 512
 """The side of a tile in pixels if a node asks for tiles without a size."""
@@ -33,17 +33,20 @@ class RemoteVAE(comfy.sd.VAE):  # type: ignore[misc]
     the result, only if a rank runs out of memory.
     """
 
-    def __init__(self, handle: Handle, scale: LatentScale, model: RemotePatcher) -> None:
+    def __init__(
+        self, handle: Handle, scale: LatentScale, model: RemotePatcher, check: Callable[[], None] = lambda: None
+    ) -> None:
         """Create the VAE of a checkpoint.
 
         Args:
             handle: the loader's model.
             scale: the VAE's latent channels, and how many pixels and frames one latent position covers.
-            model: the patcher of the loader's MODEL.
+            model: the patcher with which ComfyUI unloads the weights.
+            check: raises ``InvalidRequest`` if the checkpoint has no VAE, or one that the backend cannot run.
         """
         # The smallest VAE that ComfyUI can detect sets all attributes to the running version's defaults.
         super().__init__(sd={"pixel_space_vae": torch.tensor(1.0)})
-        self.handle, self._model = handle, model
+        self.handle, self._model, self._check = handle, model, check
         self.first_stage_model = _AbsentModule()
         self.patcher = RemotePatcher(self.first_stage_model, load_device=self.device, offload_device=self.device)
         self.size = 0
@@ -70,7 +73,7 @@ class RemoteVAE(comfy.sd.VAE):  # type: ignore[misc]
         Raises:
             InvalidRequest: the checkpoint has no VAE, or one that the backend cannot run.
         """
-        check_output(self.handle.checkpoint, VAE_OUTPUT)
+        self._check()
 
     def decode(self, samples_in: Tensor, vae_options: Any = None) -> Tensor:
         """Return the pixels of latents ``[B, C, T, H, W]``: ``[B, T, H, W, 3]``, or ``[B, H, W, 3]`` of an image VAE.
@@ -203,6 +206,19 @@ class RemoteVAE(comfy.sd.VAE):  # type: ignore[misc]
             InvalidRequest: always.
         """
         raise InvalidRequest("this VAE cannot be saved: its weights live in the backend's processes")
+
+
+def vae_alone(handle: Handle, scale: LatentScale) -> RemoteVAE:
+    """Return a VAE that ComfyUI unloads by itself, because no MODEL of its checkpoint does."""
+    return RemoteVAE(handle, scale, remote_patcher(_HandleOwner(handle)))
+
+
+class _HandleOwner(torch.nn.Module):
+    """Stands for a model without a transformer. A patcher finds the handle where a model has it."""
+
+    def __init__(self, handle: Handle) -> None:
+        super().__init__()
+        self.diffusion_model: Any = SimpleNamespace(handle=handle)
 
 
 class _AbsentModule(torch.nn.Module):
