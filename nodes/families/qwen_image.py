@@ -26,7 +26,7 @@ class QwenImage(Bridge):
     native_class = comfy.ldm.qwen_image.model.QwenImageTransformer2DModel
     supported_conds = frozenset({"reference_latents"})
     text = CoreText(components={"text_encoder": ("Qwen2_5_VLForConditionalGeneration",)}, clip_type="QWEN_IMAGE")
-    vaes = ("AutoencoderKLQwenImage",)
+    vaes = ("AutoencoderKLQwenImage", "AutoencoderKLWan")  # the same layers: nothing in a single file tells which
 
     def unet_config(self) -> dict[str, Any]:
         """See ``Bridge``."""

@@ -6,12 +6,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .vae_converters import VAE_CONVERTERS
+
 Tensors = dict[str, Tensor]
 
 
 def converter(class_name: str) -> Callable[[Tensors], Tensors]:
     """Return the function that maps a file's tensors in the published names to those of a diffusers class."""
-    return _CONVERTERS[class_name]
+    return (_CONVERTERS | VAE_CONVERTERS)[class_name]
 
 
 def _single_file(name: str, **options: Any) -> Callable[[Tensors], Tensors]:

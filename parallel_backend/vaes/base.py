@@ -94,7 +94,10 @@ class VAE(ABC):
     @property
     @abstractmethod
     def scaling(self) -> Scaling | None:
-        """The map from latents to the model's input. None if ComfyUI's VAE gives the model's input directly."""
+        """The map from latents to the model's input.
+
+        None if ComfyUI's VAE gives the model's input directly, or if ComfyUI's latent format has the right scaling.
+        """
 
     @property
     def colors(self) -> int:
@@ -198,13 +201,23 @@ def _convolutions(module: nn.Module) -> list[nn.Module]:
     return [layer for layer in module.modules() if isinstance(layer, nn.Conv2d | nn.Conv3d)]
 
 
-def scaled_by_factor(config: Mapping[str, Any], default: float) -> Scaling:
-    """Return the scaling of a config with a ``scaling_factor`` and perhaps a ``shift_factor``."""
+def scaled_by_factor(config: Mapping[str, Any], default: float) -> Scaling | None:
+    """Return the scaling of a config with a ``scaling_factor`` and perhaps a ``shift_factor``.
+
+    ``scaling_factor`` None, as for a single file, which does not hold it, leaves the scaling to ComfyUI.
+    """
+    if config.get("scaling_factor", default) is None:
+        return None
     return Scaling(factor=config.get("scaling_factor") or default, shift=config.get("shift_factor") or 0.0)
 
 
-def scaled_by_channel(config: Mapping[str, Any], mean: tuple[float, ...], std: tuple[float, ...]) -> Scaling:
-    """Return the scaling of a config with ``latents_mean`` and ``latents_std``; ``mean`` and ``std`` are defaults."""
+def scaled_by_channel(config: Mapping[str, Any], mean: tuple[float, ...], std: tuple[float, ...]) -> Scaling | None:
+    """Return the scaling of a config with ``latents_mean`` and ``latents_std``; ``mean`` and ``std`` are defaults.
+
+    ``latents_mean`` None, as for a single file, which does not hold it, leaves the scaling to ComfyUI.
+    """
+    if config.get("latents_mean", mean) is None:
+        return None
     return Scaling(
         factor=config.get("scaling_factor") or 1.0,
         mean=tuple(config.get("latents_mean") or mean),

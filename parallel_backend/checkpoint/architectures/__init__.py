@@ -18,6 +18,12 @@ from .mochi import MOCHI
 from .pixart import PIXART
 from .qwen_image import QWEN_IMAGE
 from .sd3 import SD3
+from .vae_cogvideox import COGVIDEOX_VAE
+from .vae_hunyuan_video import HUNYUAN_VIDEO_VAE
+from .vae_images import AUTOENCODER_KL, FLUX2_VAE
+from .vae_ltx import LTX_VAE
+from .vae_mochi import MOCHI_VAE
+from .vae_wan import WAN_VAE
 from .wan import WAN
 from .z_image import Z_IMAGE
 
@@ -26,8 +32,10 @@ TRANSFORMERS: tuple[Architecture, ...] = (
 )  # fmt: skip
 """Architectures of transformers."""
 
-VAES: tuple[Architecture, ...] = ()
-"""Architectures of VAEs."""
+VAES: tuple[Architecture, ...] = (
+    FLUX2_VAE, AUTOENCODER_KL, COGVIDEOX_VAE, HUNYUAN_VIDEO_VAE, LTX_VAE, MOCHI_VAE, WAN_VAE,
+)  # fmt: skip
+"""Architectures of VAEs. Flux.2's has all of AutoencoderKL's names, so it is asked for first."""
 
 
 def architecture_of(class_name: str) -> Architecture:
@@ -92,7 +100,10 @@ def _refuse_foreign(architecture: Architecture, shapes: Mapping[str, Shape]) -> 
 def _recognised(
     architecture: Architecture, native: bool, shapes: Mapping[str, Shape], metadata: Mapping[str, str]
 ) -> Recognised:
-    weights = Weights(shapes, architecture.renamed if native else {}, metadata)
+    renamed = architecture.renamed if native else {}
+    if native and architecture.in_diffusers is not None:
+        shapes = {new: shapes[name] for name, new in architecture.in_diffusers(shapes).items()}
+    weights = Weights(shapes, renamed, metadata)
     try:
         return Recognised(
             class_name=architecture.class_name,

@@ -1,5 +1,6 @@
 """What an architecture is: how its weights are named in files, and how the config follows from names and shapes."""
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -64,6 +65,8 @@ class Architecture:
         config: returns the config of diffusers' class.
         renamed: beginnings of original names by the beginnings of diffusers' names, for what ``config`` asks for.
         published: returns the published name for an original one that ComfyUI saves under another name.
+        in_diffusers: returns diffusers' names by the published ones, without those of weights that the class has no use
+            for; None if diffusers' converter maps them.
         unused: names that the class has no use for, as ComfyUI's has not.
         foreign: parts of names that only other models have, and what those are.
         pipeline: returns the class of diffusers' pipeline, if it says more than the transformer's config.
@@ -75,6 +78,7 @@ class Architecture:
     config: Callable[[Weights], Config]
     renamed: Mapping[str, str] = field(default_factory=dict)
     published: Callable[[str], str] = field(default=lambda name: name)
+    in_diffusers: Callable[[Iterable[str]], Mapping[str, str]] | None = None
     unused: frozenset[str] = frozenset()
     foreign: Mapping[str, str] = field(default_factory=dict)
     pipeline: Callable[[Weights], str] = field(default=lambda weights: "")
@@ -84,4 +88,11 @@ def renamed(name: str, parts: Iterable[tuple[str, str]]) -> str:
     """Return a name with parts of it replaced, one after the other."""
     for old, new in parts:
         name = name.replace(old, new)
+    return name
+
+
+def substituted(name: str, patterns: Iterable[tuple[str, str]]) -> str:
+    """Return a name with regular expressions replaced in it, one after the other."""
+    for pattern, replacement in patterns:
+        name = re.sub(pattern, replacement, name)
     return name

@@ -48,8 +48,24 @@ def _from_diffusers(theirs: Any, channels: int, **options: Any) -> Pair:
 
 
 def image() -> Pair:
-    """Return Flux's kind, with the 1x1 convolutions that some VAEs have."""
+    """Return Stable Diffusion's kind, with 1x1 convolutions around the latent."""
     return _from_diffusers(diffusers.AutoencoderKL(**IMAGE, latent_channels=4), 4)
+
+
+def flux() -> Pair:
+    """Return Flux's kind, without the 1x1 convolutions that older VAEs have."""
+    theirs = randomize(
+        diffusers.AutoencoderKL(**IMAGE, latent_channels=16, use_quant_conv=False, use_post_quant_conv=False)
+    )
+    shape = KL | {"z_channels": 16, "double_z": True, "attn_resolutions": [], "dropout": 0.0}
+    parts = "comfy.ldm.modules.diffusionmodules.model"
+    native = comfy.ldm.models.autoencoder.AutoencodingEngine(
+        regularizer_config={"target": "comfy.ldm.models.autoencoder.DiagonalGaussianRegularizer"},
+        encoder_config={"target": f"{parts}.Encoder", "params": shape},
+        decoder_config={"target": f"{parts}.Decoder", "params": shape},
+    )
+    native.load_state_dict(comfy.diffusers_convert.convert_vae_state_dict(theirs.state_dict()))
+    return native.float().eval().requires_grad_(False), theirs
 
 
 def flux2() -> Pair:
@@ -135,6 +151,23 @@ def ltx_noisy() -> Pair:
     return _ltx(theirs, encoder_blocks=encoder, decoder_blocks=decoder, timestep_conditioning=True)
 
 
+def ltx_moved() -> Pair:
+    """Return LTX-Video 0.9.5's kind, whose encoder moves pixels to channels."""
+    down = [f"compress_{kind}_res" for kind in ("space", "time", "all", "all")]
+    encoder = [block for kind in down for block in (["res_x", {"num_layers": 1}], [kind, {"multiplier": 2}])]
+    up = [["res_x", {"num_layers": 1}], ["compress_all", {"residual": True, "multiplier": 2}]] * 3
+    theirs = diffusers.AutoencoderKLLTXVideo(
+        block_out_channels=[8, 16, 32, 64, 128], layers_per_block=[1] * 5,
+        down_block_types=["LTXVideo095DownBlock3D"] * 4, spatio_temporal_scaling=[True] * 4,
+        downsample_type=["spatial", "temporal", "spatiotemporal", "spatiotemporal"],
+        decoder_block_out_channels=[16, 32, 64], decoder_layers_per_block=[1] * 4,
+        decoder_spatio_temporal_scaling=[True] * 3, decoder_inject_noise=[False] * 4, upsample_residual=[True] * 3,
+        upsample_factor=[2] * 3, timestep_conditioning=True, spatial_compression_ratio=32, temporal_compression_ratio=8,
+    )  # fmt: skip
+    rest = [["res_x", {"num_layers": 1}]]
+    return _ltx(theirs, encoder_blocks=encoder + rest, decoder_blocks=up + rest, timestep_conditioning=True)
+
+
 def _ltx(theirs: Any, *, encoder_blocks: Any, decoder_blocks: Any, timestep_conditioning: bool = False) -> Pair:
     shape = {"dims": 3, "base_channels": 8, "patch_size": 4, "norm_layer": "pixel_norm"}
     native = lightricks.VideoVAE(config={"dims": 3, "latent_channels": 128, "blocks": [], "norm_layer": "pixel_norm"})
@@ -148,8 +181,18 @@ def _ltx(theirs: Any, *, encoder_blocks: Any, decoder_blocks: Any, timestep_cond
     )  # fmt: skip
     randomize(native)
     weights = {f"vae.{name}": tensor.clone() for name, tensor in native.state_dict().items()}
-    theirs.load_state_dict(convert_ltx_vae_checkpoint_to_diffusers(weights))
+    theirs.load_state_dict(_ltx_weights(weights, theirs.config.down_block_types[0]))
     return native, theirs.eval()
+
+
+def _ltx_weights(weights: dict[str, torch.Tensor], down_block: str) -> dict[str, torch.Tensor]:
+    """Convert to diffusers' names. diffusers' converter knows 0.9.5 by the published width of one layer."""
+    name = "encoder.conv_out.conv.weight"
+    layer = weights[f"vae.{name}"]
+    if down_block == "LTXVideo095DownBlock3D":
+        weights[f"vae.{name}"] = torch.empty(0, 2048)
+    converted: dict[str, torch.Tensor] = convert_ltx_vae_checkpoint_to_diffusers(weights)
+    return converted | {name: layer}
 
 
 def mochi() -> Pair:
@@ -197,7 +240,27 @@ def cogvideox() -> Pair:
 NATIVE = {
     create.__name__: create
     for create in (
-        image, flux2, wan21, wan22, qwen_image, hunyuan_video, ltx, ltx_noisy, mochi,
+        image, flux, flux2, wan21, wan22, qwen_image, hunyuan_video, ltx, ltx_noisy, ltx_moved, mochi,
         *([cogvideox] if HAS_COGVIDEOX else []),
     )
 }  # fmt: skip
+
+# ComfyUI's HunyuanVideo differs between versions, and from the model's own code, in which frames attend to each other.
+# Its CogVideoX normalizes other groups of frames together than the model's own code does. Ours equal diffusers', as
+# tests/unit checks. With one frame all are equal.
+FRAMES = {"image": None, "flux": None, "flux2": None, "hunyuan_video": 1, "cogvideox": 1}
+"""Latent frames for which the pair computes the same, if not any number. None means images."""
+
+
+def native_decode(native: Any, latent: torch.Tensor) -> torch.Tensor:
+    """Decode with ComfyUI's VAE. Its noise has our seed."""
+    torch.manual_seed(0)
+    with torch.no_grad():
+        return ((native.decode(latent) + 1) / 2).clamp(0, 1).movedim(1, -1)
+
+
+def native_encode(native: Any, pixels: torch.Tensor) -> torch.Tensor:
+    """Encode with ComfyUI's VAE."""
+    with torch.no_grad():
+        latent: torch.Tensor = native.encode(pixels.movedim(-1, 1) * 2 - 1)
+    return latent

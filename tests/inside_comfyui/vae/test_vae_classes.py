@@ -26,16 +26,11 @@ from any_folder_name.parallel_backend.protocol.messages import Devices, ModelSpe
 from any_folder_name.parallel_backend.vaes import LatentScale, vae_of
 from helpers.engine_client import EngineClient
 from helpers.inside_fixtures import Loaded, relative_error
-from helpers.native_vaes import NATIVE
+from helpers.native_vaes import FRAMES, NATIVE, native_decode, native_encode
 
 import nodes as core_nodes
 
 VIDEO, IMAGE = LatentScale(channels=16, spatial=8, temporal=4), LatentScale(channels=16, spatial=8, video=False)
-# ComfyUI's HunyuanVideo differs between versions, and from the model's own code, in which frames attend to each other.
-# Its CogVideoX normalizes other groups of frames together than the model's own code does. Ours equal diffusers', as
-# tests/unit checks. With one frame all are equal.
-FRAMES = {"image": None, "flux2": None, "hunyuan_video": 1, "cogvideox": 1}
-"""Latent frames. None means images."""
 
 
 def write(folder: Path, class_name: str, config: dict[str, Any]) -> Checkpoint:
@@ -65,20 +60,6 @@ def opened(loaded: Loaded, tmp_path: Path) -> Open:
         return native, RemoteVAE(Handle(spec=spec, checkpoint=checkpoint), scale, loaded.model)
 
     return create
-
-
-def native_decode(native: Any, latent: torch.Tensor) -> torch.Tensor:
-    """Decode with ComfyUI's VAE. Its noise has our seed."""
-    torch.manual_seed(0)
-    with torch.no_grad():
-        return ((native.decode(latent) + 1) / 2).clamp(0, 1).movedim(1, -1)
-
-
-def native_encode(native: Any, pixels: torch.Tensor) -> torch.Tensor:
-    """Encode with ComfyUI's VAE."""
-    with torch.no_grad():
-        latent: torch.Tensor = native.encode(pixels.movedim(-1, 1) * 2 - 1)
-    return latent
 
 
 @pytest.mark.parametrize("name", NATIVE)
