@@ -2,6 +2,7 @@
 
 from scripts.core_contract.entry import Entry
 from scripts.core_contract.lists import (
+    graph,
     interface,
     model_classes,
     nodes,
@@ -13,6 +14,7 @@ from scripts.core_contract.lists import (
 )
 
 CONTRACT: tuple[Entry, ...] = (
+    *graph.ENTRIES,
     *interface.ENTRIES,
     *sampling.ENTRIES,
     *patcher.ENTRIES,

@@ -1,0 +1,56 @@
+"""The prompt's graph: ComfyUI's loaders that our nodes replace, expansion into other nodes, and lazy inputs."""
+
+from scripts.core_contract.entry import core_module
+from scripts.core_contract.kinds import Calls, Has, Mentions, Overrides
+from scripts.core_contract.model_kinds import Node
+
+UPSTREAM, LOADER, MODEL, VAE = "nodes/remote/upstream.py", "nodes/loader.py", "nodes/model.py", "nodes/vae.py"
+
+ENTRIES = (
+    *core_module(
+        "comfy_execution.graph",
+        Calls("DynamicPrompt.get_node(node_id)", by=UPSTREAM, why="nodes upstream"),
+        Calls("DynamicPrompt.has_node(node_id)", by=UPSTREAM, why="nodes upstream"),
+        Calls("DynamicPrompt.all_node_ids()", by=UPSTREAM, why="what else uses a loader"),
+        Calls("DynamicPrompt.get_display_node_id(node_id)", by=f"{LOADER} {VAE}", why="the node that shows a text"),
+        Has("", "DynamicPrompt", by=UPSTREAM, why="the prompt with expanded nodes"),
+    ),
+    *core_module(
+        "comfy_execution.graph_utils",
+        Calls("GraphBuilder()", by=UPSTREAM, why="an expansion"),
+        Calls("GraphBuilder.node(class_type, **kwargs)", by=UPSTREAM, why="an expansion"),
+        Calls("GraphBuilder.finalize()", by=UPSTREAM, why="an expansion"),
+        Calls("Node.out(index)", by=UPSTREAM, why="an expansion"),
+        Calls("is_link(obj)", by=UPSTREAM, why="links among inputs"),
+    ),
+    *core_module(
+        "comfy_api.latest.io",
+        Has("Hidden", "dynprompt", by=f"{LOADER} {MODEL} {VAE}", why="the prompt with expanded nodes"),
+        Has("HiddenHolder", "dynprompt", by=f"{LOADER} {VAE} {UPSTREAM}", why="the prompt with expanded nodes"),
+        Calls("Schema(*, node_id, enable_expand)", by=MODEL, why="an expansion"),
+        Calls("NodeOutput(*args, expand, ui)", by=MODEL, why="an expansion"),
+        Calls("Model.Input(id, *, lazy, tooltip)", by=MODEL, why="a MODEL that need not be loaded"),
+        Calls("Vae.Input(id, *, lazy, tooltip)", by=VAE, why="a VAE that need not be loaded"),
+        Overrides("ComfyNode.check_lazy_status(**kwargs)", by=f"{MODEL} {VAE}", why="whether a loader has to run"),
+    ),
+    *core_module(
+        "nodes",
+        Node("UNETLoader", "unet_name weight_dtype", by=UPSTREAM, why="Load Diffusion Model"),
+        Node("CheckpointLoaderSimple", "ckpt_name", by=UPSTREAM, why="Load Checkpoint"),
+        Node("VAELoader", "vae_name", by=UPSTREAM, why="Load VAE"),
+        Mentions("UNETLoader", "default diffusion_models", by=UPSTREAM, why="the file is loaded as it is"),
+    ),
+    *core_module(
+        "folder_paths",
+        Calls("get_filename_list(folder_name)", by="nodes/backend/checkpoints.py", why="the files that are listed"),
+        Calls("get_full_path(folder_name, filename)", by="nodes/backend/checkpoints.py", why="a listed file"),
+    ),
+    *core_module(
+        "comfy.sd",
+        Calls(
+            "load_checkpoint_guess_config(ckpt_path, *, output_vae, output_model, embedding_directory)",
+            by="nodes/remote/clip.py",
+            why="text encoders of a whole file",
+        ),
+    ),
+)
