@@ -25,10 +25,11 @@ def _by_name(class_name: str) -> Callable[[Tensors], Tensors]:
 def _mochi(tensors: Tensors) -> Tensors:
     converted: Tensors = {}
     for name, tensor in _by_name("AutoencoderKLMochi")(tensors).items():
-        layers = ("to_q", "to_k", "to_v") if ".to_qkv." in name else ("to_qkv",)
-        converted |= {
-            name.replace("to_qkv", layer): part for layer, part in zip(layers, tensor.chunk(len(layers)), strict=True)
-        }
+        if ".to_qkv." in name:
+            parts = zip(("to_q", "to_k", "to_v"), tensor.chunk(3), strict=True)
+            converted |= {name.replace("to_qkv", layer): part for layer, part in parts}
+        else:
+            converted[name] = tensor
     return converted
 
 

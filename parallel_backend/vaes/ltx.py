@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from .base import VAE, LatentScale, PartDone, Scaling, WriteFrames, report_convolutions
 
 TIMESTEP, NOISE = 0.05, 0.025
-"""The timestep and the share of noise that ComfyUI decodes with."""
+"""The timestep and the share of noise that ComfyUI decodes with, if a file's metadata does not say others."""
 
 
 class LTXVideo(VAE):
@@ -34,10 +34,14 @@ class LTXVideo(VAE):
         return None
 
     def prepare(self, module: Any) -> None:
-        """Pad by reflection in the decoder, as ComfyUI does. diffusers pads with zeros."""
-        for layer in module.decoder.modules():
-            if isinstance(layer, nn.Conv3d):
-                layer.padding_mode = "reflect"
+        """Pad as ComfyUI does, where diffusers pads with zeros.
+
+        That is as a file's metadata says, otherwise with zeros in the encoder and by reflection in the decoder.
+        """
+        for half, default in ((module.encoder, "zeros"), (module.decoder, "reflect")):
+            for layer in half.modules():
+                if isinstance(layer, nn.Conv3d):
+                    layer.padding_mode = self.config.get("_spatial_padding_mode", default)
 
     def decode(self, module: Any, latent: Tensor, write: WriteFrames, part_done: PartDone) -> None:
         """Decode one latent. Every sample gets the same noise; ComfyUI's depends on its generator's current state."""
@@ -45,8 +49,10 @@ class LTXVideo(VAE):
         with _seeded(latent.device):
             if not module.config.timestep_conditioning:
                 return super().decode(module, latent * std + mean, write, part_done)
-            noisy = torch.randn_like(latent) * NOISE + (1.0 - NOISE) * latent
-            timestep = torch.full((1,), TIMESTEP, device=latent.device, dtype=latent.dtype)
+            noise: float = self.config.get("_decode_noise_scale", NOISE)
+            noisy = torch.randn_like(latent) * noise + (1.0 - noise) * latent
+            value = self.config.get("_decode_timestep", TIMESTEP)
+            timestep = torch.full((1,), value, device=latent.device, dtype=latent.dtype)
             with report_convolutions(module.decoder, part_done):
                 pixels = module.decode(noisy * std + mean, timestep, return_dict=False)[0]
         write(pixels)

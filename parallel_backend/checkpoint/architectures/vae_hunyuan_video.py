@@ -1,10 +1,16 @@
 """HunyuanVideo's VAE."""
 
+from ...errors import InvalidRequest
 from .base import Architecture, Config, Weights
 from .vae_images import ldm_names, level_widths
 
 
 def _config(weights: Weights) -> Config:
+    if "post_quant_conv.weight" not in weights:
+        raise InvalidRequest(
+            "the file holds a VAE without post_quant_conv, such as HunyuanVideo 1.5's, which is not supported: load it "
+            "with ComfyUI's own loader"
+        )
     widths = level_widths(weights, "conv1.conv")
     return {
         "in_channels": weights.columns("encoder.conv_in.conv.weight"),
@@ -22,8 +28,8 @@ def _config(weights: Weights) -> Config:
 
 HUNYUAN_VIDEO_VAE = Architecture(
     class_name="AutoencoderKLHunyuanVideo",
-    native=("decoder.conv_in.conv.weight", "decoder.mid.attn_1.q.weight", "post_quant_conv.weight"),
-    diffusers=("decoder.conv_in.conv.weight", "decoder.mid_block.attentions.0.to_q.weight", "post_quant_conv.weight"),
+    native=("decoder.conv_in.conv.weight", "decoder.mid.attn_1.q.weight"),
+    diffusers=("decoder.conv_in.conv.weight", "decoder.mid_block.attentions.0.to_q.weight"),
     config=_config,
     in_diffusers=ldm_names,
 )

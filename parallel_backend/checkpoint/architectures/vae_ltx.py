@@ -11,6 +11,9 @@ from typing import Any
 from ...errors import InvalidRequest
 from .base import Architecture, Config, Weights, substituted
 
+_POSITIONS = 8
+"""Positions that an upsampling makes of one: two frames, rows and columns."""
+
 _STRIDES = {8: "spatiotemporal", 4: "spatial", 2: "temporal"}
 """diffusers' names of downsamplings, by how many positions they make one."""
 
@@ -20,9 +23,12 @@ def _config(weights: Weights) -> Config:
     _refuse_other_layers(metadata)
     patch = round((weights.columns("encoder.conv_in.conv.weight") // 3) ** 0.5)
     encoder = _encoder(weights)
-    spatial = sum(kind != "temporal" for kind, scaled in _downsamplings(encoder) if scaled)
-    temporal = sum(kind != "spatial" for kind, scaled in _downsamplings(encoder) if scaled)
-    return encoder | _decoder(weights, metadata) | {
+    kinds = [
+        kind for kind, has in zip(encoder["downsample_type"], encoder["spatio_temporal_scaling"], strict=True) if has
+    ]
+    # diffusers ignores names that begin with an underscore.
+    own = {f"_{name}": metadata[name] for name in _OWN if metadata.get(name) is not None}
+    return encoder | _decoder(weights, metadata) | own | {
         "in_channels": 3,
         "out_channels": weights.rows("decoder.conv_out.conv.weight") // patch**2,
         "latent_channels": weights.columns("decoder.conv_in.conv.weight"),
@@ -32,13 +38,9 @@ def _config(weights: Weights) -> Config:
         "scaling_factor": 1.0,
         "encoder_causal": True,
         "decoder_causal": False,
-        "spatial_compression_ratio": patch * 2**spatial,
-        "temporal_compression_ratio": 2**temporal,
+        "spatial_compression_ratio": patch * 2 ** sum(kind != "temporal" for kind in kinds),
+        "temporal_compression_ratio": 2 ** sum(kind != "spatial" for kind in kinds),
     }  # fmt: skip
-
-
-def _downsamplings(encoder: Config) -> list[tuple[str, bool]]:
-    return list(zip(encoder["downsample_type"], encoder["spatio_temporal_scaling"], strict=True))
 
 
 def _encoder(weights: Weights) -> Config:
@@ -69,6 +71,7 @@ def _decoder(weights: Weights, metadata: dict[str, Any]) -> Config:
     factors = [
         weights.columns(name) // width if name in weights else 1 for name, width in zip(upsampling, widths, strict=True)
     ]
+    _refuse_other_upsampling(weights, dict(zip(upsampling, factors, strict=True)))
     stages = [*blocks, "decoder.mid_block"]
     return {
         "decoder_block_out_channels": [width * factor for width, factor in zip(widths, factors, strict=True)],
@@ -78,6 +81,25 @@ def _decoder(weights: Weights, metadata: dict[str, Any]) -> Config:
         "upsample_factor": factors,
         "upsample_residual": _residual(metadata, [name in weights for name in upsampling], factors),
     }
+
+
+def _refuse_other_upsampling(weights: Weights, factors: dict[str, int]) -> None:
+    """Refuse an upsampling of space or time alone, which diffusers' class lacks.
+
+    Args:
+        weights: the weights.
+        factors: by how much each upsampling divides the width.
+
+    Raises:
+        InvalidRequest: names the layer.
+    """
+    for name, factor in factors.items():
+        if name in weights and weights.rows(name) * factor != weights.columns(name) * _POSITIONS:
+            raise InvalidRequest(
+                f"the file holds an LTX VAE that upsamples space or time alone ({name} has shape "
+                f"{list(weights.shape(name))}), such as LTX-2.3's, which is not supported: load it with ComfyUI's own "
+                "loader"
+            )
 
 
 def _residual(metadata: dict[str, Any], scaled: list[bool], factors: list[int]) -> list[bool]:
@@ -92,9 +114,12 @@ def _residual(metadata: dict[str, Any], scaled: list[bool], factors: list[int]) 
 
 _EXPECTED: dict[str, tuple[Any, ...]] = {
     "dims": (3,), "norm_layer": ("pixel_norm",), "latent_log_var": ("uniform",), "causal_decoder": (None, False),
-    "spatial_padding_mode": (None,), "decode_noise_scale": (None, 0.025), "decode_timestep": (None, 0.05),
+    "spatial_padding_mode": (None, "zeros", "reflect", "replicate"),
 }  # fmt: skip
 """The values that the metadata's ``config`` may have; None for absent."""
+
+_OWN = ("spatial_padding_mode", "decode_noise_scale", "decode_timestep")
+"""Entries of the metadata that our class takes, and diffusers' has not."""
 
 _BLOCKS = {
     "encoder_blocks": {"res_x", "res_x_y", "compress_all", "compress_all_res", "compress_space_res",

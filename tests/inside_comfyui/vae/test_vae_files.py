@@ -1,5 +1,6 @@
 """VAEs in one safetensors file, in ComfyUI's names or diffusers': decoded and encoded as by ComfyUI's own modules."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,9 @@ CLASSES = {"qwen_image": "AutoencoderKLWan"}
 Weights = dict[str, torch.Tensor]
 
 
-def save(path: Path, weights: Weights, prefix: str = "") -> Checkpoint:
+def save(path: Path, weights: Weights, prefix: str = "", metadata: dict[str, str] | None = None) -> Checkpoint:
     """Write one file and open it."""
-    save_file({prefix + name: tensor.contiguous().clone() for name, tensor in weights.items()}, str(path))
+    save_file({prefix + name: tensor.contiguous().clone() for name, tensor in weights.items()}, str(path), metadata)
     return open_checkpoint(path)
 
 
@@ -107,6 +108,24 @@ def test_the_vae_of_a_whole_model(tmp_path: Path, native: Any, name: str, prefix
     assert checkpoint.components["transformer"] == "WanTransformer3DModel"
     same_weights(checkpoint, theirs)
     same_weights(save(tmp_path / "vae.safetensors", vae.state_dict(), prefix), theirs)
+
+
+def test_ltx_follows_its_metadata(tmp_path: Path) -> None:
+    native, theirs = NATIVE["ltx_moved"]()
+    for layer in native.modules():
+        if isinstance(layer, torch.nn.Conv3d):
+            layer.padding_mode = "replicate"
+    vae = {
+        "dims": 3, "norm_layer": "pixel_norm", "latent_log_var": "uniform", "spatial_padding_mode": "replicate",
+        "decoder_blocks": native.decoder.blocks_desc,
+    }  # fmt: skip
+    if hasattr(native, "decode_noise_scale"):  # older versions of ComfyUI do not read these
+        native.decode_noise_scale, native.decode_timestep = 0.1, 0.2
+        vae |= {"decode_noise_scale": 0.1, "decode_timestep": 0.2}
+    metadata = {"config": json.dumps({"vae": vae})}
+    checkpoint = save(tmp_path / "vae.safetensors", native.state_dict(), metadata=metadata)
+    same_weights(checkpoint, theirs)
+    check_equal(native, checkpoint, 2)
 
 
 @pytest.mark.parametrize(
