@@ -3,7 +3,7 @@
 Recognition and configs need names and shapes only: no torch, no diffusers, no download.
 """
 
-import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -119,26 +119,20 @@ def _recognised(
 
 
 def _nearest(shapes: Mapping[str, Shape], candidates: Iterable[Architecture]) -> tuple[str, str]:
-    """Return the class whose names have most in common with a file's, and a name of it that the file lacks."""
-    have = {_pattern(name) for name in shapes}
+    """Return the class whose names have most in common with a file's, and a name of it that the file lacks.
 
-    def common(marks: tuple[str, ...]) -> float:
-        words = [word for mark in marks for word in _pattern(mark).split(".")]
-        return sum(any(word in name for name in have) for word in words) / max(len(words), 1)
-
-    scored = [
-        (common(marks), architecture.class_name, marks)
-        for architecture in candidates
-        for marks in (architecture.native, architecture.diffusers)
-        if marks
-    ]
-    _, class_name, marks = max(scored, key=lambda each: each[0])
-    return class_name, next(mark for mark in marks if mark not in shapes)
+    A word counts the more, the fewer architectures have it.
+    """
+    marks = [(each.class_name, names) for each in candidates for names in (each.native, each.diffusers) if names]
+    spread = Counter(word for _, names in marks for word in _words(names))
+    have = _words(shapes)
+    scores = [sum(1 / spread[word] for word in _words(names) & have) / len(names) for _, names in marks]
+    class_name, names = marks[scores.index(max(scores))]
+    return class_name, next((name for name in names if name not in shapes), names[0])
 
 
-def _pattern(name: str) -> str:
-    """Return a name with its layer numbers replaced, so that all layers have the same one."""
-    return re.sub(r"\d+", "*", name)
+def _words(names: Iterable[str]) -> set[str]:
+    return {word for name in names for word in name.split(".") if not word.isdigit()}
 
 
 __all__ = ["TRANSFORMERS", "VAES", "Architecture", "Recognised", "architecture_of", "recognise"]

@@ -1,0 +1,70 @@
+"""Headers of safetensors files, and what is refused before weights are read."""
+
+import json
+import struct
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from parallel_backend.checkpoint.safetensors_file import read_header
+from parallel_backend.errors import InvalidRequest
+
+ENTRY = {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}
+
+
+def write(path, entries, data=b"\0" * 24):
+    header = json.dumps(entries).encode()
+    path.write_bytes(struct.pack("<Q", len(header)) + header + data)
+    return path
+
+
+def test_names_dtypes_shapes_and_metadata(tmp_path):
+    tensors = {"a.weight": torch.zeros(2, 3), "b": torch.zeros(4, dtype=torch.float8_e4m3fn), "c": torch.tensor(1.0)}
+    save_file(tensors, tmp_path / "model.safetensors", {"config": "{}"})
+    header = read_header(tmp_path / "model.safetensors")
+    found = {name: (tensor.dtype, tensor.shape, tensor.bytes) for name, tensor in header.tensors.items()}
+    assert found == {"a.weight": ("F32", (2, 3), 24), "b": ("F8_E4M3", (4,), 4), "c": ("F32", (), 4)}
+    assert header.metadata == {"config": "{}"}
+
+
+@pytest.mark.parametrize(
+    ("entries", "data", "message"),
+    [
+        ({"a": ENTRY}, b"\0" * 20, "has 20 bytes of weights, and its header lists 24"),
+        ({"a": ENTRY}, b"\0" * 30, "has 30 bytes of weights, and its header lists 24"),
+        ({"a": ENTRY | {"shape": [2, 4]}}, b"\0" * 24, r"a has 24 bytes, and F32 of shape \[2, 4\] takes 32"),
+        ({"a": ENTRY, "b": ENTRY}, b"\0" * 24, "overlaps or has gaps"),
+        ({"a": ENTRY | {"data_offsets": [8, 32]}}, b"\0" * 32, "overlaps or has gaps"),
+        ({"a": ENTRY | {"data_offsets": [24, 0]}}, b"\0" * 24, "a has -24 bytes"),
+        ({"a": ENTRY | {"shape": [-2, 3]}}, b"\0" * 24, "entry for a is not valid"),
+        ({"a": ENTRY | {"shape": [True, 6]}}, b"\0" * 24, "entry for a is not valid"),
+        ({"a": {"dtype": "F32"}}, b"\0" * 24, "entry for a is not valid"),
+        ({"a": ENTRY | {"data_offsets": [0, 24, 30]}}, b"\0" * 24, "entry for a is not valid"),
+        (["a"], b"", "not a JSON object"),
+    ],
+)
+def test_a_header_that_lies_is_refused(tmp_path, entries, data, message):
+    with pytest.raises(InvalidRequest, match=message):
+        read_header(write(tmp_path / "model.safetensors", entries, data))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "not a complete safetensors file"),
+        (b"\x80\x04", "not a complete safetensors file"),
+        (struct.pack("<Q", 1 << 60), "not a complete safetensors file"),
+        (struct.pack("<Q", 4) + b"nono", "cannot be read as a safetensors file"),
+        (struct.pack("<Q", 4) + b"\xff\xfe\xfd\xfc", "cannot be read as a safetensors file"),
+    ],
+)
+def test_other_content_is_refused(tmp_path, content, message):
+    (tmp_path / "model.safetensors").write_bytes(content)
+    with pytest.raises(InvalidRequest, match=message):
+        read_header(tmp_path / "model.safetensors")
+
+
+def test_a_missing_file_is_refused(tmp_path):
+    with pytest.raises(InvalidRequest, match="cannot be read"):
+        read_header(tmp_path / "model.safetensors")

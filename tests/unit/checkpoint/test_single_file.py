@@ -1,0 +1,149 @@
+"""Transformers in one safetensors file in diffusers' names, in parts, inside whole models; and what is refused."""
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from parallel_backend.checkpoint.opening import open_checkpoint
+from parallel_backend.errors import InvalidRequest
+from parallel_backend.loading.weight_source import WeightSource
+from tests.support import families
+
+WAN = "WanTransformer3DModel"
+PREFIX = "model.diffusion_model."
+RECOGNISABLE = {
+    "FluxTransformer2DModel", "Flux2Transformer2DModel", "HunyuanVideoTransformer3DModel", "LTXVideoTransformer3DModel",
+    "MochiTransformer3DModel", "PixArtTransformer2DModel", "QwenImageTransformer2DModel", "SD3Transformer2DModel",
+    "WanTransformer3DModel", "ZImageTransformer2DModel",
+}  # fmt: skip
+
+
+def weights(class_name=WAN, variant=0):
+    name = [name for each, name in families.variants() if each == class_name][variant]
+    module = families.module(class_name, name)
+    return {key: tensor.clone().contiguous() for key, tensor in module.state_dict().items()}
+
+
+def source(path):
+    checkpoint = open_checkpoint(path)
+    return WeightSource(checkpoint.stored("transformer"), checkpoint.components["transformer"])
+
+
+@pytest.mark.parametrize("class_name", sorted(RECOGNISABLE))
+def test_diffusers_names_are_recognised(tmp_path, class_name):
+    tensors = weights(class_name)
+    save_file(tensors, tmp_path / "model.safetensors")
+    checkpoint = open_checkpoint(tmp_path / "model.safetensors")
+    assert checkpoint.components == {"transformer": class_name}
+    assert not checkpoint.stored("transformer").native
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2]
+)
+def test_every_stored_dtype_is_read(tmp_path, dtype):
+    stored = {name: tensor.to(dtype) for name, tensor in weights().items()}
+    save_file(stored, tmp_path / "model.safetensors")
+    read = source(tmp_path / "model.safetensors")
+    for name, tensor in stored.items():
+        into = torch.empty(tensor.shape)
+        read.read(name, 0, None, None, into=into)
+        assert torch.equal(into, tensor.float())
+
+
+def test_parts_are_one_model(tmp_path):
+    tensors = weights()
+    names = sorted(tensors)
+    for i, part in enumerate((names[:20], names[20:]), start=1):
+        save_file({name: tensors[name] for name in part}, tmp_path / f"model-{i:05d}-of-00002.safetensors")
+    for i in (1, 2):
+        path = tmp_path / f"model-{i:05d}-of-00002.safetensors"
+        read = source(path)
+        for name, tensor in tensors.items():
+            into = torch.empty_like(tensor)
+            read.read(name, 0, None, None, into=into)
+            assert torch.equal(into, tensor)
+    path.unlink()
+    with pytest.raises(InvalidRequest, match=r"model-00002-of-00002.safetensors does not exist"):
+        open_checkpoint(tmp_path / "model-00001-of-00002.safetensors")
+
+
+def test_a_whole_model_holds_other_parts(tmp_path):
+    tensors = {PREFIX + name: tensor for name, tensor in weights().items()}
+    others = {"text_encoders.t5xxl.shared.weight": torch.zeros(2, 2, dtype=torch.int8)}
+    save_file(tensors | others, tmp_path / "model.safetensors")
+    checkpoint = open_checkpoint(tmp_path / "model.safetensors")
+    assert checkpoint.components == {"transformer": WAN}
+    assert checkpoint.stored("transformer").prefix == PREFIX
+    assert checkpoint.holds_text_encoders
+
+
+def test_the_stamp_changes_with_the_file(tmp_path):
+    path = tmp_path / "model.safetensors"
+    save_file(weights(), path)
+    before = open_checkpoint(path).stamp()
+    assert open_checkpoint(path).stamp() == before
+    save_file(weights() | {"more": torch.zeros(3)}, path)
+    assert open_checkpoint(path).stamp() != before
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("model.gguf", "GGUF is not supported yet"),
+        ("model.ckpt", "opening one can run code"),
+        ("model.pt", "opening one can run code"),
+        ("model.bin", "opening one can run code"),
+        ("model.txt", "choose a .safetensors file"),
+    ],
+)
+def test_other_formats_are_refused_without_opening_them(tmp_path, name, message):
+    (tmp_path / name).write_bytes(b"\x80\x04cos\nsystem\n(S'false'\ntR.")
+    with pytest.raises(InvalidRequest, match=message):
+        open_checkpoint(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"blocks.0.attn1.to_q.scale_weight": torch.ones(1)}, "has scaled weights"),
+        ({"scaled_fp8": torch.ones(1)}, "has scaled weights"),
+        ({"blocks.0.attn1.to_q.weight": torch.zeros(48, 48, dtype=torch.int8)}, "has dtype I8, which is not supported"),
+    ],
+)
+def test_quantised_weights_are_refused(tmp_path, changes, message):
+    save_file(weights() | changes, tmp_path / "model.safetensors")
+    with pytest.raises(InvalidRequest, match=message):
+        open_checkpoint(tmp_path / "model.safetensors").stored("transformer")
+
+
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [
+        ({"double_blocks.0.img_attn.qkv.weight": torch.zeros(2, 2)}, "the nearest is (Flux|HunyuanVideo)"),
+        ({"joint_blocks.0.context_block.attn.qkv.bias": torch.zeros(2)}, "the nearest is SD3Transformer2DModel"),
+    ],
+)
+def test_an_unknown_architecture_is_refused_with_the_nearest(tmp_path, tensors, message):
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(InvalidRequest, match=message):
+        open_checkpoint(tmp_path / "model.safetensors")
+
+
+def test_a_variant_of_another_model_is_named(tmp_path):
+    save_file(weights() | {"vace_patch_embedding.weight": torch.zeros(2, 2)}, tmp_path / "model.safetensors")
+    with pytest.raises(InvalidRequest, match="the file holds Wan VACE"):
+        open_checkpoint(tmp_path / "model.safetensors")
+
+
+def test_missing_and_misshapen_weights_are_refused_by_every_rank(tmp_path):
+    tensors = weights()
+    path = tmp_path / "model.safetensors"
+    save_file({name: tensor for name, tensor in tensors.items() if name != "blocks.1.attn1.to_q.weight"}, path)
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    with pytest.raises(InvalidRequest, match=r"lacks 1 weights \(blocks.1.attn1.to_q.weight"):
+        source(path).check(shapes)
+    save_file(tensors | {"proj_out.bias": torch.zeros(3)}, path)
+    with pytest.raises(InvalidRequest, match=r"proj_out.bias has shape \[3\]"):
+        source(path).check(shapes)
+    assert load_file(path)
