@@ -206,7 +206,7 @@ class RemoteVAE(comfy.sd.VAE):  # type: ignore[misc]
 
 
 class _AbsentModule(torch.nn.Module):
-    """Stands for the module inside a VAE, which some nodes use directly."""
+    """Stub for the module inside a VAE, which some nodes use directly."""
 
     def __getattr__(self, name: str) -> Any:
         if name in ("encode", "decode", "per_channel_statistics", "encoder", "decoder"):
