@@ -1,4 +1,4 @@
-"""The node that selects the class that a class-conditional model draws."""
+"""The node that selects the class for a class-conditional model such as DiT to generate."""
 
 import torch
 from comfy_api.latest import io
@@ -16,7 +16,8 @@ class ParallelClassLabel(io.ComfyNode):  # type: ignore[misc]
             node_id="ParallelClassLabel",
             display_name="Parallel Class Label",
             category="Parallel DiT",
-            description="Selects the class that DiT draws, by its number, instead of a prompt.",
+            description="Selects the class for a class-conditional model such as DiT to generate. "
+            "It replaces the prompt.",
             inputs=[
                 io.Int.Input(
                     "label",

@@ -200,7 +200,7 @@ class ParallelSampler(io.ComfyNode):  # type: ignore[misc]
                     min=0,
                     max=0xFFFFFFFFFFFFFFFF,
                     control_after_generate=True,
-                    tooltip="The random seed of the noise, which is the same as KSampler's.",
+                    tooltip="The noise seed. The same seed gives the same noise as in KSampler.",
                 ),
                 io.Int.Input("steps", default=20, min=1, max=10000, tooltip="The number of denoising steps."),
                 io.Float.Input(
@@ -231,7 +231,8 @@ class ParallelSampler(io.ComfyNode):  # type: ignore[misc]
                     min=0.0,
                     max=1.0,
                     step=0.01,
-                    tooltip="How much of the latent is redrawn. Lower values keep its structure.",
+                    tooltip="The fraction of the schedule to run, counted from its end. Below 1.0, the result keeps "
+                    "more of the input latent's structure.",
                 ),
             ],
             outputs=[io.Latent.Output(tooltip="The denoised latent.")],

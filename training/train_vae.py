@@ -1,12 +1,12 @@
 """Train one half of the VAE of the "shapes" checkpoint on crops of scenes. A stopped run is resumed.
 
-    python -m training.train_vae --work DIR --part decoder
-    python -m training.train_vae --work DIR --part encoder
+    python -m training.train_vae --work DIR --half decoder
+    python -m training.train_vae --work DIR --half encoder
 
-The latent between the halves is given by ``training.codec``, so they train independently and in parallel, by plain
-regression. Muon trains the convolutions, Adam the rest; Adam alone takes several times as long. Stills teach sharp
-edges at low cost; later steps are mostly short clips, which train the temporal layers. The clamp of
-``AutoencoderKLWan.decode`` has no gradient where it saturates, so the loss uses the decoder's unclamped output.
+Both halves train against a fixed latent space, ``training.codec``, so they train independently, by plain regression.
+Muon trains the convolutions, Adam the rest; Adam alone takes several times as long. Stills teach sharp edges at low
+cost; later steps are mostly short clips, which train the temporal layers. The clamp of ``AutoencoderKLWan.decode`` has
+no gradient where it saturates, so the loss uses the decoder's unclamped output.
 """
 
 import argparse
@@ -29,12 +29,18 @@ from training.muon import Muon
 from training.scenes import draw, random_placement, random_scene
 
 CROP = 32
-STILLS_ONLY = 400
+"""Side of most crops, in pixels."""
+STILLS_ONLY_STEPS = 400
+"""The first steps train on stills only."""
 LATENT_NOISE = 0.05
+"""Standard deviation of the decoder's input noise, in normalised units."""
 
 
 def new_vae() -> AutoencoderKLWan:
-    """Create the untrained network: Wan 2.1's layers at a quarter to an eighth of their width."""
+    """Create the untrained network: Wan 2.1's VAE with fewer channels and layers.
+
+    Its channels are cut to between a quarter and an eighth. Each stage has one fewer residual block.
+    """
     return AutoencoderKLWan(base_dim=24, dim_mult=[1, 1, 2, 2], num_res_blocks=1)
 
 
@@ -54,8 +60,11 @@ def speed_up_stills(vae: AutoencoderKLWan) -> None:
 
 
 def random_batch(rng: random.Random, step: int) -> Tensor:
-    """Draw a step's batch: stills at first, later clips of 5 or 9 frames in three of four steps. Crops vary in size."""
-    if step < STILLS_ONLY or step % 4 == 0:
+    """Draw a step's batch.
+
+    After ``STILLS_ONLY_STEPS``, three of four batches are clips of 5 or 9 frames. Crops are 32 or 64 pixels wide.
+    """
+    if step < STILLS_ONLY_STEPS or step % 4 == 0:
         return random_crops(rng, 4, 1, 64) if step % 16 == 4 else random_crops(rng, 16, 1, CROP)
     if step % 16 == 15:
         return random_crops(rng, 1, 9, 64)
@@ -101,29 +110,29 @@ def decode_unclamped(vae: AutoencoderKLWan, latent: Tensor) -> Tensor:
     return torch.cat(frames, 2)
 
 
-def to_vae(vae: AutoencoderKLWan, normalised: Tensor) -> Tensor:
+def denormalise(vae: AutoencoderKLWan, normalised: Tensor) -> Tensor:
     """Convert the transformer's normalised latents to the VAE's, which have Wan's mean and standard deviation."""
     mean, std = (torch.tensor(vae.config[f"latents_{name}"]).view(1, -1, 1, 1, 1) for name in ("mean", "std"))
     return normalised * std + mean
 
 
 def encoder_loss(vae: AutoencoderKLWan, pixels: Tensor) -> Tensor:
-    """Return the mean squared error of the posterior's mode against the code, in the transformer's units."""
+    """Return the mean squared error of the encoder's mode from the codec's latent, in normalised units."""
     std = torch.tensor(vae.config.latents_std).view(1, -1, 1, 1, 1)
     latent: Tensor = vae.encode(pixels).latent_dist.mode()
-    return ((latent - to_vae(vae, shapes_codec().encode(pixels))) / std).square().mean()
+    return ((latent - denormalise(vae, shapes_codec().encode(pixels))) / std).square().mean()
 
 
 def decoder_loss(vae: AutoencoderKLWan, pixels: Tensor) -> Tensor:
-    """Return the mean squared error of pixels decoded from the code, with a little noise as a sampler leaves it."""
-    code = shapes_codec().encode(pixels)
-    noisy = code + LATENT_NOISE * torch.randn_like(code)
-    return (decode_unclamped(vae, to_vae(vae, noisy)) - pixels).square().mean()
+    """Return the mean squared error of the pixels decoded from the codec's latent, plus noise like a sampler leaves."""
+    latent = shapes_codec().encode(pixels)
+    noisy = latent + LATENT_NOISE * torch.randn_like(latent)
+    return (decode_unclamped(vae, denormalise(vae, noisy)) - pixels).square().mean()
 
 
 @torch.no_grad()
-def fix_variance(vae: AutoencoderKLWan) -> None:
-    """Set the posterior's variance, which is not trained, to that of the noise on which the decoder is trained."""
+def set_posterior_variance(vae: AutoencoderKLWan) -> None:
+    """Set the untrained posterior variance to that of the decoder's training noise."""
     conv, std = vae.quant_conv, torch.tensor(vae.config.latents_std)
     conv.weight[len(std) :] = 0
     conv.bias[len(std) :] = 2 * (LATENT_NOISE * std).log()
@@ -152,39 +161,39 @@ def halves(vae: AutoencoderKLWan) -> dict[str, list[nn.Module]]:
     return {"encoder": [vae.encoder, vae.quant_conv], "decoder": [vae.post_quant_conv, vae.decoder]}
 
 
-def load_half(vae: AutoencoderKLWan, part: str, states: list[dict[str, Tensor]]) -> None:
+def load_half(vae: AutoencoderKLWan, half: str, states: list[dict[str, Tensor]]) -> None:
     """Load saved weights into one half."""
-    for module, state in zip(halves(vae)[part], states, strict=True):
+    for module, state in zip(halves(vae)[half], states, strict=True):
         module.load_state_dict(state)
 
 
 def trained_vae(work: Path) -> AutoencoderKLWan:
     """Load the VAE with both halves as last saved."""
     vae = new_vae().eval()
-    for part in LOSSES:
-        load_half(vae, part, torch.load(work / f"{part}.pt", weights_only=True)["model"])
+    for half in LOSSES:
+        load_half(vae, half, torch.load(work / f"{half}.pt", weights_only=True)["model"])
     return vae
 
 
 class Trainer:
     """One half of the VAE, its optimizers and step count, saved to and resumed from one file."""
 
-    def __init__(self, work: Path, part: str, *, peak: float) -> None:
+    def __init__(self, work: Path, half: str, *, peak: float) -> None:
         torch.manual_seed(0)
-        self.vae, self.part, self.peak, self.step = new_vae(), part, peak, 0
+        self.vae, self.half, self.peak, self.step = new_vae(), half, peak, 0
         speed_up_stills(self.vae)
-        fix_variance(self.vae)
-        self.modules = halves(self.vae)[part]
+        set_posterior_variance(self.vae)
+        self.modules = halves(self.vae)[half]
         kernels, others = split_parameters(self.modules)
         self.trained = [*kernels, *others]
         self.optimizers = [Muon(kernels, lr=peak), torch.optim.Adam(others, lr=peak, betas=(0.9, 0.95))]
-        self.file = work / f"{part}.pt"
+        self.file = work / f"{half}.pt"
         if self.file.exists():
             self._resume()
 
     def _resume(self) -> None:
         state = torch.load(self.file, weights_only=True)
-        load_half(self.vae, self.part, state["model"])
+        load_half(self.vae, self.half, state["model"])
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
         self.step = state["step"]
@@ -202,7 +211,7 @@ class Trainer:
     def update(self, pixels: Tensor, steps: int) -> float:
         """Train one step and return the loss. The noise depends only on the step, so a resumed run repeats it."""
         torch.manual_seed(self.step)
-        loss = LOSSES[self.part](self.vae, pixels)
+        loss = LOSSES[self.half](self.vae, pixels)
         for optimizer in self.optimizers:
             optimizer.zero_grad()
             for group in optimizer.param_groups:
@@ -235,12 +244,12 @@ def main() -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, required=True, help="folder for the training state")
-    parser.add_argument("--part", choices=LOSSES, required=True)
+    parser.add_argument("--half", choices=LOSSES, required=True)
     parser.add_argument("--steps", type=int, default=8000)
     parser.add_argument("--learning-rate", type=float, default=2e-3)
     args = parser.parse_args()
     args.work.mkdir(parents=True, exist_ok=True)
-    train(Trainer(args.work, args.part, peak=args.learning_rate), args.steps)
+    train(Trainer(args.work, args.half, peak=args.learning_rate), args.steps)
 
 
 if __name__ == "__main__":

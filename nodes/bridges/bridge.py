@@ -170,9 +170,9 @@ class Bridge(ABC):
 
 
 def non_default(native_class: type[nn.Module], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the ``values`` that differ from the native transformer's defaults, which ComfyUI never detects.
+    """Return the ``values`` that differ from the native transformer's defaults.
 
-    A parameter that this ComfyUI's class lacks counts as different.
+    ComfyUI's model detection does not infer them. A parameter that this ComfyUI's class lacks counts as different.
     """
     defaults = {name: parameter.default for name, parameter in inspect.signature(native_class).parameters.items()}
     plain = {name: _as_list(value) for name, value in values.items()}

@@ -37,8 +37,8 @@ def fit_scaling(latent_format: Any, vae: VAE | None, name: str) -> None:
     Does nothing for a VAE that scales its latents itself.
 
     Raises:
-        InvalidRequest: the VAE and the format do not both have a mean and a std, the VAE has a shift and the format has
-            none, or their numbers of channels differ.
+        InvalidRequest: only one of the VAE and the format has a mean and std, the VAE has a shift and the format has
+            none, or the number of channels differs.
     """
     scaling = vae.scaling if vae else None
     if scaling is None:

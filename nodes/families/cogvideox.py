@@ -1,7 +1,7 @@
 """The bridges between ComfyUI and diffusers' CogVideoX (2B, 5B and 1.5, text and image to video).
 
 Newer versions of ComfyUI have a class for CogVideoX, which the bridge uses for 1.5. In older versions of ComfyUI, and
-for 2B and 5B, which ComfyUI's class does not compute as they were trained, the bridge uses a model class of ours.
+for 2B and 5B, which ComfyUI's class does not compute as they were trained, the bridge uses a custom model class.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from ...parallel_backend.checkpoint.checkpoint import Checkpoint
 from ...parallel_backend.errors import InvalidRequest
 from ...parallel_backend.vaes import LatentScale
 from ..bridges.bridge import BackendText, Bridge, non_default, pop_text, split_channels
-from ..bridges.own_model import DDIM_DEFAULTS, OwnBridge, OwnModel
+from ..bridges.custom_model import DDIM_DEFAULTS, CustomBridge, CustomModel
 from ..bridges.refusals import INPAINTING_CONDS
 
 CHANNELS = 16
@@ -26,7 +26,7 @@ TEXT = BackendText(key="t5xxl", length=226, encoder="T5EncoderModel", masked=Fal
 VAES = ("AutoencoderKLCogVideoX",)
 
 
-class CogVideoXModel(OwnModel):
+class CogVideoXModel(CustomModel):
     """Concatenates an image's latent with the noise if the transformer has channels for it."""
 
     concat_keys: tuple[str, ...]
@@ -59,10 +59,10 @@ class CogVideoXModel(OwnModel):
         return concat
 
 
-class CogVideoX(OwnBridge):
-    """The bridge with a model class of ours."""
+class CogVideoX(CustomBridge):
+    """The bridge with a custom model class."""
 
-    model = CogVideoXModel
+    model_class = CogVideoXModel
     # The defaults of diffusers' CogVideoXDDIMScheduler.
     scheduler_defaults = DDIM_DEFAULTS | {
         "beta_start": 0.00085,
@@ -104,7 +104,7 @@ class CogVideoX(OwnBridge):
         _check_channels(self, (CHANNELS, 2 * CHANNELS))
 
     def latent_format(self) -> Any:
-        """See ``OwnBridge``."""
+        """See ``CustomBridge``."""
         latent_format = comfy.latent_formats.LatentFormat()
         latent_format.scale_factor = self.scaling_factor()
         latent_format.latent_channels, latent_format.latent_dimensions = CHANNELS, 3
@@ -176,10 +176,10 @@ class NativeCogVideoX(Bridge):
             "use_rotary_positional_embeddings": bool(config.get("use_rotary_positional_embeddings")),
         }
         unet_config |= {"ofs_embed_dim": config["ofs_embed_dim"]} if config.get("ofs_embed_dim") else {}
-        undetected = {
+        not_inferred = {
             name: config[name] for name in ("out_channels", "flip_sin_to_cos", "freq_shift") if name in config
         }
-        return unet_config | non_default(self.native_class, undetected)
+        return unet_config | non_default(self.native_class, not_inferred)
 
     def check(self) -> None:
         """See ``Bridge``."""

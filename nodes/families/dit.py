@@ -1,4 +1,4 @@
-"""The bridge to diffusers' DiT (class to image), with a model class of ours, because ComfyUI lacks the family."""
+"""The bridge to diffusers' DiT (class to image), with a custom model class, because ComfyUI lacks the family."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from ...parallel_backend.errors import InvalidRequest
 from ...parallel_backend.vaes import LatentScale
 from ..bridges.bridge import CoreText
-from ..bridges.own_model import OwnBridge, OwnModel
+from ..bridges.custom_model import CustomBridge, CustomModel
 
 NO_CLASS = -1
 """The label that means no class."""
@@ -18,26 +18,26 @@ LABEL = "class_labels"
 """The key of the label in CONDITIONING."""
 
 
-class DiTModel(OwnModel):
+class DiTModel(CustomModel):
     """A model class that takes a class instead of a prompt."""
 
-    def call_conds(self, conditioning: dict[str, Any]) -> dict[str, Any]:
-        """See ``OwnModel``."""
+    def transformer_conds(self, conditioning: dict[str, Any]) -> dict[str, Any]:
+        """See ``CustomModel``."""
         if conditioning.get(LABEL) is None:
-            raise InvalidRequest("this model draws a class, not a prompt: use Parallel Class Label for both prompts")
+            raise InvalidRequest("this model takes a class, not a prompt: use Parallel Class Label for both prompts")
         return {LABEL: comfy.conds.CONDRegular(torch.tensor([conditioning[LABEL]]))}
 
 
-class DiT(OwnBridge):
+class DiT(CustomBridge):
     """DiT's bridge. The VAE is Stable Diffusion's."""
 
-    model = DiTModel
+    model_class = DiTModel
     default_scaling_factor = 0.18215
     vaes = ("AutoencoderKL",)
     text = CoreText(components={}, clip_type="STABLE_DIFFUSION")
 
     def latent_format(self) -> Any:
-        """See ``OwnBridge``."""
+        """See ``CustomBridge``."""
         return comfy.latent_formats.SD15(self.scaling_factor())
 
     def inputs(self, x: Tensor, timestep: Tensor, call_args: dict[str, Any]) -> dict[str, Tensor]:

@@ -101,7 +101,7 @@ class Flux(Bridge):
 
 
 class _PackingProbe:
-    """Stands for ComfyUI's transformer and keeps the tokens and positions that its layers would get.
+    """Stub for ComfyUI's transformer that keeps the tokens and positions that its layers would get.
 
     Attributes:
         tokens: ``[B, S, C]``.

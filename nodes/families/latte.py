@@ -1,4 +1,4 @@
-"""The bridge to diffusers' Latte (text to video), with a model class of ours, because ComfyUI lacks the family."""
+"""The bridge to diffusers' Latte (text to video), with a custom model class, because ComfyUI lacks the family."""
 
 from typing import Any
 
@@ -7,10 +7,10 @@ from torch import Tensor
 
 from ...parallel_backend.vaes import LatentScale
 from ..bridges.bridge import BackendText, pop_text
-from ..bridges.own_model import OwnBridge
+from ..bridges.custom_model import CustomBridge
 
 
-class Latte(OwnBridge):
+class Latte(CustomBridge):
     """Latte's bridge. Stable Diffusion's VAE encodes each frame. Prompts are not padded."""
 
     default_scaling_factor = 0.18215
@@ -18,7 +18,7 @@ class Latte(OwnBridge):
     text = BackendText(key="t5xxl", length=1, encoder="T5EncoderModel")
 
     def latent_format(self) -> Any:
-        """See ``OwnBridge``. TAESD, the preview decoder, does not take video."""
+        """See ``CustomBridge``. TAESD, the preview decoder, does not take video."""
         latent_format = comfy.latent_formats.SD15(self.scaling_factor())
         latent_format.latent_dimensions, latent_format.taesd_decoder_name = 3, None
         return latent_format

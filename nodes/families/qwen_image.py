@@ -11,10 +11,10 @@ from ...parallel_backend.vaes import LatentScale
 from ..bridges.bridge import Bridge, CoreText, non_default, pop_text
 
 PATCH = 2
-UNDETECTED = (
+NOT_INFERRED = (
     "patch_size", "out_channels", "attention_head_dim", "num_attention_heads", "joint_attention_dim", "axes_dims_rope",
 )  # fmt: skip
-"""Numbers for which ComfyUI's detection assumes its defaults."""
+"""Config entries that ComfyUI's model detection does not infer; it assumes the native class's defaults."""
 
 TIMESTEP_ZERO = "index_timestep_zero"
 """ComfyUI's name of the reference method that diffusers calls ``zero_cond_t`` (Edit 2511)."""
@@ -38,8 +38,8 @@ class QwenImage(Bridge):
         }
         if config.get("zero_cond_t"):
             unet_config["default_ref_method"] = TIMESTEP_ZERO
-        undetected = {name: config[name] for name in UNDETECTED if name in config}
-        return unet_config | non_default(self.native_class, undetected)
+        not_inferred = {name: config[name] for name in NOT_INFERRED if name in config}
+        return unet_config | non_default(self.native_class, not_inferred)
 
     def inputs(self, x: Tensor, timestep: Tensor, call_args: dict[str, Any]) -> dict[str, Tensor]:
         """See ``Bridge``.
@@ -51,14 +51,17 @@ class QwenImage(Bridge):
         inputs = {"hidden_states": x, "timestep": timestep, "encoder_hidden_states": text}
         names = ("ref_latents", "ref_latents_method")
         references: dict[str, Any] = {name: call_args.pop(name) for name in names if name in call_args}
-        self._check_method(references)
+        self._check_reference_method(references)
         inputs |= {f"reference_{i}": latent for i, latent in enumerate(references.get("ref_latents", ()), start=1)}
         probe = _PositionProbe(self.native_class)
         self.native_class._forward(probe, x, timestep, text, transformer_options={}, **references)
         return inputs | {"start_ids": torch.cat(probe.starts, dim=1)}
 
-    def _check_method(self, references: dict[str, Any]) -> None:
-        """Refuse a method that the model was not trained for: whether references have their own timestep."""
+    def _check_reference_method(self, references: dict[str, Any]) -> None:
+        """Refuse a reference method that the model was not trained for.
+
+        Models with ``zero_cond_t`` expect references at timestep zero; others do not.
+        """
         method = references.get("ref_latents_method")
         timestep_zero = bool(self.config.get("zero_cond_t"))
         if "ref_latents" in references and method is not None and (method == TIMESTEP_ZERO) != timestep_zero:
@@ -71,7 +74,9 @@ class QwenImage(Bridge):
 
 
 class _PositionProbe:
-    """Stands for ComfyUI's transformer with layers that return their input, and keeps the positions.
+    """Stub for ComfyUI's transformer.
+
+    Its layers return their input, so that running ``_forward`` records where the text and each image start.
 
     Attributes:
         starts: the positions ``[B, 1, 3]`` of the text's first token and of each image's first patch.
@@ -85,13 +90,13 @@ class _PositionProbe:
         self._native_class, self.starts = native_class, list[Tensor]()
 
     def process_img(self, *args: Any, **kwargs: Any) -> Any:
-        """Call ComfyUI's own, whose second result is the positions ``[B, S, 3]``."""
+        """Run ComfyUI's ``process_img`` and record the position of the image's first patch."""
         packed = self._native_class.process_img(self, *args, **kwargs)
         self.starts.append(packed[1][:, :1])
         return packed
 
     def pe_embedder(self, ids: Tensor) -> Tensor:
-        """Take all positions; the text's come first."""
+        """Record the text's first position, from ``ids`` ``[B, S, 3]``, where text comes first."""
         self.starts.insert(0, ids[:, :1])
         return ids[:, None]
 

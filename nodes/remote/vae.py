@@ -222,7 +222,7 @@ class _HandleOwner(torch.nn.Module):
 
 
 class _AbsentModule(torch.nn.Module):
-    """Stands for the module inside a VAE, which some nodes use directly."""
+    """Stub for the module inside a VAE, which some nodes use directly."""
 
     def __getattr__(self, name: str) -> Any:
         if name in ("encode", "decode", "per_channel_statistics", "encoder", "decoder"):

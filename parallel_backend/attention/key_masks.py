@@ -1,4 +1,4 @@
-"""Masked attention by leaving masked keys out, which is exact and works with every kernel."""
+"""Masked attention that drops masked keys before the kernel runs. This is exact and works with every kernel."""
 
 from dataclasses import dataclass
 
@@ -32,7 +32,7 @@ class KeyMask:
         return cls(tuple(row.nonzero()[:, 0] for row in (mask[:1] if same_for_all else mask)))
 
     def for_batch(self, batch: int, sample: int | None) -> tuple[Tensor, ...]:
-        """Return the entries for a batch of ``batch`` samples, or for one sample if ``sample`` is its index."""
+        """Return the indices for all ``batch`` samples, or only those of ``sample``."""
         if sample is not None and len(self.indices) > 1:
             return (self.indices[sample],)
         assert len(self.indices) in (1, batch), (len(self.indices), batch)
@@ -42,12 +42,14 @@ class KeyMask:
 def attend(kernel: Kernel, qkv: QKV, *, scale: float | None, key_mask: KeyMask | None, sample: int | None) -> Tensor:
     """Attend to unmasked keys, and return ``[B, heads, query tokens, head_dim]``.
 
+    Every sample must have at least one unmasked key (see ``attend_with_lse``).
+
     Args:
         kernel: computes the attention.
         qkv: query, key and value, ``[B, heads, tokens, head_dim]`` each.
         scale: see ``Kernel``.
         key_mask: the keys that may be attended to; None for all.
-        sample: index of the only sample in ``qkv``; None if it has all samples.
+        sample: index in the batch of the single sample that ``qkv`` holds; None if ``qkv`` holds the whole batch.
     """
     if key_mask is None:
         return kernel(*qkv, scale)

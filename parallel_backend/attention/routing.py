@@ -19,8 +19,8 @@ class Attention(Protocol):
     """Computes attention in place of ``scaled_dot_product_attention``.
 
     A module calls it with q, k and v of this rank's tokens, ``[B, heads, local tokens, head_dim]``, and gets the
-    attention output in the same shape. ``sample`` is the index of the only sample in them, or None if they hold all
-    samples. Masks are not passed in: the implementation knows those of all ranks.
+    attention output in the same shape. ``sample`` is the index in the batch of the single sample that they hold; None
+    if they hold the whole batch. Masks are not passed in: the implementation knows those of all ranks.
     """
 
     def __call__(

@@ -1,7 +1,8 @@
-"""Untiled decode and encode, sample by sample, with progress. What differs between VAE classes is in ``vaes``.
+"""Decode and encode requests: the check of the header, and the work, sample by sample, with progress.
 
-On several ranks, each holds the rows of the latent and of the pixels that ``RowSplit`` gives it. Decode and encode then
-run inside ``spatial.split``, and rank 0 gets the result.
+What differs between VAE classes is in ``vaes``. A tiled request calls ``decode`` or ``encode`` once for each tile
+(``tiles``). An untiled one on several ranks calls them inside ``spatial.split``: each rank holds the rows of the latent
+and of the pixels that ``RowSplit`` gives it, and rank 0 gets the result.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,32 +18,35 @@ from ..vaes import MIN_TILE, VAE
 from .spatial import RowSplit
 
 ProgressCallback = Callable[[int, int], None]
-"""Called with the number of finished parts and the total number of parts. May raise to stop the work."""
+"""Called after each progress unit (see ``VAE.decode_progress_units``), with the number of finished units and the total.
+
+May raise to stop the work.
+"""
 
 
-def check(metas: tuple[TensorMeta, ...], kind: VAE, *, name: str, tile: int = 0) -> None:
-    """Check a ``Decode`` or an ``Encode`` by its header.
+def check_request(metas: tuple[TensorMeta, ...], vae: VAE, *, name: str, tile: int = 0) -> None:
+    """Check a ``Decode`` or ``Encode`` request against the VAE, from its header alone.
 
     Args:
         metas: the tensors that the request carries.
-        kind: the VAE.
+        vae: the checkpoint's VAE (shapes, scale and calls).
         name: ``latent`` for a ``Decode``, ``pixels`` for an ``Encode``.
         tile: height and width of a tile in pixels; 0 for no tiling.
 
     Raises:
         InvalidRequest: a tensor or ``tile`` does not fit the VAE. The message names the shape and what would work.
     """
-    scale, dims = kind.scale, (5,) if kind.scale.video else (4, 5)
+    scale, dims = vae.scale, (5,) if vae.scale.video else (4, 5)
     if [meta.name for meta in metas] != [name] or len(metas[0].shape) not in dims or 0 in metas[0].shape:
         counts = " or ".join(map(str, dims))
         raise InvalidRequest(f"the VAE takes exactly one tensor: {name} of {counts} dims, none of them empty")
     shape = metas[0].shape
     if name == "latent" and shape[1] != scale.channels:
         raise InvalidRequest(f"the latent has {shape[1]} channels and this VAE takes {scale.channels}")
-    if name == "latent" and min(shape[-2:]) < kind.min_latent_size:
+    if name == "latent" and min(shape[-2:]) < vae.min_latent_size:
         raise InvalidRequest(
             f"a latent of {list(shape[-2:])} is too small for this VAE: height and width must be at least "
-            f"{kind.min_latent_size}"
+            f"{vae.min_latent_size}"
         )
     if name == "pixels" and (shape[-1] != 3 or any(size % scale.spatial for size in shape[-3:-1])):
         raise InvalidRequest(
@@ -61,25 +65,25 @@ def _check_tile(tile: int, spatial: int) -> None:
 
 
 def decode(
-    kind: VAE,
+    vae: VAE,
     module: Any,
     latent: Tensor,
     on_progress: ProgressCallback,
-    rows: RowSplit | None = None,
+    split: RowSplit | None = None,
     *,
     clamp: bool = True,
 ) -> Tensor:
     """Decode latents ``[B, C, T, H, W]`` to pixels ``[B, T', H', W', 3]``, float32 on the CPU.
 
-    Latents ``[B, C, H, W]`` give pixels ``[B, H', W', 3]``. An image VAE decodes a video frame by frame. Every decoded
-    part is written directly to its place in the result.
+    Latents ``[B, C, H, W]`` give pixels ``[B, H', W', 3]``. An image VAE decodes a video frame by frame. Decoded
+    frames are written directly to their place in the result.
 
     Args:
-        kind: the VAE's class.
-        module: diffusers' module.
-        latent: the latents; with ``rows``, only this rank's rows of them.
-        on_progress: called after each part.
-        rows: the split by rows; None if one rank decodes alone.
+        vae: the checkpoint's VAE (shapes, scale and calls).
+        module: the diffusers module.
+        latent: the latents; with ``split``, only this rank's rows of them.
+        on_progress: called after each progress unit (see ``VAE.decode_progress_units``).
+        split: how the ranks split the rows; None if one rank works alone.
         clamp: map the VAE's values from -1..1 to 0..1 and clamp them. Otherwise leave them as they are.
 
     Returns:
@@ -88,22 +92,22 @@ def decode(
     Raises:
         InvalidRequest: the VAE's output does not match its config.
     """
-    frame_by_frame = latent.ndim == 5 and not kind.scale.video
+    frame_by_frame = latent.ndim == 5 and not vae.scale.video
     samples = rearrange(latent, "b c t h w -> (b t) c h w") if frame_by_frame else latent
     frames = samples.shape[2] if samples.ndim == 5 else 1
-    writer = _PixelWriter(kind, samples, frames, rows, clamp)
-    part_done = _part_counter(on_progress, len(samples) * kind.decode_parts(module, frames))
+    writer = _PixelWriter(vae, samples, frames, split, clamp)
+    unit_done = _progress_counter(on_progress, len(samples) * vae.decode_progress_units(module, frames))
     for sample in samples:
-        kind.decode(module, sample[None].to(module.dtype), writer.write, part_done)
+        vae.decode(module, sample[None].to(module.dtype), writer.write, unit_done)
     pixels = writer.result()
-    if rows and rows.axis.index:
+    if split and split.axis.index:
         return pixels
     pixels = pixels if samples.ndim == 5 else pixels[:, 0]
     return rearrange(pixels, "(b t) h w c -> b t h w c", b=latent.shape[0]) if frame_by_frame else pixels
 
 
 def encode(
-    kind: VAE, module: Any, pixels: Tensor, on_progress: ProgressCallback, rows: RowSplit | None = None
+    vae: VAE, module: Any, pixels: Tensor, on_progress: ProgressCallback, split: RowSplit | None = None
 ) -> Tensor:
     """Encode pixels ``[B, T, H, W, 3]`` or ``[B, H, W, 3]`` in 0..1 to float32 latents, the posterior's mode.
 
@@ -111,33 +115,33 @@ def encode(
     image VAE encodes a video frame by frame.
 
     Args:
-        kind: the VAE's class.
-        module: diffusers' module.
-        pixels: the pixels; with ``rows``, only this rank's rows of them.
-        on_progress: called after each part.
-        rows: the split by rows; None if one rank encodes alone.
+        vae: the checkpoint's VAE (shapes, scale and calls).
+        module: the diffusers module.
+        pixels: the pixels; with ``split``, only this rank's rows of them.
+        on_progress: called after each progress unit (see ``VAE.encode_progress_units``).
+        split: how the ranks split the rows; None if one rank works alone.
 
     Returns:
         Latents ``[B, C, T', H', W']`` or ``[B, C, H', W']`` on rank 0, an empty tensor on other ranks.
     """
-    frame_by_frame = pixels.ndim == 5 and not kind.scale.video
+    frame_by_frame = pixels.ndim == 5 and not vae.scale.video
     samples = rearrange(pixels, "b t h w c -> (b t) h w c") if frame_by_frame else pixels
-    frames = kind.encoded_frames(samples.shape[1]) if samples.ndim == 5 else 1
+    frames = vae.encoded_frames(samples.shape[1]) if samples.ndim == 5 else 1
     samples = samples[:, :frames] if samples.ndim == 5 else samples
-    part_done = _part_counter(on_progress, len(samples) * kind.encode_parts(module, frames))
+    unit_done = _progress_counter(on_progress, len(samples) * vae.encode_progress_units(module, frames))
     latents = [
-        kind.encode(module, sample[None].to(module.dtype).movedim(-1, 1) * 2.0 - 1.0, part_done) for sample in samples
+        vae.encode(module, sample[None].to(module.dtype).movedim(-1, 1) * 2.0 - 1.0, unit_done) for sample in samples
     ]
     latent = torch.cat(latents).float()
-    if rows:
-        blocks = rows.gather(latent, latent.ndim - 2)
+    if split:
+        blocks = split.gather(latent, latent.ndim - 2)
         if not blocks:
             return torch.empty(0)
         latent = torch.cat(blocks, dim=-2)
     return rearrange(latent, "(b t) c h w -> b c t h w", b=pixels.shape[0]) if frame_by_frame else latent
 
 
-def _part_counter(on_progress: ProgressCallback, total: int) -> Callable[[], None]:
+def _progress_counter(on_progress: ProgressCallback, total: int) -> Callable[[], None]:
     """Return a function that counts its calls and reports the count to ``on_progress``."""
     counts = iter(range(1, total + 1))
     return lambda: on_progress(next(counts), total)
@@ -146,39 +150,39 @@ def _part_counter(on_progress: ProgressCallback, total: int) -> Callable[[], Non
 class _PixelWriter:
     """Writes the decoded frames of samples, in order, into one tensor ``[N, T', H', W', 3]``.
 
-    With ``rows``, rank 0 gathers all ranks' rows, and other ranks have no result.
+    With ``split``, rank 0 gathers all ranks' rows, and other ranks have no result.
 
     Args:
-        kind: the VAE's class.
-        samples: latents ``[N, C, T, H, W]`` or ``[N, C, H, W]``; only this rank's rows of them if ``rows`` is given.
+        vae: the checkpoint's VAE (shapes, scale and calls).
+        samples: latents ``[N, C, T, H, W]`` or ``[N, C, H, W]``; only this rank's rows of them if ``split`` is given.
         frames: latent frames of a sample.
-        rows: the split by rows, or None.
+        split: how the ranks split the rows; None if one rank works alone.
         clamp: see ``decode``.
     """
 
-    def __init__(self, kind: VAE, samples: Tensor, frames: int, rows: RowSplit | None, clamp: bool) -> None:
-        height, width = (size * kind.scale.spatial for size in samples.shape[-2:])
-        self._rows, self._clamp, self._frame_shape = rows, clamp, (height, width, 3)
-        self._total, self._written = len(samples) * kind.pixel_frames(frames), 0
-        full_height = rows.from_local(height).total if rows else height
-        shape = (len(samples), kind.pixel_frames(frames), full_height, width, 3)
-        self._pixels = torch.empty(0 if rows and rows.axis.index else shape)
+    def __init__(self, vae: VAE, samples: Tensor, frames: int, split: RowSplit | None, clamp: bool) -> None:
+        height, width = (size * vae.scale.spatial for size in samples.shape[-2:])
+        self._split, self._clamp, self._frame_shape = split, clamp, (height, width, 3)
+        self._total, self._written = len(samples) * vae.pixel_frames(frames), 0
+        full_height = split.from_local(height).total if split else height
+        shape = (len(samples), vae.pixel_frames(frames), full_height, width, 3)
+        self._pixels = torch.empty(0 if split and split.axis.index else shape)
 
-    def write(self, part: Tensor) -> None:
+    def write(self, frames: Tensor) -> None:
         """Write the next frames, ``[1, 3, t, H', W']`` in -1..1.
 
         Raises:
             InvalidRequest: there are more frames, or frames of another size, than the VAE's config promises.
         """
-        frames = part[0].movedim(0, -1)
-        if self._written + len(frames) > self._total or frames.shape[1:] != self._frame_shape:
+        pixels = frames[0].movedim(0, -1)
+        if self._written + len(pixels) > self._total or pixels.shape[1:] != self._frame_shape:
             raise InvalidRequest(
-                f"the VAE gives pixels of shape {list(frames.shape)}, but its config.json promises "
+                f"the VAE gives pixels of shape {list(pixels.shape)}, but its config.json promises "
                 f"{[self._total - self._written, *self._frame_shape]}: the config does not belong to the weights"
             )
-        for i, frame in enumerate(frames, self._written):
-            self._write_frame(i, self._rows.gather(frame, 0) if self._rows else [frame])
-        self._written += len(frames)
+        for i, frame in enumerate(pixels, self._written):
+            self._write_frame(i, self._split.gather(frame, 0) if self._split else [frame])
+        self._written += len(pixels)
 
     def _write_frame(self, index: int, blocks: Sequence[Tensor]) -> None:
         """Write one frame from its blocks of rows, from the top down. ``blocks`` is empty on ranks without a result."""

@@ -33,7 +33,7 @@ class Timeouts:
         connect: for the supervisor to accept a connection and answer.
         start: for a backend that has to be started to answer.
         send: the longest that the ranks may accept none of the request's bytes.
-        silence: the longest without a sign of life while the ranks load weights or compute a step.
+        silence: the longest without a message while the ranks load weights or compute a step.
         cancel: for a cancelled request to end.
         stop: for the backend to exit.
     """
@@ -168,7 +168,7 @@ class _Call:
         timeouts = self._client.timeouts
         sending = deadlines.Deadline(timeouts.send, "sending a request to the backend")
         frames.send_header(sock, self._header, deadline=sending, poll=self._poll)
-        # The supervisor answers at once and then sends signs of life; the ranks may be silent for longer.
+        # The supervisor answers at once and then sends keepalives; the ranks may be silent for longer.
         silence = deadlines.Deadline(timeouts.connect, "waiting for the backend to accept a request")
         while True:
             frame = frames.recv_header(sock, deadline=silence, poll=self._poll)
@@ -178,7 +178,7 @@ class _Call:
             if isinstance(frame.message, Continue):
                 sending.renew()
                 send_tensors(sock, self._tensors, deadline=sending, poll=self._poll)
-                silence = deadlines.Deadline(timeouts.silence, "waiting for a sign of life from the ranks")
+                silence = deadlines.Deadline(timeouts.silence, "waiting for a message from the ranks")
             elif isinstance(frame.message, Progress):
                 self._on_progress(frame.message, received)
             else:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from ..layout.parallel_layout import AXES, ParallelLayout
 
 Grid = npt.NDArray[np.int_]
-_BOUNDARIES = ("even boundaries", "odd boundaries", "back")
+_BOUNDARIES = ("even boundaries", "odd boundaries", "return")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,10 +130,10 @@ def create(
         return None
     sequence = axes.pop("sequence", axes["ring"] if layout.ring > 1 else axes["ulysses"])
     weights, behind = axes.pop("weights", None), axes.pop("behind", None)
-    even, odd, back = (axes.pop(name, None) for name in _BOUNDARIES)
+    even, odd, last_to_first = (axes.pop(name, None) for name in _BOUNDARIES)
     return DeviceMesh(
         layout=layout, serial=serial, axes=axes, sequence=sequence, whole=whole, weights_axis=weights, behind=behind,
-        boundaries=(even, odd, back) if even and odd and back else None,
+        boundaries=(even, odd, last_to_first) if even and odd and last_to_first else None,
         measured_speeds=tuple(speeds[: layout.ranks]) or (1.0,) * layout.ranks,
     )  # fmt: skip
 

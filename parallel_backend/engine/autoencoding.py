@@ -46,7 +46,7 @@ class Autoencoding:
         else:
             self.input, self.output, self.phase, self.sides = "pixels", "latent", "encoding", (pixels, latent)
             self.code = codec.encode
-        codec.check(request.metas, self.vae, name=self.input, tile=request.message.tile)
+        codec.check_request(request.metas, self.vae, name=self.input, tile=request.message.tile)
         before = self.sides[0]
         self.height, width = (request.metas[0].shape[dim] // before.scale for dim in before.dims)
         tile = request.message.tile // pixels.scale or max(self.height, width)

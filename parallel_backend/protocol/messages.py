@@ -212,7 +212,7 @@ class Progress:
     """``value`` of ``total`` steps of the phase ``phase`` are done.
 
     The supervisor reports ``accepted`` or ``queued`` (``total`` requests are ahead) at once. Until the ranks run the
-    request, it repeats ``queued`` or ``start`` (the ranks are starting) as a sign of life. ``loading`` means that
+    request, it repeats ``queued`` or ``start`` (the ranks are starting) as a keepalive. ``loading`` means that
     rank 0 loads weights, and with a ``value`` of 1 that it has loaded them.
     ``note`` tells the user about anything unexpected in how the phase is done.
     """
@@ -265,7 +265,7 @@ class RankStatus:
 
 @dataclass(frozen=True, kw_only=True)
 class Status:
-    """The backend at one moment. ``layout`` is that of the running request, or of the last one."""
+    """The backend at one moment. ``layout`` is that of the running request, or of the most recent one."""
 
     pid: int
     protocol: int

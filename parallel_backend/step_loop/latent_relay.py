@@ -1,6 +1,7 @@
 """How the latent returns from the last pipeline stage, which runs the sampler, to the first.
 
-The last stage sends the model's next input, patch by patch; after the last call it sends the final latent.
+The last stage sends the model's next input unit by unit. A unit is one patch, or all patches in a call on the whole
+latent. After the last call it sends the final latent.
 """
 
 from collections import deque
@@ -19,53 +20,63 @@ from .setting import Setting
 
 
 @dataclass(frozen=True, kw_only=True)
-class PatchElements:
+class PatchIndices:
     """Which values of a latent belong to which patch.
 
     Attributes:
-        image: number of tokens, by patch.
-        by_patch: flat indices into the latent of one sample, by patch.
+        tokens: the image tokens of each patch.
+        indices_by_patch: flat indices into the latent of one sample, by patch.
     """
 
-    image: Partition
-    by_patch: tuple[Tensor, ...]
+    tokens: Partition
+    indices_by_patch: tuple[Tensor, ...]
 
     @classmethod
-    def of(cls, family: Family, image: Partition, values: int, size: Sequence[int]) -> "PatchElements":
-        """Find where the family's ``unpatchify`` puts the ``values`` values of each token in a latent of ``size``."""
-        numbers = torch.arange(image.total * values, dtype=torch.float64).view(1, image.total, values)
-        token = family.unpatchify(numbers, size)[0].abs().long().flatten() // values
-        by_patch = [
-            ((token >= start) & (token < start + length)).nonzero()[:, 0].to(family.device)
-            for start, length in zip(image.offsets, image.sizes, strict=True)
+    def of(cls, family: Family, tokens: Partition, values_per_token: int, size: Sequence[int]) -> "PatchIndices":
+        """Find which latent positions hold each patch's tokens, by running ``unpatchify`` on numbered values.
+
+        ``size`` is that of the latent without batch and channels.
+        """
+        # Unpatchify running numbers to see where each value lands. abs(): some families negate. float64: exact for
+        # large indices.
+        value_ids = torch.arange(tokens.total * values_per_token, dtype=torch.float64)
+        value_ids = value_ids.view(1, tokens.total, values_per_token)
+        token_ids = family.unpatchify(value_ids, size)[0].abs().long().flatten() // values_per_token
+        indices_by_patch = [
+            ((token_ids >= start) & (token_ids < start + length)).nonzero()[:, 0].to(family.device)
+            for start, length in zip(tokens.offsets, tokens.sizes, strict=True)
         ]
-        return cls(image=image, by_patch=tuple(by_patch))
+        return cls(tokens=tokens, indices_by_patch=tuple(indices_by_patch))
 
 
 class LastStage:
     """The sending end: one sampler for each patch.
 
     Args:
-        back: process group in which latents travel to the first stage.
+        return_axis: axis over which the last stage sends latents to the first.
         preview: whether the first sample's x0 is sent with every step.
     """
 
     def __init__(
-        self, setting: Setting, sampler: Sampler, elements: PatchElements, back: Axis, *, preview: bool
+        self, setting: Setting, sampler: Sampler, patches: PatchIndices, return_axis: Axis, *, preview: bool
     ) -> None:
-        self.setting, self.elements, self.back, self.preview = setting, elements, back, preview
+        self.setting, self.return_axis, self.preview = setting, return_axis, preview
+        self.indices_by_patch = patches.indices_by_patch
         x = setting.x.flatten(1)
-        self._steps: list[SamplerRun] = [sampler(x[:, indices], setting.sigmas) for indices in elements.by_patch]
+        self._steps: list[SamplerRun] = [sampler(x[:, indices], setting.sigmas) for indices in self.indices_by_patch]
         self._calls = [next(steps) for steps in self._steps]
-        self._inpainting = [setting.inpainting.select(setting.x.shape, indices) for indices in elements.by_patch]
+        self._inpainting = [setting.inpainting.select(setting.x.shape, indices) for indices in self.indices_by_patch]
         self._pending = PendingSends()
 
     def step(self, unit: Sequence[int], prediction: Tensor) -> None:
-        """Give the guided prediction ``[B, C, ...]`` to the samplers of ``unit``, and send their next model inputs."""
+        """Advance the samplers of the patches in ``unit`` with the guided prediction ``[B, C, ...]``.
+
+        Send their next model inputs (or final latents) and previews.
+        """
         flat, parts, previews = prediction.flatten(1), [], []
         for patch in unit:
             call, inpainting = self._calls[patch], self._inpainting[patch]
-            x0 = inpainting.x0(call.x, call.sigma, flat[:, self.elements.by_patch[patch]])
+            x0 = inpainting.x0(call.x, call.sigma, flat[:, self.indices_by_patch[patch]])
             if call.step is not None and self.preview:
                 previews.append(x0[:1])
             try:
@@ -74,7 +85,7 @@ class LastStage:
             except StopIteration as end:
                 parts.append(end.value)
         message = torch.cat([part.reshape(-1) for part in (*parts, *previews)])
-        self._pending.send(message, self.back, 0)
+        self._pending.send(message, self.return_axis, 0)
 
     def finish(self) -> None:
         """Wait until everything is sent."""
@@ -82,20 +93,31 @@ class LastStage:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Expected:
+class _PendingReceive:
+    """A receive in flight.
+
+    Attributes:
+        index: the call whose result is received.
+        step: the step that begins with that call; None if no step does.
+        unit: the patches.
+        flat: batch x values of the unit's patches, then the preview's if there is one.
+        pending: the operations to wait for.
+    """
+
     index: int
     step: int | None
     unit: tuple[int, ...]
     flat: Tensor
-    works: Sequence[Work]
+    pending: Sequence[Work]
 
 
 class FirstStage:
     """The receiving end.
 
     Args:
-        back: process group in which latents travel to the first stage.
-        on_step: called with the index of a finished step and the preview, or the last preview known.
+        return_axis: axis over which the last stage sends latents to the first.
+        on_step: called with the index of a finished step and the first sample's x0, or, with ``preview=False``, the
+            initial model input (``[1, C, ...]``).
         preview: whether the first sample's x0 arrives with every step.
 
     Attributes:
@@ -105,45 +127,46 @@ class FirstStage:
     def __init__(
         self,
         setting: Setting,
-        elements: PatchElements,
-        back: Axis,
+        patches: PatchIndices,
+        return_axis: Axis,
         on_step: Callable[[int, Tensor], None],
         *,
         preview: bool,
     ) -> None:
-        self.elements, self.back, self.on_step, self.preview = elements, back, on_step, preview
+        self.indices_by_patch, self.return_axis = patches.indices_by_patch, return_axis
+        self.on_step, self.preview = on_step, preview
         self.x = setting.inpainting.model_input(setting.x, setting.sigmas[0]).clone(
             memory_format=torch.contiguous_format
         )
-        self._shown = self.x[:1].clone()
-        self._expected: deque[_Expected] = deque()
+        self._preview = self.x[:1].clone()
+        self._receives: deque[_PendingReceive] = deque()
 
     def expect(self, index: int, step: int | None, unit: Sequence[int]) -> None:
         """Start to receive the result of a unit of call ``index``; ``step`` is the step that begins with that call."""
         rows = len(self.x) + (1 if self.preview and step is not None else 0)
-        flat = self.x.new_empty(rows * sum(len(self.elements.by_patch[patch]) for patch in unit))
-        works = receive(flat, self.back, self.back.size - 1)
-        self._expected.append(_Expected(index=index, step=step, unit=tuple(unit), flat=flat, works=works))
+        flat = self.x.new_empty(rows * sum(len(self.indices_by_patch[patch]) for patch in unit))
+        pending = receive(flat, self.return_axis, self.return_axis.size - 1)
+        self._receives.append(_PendingReceive(index=index, step=step, unit=tuple(unit), flat=flat, pending=pending))
 
-    def arrive(self, index: int, patch: int) -> None:
+    def wait_until(self, index: int, patch: int) -> None:
         """Wait for the results of all earlier calls, and of call ``index`` up to ``patch``."""
-        while self._expected and (self._expected[0].index, self._expected[0].unit[0]) <= (index, patch):
-            self._take(self._expected.popleft())
+        while self._receives and (self._receives[0].index, self._receives[0].unit[0]) <= (index, patch):
+            self._store(self._receives.popleft())
 
     def finish(self) -> None:
         """Wait for all results."""
-        while self._expected:
-            self._take(self._expected.popleft())
+        while self._receives:
+            self._store(self._receives.popleft())
 
-    def _take(self, result: _Expected) -> None:
-        wait_all(result.works)
+    def _store(self, result: _PendingReceive) -> None:
+        wait_all(result.pending)
         batch = len(self.x)
-        sizes = [len(self.elements.by_patch[patch]) for patch in result.unit]
+        sizes = [len(self.indices_by_patch[patch]) for patch in result.unit]
         previews = sizes if len(result.flat) > batch * sum(sizes) else []
         parts = result.flat.split([batch * size for size in sizes] + previews)
         for patch, part in zip(result.unit, parts, strict=False):
-            self.x.flatten(1)[:, self.elements.by_patch[patch]] = part.view(batch, -1)
+            self.x.flatten(1)[:, self.indices_by_patch[patch]] = part.view(batch, -1)
         for patch, part in zip(result.unit, parts[len(sizes) :], strict=False):
-            self._shown.flatten(1)[:, self.elements.by_patch[patch]] = part.view(1, -1)
-        if result.step is not None and result.unit[-1] == len(self.elements.by_patch) - 1:
-            self.on_step(result.step, self._shown)
+            self._preview.flatten(1)[:, self.indices_by_patch[patch]] = part.view(1, -1)
+        if result.step is not None and result.unit[-1] == len(self.indices_by_patch) - 1:
+            self.on_step(result.step, self._preview)

@@ -19,7 +19,7 @@ from ..errors import Cancelled
 from ..interfaces import patch_plan
 from ..interfaces.geometry import IMAGE, common_image_tokens
 from ..samplers.samplers import SAMPLERS
-from .latent_relay import FirstStage, LastStage, PatchElements
+from .latent_relay import FirstStage, LastStage, PatchIndices
 from .setting import Report, Setting
 from .stage import Group, Stage, Task
 
@@ -84,16 +84,16 @@ class PipeFusion:
     def _make_ends(self) -> None:
         setting, boundaries = self.setting, self.mesh.boundaries
         assert boundaries is not None
-        back = boundaries[-1]
+        return_axis = boundaries[-1]
         extent, size = self.plan.extents[0], self.plan.latents[0][2:]
         family = setting.denoiser.experts.at(setting.time(setting.sigmas[0]))
-        elements = PatchElements.of(family, self.image, extent.values, size)
-        preview = setting.message.previews and back.ranks[0] == 0
+        patches = PatchIndices.of(family, self.image, extent.values, size)
+        preview = setting.message.previews and return_axis.ranks[0] == 0
         if self.boundary.first:
-            self.first = FirstStage(setting, elements, back, self._on_step, preview=preview)
+            self.first = FirstStage(setting, patches, return_axis, self._on_step, preview=preview)
         if self.boundary.last:
             sampler = SAMPLERS[setting.message.sampler]
-            self.last = LastStage(setting, sampler, elements, back, preview=preview)
+            self.last = LastStage(setting, sampler, patches, return_axis, preview=preview)
             self._tokens = setting.x.new_zeros(len(setting.x), self.image.total, extent.values)
 
     def _tasks(self) -> Iterator[Task]:
@@ -120,7 +120,7 @@ class PipeFusion:
 
     def _run(self, task: Task, streams: dict[str, Tensor]) -> None:
         if self.first:
-            self.first.arrive(task.index - 1, task.unit[-1])
+            self.first.wait_until(task.index - 1, task.unit[-1])
         state = self.stage.run(task, streams, self.first.x if self.first else self.setting.x)
         if task.ends_call and task.index + 1 < len(self.calls):
             self.flags.send_next()
@@ -134,8 +134,8 @@ class PipeFusion:
         if task.ends_unit and self.last:
             self.last.step(task.unit, self._guided(task))
 
-    def _on_step(self, step: int, shown: Tensor) -> None:
-        self.setting.report_step(step, shown, self.report)
+    def _on_step(self, step: int, preview: Tensor) -> None:
+        self.setting.report_step(step, preview, self.report)
 
     def _guided(self, task: Task) -> Tensor:
         """The guided prediction ``[B, C, ...]``. Only the patches of the task's unit are new."""

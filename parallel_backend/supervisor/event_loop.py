@@ -1,8 +1,8 @@
 """An event loop over file descriptors, with one callback for each.
 
-It uses ``poll`` because ``selectors`` rejects an empty event mask: the supervisor must notice a hang-up on a connection
-whose bytes only a rank may read. ``epoll`` would still report a descriptor that has been closed here but is open in the
-process that it was passed to; ``poll`` does not.
+It uses ``poll`` because ``selectors`` rejects an empty event mask: the supervisor must notice that a client disconnects
+although only a rank may read the connection's bytes. ``epoll`` would still report a descriptor that has been closed
+here but is open in the process that it was passed to; ``poll`` does not.
 """
 
 import math
@@ -10,8 +10,8 @@ import select
 from collections.abc import Callable
 
 READ = select.POLLIN
-HANG_UP = 0
-"""Report only errors and hang-ups."""
+DISCONNECT = 0
+"""Report only errors and disconnections."""
 
 
 class EventLoop:
@@ -22,7 +22,7 @@ class EventLoop:
         self._callbacks: dict[int, Callable[[], object]] = {}
 
     def watch(self, descriptor: int, events: int, callback: Callable[[], object]) -> None:
-        """Call ``callback`` on any of ``events``, and always on an error or a hang-up."""
+        """Call ``callback`` on any of ``events``, and always on an error or a disconnection."""
         self._poll.register(descriptor, events)
         self._callbacks[descriptor] = callback
 

@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 
 class Generations:
-    """Runs at most one set of ranks at a time; the next one starts only once the last one has freed its devices.
+    """Runs at most one set of ranks at a time; the next one starts only once the previous one has freed its devices.
 
     ``exit_patience`` is how many seconds killed ranks have to exit. The other arguments are those of ``RankSet``.
 

@@ -34,7 +34,7 @@ class Limits:
         cancel: for a cancelled request to end.
         agree: for rank 0 to end a request that another rank refused; it may be waiting for a client that does not read.
         end: for killed ranks to exit.
-        sign_of_life: between two signs of life to queued clients.
+        keepalive_interval: between two keepalives to the clients of queued requests.
         patience: with the ranks.
     """
 
@@ -43,5 +43,5 @@ class Limits:
     cancel: float = 120.0
     agree: float = 70.0
     end: float = 10.0
-    sign_of_life: float = 5.0
+    keepalive_interval: float = 5.0
     patience: Patience = field(default_factory=Patience)

@@ -1,4 +1,4 @@
-"""The queued requests, the running one, and the outcomes of the last ones."""
+"""The queue, the running request and the most recent outcomes."""
 
 import logging
 import socket
@@ -12,10 +12,25 @@ from ..layout.parallel_layout import ParallelLayout, auto
 from ..layout.suggestions import check_fits
 from ..protocol import frames, rank_control
 from ..protocol.messages import Devices, Done, Error, Progress, RankRequest
-from .event_loop import HANG_UP, EventLoop
+from .event_loop import DISCONNECT, EventLoop
 from .listener import answer
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EarlyFailure:
+    """The failure of a rank other than 0 while rank 0 still runs the request.
+
+    Attributes:
+        at: ``time.monotonic()`` when the supervisor read the report.
+        rank: the rank that failed.
+        finished: the rank's report.
+    """
+
+    at: float
+    rank: int
+    finished: rank_control.Finished
 
 
 @dataclass(kw_only=True)
@@ -26,9 +41,10 @@ class QueuedRequest:
         message: the client's message.
         header: its encoded header.
         connection: its client's connection.
-        devices: those that it runs on.
-        cancelled_at: when it was cancelled, if it was.
-        dissent: when a rank other than 0 ended it with an error, that rank's number, and how.
+        devices: the devices that it runs on.
+        cancelled_at: ``time.monotonic()`` of the cancellation; None if not cancelled.
+        early_failure: the failure that a rank other than 0 reported while rank 0 was still running; None if there is
+            none.
     """
 
     message: RankRequest
@@ -36,7 +52,7 @@ class QueuedRequest:
     connection: socket.socket
     devices: Devices
     cancelled_at: float | None = None
-    dissent: tuple[float, int, rank_control.Finished] | None = None
+    early_failure: EarlyFailure | None = None
 
     @property
     def id(self) -> str:
@@ -45,7 +61,7 @@ class QueuedRequest:
 
     @property
     def layout(self) -> ParallelLayout | None:
-        """The layout that it will run in, None if that does not follow from the request alone."""
+        """The layout that the request will run in; None if the request alone does not determine it."""
         branches = getattr(self.message, "branches", None)
         if self.message.model.layout or branches is None:
             return self.message.model.layout
@@ -53,23 +69,23 @@ class QueuedRequest:
 
 
 class RequestQueue:
-    """A bounded queue, the running request and the last outcomes.
+    """A bounded queue, the running request and the most recent outcomes.
 
     Args:
         size: how many requests may be queued.
         outcomes: how many outcomes are remembered.
         events: the supervisor's event loop.
-        on_hang_up: called with a request whose client has hung up.
+        on_disconnect: called with a request whose client has disconnected.
 
     Attributes:
         running: the request that the ranks run, if there is one.
-        last_used: when the last request ended.
+        last_used: ``time.monotonic()`` when a request last ended, or at start.
     """
 
     def __init__(
-        self, *, size: int, outcomes: int, events: EventLoop, on_hang_up: Callable[[QueuedRequest], None]
+        self, *, size: int, outcomes: int, events: EventLoop, on_disconnect: Callable[[QueuedRequest], None]
     ) -> None:
-        self._size, self._max_outcomes, self._events, self._on_hang_up = size, outcomes, events, on_hang_up
+        self._size, self._max_outcomes, self._events, self._on_disconnect = size, outcomes, events, on_disconnect
         self._queued: deque[QueuedRequest] = deque()
         self._outcomes: OrderedDict[str, Done | Error] = OrderedDict()
         self.running: QueuedRequest | None = None
@@ -88,13 +104,13 @@ class RequestQueue:
         header = frames.pack(frame)[frames.PREFIX.size :]
         request = QueuedRequest(message=frame.message, header=header, connection=sock, devices=devices)
         self._queued.append(request)
-        self._events.watch(sock.fileno(), HANG_UP, lambda: self._hung_up(request))
-        self._sign_of_life(request, "accepted")
+        self._events.watch(sock.fileno(), DISCONNECT, lambda: self._disconnected(request))
+        self._send_progress(request, phase_if_first="accepted")
         return request
 
-    def _hung_up(self, request: QueuedRequest) -> None:
+    def _disconnected(self, request: QueuedRequest) -> None:
         self._events.forget(request.connection.fileno())
-        self._on_hang_up(request)
+        self._on_disconnect(request)
 
     @property
     def first(self) -> QueuedRequest | None:
@@ -143,15 +159,18 @@ class RequestQueue:
         unknown = Error(code="failure", message=f"the backend does not know how request {request_id} ended")
         return self._outcomes.get(request_id, unknown)
 
-    def signs_of_life(self) -> None:
-        """Send a sign of life to the clients of all queued requests."""
+    def send_keepalives(self) -> None:
+        """Send a keepalive to the clients of all queued requests."""
         for request in self._queued:
-            self._sign_of_life(request, "start")
+            self._send_progress(request, phase_if_first="start")
 
-    def _sign_of_life(self, request: QueuedRequest, first_phase: str) -> None:
-        """Report how many requests are ahead, or ``first_phase`` if none are: then only the ranks have to start."""
+    def _send_progress(self, request: QueuedRequest, *, phase_if_first: str) -> None:
+        """Tell the client how many requests are ahead.
+
+        If none are, report ``phase_if_first`` instead: the request then waits only for the ranks to start.
+        """
         ahead = self._queued.index(request) + (self.running is not None)
-        answer(request.connection, Progress(phase="queued" if ahead else first_phase, value=0, total=max(1, ahead)))
+        answer(request.connection, Progress(phase="queued" if ahead else phase_if_first, value=0, total=max(1, ahead)))
 
 
 def devices_for(request: RankRequest) -> Devices:
@@ -174,4 +193,4 @@ def _shut_down(request: QueuedRequest) -> None:
     try:
         request.connection.shutdown(socket.SHUT_RDWR)
     except OSError:
-        log.info("the client of request %s hung up before it failed", request.id)
+        log.info("client of request %s had already disconnected when the request ended", request.id)

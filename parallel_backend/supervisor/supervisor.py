@@ -1,9 +1,9 @@
 """The process that owns the socket, the queue and the ranks, and that answers even when every rank is dead.
 
 It has one thread, imports no torch and never blocks. It reads a request's header and, when the request's turn comes,
-passes the connection to rank 0. It keeps its own descriptor of the connection only to notice when the client hangs up,
-and writes nothing more to it. When ranks fail, it shuts the connection down, and the client asks for the ``Outcome`` on
-another one.
+passes the connection to rank 0. It keeps its own descriptor of the connection only to notice when the client
+disconnects, and writes nothing more to it. When ranks fail, it shuts the connection down, and the client asks for the
+``Outcome`` on another one.
 """
 
 import logging
@@ -28,7 +28,7 @@ from .generations import Generations
 from .limits import Limits
 from .listener import Listener, answer, refuse
 from .rank_set import Failure
-from .request_queue import QueuedRequest, RequestQueue
+from .request_queue import EarlyFailure, QueuedRequest, RequestQueue
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ class Supervisor:
             size=self._limits.queue,
             outcomes=self._limits.outcomes,
             events=self._events,
-            on_hang_up=lambda request: self._cancel(request.id),
+            on_disconnect=lambda request: self._cancel(request.id),
         )
         self._generations = Generations(
             endpoint=endpoint,
@@ -77,7 +77,7 @@ class Supervisor:
         )
         self._layout: ParallelLayout | None = None
         self._stopping: list[socket.socket] | None = None  # once set, connections that wait for the end
-        self._last_sign_of_life = time.monotonic()
+        self._last_keepalive = time.monotonic()
         self._program = fingerprint()
 
     def serve(self) -> None:
@@ -220,7 +220,7 @@ class Supervisor:
             self._queue.end_running(Done() if finished.code == rank_control.DONE else error, answered=True)
             self._run_next()
         elif finished.code != rank_control.DONE:
-            request.dissent = (time.monotonic(), rank, finished)
+            request.early_failure = EarlyFailure(at=time.monotonic(), rank=rank, finished=finished)
 
     def _tick(self) -> None:
         self._listener.tick()
@@ -231,9 +231,9 @@ class Supervisor:
             self._fail_ranks(Error(code=failure.code, message=failure.message))
         self._generations.forget_exited()
         now = time.monotonic()
-        if now - self._last_sign_of_life > self._limits.sign_of_life:
-            self._last_sign_of_life = now
-            self._queue.signs_of_life()
+        if now - self._last_keepalive > self._limits.keepalive_interval:
+            self._last_keepalive = now
+            self._queue.send_keepalives()
         self._run_next()
         self._stop_if_unused(now)
 
@@ -258,9 +258,9 @@ class Supervisor:
         now = time.monotonic()
         if request.cancelled_at and now - request.cancelled_at > self._limits.cancel:
             return Failure(message=f"the ranks did not end a cancelled request within {self._limits.cancel:g} s")
-        if request.dissent and now - request.dissent[0] > self._limits.agree:
-            _, rank, finished = request.dissent
-            return Failure(message=f"rank {rank} alone ended the request: {finished.message}")
+        failure = request.early_failure
+        if failure and now - failure.at > self._limits.agree:
+            return Failure(message=f"rank {failure.rank} alone ended the request: {failure.finished.message}")
         return None
 
     def _fail_ranks(self, error: Error) -> None:

@@ -15,8 +15,8 @@ from ..errors import InvalidRequest
 
 WriteFrames = Callable[[Tensor], None]
 """Takes the next decoded frames of a sample, ``[1, 3, t, H, W]`` in -1..1. May raise to stop decoding."""
-PartDone = Callable[[], None]
-"""Called after each part of the work on a sample. May raise to stop it."""
+UnitDone = Callable[[], None]
+"""Called after each progress unit of a sample (see ``VAE.decode_progress_units``). May raise to stop the work."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,30 +115,30 @@ class VAE(ABC):
     def prepare(self, module: Any) -> None:  # noqa: B027 (most need nothing)
         """Make a freshly loaded diffusers module compute what ComfyUI's does."""
 
-    def decode_parts(self, module: Any, frames: int) -> int:
-        """Return how often ``decode`` calls ``part_done`` for ``frames`` latent frames.
+    def decode_progress_units(self, module: Any, frames: int) -> int:
+        """Return the number of progress units: how often ``decode`` calls ``unit_done`` for ``frames`` latent frames.
 
-        Here that is once per convolution of the decoder, through which all frames pass at once.
+        Here a unit is one convolution of the decoder, through which all frames pass at once.
         """
         return len(_convolutions(module.decoder))
 
-    def encode_parts(self, module: Any, frames: int) -> int:
-        """Return how often ``encode`` calls ``part_done`` for ``frames`` pixel frames."""
+    def encode_progress_units(self, module: Any, frames: int) -> int:
+        """Return how often ``encode`` calls ``unit_done`` for ``frames`` pixel frames."""
         return len(_convolutions(module.encoder))
 
-    def decode(self, module: Any, latent: Tensor, write: WriteFrames, part_done: PartDone) -> None:
+    def decode(self, module: Any, latent: Tensor, write: WriteFrames, unit_done: UnitDone) -> None:
         """Decode one latent ``[1, C, T, H, W]``, or that of an image ``[1, C, H, W]``."""
-        with report_convolutions(module.decoder, part_done):
+        with report_convolutions(module.decoder, unit_done):
             pixels = module.decode(latent, return_dict=False)[0]
         write(pixels)
 
-    def encode(self, module: Any, pixels: Tensor, part_done: PartDone) -> Tensor:
+    def encode(self, module: Any, pixels: Tensor, unit_done: UnitDone) -> Tensor:
         """Encode one video ``[1, 3, T, H, W]`` or image ``[1, 3, H, W]``, in -1..1.
 
         Returns:
             The posterior's mode, ``[1, C, T', H', W']`` or ``[1, C, H', W']``.
         """
-        with report_convolutions(module.encoder, part_done):
+        with report_convolutions(module.encoder, unit_done):
             latent: Tensor = module.encode(pixels, return_dict=False)[0].mode()
         return latent
 
@@ -153,7 +153,7 @@ class Framewise(VAE):
         """Convert the decoder's output to pixels ``[1, 3, t, H, W]``."""
         return chunk
 
-    def decode(self, module: Any, latent: Tensor, write: WriteFrames, part_done: PartDone) -> None:
+    def decode(self, module: Any, latent: Tensor, write: WriteFrames, unit_done: UnitDone) -> None:
         """Decode one latent ``[1, C, T, H, W]``, and write each chunk of frames as soon as it is decoded.
 
         A hook writes the chunk and hands the decoder's caller an empty one, so diffusers does not collect frames.
@@ -163,14 +163,14 @@ class Framewise(VAE):
             # Some decoders also return their cache.
             chunk, *rest = output if isinstance(output, tuple) else (output,)
             write(self.to_pixels(chunk))
-            part_done()
+            unit_done()
             return (chunk[:, :, :0], *rest) if rest else chunk[:, :, :0]
 
         with module.decoder.register_forward_hook(write_chunk):
             module.decode(latent, return_dict=False)
 
-    def encode(self, module: Any, pixels: Tensor, part_done: PartDone) -> Tensor:
-        handle = module.encoder.register_forward_hook(lambda *_: part_done())
+    def encode(self, module: Any, pixels: Tensor, unit_done: UnitDone) -> Tensor:
+        handle = module.encoder.register_forward_hook(lambda *_: unit_done())
         try:
             latent: Tensor = module.encode(pixels, return_dict=False)[0].mode()
         finally:
@@ -179,19 +179,19 @@ class Framewise(VAE):
 
 
 @contextmanager
-def report_convolutions(module: nn.Module, part_done: PartDone) -> Iterator[None]:
-    """Call ``part_done`` once per convolution of a module: after its first run, or on exit if it never ran."""
+def report_convolutions(module: nn.Module, unit_done: UnitDone) -> Iterator[None]:
+    """Call ``unit_done`` once per convolution of a module: after its first run, or on exit if it never ran."""
     handles: dict[nn.Module, Any] = {}
 
     def after_first_run(layer: nn.Module, _inputs: object, _output: object) -> None:
         handles.pop(layer).remove()
-        part_done()
+        unit_done()
 
     handles |= {layer: layer.register_forward_hook(after_first_run) for layer in _convolutions(module)}
     try:
         yield
         for _ in handles:
-            part_done()
+            unit_done()
     finally:
         for handle in handles.values():
             handle.remove()

@@ -27,8 +27,8 @@ class CogVideoX(Framewise):
         """
         return super().pixel_frames(frames) if frames % 2 else self.scale.temporal * frames
 
-    def decode_parts(self, module: Any, frames: int) -> int:
+    def decode_progress_units(self, module: Any, frames: int) -> int:
         return max(frames // int(module.num_latent_frames_batch_size), 1)
 
-    def encode_parts(self, module: Any, frames: int) -> int:
+    def encode_progress_units(self, module: Any, frames: int) -> int:
         return max(frames // int(module.num_sample_frames_batch_size), 1)

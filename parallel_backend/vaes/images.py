@@ -10,7 +10,7 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
-from .base import VAE, LatentScale, PartDone, Scaling, WriteFrames, report_convolutions, scaled_by_factor
+from .base import VAE, LatentScale, Scaling, UnitDone, WriteFrames, report_convolutions, scaled_by_factor
 
 
 class Image(VAE):
@@ -29,8 +29,8 @@ class Image(VAE):
     def scaling(self) -> Scaling | None:
         return scaled_by_factor(self.config, 0.18215)
 
-    def decode(self, module: Any, latent: Tensor, write: WriteFrames, part_done: PartDone) -> None:
-        super().decode(module, latent, lambda pixels: write(pixels.unsqueeze(2)), part_done)
+    def decode(self, module: Any, latent: Tensor, write: WriteFrames, unit_done: UnitDone) -> None:
+        super().decode(module, latent, lambda pixels: write(pixels.unsqueeze(2)), unit_done)
 
 
 class TemporalDecoder(Image):
@@ -43,18 +43,18 @@ class TemporalDecoder(Image):
     def scale(self) -> LatentScale:
         return super().scale.as_video()
 
-    def encode_parts(self, module: Any, frames: int) -> int:
-        return frames * super().encode_parts(module, frames)
+    def encode_progress_units(self, module: Any, frames: int) -> int:
+        return frames * super().encode_progress_units(module, frames)
 
-    def decode(self, module: Any, latent: Tensor, write: WriteFrames, part_done: PartDone) -> None:
+    def decode(self, module: Any, latent: Tensor, write: WriteFrames, unit_done: UnitDone) -> None:
         frames = rearrange(latent, "1 c t h w -> t c h w")
-        with report_convolutions(module.decoder, part_done):
+        with report_convolutions(module.decoder, unit_done):
             pixels = module.decode(frames, num_frames=len(frames), return_dict=False)[0]
         write(rearrange(pixels, "t c h w -> 1 c t h w"))
 
-    def encode(self, module: Any, pixels: Tensor, part_done: PartDone) -> Tensor:
+    def encode(self, module: Any, pixels: Tensor, unit_done: UnitDone) -> Tensor:
         encode_frame = super().encode
-        return torch.stack([encode_frame(module, frame, part_done) for frame in pixels.unbind(2)], dim=2)
+        return torch.stack([encode_frame(module, frame, unit_done) for frame in pixels.unbind(2)], dim=2)
 
 
 class Flux2(Image):
@@ -76,15 +76,15 @@ class Flux2(Image):
         """Height and width of a patch of the raw latent."""
         return int(self.config.get("patch_size", (2, 2))[0])
 
-    def decode(self, module: Any, latent: Tensor, write: WriteFrames, part_done: PartDone) -> None:
+    def decode(self, module: Any, latent: Tensor, write: WriteFrames, unit_done: UnitDone) -> None:
         mean, std = _statistics(module)
         patches = "b (c row column) h w -> b c (h row) (w column)"
         raw = rearrange(latent * std + mean, patches, row=self.patch, column=self.patch)
-        super().decode(module, raw, write, part_done)
+        super().decode(module, raw, write, unit_done)
 
-    def encode(self, module: Any, pixels: Tensor, part_done: PartDone) -> Tensor:
+    def encode(self, module: Any, pixels: Tensor, unit_done: UnitDone) -> Tensor:
         mean, std = _statistics(module)
-        raw = super().encode(module, pixels, part_done)
+        raw = super().encode(module, pixels, unit_done)
         patches = "b c (h row) (w column) -> b (c row column) h w"
         return (rearrange(raw, patches, row=self.patch, column=self.patch) - mean) / std
 

@@ -8,7 +8,7 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 
-from .base import VAE, LatentScale, PartDone, Scaling, WriteFrames, report_convolutions
+from .base import VAE, LatentScale, Scaling, UnitDone, WriteFrames, report_convolutions
 
 TIMESTEP, NOISE = 0.05, 0.025
 """The timestep and the share of noise that ComfyUI decodes with, if a file's metadata does not say others."""
@@ -43,23 +43,23 @@ class LTXVideo(VAE):
                 if isinstance(layer, nn.Conv3d):
                     layer.padding_mode = self.config.get("_spatial_padding_mode", default)
 
-    def decode(self, module: Any, latent: Tensor, write: WriteFrames, part_done: PartDone) -> None:
+    def decode(self, module: Any, latent: Tensor, write: WriteFrames, unit_done: UnitDone) -> None:
         """Decode one latent. Every sample gets the same noise; ComfyUI's depends on its generator's current state."""
         mean, std = _statistics(module)
         with _seeded(latent.device):
             if not module.config.timestep_conditioning:
-                return super().decode(module, latent * std + mean, write, part_done)
+                return super().decode(module, latent * std + mean, write, unit_done)
             noise: float = self.config.get("_decode_noise_scale", NOISE)
             noisy = torch.randn_like(latent) * noise + (1.0 - noise) * latent
             value = self.config.get("_decode_timestep", TIMESTEP)
             timestep = torch.full((1,), value, device=latent.device, dtype=latent.dtype)
-            with report_convolutions(module.decoder, part_done):
+            with report_convolutions(module.decoder, unit_done):
                 pixels = module.decode(noisy * std + mean, timestep, return_dict=False)[0]
         write(pixels)
 
-    def encode(self, module: Any, pixels: Tensor, part_done: PartDone) -> Tensor:
+    def encode(self, module: Any, pixels: Tensor, unit_done: UnitDone) -> Tensor:
         mean, std = _statistics(module)
-        return (super().encode(module, pixels, part_done) - mean) / std
+        return (super().encode(module, pixels, unit_done) - mean) / std
 
 
 def _statistics(module: Any) -> tuple[Tensor, Tensor]:

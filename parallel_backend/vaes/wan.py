@@ -8,7 +8,7 @@ from typing import Any
 from einops import rearrange
 from torch import Tensor
 
-from .base import Framewise, LatentScale, PartDone, Scaling, WriteFrames, scaled_by_channel
+from .base import Framewise, LatentScale, Scaling, UnitDone, WriteFrames, scaled_by_channel
 
 CHANNELS, DOWNSAMPLE = 16, (False, True, True)
 # Published with Wan 2.1; also the defaults of both of diffusers' classes.
@@ -48,10 +48,10 @@ class Wan(Framewise):
     def colors(self) -> int:
         return super().colors // self.patch**2
 
-    def decode_parts(self, module: Any, frames: int) -> int:
+    def decode_progress_units(self, module: Any, frames: int) -> int:
         return frames
 
-    def encode_parts(self, module: Any, frames: int) -> int:
+    def encode_progress_units(self, module: Any, frames: int) -> int:
         return 1 + (frames - 1) // self.scale.temporal
 
     def to_pixels(self, chunk: Tensor) -> Tensor:
@@ -61,15 +61,15 @@ class Wan(Framewise):
         patches = "b (colour column row) t h w -> b colour t (h row) (w column)"
         return rearrange(chunk, patches, column=self.patch, row=self.patch)
 
-    def decode(self, module: Any, latent: Tensor, write: WriteFrames, part_done: PartDone) -> None:
+    def decode(self, module: Any, latent: Tensor, write: WriteFrames, unit_done: UnitDone) -> None:
         try:
-            super().decode(module, latent, write, part_done)
+            super().decode(module, latent, write, unit_done)
         finally:
             module.clear_cache()
 
-    def encode(self, module: Any, pixels: Tensor, part_done: PartDone) -> Tensor:
+    def encode(self, module: Any, pixels: Tensor, unit_done: UnitDone) -> Tensor:
         try:
-            return super().encode(module, pixels, part_done)
+            return super().encode(module, pixels, unit_done)
         finally:
             module.clear_cache()
 

@@ -38,8 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--quality", action="store_true",
-        help="instead: draw pictures with the shipped checkpoint and tabulate how far those of approximate layouts are "
-        "from exact ones",
+        help="instead: generate pictures with the shipped checkpoint and tabulate how far those of approximate layouts "
+        "are from exact ones",
     )  # fmt: skip
     parser.add_argument(
         "--vae", metavar="KIND",

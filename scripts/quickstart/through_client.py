@@ -65,7 +65,7 @@ class ThroughClient:
             tensors[f"{i}.encoder_hidden_states"] = self._encode(spec, text)
         message = Sample(model=spec, branches=2, sampler=sampler["sampler_name"], cfg=sampler["cfg"])
         samples = self._client.call(message, tensors)["samples"]
-        pixels = self._client.call(Decode(model=spec), {"latent": self._to_vae(samples)})["pixels"]
+        pixels = self._client.call(Decode(model=spec), {"latent": self._denormalise(samples)})["pixels"]
         frames = (pixels.flatten(0, 1) * 255).round().to(torch.uint8).numpy()
         return time.monotonic() - started, np.asarray(frames)
 
@@ -79,7 +79,7 @@ class ThroughClient:
         embeds = self._client.call(EncodeText(model=spec), tensors)["embeds"]
         return torch.nn.functional.pad(embeds, (0, 0, 0, TEXT_LENGTH - embeds.shape[1]))
 
-    def _to_vae(self, samples: Tensor) -> Tensor:
+    def _denormalise(self, samples: Tensor) -> Tensor:
         config = self._checkpoint.config("vae")
         mean, std = (torch.tensor(config[key]).view(1, -1, 1, 1, 1) for key in ("latents_mean", "latents_std"))
         return samples * std + mean

@@ -11,8 +11,8 @@ from scripts import comfy_paths, generate, workflows
 from scripts.comfy_api import ComfyClient
 
 NODES = (
-    "ParallelLoader", "ParallelLayout", "ParallelSampler", "ParallelVAEDecode", "ParallelVAEEncode",
-    "ParallelClassLabel",
+    "ParallelLoader", "ParallelModel", "ParallelVAE", "ParallelLayout", "ParallelSampler", "ParallelVAEDecode",
+    "ParallelVAEEncode", "ParallelClassLabel",
 )  # fmt: skip
 LANGUAGES = ("en", "zh")
 NAMES = {*SAMPLERS, "ulysses", "cfg", "auto", "diffusers"}

@@ -14,8 +14,8 @@ from parallel_backend.protocol.messages import Status
 from scripts import processes
 from scripts.comfy_api import ExecutionFailed
 from scripts.comfy_server import ComfyServer
+from tests.comfyui.helpers import Events
 from tests.comfyui.prompts import START, prompt
-from tests.comfyui.server import Events
 from tests.support import tiny
 
 IDLE = 3

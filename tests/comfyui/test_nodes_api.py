@@ -15,8 +15,8 @@ from parallel_backend.client.status_text import format_status
 from parallel_backend.protocol.endpoint import Endpoint
 from scripts.comfy_api import ComfyClient, ExecutionFailed, Prompt, PromptRejected
 from scripts.comfy_server import ComfyServer
+from tests.comfyui.helpers import Event, Events, difference, pixels
 from tests.comfyui.prompts import START, prompt, with_custom_sampler
-from tests.comfyui.server import Event, Events, difference, pixels
 
 
 @pytest.fixture
@@ -153,11 +153,11 @@ def test_previews_progress_and_the_text_on_the_loader(client: ComfyClient) -> No
         with Events(client) as events:
             client.run(prompt(sampler, seed=100 + len(sampler)), deadline=START)
             events.wait(lambda event: event.kind == "executing" and event.data["node"] is None)
-            binary = events.kinds("preview")
+            binary = events.of_kind("preview")
         states = [text for node, text in map(progress_text, binary) if node == "1"]
         kinds = {struct.unpack(">I", event.data[:4])[0] for event in binary}
         assert kinds & {1, 4}, "no preview image came"
-        assert [event.data["value"] for event in events.kinds("progress") if event.data["node"] == "5"] == [1, 2, 3]
+        assert [event.data["value"] for event in events.of_kind("progress") if event.data["node"] == "5"] == [1, 2, 3]
         assert all(state.startswith("2 CPU ranks, layout auto (guided: cfg=2): ") for state in states)
         assert any(": sampling" in state for state in states)
         assert states[-1].endswith(": ready")

@@ -14,10 +14,10 @@ from parallel_backend.layout.parallel_layout import AXES
 from scripts import comfy_paths, workflows
 from scripts.comfy_api import ComfyClient, ExecutionFailed, Prompt
 from scripts.comfy_server import ComfyServer
-from tests.comfyui.server import Events, difference, pixels
+from tests.comfyui.helpers import Events, difference, pixels
 
 NAMES = workflows.names()
-FORMS = ("native nodes", "ParallelSampler")
+VARIANTS = ("native nodes", "ParallelSampler")
 EXTENSION = "comfyui-parallel-dit"
 
 
@@ -42,17 +42,17 @@ def without_titles(prompt: Prompt) -> Prompt:
     return {key: {k: v for k, v in entry.items() if k != "_meta"} for key, entry in prompt.items()}
 
 
-def test_image_and_video_exist_in_both_forms() -> None:
-    assert {f"text to {kind} ({form})" for kind in ("image", "video") for form in FORMS} == set(NAMES)
+def test_every_kind_has_a_workflow_for_each_variant() -> None:
+    assert {f"text to {kind} ({variant})" for kind in ("image", "video") for variant in VARIANTS} == set(NAMES)
     assert {path.stem for path in workflows.FOLDER.glob("*.json")} == set(NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_page_format_and_api_format_agree(client: ComfyClient, name: str) -> None:
+def test_graph_converts_to_the_stored_api_prompt(client: ComfyClient, name: str) -> None:
     assert to_api(workflows.graph(name), client.object_info()) == without_titles(workflows.api(name))
 
 
-def test_templates_browser_lists_them_with_thumbnails(client: ComfyClient) -> None:
+def test_templates_browser_lists_every_workflow_with_a_thumbnail(client: ComfyClient) -> None:
     assert set(client.get("/workflow_templates")[EXTENSION]) == set(NAMES)
     for name in NAMES:
         path = f"/api/workflow_templates/{EXTENSION}/{urllib.parse.quote(name)}"
@@ -61,10 +61,10 @@ def test_templates_browser_lists_them_with_thumbnails(client: ComfyClient) -> No
 
 
 @pytest.mark.parametrize("kind", ["image", pytest.param("video", marks=pytest.mark.newest)])
-def test_runs_over_the_api_and_both_forms_agree(client: ComfyClient, kind: str) -> None:
+def test_both_variants_give_the_same_frames(client: ComfyClient, kind: str) -> None:
     frames = []
-    for form in FORMS:
-        prompt = workflows.api(f"text to {kind} ({form})")
+    for variant in VARIANTS:
+        prompt = workflows.api(f"text to {kind} ({variant})")
         size = prompt["4"]["inputs"]
         frames.append(pixels(client, client.run(prompt, deadline=240.0)))
         assert frames[-1].shape == (size["length"], size["height"], size["width"], 3)
@@ -72,8 +72,10 @@ def test_runs_over_the_api_and_both_forms_agree(client: ComfyClient, kind: str) 
     assert difference(*frames) <= 1
 
 
-def test_status_is_correct_while_the_shipped_checkpoint_samples(server: ComfyServer, client: ComfyClient) -> None:
-    prompt = workflows.api(f"text to image ({FORMS[1]})")
+def test_status_reports_request_layout_and_rank_processes_during_sampling(
+    server: ComfyServer, client: ComfyClient
+) -> None:
+    prompt = workflows.api(f"text to image ({VARIANTS[1]})")
     next(node["inputs"] for node in prompt.values() if "steps" in node["inputs"])["steps"] = 2000
     with Events(client) as events:
         prompt_id = client.submit(prompt)

@@ -244,11 +244,11 @@ def test_a_client_of_replaced_files_says_that_comfyui_must_restart(
     endpoint = Endpoint(folder=runtime)
     lock, listener = listen(endpoint, backlog=1)
 
-    def hang_up() -> None:
+    def disconnect() -> None:
         listener.accept()[0].close()
 
     with listener, ThreadPoolExecutor() as pool:
-        accepted = pool.submit(hang_up)
+        accepted = pool.submit(disconnect)
         with pytest.raises(BackendUnavailable, match="files have changed since ComfyUI started: restart ComfyUI"):
             Client(endpoint=endpoint).call(Echo(model=TWO_RANKS))
         accepted.result(5.0)

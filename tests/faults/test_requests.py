@@ -115,7 +115,7 @@ def test_a_full_queue(runtime: Path) -> None:
         assert isinstance(call.ended(5.0), Cancelled)
 
 
-def test_signs_of_life_keep_a_waiting_client_patient(client: Client) -> None:
+def test_keepalives_keep_a_waiting_client_patient(client: Client) -> None:
     first = Running(client=client, message=sample()).in_step()
     patient = Client(endpoint=client.endpoint, timeouts=Timeouts(connect=3.0))
     second = Running(client=patient, message=sample())
@@ -130,7 +130,7 @@ def test_signs_of_life_keep_a_waiting_client_patient(client: Client) -> None:
 def test_silence_of_working_ranks_has_a_deadline(client: Client) -> None:
     client.call(sample(), tensors(1))
     impatient = Client(endpoint=client.endpoint, timeouts=Timeouts(silence=0.001))
-    with pytest.raises(DeadlineExceeded, match="sign of life from the ranks took longer than"):
+    with pytest.raises(DeadlineExceeded, match="a message from the ranks took longer than"):
         impatient.call(sample(), tensors(50))
     wait_until(lambda: client.status().running is None, 5.0, "the request was cancelled")
 
@@ -178,7 +178,7 @@ def test_garbage_is_refused_and_does_no_harm(client: Client, sent: bytes, senten
     assert client.status().state == "idle"
 
 
-def test_half_a_header_and_a_hang_up(client: Client) -> None:
+def test_half_a_header_and_a_disconnection(client: Client) -> None:
     for _ in range(100):
         with connect(client.endpoint, seconds=5) as sock:
             sock.sendall(b"PDi")
@@ -193,7 +193,7 @@ def test_silent_connections_are_bounded(client: Client) -> None:
     finally:
         for sock in connections:
             sock.close()
-    wait_until(lambda: is_idle(client), 10.0, "the supervisor has noticed the hang-ups")
+    wait_until(lambda: is_idle(client), 10.0, "the supervisor has noticed the disconnections")
 
 
 def is_idle(client: Client) -> bool:

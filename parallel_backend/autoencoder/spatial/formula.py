@@ -1,14 +1,14 @@
-"""The bytes that each rank should send in one decode or encode, from the shapes that one rank meets.
+"""Predicts the bytes that each rank sends in a decode or encode, from the tensor shapes recorded on a single rank.
 
 Between layers a rank sends
 
 - the rows of its block that are in other ranks' halos (``rows.Halo``),
 - mean and variance of each group of each ``GroupNorm``, to every other rank (``norms``),
-- in attention over a frame, the keys and values of all ranks but the next one, whose block ends its way there
-  (``RingAttention``).
+- in ring attention over a frame, every rank's keys and values except the next rank's: after the last hop they need not
+  be passed on (``RingAttention``).
 
-In addition, rank 0 sends the input's rows and, for each part, a flag whether to go on. The other ranks send it their
-rows of the output. There is nothing else: no feature map is gathered.
+In addition, rank 0 sends the input's rows and, at each progress unit, a flag that says whether to continue. The other
+ranks send rank 0 their rows of the output. No feature map is gathered.
 """
 
 from collections.abc import Iterator, Sequence
@@ -59,50 +59,56 @@ def record_calls(module: nn.Module) -> Iterator[list[LayerCall]]:
 
 
 def bytes_sent(
-    calls: Sequence[LayerCall], latent: Partition, rank: int, whole_input: Tensor, output: Tensor, parts: int
+    calls: Sequence[LayerCall],
+    latent_rows: Partition,
+    rank: int,
+    whole_input: Tensor,
+    output: Tensor,
+    progress_units: int,
 ) -> int:
     """Return the bytes that one rank sends.
 
     Args:
         calls: the recorded calls.
-        latent: the latent's rows by rank.
-        rank: the rank's place on the axis.
-        whole_input: what rank 0 scatters.
+        latent_rows: latent rows per rank.
+        rank: index of the rank on the split's axis.
+        whole_input: the latent (decode) or pixels (encode) that rank 0 scatters.
         output: the whole result, float32.
-        parts: how many flags rank 0 sends to each other rank.
+        progress_units: the number of progress units. Rank 0 sends every other rank one flag at each of them.
     """
-    between_layers = sum(_call_bytes(call, latent, rank) for call in calls)
+    between_layers = sum(_call_bytes(call, latent_rows, rank) for call in calls)
     if rank:
-        return between_layers + output.nbytes * latent.sizes[rank] // latent.total
-    others = latent.total - latent.sizes[0]
-    flags = parts * (len(latent.sizes) - 1) * _FLAG_BYTES
-    return between_layers + whole_input.nbytes * others // latent.total + flags
+        return between_layers + output.nbytes * latent_rows.sizes[rank] // latent_rows.total
+    others = latent_rows.total - latent_rows.sizes[0]
+    flags = progress_units * (len(latent_rows.sizes) - 1) * _FLAG_BYTES
+    return between_layers + whole_input.nbytes * others // latent_rows.total + flags
 
 
-def _call_bytes(call: LayerCall, latent: Partition, rank: int) -> int:
+def _call_bytes(call: LayerCall, latent_rows: Partition, rank: int) -> int:
     """Return the bytes that a rank sends in one call of a layer."""
-    window, other_ranks = row_window(call.layer), len(latent.sizes) - 1
+    window, other_ranks = row_window(call.layer), len(latent_rows.sizes) - 1
     if window is not None:
-        return sum(_halo_values(shape, window, latent, rank) for shape in call.shapes) * call.itemsize
+        return sum(_halo_values(shape, window, latent_rows, rank) for shape in call.shapes) * call.itemsize
     shape = call.shapes[0]
     if isinstance(call.layer, nn.GroupNorm):
         return other_ranks * 2 * shape[0] * call.layer.num_groups * max(4, call.itemsize)
+    # shape: [B, C, (T,) H, W]; one token per position
     keys_per_row = prod(shape) // shape[1] // shape[ROW_DIM] * _key_width(call.layer)
-    partition = scale_partition(latent, shape[ROW_DIM])
+    partition = scale_partition(latent_rows, shape[ROW_DIM])
     passed_rows = partition.total - partition.sizes[(rank + 1) % len(partition.sizes)]
-    return 2 * keys_per_row * passed_rows * call.itemsize
+    return 2 * keys_per_row * passed_rows * call.itemsize  # 2: keys and values
 
 
-def _halo_values(shape: Sequence[int], window: RowWindow, latent: Partition, rank: int) -> int:
+def _halo_values(shape: Sequence[int], window: RowWindow, latent_rows: Partition, rank: int) -> int:
     """Return how many values of a tensor a rank sends to all other ranks' halos."""
-    partition, row_values = scale_partition(latent, shape[ROW_DIM]), prod(shape) // shape[ROW_DIM]
-    readers = [reader for reader in range(len(latent.sizes)) if reader != rank]
+    partition, row_values = scale_partition(latent_rows, shape[ROW_DIM]), prod(shape) // shape[ROW_DIM]
+    readers = [reader for reader in range(len(latent_rows.sizes)) if reader != rank]
     ranges = [halo_ranges(partition, rank, reader, window.halo_above, window.halo_below) for reader in readers]
     return row_values * sum(count for halo in ranges for _, count in halo)
 
 
 def _key_width(layer: Any) -> int:
-    """Return how many key values a token has, summed over the attentions over a frame inside a layer."""
+    """Return the width of a token's key (heads x head_dim), summed over the layer's spatial attentions."""
     kind = type(layer).__name__
     if kind == "HunyuanVideoMidBlock3D":
         return sum(_key_width(attention) for attention in layer.attentions if attention is not None)

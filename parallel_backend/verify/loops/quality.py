@@ -20,7 +20,7 @@ Pictures = npt.NDArray[np.float32]
 
 SHAPES = Path(__file__).resolve().parents[3] / "checkpoints" / "shapes"
 SIZES = ((128, 128), (96, 160), (112, 144), (176, 112))
-"""Height and width in pixels; each of the 64 held-out prompts is drawn in each size."""
+"""Height and width in pixels; a picture is generated for each of the 64 held-out prompts in each size."""
 STEPS, GUIDANCE, SHIFT = 30, 3.0, 8.0
 BATCH = 64
 WARMUPS = (1, 2, 4)
@@ -44,7 +44,7 @@ class Quality:
         pairs: number of pictures compared.
         psnr: mean over the pairs, in dB.
         ssim: mean over the pairs, as in Wang et al., 2004.
-        accuracy: percentage of the prompts' attributes that are drawn.
+        accuracy: percentage of the prompts' attributes that the pictures have.
         lost: percentage points by which the accuracy of the exact pictures is higher: the mean over the pairs and the
             ends of its 95 % confidence interval.
     """
@@ -60,7 +60,7 @@ class Quality:
 
 
 class PictureSampler:
-    """Draws the held-out prompts on a backend."""
+    """Generates pictures for the held-out prompts on a backend."""
 
     def __init__(self, client: Client, devices: Devices) -> None:
         from training import sampling
@@ -75,11 +75,11 @@ class PictureSampler:
             )
         self.pipeline.scheduler.set_timesteps(STEPS)
 
-    def draw(self, layout: ParallelLayout) -> list[Pictures]:
-        """Draw all prompts in all sizes, from the same noise for every layout; one array per size."""
-        return [self._draw(layout, seed, *size) for seed, size in enumerate(SIZES)]
+    def generate(self, layout: ParallelLayout) -> list[Pictures]:
+        """Generate all prompts in all sizes, from the same noise for every layout; one array per size."""
+        return [self._generate(layout, seed, *size) for seed, size in enumerate(SIZES)]
 
-    def _draw(self, layout: ParallelLayout, seed: int, height: int, width: int) -> Pictures:
+    def _generate(self, layout: ParallelLayout, seed: int, height: int, width: int) -> Pictures:
         shape = (len(self.scenes), 16, 1, height // 8, width // 8)
         noise = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
         latents = [
@@ -108,7 +108,7 @@ class PictureSampler:
 def measure(
     client: Client, devices: Devices, layouts: Sequence[ParallelLayout], log: Callable[[str], None]
 ) -> tuple[float, list[Quality]]:
-    """Draw the pictures of one rank and of each layout, and compare them.
+    """Generate the pictures of one rank and of each layout, and compare them.
 
     Args:
         client: connected to the backend.
@@ -125,7 +125,7 @@ def measure(
     _check_installed()
     sampler = PictureSampler(client, devices)
     log(str(ParallelLayout()))
-    exact = sampler.draw(ParallelLayout())
+    exact = sampler.generate(ParallelLayout())
     hits, rows = _hits(sampler, exact), []
     for layout in layouts:
         log(str(layout))
@@ -156,7 +156,7 @@ def failures(rows: Sequence[Quality]) -> list[str]:
 
 def markdown(rows: Sequence[Quality], exact: float) -> str:
     """Format the results as a Markdown table; ``exact`` is the accuracy of one rank's pictures in percent."""
-    head = "| layout | algorithm | warm-up steps | PSNR | SSIM | attributes drawn | loss against exact pictures |"
+    head = "| layout | algorithm | warm-up steps | PSNR | SSIM | attributes as prompted | loss against exact pictures |"
     lines = [head, "|" + "---|" * (head.count("|") - 1)]
     lines.append(f"| one rank | exact | | | | {exact:.1f} % | |")
     return "\n".join([*lines, *map(_line, rows)])
@@ -176,9 +176,9 @@ def _compare(
     from scipy.stats import ttest_rel
     from skimage.metrics import structural_similarity
 
-    drawn = sampler.draw(layout)
-    pairs = [pair for size in zip(exact, drawn, strict=True) for pair in zip(*size, strict=True)]
-    layout_hits = _hits(sampler, drawn)
+    generated = sampler.generate(layout)
+    pairs = [pair for size in zip(exact, generated, strict=True) for pair in zip(*size, strict=True)]
+    layout_hits = _hits(sampler, generated)
     identical = bool((layout_hits == hits).all())
     low, high = (0.0, 0.0) if identical else ttest_rel(hits, layout_hits).confidence_interval(0.95)
     return Quality(
@@ -204,13 +204,13 @@ def _psnr(reference: Pictures, picture: Pictures) -> float:
     return _IDENTICAL if error == 0 else min(_IDENTICAL, -10 * float(np.log10(error)))
 
 
-def _hits(sampler: PictureSampler, drawn: Sequence[Pictures]) -> npt.NDArray[np.float64]:
+def _hits(sampler: PictureSampler, generated: Sequence[Pictures]) -> npt.NDArray[np.float64]:
     """Return for each picture the share of its prompt's attributes that the reader finds in it."""
     from training.reader import read
 
     shares = [
         statistics.fmean(read(picture[None]).hits(scene).values())
-        for pictures in drawn
+        for pictures in generated
         for picture, scene in zip(pictures, sampler.scenes, strict=True)
     ]
     return np.array(shares)

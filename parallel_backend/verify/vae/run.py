@@ -118,7 +118,7 @@ class VaeComparison:
         asked: the case.
         devices: to split over.
         checkpoint: the VAE's checkpoint.
-        kind: the VAE's adapter.
+        vae: the checkpoint's VAE (shapes, scale and calls).
         device: where diffusers' own VAE runs.
         message: the request.
         given: the request's tensors, by name.
@@ -128,7 +128,7 @@ class VaeComparison:
         self.asked, self.devices = asked, _devices(asked)
         path = _folder(asked, folder)
         self.checkpoint = open_checkpoint(path)
-        self.kind = vae_of(self.checkpoint)
+        self.vae = vae_of(self.checkpoint)
         self.device = torch.device(self.devices.kind, self.devices.indices[0])
         self.message, self.given = self._request(path)
 
@@ -138,7 +138,7 @@ class VaeComparison:
 
         cls = getattr(diffusers, self.checkpoint.components["vae"])
         module = cls.from_pretrained(str(self.checkpoint.path), subfolder="vae", torch_dtype=torch.float32)
-        module = stock.stock(module.to(self.device).eval(), self.kind)
+        module = stock.stock(module.to(self.device).eval(), self.vae)
         with torch.no_grad():
             if self.asked.encode:
                 return stock.encode(module, self.given["pixels"].to(self.device).movedim(-1, 1) * 2 - 1).cpu()
@@ -199,19 +199,19 @@ class VaeComparison:
         if self.asked.encode:
             return Encode(model=spec), {"pixels": self._pixels()}
         generator = torch.Generator().manual_seed(1)
-        latent = torch.randn(1, self.kind.scale.channels, *self._size(), generator=generator)
+        latent = torch.randn(1, self.vae.scale.channels, *self._size(), generator=generator)
         return Decode(model=spec, clamp=False), {"latent": latent}
 
     def _pixels(self) -> Tensor:
         """Return random pixels in 0..1, ``[1, T, H, W, 3]`` for videos and ``[1, H, W, 3]`` for pictures."""
         *frames, height, width = self._size()
-        pixel_frames = [self.kind.pixel_frames(count) for count in frames]
-        spatial = self.kind.scale.spatial
+        pixel_frames = [self.vae.pixel_frames(count) for count in frames]
+        spatial = self.vae.scale.spatial
         shape = (1, *pixel_frames, height * spatial, width * spatial, 3)
         return torch.rand(shape, generator=torch.Generator().manual_seed(2))
 
     def _size(self) -> tuple[int, ...]:
-        default = VIDEO if self.kind.scale.video else PICTURE
+        default = VIDEO if self.vae.scale.video else PICTURE
         size = self.asked.size or default
         if len(size) != len(default):
             form = "TxHxW" if len(default) > 2 else "HxW"
@@ -221,7 +221,7 @@ class VaeComparison:
     def _run(self, module: Any, tick: codec.ProgressCallback) -> Tensor:
         """Encode or decode in this process, as the engine does on one rank."""
         (source,) = self.given.values()
-        return (codec.encode if self.asked.encode else codec.decode)(self.kind, module, source.to(self.device), tick)
+        return (codec.encode if self.asked.encode else codec.decode)(self.vae, module, source.to(self.device), tick)
 
     def _seconds(self, client: Client, message: Decode | Encode) -> float:
         return float(client.call(replace(message, timed=True), self.given)["seconds"])

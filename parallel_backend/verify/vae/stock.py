@@ -14,10 +14,10 @@ COMFYUI = ("AutoencoderKLLTXVideo", "AutoencoderKLMochi")
 """Classes that ``VAE.prepare`` makes decode as in ComfyUI; all other classes are unchanged."""
 
 
-def stock(module: Any, kind: VAE) -> Any:
+def stock(module: Any, vae: VAE) -> Any:
     """Prepare a module for the comparison: as in ComfyUI if listed in ``COMFYUI``, and without tiling."""
     if type(module).__name__ in COMFYUI:
-        kind.prepare(module)
+        vae.prepare(module)
     module.use_tiling = module.use_framewise_encoding = module.use_framewise_decoding = False
     return module
 

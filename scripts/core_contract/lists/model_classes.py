@@ -3,7 +3,7 @@
 from scripts.core_contract.entry import core_module
 from scripts.core_contract.kinds import Calls, Has, Mentions, Overrides, Passes, ReadsOnly
 
-BRIDGE, OWN_MODEL, REFUSALS = "nodes/bridges/bridge.py", "nodes/bridges/own_model.py", "nodes/bridges/refusals.py"
+BRIDGE, CUSTOM_MODEL, REFUSALS = "nodes/bridges/bridge.py", "nodes/bridges/custom_model.py", "nodes/bridges/refusals.py"
 MODEL, CORE_MODEL, PATCHER = "nodes/remote/transformer.py", "nodes/remote/model.py", "nodes/remote/patcher.py"
 SAMPLER, FAMILIES = "nodes/sampler.py", "nodes/families"
 FLUX, HUNYUAN, LTX = f"{FAMILIES}/flux.py", f"{FAMILIES}/hunyuan_video.py", f"{FAMILIES}/ltx.py"
@@ -14,17 +14,19 @@ COGVIDEOX, CLASSES = f"{FAMILIES}/cogvideox.py", f"{FAMILIES}/dit.py"
 ENTRIES = (
     *core_module(
         "comfy.model_base",
-        Has("ModelType", "EPS V_PREDICTION", by=OWN_MODEL, why="what a family of ours predicts"),
-        Calls("BaseModel(model_config, *, model_type)", by=OWN_MODEL, why="a model class of ours"),
-        Overrides("BaseModel.extra_conds(**kwargs)", by=OWN_MODEL, why="arguments of a call"),
-        Calls("BaseModel.concat_cond(**kwargs)", by=f"{OWN_MODEL} {COGVIDEOX}", why="an image beside the noise"),
+        Has("ModelType", "EPS V_PREDICTION", by=CUSTOM_MODEL, why="what a custom model predicts"),
+        Calls("BaseModel(model_config, *, model_type)", by=CUSTOM_MODEL, why="a custom model class"),
+        Overrides("BaseModel.extra_conds(**kwargs)", by=CUSTOM_MODEL, why="arguments of a call"),
+        Calls("BaseModel.concat_cond(**kwargs)", by=f"{CUSTOM_MODEL} {COGVIDEOX}", why="an image beside the noise"),
         Mentions(
             "BaseModel.concat_cond",
             "concat_mask concat_latent_image concat_image mask_inverted noise",
             by=COGVIDEOX,
             why="an image beside the noise",
         ),
-        Mentions("BaseModel.extra_conds", "c_concat c_crossattn cross_attn", by=OWN_MODEL, why="arguments of a call"),
+        Mentions(
+            "BaseModel.extra_conds", "c_concat c_crossattn cross_attn", by=CUSTOM_MODEL, why="arguments of a call"
+        ),
         Has("BaseModel", "model_config concat_keys", by=COGVIDEOX, why="an image beside the noise"),
         Has("BaseModel", "diffusion_model latent_format", by=CORE_MODEL, why="where our stand-in goes"),
         Has("BaseModel", "diffusion_model", by=f"{PATCHER} {SAMPLER}", why="finds our stand-in"),
@@ -37,7 +39,7 @@ ENTRIES = (
         ),
         Calls("BaseModel.scale_latent_inpaint(*, sigma, noise, latent_image, x)", by=SAMPLER, why="what a mask keeps"),
         Mentions(
-            "BaseModel.__init__", "disable_unet_model_creation", by=f"{BRIDGE} {OWN_MODEL}", why="no weights here"
+            "BaseModel.__init__", "disable_unet_model_creation", by=f"{BRIDGE} {CUSTOM_MODEL}", why="no weights here"
         ),
         Passes(
             "BaseModel._apply_model",
@@ -129,8 +131,8 @@ ENTRIES = (
     ),
     *core_module(
         "comfy.conds",
-        Calls("CONDRegular(cond)", by=f"{OWN_MODEL} {CLASSES}", why="an argument of a call"),
-        Calls("CONDNoiseShape(cond)", by=OWN_MODEL, why="an image beside the noise"),
+        Calls("CONDRegular(cond)", by=f"{CUSTOM_MODEL} {CLASSES}", why="an argument of a call"),
+        Calls("CONDNoiseShape(cond)", by=CUSTOM_MODEL, why="an image beside the noise"),
     ),
     *core_module(
         "comfy.ops",

@@ -4,7 +4,7 @@ from scripts.core_contract.entry import core_module
 from scripts.core_contract.kinds import Calls, Has, Mentions, Overrides, Passes
 
 SAMPLER, PATCHER, MODEL = "nodes/sampler.py", "nodes/remote/patcher.py", "nodes/remote/transformer.py"
-REFUSALS, OWN_MODEL = "nodes/bridges/refusals.py", "nodes/bridges/own_model.py"
+REFUSALS, CUSTOM_MODEL = "nodes/bridges/refusals.py", "nodes/bridges/custom_model.py"
 
 ENTRIES = (
     *core_module(
@@ -136,7 +136,7 @@ ENTRIES = (
             word="PREPARE_SAMPLING",
         ),
         Mentions("prepare_model_patcher", "wrappers", by=PATCHER, why="where wrappers are in transformer_options"),
-        Mentions("convert_cond", "cross_attn", by=OWN_MODEL, why="a prompt's name in extra_conds"),
+        Mentions("convert_cond", "cross_attn", by=CUSTOM_MODEL, why="a prompt's name in extra_conds"),
     ),
     *core_module(
         "comfy.patcher_extension",
@@ -170,23 +170,23 @@ ENTRIES = (
         Calls("ModelSamplingFlux.timestep(sigma)", by=SAMPLER, why="timesteps of flow models"),
         Calls("ModelSamplingDiscrete.timestep(sigma)", by=SAMPLER, why="timesteps of other models"),
         Has("ModelSamplingDiscrete", "log_sigmas sigma_data", by=SAMPLER, why="timesteps of other models"),
-        Calls("ModelSamplingDiscrete.set_sigmas(sigmas)", by=OWN_MODEL, why="schedules of families of ours"),
+        Calls("ModelSamplingDiscrete.set_sigmas(sigmas)", by=CUSTOM_MODEL, why="schedules of custom models"),
         Mentions(
             "ModelSamplingDiscrete.__init__",
             "beta_schedule linear_start linear_end timesteps zsnr",
-            by=OWN_MODEL,
+            by=CUSTOM_MODEL,
             why="keys of sampling_settings",
         ),
-        Calls("rescale_zero_terminal_snr_sigmas(sigmas)", by=OWN_MODEL, why="schedules that end in pure noise"),
+        Calls("rescale_zero_terminal_snr_sigmas(sigmas)", by=CUSTOM_MODEL, why="schedules that end in pure noise"),
     ),
     *core_module(
         "comfy.ldm.modules.diffusionmodules.util",
         Calls(
             "make_beta_schedule(schedule, n_timestep, *, linear_start, linear_end)",
-            by=OWN_MODEL,
-            why="schedules of families of ours",
+            by=CUSTOM_MODEL,
+            why="schedules of custom models",
         ),
-        Mentions("make_beta_schedule", "linear sqrt_linear", by=OWN_MODEL, why="names of schedules"),
+        Mentions("make_beta_schedule", "linear sqrt_linear", by=CUSTOM_MODEL, why="names of schedules"),
     ),
     *core_module(
         "comfy.nested_tensor",

@@ -4,7 +4,7 @@ from scripts.core_contract.entry import core_module
 from scripts.core_contract.kinds import Calls, Has, Overrides
 from scripts.core_contract.model_kinds import Detects, Equals
 
-BRIDGE, OWN_MODEL, LATENTS = "nodes/bridges/bridge.py", "nodes/bridges/own_model.py", "nodes/bridges/latents.py"
+BRIDGE, CUSTOM_MODEL, LATENTS = "nodes/bridges/bridge.py", "nodes/bridges/custom_model.py", "nodes/bridges/latents.py"
 MODEL, CORE_MODEL, PREVIEWS = "nodes/remote/transformer.py", "nodes/remote/model.py", "nodes/remote/previews.py"
 FAMILIES = "nodes/families"
 FLUX, FLUX2, HUNYUAN = f"{FAMILIES}/flux.py", f"{FAMILIES}/flux2.py", f"{FAMILIES}/hunyuan_video.py"
@@ -15,13 +15,11 @@ COGVIDEOX, LATTE, CLASSES = f"{FAMILIES}/cogvideox.py", f"{FAMILIES}/latte.py", 
 ENTRIES = (
     *core_module(
         "comfy.supported_models_base",
-        Calls("BASE(unet_config)", by=OWN_MODEL, why="a family that ComfyUI lacks"),
-        Has("BASE", "unet_extra_config sampling_settings latent_format", by=OWN_MODEL, why="what BaseModel reads"),
-        Has("BASE", "unet_config", by=f"{BRIDGE} {OWN_MODEL} {MODEL}", why="names and shapes of weights"),
+        Calls("BASE(unet_config)", by=CUSTOM_MODEL, why="a custom model's config"),
+        Has("BASE", "unet_extra_config sampling_settings latent_format", by=CUSTOM_MODEL, why="what BaseModel reads"),
+        Has("BASE", "unet_config", by=f"{BRIDGE} {CUSTOM_MODEL} {MODEL}", why="names and shapes of weights"),
         Has("BASE", "latent_format", by=f"{MODEL} {WAN} {LTX}", why="channels of the latent"),
-        Overrides(
-            "BASE.get_model(state_dict, prefix, device)", by=OWN_MODEL, why="the model class of a family of ours"
-        ),
+        Overrides("BASE.get_model(state_dict, prefix, device)", by=CUSTOM_MODEL, why="a custom model class"),
         Calls("BASE.get_model(state_dict, prefix)", by=CORE_MODEL, why="the model class"),
     ),
     *core_module(

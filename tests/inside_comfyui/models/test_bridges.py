@@ -1,4 +1,4 @@
-"""What a family's bridge refuses by name before anything is sent."""
+"""What a family's bridge rejects, with an error that names it, before anything is sent."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -10,7 +10,7 @@ from any_folder_name.nodes.families.registry import bridge_for
 from any_folder_name.parallel_backend.checkpoint.opening import open_checkpoint
 from any_folder_name.parallel_backend.errors import InvalidRequest
 from any_folder_name.parallel_backend.layout.parallel_layout import ParallelLayout
-from helpers import own_cases
+from helpers import custom_cases
 from helpers.inside_fixtures import ksampler, native_case, parallel_sampler, relative_error
 from natives import CASES, HAS_COGVIDEOX
 
@@ -68,7 +68,7 @@ def test_a_mask_is_refused_which_comfyui_drops(load_case: Callable[..., Any]) ->
 
 @pytest.mark.parametrize("name", ["cogvideox 2b", "cogvideox 5b", "cogvideox 5b i2v"])
 def test_older_variants_keep_our_class(name: str, tmp_path: Path) -> None:
-    own_cases.CASES[name].write(tmp_path)
+    custom_cases.CASES[name].write(tmp_path)
     assert type(bridge_for(open_checkpoint(tmp_path))).__name__ == "CogVideoX"
 
 

@@ -30,7 +30,7 @@ def write(folder: Path, **files: Any) -> None:
 
 
 @pytest.mark.parametrize(("axis", "degree"), [("cfg", 0), ("ulysses", -1), ("pipe", 0)])
-def test_layout_refuses_by_name(axis: str, degree: int) -> None:
+def test_layout_error_names_the_degree(axis: str, degree: int) -> None:
     with pytest.raises(InvalidRequest, match=f"layout {axis}={degree}"):
         ParallelLayoutNode.execute(**(ONES | {axis: degree}))
     assert f"layout {axis}={degree}" in ParallelLayoutNode.validate_inputs(**(ONES | {axis: degree}))

@@ -159,7 +159,7 @@ def test_conditioning_that_changes_by_step_is_refused(loaded: Loaded, extra: dic
         ({"control": ControlBase()}, "control"),
     ],
 )
-def test_unknown_conditioning_is_refused_by_name(
+def test_unknown_conditioning_raises_an_error_that_names_it(
     loaded: Loaded, sample: Callable[..., Any], extra: dict[str, Any], names: str
 ) -> None:
     with pytest.raises(InvalidRequest, match=names):

@@ -43,18 +43,18 @@ COMFYUI_DIFFERS = ("ltx", "ltx_noisy", "mochi")
 """VAEs whose decoder ``prepare`` changes to ComfyUI's; tests/inside_comfyui compares these with ComfyUI."""
 
 
-def kind_of(name, module):
-    """Return the VAE class of a module, and prepare the module as after loading unless that departs from diffusers."""
-    kind = VAES[CONFIGS[name][0]](dict(module.config))
+def prepared_vae(name, module):
+    """Return the VAE of a module, and prepare the module as after loading unless that departs from diffusers."""
+    vae = VAES[CONFIGS[name][0]](dict(module.config))
     if name not in COMFYUI_DIFFERS:
-        kind.prepare(module)
-    return kind
+        vae.prepare(module)
+    return vae
 
 
-def latent_for(kind, frames, batch=2):
+def latent_for(vae, frames, batch=2):
     """Return random latents."""
     dims = SIZE if frames is None else (frames, *SIZE)
-    return torch.randn(batch, kind.scale.channels, *dims, generator=torch.Generator().manual_seed(1)).double()
+    return torch.randn(batch, vae.scale.channels, *dims, generator=torch.Generator().manual_seed(1)).double()
 
 
 def ignore(done, total):
@@ -71,9 +71,9 @@ def stock(name):
 @pytest.mark.parametrize(("name", "frames"), CASES)
 def test_decode_equals_diffusers(name, frames):
     module = build(name)
-    kind = kind_of(name, module)
-    latent = latent_for(kind, frames)
-    pixels = codec.decode(kind, module, latent, ignore)
+    vae = prepared_vae(name, module)
+    latent = latent_for(vae, frames)
+    pixels = codec.decode(vae, module, latent, ignore)
     expected = ((vae_stock.decode(stock(name), latent) + 1) / 2).clamp(0, 1).movedim(1, -1)
     assert pixels.dtype == torch.float32
     assert expected.std() > 0.05
@@ -83,63 +83,63 @@ def test_decode_equals_diffusers(name, frames):
 @pytest.mark.parametrize(("name", "groups"), [("image", None), ("flux2", None), *((name, 2) for name in VIDEOS)])
 def test_encode_equals_diffusers_and_drops_frames_that_fill_no_latent_frame(name, groups):
     module = build(name)
-    kind = kind_of(name, module)
-    encoded_frames = 1 + (groups or 0) * kind.scale.temporal
-    dims = tuple(size * kind.scale.spatial for size in SIZE)
-    pixels = torch.rand(2, *(() if groups is None else (encoded_frames + kind.scale.temporal - 1,)), *dims, 3).double()
-    latent = codec.encode(kind, module, pixels, ignore)
+    vae = prepared_vae(name, module)
+    encoded_frames = 1 + (groups or 0) * vae.scale.temporal
+    dims = tuple(size * vae.scale.spatial for size in SIZE)
+    pixels = torch.rand(2, *(() if groups is None else (encoded_frames + vae.scale.temporal - 1,)), *dims, 3).double()
+    latent = codec.encode(vae, module, pixels, ignore)
     used = pixels if groups is None else pixels[:, :encoded_frames]
     expected = vae_stock.encode(stock(name), used.movedim(-1, 1) * 2 - 1)
-    assert latent.shape == (2, kind.scale.channels, *(() if groups is None else (groups + 1,)), *SIZE)
+    assert latent.shape == (2, vae.scale.channels, *(() if groups is None else (groups + 1,)), *SIZE)
     torch.testing.assert_close(latent, expected.float(), atol=1e-5, rtol=1e-5)
 
 
 def test_an_image_vae_processes_a_video_frame_by_frame():
     module = build("image")
-    kind = kind_of("image", module)
+    vae = prepared_vae("image", module)
     latent = torch.randn(2, 4, 3, *SIZE).double()
-    pixels = codec.decode(kind, module, latent, ignore)
+    pixels = codec.decode(vae, module, latent, ignore)
     frames = module.decode(rearrange(latent, "b c t h w -> (b t) c h w")).sample
     expected = rearrange(((frames + 1) / 2).clamp(0, 1), "(b t) c h w -> b t h w c", b=2)
     torch.testing.assert_close(pixels, expected.float(), atol=1e-6, rtol=0)
-    encoded = codec.encode(kind, module, pixels, ignore)
+    encoded = codec.encode(vae, module, pixels, ignore)
     for i in range(3):
-        torch.testing.assert_close(encoded[:, :, i], codec.encode(kind, module, pixels[:, i], ignore))
+        torch.testing.assert_close(encoded[:, :, i], codec.encode(vae, module, pixels[:, i], ignore))
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_progress_counts_the_parts_and_may_stop_the_work(name):
+def test_progress_counts_units_and_may_stop_the_work(name):
     module, framewise = build(name), {"wan21": 5, "wan22": 5, "qwen_image": 5, "cogvideox": 2}
-    kind, progress = kind_of(name, module), []
-    latent = latent_for(kind, (5 if name in framewise else 2) if kind.scale.video else None)
+    vae, progress = prepared_vae(name, module), []
+    latent = latent_for(vae, (5 if name in framewise else 2) if vae.scale.video else None)
     convolutions = sum(isinstance(layer, torch.nn.Conv2d | torch.nn.Conv3d) for layer in module.decoder.modules())
-    parts = framewise.get(name, convolutions)
-    pixels = codec.decode(kind, module, latent, lambda *values: progress.append(values))
-    assert progress == [(i + 1, 2 * parts) for i in range(2 * parts)]
+    units = framewise.get(name, convolutions)
+    pixels = codec.decode(vae, module, latent, lambda *values: progress.append(values))
+    assert progress == [(i + 1, 2 * units) for i in range(2 * units)]
 
     def cancel(done, total):
         raise Cancelled("enough")
 
     with pytest.raises(Cancelled):
-        codec.decode(kind, module, latent, cancel)
+        codec.decode(vae, module, latent, cancel)
     with pytest.raises(Cancelled):
-        codec.encode(kind, module, pixels, cancel)
-    torch.testing.assert_close(codec.decode(kind, module, latent, ignore), pixels, atol=0, rtol=0)
+        codec.encode(vae, module, pixels, cancel)
+    torch.testing.assert_close(codec.decode(vae, module, latent, ignore), pixels, atol=0, rtol=0)
     progress.clear()
-    codec.encode(kind, module, pixels, lambda *values: progress.append(values))
-    total = len(latent) * kind.encode_parts(module, pixels.shape[1])
-    assert total == 2 * parts if name in framewise else total > 2 * 10
+    codec.encode(vae, module, pixels, lambda *values: progress.append(values))
+    total = len(latent) * vae.encode_progress_units(module, pixels.shape[1])
+    assert total == 2 * units if name in framewise else total > 2 * 10
     assert progress == [(i + 1, total) for i in range(total)]
 
 
 def test_decoder_noise_is_the_same_for_every_sample_and_leaves_the_generator_alone():
     module = build("ltx_noisy")
-    kind = kind_of("ltx_noisy", module)
-    latent = latent_for(kind, 1)[:1].expand(2, -1, -1, -1, -1)
+    vae = prepared_vae("ltx_noisy", module)
+    latent = latent_for(vae, 1)[:1].expand(2, -1, -1, -1, -1)
     torch.manual_seed(7)
     expected = torch.rand(1)
     torch.manual_seed(7)
-    first, second = codec.decode(kind, module, latent, ignore)
+    first, second = codec.decode(vae, module, latent, ignore)
     assert torch.equal(first, second)
     assert torch.equal(torch.rand(1), expected)
 
@@ -152,8 +152,8 @@ def test_missing_config_entries_take_diffusers_defaults(class_name):
         for name, parameter in signature.parameters.items()
         if parameter.default is not inspect.Parameter.empty
     }
-    kind, full = VAES[class_name]({}), VAES[class_name](defaults)
-    assert (kind.scale, kind.scaling, kind.colors) == (full.scale, full.scaling, full.colors)
+    vae, full = VAES[class_name]({}), VAES[class_name](defaults)
+    assert (vae.scale, vae.scaling, vae.colors) == (full.scale, full.scaling, full.colors)
 
 
 @pytest.mark.parametrize(
@@ -247,16 +247,16 @@ def test_hunyuan_video_builds_no_mask_over_all_pairs(monkeypatch):
     file = inspect.getmodule(diffusers.AutoencoderKLHunyuanVideo)
     monkeypatch.setattr(file, "prepare_causal_attention_mask", refuse)
     module = build("hunyuan_video")
-    kind = kind_of("hunyuan_video", module)
-    assert codec.encode(kind, module, codec.decode(kind, module, latent_for(kind, 2), ignore), ignore).shape[2] == 2
+    vae = prepared_vae("hunyuan_video", module)
+    assert codec.encode(vae, module, codec.decode(vae, module, latent_for(vae, 2), ignore), ignore).shape[2] == 2
     with pytest.raises(AssertionError, match="a mask of"):
-        stock("hunyuan_video").decode(latent_for(kind, 2))
+        stock("hunyuan_video").decode(latent_for(vae, 2))
 
 
 @pytest.mark.parametrize(("ratio", "words"), [(6, "gave 25 frames, .* promises 37"), (2, "gives pixels of shape")])
 def test_a_config_that_does_not_match_the_weights_is_refused(ratio, words):
     module = build("hunyuan_video")
-    kind = VAES["AutoencoderKLHunyuanVideo"](dict(module.config) | {"temporal_compression_ratio": ratio})
-    kind.prepare(module)
+    vae = VAES["AutoencoderKLHunyuanVideo"](dict(module.config) | {"temporal_compression_ratio": ratio})
+    vae.prepare(module)
     with pytest.raises(InvalidRequest, match=words):
-        codec.decode(kind, module, latent_for(kind, 7, batch=1), ignore)
+        codec.decode(vae, module, latent_for(vae, 7, batch=1), ignore)

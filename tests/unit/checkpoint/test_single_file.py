@@ -5,6 +5,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from parallel_backend.checkpoint.opening import open_checkpoint
+from parallel_backend.checkpoint.single_file import SingleFile
 from parallel_backend.errors import InvalidRequest
 from parallel_backend.loading.weight_source import WeightSource
 from tests.support import families
@@ -75,7 +76,7 @@ def test_a_whole_model_holds_other_parts(tmp_path):
     checkpoint = open_checkpoint(tmp_path / "model.safetensors")
     assert checkpoint.components == {"transformer": WAN}
     assert checkpoint.stored("transformer").prefix == PREFIX
-    assert checkpoint.holds_text_encoders
+    assert SingleFile(checkpoint.path).holds_text_encoders
 
 
 def test_the_stamp_changes_with_the_file(tmp_path):

@@ -116,7 +116,11 @@ PLANTED = [
             Change(CONDS, "class CONDNoiseShape(", "class CONDOther("),
             Change("comfy/float.py", "import torch\n", "import torch\n\nclass CONDNoiseShape: ...\n"),
         ),
-        ("comfy.conds.CONDNoiseShape: it is missing", "there is one in comfy/float.py:", "nodes/bridges/own_model.py"),
+        (
+            "comfy.conds.CONDNoiseShape: it is missing",
+            "there is one in comfy/float.py:",
+            "nodes/bridges/custom_model.py",
+        ),
     ),
     Planted(
         "a moved class that is still imported",

@@ -1,6 +1,6 @@
-"""ComfyUI model classes of ours for the families that ComfyUI lacks.
+"""Model classes, in ComfyUI's form, for families that ComfyUI does not have.
 
-Schedules, latent formats and conditioning are ComfyUI's own code.
+They reuse ComfyUI's schedules, latent formats and conditioning.
 """
 
 from abc import abstractmethod
@@ -22,7 +22,7 @@ from ...parallel_backend.errors import InvalidRequest
 from .bridge import Bridge
 
 _BETA_SCHEDULES = {"scaled_linear": "linear", "linear": "sqrt_linear"}
-"""ComfyUI's name of a schedule by diffusers' name."""
+"""Maps diffusers' ``beta_schedule`` to ComfyUI's name."""
 _PREDICTION_TYPES = {
     "epsilon": comfy.model_base.ModelType.EPS,
     "v_prediction": comfy.model_base.ModelType.V_PREDICTION,
@@ -37,7 +37,7 @@ class Schedule:
         prediction: what the model predicts.
         betas: arguments of ComfyUI's ``make_beta_schedule``, by the names of ``sampling_settings``.
         snr_shift: the divisor of the signal-to-noise ratio.
-        zero_snr: whether the terminal signal-to-noise ratio is rescaled to zero.
+        zero_snr: whether the terminal signal-to-noise ratio is rescaled to nearly zero.
     """
 
     prediction: comfy.model_base.ModelType
@@ -54,7 +54,7 @@ class Schedule:
             defaults: the defaults of its diffusers scheduler class.
 
         Raises:
-            InvalidRequest: the checkpoint has no scheduler, or one of a kind that ComfyUI lacks.
+            InvalidRequest: the checkpoint has no scheduler, or one of a kind that ComfyUI does not have.
         """
         config = dict(defaults) | checkpoint.config("scheduler")
         choices: tuple[tuple[str, Mapping[str, Any]], ...] = (
@@ -80,10 +80,11 @@ class Schedule:
         )
 
     def sigmas(self) -> Tensor:
-        """Return the noise-to-signal ratio of each timestep.
+        """Return the sigmas, ``[timesteps]``.
 
-        The signal-to-noise ratio is divided by ``snr_shift`` (diffusers' ``CogVideoXDDIMScheduler``). A terminal
-        ratio of zero is replaced by ComfyUI's small number.
+        They are ``sqrt(snr_shift * (1 - a) / a)`` with the cumulative product ``a`` of the alphas (the shift is that of
+        diffusers' ``CogVideoXDDIMScheduler``). With ``zero_snr``, ComfyUI rescales them so that the terminal SNR is
+        nearly zero; exactly zero would make sigma infinite.
         """
         settings = dict(self.betas)
         betas = make_beta_schedule(settings.pop("beta_schedule"), settings.pop("timesteps"), **settings)
@@ -100,25 +101,25 @@ DDIM_DEFAULTS: dict[str, Any] = {
     "rescale_betas_zero_snr": False,
     "snr_shift_scale": 1.0,
 }
-"""The defaults of diffusers' ``DDIMScheduler`` for numbers that a config leaves out."""
+"""Used for entries missing from ``scheduler_config.json``: ``DDIMScheduler``'s defaults, and no SNR shift."""
 
 
-class OwnModel(comfy.model_base.BaseModel):  # type: ignore[misc]
-    """The model class of a family that ComfyUI lacks. Subclasses override ``call_conds``."""
+class CustomModel(comfy.model_base.BaseModel):  # type: ignore[misc]
+    """The model class of a family that ComfyUI does not have. Subclasses may override ``transformer_conds``."""
 
-    def __init__(self, config: "OwnConfig") -> None:
+    def __init__(self, config: "CustomConfig") -> None:
         super().__init__(config, model_type=config.schedule.prediction)
         self.model_sampling.set_sigmas(config.schedule.sigmas())
 
     def extra_conds(self, **kwargs: Any) -> dict[str, Any]:
         """See ``BaseModel``."""
-        return self.call_conds(kwargs)
+        return self.transformer_conds(kwargs)
 
-    def call_conds(self, conditioning: dict[str, Any]) -> dict[str, Any]:
+    def transformer_conds(self, conditioning: dict[str, Any]) -> dict[str, Any]:
         """Return the transformer's arguments by name, as ComfyUI's ``conds``.
 
-        The text is a ``CONDRegular``, so ComfyUI never repeats a prompt to the length of another one: joint attention
-        sees the prompt's tokens.
+        The text is a ``CONDRegular``, which ComfyUI does not repeat to match a longer prompt's length. Joint attention
+        would attend to the repeated tokens.
         """
         text = conditioning.get("cross_attn")
         conds = {} if text is None else {"c_crossattn": comfy.conds.CONDRegular(text)}
@@ -126,20 +127,20 @@ class OwnModel(comfy.model_base.BaseModel):  # type: ignore[misc]
         return conds if concat is None else conds | {"c_concat": comfy.conds.CONDNoiseShape(concat)}
 
 
-class OwnConfig(comfy.supported_models_base.BASE):  # type: ignore[misc]
+class CustomConfig(comfy.supported_models_base.BASE):  # type: ignore[misc]
     """The counterpart of an entry of ``comfy.supported_models``."""
 
     unet_extra_config: ClassVar[dict[str, Any]] = {}
 
-    def __init__(self, bridge: "OwnBridge") -> None:
+    def __init__(self, bridge: "CustomBridge") -> None:
         super().__init__(bridge.unet_config())
         self.bridge, self.latent_format = bridge, bridge.latent_format()
         self.schedule = Schedule.from_checkpoint(bridge.checkpoint, bridge.scheduler_defaults)
         self.sampling_settings = {**self.schedule.betas, "zsnr": self.schedule.zero_snr}
 
-    def get_model(self, state_dict: Any, prefix: str = "", device: Any = None) -> OwnModel:
+    def get_model(self, state_dict: Any, prefix: str = "", device: Any = None) -> CustomModel:
         """Return the model without weights."""
-        return self.bridge.model(self)
+        return self.bridge.model_class(self)
 
 
 class TransformerSignature(Protocol):
@@ -157,17 +158,17 @@ class TransformerSignature(Protocol):
         """Return the prediction for ``x`` ``[B, C, ...]``."""
 
 
-class OwnBridge(Bridge):
-    """The bridge of a family that ComfyUI lacks. Weights have diffusers' names.
+class CustomBridge(Bridge):
+    """The bridge of a family that ComfyUI does not have. Weights have diffusers' names.
 
     Attributes:
-        model: the model class.
-        scheduler_defaults: the scheduler class's defaults for numbers that a config leaves out.
+        model_class: the class of the model that ComfyUI samples with.
+        scheduler_defaults: used for entries missing from ``scheduler_config.json``.
         default_scaling_factor: the latents' scaling factor if the checkpoint's VAE does not give one.
     """
 
     native_class = TransformerSignature
-    model: ClassVar[type[OwnModel]] = OwnModel
+    model_class: ClassVar[type[CustomModel]] = CustomModel
     scheduler_defaults: ClassVar[Mapping[str, Any]] = DDIM_DEFAULTS
     default_scaling_factor: ClassVar[float]
 
@@ -182,7 +183,7 @@ class OwnBridge(Bridge):
     def core_config(self) -> Any:
         """See ``Bridge``."""
         try:
-            config = OwnConfig(self)
+            config = CustomConfig(self)
         except KeyError as error:
             raise InvalidRequest(f"{self.name}: the transformer's config.json lacks {error}") from error
         config.unet_config["disable_unet_model_creation"] = True

@@ -1,11 +1,11 @@
-"""What tests need besides ``scripts.comfy_server``: the websocket's events, and pixels."""
+"""Helpers of the ComfyUI tests: websocket events, and pixels of results."""
 
 import asyncio
 import json
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from io import BytesIO
 from types import TracebackType
 from typing import Any
@@ -24,18 +24,16 @@ class Event:
     Attributes:
         kind: a JSON event's type, or ``"preview"`` for a binary event.
         data: a JSON event's data, or a binary event's ``bytes``.
-        at: when it came, by ``time.monotonic``.
     """
 
     kind: str
     data: Any
-    at: float = field(default_factory=time.monotonic)
 
 
 class Events:
     """Collects what ComfyUI sends to this client over its websocket while the ``with`` block runs.
 
-    Queue prompts with the same ``client``: its id is the address.
+    ComfyUI sends the events of a prompt only to the client that queued it.
 
     Attributes:
         seen: the events so far. The list grows in the background.
@@ -62,7 +60,7 @@ class Events:
             time.sleep(0.005)
         raise TimeoutError(f"no such event within {deadline:g} s; seen: {sorted({e.kind for e in self.seen})}")
 
-    def kinds(self, kind: str) -> list[Event]:
+    def of_kind(self, kind: str) -> list[Event]:
         """Return every event of one kind seen so far."""
         return [event for event in self.seen if event.kind == kind]
 
@@ -96,7 +94,10 @@ class Events:
 
 
 def pixels(client: ComfyClient, result: Result) -> "np.ndarray[Any, np.dtype[np.int16]]":
-    """Return all frames of all files of a result ``[N, H, W, 3]``, 0..255, as int16 for subtraction."""
+    """Return the frames of all of a result's files.
+
+    They are ``[N, H, W, 3]`` int16 in 0..255, so that they can be subtracted.
+    """
     frames = []
     for file in result.files:
         with Image.open(BytesIO(client.fetch(file))) as image:

@@ -11,8 +11,8 @@ import pytest
 import sentencepiece
 import torch
 from helpers import tiny_wan
+from helpers.custom_cases import CASES, TEXT, encoder
 from helpers.inside_fixtures import Loaded, relative_error
-from helpers.own_cases import CASES, TEXT, encoder
 from transformers import PreTrainedTokenizerFast
 
 import nodes as core_nodes

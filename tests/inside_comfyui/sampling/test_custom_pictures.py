@@ -13,12 +13,12 @@ from any_folder_name.parallel_backend.layout.parallel_layout import ParallelLayo
 from diffusers import AutoencoderKL, AutoencoderKLCogVideoX
 from einops import rearrange
 from helpers import tiny_wan
+from helpers.custom_cases import CASES, encoder
 from helpers.inside_fixtures import Loaded, ksampler, parallel_sampler, relative_error
-from helpers.own_cases import CASES, encoder
 
 import nodes as core_nodes
 
-pytestmark = pytest.mark.newest  # the model classes are ours
+pytestmark = pytest.mark.newest  # custom model classes, the same in every ComfyUI
 CLOSE = 1e-4
 WIDTHS = (8, 8, 8, 8)
 FRAMES = {"cogvideox 2b": 9, "cogvideox 5b": 9, "latte": 3, "dit": 1}

@@ -21,7 +21,7 @@ Forward = Callable[[Any, Tensor, Tensor, Mapping[str, Any]], Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
-class OwnCase:
+class CustomCase:
     """One variant of a family.
 
     Attributes:
@@ -86,7 +86,7 @@ class Stock(nn.Module):
         latents: the latents that it was called with.
     """
 
-    def __init__(self, case: OwnCase) -> None:
+    def __init__(self, case: CustomCase) -> None:
         super().__init__()
         self.module, self.case, self.dtype = case.module(), case, torch.float32
         self.latents: list[Tensor] = []
@@ -138,12 +138,12 @@ ROTARY = {**SMALL, "use_rotary_positional_embeddings": True}
 NEWER = {**ROTARY, "patch_size_t": 2, "patch_bias": False}
 
 
-def _video(config: Mapping[str, Any], shift: float, latent: tuple[int, ...], **options: Any) -> OwnCase:
+def _video(config: Mapping[str, Any], shift: float, latent: tuple[int, ...], **options: Any) -> CustomCase:
     scheduler = diffusers.CogVideoXDDIMScheduler(
         snr_shift_scale=shift, rescale_betas_zero_snr=True, prediction_type="v_prediction", clip_sample=False
     )
     vae = {"_class_name": "AutoencoderKLCogVideoX", "scaling_factor": 1.15258426 if shift == 3.0 else 0.7}
-    return OwnCase(
+    return CustomCase(
         transformer="CogVideoXTransformer3DModel", config=config, scheduler=scheduler, latent=latent,
         forward=_cogvideox, vae=vae | options.pop("vae", {}), **options,
     )  # fmt: skip
@@ -159,7 +159,7 @@ _NEWER_CASES = {
 }
 """Variants that newer versions of ComfyUI have."""
 
-CASES: dict[str, OwnCase] = {
+CASES: dict[str, CustomCase] = {
     "cogvideox 2b": _video(SMALL, 3.0, (2, 16, 3, 5, 9), fixed=True),
     "cogvideox 5b": _video(ROTARY, 1.0, (2, 16, 3, 5, 9)),
     "cogvideox 5b i2v": _video(
@@ -167,7 +167,7 @@ CASES: dict[str, OwnCase] = {
         extra=_image, fixed=True,
     ),
     **({} if HAS_COGVIDEOX else _NEWER_CASES),
-    "latte": OwnCase(
+    "latte": CustomCase(
         transformer="LatteTransformer3DModel", forward=_latte, vae=_SD, latent=(2, 4, 3, 5, 7),
         scheduler=diffusers.DDIMScheduler(**_DDIM),
         config={
@@ -177,7 +177,7 @@ CASES: dict[str, OwnCase] = {
             "caption_channels": 32, "video_length": 3,
         },
     ),
-    "dit": OwnCase(
+    "dit": CustomCase(
         transformer="DiTTransformer2DModel", forward=_dit, vae=_SD, latent=(2, 4, 7, 7),
         scheduler=diffusers.DDIMScheduler(**_DDIM), extra=lambda random: {"class_labels": int(random(1).abs() * 4)},
         config={

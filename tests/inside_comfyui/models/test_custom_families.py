@@ -1,4 +1,4 @@
-"""The families that ComfyUI lacks: diffusers' forward in our model class against a real backend of two ranks."""
+"""The families that ComfyUI lacks: diffusers' forward in our custom model class against a real backend of two ranks."""
 
 from collections.abc import Callable
 from functools import cache
@@ -14,8 +14,8 @@ from any_folder_name.nodes.families.registry import bridge_for
 from any_folder_name.parallel_backend.checkpoint.opening import open_checkpoint
 from any_folder_name.parallel_backend.errors import InvalidRequest
 from any_folder_name.parallel_backend.layout.parallel_layout import ParallelLayout
+from helpers.custom_cases import CASES, Stock
 from helpers.inside_fixtures import Loaded, ksampler, parallel_sampler, relative_error
-from helpers.own_cases import CASES, Stock
 
 CLOSE = 1e-4
 
@@ -38,7 +38,7 @@ def bridge_of(folder: Path) -> Bridge:
 
 
 def without_backend(folder: Path) -> comfy.model_patcher.ModelPatcher:
-    """Return our model class in ComfyUI with diffusers' forward and without a backend."""
+    """Return our custom model class in ComfyUI with diffusers' forward and without a backend."""
     model = bridge_of(folder).core_config().get_model({})
     model.diffusion_model = Stock(CASES[folder.name])
     cpu = torch.device("cpu")
@@ -159,10 +159,10 @@ def test_classes_of_the_node(folder: Callable[[str], Path], load_remote: Callabl
     latent = {"samples": torch.zeros(1, 4, 8, 8)}
     positive, negative = ParallelClassLabel.execute(3).args
     none, _ = ParallelClassLabel.execute(10).args
-    drawn = ksampler(model, latent, positive=positive, negative=negative)
-    assert relative_error(ksampler(model, latent, positive=positive, negative=none), drawn) < CLOSE
+    generated = ksampler(model, latent, positive=positive, negative=negative)
+    assert relative_error(ksampler(model, latent, positive=positive, negative=none), generated) < CLOSE
     other, _ = ParallelClassLabel.execute(4).args
-    assert relative_error(ksampler(model, latent, positive=other, negative=negative), drawn) > 0.01
+    assert relative_error(ksampler(model, latent, positive=other, negative=negative), generated) > 0.01
 
 
 def test_weights_have_diffusers_names(folder: Callable[[str], Path], load_remote: Callable[..., Loaded]) -> None:
