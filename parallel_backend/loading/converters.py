@@ -13,7 +13,7 @@ Tensors = dict[str, Tensor]
 
 def converter(class_name: str) -> Callable[[Tensors], Tensors]:
     """Return the function that maps a file's tensors in the published names to those of a diffusers class."""
-    return (_CONVERTERS | VAE_CONVERTERS)[class_name]
+    return _CONVERTERS[class_name]
 
 
 def _single_file(name: str, **options: Any) -> Callable[[Tensors], Tensors]:
@@ -159,4 +159,5 @@ _CONVERTERS: dict[str, Callable[[Tensors], Tensors]] = {
     "SD3Transformer2DModel": _single_file("convert_sd3_transformer_checkpoint_to_diffusers"),
     "WanTransformer3DModel": _wan,
     "ZImageTransformer2DModel": _single_file("convert_z_image_transformer_checkpoint_to_diffusers"),
+    **VAE_CONVERTERS,
 }

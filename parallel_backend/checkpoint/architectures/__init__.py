@@ -20,7 +20,7 @@ from .qwen_image import QWEN_IMAGE
 from .sd3 import SD3
 from .vae_cogvideox import COGVIDEOX_VAE
 from .vae_hunyuan_video import HUNYUAN_VIDEO_VAE
-from .vae_images import AUTOENCODER_KL, FLUX2_VAE
+from .vae_images import AUTOENCODER_KL, FLUX2_VAE, FORMER_AUTOENCODER_KL
 from .vae_ltx import LTX_VAE
 from .vae_mochi import MOCHI_VAE
 from .vae_wan import WAN_VAE
@@ -33,9 +33,9 @@ TRANSFORMERS: tuple[Architecture, ...] = (
 """Architectures of transformers."""
 
 VAES: tuple[Architecture, ...] = (
-    FLUX2_VAE, AUTOENCODER_KL, COGVIDEOX_VAE, HUNYUAN_VIDEO_VAE, LTX_VAE, MOCHI_VAE, WAN_VAE,
+    FLUX2_VAE, FORMER_AUTOENCODER_KL, AUTOENCODER_KL, COGVIDEOX_VAE, HUNYUAN_VIDEO_VAE, LTX_VAE, MOCHI_VAE, WAN_VAE,
 )  # fmt: skip
-"""Architectures of VAEs. Flux.2's has all of AutoencoderKL's names, so it is asked for first."""
+"""Architectures of VAEs. AutoencoderKL comes after those that have all of its names and more."""
 
 
 def architecture_of(class_name: str) -> Architecture:
@@ -83,7 +83,7 @@ def recognise(
     nearest, missing = _nearest(shapes, candidates)
     raise InvalidRequest(
         f"the weights belong to no supported architecture; the nearest is {nearest}, whose files also have {missing}; "
-        f"supported: {', '.join(architecture.class_name for architecture in candidates)}"
+        f"supported: {', '.join(dict.fromkeys(architecture.class_name for architecture in candidates))}"
     )
 
 

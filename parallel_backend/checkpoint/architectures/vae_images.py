@@ -13,9 +13,11 @@ _PARTS = (
     (".mid.attn_1.norm.", ".mid_block.attentions.0.group_norm."), (".mid.attn_1.q.", ".mid_block.attentions.0.to_q."),
     (".mid.attn_1.k.", ".mid_block.attentions.0.to_k."), (".mid.attn_1.v.", ".mid_block.attentions.0.to_v."),
     (".mid.attn_1.proj_out.", ".mid_block.attentions.0.to_out.0."),
+    (".attentions.0.query.", ".attentions.0.to_q."), (".attentions.0.key.", ".attentions.0.to_k."),
+    (".attentions.0.value.", ".attentions.0.to_v."), (".attentions.0.proj_attn.", ".attentions.0.to_out.0."),
     ("encoder.quant_conv.", "quant_conv."), ("decoder.post_quant_conv.", "post_quant_conv."),
 )  # fmt: skip
-"""Parts of the original names, and of diffusers'."""
+"""Parts of the original names and of diffusers' former ones, and of diffusers'."""
 
 _UP = re.compile(r"decoder\.up\.(\d+)\.")
 
@@ -121,6 +123,15 @@ AUTOENCODER_KL = Architecture(
     in_diffusers=ldm_names,
     foreign=_FOREIGN,
 )
+
+FORMER_AUTOENCODER_KL = Architecture(
+    class_name="AutoencoderKL",
+    native=(*_DIFFUSERS, "decoder.mid_block.attentions.0.query.weight"),
+    diffusers=(),
+    config=_kl,
+    in_diffusers=ldm_names,
+)
+"""Files in the names that diffusers had at first, as those of Stable Diffusion 1.5's VAE."""
 
 FLUX2_VAE = Architecture(
     class_name="AutoencoderKLFlux2",

@@ -74,6 +74,19 @@ def test_a_1x1_convolution_becomes_a_linear_layer(tmp_path):
     assert torch.equal(load_vae(checkpoint, torch.device("cpu")).state_dict()[key], weight)
 
 
+def test_former_names_of_diffusers(tmp_path):
+    former = {"to_q": "query", "to_k": "key", "to_v": "value", "to_out.0": "proj_attn"}
+    module = diffusers.AutoencoderKL(**IMAGE)
+    weights = {}
+    for name, tensor in module.state_dict().items():
+        layer = next((each for each in former if f".{each}." in name), None)
+        weights[name.replace(layer, former[layer]) if layer else name] = tensor
+    save_file(weights, str(tmp_path / "vae.safetensors"))
+    loaded = load_vae(open_checkpoint(tmp_path / "vae.safetensors"), torch.device("cpu")).state_dict()
+    assert loaded.keys() == module.state_dict().keys()
+    assert all(torch.equal(loaded[key], tensor) for key, tensor in module.state_dict().items())
+
+
 @pytest.mark.parametrize(
     ("class_name", "names"),
     [
