@@ -1,6 +1,7 @@
 """The node that replaces *Load Checkpoint*."""
 
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from comfy_api.latest import io
@@ -51,9 +52,22 @@ def open_model(
     Raises:
         InvalidRequest: the checkpoint, dtype, devices or layout cannot work; the sentence says why.
     """
+    return handle_for(checkpoints.path_of(model_name), dtype, devices, layout, node_id, attention)
+
+
+def handle_for(
+    path: Path,
+    dtype: str,
+    devices: str,
+    layout: ParallelLayout | None,
+    node_id: str | None = None,
+    attention: str = AUTO,
+    keeps: object = None,
+) -> Handle:
+    """Do what ``open_model`` does for a path. The handle keeps ``keeps`` alive."""
     if dtype not in DTYPES:
         raise InvalidRequest(f"dtype {dtype!r}: choose one of {', '.join(DTYPES)}")
-    checkpoint = open_checkpoint(checkpoints.path_of(model_name))
+    checkpoint = open_checkpoint(path)
     bridge_for(checkpoint)
     resolved = parse_devices(devices)
     if layout is not None:
@@ -66,7 +80,7 @@ def open_model(
         layout=layout,
         attention=attention,
     )
-    return Handle(spec=spec, checkpoint=checkpoint, node_id=node_id)
+    return Handle(spec=spec, checkpoint=checkpoint, node_id=node_id, keeps=keeps)
 
 
 def open_vae(name: str, devices: str, node_id: str) -> Handle:

@@ -7,8 +7,12 @@ from comfy_api.latest import io
 from ..parallel_backend.attention.kernels import AUTO, KERNELS
 from ..parallel_backend.errors import InvalidRequest
 from ..parallel_backend.layout.parallel_layout import ParallelLayout
+from .families.registry import bridge_for
 from .layout import LayoutType
-from .loader import ATTENTION_TOOLTIP, DEVICES_TOOLTIP, LAYOUT_TOOLTIP, check_devices, open_model
+from .loader import ATTENTION_TOOLTIP, DEVICES_TOOLTIP, LAYOUT_TOOLTIP, check_devices, handle_for, open_model
+from .remote.adopt import adopt, copy_weights, source_file
+from .remote.model import parallel_model
+from .remote.patcher import RemotePatcher, remote_patcher
 from .remote.preflight import check_prompt
 from .remote.upstream import (
     MODEL_LOADERS,
@@ -75,13 +79,10 @@ class ParallelModel(io.ComfyNode):  # type: ignore[misc]
         attention: str = AUTO,
     ) -> io.NodeOutput:
         """Expand into Parallel Loader and copies of the nodes between the loader and this node."""
+        prompt, node_id = cls.hidden.dynprompt, cls.hidden.unique_id
         upstream = _upstream(cls.hidden)
         if upstream is None:
-            raise InvalidRequest(
-                "Parallel Model finds no file behind its model: connect it to Load Diffusion Model with weight_dtype "
-                "default, or to Load Checkpoint, directly or through nodes that take one MODEL"
-            )
-        prompt, node_id = cls.hidden.dynprompt, cls.hidden.unique_id
+            return _from_loaded(model, devices, layout, attention, prompt.get_display_node_id(node_id))
         name = upstream.model_name
         if isinstance(name, str):
             handle = open_model(name, "auto", devices, layout, node_id, attention)
@@ -91,6 +92,24 @@ class ParallelModel(io.ComfyNode):  # type: ignore[misc]
         inputs = {key: own.get(key) for key in ("devices", "layout", "attention")}
         output, graph = rebuild(prompt, upstream, "ParallelLoader", model_name=name, dtype="auto", **inputs)
         return io.NodeOutput(output, expand=graph, ui={"text": (_describe(upstream, node_id, prompt),)})
+
+
+def _from_loaded(
+    source: Any, devices: str, layout: ParallelLayout | None, attention: str, node_id: str
+) -> io.NodeOutput:
+    """Return a parallel MODEL for one that ComfyUI has loaded: from its file, or from a copy of its weights."""
+    if isinstance(source, RemotePatcher):
+        raise InvalidRequest("the model is parallel already: remove one of the two nodes")
+    file = source_file(source)
+    copy = None if file else copy_weights(source)
+    path = copy.path if copy else file
+    assert path is not None
+    handle = handle_for(path, "auto", devices, layout, node_id, attention, copy)
+    handle.keep_weights()
+    remote = remote_patcher(parallel_model(handle, bridge_for(handle.checkpoint)))
+    adopt(remote, source)
+    origin = file.name if file else "a copy of the weights that ComfyUI has loaded"
+    return io.NodeOutput(remote, ui={"text": (handle.describe(f"{origin}; weights load at first use"),)})
 
 
 def _upstream(hidden: Any) -> Upstream | None:

@@ -129,11 +129,13 @@ class Handle:
         spec: the model as requests name it.
         checkpoint: the model's folder.
         node_id: the loader's node, whose text shows ranks, layout and state. None shows nothing.
+        keeps: what must live as long as the handle, such as a file in memory.
     """
 
     spec: ModelSpec
     checkpoint: Checkpoint
     node_id: str | None = None
+    keeps: object = None
 
     def keep_weights(self) -> None:
         """Keep the model's weights on the ranks as long as this handle lives, and free them soon after."""

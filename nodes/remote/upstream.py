@@ -3,6 +3,7 @@
 ComfyUI's own loader then has no consumer, so ComfyUI never reads the weights.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -35,6 +36,9 @@ class CoreLoader:
     output: int
     plain: Mapping[str, Any]
 
+
+_WEIGHTS = re.compile("lora|merge", re.IGNORECASE)
+"""Nodes of these classes change weights, so what they make is read from ComfyUI and not from the file."""
 
 MODEL_LOADERS: dict[str, CoreLoader] = {
     "UNETLoader": CoreLoader(kind="diffusion_models", name="unet_name", output=0, plain={"weight_dtype": "default"}),
@@ -96,6 +100,8 @@ def find_upstream(prompt: DynamicPrompt, link: Any, io_type: str, loaders: Mappi
                 if is_plain and (isinstance(file, str) or is_link(file))
                 else None
             )
+        if _WEIGHTS.search(node["class_type"]):
+            return None
         same_type = [name for name, value in node["inputs"].items() if _type_of(prompt, value) == io_type]
         if len(same_type) != 1:
             return None

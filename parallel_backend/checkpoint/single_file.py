@@ -22,6 +22,9 @@ _VAE_PREFIXES = ("vae.", "first_stage_model.")
 _TEXT_PREFIXES = ("text_encoders.", "cond_stage_model.", "conditioner.")
 """Beginnings of the names of text encoders in files that hold a whole model. ComfyUI reads these itself."""
 
+_IN_MEMORY = re.compile(r"/proc/\d+/fd/\d+$")
+"""The path of a file in another process's memory, which ``Parallel Model`` writes."""
+
 _PART = re.compile(r"-(\d{5})-of-(\d{5})$")
 _SCALES = ("scaled_fp8", ".scale_weight", ".weight_scale", ".comfy_quant", ".scale_input", ".input_scale")
 """Ends of names that only files with scaled weights have."""
@@ -46,7 +49,7 @@ class SingleFile(Checkpoint):
             InvalidRequest: the format is another, a part is missing, a header is wrong, or the architecture is unknown.
         """
         super().__init__(path)
-        if path.suffix.lower() not in SUFFIXES:
+        if path.suffix.lower() not in SUFFIXES and not _IN_MEMORY.match(str(path)):
             reason = _REFUSED.get(path.suffix.lower(), f"choose a {SUFFIXES[0]} file")
             raise InvalidRequest(f"{path.name} is not loaded: {reason}")
         self.files = _parts(path)

@@ -3,19 +3,23 @@
 from pathlib import Path
 from typing import Any
 
+import comfy.model_management
 import comfy.sd
 import folder_paths
 import pytest
 import torch
+from any_folder_name.nodes import model
 from any_folder_name.nodes.backend import connection
 from any_folder_name.nodes.layout import ParallelLayoutNode
 from any_folder_name.nodes.loader import ParallelLoader
 from any_folder_name.nodes.model import ParallelModel
+from any_folder_name.nodes.remote.adopt import copy_weights
 from any_folder_name.nodes.sampler import ParallelSampler
 from any_folder_name.parallel_backend.client.client import Client
 from helpers.executor import Executor, Given, Prompt
 from helpers.inside_fixtures import relative_error
 from natives.files import FILE_CASES
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 CASE = FILE_CASES["sd3 3.5 medium"]
@@ -162,3 +166,60 @@ def test_the_file_is_checked_before_weights_load(executor: Executor, folder: Pat
     cut = {"class_type": "UNETLoader", "inputs": {"unet_name": "cut.safetensors", "weight_dtype": "default"}}
     with pytest.raises(RuntimeError, match=r"cut.safetensors has .* bytes of weights, and its header lists"):
         executor.run(prompt("3", **{"1": cut}))
+
+
+def test_a_model_from_elsewhere_is_copied_once(
+    executor: Executor, native: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Given.values["model"] = native
+    elsewhere: Prompt = {"1": {"class_type": "Given", "inputs": {"key": "model"}}}
+    copies: list[Any] = []
+    monkeypatch.setattr(model, "copy_weights", lambda source: copies.append(copy_weights(source)) or copies[-1])
+    parallel = latent(executor.run(prompt("3", **elsewhere)))
+    assert relative_error(parallel, latent(executor.run(prompt("2", **elsewhere)))) < 1e-4
+    executor.run(prompt("3", seed=6, **elsewhere))
+    assert len(copies) == 1
+    path = copies[0].path
+    with pytest.raises(OSError, match="Operation not permitted"), path.open("r+b") as file:
+        file.write(b"x")
+    with safe_open(str(path), framework="pt") as file:
+        assert set(file.keys()) == set(native.model.diffusion_model.state_dict())
+
+
+@pytest.mark.parametrize("weight_dtype", ["fp8_e4m3fn", "fp8_e5m2"])
+def test_a_cast_while_loading_is_kept(weight_dtype: str, executor: Executor) -> None:
+    cast = {"class_type": "UNETLoader", "inputs": {"unet_name": "tiny.safetensors", "weight_dtype": weight_dtype}}
+    parallel = latent(executor.run(prompt("3", **{"1": cast})))
+    plain = latent(executor.run(prompt("2")))
+    assert relative_error(parallel, plain) > 1e-3
+    assert relative_error(parallel, latent(executor.run(prompt("2", **{"1": cast})))) < 1e-2
+
+
+def test_a_lora_before_the_node_is_merged(executor: Executor, folder: Path) -> None:
+    name = "diffusion_model.joint_blocks.0.x_block.mlp.fc1"
+    weight = load_file(folder / "tiny.safetensors")[f"{name.removeprefix('diffusion_model.')}.weight"]
+    random = torch.Generator().manual_seed(4)
+    lora = {
+        f"{name}.lora_up.weight": torch.randn(weight.shape[0], 2, generator=random) * 0.1,
+        f"{name}.lora_down.weight": torch.randn(2, weight.shape[1], generator=random) * 0.1,
+    }
+    save_file(lora, folder / "lora.safetensors")
+    folder_paths.folder_names_and_paths["loras"][0][:] = [str(folder)]
+    inputs = {"model": ["1", 0], "lora_name": "lora.safetensors", "strength_model": 0.8}
+    with_lora: Prompt = {
+        "9": {"class_type": "LoraLoaderModelOnly", "inputs": inputs},
+        "2": {"class_type": "ModelSamplingSD3", "inputs": {"model": ["9", 0], "shift": 3.0}},
+    }
+    parallel = latent(executor.run(prompt("3", **with_lora)))
+    bypassed = latent(executor.run(prompt("2", **with_lora)))
+    assert relative_error(parallel, bypassed) < 1e-4
+    assert relative_error(parallel, latent(executor.run(prompt("2")))) > 1e-3
+
+
+def test_weights_that_do_not_fit_are_refused_before_anything_is_copied(
+    executor: Executor, native: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Given.values["model"] = native
+    monkeypatch.setattr(comfy.model_management, "get_free_memory", lambda *args, **options: 1_000_000_000)
+    with pytest.raises(RuntimeError, match=r"one more copy .* takes 0.0 GB, and 1.0 GB of memory are free"):
+        executor.run(prompt("3", **{"1": {"class_type": "Given", "inputs": {"key": "model"}}}))

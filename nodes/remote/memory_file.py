@@ -1,0 +1,112 @@
+"""The weights of a MODEL that ComfyUI holds, as a safetensors file in memory that the ranks read.
+
+The file is anonymous (``memfd_create(2)``) and sealed. Ranks open it as ``/proc/<pid>/fd/<number>``, which the kernel
+allows to processes of the same user. It takes the host's memory once, however many ranks read it.
+"""
+
+import fcntl
+import json
+import mmap
+import os
+import struct
+import weakref
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import comfy.float
+import comfy.lora
+import comfy.model_management
+import torch
+from torch import Tensor
+
+from ...parallel_backend.errors import InvalidRequest
+
+PREFIX = "diffusion_model."
+"""The beginning of the transformer's names in a MODEL."""
+
+_DTYPES = {
+    torch.float32: "F32",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+}
+"""safetensors' names of the dtypes that weights may have."""
+
+_SPARE = 1 << 30
+"""Bytes of memory that must stay free."""
+
+
+class MemoryFile:
+    """A file in memory with a MODEL's weights, patches applied. It lives as long as this object.
+
+    Args:
+        patcher: the MODEL.
+        metadata: entries of the transformer's config that its weights do not show.
+
+    Attributes:
+        path: where other processes open it.
+
+    Raises:
+        InvalidRequest: it does not fit into memory, or a weight is quantised. Nothing has been copied then.
+    """
+
+    def __init__(self, patcher: Any, metadata: Mapping[str, Any]) -> None:
+        weights = {name.removeprefix(PREFIX): entry for name, entry in patcher.get_key_patches(PREFIX).items()}
+        header, size = _header({name: entry[0][0] for name, entry in weights.items()}, metadata)
+        _check_memory(size)
+        descriptor = os.memfd_create("parallel-dit", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        weakref.finalize(self, os.close, descriptor)
+        os.posix_fallocate(descriptor, 0, len(header) + size)
+        with mmap.mmap(descriptor, len(header) + size) as target:
+            target[: len(header)] = header
+            position = len(header)
+            for data in _patched(weights):
+                target[position : position + len(data)] = data
+                position += len(data)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE)
+        self.path = Path(f"/proc/{os.getpid()}/fd/{descriptor}")
+
+
+def _header(weights: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> tuple[bytes, int]:
+    """Return a safetensors header with the length before it, and the number of bytes that follow."""
+    entries: dict[str, Any] = {"__metadata__": {"config": json.dumps({"transformer": dict(metadata)})}}
+    position = 0
+    for name, tensor in weights.items():
+        if type(tensor) not in (Tensor, torch.nn.Parameter) or tensor.dtype not in _DTYPES:
+            kind = f"{type(tensor).__name__} of {tensor.dtype}"
+            raise InvalidRequest(
+                f"the model's {name} is a {kind}, which is not supported: load the model in bf16, fp16 or fp32"
+            )
+        end = position + tensor.numel() * tensor.element_size()
+        entries[name] = {
+            "dtype": _DTYPES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [position, end],
+        }
+        position = end
+    text = json.dumps(entries).encode()
+    return struct.pack("<Q", len(text)) + text, position
+
+
+def _patched(weights: Mapping[str, list[Any]]) -> Iterator[memoryview]:
+    """Yield the bytes of each weight with its patches, computed one at a time by ComfyUI's own functions."""
+    for name, ((weight, convert), *patches) in weights.items():
+        if patches:
+            key = PREFIX + name
+            value = convert(weight.to(torch.float32, copy=True), inplace=True)
+            merged = comfy.lora.calculate_weight(patches, value, key)
+            weight = comfy.float.stochastic_rounding(merged, weight.dtype, seed=zlib.crc32(key.encode()))
+        data = weight.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8)
+        yield memoryview(data.numpy())
+
+
+def _check_memory(size: int) -> None:
+    available = comfy.model_management.get_free_memory(torch.device("cpu"))
+    if size + _SPARE > available:
+        raise InvalidRequest(
+            f"one more copy of the model's weights takes {size / 1e9:.1f} GB, and {available / 1e9:.1f} GB of memory "
+            "are free: load the model with Load Diffusion Model or Parallel Loader, so that the ranks read its file"
+        )
