@@ -5,6 +5,7 @@ from scripts.core_contract.kinds import Calls, Has, Mentions, Overrides
 from scripts.core_contract.model_kinds import Node
 
 UPSTREAM, LOADER, MODEL, VAE = "nodes/remote/upstream.py", "nodes/loader.py", "nodes/model.py", "nodes/vae.py"
+ADOPT, MEMORY_FILE = "nodes/remote/adopt.py", "nodes/remote/memory_file.py"
 
 ENTRIES = (
     *core_module(
@@ -51,6 +52,33 @@ ENTRIES = (
             "load_checkpoint_guess_config(ckpt_path, *, output_vae, output_model, embedding_directory)",
             by="nodes/remote/clip.py",
             why="text encoders of a whole file",
+        ),
+        Calls("load_diffusion_model(unet_path, *, model_options)", by=ADOPT, why="the file of a loaded MODEL"),
+    ),
+    *core_module(
+        "comfy.lora",
+        Calls("calculate_weight(patches, weight, key)", by=MEMORY_FILE, why="merged and patched weights"),
+    ),
+    *core_module(
+        "comfy.float",
+        Calls("stochastic_rounding(value, dtype, *, seed)", by=MEMORY_FILE, why="patched weights in fp8"),
+    ),
+    *core_module(
+        "comfy.model_patcher",
+        Calls("ModelPatcher.get_key_patches(filter_prefix)", by=MEMORY_FILE, why="weights and their patches"),
+        Has(
+            "ModelPatcher",
+            "cached_patcher_init",
+            by=ADOPT,
+            why="the file of a loaded MODEL",
+            since=(0, 27, 0),
+        ),
+        Has(
+            "ModelPatcher",
+            "object_patches model_options attachments additional_models callbacks wrappers injections hook_patches "
+            "weight_wrapper_patches patches",
+            by=ADOPT,
+            why="what nodes set on a MODEL",
         ),
     ),
 )
