@@ -41,8 +41,9 @@ class ParallelModel(io.ComfyNode):  # type: ignore[misc]
                 io.Model.Input(
                     "model",
                     lazy=True,
-                    tooltip="From Load Diffusion Model or Load Checkpoint, also through ModelSampling and other nodes "
-                    "that patch a MODEL. ComfyUI does not load the file if nothing else uses it.",
+                    tooltip="From Load Diffusion Model or Load Checkpoint, also through ModelSampling and other nodes: "
+                    "ComfyUI does not load the file if nothing else uses it. Behind LoRA nodes and other loaders, the "
+                    "weights are copied into memory once.",
                 ),
                 io.String.Input("devices", default="all", tooltip=DEVICES_TOOLTIP),
                 LayoutType.Input("layout", optional=True, tooltip=LAYOUT_TOOLTIP),
