@@ -20,7 +20,7 @@ from .remote.upstream import (
     other_consumers,
     rebuild,
     remember_source,
-    source_stamp,
+    source_changes,
     upstream_of,
 )
 
@@ -62,9 +62,9 @@ class ParallelModel(io.ComfyNode):  # type: ignore[misc]
         return check_devices(devices)
 
     @classmethod
-    def fingerprint_inputs(cls, **_: Any) -> str:
-        """Return a stamp of the model's files, so that the node runs again when they change."""
-        return source_stamp(cls.hidden.unique_id)
+    def fingerprint_inputs(cls, **_: Any) -> int:
+        """Return how often the model's file has changed, so that the node runs again when it does."""
+        return source_changes(cls.hidden.unique_id)
 
     @classmethod
     def check_lazy_status(cls, **_: Any) -> list[str]:
@@ -79,7 +79,7 @@ class ParallelModel(io.ComfyNode):  # type: ignore[misc]
         layout: ParallelLayout | None = None,
         attention: str = AUTO,
     ) -> io.NodeOutput:
-        """Expand into Parallel Loader and copies of the nodes between the loader and this node."""
+        """Expand into Parallel Loader and copies of the nodes between, or take the MODEL that ComfyUI has loaded."""
         prompt, node_id = cls.hidden.dynprompt, cls.hidden.unique_id
         upstream = _upstream(cls.hidden)
         if upstream is None:

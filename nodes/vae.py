@@ -12,7 +12,7 @@ from .backend import checkpoints
 from .backend.connection import progress_bar
 from .loader import DEVICES_TOOLTIP, check_devices, open_vae
 from .picture_metadata import label_saved_images
-from .remote.upstream import VAE_LOADERS, remember_source, source_stamp, upstream_of
+from .remote.upstream import VAE_LOADERS, remember_source, source_changes, upstream_of
 from .remote.vae import RemoteVAE, vae_alone
 
 TILE_TOOLTIP = (
@@ -59,9 +59,9 @@ class ParallelVAE(io.ComfyNode):  # type: ignore[misc]
         return check_devices(devices)
 
     @classmethod
-    def fingerprint_inputs(cls, **_: Any) -> str:
-        """Return a stamp of the VAE's file, so that the node runs again when it changes."""
-        return source_stamp(cls.hidden.unique_id)
+    def fingerprint_inputs(cls, **_: Any) -> int:
+        """Return how often the VAE's file has changed, so that the node runs again when it does."""
+        return source_changes(cls.hidden.unique_id)
 
     @classmethod
     def check_lazy_status(cls, **_: Any) -> list[str]:

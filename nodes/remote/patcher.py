@@ -63,8 +63,8 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):  # type: ignore[misc]
         names = {key if isinstance(key, str) else key[0] for key in patches}
         if names & self.model.state_dict().keys():
             raise InvalidRequest(
-                "a LoRA (or another node that changes weights) cannot be applied to a parallel model yet: "
-                "remove it, or load the model with ComfyUI's own loader"
+                "a LoRA (or another node that changes weights) cannot be applied to a parallel model yet: load the "
+                "model with ComfyUI's own loader, and put Parallel Model behind the LoRA"
             )
 
     def get_key_patches(self, filter_prefix: str | None = None) -> NoReturn:

@@ -16,8 +16,24 @@ from ..backend import checkpoints
 Link = list[Any]
 """A node's id and the number of its output."""
 
-_sources: dict[str, str] = {}
-"""The file that each node's input came from when it last ran, by node."""
+
+@dataclass(frozen=True, kw_only=True)
+class _Source:
+    """The file that a node's input came from when it last ran.
+
+    Attributes:
+        name: as Parallel Loader lists it.
+        stamp: its stamp then.
+        changes: how often it had changed until then.
+    """
+
+    name: str
+    stamp: str
+    changes: int
+
+
+_sources: dict[str, _Source] = {}
+"""By node."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,16 +133,20 @@ def upstream_of(hidden: Any, name: str, io_type: str, loaders: Mapping[str, Core
 
 
 def remember_source(node_id: str, name: str) -> None:
-    """Note which file a node's input came from, for ``source_stamp``."""
-    _sources[node_id] = name
+    """Note which file a node's input came from, for ``source_changes``."""
+    _sources[node_id] = _Source(name=name, stamp=checkpoints.stamp(name), changes=source_changes(node_id))
 
 
-def source_stamp(node_id: str) -> str:
-    """Return a stamp of the file that a node's input came from when it last ran; "" if it has not run.
+def source_changes(node_id: str) -> int:
+    """Return how often the file has changed that a node's input came from when it last ran.
 
-    ComfyUI asks for it before the prompt's graph is known to the node.
+    ComfyUI asks for it before the node knows the prompt's graph. The first run does not count as a change, so an
+    unchanged prompt is not run again.
     """
-    return checkpoints.stamp(_sources[node_id]) if node_id in _sources else ""
+    source = _sources.get(node_id)
+    if source is None:
+        return 0
+    return source.changes + (checkpoints.stamp(source.name) != source.stamp)
 
 
 def rebuild(prompt: DynamicPrompt, upstream: Upstream, loader_class: str, **inputs: Any) -> tuple[Link, dict[str, Any]]:
@@ -142,7 +162,10 @@ def rebuild(prompt: DynamicPrompt, upstream: Upstream, loader_class: str, **inpu
     link: Link = graph.node(loader_class, **{name: value for name, value in inputs.items() if value is not None}).out(0)
     for node_id, name, output in upstream.between:
         node = prompt.get_node(node_id)
-        link = graph.node(node["class_type"], **(node["inputs"] | {name: link})).out(output)
+        copy = graph.node(node["class_type"])
+        for key, value in (node["inputs"] | {name: link}).items():
+            copy.set_input(key, value)
+        link = copy.out(output)
     return link, graph.finalize()
 
 

@@ -76,7 +76,7 @@ def _read_json(file: Path) -> tuple[dict[str, Any], int]:
             if length > min(_MAX_HEADER, size - 8):
                 raise InvalidRequest(f"{file} is not a complete safetensors file: download it again")
             entries = json.loads(stream.read(length))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         if isinstance(error, InvalidRequest):
             raise
         raise InvalidRequest(f"{file} cannot be read as a safetensors file ({error}): download it again") from error
@@ -90,6 +90,7 @@ def _stored(file: Path, name: str, entry: Any) -> tuple[StoredTensor, tuple[int,
         dtype, shape, (start, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
         numbers = (*shape, start, end)
         valid = isinstance(dtype, str) and all(type(number) is int and number >= 0 for number in numbers)
+        valid = valid and (math.prod(shape) > 0 or max(shape) == 0)  # no rows without any data
     except (KeyError, TypeError, ValueError):
         valid = False
     if not valid:

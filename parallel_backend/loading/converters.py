@@ -1,11 +1,12 @@
 """diffusers' converters from original names, by class, and what they need around them."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..checkpoint.architectures.base import renamed
 from .vae_converters import VAE_CONVERTERS
 
 Tensors = dict[str, Tensor]
@@ -113,7 +114,7 @@ _PIXART_FUSED = {
 def _pixart(tensors: Tensors) -> Tensors:
     converted = {}
     for original, tensor in tensors.items():
-        name = _renamed(original, _PIXART)
+        name = renamed(original, _PIXART)
         fused = next((part for part in _PIXART_FUSED if part in name), None)
         if fused is None:
             converted[name] = tensor
@@ -134,13 +135,7 @@ _COGVIDEOX = (
 
 
 def _cogvideox(tensors: Tensors) -> Tensors:
-    return {_renamed(name, _COGVIDEOX): tensor for name, tensor in tensors.items()}
-
-
-def _renamed(name: str, parts: Iterable[tuple[str, str]]) -> str:
-    for native, theirs in parts:
-        name = name.replace(native, theirs)
-    return name
+    return {renamed(name, _COGVIDEOX): tensor for name, tensor in tensors.items()}
 
 
 _FLUX = _single_file("convert_flux_transformer_checkpoint_to_diffusers")

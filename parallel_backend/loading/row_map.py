@@ -68,7 +68,7 @@ def converted(shapes: Mapping[str, Shape], convert: Converter) -> dict[str, Rows
     numbered = {name: _numbered(i, shapes[name]) for i, name in enumerate(names, start=1)}
     try:
         result = convert(numbered)
-    except (KeyError, IndexError, RuntimeError) as error:
+    except (KeyError, IndexError, RuntimeError, ValueError, TypeError) as error:
         raise InvalidRequest(f"the file lacks a weight or has one of another shape ({error}): download it") from error
     return {target: _rows(target, tensor, names, shapes) for target, tensor in result.items()}
 

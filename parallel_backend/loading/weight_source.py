@@ -67,7 +67,7 @@ class WeightSource:
                     f"{name} has shape {list(found)} in {self._file}, but {list(shape)} in the config: download the "
                     "model again"
                 )
-        superfluous = [name for name in self._rows if name not in shapes]
+        superfluous = [name for name in self._rows if name not in shapes and not name.startswith("__")]
         if superfluous:
             named = ", ".join(superfluous[:_MOST_NAMED])
             log.warning("%d weights of %s have no use: %s", len(superfluous), self._file, named)

@@ -111,7 +111,7 @@ def _recognised(
             native=native,
             pipeline=architecture.pipeline(weights),
         )
-    except (KeyError, IndexError, ValueError, ZeroDivisionError) as error:
+    except (KeyError, IndexError, ValueError, TypeError, ZeroDivisionError, RecursionError) as error:
         raise InvalidRequest(
             f"the file looks like {architecture.class_name}, but lacks a weight or has one of another shape ({error}): "
             "download it again"

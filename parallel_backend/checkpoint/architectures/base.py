@@ -42,10 +42,13 @@ class Weights:
         return self.shape(name)[1]
 
     def count(self, layers: str) -> int:
-        """Return how many numbered layers a list has."""
+        """Return how many layers a list has, numbered from 0 without a gap."""
         start = f"{self._in_file(layers)}."
         numbers = {name.removeprefix(start).partition(".")[0] for name in self.shapes if name.startswith(start)}
-        return max((int(number) + 1 for number in numbers if number.isdigit()), default=0)
+        count = 0
+        while str(count) in numbers:
+            count += 1
+        return count
 
     def _in_file(self, name: str) -> str:
         for ours, theirs in self._renamed:

@@ -20,6 +20,7 @@ ENTRIES = (
         "comfy_execution.graph_utils",
         Calls("GraphBuilder()", by=UPSTREAM, why="an expansion"),
         Calls("GraphBuilder.node(class_type, **kwargs)", by=UPSTREAM, why="an expansion"),
+        Calls("Node.set_input(key, value)", by=UPSTREAM, why="inputs of a copied node"),
         Calls("GraphBuilder.finalize()", by=UPSTREAM, why="an expansion"),
         Calls("Node.out(index)", by=UPSTREAM, why="an expansion"),
         Calls("is_link(obj)", by=UPSTREAM, why="links among inputs"),

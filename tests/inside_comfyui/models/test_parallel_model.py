@@ -113,6 +113,8 @@ def test_another_seed_or_shift_reads_nothing(executor: Executor, backend: Client
     first = latent(executor.run(prompt("3")))
     before = loads(backend)
     assert before == [1, 1]
+    executor.run(prompt("3"))
+    assert not {"3", "7"} & set(executor.executed)
     executor.run(prompt("3", seed=6))
     assert "3.0.0.1" not in executor.executed
     shifted = latent(executor.run(prompt("3", shift=5.0)))

@@ -40,6 +40,7 @@ def test_names_dtypes_shapes_and_metadata(tmp_path):
         ({"a": ENTRY | {"shape": [-2, 3]}}, b"\0" * 24, "entry for a is not valid"),
         ({"a": ENTRY | {"shape": [True, 6]}}, b"\0" * 24, "entry for a is not valid"),
         ({"a": {"dtype": "F32"}}, b"\0" * 24, "entry for a is not valid"),
+        ({"a": ENTRY | {"shape": [10**12, 0], "data_offsets": [0, 0]}}, b"", "entry for a is not valid"),
         ({"a": ENTRY | {"data_offsets": [0, 24, 30]}}, b"\0" * 24, "entry for a is not valid"),
         (["a"], b"", "not a JSON object"),
     ],
