@@ -65,28 +65,33 @@ class ParallelVAE(io.ComfyNode):  # type: ignore[misc]
 
     @classmethod
     def check_lazy_status(cls, **_: Any) -> list[str]:
-        """Ask for the VAE only if its file does not follow from the prompt."""
-        return [] if _vae_name(cls.hidden) else ["vae"]
+        """Never ask for the VAE. Refuse one whose file does not follow from the prompt before ComfyUI loads it."""
+        _vae_name(cls.hidden)
+        return []
 
     @classmethod
     def execute(cls, vae: Any = None, devices: str = "all") -> io.NodeOutput:
         """Open the VAE's file. Its weights load at their first use."""
         name = _vae_name(cls.hidden)
-        if name is None:
-            raise InvalidRequest(
-                "Parallel VAE finds no file behind its vae: connect it to Load VAE or Load Checkpoint directly"
-            )
         remember_source(cls.hidden.unique_id, name)
         handle = open_vae(name, devices, cls.hidden.dynprompt.get_display_node_id(cls.hidden.unique_id))
         handle.keep_weights()
         return io.NodeOutput(vae_alone(handle, vae_of(handle.checkpoint).scale), ui={"text": (f"{name}: ready",)})
 
 
-def _vae_name(hidden: Any) -> str | None:
-    """Return the name of the file that the VAE's loader names, or None if it does not follow from the prompt."""
+def _vae_name(hidden: Any) -> str:
+    """Return the name of the file that the VAE's loader names.
+
+    Raises:
+        InvalidRequest: it does not follow from the prompt.
+    """
     upstream = upstream_of(hidden, "vae", "VAE", VAE_LOADERS)
     name = upstream.model_name if upstream and not upstream.between else None
-    return name if isinstance(name, str) and checkpoints.is_file(name) else None
+    if isinstance(name, str) and checkpoints.is_file(name):
+        return name
+    raise InvalidRequest(
+        "Parallel VAE finds no file behind its vae: connect it to Load VAE or Load Checkpoint directly"
+    )
 
 
 class ParallelVAEDecode(io.ComfyNode):  # type: ignore[misc]

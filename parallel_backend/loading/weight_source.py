@@ -62,7 +62,7 @@ class WeightSource:
             )
         for name, shape in shapes.items():
             found = self._shape(name)
-            if _squeezed(found) != _squeezed(shape):
+            if found[:1] != shape[:1] or _squeezed(found) != _squeezed(shape):
                 raise InvalidRequest(
                     f"{name} has shape {list(found)} in {self._file}, but {list(shape)} in the config: download the "
                     "model again"

@@ -10,7 +10,7 @@ import pytest
 from scripts import comfy_paths, processes
 
 ROOT = Path(__file__).resolve().parents[2]
-DEADLINE = 1200
+DEADLINE = 900.0
 
 
 @pytest.mark.timeout(DEADLINE + 60)

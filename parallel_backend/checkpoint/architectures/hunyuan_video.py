@@ -1,4 +1,7 @@
-"""HunyuanVideo: text to video, and image to video with concatenated channels or a replaced first frame."""
+"""HunyuanVideo: text to video, and image to video with concatenated channels.
+
+A file with a replaced first frame (v2) looks like one for text to video, and is taken for one.
+"""
 
 from .base import Architecture, Config, Weights, renamed
 

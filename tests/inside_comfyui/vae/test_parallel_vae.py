@@ -99,3 +99,12 @@ def test_a_file_without_a_vae_is_refused(executor: Executor, folder: Path) -> No
     save_file({"something.weight": torch.zeros(2, 2)}, folder / "tiny.safetensors")
     with pytest.raises(RuntimeError, match="belong to no supported architecture; the nearest is"):
         executor.run(prompt("2"))
+
+
+def test_a_linked_name_is_refused_before_comfyui_loads_the_vae(executor: Executor, read_files: list[str]) -> None:
+    Given.values = {"name": "tiny.safetensors", "latent": {"samples": torch.zeros(1, 16, 2, 7, 5)}}
+    linked = {"class_type": "VAELoader", "inputs": {"vae_name": ["8", 0]}}
+    name = {"class_type": "Given", "inputs": {"key": "name"}}
+    with pytest.raises(RuntimeError, match="Parallel VAE finds no file behind its vae"):
+        executor.run(prompt("2") | {"1": linked, "8": name})
+    assert read_files == []
