@@ -7,15 +7,17 @@ from typing import Any
 from comfy_api.latest import io
 
 from ..parallel_backend.attention.kernels import AUTO, KERNELS
+from ..parallel_backend.checkpoint.checkpoint import Checkpoint
 from ..parallel_backend.checkpoint.opening import open_checkpoint
 from ..parallel_backend.errors import InvalidRequest
 from ..parallel_backend.layout.parallel_layout import ParallelLayout
 from ..parallel_backend.layout.suggestions import check_fits
-from ..parallel_backend.protocol.messages import DType, ModelSpec
+from ..parallel_backend.protocol.messages import Devices, DType, ModelSpec
 from ..parallel_backend.vaes import vae_of
 from .backend import checkpoints
 from .backend.connection import Handle
 from .backend.devices import parse_devices
+from .bridges.compute_dtype import auto_dtype
 from .families.registry import bridge_for
 from .layout import LayoutType
 from .remote.clip import checkpoint_clip
@@ -70,14 +72,14 @@ def handle_for(
     checkpoint = open_checkpoint(path)
     if path.is_file():
         checkpoint.stored("transformer")  # refuses quantised weights
-    bridge_for(checkpoint)
+    bridge = bridge_for(checkpoint)
     resolved = parse_devices(devices)
     if layout is not None:
         check_fits(layout, len(resolved.indices))
     spec = ModelSpec(
         path=str(checkpoint.path),
         stamp=checkpoint.stamp(),
-        dtype=DTYPES[dtype],
+        dtype=auto_dtype(bridge, resolved) if dtype == AUTO else DTYPES[dtype],
         devices=resolved,
         layout=layout,
         attention=attention,
@@ -85,25 +87,36 @@ def handle_for(
     return Handle(spec=spec, checkpoint=checkpoint, node_id=node_id, keeps=keeps)
 
 
-def open_vae(name: str, devices: str, node_id: str) -> Handle:
-    """Check a file with a VAE, and return its handle.
+def open_vae(path: Path, devices: str, node_id: str, keeps: object = None) -> Handle:
+    """Check a file with a VAE, and return its handle, which keeps ``keeps`` alive.
 
     Raises:
         InvalidRequest: the file or the devices cannot work; the sentence says why.
     """
-    checkpoint = open_checkpoint(checkpoints.path_of(name))
+    checkpoint = open_checkpoint(path)
+    checkpoint.check_known("vae")
     if "vae" not in checkpoint.components:
         raise InvalidRequest(
-            f"{checkpoint.path.name} holds no VAE (its parts: {', '.join(checkpoint.components)}): choose a file with "
-            "one"
+            f"{checkpoint.name} holds no VAE (its parts: {', '.join(checkpoint.components)}): choose a file with one"
         )
     vae_of(checkpoint)
-    # A VAE is always in float32. As a part of a model it shares the model's entry in the ranks.
-    dtype: DType = "auto" if "transformer" in checkpoint.components else "float32"
+    resolved = parse_devices(devices)
     spec = ModelSpec(
-        path=str(checkpoint.path), stamp=checkpoint.stamp(), dtype=dtype, devices=parse_devices(devices), layout=None
+        path=str(checkpoint.path),
+        stamp=checkpoint.stamp(),
+        dtype=_model_dtype(checkpoint, resolved),
+        devices=resolved,
+        layout=None,
     )
-    return Handle(spec=spec, checkpoint=checkpoint, node_id=node_id)
+    return Handle(spec=spec, checkpoint=checkpoint, node_id=node_id, keeps=keeps)
+
+
+def _model_dtype(checkpoint: Checkpoint, devices: Devices) -> DType:
+    """Return the dtype of the MODEL in a VAE's file, whose entry in the ranks the VAE shares. A VAE is in float32."""
+    try:
+        return auto_dtype(bridge_for(checkpoint), devices)
+    except InvalidRequest:  # no MODEL can come from this file
+        return "float32"
 
 
 def check_devices(devices: Any) -> bool | str:
@@ -138,8 +151,8 @@ class ParallelLoader(io.ComfyNode):  # type: ignore[misc]
                     "dtype",
                     options=list(DTYPES),
                     default="auto",
-                    tooltip="Data type of the weights. auto: on GPUs the data type of the files, or bf16 if they are "
-                    "fp32; on CPUs fp32. The VAE is always fp32.",
+                    tooltip="Data type of the weights. auto: the one that ComfyUI itself would compute in. The VAE is "
+                    "always fp32.",
                 ),
                 io.String.Input(
                     "devices",

@@ -10,18 +10,18 @@ from ..parallel_backend.layout.parallel_layout import ParallelLayout
 from .families.registry import bridge_for
 from .layout import LayoutType
 from .loader import ATTENTION_TOOLTIP, DEVICES_TOOLTIP, LAYOUT_TOOLTIP, check_devices, handle_for, open_model
-from .remote.adopt import adopt, copy_weights, source_file
+from .remote.adopt import COPY_TEXT, adopt, copy_model, source_file
+from .remote.memory_file import MemoryFile
 from .remote.model import parallel_model
 from .remote.patcher import RemotePatcher, remote_patcher
 from .remote.preflight import check_prompt
 from .remote.upstream import (
-    MODEL_LOADERS,
     Upstream,
+    find_upstream,
     other_consumers,
     rebuild,
     remember_source,
     source_changes,
-    upstream_of,
 )
 
 
@@ -69,7 +69,7 @@ class ParallelModel(io.ComfyNode):  # type: ignore[misc]
     @classmethod
     def check_lazy_status(cls, **_: Any) -> list[str]:
         """Ask for the MODEL only if its file does not follow from the prompt."""
-        return [] if _upstream(cls.hidden) else ["model"]
+        return [] if find_upstream(cls.hidden.dynprompt, cls.hidden.unique_id) else ["model"]
 
     @classmethod
     def execute(
@@ -81,40 +81,41 @@ class ParallelModel(io.ComfyNode):  # type: ignore[misc]
     ) -> io.NodeOutput:
         """Expand into Parallel Loader and copies of the nodes between, or take the MODEL that ComfyUI has loaded."""
         prompt, node_id = cls.hidden.dynprompt, cls.hidden.unique_id
-        upstream = _upstream(cls.hidden)
+        upstream = find_upstream(prompt, node_id)
         if upstream is None:
-            return _from_loaded(model, devices, layout, attention, prompt.get_display_node_id(node_id))
+            remote, text = _from_loaded(model, devices, layout, attention, cls.hidden)
+            return io.NodeOutput(remote, ui={"text": (text,)})
         name = upstream.model_name
-        if isinstance(name, str):
+        if name is not None:
             handle = open_model(name, "auto", devices, layout, node_id, attention)
             check_prompt(cls.hidden.prompt or {}, node_id, handle)
             remember_source(node_id, name)
         own = prompt.get_node(node_id)["inputs"]
         inputs = {key: own.get(key) for key in ("devices", "layout", "attention")}
-        output, graph = rebuild(prompt, upstream, "ParallelLoader", model_name=name, dtype="auto", **inputs)
+        output, graph = rebuild(prompt, upstream, dtype="auto", **inputs)
         return io.NodeOutput(output, expand=graph, ui={"text": (_describe(upstream, node_id, prompt),)})
 
 
 def _from_loaded(
-    source: Any, devices: str, layout: ParallelLayout | None, attention: str, node_id: str
-) -> io.NodeOutput:
-    """Return a parallel MODEL for one that ComfyUI has loaded: from its file, or from a copy of its weights."""
+    source: Any, devices: str, layout: ParallelLayout | None, attention: str, hidden: Any
+) -> tuple[RemotePatcher, str]:
+    """Return a parallel MODEL for one that ComfyUI has loaded, from its file or a copy of its weights, and a text.
+
+    The weights are copied last, when everything else is known to work.
+    """
     if isinstance(source, RemotePatcher):
         raise InvalidRequest("the model is parallel already: remove one of the two nodes")
-    file = source_file(source)
-    copy = None if file else copy_weights(source)
-    path = copy.path if copy else file
-    assert path is not None
-    handle = handle_for(path, "auto", devices, layout, node_id, attention, copy)
-    handle.keep_weights()
+    origin = source_file(source) or copy_model(source)
+    path, name = (origin.path, COPY_TEXT) if isinstance(origin, MemoryFile) else (origin, origin.name)
+    shown_on = hidden.dynprompt.get_display_node_id(hidden.unique_id)
+    handle = handle_for(path, "auto", devices, layout, shown_on, attention, origin)
+    check_prompt(hidden.prompt or {}, hidden.unique_id, handle)
     remote = remote_patcher(parallel_model(handle, bridge_for(handle.checkpoint)))
     adopt(remote, source)
-    origin = file.name if file else "a copy of the weights that ComfyUI has loaded"
-    return io.NodeOutput(remote, ui={"text": (handle.describe(f"{origin}; weights load at first use"),)})
-
-
-def _upstream(hidden: Any) -> Upstream | None:
-    return upstream_of(hidden, "model", "MODEL", MODEL_LOADERS)
+    if isinstance(origin, MemoryFile):
+        origin.fill()
+    handle.keep_weights()
+    return remote, handle.describe(f"{name}; weights load at first use")
 
 
 def _describe(upstream: Upstream, node_id: str, prompt: Any) -> str:

@@ -9,10 +9,12 @@ from einops import rearrange
 from ..parallel_backend.errors import InvalidRequest
 from ..parallel_backend.vaes import vae_of
 from .backend import checkpoints
-from .backend.connection import progress_bar
+from .backend.connection import Handle, progress_bar
 from .loader import DEVICES_TOOLTIP, check_devices, open_vae
 from .picture_metadata import label_saved_images
-from .remote.upstream import VAE_LOADERS, remember_source, source_changes, upstream_of
+from .remote.adopt import COPY_TEXT, copy_vae, source_file
+from .remote.memory_file import MemoryFile
+from .remote.upstream import find_upstream, remember_source, source_changes
 from .remote.vae import RemoteVAE, vae_alone
 
 TILE_TOOLTIP = (
@@ -45,7 +47,8 @@ class ParallelVAE(io.ComfyNode):  # type: ignore[misc]
                 io.Vae.Input(
                     "vae",
                     lazy=True,
-                    tooltip="From Load VAE or Load Checkpoint. ComfyUI does not load the file if nothing else uses it.",
+                    tooltip="From Load VAE or Load Checkpoint: ComfyUI does not load the file if nothing else uses it. "
+                    "From any other node, the weights are copied into memory once.",
                 ),
                 io.String.Input("devices", default="all", tooltip=DEVICES_TOOLTIP),
             ],
@@ -65,33 +68,47 @@ class ParallelVAE(io.ComfyNode):  # type: ignore[misc]
 
     @classmethod
     def check_lazy_status(cls, **_: Any) -> list[str]:
-        """Never ask for the VAE. Refuse one whose file does not follow from the prompt before ComfyUI loads it."""
-        _vae_name(cls.hidden)
-        return []
+        """Ask for the VAE only if its file does not follow from the prompt."""
+        return [] if _vae_name(cls.hidden) else ["vae"]
 
     @classmethod
     def execute(cls, vae: Any = None, devices: str = "all") -> io.NodeOutput:
-        """Open the VAE's file. Its weights load at their first use."""
+        """Open the VAE's file, or take the VAE that ComfyUI has loaded. Weights load at their first use."""
+        node_id = cls.hidden.dynprompt.get_display_node_id(cls.hidden.unique_id)
         name = _vae_name(cls.hidden)
-        remember_source(cls.hidden.unique_id, name)
-        handle = open_vae(name, devices, cls.hidden.dynprompt.get_display_node_id(cls.hidden.unique_id))
+        if name is None:
+            handle, origin = _from_loaded(vae, devices, node_id)
+        else:
+            remember_source(cls.hidden.unique_id, name)
+            handle, origin = open_vae(checkpoints.path_of(name), devices, node_id), name
         handle.keep_weights()
-        return io.NodeOutput(vae_alone(handle, vae_of(handle.checkpoint).scale), ui={"text": (f"{name}: ready",)})
+        text = f"{origin}; weights load at first use"
+        return io.NodeOutput(vae_alone(handle, vae_of(handle.checkpoint).scale), ui={"text": (text,)})
 
 
-def _vae_name(hidden: Any) -> str:
-    """Return the name of the file that the VAE's loader names.
+def _from_loaded(source: Any, devices: str, node_id: str) -> tuple[Handle, str]:
+    """Return the handle of a VAE that ComfyUI has loaded, from its file or a copy of its weights, and which it is."""
+    if isinstance(source, RemoteVAE):
+        raise InvalidRequest("the VAE is parallel already: remove Parallel VAE")
+    origin = source_file(source.patcher) or copy_vae(source)
+    if not isinstance(origin, MemoryFile):
+        return open_vae(origin, devices, node_id), origin.name
+    handle = open_vae(origin.path, devices, node_id, origin)
+    origin.fill()
+    return handle, COPY_TEXT
+
+
+def _vae_name(hidden: Any) -> str | None:
+    """Return the name of the file that the VAE's loader names, or None if it does not follow from the prompt.
 
     Raises:
-        InvalidRequest: it does not follow from the prompt.
+        InvalidRequest: the loader has no such file.
     """
-    upstream = upstream_of(hidden, "vae", "VAE", VAE_LOADERS)
-    name = upstream.model_name if upstream and not upstream.between else None
-    if isinstance(name, str) and checkpoints.is_file(name):
-        return name
-    raise InvalidRequest(
-        "Parallel VAE finds no file behind its vae: connect it to Load VAE or Load Checkpoint directly"
-    )
+    upstream = find_upstream(hidden.dynprompt, hidden.unique_id)
+    name = upstream.model_name if upstream else None
+    if upstream and name and not checkpoints.is_file(name):
+        raise InvalidRequest(f"{upstream.file} is no file of a VAE, which Parallel VAE needs: bypass Parallel VAE")
+    return name
 
 
 class ParallelVAEDecode(io.ComfyNode):  # type: ignore[misc]

@@ -59,7 +59,7 @@ class CoreText:
             class_name = checkpoint.components.get(component)
             if class_name not in supported and not (class_name is None and component in self.optional):
                 raise InvalidRequest(
-                    f"{checkpoint.path.name}: {component} is {class_name or 'missing'}, and this family's CLIP needs "
+                    f"{checkpoint.name}: {component} is {class_name or 'missing'}, and this family's CLIP needs "
                     f"{' or '.join(supported)}; load the text encoders with ComfyUI's own nodes instead"
                 )
 
@@ -78,7 +78,7 @@ class Bridge(ABC):
     vaes: ClassVar[tuple[str, ...]]
 
     def __init__(self, checkpoint: Checkpoint) -> None:
-        self.checkpoint, self.name = checkpoint, checkpoint.path.name
+        self.checkpoint, self.name = checkpoint, checkpoint.name
         self.config: Mapping[str, Any] = checkpoint.config("transformer")
 
     @classmethod

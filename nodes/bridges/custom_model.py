@@ -64,7 +64,7 @@ class Schedule:
         for name, supported in choices:
             if config[name] not in supported:
                 raise InvalidRequest(
-                    f"{checkpoint.path.name}: a scheduler with {name} {config[name]!r} is not supported; "
+                    f"{checkpoint.name}: a scheduler with {name} {config[name]!r} is not supported; "
                     f"supported: {', '.join(supported)}"
                 )
         return cls(

@@ -84,6 +84,18 @@ def check_model_options(model_options: Mapping[str, Any]) -> None:
     check_options(model_options.get("transformer_options", {}))
 
 
+def check_compute_dtype(object_patches: Mapping[str, Any]) -> None:
+    """Refuse another dtype for the computation, because the ranks hold the weights in the one that they compute in.
+
+    Raises:
+        InvalidRequest: a node set one.
+    """
+    if object_patches.get("manual_cast_dtype") is not None:
+        raise InvalidRequest(
+            "ModelComputeDtype has no effect on a parallel model: remove it, and choose the dtype in Parallel Loader"
+        )
+
+
 def check_options(transformer_options: Mapping[str, Any]) -> None:
     """Refuse transformer options that need the layers in ComfyUI's process.
 

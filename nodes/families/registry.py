@@ -40,16 +40,15 @@ def bridge_for(checkpoint: Checkpoint) -> Bridge:
     Raises:
         InvalidRequest: the class is not listed (the message has the list), or the variant is not supported.
     """
+    checkpoint.check_known("transformer")
     name = checkpoint.components.get("transformer")
     if name is None:
         raise InvalidRequest(
-            f"{checkpoint.path.name} holds no diffusion model (its parts: {', '.join(checkpoint.components)}): choose "
+            f"{checkpoint.name} holds no diffusion model (its parts: {', '.join(checkpoint.components)}): choose "
             "a file with one, and load this one with Parallel VAE"
         )
     if name not in BRIDGES:
-        raise InvalidRequest(
-            f"{checkpoint.path.name}: transformer {name} is not supported; supported: {', '.join(BRIDGES)}"
-        )
+        raise InvalidRequest(f"{checkpoint.name}: transformer {name} is not supported; supported: {', '.join(BRIDGES)}")
     bridge = BRIDGES[name].of(checkpoint)
     bridge.check()
     return bridge

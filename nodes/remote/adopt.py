@@ -1,45 +1,89 @@
-"""A MODEL that ComfyUI has loaded, turned into one that runs on the ranks with everything that nodes have set on it."""
+"""A MODEL or VAE that ComfyUI has loaded: its file, or a copy of its weights, and what nodes have set on it."""
 
 import inspect
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import comfy.sd
+from comfy.ldm.lightricks.vae.causal_video_autoencoder import VideoVAE
 
 from ...parallel_backend.errors import InvalidRequest
-from .memory_file import PREFIX, MemoryFile
+from ..bridges.refusals import check_compute_dtype
+from .memory_file import MemoryFile
 from .patcher import RemotePatcher
+
+PREFIX = "diffusion_model."
+"""The beginning of the transformer's names in a MODEL."""
 
 CONFIG_ENTRIES = ("causal_temporal_positioning",)
 """Entries of ``unet_config`` that a file holds as metadata."""
 
+COPY_TEXT = "a copy of the weights that ComfyUI has loaded"
+"""What a node shows instead of a file's name."""
+
+_LTX_DECODING = ("decode_noise_scale", "decode_timestep")
+"""Attributes of an LTX VAE that set how it decodes."""
+
 _PLAIN = {
-    comfy.sd.load_diffusion_model: ("unet_path", "model_options"),
-    comfy.sd.load_checkpoint_guess_config: ("ckpt_path", "model_options"),
+    "load_diffusion_model": ("unet_path", "model_options"),
+    "load_checkpoint_guess_config": ("ckpt_path", "model_options"),
+    "load_checkpoint_vae_patcher": ("ckpt_path", "model_options"),
+    "load_vae_patcher": ("vae_path", ""),
 }
-"""ComfyUI's functions that load a MODEL from a file: the arguments with the file and the options."""
+"""ComfyUI's functions that load a MODEL or VAE from a file: the arguments with the file and the options."""
 
 
 def source_file(patcher: Any) -> Path | None:
-    """Return the file that a MODEL was loaded from as it is, if ComfyUI has noted it; versions before 0.27 do not."""
+    """Return the file that a MODEL or VAE was loaded from as it is, if ComfyUI has noted it.
+
+    Versions before 0.27 do not note it.
+    """
     noted = getattr(patcher, "cached_patcher_init", None)
-    if noted is None or noted[0] not in _PLAIN or patcher.patches:
+    if noted is None or patcher.patches:
         return None
     load, arguments, *_ = noted
-    path, options = _PLAIN[load]
+    if load.__module__ != "comfy.sd" or load.__name__ not in _PLAIN:
+        return None
+    path, options = _PLAIN[load.__name__]
     given = inspect.signature(load).bind(*arguments).arguments
     return None if given.get(options) else Path(given[path])
 
 
-def copy_weights(patcher: Any) -> MemoryFile:
-    """Return a file in memory with a MODEL's weights, merged and patched as its nodes say.
+def copy_model(patcher: Any) -> MemoryFile:
+    """Return a file for a MODEL's weights, merged and patched as its nodes say.
 
     Raises:
         InvalidRequest: it does not fit into memory, or a weight is quantised.
     """
     unet_config: Mapping[str, Any] = patcher.model.model_config.unet_config
-    return MemoryFile(patcher, {name: unet_config[name] for name in CONFIG_ENTRIES if name in unet_config})
+    transformer = {name: unet_config[name] for name in CONFIG_ENTRIES if name in unet_config}
+    return MemoryFile(patcher, (PREFIX, ""), {"transformer": transformer})
+
+
+def copy_vae(vae: Any) -> MemoryFile:
+    """Return a file for a VAE's weights.
+
+    Raises:
+        InvalidRequest: it does not fit into memory, or a weight is quantised.
+    """
+    module = vae.first_stage_model
+    config = _ltx_config(module) if isinstance(module, VideoVAE) else {}
+    return MemoryFile(vae.patcher, ("", "vae."), {"vae": config})
+
+
+def _ltx_config(module: VideoVAE) -> dict[str, Any]:
+    """Return what a file's metadata says about an LTX VAE."""
+    config = {
+        "dims": 3,
+        "norm_layer": "pixel_norm",
+        "latent_log_var": "uniform",
+        "causal_decoder": module.decoder.causal,
+        "spatial_padding_mode": module.decoder.conv_in.conv.padding_mode,
+        "encoder_blocks": module.encoder.blocks_desc,
+        "decoder_blocks": module.decoder.blocks_desc,
+    }
+    # Versions of ComfyUI before these read them use the default values, too.
+    return config | {name: getattr(module, name) for name in _LTX_DECODING if hasattr(module, name)}
 
 
 def adopt(remote: RemotePatcher, source: Any) -> None:
@@ -58,6 +102,7 @@ def adopt(remote: RemotePatcher, source: Any) -> None:
     if needing_layers or source.injections or source.hook_patches or source.weight_wrapper_patches:
         what = needing_layers[0] if needing_layers else "layers or weights"
         raise InvalidRequest(f"a node before Parallel Model changes {what}, which is not supported: bypass that node")
+    check_compute_dtype(source.object_patches)
     ours.model_sampling, ours.latent_format = theirs.model_sampling, theirs.latent_format
     copied = source.clone()  # with ComfyUI's own copies of everything that is set on it
     remote.object_patches, remote.model_options = copied.object_patches, copied.model_options

@@ -1,4 +1,4 @@
-"""The weights of a MODEL that ComfyUI holds, as a safetensors file in memory that the ranks read.
+"""The weights of a MODEL or VAE that ComfyUI holds, as a safetensors file in memory that the ranks read.
 
 The file is anonymous (``memfd_create(2)``) and sealed. Ranks open it as ``/proc/<pid>/fd/<number>``, which the kernel
 allows to processes of the same user. It takes the host's memory once, however many ranks read it.
@@ -23,15 +23,13 @@ from torch import Tensor
 
 from ...parallel_backend.errors import InvalidRequest
 
-PREFIX = "diffusion_model."
-"""The beginning of the transformer's names in a MODEL."""
-
 _DTYPES = {
     torch.float32: "F32",
     torch.bfloat16: "BF16",
     torch.float16: "F16",
     torch.float8_e4m3fn: "F8_E4M3",
     torch.float8_e5m2: "F8_E5M2",
+    torch.int64: "I64",
 }
 """safetensors' names of the dtypes that weights may have."""
 
@@ -40,39 +38,52 @@ _SPARE = 1 << 30
 
 
 class MemoryFile:
-    """A file in memory with a MODEL's weights, patches applied. It lives as long as this object.
+    """A file in memory with the weights of a MODEL or VAE, patches applied. It lives as long as this object.
+
+    At first it has a header only, and takes no memory: enough to check what it will hold. ``fill`` copies the weights.
 
     Args:
-        patcher: the MODEL.
-        metadata: entries of the transformer's config that its weights do not show.
+        patcher: ComfyUI's patcher.
+        prefixes: the beginning of the names of the weights to copy, and what they begin with in the file instead.
+        config: what the file's metadata says that the weights do not show.
 
     Attributes:
         path: where other processes open it.
 
     Raises:
-        InvalidRequest: it does not fit into memory, or a weight is quantised. Nothing has been copied then.
+        InvalidRequest: it does not fit into memory, or a weight is quantised.
     """
 
-    def __init__(self, patcher: Any, metadata: Mapping[str, Any]) -> None:
-        weights = {name.removeprefix(PREFIX): entry for name, entry in patcher.get_key_patches(PREFIX).items()}
-        header, size = _header({name: entry[0][0] for name, entry in weights.items()}, metadata)
+    def __init__(self, patcher: Any, prefixes: tuple[str, str], config: Mapping[str, Any]) -> None:
+        old, new = prefixes
+        self._patcher, self._prefix = patcher, old
+        weights = {new + name.removeprefix(old): entry[0][0] for name, entry in patcher.get_key_patches(old).items()}
+        header, size = _header(weights, config)
         _check_memory(size)
-        descriptor = os.memfd_create("parallel-dit", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        weakref.finalize(self, os.close, descriptor)
-        os.posix_fallocate(descriptor, 0, len(header) + size)
-        with mmap.mmap(descriptor, len(header) + size) as target:
-            target[: len(header)] = header
-            position = len(header)
+        self._start, self._size = len(header), len(header) + size
+        self._descriptor = os.memfd_create("parallel-dit", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        weakref.finalize(self, os.close, self._descriptor)
+        os.pwrite(self._descriptor, header, 0)
+        os.truncate(self._descriptor, self._size)
+        self.path = Path(f"/proc/{os.getpid()}/fd/{self._descriptor}")
+
+    def fill(self) -> None:
+        """Copy the weights, and forbid changes from then on. ComfyUI's copy is not used any more."""
+        weights = self._patcher.get_key_patches(self._prefix)
+        self._patcher = None
+        os.posix_fallocate(self._descriptor, 0, self._size)
+        with mmap.mmap(self._descriptor, self._size) as target:
+            position = self._start
             for data in _patched(weights):
                 target[position : position + len(data)] = data
                 position += len(data)
-        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE)
-        self.path = Path(f"/proc/{os.getpid()}/fd/{descriptor}")
+        seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+        fcntl.fcntl(self._descriptor, fcntl.F_ADD_SEALS, seals)
 
 
-def _header(weights: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> tuple[bytes, int]:
+def _header(weights: Mapping[str, Tensor], config: Mapping[str, Any]) -> tuple[bytes, int]:
     """Return a safetensors header with the length before it, and the number of bytes that follow."""
-    entries: dict[str, Any] = {"__metadata__": {"config": json.dumps({"transformer": dict(metadata)})}}
+    entries: dict[str, Any] = {"__metadata__": {"config": json.dumps(config)}}
     position = 0
     for name, tensor in weights.items():
         if type(tensor) not in (Tensor, torch.nn.Parameter) or tensor.dtype not in _DTYPES:
@@ -93,9 +104,8 @@ def _header(weights: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> tuple
 
 def _patched(weights: Mapping[str, list[Any]]) -> Iterator[memoryview]:
     """Yield the bytes of each weight with its patches, computed one at a time by ComfyUI's own functions."""
-    for name, ((weight, convert), *patches) in weights.items():
+    for key, ((weight, convert), *patches) in weights.items():
         if patches:
-            key = PREFIX + name
             value = convert(weight.to(torch.float32, copy=True), inplace=True)
             merged = comfy.lora.calculate_weight(patches, value, key)
             weight = comfy.float.stochastic_rounding(merged, weight.dtype, seed=zlib.crc32(key.encode()))

@@ -17,6 +17,7 @@ from ..bridges.refusals import (
     NESTED_LATENT,
     accepted_conds,
     check_branches,
+    check_compute_dtype,
     check_conds,
     check_latent,
     check_model_options,
@@ -119,6 +120,7 @@ def _check_before_sampling(
     check_latent(latent_image, remote.channels)
     check_branches(remote.handle.spec.layout, _branches(guider))
     check_model_options(guider.model_options)
+    check_compute_dtype(guider.model_patcher.object_patches)
     accepted = accepted_conds(remote.bridge.supported_conds, masked=denoise_mask is not None)
     check_conds((cond for conds in guider.conds.values() for cond in conds), accepted)
     samples: Tensor = executor(noise, latent_image, sampler, sigmas, denoise_mask, *args, **kwargs)

@@ -1,6 +1,6 @@
 """The loader's checks of the queued prompt: what would fail later is refused before weights load and steps run."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from ...parallel_backend.checkpoint.checkpoint import Checkpoint
@@ -36,7 +36,8 @@ def check_prompt(prompt: Prompt, node_id: str, handle: Handle) -> None:
     Raises:
         InvalidRequest: there is such a node. The message names the problem.
     """
-    for kind, inputs in _executed_nodes(prompt):
+    for each in executed_nodes(prompt):
+        kind, inputs = prompt[each]["class_type"], prompt[each]["inputs"]
         for output in OPTIONAL_OUTPUTS:
             if [node_id, output] in inputs.values():
                 check_output(handle.checkpoint, output)
@@ -82,13 +83,15 @@ def check_output(checkpoint: Checkpoint, output: int) -> None:
     component, name, native_loader = OPTIONAL_OUTPUTS[output]
     if output == CLIP_OUTPUT and isinstance(checkpoint, SingleFile) and checkpoint.holds_text_encoders:
         return
+    try:
+        checkpoint.check_known(component)
+    except InvalidRequest as error:
+        raise InvalidRequest(f"{error}; load one with ComfyUI's {native_loader} node instead") from error
     bridge, class_name = BRIDGES[checkpoint.components["transformer"]], checkpoint.components.get(component)
     if class_name is None:
         if output == CLIP_OUTPUT and isinstance(bridge.text, CoreText) and not bridge.text.components:
-            raise InvalidRequest(f"{checkpoint.path.name} takes a class, not a prompt: use Parallel Class Label")
-        raise InvalidRequest(
-            f"{checkpoint.path.name} has no {name}; load one with ComfyUI's {native_loader} node instead"
-        )
+            raise InvalidRequest(f"{checkpoint.name} takes a class, not a prompt: use Parallel Class Label")
+        raise InvalidRequest(f"{checkpoint.name} has no {name}; load one with ComfyUI's {native_loader} node instead")
     if output == CLIP_OUTPUT and isinstance(bridge.text, CoreText):
         bridge.text.check(checkpoint)
         return
@@ -98,16 +101,17 @@ def check_output(checkpoint: Checkpoint, output: int) -> None:
         supported = bridge.vaes
     if class_name not in supported:
         raise InvalidRequest(
-            f"{checkpoint.path.name}: {component} {class_name} is not supported, only {' or '.join(supported)}; "
+            f"{checkpoint.name}: {component} {class_name} is not supported, only {' or '.join(supported)}; "
             f"load one with ComfyUI's {native_loader} node instead"
         )
 
 
-def _executed_nodes(prompt: Prompt) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield class and inputs of every node that an output node needs."""
+def executed_nodes(prompt: Prompt, also: Iterable[str] = ()) -> Iterator[str]:
+    """Yield every node that an output node needs, or one of the nodes ``also``."""
     import nodes  # ComfyUI's module of this name
 
-    pending = [
+    pending = [*also]
+    pending += [
         node_id
         for node_id, node in prompt.items()
         if getattr(nodes.NODE_CLASS_MAPPINGS.get(node["class_type"]), "OUTPUT_NODE", False)
@@ -118,6 +122,6 @@ def _executed_nodes(prompt: Prompt) -> Iterator[tuple[str, Mapping[str, Any]]]:
         if not isinstance(node_id, str) or node_id in seen or node_id not in prompt:
             continue
         seen.add(node_id)
-        inputs = prompt[node_id]["inputs"]
-        yield prompt[node_id]["class_type"], inputs
-        pending += [value[0] for value in inputs.values() if isinstance(value, list) and len(value) == 2]
+        yield node_id
+        values = prompt[node_id]["inputs"].values()
+        pending += [value[0] for value in values if isinstance(value, list) and len(value) == 2]

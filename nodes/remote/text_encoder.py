@@ -90,7 +90,7 @@ class PromptTokenizer:
             files = [name for name in classes if (folder / name).is_file()]
             if not files:
                 raise InvalidRequest(
-                    f"{self._checkpoint.path.name}/tokenizer has neither {' nor '.join(classes)}: download the model "
+                    f"{self._checkpoint.name}/tokenizer has neither {' nor '.join(classes)}: download the model "
                     "again, or use ComfyUI's Load CLIP"
                 )
             self._native = comfy.sd1_clip.SDTokenizer(

@@ -12,6 +12,7 @@ from comfy_execution.graph import DynamicPrompt
 from comfy_execution.graph_utils import GraphBuilder, is_link
 
 from ..backend import checkpoints
+from .preflight import executed_nodes
 
 Link = list[Any]
 """A node's id and the number of its output."""
@@ -56,14 +57,16 @@ class CoreLoader:
 _WEIGHTS = re.compile("lora|merge", re.IGNORECASE)
 """Nodes of these classes change weights, so what they make is read from ComfyUI and not from the file."""
 
-MODEL_LOADERS: dict[str, CoreLoader] = {
+_MODEL_LOADERS: dict[str, CoreLoader] = {
     "UNETLoader": CoreLoader(kind="diffusion_models", name="unet_name", output=0, plain={"weight_dtype": "default"}),
     "CheckpointLoaderSimple": CoreLoader(kind="checkpoints", name="ckpt_name", output=0, plain={}),
 }
-VAE_LOADERS: dict[str, CoreLoader] = {
+_VAE_LOADERS: dict[str, CoreLoader] = {
     "VAELoader": CoreLoader(kind="vae", name="vae_name", output=0, plain={}),
     "CheckpointLoaderSimple": CoreLoader(kind="checkpoints", name="ckpt_name", output=2, plain={}),
 }
+_FOLLOWED = {"ParallelModel": ("model", "MODEL", _MODEL_LOADERS), "ParallelVAE": ("vae", "VAE", _VAE_LOADERS)}
+"""By our nodes: the lazy input that is followed, its type, and the loaders to look for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,23 +86,30 @@ class Upstream:
     between: tuple[tuple[str, str, int], ...]
 
     @property
-    def model_name(self) -> str | Link:
-        """The name by which Parallel Loader and Parallel VAE Loader take the file."""
-        return f"{self.kind}/{self.file}" if isinstance(self.file, str) else self.file
+    def model_name(self) -> str | None:
+        """The name by which Parallel Loader lists the file; None if the name arrives by a link."""
+        return f"{self.kind}/{self.file}" if isinstance(self.file, str) else None
 
 
-def find_upstream(prompt: DynamicPrompt, link: Any, io_type: str, loaders: Mapping[str, CoreLoader]) -> Upstream | None:
-    """Follow an input back to a loader, through nodes with one input of the same type.
+def find_upstream(prompt: DynamicPrompt, node_id: str) -> Upstream | None:
+    """Follow the MODEL or VAE of one of our nodes back to a loader, through nodes with one input of the same type.
 
     Args:
         prompt: the prompt with the nodes that other nodes expanded into.
-        link: the input's value.
-        io_type: ComfyUI's type of the input: MODEL or VAE.
-        loaders: the loaders to look for, by class.
+        node_id: a Parallel Model or Parallel VAE.
 
     Returns:
-        None if there is no such loader, or it changes the weights while loading.
+        None if there is no such loader, or it changes the weights while loading, or a VAE's file is not known yet.
     """
+    own = prompt.get_node(node_id)
+    name, io_type, loaders = _FOLLOWED[own["class_type"]]
+    found = _follow(prompt, own["inputs"].get(name), io_type, loaders)
+    if found and io_type == "VAE" and (found.between or found.model_name is None):
+        return None
+    return found
+
+
+def _follow(prompt: DynamicPrompt, link: Any, io_type: str, loaders: Mapping[str, CoreLoader]) -> Upstream | None:
     between: list[tuple[str, str, int]] = []
     seen: set[str] = set()
     while is_link(link) and link[0] not in seen and prompt.has_node(link[0]):
@@ -126,12 +136,6 @@ def find_upstream(prompt: DynamicPrompt, link: Any, io_type: str, loaders: Mappi
     return None
 
 
-def upstream_of(hidden: Any, name: str, io_type: str, loaders: Mapping[str, CoreLoader]) -> Upstream | None:
-    """Follow the input ``name`` of the node with these hidden inputs, see ``find_upstream``."""
-    own = hidden.dynprompt.get_node(hidden.unique_id)["inputs"]
-    return find_upstream(hidden.dynprompt, own.get(name), io_type, loaders)
-
-
 def remember_source(node_id: str, name: str) -> None:
     """Note which file a node's input came from, for ``source_changes``."""
     _sources[node_id] = _Source(name=name, stamp=checkpoints.stamp(name), changes=source_changes(node_id))
@@ -149,17 +153,20 @@ def source_changes(node_id: str) -> int:
     return source.changes + (checkpoints.stamp(source.name) != source.stamp)
 
 
-def rebuild(prompt: DynamicPrompt, upstream: Upstream, loader_class: str, **inputs: Any) -> tuple[Link, dict[str, Any]]:
-    """Return the output of a copy of the nodes between, behind a loader of ours, and the graph of the copies.
+def rebuild(prompt: DynamicPrompt, upstream: Upstream, **inputs: Any) -> tuple[Link, dict[str, Any]]:
+    """Return the output of a copy of the nodes between, behind Parallel Loader, and the graph of the copies.
 
     Args:
         prompt: the prompt.
         upstream: what ``find_upstream`` returned.
-        loader_class: our loader's class.
-        inputs: our loader's inputs.
+        inputs: Parallel Loader's inputs, without the file's name.
     """
     graph = GraphBuilder()
-    link: Link = graph.node(loader_class, **{name: value for name, value in inputs.items() if value is not None}).out(0)
+    name = upstream.model_name or graph.node(
+        "StringConcatenate", string_a=upstream.kind, string_b=upstream.file, delimiter="/"
+    ).out(0)
+    given = {name: value for name, value in inputs.items() if value is not None}
+    link: Link = graph.node("ParallelLoader", model_name=name, **given).out(0)
     for node_id, name, output in upstream.between:
         node = prompt.get_node(node_id)
         copy = graph.node(node["class_type"])
@@ -178,12 +185,23 @@ def other_consumers(prompt: DynamicPrompt, upstream: Upstream, node_id: str) -> 
         node_id: the node whose input was followed.
     """
     chain = {upstream.loader_id, *(each for each, _, _ in upstream.between)}
-    others = {each: prompt.get_node(each) for each in prompt.all_node_ids() - chain - {node_id}}
+    nodes = {each: _without_lazy(prompt, each) for each in prompt.all_node_ids()}
+    expanded = prompt.all_node_ids() - prompt.get_original_prompt().keys()
+    others = set(executed_nodes(nodes, expanded)) - chain - {node_id}
     return sorted(
-        f"{node['class_type']} ({each})"
-        for each, node in others.items()
-        if any(is_link(value) and value[0] in chain for value in node["inputs"].values())
+        f"{nodes[each]['class_type']} ({each})"
+        for each in others
+        if any(is_link(value) and value[0] in chain for value in nodes[each]["inputs"].values())
     )
+
+
+def _without_lazy(prompt: DynamicPrompt, node_id: str) -> dict[str, Any]:
+    """Return a node without the input that ComfyUI does not compute, because its file is known."""
+    node: dict[str, Any] = prompt.get_node(node_id)
+    if node["class_type"] not in _FOLLOWED or find_upstream(prompt, node_id) is None:
+        return node
+    lazy, *_ = _FOLLOWED[node["class_type"]]
+    return node | {"inputs": {name: value for name, value in node["inputs"].items() if name != lazy}}
 
 
 def _type_of(prompt: DynamicPrompt, value: Any) -> str | None:

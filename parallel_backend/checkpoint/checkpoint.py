@@ -1,12 +1,14 @@
 """A model on disk: its components, their diffusers classes and configs, and where their weights are. No torch."""
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..errors import InvalidRequest
+from .safetensors_file import read_header
 
 HIGH_NOISE, LOW_NOISE = "transformer", "transformer_2"
 """diffusers' component names of the transformers for high and for low noise."""
@@ -34,6 +36,11 @@ class Checkpoint(ABC):
         self.path = path
 
     @property
+    def name(self) -> str:
+        """What messages call it."""
+        return self.path.name
+
+    @property
     @abstractmethod
     def components(self) -> Mapping[str, str]:
         """Diffusers' class name of each component, by diffusers' component name."""
@@ -54,9 +61,31 @@ class Checkpoint(ABC):
             InvalidRequest: weights are missing, quantised, or not in safetensors.
         """
 
+    def stored_dtype(self, component: str) -> str:
+        """Return safetensors' name of the dtype of most of the component's bytes, such as ``BF16``.
+
+        Raises:
+            InvalidRequest: see ``stored``.
+        """
+        stored = self.stored(component)
+        counts: Counter[str] = Counter()
+        for file in stored.files:
+            for name, tensor in read_header(file).tensors.items():
+                if name.startswith(stored.prefix):
+                    counts[tensor.dtype] += tensor.bytes
+        return counts.most_common(1)[0][0]
+
     @abstractmethod
     def stamp(self) -> str:
         """Return a hash of the current state of the files, which changes when one of them does."""
+
+    def check_known(self, component: str) -> None:
+        """Refuse a component that the files hold but that is not among ``components``.
+
+        Raises:
+            InvalidRequest: there is such a component. The message says why it is not known.
+        """
+        return
 
     @property
     def index(self) -> Mapping[str, Any]:
@@ -81,12 +110,12 @@ class Checkpoint(ABC):
         ratio = self.index.get("boundary_ratio")
         if not isinstance(ratio, int | float) or not 0 < ratio < 1:
             raise InvalidRequest(
-                f"{self.path.name} has two transformers, and boundary_ratio {ratio!r} in model_index.json: "
+                f"{self.name} has two transformers, and boundary_ratio {ratio!r} in model_index.json: "
                 "switching between them needs a number between 0 and 1"
             )
         high, low = (_without_metadata(self.config(name)) for name in (HIGH_NOISE, LOW_NOISE))
         if high != low or self.components[HIGH_NOISE] != self.components[LOW_NOISE]:
-            raise InvalidRequest(f"{self.path.name} has two transformers with different configs; they must be the same")
+            raise InvalidRequest(f"{self.name} has two transformers with different configs; they must be the same")
         return ratio * 1000.0
 
 

@@ -3,7 +3,6 @@
 import hashlib
 import re
 from collections.abc import Mapping
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +45,7 @@ class SingleFile(Checkpoint):
         """Read the headers, and check that the file holds something that is supported.
 
         Raises:
-            InvalidRequest: the format is another, a part is missing, a header is wrong, or the architecture is unknown.
+            InvalidRequest: the format is another, a part is missing, a header is wrong, or no architecture is known.
         """
         super().__init__(path)
         if path.suffix.lower() not in SUFFIXES and not _IN_MEMORY.match(str(path)):
@@ -57,22 +56,27 @@ class SingleFile(Checkpoint):
         self._tensors = {name: tensor for header in headers for name, tensor in header.tensors.items()}
         self._metadata = _metadata(headers)
         self._prefixes = self._find_prefixes()
-        self.components  # noqa: B018 refuses an unknown architecture
-
-    @cached_property
-    def _recognised(self) -> dict[str, Recognised]:
-        """What each component is."""
-        found = {}
+        self._recognised: dict[str, Recognised] = {}
+        self._unknown: dict[str, str] = {}
         for component, prefix in self._prefixes.items():
-            architectures = VAES if component == "vae" else TRANSFORMERS
-            shapes = {name: tensor.shape for name, tensor in self._under(prefix).items()}
-            try:
-                found[component] = recognise(shapes, self._metadata, architectures)
-            except InvalidRequest as error:
-                if component == "vae" and "transformer" in found:
-                    continue  # the transformer of a whole model is usable without its VAE
-                raise InvalidRequest(f"{self.path.name}: {error}") from error
-        return found
+            self._recognise(component, prefix)
+        if not self._recognised:
+            raise InvalidRequest(next(iter(self._unknown.values())))
+
+    def _recognise(self, component: str, prefix: str) -> None:
+        """Find out what a component is. The others of a whole model are usable without it."""
+        shapes = {name: tensor.shape for name, tensor in self._under(prefix).items()}
+        try:
+            found = recognise(shapes, self._metadata, VAES if component == "vae" else TRANSFORMERS)
+        except InvalidRequest as error:
+            self._unknown[component] = f"{self.name}: {error}"
+        else:
+            self._recognised[component] = found
+
+    @property
+    def name(self) -> str:
+        """See ``Checkpoint``."""
+        return "the copied model" if _IN_MEMORY.match(str(self.path)) else self.path.name
 
     @property
     def components(self) -> Mapping[str, str]:
@@ -90,10 +94,15 @@ class SingleFile(Checkpoint):
         """Whether the file also holds text encoders."""
         return any(name.startswith(_TEXT_PREFIXES) for name in self._tensors)
 
+    def check_known(self, component: str) -> None:
+        """See ``Checkpoint``."""
+        if component in self._unknown:
+            raise InvalidRequest(self._unknown[component])
+
     def config(self, component: str) -> dict[str, Any]:
         """See ``Checkpoint``. The config follows from names and shapes."""
         if component not in self._recognised:
-            raise InvalidRequest(f"{self.path.name} has no {component} (it has {', '.join(self._recognised)})")
+            raise InvalidRequest(f"{self.name} has no {component} (it has {', '.join(self._recognised)})")
         return dict(self._recognised[component].config)
 
     def stored(self, component: str) -> StoredComponent:
@@ -123,13 +132,13 @@ class SingleFile(Checkpoint):
         scaled = next((name for name in tensors if name.endswith(_SCALES)), None)
         if scaled is not None:
             raise InvalidRequest(
-                f"{self.path.name} has scaled weights ({scaled}), which are not supported yet: choose a file in bf16, "
+                f"{self.name} has scaled weights ({scaled}), which are not supported yet: choose a file in bf16, "
                 "fp16, or fp8 without scales"
             )
         other = next((name for name, tensor in tensors.items() if tensor.dtype not in DTYPE_BYTES), None)
         if other is not None:
             raise InvalidRequest(
-                f"{self.path.name}: {other} has dtype {tensors[other].dtype}, which is not supported; supported: "
+                f"{self.name}: {other} has dtype {tensors[other].dtype}, which is not supported; supported: "
                 f"{', '.join(DTYPE_BYTES)}"
             )
 

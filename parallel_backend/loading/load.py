@@ -3,14 +3,12 @@
 diffusers and transformers are imported at the first load: that takes seconds, and a rank must respond before it.
 """
 
-from collections import Counter
 from typing import Any
 
 import torch
 from torch import nn
 
 from ..checkpoint.checkpoint import Checkpoint
-from ..checkpoint.safetensors_file import read_header
 from ..distributed.mesh import DeviceMesh
 from ..distributed.rank_speeds import handicap, slowed
 from ..errors import InvalidRequest
@@ -48,7 +46,7 @@ def resolve_dtype(checkpoint: Checkpoint, dtype: DType, device: torch.device) ->
         return _DTYPES[dtype]
     if device.type == "cpu":
         return torch.float32
-    stored = _stored_dtype(checkpoint)
+    stored = _STORED.get(checkpoint.stored_dtype("transformer"), torch.bfloat16)
     return torch.bfloat16 if stored == torch.float32 else stored
 
 
@@ -162,14 +160,3 @@ def _load(model_class: Any, checkpoint: Checkpoint, component: str, device: torc
         )
     loaded: nn.Module = module.to(device)
     return loaded.eval().requires_grad_(False)
-
-
-def _stored_dtype(checkpoint: Checkpoint) -> torch.dtype:
-    """Return the dtype of most of the transformer's bytes."""
-    stored = checkpoint.stored("transformer")
-    counts: Counter[str] = Counter()
-    for file in stored.files:
-        for name, tensor in read_header(file).tensors.items():
-            if name.startswith(stored.prefix):
-                counts[tensor.dtype] += tensor.bytes
-    return _STORED.get(counts.most_common(1)[0][0], torch.bfloat16)

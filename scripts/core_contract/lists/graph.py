@@ -13,6 +13,7 @@ ENTRIES = (
         Calls("DynamicPrompt.get_node(node_id)", by=UPSTREAM, why="nodes upstream"),
         Calls("DynamicPrompt.has_node(node_id)", by=UPSTREAM, why="nodes upstream"),
         Calls("DynamicPrompt.all_node_ids()", by=UPSTREAM, why="what else uses a loader"),
+        Calls("DynamicPrompt.get_original_prompt()", by=UPSTREAM, why="nodes that others expanded into"),
         Calls("DynamicPrompt.get_display_node_id(node_id)", by=f"{LOADER} {VAE}", why="the node that shows a text"),
         Has("", "DynamicPrompt", by=UPSTREAM, why="the prompt with expanded nodes"),
     ),
@@ -28,7 +29,7 @@ ENTRIES = (
     *core_module(
         "comfy_api.latest.io",
         Has("Hidden", "dynprompt", by=f"{LOADER} {MODEL} {VAE}", why="the prompt with expanded nodes"),
-        Has("HiddenHolder", "dynprompt", by=f"{LOADER} {VAE} {UPSTREAM}", why="the prompt with expanded nodes"),
+        Has("HiddenHolder", "dynprompt", by=f"{LOADER} {MODEL} {VAE}", why="the prompt with expanded nodes"),
         Calls("Schema(*, node_id, enable_expand)", by=MODEL, why="an expansion"),
         Calls("NodeOutput(*args, expand, ui)", by=MODEL, why="an expansion"),
         Calls("Model.Input(id, *, lazy, tooltip)", by=MODEL, why="a MODEL that need not be loaded"),
@@ -43,6 +44,17 @@ ENTRIES = (
         Mentions("UNETLoader", "default diffusion_models", by=UPSTREAM, why="the file is loaded as it is"),
     ),
     *core_module(
+        "comfy_extras.nodes_string",
+        Node("StringConcatenate", "string_a string_b delimiter", by=UPSTREAM, why="the kind before a linked file name"),
+    ),
+    *core_module(
+        "comfy.ldm.lightricks.vae.causal_video_autoencoder",
+        Has("VideoVAE", "encoder decoder", by=ADOPT, why="an LTX VAE's settings"),
+        Has("Encoder", "blocks_desc", by=ADOPT, why="an LTX VAE's settings"),
+        Has("Decoder", "blocks_desc causal conv_in", by=ADOPT, why="an LTX VAE's settings"),
+        Has("VideoVAE", "decode_noise_scale decode_timestep", by=ADOPT, why="how it decodes", since=(0, 27, 0)),
+    ),
+    *core_module(
         "folder_paths",
         Calls("get_filename_list(folder_name)", by="nodes/backend/checkpoints.py", why="the files that are listed"),
         Calls("get_full_path(folder_name, filename)", by="nodes/backend/checkpoints.py", why="a listed file"),
@@ -55,6 +67,13 @@ ENTRIES = (
             why="text encoders of a whole file",
         ),
         Calls("load_diffusion_model(unet_path, *, model_options)", by=ADOPT, why="the file of a loaded MODEL"),
+        Calls("load_vae_patcher(vae_path)", by=ADOPT, why="the file of a loaded VAE", since=(0, 27, 0)),
+        Calls(
+            "load_checkpoint_vae_patcher(ckpt_path, *, model_options)",
+            by=ADOPT,
+            why="the file of a loaded VAE",
+            since=(0, 27, 0),
+        ),
     ),
     *core_module(
         "comfy.lora",

@@ -5,7 +5,7 @@ from scripts.core_contract.kinds import Calls, Has, Mentions, Overrides, Passes
 
 PATCHER, MEMORY, CONNECTION = "nodes/remote/patcher.py", "nodes/backend/memory.py", "nodes/backend/connection.py"
 SAMPLER, TEXT, REFUSALS = "nodes/sampler.py", "nodes/remote/text_encoder.py", "nodes/bridges/refusals.py"
-VAE, PREVIEWS = "nodes/remote/vae.py", "nodes/remote/previews.py"
+VAE, PREVIEWS, DTYPE = "nodes/remote/vae.py", "nodes/remote/previews.py", "nodes/bridges/compute_dtype.py"
 
 ENTRIES = (
     *core_module(
@@ -52,6 +52,10 @@ ENTRIES = (
         ),
     ),
     *core_module(
+        "comfy.supported_models_base",
+        Has("BASE", "supported_inference_dtypes", by=DTYPE, why="the dtype of auto"),
+    ),
+    *core_module(
         "comfy.model_management",
         Calls("get_torch_device()", by=f"{PATCHER} {MEMORY}", why="ComfyUI's device"),
         Calls("free_memory(memory_required, device, keep_loaded)", by=MEMORY, why="room for the ranks"),
@@ -62,6 +66,9 @@ ENTRIES = (
         Calls("LoadedModel.model_load()", by=PATCHER, why="object patches, such as a new shift"),
         Has("LoadedModel", "model model_finalizer", by=PATCHER, why="replaces the entry of a clone"),
         Has("LoadedModel", "device model", by=MEMORY, why="which GPUs ComfyUI uses"),
+        Calls("unet_dtype(*, device, supported_dtypes, weight_dtype)", by=DTYPE, why="the dtype of auto"),
+        Calls("unet_manual_cast(weight_dtype, inference_device, supported_dtypes)", by=DTYPE, why="the dtype of auto"),
+        Calls("cpu_mode()", by=DTYPE, why="the dtype of auto"),
         Calls("processing_interrupted()", by=CONNECTION, why="the user's interruption"),
         Calls("throw_exception_if_processing_interrupted()", by=CONNECTION, why="core's own exception"),
         Has("", "OOM_EXCEPTION", by=f"{CONNECTION} {VAE}", why="core's handling of too little memory"),

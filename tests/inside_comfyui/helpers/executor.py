@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import execution
-from comfy_extras import nodes_model_advanced
+from comfy_extras import nodes_model_advanced, nodes_string
 
 import nodes as core_nodes
 
@@ -50,7 +50,7 @@ class Executor:
 
     def __init__(self, *node_classes: Any) -> None:
         core_nodes.NODE_CLASS_MAPPINGS.update(nodes_model_advanced.NODE_CLASS_MAPPINGS)
-        for cls in (Recorder, Given, *node_classes):
+        for cls in (Recorder, Given, nodes_string.StringConcatenate, *node_classes):
             name = cls.GET_SCHEMA().node_id if hasattr(cls, "GET_SCHEMA") else cls.__name__
             core_nodes.NODE_CLASS_MAPPINGS[name] = cls
         self.executed: list[str] = []

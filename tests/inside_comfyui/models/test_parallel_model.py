@@ -1,5 +1,6 @@
 """Parallel Model in ComfyUI's own executor, behind ComfyUI's own loaders of files."""
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ from any_folder_name.nodes.backend import connection
 from any_folder_name.nodes.layout import ParallelLayoutNode
 from any_folder_name.nodes.loader import ParallelLoader
 from any_folder_name.nodes.model import ParallelModel
-from any_folder_name.nodes.remote.adopt import copy_weights
+from any_folder_name.nodes.remote import memory_file
+from any_folder_name.nodes.remote.adopt import copy_model
 from any_folder_name.nodes.sampler import ParallelSampler
 from any_folder_name.parallel_backend.client.client import Client
 from helpers.executor import Executor, Given, Prompt
@@ -123,7 +125,12 @@ def test_another_seed_or_shift_reads_nothing(executor: Executor, backend: Client
     assert relative_error(shifted, first) > 1e-3
 
 
-def test_a_name_may_arrive_by_a_link(executor: Executor, native_loads: list[str]) -> None:
+def test_a_name_may_arrive_by_a_link(
+    executor: Executor, folder: Path, native_loads: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoints = ([str(tmp_path)], folder_paths.supported_pt_extensions)
+    monkeypatch.setitem(folder_paths.folder_names_and_paths, "checkpoints", checkpoints)
+    (tmp_path / "tiny.safetensors").write_bytes(b"the loader means the file of its own kind")
     Given.values["name"] = "tiny.safetensors"
     linked = {"class_type": "UNETLoader", "inputs": {"unet_name": ["9", 0], "weight_dtype": "default"}}
     name = {"class_type": "Given", "inputs": {"key": "name"}}
@@ -152,6 +159,17 @@ def test_the_node_says_what_makes_comfyui_load_the_file_too(executor: Executor, 
     assert executor.texts["3"] == ["tiny.safetensors: ComfyUI loads it too, for Recorder (9)"]
 
 
+def test_nodes_that_do_not_need_the_weights_are_not_named(executor: Executor, native_loads: list[str]) -> None:
+    others: Prompt = {
+        "9": {"class_type": "ParallelModel", "inputs": {"model": ["1", 0], "devices": "0,1", "attention": "auto"}},
+        "10": {"class_type": "Recorder", "inputs": {"value": ["9", 0]}},
+        "11": {"class_type": "ModelSamplingSD3", "inputs": {"model": ["1", 0], "shift": 4.0}},
+    }
+    executor.run(prompt("3", **others))
+    assert native_loads == []
+    assert executor.texts["3"] == executor.texts["9"] == ["tiny.safetensors: ComfyUI does not load it"]
+
+
 def test_a_changed_file_is_read_again(executor: Executor, folder: Path, backend: Client) -> None:
     first = latent(executor.run(prompt("3")))
     file = folder / "tiny.safetensors"
@@ -176,7 +194,7 @@ def test_a_model_from_elsewhere_is_copied_once(
     Given.values["model"] = native
     elsewhere: Prompt = {"1": {"class_type": "Given", "inputs": {"key": "model"}}}
     copies: list[Any] = []
-    monkeypatch.setattr(model, "copy_weights", lambda source: copies.append(copy_weights(source)) or copies[-1])
+    monkeypatch.setattr(model, "copy_model", lambda source: copies.append(copy_model(source)) or copies[-1])
     parallel = latent(executor.run(prompt("3", **elsewhere)))
     assert relative_error(parallel, latent(executor.run(prompt("2", **elsewhere)))) < 1e-4
     executor.run(prompt("3", seed=6, **elsewhere))
@@ -216,6 +234,34 @@ def test_a_lora_before_the_node_is_merged(executor: Executor, folder: Path) -> N
     bypassed = latent(executor.run(prompt("2", **with_lora)))
     assert relative_error(parallel, bypassed) < 1e-4
     assert relative_error(parallel, latent(executor.run(prompt("2")))) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("between", "message"),
+    [
+        ({"class_type": "ModelComputeDtype", "inputs": {"model": ["1", 0], "dtype": "bf16"}}, "ModelComputeDtype has"),
+        ({"class_type": "Given", "inputs": {"key": "another class"}}, "ComfyUI loaded this model as"),
+    ],
+)
+def test_a_model_that_cannot_run_is_refused_before_its_weights_are_copied(
+    between: dict[str, Any], message: str, executor: Executor, native: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = native.clone()
+    other.model = copy.copy(native.model)
+    other.model.__class__ = type("Other", (type(native.model),), {})
+    Given.values |= {"model": native, "another class": other}
+    filled: list[Any] = []
+    monkeypatch.setattr(memory_file.MemoryFile, "fill", filled.append)
+    with pytest.raises(RuntimeError, match=message):
+        executor.run(prompt("3", **{"1": {"class_type": "Given", "inputs": {"key": "model"}}, "2": between}))
+    assert filled == []
+
+
+def test_another_compute_dtype_is_refused(executor: Executor) -> None:
+    between = {"class_type": "ModelComputeDtype", "inputs": {"model": ["1", 0], "dtype": "bf16"}}
+    with pytest.raises(RuntimeError, match=r"remove it, and choose the dtype in Parallel Loader"):
+        executor.run(prompt("3", **{"2": between}))
+    latent(executor.run(prompt("3", **{"2": between | {"inputs": {"model": ["1", 0], "dtype": "default"}}})))
 
 
 def test_weights_that_do_not_fit_are_refused_before_anything_is_copied(

@@ -2,20 +2,29 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import comfy.diffusers_convert
+import comfy.model_patcher
+import comfy.sd
 import comfy.utils
 import diffusers
 import folder_paths
 import pytest
 import torch
 from any_folder_name.nodes.backend import connection
+from any_folder_name.nodes.families.registry import bridge_for
+from any_folder_name.nodes.remote.adopt import copy_vae
 from any_folder_name.nodes.vae import ParallelVAE, ParallelVAEDecode, ParallelVAEEncode
+from any_folder_name.parallel_backend.checkpoint.opening import open_checkpoint
 from any_folder_name.parallel_backend.client.client import Client
+from any_folder_name.parallel_backend.errors import InvalidRequest
+from any_folder_name.parallel_backend.loading.load import load_vae
+from any_folder_name.parallel_backend.vaes import VAES, vae_of
 from helpers.executor import Executor, Given, Prompt
 from helpers.inside_fixtures import relative_error
-from helpers.native_vaes import IMAGE, randomize, wan21
+from helpers.native_vaes import IMAGE, NATIVE, randomize, wan21
 from safetensors.torch import save_file
 
 Weights = dict[str, torch.Tensor]
@@ -101,10 +110,75 @@ def test_a_file_without_a_vae_is_refused(executor: Executor, folder: Path) -> No
         executor.run(prompt("2"))
 
 
-def test_a_linked_name_is_refused_before_comfyui_loads_the_vae(executor: Executor, read_files: list[str]) -> None:
-    Given.values = {"name": "tiny.safetensors", "latent": {"samples": torch.zeros(1, 16, 2, 7, 5)}}
+@pytest.fixture
+def video_file(folder: Path) -> dict[str, torch.Tensor]:
+    """A latent for the file in the folder."""
+    weights, shape = FILES["video"]
+    save_file({key: each.clone().contiguous() for key, each in weights().items()}, folder / "tiny.safetensors")
+    return {"samples": torch.randn(shape, generator=torch.Generator().manual_seed(2))}
+
+
+def test_a_name_may_arrive_by_a_link(executor: Executor, video_file: dict[str, torch.Tensor]) -> None:
+    Given.values = {"name": "tiny.safetensors", "latent": video_file}
     linked = {"class_type": "VAELoader", "inputs": {"vae_name": ["8", 0]}}
     name = {"class_type": "Given", "inputs": {"key": "name"}}
-    with pytest.raises(RuntimeError, match="Parallel VAE finds no file behind its vae"):
-        executor.run(prompt("2") | {"1": linked, "8": name})
+    pixels, _ = executor.run(prompt("2") | {"1": linked, "8": name})
+    reference, _ = executor.run(prompt("1"))
+    assert relative_error(pixels, reference) < 1e-4
+
+
+def test_a_vae_from_elsewhere_is_copied(
+    executor: Executor, folder: Path, video_file: dict[str, torch.Tensor], read_files: list[str]
+) -> None:
+    vae = comfy.sd.VAE(sd=comfy.utils.load_torch_file(str(folder / "tiny.safetensors")))
+    Given.values = {"vae": vae, "latent": video_file}
+    read_files.clear()
+    elsewhere = {"1": {"class_type": "Given", "inputs": {"key": "vae"}}}
+    ours = executor.run(prompt("2", "ParallelVAEDecode", "ParallelVAEEncode") | elsewhere)
+    assert executor.texts["2"] == ["a copy of the weights that ComfyUI has loaded; weights load at first use"]
+    reference = executor.run(prompt("1") | elsewhere)
     assert read_files == []
+    assert relative_error(ours[0], reference[0]) < 1e-4
+    assert relative_error(ours[1]["samples"], reference[1]["samples"]) < 1e-4
+
+
+@pytest.mark.parametrize("name", NATIVE)
+def test_each_class_is_copied_bit_for_bit(name: str) -> None:
+    native, theirs = NATIVE[name]()
+    cpu = torch.device("cpu")
+    patcher = comfy.model_patcher.ModelPatcher(native, load_device=cpu, offload_device=cpu)
+    copied = copy_vae(SimpleNamespace(first_stage_model=native, patcher=patcher))
+    scale = vae_of(open_checkpoint(copied.path)).scale
+    copied.fill()
+    loaded = load_vae(open_checkpoint(copied.path), cpu).state_dict()
+    assert scale == VAES[type(theirs).__name__](theirs.config).scale
+    assert all(torch.equal(loaded[key], tensor) for key, tensor in theirs.state_dict().items())
+
+
+def test_an_approximate_vae_is_refused_before_comfyui_loads_it(executor: Executor, read_files: list[str]) -> None:
+    with pytest.raises(RuntimeError, match="taesd is no file of a VAE"):
+        executor.run(prompt("2") | {"1": {"class_type": "VAELoader", "inputs": {"vae_name": "taesd"}}})
+    assert read_files == []
+
+
+def test_a_vae_that_is_not_known_is_refused_by_its_nearest(executor: Executor) -> None:
+    pixel_space = comfy.sd.VAE(sd={"pixel_space_vae": torch.tensor(1.0)})
+    Given.values = {"vae": pixel_space, "latent": {"samples": torch.zeros(1, 3, 8, 8)}}
+    with pytest.raises(RuntimeError, match="the copied model: the weights belong to no supported architecture"):
+        executor.run(prompt("2") | {"1": {"class_type": "Given", "inputs": {"key": "vae"}}})
+
+
+def test_the_vae_of_a_model_that_is_not_known_works(
+    executor: Executor, tmp_path: Path, video_file: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = {f"first_stage_model.{key}": each.clone().contiguous() for key, each in video_weights().items()}
+    whole["model.diffusion_model.input_blocks.0.0.weight"] = torch.zeros(2, 2)
+    checkpoints = ([str(tmp_path)], folder_paths.supported_pt_extensions)
+    monkeypatch.setitem(folder_paths.folder_names_and_paths, "checkpoints", checkpoints)
+    save_file(whole, tmp_path / "whole.safetensors")
+    loader = {"class_type": "CheckpointLoaderSimple", "inputs": {"ckpt_name": "whole.safetensors"}}
+    Given.values = {"latent": video_file}
+    behind = {"class_type": "ParallelVAE", "inputs": {"vae": ["1", 2], "devices": "0,1"}}
+    assert executor.run(prompt("2") | {"1": loader, "2": behind})[0].shape[0] > 0
+    with pytest.raises(InvalidRequest, match=r"whole\.safetensors: the weights belong to no supported architecture"):
+        bridge_for(open_checkpoint(tmp_path / "whole.safetensors"))

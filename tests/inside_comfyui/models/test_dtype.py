@@ -1,0 +1,89 @@
+"""The dtype that ``auto`` chooses is the one that ComfyUI would compute the same file in."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import comfy.cli_args
+import comfy.model_management
+import comfy.sd
+import pytest
+import torch
+from any_folder_name.nodes.bridges.compute_dtype import auto_dtype
+from any_folder_name.nodes.families.registry import bridge_for
+from any_folder_name.parallel_backend.checkpoint.opening import open_checkpoint
+from any_folder_name.parallel_backend.errors import InvalidRequest
+from any_folder_name.parallel_backend.protocol.messages import Devices
+from natives.files import FILE_CASES
+from safetensors.torch import save_file
+
+GPUS = Devices(kind="cuda", indices=(0, 1))
+FLOATS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.float8_e4m3fn}
+NAMES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+FIXED = {"hunyuan_video t2v": {"vec_in_dim": 768}, "ltx t2v": {"caption_channels": 4096}}
+"""Sizes that ComfyUI does not read from a file."""
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ComfyUI's questions about its GPU, answered as on one that supports bf16 and fp16."""
+    monkeypatch.setattr(comfy.model_management, "cpu_state", comfy.model_management.CPUState.GPU)
+    for name in ("should_use_fp16", "should_use_bf16"):
+        monkeypatch.setattr(comfy.model_management, name, lambda *args, **options: True)
+    monkeypatch.setattr(comfy.model_management, "supports_fp8_compute", lambda device: False)
+    monkeypatch.setattr(comfy.model_management, "get_torch_device", lambda: torch.device("cpu"))
+    monkeypatch.setattr(comfy.model_management, "maximum_vram_for_weights", lambda device: 1 << 40)
+
+
+def bridge(tmp_path: Path, case: str, dtype: torch.dtype) -> Any:
+    tiny = replace(FILE_CASES[case], unet={**FILE_CASES[case].unet, **FIXED.get(case, {})})
+    weights = tiny.native().model.diffusion_model.state_dict()
+    save_file({name: tensor.to(dtype).contiguous() for name, tensor in weights.items()}, tmp_path / "tiny.safetensors")
+    return bridge_for(open_checkpoint(tmp_path / "tiny.safetensors"))
+
+
+def native(path: Path) -> torch.dtype:
+    """Return the dtype that ComfyUI computes in after it has loaded a file."""
+    model = comfy.sd.load_diffusion_model(str(path)).model
+    return model.manual_cast_dtype or model.get_dtype()
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize("stored", FLOATS)
+@pytest.mark.parametrize("case", ["sd3 3.5 medium", "hunyuan_video t2v", "ltx t2v"])
+def test_the_gpu_computes_as_comfyui_does(case: str, stored: str, tmp_path: Path) -> None:
+    ours = bridge(tmp_path, case, FLOATS[stored])
+    assert NAMES[auto_dtype(ours, GPUS)] == native(ours.checkpoint.path)
+
+
+def test_cpus_compute_in_float32(tmp_path: Path) -> None:
+    assert (
+        auto_dtype(bridge(tmp_path, "sd3 3.5 medium", torch.bfloat16), Devices(kind="cpu", indices=(0,))) == "float32"
+    )
+
+
+def test_a_comfyui_on_the_cpu_leaves_the_choice_to_the_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(comfy.model_management, "cpu_mode", lambda: True)
+    assert auto_dtype(bridge(tmp_path, "ltx t2v", torch.bfloat16), GPUS) == "auto"
+    assert auto_dtype(bridge(tmp_path, "ltx t2v", torch.float16), GPUS) == "bfloat16"
+
+
+@pytest.mark.usefixtures("gpu")
+def test_comfyuis_options_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = bridge(tmp_path, "sd3 3.5 medium", torch.float32)
+    monkeypatch.setattr(comfy.cli_args.args, "bf16_unet", True)
+    assert auto_dtype(ours, GPUS) == "bfloat16"
+    monkeypatch.setattr(comfy.cli_args.args, "fp32_unet", True)
+    assert auto_dtype(ours, GPUS) == "float32"
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize("option", ["fp8_e4m3fn_unet", "fp64_unet"])
+def test_an_option_that_the_ranks_cannot_follow_is_refused(
+    option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = bridge(tmp_path, "sd3 3.5 medium", torch.bfloat16)
+    monkeypatch.setattr(comfy.cli_args.args, option, True)
+    with pytest.raises(InvalidRequest, match="options ask for weights in torch"):
+        auto_dtype(ours, GPUS)
