@@ -15,7 +15,10 @@ FOLDER = ROOT / "workflows"
 API_FOLDER = FOLDER / "api"
 WIDGET_TYPES = ("INT", "FLOAT", "STRING", "BOOLEAN", "COMBO")
 WIDTH, GAP = 340, 50
-EXTRA_HEIGHT = {"ParallelLoader": 60, "CLIPTextEncode": 120, "SaveImage": 340, "SaveAnimatedWEBP": 340}
+EXTRA_HEIGHT = {
+    "ParallelLoader": 60, "ParallelModel": 60, "ParallelVAE": 60, "CLIPTextEncode": 120,
+    "SaveImage": 340, "SaveAnimatedWEBP": 340, "SaveVideo": 340,
+}  # fmt: skip
 """Pixels that a node needs beyond its slots: for its state, a text box or an image."""
 
 Node = dict[str, Any]
@@ -30,6 +33,11 @@ def api(name: str) -> Prompt:
     """A workflow in API format."""
     prompt: Prompt = json.loads((API_FOLDER / f"{name}.json").read_text(encoding="utf-8"))
     return prompt
+
+
+def needed_files(name: str) -> list[dict[str, str]]:
+    """The model files that a workflow loads: name, url, and the folder under ``models``. The web page offers them."""
+    return [file for node in api(name).values() for file in node.get("_meta", {}).get("models", [])]
 
 
 def graph(name: str) -> dict[str, Any]:
@@ -94,6 +102,8 @@ def _node(node_id: int, entry: Node, info: dict[str, Any], links: list[list[Any]
     node["outputs"] = [{"name": name, "type": kind, "links": []} for kind, name in outputs]
     node["properties"] = {"Node name for S&R": entry["class_type"]}
     node["widgets_values"] = values
+    if models := entry.get("_meta", {}).get("models"):
+        node["properties"]["models"] = models
     if title := entry.get("_meta", {}).get("title"):
         node["title"] = title
     return node

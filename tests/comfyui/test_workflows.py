@@ -43,8 +43,26 @@ def without_titles(prompt: Prompt) -> Prompt:
 
 
 def test_every_kind_has_a_workflow_for_each_variant() -> None:
-    assert {f"text to {kind} ({variant})" for kind in ("image", "video") for variant in VARIANTS} == set(NAMES)
+    with_files = {name for name in NAMES if workflows.needed_files(name)}
+    assert {f"text to {kind} ({variant})" for kind in ("image", "video") for variant in VARIANTS} | with_files == set(
+        NAMES
+    )
     assert {path.stem for path in workflows.FOLDER.glob("*.json")} == set(NAMES)
+
+
+def test_every_loaded_file_can_be_downloaded_into_its_folder() -> None:
+    for name in NAMES:
+        loaded = {
+            value.removeprefix("diffusion_models/")
+            for node in workflows.api(name).values()
+            for value in node["inputs"].values()
+            if str(value).endswith(".safetensors")
+        }
+        assert loaded == {file["name"] for file in workflows.needed_files(name)}
+        for file in workflows.needed_files(name):
+            assert file["url"].startswith("https://")
+            assert file["url"].endswith("/" + file["name"])
+            assert file["directory"] in ("diffusion_models", "text_encoders", "vae")
 
 
 @pytest.mark.parametrize("name", NAMES)

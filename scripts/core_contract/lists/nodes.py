@@ -17,6 +17,18 @@ ENTRIES = (
             by=WORKFLOWS,
             why="native sampling",
         ),
+        Node(
+            "KSamplerAdvanced",
+            "add_noise noise_seed steps cfg sampler_name scheduler start_at_step end_at_step "
+            "return_with_leftover_noise model positive negative latent_image",
+            by=WORKFLOWS,
+            why="one of two models",
+        ),
+        Node("UNETLoader", "unet_name weight_dtype", by=WORKFLOWS, why="a model's file"),
+        Node("CLIPLoader", "clip_name type device", by=WORKFLOWS, why="a text encoder's file"),
+        Node("DualCLIPLoader", "clip_name1 clip_name2 type device", by=WORKFLOWS, why="text encoders' files"),
+        Node("VAELoader", "vae_name", by=WORKFLOWS, why="a VAE's file"),
+        Node("ConditioningZeroOut", "conditioning", by=WORKFLOWS, why="no negative prompt"),
         Node("VAEDecode", "samples vae", by=WORKFLOWS, why="native decoding"),
         Node("SaveImage", "filename_prefix images", by=WORKFLOWS, why="the image"),
         Mentions(
@@ -34,6 +46,19 @@ ENTRIES = (
         Node("EmptyHunyuanLatentVideo", "width height length batch_size", by=WORKFLOWS, why="an empty latent"),
     ),
     *core_module(
+        "comfy_extras.nodes_sd3",
+        Node("EmptySD3LatentImage", "width height batch_size", by=WORKFLOWS, why="an empty latent"),
+    ),
+    *core_module(
+        "comfy_extras.nodes_flux",
+        Node("FluxGuidance", "conditioning guidance", by=WORKFLOWS, why="the guidance of Flux"),
+    ),
+    *core_module(
+        "comfy_extras.nodes_video",
+        Node("CreateVideo", "images fps", by=WORKFLOWS, why="the video"),
+        Node("SaveVideo", "video filename_prefix format codec", by=WORKFLOWS, why="the video"),
+    ),
+    *core_module(
         "comfy_extras.nodes_images",
         Node("SaveAnimatedWEBP", "filename_prefix fps lossless quality method images", by=WORKFLOWS, why="the video"),
     ),
@@ -44,6 +69,8 @@ ENTRIES = (
     ),
     *core_module(
         "comfy_extras.nodes_model_advanced",
+        Node("ModelSamplingSD3", "model shift", by=WORKFLOWS, why="a schedule"),
+        Node("ModelSamplingAuraFlow", "model shift", by=WORKFLOWS, why="a schedule"),
         Node("ModelSamplingSD3", "model", by=PREFLIGHT, why="passes the model on", word="ModelSampling model"),
         Node("ModelSamplingFlux", "model", by=PREFLIGHT, why="passes the model on", word="ModelSampling model"),
     ),

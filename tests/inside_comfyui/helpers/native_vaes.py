@@ -14,6 +14,7 @@ import torch
 from diffusers.loaders.single_file_utils import convert_ltx_vae_checkpoint_to_diffusers, convert_wan_vae_to_diffusers
 from natives import HAS_COGVIDEOX
 
+Weights = dict[str, torch.Tensor]
 Pair = tuple[torch.nn.Module, Any]
 """ComfyUI's module and diffusers' module."""
 
@@ -264,3 +265,17 @@ def native_encode(native: Any, pixels: torch.Tensor) -> torch.Tensor:
     with torch.no_grad():
         latent: torch.Tensor = native.encode(pixels.movedim(-1, 1) * 2 - 1)
     return latent
+
+
+def image_weights() -> Weights:
+    """Return the kind of Flux, as wide as ComfyUI's own class for it."""
+    widths = {"block_out_channels": [128, 256, 512, 512], "layers_per_block": 2, "latent_channels": 16}
+    theirs = diffusers.AutoencoderKL(**(IMAGE | widths), use_quant_conv=False, use_post_quant_conv=False)
+    weights: Weights = comfy.diffusers_convert.convert_vae_state_dict(randomize(theirs).state_dict())
+    return weights
+
+
+def video_weights() -> Weights:
+    """Return the kind of Wan 2.1."""
+    weights: Weights = wan21()[0].state_dict()
+    return weights

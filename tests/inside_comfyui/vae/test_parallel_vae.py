@@ -5,11 +5,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import comfy.diffusers_convert
 import comfy.model_patcher
 import comfy.sd
 import comfy.utils
-import diffusers
 import folder_paths
 import pytest
 import torch
@@ -24,25 +22,8 @@ from any_folder_name.parallel_backend.loading.load import load_vae
 from any_folder_name.parallel_backend.vaes import VAES, vae_of
 from helpers.executor import Executor, Given, Prompt
 from helpers.inside_fixtures import relative_error
-from helpers.native_vaes import IMAGE, NATIVE, randomize, wan21
+from helpers.native_vaes import NATIVE, image_weights, video_weights
 from safetensors.torch import save_file
-
-Weights = dict[str, torch.Tensor]
-
-
-def image_weights() -> Weights:
-    """Return the kind of Flux, as wide as ComfyUI's own class for it."""
-    widths = {"block_out_channels": [128, 256, 512, 512], "layers_per_block": 2, "latent_channels": 16}
-    theirs = diffusers.AutoencoderKL(**(IMAGE | widths), use_quant_conv=False, use_post_quant_conv=False)
-    weights: Weights = comfy.diffusers_convert.convert_vae_state_dict(randomize(theirs).state_dict())
-    return weights
-
-
-def video_weights() -> Weights:
-    """Return the kind of Wan 2.1."""
-    weights: Weights = wan21()[0].state_dict()
-    return weights
-
 
 FILES = {"image": (image_weights, (2, 16, 7, 5)), "video": (video_weights, (1, 16, 2, 7, 5))}
 """Weights whose class ComfyUI recognises, and latents of odd sizes."""
