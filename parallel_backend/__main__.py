@@ -33,7 +33,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m parallel_backend", description="The backend of Parallel DiT.")
-    commands = parser.add_subparsers(required=True, metavar="serve | status | stop | verify | bench | bench-wire")
+    commands = parser.add_subparsers(
+        required=True, metavar="serve | status | stop | verify | bench | bench-wire | bench-memory"
+    )
     serve = commands.add_parser("serve", help="run the backend (the first node that needs it starts it automatically)")
     serve.add_argument(
         "--idle-timeout", type=_seconds, metavar="SECONDS", help="idle time after which it ends; 0 means never"
@@ -49,6 +51,10 @@ def _parser() -> argparse.ArgumentParser:
     wire_bench.add_argument("--megabytes", type=int, default=900, help="size of the large reply (default %(default)s)")
     wire_bench.add_argument("--json", action="store_true", help="print JSON")
     wire_bench.set_defaults(run=_bench_wire)
+    memory_bench = commands.add_parser("bench-memory", help="measure the memory that a model file takes on two ranks")
+    memory_bench.add_argument("--gigabytes", type=float, default=4.0, help="size of the file (default %(default)g)")
+    memory_bench.add_argument("--json", action="store_true", help="print JSON")
+    memory_bench.set_defaults(run=_bench_memory)
     step_bench = commands.add_parser(
         "bench", help="time a denoiser step in several layouts, against one process and against other projects"
     )
@@ -122,6 +128,19 @@ def _bench_wire(options: argparse.Namespace) -> int:
     measured = measure_alone(pixels=options.megabytes * 250_000)
     print(msgspec.json.encode(measured).decode() if options.json else measured.describe())
     return 0
+
+
+def _bench_memory(options: argparse.Namespace) -> int:
+    from .bench.memory import measure
+
+    results = []
+    for result in measure(options.gigabytes):
+        results.append(result)
+        if not options.json:
+            print(result.describe(), flush=True)
+    if options.json:
+        print(msgspec.json.encode(results).decode())
+    return int(any(result.failed for result in results))
 
 
 def _bench(options: argparse.Namespace) -> int:

@@ -59,11 +59,21 @@ def _core_position(cpu: int) -> tuple[int, ...]:
 
 def private_memory(pid: int) -> int:
     """Resident bytes that a process shares with no other process, 0 once it is gone."""
+    return _mapped_memory(pid, "Private_Clean:", "Private_Dirty:")
+
+
+def proportional_memory(pid: int) -> int:
+    """Resident bytes of a process, in which a page shared by n processes counts 1/n; 0 once it is gone."""
+    return _mapped_memory(pid, "Pss:")
+
+
+def _mapped_memory(pid: int, *fields: str) -> int:
+    """Return the sum of fields of ``smaps_rollup`` in proc(5), in bytes."""
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     except OSError:
         return 0
-    return sum(1024 * int(line.split()[1]) for line in lines if line.startswith(("Private_Clean", "Private_Dirty")))
+    return sum(1024 * int(line.split()[1]) for line in lines if line.startswith(fields))
 
 
 def reset_peak_memory(pid: int) -> None:

@@ -1,0 +1,119 @@
+"""The host's memory that a model file takes on several ranks: ``python -m parallel_backend bench-memory``.
+
+Sums the proportional memory (``Pss`` in proc(5)) of this process, the supervisor and two CPU ranks, in which the pages
+of the file count once while they are mapped. The peak of loading a large file and of a forward, less that of the same
+with a small one, is compared with the file's size.
+"""
+
+import os
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from .. import processes
+from ..client.client import Client
+from ..client.temporary_backend import temporary_backend
+from ..layout.parallel_layout import ParallelLayout
+from ..protocol.messages import Devices, Forward, ModelSpec
+from .model_file import LATENT, TEXT, write_wan
+
+LAYOUTS = ("ulysses=2 shard_weights", "tensor=2", "pipe=2 patches=1")
+LIMIT = 1.15
+"""Largest growth that passes, relative to the file's size."""
+
+SMALL = {"heads": 2, "layers": 2}
+HEADS, BYTES_OF_LAYER = 9, 105_000_000
+"""The large file's width, and what one of its layers takes: as large a part of 4 GB as one of 40 layers is of 14B."""
+
+_INTERVAL = 0.02
+"""Seconds between two samples of the memory."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileMemory:
+    """The growth of all processes' memory with one layout.
+
+    Attributes:
+        layout: the layout, as text.
+        file: bytes of the file.
+        peak: largest growth while it is loaded and used.
+        after: growth afterwards.
+    """
+
+    layout: str
+    file: int
+    peak: int
+    after: int
+
+    @property
+    def failed(self) -> bool:
+        """Whether the peak is above ``LIMIT``."""
+        return self.peak > LIMIT * self.file
+
+    def describe(self) -> str:
+        """Format the result as text."""
+        return (
+            f"{'FAILED' if self.failed else 'passed'}   {self.layout}: a file of {self.file / 1e9:.2f} GB, peak "
+            f"{self.peak / self.file:.2f} of it, afterwards {self.after / self.file:.2f}"
+        )
+
+
+def measure(gigabytes: float) -> Iterator[FileMemory]:
+    """Measure every layout, each file on a new backend."""
+    with tempfile.TemporaryDirectory(prefix="bench-memory-") as folder:
+        small, large = Path(folder) / "small.safetensors", Path(folder) / "large.safetensors"
+        write_wan(small, **SMALL)
+        write_wan(large, heads=HEADS, layers=max(2, round(gigabytes * 1e9 / BYTES_OF_LAYER)))
+        for text in LAYOUTS:
+            layout = ParallelLayout.parse(text)
+            (peak, after), (usual_peak, usual) = (_memory(Path(folder), file, layout) for file in (large, small))
+            yield FileMemory(layout=text, file=large.stat().st_size, peak=peak - usual_peak, after=after - usual)
+
+
+def _memory(folder: Path, file: Path, layout: ParallelLayout) -> tuple[int, int]:
+    """Return the memory of all processes at its peak, and after a forward."""
+    with temporary_backend(folder) as client:
+        pids = [os.getpid(), client.status().pid]
+        with _sampled(client, pids) as samples:
+            _forward(client, file, layout)
+        return max(samples), samples[-1]
+
+
+def _forward(client: Client, file: Path, layout: ParallelLayout) -> None:
+    devices = Devices(kind="cpu", indices=tuple(range(layout.ranks)))
+    spec = ModelSpec(path=str(file), devices=devices, dtype="float32", layout=layout)
+    inputs = {
+        "0.hidden_states": torch.zeros(1, LATENT, 1, 16, 16),
+        "0.timestep": torch.tensor([500.0]),
+        "0.encoder_hidden_states": torch.zeros(1, 16, TEXT),
+    }
+    client.call(Forward(model=spec, branches=1), inputs)
+
+
+@contextmanager
+def _sampled(client: Client, pids: Sequence[int]) -> Iterator[list[int]]:
+    """Sample the memory of these processes and of all ranks in a thread: a growing list of bytes."""
+    samples: list[int] = []
+    end = threading.Event()
+
+    def sample() -> None:
+        ranks = [rank.pid for rank in client.status().ranks]
+        samples.append(sum(map(processes.proportional_memory, [*pids, *ranks])))
+
+    def loop() -> None:
+        while not end.wait(_INTERVAL):
+            sample()
+
+    sampler = threading.Thread(target=loop, daemon=True)
+    sampler.start()
+    try:
+        yield samples
+    finally:
+        end.set()
+        sampler.join(10)
+        sample()
