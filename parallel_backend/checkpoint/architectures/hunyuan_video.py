@@ -1,6 +1,6 @@
-"""HunyuanVideo: text to video, and image to video with concatenated channels.
+"""HunyuanVideo: text to video, and image to video with a replaced first frame or with concatenated channels.
 
-A file with a replaced first frame (v2) looks like one for text to video, and is taken for one.
+Text to video and a replaced first frame (v2) have the same weights. The config is that of v2, which can do both.
 """
 
 from .base import Architecture, Config, Weights, renamed
@@ -9,9 +9,10 @@ from .base import Architecture, Config, Weights, renamed
 def _config(weights: Weights) -> Config:
     width, in_channels, patch_frames, patch, _ = weights.shape("x_embedder.proj.weight")
     head_dim = weights.rows("transformer_blocks.0.attn.norm_q.weight")
+    out_channels = weights.rows("proj_out.weight") // (patch_frames * patch**2)
     return {
         "in_channels": in_channels,
-        "out_channels": weights.rows("proj_out.weight") // (patch_frames * patch**2),
+        "out_channels": out_channels,
         "num_attention_heads": width // head_dim,
         "attention_head_dim": head_dim,
         "num_layers": weights.count("transformer_blocks"),
@@ -26,7 +27,7 @@ def _config(weights: Weights) -> Config:
         "pooled_projection_dim": weights.columns("time_text_embed.text_embedder.linear_1.weight"),
         "rope_theta": 256.0,
         "rope_axes_dim": [16, 56, 56],
-        "image_condition_type": None,
+        "image_condition_type": "token_replace" if in_channels == out_channels else None,
     }
 
 

@@ -29,8 +29,11 @@ NAMES = [
     pytest.param(name, marks=pytest.mark.newest if name in HEAVY or name not in FIRST else ()) for name in FILE_CASES
 ]
 
-SAMPLED = [pytest.param(name, marks=pytest.mark.newest if name in HEAVY else ()) for name in FIRST]
-"""One case a family; the variants differ in what is recognised."""
+SAMPLED = [
+    *[pytest.param(name, marks=pytest.mark.newest if name in HEAVY else ()) for name in FIRST],
+    *[pytest.param(f"hunyuan_video i2v replace{kind}") for kind in ("", " without guidance")],
+]
+"""One case a family, and those whose requests say what the file does not; other variants differ in recognition."""
 
 
 @cache
