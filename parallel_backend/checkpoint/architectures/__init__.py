@@ -105,17 +105,26 @@ def _recognised(
         shapes = {new: shapes[name] for name, new in architecture.in_diffusers(shapes).items()}
     weights = Weights(shapes, renamed, metadata)
     try:
-        return Recognised(
-            class_name=architecture.class_name,
-            config=architecture.config(weights),
-            native=native,
-            pipeline=architecture.pipeline(weights),
-        )
+        config = architecture.config(weights)
+        _refuse_other_settings(architecture, config, weights)
+        pipeline = architecture.pipeline(weights)
+        return Recognised(class_name=architecture.class_name, config=config, native=native, pipeline=pipeline)
     except (KeyError, IndexError, ValueError, TypeError, ZeroDivisionError, RecursionError) as error:
         raise InvalidRequest(
             f"the file looks like {architecture.class_name}, but lacks a weight or has one of another shape ({error}): "
             "download it again"
         ) from error
+
+
+def _refuse_other_settings(architecture: Architecture, config: Config, weights: Weights) -> None:
+    """Refuse metadata that gives the transformer another setting than diffusers' class has."""
+    described = weights.described("transformer")
+    for name, values in architecture.expected(config).items():
+        if described.get(name) not in (None, *values):
+            raise InvalidRequest(
+                f"the file's metadata describes a {architecture.class_name} with {name} {described[name]!r}, which is "
+                f"not supported; {' or '.join(map(repr, values))} is: load it with ComfyUI's own loader"
+            )
 
 
 def _nearest(shapes: Mapping[str, Shape], candidates: Iterable[Architecture]) -> tuple[str, str]:

@@ -1,5 +1,6 @@
 """What an architecture is: how its weights are named in files, and how the config follows from names and shapes."""
 
+import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -50,6 +51,14 @@ class Weights:
             count += 1
         return count
 
+    def described(self, component: str) -> dict[str, Any]:
+        """Return what the metadata's ``config`` says about a component, as ComfyUI reads it."""
+        try:
+            entries = json.loads(self.metadata.get("config", "{}")).get(component)
+        except (ValueError, AttributeError):
+            return {}
+        return entries if isinstance(entries, dict) else {}
+
     def _in_file(self, name: str) -> str:
         for ours, theirs in self._renamed:
             if name == ours or name.startswith(f"{ours}."):
@@ -71,6 +80,8 @@ class Architecture:
         in_diffusers: returns diffusers' names by the published ones, without those of weights that the class has no use
             for; None if diffusers' converter maps them.
         unused: names that the class has no use for, as ComfyUI's has not.
+        expected: returns the values that the metadata may give to the settings that ComfyUI reads from it, by setting.
+            ComfyUI has other classes or computes something else for other values.
         foreign: parts of names that only other models have, and what those are.
         pipeline: returns the class of diffusers' pipeline, if it says more than the transformer's config.
     """
@@ -83,6 +94,7 @@ class Architecture:
     published: Callable[[str], str] = field(default=lambda name: name)
     in_diffusers: Callable[[Iterable[str]], Mapping[str, str]] | None = None
     unused: frozenset[str] = frozenset()
+    expected: Callable[[Config], Mapping[str, tuple[Any, ...]]] = field(default=lambda config: {})
     foreign: Mapping[str, str] = field(default_factory=dict)
     pipeline: Callable[[Weights], str] = field(default=lambda weights: "")
 

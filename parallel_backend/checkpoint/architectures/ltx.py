@@ -1,6 +1,6 @@
 """LTX-Video."""
 
-import json
+from typing import Any
 
 from .base import Architecture, Config, Weights
 
@@ -23,13 +23,34 @@ def _config(weights: Weights) -> Config:
     }
 
 
+_SETTINGS: dict[str, tuple[Any, ...]] = {
+    "image_model": ("ltxv",),
+    "rope_type": ("interleaved",),
+    "frequencies_precision": ("float32",),
+    "positional_embedding_theta": (10000.0,),
+    "positional_embedding_max_pos": ([20, 2048, 2048],),
+    "vae_scale_factors": ([8, 32, 32],),
+    "use_middle_indices_grid": (False,),
+    "timestep_scale_multiplier": (1000.0,),
+    "caption_proj_before_connector": (False,),
+    "cross_attention_adaln": (False,),
+    "apply_gated_attention": (False,),
+}
+"""What diffusers' class computes with, by the names of ComfyUI's settings."""
+
+_SIZES = (
+    "num_layers", "num_attention_heads", "attention_head_dim", "cross_attention_dim", "caption_channels", "in_channels",
+)  # fmt: skip
+"""Settings that the weights' shapes give, too."""
+
+
+def _expected(config: Config) -> dict[str, tuple[Any, ...]]:
+    return _SETTINGS | {name: (config[name],) for name in _SIZES}
+
+
 def _pipeline(weights: Weights) -> str:
     """Return the pipeline, which says whether a latent's first frame is a single video frame (from 0.9.5 on)."""
-    try:
-        transformer = json.loads(weights.metadata.get("config", "{}")).get("transformer", {})
-        causal = transformer.get("causal_temporal_positioning", False)
-    except (ValueError, AttributeError):
-        causal = False
+    causal = weights.described("transformer").get("causal_temporal_positioning", False)
     return "LTXConditionPipeline" if causal else "LTXPipeline"
 
 
@@ -41,6 +62,7 @@ LTX = Architecture(
                "transformer_blocks.0.attn2.norm_k.weight"),
     config=_config,
     renamed={"proj_in": "patchify_proj"},
+    expected=_expected,
     foreign={"audio_adaln_single.": "LTX-2 with audio"},
     pipeline=_pipeline,
 )  # fmt: skip

@@ -1,5 +1,7 @@
 """Wan 2.1 and 2.2: text, image, and first and last frame to video."""
 
+from typing import Any
+
 from .base import Architecture, Config, Weights
 
 HEAD_DIM = 128
@@ -30,6 +32,25 @@ def _config(weights: Weights) -> Config:
     }
 
 
+_SETTINGS: dict[str, tuple[Any, ...]] = {
+    "image_model": ("wan2.1",), "causal_ar": (False,), "window_size": ([-1, -1],), "qk_norm": (True,),
+}  # fmt: skip
+"""What diffusers' class computes with, by the names of ComfyUI's settings."""
+
+_SIZES = {
+    "in_dim": "in_channels", "out_dim": "out_channels", "num_heads": "num_attention_heads", "ffn_dim": "ffn_dim",
+    "freq_dim": "freq_dim", "text_dim": "text_dim", "num_layers": "num_layers", "patch_size": "patch_size",
+    "cross_attn_norm": "cross_attn_norm", "eps": "eps",
+}  # fmt: skip
+"""diffusers' names of other settings, by ComfyUI's."""
+
+
+def _expected(config: Config) -> dict[str, tuple[Any, ...]]:
+    sizes = {name: (config[ours],) for name, ours in _SIZES.items()}
+    width = config["num_attention_heads"] * config["attention_head_dim"]
+    return _SETTINGS | sizes | {"dim": (width,), "model_type": ("i2v" if config["image_dim"] else "t2v",)}
+
+
 WAN = Architecture(
     class_name="WanTransformer3DModel",
     native=("head.modulation", "patch_embedding.weight", "blocks.0.self_attn.q.weight"),
@@ -45,6 +66,7 @@ WAN = Architecture(
         "blocks.0.norm2": "blocks.0.norm3",
         "blocks.0.attn2.add_k_proj": "blocks.0.cross_attn.k_img",
     },
+    expected=_expected,
     foreign={
         "vace_": "Wan VACE", "control_adapter.": "Wan Fun Camera", "casual_audio_encoder.": "Wan S2V",
         "audio_proj.": "HuMo", "face_adapter.": "Wan Animate", "patch_embedding_": "SCAIL or WanDancer",

@@ -1,5 +1,6 @@
 """Model files in ComfyUI's own names: ComfyUI's model against Parallel Loader on the same weights."""
 
+import inspect
 import json
 from collections.abc import Callable
 from functools import cache
@@ -11,7 +12,7 @@ import pytest
 import torch
 from any_folder_name.nodes.bridges.bridge import meta_weights
 from any_folder_name.nodes.families.registry import bridge_for
-from any_folder_name.parallel_backend.checkpoint.architectures import TRANSFORMERS, recognise
+from any_folder_name.parallel_backend.checkpoint.architectures import TRANSFORMERS, architecture_of, recognise
 from any_folder_name.parallel_backend.checkpoint.opening import open_checkpoint
 from any_folder_name.parallel_backend.layout.parallel_layout import ParallelLayout
 from any_folder_name.parallel_backend.loading.weight_source import WeightSource
@@ -91,6 +92,23 @@ def test_the_published_architecture_is_recognised(name: str, tmp_path: Path) -> 
 
 def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
+
+
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [
+        ("ltx t2v", {"causal_temporal_positioning"}),
+        ("wan t2v", {"text_len", "flf_pos_embed_token_number", "in_dim_ref_conv", "wan_attn_block_class"}),
+    ],
+)
+def test_every_setting_that_comfyui_reads_from_metadata_is_known(name: str, other: set[str], tmp_path: Path) -> None:
+    """``other`` are settings that change nothing, that names show, or that the bridge passes on."""
+    case = CASES[name]
+    case.describe(tmp_path, case.config)
+    folder = open_checkpoint(tmp_path)
+    parameters = set(inspect.signature(bridge_for(folder).native_class).parameters)
+    known = architecture_of(case.transformer).expected(folder.config("transformer")).keys()
+    assert parameters - known - other == {"dtype", "device", "operations", *(parameters & {"kwargs"})}
 
 
 @pytest.mark.parametrize("prefix", ["", PREFIX])

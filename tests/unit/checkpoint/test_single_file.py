@@ -1,5 +1,7 @@
 """Transformers in one safetensors file in diffusers' names, in parts, inside whole models; and what is refused."""
 
+import json
+
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -11,6 +13,7 @@ from parallel_backend.loading.weight_source import WeightSource
 from tests.support import families
 
 WAN = "WanTransformer3DModel"
+LTX = "LTXVideoTransformer3DModel"
 PREFIX = "model.diffusion_model."
 RECOGNISABLE = {
     "FluxTransformer2DModel", "Flux2Transformer2DModel", "HunyuanVideoTransformer3DModel", "LTXVideoTransformer3DModel",
@@ -148,3 +151,50 @@ def test_missing_and_misshapen_weights_are_refused_by_every_rank(tmp_path):
     with pytest.raises(InvalidRequest, match=r"proj_out.bias has shape \[3\]"):
         source(path).check(shapes)
     assert load_file(path)
+
+
+PUBLISHED_LTX = {
+    "_class_name": "Transformer3DModel", "activation_fn": "gelu-approximate", "attention_bias": True,
+    "attention_head_dim": 4, "caption_channels": 24, "causal_temporal_positioning": True, "cross_attention_dim": 128,
+    "in_channels": 20, "norm_eps": 1e-6, "num_attention_heads": 32, "num_layers": 2, "out_channels": 20,
+    "positional_embedding_max_pos": [20, 2048, 2048], "positional_embedding_theta": 10000.0,
+    "positional_embedding_type": "rope", "qk_norm": "rms_norm", "standardization_norm": "rms_norm",
+    "timestep_scale_multiplier": 1000,
+}  # fmt: skip
+"""What the metadata of published LTX files says, with the sizes of the tiny variant."""
+
+
+def described(path, class_name, **transformer):
+    save_file(weights(class_name), path, {"config": json.dumps({"transformer": transformer})})
+    return open_checkpoint(path)
+
+
+def test_expected_metadata_is_accepted(tmp_path):
+    checkpoint = described(tmp_path / "ltx.safetensors", LTX, **PUBLISHED_LTX)
+    assert (checkpoint.components, checkpoint.pipeline) == ({"transformer": LTX}, "LTXConditionPipeline")
+    wan = {"model_type": "t2v", "patch_size": [1, 2, 2], "window_size": [-1, -1], "eps": 1e-6, "text_len": 512}
+    assert described(tmp_path / "wan.safetensors", WAN, **wan).components == {"transformer": WAN}
+
+
+@pytest.mark.parametrize(
+    ("class_name", "name", "value"),
+    [
+        (LTX, "rope_type", "split"),
+        (LTX, "frequencies_precision", "float64"),
+        (LTX, "use_middle_indices_grid", True),
+        (LTX, "timestep_scale_multiplier", 1),
+        (LTX, "positional_embedding_theta", 100.0),
+        (LTX, "positional_embedding_max_pos", [20, 1024, 1024]),
+        (LTX, "num_attention_heads", 16),
+        (LTX, "image_model", "ltxav"),
+        (WAN, "causal_ar", True),
+        (WAN, "model_type", "flow_rvs"),
+        (WAN, "model_type", "animate2"),
+        (WAN, "window_size", [3, 3]),
+        (WAN, "eps", 1e-5),
+        (WAN, "num_heads", 7),
+    ],
+)
+def test_metadata_with_other_settings_is_refused(tmp_path, class_name, name, value):
+    with pytest.raises(InvalidRequest, match=rf"model.safetensors: .*{class_name} with {name} .*ComfyUI's own loader"):
+        described(tmp_path / "model.safetensors", class_name, **{name: value})
