@@ -75,6 +75,8 @@ class Architecture:
         native: names that only this architecture's files in original names have, all of them.
         diffusers: names that only its files in diffusers' names have, all of them.
         config: returns the config of diffusers' class.
+        layers: what ``layer`` returns for all names that files of this architecture have, in either naming. Empty if
+            files may hold anything else.
         renamed: beginnings of original names by the beginnings of diffusers' names, for what ``config`` asks for.
         published: returns the published name for an original one that ComfyUI saves under another name.
         in_diffusers: returns diffusers' names by the published ones, without those of weights that the class has no use
@@ -90,6 +92,7 @@ class Architecture:
     native: tuple[str, ...]
     diffusers: tuple[str, ...]
     config: Callable[[Weights], Config]
+    layers: frozenset[str] = frozenset()
     renamed: Mapping[str, str] = field(default_factory=dict)
     published: Callable[[str], str] = field(default=lambda name: name)
     in_diffusers: Callable[[Iterable[str]], Mapping[str, str]] | None = None
@@ -97,6 +100,19 @@ class Architecture:
     expected: Callable[[Config], Mapping[str, tuple[Any, ...]]] = field(default=lambda config: {})
     foreign: Mapping[str, str] = field(default_factory=dict)
     pipeline: Callable[[Weights], str] = field(default=lambda weights: "")
+
+
+def layers(names: str) -> frozenset[str]:
+    """Return names that a text lists. ``blocks(attn ffn)`` stands for ``blocks.attn blocks.ffn``."""
+    inner = re.findall(r"(\w+)\(([^)]*)\)", names)
+    lists = {f"{outer}.{name}" for outer, listed in inner for name in listed.split()}
+    return frozenset(lists | set(re.sub(r"\w+\([^)]*\)", "", names).split()))
+
+
+def layer(name: str) -> str:
+    """Return the beginning of a weight's name: the top-level layer, and for entries of a list the layer inside."""
+    top, number, inner, *_ = (*name.split("."), "", "")
+    return f"{top}.{inner}" if number.isdigit() and inner not in ("", "weight", "bias") else top
 
 
 def renamed(name: str, parts: Iterable[tuple[str, str]]) -> str:

@@ -1,6 +1,6 @@
 """CogVideoX 1.5. The files of 2B and 5B do not say how positions and noise are scaled."""
 
-from .base import Architecture, Config, Weights
+from .base import Architecture, Config, Weights, layers
 
 HEAD_DIM = 64
 
@@ -30,10 +30,18 @@ def _config(weights: Weights) -> Config:
     }
 
 
+_LAYERS = layers("""
+    norm_final norm_out ofs_embedding patch_embed proj_out time_embedding
+    transformer_blocks(attn1 ff norm1 norm2)
+    ofs_embedding_linear_1 ofs_embedding_linear_2 time_embedding_linear_1 time_embedding_linear_2
+    blocks(attn_out ff_out ff_proj k norm1 norm2 norm_k norm_q q v)
+""")
+
 COGVIDEOX = Architecture(
     class_name="CogVideoXTransformer3DModel",
     native=("blocks.0.norm1.linear.weight", "patch_embed.text_proj.weight"),
     diffusers=("transformer_blocks.0.norm1.linear.weight", "patch_embed.text_proj.weight"),
     config=_config,
+    layers=_LAYERS,
     renamed={"transformer_blocks": "blocks", "ofs_embedding.linear_1": "ofs_embedding_linear_1"},
 )

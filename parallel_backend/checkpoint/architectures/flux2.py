@@ -1,6 +1,6 @@
 """Flux.2: dev and klein."""
 
-from .base import Architecture, Config, Weights
+from .base import Architecture, Config, Weights, layers
 from .flux import published
 
 
@@ -24,11 +24,20 @@ def _config(weights: Weights) -> Config:
     }
 
 
+_LAYERS = layers("""
+    context_embedder norm_out proj_out time_guidance_embed x_embedder
+    double_stream_modulation_img double_stream_modulation_txt single_stream_modulation
+    transformer_blocks(attn ff ff_context) single_transformer_blocks(attn)
+    final_layer guidance_in img_in time_in txt_in
+    double_blocks(img_attn img_mlp txt_attn txt_mlp) single_blocks(linear1 linear2 norm)
+""")
+
 FLUX2 = Architecture(
     class_name="Flux2Transformer2DModel",
     native=("double_stream_modulation_img.lin.weight", "single_blocks.0.linear1.weight"),
     diffusers=("double_stream_modulation_img.linear.weight", "single_transformer_blocks.0.attn.to_qkv_mlp_proj.weight"),
     config=_config,
+    layers=_LAYERS,
     published=published,
     renamed={
         "x_embedder": "img_in", "context_embedder": "txt_in", "proj_out": "final_layer.linear",

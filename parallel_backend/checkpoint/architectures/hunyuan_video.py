@@ -3,7 +3,7 @@
 Text to video and a replaced first frame (v2) have the same weights. The config is that of v2, which can do both.
 """
 
-from .base import Architecture, Config, Weights, renamed
+from .base import Architecture, Config, Weights, layers, renamed
 
 
 def _config(weights: Weights) -> Config:
@@ -52,12 +52,22 @@ def _published(name: str) -> str:
     return renamed(name, _PUBLISHED)
 
 
+_LAYERS = layers("""
+    context_embedder norm_out proj_out time_text_embed x_embedder
+    transformer_blocks(attn ff ff_context norm1 norm1_context) single_transformer_blocks(attn norm proj_mlp proj_out)
+    final_layer guidance_in img_in time_in txt_in vector_in
+    double_blocks(img_attn_k_norm img_attn_proj img_attn_q_norm img_attn_qkv img_mlp img_mod
+                  txt_attn_k_norm txt_attn_proj txt_attn_q_norm txt_attn_qkv txt_mlp txt_mod)
+    single_blocks(k_norm linear1 linear2 modulation q_norm)
+""")
+
 HUNYUAN_VIDEO = Architecture(
     class_name="HunyuanVideoTransformer3DModel",
     native=("txt_in.individual_token_refiner.blocks.0.norm1.weight", "vector_in.in_layer.weight", "img_in.proj.weight"),
     diffusers=("context_embedder.token_refiner.refiner_blocks.0.norm1.weight", "x_embedder.proj.weight",
                "time_text_embed.text_embedder.linear_1.weight"),
     config=_config,
+    layers=_LAYERS,
     renamed={
         "x_embedder": "img_in", "proj_out": "final_layer.linear",
         "transformer_blocks": "double_blocks", "single_transformer_blocks": "single_blocks",
@@ -69,5 +79,9 @@ HUNYUAN_VIDEO = Architecture(
         "time_text_embed.guidance_embedder.linear_1": "guidance_in.mlp.0",
     },
     published=_published,
-    foreign={"byt5_in.": "HunyuanVideo 1.5", "time_r_in.": "HunyuanVideo 1.5", "vision_in.": "HunyuanVideo 1.5"},
+    foreign={
+        "byt5_in.": "HunyuanVideo 1.5", "time_r_in.": "HunyuanVideo 1.5", "vision_in.": "HunyuanVideo 1.5",
+        "cond_type_": "HunyuanVideo 1.5", "clean_x_embedder.": "HunyuanVideo FramePack",
+        "image_projection.": "HunyuanVideo FramePack",
+    },
 )  # fmt: skip

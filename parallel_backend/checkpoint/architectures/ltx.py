@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from .base import Architecture, Config, Weights
+from .base import Architecture, Config, Weights, layers
 
 HEADS = 32
 
@@ -54,6 +54,12 @@ def _pipeline(weights: Weights) -> str:
     return "LTXConditionPipeline" if causal else "LTXPipeline"
 
 
+_LAYERS = layers("""
+    caption_projection proj_in proj_out scale_shift_table time_embed
+    transformer_blocks(attn1 attn2 ff scale_shift_table)
+    adaln_single patchify_proj
+""")
+
 LTX = Architecture(
     class_name="LTXVideoTransformer3DModel",
     native=("patchify_proj.weight", "adaln_single.emb.timestep_embedder.linear_1.bias",
@@ -61,8 +67,9 @@ LTX = Architecture(
     diffusers=("proj_in.weight", "time_embed.emb.timestep_embedder.linear_1.bias", "caption_projection.linear_1.weight",
                "transformer_blocks.0.attn2.norm_k.weight"),
     config=_config,
+    layers=_LAYERS,
     renamed={"proj_in": "patchify_proj"},
     expected=_expected,
-    foreign={"audio_adaln_single.": "LTX-2 with audio"},
+    foreign={"audio_": "LTX-2 with audio"},
     pipeline=_pipeline,
 )  # fmt: skip

@@ -1,6 +1,6 @@
 """Mochi 1."""
 
-from .base import Architecture, Config, Weights
+from .base import Architecture, Config, Weights, layers
 
 
 def _config(weights: Weights) -> Config:
@@ -22,11 +22,19 @@ def _config(weights: Weights) -> Config:
     }
 
 
+_LAYERS = layers("""
+    norm_out patch_embed pos_frequencies proj_out time_embed
+    transformer_blocks(attn1 ff ff_context norm1 norm1_context)
+    final_layer t5_y_embedder t5_yproj t_embedder x_embedder
+    blocks(attn mlp_x mlp_y mod_x mod_y)
+""")
+
 MOCHI = Architecture(
     class_name="MochiTransformer3DModel",
     native=("t5_yproj.weight", "blocks.0.attn.qkv_y.weight", "pos_frequencies"),
     diffusers=("time_embed.caption_proj.weight", "pos_frequencies"),
     config=_config,
+    layers=_LAYERS,
     renamed={
         "patch_embed": "x_embedder", "transformer_blocks": "blocks", "proj_out": "final_layer.linear",
         "transformer_blocks.0.attn1.norm_q": "blocks.0.attn.q_norm_x",

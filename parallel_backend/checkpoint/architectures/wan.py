@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from .base import Architecture, Config, Weights
+from .base import Architecture, Config, Weights, layers
 
 HEAD_DIM = 128
 
@@ -51,11 +51,19 @@ def _expected(config: Config) -> dict[str, tuple[Any, ...]]:
     return _SETTINGS | sizes | {"dim": (width,), "model_type": ("i2v" if config["image_dim"] else "t2v",)}
 
 
+_LAYERS = layers("""
+    condition_embedder patch_embedding proj_out scale_shift_table
+    blocks(attn1 attn2 ffn norm2 scale_shift_table)
+    head img_emb text_embedding time_embedding time_projection
+    blocks(cross_attn ffn modulation norm3 self_attn)
+""")
+
 WAN = Architecture(
     class_name="WanTransformer3DModel",
     native=("head.modulation", "patch_embedding.weight", "blocks.0.self_attn.q.weight"),
     diffusers=("condition_embedder.time_proj.weight", "patch_embedding.weight", "blocks.0.attn1.to_q.weight"),
     config=_config,
+    layers=_LAYERS,
     renamed={
         "proj_out": "head.head",
         "condition_embedder.text_embedder.linear_1": "text_embedding.0",
@@ -69,7 +77,8 @@ WAN = Architecture(
     expected=_expected,
     foreign={
         "vace_": "Wan VACE", "control_adapter.": "Wan Fun Camera", "casual_audio_encoder.": "Wan S2V",
-        "audio_proj.": "HuMo", "face_adapter.": "Wan Animate", "patch_embedding_": "SCAIL or WanDancer",
+        "audio_proj.": "HuMo or InfiniteTalk", "face_adapter.": "Wan Animate", "pose_patch_embedding.": "Wan Animate",
+        "patch_embedding_": "SCAIL or WanDancer", "delta_embedder.": "AnyFlow",
         "ref_conv.": "Wan Fun Control with a reference image",
     },
 )  # fmt: skip

@@ -1,6 +1,6 @@
 """Z-Image and Z-Image-Turbo."""
 
-from .base import Architecture, Config, Weights
+from .base import Architecture, Config, Weights, layers
 
 
 def _config(weights: Weights) -> Config:
@@ -25,11 +25,19 @@ def _config(weights: Weights) -> Config:
     }
 
 
+_LAYERS = layers("""
+    all_final_layer all_x_embedder cap_embedder cap_pad_token final_layer t_embedder x_embedder x_pad_token
+    context_refiner(attention attention_norm1 attention_norm2 feed_forward ffn_norm1 ffn_norm2)
+    noise_refiner(adaLN_modulation attention attention_norm1 attention_norm2 feed_forward ffn_norm1 ffn_norm2)
+    layers(adaLN_modulation attention attention_norm1 attention_norm2 feed_forward ffn_norm1 ffn_norm2)
+""")
+
 Z_IMAGE = Architecture(
     class_name="ZImageTransformer2DModel",
     native=("cap_embedder.1.weight", "noise_refiner.0.attention.k_norm.weight", "cap_pad_token"),
     diffusers=("cap_embedder.1.weight", "noise_refiner.0.attention.norm_k.weight", "cap_pad_token"),
     config=_config,
+    layers=_LAYERS,
     unused=frozenset({"norm_final.weight"}),
     renamed={"layers.0.attention.norm_q": "layers.0.attention.q_norm", "all_x_embedder.2-1": "x_embedder"},
     foreign={"siglip_embedder.": "Z-Image-Omni", "dec_net.": "Z-Image in pixel space",

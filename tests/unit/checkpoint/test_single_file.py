@@ -2,10 +2,13 @@
 
 import json
 
+import diffusers
 import pytest
 import torch
+from accelerate import init_empty_weights
 from safetensors.torch import load_file, save_file
 
+from parallel_backend.checkpoint.architectures import TRANSFORMERS, recognise
 from parallel_backend.checkpoint.opening import open_checkpoint
 from parallel_backend.checkpoint.single_file import SingleFile
 from parallel_backend.errors import InvalidRequest
@@ -87,7 +90,7 @@ def test_the_stamp_changes_with_the_file(tmp_path):
     save_file(weights(), path)
     before = open_checkpoint(path).stamp()
     assert open_checkpoint(path).stamp() == before
-    save_file(weights() | {"more": torch.zeros(3)}, path)
+    save_file(weights() | {"blocks.0.norm2.more": torch.zeros(3)}, path)
     assert open_checkpoint(path).stamp() != before
 
 
@@ -138,6 +141,92 @@ def test_a_variant_of_another_model_is_named(tmp_path):
     save_file(weights() | {"vace_patch_embedding.weight": torch.zeros(2, 2)}, tmp_path / "model.safetensors")
     with pytest.raises(InvalidRequest, match="the file holds Wan VACE"):
         open_checkpoint(tmp_path / "model.safetensors")
+
+
+OTHER_MODELS: list[tuple[str, str, str]] = [
+    (WAN, "vace_patch_embedding.weight", "Wan VACE"),
+    (WAN, "control_adapter.conv.weight", "Wan Fun Camera"),
+    (WAN, "casual_audio_encoder.encoder.final_linear.weight", "Wan S2V"),
+    (WAN, "audio_proj.audio_proj_glob_1.layer.bias", "HuMo or InfiniteTalk"),
+    (WAN, "face_adapter.fuser_blocks.0.k_norm.weight", "Wan Animate"),
+    (WAN, "patch_embedding_pose.weight", "SCAIL or WanDancer"),
+    (WAN, "ref_conv.weight", "Wan Fun Control"),
+    (WAN, "pose_patch_embedding.weight", "Wan Animate"),
+    (WAN, "fps_embedding.weight", "has fps_embedding.weight, and WanTransformer3DModel has no such layer"),
+    (WAN, "blocks.0.audio_cross_attn.q.weight", "has no such layer"),
+    ("HunyuanVideoTransformer3DModel", "clean_x_embedder.proj.weight", "HunyuanVideo FramePack"),
+    ("HunyuanVideoTransformer3DModel", "image_projection.linear_1.weight", "HunyuanVideo FramePack"),
+    ("HunyuanVideoTransformer3DModel", "cond_type_embedding.weight", "HunyuanVideo 1.5"),
+    ("PixArtTransformer2DModel", "temporal_transformer_blocks.0.attn1.to_q.weight", "Latte"),
+    ("LTXVideoTransformer3DModel", "audio_proj_in.weight", "LTX-2 with audio"),
+    ("LTXVideoTransformer3DModel", "transformer_blocks.0.audio_attn1.to_q.weight", "LTX-2 with audio"),
+    ("LTXVideoTransformer3DModel", "keyframes_abs_pos_embedding", "has no such layer"),
+    ("FluxTransformer2DModel", "controlnet_blocks.0.weight", "a ControlNet"),
+    ("QwenImageTransformer2DModel", "controlnet_x_embedder.weight", "a ControlNet"),
+    ("SD3Transformer2DModel", "controlnet_blocks.0.weight", "a ControlNet"),
+    ("ZImageTransformer2DModel", "siglip_embedder.0.weight", "Z-Image-Omni"),
+]
+
+
+@pytest.mark.parametrize(("class_name", "name", "message"), OTHER_MODELS)
+def test_a_model_with_more_layers_is_another_model(tmp_path, class_name, name, message):
+    save_file(weights(class_name) | {name: torch.zeros(2, 2)}, tmp_path / "model.safetensors")
+    with pytest.raises(InvalidRequest, match=rf"model.safetensors: the file .*{message}.*ComfyUI's own loader"):
+        open_checkpoint(tmp_path / "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("class_name", "config", "message"),
+    [
+        ("AllegroTransformer3DModel", {}, "as Allegro does"),
+        ("AnyFlowTransformer3DModel", {}, "the file holds AnyFlow"),
+        ("ChromaTransformer2DModel", {}, "no supported architecture"),
+        ("CogView4Transformer2DModel", {}, "has no such layer"),
+        ("FluxControlNetModel", {}, "the file holds a ControlNet"),
+        ("HunyuanVideoFramepackTransformer3DModel", {"has_clean_x_embedder": True}, "the file holds .* FramePack"),
+        ("LTX2VideoTransformer3DModel", {}, "the file holds LTX-2"),
+        (
+            "LatteTransformer3DModel",
+            {"sample_size": 8, "in_channels": 4, "patch_size": 2},
+            "holds Latte",
+        ),
+        ("Lumina2Transformer2DModel", {}, "no supported architecture"),
+        ("QwenImageControlNetModel", {}, "the file holds a ControlNet"),
+        ("SD3ControlNetModel", {}, "the file holds a ControlNet"),
+        ("WanAnimateTransformer3DModel", {}, "the file holds Wan Animate"),
+        ("WanVACETransformer3DModel", {"vace_layers": [0]}, "the file holds Wan VACE"),
+    ],
+)
+def test_sibling_classes_are_refused(class_name, config, message):
+    with init_empty_weights():
+        module = getattr(diffusers, class_name)(**{"num_layers": 1, **config})
+    shapes = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
+    with pytest.raises(InvalidRequest, match=message):
+        recognise(shapes, {}, TRANSFORMERS)
+
+
+@pytest.mark.parametrize(
+    ("class_name", "name"),
+    [
+        ("PixArtTransformer2DModel", "pos_embed.pos_embed"),
+        ("QwenImageTransformer2DModel", "__index_timestep_zero__"),
+    ],
+)
+def test_known_weights_without_use_are_accepted(tmp_path, class_name, name):
+    tensors = weights(class_name)
+    save_file(tensors | {name: torch.zeros(1, 4, 2)}, tmp_path / "model.safetensors")
+    shapes = {key: tuple(tensor.shape) for key, tensor in tensors.items()}
+    source(tmp_path / "model.safetensors").check(shapes, only=True)
+
+
+def test_ranks_refuse_any_other_weight(tmp_path):
+    tensors = weights()
+    shapes = {key: tuple(tensor.shape) for key, tensor in tensors.items()}
+    save_file(tensors | {"blocks.0.attn1.gate.weight": torch.zeros(2)}, tmp_path / "model.safetensors")
+    read = source(tmp_path / "model.safetensors")
+    read.check(shapes)
+    with pytest.raises(InvalidRequest, match=r"1 weights that Wan.* has no use for \(blocks.0.attn1.gate.weight\)"):
+        read.check(shapes, only=True)
 
 
 def test_missing_and_misshapen_weights_are_refused_by_every_rank(tmp_path):
