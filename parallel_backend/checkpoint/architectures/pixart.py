@@ -18,8 +18,8 @@ def _config(weights: Weights) -> Config:
             "supported; PixArt predicts twice as many as it takes: choose another file"
         )
     sized = "adaln_single.emb.resolution_embedder.linear_1.weight" in weights
-    positions = "pos_embed.pos_embed"
-    side = math.isqrt(weights.columns(positions)) * patch if positions in weights else 128
+    stored = weights.shapes.get("pos_embed")  # ComfyUI reads only this name
+    side = math.isqrt(stored[1]) * patch if stored else 128
     return {
         "num_attention_heads": HEADS,
         "attention_head_dim": width // HEADS,
@@ -29,7 +29,7 @@ def _config(weights: Weights) -> Config:
         "cross_attention_dim": width,
         "sample_size": side,
         "patch_size": patch,
-        "interpolation_scale": max(side // (512 // _PIXELS_PER_LATENT), 1),
+        "interpolation_scale": max(side // (512 // _PIXELS_PER_LATENT), 1) if stored else None,
         "use_additional_conditions": sized,
         "caption_channels": weights.columns("caption_projection.linear_1.weight"),
     }
@@ -51,7 +51,7 @@ PIXART = Architecture(
     foreign={"temporal_transformer_blocks.": "Latte"},
     unused=frozenset({"y_embedder.y_embedding", "pos_embed", "pos_embed.pos_embed"}),
     renamed={
-        "pos_embed.proj": "x_embedder.proj", "pos_embed.pos_embed": "pos_embed", "proj_out": "final_layer.linear",
+        "pos_embed.proj": "x_embedder.proj", "proj_out": "final_layer.linear",
         "transformer_blocks": "blocks", "caption_projection.linear_1": "y_embedder.y_proj.fc1",
         "adaln_single.emb.resolution_embedder.linear_1": "csize_embedder.mlp.0",
     },

@@ -3,6 +3,7 @@
 import inspect
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -145,3 +146,22 @@ def test_sampling_from_a_file_equals_comfyui(name: str, load_file: Callable[...,
     for sample, layout in zip((ksampler, parallel_sampler), layouts(name), strict=True):
         error = relative_error(sample(case.patch(load_file(name, layout)), latent, **options), reference)
         assert error < CLOSE, f"{sample.__name__}, {layout}: {error:.1e}"
+
+
+@pytest.mark.parametrize("size", [(34, 40), (90, 112), (130, 64)], ids=str)
+@pytest.mark.parametrize("stored", [None, 64, 32], ids=["none", "1024", "512"])
+def test_pixart_places_tokens_as_comfyui(
+    stored: int | None, size: tuple[int, int], files: Path, load_remote: Callable[..., Loaded]
+) -> None:
+    """``stored`` is the number of rows of the positions that the file holds; ComfyUI derives a factor from it."""
+    name = "pixart alpha"
+    given = {} if stored is None else {"pe_interpolation": stored * 2 // 64}
+    case = replace(CASES[name], unet={**CASES[name].unet, **given}, latent=(1, 4, *size))
+    native, file = case.native(), files / f"pixart {stored}.safetensors"
+    weights = {key: tensor.clone() for key, tensor in native.model.diffusion_model.state_dict().items()}
+    save_file(weights | ({} if stored is None else {"pos_embed": torch.zeros(1, stored**2, 96)}), file)
+    options = {"positive": case.conditioning(1), "negative": case.conditioning(2, shorter=3), "steps": 1}
+    reference = ksampler(native, case.samples(), **options)
+    ours = load_remote(None, name=f"diffusion_models/{file.name}").model
+    for sample in (ksampler, parallel_sampler):
+        assert relative_error(sample(ours, case.samples(), **options), reference) < CLOSE
