@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from ...errors import InvalidRequest
 from .base import Architecture, Config, Weights, layers
 
 HEADS = 32
@@ -49,8 +50,17 @@ def _expected(config: Config) -> dict[str, tuple[Any, ...]]:
 
 
 def _pipeline(weights: Weights) -> str:
-    """Return the pipeline, which says whether a latent's first frame is a single video frame (from 0.9.5 on)."""
-    causal = weights.described("transformer").get("causal_temporal_positioning", False)
+    """Return the pipeline, which says whether a latent's first frame is a single video frame (from 0.9.5 on).
+
+    Raises:
+        InvalidRequest: the file does not say so. ComfyUI has a default for original names, and reads no others.
+    """
+    causal = weights.described("transformer").get("causal_temporal_positioning")
+    if causal is None and "patchify_proj.weight" not in weights.shapes:
+        raise InvalidRequest(
+            "the file does not say whether a latent's first frame is a single video frame, as from LTX-Video 0.9.5 on: "
+            "choose the file in the model's original names, or the folder in diffusers layout"
+        )
     return "LTXConditionPipeline" if causal else "LTXPipeline"
 
 
