@@ -1,12 +1,18 @@
 """CogVideoX 1.5. The files of 2B and 5B do not say how positions and noise are scaled."""
 
+from ...errors import InvalidRequest
 from .base import Architecture, Config, Weights, layers
 
 HEAD_DIM = 64
 
 
 def _config(weights: Weights) -> Config:
-    width, packed = weights.shape("patch_embed.proj.weight")
+    width, packed, *kernel = weights.shape("patch_embed.proj.weight")
+    if kernel:
+        raise InvalidRequest(
+            "the file holds CogVideoX 2B or 5B, and does not say how their positions and noise are scaled: choose the "
+            "model's folder in diffusers layout"
+        )
     ofs = "ofs_embedding.linear_1.weight"
     return {
         "num_attention_heads": width // HEAD_DIM,

@@ -8,6 +8,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import comfy.supported_models
+import diffusers
 import folder_paths
 import pytest
 import torch
@@ -15,11 +17,12 @@ from any_folder_name.nodes.bridges.bridge import meta_weights
 from any_folder_name.nodes.families.registry import bridge_for
 from any_folder_name.parallel_backend.checkpoint.architectures import TRANSFORMERS, architecture_of, recognise
 from any_folder_name.parallel_backend.checkpoint.opening import open_checkpoint
+from any_folder_name.parallel_backend.errors import InvalidRequest
 from any_folder_name.parallel_backend.layout.parallel_layout import ParallelLayout
 from any_folder_name.parallel_backend.loading.weight_source import WeightSource
 from helpers.inside_fixtures import Loaded, ksampler, native_case, parallel_sampler, relative_error
 from helpers.layout_cover import layouts
-from natives import CASES, FIRST, HEAVY
+from natives import CASES, FIRST, HEAVY, cogvideox
 from natives.files import FILE_CASES
 from safetensors.torch import save_file
 
@@ -165,3 +168,11 @@ def test_pixart_places_tokens_as_comfyui(
     ours = load_remote(None, name=f"diffusion_models/{file.name}").model
     for sample in (ksampler, parallel_sampler):
         assert relative_error(sample(ours, case.samples(), **options), reference) < CLOSE
+
+
+def test_cogvideox_from_a_file_needs_comfyuis_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(comfy.supported_models, "CogVideoX_T2V", raising=False)
+    module = diffusers.CogVideoXTransformer3DModel(**cogvideox.CONFIG, in_channels=16)
+    save_file(module.state_dict(), tmp_path / "tiny.safetensors")
+    with pytest.raises(InvalidRequest, match=r"tiny.safetensors: this version of ComfyUI has no CogVideoX, .*folder"):
+        bridge_for(open_checkpoint(tmp_path / "tiny.safetensors"))

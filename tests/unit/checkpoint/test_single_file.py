@@ -15,6 +15,9 @@ from parallel_backend.errors import InvalidRequest
 from parallel_backend.loading.weight_source import WeightSource
 from tests.support import families
 
+CAUSAL = {"config": json.dumps({"transformer": {"causal_temporal_positioning": True}})}
+"""Metadata without which an LTX file in diffusers' names is refused."""
+
 WAN = "WanTransformer3DModel"
 LTX = "LTXVideoTransformer3DModel"
 PREFIX = "model.diffusion_model."
@@ -38,8 +41,7 @@ def source(path):
 
 @pytest.mark.parametrize("class_name", sorted(RECOGNISABLE))
 def test_diffusers_names_are_recognised(tmp_path, class_name):
-    tensors = weights(class_name)
-    save_file(tensors, tmp_path / "model.safetensors")
+    save_file(weights(class_name), tmp_path / "model.safetensors", CAUSAL)
     checkpoint = open_checkpoint(tmp_path / "model.safetensors")
     assert checkpoint.components == {"transformer": class_name}
     assert not checkpoint.stored("transformer").native
@@ -137,6 +139,39 @@ def test_an_unknown_architecture_is_refused_with_the_nearest(tmp_path, tensors, 
         open_checkpoint(tmp_path / "model.safetensors")
 
 
+@pytest.mark.parametrize(
+    ("names", "model"),
+    [
+        (["double_blocks.0.img_attn.norm.key_norm.scale", "img_in.weight", "distilled_guidance_layer.in_proj.weight"],
+         "Chroma"),
+        (["double_blocks.0.img_attn.norm.key_norm.scale", "nerf_blocks.0.norm.scale", "img_in_patch.weight",
+          "distilled_guidance_layer.in_proj.weight"], "Chroma Radiance"),
+        (["txt_in.individual_token_refiner.blocks.0.norm1.weight", "img_in.proj.weight", "byt5_in.fc1.weight"],
+         "HunyuanVideo 1.5 or HunyuanImage"),
+    ],
+)  # fmt: skip
+def test_a_relative_without_our_names_is_named(names, model):
+    with pytest.raises(InvalidRequest, match=rf"the file holds {model} \(it has"):
+        recognise(dict.fromkeys(names, (2, 2)), {}, TRANSFORMERS)
+
+
+def test_an_ltx_file_that_does_not_say_its_version_is_refused(tmp_path):
+    save_file(weights(LTX), tmp_path / "model.safetensors")
+    with pytest.raises(InvalidRequest, match=r"model.safetensors: .* from LTX-Video 0.9.5 on: .*original names"):
+        open_checkpoint(tmp_path / "model.safetensors")
+
+
+def test_cogvideox_2b_and_5b_need_a_folder(tmp_path):
+    variants = [name for each, name in families.variants() if each == "CogVideoXTransformer3DModel"]
+    older = next(
+        i for i, name in enumerate(variants)
+        if families.module("CogVideoXTransformer3DModel", name).config.patch_size_t is None
+    )  # fmt: skip
+    save_file(weights("CogVideoXTransformer3DModel", older), tmp_path / "model.safetensors")
+    with pytest.raises(InvalidRequest, match=r"holds CogVideoX 2B or 5B, .*folder in diffusers layout"):
+        open_checkpoint(tmp_path / "model.safetensors")
+
+
 def test_a_variant_of_another_model_is_named(tmp_path):
     save_file(weights() | {"vace_patch_embedding.weight": torch.zeros(2, 2)}, tmp_path / "model.safetensors")
     with pytest.raises(InvalidRequest, match="the file holds Wan VACE"):
@@ -187,7 +222,7 @@ def test_a_model_with_more_layers_is_another_model(tmp_path, class_name, name, m
         ("LTX2VideoTransformer3DModel", {}, "the file holds LTX-2"),
         (
             "LatteTransformer3DModel",
-            {"sample_size": 8, "in_channels": 4, "patch_size": 2},
+            {"sample_size": 8, "in_channels": 4, "caption_channels": 24, "patch_size": 2},
             "holds Latte",
         ),
         ("Lumina2Transformer2DModel", {}, "no supported architecture"),
