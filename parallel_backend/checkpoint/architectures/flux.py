@@ -51,5 +51,5 @@ FLUX = Architecture(
         "time_text_embed.text_embedder.linear_1": "vector_in.in_layer",
         "time_text_embed.guidance_embedder.linear_1": "guidance_in.in_layer",
     },
-    foreign={"distilled_guidance_layer.": "Chroma", "nerf_blocks.": "Chroma Radiance"},
+    foreign={"nerf_blocks.": "Chroma Radiance", "distilled_guidance_layer.": "Chroma"},
 )  # fmt: skip

@@ -52,6 +52,8 @@ def _published(name: str) -> str:
     return renamed(name, _PUBLISHED)
 
 
+_BYT5 = "HunyuanVideo 1.5 or HunyuanImage"
+
 _LAYERS = layers("""
     context_embedder norm_out proj_out time_text_embed x_embedder
     transformer_blocks(attn ff ff_context norm1 norm1_context) single_transformer_blocks(attn norm proj_mlp proj_out)
@@ -80,7 +82,7 @@ HUNYUAN_VIDEO = Architecture(
     },
     published=_published,
     foreign={
-        "byt5_in.": "HunyuanVideo 1.5", "time_r_in.": "HunyuanVideo 1.5", "vision_in.": "HunyuanVideo 1.5",
+        "byt5_in.": _BYT5, "time_r_in.": _BYT5, "vision_in.": "HunyuanVideo 1.5",
         "cond_type_": "HunyuanVideo 1.5", "clean_x_embedder.": "HunyuanVideo FramePack",
         "image_projection.": "HunyuanVideo FramePack",
     },
