@@ -227,11 +227,7 @@ class HunyuanVideo(Family):
 
 
 def _check_first_frame(config: Mapping[str, Any], shapes: Shapes) -> None:
-    """Refuse inputs about the first frame that the model does not use.
-
-    Raises:
-        InvalidRequest: names the input.
-    """
+    """Refuse inputs about the first frame that the model does not use."""
     replaces = config["image_condition_type"] == _REPLACE
     if "first_guidance" in shapes and not (config["guidance_embeds"] and replaces):
         raise InvalidRequest(

@@ -3,12 +3,18 @@
 from .base import Architecture, Config, Weights, layers
 from .flux import published
 
+_FIXED: Config = {
+    "patch_size": 1,
+    "axes_dims_rope": [32, 32, 32, 32],
+    "rope_theta": 2000,
+}
+"""Entries of the config that all published models share."""
+
 
 def _config(weights: Weights) -> Config:
     head_dim = weights.rows("transformer_blocks.0.attn.norm_q.weight")
     width = weights.rows("x_embedder.weight")
-    return {
-        "patch_size": 1,
+    return _FIXED | {
         "in_channels": weights.columns("x_embedder.weight"),
         "out_channels": weights.rows("proj_out.weight"),
         "num_layers": weights.count("transformer_blocks"),
@@ -18,8 +24,6 @@ def _config(weights: Weights) -> Config:
         "joint_attention_dim": weights.columns("context_embedder.weight"),
         "timestep_guidance_channels": weights.columns("time_guidance_embed.timestep_embedder.linear_1.weight"),
         "mlp_ratio": weights.columns("transformer_blocks.0.ff.linear_out.weight") / width,
-        "axes_dims_rope": [32, 32, 32, 32],
-        "rope_theta": 2000,
         "guidance_embeds": "time_guidance_embed.guidance_embedder.linear_1.weight" in weights,
     }
 

@@ -2,11 +2,18 @@
 
 from .base import Architecture, Config, Weights, layers
 
+_FIXED: Config = {
+    "qk_norm": "rms_norm",
+    "activation_fn": "swiglu",
+    "max_sequence_length": 256,
+}
+"""Entries of the config that all published models share."""
+
 
 def _config(weights: Weights) -> Config:
     width, in_channels, patch, _ = weights.shape("patch_embed.proj.weight")
     head_dim = weights.rows("transformer_blocks.0.attn1.norm_q.weight")
-    return {
+    return _FIXED | {
         "patch_size": patch,
         "num_attention_heads": width // head_dim,
         "attention_head_dim": head_dim,
@@ -14,11 +21,8 @@ def _config(weights: Weights) -> Config:
         "pooled_projection_dim": weights.columns("transformer_blocks.0.attn1.add_q_proj.weight"),
         "in_channels": in_channels,
         "out_channels": weights.rows("proj_out.weight") // patch**2,
-        "qk_norm": "rms_norm",
         "text_embed_dim": weights.columns("time_embed.caption_proj.weight"),
         "time_embed_dim": weights.columns("time_embed.timestep_embedder.linear_1.weight"),
-        "activation_fn": "swiglu",
-        "max_sequence_length": 256,
     }
 
 

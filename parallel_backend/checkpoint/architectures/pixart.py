@@ -9,28 +9,36 @@ HEADS = 16
 _PIXELS_PER_LATENT = 8
 
 
-def _config(weights: Weights) -> Config:
-    width, in_channels, patch, _ = weights.shape("pos_embed.proj.weight")
+def _out_channels(weights: Weights, in_channels: int, patch: int) -> int:
+    """Return the number of predicted channels.
+
+    Raises:
+        InvalidRequest: the model does not predict the noise's variance as well. Allegro, with the same names, does not.
+    """
     out_channels = weights.rows("proj_out.weight") // patch**2
     if out_channels != 2 * in_channels:
         raise InvalidRequest(
             f"the file predicts {out_channels} channels and takes {in_channels}, as Allegro does, which is not "
             "supported; PixArt predicts twice as many as it takes: choose another file"
         )
-    sized = "adaln_single.emb.resolution_embedder.linear_1.weight" in weights
+    return out_channels
+
+
+def _config(weights: Weights) -> Config:
+    width, in_channels, patch, _ = weights.shape("pos_embed.proj.weight")
     stored = weights.shapes.get("pos_embed")  # ComfyUI reads only this name
     side = math.isqrt(stored[1]) * patch if stored else 128
     return {
         "num_attention_heads": HEADS,
         "attention_head_dim": width // HEADS,
         "in_channels": in_channels,
-        "out_channels": out_channels,
+        "out_channels": _out_channels(weights, in_channels, patch),
         "num_layers": weights.count("transformer_blocks"),
         "cross_attention_dim": width,
         "sample_size": side,
         "patch_size": patch,
         "interpolation_scale": max(side // (512 // _PIXELS_PER_LATENT), 1) if stored else None,
-        "use_additional_conditions": sized,
+        "use_additional_conditions": "adaln_single.emb.resolution_embedder.linear_1.weight" in weights,
         "caption_channels": weights.columns("caption_projection.linear_1.weight"),
     }
 

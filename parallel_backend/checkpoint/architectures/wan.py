@@ -7,29 +7,42 @@ from .base import Architecture, Config, Weights, layers
 HEAD_DIM = 128
 
 
-def _config(weights: Weights) -> Config:
-    width, in_channels, *patch = weights.shape("patch_embedding.weight")
-    tokens = "condition_embedder.image_embedder.pos_embed"
-    takes_image = "condition_embedder.image_embedder.norm1.weight" in weights
-    image_dim = weights.rows("condition_embedder.image_embedder.norm1.weight") if takes_image else None
+_FIXED: Config = {
+    "attention_head_dim": HEAD_DIM,
+    "qk_norm": "rms_norm_across_heads",
+    "eps": 1e-6,
+    "rope_max_seq_len": 1024,
+}
+"""Entries of the config that all published models share."""
+
+
+def _image(weights: Weights) -> Config:
+    """Return the config of the image embedder, which only some models have."""
+    norm, tokens = (f"condition_embedder.image_embedder.{name}" for name in ("norm1.weight", "pos_embed"))
     return {
-        "patch_size": patch,
-        "num_attention_heads": width // HEAD_DIM,
-        "attention_head_dim": HEAD_DIM,
-        "in_channels": in_channels,
-        "out_channels": weights.rows("proj_out.weight") // (patch[0] * patch[1] * patch[2]),
-        "text_dim": weights.columns("condition_embedder.text_embedder.linear_1.weight"),
-        "freq_dim": weights.columns("condition_embedder.time_embedder.linear_1.weight"),
-        "ffn_dim": weights.rows("blocks.0.ffn.net.0.proj.weight"),
-        "num_layers": weights.count("blocks"),
-        "cross_attn_norm": "blocks.0.norm2.weight" in weights,
-        "qk_norm": "rms_norm_across_heads",
-        "eps": 1e-6,
-        "image_dim": image_dim,
-        "added_kv_proj_dim": weights.columns("blocks.0.attn2.add_k_proj.weight") if takes_image else None,
-        "rope_max_seq_len": 1024,
+        "image_dim": weights.rows(norm) if norm in weights else None,
+        "added_kv_proj_dim": weights.columns("blocks.0.attn2.add_k_proj.weight") if norm in weights else None,
         "pos_embed_seq_len": weights.columns(tokens) if tokens in weights else None,
     }
+
+
+def _config(weights: Weights) -> Config:
+    width, in_channels, *patch = weights.shape("patch_embedding.weight")
+    return (
+        _FIXED
+        | _image(weights)
+        | {
+            "patch_size": patch,
+            "num_attention_heads": width // HEAD_DIM,
+            "in_channels": in_channels,
+            "out_channels": weights.rows("proj_out.weight") // (patch[0] * patch[1] * patch[2]),
+            "text_dim": weights.columns("condition_embedder.text_embedder.linear_1.weight"),
+            "freq_dim": weights.columns("condition_embedder.time_embedder.linear_1.weight"),
+            "ffn_dim": weights.rows("blocks.0.ffn.net.0.proj.weight"),
+            "num_layers": weights.count("blocks"),
+            "cross_attn_norm": "blocks.0.norm2.weight" in weights,
+        }
+    )
 
 
 _SETTINGS: dict[str, tuple[Any, ...]] = {
