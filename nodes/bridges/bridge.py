@@ -65,7 +65,7 @@ class CoreText:
 
 
 class Bridge(ABC):
-    """A checkpoint as ComfyUI sees it, read from its JSON files.
+    """A checkpoint as ComfyUI sees it, read from its configs, or from a file's header.
 
     Attributes:
         native_class: ComfyUI's transformer class, whose weight names and call signature the stand-in has.
@@ -125,7 +125,7 @@ class Bridge(ABC):
         return latent_scale(self.vae, self.family_latent_scale(), self.name)
 
     def check(self) -> None:
-        """Refuse what the JSON files show to be unsupported.
+        """Refuse what the configs show to be unsupported.
 
         Raises:
             InvalidRequest: a variant that is not supported.
@@ -146,7 +146,7 @@ class Bridge(ABC):
         try:
             unet_config = self.unet_config()
         except KeyError as error:
-            raise InvalidRequest(f"{self.name}: the transformer's config.json lacks {error}") from error
+            raise InvalidRequest(f"{self.name}: the transformer's config lacks {error}") from error
         core_config = comfy.model_detection.model_config_from_unet_config(unet_config)
         if core_config is None:
             raise InvalidRequest(

@@ -185,7 +185,7 @@ class CustomBridge(Bridge):
         try:
             config = CustomConfig(self)
         except KeyError as error:
-            raise InvalidRequest(f"{self.name}: the transformer's config.json lacks {error}") from error
+            raise InvalidRequest(f"{self.name}: the transformer's config lacks {error}") from error
         config.unet_config["disable_unet_model_creation"] = True
         return config
 

@@ -1,4 +1,4 @@
-"""The scale and the scaling of a checkpoint's latents as ComfyUI needs them, read from the checkpoint's JSON files."""
+"""The scale and the scaling of a checkpoint's latents as ComfyUI needs them, read from its configs."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ import torch
 from ...parallel_backend.errors import InvalidRequest
 from ...parallel_backend.vaes import VAE, LatentScale, Scaling
 
-SAME_MODEL = "use a folder whose vae and transformer belong to the same model"
+SAME_MODEL = "use a vae and a transformer that belong to the same model"
 """What to do if the VAE and the transformer do not fit together."""
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ...parallel_backend.checkpoint.checkpoint import Checkpoint
+from ...parallel_backend.checkpoint.single_file import SingleFile
 from ...parallel_backend.errors import InvalidRequest
 from ...parallel_backend.vaes import LatentScale
 from ..bridges.bridge import BackendText, Bridge, non_default, pop_text, split_channels
@@ -77,8 +78,19 @@ class CogVideoX(CustomBridge):
 
     @classmethod
     def of(cls, checkpoint: Checkpoint) -> Bridge:
-        """See ``Bridge``. ComfyUI's own class is used if it exists and fits the checkpoint."""
-        return NativeCogVideoX(checkpoint) if NativeCogVideoX.fits(checkpoint) else cls(checkpoint)
+        """See ``Bridge``. ComfyUI's own class is used if it exists and fits the checkpoint.
+
+        Raises:
+            InvalidRequest: it does not, and a file lacks the noise schedule that the custom class needs.
+        """
+        if NativeCogVideoX.fits(checkpoint):
+            return NativeCogVideoX(checkpoint)
+        if isinstance(checkpoint, SingleFile):
+            raise InvalidRequest(
+                f"{checkpoint.path.name}: this version of ComfyUI has no CogVideoX, and a file does not hold the noise "
+                "schedule: choose the model's folder in diffusers layout, or update ComfyUI"
+            )
+        return cls(checkpoint)
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         super().__init__(checkpoint)

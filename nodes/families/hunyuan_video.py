@@ -5,6 +5,7 @@ from typing import Any
 import comfy.ldm.hunyuan_video.model
 from torch import Tensor
 
+from ...parallel_backend.checkpoint.single_file import SingleFile
 from ...parallel_backend.errors import InvalidRequest
 from ...parallel_backend.vaes import LatentScale
 from ..bridges.bridge import Bridge, CoreText, pop_guidance, pop_pooled_text, pop_text, split_channels
@@ -12,7 +13,11 @@ from ..bridges.refusals import INPAINTING_CONDS
 
 
 class HunyuanVideo(Bridge):
-    """HunyuanVideo's bridge. The number of channels and diffusers' ``image_condition_type`` tell the variants apart."""
+    """HunyuanVideo's bridge.
+
+    The number of channels and diffusers' ``image_condition_type`` tell the variants apart. A file does not say whether
+    its model continues a first frame: the conditioning does, as in ComfyUI.
+    """
 
     native_class = comfy.ldm.hunyuan_video.model.HunyuanVideo
     text = CoreText(
@@ -63,7 +68,7 @@ class HunyuanVideo(Bridge):
         inputs = split_channels(x, self.config["out_channels"])
         inputs |= {"timestep": timestep, "encoder_hidden_states": pop_text(call_args)}
         inputs["pooled_projections"] = pop_pooled_text(call_args)[:, :width]
-        self._check_guiding_frame(call_args.pop("guiding_frame_index", None))
+        inputs |= self._first_frame(x, call_args.pop("guiding_frame_index", None))
         guidance = pop_guidance(call_args, distilled=bool(self.config.get("guidance_embeds")))
         inputs |= guidance
         if self._replaces_first_frame and guidance:
@@ -75,11 +80,25 @@ class HunyuanVideo(Bridge):
 
     @property
     def _replaces_first_frame(self) -> bool:
-        """Whether the model's video starts with a given first frame."""
+        """Whether the model's video can start with a given first frame."""
         return self.config.get("image_condition_type") == "token_replace"
 
-    def _check_guiding_frame(self, index: Tensor | None) -> None:
-        if self._replaces_first_frame and (index is None or bool((index != 0).any())):
+    def _first_frame(self, x: Tensor, index: Tensor | None) -> dict[str, Tensor]:
+        """Return what tells the model whether the latent's first frame is given.
+
+        Args:
+            x: the latent.
+            index: the given frame, or None.
+        """
+        optional = isinstance(self.checkpoint, SingleFile)
+        self._check_guiding_frame(index, optional=optional)
+        if not (self._replaces_first_frame and optional):
+            return {}
+        return {"noisy_first_frame": x.new_full((len(x),), float(index is None))}
+
+    def _check_guiding_frame(self, index: Tensor | None, *, optional: bool) -> None:
+        named = index is not None and bool((index != 0).any())
+        if self._replaces_first_frame and (named or (index is None and not optional)):
             problem = "has none" if index is None else f"names frame {int(index.flatten()[0])}"
             raise InvalidRequest(
                 f"{self.name} continues an image that is the video's first frame, and this conditioning {problem}: "

@@ -5,12 +5,16 @@ from typing import Any
 import comfy.ldm.pixart.pixartms
 from torch import Tensor
 
+from ...parallel_backend.checkpoint.single_file import SingleFile
 from ...parallel_backend.errors import InvalidRequest
 from ...parallel_backend.vaes import LatentScale
 from ..bridges.bridge import Bridge, CoreText, pop_text
 
 SIZE_CONDITIONED = 128
 """The ``sample_size`` of the models that take the image's size, for configs that do not say."""
+
+_STEP = 64
+"""Latent rows and columns of an image of 512 pixels."""
 
 
 class PixArt(Bridge):
@@ -60,7 +64,20 @@ class PixArt(Bridge):
             value = call_args.pop(native_name, None)
             if value is not None and self.takes_size:
                 inputs[name] = value
-        return inputs
+        return inputs | self._position_range(x)
+
+    def _position_range(self, x: Tensor) -> dict[str, Tensor]:
+        """Return the range of ComfyUI's positions, which depends on the size of the latent ``x`` ``[B, 4, H, W]``.
+
+        ComfyUI fits it to the size in whole steps of 512 pixels, and divides it by a factor that it derives from a
+        file's stored positions. Otherwise the two cancel out. It computes no positions for images under 264 pixels, or
+        for alpha at 256: these keep the published range.
+        """
+        factor, steps = self.config.get("interpolation_scale"), round((x.shape[2] + x.shape[3]) // 2 / _STEP)
+        published = self.config["sample_size"] < _STEP
+        if not isinstance(self.checkpoint, SingleFile) or factor is None or published or not steps:
+            return {}
+        return {"position_range": x.new_full((len(x),), steps * _STEP // self.config["patch_size"] / factor)}
 
     def family_latent_scale(self) -> LatentScale:
         """See ``Bridge``."""

@@ -72,7 +72,7 @@ class Wan(Bridge):
             raise InvalidRequest(
                 f"{self.name}: the VAE reduces height and width {scale.spatial} times and frames {scale.temporal} "
                 f"times; Wan's VAE with {channels} channels reduces them {expected.spatial} and {expected.temporal} "
-                "times: use the vae folder of the same model"
+                "times: use the vae of the same model"
             )
 
     def inputs(self, x: Tensor, timestep: Tensor, call_args: dict[str, Any]) -> dict[str, Tensor]:

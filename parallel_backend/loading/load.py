@@ -74,11 +74,13 @@ def load_transformer(
     """Load this rank's part of a transformer and wrap it in its family. What diffusers keeps in float32 stays so."""
     import diffusers
 
+    from . import partial
+
     name = checkpoint.components[component]
-    source = WeightSource(checkpoint.stored(component), name)
-    loaded = _load_part(
-        family_of(name), getattr(diffusers, name), source, checkpoint.config(component), dtype, device, mesh
-    )
+    source, config = WeightSource(checkpoint.stored(component), name), checkpoint.config(component)
+    module = partial.empty(getattr(diffusers, name), config, dtype)
+    source.check(_shapes(module), only=not checkpoint.path.is_dir())
+    loaded = _load_part(family_of(name), module, source, config, device, mesh)
     factor = handicap(mesh.whole.index)
     loaded.run = slowed(loaded.run, factor, device) if factor > 1 else loaded.run
     return loaded
@@ -86,10 +88,9 @@ def load_transformer(
 
 def _load_part(
     family: type[Family],
-    model_class: Any,
+    module: nn.Module,
     source: WeightSource,
     config: dict[str, Any],
-    dtype: torch.dtype,
     device: torch.device,
     mesh: DeviceMesh,
 ) -> Family:
@@ -97,8 +98,6 @@ def _load_part(
     from . import partial
 
     layout = mesh.layout
-    module = partial.empty(model_class, config, dtype)
-    source.check({name: tuple(tensor.shape) for name, tensor in module.state_dict().items()})
     slices: Slices = {}
     if layout.tensor > 1:
         slices = tensor.cut(module, family.cuts(config), mesh.axes["tensor"], device.type)
@@ -111,6 +110,10 @@ def _load_part(
     partial.fill(module, source, slices, device)
     module.eval().requires_grad_(False)
     return loaded
+
+
+def _shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
 
 
 def load_vae(checkpoint: Checkpoint, device: torch.device) -> Any:
@@ -131,7 +134,7 @@ def _load_from_file(model_class: Any, checkpoint: Checkpoint, component: str, de
 
     source = WeightSource(checkpoint.stored(component), model_class.__name__)
     module = partial.empty(model_class, checkpoint.config(component), torch.float32)
-    source.check({name: tuple(tensor.shape) for name, tensor in module.state_dict().items()})
+    source.check(_shapes(module))
     partial.fill(module, source, {}, device)
     return module.eval().requires_grad_(False)
 

@@ -10,7 +10,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from ..checkpoint.architectures import architecture_of
+from ..checkpoint.architectures import TRANSFORMERS, VAES, architecture_of
 from ..checkpoint.checkpoint import StoredComponent
 from ..checkpoint.safetensors_file import StoredTensor, read_header
 from ..errors import InvalidRequest
@@ -46,14 +46,20 @@ class WeightSource:
         shapes = _shapes(self._tensors)
         self._rows = _published_rows(shapes, class_name) if stored.native else identity(shapes)
         self._file = stored.files[0]
+        self._class_name = class_name
 
-    def check(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    def check(self, shapes: Mapping[str, tuple[int, ...]], *, only: bool = False) -> None:
         """Check the files against the shapes of all tensors of the whole model.
 
         All ranks then refuse the same files, even if only one of them would read the tensor in question.
 
+        Args:
+            shapes: shapes of the model's tensors.
+            only: whether the files may hold nothing else. Names alone say what a file holds, so one with other weights
+                may be another model.
+
         Raises:
-            InvalidRequest: a tensor is missing or has another shape.
+            InvalidRequest: a tensor is missing, has another shape, or has no use.
         """
         missing = [name for name in shapes if name not in self._rows]
         if missing:
@@ -67,10 +73,20 @@ class WeightSource:
                     f"{name} has shape {list(found)} in {self._file}, but {list(shape)} in the config: download the "
                     "model again"
                 )
-        superfluous = [name for name in self._rows if name not in shapes and not name.startswith("__")]
-        if superfluous:
-            named = ", ".join(superfluous[:_MOST_NAMED])
-            log.warning("%d weights of %s have no use: %s", len(superfluous), self._file, named)
+        self._check_unused(shapes, only=only)
+
+    def _check_unused(self, shapes: Mapping[str, Shape], *, only: bool) -> None:
+        used = {self._rows[name].source for name in shapes} | _unused(self._class_name)
+        superfluous = [name for name in self._tensors if name not in used]
+        if not superfluous:
+            return
+        named = ", ".join(superfluous[:_MOST_NAMED])
+        if only:
+            raise InvalidRequest(
+                f"{self._file} has {len(superfluous)} weights that {self._class_name} has no use for ({named}): it "
+                "holds another model; choose another file, or load this one with ComfyUI's own loader"
+            )
+        log.warning("%d weights of %s have no use: %s", len(superfluous), self._file, named)
 
     def read(self, name: str, dim: int, parts: tuple[slice, ...] | None, rows: slice | None, into: Tensor) -> None:
         """Read part of a parameter.
@@ -107,6 +123,11 @@ class WeightSource:
     def _opened(self, rows: Rows) -> Iterator[Any]:
         with safe_open(str(self._tensors[rows.source].file), framework="pt", device="cpu") as file:
             yield file.get_slice(self._prefix + rows.source)
+
+
+def _unused(class_name: str) -> frozenset[str]:
+    """Return the names that a class is known to have no use for."""
+    return frozenset(name for each in (*TRANSFORMERS, *VAES) if each.class_name == class_name for name in each.unused)
 
 
 def _published_rows(shapes: Mapping[str, Shape], class_name: str) -> dict[str, Rows]:

@@ -52,12 +52,14 @@ class HunyuanVideo(Family):
     - ``concat`` ``[B, C', T, H, W]``: an image's latent and a mask, for models that take more channels than they
       predict;
     - ``first_guidance`` ``[B]``: guidance of the first frame, for "token_replace" models. These models take the
-      latent's first frame as an image without noise. diffusers gives that frame no guidance; ComfyUI does.
+      latent's first frame as an image without noise. diffusers gives that frame no guidance; ComfyUI does;
+    - ``noisy_first_frame`` ``[B]``: 1 for samples of a "token_replace" model whose first frame has noise like the
+      others, which makes it a text-to-video model; 0 for the others. Without it, no first frame has noise.
     """
 
     required: ClassVar[tuple[str, ...]] = ("encoder_hidden_states", "pooled_projections")
     optional: ClassVar[tuple[str, ...]] = (
-        "encoder_attention_mask", "mean_text", "guidance", "first_guidance", "concat",
+        "encoder_attention_mask", "mean_text", "guidance", "first_guidance", "noisy_first_frame", "concat",
     )  # fmt: skip
 
     @staticmethod
@@ -101,13 +103,7 @@ class HunyuanVideo(Family):
         if "mean_text" in shapes:
             check_vector("mean_text", shapes["mean_text"], config["text_embed_dim"])
         joint_attention.check_guidance("HunyuanVideo", config, shapes)
-        if "first_guidance" in shapes and not (
-            config["guidance_embeds"] and config["image_condition_type"] == _REPLACE
-        ):
-            raise InvalidRequest(
-                "this HunyuanVideo transformer takes no first_guidance: only models with guidance_embeds and "
-                f"image_condition_type {_REPLACE!r} use it"
-            )
+        _check_first_frame(config, shapes)
         extra_channels = config["in_channels"] - geometry.channels
         check_concat(extra_channels, shapes, "HunyuanImageToVideo, guidance type v1 (concat)")
         image = math.prod(geometry.grid(latent[2:]))
@@ -146,6 +142,8 @@ class HunyuanVideo(Family):
             first = first + self._embed_guidance(inputs["first_guidance"].to(self.dtype) * 1000)
         text = self._text(inputs, timestep)
         tables = {"cos": cos[None], "sin": sin[None]}
+        if "noisy_first_frame" in inputs:
+            first = torch.where(inputs["noisy_first_frame"].bool()[:, None], temb, first)
         if first is not None:
             # On the CPU, so that the blocks can count these tokens without waiting for the accelerator.
             per_frame = len(cos) // self.geometry.grid(latent.shape[2:])[0]
@@ -167,7 +165,7 @@ class HunyuanVideo(Family):
         return to_latent(tokens, size, self.geometry, "c pt ph pw")
 
     def stock(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """See ``Family.stock``. It knows neither ``first_guidance`` nor ``mean_text``."""
+        """See ``Family.stock``. It knows no ``first_guidance``, ``noisy_first_frame`` and ``mean_text``."""
         text = inputs["encoder_hidden_states"].to(self.dtype)
         mask = inputs.get("encoder_attention_mask")
         out: Tensor = self.module(
@@ -226,6 +224,21 @@ class HunyuanVideo(Family):
                 config={**small, "image_condition_type": "token_replace"}, size=size, text=7, inputs=guided
             ),
         }  # fmt: skip
+
+
+def _check_first_frame(config: Mapping[str, Any], shapes: Shapes) -> None:
+    """Refuse inputs about the first frame that the model does not use."""
+    replaces = config["image_condition_type"] == _REPLACE
+    if "first_guidance" in shapes and not (config["guidance_embeds"] and replaces):
+        raise InvalidRequest(
+            "this HunyuanVideo transformer takes no first_guidance: only models with guidance_embeds and "
+            f"image_condition_type {_REPLACE!r} use it"
+        )
+    if "noisy_first_frame" in shapes and not (replaces and len(shapes["noisy_first_frame"]) == 1):
+        raise InvalidRequest(
+            f"noisy_first_frame of shape {list(shapes['noisy_first_frame'])} cannot be used: models with "
+            f"image_condition_type {_REPLACE!r} take [batch], and others take none"
+        )
 
 
 def _run(layer: nn.Module, state: State) -> State:

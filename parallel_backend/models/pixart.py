@@ -42,13 +42,17 @@ class PixArt(Family):
     - ``encoder_hidden_states`` ``[B, L, D]``: text from T5;
     - ``encoder_attention_mask`` ``[B, L]``: True for text tokens that are not padding. Without it no token is padding;
     - ``resolution`` ``[B, 2]``: height and width in pixels, by default those of the latent;
-    - ``aspect_ratio`` ``[B, 1]``: height divided by width, by default that of the latent.
+    - ``aspect_ratio`` ``[B, 1]``: height divided by width, by default that of the latent;
+    - ``position_range`` ``[B]``: one more than the last row's and column's position would be, the same for all samples.
+      By default that of the published config, whatever the latent's size.
 
-    As in ComfyUI, models that were not trained with the last two (Sigma, alpha at 512) ignore them.
+    As in ComfyUI, models that were not trained with resolution and aspect ratio (Sigma, alpha at 512) ignore them.
     """
 
     required: ClassVar[tuple[str, ...]] = ("encoder_hidden_states",)
-    optional: ClassVar[tuple[str, ...]] = ("encoder_attention_mask", "resolution", "aspect_ratio")
+    optional: ClassVar[tuple[str, ...]] = (
+        "encoder_attention_mask", "resolution", "aspect_ratio", "position_range",
+    )  # fmt: skip
 
     @staticmethod
     def describe(config: Mapping[str, Any]) -> Geometry:
@@ -79,6 +83,8 @@ class PixArt(Family):
         for name, width in (("encoder_attention_mask", text), ("resolution", 2), ("aspect_ratio", 1)):
             if name in shapes:
                 check_vector(name, shapes[name], width)
+        if len(shapes.get("position_range", (1,))) != 1:
+            raise InvalidRequest(f"position_range of shape {list(shapes['position_range'])}: [batch] is needed")
         return Extent(
             streams={IMAGE: math.prod(geometry.grid(shapes[LATENT][2:]))},
             values=geometry.out_channels * math.prod(geometry.patch),
@@ -99,8 +105,18 @@ class PixArt(Family):
 
     def image(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """See ``Family.image``."""
-        tokens: Tensor = self.module.pos_embed(self._latent(inputs)).contiguous()
-        return tokens
+        embed, latent = self.module.pos_embed, self._latent(inputs)
+        if "position_range" not in inputs:
+            tokens: Tensor = embed(latent).contiguous()
+            return tokens
+        from diffusers.models.embeddings import get_2d_sincos_pos_embed
+
+        patches: Tensor = embed.proj(latent)
+        positions = get_2d_sincos_pos_embed(
+            patches.shape[1], patches.shape[2:], base_size=inputs["position_range"][0].float(), device=latent.device
+        )
+        tokens = (patches.flatten(2).transpose(1, 2) + positions.float()).to(patches.dtype)
+        return tokens.contiguous()
 
     def embed(self, inputs: Mapping[str, Tensor]) -> State:
         """See ``Family.embed``. Masked text gets diffusers' bias, which its cross-attention adds."""
@@ -131,7 +147,7 @@ class PixArt(Family):
         return to_latent(tokens, size, self.geometry, "ph pw c")
 
     def stock(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """See ``Family.stock``."""
+        """See ``Family.stock``. It knows no ``position_range``."""
         height, width = inputs[LATENT].shape[2:]
         out: Tensor = self.module(
             hidden_states=self._latent(inputs),

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from ...errors import InvalidRequest
-from .base import Architecture, Config, Shape, Weights
+from .base import Architecture, Config, Shape, Weights, layer
 from .cogvideox import COGVIDEOX
 from .flux import FLUX
 from .flux2 import FLUX2
@@ -79,22 +79,42 @@ def recognise(
         for native, names, marks in ((True, published, architecture.native), (False, shapes, architecture.diffusers)):
             if marks and all(mark in names for mark in marks):
                 _refuse_foreign(architecture, names)
+                _refuse_leftovers(architecture, names)
                 return _recognised(architecture, native, names, metadata)
     nearest, missing = _nearest(shapes, candidates)
+    _refuse_foreign(nearest, shapes)
     raise InvalidRequest(
-        f"the weights belong to no supported architecture; the nearest is {nearest}, whose files also have {missing}; "
-        f"supported: {', '.join(dict.fromkeys(architecture.class_name for architecture in candidates))}"
+        f"the weights belong to no supported architecture; the nearest is {nearest.class_name}, whose files also have "
+        f"{missing}; supported: {', '.join(dict.fromkeys(architecture.class_name for architecture in candidates))}"
     )
 
 
+_QUANTISED = frozenset({"scaled_fp8"})
+"""Names beside the layers' that say how weights are stored. ``Checkpoint.stored`` refuses these files."""
+
+_CONTROLNET = {"controlnet_": "a ControlNet"}
+"""A part of names that only ControlNets have, whichever model they belong to."""
+
+
 def _refuse_foreign(architecture: Architecture, shapes: Mapping[str, Shape]) -> None:
-    for part, model in architecture.foreign.items():
+    for part, model in {**architecture.foreign, **_CONTROLNET}.items():
         name = next((name for name in shapes if part in name), None)
         if name is not None:
             raise InvalidRequest(
-                f"the file holds {model} (it has {name}), which is not supported; {architecture.class_name} without "
-                "it is: choose another file, or load this one with ComfyUI's own loader"
+                f"the file holds {model} (it has {name}), which is not supported: choose another file, or load this "
+                "one with ComfyUI's own loader"
             )
+
+
+def _refuse_leftovers(architecture: Architecture, shapes: Mapping[str, Shape]) -> None:
+    """Refuse weights that the class has no use for: a model that has more layers computes something else."""
+    known = architecture.layers | architecture.unused | _QUANTISED
+    name = next((name for name in shapes if layer(name) not in known and name not in known), None)
+    if architecture.layers and name is not None:
+        raise InvalidRequest(
+            f"the file has {name}, and {architecture.class_name} has no such layer: it holds another model; choose "
+            "another file, or load this one with ComfyUI's own loader"
+        )
 
 
 def _recognised(
@@ -105,12 +125,10 @@ def _recognised(
         shapes = {new: shapes[name] for name, new in architecture.in_diffusers(shapes).items()}
     weights = Weights(shapes, renamed, metadata)
     try:
-        return Recognised(
-            class_name=architecture.class_name,
-            config=architecture.config(weights),
-            native=native,
-            pipeline=architecture.pipeline(weights),
-        )
+        config = architecture.config(weights)
+        _refuse_other_settings(architecture, config, weights)
+        pipeline = architecture.pipeline(weights)
+        return Recognised(class_name=architecture.class_name, config=config, native=native, pipeline=pipeline)
     except (KeyError, IndexError, ValueError, TypeError, ZeroDivisionError, RecursionError) as error:
         raise InvalidRequest(
             f"the file looks like {architecture.class_name}, but lacks a weight or has one of another shape ({error}): "
@@ -118,17 +136,28 @@ def _recognised(
         ) from error
 
 
-def _nearest(shapes: Mapping[str, Shape], candidates: Iterable[Architecture]) -> tuple[str, str]:
-    """Return the class whose names have most in common with a file's, and a name of it that the file lacks.
+def _refuse_other_settings(architecture: Architecture, config: Config, weights: Weights) -> None:
+    """Refuse metadata that gives the transformer another setting than diffusers' class has."""
+    described = weights.described("transformer")
+    for name, values in architecture.expected(config).items():
+        if described.get(name) not in (None, *values):
+            raise InvalidRequest(
+                f"the file's metadata describes a {architecture.class_name} with {name} {described[name]!r}, which is "
+                f"not supported; {' or '.join(map(repr, values))} is: load it with ComfyUI's own loader"
+            )
+
+
+def _nearest(shapes: Mapping[str, Shape], candidates: Iterable[Architecture]) -> tuple[Architecture, str]:
+    """Return the architecture whose names have most in common with a file's, and a name of it that the file lacks.
 
     A word counts the more, the fewer architectures have it.
     """
-    marks = [(each.class_name, names) for each in candidates for names in (each.native, each.diffusers) if names]
+    marks = [(each, names) for each in candidates for names in (each.native, each.diffusers) if names]
     spread = Counter(word for _, names in marks for word in _words(names))
     have = _words(shapes)
     scores = [sum(1 / spread[word] for word in _words(names) & have) / len(names) for _, names in marks]
-    class_name, names = marks[scores.index(max(scores))]
-    return class_name, next((name for name in names if name not in shapes), names[0])
+    nearest, names = marks[scores.index(max(scores))]
+    return nearest, next((name for name in names if name not in shapes), names[0])
 
 
 def _words(names: Iterable[str]) -> set[str]:

@@ -1,5 +1,6 @@
 """What an architecture is: how its weights are named in files, and how the config follows from names and shapes."""
 
+import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -50,6 +51,14 @@ class Weights:
             count += 1
         return count
 
+    def described(self, component: str) -> dict[str, Any]:
+        """Return what the metadata's ``config`` says about a component, as ComfyUI reads it."""
+        try:
+            entries = json.loads(self.metadata.get("config", "{}")).get(component)
+        except (ValueError, AttributeError):
+            return {}
+        return entries if isinstance(entries, dict) else {}
+
     def _in_file(self, name: str) -> str:
         for ours, theirs in self._renamed:
             if name == ours or name.startswith(f"{ours}."):
@@ -66,11 +75,15 @@ class Architecture:
         native: names that only this architecture's files in original names have, all of them.
         diffusers: names that only its files in diffusers' names have, all of them.
         config: returns the config of diffusers' class.
+        layers: what ``layer`` returns for all names that files of this architecture have, in either naming. Empty if
+            files may hold anything else.
         renamed: beginnings of original names by the beginnings of diffusers' names, for what ``config`` asks for.
         published: returns the published name for an original one that ComfyUI saves under another name.
         in_diffusers: returns diffusers' names by the published ones, without those of weights that the class has no use
             for; None if diffusers' converter maps them.
         unused: names that the class has no use for, as ComfyUI's has not.
+        expected: returns the values that the metadata may give to the settings that ComfyUI reads from it, by setting.
+            ComfyUI has other classes or computes something else for other values.
         foreign: parts of names that only other models have, and what those are.
         pipeline: returns the class of diffusers' pipeline, if it says more than the transformer's config.
     """
@@ -79,12 +92,27 @@ class Architecture:
     native: tuple[str, ...]
     diffusers: tuple[str, ...]
     config: Callable[[Weights], Config]
+    layers: frozenset[str] = frozenset()
     renamed: Mapping[str, str] = field(default_factory=dict)
     published: Callable[[str], str] = field(default=lambda name: name)
     in_diffusers: Callable[[Iterable[str]], Mapping[str, str]] | None = None
     unused: frozenset[str] = frozenset()
+    expected: Callable[[Config], Mapping[str, tuple[Any, ...]]] = field(default=lambda config: {})
     foreign: Mapping[str, str] = field(default_factory=dict)
     pipeline: Callable[[Weights], str] = field(default=lambda weights: "")
+
+
+def layers(names: str) -> frozenset[str]:
+    """Return names that a text lists. ``blocks(attn ffn)`` stands for ``blocks.attn blocks.ffn``."""
+    inner = re.findall(r"(\w+)\(([^)]*)\)", names)
+    lists = {f"{outer}.{name}" for outer, listed in inner for name in listed.split()}
+    return frozenset(lists | set(re.sub(r"\w+\([^)]*\)", "", names).split()))
+
+
+def layer(name: str) -> str:
+    """Return the beginning of a weight's name: the top-level layer, and for entries of a list the layer inside."""
+    top, number, inner, *_ = (*name.split("."), "", "")
+    return f"{top}.{inner}" if number.isdigit() and inner not in ("", "weight", "bias") else top
 
 
 def renamed(name: str, parts: Iterable[tuple[str, str]]) -> str:

@@ -1,6 +1,6 @@
 """Flux.1: dev, schnell, Fill and Kontext."""
 
-from .base import Architecture, Config, Weights, renamed
+from .base import Architecture, Config, Weights, layers, renamed
 
 
 def _config(weights: Weights) -> Config:
@@ -29,12 +29,20 @@ def published(name: str) -> str:
     return renamed(name, _NORMS)
 
 
+_LAYERS = layers("""
+    context_embedder norm_out proj_out time_text_embed x_embedder
+    transformer_blocks(attn ff ff_context norm1 norm1_context) single_transformer_blocks(attn norm proj_mlp proj_out)
+    final_layer guidance_in img_in time_in txt_in vector_in
+    double_blocks(img_attn img_mlp img_mod txt_attn txt_mlp txt_mod) single_blocks(linear1 linear2 modulation norm)
+""")
+
 FLUX = Architecture(
     class_name="FluxTransformer2DModel",
     native=("double_blocks.0.img_attn.norm.key_norm.scale", "img_in.weight", "vector_in.in_layer.weight"),
     diffusers=("single_transformer_blocks.0.proj_mlp.weight", "x_embedder.weight", "context_embedder.weight",
                "time_text_embed.text_embedder.linear_1.weight", "single_transformer_blocks.0.norm.linear.weight"),
     config=_config,
+    layers=_LAYERS,
     published=published,
     renamed={
         "x_embedder": "img_in", "context_embedder": "txt_in", "proj_out": "final_layer.linear",
@@ -43,5 +51,5 @@ FLUX = Architecture(
         "time_text_embed.text_embedder.linear_1": "vector_in.in_layer",
         "time_text_embed.guidance_embedder.linear_1": "guidance_in.in_layer",
     },
-    foreign={"distilled_guidance_layer.": "Chroma", "nerf_blocks.": "Chroma Radiance"},
+    foreign={"nerf_blocks.": "Chroma Radiance", "distilled_guidance_layer.": "Chroma"},
 )  # fmt: skip

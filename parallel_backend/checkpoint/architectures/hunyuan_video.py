@@ -1,17 +1,18 @@
-"""HunyuanVideo: text to video, and image to video with concatenated channels.
+"""HunyuanVideo: text to video, and image to video with a replaced first frame or with concatenated channels.
 
-A file with a replaced first frame (v2) looks like one for text to video, and is taken for one.
+Text to video and a replaced first frame (v2) have the same weights. The config is that of v2, which can do both.
 """
 
-from .base import Architecture, Config, Weights, renamed
+from .base import Architecture, Config, Weights, layers, renamed
 
 
 def _config(weights: Weights) -> Config:
     width, in_channels, patch_frames, patch, _ = weights.shape("x_embedder.proj.weight")
     head_dim = weights.rows("transformer_blocks.0.attn.norm_q.weight")
+    out_channels = weights.rows("proj_out.weight") // (patch_frames * patch**2)
     return {
         "in_channels": in_channels,
-        "out_channels": weights.rows("proj_out.weight") // (patch_frames * patch**2),
+        "out_channels": out_channels,
         "num_attention_heads": width // head_dim,
         "attention_head_dim": head_dim,
         "num_layers": weights.count("transformer_blocks"),
@@ -26,7 +27,7 @@ def _config(weights: Weights) -> Config:
         "pooled_projection_dim": weights.columns("time_text_embed.text_embedder.linear_1.weight"),
         "rope_theta": 256.0,
         "rope_axes_dim": [16, 56, 56],
-        "image_condition_type": None,
+        "image_condition_type": "token_replace" if in_channels == out_channels else None,
     }
 
 
@@ -51,12 +52,24 @@ def _published(name: str) -> str:
     return renamed(name, _PUBLISHED)
 
 
+_BYT5 = "HunyuanVideo 1.5 or HunyuanImage"
+
+_LAYERS = layers("""
+    context_embedder norm_out proj_out time_text_embed x_embedder
+    transformer_blocks(attn ff ff_context norm1 norm1_context) single_transformer_blocks(attn norm proj_mlp proj_out)
+    final_layer guidance_in img_in time_in txt_in vector_in
+    double_blocks(img_attn_k_norm img_attn_proj img_attn_q_norm img_attn_qkv img_mlp img_mod
+                  txt_attn_k_norm txt_attn_proj txt_attn_q_norm txt_attn_qkv txt_mlp txt_mod)
+    single_blocks(k_norm linear1 linear2 modulation q_norm)
+""")
+
 HUNYUAN_VIDEO = Architecture(
     class_name="HunyuanVideoTransformer3DModel",
     native=("txt_in.individual_token_refiner.blocks.0.norm1.weight", "vector_in.in_layer.weight", "img_in.proj.weight"),
     diffusers=("context_embedder.token_refiner.refiner_blocks.0.norm1.weight", "x_embedder.proj.weight",
                "time_text_embed.text_embedder.linear_1.weight"),
     config=_config,
+    layers=_LAYERS,
     renamed={
         "x_embedder": "img_in", "proj_out": "final_layer.linear",
         "transformer_blocks": "double_blocks", "single_transformer_blocks": "single_blocks",
@@ -68,5 +81,9 @@ HUNYUAN_VIDEO = Architecture(
         "time_text_embed.guidance_embedder.linear_1": "guidance_in.mlp.0",
     },
     published=_published,
-    foreign={"byt5_in.": "HunyuanVideo 1.5", "time_r_in.": "HunyuanVideo 1.5", "vision_in.": "HunyuanVideo 1.5"},
+    foreign={
+        "byt5_in.": _BYT5, "time_r_in.": _BYT5, "vision_in.": "HunyuanVideo 1.5",
+        "cond_type_": "HunyuanVideo 1.5", "clean_x_embedder.": "HunyuanVideo FramePack",
+        "image_projection.": "HunyuanVideo FramePack",
+    },
 )  # fmt: skip

@@ -1,8 +1,9 @@
 """LTX-Video."""
 
-import json
+from typing import Any
 
-from .base import Architecture, Config, Weights
+from ...errors import InvalidRequest
+from .base import Architecture, Config, Weights, layers
 
 HEADS = 32
 
@@ -23,15 +24,51 @@ def _config(weights: Weights) -> Config:
     }
 
 
+_SETTINGS: dict[str, tuple[Any, ...]] = {
+    "image_model": ("ltxv",),
+    "rope_type": ("interleaved",),
+    "frequencies_precision": ("float32",),
+    "positional_embedding_theta": (10000.0,),
+    "positional_embedding_max_pos": ([20, 2048, 2048],),
+    "vae_scale_factors": ([8, 32, 32],),
+    "use_middle_indices_grid": (False,),
+    "timestep_scale_multiplier": (1000.0,),
+    "caption_proj_before_connector": (False,),
+    "cross_attention_adaln": (False,),
+    "apply_gated_attention": (False,),
+}
+"""What diffusers' class computes with, by the names of ComfyUI's settings."""
+
+_SIZES = (
+    "num_layers", "num_attention_heads", "attention_head_dim", "cross_attention_dim", "caption_channels", "in_channels",
+)  # fmt: skip
+"""Settings that the weights' shapes give, too."""
+
+
+def _expected(config: Config) -> dict[str, tuple[Any, ...]]:
+    return _SETTINGS | {name: (config[name],) for name in _SIZES}
+
+
 def _pipeline(weights: Weights) -> str:
-    """Return the pipeline, which says whether a latent's first frame is a single video frame (from 0.9.5 on)."""
-    try:
-        transformer = json.loads(weights.metadata.get("config", "{}")).get("transformer", {})
-        causal = transformer.get("causal_temporal_positioning", False)
-    except (ValueError, AttributeError):
-        causal = False
+    """Return the pipeline, which says whether a latent's first frame is a single video frame (from 0.9.5 on).
+
+    Raises:
+        InvalidRequest: the file does not say so. ComfyUI has a default for original names, and reads no others.
+    """
+    causal = weights.described("transformer").get("causal_temporal_positioning")
+    if causal is None and "patchify_proj.weight" not in weights.shapes:
+        raise InvalidRequest(
+            "the file does not say whether a latent's first frame is a single video frame, as from LTX-Video 0.9.5 on: "
+            "choose the file in the model's original names, or the folder in diffusers layout"
+        )
     return "LTXConditionPipeline" if causal else "LTXPipeline"
 
+
+_LAYERS = layers("""
+    caption_projection proj_in proj_out scale_shift_table time_embed
+    transformer_blocks(attn1 attn2 ff scale_shift_table)
+    adaln_single patchify_proj
+""")
 
 LTX = Architecture(
     class_name="LTXVideoTransformer3DModel",
@@ -40,7 +77,9 @@ LTX = Architecture(
     diffusers=("proj_in.weight", "time_embed.emb.timestep_embedder.linear_1.bias", "caption_projection.linear_1.weight",
                "transformer_blocks.0.attn2.norm_k.weight"),
     config=_config,
+    layers=_LAYERS,
     renamed={"proj_in": "patchify_proj"},
-    foreign={"audio_adaln_single.": "LTX-2 with audio"},
+    expected=_expected,
+    foreign={"audio_": "LTX-2 with audio"},
     pipeline=_pipeline,
 )  # fmt: skip

@@ -1,6 +1,6 @@
 """Qwen-Image and Qwen-Image-Edit, whose original names are diffusers'."""
 
-from .base import Architecture, Config, Weights
+from .base import Architecture, Config, Weights, layers
 
 _MARKS = ("txt_norm.weight", "img_in.weight", "transformer_blocks.0.img_mod.1.weight")
 
@@ -21,11 +21,17 @@ def _config(weights: Weights) -> Config:
     }
 
 
+_LAYERS = layers("""
+    img_in norm_out proj_out time_text_embed txt_in txt_norm
+    transformer_blocks(attn img_mlp img_mod txt_mlp txt_mod)
+""")
+
 QWEN_IMAGE = Architecture(
     class_name="QwenImageTransformer2DModel",
     native=(),
     diffusers=_MARKS,
     config=_config,
+    layers=_LAYERS,
     unused=frozenset({"__index_timestep_zero__"}),
     foreign={"time_text_embed.addition_t_embedding.": "Qwen-Image-Layered"},
 )

@@ -2,7 +2,7 @@
 
 import math
 
-from .base import Architecture, Config, Weights
+from .base import Architecture, Config, Weights, layers
 
 HEAD_DIM = 64
 
@@ -30,11 +30,19 @@ def _config(weights: Weights) -> Config:
     }
 
 
+_LAYERS = layers("""
+    context_embedder norm_out pos_embed proj_out time_text_embed
+    transformer_blocks(attn attn2 ff ff_context norm1 norm1_context)
+    final_layer t_embedder x_embedder y_embedder
+    joint_blocks(context_block x_block)
+""")
+
 SD3 = Architecture(
     class_name="SD3Transformer2DModel",
     native=("joint_blocks.0.context_block.attn.qkv.weight", "x_embedder.proj.weight", "pos_embed"),
     diffusers=("pos_embed.pos_embed", "transformer_blocks.0.attn.add_q_proj.weight", "context_embedder.weight"),
     config=_config,
+    layers=_LAYERS,
     renamed={
         "pos_embed.proj": "x_embedder.proj", "pos_embed.pos_embed": "pos_embed",
         "transformer_blocks": "joint_blocks", "proj_out": "final_layer.linear",

@@ -3,7 +3,6 @@
 Which layers the encoder and the decoder have follows from names and shapes, except for what metadata says.
 """
 
-import json
 import re
 from collections.abc import Iterable
 from typing import Any
@@ -19,7 +18,7 @@ _STRIDES = {8: "spatiotemporal", 4: "spatial", 2: "temporal"}
 
 
 def _config(weights: Weights) -> Config:
-    metadata = _metadata(weights)
+    metadata = weights.described("vae")
     _refuse_other_layers(metadata)
     patch = round((weights.columns("encoder.conv_in.conv.weight") // 3) ** 0.5)
     encoder = _encoder(weights)
@@ -127,15 +126,6 @@ _BLOCKS = {
     "decoder_blocks": {"res_x", "res_x_y", "compress_all"},
 }  # fmt: skip
 """The kinds of blocks that diffusers' class has."""
-
-
-def _metadata(weights: Weights) -> dict[str, Any]:
-    """Return what a file's metadata says about the VAE, as ComfyUI reads it."""
-    try:
-        vae = json.loads(weights.metadata.get("config", "{}")).get("vae")
-    except (ValueError, AttributeError):
-        return {}
-    return vae if isinstance(vae, dict) else {}
 
 
 def _refuse_other_layers(metadata: dict[str, Any]) -> None:

@@ -1,23 +1,28 @@
 """Model files in ComfyUI's own names: ComfyUI's model against Parallel Loader on the same weights."""
 
+import inspect
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import comfy.supported_models
+import diffusers
 import folder_paths
 import pytest
 import torch
 from any_folder_name.nodes.bridges.bridge import meta_weights
 from any_folder_name.nodes.families.registry import bridge_for
-from any_folder_name.parallel_backend.checkpoint.architectures import TRANSFORMERS, recognise
+from any_folder_name.parallel_backend.checkpoint.architectures import TRANSFORMERS, architecture_of, recognise
 from any_folder_name.parallel_backend.checkpoint.opening import open_checkpoint
+from any_folder_name.parallel_backend.errors import InvalidRequest
 from any_folder_name.parallel_backend.layout.parallel_layout import ParallelLayout
 from any_folder_name.parallel_backend.loading.weight_source import WeightSource
 from helpers.inside_fixtures import Loaded, ksampler, native_case, parallel_sampler, relative_error
 from helpers.layout_cover import layouts
-from natives import CASES, FIRST, HEAVY
+from natives import CASES, FIRST, HEAVY, cogvideox
 from natives.files import FILE_CASES
 from safetensors.torch import save_file
 
@@ -29,8 +34,11 @@ NAMES = [
     pytest.param(name, marks=pytest.mark.newest if name in HEAVY or name not in FIRST else ()) for name in FILE_CASES
 ]
 
-SAMPLED = [pytest.param(name, marks=pytest.mark.newest if name in HEAVY else ()) for name in FIRST]
-"""One case a family; the variants differ in what is recognised."""
+SAMPLED = [
+    *[pytest.param(name, marks=pytest.mark.newest if name in HEAVY else ()) for name in FIRST],
+    *[pytest.param(f"hunyuan_video i2v replace{kind}") for kind in ("", " without guidance")],
+]
+"""One case a family, and those whose requests say what the file does not; other variants differ in recognition."""
 
 
 @cache
@@ -90,6 +98,23 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [
+        ("ltx t2v", {"causal_temporal_positioning"}),
+        ("wan t2v", {"text_len", "flf_pos_embed_token_number", "in_dim_ref_conv", "wan_attn_block_class"}),
+    ],
+)
+def test_every_setting_that_comfyui_reads_from_metadata_is_known(name: str, other: set[str], tmp_path: Path) -> None:
+    """``other`` are settings that change nothing, that names show, or that the bridge passes on."""
+    case = CASES[name]
+    case.describe(tmp_path, case.config)
+    folder = open_checkpoint(tmp_path)
+    parameters = set(inspect.signature(bridge_for(folder).native_class).parameters)
+    known = architecture_of(case.transformer).expected(folder.config("transformer")).keys()
+    assert parameters - known - other == {"dtype", "device", "operations", *(parameters & {"kwargs"})}
+
+
 @pytest.mark.parametrize("prefix", ["", PREFIX])
 @pytest.mark.parametrize("name", [name for name in FIRST if "z_image" not in name])
 def test_parameters_are_read_from_native_rows(name: str, prefix: str, tmp_path: Path) -> None:
@@ -124,3 +149,30 @@ def test_sampling_from_a_file_equals_comfyui(name: str, load_file: Callable[...,
     for sample, layout in zip((ksampler, parallel_sampler), layouts(name), strict=True):
         error = relative_error(sample(case.patch(load_file(name, layout)), latent, **options), reference)
         assert error < CLOSE, f"{sample.__name__}, {layout}: {error:.1e}"
+
+
+@pytest.mark.parametrize("size", [(34, 40), (90, 112), (130, 64)], ids=str)
+@pytest.mark.parametrize("stored", [None, 64, 32], ids=["none", "1024", "512"])
+def test_pixart_places_tokens_as_comfyui(
+    stored: int | None, size: tuple[int, int], files: Path, load_remote: Callable[..., Loaded]
+) -> None:
+    """``stored`` is the number of rows of the positions that the file holds; ComfyUI derives a factor from it."""
+    name = "pixart alpha"
+    given = {} if stored is None else {"pe_interpolation": stored * 2 // 64}
+    case = replace(CASES[name], unet={**CASES[name].unet, **given}, latent=(1, 4, *size))
+    native, file = case.native(), files / f"pixart {stored}.safetensors"
+    weights = {key: tensor.clone() for key, tensor in native.model.diffusion_model.state_dict().items()}
+    save_file(weights | ({} if stored is None else {"pos_embed": torch.zeros(1, stored**2, 96)}), file)
+    options = {"positive": case.conditioning(1), "negative": case.conditioning(2, shorter=3), "steps": 1}
+    reference = ksampler(native, case.samples(), **options)
+    ours = load_remote(None, name=f"diffusion_models/{file.name}").model
+    for sample in (ksampler, parallel_sampler):
+        assert relative_error(sample(ours, case.samples(), **options), reference) < CLOSE
+
+
+def test_cogvideox_from_a_file_needs_comfyuis_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(comfy.supported_models, "CogVideoX_T2V", raising=False)
+    module = diffusers.CogVideoXTransformer3DModel(**cogvideox.CONFIG, in_channels=16)
+    save_file(module.state_dict(), tmp_path / "tiny.safetensors")
+    with pytest.raises(InvalidRequest, match=r"tiny.safetensors: this version of ComfyUI has no CogVideoX, .*folder"):
+        bridge_for(open_checkpoint(tmp_path / "tiny.safetensors"))
