@@ -224,8 +224,8 @@ PLANTED = [
     ),
     Planted(
         "an input of a node",
-        (Change("nodes.py", '"latent_image": ("LATENT",', '"latent": ("LATENT",'),),
-        ("nodes.KSampler: no input latent_image", "workflows/api"),
+        (Change("nodes.py", '"seed": ("INT",', '"number": ("INT",'),),
+        ("nodes.KSampler: no input seed", "workflows/api"),
     ),
     Planted(
         "a node with another id",
