@@ -94,6 +94,20 @@ def trim_heap() -> None:
         malloc_trim(0)
 
 
+def return_large_blocks() -> None:
+    """Make glibc give blocks of a MiB and more back to the system when they are freed, instead of keeping up to 32 MiB.
+
+    Kept blocks of different sizes add up, because they do not fit each other's uses.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt:
+        mallopt(_M_MMAP_THRESHOLD, 1 << 20)
+
+
+_M_MMAP_THRESHOLD = -3
+"""``M_MMAP_THRESHOLD`` in mallopt(3)."""
+
+
 def activity(pid: int) -> Activity | None:
     """The activity of a process, None once it is gone."""
     try:

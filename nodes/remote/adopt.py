@@ -15,9 +15,6 @@ from .patcher import RemotePatcher
 PREFIX = "diffusion_model."
 """The beginning of the transformer's names in a MODEL."""
 
-CONFIG_ENTRIES = ("causal_temporal_positioning",)
-"""Entries of ``unet_config`` that a file holds as metadata."""
-
 COPY_TEXT = "a copy of the weights that ComfyUI has loaded"
 """What a node shows instead of a file's name."""
 
@@ -56,8 +53,9 @@ def copy_model(patcher: Any) -> MemoryFile:
         InvalidRequest: it does not fit into memory, or a weight is quantised.
     """
     unet_config: Mapping[str, Any] = patcher.model.model_config.unet_config
-    transformer = {name: unet_config[name] for name in CONFIG_ENTRIES if name in unet_config}
-    return MemoryFile(patcher, (PREFIX, ""), {"transformer": transformer})
+    # A file's metadata becomes part of ``unet_config``, so this is what the file may have said.
+    said = {name: value for name, value in unet_config.items() if isinstance(value, bool | int | float | str)}
+    return MemoryFile(patcher, (PREFIX, ""), {"transformer": said})
 
 
 def copy_vae(vae: Any) -> MemoryFile:

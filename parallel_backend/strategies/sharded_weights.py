@@ -1,15 +1,18 @@
 """Sharded weights: FSDP2 (https://arxiv.org/abs/2304.11277) over the ranks of ``ring`` and ``ulysses``.
 
-Each rank stores a shard of every block's weights. A block's weights are gathered while the previous block computes and
-freed after use. This requires ranks that run the same blocks in lockstep, as those of ``ring`` and ``ulysses`` do.
-Exact.
+Each rank stores a shard of every block's weights. They are gathered for use and freed afterwards, on GPUs while the
+previous block computes. This requires ranks that run the same blocks in lockstep, as those of ``ring`` and ``ulysses``
+do. Exact.
 """
 
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from typing import Any, cast
 
-from torch import nn
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh as TorchMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
@@ -57,22 +60,54 @@ def shard(blocks: Sequence[nn.Module], run: Run, axis: Axis, device_type: str) -
     assert axis.group is not None
     mesh = TorchMesh.from_group(axis.group, device_type)
     sharded: list[FSDPModule] = [fully_shard(block, mesh=mesh, reshard_after_forward=True) for block in blocks]
-    for block, following in itertools.pairwise(sharded):
-        block.set_modules_to_forward_prefetch([following])
-    root = _Root(blocks, run, trim=device_type == "cpu")
+    gather = _OneBuffer() if device_type == "cpu" else None
+    if gather:
+        processes.return_large_blocks()
+        for block in sharded:
+            block.set_custom_all_gather(cast(Any, gather))
+    else:
+        for block, following in itertools.pairwise(sharded):
+            block.set_modules_to_forward_prefetch([following])
+    root = _Root(blocks, run, after=gather.free if gather else lambda: None)
     fully_shard(root, mesh=mesh)
     return root
+
+
+class _OneBuffer:
+    """FSDP's all-gather for CPU ranks, which hold no more than one gathered block and one copy of it.
+
+    The cores that would gather the next block are busy with this one, so gathering it early would only take memory.
+    """
+
+    def __init__(self) -> None:
+        self._buffer: Tensor | None = None
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Return the tensor to gather into. FSDP has copied what the block before it left there."""
+        count = math.prod(size)
+        if self._buffer is None or self._buffer.dtype != dtype or len(self._buffer) < count:
+            self._buffer = None  # frees it first
+            self._buffer = torch.empty(count, dtype=dtype, device=device)
+        return self._buffer[:count].view(*size)
+
+    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: Any, async_op: bool = False) -> None:
+        """Gather, and wait for the result whatever ``async_op`` is. gloo's own buffers are free then."""
+        dist.all_gather_into_tensor(output_tensor, input_tensor, group=group)
+
+    def free(self) -> None:
+        """Free the memory, as well as what the C library keeps."""
+        self._buffer = None
+        processes.trim_heap()
 
 
 class _Root(nn.Module):
     """The root module that FSDP requires: its forward runs all blocks."""
 
-    def __init__(self, blocks: Sequence[nn.Module], run: Run, *, trim: bool) -> None:
+    def __init__(self, blocks: Sequence[nn.Module], run: Run, *, after: Callable[[], None]) -> None:
         super().__init__()
-        self.blocks, self.run, self.trim = nn.ModuleList(blocks), run, trim
+        self.blocks, self.run, self.after = nn.ModuleList(blocks), run, after
 
     def forward(self, state: State) -> State:
         result = self.run(state)
-        if self.trim:  # return freed memory of gathered weights to the system; the process would keep it
-            processes.trim_heap()
+        self.after()
         return result
