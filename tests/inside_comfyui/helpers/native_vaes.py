@@ -1,6 +1,7 @@
 """Tiny random VAE modules of ComfyUI, and diffusers' modules with the same weights."""
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import comfy.diffusers_convert
@@ -195,9 +196,10 @@ def _ltx_weights(weights: dict[str, torch.Tensor], down_block: str) -> dict[str,
     return converted | {name: layer}
 
 
-def mochi() -> Pair:
+def mochi(res_blocks: Sequence[int] = (1, 1, 1, 1, 1)) -> Pair:
     """Return Mochi's kind, built from parts because ComfyUI's class has a fixed width."""
-    widths = {"base_channels": 32, "channel_multipliers": [1, 2, 3, 4], "num_res_blocks": [1] * 5, "latent_dim": 12}
+    blocks = list(res_blocks)
+    widths = {"base_channels": 32, "channel_multipliers": [1, 2, 3, 4], "num_res_blocks": blocks, "latent_dim": 12}
     common = widths | {"padding_mode": "replicate"}
     native = comfy.ldm.genmo.vae.model.VideoVAE.__new__(comfy.ldm.genmo.vae.model.VideoVAE)
     torch.nn.Module.__init__(native)
@@ -212,7 +214,7 @@ def mochi() -> Pair:
     randomize(native)
     channels = [32, 64, 96, 128]
     theirs = diffusers.AutoencoderKLMochi(
-        encoder_block_out_channels=channels, decoder_block_out_channels=channels, layers_per_block=[1] * 5
+        encoder_block_out_channels=channels, decoder_block_out_channels=channels, layers_per_block=blocks
     )
     # The layers have the same order, except that diffusers splits ``qkv`` in three.
     tensors = [
