@@ -19,13 +19,6 @@ _differences: dict[str, list[float]] = defaultdict(list)
 Compare = Callable[[str, str, torch.Tensor, torch.Tensor], None]
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark every test of this folder ``grid``."""
-    for item in items:
-        if item.path.parent.name == "grid":
-            item.add_marker(pytest.mark.grid)
-
-
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """List the largest differences."""
     for subject, values in sorted(_differences.items()):

@@ -37,6 +37,7 @@ from comfy_extras.nodes_lt import ModelSamplingLTXV
 from helpers.executor import Executor, Given, Prompt
 from natives.loadable import CASES, FIRST, SAMPLING, file_name, with_assumed_sizes, write
 
+pytestmark = pytest.mark.grid
 STEPS, GUIDANCE = 8, 5.0
 LAYOUTS: dict[str, dict[str, Any]] = {
     "ulysses=1": {},

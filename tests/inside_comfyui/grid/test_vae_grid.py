@@ -23,10 +23,11 @@ import pytest
 import torch
 from any_folder_name.nodes.vae import ParallelVAE, ParallelVAEDecode, ParallelVAEEncode
 from helpers.executor import Executor, Given, Prompt
-from helpers.native_vaes import FRAMES, NATIVE, mochi
+from helpers.native_vaes import FRAMES, NATIVE, native_mochi
 from natives import HAS_COGVIDEOX
 from safetensors.torch import save_file
 
+pytestmark = pytest.mark.grid
 _LTX = (comfy.ldm.lightricks.vae.causal_video_autoencoder, "VideoVAE")
 CREATED_AS: dict[str, tuple[Any, str]] = {
     "image": (comfy.sd, "AutoencoderKL"),
@@ -52,6 +53,10 @@ LATENTS: dict[str, tuple[int, int]] = {
 }  # fmt: skip
 """Batch and channels. Newer LTX-Video adds noise, which ComfyUI draws for the whole batch at once."""
 HEIGHT, WIDTH = 7, 5
+PIXELS = (69, 96)
+"""Height and width of what is encoded. ComfyUI cuts off rows beyond the last whole latent row."""
+PICTURES: dict[int | None, int] = {None: 2, 1: 1}
+"""How many images or frames are encoded, by the latent's frames."""
 RES_BLOCKS = [1, 1, 4, 1, 1]
 """Mochi's, by which ComfyUI recognises it."""
 
@@ -59,25 +64,27 @@ RES_BLOCKS = [1, 1, 4, 1, 1]
 @cache
 def native(name: str) -> torch.nn.Module:
     """Return ComfyUI's module with random weights."""
-    return (mochi(RES_BLOCKS) if name == "mochi" else NATIVE[name]())[0]
+    return native_mochi(RES_BLOCKS) if name == "mochi" else NATIVE[name]()[0]
 
 
-def latent(name: str) -> torch.Tensor:
-    """Return a random latent."""
-    frames = FRAMES.get(name, 3)
+def given(name: str) -> dict[str, Any]:
+    """Return a random latent to decode and random pixels to encode, by the keys of the prompt's ``Given`` nodes."""
+    random, frames = torch.Generator().manual_seed(2), FRAMES.get(name, 3)
     shape = (*LATENTS[name], *([] if frames is None else [frames]), HEIGHT, WIDTH)
-    return torch.randn(shape, generator=torch.Generator().manual_seed(2))
+    pixels = torch.rand(PICTURES.get(frames, 9), *PIXELS, 3, generator=random)
+    return {f"{name} latent": {"samples": torch.randn(shape, generator=random)}, f"{name} pixels": pixels}
 
 
 def prompt(name: str, *, devices: str = "", decode: str = "VAEDecode", encode: str = "VAEEncode") -> Prompt:
-    """Return a prompt that decodes a latent and encodes the pixels. Without ``devices`` ComfyUI does so alone."""
+    """Return a prompt that decodes a latent and encodes pixels. Without ``devices`` ComfyUI does so alone."""
     vae = ["parallel" if devices else "load", 0]
     return {
         "load": {"class_type": "VAELoader", "inputs": {"vae_name": f"{name}.safetensors"}},
         "parallel": {"class_type": "ParallelVAE", "inputs": {"vae": ["load", 0], "devices": devices}},
         "latent": {"class_type": "Given", "inputs": {"key": f"{name} latent"}},
+        "pixels": {"class_type": "Given", "inputs": {"key": f"{name} pixels"}},
         "decode": {"class_type": decode, "inputs": {"samples": ["latent", 0], "vae": vae}},
-        "encode": {"class_type": encode, "inputs": {"pixels": ["decode", 0], "vae": vae}},
+        "encode": {"class_type": encode, "inputs": {"pixels": ["pixels", 0], "vae": vae}},
         "keep pixels": {"class_type": "Recorder", "inputs": {"value": ["decode", 0]}},
         "keep latent": {"class_type": "Recorder", "inputs": {"value": ["encode", 0]}},
     }
@@ -86,7 +93,8 @@ def prompt(name: str, *, devices: str = "", decode: str = "VAEDecode", encode: s
 def run(nodes: Prompt) -> tuple[torch.Tensor, torch.Tensor]:
     """Return pixels and latent. ComfyUI's noise has our seed."""
     torch.manual_seed(0)
-    pixels, encoded = Executor(ParallelVAE, ParallelVAEDecode, ParallelVAEEncode).run(nodes)
+    kept = Executor(ParallelVAE, ParallelVAEDecode, ParallelVAEEncode).run(nodes)
+    pixels, encoded = sorted(kept, key=lambda each: isinstance(each, dict))
     return pixels, encoded["samples"]
 
 
@@ -117,7 +125,7 @@ def test_every_vae(
         {key: each.contiguous() for key, each in native(name).state_dict().items()}, folder / f"{name}.safetensors"
     )
     folder_paths.filename_list_cache.clear()
-    Given.values = {f"{name} latent": {"samples": latent(name)}}
+    Given.values = given(name)
     expected, devices = reference(name), use_ranks(ranks)
     for door in ("", "Parallel"):
         found = run(prompt(name, devices=devices, decode=f"{door}VAEDecode", encode=f"{door}VAEEncode"))

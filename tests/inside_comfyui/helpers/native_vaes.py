@@ -196,11 +196,10 @@ def _ltx_weights(weights: dict[str, torch.Tensor], down_block: str) -> dict[str,
     return converted | {name: layer}
 
 
-def mochi(res_blocks: Sequence[int] = (1, 1, 1, 1, 1)) -> Pair:
-    """Return Mochi's kind, built from parts because ComfyUI's class has a fixed width."""
-    blocks = list(res_blocks)
-    widths = {"base_channels": 32, "channel_multipliers": [1, 2, 3, 4], "num_res_blocks": blocks, "latent_dim": 12}
-    common = widths | {"padding_mode": "replicate"}
+def native_mochi(res_blocks: Sequence[int]) -> Any:
+    """Return ComfyUI's Mochi, built from parts because its class has a fixed width."""
+    widths = {"base_channels": 32, "channel_multipliers": [1, 2, 3, 4], "latent_dim": 12}
+    common = widths | {"num_res_blocks": list(res_blocks), "padding_mode": "replicate"}
     native = comfy.ldm.genmo.vae.model.VideoVAE.__new__(comfy.ldm.genmo.vae.model.VideoVAE)
     torch.nn.Module.__init__(native)
     native.encoder = comfy.ldm.genmo.vae.model.Encoder(
@@ -211,10 +210,15 @@ def mochi(res_blocks: Sequence[int] = (1, 1, 1, 1, 1)) -> Pair:
         temporal_expansions=[1, 2, 3], spatial_expansions=[2] * 3, has_attention=[False] * 5, output_norm=False,
         affine=True, bias=True, **common,
     )  # fmt: skip
-    randomize(native)
+    return randomize(native)
+
+
+def mochi() -> Pair:
+    """Return Mochi's kind with the fewest layers."""
+    native = native_mochi([1] * 5)
     channels = [32, 64, 96, 128]
     theirs = diffusers.AutoencoderKLMochi(
-        encoder_block_out_channels=channels, decoder_block_out_channels=channels, layers_per_block=blocks
+        encoder_block_out_channels=channels, decoder_block_out_channels=channels, layers_per_block=[1] * 5
     )
     # The layers have the same order, except that diffusers splits ``qkv`` in three.
     tensors = [

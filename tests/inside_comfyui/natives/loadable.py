@@ -24,11 +24,11 @@ POOLED, TEXT = 768, 4096
 ASSUMED: dict[str, dict[str, Any]] = {
     "flux": {"num_heads": 3},
     "flux2": {"num_heads": 3},
-    "mochi_preview": {"depth": 2, "hidden_size_y": 48, "t5_feat_dim": 24},
+    "mochi_preview": {"depth": 2, "hidden_size_y": 96, "t5_feat_dim": 24},
     "pixart_alpha": {"hidden_size": 96, "caption_channels": 24},
     "pixart_sigma": {"hidden_size": 96, "caption_channels": 24},
     "qwen_image": {"num_attention_heads": 3, "joint_attention_dim": 24},
-    "lumina2": {name: FILE_CASES["z_image image"].unet[name] for name in z_image.FIXED - {"n_refiner_layers"}},
+    "lumina2": {name: FILE_CASES["z_image image"].unet[name] for name in z_image.FIXED},
 }
 """Sizes that ComfyUI assumes to be published ones, by ``image_model``. The published models do not fit into a test.
 
