@@ -1,6 +1,5 @@
 """Backends of one, two and three ranks, and the largest differences, which the end of the run lists."""
 
-import gc
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 
@@ -9,6 +8,7 @@ import torch
 from any_folder_name.nodes.backend import connection
 from any_folder_name.parallel_backend.client.client import Client
 from any_folder_name.parallel_backend.protocol.endpoint import Endpoint
+from any_folder_name.parallel_backend.protocol.messages import Devices, ModelSpec, Unload
 from helpers.inside_fixtures import relative_error
 
 LIMIT = 1e-4
@@ -40,16 +40,24 @@ def backends(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[int, Cli
 
 
 @pytest.fixture
-def use_ranks(backends: dict[int, Client]) -> Iterator[Callable[[int], str]]:
-    """``use_ranks(n)`` sends requests to the backend of n ranks and returns its ``devices``."""
+def use_ranks(backends: dict[int, Client], monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], str]]:
+    """``use_ranks(n)`` sends requests to the backend of n ranks and returns its ``devices``.
+
+    The weights are freed after the test, also in the ranks that the last request did not go to.
+    """
+    monkeypatch.setattr(connection, "_release", lambda spec, user: None)
+    used: set[int] = set()
 
     def use(ranks: int) -> str:
+        used.add(ranks)
         connection.use_client(backends[ranks])
         return ",".join(map(str, range(ranks)))
 
     yield use
-    gc.collect()
-    connection.free_dropped()
+    for ranks in used:
+        devices = Devices(kind="cpu", indices=tuple(range(ranks)))
+        for model in backends[ranks].status().ranks[0].models:
+            backends[ranks].call(Unload(model=ModelSpec(path=model.path, dtype=model.dtype, devices=devices)))
 
 
 @pytest.fixture

@@ -173,7 +173,7 @@ Check = Callable[[Setting, str], None]
 def check(
     folder: Path, use_ranks: Callable[[int], str], compare: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> Check:
-    """``check(setting, layout)`` compares the samplers behind both nodes with ComfyUI alone, which reads nothing then."""
+    """``check(setting, layout)`` compares both nodes and samplers with ComfyUI alone, which reads no file then."""
     detect = with_assumed_sizes(comfy.model_detection.detect_unet_config)
     monkeypatch.setattr(comfy.model_detection, "detect_unet_config", detect)
 
