@@ -1,5 +1,6 @@
 """Backends of one, two and three ranks, and the largest differences, which the end of the run lists."""
 
+import gc
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -71,6 +72,7 @@ def use_ranks(backends: dict[int, Backend], monkeypatch: pytest.MonkeyPatch) -> 
     yield use
     for client in backends.values():
         client.free()
+    gc.collect()  # ComfyUI's executor and its models are part of cycles
 
 
 @pytest.fixture
