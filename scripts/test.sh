@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Check everything: bash scripts/test.sh. With --quick, what needs a few minutes. Other arguments go to pytest alone.
+# Check everything: bash scripts/test.sh. With --quick, what needs a few minutes; with --grid, every family and VAE in
+# every layout with every ComfyUI, which takes long. Other arguments go to pytest alone.
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh" --dev
 export OMP_NUM_THREADS=1
@@ -77,6 +78,7 @@ everything() {
 
 case "$*" in
 --quick) quick ;;
+--grid) pytest -m grid tests/comfyui ;;
 "") install_chromium && everything ;;
 *) install_chromium && pytest "$@" ;;
 esac

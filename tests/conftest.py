@@ -42,10 +42,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect tests marked ``newest`` for all versions but the newest."""
-    older = [item for item in items if item.get_closest_marker("newest") and _path_of(item) in VERSIONS[:-1]]
-    config.hook.pytest_deselected(items=older)
-    items[:] = [item for item in items if item not in older]
+    """Deselect tests marked ``newest`` for all versions but the newest, and ``grid`` unless ``-m`` names it."""
+    unwanted = [item for item in items if item.get_closest_marker("newest") and _path_of(item) in VERSIONS[:-1]]
+    if "grid" not in config.option.markexpr:
+        unwanted += [item for item in items if item.get_closest_marker("grid")]
+    config.hook.pytest_deselected(items=unwanted)
+    items[:] = [item for item in items if item not in unwanted]
 
 
 def _path_of(item: pytest.Item) -> Path | None:

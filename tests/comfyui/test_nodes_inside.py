@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -11,11 +12,38 @@ from scripts import comfy_paths, processes
 
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE = 900.0
+GRID_DEADLINE = 3600.0
 
 
 @pytest.mark.timeout(DEADLINE + 60)
 def test_nodes_inside_comfyui(comfyui_path: Path, tmp_path: Path) -> None:
-    runtime = tmp_path / "run"
+    newest = max(comfy_paths.candidates(), key=comfy_paths.release)
+    markers = "not grid" if comfyui_path == newest else "not grid and not newest"
+    with (tmp_path / "output").open("w+") as output:
+        code = run_inside(comfyui_path, markers, tmp_path / "run", output, DEADLINE)
+        output.seek(0)
+        text = output.read()
+    print(text)
+    assert code == 0, text[-8000:]
+
+
+@pytest.mark.grid
+@pytest.mark.timeout(GRID_DEADLINE + 60)
+def test_the_grid_inside_comfyui(comfyui_path: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with capfd.disabled():
+        assert run_inside(comfyui_path, "grid", tmp_path / "run", None, GRID_DEADLINE) == 0
+
+
+def run_inside(comfyui_path: Path, markers: str, runtime: Path, output: IO[str] | None, deadline: float) -> int:
+    """Run the tests with these markers and return pytest's exit status. No process of theirs is left.
+
+    Args:
+        comfyui_path: the ComfyUI to run them in.
+        markers: pytest's expression.
+        runtime: the folder of their backend.
+        output: takes what they print, instead of the terminal.
+        deadline: seconds.
+    """
     environment = os.environ | {
         "PARALLEL_DIT_INSIDE_COMFYUI": "1",
         "PARALLEL_DIT_RUNTIME": str(runtime),
@@ -23,15 +51,12 @@ def test_nodes_inside_comfyui(comfyui_path: Path, tmp_path: Path) -> None:
         "OMP_NUM_THREADS": "1",
     }
     options = ["-o", "pythonpath=", "-o", "addopts=--import-mode=importlib -p no:cacheprovider", "-q", "-rs"]
-    newest = max(comfy_paths.candidates(), key=comfy_paths.release)
-    markers = [] if comfyui_path == newest else ["-m", "not newest"]
     command = [sys.executable, "-P", "-m", "pytest", "-c", str(ROOT / "pyproject.toml"), "--rootdir", str(ROOT)]
     try:
-        completed = subprocess.run(
-            [*command, *options, *markers, str(ROOT / "tests" / "inside_comfyui")],
-            cwd=comfyui_path, env=environment, capture_output=True, text=True, timeout=DEADLINE, check=False,
-        )  # fmt: skip
+        return subprocess.run(
+            [*command, *options, "-m", markers, str(ROOT / "tests" / "inside_comfyui")],
+            cwd=comfyui_path, env=environment, stdout=output, stderr=output and subprocess.STDOUT, timeout=deadline,
+            check=False,
+        ).returncode  # fmt: skip
     finally:
         processes.kill(processes.processes_of(runtime))
-    print(completed.stdout)
-    assert completed.returncode == 0, f"{completed.stdout[-6000:]}\n{completed.stderr[-2000:]}"

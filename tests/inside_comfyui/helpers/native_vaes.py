@@ -1,6 +1,7 @@
 """Tiny random VAE modules of ComfyUI, and diffusers' modules with the same weights."""
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import comfy.diffusers_convert
@@ -196,10 +197,10 @@ def _ltx_weights(weights: dict[str, torch.Tensor], down_block: str) -> dict[str,
     return converted | {name: layer}
 
 
-def mochi() -> Pair:
-    """Return Mochi's kind, built from parts because ComfyUI's class has a fixed width."""
-    widths = {"base_channels": 32, "channel_multipliers": [1, 2, 3, 4], "num_res_blocks": [1] * 5, "latent_dim": 12}
-    common = widths | {"padding_mode": "replicate"}
+def native_mochi(res_blocks: Sequence[int]) -> Any:
+    """Return ComfyUI's Mochi, built from parts because its class has a fixed width."""
+    widths = {"base_channels": 32, "channel_multipliers": [1, 2, 3, 4], "latent_dim": 12}
+    common = widths | {"num_res_blocks": list(res_blocks), "padding_mode": "replicate"}
     native = comfy.ldm.genmo.vae.model.VideoVAE.__new__(comfy.ldm.genmo.vae.model.VideoVAE)
     torch.nn.Module.__init__(native)
     native.encoder = comfy.ldm.genmo.vae.model.Encoder(
@@ -210,7 +211,12 @@ def mochi() -> Pair:
         temporal_expansions=[1, 2, 3], spatial_expansions=[2] * 3, has_attention=[False] * 5, output_norm=False,
         affine=True, bias=True, **common,
     )  # fmt: skip
-    randomize(native)
+    return randomize(native)
+
+
+def mochi() -> Pair:
+    """Return Mochi's kind with the fewest layers."""
+    native = native_mochi([1] * 5)
     channels = [32, 64, 96, 128]
     theirs = diffusers.AutoencoderKLMochi(
         encoder_block_out_channels=channels, decoder_block_out_channels=channels, layers_per_block=[1] * 5

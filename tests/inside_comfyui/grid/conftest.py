@@ -1,0 +1,91 @@
+"""Backends of one, two and three ranks, and the largest differences, which the end of the run lists."""
+
+import gc
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from any_folder_name.nodes.backend import connection
+from any_folder_name.parallel_backend.client.client import Client
+from any_folder_name.parallel_backend.protocol.endpoint import Endpoint
+from any_folder_name.parallel_backend.protocol.messages import ModelSpec, RankRequest, Unload
+from helpers.inside_fixtures import relative_error
+
+LIMIT = 1e-4
+RANKS = (1, 2, 3)
+_differences: dict[str, list[float]] = defaultdict(list)
+"""Every relative difference, by what was compared."""
+
+Compare = Callable[[str, str, torch.Tensor, torch.Tensor], None]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """List the largest differences."""
+    for subject, values in sorted(_differences.items()):
+        terminalreporter.write_line(f"{subject}: {len(values)} results, largest difference {max(values):.1e}")
+
+
+class Backend(Client):
+    """A client that can free all weights that it has asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(endpoint=Endpoint(folder=folder), idle_timeout=600.0)
+        self._models: set[ModelSpec] = set()
+
+    def call(self, message: RankRequest, *args: Any, **options: Any) -> dict[str, torch.Tensor]:
+        """See ``Client``."""
+        self._models.add(message.model)
+        return super().call(message, *args, **options)
+
+    def free(self) -> None:
+        """Free the weights on all ranks."""
+        while self._models:
+            super().call(Unload(model=self._models.pop()))
+
+
+@pytest.fixture(scope="session")
+def backends(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[int, Backend]]:
+    """A backend for each number of ranks, so that none restarts for another number."""
+    clients = {ranks: Backend(tmp_path_factory.mktemp(f"run{ranks}")) for ranks in RANKS}
+    for client in clients.values():
+        client.start()
+    yield clients
+    for client in clients.values():
+        client.stop()
+
+
+@pytest.fixture
+def use_ranks(backends: dict[int, Backend], monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], str]]:
+    """``use_ranks(n)`` sends requests to the backend of n ranks and returns its ``devices``.
+
+    The test's weights are freed after it: those of all families in six ranks do not fit into memory.
+    """
+    monkeypatch.setattr(connection, "_release", lambda spec, user: None)
+
+    def use(ranks: int) -> str:
+        connection.use_client(backends[ranks])
+        return ",".join(map(str, range(ranks)))
+
+    yield use
+    for client in backends.values():
+        client.free()
+    gc.collect()  # ComfyUI's executor and its models are part of cycles
+
+
+@pytest.fixture
+def compare() -> Iterator[Compare]:
+    """``compare(subject, what, ours, reference)`` records a difference. The test fails if one exceeds the limit."""
+    too_large: list[str] = []
+
+    def record(subject: str, what: str, ours: torch.Tensor, reference: torch.Tensor) -> None:
+        assert ours.shape == reference.shape
+        difference = relative_error(ours, reference)
+        _differences[subject].append(difference)
+        if not difference <= LIMIT:
+            too_large.append(f"{what}: {difference:.1e}")
+
+    yield record
+    assert not too_large, "; ".join(too_large)
