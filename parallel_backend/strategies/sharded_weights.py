@@ -91,12 +91,21 @@ class _OneBuffer:
         return self._buffer[:count].view(*size)
 
     def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: Any, async_op: bool = False) -> None:
-        """Gather, and wait for the result whatever ``async_op`` is. gloo's own buffers are free then."""
-        dist.all_gather_into_tensor(output_tensor, input_tensor, group=group)
+        """Exchange the shards directly: gloo's all-gather takes as much memory again. Returns when they are there."""
+        rank, shards = dist.get_rank(group), output_tensor.chunk(dist.get_world_size(group))
+        others = [each for each in range(len(shards)) if each != rank]
+        if shards[rank].data_ptr() != input_tensor.data_ptr():
+            shards[rank].copy_(input_tensor)
+        exchanges = [dist.P2POp(dist.isend, shards[rank], group=group, group_peer=each) for each in others]
+        exchanges += [dist.P2POp(dist.irecv, shards[each], group=group, group_peer=each) for each in others]
+        for work in dist.batch_isend_irecv(exchanges) if exchanges else ():
+            work.wait()
 
     def free(self) -> None:
-        """Free the memory, as well as what the C library keeps."""
-        self._buffer = None
+        """Free the memory, to which FSDP has a reference, too, and what the C library keeps."""
+        if self._buffer is not None:
+            self._buffer.untyped_storage().resize_(0)
+            self._buffer = None
         processes.trim_heap()
 
 
