@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 INSIDE = "PARALLEL_DIT_INSIDE_COMFYUI" in os.environ
-collect_ignore_glob = [] if INSIDE else ["*.py"]
+collect_ignore_glob = [] if INSIDE else ["*"]
 
 if INSIDE:
     root = Path(__file__).resolve().parents[2]
