@@ -4,7 +4,7 @@ ComfyUI's own loader then has no consumer, so ComfyUI never reads the weights.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -118,22 +118,24 @@ def _follow(prompt: DynamicPrompt, link: Any, io_type: str, loaders: Mapping[str
         node = prompt.get_node(node_id)
         loader = loaders.get(node["class_type"])
         if loader is not None and loader.output == output:
-            inputs = node["inputs"]
-            is_plain = all(inputs.get(name, value) == value for name, value in loader.plain.items())
-            file = inputs.get(loader.name)
-            return (
-                Upstream(loader_id=node_id, kind=loader.kind, file=file, between=tuple(reversed(between)))
-                if is_plain and (isinstance(file, str) or is_link(file))
-                else None
-            )
-        if _WEIGHTS.search(node["class_type"]):
-            return None
+            return _found(node_id, node["inputs"], loader, between)
         same_type = [name for name, value in node["inputs"].items() if _type_of(prompt, value) == io_type]
-        if len(same_type) != 1:
+        if len(same_type) != 1 or _WEIGHTS.search(node["class_type"]):
             return None
         between.append((node_id, same_type[0], output))
         link = node["inputs"][same_type[0]]
     return None
+
+
+def _found(
+    node_id: str, inputs: Mapping[str, Any], loader: CoreLoader, between: Sequence[tuple[str, str, int]]
+) -> Upstream | None:
+    """Return a loader with its file, or None if its other inputs make it change the weights."""
+    file: Any = inputs.get(loader.name)
+    is_plain = all(inputs.get(name, value) == value for name, value in loader.plain.items())
+    if not is_plain or not (isinstance(file, str) or is_link(file)):
+        return None
+    return Upstream(loader_id=node_id, kind=loader.kind, file=file, between=tuple(reversed(between)))
 
 
 def remember_source(node_id: str, name: str) -> None:

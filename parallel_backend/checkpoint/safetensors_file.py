@@ -56,14 +56,13 @@ def read_header(file: Path) -> Header:
     """
     entries, data_bytes = _read_json(file)
     metadata = entries.pop("__metadata__", {})
-    tensors: dict[str, StoredTensor] = {}
-    spans: list[tuple[int, int]] = []
-    for name, entry in entries.items():
-        tensors[name], span = _stored(file, name, entry)
-        spans.append(span)
-    _check_spans(file, spans, data_bytes)
+    stored = {name: _stored(file, name, entry) for name, entry in entries.items()}
+    _check_spans(file, [span for _, span in stored.values()], data_bytes)
     texts = metadata.items() if isinstance(metadata, dict) else ()
-    return Header(tensors=tensors, metadata={name: text for name, text in texts if isinstance(text, str)})
+    return Header(
+        tensors={name: tensor for name, (tensor, _) in stored.items()},
+        metadata={name: text for name, text in texts if isinstance(text, str)},
+    )
 
 
 def _read_json(file: Path) -> tuple[dict[str, Any], int]:
@@ -74,11 +73,9 @@ def _read_json(file: Path) -> tuple[dict[str, Any], int]:
             start = stream.read(8)
             length = struct.unpack("<Q", start)[0] if len(start) == 8 else size
             if length > min(_MAX_HEADER, size - 8):
-                raise InvalidRequest(f"{file} is not a complete safetensors file: download it again")
+                raise ValueError("it is cut off or has another format")
             entries = json.loads(stream.read(length))
     except (OSError, ValueError, RecursionError) as error:
-        if isinstance(error, InvalidRequest):
-            raise
         raise InvalidRequest(f"{file} cannot be read as a safetensors file ({error}): download it again") from error
     if not isinstance(entries, dict):
         raise InvalidRequest(f"{file} is not a safetensors file: its header is not a JSON object")

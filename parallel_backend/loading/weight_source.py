@@ -67,13 +67,16 @@ class WeightSource:
                 f"{self._file} lacks {len(missing)} weights ({missing[0]}, ...): download the model again"
             )
         for name, shape in shapes.items():
-            found = self._shape(name)
-            if found[:1] != shape[:1] or _squeezed(found) != _squeezed(shape):
-                raise InvalidRequest(
-                    f"{name} has shape {list(found)} in {self._file}, but {list(shape)} in the config: download the "
-                    "model again"
-                )
+            self._check_shape(name, shape)
         self._check_unused(shapes, only=only)
+
+    def _check_shape(self, name: str, shape: Shape) -> None:
+        found = self._shape(name)
+        if found[:1] != shape[:1] or _squeezed(found) != _squeezed(shape):
+            raise InvalidRequest(
+                f"{name} has shape {list(found)} in {self._file}, but {list(shape)} in the config: download the model "
+                "again"
+            )
 
     def _check_unused(self, shapes: Mapping[str, Shape], *, only: bool) -> None:
         used = {self._rows[name].source for name in shapes} | _unused(self._class_name)

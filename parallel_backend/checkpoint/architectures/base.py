@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ...errors import InvalidRequest
+
 Shape = tuple[int, ...]
 Config = dict[str, Any]
 
@@ -100,6 +102,11 @@ class Architecture:
     expected: Callable[[Config], Mapping[str, tuple[Any, ...]]] = field(default=lambda config: {})
     foreign: Mapping[str, str] = field(default_factory=dict)
     pipeline: Callable[[Weights], str] = field(default=lambda weights: "")
+
+
+def not_supported(what: str) -> InvalidRequest:
+    """Return the error about a file that ComfyUI alone can load. ``what`` is a sentence that says what it holds."""
+    return InvalidRequest(f"{what}, which is not supported: load it with ComfyUI's own loader")
 
 
 def layers(names: str) -> frozenset[str]:

@@ -24,20 +24,26 @@ def _out_channels(weights: Weights, in_channels: int, patch: int) -> int:
     return out_channels
 
 
-def _config(weights: Weights) -> Config:
-    width, in_channels, patch, _ = weights.shape("pos_embed.proj.weight")
-    stored = weights.shapes.get("pos_embed")  # ComfyUI reads only this name
+def _positions(weights: Weights, patch: int) -> Config:
+    """Return what follows from the positions that ComfyUI reads, which it takes for 512 pixels wide without them."""
+    stored = weights.shapes.get("pos_embed")
     side = math.isqrt(stored[1]) * patch if stored else 128
     return {
+        "sample_size": side,
+        "interpolation_scale": max(side // (512 // _PIXELS_PER_LATENT), 1) if stored else None,
+    }
+
+
+def _config(weights: Weights) -> Config:
+    width, in_channels, patch, _ = weights.shape("pos_embed.proj.weight")
+    return _positions(weights, patch) | {
         "num_attention_heads": HEADS,
         "attention_head_dim": width // HEADS,
         "in_channels": in_channels,
         "out_channels": _out_channels(weights, in_channels, patch),
         "num_layers": weights.count("transformer_blocks"),
         "cross_attention_dim": width,
-        "sample_size": side,
         "patch_size": patch,
-        "interpolation_scale": max(side // (512 // _PIXELS_PER_LATENT), 1) if stored else None,
         "use_additional_conditions": "adaln_single.emb.resolution_embedder.linear_1.weight" in weights,
         "caption_channels": weights.columns("caption_projection.linear_1.weight"),
     }

@@ -1,16 +1,12 @@
 """HunyuanVideo's VAE."""
 
-from ...errors import InvalidRequest
-from .base import Architecture, Config, Weights
+from .base import Architecture, Config, Weights, not_supported
 from .vae_images import ldm_names, level_widths
 
 
 def _config(weights: Weights) -> Config:
     if "post_quant_conv.weight" not in weights:
-        raise InvalidRequest(
-            "the file holds a VAE without post_quant_conv, such as HunyuanVideo 1.5's, which is not supported: load it "
-            "with ComfyUI's own loader"
-        )
+        raise not_supported("the file holds a VAE without post_quant_conv, such as HunyuanVideo 1.5's")
     widths = level_widths(weights, "conv1.conv")
     return {
         "in_channels": weights.columns("encoder.conv_in.conv.weight"),

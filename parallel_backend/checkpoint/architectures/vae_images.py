@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable
 
 from ...errors import InvalidRequest
-from .base import Architecture, Config, Weights, renamed
+from .base import Architecture, Config, Weights, not_supported, renamed
 
 _PARTS = (
     ("encoder.down.", "encoder.down_blocks."), (".block.", ".resnets."), (".downsample.", ".downsamplers.0."),
@@ -72,15 +72,12 @@ def _refuse_other_layers(weights: Weights, widths: list[int]) -> None:
     """
     shape = weights.shape("decoder.conv_in.weight")
     if len(shape) != 4:
-        raise InvalidRequest(
+        raise not_supported(
             f"the file holds a VAE with convolutions over time (decoder.conv_in.weight has shape {list(shape)}), such "
-            "as HunyuanVideo 1.5's, which is not supported: load it with ComfyUI's own loader"
+            "as HunyuanVideo 1.5's"
         )
     if len(widths) > 1 and weights.rows("encoder.down_blocks.0.downsamplers.0.conv.weight") != widths[0]:
-        raise InvalidRequest(
-            "the file holds a VAE that moves pixels to channels, such as HunyuanImage's, which is not supported: load "
-            "it with ComfyUI's own loader"
-        )
+        raise not_supported("the file holds a VAE that moves pixels to channels, such as HunyuanImage's")
 
 
 def _kl(weights: Weights) -> Config:

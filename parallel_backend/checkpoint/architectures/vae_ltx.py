@@ -7,8 +7,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from ...errors import InvalidRequest
-from .base import Architecture, Config, Weights, substituted
+from .base import Architecture, Config, Weights, not_supported, substituted
 
 _POSITIONS = 8
 """Positions that an upsampling makes of one: two frames, rows and columns."""
@@ -94,10 +93,9 @@ def _refuse_other_upsampling(weights: Weights, factors: dict[str, int]) -> None:
     """
     for name, factor in factors.items():
         if name in weights and weights.rows(name) * factor != weights.columns(name) * _POSITIONS:
-            raise InvalidRequest(
+            raise not_supported(
                 f"the file holds an LTX VAE that upsamples space or time alone ({name} has shape "
-                f"{list(weights.shape(name))}), such as LTX-2.3's, which is not supported: load it with ComfyUI's own "
-                "loader"
+                f"{list(weights.shape(name))}), such as LTX-2.3's"
             )
 
 
@@ -141,10 +139,7 @@ def _refuse_other_layers(metadata: dict[str, Any]) -> None:
         blocks = metadata.get(name, metadata.get("blocks", []))
         wrong += [f"{block[0]} in {name}" for block in blocks if block[0] not in known]
     if wrong:
-        raise InvalidRequest(
-            f"the file's metadata describes an LTX VAE with {', '.join(wrong)}, which is not supported: load it with "
-            "ComfyUI's own loader"
-        )
+        raise not_supported(f"the file's metadata describes an LTX VAE with {', '.join(wrong)}")
 
 
 def _options(block: list[Any]) -> dict[str, Any]:

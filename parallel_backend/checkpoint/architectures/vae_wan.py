@@ -7,34 +7,40 @@ from .base import Architecture, Config, Weights, substituted
 
 
 def _config(weights: Weights) -> Config:
+    has_patches = "encoder.down_blocks.0.resnets.0.conv1.weight" in weights
+    patch = 2 if has_patches else 1
     levels = weights.count("decoder.up_blocks")
     resnets = weights.count("decoder.up_blocks.0.resnets") - 1
-    patches = "encoder.down_blocks.0.resnets.0.conv1.weight" in weights
-    # Wan 2.1's encoder has one list of all levels' layers, in which a downsampling ends each level but the last.
-    first = "{}.resnets.0" if patches else "{}"
-    downsampling = "{}.downsampler" if patches else "{}"
-    step = 1 if patches else resnets + 1
-    starts = [i * step for i in range(levels)]
-    width = weights.rows("encoder.conv_in.weight")
-    mult = [weights.rows(f"encoder.down_blocks.{first.format(start)}.conv2.weight") // width for start in starts]
-    ends = [start + (0 if patches else resnets) for start in starts[:-1]]
-    temporal = [f"encoder.down_blocks.{downsampling.format(end)}.time_conv.weight" in weights for end in ends]
-    patch = 2 if patches else 1
-    return {
-        "base_dim": width,
-        "decoder_base_dim": weights.rows(f"decoder.up_blocks.{levels - 1}.resnets.0.conv2.weight") // mult[0],
+    encoder = _encoder(weights, levels, layers=1 if has_patches else resnets + 1, is_residual=has_patches)
+    finest = weights.rows(f"decoder.up_blocks.{levels - 1}.resnets.0.conv2.weight")
+    return encoder | {
+        "decoder_base_dim": finest // encoder["dim_mult"][0],
         "z_dim": weights.rows("post_quant_conv.weight"),
-        "dim_mult": mult,
         "num_res_blocks": resnets,
-        "temperal_downsample": temporal,
-        "is_residual": patches,
         "in_channels": weights.columns("encoder.conv_in.weight"),
         "out_channels": weights.rows("decoder.conv_out.weight"),
-        "patch_size": patch if patches else None,
-        "scale_factor_temporal": 2 ** sum(temporal),
+        "patch_size": patch if has_patches else None,
+        "scale_factor_temporal": 2 ** sum(encoder["temperal_downsample"]),
         "scale_factor_spatial": 2 ** (levels - 1) * patch,
         "latents_mean": None,
         "latents_std": None,
+    }
+
+
+def _encoder(weights: Weights, levels: int, *, layers: int, is_residual: bool) -> Config:
+    """Return the encoder's part of the config, from its list of blocks with ``layers`` blocks a level.
+
+    In Wan 2.1's, a downsampling is the last block of each level but the last.
+    """
+    first, downsampling = (".resnets.0", ".downsampler") if is_residual else ("", "")
+    starts = [level * layers for level in range(levels)]
+    ends = [start + layers - 1 for start in starts[:-1]]
+    width = weights.rows("encoder.conv_in.weight")
+    return {
+        "base_dim": width,
+        "dim_mult": [weights.rows(f"encoder.down_blocks.{i}{first}.conv2.weight") // width for i in starts],
+        "temperal_downsample": [f"encoder.down_blocks.{i}{downsampling}.time_conv.weight" in weights for i in ends],
+        "is_residual": is_residual,
     }
 
 

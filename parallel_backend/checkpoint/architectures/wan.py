@@ -28,21 +28,18 @@ def _image(weights: Weights) -> Config:
 
 def _config(weights: Weights) -> Config:
     width, in_channels, *patch = weights.shape("patch_embedding.weight")
-    return (
-        _FIXED
-        | _image(weights)
-        | {
-            "patch_size": patch,
-            "num_attention_heads": width // HEAD_DIM,
-            "in_channels": in_channels,
-            "out_channels": weights.rows("proj_out.weight") // (patch[0] * patch[1] * patch[2]),
-            "text_dim": weights.columns("condition_embedder.text_embedder.linear_1.weight"),
-            "freq_dim": weights.columns("condition_embedder.time_embedder.linear_1.weight"),
-            "ffn_dim": weights.rows("blocks.0.ffn.net.0.proj.weight"),
-            "num_layers": weights.count("blocks"),
-            "cross_attn_norm": "blocks.0.norm2.weight" in weights,
-        }
-    )
+    sizes = {
+        "patch_size": patch,
+        "num_attention_heads": width // HEAD_DIM,
+        "in_channels": in_channels,
+        "out_channels": weights.rows("proj_out.weight") // (patch[0] * patch[1] * patch[2]),
+        "text_dim": weights.columns("condition_embedder.text_embedder.linear_1.weight"),
+        "freq_dim": weights.columns("condition_embedder.time_embedder.linear_1.weight"),
+        "ffn_dim": weights.rows("blocks.0.ffn.net.0.proj.weight"),
+        "num_layers": weights.count("blocks"),
+        "cross_attn_norm": "blocks.0.norm2.weight" in weights,
+    }
+    return _FIXED | _image(weights) | sizes
 
 
 _SETTINGS: dict[str, tuple[Any, ...]] = {
