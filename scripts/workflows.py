@@ -58,6 +58,22 @@ def is_widget(kind: str, options: dict[str, Any]) -> bool:
     return kind in WIDGET_TYPES and not options.get("forceInput")
 
 
+def with_options(prompt: Prompt, object_info: dict[str, Any]) -> Prompt:
+    """A prompt as the web page queues it: without titles, and with a default for each widget that it leaves out."""
+    return {
+        key: {
+            "class_type": entry["class_type"],
+            "inputs": _defaults(object_info[entry["class_type"]]) | entry["inputs"],
+        }
+        for key, entry in prompt.items()
+    }
+
+
+def _defaults(info: dict[str, Any]) -> dict[str, Any]:
+    widgets = {name: options for name, (kind, options) in declared_inputs(info).items() if is_widget(kind, options)}
+    return {name: options["default"] for name, options in widgets.items() if "default" in options}
+
+
 def to_graph(prompt: Prompt, object_info: dict[str, Any]) -> dict[str, Any]:
     """A prompt in the web page's format, its nodes laid out in columns from left to right."""
     links: list[list[Any]] = []
@@ -83,9 +99,12 @@ def to_graph(prompt: Prompt, object_info: dict[str, Any]) -> dict[str, Any]:
 def _node(node_id: int, entry: Node, info: dict[str, Any], links: list[list[Any]]) -> Node:
     inputs: list[Node] = []
     values: list[Any] = []
-    for name, (kind, options) in declared_inputs(info).items():
+    declared = declared_inputs(info)
+    for name, (kind, options) in declared.items():
         value = entry["inputs"].get(name)
         if is_widget(kind, options):
+            if name in _later_options(entry, declared):
+                continue
             value = options.get("default") if value is None else value
             inputs.append({"name": name, "type": kind, "widget": {"name": name}, "link": None})
             values += [value, "fixed"] if options.get("control_after_generate") else [value]
@@ -98,7 +117,8 @@ def _node(node_id: int, entry: Node, info: dict[str, Any], links: list[list[Any]
             links.append([slot["link"], int(value[0]), value[1], node_id, len(inputs), kind])
         inputs.append(slot)
     node = {"id": node_id, "type": entry["class_type"], "flags": {}, "mode": 0, "inputs": inputs}
-    outputs = zip(info["output"], info["output_name"], strict=True)
+    # Newer versions give nodes that save files outputs, which no workflow uses.
+    outputs = () if info["output_node"] else zip(info["output"], info["output_name"], strict=True)
     node["outputs"] = [{"name": name, "type": kind, "links": []} for kind, name in outputs]
     node["properties"] = {"Node name for S&R": entry["class_type"]}
     node["widgets_values"] = values
@@ -107,6 +127,12 @@ def _node(node_id: int, entry: Node, info: dict[str, Any], links: list[list[Any]
     if title := entry.get("_meta", {}).get("title"):
         node["title"] = title
     return node
+
+
+def _later_options(entry: Node, declared: dict[str, tuple[str, dict[str, Any]]]) -> list[str]:
+    """The inputs after the last one that the prompt sets. The page gives them the default values of its version."""
+    names = list(declared)
+    return names[max((names.index(name) for name in entry["inputs"]), default=-1) + 1 :]
 
 
 def _place(nodes: list[Node], links: list[list[Any]]) -> None:

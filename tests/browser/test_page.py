@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from scripts import comfy_paths, workflows
+from scripts.comfy_server import ComfyServer
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -26,14 +27,17 @@ IMAGE_SIZE = """() => {
 PROMPT = "async () => (await window.app.graphToPrompt()).output"
 
 
+def queued(page: "Page") -> dict[str, tuple[str, dict[str, Any]]]:
+    """The prompt that the page would queue: class and inputs by node."""
+    prompt: dict[str, dict[str, Any]] = page.evaluate(PROMPT)
+    return {key: (node["class_type"], node["inputs"]) for key, node in prompt.items()}
+
+
 @pytest.mark.parametrize("name", workflows.names())
-def test_the_page_queues_the_prompt_of_the_api_format(page: "Page", name: str) -> None:
+def test_the_page_queues_the_prompt_of_the_api_format(page: "Page", page_server: ComfyServer, name: str) -> None:
     page.evaluate(OPEN, name)
-    queued: dict[str, dict[str, Any]] = page.evaluate(PROMPT)
-    prompt = workflows.api(name)
-    assert {key: (node["class_type"], node["inputs"]) for key, node in queued.items()} == {
-        key: (node["class_type"], node["inputs"]) for key, node in prompt.items()
-    }
+    expected = workflows.with_options(workflows.api(name), page_server.client.object_info())
+    assert queued(page) == {key: (node["class_type"], node["inputs"]) for key, node in expected.items()}
 
 
 def test_run_shows_the_finished_image(page: "Page") -> None:

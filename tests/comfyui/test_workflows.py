@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import urllib.parse
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,19 +28,15 @@ def to_api(graph: dict[str, Any], object_info: dict[str, Any]) -> Prompt:
     prompt: Prompt = {}
     for node in graph["nodes"]:
         inputs = {slot["name"]: links[slot["link"]] for slot in node["inputs"] if slot["link"] is not None}
-        values = iter(node["widgets_values"])
+        values: Iterator[Any] = iter(node["widgets_values"])
         for name, (kind, options) in workflows.declared_inputs(object_info[node["type"]]).items():
             if workflows.is_widget(kind, options):
-                inputs[name] = next(values)
+                inputs[name] = next(values, options.get("default"))
                 if options.get("control_after_generate"):
                     next(values)
         assert next(values, None) is None, f"{node['type']} has more values than widgets"
         prompt[str(node["id"])] = {"class_type": node["type"], "inputs": inputs}
     return prompt
-
-
-def without_titles(prompt: Prompt) -> Prompt:
-    return {key: {k: v for k, v in entry.items() if k != "_meta"} for key, entry in prompt.items()}
 
 
 def test_every_kind_has_a_workflow_for_each_variant() -> None:
@@ -67,7 +64,8 @@ def test_every_loaded_file_can_be_downloaded_into_its_folder() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_graph_converts_to_the_stored_api_prompt(client: ComfyClient, name: str) -> None:
-    assert to_api(workflows.graph(name), client.object_info()) == without_titles(workflows.api(name))
+    info = client.object_info()
+    assert to_api(workflows.graph(name), info) == workflows.with_options(workflows.api(name), info)
 
 
 def test_templates_browser_lists_every_workflow_with_a_thumbnail(client: ComfyClient) -> None:
