@@ -4,9 +4,8 @@ import json
 import subprocess
 import sys
 import urllib.parse
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import psutil
 import pytest
@@ -28,10 +27,10 @@ def to_api(graph: dict[str, Any], object_info: dict[str, Any]) -> Prompt:
     prompt: Prompt = {}
     for node in graph["nodes"]:
         inputs = {slot["name"]: links[slot["link"]] for slot in node["inputs"] if slot["link"] is not None}
-        values: Iterator[Any] = iter(node["widgets_values"])
+        values = iter(node["widgets_values"])
         for name, (kind, options) in workflows.declared_inputs(object_info[node["type"]]).items():
             if workflows.is_widget(kind, options):
-                inputs[name] = next(values, options.get("default"))
+                inputs[name] = next(values, cast(Any, options.get("default")))
                 if options.get("control_after_generate"):
                     next(values)
         assert next(values, None) is None, f"{node['type']} has more values than widgets"
