@@ -40,9 +40,6 @@ METADATA = {
 }
 """What ComfyUI reads from a file's metadata, as LTX-Video's files have it."""
 
-UNKNOWN = ("hunyuan_video i2v replace", "hunyuan_video i2v replace without guidance")
-"""Cases whose file does not say what they are."""
-
 
 def with_assumed_sizes(detect: Detect) -> Detect:
     """Return ComfyUI's ``detect_unet_config`` with the sizes of ``ASSUMED``."""
@@ -70,7 +67,7 @@ def _pooled(extra: Callable[[Random], dict[str, Any]], random: Random) -> dict[s
     return {**extra(random), "pooled_output": random(1, POOLED)}
 
 
-CASES: dict[str, Case] = {name: _loadable(name, case) for name, case in FILE_CASES.items() if name not in UNKNOWN}
+CASES: dict[str, Case] = {name: _loadable(name, case) for name, case in FILE_CASES.items()}
 FIRST = FIRST_FILES
 """One case a family."""
 
