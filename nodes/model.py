@@ -16,9 +16,9 @@ from .remote.model import parallel_model
 from .remote.patcher import RemotePatcher, remote_patcher
 from .remote.preflight import check_prompt
 from .remote.upstream import (
-    Upstream,
+    check_upstream,
+    describe_reading,
     find_upstream,
-    other_consumers,
     rebuild,
     remember_source,
     source_changes,
@@ -81,6 +81,7 @@ class ParallelModel(io.ComfyNode):  # type: ignore[misc]
     ) -> io.NodeOutput:
         """Expand into Parallel Loader and copies of the nodes between, or take the MODEL that ComfyUI has loaded."""
         prompt, node_id = cls.hidden.dynprompt, cls.hidden.unique_id
+        check_upstream(prompt, node_id)
         upstream = find_upstream(prompt, node_id)
         if upstream is None:
             remote, text = _from_loaded(model, devices, layout, attention, cls.hidden)
@@ -93,7 +94,7 @@ class ParallelModel(io.ComfyNode):  # type: ignore[misc]
         own = prompt.get_node(node_id)["inputs"]
         inputs = {key: own.get(key) for key in ("devices", "layout", "attention")}
         output, graph = rebuild(prompt, upstream, dtype="auto", **inputs)
-        return io.NodeOutput(output, expand=graph, ui={"text": (_describe(upstream, node_id, prompt),)})
+        return io.NodeOutput(output, expand=graph, ui={"text": (describe_reading(prompt, upstream, node_id),)})
 
 
 def _from_loaded(
@@ -115,13 +116,7 @@ def _from_loaded(
     if isinstance(origin, MemoryFile):
         origin.fill()
     handle.keep_weights()
-    return remote, handle.describe(f"{name}; weights load at first use")
-
-
-def _describe(upstream: Upstream, node_id: str, prompt: Any) -> str:
-    """Return what the node shows about the file, and about what makes ComfyUI load it, too."""
-    file = upstream.file if isinstance(upstream.file, str) else "the file"
-    consumers = other_consumers(prompt, upstream, node_id)
-    if not consumers:
-        return f"{file}: ComfyUI does not load it"
-    return f"{file}: ComfyUI loads it too, for {', '.join(consumers)}"
+    text = f"{name}; weights load at first use"
+    if source.model.model_config.optimizations.get("fp8"):  # ComfyUI would multiply matrices in fp8
+        text += f"; the ranks compute in {handle.spec.dtype}, not in fp8"
+    return remote, handle.describe(text)

@@ -7,8 +7,9 @@ from typing import Any
 
 from comfy.ldm.lightricks.vae.causal_video_autoencoder import VideoVAE
 
+from ...parallel_backend.checkpoint.single_file import SUFFIXES
 from ...parallel_backend.errors import InvalidRequest
-from ..bridges.refusals import check_compute_dtype
+from ..bridges.refusals import check_compute_dtype, check_model_options
 from .memory_file import MemoryFile
 from .patcher import RemotePatcher
 
@@ -31,7 +32,7 @@ _PLAIN = {
 
 
 def source_file(patcher: Any) -> Path | None:
-    """Return the file that a MODEL or VAE was loaded from as it is, if ComfyUI has noted it.
+    """Return the safetensors file that a MODEL or VAE was loaded from as it is, if ComfyUI has noted it.
 
     Versions before 0.27 do not note it.
     """
@@ -43,7 +44,8 @@ def source_file(patcher: Any) -> Path | None:
         return None
     path, options = _PLAIN[load.__name__]
     given = inspect.signature(load).bind(*arguments).arguments
-    return None if given.get(options) else Path(given[path])
+    file = Path(given[path])
+    return file if file.suffix.lower() in SUFFIXES and not given.get(options) else None
 
 
 def copy_model(patcher: Any) -> MemoryFile:
@@ -54,7 +56,7 @@ def copy_model(patcher: Any) -> MemoryFile:
     """
     unet_config: Mapping[str, Any] = patcher.model.model_config.unet_config
     # A file's metadata becomes part of ``unet_config``, so this is what the file may have said.
-    said = {name: value for name, value in unet_config.items() if isinstance(value, bool | int | float | str)}
+    said = {name: value for name, value in unet_config.items() if isinstance(value, bool | int | float | str | list)}
     return MemoryFile(patcher, (PREFIX, ""), {"transformer": said})
 
 
@@ -101,7 +103,10 @@ def adopt(remote: RemotePatcher, source: Any) -> None:
         what = needing_layers[0] if needing_layers else "layers or weights"
         raise InvalidRequest(f"a node before Parallel Model changes {what}, which is not supported: bypass that node")
     check_compute_dtype(source.object_patches)
-    ours.model_sampling, ours.latent_format = theirs.model_sampling, theirs.latent_format
+    check_model_options(source.model_options)
+    for name in ("model_sampling", "latent_format"):
+        # While a clone of the MODEL is loaded, its object patches are in place of what the model itself has.
+        setattr(ours, name, source.object_patches_backup.get(name, getattr(theirs, name)))
     copied = source.clone()  # with ComfyUI's own copies of everything that is set on it
     remote.object_patches, remote.model_options = copied.object_patches, copied.model_options
     remote.attachments, remote.additional_models = copied.attachments, copied.additional_models

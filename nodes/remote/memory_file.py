@@ -18,6 +18,7 @@ from typing import Any
 import comfy.float
 import comfy.lora
 import comfy.model_management
+import comfy.utils
 import torch
 from torch import Tensor
 
@@ -35,6 +36,8 @@ _DTYPES = {
 
 _SPARE = 1 << 30
 """Bytes of memory that must stay free."""
+
+_READ_THE_FILE = "load the model with Load Diffusion Model or Parallel Loader, so that the ranks read its file"
 
 
 class MemoryFile:
@@ -68,17 +71,34 @@ class MemoryFile:
         self.path = Path(f"/proc/{os.getpid()}/fd/{self._descriptor}")
 
     def fill(self) -> None:
-        """Copy the weights, and forbid changes from then on. ComfyUI's copy is not used any more."""
+        """Copy the weights, and forbid changes from then on. ComfyUI's copy is not used any more.
+
+        Shows progress on the node that is running, and ends when the user interrupts.
+
+        Raises:
+            InvalidRequest: the system refuses the memory.
+        """
         weights = self._patcher.get_key_patches(self._prefix)
         self._patcher = None
-        os.posix_fallocate(self._descriptor, 0, self._size)
-        with mmap.mmap(self._descriptor, self._size) as target:
-            position = self._start
-            for data in _patched(weights):
-                target[position : position + len(data)] = data
-                position += len(data)
+        try:
+            os.posix_fallocate(self._descriptor, 0, self._size)
+        except OSError as error:
+            raise InvalidRequest(
+                f"the system gives no {self._size / 1e9:.1f} GB of memory for a copy of the model's weights ({error}): "
+                f"{_READ_THE_FILE}"
+            ) from error
+        self._copy(weights)
         seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
         fcntl.fcntl(self._descriptor, fcntl.F_ADD_SEALS, seals)
+
+    def _copy(self, weights: Mapping[str, list[Any]]) -> None:
+        progress, position = comfy.utils.ProgressBar(len(weights)), self._start
+        with mmap.mmap(self._descriptor, self._size) as target:
+            for data in _patched(weights):
+                comfy.model_management.throw_exception_if_processing_interrupted()
+                target[position : position + len(data)] = data
+                position += len(data)
+                progress.update(1)
 
 
 def _header(weights: Mapping[str, Tensor], config: Mapping[str, Any]) -> tuple[bytes, int]:
@@ -118,5 +138,5 @@ def _check_memory(size: int) -> None:
     if size + _SPARE > available:
         raise InvalidRequest(
             f"one more copy of the model's weights takes {size / 1e9:.1f} GB, and {available / 1e9:.1f} GB of memory "
-            "are free: load the model with Load Diffusion Model or Parallel Loader, so that the ranks read its file"
+            f"are free: {_READ_THE_FILE}"
         )

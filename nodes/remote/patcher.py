@@ -65,7 +65,8 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):  # type: ignore[misc]
         if names & self.model.state_dict().keys():
             raise InvalidRequest(
                 "a LoRA (or another node that changes weights) cannot be applied to a parallel model yet: load the "
-                "model with ComfyUI's own loader, and put Parallel Model behind the LoRA"
+                "model with ComfyUI's own loader, and put Parallel Model behind the LoRA; if it is there, it does not "
+                "know the node, whose class name must contain lora, lycoris or merge"
             )
 
     def get_key_patches(self, filter_prefix: str | None = None) -> NoReturn:

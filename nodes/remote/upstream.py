@@ -12,7 +12,8 @@ from comfy_execution.graph import DynamicPrompt
 from comfy_execution.graph_utils import GraphBuilder, is_link
 
 from ..backend import checkpoints
-from .preflight import executed_nodes
+from ..bridges.refusals import layers_unavailable
+from .preflight import SKIPPING, executed_nodes
 
 Link = list[Any]
 """A node's id and the number of its output."""
@@ -54,7 +55,7 @@ class CoreLoader:
     plain: Mapping[str, Any]
 
 
-_WEIGHTS = re.compile("lora|merge", re.IGNORECASE)
+_WEIGHTS = re.compile("lora|loha|lokr|lycoris|merge|attentionmultiply", re.IGNORECASE)
 """Nodes of these classes change weights, so what they make is read from ComfyUI and not from the file."""
 
 _MODEL_LOADERS: dict[str, CoreLoader] = {
@@ -178,14 +179,23 @@ def rebuild(prompt: DynamicPrompt, upstream: Upstream, **inputs: Any) -> tuple[L
     return link, graph.finalize()
 
 
-def other_consumers(prompt: DynamicPrompt, upstream: Upstream, node_id: str) -> list[str]:
-    """Return the nodes that still make ComfyUI run the loader, as ``class (id)``.
+def describe_reading(prompt: DynamicPrompt, upstream: Upstream, node_id: str) -> str:
+    """Return what one of our nodes shows about its file, and about what makes ComfyUI load it, too.
 
     Args:
-        prompt: the prompt.
+        prompt: the prompt with the nodes that other nodes expanded into.
         upstream: what ``find_upstream`` returned.
         node_id: the node whose input was followed.
     """
+    file = upstream.file if isinstance(upstream.file, str) else "the file"
+    consumers = _other_consumers(prompt, upstream, node_id)
+    if not consumers:
+        return f"{file}: ComfyUI does not load it"
+    return f"{file}: ComfyUI loads it too, for {', '.join(consumers)}"
+
+
+def _other_consumers(prompt: DynamicPrompt, upstream: Upstream, node_id: str) -> list[str]:
+    """Return the nodes that still make ComfyUI run the loader, as ``class (id)``."""
     chain = {upstream.loader_id, *(each for each, _, _ in upstream.between)}
     nodes = {each: _without_lazy(prompt, each) for each in prompt.all_node_ids()}
     expanded = prompt.all_node_ids() - prompt.get_original_prompt().keys()
@@ -204,6 +214,28 @@ def _without_lazy(prompt: DynamicPrompt, node_id: str) -> dict[str, Any]:
         return node
     lazy, *_ = _FOLLOWED[node["class_type"]]
     return node | {"inputs": {name: value for name, value in node["inputs"].items() if name != lazy}}
+
+
+def check_upstream(prompt: DynamicPrompt, node_id: str) -> None:
+    """Refuse nodes that skip layers and whose MODEL reaches a node.
+
+    Args:
+        prompt: the prompt with the nodes that other nodes expanded into.
+        node_id: the node.
+
+    Raises:
+        InvalidRequest: there is such a node. The message names it.
+    """
+    pending, seen = [node_id], set[str]()
+    while pending:
+        each = pending.pop()
+        if each in seen:
+            continue
+        seen.add(each)
+        node = prompt.get_node(each)
+        if node["class_type"] in SKIPPING:
+            raise layers_unavailable(f"{node['class_type']} ({each}) skips or replaces layers of the model")
+        pending += [value[0] for value in node["inputs"].values() if _type_of(prompt, value) == "MODEL"]
 
 
 def _type_of(prompt: DynamicPrompt, value: Any) -> str | None:

@@ -98,6 +98,7 @@ def loaded(load: Callable[..., Loaded]) -> Loaded:
 def backend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     """A real backend in its own runtime folder."""
     client = Client(endpoint=Endpoint(folder=tmp_path_factory.mktemp("run")), idle_timeout=120.0)
+    client.start()
     yield client
     client.stop()
 

@@ -1,11 +1,17 @@
 """Parallel Model in ComfyUI's own executor, behind ComfyUI's own loaders of files."""
 
 import copy
+import errno
+import gc
+import weakref
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import comfy.model_management
 import comfy.sd
+import comfy.utils
 import folder_paths
 import pytest
 import torch
@@ -18,6 +24,8 @@ from any_folder_name.nodes.remote import memory_file
 from any_folder_name.nodes.remote.adopt import copy_model
 from any_folder_name.nodes.sampler import ParallelSampler
 from any_folder_name.parallel_backend.client.client import Client
+from comfy_execution.graph import DynamicPrompt
+from comfy_extras.nodes_slg import SkipLayerGuidanceDiT
 from helpers.executor import Executor, Given, Prompt
 from helpers.inside_fixtures import relative_error
 from natives.files import FILE_CASES
@@ -26,6 +34,8 @@ from safetensors.torch import load_file, save_file
 
 CASE = FILE_CASES["sd3 3.5 medium"]
 """A family whose sizes ComfyUI reads from the file."""
+SHIFT, DEFAULT_SHIFT = 5.0, 3.0
+"""Of ModelSamplingSD3 in the prompts, and of the family without it."""
 
 
 @pytest.fixture(scope="module")
@@ -66,10 +76,19 @@ def executor(folder: Path, backend: Client, monkeypatch: pytest.MonkeyPatch) -> 
         "negative": CASE.conditioning(2, shorter=3),
         "latent": CASE.samples(),
     }
-    return Executor(ParallelModel, ParallelLoader, ParallelLayoutNode, ParallelSampler)
+    return Executor(ParallelModel, ParallelLoader, ParallelLayoutNode, ParallelSampler, SkipLayerGuidanceDiT)
 
 
-def prompt(model: str, *, seed: int = 5, shift: float = 3.0, sampler: str = "KSampler", **changes: Any) -> Prompt:
+SKIPPING = {
+    "class_type": "SkipLayerGuidanceDiT",
+    "inputs": {
+        "model": ["1", 0], "double_layers": "0", "single_layers": "0", "scale": 3.0, "start_percent": 0.0,
+        "end_percent": 1.0, "rescaling_scale": 0.0,
+    },
+}  # fmt: skip
+
+
+def prompt(model: str, *, seed: int = 5, shift: float = SHIFT, sampler: str = "KSampler", **changes: Any) -> Prompt:
     """Return a prompt whose sampler takes its model from the node ``model``."""
     sampling = {
         "seed": seed, "steps": 3, "cfg": 4.0, "sampler_name": "euler", "scheduler": "simple", "denoise": 1.0,
@@ -137,10 +156,11 @@ def test_another_seed_or_shift_reads_nothing(executor: Executor, backend: Client
     assert not {"3", "7"} & set(executor.executed)
     executor.run(prompt("3", seed=6))
     assert "3.0.0.1" not in executor.executed
-    shifted = latent(executor.run(prompt("3", shift=5.0)))
+    shifted = latent(executor.run(prompt("3", shift=8.0)))
     assert "3.0.0.1" not in executor.executed
     assert loads(backend) == before
     assert relative_error(shifted, first) > 1e-3
+    assert relative_error(shifted, latent(executor.run(prompt("2", shift=8.0)))) < 1e-4
 
 
 def test_a_name_may_arrive_by_a_link(
@@ -163,10 +183,9 @@ def test_two_parallel_models_behind_one_loader(executor: Executor, native_loads:
         "17": {"class_type": "KSampler", "inputs": prompt("13", seed=5)["7"]["inputs"]},
         "18": {"class_type": "Recorder", "inputs": {"value": ["17", 0]}},
     }
-    results = executor.run(prompt("3", **second))
+    results = executor.run(prompt("3", shift=DEFAULT_SHIFT, **second))
     assert len(results) == 2
     assert native_loads == []
-    # ComfyUI's default shift for the family is that of ModelSamplingSD3.
     assert torch.equal(results[0]["samples"], results[1]["samples"])
 
 
@@ -224,6 +243,54 @@ def test_a_model_from_elsewhere_is_copied_once(
         assert set(file.keys()) == set(native.model.diffusion_model.state_dict())
 
 
+def test_what_a_loaded_clone_has_in_place_of_the_models_own_is_not_taken_over(executor: Executor, native: Any) -> None:
+    Given.values["model"] = native
+    elsewhere: Prompt = {"1": {"class_type": "Given", "inputs": {"key": "model"}}}
+    unshifted: Prompt = {"3": {"class_type": "ParallelModel", "inputs": {"model": ["1", 0], "devices": "0,1"}}}
+    executor.run(prompt("2", shift=8.0, **elsewhere))
+    parallel = latent(executor.run(prompt("3", **elsewhere, **unshifted)))
+    assert relative_error(parallel, latent(executor.run(prompt("1", **elsewhere)))) < 1e-4
+
+
+@pytest.mark.usefixtures("executor")
+def test_comfyuis_copy_is_released_where_nothing_else_holds_it() -> None:
+    source: Any = CASE.native()
+    weights = weakref.ref(source.model.diffusion_model)
+    prompt = {"1": {"class_type": "ParallelModel", "inputs": {}}}
+    hidden = SimpleNamespace(dynprompt=DynamicPrompt(prompt), prompt=prompt, unique_id="1")
+    remote, _ = model._from_loaded(source, "0,1", None, "auto", hidden)
+    assert weights() is not None
+    del source
+    gc.collect()
+    assert weights() is None
+    assert remote.model.diffusion_model.handle.spec.path.startswith("/proc/")
+
+
+def test_copying_ends_when_the_user_interrupts(
+    executor: Executor, native: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Given.values["model"] = native
+    copied: list[Any] = []
+
+    def interrupt(self: Any, value: int) -> None:
+        copied.append(value)
+        comfy.model_management.interrupt_current_processing()
+
+    monkeypatch.setattr(comfy.utils.ProgressBar, "update", interrupt)
+    executor.run(prompt("3", **{"1": {"class_type": "Given", "inputs": {"key": "model"}}}))
+    assert copied == [1]
+
+
+def test_memory_that_the_system_refuses_is_named(
+    executor: Executor, native: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Given.values["model"] = native
+    error = OSError(errno.ENOSPC, "No space left on device")
+    monkeypatch.setattr(memory_file.os, "posix_fallocate", Mock(side_effect=error))
+    with pytest.raises(RuntimeError, match=r"the system gives no 0.0 GB of memory .*No space left"):
+        executor.run(prompt("3", **{"1": {"class_type": "Given", "inputs": {"key": "model"}}}))
+
+
 @pytest.mark.parametrize("weight_dtype", ["fp8_e4m3fn", "fp8_e5m2"])
 def test_a_cast_while_loading_is_kept(weight_dtype: str, executor: Executor) -> None:
     cast = {"class_type": "UNETLoader", "inputs": {"unet_name": "tiny.safetensors", "weight_dtype": weight_dtype}}
@@ -246,7 +313,7 @@ def test_a_lora_before_the_node_is_merged(executor: Executor, folder: Path) -> N
     inputs = {"model": ["1", 0], "lora_name": "lora.safetensors", "strength_model": 0.8}
     with_lora: Prompt = {
         "9": {"class_type": "LoraLoaderModelOnly", "inputs": inputs},
-        "2": {"class_type": "ModelSamplingSD3", "inputs": {"model": ["9", 0], "shift": 3.0}},
+        "2": {"class_type": "ModelSamplingSD3", "inputs": {"model": ["9", 0], "shift": SHIFT}},
     }
     parallel = latent(executor.run(prompt("3", **with_lora)))
     bypassed = latent(executor.run(prompt("2", **with_lora)))
@@ -259,6 +326,8 @@ def test_a_lora_before_the_node_is_merged(executor: Executor, folder: Path) -> N
     [
         ({"class_type": "ModelComputeDtype", "inputs": {"model": ["1", 0], "dtype": "bf16"}}, "ModelComputeDtype has"),
         ({"class_type": "Given", "inputs": {"key": "another class"}}, "ComfyUI loaded this model as"),
+        ({"class_type": "Given", "inputs": {"key": "patched"}}, "a node skips or replaces layers"),
+        (SKIPPING, r"SkipLayerGuidanceDiT \(2\) skips"),
     ],
 )
 def test_a_model_that_cannot_run_is_refused_before_its_weights_are_copied(
@@ -267,12 +336,27 @@ def test_a_model_that_cannot_run_is_refused_before_its_weights_are_copied(
     other = native.clone()
     other.model = copy.copy(native.model)
     other.model.__class__ = type("Other", (type(native.model),), {})
-    Given.values |= {"model": native, "another class": other}
+    patched = native.clone()
+    patched.set_model_attn1_replace(lambda *args: args[0], "double_block", 0)
+    Given.values |= {"model": native, "another class": other, "patched": patched}
     filled: list[Any] = []
     monkeypatch.setattr(memory_file.MemoryFile, "fill", filled.append)
     with pytest.raises(RuntimeError, match=message):
         executor.run(prompt("3", **{"1": {"class_type": "Given", "inputs": {"key": "model"}}, "2": between}))
     assert filled == []
+
+
+def test_skipped_layers_are_refused_before_weights_load(executor: Executor, native_loads: list[str]) -> None:
+    with pytest.raises(RuntimeError, match=r"SkipLayerGuidanceDiT \(2\) skips or replaces layers"):
+        executor.run(prompt("3", **{"2": SKIPPING}))
+    assert native_loads == []
+    assert executor.executed[-1] == "3"
+
+
+def test_fp8_products_are_named(executor: Executor) -> None:
+    fast = {"class_type": "UNETLoader", "inputs": {"unet_name": "tiny.safetensors", "weight_dtype": "fp8_e4m3fn_fast"}}
+    executor.run(prompt("3", **{"1": fast}))
+    assert executor.texts["3"][0].endswith("the ranks compute in float32, not in fp8")
 
 
 def test_another_compute_dtype_is_refused(executor: Executor) -> None:
