@@ -14,7 +14,7 @@ from .loader import DEVICES_TOOLTIP, check_devices, open_vae
 from .picture_metadata import label_saved_images
 from .remote.adopt import COPY_TEXT, copy_vae, source_file
 from .remote.memory_file import MemoryFile
-from .remote.upstream import find_upstream, remember_source, source_changes
+from .remote.upstream import Upstream, describe_reading, find_upstream, remember_source, source_changes
 from .remote.vae import RemoteVAE, vae_alone
 
 TILE_TOOLTIP = (
@@ -69,46 +69,45 @@ class ParallelVAE(io.ComfyNode):  # type: ignore[misc]
     @classmethod
     def check_lazy_status(cls, **_: Any) -> list[str]:
         """Ask for the VAE only if its file does not follow from the prompt."""
-        return [] if _vae_name(cls.hidden) else ["vae"]
+        return [] if _vae_upstream(cls.hidden) else ["vae"]
 
     @classmethod
     def execute(cls, vae: Any = None, devices: str = "all") -> io.NodeOutput:
         """Open the VAE's file, or take the VAE that ComfyUI has loaded. Weights load at their first use."""
-        node_id = cls.hidden.dynprompt.get_display_node_id(cls.hidden.unique_id)
-        name = _vae_name(cls.hidden)
-        if name is None:
-            handle, origin = _from_loaded(vae, devices, node_id)
+        prompt, node_id = cls.hidden.dynprompt, cls.hidden.unique_id
+        shown_on, upstream = prompt.get_display_node_id(node_id), _vae_upstream(cls.hidden)
+        if upstream is None or upstream.model_name is None:
+            handle, text = _from_loaded(vae, devices, shown_on)
         else:
-            remember_source(cls.hidden.unique_id, name)
-            handle, origin = open_vae(checkpoints.path_of(name), devices, node_id), name
+            remember_source(node_id, upstream.model_name)
+            handle = open_vae(checkpoints.path_of(upstream.model_name), devices, shown_on)
+            text = describe_reading(prompt, upstream, node_id)
         handle.keep_weights()
-        text = f"{origin}; weights load at first use"
         return io.NodeOutput(vae_alone(handle, vae_of(handle.checkpoint).scale), ui={"text": (text,)})
 
 
 def _from_loaded(source: Any, devices: str, node_id: str) -> tuple[Handle, str]:
-    """Return the handle of a VAE that ComfyUI has loaded, from its file or a copy of its weights, and which it is."""
+    """Return the handle of a VAE that ComfyUI has loaded, from its file or a copy of its weights, and a text."""
     if isinstance(source, RemoteVAE):
         raise InvalidRequest("the VAE is parallel already: remove Parallel VAE")
     origin = source_file(source.patcher) or copy_vae(source)
     if not isinstance(origin, MemoryFile):
-        return open_vae(origin, devices, node_id), origin.name
+        return open_vae(origin, devices, node_id), f"{origin.name}; weights load at first use"
     handle = open_vae(origin.path, devices, node_id, origin)
     origin.fill()
-    return handle, COPY_TEXT
+    return handle, f"{COPY_TEXT}; weights load at first use"
 
 
-def _vae_name(hidden: Any) -> str | None:
-    """Return the name of the file that the VAE's loader names, or None if it does not follow from the prompt.
+def _vae_upstream(hidden: Any) -> Upstream | None:
+    """Return the VAE's loader, or None if its file does not follow from the prompt.
 
     Raises:
         InvalidRequest: the loader has no such file.
     """
     upstream = find_upstream(hidden.dynprompt, hidden.unique_id)
-    name = upstream.model_name if upstream else None
-    if upstream and name and not checkpoints.is_file(name):
+    if upstream and upstream.model_name and not checkpoints.is_file(upstream.model_name):
         raise InvalidRequest(f"{upstream.file} is no file of a VAE, which Parallel VAE needs: bypass Parallel VAE")
-    return name
+    return upstream
 
 
 class ParallelVAEDecode(io.ComfyNode):  # type: ignore[misc]
