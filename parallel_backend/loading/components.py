@@ -12,6 +12,7 @@ from ..checkpoint.checkpoint import HIGH_NOISE, LOW_NOISE, Checkpoint
 from ..distributed.collectives import agree, all_true
 from ..distributed.mesh import DeviceMesh
 from ..interfaces.family import Family
+from ..layout.parallel_layout import ParallelLayout
 from ..protocol.messages import LoadedModel
 from ..protocol.tensors import NAMES
 from .load import check_component, load_text_encoder, load_transformer, load_vae
@@ -71,6 +72,7 @@ class ComponentCache:
         self.checkpoint, self.dtype, self.device, self._make_room = checkpoint, dtype, device, make_room
         self.loads = 0
         self.whole_vae = ""
+        self._layout: ParallelLayout | None = None
         self._held: dict[str, WeightPart] = {}
         self._meshes: dict[str, DeviceMesh] = {}
         self._parts: dict[str, Any] = {}
@@ -101,6 +103,7 @@ class ComponentCache:
             if not held.alone:
                 self._meshes[name] = mesh
         self._held[name] = held
+        self._layout = mesh.layout
         return self._part(name, lambda: load_transformer(self.checkpoint, self.dtype, self.device, mesh, name))
 
     def agree(self, mesh: DeviceMesh) -> None:
@@ -132,10 +135,12 @@ class ComponentCache:
         """Return the VAE, a module of diffusers."""
         return self._part("vae", lambda: load_vae(self.checkpoint, self.device))
 
-    def describe(self) -> LoadedModel:
-        """Describe what is loaded. Safe to call from another thread."""
+    def describe(self, stamp: str) -> LoadedModel:
+        """Describe what is loaded from the files that have this stamp. Safe to call from another thread."""
         return LoadedModel(
             path=str(self.checkpoint.path),
+            stamp=stamp,
+            layout=self._layout,
             dtype=NAMES[self.dtype],
             parts=tuple(sorted(self._parts.copy())),
             loads=self.loads,
