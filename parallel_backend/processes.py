@@ -57,6 +57,13 @@ def _core_position(cpu: int) -> tuple[int, ...]:
         return (0, cpu, cpu)
 
 
+def machine_memory() -> tuple[int, int]:
+    """Bytes of the machine's memory that processes can still use, and of all of it (``meminfo`` in proc(5))."""
+    fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    available, total = (1024 * int(fields[name].split()[0]) for name in ("MemAvailable", "MemTotal"))
+    return available, total
+
+
 def private_memory(pid: int) -> int:
     """Resident bytes that a process shares with no other process, 0 once it is gone."""
     return _mapped_memory(pid, "Private_Clean:", "Private_Dirty:")

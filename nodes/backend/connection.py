@@ -17,7 +17,7 @@ import comfy.model_management
 import comfy.utils
 from torch import Tensor
 
-from ...parallel_backend.checkpoint.checkpoint import Checkpoint
+from ...parallel_backend.checkpoint.checkpoint import HIGH_NOISE, LOW_NOISE, Checkpoint
 from ...parallel_backend.client.client import Client
 from ...parallel_backend.errors import BackendError, BackendUnavailable, Cancelled, OutOfMemory, QueueFull
 from ...parallel_backend.layout.parallel_layout import ParallelLayout, auto
@@ -26,6 +26,7 @@ from ...parallel_backend.protocol.messages import (
     Encode,
     EncodeText,
     Forward,
+    LoadedModel,
     ModelSpec,
     Progress,
     RankRequest,
@@ -151,7 +152,7 @@ class Handle:
     def holds(self, components: Collection[str], *, ranks: int) -> bool:
         """Whether each of the first ``ranks`` ranks holds these components. The status is at most a second old.
 
-        A rank may hold a different shard of a component than a new layout needs.
+        What was loaded from other files under the same path, or cut for another layout, does not count.
         """
         try:
             statuses = client().status().ranks[:ranks]
@@ -161,9 +162,16 @@ class Handle:
 
     def _held_by(self, rank: RankStatus) -> set[str]:
         """Return this model's components that a rank holds."""
+        return {part for model in rank.models for part in self._usable(model)}
+
+    def _usable(self, model: LoadedModel) -> set[str]:
+        """Return those components of a loaded model that this model can use."""
         spec = self.spec
-        same = (model for model in rank.models if model.path == spec.path and spec.dtype in ("auto", model.dtype))
-        return {part for model in same for part in model.parts}
+        if (model.path, model.stamp) != (spec.path, spec.stamp) or spec.dtype not in ("auto", model.dtype):
+            return set()
+        wanted = spec.layout.cut if spec.layout else None
+        split = any(layout.splits_weights for layout in (wanted, model.layout) if layout)
+        return set(model.parts) - ({HIGH_NOISE, LOW_NOISE} if split and wanted != model.layout else set())
 
     def layout(self, branches: int) -> ParallelLayout:
         """Return the layout for ``branches`` branches (2 with guidance), with ``auto`` resolved."""

@@ -193,6 +193,18 @@ def all_true(value: bool, axis: Axis) -> bool:
     return bool(buffer.item())
 
 
+def gather_numbers(numbers: Sequence[int], axis: Axis) -> list[tuple[int, ...]]:
+    """Return the ``numbers`` of every rank of the axis, on every rank, over the group's CPU backend.
+
+    All ranks give equally many.
+    """
+    local = torch.tensor(numbers, dtype=torch.int64)
+    gathered = [torch.empty_like(local) for _ in axis.ranks] if axis.size > 1 else [local]
+    if axis.size > 1:
+        dist.all_gather(gathered, local, group=axis.group)
+    return [tuple(each.tolist()) for each in gathered]
+
+
 def broadcast_tensors(
     metas: Sequence[TensorMeta], tensors: Mapping[str, Tensor] | None, axis: Axis, device: torch.device
 ) -> dict[str, Tensor]:

@@ -14,6 +14,7 @@ from ..distributed.mesh_cache import MeshCache
 from ..errors import InvalidRequest
 from ..interfaces.family import Family
 from ..loading.components import ComponentCache
+from ..loading.load import PlannedTransformer
 from ..models import family_of
 from ..protocol.messages import Forward, Sample
 from ..step_loop.pipefusion import PipeFusion
@@ -84,9 +85,10 @@ class Denoising:
         3. agree that no tensor holds NaN or infinity
         4. agree that every number is a row of the model's tables
         5. agree that the timesteps need one transformer
-        6. broadcast rank 0's tensors
+        6. agree that the weights that are not loaded yet fit on every device
+        7. broadcast rank 0's tensors
 
-        Everything that the request can get wrong is refused before step 6, on all ranks alike, so no rank waits for
+        Everything that the request can get wrong is refused before step 7, on all ranks alike, so no rank waits for
         another. What needs no other rank (the components' files, the attention kernel) is checked first. Weights load
         afterwards, when the denoiser first needs them.
         """
@@ -101,12 +103,14 @@ class Denoising:
         request = self.request
         request.check_finite(mesh.whole)
         self._check_rows(mesh)
-        experts = Experts(self.components.checkpoint, self._loader(mesh))
+        plans: dict[str, PlannedTransformer] = {}
+        experts = Experts(self.components.checkpoint, self._loader(mesh, plans))
         if agree(int(experts.needs_both(request.tensors or {})), mesh.whole):
             raise InvalidRequest(
                 "the timesteps of one call need both transformers of the model: give the two sides of the boundary "
                 "in two calls"
             )
+        plans |= self._plan_loads(mesh)
         shared = broadcast_tensors(request.metas, request.tensors, mesh.whole, self.components.device)
         return Denoiser(experts, mesh, plan, kernel, self.on_forward), shared
 
@@ -115,10 +119,20 @@ class Denoising:
         attention = self.request.message.model.attention
         return kernels.choose(attention, self.components.device, self.components.dtype, head_sizes)
 
-    def _loader(self, mesh: DeviceMesh) -> Callable[[str], Family]:
+    def _plan_loads(self, mesh: DeviceMesh) -> dict[str, PlannedTransformer]:
+        """Plan what this rank does not hold. Refuse it, on all ranks alike, if a device has no room for it."""
+        missing = self.components.missing(mesh)
+        if missing:
+            self.request.report_loading()  # the first plan imports diffusers, which takes seconds
+        plans = {name: self.components.plan(mesh, name) for name in missing}
+        # Of two transformers, the idle one is dropped when the device is full.
+        self.components.check_room(mesh, max((plan.nbytes for plan in plans.values()), default=0))
+        return plans
+
+    def _loader(self, mesh: DeviceMesh, plans: dict[str, PlannedTransformer]) -> Callable[[str], Family]:
         def load(component: str) -> Family:
             with self.request.loading(self.components, component):
-                return self.components.transformer(mesh, component)
+                return self.components.transformer(mesh, component, plans)
 
         return load
 

@@ -91,8 +91,9 @@ class Engine:
 
     def snapshot(self) -> tuple[tuple[LoadedModel, ...], int, int]:
         """Loaded models, bytes of device memory, and number of transformer forwards. Safe to call from any thread."""
-        caches = dict.fromkeys(list(self._models.values()))
-        models = tuple(model for model in (components.describe() for components in caches) if model.parts)
+        stamps = {components: stamp for (_, stamp, _), components in list(self._models.items())}
+        described = [components.describe(stamp) for components, stamp in stamps.items()]
+        models = tuple(model for model in described if model.parts)
         memory = torch.cuda.memory_reserved(self.device) if self.device.type == "cuda" else 0
         return models, memory, self.steps
 

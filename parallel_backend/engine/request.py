@@ -38,10 +38,14 @@ class ActiveRequest(Generic[M]):
         """Report the start and the end of loading, if the component is not loaded yet."""
         loads = not components.has(component)
         if loads:
-            self.report(Progress(phase="loading", value=0, total=1), {})
+            self.report_loading()
         yield
         if loads:
             self.report(Progress(phase="loading", value=1, total=1), {})
+
+    def report_loading(self) -> None:
+        """Report the start of loading."""
+        self.report(Progress(phase="loading", value=0, total=1), {})
 
     def check_finite(self, axis: Axis) -> None:
         """Refuse NaN and infinity, on all ranks of ``axis`` alike.

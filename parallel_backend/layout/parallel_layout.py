@@ -139,6 +139,11 @@ class ParallelLayout:
         return self.ring * self.ulysses
 
     @property
+    def splits_weights(self) -> bool:
+        """Whether a rank holds only a part of the transformer's weights."""
+        return self.shard_weights or self.tensor > 1 or self.pipe > 1
+
+    @property
     def adapts(self) -> bool:
         """Whether stages or patches are cut according to the speeds of the ranks."""
         return self.pipe > 1 or bool(self.stale)

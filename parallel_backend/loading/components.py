@@ -12,13 +12,28 @@ from ..checkpoint.checkpoint import HIGH_NOISE, LOW_NOISE, Checkpoint
 from ..distributed.collectives import agree, all_true
 from ..distributed.mesh import DeviceMesh
 from ..interfaces.family import Family
+from ..layout.parallel_layout import ParallelLayout
 from ..protocol.messages import LoadedModel
 from ..protocol.tensors import NAMES
-from .load import check_component, load_text_encoder, load_transformer, load_vae
+from .load import (
+    PlannedTransformer,
+    check_component,
+    load_text_encoder,
+    load_vae,
+    plan_transformer,
+    text_encoder_bytes,
+)
+from .room import check_fits, claim, claims_of_all, room_on
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+_SHARE = (
+    "let the ranks share the weights with tensor, pipe or shard_weights of Parallel Layout, on more devices if need be"
+)
+_ANOTHER_LOADER = "load the text encoder with ComfyUI's own loader"
+"""What would work when a device has no room."""
 
 _NO_MESH = -1
 """Stands for no mesh where a mesh's serial number is expected."""
@@ -58,7 +73,7 @@ class ComponentCache:
         checkpoint: the model folder.
         dtype: dtype of the transformers and the text encoder.
         device: this rank's device.
-        make_room: called when the device runs out of memory during a load. Returns false if nothing can be freed.
+        make_room: called when the device has no room for a load. Returns false if nothing can be freed.
 
     Attributes:
         loads: number of component loads so far.
@@ -71,6 +86,7 @@ class ComponentCache:
         self.checkpoint, self.dtype, self.device, self._make_room = checkpoint, dtype, device, make_room
         self.loads = 0
         self.whole_vae = ""
+        self._layout: ParallelLayout | None = None
         self._held: dict[str, WeightPart] = {}
         self._meshes: dict[str, DeviceMesh] = {}
         self._parts: dict[str, Any] = {}
@@ -88,20 +104,55 @@ class ComponentCache:
         if name not in self._parts:
             check_component(self.checkpoint, name)
 
-    def transformer(self, mesh: DeviceMesh, name: str) -> Family:
+    def missing(self, mesh: DeviceMesh) -> list[str]:
+        """Return the transformers of which this rank does not hold its part on the mesh."""
+        held = WeightPart.on(mesh)
+        names = [name for name in (HIGH_NOISE, LOW_NOISE) if name in self.checkpoint.components]
+        return [name for name in names if not self._holds(name, held)]
+
+    def plan(self, mesh: DeviceMesh, name: str) -> PlannedTransformer:
+        """Plan this rank's part, on a mesh, of the transformer component ``name``. Reads no weights."""
+        return plan_transformer(self.checkpoint, self.dtype, self.device, mesh, name)
+
+    def check_room(self, mesh: DeviceMesh, needed: int) -> None:
+        """Refuse weights that do not fit on a device, on all ranks alike. Collective over the mesh.
+
+        Args:
+            mesh: the ranks that load.
+            needed: bytes that this rank loads; 0 if it holds everything.
+
+        Raises:
+            InvalidRequest: a device has no room, even if its ranks free all that they hold. Names numbers and remedies.
+        """
+        claims = claims_of_all(self.device, needed, mesh.whole)
+        check_fits(claims, self.checkpoint.name, dtype=self.dtype, remedy=_SHARE)
+
+    def transformer(self, mesh: DeviceMesh, name: str, plans: dict[str, PlannedTransformer]) -> Family:
         """Return this rank's part, on a mesh, of the transformer component ``name``; load it if necessary.
 
         Meshes on which the rank holds the same part share the loaded weights.
+
+        Args:
+            mesh: the mesh.
+            name: the component.
+            plans: parts that have been planned for the mesh, by name. The one that is loaded is taken out.
         """
         held = WeightPart.on(mesh)
-        if self._held.get(name) != held:
+        if not self._holds(name, held):
             self._parts.pop(name, None)
         if name not in self._parts:
             self._meshes.pop(name, None)
             if not held.alone:
                 self._meshes[name] = mesh
         self._held[name] = held
-        return self._part(name, lambda: load_transformer(self.checkpoint, self.dtype, self.device, mesh, name))
+        self._layout = mesh.layout
+        return self._part(name, lambda: self._load_planned(mesh, name, plans))
+
+    def _load_planned(self, mesh: DeviceMesh, name: str, plans: dict[str, PlannedTransformer]) -> Family:
+        plan = plans.pop(name) if name in plans else self.plan(mesh, name)
+        # CPU ranks load at the same time, and into the same memory.
+        self._free_up(plan.nbytes * (mesh.whole.size if self.device.type == "cpu" else 1))
+        return plan.fill()
 
     def agree(self, mesh: DeviceMesh) -> None:
         """Drop transformers that the ranks of the mesh do not all hold on the groups of one mesh.
@@ -114,8 +165,7 @@ class ComponentCache:
         if held.alone:
             return
         for name in (HIGH_NOISE, LOW_NOISE):
-            here = name in self._parts and self._held[name] == held
-            serial = self._meshes[name].serial if here else _NO_MESH
+            serial = self._meshes[name].serial if self._holds(name, held) else _NO_MESH
             first = agree(agree(serial, tensor), sequence)
             if not all_true(all_true(serial == first != _NO_MESH, tensor), sequence):
                 self._parts.pop(name, None)
@@ -125,17 +175,30 @@ class ComponentCache:
         return [mesh for name, mesh in self._meshes.items() if name in self._parts]
 
     def text_encoder(self) -> Any:
-        """Return the text encoder, a module of transformers."""
-        return self._part("text_encoder", lambda: load_text_encoder(self.checkpoint, self.dtype, self.device))
+        """Return the text encoder, a module of transformers. Rank 0 alone loads it.
+
+        Raises:
+            InvalidRequest: it does not fit on the device. Names numbers and remedies.
+        """
+        return self._part("text_encoder", self._load_text_encoder)
+
+    def _load_text_encoder(self) -> Any:
+        needed = text_encoder_bytes(self.checkpoint, self.dtype)
+        weights = f"{self.checkpoint.name}'s text encoder"
+        check_fits([claim(self.device, needed)], weights, dtype=self.dtype, remedy=_ANOTHER_LOADER)
+        self._free_up(needed)
+        return load_text_encoder(self.checkpoint, self.dtype, self.device)
 
     def vae(self) -> Any:
         """Return the VAE, a module of diffusers."""
         return self._part("vae", lambda: load_vae(self.checkpoint, self.device))
 
-    def describe(self) -> LoadedModel:
-        """Describe what is loaded. Safe to call from another thread."""
+    def describe(self, stamp: str) -> LoadedModel:
+        """Describe what is loaded from the files that have this stamp. Safe to call from another thread."""
         return LoadedModel(
             path=str(self.checkpoint.path),
+            stamp=stamp,
+            layout=self._layout,
             dtype=NAMES[self.dtype],
             parts=tuple(sorted(self._parts.copy())),
             loads=self.loads,
@@ -148,15 +211,26 @@ class ComponentCache:
                 self._parts[name] = load()
                 self.loads += 1
             except torch.OutOfMemoryError:
-                if not (self._make_room() or (name in (HIGH_NOISE, LOW_NOISE) and self._drop_expert())):
+                if not (self._make_room() or self._drop_idle()):
                     raise
         return cast(T, self._parts[name])
 
-    def _drop_expert(self) -> bool:
-        """Drop the transformer that is idle while the other one loads; return whether there was one."""
-        dropped = [name for name in (HIGH_NOISE, LOW_NOISE) if self._parts.pop(name, None) is not None]
+    def _holds(self, name: str, held: WeightPart) -> bool:
+        return name in self._parts and self._held.get(name) == held
+
+    def _free_up(self, nbytes: int) -> None:
+        """Free what no request uses until ``nbytes`` are free on the device, or nothing is left to free."""
+        steps: tuple[Callable[[], object], ...] = (lambda: free(self.device), self._make_room, self._drop_idle)
+        for step in steps:
+            if nbytes > room_on(self.device).free:
+                step()
+
+    def _drop_idle(self) -> bool:
+        """Drop the components that are idle while another one loads; return whether there were any."""
+        dropped = list(self._parts)
+        self._parts.clear()
         if dropped:
-            log.warning("the device is full: unloading %s of %s", dropped[0], self.checkpoint.path)
+            log.warning("the device is full: unloading %s of %s", " and ".join(dropped), self.checkpoint.path)
             free(self.device)
         return bool(dropped)
 

@@ -3,12 +3,15 @@
 diffusers and transformers are imported at the first load: that takes seconds, and a rank must respond before it.
 """
 
+import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
 from ..checkpoint.checkpoint import Checkpoint
+from ..checkpoint.safetensors_file import read_header
 from ..distributed.mesh import DeviceMesh
 from ..distributed.rank_speeds import handicap, slowed
 from ..errors import InvalidRequest
@@ -68,10 +71,53 @@ def check_component(checkpoint: Checkpoint, component: str) -> None:
     checkpoint.stored(component)  # refuses what cannot be read
 
 
+@dataclass(frozen=True, kw_only=True)
+class PlannedTransformer:
+    """This rank's part of a transformer before its weights are read; it takes no memory.
+
+    Attributes:
+        family: the part on the meta device, cut and sharded.
+        source: the weights.
+        slices: the slices of parameters that were cut.
+        device: where the weights go.
+    """
+
+    family: Family
+    source: WeightSource
+    slices: Slices
+    device: torch.device
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the part takes on the device."""
+        from . import partial
+
+        return partial.local_bytes(self.family.module)
+
+    def fill(self) -> Family:
+        """Read the weights. What is half read after an error is of no use: plan again."""
+        from . import partial
+
+        partial.fill(self.family.module, self.source, self.slices, self.device)
+        self.family.module.eval().requires_grad_(False)
+        return self.family
+
+
 def load_transformer(
     checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, mesh: DeviceMesh, component: str = "transformer"
 ) -> Family:
-    """Load this rank's part of a transformer and wrap it in its family. What diffusers keeps in float32 stays so."""
+    """Load this rank's part of a transformer. What diffusers keeps in float32 stays so."""
+    return plan_transformer(checkpoint, dtype, device, mesh, component).fill()
+
+
+def plan_transformer(
+    checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, mesh: DeviceMesh, component: str
+) -> PlannedTransformer:
+    """Build this rank's part of a transformer without weights, wrapped in its family. Reads headers alone.
+
+    Raises:
+        InvalidRequest: the files do not hold the weights of this transformer.
+    """
     import diffusers
 
     from . import partial
@@ -80,36 +126,29 @@ def load_transformer(
     source, config = WeightSource(checkpoint.stored(component), name), checkpoint.config(component)
     module = partial.empty(getattr(diffusers, name), config, dtype)
     source.check(_shapes(module), only=not checkpoint.path.is_dir())
-    loaded = _load_part(family_of(name), module, source, config, device, mesh)
+    part, slices = _cut(family_of(name), module, config, device.type, mesh)
     factor = handicap(mesh.whole.index)
-    loaded.run = slowed(loaded.run, factor, device) if factor > 1 else loaded.run
-    return loaded
+    part.run = slowed(part.run, factor, device) if factor > 1 else part.run
+    return PlannedTransformer(family=part, source=source, slices=slices, device=device)
 
 
-def _load_part(
-    family: type[Family],
-    module: nn.Module,
-    source: WeightSource,
-    config: dict[str, Any],
-    device: torch.device,
-    mesh: DeviceMesh,
-) -> Family:
+def _cut(
+    family: type[Family], module: nn.Module, config: dict[str, Any], device_type: str, mesh: DeviceMesh
+) -> tuple[Family, Slices]:
+    """Reduce a whole transformer on the meta device to this rank's part, and return the slices of what was cut."""
     from ..strategies import sharded_weights, tensor
-    from . import partial
 
     layout = mesh.layout
     slices: Slices = {}
     if layout.tensor > 1:
-        slices = tensor.cut(module, family.cuts(config), mesh.axes["tensor"], device.type)
-    loaded = family(module)
+        slices = tensor.cut(module, family.cuts(config), mesh.axes["tensor"], device_type)
+    part = family(module)
     if layout.pipe > 1:
-        loaded.keep_blocks(stage_cut.blocks(loaded, mesh.speeds("pipe")).slice(mesh.axes["pipe"].index))
+        part.keep_blocks(stage_cut.blocks(part, mesh.speeds("pipe")).slice(mesh.axes["pipe"].index))
     if mesh.weights_axis:
-        blocks = [part for block in loaded.blocks for part in block.modules]
-        loaded.run = sharded_weights.shard(blocks, loaded.run, mesh.weights_axis, device.type)
-    partial.fill(module, source, slices, device)
-    module.eval().requires_grad_(False)
-    return loaded
+        modules = [module for block in part.blocks for module in block.modules]
+        part.run = sharded_weights.shard(modules, part.run, mesh.weights_axis, device_type)
+    return part, slices
 
 
 def _shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
@@ -137,6 +176,13 @@ def _load_from_file(model_class: Any, checkpoint: Checkpoint, component: str, de
     source.check(_shapes(module))
     partial.fill(module, source, {}, device)
     return module.eval().requires_grad_(False)
+
+
+def text_encoder_bytes(checkpoint: Checkpoint, dtype: torch.dtype) -> int:
+    """Return the bytes that the text encoder takes in a dtype, according to the files' headers."""
+    stored = checkpoint.stored("text_encoder")
+    tensors = [each for file in stored.files for each in read_header(file).tensors.items()]
+    return sum(math.prod(tensor.shape) * dtype.itemsize for name, tensor in tensors if name.startswith(stored.prefix))
 
 
 def load_text_encoder(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> Any:

@@ -49,6 +49,12 @@ def fill(module: nn.Module, source: WeightSource, slices: Slices, device: torch.
             source.read(name, dim, parts, rows, into=local)
 
 
+def local_bytes(module: nn.Module) -> int:
+    """Return the bytes that this rank's part of a module takes on its device."""
+    locals_ = [_local_rows(tensor)[0] for tensor in (*module.parameters(), *module.buffers())]
+    return sum(local.numel() * local.element_size() for local in locals_)
+
+
 def _local_rows(target: Tensor) -> tuple[Tensor, slice | None]:
     """Return this rank's shard of a tensor, and which rows of the tensor it is; None for all."""
     if not isinstance(target, DTensor):

@@ -237,6 +237,8 @@ class LoadedModel:
 
     Attributes:
         path: the checkpoint's folder.
+        stamp: that of the ``ModelSpec`` with which it was opened.
+        layout: the one in which a transformer was last used, without options of single loops; None if none was.
         dtype: of the weights.
         parts: names of the loaded components.
         loads: how often weights have been loaded.
@@ -244,6 +246,8 @@ class LoadedModel:
     """
 
     path: str
+    stamp: str = ""
+    layout: ParallelLayout | None = None
     dtype: str
     parts: tuple[str, ...]
     loads: int

@@ -60,7 +60,9 @@ def shard(blocks: Sequence[nn.Module], run: Run, axis: Axis, device_type: str) -
     assert axis.group is not None
     mesh = TorchMesh.from_group(axis.group, device_type)
     sharded: list[FSDPModule] = [fully_shard(block, mesh=mesh, reshard_after_forward=True) for block in blocks]
-    gather = _OneBuffer() if device_type == "cpu" else None
+    # torch before 2.9 cannot replace FSDP's own all-gather, which is exact, too, and takes more time and memory.
+    replaceable = hasattr(FSDPModule, "set_custom_all_gather")
+    gather = _OneBuffer() if device_type == "cpu" and replaceable else None
     if gather:
         processes.return_large_blocks()
         for block in sharded:

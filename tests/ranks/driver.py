@@ -6,13 +6,18 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
 
 from parallel_backend.engine.engine import Engine
 from parallel_backend.errors import Cancelled, InvalidRequest
+from parallel_backend.loading import room
+from parallel_backend.loading.room import Room
 from parallel_backend.protocol.messages import Progress, RankRequest
 from parallel_backend.protocol.tensors import describe
+from parallel_backend.strategies import sharded_weights
 
 _ENGINES: list[Engine] = []
+_ROOM_ON = room.room_on
 
 
 def engine(rank: int) -> Engine:
@@ -44,3 +49,13 @@ def handle(
     except (InvalidRequest, Cancelled) as error:
         answer["error"] = f"{type(error).__name__}: {error}"
     return answer | {"steps": mine.steps - before, "reports": reports, "models": mine.snapshot()[0]}
+
+
+def limit_memory(rank: int, free: int | None) -> None:
+    """Let the engine find ``free`` bytes in the memory that all ranks share, and nothing to free; None is the truth."""
+    room.room_on = _ROOM_ON if free is None else lambda device: Room(free=free, freeable=0, total=free)
+
+
+def pretend_old_torch(rank: int, old: bool) -> None:
+    """Let weight sharding find a torch whose FSDP has no replaceable all-gather."""
+    vars(sharded_weights)["FSDPModule"] = object if old else FSDPModule

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.ranks import driver
 from tests.ranks.requests import Case
 from tests.ranks.test_forward import check
 from tests.support import tiny
@@ -29,3 +30,12 @@ LAYOUTS = [
 @pytest.mark.parametrize("heads", [4, 3])
 def test_equals_stock(pools, checkpoints, ranks, layout, heads):
     check(pools, checkpoints(heads=heads), tiny.Tiny(heads=heads), ranks, layout, Case())
+
+
+def test_sharded_weights_equal_stock_where_fsdp_gathers_by_itself(pools, checkpoints):
+    pools(2).run(driver.pretend_old_torch, True)
+    try:
+        path, sizes = checkpoints(heads=3, seed=6), tiny.Tiny(heads=3, seed=6)
+        check(pools, path, sizes, 2, "ulysses=2 shard_weights", Case())
+    finally:
+        pools(2).run(driver.pretend_old_torch, False)

@@ -4,15 +4,16 @@ import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import comfy.model_management
 import comfy.model_patcher
 import pytest
 import torch
-from any_folder_name.nodes.backend import memory
+from any_folder_name.nodes.backend import connection, memory
 from any_folder_name.parallel_backend.layout.parallel_layout import ParallelLayout
-from any_folder_name.parallel_backend.protocol.messages import Devices
+from any_folder_name.parallel_backend.protocol.messages import Devices, LoadedModel, ModelSpec, RankStatus
 from helpers.inside_fixtures import Loaded, empty_latent, ksampler, parallel_sampler
 
 # ComfyUI frees nothing on torch.device("cpu"). With an index it is another, equally usable device to ComfyUI.
@@ -80,6 +81,39 @@ def test_models_elsewhere_stay(load: Callable[..., Loaded], monkeypatch: pytest.
     )
     monkeypatch.setattr(memory, "gpus", shared_device)
     assert ComfyUIsModel(OTHER).stays(lambda: ksampler(loaded.model, empty_latent(), steps=1))
+
+
+def spec(stamp: str = "now", layout: str = "", **options: Any) -> ModelSpec:
+    """Return a model on two ranks; without a layout, ``auto``."""
+    parsed = ParallelLayout.parse(layout) if layout else None
+    return ModelSpec(path="m", stamp=stamp, layout=parsed, devices=Devices(kind="cpu", indices=(0, 1)), **options)
+
+
+@pytest.mark.parametrize(
+    ("last", "new", "held"),
+    [
+        (spec(), spec(), {"transformer", "text_encoder"}),
+        (spec(), spec(dtype="bfloat16"), {"transformer", "text_encoder"}),
+        (spec(), spec(dtype="float16"), set()),
+        (spec(stamp="before"), spec(), set()),
+        (spec(), spec(layout="cfg=2"), {"transformer", "text_encoder"}),
+        (spec(layout="ulysses=2"), spec(layout="ring=2"), {"transformer", "text_encoder"}),
+        (spec(layout="pipe=2"), spec(layout="pipe=2 patches=3"), {"transformer", "text_encoder"}),
+        (spec(layout="pipe=2"), spec(layout="tensor=2"), {"text_encoder"}),
+        (spec(layout="pipe=2"), spec(), {"text_encoder"}),
+        (spec(), spec(layout="ulysses=2 shard_weights"), {"text_encoder"}),
+    ],
+)
+def test_weights_of_other_files_or_for_another_cut_are_not_held(
+    monkeypatch: pytest.MonkeyPatch, last: ModelSpec, new: ModelSpec, held: set[str]
+) -> None:
+    parts, layout = ("text_encoder", "transformer"), last.layout.cut if last.layout else ParallelLayout(cfg=2)
+    model = LoadedModel(path=last.path, stamp=last.stamp, layout=layout, dtype="bfloat16", parts=parts, loads=2)
+    ranks = [RankStatus(rank=i, pid=i, device="cpu", memory=0, models=(model,)) for i in range(2)]
+    backend = SimpleNamespace(status=lambda: SimpleNamespace(ranks=ranks))
+    monkeypatch.setattr(connection, "client", lambda: backend)
+    handle = connection.Handle(spec=new, checkpoint=None)
+    assert {part for part in parts if handle.holds([part], ranks=2)} == held
 
 
 def test_gpus_are_numbered_as_in_this_process() -> None:

@@ -128,8 +128,8 @@ def test_missing_weights_are_refused(copy, component, file):
         load(copy, torch.float32, torch.device("cpu"), *([ALONE] if component == "transformer" else []))
 
 
-def test_a_full_device_unloads_other_models_and_retries(copy):
-    room = iter([True, False])
+def test_a_full_device_unloads_other_models_then_idle_components_and_retries(copy):
+    room = iter([True, False, False])
     pipeline = ComponentCache(copy, torch.float32, torch.device("cpu"), lambda: next(room))
     attempts = []
 
@@ -143,3 +143,4 @@ def test_a_full_device_unloads_other_models_and_retries(copy):
     assert pipeline.loads == 1
     with pytest.raises(torch.OutOfMemoryError, match="for good"):
         pipeline._part("text_encoder", Mock(side_effect=torch.OutOfMemoryError("for good")))
+    assert not pipeline.has("vae")

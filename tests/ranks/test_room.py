@@ -1,0 +1,101 @@
+"""Weights for which a device has no room are refused alike on all ranks, before anything is read or unloaded."""
+
+import json
+import math
+import struct
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.ranks import driver, requests
+from tests.ranks.requests import Case
+from tests.ranks.test_refusals import refused
+from tests.support import tiny
+
+HEAD_DIM, LAYERS, MATRICES = 128, 2, 8
+"""Wan has eight square matrices in each layer's two attentions."""
+
+SECONDS = 60.0
+"""Far less than a read of more than the machine's memory takes."""
+
+
+def write_hole(file: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Write a safetensors file with tensors of these shapes in float32, whose data is a hole."""
+    entries, end = {}, 0
+    for name, shape in shapes.items():
+        start, end = end, end + 4 * math.prod(shape)
+        entries[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [start, end]}
+    header = json.dumps(entries).encode()
+    file.write_bytes(struct.pack("<Q", len(header)) + header)
+    with file.open("r+b") as stream:
+        stream.truncate(8 + len(header) + end)
+
+
+@pytest.fixture(scope="module")
+def enormous(tmp_path_factory):
+    """A pipeline whose transformer takes somewhat more than all of the machine's memory."""
+    from accelerate import init_empty_weights
+    from diffusers import WanTransformer3DModel
+
+    width = math.isqrt(int(1.2 * psutil.virtual_memory().total) // (4 * LAYERS * MATRICES))
+    with init_empty_weights():
+        model = WanTransformer3DModel(
+            num_attention_heads=width // HEAD_DIM + 1, attention_head_dim=HEAD_DIM, num_layers=LAYERS, ffn_dim=64,
+            text_dim=32, freq_dim=32,
+        )  # fmt: skip
+    folder = tmp_path_factory.mktemp("enormous")
+    index = {"_class_name": "WanPipeline", "transformer": ["diffusers", "WanTransformer3DModel"]}
+    (folder / "model_index.json").write_text(json.dumps(index))
+    (folder / "transformer").mkdir()
+    model.save_config(folder / "transformer")
+    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    write_hole(folder / "transformer" / "diffusion_pytorch_model.safetensors", shapes)
+    return folder
+
+
+@pytest.fixture
+def limit(pools):
+    """``limit(bytes)`` makes that much memory available to both ranks together."""
+    yield lambda free: pools(2).run(driver.limit_memory, free)
+    pools(2).run(driver.limit_memory, None)
+
+
+def loads(answers, path):
+    """How often each rank has loaded the model's weights."""
+    return [sum(model.loads for model in answer["models"] if model.path == str(path)) for answer in answers]
+
+
+@pytest.mark.parametrize("layout", ["ulysses=2", "ulysses=2 shard_weights", "tensor=2", "pipe=2"])
+def test_more_than_the_machines_memory_is_refused_and_other_models_stay(pools, checkpoints, enormous, layout):
+    other = checkpoints(heads=2)
+    works = requests.sample(requests.spec(other, "ulysses=2"), Case())
+    before = loads(pools(2).run(driver.handle, *works), other)
+    start = time.monotonic()
+    sentence = refused(pools, *requests.sample(requests.spec(enormous, layout), Case()))
+    assert time.monotonic() - start < SECONDS
+    assert sentence.startswith("ranks 0 and 1 (cpu) have room for ")
+    assert f"of {psutil.virtual_memory().total / 1e9:.1f} GB, and their weights of {enormous.name} take " in sentence
+    assert "tensor, pipe or shard_weights of Parallel Layout" in sentence
+    answers = pools(2).run(driver.handle, *works)
+    assert [answer["error"] for answer in answers] == [None, None]
+    assert loads(answers, other) == before
+    assert not any(progress.phase == "loading" for progress, _ in answers[0]["reports"]), "planned without a need"
+
+
+def test_a_layout_that_shares_the_weights_fits_where_whole_ones_do_not(pools, checkpoints, limit):
+    sizes = tiny.Tiny(heads=2, layers=6, seed=5)
+    path = checkpoints(heads=2, layers=6, seed=5)
+    whole = sum(parameter.nbytes for parameter in tiny.transformer(sizes).parameters())
+    limit(3 * whole // 2)
+    assert "take " in refused(pools, *requests.sample(requests.spec(path, "ulysses=2"), Case()))
+    message, tensors = requests.sample(requests.spec(path, "ulysses=2 shard_weights"), Case())
+    answers = pools(2).run(driver.handle, message, tensors)
+    assert [answer["error"] for answer in answers] == [None, None]
+    assert requests.relative_error(answers[0]["tensors"]["samples"], requests.stock_sample(sizes, Case())) <= 1e-5
+    assert loads(answers, path) == [1, 1]
+    limit(1)
+    answers = pools(2).run(driver.handle, message, tensors)
+    assert [answer["error"] for answer in answers] == [None, None], "what is loaded needs no room"

@@ -1,0 +1,103 @@
+"""The numbers of a device's memory, what is planned to go there, and the refusal of what does not fit."""
+
+import os
+
+import psutil
+import pytest
+import torch
+
+from parallel_backend import processes
+from parallel_backend.checkpoint.opening import open_checkpoint
+from parallel_backend.errors import InvalidRequest
+from parallel_backend.loading import load, room
+from parallel_backend.loading.room import Claim, Room, check_fits, room_on
+from parallel_backend.protocol.messages import EncodeText
+from tests.support import tiny
+from tests.unit.conftest import one_rank
+from tests.unit.loading.test_loading import ALONE
+
+GB = 10**9
+TEXT = {"ids": torch.tensor([[3, 4, 1]]), "lengths": torch.tensor([3])}
+
+
+def gpu(needed, free, freeable, *, index=0, total=24):
+    """A claim in GB on a GPU; -1 is the machine's memory."""
+    numbers = {"needed": needed, "free": free, "freeable": freeable, "total": total}
+    return Claim(device=index, **{name: int(number * GB) for name, number in numbers.items()})
+
+
+def test_a_gpu_has_free_what_torch_keeps_without_using_it(monkeypatch):
+    device = torch.device("cuda", 1)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", {device: (5 * GB, 24 * GB)}.__getitem__)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", {device: 9 * GB}.__getitem__)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", {device: 7 * GB}.__getitem__)
+    assert room_on(device) == Room(free=7 * GB, freeable=7 * GB, total=24 * GB)
+    assert room.claim(device, 3).device == 1
+
+
+def test_a_cpu_rank_has_the_machines_memory():
+    measured, memory = room_on(torch.device("cpu")), psutil.virtual_memory()
+    assert measured.total == memory.total
+    assert measured.free == pytest.approx(memory.available, rel=0.2)
+    assert measured.freeable == pytest.approx(psutil.Process(os.getpid()).memory_info().rss, rel=0.2)
+
+
+def test_the_sentence_names_rank_device_numbers_and_remedies():
+    claims = [gpu(23.8, 24, 0), gpu(23.8, 10, 1.2, index=1)]
+    with pytest.raises(InvalidRequest) as refused:
+        check_fits(claims, "flux.safetensors", dtype=torch.bfloat16, remedy="share them")
+    assert str(refused.value) == (
+        "rank 1 (cuda:1) has room for 11.2 of 24.0 GB, and its weights of flux.safetensors take 23.8 GB: "
+        "end other programs that use this memory, share them, or choose a smaller model"
+    )
+
+
+def test_ranks_of_one_memory_share_it():
+    claims = [gpu(9, 12, 1, index=-1), gpu(7, 12, 1, index=-1), gpu(0, 12, 9, index=-1)]
+    with pytest.raises(InvalidRequest) as refused:
+        check_fits([*claims[:1], gpu(20, 12, 1, index=-1), *claims[2:]], "m", dtype=torch.float32, remedy="share them")
+    assert str(refused.value) == (
+        "ranks 0 and 1 (cpu) have room for 14.0 of 24.0 GB, and their weights of m take 29.0 GB: "
+        "share them, choose dtype bf16, or choose a smaller model"
+    )
+    with pytest.raises(InvalidRequest, match=r"ranks 0 and 1 \(cpu\) have room for 14\.0"):
+        check_fits(claims, "m", dtype=torch.float32, remedy="")
+    check_fits([gpu(9, 12, 1, index=-1), gpu(5, 12, 1, index=-1)], "m", dtype=torch.float32, remedy="")
+
+
+@pytest.mark.parametrize("claims", [[gpu(10, 10, 0)], [gpu(10, 1, 9)], [gpu(0, 0, 0)], [gpu(9, 10, 0), gpu(2, 9, 2)]])
+def test_what_fits_once_everything_is_freed_is_not_refused(claims):
+    check_fits(claims, "m", dtype=torch.float32, remedy="")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_plan_takes_as_much_as_the_loaded_weights(checkpoint, dtype):
+    files, device = open_checkpoint(checkpoint), torch.device("cpu")
+    plan = load.plan_transformer(files, dtype, device, ALONE, "transformer")
+    assert all(parameter.is_meta for parameter in plan.family.module.parameters())
+    planned = plan.nbytes
+    module = plan.fill().module
+    assert planned == sum(each.nbytes for each in (*module.parameters(), *module.buffers()))
+    encoder = load.load_text_encoder(files, dtype, device)
+    assert load.text_encoder_bytes(files, dtype) == sum(each.nbytes for each in encoder.parameters())
+
+
+def test_a_text_encoder_without_room_is_refused_before_anything_is_unloaded(
+    ask, engine, checkpoint, tmp_path, monkeypatch
+):
+    ask(EncodeText(model=one_rank(checkpoint)), TEXT)
+    before = engine.snapshot()
+    needed = load.text_encoder_bytes(open_checkpoint(checkpoint), torch.float32)
+    monkeypatch.setattr(room, "room_on", lambda device: Room(free=needed - 1, freeable=0, total=needed - 1))
+    other = tiny.write(tmp_path / "other")
+    with pytest.raises(InvalidRequest, match=r"^rank 0 \(cpu\) has .* other's text encoder take .* own loader"):
+        ask(EncodeText(model=one_rank(other)), TEXT)
+    assert engine.snapshot() == before
+
+
+def test_other_models_leave_before_a_load_for_which_no_room_is_free(ask, engine, checkpoint, tmp_path, monkeypatch):
+    ask(EncodeText(model=one_rank(checkpoint)), TEXT)
+    monkeypatch.setattr(processes, "machine_memory", lambda: (0, 1 << 50))
+    other = tiny.write(tmp_path / "other")
+    ask(EncodeText(model=one_rank(other)), TEXT)
+    assert [model.path for model in engine.snapshot()[0]] == [str(other)]
