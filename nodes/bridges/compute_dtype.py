@@ -1,25 +1,19 @@
 """The dtype that ComfyUI itself would compute a model in."""
 
+from typing import get_args
+
 import comfy.model_management
 import torch
 
+from ...parallel_backend.checkpoint.dtypes import TORCH_DTYPES
 from ...parallel_backend.errors import InvalidRequest
 from ...parallel_backend.protocol.messages import Devices, DType
+from ...parallel_backend.protocol.tensors import DTYPES
 from .bridge import Bridge
 from .custom_model import CustomConfig
 
-_NAMES: dict[torch.dtype, DType] = {
-    torch.float32: "float32",
-    torch.bfloat16: "bfloat16",
-    torch.float16: "float16",
-}
-_STORED = {
-    "F32": torch.float32,
-    "BF16": torch.bfloat16,
-    "F16": torch.float16,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-}
+_NAMES: dict[torch.dtype, DType] = {DTYPES[name]: name for name in get_args(DType) if name != "auto"}
+"""What the ranks can compute in."""
 
 
 def auto_dtype(bridge: Bridge, devices: Devices) -> DType:
@@ -34,7 +28,7 @@ def auto_dtype(bridge: Bridge, devices: Devices) -> DType:
     core_config = bridge.core_config()
     if isinstance(core_config, CustomConfig):
         return "auto"
-    stored = _STORED.get(bridge.checkpoint.stored_dtype("transformer"))
+    stored = TORCH_DTYPES.get(bridge.checkpoint.stored_dtype("transformer"))
     supported: list[torch.dtype] = core_config.supported_inference_dtypes
     if devices.kind == "cuda" and comfy.model_management.cpu_mode():
         # This ComfyUI computes on the CPU, so it knows nothing about the GPUs.
