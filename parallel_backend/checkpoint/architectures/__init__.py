@@ -120,16 +120,15 @@ def _refuse_leftovers(architecture: Architecture, shapes: Mapping[str, Shape]) -
 def _recognised(
     architecture: Architecture, native: bool, shapes: Mapping[str, Shape], metadata: Mapping[str, str]
 ) -> Recognised:
-    renamed = architecture.renamed if native else {}
-    if native and architecture.in_diffusers is not None:
-        shapes = {new: shapes[name] for name, new in architecture.in_diffusers(shapes).items()}
-    weights = Weights(shapes, renamed, metadata)
     try:
+        if native and architecture.in_diffusers is not None:
+            shapes = {new: shapes[name] for name, new in architecture.in_diffusers(shapes).items()}
+        weights = Weights(shapes, architecture.renamed if native else {}, metadata)
         config = architecture.config(weights)
         _refuse_other_settings(architecture, config, weights)
         pipeline = architecture.pipeline(weights)
         return Recognised(class_name=architecture.class_name, config=config, native=native, pipeline=pipeline)
-    except (KeyError, IndexError, ValueError, TypeError, ZeroDivisionError, RecursionError) as error:
+    except (LookupError, ValueError, TypeError, ArithmeticError, RecursionError) as error:
         raise InvalidRequest(
             f"the file looks like {architecture.class_name}, but lacks a weight or has one of another shape ({error}): "
             "download it again"
