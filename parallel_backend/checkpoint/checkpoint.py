@@ -80,10 +80,11 @@ class Checkpoint(ABC):
         """Return a hash of the current state of the files, which changes when one of them does."""
 
     def check_known(self, component: str) -> None:
-        """Refuse a component that the files hold but that is not among ``components``.
+        """Refuse a component that a file holds but that cannot be used.
 
         Raises:
-            InvalidRequest: there is such a component. The message says why it is not known.
+            InvalidRequest: its architecture is not known, or its weights have a dtype that cannot be read. A folder
+                without the component is not refused.
         """
         return
 

@@ -98,18 +98,23 @@ class SingleFile(Checkpoint):
         """See ``Checkpoint``."""
         if component in self._unknown:
             raise InvalidRequest(self._unknown[component])
+        if component in self._recognised:
+            self._check_dtypes(self._under(self._prefixes[component]))
 
     def config(self, component: str) -> dict[str, Any]:
         """See ``Checkpoint``. The config follows from names and shapes."""
-        if component not in self._recognised:
-            raise InvalidRequest(f"{self.name} has no {component} (it has {', '.join(self._recognised)})")
-        return dict(self._recognised[component].config)
+        return dict(self._found(component).config)
 
     def stored(self, component: str) -> StoredComponent:
         """See ``Checkpoint``."""
-        prefix = self._prefixes[component]
+        native, prefix = self._found(component).native, self._prefixes[component]
         self._check_dtypes(self._under(prefix))
-        return StoredComponent(files=self.files, prefix=prefix, native=self._recognised[component].native)
+        return StoredComponent(files=self.files, prefix=prefix, native=native)
+
+    def _found(self, component: str) -> Recognised:
+        if component not in self._recognised:
+            raise InvalidRequest(f"{self.name} has no {component} (it has {', '.join(self._recognised)})")
+        return self._recognised[component]
 
     def stamp(self) -> str:
         """See ``Checkpoint``."""
