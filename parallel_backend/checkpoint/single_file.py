@@ -18,8 +18,11 @@ _TRANSFORMER_PREFIX = "model.diffusion_model."
 _VAE_PREFIXES = ("vae.", "first_stage_model.")
 """Beginnings of names in files that hold a whole model."""
 
-_TEXT_PREFIXES = ("text_encoders.", "cond_stage_model.", "conditioner.")
-"""Beginnings of the names of text encoders in files that hold a whole model. ComfyUI reads these itself."""
+_TEXT_PREFIX = "text_encoders."
+"""Beginning of the names of text encoders in files that hold a whole model. ComfyUI reads these itself.
+
+Its classes of the supported models look for no other name.
+"""
 
 _IN_MEMORY = re.compile(r"/proc/\d+/fd/\d+$")
 """The path of a file in another process's memory, which ``Parallel Model`` writes."""
@@ -91,13 +94,20 @@ class SingleFile(Checkpoint):
 
     @property
     def holds_text_encoders(self) -> bool:
-        """Whether the file also holds text encoders."""
-        return any(name.startswith(_TEXT_PREFIXES) for name in self._tensors)
+        """Whether the file also holds text encoders that ComfyUI can read from it. It reads one file, not parts."""
+        return len(self.files) == 1 and self._names_text_encoders()
+
+    def _names_text_encoders(self) -> bool:
+        return any(name.startswith(_TEXT_PREFIX) for name in self._tensors)
 
     def check_known(self, component: str) -> None:
         """See ``Checkpoint``."""
         if component in self._unknown:
             raise InvalidRequest(self._unknown[component])
+        if component == "text_encoder" and len(self.files) > 1 and self._names_text_encoders():
+            raise InvalidRequest(
+                f"{self.name}: ComfyUI cannot read text encoders from a model in {len(self.files)} parts"
+            )
         if component in self._recognised:
             self._check_dtypes(self._under(self._prefixes[component]))
 
