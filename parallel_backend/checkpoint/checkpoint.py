@@ -22,9 +22,11 @@ class StoredComponent:
         files: its safetensors files.
         prefix: the beginning of its names in the files, which other components' names lack.
         native: whether the names are the model's original ones, which diffusers' converter maps.
+        name: what messages call the files.
     """
 
     files: tuple[Path, ...]
+    name: str
     prefix: str = ""
     native: bool = False
 

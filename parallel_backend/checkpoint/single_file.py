@@ -25,7 +25,6 @@ Its classes of the supported models look for no other name.
 """
 
 _IN_MEMORY = re.compile(r"/proc/\d+/fd/\d+$")
-"""The path of a file in another process's memory, which ``Parallel Model`` writes."""
 
 _PART = re.compile(r"-(\d{5})-of-(\d{5})$")
 _SCALES = ("scaled_fp8", ".scale_weight", ".weight_scale", ".comfy_quant", ".scale_input", ".input_scale")
@@ -41,6 +40,11 @@ _REFUSED = {
 """Why a format is refused, and what would work."""
 
 
+def is_in_memory(path: str | Path) -> bool:
+    """Whether a path is that of a file in another process's memory, which ``Parallel Model`` writes."""
+    return _IN_MEMORY.match(str(path)) is not None
+
+
 class SingleFile(Checkpoint):
     """A transformer, a VAE, or both with other parts, in one file in original or diffusers' names."""
 
@@ -51,7 +55,7 @@ class SingleFile(Checkpoint):
             InvalidRequest: the format is another, a part is missing, a header is wrong, or no architecture is known.
         """
         super().__init__(path)
-        if path.suffix.lower() not in SUFFIXES and not _IN_MEMORY.match(str(path)):
+        if path.suffix.lower() not in SUFFIXES and not is_in_memory(path):
             reason = _REFUSED.get(path.suffix.lower(), f"choose a {SUFFIXES[0]} file")
             raise InvalidRequest(f"{path.name} is not loaded: {reason}")
         self.files = _parts(path)
@@ -79,7 +83,7 @@ class SingleFile(Checkpoint):
     @property
     def name(self) -> str:
         """See ``Checkpoint``."""
-        return "the copied model" if _IN_MEMORY.match(str(self.path)) else self.path.name
+        return "the copied model" if is_in_memory(self.path) else self.path.name
 
     @property
     def components(self) -> Mapping[str, str]:
@@ -119,7 +123,7 @@ class SingleFile(Checkpoint):
         """See ``Checkpoint``."""
         native, prefix = self._found(component).native, self._prefixes[component]
         self._check_dtypes(self._under(prefix))
-        return StoredComponent(files=self.files, prefix=prefix, native=native)
+        return StoredComponent(files=self.files, name=self.name, prefix=prefix, native=native)
 
     def _found(self, component: str) -> Recognised:
         if component not in self._recognised:

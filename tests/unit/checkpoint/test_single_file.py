@@ -1,6 +1,7 @@
 """Transformers in one safetensors file in diffusers' names, in parts, inside whole models; and what is refused."""
 
 import json
+import os
 
 import diffusers
 import pytest
@@ -260,7 +261,10 @@ def test_ranks_refuse_any_other_weight(tmp_path):
     save_file(tensors | {"blocks.0.attn1.gate.weight": torch.zeros(2)}, tmp_path / "model.safetensors")
     read = source(tmp_path / "model.safetensors")
     read.check(shapes)
-    with pytest.raises(InvalidRequest, match=r"1 weights that Wan.* has no use for \(blocks.0.attn1.gate.weight\)"):
+    with pytest.raises(
+        InvalidRequest,
+        match=r"^model.safetensors has 1 weights that Wan.* has no use for \(blocks.0.attn1.gate.weight\)",
+    ):
         read.check(shapes, only=True)
 
 
@@ -269,10 +273,14 @@ def test_missing_and_misshapen_weights_are_refused_by_every_rank(tmp_path):
     path = tmp_path / "model.safetensors"
     save_file({name: tensor for name, tensor in tensors.items() if name != "blocks.1.attn1.to_q.weight"}, path)
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    with pytest.raises(InvalidRequest, match=r"lacks 1 weights \(blocks.1.attn1.to_q.weight"):
+    with pytest.raises(InvalidRequest, match=r"^model.safetensors lacks 1 weights \(blocks.1.attn1.to_q.weight"):
         source(path).check(shapes)
+    with path.open("rb") as copied:
+        in_memory = source(f"/proc/{os.getpid()}/fd/{copied.fileno()}")
+        with pytest.raises(InvalidRequest, match=r"^the copied model lacks 1 weights"):
+            in_memory.check(shapes)
     save_file(tensors | {"proj_out.bias": torch.zeros(3)}, path)
-    with pytest.raises(InvalidRequest, match=r"proj_out.bias has shape \[3\]"):
+    with pytest.raises(InvalidRequest, match=r"proj_out.bias has shape \[3\] in model.safetensors"):
         source(path).check(shapes)
     assert load_file(path)
 

@@ -210,6 +210,13 @@ def test_names_and_shapes_that_no_vae_has_are_refused_in_one_sentence(class_name
         recognise(shapes, {}, VAES)
 
 
+def test_other_than_rgb_is_refused_by_the_files_name(tmp_path):
+    layer = {"decoder.conv_out.weight": torch.zeros(12, 32, 3, 3), "decoder.conv_out.bias": torch.zeros(12)}
+    _, checkpoint = write(tmp_path / "up2x.safetensors", "image", **layer)
+    with pytest.raises(InvalidRequest, match=r"^up2x.safetensors has a VAE with 12 colour channels; only RGB"):
+        vae_of(checkpoint)
+
+
 def test_half_a_vae_is_refused(tmp_path):
     lacking = {"encoder.conv_in.weight": None}
     message = r"looks like AutoencoderKL, but lacks a weight .*'encoder.conv_in.weight'"
