@@ -141,6 +141,31 @@ def test_an_unknown_architecture_is_refused_with_the_nearest(tmp_path, tensors, 
 
 
 @pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["diffusion_model.blocks.0.self_attn.q.lora_A.weight", "diffusion_model.vace_blocks.0.ffn.0.lora_A.weight"],
+         "holds a LoRA .*LoraLoaderModelOnly"),
+        (["lora_unet_double_blocks_0_img_attn_qkv.lora_down.weight"], "holds a LoRA"),
+        (["model.diffusion_model.input_blocks.0.0.weight", "model.diffusion_model.middle_block.1.proj_in.weight"],
+         r"holds a UNet, as Stable Diffusion 1.5 and SDXL have \(it has input_blocks.0.0.weight\): only"),
+        (["down_blocks.1.attentions.0.transformer_blocks.0.attn2.to_k.weight", "conv_in.weight"], "holds a UNet"),
+        (["control_model.input_blocks.0.0.weight", "control_model.input_hint_block.0.weight"], "holds a ControlNet"),
+        (["encoder.block.0.layer.0.SelfAttention.q.weight", "shared.weight"], "holds a text encoder .*Load CLIP"),
+        (["text_model.encoder.layers.0.self_attn.q_proj.weight"], "holds a text encoder"),
+        (["model.layers.0.self_attn.q_proj.weight", "model.norm.weight"], "holds a text encoder"),
+        (["decoder.block.0.layer.0.SelfAttention.q.weight", "encoder.block.0.layer.0.SelfAttention.q.weight"],
+         "holds a text encoder"),
+        (["something.weight"], "the weights belong to no supported architecture; supported: CogVideoX"),
+        ([], "the weights belong to no supported architecture; supported: CogVideoX"),
+    ],
+)  # fmt: skip
+def test_a_file_of_another_kind_is_named_in_words(tmp_path, names, message):
+    save_file({name: torch.zeros(2, 2) for name in names}, tmp_path / "other.safetensors")
+    with pytest.raises(InvalidRequest, match=f"^other.safetensors: .*{message}"):
+        open_checkpoint(tmp_path / "other.safetensors")
+
+
+@pytest.mark.parametrize(
     ("names", "model"),
     [
         (["double_blocks.0.img_attn.norm.key_norm.scale", "img_in.weight", "distilled_guidance_layer.in_proj.weight"],
