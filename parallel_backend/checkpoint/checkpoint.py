@@ -1,5 +1,6 @@
 """A model on disk: its components, their diffusers classes and configs, and where their weights are. No torch."""
 
+import math
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping
@@ -64,7 +65,15 @@ class Checkpoint(ABC):
         """
 
     def stored_dtype(self, component: str) -> str:
-        """Return safetensors' name of the dtype of most of the component's bytes, such as ``BF16``.
+        """Return safetensors' name of the dtype of most of the component's numbers, such as ``BF16``.
+
+        Raises:
+            InvalidRequest: see ``stored``.
+        """
+        return self.stored_numbers(component).most_common(1)[0][0]
+
+    def stored_numbers(self, component: str) -> Counter[str]:
+        """Return how many numbers of each dtype the component has, as ComfyUI counts its parameters.
 
         Raises:
             InvalidRequest: see ``stored``.
@@ -74,8 +83,8 @@ class Checkpoint(ABC):
         for file in stored.files:
             for name, tensor in read_header(file).tensors.items():
                 if name.startswith(stored.prefix):
-                    counts[tensor.dtype] += tensor.bytes
-        return counts.most_common(1)[0][0]
+                    counts[tensor.dtype] += math.prod(tensor.shape)
+        return counts
 
     @abstractmethod
     def stamp(self) -> str:
