@@ -70,8 +70,6 @@ def handle_for(
     if dtype not in DTYPES:
         raise InvalidRequest(f"dtype {dtype!r}: choose one of {', '.join(DTYPES)}")
     checkpoint = open_checkpoint(path)
-    if path.is_file():
-        checkpoint.stored("transformer")  # refuses quantised weights
     bridge = bridge_for(checkpoint)
     resolved = parse_devices(devices)
     if layout is not None:

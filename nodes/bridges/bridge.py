@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import comfy.model_detection
 import comfy.ops
 import torch
+from safetensors import safe_open
 from torch import Tensor, nn
 
 from ...parallel_backend.checkpoint.checkpoint import Checkpoint
@@ -156,6 +157,10 @@ class Bridge(ABC):
         core_config.unet_config["disable_unet_model_creation"] = True
         return core_config
 
+    def values_for_dtype(self) -> dict[str, Any]:
+        """Return the entries of ``unet_config`` that follow from weights' values. ComfyUI chooses a dtype by them."""
+        return {}
+
     def weights(self, unet_config: Mapping[str, Any]) -> dict[str, Tensor]:
         """Return the transformer's weights under ComfyUI's names, on the meta device."""
         return meta_weights(self.native_class, unet_config)
@@ -235,6 +240,17 @@ def meta_weights(native_class: type[nn.Module], unet_config: Mapping[str, Any]) 
     options = {name: value for name, value in unet_config.items() if name != "disable_unet_model_creation"}
     module = native_class(**options, device="meta", dtype=torch.bfloat16, operations=comfy.ops.disable_weight_init)
     return dict(module.state_dict())
+
+
+def stored_weight(checkpoint: Checkpoint, name: str) -> Tensor | None:
+    """Return a weight of the transformer by its name in the files, or None. Reads nothing else of them."""
+    stored = checkpoint.stored("transformer")
+    for path in stored.files:
+        with safe_open(path, framework="pt") as file:
+            if stored.prefix + name in file.keys():  # noqa: SIM118
+                weight: Tensor = file.get_tensor(stored.prefix + name)
+                return weight
+    return None
 
 
 def _as_list(value: Any) -> Any:

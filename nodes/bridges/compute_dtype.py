@@ -1,25 +1,28 @@
 """The dtype that ComfyUI itself would compute a model in."""
 
+from typing import Any, get_args
+
 import comfy.model_management
 import torch
 
+from ...parallel_backend.checkpoint.dtypes import TORCH_DTYPES
 from ...parallel_backend.errors import InvalidRequest
 from ...parallel_backend.protocol.messages import Devices, DType
+from ...parallel_backend.protocol.tensors import DTYPES
 from .bridge import Bridge
 from .custom_model import CustomConfig
 
-_NAMES: dict[torch.dtype, DType] = {
-    torch.float32: "float32",
-    torch.bfloat16: "bfloat16",
-    torch.float16: "float16",
-}
-_STORED = {
-    "F32": torch.float32,
-    "BF16": torch.bfloat16,
-    "F16": torch.float16,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-}
+_NAMES: dict[torch.dtype, DType] = {DTYPES[name]: name for name in get_args(DType) if name != "auto"}
+"""What the ranks can compute in."""
+
+
+def _supported(bridge: Bridge, core_config: Any) -> list[torch.dtype]:
+    """Return the dtypes that ComfyUI's class of the model computes in, the preferred one first."""
+    values = bridge.values_for_dtype()
+    # The class decides when it gets its config.
+    config = type(core_config)(core_config.unet_config | values) if values else core_config
+    supported: list[torch.dtype] = config.supported_inference_dtypes
+    return supported
 
 
 def auto_dtype(bridge: Bridge, devices: Devices) -> DType:
@@ -34,13 +37,16 @@ def auto_dtype(bridge: Bridge, devices: Devices) -> DType:
     core_config = bridge.core_config()
     if isinstance(core_config, CustomConfig):
         return "auto"
-    stored = _STORED.get(bridge.checkpoint.stored_dtype("transformer"))
-    supported: list[torch.dtype] = core_config.supported_inference_dtypes
+    numbers = bridge.checkpoint.stored_numbers("transformer")
+    stored = TORCH_DTYPES.get(numbers.most_common(1)[0][0])
+    supported = _supported(bridge, core_config)
     if devices.kind == "cuda" and comfy.model_management.cpu_mode():
         # This ComfyUI computes on the CPU, so it knows nothing about the GPUs.
         return "auto" if stored != torch.float16 or stored in supported else _NAMES[supported[0]]
     device = torch.device(devices.kind, devices.indices[0]) if devices.kind == "cuda" else torch.device("cpu")
-    weights = comfy.model_management.unet_dtype(device=device, supported_dtypes=supported, weight_dtype=stored)
+    weights = comfy.model_management.unet_dtype(
+        device=device, model_params=numbers.total(), supported_dtypes=supported, weight_dtype=stored
+    )
     compute = comfy.model_management.unet_manual_cast(weights, device, supported) or weights
     if compute not in _NAMES or (weights not in _NAMES and weights != stored):
         raise InvalidRequest(

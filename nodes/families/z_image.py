@@ -3,13 +3,21 @@
 from typing import Any
 
 import comfy.ldm.lumina.model
+import torch
 from torch import Tensor
 
+from ...parallel_backend.checkpoint.single_file import is_in_memory
 from ...parallel_backend.vaes import LatentScale
-from ..bridges.bridge import Bridge, CoreText, non_default, pop_text
+from ..bridges.bridge import Bridge, CoreText, non_default, pop_text, stored_weight
 
 PAD_MULTIPLE = 32
 """Learned tokens pad each sequence to a multiple of this."""
+
+MOST_DEVIATION = 0.42
+"""The standard deviation below which ComfyUI computes in fp16."""
+
+_WITH_DEVIATION = (torch.float32, torch.bfloat16, torch.float16)
+"""The dtypes of which torch computes a standard deviation."""
 
 
 class ZImage(Bridge):
@@ -41,6 +49,19 @@ class ZImage(Bridge):
             "pad_tokens_multiple": PAD_MULTIPLE,
         }
         return unet_config | non_default(self.native_class, {"n_refiner_layers": config["n_refiner_layers"]})
+
+    def values_for_dtype(self) -> dict[str, Any]:
+        """See ``Bridge``. Newer ComfyUIs compute in fp16, too, if the norm before the last layer varies little.
+
+        A copied model says what its file did: its values are written only when everything else is known to work.
+        """
+        said = self.config.get("_allow_fp16")
+        if said is not None or is_in_memory(self.checkpoint.path):
+            return {"allow_fp16": bool(said)}
+        norm = stored_weight(self.checkpoint, f"layers.{self.config['n_layers'] - 2}.ffn_norm1.weight")
+        if norm is None or norm.dtype not in _WITH_DEVIATION:
+            return {}
+        return {"allow_fp16": torch.std(norm, unbiased=False).item() < MOST_DEVIATION}
 
     def inputs(self, x: Tensor, timestep: Tensor, call_args: dict[str, Any]) -> dict[str, Tensor]:
         """See ``Bridge``. A text mask is refused: ComfyUI's layers attend to masked text, diffusers' do not."""

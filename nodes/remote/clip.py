@@ -11,6 +11,7 @@ import torch
 
 from ...parallel_backend.checkpoint.checkpoint import Checkpoint
 from ...parallel_backend.checkpoint.single_file import SingleFile
+from ...parallel_backend.errors import InvalidRequest
 from ..backend.connection import Handle
 from ..bridges.bridge import BackendText, CoreText
 from .mistral_tokenizer import tekken_json
@@ -80,13 +81,31 @@ def _from_folder(checkpoint: Checkpoint, text: CoreText) -> comfy.sd.CLIP:
 
 
 def _from_file(checkpoint: Checkpoint) -> comfy.sd.CLIP:
-    """Load the text encoders of a file that holds a whole model, and nothing else of it."""
-    return comfy.sd.load_checkpoint_guess_config(
-        str(checkpoint.path),
-        output_vae=False,
-        output_model=False,
-        embedding_directory=folder_paths.get_folder_paths("embeddings"),
-    )[1]
+    """Load the text encoders of a file that holds a whole model, and nothing else of it.
+
+    Raises:
+        InvalidRequest: ComfyUI finds none in it.
+    """
+    try:
+        found = comfy.sd.load_checkpoint_guess_config(
+            str(checkpoint.path),
+            output_vae=False,
+            output_model=False,
+            embedding_directory=folder_paths.get_folder_paths("embeddings"),
+        )[1]
+    except RuntimeError as error:
+        if "detect model type" not in str(error):
+            raise
+        raise _no_text_encoder(checkpoint) from error
+    if found is None:
+        raise _no_text_encoder(checkpoint)
+    return found
+
+
+def _no_text_encoder(checkpoint: Checkpoint) -> InvalidRequest:
+    return InvalidRequest(
+        f"ComfyUI finds no text encoder of this model in {checkpoint.name}: load one with ComfyUI's Load CLIP node"
+    )
 
 
 def _state_dict(checkpoint: Checkpoint, component: str) -> dict[str, Any]:

@@ -22,17 +22,8 @@ import comfy.utils
 import torch
 from torch import Tensor
 
+from ...parallel_backend.checkpoint.dtypes import STORED_NAMES
 from ...parallel_backend.errors import InvalidRequest
-
-_DTYPES = {
-    torch.float32: "F32",
-    torch.bfloat16: "BF16",
-    torch.float16: "F16",
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.float8_e5m2: "F8_E5M2",
-    torch.int64: "I64",
-}
-"""safetensors' names of the dtypes that weights may have."""
 
 _SPARE = 1 << 30
 """Bytes of memory that must stay free."""
@@ -106,14 +97,14 @@ def _header(weights: Mapping[str, Tensor], config: Mapping[str, Any]) -> tuple[b
     entries: dict[str, Any] = {"__metadata__": {"config": json.dumps(config)}}
     position = 0
     for name, tensor in weights.items():
-        if type(tensor) not in (Tensor, torch.nn.Parameter) or tensor.dtype not in _DTYPES:
+        if type(tensor) not in (Tensor, torch.nn.Parameter) or tensor.dtype not in STORED_NAMES:
             kind = f"{type(tensor).__name__} of {tensor.dtype}"
             raise InvalidRequest(
                 f"the model's {name} is a {kind}, which is not supported: load the model in bf16, fp16 or fp32"
             )
         end = position + tensor.numel() * tensor.element_size()
         entries[name] = {
-            "dtype": _DTYPES[tensor.dtype],
+            "dtype": STORED_NAMES[tensor.dtype],
             "shape": list(tensor.shape),
             "data_offsets": [position, end],
         }

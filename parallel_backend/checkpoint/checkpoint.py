@@ -1,5 +1,6 @@
 """A model on disk: its components, their diffusers classes and configs, and where their weights are. No torch."""
 
+import math
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping
@@ -22,9 +23,11 @@ class StoredComponent:
         files: its safetensors files.
         prefix: the beginning of its names in the files, which other components' names lack.
         native: whether the names are the model's original ones, which diffusers' converter maps.
+        name: what messages call the files.
     """
 
     files: tuple[Path, ...]
+    name: str
     prefix: str = ""
     native: bool = False
 
@@ -62,7 +65,15 @@ class Checkpoint(ABC):
         """
 
     def stored_dtype(self, component: str) -> str:
-        """Return safetensors' name of the dtype of most of the component's bytes, such as ``BF16``.
+        """Return safetensors' name of the dtype of most of the component's numbers, such as ``BF16``.
+
+        Raises:
+            InvalidRequest: see ``stored``.
+        """
+        return self.stored_numbers(component).most_common(1)[0][0]
+
+    def stored_numbers(self, component: str) -> Counter[str]:
+        """Return how many numbers of each dtype the component has, as ComfyUI counts its parameters.
 
         Raises:
             InvalidRequest: see ``stored``.
@@ -72,18 +83,19 @@ class Checkpoint(ABC):
         for file in stored.files:
             for name, tensor in read_header(file).tensors.items():
                 if name.startswith(stored.prefix):
-                    counts[tensor.dtype] += tensor.bytes
-        return counts.most_common(1)[0][0]
+                    counts[tensor.dtype] += math.prod(tensor.shape)
+        return counts
 
     @abstractmethod
     def stamp(self) -> str:
         """Return a hash of the current state of the files, which changes when one of them does."""
 
     def check_known(self, component: str) -> None:
-        """Refuse a component that the files hold but that is not among ``components``.
+        """Refuse a component that a file holds but that cannot be used.
 
         Raises:
-            InvalidRequest: there is such a component. The message says why it is not known.
+            InvalidRequest: its architecture is not known, or its weights have a dtype that cannot be read. A folder
+                without the component is not refused.
         """
         return
 

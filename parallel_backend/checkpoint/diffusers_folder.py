@@ -64,7 +64,8 @@ class DiffusersFolder(Checkpoint):
 
     def stored(self, component: str) -> StoredComponent:
         """See ``Checkpoint``."""
-        return StoredComponent(files=folder_files(self.path / component, self.config(component)))
+        files = folder_files(self.path / component, self.config(component))
+        return StoredComponent(files=files, name=str(files[0]))
 
     def _read_json(self, name: str) -> dict[str, Any]:
         file = self.path / name

@@ -10,8 +10,17 @@ from typing import Any
 
 from ..errors import InvalidRequest
 
-DTYPE_BYTES: dict[str, int] = {"F32": 4, "BF16": 2, "F16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "F64": 8, "I64": 8}
+_DTYPES: dict[str, tuple[int, str]] = {
+    "F32": (4, "float32"), "BF16": (2, "bfloat16"), "F16": (2, "float16"), "F8_E4M3": (1, "float8_e4m3fn"),
+    "F8_E5M2": (1, "float8_e5m2"), "F64": (8, "float64"), "I64": (8, "int64"),
+}  # fmt: skip
+"""The dtypes that weights may have, by safetensors' names: bytes of one number, and torch's name."""
+
+DTYPE_BYTES: dict[str, int] = {name: size for name, (size, _) in _DTYPES.items()}
 """Bytes of one number of each dtype that weights may have."""
+
+TORCH_NAMES: dict[str, str] = {name: torch_name for name, (_, torch_name) in _DTYPES.items()}
+"""torch's names of these dtypes."""
 
 _MAX_HEADER = 100_000_000
 """Largest safetensors header in bytes, as in the safetensors library."""

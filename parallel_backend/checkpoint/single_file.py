@@ -18,11 +18,13 @@ _TRANSFORMER_PREFIX = "model.diffusion_model."
 _VAE_PREFIXES = ("vae.", "first_stage_model.")
 """Beginnings of names in files that hold a whole model."""
 
-_TEXT_PREFIXES = ("text_encoders.", "cond_stage_model.", "conditioner.")
-"""Beginnings of the names of text encoders in files that hold a whole model. ComfyUI reads these itself."""
+_TEXT_PREFIX = "text_encoders."
+"""Beginning of the names of text encoders in files that hold a whole model. ComfyUI reads these itself.
+
+Its classes of the supported models look for no other name.
+"""
 
 _IN_MEMORY = re.compile(r"/proc/\d+/fd/\d+$")
-"""The path of a file in another process's memory, which ``Parallel Model`` writes."""
 
 _PART = re.compile(r"-(\d{5})-of-(\d{5})$")
 _SCALES = ("scaled_fp8", ".scale_weight", ".weight_scale", ".comfy_quant", ".scale_input", ".input_scale")
@@ -38,6 +40,11 @@ _REFUSED = {
 """Why a format is refused, and what would work."""
 
 
+def is_in_memory(path: str | Path) -> bool:
+    """Whether a path is that of a file in another process's memory, which ``Parallel Model`` writes."""
+    return _IN_MEMORY.match(str(path)) is not None
+
+
 class SingleFile(Checkpoint):
     """A transformer, a VAE, or both with other parts, in one file in original or diffusers' names."""
 
@@ -48,7 +55,7 @@ class SingleFile(Checkpoint):
             InvalidRequest: the format is another, a part is missing, a header is wrong, or no architecture is known.
         """
         super().__init__(path)
-        if path.suffix.lower() not in SUFFIXES and not _IN_MEMORY.match(str(path)):
+        if path.suffix.lower() not in SUFFIXES and not is_in_memory(path):
             reason = _REFUSED.get(path.suffix.lower(), f"choose a {SUFFIXES[0]} file")
             raise InvalidRequest(f"{path.name} is not loaded: {reason}")
         self.files = _parts(path)
@@ -76,7 +83,7 @@ class SingleFile(Checkpoint):
     @property
     def name(self) -> str:
         """See ``Checkpoint``."""
-        return "the copied model" if _IN_MEMORY.match(str(self.path)) else self.path.name
+        return "the copied model" if is_in_memory(self.path) else self.path.name
 
     @property
     def components(self) -> Mapping[str, str]:
@@ -91,25 +98,37 @@ class SingleFile(Checkpoint):
 
     @property
     def holds_text_encoders(self) -> bool:
-        """Whether the file also holds text encoders."""
-        return any(name.startswith(_TEXT_PREFIXES) for name in self._tensors)
+        """Whether the file also holds text encoders that ComfyUI can read from it. It reads one file, not parts."""
+        return len(self.files) == 1 and self._names_text_encoders()
+
+    def _names_text_encoders(self) -> bool:
+        return any(name.startswith(_TEXT_PREFIX) for name in self._tensors)
 
     def check_known(self, component: str) -> None:
         """See ``Checkpoint``."""
         if component in self._unknown:
             raise InvalidRequest(self._unknown[component])
+        if component == "text_encoder" and len(self.files) > 1 and self._names_text_encoders():
+            raise InvalidRequest(
+                f"{self.name}: ComfyUI cannot read text encoders from a model in {len(self.files)} parts"
+            )
+        if component in self._recognised:
+            self._check_dtypes(self._under(self._prefixes[component]))
 
     def config(self, component: str) -> dict[str, Any]:
         """See ``Checkpoint``. The config follows from names and shapes."""
-        if component not in self._recognised:
-            raise InvalidRequest(f"{self.name} has no {component} (it has {', '.join(self._recognised)})")
-        return dict(self._recognised[component].config)
+        return dict(self._found(component).config)
 
     def stored(self, component: str) -> StoredComponent:
         """See ``Checkpoint``."""
-        prefix = self._prefixes[component]
+        native, prefix = self._found(component).native, self._prefixes[component]
         self._check_dtypes(self._under(prefix))
-        return StoredComponent(files=self.files, prefix=prefix, native=self._recognised[component].native)
+        return StoredComponent(files=self.files, name=self.name, prefix=prefix, native=native)
+
+    def _found(self, component: str) -> Recognised:
+        if component not in self._recognised:
+            raise InvalidRequest(f"{self.name} has no {component} (it has {', '.join(self._recognised)})")
+        return self._recognised[component]
 
     def stamp(self) -> str:
         """See ``Checkpoint``."""

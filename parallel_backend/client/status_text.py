@@ -2,6 +2,7 @@
 
 import msgspec
 
+from ..checkpoint.single_file import is_in_memory
 from ..protocol.messages import LoadedModel, RankStatus, Status
 
 
@@ -44,7 +45,8 @@ def _rank(rank: RankStatus) -> str:
 def _model(model: LoadedModel) -> str:
     times = "once" if model.loads == 1 else f"{model.loads} times"
     note = f"; {model.note}" if model.note else ""
-    return f"{model.path} as {model.dtype}: {', '.join(model.parts)} (loaded {times}){note}"
+    name = "a copied model" if is_in_memory(model.path) else model.path
+    return f"{name} as {model.dtype}: {', '.join(model.parts)} (loaded {times}){note}"
 
 
 def _size(nbytes: int) -> str:

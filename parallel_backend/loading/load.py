@@ -19,6 +19,7 @@ from ..interfaces.family import Family
 from ..interfaces.tensor_cuts import Slices
 from ..models import FAMILIES, family_of
 from ..protocol.messages import DType
+from ..protocol.tensors import DTYPES
 from ..strategies import stage_cut
 from ..vaes import VAES, vae_of
 from .weight_source import WeightSource
@@ -31,13 +32,6 @@ SUPPORTED: dict[str, tuple[str, ...]] = {
 }
 """Supported classes of each component."""
 
-_DTYPES: dict[str, torch.dtype] = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
-_STORED = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
-
 
 def resolve_dtype(checkpoint: Checkpoint, dtype: DType, device: torch.device) -> torch.dtype:
     """Return the dtype to compute in.
@@ -46,11 +40,10 @@ def resolve_dtype(checkpoint: Checkpoint, dtype: DType, device: torch.device) ->
     that float32, and any dtype that torch cannot compute in, becomes bfloat16.
     """
     if dtype != "auto":
-        return _DTYPES[dtype]
+        return DTYPES[dtype]
     if device.type == "cpu":
         return torch.float32
-    stored = _STORED.get(checkpoint.stored_dtype("transformer"), torch.bfloat16)
-    return torch.bfloat16 if stored == torch.float32 else stored
+    return torch.float16 if checkpoint.stored_dtype("transformer") == "F16" else torch.bfloat16
 
 
 def check_component(checkpoint: Checkpoint, component: str) -> None:

@@ -45,7 +45,7 @@ class WeightSource:
         }
         shapes = _shapes(self._tensors)
         self._rows = _published_rows(shapes, class_name) if stored.native else identity(shapes)
-        self._file = stored.files[0]
+        self._name = stored.name
         self._class_name = class_name
 
     def check(self, shapes: Mapping[str, tuple[int, ...]], *, only: bool = False) -> None:
@@ -64,7 +64,7 @@ class WeightSource:
         missing = [name for name in shapes if name not in self._rows]
         if missing:
             raise InvalidRequest(
-                f"{self._file} lacks {len(missing)} weights ({missing[0]}, ...): download the model again"
+                f"{self._name} lacks {len(missing)} weights ({missing[0]}, ...): download the model again"
             )
         for name, shape in shapes.items():
             self._check_shape(name, shape)
@@ -74,7 +74,7 @@ class WeightSource:
         found = self._shape(name)
         if found[:1] != shape[:1] or _squeezed(found) != _squeezed(shape):
             raise InvalidRequest(
-                f"{name} has shape {list(found)} in {self._file}, but {list(shape)} in the config: download the model "
+                f"{name} has shape {list(found)} in {self._name}, but {list(shape)} in the config: download the model "
                 "again"
             )
 
@@ -86,10 +86,10 @@ class WeightSource:
         named = ", ".join(superfluous[:_MOST_NAMED])
         if only:
             raise InvalidRequest(
-                f"{self._file} has {len(superfluous)} weights that {self._class_name} has no use for ({named}): it "
+                f"{self._name} has {len(superfluous)} weights that {self._class_name} has no use for ({named}): it "
                 "holds another model; choose another file, or load this one with ComfyUI's own loader"
             )
-        log.warning("%d weights of %s have no use: %s", len(superfluous), self._file, named)
+        log.warning("%d weights of %s have no use: %s", len(superfluous), self._name, named)
 
     def read(self, name: str, dim: int, parts: tuple[slice, ...] | None, rows: slice | None, into: Tensor) -> None:
         """Read part of a parameter.

@@ -42,7 +42,7 @@ def vae_of(checkpoint: Checkpoint) -> VAE:
     vae = VAES[name](checkpoint.config("vae"))
     if vae.colors != 3:
         raise InvalidRequest(
-            f"{checkpoint.path / 'vae'} has {vae.colors} colour channels; only RGB, so 3, is supported"
+            f"{checkpoint.name} has a VAE with {vae.colors} colour channels; only RGB, so 3, is supported"
         )
     return vae
 

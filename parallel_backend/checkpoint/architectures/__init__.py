@@ -15,6 +15,7 @@ from .flux2 import FLUX2
 from .hunyuan_video import HUNYUAN_VIDEO
 from .ltx import LTX
 from .mochi import MOCHI
+from .other_files import refuse_lora, refuse_other_kinds
 from .pixart import PIXART
 from .qwen_image import QWEN_IMAGE
 from .sd3 import SD3
@@ -71,7 +72,7 @@ def recognise(
         architectures: the ones to choose from.
 
     Raises:
-        InvalidRequest: none of them. The message names the nearest one.
+        InvalidRequest: none of them. The message says what the file holds instead, or names the nearest one.
     """
     candidates = tuple(architectures)
     for architecture in candidates:
@@ -81,19 +82,28 @@ def recognise(
                 _refuse_foreign(architecture, names)
                 _refuse_leftovers(architecture, names)
                 return _recognised(architecture, native, names, metadata)
-    nearest, missing = _nearest(shapes, candidates)
-    _refuse_foreign(nearest, shapes)
-    raise InvalidRequest(
-        f"the weights belong to no supported architecture; the nearest is {nearest.class_name}, whose files also have "
-        f"{missing}; supported: {', '.join(dict.fromkeys(architecture.class_name for architecture in candidates))}"
-    )
+    raise _not_recognised(shapes, candidates)
 
+
+def _not_recognised(shapes: Mapping[str, Shape], candidates: tuple[Architecture, ...]) -> InvalidRequest:
+    """Return the error about weights of no architecture, or raise one that says what they are."""
+    refuse_lora(shapes)
+    nearest, missing, score = _nearest(shapes, candidates)
+    _refuse_foreign(nearest, shapes)
+    refuse_other_kinds(shapes)
+    near = f"; the nearest is {nearest.class_name}, whose files also have {missing}" if score >= _NEAR else ""
+    supported = ", ".join(dict.fromkeys(architecture.class_name for architecture in candidates))
+    return InvalidRequest(f"the weights belong to no supported architecture{near}; supported: {supported}")
+
+
+_NEAR = 0.5
+"""The score from which on an architecture is named as the nearest: half a word of its own in each of its names."""
 
 _QUANTISED = frozenset({"scaled_fp8"})
 """Names beside the layers' that say how weights are stored. ``Checkpoint.stored`` refuses these files."""
 
-_CONTROLNET = {"controlnet_": "a ControlNet"}
-"""A part of names that only ControlNets have, whichever model they belong to."""
+_CONTROLNET = {"controlnet_": "a ControlNet", "input_hint_block.": "a ControlNet"}
+"""Parts of names that only ControlNets have, whichever model they belong to."""
 
 
 def _refuse_foreign(architecture: Architecture, shapes: Mapping[str, Shape]) -> None:
@@ -120,16 +130,15 @@ def _refuse_leftovers(architecture: Architecture, shapes: Mapping[str, Shape]) -
 def _recognised(
     architecture: Architecture, native: bool, shapes: Mapping[str, Shape], metadata: Mapping[str, str]
 ) -> Recognised:
-    renamed = architecture.renamed if native else {}
-    if native and architecture.in_diffusers is not None:
-        shapes = {new: shapes[name] for name, new in architecture.in_diffusers(shapes).items()}
-    weights = Weights(shapes, renamed, metadata)
     try:
+        if native and architecture.in_diffusers is not None:
+            shapes = {new: shapes[name] for name, new in architecture.in_diffusers(shapes).items()}
+        weights = Weights(shapes, architecture.renamed if native else {}, metadata)
         config = architecture.config(weights)
         _refuse_other_settings(architecture, config, weights)
         pipeline = architecture.pipeline(weights)
         return Recognised(class_name=architecture.class_name, config=config, native=native, pipeline=pipeline)
-    except (KeyError, IndexError, ValueError, TypeError, ZeroDivisionError, RecursionError) as error:
+    except (LookupError, ValueError, TypeError, ArithmeticError, RecursionError) as error:
         raise InvalidRequest(
             f"the file looks like {architecture.class_name}, but lacks a weight or has one of another shape ({error}): "
             "download it again"
@@ -147,8 +156,8 @@ def _refuse_other_settings(architecture: Architecture, config: Config, weights: 
             )
 
 
-def _nearest(shapes: Mapping[str, Shape], candidates: Iterable[Architecture]) -> tuple[Architecture, str]:
-    """Return the architecture whose names have most in common with a file's, and a name of it that the file lacks.
+def _nearest(shapes: Mapping[str, Shape], candidates: Iterable[Architecture]) -> tuple[Architecture, str, float]:
+    """Return the architecture whose names have most in common with a file's, a name that the file lacks, and a score.
 
     A word counts the more, the fewer architectures have it.
     """
@@ -156,8 +165,9 @@ def _nearest(shapes: Mapping[str, Shape], candidates: Iterable[Architecture]) ->
     spread = Counter(word for _, names in marks for word in _words(names))
     have = _words(shapes)
     scores = [sum(1 / spread[word] for word in _words(names) & have) / len(names) for _, names in marks]
-    nearest, names = marks[scores.index(max(scores))]
-    return nearest, next((name for name in names if name not in shapes), names[0])
+    best = max(scores)
+    nearest, names = marks[scores.index(best)]
+    return nearest, next((name for name in names if name not in shapes), names[0]), best
 
 
 def _words(names: Iterable[str]) -> set[str]:

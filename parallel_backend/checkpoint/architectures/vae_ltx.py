@@ -166,13 +166,20 @@ def _names(names: Iterable[str]) -> dict[str, str]:
 
 
 def _kinds(names: list[str], blocks: str) -> list[str]:
-    """Return what each entry of a list is: a stage of residual blocks, one residual block, or a resampling."""
+    """Return what each entry of a list is: a stage of residual blocks, one residual block, or a resampling.
+
+    Raises:
+        KeyError: an entry is missing. The ones after it would take its place.
+    """
     inner: dict[int, set[str]] = {}
     for name in names:
         if name.startswith(f"{blocks}."):
             number, part = name.removeprefix(f"{blocks}.").split(".")[:2]
             inner.setdefault(int(number), set()).add(part)
-    kinds = [inner[number] for number in sorted(inner)]
+    missing = next((number for number in range(len(inner)) if number not in inner), None)
+    if missing is not None:
+        raise KeyError(f"{blocks}.{missing}")
+    kinds = [inner[number] for number in range(len(inner))]
     return ["stage" if "res_blocks" in kind else "block" if "conv1" in kind else "resampling" for kind in kinds]
 
 

@@ -17,16 +17,23 @@ _FIXED: Config = {
 
 
 def _config(weights: Weights) -> Config:
+    said = weights.described("transformer").get("allow_fp16")
+    # diffusers ignores names that begin with an underscore.
+    own = {} if said is None else {"_allow_fp16": said}
     width, head_dim = weights.rows("cap_embedder.1.weight"), weights.rows("layers.0.attention.norm_q.weight")
-    return _FIXED | {
-        "in_channels": weights.columns("all_x_embedder.2-1.weight") // 4,
-        "dim": width,
-        "n_layers": weights.count("layers"),
-        "n_refiner_layers": weights.count("noise_refiner"),
-        "n_heads": width // head_dim,
-        "n_kv_heads": width // head_dim,
-        "cap_feat_dim": weights.columns("cap_embedder.1.weight"),
-    }
+    return (
+        _FIXED
+        | own
+        | {
+            "in_channels": weights.columns("all_x_embedder.2-1.weight") // 4,
+            "dim": width,
+            "n_layers": weights.count("layers"),
+            "n_refiner_layers": weights.count("noise_refiner"),
+            "n_heads": width // head_dim,
+            "n_kv_heads": width // head_dim,
+            "cap_feat_dim": weights.columns("cap_embedder.1.weight"),
+        }
+    )
 
 
 _LAYERS = layers("""

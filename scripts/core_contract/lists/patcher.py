@@ -66,7 +66,7 @@ ENTRIES = (
         Calls("LoadedModel.model_load()", by=PATCHER, why="object patches, such as a new shift"),
         Has("LoadedModel", "model model_finalizer", by=PATCHER, why="replaces the entry of a clone"),
         Has("LoadedModel", "device model", by=MEMORY, why="which GPUs ComfyUI uses"),
-        Calls("unet_dtype(*, device, supported_dtypes, weight_dtype)", by=DTYPE, why="the dtype of auto"),
+        Calls("unet_dtype(*, device, model_params, supported_dtypes, weight_dtype)", by=DTYPE, why="the dtype of auto"),
         Calls("unet_manual_cast(weight_dtype, inference_device, supported_dtypes)", by=DTYPE, why="the dtype of auto"),
         Calls("cpu_mode()", by=DTYPE, why="the dtype of auto"),
         Calls("processing_interrupted()", by=CONNECTION, why="the user's interruption"),

@@ -1,5 +1,8 @@
 """The dtype that ``auto`` chooses is the one that ComfyUI would compute the same file in."""
 
+import json
+import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -7,6 +10,8 @@ from typing import Any
 import comfy.cli_args
 import comfy.model_management
 import comfy.sd
+import comfy.supported_models_base
+import comfy.utils
 import pytest
 import torch
 from any_folder_name.nodes.bridges.compute_dtype import auto_dtype
@@ -55,6 +60,89 @@ def native(path: Path) -> torch.dtype:
 def test_the_gpu_computes_as_comfyui_does(case: str, stored: str, tmp_path: Path) -> None:
     ours = bridge(tmp_path, case, FLOATS[stored])
     assert NAMES[auto_dtype(ours, GPUS)] == native(ours.checkpoint.path)
+
+
+class Chosen(Exception):
+    """What ComfyUI has chosen for a file, before it creates the model."""
+
+
+@pytest.fixture
+def chosen(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], torch.dtype]:
+    """Return the dtype that ComfyUI chooses to compute a file in, without its weights' shapes having to fit."""
+
+    def choose(_config: Any, dtype: torch.dtype, manual_cast: torch.dtype | None) -> None:
+        raise Chosen(manual_cast or dtype)
+
+    def run(path: Path) -> torch.dtype:
+        weights = comfy.utils.load_torch_file(str(path))
+        with monkeypatch.context() as patched:
+            patched.setattr(comfy.supported_models_base.BASE, "set_inference_dtype", choose)
+            with pytest.raises(Chosen) as found:
+                comfy.sd.load_diffusion_model_state_dict(weights)
+        dtype: torch.dtype = found.value.args[0]
+        return dtype
+
+    return run
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize("has_bf16", [True, False])
+@pytest.mark.parametrize("stored", FLOATS)
+@pytest.mark.parametrize("deviation", [0.3, 0.5])
+def test_z_image_computes_in_fp16_where_its_weights_allow_it(
+    deviation: float, stored: str, has_bf16: bool, tmp_path: Path, chosen: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(comfy.model_management, "should_use_bf16", lambda *args, **options: has_bf16)
+    case = FILE_CASES["z_image image"]
+    weights = replace(case, unet={**case.unet, "n_layers": 3}).native().model.diffusion_model.state_dict()
+    weights |= {"cap_embedder.1.weight": torch.zeros(3840, 24)}  # the width by which ComfyUI knows Z-Image
+    norm = weights["layers.1.ffn_norm1.weight"]
+    weights |= {"layers.1.ffn_norm1.weight": 1 + deviation * torch.tensor([-1.0, 1.0]).repeat(len(norm) // 2)}
+    dtype = FLOATS[stored]
+    file = {f"model.diffusion_model.{name}": tensor.to(dtype).contiguous() for name, tensor in weights.items()}
+    save_file(file, tmp_path / "tiny.safetensors")
+    ours = bridge_for(open_checkpoint(tmp_path / "tiny.safetensors"))
+    assert NAMES[auto_dtype(ours, GPUS)] == chosen(tmp_path / "tiny.safetensors")
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize("said", [True, False, None])
+def test_a_copied_z_image_says_what_its_file_allowed(said: bool | None, tmp_path: Path) -> None:
+    weights = FILE_CASES["z_image image"].native().model.diffusion_model.state_dict()
+    transformer = {} if said is None else {"allow_fp16": said}
+    file = tmp_path / "tiny.safetensors"
+    save_file({name: tensor.contiguous() for name, tensor in weights.items()}, file, metadata={
+        "config": json.dumps({"transformer": transformer}),
+    })  # fmt: skip
+    with file.open("rb") as copied:
+        ours = bridge_for(open_checkpoint(f"/proc/{os.getpid()}/fd/{copied.fileno()}"))
+        assert ours.values_for_dtype() == {"allow_fp16": bool(said)}
+
+
+@pytest.mark.usefixtures("gpu")
+def test_numbers_count_and_not_bytes(tmp_path: Path, chosen: Any) -> None:
+    weights = FILE_CASES["flux dev"].native().model.diffusion_model.state_dict()
+    half, total = 0, sum(tensor.numel() for tensor in weights.values())
+    for name, tensor in weights.items():
+        weights[name] = tensor.half() if half < 0.55 * total else tensor.float()
+        half += tensor.numel()
+    save_file({name: tensor.contiguous() for name, tensor in weights.items()}, tmp_path / "tiny.safetensors")
+    ours = bridge_for(open_checkpoint(tmp_path / "tiny.safetensors"))
+    counts = ours.checkpoint.stored_numbers("transformer")
+    assert counts.total() == total
+    assert 2 * counts["F16"] < 4 * counts["F32"]
+    assert NAMES[auto_dtype(ours, GPUS)] == chosen(tmp_path / "tiny.safetensors") == torch.float16
+
+
+@pytest.mark.usefixtures("gpu")
+def test_the_number_of_parameters_counts(tmp_path: Path, chosen: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fp16(device: Any = None, model_params: int = 0, prioritize_performance: bool = True, **_: Any) -> bool:
+        return not prioritize_performance or model_params > 1000
+
+    monkeypatch.setattr(comfy.model_management, "should_use_fp16", fp16)
+    monkeypatch.setattr(comfy.model_management, "should_use_bf16", lambda *args, **options: False)
+    ours = bridge(tmp_path, "sd3 3.5 medium", torch.float32)
+    assert NAMES[auto_dtype(ours, GPUS)] == chosen(ours.checkpoint.path) == torch.float16
 
 
 def test_cpus_compute_in_float32(tmp_path: Path) -> None:

@@ -236,7 +236,7 @@ def test_a_temporal_decoder_through_the_engine(ask, tmp_path):
 
 def test_other_than_rgb_is_refused(image_checkpoint):
     rewrite(image_checkpoint, in_channels=4, out_channels=4)
-    with pytest.raises(InvalidRequest, match="has 4 colour channels; only RGB"):
+    with pytest.raises(InvalidRequest, match="has a VAE with 4 colour channels; only RGB"):
         vae_of(open_checkpoint(image_checkpoint))
 
 

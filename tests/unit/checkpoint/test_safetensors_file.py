@@ -7,7 +7,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from parallel_backend.checkpoint.safetensors_file import read_header
+from parallel_backend.checkpoint.dtypes import STORED_NAMES, TORCH_DTYPES
+from parallel_backend.checkpoint.safetensors_file import DTYPE_BYTES, read_header
 from parallel_backend.errors import InvalidRequest
 
 ENTRY = {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}
@@ -26,6 +27,15 @@ def test_names_dtypes_shapes_and_metadata(tmp_path):
     found = {name: (tensor.dtype, tensor.shape, tensor.bytes) for name, tensor in header.tensors.items()}
     assert found == {"a.weight": ("F32", (2, 3), 24), "b": ("F8_E4M3", (4,), 4), "c": ("F32", (), 4)}
     assert header.metadata == {"config": "{}"}
+
+
+def test_each_dtype_has_the_name_and_the_size_that_safetensors_gives_it(tmp_path):
+    assert TORCH_DTYPES.keys() == DTYPE_BYTES.keys()
+    save_file({name: torch.zeros(3, dtype=dtype) for name, dtype in TORCH_DTYPES.items()}, tmp_path / "all.safetensors")
+    stored = read_header(tmp_path / "all.safetensors").tensors
+    assert {name: (tensor.dtype, tensor.bytes) for name, tensor in stored.items()} == {
+        name: (STORED_NAMES[dtype], 3 * DTYPE_BYTES[name]) for name, dtype in TORCH_DTYPES.items()
+    }
 
 
 @pytest.mark.parametrize(

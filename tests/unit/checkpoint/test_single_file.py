@@ -1,6 +1,7 @@
 """Transformers in one safetensors file in diffusers' names, in parts, inside whole models; and what is refused."""
 
 import json
+import os
 
 import diffusers
 import pytest
@@ -140,6 +141,31 @@ def test_an_unknown_architecture_is_refused_with_the_nearest(tmp_path, tensors, 
 
 
 @pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["diffusion_model.blocks.0.self_attn.q.lora_A.weight", "diffusion_model.vace_blocks.0.ffn.0.lora_A.weight"],
+         "holds a LoRA .*LoraLoaderModelOnly"),
+        (["lora_unet_double_blocks_0_img_attn_qkv.lora_down.weight"], "holds a LoRA"),
+        (["model.diffusion_model.input_blocks.0.0.weight", "model.diffusion_model.middle_block.1.proj_in.weight"],
+         r"holds a UNet, as Stable Diffusion 1.5 and SDXL have \(it has input_blocks.0.0.weight\): only"),
+        (["down_blocks.1.attentions.0.transformer_blocks.0.attn2.to_k.weight", "conv_in.weight"], "holds a UNet"),
+        (["control_model.input_blocks.0.0.weight", "control_model.input_hint_block.0.weight"], "holds a ControlNet"),
+        (["encoder.block.0.layer.0.SelfAttention.q.weight", "shared.weight"], "holds a text encoder .*Load CLIP"),
+        (["text_model.encoder.layers.0.self_attn.q_proj.weight"], "holds a text encoder"),
+        (["model.layers.0.self_attn.q_proj.weight", "model.norm.weight"], "holds a text encoder"),
+        (["decoder.block.0.layer.0.SelfAttention.q.weight", "encoder.block.0.layer.0.SelfAttention.q.weight"],
+         "holds a text encoder"),
+        (["something.weight"], "the weights belong to no supported architecture; supported: CogVideoX"),
+        ([], "the weights belong to no supported architecture; supported: CogVideoX"),
+    ],
+)  # fmt: skip
+def test_a_file_of_another_kind_is_named_in_words(tmp_path, names, message):
+    save_file({name: torch.zeros(2, 2) for name in names}, tmp_path / "other.safetensors")
+    with pytest.raises(InvalidRequest, match=f"^other.safetensors: .*{message}"):
+        open_checkpoint(tmp_path / "other.safetensors")
+
+
+@pytest.mark.parametrize(
     ("names", "model"),
     [
         (["double_blocks.0.img_attn.norm.key_norm.scale", "img_in.weight", "distilled_guidance_layer.in_proj.weight"],
@@ -260,7 +286,10 @@ def test_ranks_refuse_any_other_weight(tmp_path):
     save_file(tensors | {"blocks.0.attn1.gate.weight": torch.zeros(2)}, tmp_path / "model.safetensors")
     read = source(tmp_path / "model.safetensors")
     read.check(shapes)
-    with pytest.raises(InvalidRequest, match=r"1 weights that Wan.* has no use for \(blocks.0.attn1.gate.weight\)"):
+    with pytest.raises(
+        InvalidRequest,
+        match=r"^model.safetensors has 1 weights that Wan.* has no use for \(blocks.0.attn1.gate.weight\)",
+    ):
         read.check(shapes, only=True)
 
 
@@ -269,10 +298,14 @@ def test_missing_and_misshapen_weights_are_refused_by_every_rank(tmp_path):
     path = tmp_path / "model.safetensors"
     save_file({name: tensor for name, tensor in tensors.items() if name != "blocks.1.attn1.to_q.weight"}, path)
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    with pytest.raises(InvalidRequest, match=r"lacks 1 weights \(blocks.1.attn1.to_q.weight"):
+    with pytest.raises(InvalidRequest, match=r"^model.safetensors lacks 1 weights \(blocks.1.attn1.to_q.weight"):
         source(path).check(shapes)
+    with path.open("rb") as copied:
+        in_memory = source(f"/proc/{os.getpid()}/fd/{copied.fileno()}")
+        with pytest.raises(InvalidRequest, match=r"^the copied model lacks 1 weights"):
+            in_memory.check(shapes)
     save_file(tensors | {"proj_out.bias": torch.zeros(3)}, path)
-    with pytest.raises(InvalidRequest, match=r"proj_out.bias has shape \[3\]"):
+    with pytest.raises(InvalidRequest, match=r"proj_out.bias has shape \[3\] in model.safetensors"):
         source(path).check(shapes)
     assert load_file(path)
 

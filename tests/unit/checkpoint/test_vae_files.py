@@ -160,7 +160,7 @@ def refused(message, path, name, metadata=None, **changes):
 
 def test_an_unknown_vae_is_refused(tmp_path):
     save_file({"decoder.1.weight": torch.zeros(4), "decoder.22.bias": torch.zeros(3)}, str(tmp_path / "taew.sft"))
-    with pytest.raises(InvalidRequest, match=r"taew.sft: the weights belong to no supported architecture; the nearest"):
+    with pytest.raises(InvalidRequest, match=r"taew.sft: the weights belong to no supported architecture; supported: "):
         open_checkpoint(tmp_path / "taew.sft")
 
 
@@ -180,6 +180,41 @@ def test_a_decoder_of_another_width_is_refused(tmp_path):
     wider = {"decoder.up_blocks.3.resnets.0.conv1.weight": torch.zeros(64, 32, 3, 3)}
     message = r"decoder has widths \[64, 32, 64, 64\], and its encoder \[32, 32, 64, 64\]; they must be the same"
     refused(message, tmp_path / "vae.safetensors", "image", **wider)
+
+
+MARKS: dict[str, tuple[str, ...]] = {
+    "AutoencoderKLLTXVideo": (
+        "decoder.up_blocks.0.res_blocks.0.conv1.conv.weight", "encoder.conv_in.conv.weight",
+        "per_channel_statistics.std-of-means",
+    ),
+    "AutoencoderKLMochi": ("encoder.output_proj.weight", "decoder.blocks.0.0.weight", "decoder.output_proj.weight"),
+    "AutoencoderKLWan": ("decoder.middle.0.residual.0.gamma", "encoder.conv1.weight", "decoder.head.0.gamma"),
+}  # fmt: skip
+"""Original names by which files are recognised."""
+
+
+@pytest.mark.parametrize(
+    ("class_name", "name", "columns", "message"),
+    [
+        ("AutoencoderKLLTXVideo", "decoder.up_blocks.2.conv.conv.weight", 8, "'decoder.up_blocks.1'"),
+        ("AutoencoderKLLTXVideo", "encoder.down_blocks.1.conv.weight", 8, "'encoder.down_blocks.0'"),
+        ("AutoencoderKLLTXVideo", "decoder.up_blocks.x.conv.weight", 8, "'x'"),
+        ("AutoencoderKLLTXVideo", "encoder.conv_in.conv.weight", 10**400, "too large"),
+        ("AutoencoderKLMochi", "decoder.blocks.0.proj.weight", 8, "'proj'"),
+        ("AutoencoderKLWan", f"decoder.upsamples.{'9' * 5000}.residual.2.weight", 8, "5000 digits"),
+    ],
+)
+def test_names_and_shapes_that_no_vae_has_are_refused_in_one_sentence(class_name, name, columns, message):
+    shapes = dict.fromkeys(MARKS[class_name], (8, 8, 3, 3, 3)) | {name: (8, columns)}
+    with pytest.raises(InvalidRequest, match=f"looks like {class_name}, but lacks a weight .*{message}"):
+        recognise(shapes, {}, VAES)
+
+
+def test_other_than_rgb_is_refused_by_the_files_name(tmp_path):
+    layer = {"decoder.conv_out.weight": torch.zeros(12, 32, 3, 3), "decoder.conv_out.bias": torch.zeros(12)}
+    _, checkpoint = write(tmp_path / "up2x.safetensors", "image", **layer)
+    with pytest.raises(InvalidRequest, match=r"^up2x.safetensors has a VAE with 12 colour channels; only RGB"):
+        vae_of(checkpoint)
 
 
 def test_half_a_vae_is_refused(tmp_path):

@@ -176,7 +176,9 @@ def test_ranks_serve_their_first_devices_and_no_others(tmp_path: Path) -> None:
 
 def test_a_status_as_text_and_as_json() -> None:
     model = LoadedModel(path="/models/shapes", dtype="float32", parts=("transformer", "vae"), loads=2)
-    rank = RankStatus(rank=0, pid=12, device="cuda:0", memory=3 << 30, device_memory=5 << 20, models=(model,), steps=40)
+    copied = LoadedModel(path="/proc/10/fd/7", dtype="bfloat16", parts=("vae",), loads=1)
+    models = (model, copied)
+    rank = RankStatus(rank=0, pid=12, device="cuda:0", memory=3 << 30, device_memory=5 << 20, models=models, steps=40)
     status = Status(
         pid=11,
         protocol=1,
@@ -198,6 +200,7 @@ def test_a_status_as_text_and_as_json() -> None:
         "1, generation 3",
         "rank 0     pid 12, cuda:0, 3.00 GiB, 5 MiB on the device, 40 steps",
         "/models/shapes as float32: transformer, vae (loaded 2 times)",
+        "a copied model as bfloat16: vae (loaded once)",
     ):
         assert words in text
     displaced = replace(status, layout=ParallelLayout(ring=2, stale="previous"))

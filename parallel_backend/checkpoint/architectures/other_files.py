@@ -1,0 +1,57 @@
+"""Files that hold no transformer and no VAE, or one of a kind that cannot run in parallel, named in words."""
+
+from collections.abc import Iterable
+
+from ...errors import InvalidRequest
+
+_LORA = (
+    ".lora_up.", ".lora_down.", ".lora_A.", ".lora_B.", ".lora.up.", ".lora.down.", ".lokr_w", ".hada_w", ".dora_scale",
+)  # fmt: skip
+_UNET = ("input_blocks.0.", "input_blocks.1.", "down_blocks.0.attentions.", "down_blocks.1.attentions.")
+_TEXT_ENCODER = (
+    "encoder.block.0.layer.0.SelfAttention.", "text_model.encoder.layers.", "text_model.embeddings.",
+    "model.embed_tokens.", "layers.0.self_attn.q_proj.",
+)  # fmt: skip
+"""Parts of the names of T5, of CLIP, and of language models."""
+
+_KINDS: tuple[tuple[tuple[str, ...], str, str], ...] = (
+    (
+        _LORA,
+        "a LoRA",
+        "choose the model's own file, and apply this one with ComfyUI's LoraLoaderModelOnly and Parallel Model behind "
+        "it",
+    ),
+    (
+        _UNET,
+        "a UNet, as Stable Diffusion 1.5 and SDXL have",
+        "only diffusion transformers can run in parallel; load it with ComfyUI's own loader",
+    ),
+    (_TEXT_ENCODER, "a text encoder", "load it with ComfyUI's Load CLIP"),
+)
+"""Parts of names, one of which every such file has, what it holds, and what would work."""
+
+
+def refuse_lora(names: Iterable[str]) -> None:
+    """Refuse a LoRA, whose names contain those of its model.
+
+    Raises:
+        InvalidRequest: the file holds one.
+    """
+    _refuse(names, _KINDS[:1])
+
+
+def refuse_other_kinds(names: Iterable[str]) -> None:
+    """Refuse what is neither a transformer nor a VAE.
+
+    Raises:
+        InvalidRequest: the file holds a UNet or a text encoder.
+    """
+    _refuse(names, _KINDS[1:])
+
+
+def _refuse(names: Iterable[str], kinds: Iterable[tuple[tuple[str, ...], str, str]]) -> None:
+    names = tuple(names)
+    for parts, what, advice in kinds:
+        name = next((name for name in names if any(part in name for part in parts)), None)
+        if name is not None:
+            raise InvalidRequest(f"the file holds {what} (it has {name}): {advice}")

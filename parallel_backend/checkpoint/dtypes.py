@@ -1,0 +1,11 @@
+"""torch's dtypes of stored weights. Apart from the files' headers, which are read without torch."""
+
+import torch
+
+from .safetensors_file import TORCH_NAMES
+
+TORCH_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, torch_name) for name, torch_name in TORCH_NAMES.items()}
+"""The dtypes that weights may have, by safetensors' names."""
+
+STORED_NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in TORCH_DTYPES.items()}
+"""safetensors' names of these dtypes."""
