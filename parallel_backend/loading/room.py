@@ -55,8 +55,8 @@ def room_on(device: torch.device) -> Room:
 
 
 def claim(device: torch.device, needed: int) -> Claim:
-    """Return this rank's claim to ``needed`` bytes."""
-    room = room_on(device)
+    """Return this rank's claim to ``needed`` bytes. The memory is measured only if there are any."""
+    room = room_on(device) if needed else Room(free=0, freeable=0, total=0)
     index = device.index if device.type == "cuda" else _CPU
     return Claim(free=room.free, freeable=room.freeable, total=room.total, needed=needed, device=index)
 
