@@ -46,7 +46,7 @@ class ShardedWeights:
 
 
 def shard(blocks: Sequence[nn.Module], run: Run, axis: Axis, device_type: str) -> Run:
-    """Shard the weights of blocks over an axis, each gathered while the block before it computes.
+    """Shard the weights of blocks over an axis. On GPUs, each is gathered while the block before it computes.
 
     Args:
         blocks: the modules, in the order in which ``run`` runs them.
@@ -60,6 +60,7 @@ def shard(blocks: Sequence[nn.Module], run: Run, axis: Axis, device_type: str) -
     assert axis.group is not None
     mesh = TorchMesh.from_group(axis.group, device_type)
     sharded: list[FSDPModule] = [fully_shard(block, mesh=mesh, reshard_after_forward=True) for block in blocks]
+    # A CPU rank's cores are busy with one block, so gathering the next one early would only take memory.
     # torch before 2.9 cannot replace FSDP's own all-gather, which is exact, too, and takes more time and memory.
     replaceable = hasattr(FSDPModule, "set_custom_all_gather")
     gather = _OneBuffer() if device_type == "cpu" and replaceable else None
@@ -67,7 +68,7 @@ def shard(blocks: Sequence[nn.Module], run: Run, axis: Axis, device_type: str) -
         processes.return_large_blocks()
         for block in sharded:
             block.set_custom_all_gather(cast(Any, gather))
-    else:
+    elif device_type != "cpu":
         for block, following in itertools.pairwise(sharded):
             block.set_modules_to_forward_prefetch([following])
     root = _Root(blocks, run, after=gather.free if gather else lambda: None)
@@ -76,10 +77,7 @@ def shard(blocks: Sequence[nn.Module], run: Run, axis: Axis, device_type: str) -
 
 
 class _OneBuffer:
-    """FSDP's all-gather for CPU ranks, which hold no more than one gathered block and one copy of it.
-
-    The cores that would gather the next block are busy with this one, so gathering it early would only take memory.
-    """
+    """FSDP's all-gather for CPU ranks, which hold no more than one gathered block and one copy of it."""
 
     def __init__(self) -> None:
         self._buffer: Tensor | None = None
