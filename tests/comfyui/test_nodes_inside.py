@@ -12,7 +12,7 @@ from scripts import comfy_paths, processes
 
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE = 900.0
-GRID_DEADLINE = 3600.0
+GRID_DEADLINE = 7200.0
 
 
 @pytest.mark.timeout(DEADLINE + 60)
