@@ -58,6 +58,7 @@ def _layouts(ranks: int, wanted: ParallelLayout) -> Iterator[ParallelLayout]:
     all_axes = tuple(axis for axis in AXES if axis != "pipe" or wanted.pipe > 1)
 
     def grow(axes: tuple[str, ...], room: int, degrees: dict[str, Any]) -> Iterator[ParallelLayout]:
+        """Yield the layouts with these ``degrees`` and all degrees of ``axes`` that ``room`` ranks allow."""
         if not axes:
             pipe, ring = degrees.get("pipe", 1) > 1, degrees["ring"] > 1
             if pipe and degrees["tensor"] > 1:

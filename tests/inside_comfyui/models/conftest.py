@@ -1,0 +1,62 @@
+"""A small model's file among ComfyUI's files, and ComfyUI's executor with our nodes for a MODEL."""
+
+from pathlib import Path
+from typing import Any
+
+import comfy.sd
+import folder_paths
+import pytest
+from any_folder_name.nodes.backend import connection
+from any_folder_name.nodes.layout import ParallelLayoutNode
+from any_folder_name.nodes.loader import ParallelLoader
+from any_folder_name.nodes.model import ParallelModel
+from any_folder_name.nodes.sampler import ParallelSampler
+from any_folder_name.parallel_backend.client.client import Client
+from comfy_extras.nodes_slg import SkipLayerGuidanceDiT
+from helpers.executor import Executor, Given
+from helpers.parallel_model import CASE
+from safetensors.torch import save_file
+
+
+@pytest.fixture(scope="module")
+def native() -> Any:
+    """A small MODEL of ComfyUI."""
+    return CASE.native()
+
+
+@pytest.fixture(scope="module")
+def folder(native: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """ComfyUI's ``diffusion_models``, with that MODEL's file."""
+    folder: Path = tmp_path_factory.mktemp("diffusion_models")
+    weights = native.model.diffusion_model.state_dict()
+    save_file({name: tensor.clone().contiguous() for name, tensor in weights.items()}, folder / "tiny.safetensors")
+    folder_paths.folder_names_and_paths["diffusion_models"][0][:] = [str(folder)]
+    folder_paths.filename_list_cache.clear()
+    return folder
+
+
+@pytest.fixture
+def native_loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The files that ComfyUI's own loaders have read."""
+    loads: list[str] = []
+    load = comfy.sd.load_diffusion_model
+
+    def recorded(path: str, **options: Any) -> Any:
+        loads.append(Path(path).name)
+        return load(path, **options)
+
+    monkeypatch.setattr(comfy.sd, "load_diffusion_model", recorded)
+    return loads
+
+
+@pytest.fixture
+def executor(folder: Path, backend: Client, monkeypatch: pytest.MonkeyPatch) -> Executor:
+    """ComfyUI's executor, with what the prompts take as given."""
+    connection.use_client(backend)
+    monkeypatch.setattr(connection, "_release", lambda spec, user: None)
+    Given.values = {
+        "positive": CASE.conditioning(1),
+        "negative": CASE.conditioning(2, shorter=3),
+        "latent": CASE.samples(),
+    }
+    return Executor(ParallelModel, ParallelLoader, ParallelLayoutNode, ParallelSampler, SkipLayerGuidanceDiT)
