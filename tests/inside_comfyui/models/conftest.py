@@ -19,16 +19,16 @@ from safetensors.torch import save_file
 
 
 @pytest.fixture(scope="module")
-def native() -> Any:
+def small_native() -> Any:
     """A small MODEL of ComfyUI."""
     return CASE.native()
 
 
 @pytest.fixture(scope="module")
-def folder(native: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(small_native: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """ComfyUI's ``diffusion_models``, with that MODEL's file."""
     folder: Path = tmp_path_factory.mktemp("diffusion_models")
-    weights = native.model.diffusion_model.state_dict()
+    weights = small_native.model.diffusion_model.state_dict()
     save_file({name: tensor.clone().contiguous() for name, tensor in weights.items()}, folder / "tiny.safetensors")
     folder_paths.folder_names_and_paths["diffusion_models"][0][:] = [str(folder)]
     folder_paths.filename_list_cache.clear()

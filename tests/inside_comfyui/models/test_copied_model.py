@@ -26,9 +26,9 @@ from safetensors.torch import load_file, save_file
 
 
 def test_a_model_from_elsewhere_is_copied_once(
-    executor: Executor, native: Any, monkeypatch: pytest.MonkeyPatch
+    executor: Executor, small_native: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Given.values["model"] = native
+    Given.values["model"] = small_native
     elsewhere: Prompt = {"1": {"class_type": "Given", "inputs": {"key": "model"}}}
     copies: list[Any] = []
     monkeypatch.setattr(model, "copy_model", lambda source: copies.append(copy_model(source)) or copies[-1])
@@ -40,11 +40,13 @@ def test_a_model_from_elsewhere_is_copied_once(
     with pytest.raises(OSError, match="Operation not permitted"), path.open("r+b") as file:
         file.write(b"x")
     with safe_open(str(path), framework="pt") as file:
-        assert set(file.keys()) == set(native.model.diffusion_model.state_dict())
+        assert set(file.keys()) == set(small_native.model.diffusion_model.state_dict())
 
 
-def test_what_a_loaded_clone_has_in_place_of_the_models_own_is_not_taken_over(executor: Executor, native: Any) -> None:
-    Given.values["model"] = native
+def test_what_a_loaded_clone_has_in_place_of_the_models_own_is_not_taken_over(
+    executor: Executor, small_native: Any
+) -> None:
+    Given.values["model"] = small_native
     elsewhere: Prompt = {"1": {"class_type": "Given", "inputs": {"key": "model"}}}
     unshifted: Prompt = {"3": {"class_type": "ParallelModel", "inputs": {"model": ["1", 0], "devices": "0,1"}}}
     executor.run(prompt("2", shift=8.0, **elsewhere))
@@ -67,9 +69,9 @@ def test_comfyuis_copy_is_released_where_nothing_else_holds_it() -> None:
 
 
 def test_copying_ends_when_the_user_interrupts(
-    executor: Executor, native: Any, monkeypatch: pytest.MonkeyPatch
+    executor: Executor, small_native: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Given.values["model"] = native
+    Given.values["model"] = small_native
     copied: list[Any] = []
 
     def interrupt(self: Any, value: int) -> None:
@@ -82,9 +84,9 @@ def test_copying_ends_when_the_user_interrupts(
 
 
 def test_memory_that_the_system_refuses_is_named(
-    executor: Executor, native: Any, monkeypatch: pytest.MonkeyPatch
+    executor: Executor, small_native: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Given.values["model"] = native
+    Given.values["model"] = small_native
     error = OSError(errno.ENOSPC, "No space left on device")
     monkeypatch.setattr(memory_file.os, "posix_fallocate", Mock(side_effect=error))
     with pytest.raises(RuntimeError, match=r"the system gives no 0.0 GB of memory .*No space left"):
@@ -131,14 +133,14 @@ def test_a_lora_before_the_node_is_merged(executor: Executor, folder: Path) -> N
     ],
 )
 def test_a_model_that_cannot_run_is_refused_before_its_weights_are_copied(
-    between: dict[str, Any], message: str, executor: Executor, native: Any, monkeypatch: pytest.MonkeyPatch
+    between: dict[str, Any], message: str, executor: Executor, small_native: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    other = native.clone()
-    other.model = copy.copy(native.model)
-    other.model.__class__ = type("Other", (type(native.model),), {})
-    patched = native.clone()
+    other = small_native.clone()
+    other.model = copy.copy(small_native.model)
+    other.model.__class__ = type("Other", (type(small_native.model),), {})
+    patched = small_native.clone()
     patched.set_model_attn1_replace(lambda *args: args[0], "double_block", 0)
-    Given.values |= {"model": native, "another class": other, "patched": patched}
+    Given.values |= {"model": small_native, "another class": other, "patched": patched}
     filled: list[Any] = []
     monkeypatch.setattr(memory_file.MemoryFile, "fill", filled.append)
     with pytest.raises(RuntimeError, match=message):
@@ -153,9 +155,9 @@ def test_fp8_products_are_named(executor: Executor) -> None:
 
 
 def test_weights_that_do_not_fit_are_refused_before_anything_is_copied(
-    executor: Executor, native: Any, monkeypatch: pytest.MonkeyPatch
+    executor: Executor, small_native: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Given.values["model"] = native
+    Given.values["model"] = small_native
     monkeypatch.setattr(comfy.model_management, "get_free_memory", lambda *args, **options: 1_000_000_000)
     with pytest.raises(RuntimeError, match=r"one more copy .* takes 0.0 GB, and 1.0 GB of memory are free"):
         executor.run(prompt("3", **{"1": {"class_type": "Given", "inputs": {"key": "model"}}}))
