@@ -1,10 +1,9 @@
-"""A ModelPatcher for weights that live in the ranks: it occupies no memory here and refuses to change weights."""
+"""The patcher of a parallel MODEL, and what it does before and during sampling."""
 
 import math
 from typing import Any, NoReturn
 
 import comfy.model_management
-import comfy.model_patcher
 import comfy.sampler_helpers
 import comfy.samplers
 import torch
@@ -12,6 +11,8 @@ from comfy.patcher_extension import CallbacksMP, WrappersMP
 from torch import Tensor
 
 from ...parallel_backend.errors import InvalidRequest
+from ...parallel_backend.protocol.messages import Adapter
+from ..backend.executing import executing_lora
 from ..backend.memory import make_room
 from ..bridges.refusals import (
     NESTED_LATENT,
@@ -22,68 +23,82 @@ from ..bridges.refusals import (
     check_latent,
     check_model_options,
 )
+from .lora_files import forget_unused, remember_group
 from .transformer import RemoteTransformer
+from .weight_changes import adapters_of, check_patches
+from .weightless_patcher import WeightlessPatcher
 
 KEY = "parallel_dit"
 
 
-class RemotePatcher(comfy.model_patcher.ModelPatcher):  # type: ignore[misc]
-    """Reports zero sizes on ComfyUI's device, so using the model evicts none of ComfyUI's own models."""
+class RemotePatcher(WeightlessPatcher):
+    """The patcher of a ComfyUI model whose ``diffusion_model`` is a ``RemoteTransformer``.
 
-    def model_size(self) -> int:
-        """Return the bytes on ComfyUI's device: none."""
-        return 0
+    Changes of weights are noted as ComfyUI notes them, and the ranks apply them when they compute.
+    """
 
-    def loaded_size(self) -> int:
-        """Return the bytes on ComfyUI's device: none."""
-        return 0
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._known_adapters: dict[Any, tuple[Adapter, ...]] = {}
 
-    def memory_required(self, input_shape: Any) -> int:
-        """Return the bytes that a step needs on ComfyUI's device beyond the latents: none."""
-        return 0
-
-    def add_patches(self, patches: dict[Any, Any], *args: Any, **kwargs: Any) -> list[Any]:
-        """Refuse a LoRA that fits this model. The node itself reports one that fits nothing.
+    def add_patches(
+        self, patches: dict[Any, Any], strength_patch: float = 1.0, strength_model: float = 1.0
+    ) -> list[Any]:
+        """Note changes of weights.
 
         Raises:
-            InvalidRequest: the patches would change weights.
+            InvalidRequest: they fit no weight of this model, or the ranks cannot apply them.
         """
-        self._refuse_matching(patches)
-        return list(super().add_patches(patches, *args, **kwargs))
+        self._refuse_nothing(patches)
+        matched = list(super().add_patches(patches, strength_patch, strength_model))
+        check_patches(self.model.diffusion_model, self.patches)
+        return matched
 
-    def add_hook_patches(self, hook: Any, patches: dict[Any, Any], *args: Any, **kwargs: Any) -> Any:
-        """Refuse a LoRA hook that fits this model, like ``add_patches``.
+    def add_hook_patches(
+        self, hook: Any, patches: dict[Any, Any], strength_patch: float = 1.0, strength_model: float = 1.0
+    ) -> list[Any]:
+        """Note changes of weights that are in force for some prompts or steps.
 
         Raises:
-            InvalidRequest: the patches would change weights.
+            InvalidRequest: see ``add_patches``.
         """
-        self._refuse_matching(patches)
-        return super().add_hook_patches(hook, patches, *args, **kwargs)
+        self._refuse_nothing(patches)
+        matched = list(super().add_hook_patches(hook, patches, strength_patch, strength_model))
+        check_patches(self.model.diffusion_model, self.hook_patches[hook.hook_ref])
+        return matched
 
-    def _refuse_matching(self, patches: dict[Any, Any]) -> None:
-        names = {key if isinstance(key, str) else key[0] for key in patches}
-        if names & self.model.state_dict().keys():
-            raise InvalidRequest(
-                "a LoRA (or another node that changes weights) cannot be applied to a parallel model yet: load the "
-                "model with ComfyUI's own loader, and put Parallel Model behind the LoRA; if it is there, it does not "
-                "know the node, whose class name must contain lora, lycoris or merge"
-            )
+    def _refuse_nothing(self, patches: dict[Any, Any]) -> None:
+        remember_group(patches.values())
+        if not patches:
+            name = self.model.diffusion_model.handle.checkpoint.name
+            raise InvalidRequest(f"{executing_lora()} fits no weight of {name}: it is for another model")
 
-    def get_key_patches(self, filter_prefix: str | None = None) -> NoReturn:
-        """Refuse model merging, which reads weights.
+    def patch_hooks(self, hooks: Any) -> None:
+        """Let the next calls of the transformer use the LoRAs of these hooks, besides the MODEL's own."""
+        self.current_hooks = hooks
+        self.model.diffusion_model.adapters = self._adapters(hooks)
+
+    def prepare_adapters(self) -> None:
+        """Write the files of all LoRAs that the next sampling uses, and free those that only earlier ones used.
 
         Raises:
-            InvalidRequest: always.
+            InvalidRequest: see ``add_patches``.
         """
-        raise InvalidRequest("a parallel model cannot be merged or saved: its weights live in the backend's processes")
+        self._known_adapters = {}
+        remote = self.model.diffusion_model
+        remote.adapters = self._adapters(None)
+        hooked = [each for patches in self.hook_patches.values() for each in adapters_of(remote, patches)]
+        forget_unused([*remote.adapters, *hooked])
 
-    def deepclone_multigpu(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refuse ComfyUI's own multi-GPU cloning, which would only copy the stand-in.
-
-        Raises:
-            RuntimeError: always.
-        """
-        raise RuntimeError("this model already runs on several GPUs; choose them in Parallel Loader's devices")
+    def _adapters(self, hooks: Any) -> tuple[Adapter, ...]:
+        """Return the LoRAs in force with these hooks. ComfyUI applies hooks anew in every step."""
+        key = (self.patches_uuid, *((hook.hook_ref, hook.strength) for hook in (hooks.hooks if hooks else ())))
+        if key not in self._known_adapters:
+            combined = {name: list(changes) for name, changes in self.patches.items()}
+            for name, changes in self.get_combined_hook_patches(hooks).items():
+                combined.setdefault(name, []).extend(changes)
+            self._known_adapters[key] = adapters_of(self.model.diffusion_model, combined)
+        return self._known_adapters[key]
 
 
 def remote_patcher(model: Any) -> RemotePatcher:
@@ -121,6 +136,7 @@ def _check_before_sampling(
     check_latent(latent_image, remote.channels)
     check_branches(remote.handle.spec.layout, _branches(guider))
     check_model_options(guider.model_options)
+    guider.model_patcher.prepare_adapters()
     check_compute_dtype(guider.model_patcher.object_patches)
     accepted = accepted_conds(remote.bridge.supported_conds, masked=denoise_mask is not None)
     check_conds((cond for conds in guider.conds.values() for cond in conds), accepted)

@@ -22,6 +22,7 @@ from ..backend.connection import Handle
 from ..bridges.bridge import BackendText
 from .patcher import RemotePatcher, prepare_component
 from .preflight import CLIP_OUTPUT, check_output
+from .weightless_patcher import WeightlessPatcher
 
 Pair = tuple[int, float]
 
@@ -167,7 +168,7 @@ def backend_clip(handle: Handle, text: BackendText, model: RemotePatcher) -> com
     clip.cond_stage_model = RemoteTextEncoder(handle, text, model)
     clip.tokenizer = PromptTokenizer(handle.checkpoint, text)
     cpu = torch.device("cpu")
-    clip.patcher = RemotePatcher(clip.cond_stage_model, load_device=cpu, offload_device=cpu)
+    clip.patcher = WeightlessPatcher(clip.cond_stage_model, load_device=cpu, offload_device=cpu)
     clip.patcher.hook_mode = comfy.hooks.EnumHookMode.MinVram
     clip.patcher.is_clip = True
     clip.apply_hooks_to_conds = None

@@ -11,7 +11,7 @@ import comfy.utils
 import torch
 from torch import Tensor
 
-from ...parallel_backend.protocol.messages import Forward, ModelSpec
+from ...parallel_backend.protocol.messages import Adapter, Forward, ModelSpec
 from ..backend.connection import Handle
 from ..bridges.bridge import Bridge
 from ..bridges.refusals import check_latent, check_options, check_unused
@@ -30,16 +30,21 @@ class RemoteTransformer(torch.nn.Module):
     """Takes the calls that ComfyUI makes to its own transformer of the family.
 
     It has no parameters. ``state_dict`` lists meta tensors.
+
+    Attributes:
+        weights: names and shapes of ComfyUI's weights.
+        adapters: the LoRAs of the next calls.
     """
 
     def __init__(self, handle: Handle, bridge: Bridge, core_config: Any) -> None:
         super().__init__()
         self.handle, self.bridge = handle, bridge
         self.dtype, self.channels = DTYPES[handle.spec.dtype], core_config.latent_format.latent_channels
-        self._meta_weights = bridge.weights(core_config.unet_config)
+        self.weights = bridge.weights(core_config.unet_config)
+        self.adapters: tuple[Adapter, ...] = ()
         self._signature = inspect.signature(bridge.native_class.forward)
         self._interceptor: CallRecorder | CallReplayer | None = None
-        for name, value in bridge.attributes(self._meta_weights).items():
+        for name, value in bridge.attributes(self.weights.tensors).items():
             setattr(self, name, value)
 
     def forward(self, x: Tensor, timestep: Tensor, **call_args: Any) -> Tensor:
@@ -73,7 +78,7 @@ class RemoteTransformer(torch.nn.Module):
     def state_dict(self, *args: Any, destination: Any = None, prefix: str = "", **_: Any) -> Any:
         """Return meta tensors under ComfyUI's names, from which its LoRA nodes learn what they would change."""
         destination = {} if destination is None else destination
-        destination.update({prefix + name: tensor for name, tensor in self._meta_weights.items()})
+        destination.update({prefix + name: tensor for name, tensor in self.weights.tensors.items()})
         return destination
 
     @property
@@ -119,7 +124,12 @@ class RemoteTransformer(torch.nn.Module):
         indices = list(transformer_options.get("cond_or_uncond") or [0])
         chunks = {name: tensor.chunk(len(indices)) for name, tensor in inputs.items()}
         calls = [
-            BranchCall(index=index, inputs={name: chunk[i] for name, chunk in chunks.items()}, latent=latent)
+            BranchCall(
+                index=index,
+                inputs={name: chunk[i] for name, chunk in chunks.items()},
+                latent=latent,
+                adapters=self.adapters,
+            )
             for i, index in enumerate(indices)
         ]
         answers = self._interceptor.answer(calls, self.request) if self._interceptor else self.request(calls)
@@ -137,7 +147,10 @@ class RemoteTransformer(torch.nn.Module):
         for call in calls:
             check_latent(call.inputs[call.latent], self.channels)
         tensors = {f"{i}.{name}": tensor for i, call in enumerate(calls) for name, tensor in call.inputs.items()}
-        answers = self.handle.call(Forward(model=self._spec(len(calls)), branches=len(calls)), tensors)
+        message = Forward(
+            model=self._spec(len(calls)), branches=len(calls), adapters=tuple(call.adapters for call in calls)
+        )
+        answers = self.handle.call(message, tensors)
         return [answers[str(i)] for i in range(len(calls))]
 
     def _spec(self, branches: int) -> ModelSpec:

@@ -17,7 +17,7 @@ from ..layout.parallel_layout import ParallelLayout, auto
 from ..layout.suggestions import check_fits, suggestion
 from ..models import family_of
 from ..protocol.frames import TensorMeta
-from ..protocol.messages import Forward, Sample
+from ..protocol.messages import Adapter, Forward, Sample
 from ..samplers.prediction_types import PREDICTIONS
 from ..samplers.samplers import SAMPLERS
 from ..strategies import STRATEGIES
@@ -117,16 +117,27 @@ def _denoising(
 ) -> DenoisingPlan:
     ranks = min(world_size, len(message.model.devices.indices))
     layout = message.model.layout or auto(ranks, branches=len(branches))
+    adapters = _adapters(message, len(branches))
     plan = DenoisingPlan(
         layout=layout,
         geometry=family.describe(config),
         latents=tuple(shapes[LATENT] for shapes in branches),
         extents=tuple(family.extent(config, shapes) for shapes in branches),
-        alike=tuple(tuple(sorted(shapes.items())) for shapes in branches),
+        alike=tuple((tuple(sorted(shapes.items())), lora) for shapes, lora in zip(branches, adapters, strict=True)),
+        adapters=adapters,
         guided=isinstance(message, Sample),
     )
     _check_layout(layout, plan.workload(), ranks)
     return plan
+
+
+def _adapters(message: Forward | Sample, branches: int) -> tuple[tuple[Adapter, ...], ...]:
+    """Return the LoRAs of each branch."""
+    if isinstance(message, Sample):
+        return (message.adapters,) * branches
+    if len(message.adapters) not in (0, branches):
+        raise InvalidRequest(f"LoRAs are given for {len(message.adapters)} branches, and there are {branches}")
+    return message.adapters or ((),) * branches
 
 
 def _check_layout(layout: ParallelLayout, workload: Workload, ranks: int) -> None:

@@ -2,9 +2,10 @@
 
 import gc
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -13,7 +14,7 @@ from ..distributed.collectives import agree, all_true
 from ..distributed.mesh import DeviceMesh
 from ..interfaces.family import Family
 from ..layout.parallel_layout import ParallelLayout
-from ..protocol.messages import LoadedModel
+from ..protocol.messages import Adapter, LoadedModel
 from ..protocol.tensors import NAMES
 from .load import (
     PlannedTransformer,
@@ -23,6 +24,7 @@ from .load import (
     plan_transformer,
     text_encoder_bytes,
 )
+from .low_rank_hooks import LowRankHooks
 from .room import check_fits, claim, claims_of_all, room_on
 
 log = logging.getLogger(__name__)
@@ -90,6 +92,7 @@ class ComponentCache:
         self._held: dict[str, WeightPart] = {}
         self._meshes: dict[str, DeviceMesh] = {}
         self._parts: dict[str, Any] = {}
+        self._low_rank: WeakKeyDictionary[Family, LowRankHooks] = WeakKeyDictionary()
 
     def has(self, name: str) -> bool:
         """Whether a component is loaded."""
@@ -127,7 +130,9 @@ class ComponentCache:
         claims = claims_of_all(self.device, needed, mesh.whole)
         check_fits(claims, self.checkpoint.name, dtype=self.dtype, remedy=_SHARE)
 
-    def transformer(self, mesh: DeviceMesh, name: str, plans: dict[str, PlannedTransformer]) -> Family:
+    def transformer(
+        self, mesh: DeviceMesh, name: str, plans: dict[str, PlannedTransformer], adapters: Sequence[Adapter] = ()
+    ) -> Family:
         """Return this rank's part, on a mesh, of the transformer component ``name``; load it if necessary.
 
         Meshes on which the rank holds the same part share the loaded weights.
@@ -136,6 +141,7 @@ class ComponentCache:
             mesh: the mesh.
             name: the component.
             plans: parts that have been planned for the mesh, by name. The one that is loaded is taken out.
+            adapters: the LoRAs that it applies from now on.
         """
         held = WeightPart.on(mesh)
         if not self._holds(name, held):
@@ -146,13 +152,18 @@ class ComponentCache:
                 self._meshes[name] = mesh
         self._held[name] = held
         self._layout = mesh.layout
-        return self._part(name, lambda: self._load_planned(mesh, name, plans))
+        family = self._part(name, lambda: self._load_planned(mesh, name, plans))
+        self._low_rank[family].use(adapters)
+        return family
 
     def _load_planned(self, mesh: DeviceMesh, name: str, plans: dict[str, PlannedTransformer]) -> Family:
         plan = plans.pop(name) if name in plans else self.plan(mesh, name)
         # CPU ranks load at the same time, and into the same memory.
         self._free_up(plan.nbytes * (mesh.whole.size if self.device.type == "cpu" else 1))
-        return plan.fill()
+        family = plan.fill()
+        class_name = self.checkpoint.components[name]
+        self._low_rank[family] = LowRankHooks(family.module, class_name, plan.slices)
+        return family
 
     def agree(self, mesh: DeviceMesh) -> None:
         """Drop transformers that the ranks of the mesh do not all hold on the groups of one mesh.

@@ -14,7 +14,7 @@ from ..checkpoint.architectures import TRANSFORMERS, VAES, architecture_of
 from ..checkpoint.checkpoint import StoredComponent
 from ..checkpoint.safetensors_file import StoredTensor, read_header
 from ..errors import InvalidRequest
-from .converters import converter
+from .converters import converter, has_converter
 from .row_map import Rows, Shape, converted, identity
 
 log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class WeightSource:
             if name.startswith(stored.prefix)
         }
         shapes = _shapes(self._tensors)
-        self._rows = _published_rows(shapes, class_name) if stored.native else identity(shapes)
+        self._rows = published_rows(shapes, class_name) if stored.native else identity(shapes)
         self._name = stored.name
         self._class_name = class_name
 
@@ -133,8 +133,21 @@ def _unused(class_name: str) -> frozenset[str]:
     return frozenset(name for each in (*TRANSFORMERS, *VAES) if each.class_name == class_name for name in each.unused)
 
 
-def _published_rows(shapes: Mapping[str, Shape], class_name: str) -> dict[str, Rows]:
-    """Return the rows of each parameter in a file with original names."""
+def comfyui_rows(shapes: Mapping[str, Shape], class_name: str) -> dict[str, Rows]:
+    """Return the rows of each parameter in a transformer's weights of these shapes, by ComfyUI's names.
+
+    These are the original ones, or diffusers' own for a transformer that ComfyUI does not have.
+    """
+    if has_converter(class_name):
+        architecture = architecture_of(class_name)
+        names = {architecture.published(name) for name in shapes}
+        if all(mark in names for mark in architecture.native):
+            return published_rows(shapes, class_name)
+    return identity(shapes)
+
+
+def published_rows(shapes: Mapping[str, Shape], class_name: str) -> dict[str, Rows]:
+    """Return the rows of each parameter in tensors of these shapes, which have original names."""
     architecture = architecture_of(class_name)
     used = [name for name in shapes if name not in architecture.unused]
     in_file = {architecture.published(name): name for name in used}

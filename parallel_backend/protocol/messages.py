@@ -57,6 +57,21 @@ class ModelSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Adapter:
+    """A LoRA (https://arxiv.org/abs/2106.09685) that a request applies to the model. The weights stay as they are.
+
+    Attributes:
+        path: the file with its factors, see ``checkpoint.adapter_file``. Ranks read it at the first use.
+        id: hash of its content. Ranks that have read a file with this id do not read it again.
+        strength: the factor of what it adds.
+    """
+
+    path: str
+    id: str
+    strength: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class RankRequest:
     """Base class of the requests that the ranks run."""
 
@@ -70,13 +85,14 @@ class Forward(RankRequest):
 
     Tensors in: ``{i}.{name}`` for branch ``i``, with the argument names of the family's diffusers class, batch
     first (Wan: ``hidden_states`` ``[B, C, T, H, W]``, ``timestep`` ``[B]``, ``encoder_hidden_states`` ``[B, L, D]``).
-    Branches may differ in every shape.
+    Branches may differ in every shape. ``adapters`` has the LoRAs of each branch, and is empty if there are none.
     Tensors out: ``{i}`` ``[B, C, T, H, W]``, the raw prediction of branch ``i`` in the model's dtype.
     With ``measure`` also ``sent_bytes`` ``[ranks of the layout]`` int64, the bytes that each rank sent to others.
     With ``measure`` or ``timed`` also ``seconds`` ``[1]``, the ranks' computing time; counting bytes adds to it.
     """
 
     branches: int
+    adapters: tuple[tuple[Adapter, ...], ...] = ()
     measure: bool = False
     timed: bool = False
 
@@ -94,7 +110,7 @@ class Sample(RankRequest):
     ``ModelSamplingDiscreteFlow.timestep``). An ``"eps"`` or ``"v"`` model gets its position in ``log_sigmas`` ``[N]``,
     an extra tensor (``ModelSamplingDiscrete.timestep``), so a sampler may also use sigmas between those of ``sigmas``.
     With ``previews``, progress carries ``preview`` ``[1, C, 1, H, W]``, or ``[1, C, H, W]`` for an image: the predicted
-    x0 of the first item's first frame.
+    x0 of the first item's first frame. ``adapters`` has the LoRAs of all branches.
     Tensors out: ``samples`` ``[B, C, T, H, W]`` float32, as the last step leaves them (the caller applies ComfyUI's
     ``inverse_noise_scaling``). With ``measure`` or ``timed`` also the tensors that ``Forward`` lists, for the loop.
     """
@@ -105,6 +121,7 @@ class Sample(RankRequest):
     prediction: Literal["flow", "eps", "v"] = "flow"
     timestep_scale: float = 1000.0
     previews: bool = False
+    adapters: tuple[Adapter, ...] = ()
     measure: bool = False
     timed: bool = False
 
