@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InvalidRequest
-from .safetensors_file import read_header
+from .weight_headers import read_files, weights_under
 
 HIGH_NOISE, LOW_NOISE = "transformer", "transformer_2"
 """diffusers' component names of the transformers for high and for low noise."""
@@ -65,7 +65,7 @@ class Checkpoint(ABC):
         """
 
     def stored_dtype(self, component: str) -> str:
-        """Return safetensors' name of the dtype of most of the component's numbers, such as ``BF16``.
+        """Return the dtype of most of the component's numbers, see ``StoredTensor.dtype``.
 
         Raises:
             InvalidRequest: see ``stored``.
@@ -80,10 +80,8 @@ class Checkpoint(ABC):
         """
         stored = self.stored(component)
         counts: Counter[str] = Counter()
-        for file in stored.files:
-            for name, tensor in read_header(file).tensors.items():
-                if name.startswith(stored.prefix):
-                    counts[tensor.dtype] += math.prod(tensor.shape)
+        for tensor in weights_under(stored.prefix, read_files(stored.files)).values():
+            counts[tensor.dtype] += math.prod(tensor.shape)
         return counts
 
     @abstractmethod

@@ -2,7 +2,7 @@
 
 import torch
 
-from .safetensors_file import TORCH_NAMES
+from .stored_tensor import TORCH_NAMES
 
 TORCH_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, torch_name) for name, torch_name in TORCH_NAMES.items()}
 """The dtypes that weights may have, by safetensors' names."""

@@ -3,57 +3,16 @@
 import json
 import math
 import struct
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..errors import InvalidRequest
+from .stored_tensor import DTYPE_BYTES, PACKED_BYTES, Header, StoredTensor
 
-_DTYPES: dict[str, tuple[int, str]] = {
-    "F32": (4, "float32"), "BF16": (2, "bfloat16"), "F16": (2, "float16"), "F8_E4M3": (1, "float8_e4m3fn"),
-    "F8_E5M2": (1, "float8_e5m2"), "F64": (8, "float64"), "I64": (8, "int64"),
-}  # fmt: skip
-"""The dtypes that weights may have, by safetensors' names: bytes of one number, and torch's name."""
-
-DTYPE_BYTES: dict[str, int] = {name: size for name, (size, _) in _DTYPES.items()}
-"""Bytes of one number of each dtype that weights may have."""
-
-TORCH_NAMES: dict[str, str] = {name: torch_name for name, (_, torch_name) in _DTYPES.items()}
-"""torch's names of these dtypes."""
+_SIZES = DTYPE_BYTES | PACKED_BYTES
 
 _MAX_HEADER = 100_000_000
 """Largest safetensors header in bytes, as in the safetensors library."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class StoredTensor:
-    """A tensor in a file, according to the file's header.
-
-    Attributes:
-        file: the file that holds it.
-        dtype: safetensors' name of the dtype, such as ``BF16``.
-        shape: its shape.
-        bytes: its size in the file.
-    """
-
-    file: Path
-    dtype: str
-    shape: tuple[int, ...]
-    bytes: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Header:
-    """What a safetensors file says about itself.
-
-    Attributes:
-        tensors: by name, in the file's order.
-        metadata: free text by name.
-    """
-
-    tensors: Mapping[str, StoredTensor]
-    metadata: Mapping[str, str]
 
 
 def read_header(file: Path) -> Header:
@@ -63,9 +22,9 @@ def read_header(file: Path) -> Header:
         InvalidRequest: the file cannot be read, is not a safetensors file, is cut off, or lists data that overlaps,
             has gaps or does not fit a tensor's shape.
     """
-    entries, data_bytes = _read_json(file)
+    entries, start, data_bytes = _read_json(file)
     metadata = entries.pop("__metadata__", {})
-    stored = {name: _stored(file, name, entry) for name, entry in entries.items()}
+    stored = {name: _stored(file, name, entry, start) for name, entry in entries.items()}
     _check_spans(file, [span for _, span in stored.values()], data_bytes)
     texts = metadata.items() if isinstance(metadata, dict) else ()
     return Header(
@@ -74,8 +33,8 @@ def read_header(file: Path) -> Header:
     )
 
 
-def _read_json(file: Path) -> tuple[dict[str, Any], int]:
-    """Return the header's entries, and the number of bytes that follow it."""
+def _read_json(file: Path) -> tuple[dict[str, Any], int, int]:
+    """Return the header's entries, where the data begin, and how many bytes they have."""
     try:
         size = file.stat().st_size
         with file.open("rb") as stream:
@@ -88,10 +47,10 @@ def _read_json(file: Path) -> tuple[dict[str, Any], int]:
         raise InvalidRequest(f"{file} cannot be read as a safetensors file ({error}): download it again") from error
     if not isinstance(entries, dict):
         raise InvalidRequest(f"{file} is not a safetensors file: its header is not a JSON object")
-    return entries, size - 8 - length
+    return entries, 8 + length, size - 8 - length
 
 
-def _stored(file: Path, name: str, entry: Any) -> tuple[StoredTensor, tuple[int, int]]:
+def _stored(file: Path, name: str, entry: Any, data: int) -> tuple[StoredTensor, tuple[int, int]]:
     try:
         dtype, shape, (start, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
         numbers = (*shape, start, end)
@@ -101,13 +60,14 @@ def _stored(file: Path, name: str, entry: Any) -> tuple[StoredTensor, tuple[int,
         valid = False
     if not valid:
         raise InvalidRequest(f"{file}: the header's entry for {name} is not valid: download the file again")
-    expected = math.prod(shape) * DTYPE_BYTES.get(dtype, 0)
-    if dtype in DTYPE_BYTES and end - start != expected:
+    expected = math.prod(shape) * _SIZES.get(dtype, 0)
+    if dtype in _SIZES and end - start != expected:
         raise InvalidRequest(
             f"{file}: {name} has {end - start} bytes, and {dtype} of shape {list(shape)} takes {expected}: download "
             "the file again"
         )
-    return StoredTensor(file=file, dtype=dtype, shape=shape, bytes=end - start), (start, end)
+    tensor = StoredTensor(file=file, name=name, dtype=dtype, shape=shape, bytes=end - start, offset=data + start)
+    return tensor, (start, end)
 
 
 def _check_spans(file: Path, spans: list[tuple[int, int]], data_bytes: int) -> None:

@@ -1,4 +1,4 @@
-"""A model in a safetensors file, or in numbered parts of one, as ComfyUI's own loaders take it. Reads headers only."""
+"""A model in a safetensors or GGUF file, or in numbered parts of one, as loaders of ComfyUI take it. Headers only."""
 
 import hashlib
 import re
@@ -9,9 +9,10 @@ from typing import Any
 from ..errors import InvalidRequest
 from .architectures import TRANSFORMERS, VAES, Recognised, recognise
 from .checkpoint import Checkpoint, StoredComponent, file_state
-from .safetensors_file import DTYPE_BYTES, Header, StoredTensor, read_header
+from .stored_tensor import DTYPE_BYTES, StoredTensor
+from .weight_headers import GGUF_SUFFIX, read_files, weights_under
 
-SUFFIXES = (".safetensors", ".sft")
+SUFFIXES = (".safetensors", ".sft", GGUF_SUFFIX)
 """Endings of the names of files that can be read."""
 
 _TRANSFORMER_PREFIX = "model.diffusion_model."
@@ -27,11 +28,8 @@ Its classes of the supported models look for no other name.
 _IN_MEMORY = re.compile(r"/proc/\d+/fd/\d+$")
 
 _PART = re.compile(r"-(\d{5})-of-(\d{5})$")
-_SCALES = ("scaled_fp8", ".scale_weight", ".weight_scale", ".comfy_quant", ".scale_input", ".input_scale")
-"""Ends of names that only files with scaled weights have."""
 
 _REFUSED = {
-    ".gguf": "GGUF is not supported yet: choose the model's safetensors file",
     ".ckpt": "opening one can run code: choose the model's safetensors file",
     ".pt": "opening one can run code: choose the model's safetensors file",
     ".pth": "opening one can run code: choose the model's safetensors file",
@@ -59,9 +57,8 @@ class SingleFile(Checkpoint):
             reason = _REFUSED.get(path.suffix.lower(), f"choose a {SUFFIXES[0]} file")
             raise InvalidRequest(f"{path.name} is not loaded: {reason}")
         self.files = _parts(path)
-        headers = [read_header(file) for file in self.files]
-        self._tensors = {name: tensor for header in headers for name, tensor in header.tensors.items()}
-        self._metadata = _metadata(headers)
+        self._header = read_files(self.files)
+        self._weights: dict[str, dict[str, StoredTensor]] = {}
         self._prefixes = self._find_prefixes()
         self._recognised: dict[str, Recognised] = {}
         self._unknown: dict[str, str] = {}
@@ -72,13 +69,14 @@ class SingleFile(Checkpoint):
 
     def _recognise(self, component: str, prefix: str) -> None:
         """Find out what a component is. The others of a whole model are usable without it."""
-        shapes = {name: tensor.shape for name, tensor in self._under(prefix).items()}
         try:
-            found = recognise(shapes, self._metadata, VAES if component == "vae" else TRANSFORMERS)
+            weights = weights_under(prefix, self._header)
+            shapes = {name: tensor.shape for name, tensor in weights.items()}
+            found = recognise(shapes, self._header.metadata, VAES if component == "vae" else TRANSFORMERS)
         except InvalidRequest as error:
             self._unknown[component] = f"{self.name}: {error}"
         else:
-            self._recognised[component] = found
+            self._recognised[component], self._weights[component] = found, weights
 
     @property
     def name(self) -> str:
@@ -102,7 +100,7 @@ class SingleFile(Checkpoint):
         return len(self.files) == 1 and self._names_text_encoders()
 
     def _names_text_encoders(self) -> bool:
-        return any(name.startswith(_TEXT_PREFIX) for name in self._tensors)
+        return any(name.startswith(_TEXT_PREFIX) for name in self._header.tensors)
 
     def check_known(self, component: str) -> None:
         """See ``Checkpoint``."""
@@ -113,7 +111,7 @@ class SingleFile(Checkpoint):
                 f"{self.name}: ComfyUI cannot read text encoders from a model in {len(self.files)} parts"
             )
         if component in self._recognised:
-            self._check_dtypes(self._under(self._prefixes[component]))
+            self._check_dtypes(self._weights[component])
 
     def config(self, component: str) -> dict[str, Any]:
         """See ``Checkpoint``. The config follows from names and shapes."""
@@ -122,7 +120,7 @@ class SingleFile(Checkpoint):
     def stored(self, component: str) -> StoredComponent:
         """See ``Checkpoint``."""
         native, prefix = self._found(component).native, self._prefixes[component]
-        self._check_dtypes(self._under(prefix))
+        self._check_dtypes(self._weights[component])
         return StoredComponent(files=self.files, name=self.name, prefix=prefix, native=native)
 
     def _found(self, component: str) -> Recognised:
@@ -134,12 +132,8 @@ class SingleFile(Checkpoint):
         """See ``Checkpoint``."""
         return hashlib.sha256(repr([file_state(file) for file in self.files]).encode()).hexdigest()[:16]
 
-    def _under(self, prefix: str) -> dict[str, StoredTensor]:
-        """Return the tensors whose names begin with a prefix, by the rest of their names."""
-        return {name.removeprefix(prefix): each for name, each in self._tensors.items() if name.startswith(prefix)}
-
     def _find_prefixes(self) -> dict[str, str]:
-        names = self._tensors.keys()
+        names = self._header.tensors.keys()
         if any(name.startswith(_TRANSFORMER_PREFIX) for name in names):
             vae = next((start for start in _VAE_PREFIXES if any(name.startswith(start) for name in names)), None)
             return {"transformer": _TRANSFORMER_PREFIX, **({} if vae is None else {"vae": vae})}
@@ -148,13 +142,7 @@ class SingleFile(Checkpoint):
         return {"vae": prefix} if holds_vae else {"transformer": ""}
 
     def _check_dtypes(self, tensors: Mapping[str, StoredTensor]) -> None:
-        scaled = next((name for name in tensors if name.endswith(_SCALES)), None)
-        if scaled is not None:
-            raise InvalidRequest(
-                f"{self.name} has scaled weights ({scaled}), which are not supported yet: choose a file in bf16, "
-                "fp16, or fp8 without scales"
-            )
-        other = next((name for name, tensor in tensors.items() if tensor.dtype not in DTYPE_BYTES), None)
+        other = next((name for name, tensor in tensors.items() if _unreadable(tensor)), None)
         if other is not None:
             raise InvalidRequest(
                 f"{self.name}: {other} has dtype {tensors[other].dtype}, which is not supported; supported: "
@@ -162,8 +150,8 @@ class SingleFile(Checkpoint):
             )
 
 
-def _metadata(headers: list[Header]) -> dict[str, str]:
-    return {name: text for header in headers for name, text in header.metadata.items()}
+def _unreadable(tensor: StoredTensor) -> bool:
+    return tensor.compression is None and tensor.dtype not in DTYPE_BYTES
 
 
 def _parts(path: Path) -> tuple[Path, ...]:

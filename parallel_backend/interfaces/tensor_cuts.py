@@ -8,6 +8,7 @@ number of ranks.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
 
 from ..layout.partition import Partition
 
@@ -63,6 +64,15 @@ Cut = ColumnParallel | RowParallel | HeadsNorm | HeadCounts | HeadOutputs | Para
 
 Slices = Mapping[str, tuple[int, tuple[slice, ...]]]
 """By parameter name, the dim that is cut and the slices that a rank holds. Without slices, the rank holds zeros."""
+
+
+@runtime_checkable
+class CutsItself(Protocol):
+    """A layer whose weight is not one parameter with the weight's rows and columns, such as a compressed one."""
+
+    def cut_weight(self, dim: int, parts: tuple[slice, ...]) -> Mapping[Any, tuple[int, tuple[slice, ...]]]:
+        """Keep ``parts`` of the weight along ``dim``. Returns, for each new parameter, what to load of it."""
+
 
 Cuts = Mapping[str, Cut]
 """By module name inside the transformer. ``*`` matches any layer number; the empty name is the transformer itself."""

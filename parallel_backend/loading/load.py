@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ..checkpoint.checkpoint import Checkpoint
-from ..checkpoint.safetensors_file import read_header
+from ..checkpoint.weight_headers import read_files, weights_under
 from ..distributed.mesh import DeviceMesh
 from ..distributed.rank_speeds import handicap, slowed
 from ..errors import InvalidRequest
@@ -114,11 +114,13 @@ def plan_transformer(
     import diffusers
 
     from . import partial
+    from .compressed_linear import keep_compressed
 
     name = checkpoint.components[component]
     source, config = WeightSource(checkpoint.stored(component), name), checkpoint.config(component)
     module = partial.empty(getattr(diffusers, name), config, dtype)
     source.check(_shapes(module), only=not checkpoint.path.is_dir())
+    keep_compressed(module, source)
     part, slices = _cut(family_of(name), module, config, device.type, mesh)
     factor = handicap(mesh.whole.index)
     part.run = slowed(part.run, factor, device) if factor > 1 else part.run
@@ -174,8 +176,8 @@ def _load_from_file(model_class: Any, checkpoint: Checkpoint, component: str, de
 def text_encoder_bytes(checkpoint: Checkpoint, dtype: torch.dtype) -> int:
     """Return the bytes that the text encoder takes in a dtype, according to the files' headers."""
     stored = checkpoint.stored("text_encoder")
-    tensors = [each for file in stored.files for each in read_header(file).tensors.items()]
-    return sum(math.prod(tensor.shape) * dtype.itemsize for name, tensor in tensors if name.startswith(stored.prefix))
+    weights = weights_under(stored.prefix, read_files(stored.files))
+    return sum(math.prod(tensor.shape) * dtype.itemsize for tensor in weights.values())
 
 
 def load_text_encoder(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> Any:

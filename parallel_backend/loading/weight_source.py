@@ -1,30 +1,37 @@
 """The weights of one component on disk, by the names of diffusers' parameters, whatever the files call them."""
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
 from ..checkpoint.architectures import TRANSFORMERS, VAES, architecture_of
 from ..checkpoint.checkpoint import StoredComponent
-from ..checkpoint.safetensors_file import StoredTensor, read_header
+from ..checkpoint.stored_tensor import Compression, StoredTensor
+from ..checkpoint.weight_headers import read_files, weights_under
 from ..errors import InvalidRequest
 from .converters import converter, has_converter
+from .decoding import decode
 from .row_map import Rows, Shape, converted, identity
+from .scales import check_scales, read_scale
+from .stored_bytes import opened
 
 log = logging.getLogger(__name__)
 
 _MOST_NAMED = 3
 """How many superfluous weights the log names."""
 
+PACKED = "packed"
+"""Name of the parameter with the bytes of a layer's compressed weight. Its scales are named as in ``Compression``."""
+
+_SCALES = ("tensor_scale", "row_scale", "block_scale", "input_scale")
+
 
 class WeightSource:
-    """Safetensors files, and the rows of their tensors that make up each parameter.
+    """Weight files, and the rows of their tensors that make up each parameter.
 
     A file is mapped only while a tensor is read, so that its pages do not stay in the process's memory. All ranks of a
     machine read through the same page cache.
@@ -35,14 +42,7 @@ class WeightSource:
     """
 
     def __init__(self, stored: StoredComponent, class_name: str) -> None:
-        headers = [read_header(file).tensors for file in stored.files]
-        self._prefix = stored.prefix
-        self._tensors: dict[str, StoredTensor] = {
-            name.removeprefix(stored.prefix): tensor
-            for tensors in headers
-            for name, tensor in tensors.items()
-            if name.startswith(stored.prefix)
-        }
+        self._tensors = weights_under(stored.prefix, read_files(stored.files))
         shapes = _shapes(self._tensors)
         self._rows = published_rows(shapes, class_name) if stored.native else identity(shapes)
         self._name = stored.name
@@ -59,7 +59,7 @@ class WeightSource:
                 may be another model.
 
         Raises:
-            InvalidRequest: a tensor is missing, has another shape, or has no use.
+            InvalidRequest: a tensor is missing, has another shape, a scale that cannot be meant, or no use.
         """
         missing = [name for name in shapes if name not in self._rows]
         if missing:
@@ -69,6 +69,18 @@ class WeightSource:
         for name, shape in shapes.items():
             self._check_shape(name, shape)
         self._check_unused(shapes, only=only)
+        try:
+            for source in dict.fromkeys(self._rows[name].source for name in shapes):
+                check_scales(self._tensors[source])
+        except InvalidRequest as error:
+            raise InvalidRequest(f"{self._name}: {error}") from error
+
+    def compression(self, name: str) -> Compression | None:
+        """Return how a parameter is compressed, if its rows can be read one by one without being decoded."""
+        stored = self._tensors[self._rows[name].source] if name in self._rows else None
+        if stored is None or stored.compression is None or not stored.compression.in_rows(stored.shape):
+            return None
+        return stored.compression
 
     def _check_shape(self, name: str, shape: Shape) -> None:
         found = self._shape(name)
@@ -92,7 +104,7 @@ class WeightSource:
         log.warning("%d weights of %s have no use: %s", len(superfluous), self._name, named)
 
     def read(self, name: str, dim: int, parts: tuple[slice, ...] | None, rows: slice | None, into: Tensor) -> None:
-        """Read part of a parameter.
+        """Read part of a parameter, decoded, or part of the bytes or the scales of a compressed one.
 
         Args:
             name: name of the parameter.
@@ -101,20 +113,29 @@ class WeightSource:
             rows: rows of the result to keep; None for all.
             into: the tensor to fill.
         """
-        wanted = self._rows[name]
+        owner, kind = self._owner(name)
+        wanted = self._rows[owner]
         if parts is not None and dim == 0:
             wanted, parts = wanted.take(parts), None
         if rows is not None:
             wanted = wanted.take((rows,))
-        with self._opened(wanted) as stored:
-            if not stored.get_shape():
-                into.copy_(stored[...])
+        with self._opened(self._tensors[wanted.source], kind, into.dtype) as read:
+            if not into.ndim:
+                into.copy_(read(slice(None)))
                 return
             position = 0
             for span in wanted.spans:
                 count = span.stop - span.start
-                into[position : position + count].copy_(_cut(stored, span, dim, parts).reshape(count, *into.shape[1:]))
+                part = _cut(read(span), dim, parts)
+                into[position : position + count].copy_(part.reshape(count, *into.shape[1:]))
                 position += count
+
+    def _owner(self, name: str) -> tuple[str, str]:
+        """Return the compressed weight that a name is a part of, and which part; "" for a parameter itself."""
+        layer, _, kind = name.rpartition(".")
+        weight = f"{layer}.weight"
+        is_part = kind in (PACKED, *_SCALES) and name not in self._rows and self.compression(weight) is not None
+        return (weight, kind) if is_part else (name, "")
 
     def _shape(self, name: str) -> tuple[int, ...]:
         """Return the shape that a parameter has in the file."""
@@ -123,9 +144,33 @@ class WeightSource:
         return (rows.count, *shape[1:]) if shape else ()
 
     @contextmanager
-    def _opened(self, rows: Rows) -> Iterator[Any]:
-        with safe_open(str(self._tensors[rows.source].file), framework="pt", device="cpu") as file:
-            yield file.get_slice(self._prefix + rows.source)
+    def _opened(self, stored: StoredTensor, kind: str, dtype: torch.dtype) -> Iterator[Callable[[slice], Tensor]]:
+        """Yield a function that returns rows of a tensor, or of the part ``kind`` of a compressed one."""
+        if kind in _SCALES:
+            scale = read_scale(stored, kind)
+            yield lambda span: scale[span] if scale.ndim else scale
+            return
+        with opened(stored) as data:
+            if stored.compression is None or kind == PACKED:
+                yield lambda span: data[span] if data.ndim else data
+            else:
+                yield _decoder(stored, stored.compression, data, dtype)
+
+
+def _decoder(
+    stored: StoredTensor, compression: Compression, data: Tensor, dtype: torch.dtype
+) -> Callable[[slice], Tensor]:
+    """Return a function that decodes rows of a compressed tensor."""
+    scales = {name: read_scale(stored, name) for name in compression.scales if name != "input_scale"}
+    if not compression.in_rows(stored.shape):
+        whole = decode(compression, data, scales, dtype).reshape(stored.shape)
+        return lambda span: whole[span] if whole.ndim else whole
+
+    def rows(span: slice) -> Tensor:
+        of_rows = {name: scale[span] if scale.ndim else scale for name, scale in scales.items()}
+        return decode(compression, data[span], of_rows, dtype).reshape(-1, *stored.shape[1:])
+
+    return rows
 
 
 def _unused(class_name: str) -> frozenset[str]:
@@ -159,13 +204,11 @@ def _shapes(tensors: Mapping[str, StoredTensor]) -> dict[str, Shape]:
     return {name: tensor.shape for name, tensor in tensors.items()}
 
 
-def _cut(stored: Any, span: slice, dim: int, parts: tuple[slice, ...] | None) -> Tensor:
-    """Return rows of a stored tensor, and of their other dim ``dim`` the parts that are wanted."""
+def _cut(rows: Tensor, dim: int, parts: tuple[slice, ...] | None) -> Tensor:
+    """Return, of the dim ``dim``, the parts that are wanted."""
     if parts is None:
-        whole: Tensor = stored[span]
-        return whole
-    cuts = [(span, *[slice(None)] * (dim - 1), part) for part in parts]
-    return torch.cat([stored[cut] for cut in cuts], dim=dim)
+        return rows
+    return torch.cat([rows.narrow(dim, part.start, part.stop - part.start) for part in parts], dim=dim)
 
 
 def _squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:

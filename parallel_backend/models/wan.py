@@ -224,7 +224,7 @@ class Wan(Family):
         """Turn timesteps ``[...]`` into an embedding ``[..., D]`` and the blocks' modulation ``[..., 6, D]``."""
         embedder = self.module.condition_embedder
         wave = embedder.timesteps_proj(timestep.flatten()).unflatten(0, timestep.shape)
-        dtype = next(iter(embedder.time_embedder.parameters())).dtype
+        dtype = embedder.time_embedder.linear_1.weight.dtype
         temb = embedder.time_embedder(wave.to(dtype)).to(self.dtype)
         modulation = rearrange(embedder.time_proj(embedder.act_fn(temb)), "... (six d) -> ... six d", six=6)
         return {"temb": temb, "modulation": modulation}

@@ -20,6 +20,7 @@ from ..interfaces.tensor_cuts import (
     ColumnParallel,
     Cut,
     Cuts,
+    CutsItself,
     HeadCounts,
     HeadOutputs,
     HeadsNorm,
@@ -117,11 +118,14 @@ class _Style(ParallelStyle):
 
     def _shrink(self, module: nn.Module, name: str, dim: int, segments: tuple[Segment, ...]) -> None:
         """Replace a parameter by one of the size of this rank's part along ``dim``."""
+        local = tuple(local_ranges(segments, self.axis.size, self.axis.index))
+        if name == "weight" and isinstance(module, CutsItself):
+            self.slices |= module.cut_weight(dim, local)
+            return
         whole: nn.Parameter | None = getattr(module, name)
         if whole is None:
             return
         assert sum(units * size for units, size in segments) == whole.shape[dim], (name, segments, whole.shape)
-        local = tuple(local_ranges(segments, self.axis.size, self.axis.index))
         shape = list(whole.shape)
         shape[dim] = sum(part.stop - part.start for part in local)
         parameter = nn.Parameter(whole.new_empty(shape), requires_grad=False)

@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 
 from parallel_backend.engine.engine import Engine
 from parallel_backend.errors import Cancelled, InvalidRequest
@@ -59,3 +60,18 @@ def limit_memory(rank: int, free: int | None) -> None:
 def pretend_old_torch(rank: int, old: bool) -> None:
     """Let weight sharding find a torch whose FSDP has no replaceable all-gather."""
     vars(sharded_weights)["FSDPModule"] = object if old else FSDPModule
+
+
+def held_bytes(rank: int, prefix: str) -> int:
+    """The bytes of the weights that this rank has loaded last and whose names begin so. Forgets all models."""
+    models = engine(rank)._models
+    latest = models.popitem()[1]
+    models.clear()
+    weights = [each for family in latest._parts.values() for each in family.module.state_dict().items()]
+    kept = [local_part(tensor) for name, tensor in weights if name.startswith(prefix)]
+    return sum(each.numel() * each.element_size() for each in kept)
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """This rank's shard of a tensor, or all of it."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

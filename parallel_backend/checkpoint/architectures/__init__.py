@@ -99,9 +99,6 @@ def _not_recognised(shapes: Mapping[str, Shape], candidates: tuple[Architecture,
 _NEAR = 0.5
 """The score from which on an architecture is named as the nearest: half a word of its own in each of its names."""
 
-_QUANTISED = frozenset({"scaled_fp8"})
-"""Names beside the layers' that say how weights are stored. ``Checkpoint.stored`` refuses these files."""
-
 _CONTROLNET = {"controlnet_": "a ControlNet", "input_hint_block.": "a ControlNet"}
 """Parts of names that only ControlNets have, whichever model they belong to."""
 
@@ -118,7 +115,7 @@ def _refuse_foreign(architecture: Architecture, shapes: Mapping[str, Shape]) -> 
 
 def _refuse_leftovers(architecture: Architecture, shapes: Mapping[str, Shape]) -> None:
     """Refuse weights that the class has no use for: a model that has more layers computes something else."""
-    known = architecture.layers | architecture.unused | _QUANTISED
+    known = architecture.layers | architecture.unused
     name = next((name for name in shapes if layer(name) not in known and name not in known), None)
     if architecture.layers and name is not None:
         raise InvalidRequest(

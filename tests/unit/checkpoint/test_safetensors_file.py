@@ -8,7 +8,8 @@ import torch
 from safetensors.torch import save_file
 
 from parallel_backend.checkpoint.dtypes import STORED_NAMES, TORCH_DTYPES
-from parallel_backend.checkpoint.safetensors_file import DTYPE_BYTES, read_header
+from parallel_backend.checkpoint.safetensors_file import read_header
+from parallel_backend.checkpoint.stored_tensor import DTYPE_BYTES
 from parallel_backend.errors import InvalidRequest
 
 ENTRY = {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}

@@ -1,0 +1,143 @@
+"""The header of a GGUF file: names, block types and shapes, checked against the file's size. No torch.
+
+Read with the ``gguf`` package of llama.cpp. Names are those of the original model, as city96's ComfyUI-GGUF converts.
+"""
+
+import math
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import InvalidRequest
+from .stored_tensor import Compression, Header, StoredTensor
+
+if TYPE_CHECKING:
+    from gguf import GGUFReader
+    from gguf.gguf_reader import ReaderTensor
+
+_PLAIN = ("F32", "F16", "BF16", "F64")
+"""Types that are plain numbers. safetensors has the same names for them."""
+
+DECODED = (
+    "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS",
+)  # fmt: skip
+"""Block types that diffusers' ``quantizers/gguf/utils.py`` decodes."""
+
+_SMALLEST_TENSOR, _SMALLEST_FIELD = 8 + 4 + 4 + 8, 8 + 4 + 1
+"""Bytes that the description of a tensor, and a field, take at least."""
+
+_MAX_ARRAY, _MAX_DIMS = 1 << 20, 8
+"""Longest array in the header, which models for text need for their words, and most dims of a tensor."""
+
+_SHAPES = "comfy.gguf.orig_shape."
+"""Beginning of the fields with the shapes of tensors that have more dims than GGUF allows."""
+
+
+def read_gguf(file: Path) -> Header:
+    """Read the header of a GGUF file, and check that the tensors it lists lie in the file and do not overlap.
+
+    Raises:
+        InvalidRequest: the file cannot be read, is not a GGUF file of version 2 or 3, is cut off, lists data that
+            overlaps, or has a block type that is not supported.
+    """
+    try:
+        _check_counts(file)
+        reader = _reader(file)
+        tensors = [_stored(file, reader, each) for each in reader.tensors]
+        architecture = reader.get_field("general.architecture")
+        said = {"general.architecture": str(architecture.contents())} if architecture else {}
+    except InvalidRequest:
+        raise
+    except (OSError, ValueError, IndexError, KeyError, TypeError, OverflowError, MemoryError) as error:
+        raise InvalidRequest(f"{file} cannot be read as a GGUF file ({error}): download it again") from error
+    _check_spans(file, tensors)
+    return Header(tensors={tensor.name: tensor for tensor in tensors}, metadata=said)
+
+
+def _check_counts(file: Path) -> None:
+    """Refuse counts that cannot be true before anything is read by them."""
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        start = stream.read(24)
+    if len(start) < 24 or start[:4] != b"GGUF":
+        raise ValueError("it is cut off or has another format")
+    version, tensors, fields = struct.unpack("<IQQ", start[4:])
+    if version not in (2, 3):
+        raise ValueError(f"it has version {version}, and versions 2 and 3 are known")
+    if tensors * _SMALLEST_TENSOR + fields * _SMALLEST_FIELD > size:
+        raise ValueError(f"it claims {tensors} tensors and {fields} fields in {size} bytes")
+
+
+def _reader(file: Path) -> "GGUFReader":
+    """Return the package's reader, which does not follow a length that cannot be true."""
+    from gguf import GGUFReader
+    from gguf.constants import GGUFValueType
+
+    class Reader(GGUFReader):
+        def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> Any:
+            numbers = super()._get(offset, dtype, count, override_order)
+            if len(numbers) != count:
+                raise ValueError(f"it is cut off, or something in it claims {count} numbers")
+            return numbers
+
+        def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:
+            if raw_type == GGUFValueType.ARRAY and (length := int(self._get(orig_offs + 4, "uint64")[0])) > _MAX_ARRAY:
+                raise ValueError(f"a field claims {length} values")
+            return super()._get_field_parts(orig_offs, raw_type)
+
+        def _get_tensor_info_field(self, orig_offs: int) -> Any:
+            field = super()._get_tensor_info_field(orig_offs)
+            dims = [int(length) for length in field.parts[3]]
+            if not 1 <= len(dims) <= _MAX_DIMS or not 0 < math.prod(dims) <= 8 * len(self.data):
+                raise ValueError(f"{field.name} claims the shape {dims[::-1][:_MAX_DIMS]}")
+            return field
+
+    return Reader(file)
+
+
+def _stored(file: Path, reader: "GGUFReader", tensor: "ReaderTensor") -> StoredTensor:
+    from gguf import GGML_QUANT_SIZES
+
+    kind = tensor.tensor_type.name
+    shape = _shape(reader, tensor)
+    compression = None
+    if kind not in _PLAIN:
+        if kind not in DECODED:
+            raise InvalidRequest(
+                f"{file.name}: {tensor.name} has the block type {kind}, which is not supported; supported: "
+                f"{', '.join((*_PLAIN, *DECODED))}"
+            )
+        block, block_bytes = GGML_QUANT_SIZES[tensor.tensor_type]
+        compression = Compression(format=kind, block=block, block_bytes=block_bytes)
+        if int(tensor.shape[0]) % block:
+            raise ValueError(f"{tensor.name} has rows of {tensor.shape[0]} numbers, and {kind} blocks of {block}")
+    return StoredTensor(
+        file=file, name=tensor.name, dtype=kind, shape=shape, bytes=int(tensor.n_bytes),
+        offset=int(tensor.data_offset), compression=compression,
+    )  # fmt: skip
+
+
+def _shape(reader: "GGUFReader", tensor: "ReaderTensor") -> tuple[int, ...]:
+    """Return the shape of a tensor in torch's order of dims."""
+    stored = tuple(int(length) for length in reversed(tensor.shape))
+    field = reader.get_field(_SHAPES + tensor.name)
+    if field is None:
+        return stored
+    original = field.contents()
+    if not isinstance(original, list) or not all(isinstance(length, int) and length > 0 for length in original):
+        raise ValueError(f"{_SHAPES}{tensor.name} is not a shape")
+    if math.prod(original) != math.prod(stored):
+        raise ValueError(f"{_SHAPES}{tensor.name} is {original}, and the tensor has the shape {list(stored)}")
+    return tuple(original)
+
+
+def _check_spans(file: Path, tensors: Sequence[StoredTensor]) -> None:
+    """Refuse data that overlaps or goes beyond the file."""
+    size, end = file.stat().st_size, 0
+    for tensor in sorted(tensors, key=lambda each: each.offset):
+        if tensor.offset < end or tensor.offset + tensor.bytes > size:
+            raise InvalidRequest(
+                f"{file}: the data of {tensor.name} overlaps another's or goes beyond the file: download it again"
+            )
+        end = tensor.offset + tensor.bytes

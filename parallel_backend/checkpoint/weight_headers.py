@@ -1,0 +1,54 @@
+"""What weight files hold, whatever their format: every tensor by name, with its shape once decoded. No torch."""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from .quantised import with_compression
+from .safetensors_file import read_header
+from .stored_tensor import Header, StoredTensor
+
+GGUF_SUFFIX = ".gguf"
+
+
+def read_file(file: Path) -> Header:
+    """Read a file's header.
+
+    Raises:
+        InvalidRequest: the file cannot be read, or its header is wrong.
+    """
+    if file.suffix.lower() == GGUF_SUFFIX:
+        from .gguf_file import read_gguf
+
+        return read_gguf(file)
+    return read_header(file)
+
+
+def read_files(files: Iterable[Path]) -> Header:
+    """Read the headers of files that are one model."""
+    headers = [read_file(file) for file in files]
+    return Header(
+        tensors={name: tensor for header in headers for name, tensor in header.tensors.items()},
+        metadata={name: text for header in headers for name, text in header.metadata.items()},
+    )
+
+
+def weights_under(prefix: str, header: Header, replacements: Iterable[Path] = ()) -> dict[str, StoredTensor]:
+    """Return the weights whose names begin with a prefix, by the rest of their names.
+
+    Args:
+        prefix: the beginning of the names.
+        header: what the files hold.
+        replacements: safetensors files with other weights of the same names, without the prefix. The later file's
+            weight counts, and scales that the replaced one had do not.
+
+    Raises:
+        InvalidRequest: a compressed weight lacks a scale, or has an unknown format.
+    """
+    weights = with_compression(_under(prefix, header.tensors), header.metadata, prefix)
+    for file in replacements:
+        weights |= with_compression(read_header(file).tensors, {})
+    return weights
+
+
+def _under(prefix: str, tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+    return {name.removeprefix(prefix): each for name, each in tensors.items() if name.startswith(prefix)}

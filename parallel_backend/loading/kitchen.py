@@ -1,0 +1,22 @@
+"""comfy-kitchen, ComfyUI's own kernels and decoders of compressed weights, set up as ComfyUI sets it up."""
+
+from functools import cache
+from typing import Any
+
+import torch
+
+
+@cache
+def kitchen() -> Any:
+    """Return the package.
+
+    Its kernels for CUDA need torch with CUDA 13, and those for Triton are off unless ComfyUI's user turns them on
+    (``comfy/quant_ops.py``). Without them it computes with torch's operators.
+    """
+    import comfy_kitchen
+
+    cuda = torch.version.cuda
+    if cuda is None or int(cuda.split(".")[0]) < 13:
+        comfy_kitchen.disable_backend("cuda")
+    comfy_kitchen.disable_backend("triton")
+    return comfy_kitchen

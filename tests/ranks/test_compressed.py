@@ -1,0 +1,112 @@
+"""Compressed weights give what their decoded ones give on one process, and take no more memory than their file."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from parallel_backend.checkpoint.weight_headers import read_file
+from parallel_backend.layout.parallel_layout import ParallelLayout
+from parallel_backend.models.shared.patchify import pad_to_patch
+from tests.ranks import driver, requests
+from tests.ranks.requests import Case
+from tests.support import compressed
+
+CLOSE, FILE = 1e-4, 1.1
+PATCH = (1, 2, 2)
+LAYOUTS = [
+    "",
+    "ulysses=2",
+    "tensor=2",
+    "tensor=3",
+    "ulysses=2 shard_weights",
+    "ring=3 shard_weights",
+    "pipe=2 patches=1",
+]
+COPIES = {"": 1.0, "ulysses=2": 2.0, "tensor=3": 1.5}
+"""How often the ranks of a layout hold the blocks' weights, if not once. Thirds of heads are widened to blocks."""
+
+Write = Callable[[Path, dict[str, Tensor]], dict[str, Tensor]]
+
+MIXED: dict[str, Write] = {
+    "described.safetensors": lambda path, weights: compressed.write_described(path, weights, *compressed.FORMATS),
+    "scaled.safetensors": compressed.write_scaled,
+    "model.gguf": lambda path, weights: compressed.write_gguf(path, weights, *compressed.GGUF_TYPES),
+}
+"""Files with all formats of a dialect, in turn."""
+
+
+def written_as(name: str) -> Write:
+    def write(path: Path, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+        of_gguf = name in compressed.GGUF_TYPES
+        return (compressed.write_gguf if of_gguf else compressed.write_described)(path, weights, name)
+
+    return write
+
+
+EACH: dict[str, Write] = {
+    **{f"{name}.safetensors": written_as(name) for name in compressed.FORMATS},
+    **{f"{kind}.gguf": written_as(kind) for kind in compressed.GGUF_TYPES},
+}
+"""A file for each format."""
+
+
+@pytest.fixture(scope="module")
+def model():
+    """Wan of the published heads' width. Neither its heads nor its features divide by three."""
+    from diffusers import WanTransformer3DModel
+
+    torch.manual_seed(0)
+    module = WanTransformer3DModel(
+        patch_size=PATCH, num_attention_heads=4, attention_head_dim=128, in_channels=16, out_channels=16, text_dim=32,
+        freq_dim=256, ffn_dim=1024, num_layers=2, rope_max_seq_len=64,
+    )  # fmt: skip
+    for parameter in module.parameters():
+        parameter.data.normal_(std=parameter[0].numel() ** -0.5 if parameter.ndim >= 2 else 0.1)
+    return module.eval()
+
+
+@pytest.fixture(scope="module")
+def files(model, tmp_path_factory):
+    """``files(name)`` is a file, and the prediction of its decoded weights."""
+    written: dict[str, tuple[Path, Tensor]] = {}
+    plain = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+    @torch.no_grad()
+    def file(name: str) -> tuple[Path, Tensor]:
+        if name not in written:
+            path = tmp_path_factory.mktemp("compressed") / name
+            model.load_state_dict((MIXED | EACH)[name](path, plain))
+            case = Case(texts=(9,))
+            out = model(pad_to_patch(case.latent, PATCH), case.timestep, case.text(0), return_dict=False)[0]
+            written[name] = path, out[:, :, :3, :5, :7]
+        return written[name]
+
+    return file
+
+
+def check(pools, file, layout):
+    path, wanted = file
+    ranks = ParallelLayout.parse(layout).ranks
+    message, tensors = requests.forward(requests.spec(path, layout), Case(texts=(9,)))
+    answers = pools(ranks).run(driver.handle, message, tensors)
+    assert [answer["error"] for answer in answers] == [None] * ranks
+    assert requests.relative_error(answers[0]["tensors"]["0"], wanted) <= CLOSE
+    held = sum(pools(ranks).run(driver.held_bytes, "blocks."))
+    stored = sum(each.bytes for name, each in read_file(path).tensors.items() if name.startswith("blocks."))
+    assert held <= FILE * COPIES.get(layout, 1.0) * stored
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", MIXED)
+def test_equals_the_decoded_weights(pools, files, name, layout):
+    check(pools, files(name), layout)
+
+
+@pytest.mark.grid
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", EACH)
+def test_each_format_equals_its_decoded_weights(pools, files, name, layout):
+    check(pools, files(name), layout)
