@@ -77,7 +77,8 @@ class BackendSampler(comfy.samplers.Sampler):  # type: ignore[misc]
             prediction=prediction,
             timestep_scale=float(sampling.timestep(torch.tensor(1.0))) if prediction == "flow" else 1.0,
             previews=self.previews,
-            adapters=remote.adapters,
+            adapters=remote.changes.adapters,
+            overlay=remote.changes.overlay,
         )
 
         def progressed(progress: Progress, extra: dict[str, Tensor]) -> None:

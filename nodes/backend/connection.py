@@ -31,6 +31,7 @@ from ...parallel_backend.protocol.messages import (
     Progress,
     RankRequest,
     RankStatus,
+    ReadWeights,
     Sample,
     Unload,
 )
@@ -43,6 +44,7 @@ PHASES: dict[type[RankRequest], str] = {
     EncodeText: "encoding text",
     Decode: "decoding",
     Encode: "encoding",
+    ReadWeights: "reading weights",
 }
 """The phase whose progress drives a request's progress bar; the loader's node shows it as the state."""
 

@@ -11,7 +11,6 @@ from comfy.patcher_extension import CallbacksMP, WrappersMP
 from torch import Tensor
 
 from ...parallel_backend.errors import InvalidRequest
-from ...parallel_backend.protocol.messages import Adapter
 from ..backend.executing import executing_lora
 from ..backend.memory import make_room
 from ..bridges.refusals import (
@@ -23,9 +22,10 @@ from ..bridges.refusals import (
     check_latent,
     check_model_options,
 )
-from .lora_files import forget_unused, remember_group
+from .lora_files import remember_group
+from .recent_files import begin_sampling
 from .transformer import RemoteTransformer
-from .weight_changes import adapters_of, check_patches
+from .weight_changes import WeightChanges, changes_of, check_patches
 from .weightless_patcher import WeightlessPatcher
 
 KEY = "parallel_dit"
@@ -39,7 +39,7 @@ class RemotePatcher(WeightlessPatcher):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._known_adapters: dict[Any, tuple[Adapter, ...]] = {}
+        self._known_changes: dict[Any, WeightChanges] = {}
 
     def add_patches(
         self, patches: dict[Any, Any], strength_patch: float = 1.0, strength_model: float = 1.0
@@ -51,7 +51,7 @@ class RemotePatcher(WeightlessPatcher):
         """
         self._refuse_nothing(patches)
         matched = list(super().add_patches(patches, strength_patch, strength_model))
-        check_patches(self.model.diffusion_model, self.patches)
+        check_patches(self.model.diffusion_model.weights, self.patches)
         return matched
 
     def add_hook_patches(
@@ -64,7 +64,7 @@ class RemotePatcher(WeightlessPatcher):
         """
         self._refuse_nothing(patches)
         matched = list(super().add_hook_patches(hook, patches, strength_patch, strength_model))
-        check_patches(self.model.diffusion_model, self.hook_patches[hook.hook_ref])
+        check_patches(self.model.diffusion_model.weights, self.hook_patches[hook.hook_ref])
         return matched
 
     def _refuse_nothing(self, patches: dict[Any, Any]) -> None:
@@ -74,31 +74,30 @@ class RemotePatcher(WeightlessPatcher):
             raise InvalidRequest(f"{executing_lora()} fits no weight of {name}: it is for another model")
 
     def patch_hooks(self, hooks: Any) -> None:
-        """Let the next calls of the transformer use the LoRAs of these hooks, besides the MODEL's own."""
+        """Let the next calls of the transformer use the changes of these hooks, besides the MODEL's own."""
         self.current_hooks = hooks
-        self.model.diffusion_model.adapters = self._adapters(hooks)
+        self.model.diffusion_model.changes = self._changes(hooks)
 
-    def prepare_adapters(self) -> None:
-        """Write the files of all LoRAs that the next sampling uses, and free those that only earlier ones used.
+    def prepare_changes(self) -> None:
+        """Write the files of what the next sampling begins with, and free those that only older ones needed.
 
         Raises:
             InvalidRequest: see ``add_patches``.
         """
-        self._known_adapters = {}
-        remote = self.model.diffusion_model
-        remote.adapters = self._adapters(None)
-        hooked = [each for patches in self.hook_patches.values() for each in adapters_of(remote, patches)]
-        forget_unused([*remote.adapters, *hooked])
+        begin_sampling()
+        self._known_changes = {}
+        self.model.diffusion_model.changes = self._changes(None)
 
-    def _adapters(self, hooks: Any) -> tuple[Adapter, ...]:
-        """Return the LoRAs in force with these hooks. ComfyUI applies hooks anew in every step."""
+    def _changes(self, hooks: Any) -> WeightChanges:
+        """Return the changes in force with these hooks. ComfyUI applies hooks anew in every step."""
         key = (self.patches_uuid, *((hook.hook_ref, hook.strength) for hook in (hooks.hooks if hooks else ())))
-        if key not in self._known_adapters:
+        if key not in self._known_changes:
             combined = {name: list(changes) for name, changes in self.patches.items()}
             for name, changes in self.get_combined_hook_patches(hooks).items():
                 combined.setdefault(name, []).extend(changes)
-            self._known_adapters[key] = adapters_of(self.model.diffusion_model, combined)
-        return self._known_adapters[key]
+            remote = self.model.diffusion_model
+            self._known_changes[key] = changes_of(remote.handle, remote.weights, combined)
+        return self._known_changes[key]
 
 
 def remote_patcher(model: Any) -> RemotePatcher:
@@ -136,7 +135,7 @@ def _check_before_sampling(
     check_latent(latent_image, remote.channels)
     check_branches(remote.handle.spec.layout, _branches(guider))
     check_model_options(guider.model_options)
-    guider.model_patcher.prepare_adapters()
+    guider.model_patcher.prepare_changes()
     check_compute_dtype(guider.model_patcher.object_patches)
     accepted = accepted_conds(remote.bridge.supported_conds, masked=denoise_mask is not None)
     check_conds((cond for conds in guider.conds.values() for cond in conds), accepted)

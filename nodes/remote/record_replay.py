@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...parallel_backend.protocol.messages import Adapter
+from .weight_changes import WeightChanges
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,18 +22,18 @@ class BranchCall:
         index: the branch as ComfyUI counts: 0 for cond, 1 for uncond.
         inputs: the family's inputs by name, batch first.
         latent: the name of the input that has the prediction's shape.
-        adapters: the branch's LoRAs.
+        changes: what is changed in the weights.
     """
 
     index: int
     inputs: Mapping[str, Tensor]
     latent: str
-    adapters: tuple[Adapter, ...] = ()
+    changes: WeightChanges
 
     def equals(self, other: "BranchCall") -> bool:
-        """Whether both calls have the same inputs and LoRAs."""
+        """Whether both calls have the same inputs and weights."""
         return (
-            self.adapters == other.adapters
+            self.changes == other.changes
             and self.inputs.keys() == other.inputs.keys()
             and all(
                 tensor.shape == other.inputs[name].shape and bool(torch.equal(tensor, other.inputs[name]))

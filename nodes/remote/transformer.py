@@ -11,11 +11,12 @@ import comfy.utils
 import torch
 from torch import Tensor
 
-from ...parallel_backend.protocol.messages import Adapter, Forward, ModelSpec
+from ...parallel_backend.protocol.messages import Forward, ModelSpec, Overlay
 from ..backend.connection import Handle
 from ..bridges.bridge import Bridge
 from ..bridges.refusals import check_latent, check_options, check_unused
 from .record_replay import BranchCall, CallRecorder, CallReplayer
+from .weight_changes import WeightChanges
 
 DTYPES: dict[str, torch.dtype] = {
     "auto": torch.float32,
@@ -33,7 +34,7 @@ class RemoteTransformer(torch.nn.Module):
 
     Attributes:
         weights: names and shapes of ComfyUI's weights.
-        adapters: the LoRAs of the next calls.
+        changes: what is changed in the weights during the next calls.
     """
 
     def __init__(self, handle: Handle, bridge: Bridge, core_config: Any) -> None:
@@ -41,7 +42,7 @@ class RemoteTransformer(torch.nn.Module):
         self.handle, self.bridge = handle, bridge
         self.dtype, self.channels = DTYPES[handle.spec.dtype], core_config.latent_format.latent_channels
         self.weights = bridge.weights(core_config.unet_config)
-        self.adapters: tuple[Adapter, ...] = ()
+        self.changes = WeightChanges()
         self._signature = inspect.signature(bridge.native_class.forward)
         self._interceptor: CallRecorder | CallReplayer | None = None
         for name, value in bridge.attributes(self.weights.tensors).items():
@@ -128,7 +129,7 @@ class RemoteTransformer(torch.nn.Module):
                 index=index,
                 inputs={name: chunk[i] for name, chunk in chunks.items()},
                 latent=latent,
-                adapters=self.adapters,
+                changes=self.changes,
             )
             for i, index in enumerate(indices)
         ]
@@ -136,7 +137,7 @@ class RemoteTransformer(torch.nn.Module):
         return torch.cat([answer.to(device=x.device) for answer in answers])
 
     def request(self, calls: list[BranchCall]) -> list[Tensor]:
-        """Send one request for all calls and return their predictions.
+        """Return the predictions of all calls, from one request for those whose weights have the same overlay.
 
         In a step with one branch the layout's ``cfg`` axis shrinks to one rank: ComfyUI skips the negative prompt
         outside its time range.
@@ -146,9 +147,21 @@ class RemoteTransformer(torch.nn.Module):
         """
         for call in calls:
             check_latent(call.inputs[call.latent], self.channels)
+        by_overlay: dict[Overlay | None, list[int]] = {}
+        for i, call in enumerate(calls):
+            by_overlay.setdefault(call.changes.overlay, []).append(i)
+        answers: dict[int, Tensor] = {}
+        for overlay, places in by_overlay.items():
+            answers |= zip(places, self._request([calls[i] for i in places], overlay), strict=True)
+        return [answers[i] for i in range(len(calls))]
+
+    def _request(self, calls: list[BranchCall], overlay: Overlay | None) -> list[Tensor]:
         tensors = {f"{i}.{name}": tensor for i, call in enumerate(calls) for name, tensor in call.inputs.items()}
         message = Forward(
-            model=self._spec(len(calls)), branches=len(calls), adapters=tuple(call.adapters for call in calls)
+            model=self._spec(len(calls)),
+            branches=len(calls),
+            adapters=tuple(call.changes.adapters for call in calls),
+            overlay=overlay,
         )
         answers = self.handle.call(message, tensors)
         return [answers[str(i)] for i in range(len(calls))]

@@ -1,41 +1,60 @@
-"""The changes of weights that are in force for a call of a parallel MODEL's transformer."""
+"""What is changed in the weights of a parallel MODEL during a call of its transformer."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
 
-from ...parallel_backend.errors import InvalidRequest
-from ...parallel_backend.protocol.messages import Adapter
-from .lora_files import adapters_for
-from .transformer import RemoteTransformer
-from .weight_patches import Patch, sort_patches
+from ...parallel_backend.protocol.messages import Adapter, Overlay
+from ..backend.connection import Handle
+from ..bridges.bridge import MetaWeights
+from . import lora_files, overlays
+from .weight_patches import Patch, SortedPatches, sort_patches
 
 PREFIX = "diffusion_model."
 """The beginning of the transformer's names in a MODEL."""
 
+Patches = Mapping[str, Sequence[Patch]]
+"""Changes as ComfyUI keeps them, by the name of the weight in the MODEL."""
 
-def check_patches(remote: RemoteTransformer, patches: Mapping[str, Sequence[Patch]]) -> None:
-    """Refuse changes that the ranks cannot apply.
 
-    Args:
-        remote: the transformer.
-        patches: as ComfyUI keeps them, by the name of the weight in the MODEL.
+@dataclass(frozen=True, kw_only=True)
+class WeightChanges:
+    """The changes, as requests name them.
+
+    Attributes:
+        adapters: LoRAs.
+        overlay: weights with any other changes.
+    """
+
+    adapters: tuple[Adapter, ...] = ()
+    overlay: Overlay | None = None
+
+
+def check_patches(weights: MetaWeights, patches: Patches) -> None:
+    """Refuse changes that do not fit their weights.
 
     Raises:
         InvalidRequest: the message names the weight.
     """
-    _sort(remote, patches)
+    _sort(weights, patches)
 
 
-def adapters_of(remote: RemoteTransformer, patches: Mapping[str, Sequence[Patch]]) -> tuple[Adapter, ...]:
-    """Return the LoRAs that make up some changes, with files for the ranks. The arguments are ``check_patches``'."""
-    shapes = {name: tuple(tensor.shape) for name, tensor in remote.weights.tensors.items()}
-    return adapters_for(_sort(remote, patches).low_rank, shapes)
+def changes_of(handle: Handle, weights: MetaWeights, patches: Patches) -> WeightChanges:
+    """Return changes in the form in which requests name them, with files for the ranks.
+
+    Raises:
+        InvalidRequest: see ``overlay_for``.
+    """
+    found, shapes = _sort(weights, patches), _shapes(weights)
+    return WeightChanges(
+        adapters=lora_files.adapters_for(found.low_rank, shapes),
+        overlay=overlays.overlay_for(handle, found.merged, shapes, PREFIX),
+    )
 
 
-def _sort(remote: RemoteTransformer, patches: Mapping[str, Sequence[Patch]]) -> Any:
+def _sort(weights: MetaWeights, patches: Patches) -> SortedPatches:
     own = {name.removeprefix(PREFIX): changes for name, changes in patches.items() if name.startswith(PREFIX)}
-    shapes = {name: tuple(tensor.shape) for name, tensor in remote.weights.tensors.items()}
-    found = sort_patches(own, shapes, remote.weights.linear)
-    if found.merged:
-        raise InvalidRequest(f"changes of {next(iter(found.merged))} other than a LoRA's factors are not supported yet")
-    return found
+    return sort_patches(own, _shapes(weights), weights.linear)
+
+
+def _shapes(weights: MetaWeights) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in weights.tensors.items()}

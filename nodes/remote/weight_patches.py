@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from comfy.weight_adapter import LoRAAdapter, WeightAdapterBase
+from comfy.weight_adapter import LoRAAdapter
 from torch import Tensor
 
 from ...parallel_backend.errors import InvalidRequest
@@ -149,6 +149,3 @@ def _check_factors(name: str, shape: Sequence[int], change: Patch) -> None:
 
 def _sizes(up: Tensor, down: Tensor) -> str:
     return f"{list(up.shape)} and {list(down.shape)}"
-
-
-__all__ = ["LowRankPatch", "Patch", "SortedPatches", "WeightAdapterBase", "factor_scale", "sort_patches"]

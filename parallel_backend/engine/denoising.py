@@ -99,7 +99,7 @@ class Denoising:
         if mesh is None:
             return None
         kernel = self._kernel(plan)
-        self.components.agree(mesh)
+        self.components.agree(mesh, self.request.message.overlay)
         request = self.request
         request.check_finite(mesh.whole)
         self._check_rows(mesh)
@@ -121,10 +121,11 @@ class Denoising:
 
     def _plan_loads(self, mesh: DeviceMesh) -> dict[str, PlannedTransformer]:
         """Plan what this rank does not hold. Refuse it, on all ranks alike, if a device has no room for it."""
-        missing = self.components.missing(mesh)
+        overlay = self.request.message.overlay
+        missing = self.components.missing(mesh, overlay)
         if missing:
             self.request.report_loading()  # the first plan imports diffusers, which takes seconds
-        plans = {name: self.components.plan(mesh, name) for name in missing}
+        plans = {name: self.components.plan(mesh, name, overlay) for name in missing}
         # Of two transformers, the idle one is dropped when the device is full.
         self.components.check_room(mesh, max((plan.nbytes for plan in plans.values()), default=0))
         return plans
@@ -132,7 +133,7 @@ class Denoising:
     def _loader(self, mesh: DeviceMesh, plans: dict[str, PlannedTransformer]) -> Load:
         def load(component: str, adapters: Sequence[Adapter]) -> Family:
             with self.request.loading(self.components, component):
-                return self.components.transformer(mesh, component, plans, adapters)
+                return self.components.transformer(mesh, component, plans, adapters, self.request.message.overlay)
 
         return load
 

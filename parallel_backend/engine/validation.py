@@ -4,10 +4,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor
 
-from ..checkpoint.checkpoint import Checkpoint
+from ..checkpoint.checkpoint import HIGH_NOISE, LOW_NOISE, Checkpoint
 from ..denoiser.plan import DenoisingPlan, Shape, split_names
 from ..errors import InvalidRequest
 from ..interfaces.family import Family
@@ -77,6 +78,21 @@ def check_sample(
         _check_batch(shapes, latent[0])
     computed = branches[:1] if message.cfg == 1.0 else branches
     return _denoising(message, family, config, [{**shapes, LATENT: latent} for shapes in computed], world_size)
+
+
+def read_shapes(tensors: Mapping[str, Tensor], component: str, checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
+    """Return the shapes that a ``ReadWeights`` has, by ComfyUI's names.
+
+    Raises:
+        InvalidRequest: there are none, or the component is no transformer of the model.
+    """
+    if component not in (HIGH_NOISE, LOW_NOISE) or component not in checkpoint.components:
+        raise InvalidRequest(f"{checkpoint.name} has no transformer {component!r}")
+    try:
+        listed = msgspec.json.decode(bytes(tensors["shapes"].tolist()), type=dict[str, tuple[int, ...]])
+    except (KeyError, ValueError, TypeError, msgspec.MsgspecError) as error:
+        raise InvalidRequest(f"reading weights needs the shapes of all weights as JSON ({error})") from error
+    return listed
 
 
 def first_not_finite(tensors: Mapping[str, Tensor]) -> int:

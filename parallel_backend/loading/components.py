@@ -14,7 +14,7 @@ from ..distributed.collectives import agree, all_true
 from ..distributed.mesh import DeviceMesh
 from ..interfaces.family import Family
 from ..layout.parallel_layout import ParallelLayout
-from ..protocol.messages import Adapter, LoadedModel
+from ..protocol.messages import Adapter, LoadedModel, Overlay
 from ..protocol.tensors import NAMES
 from .load import (
     PlannedTransformer,
@@ -24,8 +24,8 @@ from .load import (
     plan_transformer,
     text_encoder_bytes,
 )
-from .low_rank_hooks import LowRankHooks
 from .room import check_fits, claim, claims_of_all, room_on
+from .weight_changes import WeightChanges
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ class ComponentCache:
         self._held: dict[str, WeightPart] = {}
         self._meshes: dict[str, DeviceMesh] = {}
         self._parts: dict[str, Any] = {}
-        self._low_rank: WeakKeyDictionary[Family, LowRankHooks] = WeakKeyDictionary()
+        self._changes: WeakKeyDictionary[Family, WeightChanges] = WeakKeyDictionary()
 
     def has(self, name: str) -> bool:
         """Whether a component is loaded."""
@@ -107,15 +107,15 @@ class ComponentCache:
         if name not in self._parts:
             check_component(self.checkpoint, name)
 
-    def missing(self, mesh: DeviceMesh) -> list[str]:
-        """Return the transformers of which this rank does not hold its part on the mesh."""
+    def missing(self, mesh: DeviceMesh, overlay: Overlay | None) -> list[str]:
+        """Return the transformers of which this rank does not hold its part on the mesh, as an overlay needs it."""
         held = WeightPart.on(mesh)
         names = [name for name in (HIGH_NOISE, LOW_NOISE) if name in self.checkpoint.components]
-        return [name for name in names if not self._holds(name, held)]
+        return [name for name in names if not self._holds(name, held, overlay)]
 
-    def plan(self, mesh: DeviceMesh, name: str) -> PlannedTransformer:
+    def plan(self, mesh: DeviceMesh, name: str, overlay: Overlay | None) -> PlannedTransformer:
         """Plan this rank's part, on a mesh, of the transformer component ``name``. Reads no weights."""
-        return plan_transformer(self.checkpoint, self.dtype, self.device, mesh, name)
+        return plan_transformer(self.checkpoint, self.dtype, self.device, mesh, name, overlay)
 
     def check_room(self, mesh: DeviceMesh, needed: int) -> None:
         """Refuse weights that do not fit on a device, on all ranks alike. Collective over the mesh.
@@ -131,7 +131,12 @@ class ComponentCache:
         check_fits(claims, self.checkpoint.name, dtype=self.dtype, remedy=_SHARE)
 
     def transformer(
-        self, mesh: DeviceMesh, name: str, plans: dict[str, PlannedTransformer], adapters: Sequence[Adapter] = ()
+        self,
+        mesh: DeviceMesh,
+        name: str,
+        plans: dict[str, PlannedTransformer],
+        adapters: Sequence[Adapter],
+        overlay: Overlay | None,
     ) -> Family:
         """Return this rank's part, on a mesh, of the transformer component ``name``; load it if necessary.
 
@@ -142,9 +147,10 @@ class ComponentCache:
             name: the component.
             plans: parts that have been planned for the mesh, by name. The one that is loaded is taken out.
             adapters: the LoRAs that it applies from now on.
+            overlay: the changed weights that it has from now on.
         """
         held = WeightPart.on(mesh)
-        if not self._holds(name, held):
+        if not self._holds(name, held, overlay):
             self._parts.pop(name, None)
         if name not in self._parts:
             self._meshes.pop(name, None)
@@ -152,20 +158,23 @@ class ComponentCache:
                 self._meshes[name] = mesh
         self._held[name] = held
         self._layout = mesh.layout
-        family = self._part(name, lambda: self._load_planned(mesh, name, plans))
-        self._low_rank[family].use(adapters)
+        family = self._part(name, lambda: self._load_planned(mesh, name, plans, overlay))
+        self._changes[family].use(adapters, overlay)
         return family
 
-    def _load_planned(self, mesh: DeviceMesh, name: str, plans: dict[str, PlannedTransformer]) -> Family:
-        plan = plans.pop(name) if name in plans else self.plan(mesh, name)
+    def _load_planned(
+        self, mesh: DeviceMesh, name: str, plans: dict[str, PlannedTransformer], overlay: Overlay | None
+    ) -> Family:
+        plan = plans.pop(name) if name in plans else self.plan(mesh, name, overlay)
         # CPU ranks load at the same time, and into the same memory.
         self._free_up(plan.nbytes * (mesh.whole.size if self.device.type == "cpu" else 1))
         family = plan.fill()
-        class_name = self.checkpoint.components[name]
-        self._low_rank[family] = LowRankHooks(family.module, class_name, plan.slices)
+        self._changes[family] = WeightChanges(
+            family.module, name, plan.class_name, plan.source, plan.slices, plan.overlay
+        )
         return family
 
-    def agree(self, mesh: DeviceMesh) -> None:
+    def agree(self, mesh: DeviceMesh, overlay: Overlay | None) -> None:
         """Drop transformers that the ranks of the mesh do not all hold on the groups of one mesh.
 
         Another rank may have dropped its part, for example because it ran out of memory, or may have loaded other
@@ -176,7 +185,7 @@ class ComponentCache:
         if held.alone:
             return
         for name in (HIGH_NOISE, LOW_NOISE):
-            serial = self._meshes[name].serial if self._holds(name, held) else _NO_MESH
+            serial = self._meshes[name].serial if self._holds(name, held, overlay) else _NO_MESH
             first = agree(agree(serial, tensor), sequence)
             if not all_true(all_true(serial == first != _NO_MESH, tensor), sequence):
                 self._parts.pop(name, None)
@@ -226,8 +235,10 @@ class ComponentCache:
                     raise
         return cast(T, self._parts[name])
 
-    def _holds(self, name: str, held: WeightPart) -> bool:
-        return name in self._parts and self._held.get(name) == held
+    def _holds(self, name: str, held: WeightPart, overlay: Overlay | None) -> bool:
+        if name not in self._parts or self._held.get(name) != held:
+            return False
+        return self._changes[self._parts[name]].fits(overlay)
 
     def _free_up(self, nbytes: int) -> None:
         """Free what no request uses until ``nbytes`` are free on the device, or nothing is left to free."""

@@ -72,6 +72,19 @@ class Adapter:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Overlay:
+    """Weights that a request uses instead of those in the model's files.
+
+    Attributes:
+        path: the file that holds them, see ``checkpoint.overlay_file``.
+        id: hash of its content.
+    """
+
+    path: str
+    id: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class RankRequest:
     """Base class of the requests that the ranks run."""
 
@@ -93,6 +106,7 @@ class Forward(RankRequest):
 
     branches: int
     adapters: tuple[tuple[Adapter, ...], ...] = ()
+    overlay: Overlay | None = None
     measure: bool = False
     timed: bool = False
 
@@ -122,6 +136,7 @@ class Sample(RankRequest):
     timestep_scale: float = 1000.0
     previews: bool = False
     adapters: tuple[Adapter, ...] = ()
+    overlay: Overlay | None = None
     measure: bool = False
     timed: bool = False
 
@@ -172,6 +187,20 @@ class Encode(RankRequest):
     tile: int = 0
     measure: bool = False
     timed: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadWeights(RankRequest):
+    """Read weights of a transformer as its files hold them, decoded, for ComfyUI's own functions that change weights.
+
+    ``component`` is the transformer, and ``names`` are ComfyUI's names of weights.
+    Tensors in: ``shapes`` ``[bytes]`` uint8, the JSON of the shapes of all of its weights by ComfyUI's names.
+    Tensors out: ``{i}``, weight ``i``, in the dtype in which it is stored if that is float32, float16 or bfloat16, and
+    otherwise in float32. ``dtype`` ``[0]`` has the dtype in which the ranks hold weights.
+    """
+
+    component: str
+    names: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -303,7 +332,7 @@ class Status:
 MESSAGES: dict[str, type] = {
     cls.__name__: cls
     for cls in (
-        Forward, Sample, EncodeText, Decode, Encode, Unload, Echo,
+        Forward, Sample, EncodeText, Decode, Encode, ReadWeights, Unload, Echo,
         Cancel, Outcome, StatusQuery, Stop, Continue, Done, Progress, Error, Status,
     )
 }  # fmt: skip
