@@ -31,15 +31,18 @@ _BATCH_BYTES, _BATCH_WEIGHTS = 1 << 28, 64
 
 
 def overlay_for(
-    handle: Handle, merged: Mapping[str, Sequence[Patch]], shapes: Mapping[str, Sequence[int]], prefix: str
+    handle: Handle,
+    components: Sequence[str],
+    merged: Mapping[str, Sequence[Patch]],
+    shapes: Mapping[str, Sequence[int]],
 ) -> Overlay | None:
     """Return changed weights, in a file for the ranks; None if there are none.
 
     Args:
         handle: the model.
+        components: diffusers' names of the components that have these weights.
         merged: all changes of each weight, by its name.
         shapes: shape of every weight of the model.
-        prefix: the beginning of the weights' names in ComfyUI's MODEL.
 
     Raises:
         InvalidRequest: a change does not fit its weight. ComfyUI logs this and leaves the weight as it is.
@@ -47,15 +50,17 @@ def overlay_for(
     """
     if not merged:
         return None
-    file_id = _id(handle, merged)
-    path = recent(file_id, lambda: _write(handle, merged, shapes, prefix))
+    file_id = _id(handle, components, merged)
+    path = recent(file_id, lambda: _write(handle, components, merged, shapes))
     return Overlay(path=str(path), id=file_id)
 
 
 def _write(
-    handle: Handle, merged: Mapping[str, Sequence[Patch]], shapes: Mapping[str, Sequence[int]], prefix: str
+    handle: Handle,
+    components: Sequence[str],
+    merged: Mapping[str, Sequence[Patch]],
+    shapes: Mapping[str, Sequence[int]],
 ) -> SealedFile:
-    components = [name for name in handle.checkpoint.components if name.startswith("transformer")]
     dtype = _read(handle, components[0], (), shapes)["dtype"].dtype
     slots = {
         f"{component}.{name}": Slot(dtype=dtype, shape=tuple(shapes[name]))
@@ -65,7 +70,7 @@ def _write(
     file = SealedFile(slots, overlay_file.metadata(shapes))
     progress = comfy.utils.ProgressBar(len(slots))
     file.fill(
-        _counted(_changed(name, weight, merged[name], prefix).to(dtype), progress)
+        _counted(_changed(name, weight, merged[name]).to(dtype), progress)
         for component in components
         for name, weight in _weights(handle, component, list(merged), shapes)
     )
@@ -102,11 +107,11 @@ def _read(
     return handle.call(message, {"shapes": torch.frombuffer(bytearray(listed), dtype=torch.uint8)})
 
 
-def _changed(name: str, weight: Tensor, changes: Sequence[Patch], prefix: str) -> Tensor:
+def _changed(name: str, weight: Tensor, changes: Sequence[Patch]) -> Tensor:
     original = weight.float()
     with _warnings_as_refusals(name):
         changed: Tensor = comfy.lora.calculate_weight(
-            list(changes), original.clone(), prefix + name, original_weights={prefix + name: [(original, None)]}
+            list(changes), original.clone(), name, original_weights={name: [(original, None)]}
         )
     if changed.shape != weight.shape:
         raise InvalidRequest(
@@ -135,8 +140,8 @@ def _warnings_as_refusals(name: str) -> Iterator[None]:
         raise InvalidRequest(f"ComfyUI cannot change {name} ({messages[0].strip()}): the file is for another model")
 
 
-def _id(handle: Handle, merged: Mapping[str, Sequence[Patch]]) -> str:
-    described = [handle.spec.path, handle.spec.stamp, handle.spec.dtype]
+def _id(handle: Handle, components: Sequence[str], merged: Mapping[str, Sequence[Patch]]) -> str:
+    described = [handle.spec.path, handle.spec.stamp, handle.spec.dtype, *components]
     described += [f"{name} {[_described(part) for part in changes]}" for name, changes in sorted(merged.items())]
     return hashlib.blake2b("\n".join(described).encode(), digest_size=16).hexdigest()
 

@@ -22,82 +22,30 @@ from ..bridges.refusals import (
     check_latent,
     check_model_options,
 )
-from .lora_files import remember_group
-from .recent_files import begin_sampling
+from .changing_patcher import ChangingPatcher
 from .transformer import RemoteTransformer
-from .weight_changes import WeightChanges, changes_of, check_patches
-from .weightless_patcher import WeightlessPatcher
 
 KEY = "parallel_dit"
 
 
-class RemotePatcher(WeightlessPatcher):
-    """The patcher of a ComfyUI model whose ``diffusion_model`` is a ``RemoteTransformer``.
+class RemotePatcher(ChangingPatcher):
+    """The patcher of a ComfyUI model whose ``diffusion_model`` is a ``RemoteTransformer``."""
 
-    Changes of weights are noted as ComfyUI notes them, and the ranks apply them when they compute.
-    """
+    @property
+    def target(self) -> RemoteTransformer:
+        """See ``ChangingPatcher``."""
+        remote: RemoteTransformer = self.model.diffusion_model
+        return remote
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._known_changes: dict[Any, WeightChanges] = {}
-
-    def add_patches(
-        self, patches: dict[Any, Any], strength_patch: float = 1.0, strength_model: float = 1.0
-    ) -> list[Any]:
-        """Note changes of weights.
+    def check_patches(self, patches: dict[Any, Any]) -> None:
+        """Refuse a LoRA that fits nothing. One that fits only the text encoder comes with its changes.
 
         Raises:
-            InvalidRequest: they fit no weight of this model, or the ranks cannot apply them.
+            InvalidRequest: there are no changes.
         """
-        self._refuse_nothing(patches)
-        matched = list(super().add_patches(patches, strength_patch, strength_model))
-        check_patches(self.model.diffusion_model.weights, self.patches)
-        return matched
-
-    def add_hook_patches(
-        self, hook: Any, patches: dict[Any, Any], strength_patch: float = 1.0, strength_model: float = 1.0
-    ) -> list[Any]:
-        """Note changes of weights that are in force for some prompts or steps.
-
-        Raises:
-            InvalidRequest: see ``add_patches``.
-        """
-        self._refuse_nothing(patches)
-        matched = list(super().add_hook_patches(hook, patches, strength_patch, strength_model))
-        check_patches(self.model.diffusion_model.weights, self.hook_patches[hook.hook_ref])
-        return matched
-
-    def _refuse_nothing(self, patches: dict[Any, Any]) -> None:
-        remember_group(patches.values())
         if not patches:
-            name = self.model.diffusion_model.handle.checkpoint.name
+            name = self.target.handle.checkpoint.name
             raise InvalidRequest(f"{executing_lora()} fits no weight of {name}: it is for another model")
-
-    def patch_hooks(self, hooks: Any) -> None:
-        """Let the next calls of the transformer use the changes of these hooks, besides the MODEL's own."""
-        self.current_hooks = hooks
-        self.model.diffusion_model.changes = self._changes(hooks)
-
-    def prepare_changes(self) -> None:
-        """Write the files of what the next sampling begins with, and free those that only older ones needed.
-
-        Raises:
-            InvalidRequest: see ``add_patches``.
-        """
-        begin_sampling()
-        self._known_changes = {}
-        self.model.diffusion_model.changes = self._changes(None)
-
-    def _changes(self, hooks: Any) -> WeightChanges:
-        """Return the changes in force with these hooks. ComfyUI applies hooks anew in every step."""
-        key = (self.patches_uuid, *((hook.hook_ref, hook.strength) for hook in (hooks.hooks if hooks else ())))
-        if key not in self._known_changes:
-            combined = {name: list(changes) for name, changes in self.patches.items()}
-            for name, changes in self.get_combined_hook_patches(hooks).items():
-                combined.setdefault(name, []).extend(changes)
-            remote = self.model.diffusion_model
-            self._known_changes[key] = changes_of(remote.handle, remote.weights, combined)
-        return self._known_changes[key]
 
 
 def remote_patcher(model: Any) -> RemotePatcher:

@@ -33,9 +33,12 @@ class RemoteTransformer(torch.nn.Module):
     It has no parameters. ``state_dict`` lists meta tensors.
 
     Attributes:
+        weight_prefix: the beginning of the weights' names in ComfyUI's MODEL.
         weights: names and shapes of ComfyUI's weights.
         changes: what is changed in the weights during the next calls.
     """
+
+    weight_prefix = "diffusion_model."
 
     def __init__(self, handle: Handle, bridge: Bridge, core_config: Any) -> None:
         super().__init__()
@@ -81,6 +84,11 @@ class RemoteTransformer(torch.nn.Module):
         destination = {} if destination is None else destination
         destination.update({prefix + name: tensor for name, tensor in self.weights.tensors.items()})
         return destination
+
+    @property
+    def components(self) -> tuple[str, ...]:
+        """Diffusers' names of the model's transformers."""
+        return tuple(name for name in self.handle.checkpoint.components if name.startswith("transformer"))
 
     @property
     def intercepting(self) -> bool:

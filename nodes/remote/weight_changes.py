@@ -1,7 +1,8 @@
-"""What is changed in the weights of a parallel MODEL during a call of its transformer."""
+"""What is changed in the weights of a parallel MODEL or CLIP while the ranks compute with them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from ...parallel_backend.protocol.messages import Adapter, Overlay
 from ..backend.connection import Handle
@@ -9,11 +10,8 @@ from ..bridges.bridge import MetaWeights
 from . import lora_files, overlays
 from .weight_patches import Patch, SortedPatches, sort_patches
 
-PREFIX = "diffusion_model."
-"""The beginning of the transformer's names in a MODEL."""
-
 Patches = Mapping[str, Sequence[Patch]]
-"""Changes as ComfyUI keeps them, by the name of the weight in the MODEL."""
+"""Changes as ComfyUI keeps them, by the name of the weight in the MODEL or CLIP."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,31 +27,53 @@ class WeightChanges:
     overlay: Overlay | None = None
 
 
-def check_patches(weights: MetaWeights, patches: Patches) -> None:
+class Changeable(Protocol):
+    """What stands for a module of ComfyUI and sends requests about it.
+
+    Attributes:
+        handle: the model.
+        weights: names and shapes of the module's weights.
+        changes: what the next requests say about changes.
+        weight_prefix: the beginning of the weights' names in the MODEL or CLIP.
+        components: diffusers' names of the components that have these weights.
+    """
+
+    handle: Handle
+    weights: MetaWeights
+    changes: WeightChanges
+    weight_prefix: str
+
+    @property
+    def components(self) -> tuple[str, ...]:
+        """See above."""
+
+
+def check_fit(target: Changeable, patches: Patches) -> None:
     """Refuse changes that do not fit their weights.
 
     Raises:
         InvalidRequest: the message names the weight.
     """
-    _sort(weights, patches)
+    _sort(target, patches)
 
 
-def changes_of(handle: Handle, weights: MetaWeights, patches: Patches) -> WeightChanges:
+def changes_of(target: Changeable, patches: Patches) -> WeightChanges:
     """Return changes in the form in which requests name them, with files for the ranks.
 
     Raises:
         InvalidRequest: see ``overlay_for``.
     """
-    found, shapes = _sort(weights, patches), _shapes(weights)
+    found, shapes = _sort(target, patches), _shapes(target.weights)
     return WeightChanges(
         adapters=lora_files.adapters_for(found.low_rank, shapes),
-        overlay=overlays.overlay_for(handle, found.merged, shapes, PREFIX),
+        overlay=overlays.overlay_for(target.handle, target.components, found.merged, shapes),
     )
 
 
-def _sort(weights: MetaWeights, patches: Patches) -> SortedPatches:
-    own = {name.removeprefix(PREFIX): changes for name, changes in patches.items() if name.startswith(PREFIX)}
-    return sort_patches(own, _shapes(weights), weights.linear)
+def _sort(target: Changeable, patches: Patches) -> SortedPatches:
+    start = target.weight_prefix
+    own = {name.removeprefix(start): changes for name, changes in patches.items() if name.startswith(start)}
+    return sort_patches(own, _shapes(target.weights), target.weights.linear)
 
 
 def _shapes(weights: MetaWeights) -> dict[str, tuple[int, ...]]:

@@ -117,7 +117,7 @@ class Engine:
         components.check("text_encoder")
         ids, lengths = (request.tensors[name].to(self.device) for name in ("ids", "lengths"))
         with request.loading(components, "text_encoder"):
-            encoder = components.text_encoder()
+            encoder = components.text_encoder(request.message.adapters, request.message.overlay)
         return {"embeds": text_encoding.encode(encoder, ids, lengths, layer=request.message.layer).cpu()}
 
     def _autoencode(self, request: ActiveRequest[Decode] | ActiveRequest[Encode]) -> Tensors:

@@ -84,10 +84,10 @@ def read_shapes(tensors: Mapping[str, Tensor], component: str, checkpoint: Check
     """Return the shapes that a ``ReadWeights`` has, by ComfyUI's names.
 
     Raises:
-        InvalidRequest: there are none, or the component is no transformer of the model.
+        InvalidRequest: there are none, or the model lacks the component.
     """
-    if component not in (HIGH_NOISE, LOW_NOISE) or component not in checkpoint.components:
-        raise InvalidRequest(f"{checkpoint.name} has no transformer {component!r}")
+    if component not in (HIGH_NOISE, LOW_NOISE, "text_encoder") or component not in checkpoint.components:
+        raise InvalidRequest(f"{checkpoint.name} has no {component!r} whose weights can be changed")
     try:
         listed = msgspec.json.decode(bytes(tensors["shapes"].tolist()), type=dict[str, tuple[int, ...]])
     except (KeyError, ValueError, TypeError, msgspec.MsgspecError) as error:

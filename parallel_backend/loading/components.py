@@ -26,6 +26,7 @@ from .load import (
 )
 from .room import check_fits, claim, claims_of_all, room_on
 from .weight_changes import WeightChanges
+from .weight_source import WeightSource
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +93,7 @@ class ComponentCache:
         self._held: dict[str, WeightPart] = {}
         self._meshes: dict[str, DeviceMesh] = {}
         self._parts: dict[str, Any] = {}
-        self._changes: WeakKeyDictionary[Family, WeightChanges] = WeakKeyDictionary()
+        self._changes: WeakKeyDictionary[Any, WeightChanges] = WeakKeyDictionary()
 
     def has(self, name: str) -> bool:
         """Whether a component is loaded."""
@@ -194,20 +195,26 @@ class ComponentCache:
         """Return the meshes whose groups the loaded transformers use."""
         return [mesh for name, mesh in self._meshes.items() if name in self._parts]
 
-    def text_encoder(self) -> Any:
-        """Return the text encoder, a module of transformers. Rank 0 alone loads it.
+    def text_encoder(self, adapters: Sequence[Adapter], overlay: Overlay | None) -> Any:
+        """Return the text encoder with these changes, a module of transformers. Rank 0 alone loads it.
 
         Raises:
             InvalidRequest: it does not fit on the device. Names numbers and remedies.
         """
-        return self._part("text_encoder", self._load_text_encoder)
+        encoder = self._part("text_encoder", self._load_text_encoder)
+        self._changes[encoder].use(adapters, overlay)
+        return encoder
 
     def _load_text_encoder(self) -> Any:
         needed = text_encoder_bytes(self.checkpoint, self.dtype)
         weights = f"{self.checkpoint.name}'s text encoder"
         check_fits([claim(self.device, needed)], weights, dtype=self.dtype, remedy=_ANOTHER_LOADER)
         self._free_up(needed)
-        return load_text_encoder(self.checkpoint, self.dtype, self.device)
+        encoder = load_text_encoder(self.checkpoint, self.dtype, self.device)
+        class_name = self.checkpoint.components["text_encoder"]
+        source = WeightSource(self.checkpoint.stored("text_encoder"), class_name)
+        self._changes[encoder] = WeightChanges(encoder, "text_encoder", class_name, source, {}, None)
+        return encoder
 
     def vae(self) -> Any:
         """Return the VAE, a module of diffusers."""

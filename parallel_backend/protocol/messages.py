@@ -148,10 +148,13 @@ class EncodeText(RankRequest):
     ``layer`` counts from the end like ComfyUI's CLIPSetLastLayer: -1 is the last layer, and a layer that does not
     exist also means the last one. The output of any layer is normalised like that of the last.
     Tensors in: ``ids`` ``[N, L]`` int64 and ``lengths`` ``[N]`` int64 (ids beyond a length are ignored).
+    ``adapters`` and ``overlay`` are what is changed in its weights.
     Tensors out: ``embeds`` ``[N, L, D]`` float32, zero beyond each length.
     """
 
     layer: int = -1
+    adapters: tuple[Adapter, ...] = ()
+    overlay: Overlay | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,9 +194,9 @@ class Encode(RankRequest):
 
 @dataclass(frozen=True, kw_only=True)
 class ReadWeights(RankRequest):
-    """Read weights of a transformer as its files hold them, decoded, for ComfyUI's own functions that change weights.
+    """Read weights as the model's files hold them, decoded, for ComfyUI's own functions that change weights.
 
-    ``component`` is the transformer, and ``names`` are ComfyUI's names of weights.
+    ``component`` is a transformer or the text encoder, and ``names`` are ComfyUI's names of weights.
     Tensors in: ``shapes`` ``[bytes]`` uint8, the JSON of the shapes of all of its weights by ComfyUI's names.
     Tensors out: ``{i}``, weight ``i``, in the dtype in which it is stored if that is float32, float16 or bfloat16, and
     otherwise in float32. ``dtype`` ``[0]`` has the dtype in which the ranks hold weights.

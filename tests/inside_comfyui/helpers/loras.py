@@ -88,6 +88,19 @@ def other(native: Any, kind: str, *, seed: int) -> Lora:
     return lora
 
 
+def text(module: torch.nn.Module, kind: str, *, seed: int) -> Lora:
+    """Return a file that changes every linear layer of a CLIP's module: a LoRA, or a DoRA."""
+    random = _random(seed)
+    weights = module.state_dict()
+    lora: Lora = {}
+    for name, each in module.named_modules():
+        if isinstance(each, torch.nn.Linear):
+            factors = _dora(weights[f"{name}.weight"], random)
+            kept = {end: tensor for end, tensor in factors.items() if kind == "dora" or end != "dora_scale"}
+            lora |= {f"text_encoders.{name}.{end}": tensor for end, tensor in kept.items()}
+    return lora
+
+
 def _dora(weight: Tensor, random: Callable[..., Tensor]) -> Lora:
     rows, columns = weight.shape
     norms = weight.norm(dim=1, keepdim=True) * (1.0 + 0.2 * random(rows, 1).abs())
