@@ -41,7 +41,9 @@ def lora(folder: Path, seed: int, rank: int, strength: float) -> Change:
     """Write a LoRA on every linear layer. Its second layer changes the second half of the rows only."""
     random = torch.Generator().manual_seed(seed)
     model = tiny.transformer(SIZES)
-    layers, tensors, deltas = [], {}, {}
+    layers: list[AdapterLayer] = []
+    tensors: dict[str, Tensor] = {}
+    deltas: dict[str, Tensor] = {}
     linears = [name for name, each in model.named_modules() if isinstance(each, nn.Linear)]
     for number, name in enumerate(linears):
         weight = model.get_submodule(name).weight
