@@ -11,6 +11,10 @@ from .noise import NoiseKind
 from .stochastic import Sampling
 
 
+def _as_given(sigmas: Tensor) -> Tensor:
+    return sigmas
+
+
 @dataclass(frozen=True, kw_only=True)
 class SamplerKind:
     """A sampler before it is bound to a request.
@@ -18,18 +22,20 @@ class SamplerKind:
     Attributes:
         run: takes the latent, the sigmas and ``sampling``.
         noise: what it draws.
+        schedule: returns the sigmas on which it runs, from those that it is given.
     """
 
     run: Callable[[Tensor, Tensor, Sampling], SamplerRun]
     noise: NoiseKind = ""
+    schedule: Callable[[Tensor], Tensor] = _as_given
 
     def bind(self, sampling: Sampling) -> Sampler:
         """Return the sampler of a request."""
         return lambda x, sigmas: self.run(x, sigmas, sampling)
 
 
-def _deterministic(sampler: Sampler) -> SamplerKind:
-    return SamplerKind(run=lambda x, sigmas, sampling: sampler(x, sigmas))
+def _deterministic(sampler: Sampler, schedule: Callable[[Tensor], Tensor] = _as_given) -> SamplerKind:
+    return SamplerKind(run=lambda x, sigmas, sampling: sampler(x, sigmas), schedule=schedule)
 
 
 SAMPLERS: dict[str, SamplerKind] = {
@@ -43,6 +49,6 @@ SAMPLERS: dict[str, SamplerKind] = {
     "lcm": SamplerKind(run=stochastic.lcm, noise="gaussian"),
     "ipndm": _deterministic(deterministic.ipndm),
     "res_multistep": _deterministic(deterministic.res_multistep),
-    "uni_pc": _deterministic(unipc.uni_pc),
-    "uni_pc_bh2": _deterministic(unipc.uni_pc_bh2),
+    "uni_pc": _deterministic(unipc.uni_pc, unipc.end_of_schedule),
+    "uni_pc_bh2": _deterministic(unipc.uni_pc_bh2, unipc.end_of_schedule),
 }

@@ -158,7 +158,12 @@ def ksampler(model: Any, latent: dict[str, Any], **options: Any) -> torch.Tensor
 
 def parallel_sampler(model: Any, latent: dict[str, Any], **options: Any) -> torch.Tensor:
     """Run the Parallel Sampler node."""
-    return _sample(sampler.ParallelSampler.execute, model, latent, options).args[0]["samples"]
+    return run_parallel_sampler(model, latent, **options).args[0]["samples"]
+
+
+def run_parallel_sampler(model: Any, latent: dict[str, Any], **options: Any) -> Any:
+    """Run the Parallel Sampler node and return all that it outputs."""
+    return _sample(sampler.ParallelSampler.execute, model, latent, options)
 
 
 def _sample(node: Any, model: Any, latent: dict[str, Any], options: dict[str, Any]) -> Any:
