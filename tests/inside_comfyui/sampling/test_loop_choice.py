@@ -13,6 +13,7 @@ from any_folder_name.nodes.sampler import ParallelSampler
 from any_folder_name.parallel_backend.errors import InvalidRequest
 from any_folder_name.parallel_backend.layout.parallel_layout import ParallelLayout
 from any_folder_name.parallel_backend.samplers.samplers import SAMPLERS
+from comfy_extras import nodes_model_advanced
 from helpers.inside_fixtures import (
     Loaded,
     conditioning,
@@ -188,3 +189,14 @@ def test_gpus_that_draw_other_noise(
     for sampler, device_matters in (("euler_ancestral", True), ("dpmpp_2m_sde_gpu", True), ("dpmpp_2m_sde", False)):
         reason = loop_choice.reason_for_comfyui(model, sampler, **prompts)
         assert bool(reason) == (device_matters and not same)
+
+
+@pytest.mark.skipif(not hasattr(nodes_model_advanced, "ModelNoiseScale"), reason="not in this version of ComfyUI")
+@pytest.mark.parametrize("sampler", ["euler", "euler_ancestral", "lcm", "dpmpp_2m_sde"])
+def test_model_noise_scale(native: Any, loaded: Loaded, sampler: str) -> None:
+    node = nodes_model_advanced.ModelNoiseScale()
+    (native_scaled,), (scaled,) = (node.patch(model, 1.5) for model in (native, loaded.model))
+    reference = ksampler(native_scaled, latent(), sampler_name=sampler)
+    assert relative_error(parallel_sampler(scaled, latent(), sampler_name=sampler), reference) < CLOSE
+    assert relative_error(ksampler(native, latent(), sampler_name=sampler), reference) > 10 * CLOSE
+    assert [type(message).__name__ for message, _ in loaded.client.requests] == ["Sample"]
