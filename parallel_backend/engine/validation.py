@@ -1,5 +1,6 @@
 """Checks of a request's header. Every rank runs the same checks, before any weight is loaded."""
 
+import importlib.util
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -66,9 +67,10 @@ def check_sample(
     family, config, geometry = _family(checkpoint)
     if message.sampler not in SAMPLERS:
         raise InvalidRequest(
-            f"Parallel Sampler has no sampler {message.sampler!r} (it has {', '.join(SAMPLERS)}); KSampler has all of "
-            "ComfyUI's samplers and works with the same MODEL"
+            f"the backend's step loop has no sampler {message.sampler!r}, only {', '.join(SAMPLERS)}; ComfyUI's own "
+            "loop has all of them and works with the same MODEL"
         )
+    _check_noise(message)
     branches, rest = split_names({meta.name: meta.shape for meta in metas}, message.branches)
     _check_guidance(message)
     _check_dtypes(metas)
@@ -227,6 +229,24 @@ def _check_guidance(message: Sample) -> None:
         raise InvalidRequest(
             f"cfg={message.cfg} needs a negative conditioning as the second branch; only cfg=1.0 works without"
         )
+
+
+def _check_noise(message: Sample) -> None:
+    """Refuse what a sampler could not draw noise from."""
+    if not 0 <= message.seed < 2**64:
+        raise InvalidRequest(f"seed={message.seed}: a seed from 0 to 2**64 - 1 works")
+    if not (math.isfinite(message.noise_scale) and message.noise_scale >= 0.0):
+        raise InvalidRequest(f"noise_scale={message.noise_scale}: a finite number of at least 0 works")
+    if not 0.0 < message.first_sigma <= 1.0:
+        raise InvalidRequest(f"first_sigma={message.first_sigma}: a number above 0 and at most 1 works")
+    kind = SAMPLERS[message.sampler].noise
+    if kind in ("gaussian", "brownian on device") and message.noise_device == "cuda" != message.model.devices.kind:
+        raise InvalidRequest(
+            f"{message.sampler} would draw its noise on a GPU, and the ranks run on the CPU, which draws other "
+            "numbers; run the sampler in ComfyUI's own loop"
+        )
+    if kind in ("brownian", "brownian on device") and importlib.util.find_spec("torchsde") is None:
+        raise InvalidRequest(f"{message.sampler} needs the package torchsde in the backend's Python: install it")
 
 
 def _check_batch(shapes: Shapes, batch: int) -> None:

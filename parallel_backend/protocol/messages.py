@@ -123,6 +123,10 @@ class Sample(RankRequest):
     A flow model (``prediction="flow"``) gets a sigma as the timestep ``sigma * timestep_scale`` (ComfyUI's
     ``ModelSamplingDiscreteFlow.timestep``). An ``"eps"`` or ``"v"`` model gets its position in ``log_sigmas`` ``[N]``,
     an extra tensor (``ModelSamplingDiscrete.timestep``), so a sampler may also use sigmas between those of ``sigmas``.
+    Samplers that draw noise draw that of ``seed`` and scale it by ``noise_scale``. ``noise_device`` is the kind of
+    device on which ComfyUI would draw: the same seed gives other numbers on the CPU than on a GPU. ``first_sigma``
+    replaces a first sigma of 1 of a flow model where a sampler needs its signal-to-noise ratio (ComfyUI's
+    ``offset_first_sigma_for_snr``).
     With ``previews``, progress carries ``preview`` ``[1, C, 1, H, W]``, or ``[1, C, H, W]`` for an image: the predicted
     x0 of the first item's first frame. ``adapters`` has the LoRAs of all branches.
     Tensors out: ``samples`` ``[B, C, T, H, W]`` float32, as the last step leaves them (the caller applies ComfyUI's
@@ -134,6 +138,10 @@ class Sample(RankRequest):
     cfg: float
     prediction: Literal["flow", "eps", "v"] = "flow"
     timestep_scale: float = 1000.0
+    seed: int = 0
+    noise_scale: float = 1.0
+    noise_device: Literal["cpu", "cuda"] = "cpu"
+    first_sigma: float = 1.0
     previews: bool = False
     adapters: tuple[Adapter, ...] = ()
     overlay: Overlay | None = None
