@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..checkpoint.stored_tensor import Compression
+from . import native_kernels
 from .decoding import decode
 from .weight_source import PACKED, WeightSource
 
@@ -51,8 +52,7 @@ class CompressedLinear(nn.Linear):
     @property
     def weight(self) -> Tensor:  # type: ignore[override]
         """The decoded weight, ``[rows, columns]``. Each access decodes it."""
-        scales = {name: getattr(self, name) for name in self.compression.scales if name != "input_scale"}
-        decoded = decode(self.compression, self.packed, scales, self.dtype)
+        decoded = decode(self.compression, self.packed, self._scales(), self.dtype)
         if self.columns is None:
             return decoded
         return torch.cat([decoded[:, part] for part in self.columns], dim=1)
@@ -88,8 +88,17 @@ class CompressedLinear(nn.Linear):
         return parameter
 
     def forward(self, x: Tensor) -> Tensor:
-        """See ``torch.nn.Linear``."""
-        return functional.linear(x, self.weight, self.bias)
+        """See ``torch.nn.Linear``. Computes in the weight's format where ComfyUI would."""
+        multiply = None
+        if self.columns is None and x.ndim in (2, 3):
+            multiply = native_kernels.product(self.compression, len(self.packed), x.device)
+        if multiply is None:
+            return functional.linear(x, self.weight, self.bias)
+        out = multiply(x.reshape(-1, x.shape[-1]), self.packed, self._scales(), self.bias)
+        return out.reshape(*x.shape[:-1], -1)
+
+    def _scales(self) -> dict[str, Tensor]:
+        return {name: getattr(self, name) for name in self.compression.scales}
 
 
 def _inside(parts: tuple[slice, ...], wide: tuple[slice, ...]) -> tuple[slice, ...] | None:
