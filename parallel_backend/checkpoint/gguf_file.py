@@ -49,6 +49,10 @@ def read_gguf(file: Path) -> Header:
         said = {"general.architecture": str(architecture.contents())} if architecture else {}
     except InvalidRequest:
         raise
+    except ImportError as error:
+        raise InvalidRequest(
+            f"{file.name} is not loaded: GGUF files need the package gguf ({error}); install requirements.txt"
+        ) from error
     except (OSError, ValueError, IndexError, KeyError, TypeError, OverflowError, MemoryError) as error:
         raise InvalidRequest(f"{file} cannot be read as a GGUF file ({error}): download it again") from error
     _check_spans(file, reader.data_offset, tensors)

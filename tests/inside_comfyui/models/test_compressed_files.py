@@ -10,9 +10,11 @@ import comfy.sd
 import pytest
 import torch
 from any_folder_name.nodes.backend import checkpoints
+from any_folder_name.nodes.remote.adopt import copy_model
+from any_folder_name.parallel_backend.errors import InvalidRequest
 from any_folder_name.parallel_backend.layout.parallel_layout import ParallelLayout
 from helpers import compressed_files
-from helpers.executor import Executor
+from helpers.executor import Executor, Given, Prompt
 from helpers.inside_fixtures import Loaded, ksampler, parallel_sampler, relative_error
 from helpers.layout_cover import layouts
 from helpers.parallel_model import CASE, latent, prompt
@@ -95,12 +97,17 @@ def test_comfyui_rounds_what_int8_layers_get_and_cpu_ranks_do_not(
 
 def difference(file: Path, load_remote: Callable[..., Loaded]) -> float:
     """Return how much two ranks' result with a file differs from ComfyUI's with it."""
-    formats = {each["format"] for each in compressed_files.described(file).values()}
-    if not formats <= comfy.quant_ops.QUANT_ALGOS.keys():
-        pytest.skip(f"this ComfyUI does not know {formats}")
+    skip_unknown(file)
     wanted = sampled(ksampler, comfy.sd.load_diffusion_model(str(file)), CASE)
     model = load_remote(ParallelLayout.parse("tensor=2"), name=f"diffusion_models/{file.name}").model
     return relative_error(sampled(ksampler, model, CASE), wanted)
+
+
+def skip_unknown(file: Path) -> None:
+    """Skip a test whose file ComfyUI itself cannot read."""
+    formats = {each["format"] for each in compressed_files.described(file).values()}
+    if not formats <= comfy.quant_ops.QUANT_ALGOS.keys():
+        pytest.skip(f"this ComfyUI does not know {formats}")
 
 
 class UnetLoaderGGUF:
@@ -128,3 +135,48 @@ def test_parallel_model_follows_the_loader_of_comfyui_gguf(
     result = latent(executor.run(prompt("3", **{"1": loader})))
     assert executor.texts["3"] == ["tiny.gguf: ComfyUI does not load it"]
     assert relative_error(result, latent(executor.run(prompt("2", **{"1": plain})))) < CLOSE
+
+
+@pytest.mark.parametrize(("name", "close"), [("fp8 e4m3", CLOSE), ("nvfp4", CLOSE), ("int8 rotated", ROUNDED)])
+def test_a_model_that_comfyui_has_loaded_is_copied_as_it_is(
+    name: str, close: float, executor: Executor, folder: Path
+) -> None:
+    file = folder / f"{name} to copy.safetensors"
+    compressed_files.write_described(file, small_weights(), name)
+    skip_unknown(file)
+    with torch.inference_mode():  # as ComfyUI runs nodes
+        native = comfy.sd.load_diffusion_model(str(file))
+        copied = copy_model(native)
+    assert 0.9 < copied.path.stat().st_size / file.stat().st_size < 1.1
+    native.cached_patcher_init = None
+    Given.values["model"] = native
+    elsewhere: Prompt = {"1": {"class_type": "Given", "inputs": {"key": "model"}}}
+    wanted = latent(executor.run(prompt("2", **elsewhere)))
+    assert relative_error(latent(executor.run(prompt("3", **elsewhere))), wanted) < close
+
+
+def test_a_compressed_layer_with_a_patch_is_decoded_before_it_is_added(executor: Executor, folder: Path) -> None:
+    file = folder / "patched.safetensors"
+    decoded = compressed_files.write_described(file, small_weights(), "nvfp4")
+    key = "joint_blocks.0.x_block.mlp.fc1.weight"
+    change = 0.3 * torch.randn(decoded[key].shape, generator=torch.Generator().manual_seed(3))
+    patched = comfy.sd.load_diffusion_model(str(file)).clone()
+    assert patched.add_patches({f"diffusion_model.{key}": ("diff", (change,))})
+    reference = CASE.native()
+    reference.model.diffusion_model.load_state_dict(decoded | {key: decoded[key] + change})
+    Given.values |= {"model": patched, "reference": reference}
+    parallel = latent(executor.run(prompt("3", **{"1": {"class_type": "Given", "inputs": {"key": "model"}}})))
+    wanted = latent(executor.run(prompt("2", **{"1": {"class_type": "Given", "inputs": {"key": "reference"}}})))
+    assert relative_error(parallel, wanted) < CLOSE
+
+
+class _Other(torch.Tensor):
+    """A tensor of another extension."""
+
+
+def test_a_weight_of_another_extension_is_refused_by_name(folder: Path) -> None:
+    native = CASE.native()
+    module = native.model.diffusion_model.x_embedder.proj
+    module.weight = torch.nn.Parameter(module.weight.detach().as_subclass(_Other), requires_grad=False)
+    with pytest.raises(InvalidRequest, match=r"x_embedder\.proj\.weight is a _Other of torch\.float32"):
+        copy_model(native)
