@@ -54,6 +54,10 @@ def _parser() -> argparse.ArgumentParser:
     wire_bench.set_defaults(run=_bench_wire)
     memory_bench = commands.add_parser("bench-memory", help="measure the memory that a model file takes on two ranks")
     memory_bench.add_argument("--gigabytes", type=float, default=4.0, help="size of the file (default %(default)g)")
+    memory_bench.add_argument(
+        "--format", choices=("plain", "fp8", "int8", "mxfp8", "nvfp4", "gguf"), default="plain",
+        help="how its weights are stored (default %(default)s, which is fp32)",
+    )  # fmt: skip
     memory_bench.add_argument("--json", action="store_true", help="print JSON")
     memory_bench.set_defaults(run=_bench_memory)
     lora_bench = commands.add_parser("bench-lora", help="measure what a LoRA costs in a step")
@@ -138,7 +142,7 @@ def _bench_wire(options: argparse.Namespace) -> int:
 def _bench_memory(options: argparse.Namespace) -> int:
     from .bench.memory import measure
 
-    return _print_results(measure(options.gigabytes), as_json=options.json)
+    return _print_results(measure(options.gigabytes, options.format), as_json=options.json)
 
 
 def _bench_lora(options: argparse.Namespace) -> int:

@@ -8,12 +8,16 @@ import folder_paths
 
 from ...parallel_backend.checkpoint.opening import open_checkpoint
 from ...parallel_backend.checkpoint.single_file import SUFFIXES
+from ...parallel_backend.checkpoint.weight_headers import GGUF_SUFFIX
 from ...parallel_backend.errors import InvalidRequest
 
 SHIPPED: dict[str, Path] = {"shapes (shipped)": Path(__file__).parents[2] / "checkpoints" / "shapes"}
 
 FILE_KINDS = ("diffusion_models", "checkpoints")
 """ComfyUI's kinds of model files that hold a diffusion model. A file's name begins with its kind."""
+
+GGUF_KINDS = ("diffusion_models", "unet_gguf")
+"""The kinds whose folders may hold GGUF files, which ComfyUI does not list. ComfyUI-GGUF has the second one."""
 
 VAE_KIND = "vae"
 """ComfyUI's kind of files that hold a VAE alone."""
@@ -24,7 +28,18 @@ def listed_names() -> list[str]:
     roots = map(Path, folder_paths.get_folder_paths("diffusers"))
     installed = {str(path.relative_to(root)) for root in roots for path in _pipeline_folders(root)}
     files = [f"{kind}/{name}" for kind in FILE_KINDS for name in sorted(folder_paths.get_filename_list(kind))]
-    return [*SHIPPED, *sorted(installed), *(name for name in files if name.lower().endswith(SUFFIXES))]
+    return [*SHIPPED, *sorted(installed), *(name for name in files if name.lower().endswith(SUFFIXES)), *_gguf_names()]
+
+
+def _gguf_names() -> list[str]:
+    """Return the names of GGUF files, each under the first kind that has its folder."""
+    names: dict[str, str] = {}
+    for kind in GGUF_KINDS:
+        for folder in folder_paths.get_folder_paths(kind) if kind in folder_paths.folder_names_and_paths else ():
+            for name in sorted(folder_paths.recursive_search(folder, excluded_dir_names=[".git"])[0]):
+                if name.lower().endswith(GGUF_SUFFIX):
+                    names.setdefault(os.path.join(folder, name), f"{kind}/{name}")
+    return list(dict.fromkeys(names.values()))
 
 
 def _pipeline_folders(root: Path) -> Iterator[Path]:
@@ -44,7 +59,7 @@ def path_of(name: str) -> Path:
     if name in SHIPPED:
         return SHIPPED[name]
     kind, _, file = name.partition("/")
-    places = [(kind, file)] if kind in (*FILE_KINDS, VAE_KIND) else [(each, name) for each in FILE_KINDS]
+    places = [(kind, file)] if kind in (*FILE_KINDS, *GGUF_KINDS, VAE_KIND) else [(each, name) for each in FILE_KINDS]
     found = [path for place in places if (path := folder_paths.get_full_path(*place)) is not None]
     if len(found) > 1:
         raise InvalidRequest(f"{name} is a file in {' and in '.join(FILE_KINDS)}: write {FILE_KINDS[0]}/{name}")

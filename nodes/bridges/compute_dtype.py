@@ -44,6 +44,9 @@ def auto_dtype(bridge: Bridge, devices: Devices) -> DType:
         # This ComfyUI computes on the CPU, so it knows nothing about the GPUs.
         return "auto" if stored != torch.float16 or stored in supported else _NAMES[supported[0]]
     device = torch.device(devices.kind, devices.indices[0]) if devices.kind == "cuda" else torch.device("cpu")
+    if bridge.checkpoint.is_described("transformer"):
+        # ComfyUI then computes in what it would cast weights to, whatever dtype they have.
+        return _NAMES[comfy.model_management.unet_manual_cast(None, device, supported)]
     weights = comfy.model_management.unet_dtype(
         device=device, model_params=numbers.total(), supported_dtypes=supported, weight_dtype=stored
     )

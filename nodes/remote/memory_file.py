@@ -11,22 +11,28 @@ import os
 import struct
 import weakref
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import comfy.float
 import comfy.lora
 import comfy.model_management
+import comfy.model_patcher
 import comfy.utils
 import torch
+from comfy.quant_ops import QuantizedTensor
 from torch import Tensor
 
-from ...parallel_backend.checkpoint.dtypes import STORED_NAMES
+from ...parallel_backend.checkpoint.dtypes import PACKED_NAMES, STORED_NAMES
 from ...parallel_backend.errors import InvalidRequest
 
 _SPARE = 1 << 30
 """Bytes of memory that must stay free."""
+
+_DESCRIPTION = ".comfy_quant"
+"""End of the names by which ComfyUI describes compressed layers."""
 
 _READ_THE_FILE = "load the model with Load Diffusion Model or Parallel Loader, so that the ranks read its file"
 
@@ -45,14 +51,12 @@ class MemoryFile:
         path: where other processes open it.
 
     Raises:
-        InvalidRequest: it does not fit into memory, or a weight is quantised.
+        InvalidRequest: it does not fit into memory, or a weight is compressed in a way that ComfyUI does not describe.
     """
 
     def __init__(self, patcher: Any, prefixes: tuple[str, str], config: Mapping[str, Any]) -> None:
-        old, new = prefixes
-        self._patcher, self._prefix = patcher, old
-        weights = {new + name.removeprefix(old): entry[0][0] for name, entry in patcher.get_key_patches(old).items()}
-        header, size = _header(weights, config)
+        self._patcher, self._prefixes = patcher, prefixes
+        header, size = _header(_weights(patcher, *prefixes), config)
         _check_memory(size)
         self._start, self._size = len(header), len(header) + size
         self._descriptor = os.memfd_create("parallel-dit", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -69,7 +73,7 @@ class MemoryFile:
         Raises:
             InvalidRequest: the system refuses the memory.
         """
-        weights = self._patcher.get_key_patches(self._prefix)
+        weights, _ = _weights(self._patcher, *self._prefixes)
         self._patcher = None
         try:
             os.posix_fallocate(self._descriptor, 0, self._size)
@@ -82,30 +86,81 @@ class MemoryFile:
         seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
         fcntl.fcntl(self._descriptor, fcntl.F_ADD_SEALS, seals)
 
-    def _copy(self, weights: Mapping[str, list[Any]]) -> None:
+    def _copy(self, weights: Mapping[str, "_Weight"]) -> None:
         progress, position = comfy.utils.ProgressBar(len(weights)), self._start
         with mmap.mmap(self._descriptor, self._size) as target:
-            for data in _patched(weights):
+            for data in _bytes(weights.values()):
                 comfy.model_management.throw_exception_if_processing_interrupted()
                 target[position : position + len(data)] = data
                 position += len(data)
                 progress.update(1)
 
 
-def _header(weights: Mapping[str, Tensor], config: Mapping[str, Any]) -> tuple[bytes, int]:
+@dataclass(frozen=True, kw_only=True)
+class _Weight:
+    """A tensor of the file.
+
+    Attributes:
+        key: ComfyUI's name of it.
+        tensor: as ComfyUI holds it.
+        convert: decodes it, if it is compressed and has patches.
+        patches: what nodes add to it.
+        packed: whether it is bytes of a compressed weight, or a scale.
+    """
+
+    key: str
+    tensor: Tensor
+    convert: Callable[..., Tensor] = lambda weight, **_: weight
+    patches: Sequence[Any] = ()
+    packed: bool = False
+
+
+def _weights(patcher: Any, old: str, new: str) -> tuple[dict[str, _Weight], dict[str, Any]]:
+    """Return the tensors to copy by their names in the file, and how ComfyUI describes those that are compressed.
+
+    Compressed weights are copied as they are. Those with patches are decoded, as ComfyUI decodes them to add patches.
+    """
+    state = patcher.model_state_dict(old)
+    weights: dict[str, _Weight] = {}
+    said: dict[str, Any] = {}
+    parts: set[str] = set()
+    for key in [key for key in state if key.endswith(_DESCRIPTION)]:
+        layer = key.removesuffix(_DESCRIPTION)
+        weight = _weight(patcher, f"{layer}.weight")
+        stored = weight.tensor.state_dict(weight.key) if isinstance(weight.tensor, QuantizedTensor) else {}
+        parts |= {key, f"{layer}.input_scale", *stored} - ({weight.key} if weight.patches or not stored else set())
+        if stored and not weight.patches:
+            tensors = stored | {name: state[name] for name in (f"{layer}.input_scale",) if name in state}
+            weights |= {name: _Weight(key=name, tensor=tensor, packed=True) for name, tensor in tensors.items()}
+            said[new + layer.removeprefix(old)] = json.loads(bytes(state[key].tolist()))
+    weights |= {key: _weight(patcher, key) for key in state if key not in parts}
+    return {new + key.removeprefix(old): weight for key, weight in weights.items()}, said
+
+
+def _weight(patcher: Any, key: str) -> _Weight:
+    """Return a weight as it is without patches, and its patches, as ``ModelPatcher.get_key_patches`` does for all."""
+    tensor, _, convert = comfy.model_patcher.get_key_weight(patcher.model, key)
+    if key in patcher.backup:
+        tensor = patcher.backup[key].weight
+    if key in patcher.hook_backup:
+        tensor = patcher.hook_backup[key][0]
+    plain = _Weight(key=key, tensor=tensor, patches=patcher.patches.get(key, ()))
+    return plain if convert is None else replace(plain, convert=convert)
+
+
+def _header(content: tuple[Mapping[str, _Weight], Mapping[str, Any]], config: Mapping[str, Any]) -> tuple[bytes, int]:
     """Return a safetensors header with the length before it, and the number of bytes that follow."""
-    entries: dict[str, Any] = {"__metadata__": {"config": json.dumps(config)}}
+    weights, said = content
+    metadata = {"config": json.dumps(config)}
+    if said:
+        metadata["_quantization_metadata"] = json.dumps({"layers": said})
+    entries: dict[str, Any] = {"__metadata__": metadata}
     position = 0
-    for name, tensor in weights.items():
-        if type(tensor) not in (Tensor, torch.nn.Parameter) or tensor.dtype not in STORED_NAMES:
-            kind = f"{type(tensor).__name__} of {tensor.dtype}"
-            raise InvalidRequest(
-                f"the model's {name} is a {kind}, which is not supported: load the model in bf16, fp16 or fp32"
-            )
-        end = position + tensor.numel() * tensor.element_size()
+    for name, weight in weights.items():
+        end = position + weight.tensor.numel() * weight.tensor.element_size()
         entries[name] = {
-            "dtype": STORED_NAMES[tensor.dtype],
-            "shape": list(tensor.shape),
+            "dtype": _dtype(name, weight),
+            "shape": list(weight.tensor.shape),
             "data_offsets": [position, end],
         }
         position = end
@@ -113,14 +168,28 @@ def _header(weights: Mapping[str, Tensor], config: Mapping[str, Any]) -> tuple[b
     return struct.pack("<Q", len(text)) + text, position
 
 
-def _patched(weights: Mapping[str, list[Any]]) -> Iterator[memoryview]:
+def _dtype(name: str, weight: _Weight) -> str:
+    """Return safetensors' name of the dtype that a weight has in the file."""
+    tensor, names = weight.tensor, STORED_NAMES | (PACKED_NAMES if weight.packed else {})
+    decoded = isinstance(tensor, QuantizedTensor) and len(weight.patches) > 0
+    if (not decoded and type(tensor) not in (Tensor, torch.nn.Parameter)) or tensor.dtype not in names:
+        kind = f"{type(tensor).__name__} of {tensor.dtype}"
+        raise InvalidRequest(
+            f"the model's {name} is a {kind}, which is not supported: put Parallel Model behind a loader that reads "
+            "the file itself, or load the model in bf16, fp16 or fp32"
+        )
+    return names[tensor.dtype]
+
+
+def _bytes(weights: Iterable[_Weight]) -> Iterator[memoryview]:
     """Yield the bytes of each weight with its patches, computed one at a time by ComfyUI's own functions."""
-    for key, ((weight, convert), *patches) in weights.items():
-        if patches:
-            value = convert(weight.to(torch.float32, copy=True), inplace=True)
-            merged = comfy.lora.calculate_weight(patches, value, key)
-            weight = comfy.float.stochastic_rounding(merged, weight.dtype, seed=zlib.crc32(key.encode()))
-        data = weight.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8)
+    for weight in weights:
+        tensor = weight.tensor
+        if weight.patches:
+            value = weight.convert(tensor.to(torch.float32, copy=True), inplace=True)
+            merged = comfy.lora.calculate_weight(weight.patches, value, weight.key)
+            tensor = comfy.float.stochastic_rounding(merged, tensor.dtype, seed=zlib.crc32(weight.key.encode()))
+        data: Any = tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8)
         yield memoryview(data.numpy())
 
 

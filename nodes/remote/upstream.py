@@ -40,7 +40,7 @@ _sources: dict[str, _Source] = {}
 
 @dataclass(frozen=True, kw_only=True)
 class CoreLoader:
-    """A loader of ComfyUI that reads one file.
+    """A loader that reads one file.
 
     Attributes:
         kind: ComfyUI's kind of the file.
@@ -61,6 +61,11 @@ _WEIGHTS = re.compile("lora|loha|lokr|lycoris|merge|attentionmultiply", re.IGNOR
 _MODEL_LOADERS: dict[str, CoreLoader] = {
     "UNETLoader": CoreLoader(kind="diffusion_models", name="unet_name", output=0, plain={"weight_dtype": "default"}),
     "CheckpointLoaderSimple": CoreLoader(kind="checkpoints", name="ckpt_name", output=0, plain={}),
+    # Of the extension ComfyUI-GGUF.
+    "UnetLoaderGGUF": CoreLoader(kind="diffusion_models", name="unet_name", output=0, plain={}),
+    "UnetLoaderGGUFAdvanced": CoreLoader(
+        kind="diffusion_models", name="unet_name", output=0, plain={"dequant_dtype": "default"}
+    ),
 }
 _VAE_LOADERS: dict[str, CoreLoader] = {
     "VAELoader": CoreLoader(kind="vae", name="vae_name", output=0, plain={}),

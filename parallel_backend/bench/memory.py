@@ -20,7 +20,7 @@ from ..client.client import Client
 from ..client.temporary_backend import temporary_backend
 from ..layout.parallel_layout import ParallelLayout
 from ..protocol.messages import Devices, Forward, ModelSpec
-from .model_file import LATENT, TEXT, write_wan
+from .model_file import FORMATS, LATENT, TEXT, suffix, write_wan
 
 LAYOUTS = ("ulysses=2 shard_weights", "tensor=2", "pipe=2 patches=1")
 LIMIT = 1.15
@@ -28,7 +28,8 @@ LIMIT = 1.15
 
 SMALL = {"heads": 2, "layers": 2}
 HEADS, BYTES_OF_LAYER = 9, 105_000_000
-"""The large file's width, and what one of its layers takes: as large a part of 4 GB as one of 40 layers is of 14B."""
+"""The large file's width, and what one of its layers takes in float32: as large a part of 4 GB as one of 40 layers is
+of 14B."""
 
 _INTERVAL = 0.02
 """Seconds between two samples of the memory."""
@@ -63,12 +64,13 @@ class FileMemory:
         )
 
 
-def measure(gigabytes: float) -> Iterator[FileMemory]:
-    """Measure every layout, each file on a new backend."""
+def measure(gigabytes: float, stored_format: str = "plain") -> Iterator[FileMemory]:
+    """Measure every layout with a file in a format, each file on a new backend."""
     with tempfile.TemporaryDirectory(prefix="bench-memory-") as folder:
-        small, large = Path(folder) / "small.safetensors", Path(folder) / "large.safetensors"
-        write_wan(small, **SMALL)
-        write_wan(large, heads=HEADS, layers=max(2, round(gigabytes * 1e9 / BYTES_OF_LAYER)))
+        small, large = (Path(folder) / f"{name}{suffix(stored_format)}" for name in ("small", "large"))
+        of_layer = BYTES_OF_LAYER * FORMATS[stored_format] / FORMATS["plain"]
+        write_wan(small, **SMALL, stored_format=stored_format)
+        write_wan(large, heads=HEADS, layers=max(2, round(gigabytes * 1e9 / of_layer)), stored_format=stored_format)
         for text in LAYOUTS:
             layout = ParallelLayout.parse(text)
             (peak, after), (usual_peak, usual) = (_memory(Path(folder), file, layout) for file in (large, small))

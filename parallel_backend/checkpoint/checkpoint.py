@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InvalidRequest
+from .stored_tensor import StoredTensor
 from .weight_headers import read_files, weights_under
 
 HIGH_NOISE, LOW_NOISE = "transformer", "transformer_2"
@@ -78,11 +79,23 @@ class Checkpoint(ABC):
         Raises:
             InvalidRequest: see ``stored``.
         """
-        stored = self.stored(component)
         counts: Counter[str] = Counter()
-        for tensor in weights_under(stored.prefix, read_files(stored.files)).values():
+        for tensor in self._weights_of(component).values():
             counts[tensor.dtype] += math.prod(tensor.shape)
         return counts
+
+    def is_described(self, component: str) -> bool:
+        """Whether the files describe how ComfyUI is to compute with compressed weights, as scaled ones do.
+
+        Raises:
+            InvalidRequest: see ``stored``.
+        """
+        compressions = (tensor.compression for tensor in self._weights_of(component).values())
+        return any(compression is not None and compression.scales for compression in compressions)
+
+    def _weights_of(self, component: str) -> dict[str, StoredTensor]:
+        stored = self.stored(component)
+        return weights_under(stored.prefix, read_files(stored.files))
 
     @abstractmethod
     def stamp(self) -> str:

@@ -49,9 +49,13 @@ def read_gguf(file: Path) -> Header:
         said = {"general.architecture": str(architecture.contents())} if architecture else {}
     except InvalidRequest:
         raise
+    except ImportError as error:
+        raise InvalidRequest(
+            f"{file.name} is not loaded: GGUF files need the package gguf ({error}); install requirements.txt"
+        ) from error
     except (OSError, ValueError, IndexError, KeyError, TypeError, OverflowError, MemoryError) as error:
         raise InvalidRequest(f"{file} cannot be read as a GGUF file ({error}): download it again") from error
-    _check_spans(file, tensors)
+    _check_spans(file, reader.data_offset, tensors)
     return Header(tensors={tensor.name: tensor for tensor in tensors}, metadata=said)
 
 
@@ -71,15 +75,14 @@ def _check_counts(file: Path) -> None:
 
 def _reader(file: Path) -> "GGUFReader":
     """Return the package's reader, which does not follow a length that cannot be true."""
-    from gguf import GGUFReader
-    from gguf.constants import GGUFValueType
+    import numpy as np
+    from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType
 
     class Reader(GGUFReader):
         def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> Any:
-            numbers = super()._get(offset, dtype, count, override_order)
-            if len(numbers) != count:
+            if offset + int(count) * np.dtype(dtype).itemsize > len(self.data):
                 raise ValueError(f"it is cut off, or something in it claims {count} numbers")
-            return numbers
+            return super()._get(offset, dtype, count, override_order)
 
         def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:
             if raw_type == GGUFValueType.ARRAY and (length := int(self._get(orig_offs + 4, "uint64")[0])) > _MAX_ARRAY:
@@ -91,6 +94,8 @@ def _reader(file: Path) -> "GGUFReader":
             dims = [int(length) for length in field.parts[3]]
             if not 1 <= len(dims) <= _MAX_DIMS or not 0 < math.prod(dims) <= 8 * len(self.data):
                 raise ValueError(f"{field.name} claims the shape {dims[::-1][:_MAX_DIMS]}")
+            if (kind := int(field.parts[4][0])) not in list(GGMLQuantizationType):
+                raise ValueError(f"{field.name} has the block type {kind}, which is not known")
             return field
 
     return Reader(file)
@@ -110,8 +115,6 @@ def _stored(file: Path, reader: "GGUFReader", tensor: "ReaderTensor") -> StoredT
             )
         block, block_bytes = GGML_QUANT_SIZES[tensor.tensor_type]
         compression = Compression(format=kind, block=block, block_bytes=block_bytes)
-        if int(tensor.shape[0]) % block:
-            raise ValueError(f"{tensor.name} has rows of {tensor.shape[0]} numbers, and {kind} blocks of {block}")
     return StoredTensor(
         file=file, name=tensor.name, dtype=kind, shape=shape, bytes=int(tensor.n_bytes),
         offset=int(tensor.data_offset), compression=compression,
@@ -132,9 +135,9 @@ def _shape(reader: "GGUFReader", tensor: "ReaderTensor") -> tuple[int, ...]:
     return tuple(original)
 
 
-def _check_spans(file: Path, tensors: Sequence[StoredTensor]) -> None:
-    """Refuse data that overlaps or goes beyond the file."""
-    size, end = file.stat().st_size, 0
+def _check_spans(file: Path, end: int, tensors: Sequence[StoredTensor]) -> None:
+    """Refuse data that overlaps another tensor's or the header, which ends at ``end``, or goes beyond the file."""
+    size = file.stat().st_size
     for tensor in sorted(tensors, key=lambda each: each.offset):
         if tensor.offset < end or tensor.offset + tensor.bytes > size:
             raise InvalidRequest(

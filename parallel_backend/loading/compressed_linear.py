@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..checkpoint.stored_tensor import Compression
+from . import native_kernels
 from .decoding import decode
 from .weight_source import PACKED, WeightSource
 
@@ -23,6 +24,10 @@ class CompressedLinear(nn.Linear):
     Args:
         linear: the layer to stand for, on the meta device.
         compression: how its weight is compressed.
+
+    Attributes:
+        weight_cut: the dim of the weight that is cut, and the parts that this layer has; None if it has all.
+        columns: where its columns are among those that it decodes; None if they are the same.
     """
 
     packed: Tensor
@@ -31,6 +36,7 @@ class CompressedLinear(nn.Linear):
         nn.Module.__init__(self)
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.compression, self.dtype = compression, linear.weight.dtype
+        self.weight_cut: tuple[int, tuple[slice, ...]] | None = None
         self.columns: tuple[slice, ...] | None = None
         # First, since diffusers takes the first floating-point parameter's dtype for the layer's.
         self.register_parameter("bias", linear.bias)
@@ -51,8 +57,7 @@ class CompressedLinear(nn.Linear):
     @property
     def weight(self) -> Tensor:  # type: ignore[override]
         """The decoded weight, ``[rows, columns]``. Each access decodes it."""
-        scales = {name: getattr(self, name) for name in self.compression.scales if name != "input_scale"}
-        decoded = decode(self.compression, self.packed, scales, self.dtype)
+        decoded = decode(self.compression, self.packed, self._scales(), self.dtype)
         if self.columns is None:
             return decoded
         return torch.cat([decoded[:, part] for part in self.columns], dim=1)
@@ -67,6 +72,7 @@ class CompressedLinear(nn.Linear):
         Returns:
             The slices to load of each parameter.
         """
+        self.weight_cut = dim, parts
         if dim == 0:
             names = [name for name in (PACKED, "row_scale", "block_scale") if name in self._parameters]
             return {self._keep(name, 0, parts): (0, parts) for name in names}
@@ -88,8 +94,17 @@ class CompressedLinear(nn.Linear):
         return parameter
 
     def forward(self, x: Tensor) -> Tensor:
-        """See ``torch.nn.Linear``."""
-        return functional.linear(x, self.weight, self.bias)
+        """See ``torch.nn.Linear``. Computes in the weight's format where ComfyUI would."""
+        multiply = None
+        if self.columns is None and x.ndim in (2, 3):
+            multiply = native_kernels.product(self.compression, len(self.packed), x.device)
+        if multiply is None:
+            return functional.linear(x, self.weight, self.bias)
+        out = multiply(x.reshape(-1, x.shape[-1]), self.packed, self._scales(), self.bias)
+        return out.reshape(*x.shape[:-1], -1)
+
+    def _scales(self) -> dict[str, Tensor]:
+        return {name: getattr(self, name) for name in self.compression.scales}
 
 
 def _inside(parts: tuple[slice, ...], wide: tuple[slice, ...]) -> tuple[slice, ...] | None:

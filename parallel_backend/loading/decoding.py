@@ -13,8 +13,8 @@ Scales = Mapping[str, Tensor]
 """By attribute of ``Compression``: ``tensor_scale`` ``[]`` and ``row_scale`` ``[rows, 1]`` in float32, ``block_scale``
 ``[rows, blocks]`` in bytes, without tiles."""
 
-_AT_ONCE = 1 << 22
-"""How many numbers are decoded at once. Decoders take several times the memory of what they return."""
+_AT_ONCE = {"cpu": 1 << 20, "cuda": 1 << 25}
+"""How many numbers a device decodes at once. Decoders take several times the memory of what they return."""
 
 
 def decode(compression: Compression, packed: Tensor, scales: Scales, dtype: torch.dtype) -> Tensor:
@@ -32,7 +32,7 @@ def decode(compression: Compression, packed: Tensor, scales: Scales, dtype: torc
     rows, row_bytes = packed.shape
     columns = row_bytes // compression.block_bytes * compression.block
     decoded = packed.new_empty(rows, columns, dtype=dtype)
-    for part in _parts(rows, max(_AT_ONCE // max(columns, 1), 1)):
+    for part in _parts(rows, max(_AT_ONCE[packed.device.type] // max(columns, 1), 1)):
         of_rows = {name: scale if scale.ndim == 0 else scale[part] for name, scale in scales.items()}
         decoded[part] = _DECODERS.get(compression.format, _gguf)(compression, packed[part], of_rows, dtype)
     return decoded

@@ -5,6 +5,8 @@ from typing import Any
 
 import torch
 
+from ..errors import InvalidRequest
+
 
 @cache
 def kitchen() -> Any:
@@ -12,9 +14,16 @@ def kitchen() -> Any:
 
     Its kernels for CUDA need torch with CUDA 13, and those for Triton are off unless ComfyUI's user turns them on
     (``comfy/quant_ops.py``). Without them it computes with torch's operators.
-    """
-    import comfy_kitchen
 
+    Raises:
+        InvalidRequest: it is not installed.
+    """
+    try:
+        import comfy_kitchen
+    except ImportError as error:
+        raise InvalidRequest(
+            f"these weights need the package comfy-kitchen ({error}): install requirements.txt in the backend's Python"
+        ) from error
     cuda = torch.version.cuda
     if cuda is None or int(cuda.split(".")[0]) < 13:
         comfy_kitchen.disable_backend("cuda")

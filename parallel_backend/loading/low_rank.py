@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from ..checkpoint import adapter_file
 from ..checkpoint.adapter_file import AdapterLayer
 from ..interfaces.tensor_cuts import Slices
+from .compressed_linear import CompressedLinear
 from .row_map import Rows
 from .weight_source import comfyui_rows
 
@@ -61,8 +62,9 @@ def read_factors(file: Path, module: nn.Module, class_name: str, slices: Slices)
     with safe_open(str(file), framework="pt", device="cpu") as stored:
         for name, linear in linears.items():
             weight = f"{name}.weight"
+            cut = linear.weight_cut if isinstance(linear, CompressedLinear) else slices.get(weight)
             changes = [
-                _cut(stored, number, header.layers[number], rows[weight], slices.get(weight))
+                _cut(stored, number, header.layers[number], rows[weight], cut)
                 for number in numbers.get(rows[weight].source, ())
             ]
             present = [change for change in changes if change is not None]
@@ -74,7 +76,7 @@ def read_factors(file: Path, module: nn.Module, class_name: str, slices: Slices)
 def _linears(module: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
     """Yield the linear layers whose weights the part has, by name."""
     for name, each in module.named_modules():
-        if isinstance(each, nn.Linear) and each.weight is not None:
+        if isinstance(each, nn.Linear) and next(each.parameters(), None) is not None:
             yield name, each
 
 
@@ -103,6 +105,9 @@ def _cut(
 
 
 def _moved(change: LowRank, linear: nn.Linear) -> LowRank:
-    dtype = linear.weight.dtype
-    up, down = (factor.to(linear.weight.device, dtype).contiguous() for factor in (change.up, change.down))
+    if isinstance(linear, CompressedLinear):
+        dtype, device = linear.dtype, linear.packed.device
+    else:
+        dtype, device = linear.weight.dtype, linear.weight.device
+    up, down = (factor.to(device, dtype).contiguous() for factor in (change.up, change.down))
     return LowRank(up=up, down=down, scale=change.scale)

@@ -11,6 +11,7 @@ import gguf
 import numpy as np
 import torch
 from gguf import GGMLQuantizationType
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -86,7 +87,14 @@ def is_matrix(name: str, weight: Tensor, block: int) -> bool:
 
 
 def write_described(path: Path, weights: Mapping[str, Tensor], *formats: str, in_metadata: bool = False) -> Tensors:
-    """Write a safetensors file whose matrices are in ``formats``, in turn. Returns the decoded weights."""
+    """Write a safetensors file whose matrices are in ``formats``, in turn. Returns the decoded weights.
+
+    Args:
+        path: the file.
+        weights: by name.
+        formats: names in ``FORMATS``.
+        in_metadata: whether the file's metadata describes the layers, and not a tensor beside each.
+    """
     stored: Tensors = {}
     decoded: Tensors = {}
     said: dict[str, Any] = {}
@@ -103,6 +111,14 @@ def write_described(path: Path, weights: Mapping[str, Tensor], *formats: str, in
         stored |= {f"{layer}.comfy_quant": _json_bytes(each) for layer, each in said.items()}
     save_file(stored, path, {"_quantization_metadata": json.dumps({"layers": said})} if in_metadata else None)
     return decoded
+
+
+def described(path: Path) -> dict[str, Any]:
+    """Return what a file says about each layer."""
+    with safe_open(path, "pt") as file:
+        said: dict[str, Any] = json.loads((file.metadata() or {}).get("_quantization_metadata", "{}")).get("layers", {})
+        names = [name for name in file.keys() if name.endswith(".comfy_quant")]  # noqa: SIM118
+        return said | {name: json.loads(bytes(file.get_tensor(name).tolist())) for name in names}
 
 
 def write_scaled(path: Path, weights: Mapping[str, Tensor], dtype: torch.dtype = torch.float8_e4m3fn) -> Tensors:

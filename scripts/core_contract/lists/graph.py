@@ -80,13 +80,16 @@ ENTRIES = (
         "comfy.lora",
         Calls("calculate_weight(patches, weight, key)", by=MEMORY_FILE, why="merged and patched weights"),
     ),
+    *core_module("comfy.quant_ops", Has("", "QuantizedTensor", by=MEMORY_FILE, why="compressed weights")),
     *core_module(
         "comfy.float",
         Calls("stochastic_rounding(value, dtype, *, seed)", by=MEMORY_FILE, why="patched weights in fp8"),
     ),
     *core_module(
         "comfy.model_patcher",
-        Calls("ModelPatcher.get_key_patches(filter_prefix)", by=MEMORY_FILE, why="weights and their patches"),
+        Calls("get_key_weight(model, key)", by=MEMORY_FILE, why="weights, and how compressed ones are decoded"),
+        Calls("ModelPatcher.model_state_dict(filter_prefix)", by=MEMORY_FILE, why="names of weights"),
+        Has("ModelPatcher", "backup hook_backup patches", by=MEMORY_FILE, why="weights and their patches"),
         Has(
             "ModelPatcher",
             "cached_patcher_init",

@@ -75,6 +75,8 @@ ENTRIES = (
             by=f"{CHECKPOINTS} nodes/remote/clip.py",
             why="models/diffusers, embeddings",
         ),
+        Calls("recursive_search(directory, *, excluded_dir_names)", by=CHECKPOINTS, why="GGUF files"),
+        Has("", "folder_names_and_paths", by=CHECKPOINTS, why="whether ComfyUI-GGUF has folders of its own"),
         Mentions("", "diffusers embeddings", by=f"{CHECKPOINTS} nodes/remote/clip.py", why="names of the folders"),
     ),
     *core_module(

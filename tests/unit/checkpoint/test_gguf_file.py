@@ -1,0 +1,121 @@
+"""GGUF files: what their headers say, and the refusal of those that cannot be true, without waiting or allocating."""
+
+import struct
+import time
+
+import gguf
+import numpy as np
+import pytest
+import torch
+
+from parallel_backend.checkpoint.gguf_file import DECODED, read_gguf
+from parallel_backend.errors import InvalidRequest
+from tests.support import compressed
+
+SECONDS = 5.0
+
+
+@pytest.fixture
+def file(tmp_path):
+    """A file with a compressed matrix, a plain vector and a tensor of five dims."""
+    path = tmp_path / "model.gguf"
+    weights = {"a.weight": torch.ones(4, 256), "b.bias": torch.ones(3), "c.weight": torch.ones(2, 3, 1, 2, 2)}
+    compressed.write_gguf(path, weights, "Q4_K")
+    return path
+
+
+def refused(path, message):
+    start = time.monotonic()
+    with pytest.raises(InvalidRequest, match=message):
+        read_gguf(path)
+    assert time.monotonic() - start < SECONDS
+
+
+def test_names_types_and_shapes(file):
+    header = read_gguf(file)
+    assert {name: (each.dtype, each.shape) for name, each in header.tensors.items()} == {
+        "a.weight": ("Q4_K", (4, 256)), "b.bias": ("F32", (3,)), "c.weight": ("F32", (2, 3, 1, 2, 2)),
+    }  # fmt: skip
+    assert header.metadata == {"general.architecture": "wan"}
+
+
+def test_diffusers_decodes_every_type_that_is_read():
+    from diffusers.quantizers.gguf.utils import dequantize_functions
+
+    assert {kind.name for kind in dequantize_functions} - {"BF16"} == set(DECODED)
+
+
+@pytest.mark.parametrize("length", [0, 3, 20, 60, 200, -1, -100])
+def test_a_truncated_file_is_refused(file, length):
+    file.write_bytes(file.read_bytes()[:length])
+    refused(file, "model.gguf cannot be read as a GGUF file")
+
+
+@pytest.mark.parametrize(
+    ("at", "value", "message"),
+    [
+        (0, b"GGML", "has another format"),
+        (4, struct.pack("<I", 1), "version 1"),
+        (4, struct.pack("<I", 1 << 20), "version 1048576"),
+        (8, struct.pack("<Q", 1 << 60), "claims 1152921504606846976 tensors"),
+        (16, struct.pack("<Q", 1 << 40), "claims 3 tensors and 1099511627776 fields"),
+        (16, struct.pack("<Q", 20), "cannot be read as a GGUF file"),
+        (24, struct.pack("<Q", 1 << 62), "claims 4611686018427387904 numbers"),
+    ],
+)
+def test_absurd_counts_are_refused(file, at, value, message):
+    content = bytearray(file.read_bytes())
+    content[at : at + len(value)] = value
+    file.write_bytes(content)
+    refused(file, message)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("dims", struct.pack("<I", 1 << 30), "cut off, or something in it claims"),
+        ("shape", struct.pack("<Q", 1 << 61), "claims the shape"),
+        ("shape", struct.pack("<Q", 0), "claims the shape"),
+        ("shape", struct.pack("<Q", 255), "255. is not a multiple of Q4_K block size .256."),
+        ("type", struct.pack("<I", 999), "a.weight has the block type 999, which is not known"),
+        ("type", struct.pack("<I", gguf.GGMLQuantizationType.IQ2_XXS), "block type IQ2_XXS, which is not supported"),
+        ("offset", struct.pack("<Q", 1 << 50), "cut off, or something"),
+        ("offset", struct.pack("<Q", 32), "overlaps another's or goes beyond the file"),
+        ("offset", struct.pack("<Q", (1 << 64) - 32), "cannot be read as a GGUF file|overlaps"),
+    ],
+)
+def test_what_a_tensors_entry_cannot_say_is_refused(file, field, value, message):
+    content = bytearray(file.read_bytes())
+    entry = content.index(b"a.weight") + len("a.weight")
+    at = entry + {"dims": 0, "shape": 4, "type": 20, "offset": 24}[field]
+    content[at : at + len(value)] = value
+    file.write_bytes(content)
+    refused(file, message)
+
+
+def test_an_endless_array_is_not_followed(tmp_path):
+    path = tmp_path / "model.gguf"
+    writer = gguf.GGUFWriter(path, "wan")
+    writer.add_array("long", [1, 2, 3])
+    writer.add_tensor("a", np.zeros(1 << 22, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    content = bytearray(path.read_bytes())
+    at = content.index(b"long") + 8
+    content[at : at + 12] = struct.pack("<IQ", gguf.GGUFValueType.UINT8, 1 << 23)
+    path.write_bytes(content)
+    refused(path, "a field claims 8388608 values")
+
+
+def test_a_shape_that_is_not_the_tensors_is_refused(tmp_path):
+    path = tmp_path / "model.gguf"
+    writer = gguf.GGUFWriter(path, "wan")
+    writer.add_array("comfy.gguf.orig_shape.a", [4, 5])
+    writer.add_tensor("a", np.zeros(12, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    refused(path, r"orig_shape.a is \[4, 5\], and the tensor has the shape \[12\]")
