@@ -1,20 +1,17 @@
 """LoRAs as factors beside the weights, and overlays, equal merged weights in every exact layout."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
 
-from parallel_backend.checkpoint import adapter_file, overlay_file
-from parallel_backend.checkpoint.adapter_file import AdapterLayer
 from parallel_backend.models.shared.patchify import pad_to_patch
-from parallel_backend.protocol.messages import Adapter, Overlay
 from tests.ranks import driver, requests
 from tests.ranks.requests import Case
 from tests.support import tiny
+from tests.support.weight_changes import Change, merged, write_overlay
 
 CLOSE = 1e-5
 SIZES = tiny.Tiny(heads=3)
@@ -29,49 +26,19 @@ LAYOUTS = [
 ]
 
 
-@dataclass(frozen=True)
-class Change:
-    """A LoRA's file, and what it adds to each weight."""
-
-    file: Adapter
-    deltas: dict[str, Tensor]
-
-
-def lora(folder: Path, seed: int, rank: int, strength: float) -> Change:
-    """Write a LoRA on every linear layer. Its second layer changes the second half of the rows only."""
-    random = torch.Generator().manual_seed(seed)
-    model = tiny.transformer(SIZES)
-    layers: list[AdapterLayer] = []
-    tensors: dict[str, Tensor] = {}
-    deltas: dict[str, Tensor] = {}
-    linears = [name for name, each in model.named_modules() if isinstance(each, nn.Linear)]
-    for number, name in enumerate(linears):
-        weight = model.get_submodule(name).weight
-        start = len(weight) // 2 if number == 1 else 0
-        up = torch.randn(len(weight) - start, rank, generator=random) * 0.3
-        down = torch.randn(rank, weight.shape[1], generator=random) * weight.shape[1] ** -0.5
-        layers.append(AdapterLayer(weight=f"{name}.weight", start=start, scale=1.5))
-        tensors |= {f"{number}.up": up, f"{number}.down": down}
-        deltas[f"{name}.weight"] = torch.cat([torch.zeros(start, weight.shape[1]), 1.5 * up @ down])
-    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    path = folder / f"lora-{seed}.safetensors"
-    save_file(tensors, path, adapter_file.metadata(layers, shapes))
-    return Change(Adapter(path=str(path), id=f"lora {seed}", strength=strength), deltas)
-
-
 @pytest.fixture(scope="module")
 def loras(tmp_path_factory) -> tuple[Change, Change]:
     folder = tmp_path_factory.mktemp("loras")
-    return lora(folder, seed=1, rank=2, strength=0.7), lora(folder, seed=2, rank=5, strength=-0.4)
+    model = tiny.transformer(SIZES)
+    return Change.write(folder, model, seed=1, rank=2, strength=0.7), Change.write(
+        folder, model, seed=2, rank=5, strength=-0.4
+    )
 
 
 def stock(case: Case, branch: int, changes: tuple[Change, ...], replaced: dict[str, Tensor]) -> Tensor:
     """diffusers' own forward with merged weights."""
     model = tiny.transformer(SIZES)
-    weights = model.state_dict() | replaced
-    for change in changes:
-        weights |= {name: weights[name] + change.file.strength * delta for name, delta in change.deltas.items()}
-    model.load_state_dict(weights)
+    model.load_state_dict(merged(model.state_dict() | replaced, changes))
     latent = case.latent
     with torch.no_grad():
         out = model(pad_to_patch(latent, SIZES.patch), case.timestep, case.text(branch), return_dict=False)[0]
@@ -107,13 +74,8 @@ def test_loras_by_branch_equal_merged_weights_and_leave_no_trace(pools, checkpoi
 @pytest.mark.parametrize(("ranks", "layout"), LAYOUTS)
 def test_an_overlay_replaces_weights_and_is_undone(pools, checkpoints, loras, tmp_path, ranks, layout):
     path, model = checkpoints(heads=3), tiny.transformer(SIZES)
-    random = torch.Generator().manual_seed(3)
     names = [name for name in model.state_dict() if "blocks.0" in name or "proj_out" in name]
-    replaced = {name: torch.randn(model.state_dict()[name].shape, generator=random) * 0.2 for name in names}
-    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    file = tmp_path / "overlay.safetensors"
-    save_file({f"transformer.{name}": each for name, each in replaced.items()}, file, overlay_file.metadata(shapes))
-    overlay = Overlay(path=str(file), id="overlay")
+    overlay, replaced = write_overlay(tmp_path, model, names)
     check(pools, path, ranks, layout, ((loras[0],), ()), overlay, replaced)
     check(pools, path, ranks, layout, ((), ()))
 
