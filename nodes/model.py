@@ -42,8 +42,8 @@ class ParallelModel(io.ComfyNode):  # type: ignore[misc]
                     "model",
                     lazy=True,
                     tooltip="From Load Diffusion Model or Load Checkpoint, also through ModelSampling and other nodes: "
-                    "ComfyUI does not load the file if nothing else uses it. Behind LoRA nodes and other loaders, the "
-                    "weights are copied into memory once.",
+                    "ComfyUI does not load the file if nothing else uses it. Behind other loaders, the weights are "
+                    "copied into memory once.",
                 ),
                 io.String.Input("devices", default="all", tooltip=DEVICES_TOOLTIP),
                 LayoutType.Input("layout", optional=True, tooltip=LAYOUT_TOOLTIP),

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from comfy.ldm.lightricks.vae.causal_video_autoencoder import VideoVAE
 
 from ...parallel_backend.checkpoint.single_file import SUFFIXES
@@ -12,6 +13,7 @@ from ...parallel_backend.errors import InvalidRequest
 from ..bridges.refusals import check_compute_dtype, check_model_options
 from .memory_file import MemoryFile
 from .patcher import RemotePatcher
+from .weight_patches import sort_patches
 
 PREFIX = "diffusion_model."
 """The beginning of the transformer's names in a MODEL."""
@@ -37,7 +39,7 @@ def source_file(patcher: Any) -> Path | None:
     Versions before 0.27 do not note it.
     """
     noted = getattr(patcher, "cached_patcher_init", None)
-    if noted is None or patcher.patches:
+    if noted is None or merged_weights(patcher):
         return None
     load, arguments, *_ = noted
     if load.__module__ != "comfy.sd" or load.__name__ not in _PLAIN:
@@ -48,8 +50,21 @@ def source_file(patcher: Any) -> Path | None:
     return file if file.suffix.lower() in SUFFIXES and not given.get(options) else None
 
 
+def merged_weights(patcher: Any) -> frozenset[str]:
+    """Return the names of a MODEL's weights that nodes change in other ways than by a LoRA's factors.
+
+    Raises:
+        InvalidRequest: see ``sort_patches``.
+    """
+    shapes = {name: tensor.shape for name, tensor in patcher.model_state_dict().items()}
+    modules = patcher.model.named_modules()
+    linear = {f"{name}.weight" for name, module in modules if isinstance(module, torch.nn.Linear)}
+    known = {name: changes for name, changes in patcher.patches.items() if name in shapes}
+    return frozenset(sort_patches(known, shapes, linear).merged)
+
+
 def copy_model(patcher: Any) -> MemoryFile:
-    """Return a file for a MODEL's weights, merged and patched as its nodes say.
+    """Return a file for a MODEL's weights, merged as its nodes say. A LoRA's factors are left out.
 
     Raises:
         InvalidRequest: it does not fit into memory, or a weight is quantised.
@@ -57,7 +72,7 @@ def copy_model(patcher: Any) -> MemoryFile:
     unet_config: Mapping[str, Any] = patcher.model.model_config.unet_config
     # A file's metadata becomes part of ``unet_config``, so this is what the file may have said.
     said = {name: value for name, value in unet_config.items() if isinstance(value, bool | int | float | str | list)}
-    return MemoryFile(patcher, (PREFIX, ""), {"transformer": said})
+    return MemoryFile(patcher, (PREFIX, ""), {"transformer": said}, merged_weights(patcher))
 
 
 def copy_vae(vae: Any) -> MemoryFile:
@@ -87,7 +102,9 @@ def _ltx_config(module: VideoVAE) -> dict[str, Any]:
 
 
 def adopt(remote: RemotePatcher, source: Any) -> None:
-    """Set on a parallel MODEL what nodes have set on another MODEL of the same weights, except for weight patches.
+    """Set on a parallel MODEL what nodes have set on another MODEL of the same weights.
+
+    What is merged into the copied weights already is left out.
 
     Raises:
         InvalidRequest: ComfyUI takes the two for different models, or a node has set something that needs the layers.
@@ -99,7 +116,7 @@ def adopt(remote: RemotePatcher, source: Any) -> None:
             f"{type(ours).__name__}: load it with Load Diffusion Model or Parallel Loader"
         )
     needing_layers = [name for name in source.object_patches if name.startswith(PREFIX)]
-    if needing_layers or source.injections or source.hook_patches or source.weight_wrapper_patches:
+    if needing_layers or source.injections or source.weight_wrapper_patches:
         what = needing_layers[0] if needing_layers else "layers or weights"
         raise InvalidRequest(f"a node before Parallel Model changes {what}, which is not supported: bypass that node")
     check_compute_dtype(source.object_patches)
@@ -109,6 +126,9 @@ def adopt(remote: RemotePatcher, source: Any) -> None:
         setattr(ours, name, source.object_patches_backup.get(name, getattr(theirs, name)))
     copied = source.clone()  # with ComfyUI's own copies of everything that is set on it
     remote.object_patches, remote.model_options = copied.object_patches, copied.model_options
+    merged = merged_weights(source)
+    remote.patches = {name: changes for name, changes in copied.patches.items() if name not in merged}
+    remote.hook_patches, remote.patches_uuid = copied.hook_patches, copied.patches_uuid
     remote.attachments, remote.additional_models = copied.attachments, copied.additional_models
     for own, others in ((remote.callbacks, copied.callbacks), (remote.wrappers, copied.wrappers)):
         for kind, by_key in others.items():

@@ -11,7 +11,7 @@ import os
 import struct
 import weakref
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ _READ_THE_FILE = "load the model with Load Diffusion Model or Parallel Loader, s
 
 
 class MemoryFile:
-    """A file in memory with the weights of a MODEL or VAE, patches applied. It lives as long as this object.
+    """A file in memory with the weights of a MODEL or VAE. It lives as long as this object.
 
     At first it has a header only, and takes no memory: enough to check what it will hold. ``fill`` copies the weights.
 
@@ -46,6 +46,7 @@ class MemoryFile:
         patcher: ComfyUI's patcher.
         prefixes: the beginning of the names of the weights to copy, and what they begin with in the file instead.
         config: what the file's metadata says that the weights do not show.
+        merged: names of the weights that are copied with their patches. The others are copied without.
 
     Attributes:
         path: where other processes open it.
@@ -54,9 +55,15 @@ class MemoryFile:
         InvalidRequest: it does not fit into memory, or a weight is compressed in a way that ComfyUI does not describe.
     """
 
-    def __init__(self, patcher: Any, prefixes: tuple[str, str], config: Mapping[str, Any]) -> None:
-        self._patcher, self._prefixes = patcher, prefixes
-        header, size = _header(_weights(patcher, *prefixes), config)
+    def __init__(
+        self,
+        patcher: Any,
+        prefixes: tuple[str, str],
+        config: Mapping[str, Any],
+        merged: Container[str] = frozenset(),
+    ) -> None:
+        self._patcher, self._prefixes, self._merged = patcher, prefixes, merged
+        header, size = _header(_weights(patcher, *prefixes, merged), config)
         _check_memory(size)
         self._start, self._size = len(header), len(header) + size
         self._descriptor = os.memfd_create("parallel-dit", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -73,7 +80,7 @@ class MemoryFile:
         Raises:
             InvalidRequest: the system refuses the memory.
         """
-        weights, _ = _weights(self._patcher, *self._prefixes)
+        weights, _ = _weights(self._patcher, *self._prefixes, self._merged)
         self._patcher = None
         try:
             os.posix_fallocate(self._descriptor, 0, self._size)
@@ -115,7 +122,7 @@ class _Weight:
     packed: bool = False
 
 
-def _weights(patcher: Any, old: str, new: str) -> tuple[dict[str, _Weight], dict[str, Any]]:
+def _weights(patcher: Any, old: str, new: str, merged: Container[str]) -> tuple[dict[str, _Weight], dict[str, Any]]:
     """Return the tensors to copy by their names in the file, and how ComfyUI describes those that are compressed.
 
     Compressed weights are copied as they are. Those with patches are decoded, as ComfyUI decodes them to add patches.
@@ -126,25 +133,28 @@ def _weights(patcher: Any, old: str, new: str) -> tuple[dict[str, _Weight], dict
     parts: set[str] = set()
     for key in [key for key in state if key.endswith(_DESCRIPTION)]:
         layer = key.removesuffix(_DESCRIPTION)
-        weight = _weight(patcher, f"{layer}.weight")
+        weight = _weight(patcher, f"{layer}.weight", merged)
         stored = weight.tensor.state_dict(weight.key) if isinstance(weight.tensor, QuantizedTensor) else {}
         parts |= {key, f"{layer}.input_scale", *stored} - ({weight.key} if weight.patches or not stored else set())
         if stored and not weight.patches:
             tensors = stored | {name: state[name] for name in (f"{layer}.input_scale",) if name in state}
             weights |= {name: _Weight(key=name, tensor=tensor, packed=True) for name, tensor in tensors.items()}
             said[new + layer.removeprefix(old)] = json.loads(bytes(state[key].tolist()))
-    weights |= {key: _weight(patcher, key) for key in state if key not in parts}
+    weights |= {key: _weight(patcher, key, merged) for key in state if key not in parts}
     return {new + key.removeprefix(old): weight for key, weight in weights.items()}, said
 
 
-def _weight(patcher: Any, key: str) -> _Weight:
-    """Return a weight as it is without patches, and its patches, as ``ModelPatcher.get_key_patches`` does for all."""
+def _weight(patcher: Any, key: str, merged: Container[str]) -> _Weight:
+    """Return a weight as it is without patches, and the patches to merge.
+
+    ``ModelPatcher.get_key_patches`` does so for all weights at once, with all patches.
+    """
     tensor, _, convert = comfy.model_patcher.get_key_weight(patcher.model, key)
     if key in patcher.backup:
         tensor = patcher.backup[key].weight
     if key in patcher.hook_backup:
         tensor = patcher.hook_backup[key][0]
-    plain = _Weight(key=key, tensor=tensor, patches=patcher.patches.get(key, ()))
+    plain = _Weight(key=key, tensor=tensor, patches=patcher.patches.get(key, ()) if key in merged else ())
     return plain if convert is None else replace(plain, convert=convert)
 
 

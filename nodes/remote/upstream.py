@@ -55,8 +55,8 @@ class CoreLoader:
     plain: Mapping[str, Any]
 
 
-_WEIGHTS = re.compile("lora|loha|lokr|lycoris|merge|attentionmultiply", re.IGNORECASE)
-"""Nodes of these classes change weights, so what they make is read from ComfyUI and not from the file."""
+_READS_WEIGHTS = re.compile("merge", re.IGNORECASE)
+"""Nodes of these classes read weights, so what they make is read from ComfyUI and not from the file."""
 
 _MODEL_LOADERS: dict[str, CoreLoader] = {
     "UNETLoader": CoreLoader(kind="diffusion_models", name="unet_name", output=0, plain={"weight_dtype": "default"}),
@@ -126,7 +126,7 @@ def _follow(prompt: DynamicPrompt, link: Any, io_type: str, loaders: Mapping[str
         if loader is not None and loader.output == output:
             return _found(node_id, node["inputs"], loader, between)
         same_type = [name for name, value in node["inputs"].items() if _type_of(prompt, value) == io_type]
-        if len(same_type) != 1 or _WEIGHTS.search(node["class_type"]):
+        if len(same_type) != 1 or _READS_WEIGHTS.search(node["class_type"]):
             return None
         between.append((node_id, same_type[0], output))
         link = node["inputs"][same_type[0]]
