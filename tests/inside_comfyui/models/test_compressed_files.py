@@ -25,7 +25,12 @@ import nodes
 
 CLOSE, ROUNDED = 1e-4, 0.05
 """Relative differences: of sums in another order, and of 8-bit activations of these small models."""
-FAMILIES = ("flux dev", "wan t2v", "qwen_image image", "z_image image")
+FAMILIES = (
+    "flux dev",
+    "wan t2v",
+    pytest.param("qwen_image image", marks=pytest.mark.newest),
+    pytest.param("z_image image", marks=pytest.mark.newest),
+)
 """Fused rows, rows under other names, diffusers' own names, and both."""
 BLOCKS = ("Q8_0", "Q4_1", "IQ4_NL", "Q5_0", "Q4_K")
 """Block types of which most fit the rows of tiny models."""
