@@ -5,7 +5,8 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import msgspec
 
@@ -34,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m parallel_backend", description="The backend of Parallel DiT.")
     commands = parser.add_subparsers(
-        required=True, metavar="serve | status | stop | verify | bench | bench-wire | bench-memory"
+        required=True, metavar="serve | status | stop | verify | bench | bench-wire | bench-memory | bench-lora"
     )
     serve = commands.add_parser("serve", help="run the backend (the first node that needs it starts it automatically)")
     serve.add_argument(
@@ -59,6 +60,10 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     memory_bench.add_argument("--json", action="store_true", help="print JSON")
     memory_bench.set_defaults(run=_bench_memory)
+    lora_bench = commands.add_parser("bench-lora", help="measure what a LoRA costs in a step")
+    lora_bench.add_argument("--rounds", type=int, default=9, help="pairs of steps (default %(default)s)")
+    lora_bench.add_argument("--json", action="store_true", help="print JSON")
+    lora_bench.set_defaults(run=_bench_lora)
     step_bench = commands.add_parser(
         "bench", help="time a denoiser step in several layouts, against one process and against other projects"
     )
@@ -137,12 +142,22 @@ def _bench_wire(options: argparse.Namespace) -> int:
 def _bench_memory(options: argparse.Namespace) -> int:
     from .bench.memory import measure
 
+    return _print_results(measure(options.gigabytes, options.format), as_json=options.json)
+
+
+def _bench_lora(options: argparse.Namespace) -> int:
+    from .bench.lora import measure
+
+    return _print_results(measure(options.rounds), as_json=options.json)
+
+
+def _print_results(measured: Iterator[Any], *, as_json: bool) -> int:
     results = []
-    for result in measure(options.gigabytes, options.format):
+    for result in measured:
         results.append(result)
-        if not options.json:
+        if not as_json:
             print(result.describe(), flush=True)
-    if options.json:
+    if as_json:
         print(msgspec.json.encode(results).decode())
     return int(any(result.failed for result in results))
 

@@ -31,6 +31,7 @@ from ...parallel_backend.protocol.messages import (
     Progress,
     RankRequest,
     RankStatus,
+    ReadWeights,
     Sample,
     Unload,
 )
@@ -43,6 +44,7 @@ PHASES: dict[type[RankRequest], str] = {
     EncodeText: "encoding text",
     Decode: "decoding",
     Encode: "encoding",
+    ReadWeights: "reading weights",
 }
 """The phase whose progress drives a request's progress bar; the loader's node shows it as the state."""
 
@@ -254,14 +256,17 @@ class Handle:
 
     def show(self, state: str) -> None:
         """Show ranks, layout and state on the loader's node, if ComfyUI's server runs."""
-        text = self.describe(state)
-        if self.node_id is None or _shown_texts.get(self.node_id) == text:
-            return
-        # A script has no server, and importing the module would half start one.
-        server = getattr(getattr(sys.modules.get("server"), "PromptServer", None), "instance", None)
-        if server is not None:
-            _shown_texts[self.node_id] = text
-            server.send_progress_text(text, self.node_id)
+        if self.node_id is not None:
+            show_on_node(self.node_id, self.describe(state))
+
+
+def show_on_node(node_id: str, text: str) -> None:
+    """Show a text on a node, if ComfyUI's server runs and the node does not show it yet."""
+    # A script has no server, and importing the module would half start one.
+    server = getattr(getattr(sys.modules.get("server"), "PromptServer", None), "instance", None)
+    if server is not None and _shown_texts.get(node_id) != text:
+        _shown_texts[node_id] = text
+        server.send_progress_text(text, node_id)
 
 
 def progress_bar() -> OnProgress:

@@ -65,6 +65,19 @@ class CoreText:
                 )
 
 
+@dataclass(frozen=True, kw_only=True)
+class MetaWeights:
+    """A transformer's weights on the meta device.
+
+    Attributes:
+        tensors: by ComfyUI's names.
+        linear: names of the weights of linear layers.
+    """
+
+    tensors: Mapping[str, Tensor]
+    linear: frozenset[str]
+
+
 class Bridge(ABC):
     """A checkpoint as ComfyUI sees it, read from its configs, or from a file's header.
 
@@ -161,7 +174,7 @@ class Bridge(ABC):
         """Return the entries of ``unet_config`` that follow from weights' values. ComfyUI chooses a dtype by them."""
         return {}
 
-    def weights(self, unet_config: Mapping[str, Any]) -> dict[str, Tensor]:
+    def weights(self, unet_config: Mapping[str, Any]) -> "MetaWeights":
         """Return the transformer's weights under ComfyUI's names, on the meta device."""
         return meta_weights(self.native_class, unet_config)
 
@@ -169,7 +182,7 @@ class Bridge(ABC):
         """Return the other attributes that ComfyUI reads from its transformer.
 
         Args:
-            weights: what ``weights`` returns.
+            weights: the transformer's weights under ComfyUI's names.
         """
         return {}
 
@@ -235,11 +248,12 @@ def layer_stub(weights: Mapping[str, Tensor], name: str) -> SimpleNamespace:
     return SimpleNamespace(weight=weights[f"{name}.weight"])
 
 
-def meta_weights(native_class: type[nn.Module], unet_config: Mapping[str, Any]) -> dict[str, Tensor]:
+def meta_weights(native_class: type[nn.Module], unet_config: Mapping[str, Any]) -> MetaWeights:
     """Return a native transformer's weights on the meta device."""
     options = {name: value for name, value in unet_config.items() if name != "disable_unet_model_creation"}
     module = native_class(**options, device="meta", dtype=torch.bfloat16, operations=comfy.ops.disable_weight_init)
-    return dict(module.state_dict())
+    linear = (name for name, each in module.named_modules() if isinstance(each, nn.Linear))
+    return MetaWeights(tensors=dict(module.state_dict()), linear=frozenset(f"{name}.weight" for name in linear))
 
 
 def stored_weight(checkpoint: Checkpoint, name: str) -> Tensor | None:

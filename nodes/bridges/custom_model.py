@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ...parallel_backend.checkpoint.checkpoint import Checkpoint
 from ...parallel_backend.errors import InvalidRequest
-from .bridge import Bridge
+from .bridge import Bridge, MetaWeights
 
 _BETA_SCHEDULES = {"scaled_linear": "linear", "linear": "sqrt_linear"}
 """Maps diffusers' ``beta_schedule`` to ComfyUI's name."""
@@ -189,7 +189,7 @@ class CustomBridge(Bridge):
         config.unet_config["disable_unet_model_creation"] = True
         return config
 
-    def weights(self, unet_config: Mapping[str, Any]) -> dict[str, Tensor]:
+    def weights(self, unet_config: Mapping[str, Any]) -> MetaWeights:
         """See ``Bridge``. Shapes come from the headers of the checkpoint's files."""
         weights = {}
         for file in sorted((self.checkpoint.path / "transformer").glob("*.safetensors")):
@@ -197,7 +197,8 @@ class CustomBridge(Bridge):
                 for name in tensors.keys():  # noqa: SIM118
                     shape = tensors.get_slice(name).get_shape()
                     weights[name] = torch.empty(shape, dtype=torch.bfloat16, device="meta")
-        return weights
+        linear = (name for name, tensor in weights.items() if tensor.ndim == 2 and name.endswith(".weight"))
+        return MetaWeights(tensors=weights, linear=frozenset(name for name in linear if "embedding_table" not in name))
 
     def scaling_factor(self) -> float:
         """Return the factor that the VAE's latents are multiplied by."""

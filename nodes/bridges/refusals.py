@@ -32,7 +32,6 @@ VARYING_CONDS = (
     "area", "mask", "hooks", "start_percent", "end_percent", "clip_start_percent", "clip_end_percent", "default",
 )  # fmt: skip
 """Conditioning that varies over steps or over the image."""
-USE_KSAMPLER = "use KSampler (or any native sampling node) with this MODEL instead"
 NESTED_LATENT = "the latent consists of several tensors (video with audio), and this model takes one: pass the video's"
 
 
@@ -156,22 +155,4 @@ def check_unused(call_args: Mapping[str, Any]) -> None:
     if present:
         raise InvalidRequest(
             f"conditioning with {', '.join(present)} is not supported by this model; remove the node that adds it"
-        )
-
-
-def check_constant_conds(name: str, conditioning: list[Any], accepted: Container[str]) -> None:
-    """Refuse conditioning that changes from step to step or over the image.
-
-    Raises:
-        InvalidRequest: there is such conditioning. The message names it and advises KSampler.
-    """
-    if len(conditioning) != 1:
-        raise InvalidRequest(
-            f"{name}: Parallel Sampler takes one conditioning, not {len(conditioning)}; {USE_KSAMPLER}"
-        )
-    check_conds([conditioning[0][1]], accepted)
-    present = [key for key in VARYING_CONDS if conditioning[0][1].get(key) is not None]
-    if present:
-        raise InvalidRequest(
-            f"{name} has {', '.join(present)}, which Parallel Sampler does not support; {USE_KSAMPLER}"
         )

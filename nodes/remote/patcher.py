@@ -1,10 +1,9 @@
-"""A ModelPatcher for weights that live in the ranks: it occupies no memory here and refuses to change weights."""
+"""The patcher of a parallel MODEL, and what it does before and during sampling."""
 
 import math
 from typing import Any, NoReturn
 
 import comfy.model_management
-import comfy.model_patcher
 import comfy.sampler_helpers
 import comfy.samplers
 import torch
@@ -12,6 +11,7 @@ from comfy.patcher_extension import CallbacksMP, WrappersMP
 from torch import Tensor
 
 from ...parallel_backend.errors import InvalidRequest
+from ..backend.executing import executing_lora
 from ..backend.memory import make_room
 from ..bridges.refusals import (
     NESTED_LATENT,
@@ -22,68 +22,30 @@ from ..bridges.refusals import (
     check_latent,
     check_model_options,
 )
+from .changing_patcher import ChangingPatcher
 from .transformer import RemoteTransformer
 
 KEY = "parallel_dit"
 
 
-class RemotePatcher(comfy.model_patcher.ModelPatcher):  # type: ignore[misc]
-    """Reports zero sizes on ComfyUI's device, so using the model evicts none of ComfyUI's own models."""
+class RemotePatcher(ChangingPatcher):
+    """The patcher of a ComfyUI model whose ``diffusion_model`` is a ``RemoteTransformer``."""
 
-    def model_size(self) -> int:
-        """Return the bytes on ComfyUI's device: none."""
-        return 0
+    @property
+    def target(self) -> RemoteTransformer:
+        """See ``ChangingPatcher``."""
+        remote: RemoteTransformer = self.model.diffusion_model
+        return remote
 
-    def loaded_size(self) -> int:
-        """Return the bytes on ComfyUI's device: none."""
-        return 0
-
-    def memory_required(self, input_shape: Any) -> int:
-        """Return the bytes that a step needs on ComfyUI's device beyond the latents: none."""
-        return 0
-
-    def add_patches(self, patches: dict[Any, Any], *args: Any, **kwargs: Any) -> list[Any]:
-        """Refuse a LoRA that fits this model. The node itself reports one that fits nothing.
+    def check_patches(self, patches: dict[Any, Any]) -> None:
+        """Refuse a LoRA that fits nothing. One that fits only the text encoder comes with its changes.
 
         Raises:
-            InvalidRequest: the patches would change weights.
+            InvalidRequest: there are no changes.
         """
-        self._refuse_matching(patches)
-        return list(super().add_patches(patches, *args, **kwargs))
-
-    def add_hook_patches(self, hook: Any, patches: dict[Any, Any], *args: Any, **kwargs: Any) -> Any:
-        """Refuse a LoRA hook that fits this model, like ``add_patches``.
-
-        Raises:
-            InvalidRequest: the patches would change weights.
-        """
-        self._refuse_matching(patches)
-        return super().add_hook_patches(hook, patches, *args, **kwargs)
-
-    def _refuse_matching(self, patches: dict[Any, Any]) -> None:
-        names = {key if isinstance(key, str) else key[0] for key in patches}
-        if names & self.model.state_dict().keys():
-            raise InvalidRequest(
-                "a LoRA (or another node that changes weights) cannot be applied to a parallel model yet: load the "
-                "model with ComfyUI's own loader, and put Parallel Model behind the LoRA; if it is there, it does not "
-                "know the node, whose class name must contain lora, lycoris or merge"
-            )
-
-    def get_key_patches(self, filter_prefix: str | None = None) -> NoReturn:
-        """Refuse model merging, which reads weights.
-
-        Raises:
-            InvalidRequest: always.
-        """
-        raise InvalidRequest("a parallel model cannot be merged or saved: its weights live in the backend's processes")
-
-    def deepclone_multigpu(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refuse ComfyUI's own multi-GPU cloning, which would only copy the stand-in.
-
-        Raises:
-            RuntimeError: always.
-        """
-        raise RuntimeError("this model already runs on several GPUs; choose them in Parallel Loader's devices")
+        if not patches:
+            name = self.target.handle.checkpoint.name
+            raise InvalidRequest(f"{executing_lora()} fits no weight of {name}: it is for another model")
 
 
 def remote_patcher(model: Any) -> RemotePatcher:
@@ -121,6 +83,7 @@ def _check_before_sampling(
     check_latent(latent_image, remote.channels)
     check_branches(remote.handle.spec.layout, _branches(guider))
     check_model_options(guider.model_options)
+    guider.model_patcher.prepare_changes()
     check_compute_dtype(guider.model_patcher.object_patches)
     accepted = accepted_conds(remote.bridge.supported_conds, masked=denoise_mask is not None)
     check_conds((cond for conds in guider.conds.values() for cond in conds), accepted)

@@ -10,6 +10,7 @@ from ..backend.connection import Handle
 from ..bridges.bridge import BackendText, CoreText
 from ..bridges.refusals import check_branches, layers_unavailable
 from ..families.registry import BRIDGES
+from .loop_choice import check_sampler_for_layout
 
 Prompt = Mapping[str, Mapping[str, Any]]
 GUIDED = ("KSampler", "KSamplerAdvanced", "ParallelSampler", "SamplerCustom", "CFGGuider")
@@ -44,6 +45,8 @@ def check_prompt(prompt: Prompt, node_id: str, handle: Handle) -> None:
         if kind in SKIPPING and _model_source(prompt, inputs, node_id) == [node_id, MODEL_OUTPUT]:
             raise layers_unavailable(f"{kind} skips or replaces layers of the model")
         source = _model_source(prompt, inputs, node_id, through="ModelSampling")
+        if source == [node_id, MODEL_OUTPUT] and kind == "ParallelSampler":
+            check_sampler_for_layout(inputs.get("sampler_name"), handle.spec.layout)
         if source == [node_id, MODEL_OUTPUT] and kind in GUIDED and inputs.get("cfg") == 1.0:
             check_branches(handle.spec.layout, 1)
 

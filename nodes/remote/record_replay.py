@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .weight_changes import WeightChanges
+
 
 @dataclass(frozen=True, kw_only=True)
 class BranchCall:
@@ -20,17 +22,23 @@ class BranchCall:
         index: the branch as ComfyUI counts: 0 for cond, 1 for uncond.
         inputs: the family's inputs by name, batch first.
         latent: the name of the input that has the prediction's shape.
+        changes: what is changed in the weights.
     """
 
     index: int
     inputs: Mapping[str, Tensor]
     latent: str
+    changes: WeightChanges
 
     def equals(self, other: "BranchCall") -> bool:
-        """Whether both calls have the same inputs."""
-        return self.inputs.keys() == other.inputs.keys() and all(
-            tensor.shape == other.inputs[name].shape and bool(torch.equal(tensor, other.inputs[name]))
-            for name, tensor in self.inputs.items()
+        """Whether both calls have the same inputs and weights."""
+        return (
+            self.changes == other.changes
+            and self.inputs.keys() == other.inputs.keys()
+            and all(
+                tensor.shape == other.inputs[name].shape and bool(torch.equal(tensor, other.inputs[name]))
+                for name, tensor in self.inputs.items()
+            )
         )
 
 

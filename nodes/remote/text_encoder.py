@@ -4,7 +4,8 @@ Prompt weights, escapes and padding are ComfyUI's own code. Only the token ids c
 and only the encoder's forward runs on the ranks.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import cached_property
 from typing import Any, NoReturn
 
 import comfy.hooks
@@ -16,12 +17,15 @@ from comfy.text_encoders.spiece_tokenizer import SPieceTokenizer
 from torch import Tensor
 
 from ...parallel_backend.checkpoint.checkpoint import Checkpoint
+from ...parallel_backend.checkpoint.weight_headers import read_files, weights_under
 from ...parallel_backend.errors import InvalidRequest
 from ...parallel_backend.protocol.messages import EncodeText
 from ..backend.connection import Handle
-from ..bridges.bridge import BackendText
+from ..bridges.bridge import BackendText, MetaWeights
+from .changing_patcher import ChangingPatcher
 from .patcher import RemotePatcher, prepare_component
 from .preflight import CLIP_OUTPUT, check_output
+from .weight_changes import WeightChanges
 
 Pair = tuple[int, float]
 
@@ -107,6 +111,16 @@ class PromptTokenizer:
         return self._native
 
 
+class TextPatcher(ChangingPatcher):
+    """The patcher of a CLIP whose ``cond_stage_model`` is a ``RemoteTextEncoder``."""
+
+    @property
+    def target(self) -> "RemoteTextEncoder":
+        """See ``ChangingPatcher``."""
+        encoder: RemoteTextEncoder = self.model
+        return encoder
+
+
 class RemoteTextEncoder(torch.nn.Module, comfy.sd1_clip.ClipTokenWeightEncoder):  # type: ignore[misc]
     """The text encoder with the interface that ``comfy.sd.CLIP`` calls."""
 
@@ -117,6 +131,26 @@ class RemoteTextEncoder(torch.nn.Module, comfy.sd1_clip.ClipTokenWeightEncoder):
         self.dtypes: set[torch.dtype] = set()
         self._layer = -1
         self.special_tokens = special_tokens(handle.checkpoint)
+        self.changes = WeightChanges()
+        self.weight_prefix = f"{text.key}.transformer."
+        self.components = ("text_encoder",)
+
+    @cached_property
+    def weights(self) -> MetaWeights:
+        """Names and shapes of the weights, from the headers of the checkpoint's files."""
+        if "text_encoder" not in self.handle.checkpoint.components:
+            return MetaWeights(tensors={}, linear=frozenset())
+        stored = self.handle.checkpoint.stored("text_encoder")
+        tensors = {
+            name: torch.empty(each.shape, device="meta")
+            for name, each in weights_under(stored.prefix, read_files(stored.files)).items()
+        }
+        linear = {name for name, tensor in tensors.items() if tensor.ndim == 2 and name.endswith(".weight")}
+        return MetaWeights(tensors=tensors, linear=frozenset(linear - _embeddings(linear)))
+
+    def state_dict(self, *args: Any, **_: Any) -> Any:
+        """Return meta tensors under ComfyUI's names, from which its LoRA nodes learn what they would change."""
+        return {self.weight_prefix + name: tensor for name, tensor in self.weights.tensors.items()}
 
     def reset_clip_options(self) -> None:
         """Select the last layer."""
@@ -140,9 +174,10 @@ class RemoteTextEncoder(torch.nn.Module, comfy.sd1_clip.ClipTokenWeightEncoder):
         ends = [row.index(end) + 1 if end in row else len(row) for row in tokens]
         lengths = torch.tensor(ends if self._text.masked else [longest] * len(tokens))
         prepare_component(self._model, "text_encoder", ranks=1)
-        answer = self.handle.call(
-            EncodeText(model=self.handle.spec, layer=self._layer), {"ids": ids, "lengths": lengths}
+        message = EncodeText(
+            model=self.handle.spec, layer=self._layer, adapters=self.changes.adapters, overlay=self.changes.overlay
         )
+        answer = self.handle.call(message, {"ids": ids, "lengths": lengths})
         self.handle.show("ready")
         return answer["embeds"], None
 
@@ -153,6 +188,11 @@ class RemoteTextEncoder(torch.nn.Module, comfy.sd1_clip.ClipTokenWeightEncoder):
             InvalidRequest: always.
         """
         raise InvalidRequest("weights cannot be loaded into this text encoder: it lives in the backend's processes")
+
+
+def _embeddings(names: Iterable[str]) -> set[str]:
+    """Return the names of tables whose rows are looked up."""
+    return {name for name in names if name.endswith(("shared.weight", "embed_tokens.weight", "attention_bias.weight"))}
 
 
 def special_tokens(checkpoint: Checkpoint) -> dict[str, int]:
@@ -167,7 +207,7 @@ def backend_clip(handle: Handle, text: BackendText, model: RemotePatcher) -> com
     clip.cond_stage_model = RemoteTextEncoder(handle, text, model)
     clip.tokenizer = PromptTokenizer(handle.checkpoint, text)
     cpu = torch.device("cpu")
-    clip.patcher = RemotePatcher(clip.cond_stage_model, load_device=cpu, offload_device=cpu)
+    clip.patcher = TextPatcher(clip.cond_stage_model, load_device=cpu, offload_device=cpu)
     clip.patcher.hook_mode = comfy.hooks.EnumHookMode.MinVram
     clip.patcher.is_clip = True
     clip.apply_hooks_to_conds = None

@@ -11,11 +11,12 @@ import comfy.utils
 import torch
 from torch import Tensor
 
-from ...parallel_backend.protocol.messages import Forward, ModelSpec
+from ...parallel_backend.protocol.messages import Forward, ModelSpec, Overlay
 from ..backend.connection import Handle
 from ..bridges.bridge import Bridge
 from ..bridges.refusals import check_latent, check_options, check_unused
 from .record_replay import BranchCall, CallRecorder, CallReplayer
+from .weight_changes import WeightChanges
 
 DTYPES: dict[str, torch.dtype] = {
     "auto": torch.float32,
@@ -30,16 +31,24 @@ class RemoteTransformer(torch.nn.Module):
     """Takes the calls that ComfyUI makes to its own transformer of the family.
 
     It has no parameters. ``state_dict`` lists meta tensors.
+
+    Attributes:
+        weight_prefix: the beginning of the weights' names in ComfyUI's MODEL.
+        weights: names and shapes of ComfyUI's weights.
+        changes: what is changed in the weights during the next calls.
     """
+
+    weight_prefix = "diffusion_model."
 
     def __init__(self, handle: Handle, bridge: Bridge, core_config: Any) -> None:
         super().__init__()
         self.handle, self.bridge = handle, bridge
         self.dtype, self.channels = DTYPES[handle.spec.dtype], core_config.latent_format.latent_channels
-        self._meta_weights = bridge.weights(core_config.unet_config)
+        self.weights = bridge.weights(core_config.unet_config)
+        self.changes = WeightChanges()
         self._signature = inspect.signature(bridge.native_class.forward)
         self._interceptor: CallRecorder | CallReplayer | None = None
-        for name, value in bridge.attributes(self._meta_weights).items():
+        for name, value in bridge.attributes(self.weights.tensors).items():
             setattr(self, name, value)
 
     def forward(self, x: Tensor, timestep: Tensor, **call_args: Any) -> Tensor:
@@ -73,8 +82,13 @@ class RemoteTransformer(torch.nn.Module):
     def state_dict(self, *args: Any, destination: Any = None, prefix: str = "", **_: Any) -> Any:
         """Return meta tensors under ComfyUI's names, from which its LoRA nodes learn what they would change."""
         destination = {} if destination is None else destination
-        destination.update({prefix + name: tensor for name, tensor in self._meta_weights.items()})
+        destination.update({prefix + name: tensor for name, tensor in self.weights.tensors.items()})
         return destination
+
+    @property
+    def components(self) -> tuple[str, ...]:
+        """Diffusers' names of the model's transformers."""
+        return tuple(name for name in self.handle.checkpoint.components if name.startswith("transformer"))
 
     @property
     def intercepting(self) -> bool:
@@ -119,14 +133,19 @@ class RemoteTransformer(torch.nn.Module):
         indices = list(transformer_options.get("cond_or_uncond") or [0])
         chunks = {name: tensor.chunk(len(indices)) for name, tensor in inputs.items()}
         calls = [
-            BranchCall(index=index, inputs={name: chunk[i] for name, chunk in chunks.items()}, latent=latent)
+            BranchCall(
+                index=index,
+                inputs={name: chunk[i] for name, chunk in chunks.items()},
+                latent=latent,
+                changes=self.changes,
+            )
             for i, index in enumerate(indices)
         ]
         answers = self._interceptor.answer(calls, self.request) if self._interceptor else self.request(calls)
         return torch.cat([answer.to(device=x.device) for answer in answers])
 
     def request(self, calls: list[BranchCall]) -> list[Tensor]:
-        """Send one request for all calls and return their predictions.
+        """Return the predictions of all calls, from one request for those whose weights have the same overlay.
 
         In a step with one branch the layout's ``cfg`` axis shrinks to one rank: ComfyUI skips the negative prompt
         outside its time range.
@@ -136,8 +155,23 @@ class RemoteTransformer(torch.nn.Module):
         """
         for call in calls:
             check_latent(call.inputs[call.latent], self.channels)
+        by_overlay: dict[Overlay | None, list[int]] = {}
+        for i, call in enumerate(calls):
+            by_overlay.setdefault(call.changes.overlay, []).append(i)
+        answers: dict[int, Tensor] = {}
+        for overlay, places in by_overlay.items():
+            answers |= zip(places, self._request([calls[i] for i in places], overlay), strict=True)
+        return [answers[i] for i in range(len(calls))]
+
+    def _request(self, calls: list[BranchCall], overlay: Overlay | None) -> list[Tensor]:
         tensors = {f"{i}.{name}": tensor for i, call in enumerate(calls) for name, tensor in call.inputs.items()}
-        answers = self.handle.call(Forward(model=self._spec(len(calls)), branches=len(calls)), tensors)
+        message = Forward(
+            model=self._spec(len(calls)),
+            branches=len(calls),
+            adapters=tuple(call.changes.adapters for call in calls),
+            overlay=overlay,
+        )
+        answers = self.handle.call(message, tensors)
         return [answers[str(i)] for i in range(len(calls))]
 
     def _spec(self, branches: int) -> ModelSpec:

@@ -18,6 +18,7 @@ from ...parallel_backend.vaes import MIN_TILE, LatentScale
 from ..backend.connection import Handle, OnProgress, progress_bar
 from ..bridges.refusals import check_latent
 from .patcher import RemotePatcher, prepare_component, remote_patcher
+from .weightless_patcher import WeightlessPatcher
 
 DEFAULT_TILE = 512
 """The side of a tile in pixels if a node asks for tiles without a size."""
@@ -48,7 +49,7 @@ class RemoteVAE(comfy.sd.VAE):  # type: ignore[misc]
         super().__init__(sd={"pixel_space_vae": torch.tensor(1.0)})
         self.handle, self._model, self._check = handle, model, check
         self.first_stage_model = _AbsentModule()
-        self.patcher = RemotePatcher(self.first_stage_model, load_device=self.device, offload_device=self.device)
+        self.patcher = WeightlessPatcher(self.first_stage_model, load_device=self.device, offload_device=self.device)
         self.size = 0
         self.memory_used_encode = self.memory_used_decode = lambda shape, dtype: 0
         self.latent_channels, self.latent_dim, self.output_channels = scale.channels, 3 if scale.video else 2, 3

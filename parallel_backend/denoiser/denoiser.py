@@ -9,7 +9,9 @@ from ..attention.kernels import Kernel
 from ..attention.routing import routed
 from ..distributed.collectives import concat, gather
 from ..distributed.mesh import DeviceMesh
+from ..interfaces.family import Family
 from ..interfaces.geometry import IMAGE, LATENT, TIMESTEP, common_image_tokens
+from ..protocol.messages import Adapter
 from ..strategies.batch import BatchSplit
 from ..strategies.token_split import TokenSplit
 from . import stage_boundary
@@ -47,9 +49,9 @@ class Denoiser:
 
     def load(self, branches: Mapping[int, Inputs]) -> None:
         """Load the weights that ``shards`` needs for these inputs, now instead of lazily."""
-        for inputs in branches.values():
+        for i, inputs in branches.items():
             if inputs[LATENT].shape[0]:
-                self.experts.at(inputs[TIMESTEP])
+                self._family(i, inputs)
 
     def shards(self, branches: Mapping[int, Inputs], view: FullView | None = None) -> dict[int, Tensor]:
         """Predict this rank's tokens ``[local samples, local tokens, values]`` of each of its branches.
@@ -69,7 +71,7 @@ class Denoiser:
             }
             self.boundary.finish()
             return predicted
-        for group in alike(branches):
+        for group in alike(branches, self.plan.adapters):
             batch = {name: concat([branches[i][name] for i in group]) for name in branches[group[0]]}
             sizes = [branches[i][LATENT].shape[0] for i in group]
             predicted.update(zip(group, torch.split(self._predict(batch, group[0], view), sizes), strict=True))
@@ -111,7 +113,7 @@ class Denoiser:
             tokens = split.streams[IMAGE].sizes[split.axis.index] if self.boundary.last else 0
             return self._empty().view(0, tokens, extent.values)
         self.on_forward()
-        family = self.experts.at(inputs[TIMESTEP])
+        family = self._family(branch, inputs)
         state = family.embed(inputs)
         lengths = {name: tokens.shape[1] for name, tokens in state.streams.items()}
         assert lengths == dict(extent.streams), f"embed made streams of {lengths}, but {extent.streams} were planned"
@@ -125,6 +127,11 @@ class Denoiser:
             return family.head(state)
         self.boundary.send(state.streams)
         return self._empty().view(len(inputs[LATENT]), 0, extent.values)
+
+    def _family(self, branch: int, inputs: Inputs) -> Family:
+        """The transformer for a branch, with its LoRAs."""
+        self.experts.adapters = self.plan.adapters[branch]
+        return self.experts.at(inputs[TIMESTEP])
 
     def _empty(self) -> Tensor:
         family = self.experts.current
@@ -160,11 +167,15 @@ def rows(inputs: Inputs) -> list[dict[str, Tensor]]:
     return [{name: tensor[i : i + 1] for name, tensor in inputs.items()} for i in range(batch)]
 
 
-def alike(branches: Mapping[int, Inputs]) -> list[list[int]]:
-    """Group branches that may run as one batch: equal shapes and equal positions, of which a batch has one table."""
+def alike(branches: Mapping[int, Inputs], adapters: Sequence[Sequence[Adapter]]) -> list[list[int]]:
+    """Group branches that may run as one batch: equal shapes, equal LoRAs, and equal positions.
+
+    A batch has one table of positions.
+    """
     groups: list[list[int]] = []
     for i, inputs in branches.items():
-        match = next((group for group in groups if _run_alike(branches[group[0]], inputs)), None)
+        same = [group for group in groups if adapters[group[0]] == adapters[i]]
+        match = next((group for group in same if _run_alike(branches[group[0]], inputs)), None)
         if match is None:
             groups.append([i])
         else:

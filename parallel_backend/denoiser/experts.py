@@ -1,6 +1,6 @@
 """Checkpoints with two transformers, one for high noise and one for low (Wan 2.2 A14B), and the switch between them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -8,23 +8,29 @@ from torch import Tensor
 from ..checkpoint.checkpoint import HIGH_NOISE, LOW_NOISE, Checkpoint
 from ..interfaces.family import Family
 from ..interfaces.geometry import TIMESTEP
+from ..protocol.messages import Adapter
+
+Load = Callable[[str, Sequence[Adapter]], Family]
 
 
 class Experts:
     """The transformers of a checkpoint on one mesh.
 
     Args:
-        load: returns the transformer of a component's name, and loads it if it is not loaded.
+        load: returns the transformer of a component's name with these LoRAs, and loads it if it is not loaded.
+
+    Attributes:
+        adapters: the LoRAs that ``at`` applies.
     """
 
-    def __init__(self, checkpoint: Checkpoint, load: Callable[[str], Family]) -> None:
-        self._boundary, self._load = checkpoint.boundary(), load
+    def __init__(self, checkpoint: Checkpoint, load: Load, adapters: Sequence[Adapter] = ()) -> None:
+        self._boundary, self._load, self.adapters = checkpoint.boundary(), load, adapters
         self._current: Family | None = None
 
     @property
     def current(self) -> Family:
         """The transformer of the last timestep; before the first one, the transformer for high noise."""
-        self._current = self._current or self._load(HIGH_NOISE)
+        self._current = self._current or self._load(HIGH_NOISE, self.adapters)
         return self._current
 
     def at(self, timestep: Tensor) -> Family:
@@ -33,7 +39,7 @@ class Experts:
         The switch is that of diffusers' ``WanPipeline``.
         """
         self._current = None  # no reference is left, so the old one can be freed for the new one
-        self._current = self._load(self.name(timestep))
+        self._current = self._load(self.name(timestep), self.adapters)
         return self._current
 
     def name(self, timestep: Tensor) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 from ..interfaces.geometry import Extent, Geometry
 from ..interfaces.strategy import ParameterShapes, Workload
 from ..layout.parallel_layout import ParallelLayout
+from ..protocol.messages import Adapter
 
 Shape = tuple[int, ...]
 
@@ -19,7 +20,8 @@ class DenoisingPlan:
     Attributes:
         latents: shape of the latent ``[B, C, ...]``, by branch.
         extents: number of tokens, by branch.
-        alike: key by branch; branches with equal keys have inputs of equal shapes and may run as one batch.
+        alike: key by branch; branches with equal keys have inputs of equal shapes, and may run as one batch.
+        adapters: LoRAs, by branch. Branches with different ones do not run as one batch.
         guided: whether this is a step loop, where the ranks themselves need the guided prediction.
     """
 
@@ -28,6 +30,7 @@ class DenoisingPlan:
     latents: tuple[Shape, ...]
     extents: tuple[Extent, ...]
     alike: tuple[Hashable, ...]
+    adapters: tuple[tuple[Adapter, ...], ...]
     guided: bool
 
     @property

@@ -1,12 +1,12 @@
 """The denoiser's part of a request: check it, load what is missing, and run one forward or a whole step loop."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ..attention import kernels
 from ..attention.kernels import Kernel
 from ..checkpoint.checkpoint import HIGH_NOISE, LOW_NOISE
 from ..denoiser.denoiser import Denoiser
-from ..denoiser.experts import Experts
+from ..denoiser.experts import Experts, Load
 from ..denoiser.plan import DenoisingPlan, split_names
 from ..distributed.collectives import agree, broadcast_tensors
 from ..distributed.mesh import DeviceMesh
@@ -16,7 +16,7 @@ from ..interfaces.family import Family
 from ..loading.components import ComponentCache
 from ..loading.load import PlannedTransformer
 from ..models import family_of
-from ..protocol.messages import Forward, Sample
+from ..protocol.messages import Adapter, Forward, Sample
 from ..step_loop.pipefusion import PipeFusion
 from ..step_loop.sample_loop import SampleLoop
 from ..step_loop.setting import Setting
@@ -99,12 +99,12 @@ class Denoising:
         if mesh is None:
             return None
         kernel = self._kernel(plan)
-        self.components.agree(mesh)
+        self.components.agree(mesh, self.request.message.overlay)
         request = self.request
         request.check_finite(mesh.whole)
         self._check_rows(mesh)
         plans: dict[str, PlannedTransformer] = {}
-        experts = Experts(self.components.checkpoint, self._loader(mesh, plans))
+        experts = Experts(self.components.checkpoint, self._loader(mesh, plans), plan.adapters[0])
         if agree(int(experts.needs_both(request.tensors or {})), mesh.whole):
             raise InvalidRequest(
                 "the timesteps of one call need both transformers of the model: give the two sides of the boundary "
@@ -121,18 +121,19 @@ class Denoising:
 
     def _plan_loads(self, mesh: DeviceMesh) -> dict[str, PlannedTransformer]:
         """Plan what this rank does not hold. Refuse it, on all ranks alike, if a device has no room for it."""
-        missing = self.components.missing(mesh)
+        overlay = self.request.message.overlay
+        missing = self.components.missing(mesh, overlay)
         if missing:
             self.request.report_loading()  # the first plan imports diffusers, which takes seconds
-        plans = {name: self.components.plan(mesh, name) for name in missing}
+        plans = {name: self.components.plan(mesh, name, overlay) for name in missing}
         # Of two transformers, the idle one is dropped when the device is full.
         self.components.check_room(mesh, max((plan.nbytes for plan in plans.values()), default=0))
         return plans
 
-    def _loader(self, mesh: DeviceMesh, plans: dict[str, PlannedTransformer]) -> Callable[[str], Family]:
-        def load(component: str) -> Family:
+    def _loader(self, mesh: DeviceMesh, plans: dict[str, PlannedTransformer]) -> Load:
+        def load(component: str, adapters: Sequence[Adapter]) -> Family:
             with self.request.loading(self.components, component):
-                return self.components.transformer(mesh, component, plans)
+                return self.components.transformer(mesh, component, plans, adapters, self.request.message.overlay)
 
         return load
 

@@ -14,6 +14,7 @@ from ..distributed.mesh_cache import MeshCache
 from ..errors import OutOfMemory
 from ..loading.components import ComponentCache, free
 from ..loading.load import resolve_dtype
+from ..loading.original_weights import read_original
 from ..protocol.frames import TensorMeta
 from ..protocol.messages import (
     Decode,
@@ -24,6 +25,7 @@ from ..protocol.messages import (
     LoadedModel,
     ModelSpec,
     RankRequest,
+    ReadWeights,
     Sample,
     Unload,
 )
@@ -32,6 +34,7 @@ from . import text_encoding
 from .autoencoding import Autoencoding
 from .denoising import Denoising
 from .request import ActiveRequest, Tensors
+from .validation import read_shapes
 
 log = logging.getLogger(__name__)
 
@@ -114,11 +117,19 @@ class Engine:
         components.check("text_encoder")
         ids, lengths = (request.tensors[name].to(self.device) for name in ("ids", "lengths"))
         with request.loading(components, "text_encoder"):
-            encoder = components.text_encoder()
+            encoder = components.text_encoder(request.message.adapters, request.message.overlay)
         return {"embeds": text_encoding.encode(encoder, ids, lengths, layer=request.message.layer).cpu()}
 
     def _autoencode(self, request: ActiveRequest[Decode] | ActiveRequest[Encode]) -> Tensors:
         return Autoencoding(request, self._components(request.message.model)).run(self._meshes, self.device)
+
+    def _read_weights(self, request: ActiveRequest[ReadWeights]) -> Tensors:
+        if request.tensors is None:
+            return {}
+        message, components = request.message, self._components(request.message.model)
+        shapes = read_shapes(request.tensors, message.component, components.checkpoint)
+        weights = read_original(components.checkpoint, message.component, shapes, message.names)
+        return {str(i): weight for i, weight in enumerate(weights)} | {"dtype": torch.empty(0, dtype=components.dtype)}
 
     def _unload(self, request: ActiveRequest[Unload]) -> Tensors:
         self._models.pop(_key(request.message.model), None)
@@ -176,5 +187,6 @@ _HANDLERS: dict[type[RankRequest], Callable[..., Tensors]] = {
     EncodeText: Engine._encode_text,
     Decode: Engine._autoencode,
     Encode: Engine._autoencode,
+    ReadWeights: Engine._read_weights,
     Unload: Engine._unload,
 }

@@ -1,13 +1,15 @@
 """Checks of a request's header. Every rank runs the same checks, before any weight is loaded."""
 
+import importlib.util
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor
 
-from ..checkpoint.checkpoint import Checkpoint
+from ..checkpoint.checkpoint import HIGH_NOISE, LOW_NOISE, Checkpoint
 from ..denoiser.plan import DenoisingPlan, Shape, split_names
 from ..errors import InvalidRequest
 from ..interfaces.family import Family
@@ -17,7 +19,7 @@ from ..layout.parallel_layout import ParallelLayout, auto
 from ..layout.suggestions import check_fits, suggestion
 from ..models import family_of
 from ..protocol.frames import TensorMeta
-from ..protocol.messages import Forward, Sample
+from ..protocol.messages import Adapter, Forward, Sample
 from ..samplers.prediction_types import PREDICTIONS
 from ..samplers.samplers import SAMPLERS
 from ..strategies import STRATEGIES
@@ -65,9 +67,10 @@ def check_sample(
     family, config, geometry = _family(checkpoint)
     if message.sampler not in SAMPLERS:
         raise InvalidRequest(
-            f"Parallel Sampler has no sampler {message.sampler!r} (it has {', '.join(SAMPLERS)}); KSampler has all of "
-            "ComfyUI's samplers and works with the same MODEL"
+            f"the backend's step loop has no sampler {message.sampler!r}, only {', '.join(SAMPLERS)}; ComfyUI's own "
+            "loop has all of them and works with the same MODEL"
         )
+    _check_noise(message)
     branches, rest = split_names({meta.name: meta.shape for meta in metas}, message.branches)
     _check_guidance(message)
     _check_dtypes(metas)
@@ -77,6 +80,21 @@ def check_sample(
         _check_batch(shapes, latent[0])
     computed = branches[:1] if message.cfg == 1.0 else branches
     return _denoising(message, family, config, [{**shapes, LATENT: latent} for shapes in computed], world_size)
+
+
+def read_shapes(tensors: Mapping[str, Tensor], component: str, checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
+    """Return the shapes that a ``ReadWeights`` has, by ComfyUI's names.
+
+    Raises:
+        InvalidRequest: there are none, or the model lacks the component.
+    """
+    if component not in (HIGH_NOISE, LOW_NOISE, "text_encoder") or component not in checkpoint.components:
+        raise InvalidRequest(f"{checkpoint.name} has no {component!r} whose weights can be changed")
+    try:
+        listed = msgspec.json.decode(bytes(tensors["shapes"].tolist()), type=dict[str, tuple[int, ...]])
+    except (KeyError, ValueError, TypeError, msgspec.MsgspecError) as error:
+        raise InvalidRequest(f"reading weights needs the shapes of all weights as JSON ({error})") from error
+    return listed
 
 
 def first_not_finite(tensors: Mapping[str, Tensor]) -> int:
@@ -117,16 +135,27 @@ def _denoising(
 ) -> DenoisingPlan:
     ranks = min(world_size, len(message.model.devices.indices))
     layout = message.model.layout or auto(ranks, branches=len(branches))
+    adapters = _adapters(message, len(branches))
     plan = DenoisingPlan(
         layout=layout,
         geometry=family.describe(config),
         latents=tuple(shapes[LATENT] for shapes in branches),
         extents=tuple(family.extent(config, shapes) for shapes in branches),
-        alike=tuple(tuple(sorted(shapes.items())) for shapes in branches),
+        alike=tuple((tuple(sorted(shapes.items())), lora) for shapes, lora in zip(branches, adapters, strict=True)),
+        adapters=adapters,
         guided=isinstance(message, Sample),
     )
     _check_layout(layout, plan.workload(), ranks)
     return plan
+
+
+def _adapters(message: Forward | Sample, branches: int) -> tuple[tuple[Adapter, ...], ...]:
+    """Return the LoRAs of each branch."""
+    if isinstance(message, Sample):
+        return (message.adapters,) * branches
+    if len(message.adapters) not in (0, branches):
+        raise InvalidRequest(f"LoRAs are given for {len(message.adapters)} branches, and there are {branches}")
+    return message.adapters or ((),) * branches
 
 
 def _check_layout(layout: ParallelLayout, workload: Workload, ranks: int) -> None:
@@ -200,6 +229,24 @@ def _check_guidance(message: Sample) -> None:
         raise InvalidRequest(
             f"cfg={message.cfg} needs a negative conditioning as the second branch; only cfg=1.0 works without"
         )
+
+
+def _check_noise(message: Sample) -> None:
+    """Refuse what a sampler could not draw noise from."""
+    if not 0 <= message.seed < 2**64:
+        raise InvalidRequest(f"seed={message.seed}: a seed from 0 to 2**64 - 1 works")
+    if not (math.isfinite(message.noise_scale) and message.noise_scale >= 0.0):
+        raise InvalidRequest(f"noise_scale={message.noise_scale}: a finite number of at least 0 works")
+    if not 0.0 < message.first_sigma <= 1.0:
+        raise InvalidRequest(f"first_sigma={message.first_sigma}: a number above 0 and at most 1 works")
+    kind = SAMPLERS[message.sampler].noise
+    if kind in ("gaussian", "brownian on device") and message.noise_device == "cuda" != message.model.devices.kind:
+        raise InvalidRequest(
+            f"{message.sampler} would draw its noise on a GPU, and the ranks run on the CPU, which draws other "
+            "numbers; run the sampler in ComfyUI's own loop"
+        )
+    if kind in ("brownian", "brownian on device") and importlib.util.find_spec("torchsde") is None:
+        raise InvalidRequest(f"{message.sampler} needs the package torchsde in the backend's Python: install it")
 
 
 def _check_batch(shapes: Shapes, batch: int) -> None:

@@ -2,9 +2,10 @@
 
 import gc
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -13,7 +14,7 @@ from ..distributed.collectives import agree, all_true
 from ..distributed.mesh import DeviceMesh
 from ..interfaces.family import Family
 from ..layout.parallel_layout import ParallelLayout
-from ..protocol.messages import LoadedModel
+from ..protocol.messages import Adapter, LoadedModel, Overlay
 from ..protocol.tensors import NAMES
 from .load import (
     PlannedTransformer,
@@ -24,6 +25,8 @@ from .load import (
     text_encoder_bytes,
 )
 from .room import check_fits, claim, claims_of_all, room_on
+from .weight_changes import WeightChanges
+from .weight_source import WeightSource
 
 log = logging.getLogger(__name__)
 
@@ -90,6 +93,7 @@ class ComponentCache:
         self._held: dict[str, WeightPart] = {}
         self._meshes: dict[str, DeviceMesh] = {}
         self._parts: dict[str, Any] = {}
+        self._changes: WeakKeyDictionary[Any, WeightChanges] = WeakKeyDictionary()
 
     def has(self, name: str) -> bool:
         """Whether a component is loaded."""
@@ -104,15 +108,15 @@ class ComponentCache:
         if name not in self._parts:
             check_component(self.checkpoint, name)
 
-    def missing(self, mesh: DeviceMesh) -> list[str]:
-        """Return the transformers of which this rank does not hold its part on the mesh."""
+    def missing(self, mesh: DeviceMesh, overlay: Overlay | None) -> list[str]:
+        """Return the transformers of which this rank does not hold its part on the mesh, as an overlay needs it."""
         held = WeightPart.on(mesh)
         names = [name for name in (HIGH_NOISE, LOW_NOISE) if name in self.checkpoint.components]
-        return [name for name in names if not self._holds(name, held)]
+        return [name for name in names if not self._holds(name, held, overlay)]
 
-    def plan(self, mesh: DeviceMesh, name: str) -> PlannedTransformer:
+    def plan(self, mesh: DeviceMesh, name: str, overlay: Overlay | None) -> PlannedTransformer:
         """Plan this rank's part, on a mesh, of the transformer component ``name``. Reads no weights."""
-        return plan_transformer(self.checkpoint, self.dtype, self.device, mesh, name)
+        return plan_transformer(self.checkpoint, self.dtype, self.device, mesh, name, overlay)
 
     def check_room(self, mesh: DeviceMesh, needed: int) -> None:
         """Refuse weights that do not fit on a device, on all ranks alike. Collective over the mesh.
@@ -127,7 +131,14 @@ class ComponentCache:
         claims = claims_of_all(self.device, needed, mesh.whole)
         check_fits(claims, self.checkpoint.name, dtype=self.dtype, remedy=_SHARE)
 
-    def transformer(self, mesh: DeviceMesh, name: str, plans: dict[str, PlannedTransformer]) -> Family:
+    def transformer(
+        self,
+        mesh: DeviceMesh,
+        name: str,
+        plans: dict[str, PlannedTransformer],
+        adapters: Sequence[Adapter],
+        overlay: Overlay | None,
+    ) -> Family:
         """Return this rank's part, on a mesh, of the transformer component ``name``; load it if necessary.
 
         Meshes on which the rank holds the same part share the loaded weights.
@@ -136,9 +147,11 @@ class ComponentCache:
             mesh: the mesh.
             name: the component.
             plans: parts that have been planned for the mesh, by name. The one that is loaded is taken out.
+            adapters: the LoRAs that it applies from now on.
+            overlay: the changed weights that it has from now on.
         """
         held = WeightPart.on(mesh)
-        if not self._holds(name, held):
+        if not self._holds(name, held, overlay):
             self._parts.pop(name, None)
         if name not in self._parts:
             self._meshes.pop(name, None)
@@ -146,15 +159,23 @@ class ComponentCache:
                 self._meshes[name] = mesh
         self._held[name] = held
         self._layout = mesh.layout
-        return self._part(name, lambda: self._load_planned(mesh, name, plans))
+        family = self._part(name, lambda: self._load_planned(mesh, name, plans, overlay))
+        self._changes[family].use(adapters, overlay)
+        return family
 
-    def _load_planned(self, mesh: DeviceMesh, name: str, plans: dict[str, PlannedTransformer]) -> Family:
-        plan = plans.pop(name) if name in plans else self.plan(mesh, name)
+    def _load_planned(
+        self, mesh: DeviceMesh, name: str, plans: dict[str, PlannedTransformer], overlay: Overlay | None
+    ) -> Family:
+        plan = plans.pop(name) if name in plans else self.plan(mesh, name, overlay)
         # CPU ranks load at the same time, and into the same memory.
         self._free_up(plan.nbytes * (mesh.whole.size if self.device.type == "cpu" else 1))
-        return plan.fill()
+        family = plan.fill()
+        self._changes[family] = WeightChanges(
+            family.module, name, plan.class_name, plan.source, plan.slices, plan.overlay
+        )
+        return family
 
-    def agree(self, mesh: DeviceMesh) -> None:
+    def agree(self, mesh: DeviceMesh, overlay: Overlay | None) -> None:
         """Drop transformers that the ranks of the mesh do not all hold on the groups of one mesh.
 
         Another rank may have dropped its part, for example because it ran out of memory, or may have loaded other
@@ -165,7 +186,7 @@ class ComponentCache:
         if held.alone:
             return
         for name in (HIGH_NOISE, LOW_NOISE):
-            serial = self._meshes[name].serial if self._holds(name, held) else _NO_MESH
+            serial = self._meshes[name].serial if self._holds(name, held, overlay) else _NO_MESH
             first = agree(agree(serial, tensor), sequence)
             if not all_true(all_true(serial == first != _NO_MESH, tensor), sequence):
                 self._parts.pop(name, None)
@@ -174,20 +195,26 @@ class ComponentCache:
         """Return the meshes whose groups the loaded transformers use."""
         return [mesh for name, mesh in self._meshes.items() if name in self._parts]
 
-    def text_encoder(self) -> Any:
-        """Return the text encoder, a module of transformers. Rank 0 alone loads it.
+    def text_encoder(self, adapters: Sequence[Adapter], overlay: Overlay | None) -> Any:
+        """Return the text encoder with these changes, a module of transformers. Rank 0 alone loads it.
 
         Raises:
             InvalidRequest: it does not fit on the device. Names numbers and remedies.
         """
-        return self._part("text_encoder", self._load_text_encoder)
+        encoder = self._part("text_encoder", self._load_text_encoder)
+        self._changes[encoder].use(adapters, overlay)
+        return encoder
 
     def _load_text_encoder(self) -> Any:
         needed = text_encoder_bytes(self.checkpoint, self.dtype)
         weights = f"{self.checkpoint.name}'s text encoder"
         check_fits([claim(self.device, needed)], weights, dtype=self.dtype, remedy=_ANOTHER_LOADER)
         self._free_up(needed)
-        return load_text_encoder(self.checkpoint, self.dtype, self.device)
+        encoder = load_text_encoder(self.checkpoint, self.dtype, self.device)
+        class_name = self.checkpoint.components["text_encoder"]
+        source = WeightSource(self.checkpoint.stored("text_encoder"), class_name)
+        self._changes[encoder] = WeightChanges(encoder, "text_encoder", class_name, source, {}, None)
+        return encoder
 
     def vae(self) -> Any:
         """Return the VAE, a module of diffusers."""
@@ -215,8 +242,10 @@ class ComponentCache:
                     raise
         return cast(T, self._parts[name])
 
-    def _holds(self, name: str, held: WeightPart) -> bool:
-        return name in self._parts and self._held.get(name) == held
+    def _holds(self, name: str, held: WeightPart, overlay: Overlay | None) -> bool:
+        if name not in self._parts or self._held.get(name) != held:
+            return False
+        return self._changes[self._parts[name]].fits(overlay)
 
     def _free_up(self, nbytes: int) -> None:
         """Free what no request uses until ``nbytes`` are free on the device, or nothing is left to free."""

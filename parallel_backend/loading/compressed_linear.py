@@ -24,6 +24,10 @@ class CompressedLinear(nn.Linear):
     Args:
         linear: the layer to stand for, on the meta device.
         compression: how its weight is compressed.
+
+    Attributes:
+        weight_cut: the dim of the weight that is cut, and the parts that this layer has; None if it has all.
+        columns: where its columns are among those that it decodes; None if they are the same.
     """
 
     packed: Tensor
@@ -32,6 +36,7 @@ class CompressedLinear(nn.Linear):
         nn.Module.__init__(self)
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.compression, self.dtype = compression, linear.weight.dtype
+        self.weight_cut: tuple[int, tuple[slice, ...]] | None = None
         self.columns: tuple[slice, ...] | None = None
         # First, since diffusers takes the first floating-point parameter's dtype for the layer's.
         self.register_parameter("bias", linear.bias)
@@ -67,6 +72,7 @@ class CompressedLinear(nn.Linear):
         Returns:
             The slices to load of each parameter.
         """
+        self.weight_cut = dim, parts
         if dim == 0:
             names = [name for name in (PACKED, "row_scale", "block_scale") if name in self._parameters]
             return {self._keep(name, 0, parts): (0, parts) for name in names}

@@ -12,6 +12,11 @@ from .vae_converters import VAE_CONVERTERS
 Tensors = dict[str, Tensor]
 
 
+def has_converter(class_name: str) -> bool:
+    """Whether the original names of a diffusers class differ from diffusers'."""
+    return class_name in _CONVERTERS
+
+
 def converter(class_name: str) -> Callable[[Tensors], Tensors]:
     """Return the function that maps a file's tensors in the published names to those of a diffusers class."""
     return _CONVERTERS[class_name]

@@ -18,10 +18,11 @@ from ..errors import InvalidRequest
 from ..interfaces.family import Family
 from ..interfaces.tensor_cuts import Slices
 from ..models import FAMILIES, family_of
-from ..protocol.messages import DType
+from ..protocol.messages import DType, Overlay
 from ..protocol.tensors import DTYPES
 from ..strategies import stage_cut
 from ..vaes import VAES, vae_of
+from .overlay import overlaid
 from .weight_source import WeightSource
 
 SUPPORTED: dict[str, tuple[str, ...]] = {
@@ -70,13 +71,19 @@ class PlannedTransformer:
 
     Attributes:
         family: the part on the meta device, cut and sharded.
-        source: the weights.
+        source: the weights of the files.
+        overlay: changed weights, which are loaded instead of those of the files.
+        component: diffusers' name of the component.
+        class_name: diffusers' class.
         slices: the slices of parameters that were cut.
         device: where the weights go.
     """
 
     family: Family
     source: WeightSource
+    overlay: Overlay | None
+    component: str
+    class_name: str
     slices: Slices
     device: torch.device
 
@@ -91,7 +98,8 @@ class PlannedTransformer:
         """Read the weights. What is half read after an error is of no use: plan again."""
         from . import partial
 
-        partial.fill(self.family.module, self.source, self.slices, self.device)
+        source = overlaid(self.source, self.overlay, self.component)
+        partial.fill(self.family.module, source, self.slices, self.device)
         self.family.module.eval().requires_grad_(False)
         return self.family
 
@@ -104,7 +112,12 @@ def load_transformer(
 
 
 def plan_transformer(
-    checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, mesh: DeviceMesh, component: str
+    checkpoint: Checkpoint,
+    dtype: torch.dtype,
+    device: torch.device,
+    mesh: DeviceMesh,
+    component: str,
+    overlay: Overlay | None = None,
 ) -> PlannedTransformer:
     """Build this rank's part of a transformer without weights, wrapped in its family. Reads headers alone.
 
@@ -120,11 +133,19 @@ def plan_transformer(
     source, config = WeightSource(checkpoint.stored(component), name), checkpoint.config(component)
     module = partial.empty(getattr(diffusers, name), config, dtype)
     source.check(_shapes(module), only=not checkpoint.path.is_dir())
-    keep_compressed(module, source)
+    keep_compressed(module, overlaid(source, overlay, component))
     part, slices = _cut(family_of(name), module, config, device.type, mesh)
     factor = handicap(mesh.whole.index)
     part.run = slowed(part.run, factor, device) if factor > 1 else part.run
-    return PlannedTransformer(family=part, source=source, slices=slices, device=device)
+    return PlannedTransformer(
+        family=part,
+        source=source,
+        overlay=overlay,
+        component=component,
+        class_name=name,
+        slices=slices,
+        device=device,
+    )
 
 
 def _cut(

@@ -1,6 +1,6 @@
 """Fills a module with the weights that a rank holds, directly on its device. What it does not hold is never read."""
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 import torch
@@ -37,10 +37,25 @@ def fill(module: nn.Module, source: WeightSource, slices: Slices, device: torch.
     """
     buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
     module.to_empty(device=device)
-    saved = module.state_dict(keep_vars=True)
     for name, buffer in module.named_buffers():
         buffer.copy_(buffers[name])
-    for name, target in saved.items():
+    read_parameters(module, source, slices)
+
+
+def read_parameters(
+    module: nn.Module, source: WeightSource, slices: Slices, only: Container[str] | None = None
+) -> None:
+    """Read the weights that a module holds into it.
+
+    Args:
+        module: the module, with memory for its weights.
+        source: the weights.
+        slices: see ``fill``.
+        only: names of those to read; None for all.
+    """
+    for name, target in module.state_dict(keep_vars=True).items():
+        if only is not None and name not in only:
+            continue
         dim, parts = slices.get(name, (0, None))
         local, rows = _local_rows(target)
         if parts == ():

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import replace
 
 import torch
@@ -10,10 +11,12 @@ from torch import Tensor
 
 from ..checkpoint.architectures import TRANSFORMERS, VAES, architecture_of
 from ..checkpoint.checkpoint import StoredComponent
+from ..checkpoint.dtypes import TORCH_DTYPES
+from ..checkpoint.overlay_file import OverlayFile
 from ..checkpoint.stored_tensor import Compression, StoredTensor
 from ..checkpoint.weight_headers import read_files, weights_under
 from ..errors import InvalidRequest
-from .converters import converter
+from .converters import converter, has_converter
 from .decoding import decode
 from .row_map import Rows, Shape, converted, identity
 from .scales import check_scales, read_scale
@@ -27,6 +30,9 @@ _MOST_NAMED = 3
 PACKED = "packed"
 """Name of the parameter with the bytes of a layer's compressed weight. Its scales are named as in ``Compression``."""
 
+_CHANGED = "changed:"
+"""The beginning of the names of changed weights, which the files may have under the same names, too."""
+
 _SCALES = ("tensor_scale", "row_scale", "block_scale", "input_scale")
 
 
@@ -39,14 +45,29 @@ class WeightSource:
     Args:
         stored: where the weights are.
         class_name: diffusers' class.
+
+    Attributes:
+        overlaid: names of the parameters that an overlay changes.
     """
 
     def __init__(self, stored: StoredComponent, class_name: str) -> None:
         self._tensors = weights_under(stored.prefix, read_files(stored.files))
         shapes = _shapes(self._tensors)
-        self._rows = _published_rows(shapes, class_name) if stored.native else identity(shapes)
+        self._rows = published_rows(shapes, class_name) if stored.native else identity(shapes)
         self._name = stored.name
         self._class_name = class_name
+        self.overlaid: frozenset[str] = frozenset()
+
+    def with_overlay(self, overlay: OverlayFile) -> "WeightSource":
+        """Return a source that reads changed weights where there are some, and the others as this one does."""
+        rows = comfyui_rows(overlay.shapes, self._class_name)
+        changed = {name: each for name, each in rows.items() if each.source in overlay.tensors}
+        source = copy(self)
+        source._tensors = self._tensors | {_CHANGED + name: each for name, each in overlay.tensors.items()}
+        renamed = {name: replace(each, source=_CHANGED + each.source) for name, each in changed.items()}
+        source._rows = self._rows | renamed
+        source.overlaid = frozenset(changed)
+        return source
 
     def check(self, shapes: Mapping[str, tuple[int, ...]], *, only: bool = False) -> None:
         """Check the files against the shapes of all tensors of the whole model.
@@ -83,7 +104,7 @@ class WeightSource:
         return stored.compression
 
     def _check_shape(self, name: str, shape: Shape) -> None:
-        found = self._shape(name)
+        found = self.shape(name)
         if found[:1] != shape[:1] or _squeezed(found) != _squeezed(shape):
             raise InvalidRequest(
                 f"{name} has shape {list(found)} in {self._name}, but {list(shape)} in the config: download the model "
@@ -137,7 +158,13 @@ class WeightSource:
         is_part = kind in (PACKED, *_SCALES) and name not in self._rows and self.compression(weight) is not None
         return (weight, kind) if is_part else (name, "")
 
-    def _shape(self, name: str) -> tuple[int, ...]:
+    def dtype(self, name: str) -> torch.dtype:
+        """Return the dtype of a parameter in the file; float32 if it is compressed or smaller than 16 bits."""
+        stored = self._tensors[self._rows[name].source]
+        dtype = TORCH_DTYPES[stored.dtype] if stored.compression is None else torch.float32
+        return dtype if dtype.itemsize >= 2 else torch.float32
+
+    def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape that a parameter has in the file."""
         rows = self._rows[name]
         shape = self._tensors[rows.source].shape
@@ -178,8 +205,21 @@ def _unused(class_name: str) -> frozenset[str]:
     return frozenset(name for each in (*TRANSFORMERS, *VAES) if each.class_name == class_name for name in each.unused)
 
 
-def _published_rows(shapes: Mapping[str, Shape], class_name: str) -> dict[str, Rows]:
-    """Return the rows of each parameter in a file with original names."""
+def comfyui_rows(shapes: Mapping[str, Shape], class_name: str) -> dict[str, Rows]:
+    """Return the rows of each parameter in a transformer's weights of these shapes, by ComfyUI's names.
+
+    These are the original ones, or diffusers' own for a transformer that ComfyUI does not have.
+    """
+    if has_converter(class_name):
+        architecture = architecture_of(class_name)
+        names = {architecture.published(name) for name in shapes}
+        if all(mark in names for mark in architecture.native):
+            return published_rows(shapes, class_name)
+    return identity(shapes)
+
+
+def published_rows(shapes: Mapping[str, Shape], class_name: str) -> dict[str, Rows]:
+    """Return the rows of each parameter in tensors of these shapes, which have original names."""
     architecture = architecture_of(class_name)
     used = [name for name in shapes if name not in architecture.unused]
     in_file = {architecture.published(name): name for name in used}

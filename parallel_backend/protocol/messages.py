@@ -57,6 +57,34 @@ class ModelSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Adapter:
+    """A LoRA (https://arxiv.org/abs/2106.09685) that a request applies to the model. The weights stay as they are.
+
+    Attributes:
+        path: the file with its factors, see ``checkpoint.adapter_file``. Ranks read it at the first use.
+        id: hash of its content. Ranks that have read a file with this id do not read it again.
+        strength: the factor of what it adds.
+    """
+
+    path: str
+    id: str
+    strength: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Overlay:
+    """Weights that a request uses instead of those in the model's files.
+
+    Attributes:
+        path: the file that holds them, see ``checkpoint.overlay_file``.
+        id: hash of its content.
+    """
+
+    path: str
+    id: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class RankRequest:
     """Base class of the requests that the ranks run."""
 
@@ -70,13 +98,15 @@ class Forward(RankRequest):
 
     Tensors in: ``{i}.{name}`` for branch ``i``, with the argument names of the family's diffusers class, batch
     first (Wan: ``hidden_states`` ``[B, C, T, H, W]``, ``timestep`` ``[B]``, ``encoder_hidden_states`` ``[B, L, D]``).
-    Branches may differ in every shape.
+    Branches may differ in every shape. ``adapters`` has the LoRAs of each branch, and is empty if there are none.
     Tensors out: ``{i}`` ``[B, C, T, H, W]``, the raw prediction of branch ``i`` in the model's dtype.
     With ``measure`` also ``sent_bytes`` ``[ranks of the layout]`` int64, the bytes that each rank sent to others.
     With ``measure`` or ``timed`` also ``seconds`` ``[1]``, the ranks' computing time; counting bytes adds to it.
     """
 
     branches: int
+    adapters: tuple[tuple[Adapter, ...], ...] = ()
+    overlay: Overlay | None = None
     measure: bool = False
     timed: bool = False
 
@@ -93,8 +123,12 @@ class Sample(RankRequest):
     A flow model (``prediction="flow"``) gets a sigma as the timestep ``sigma * timestep_scale`` (ComfyUI's
     ``ModelSamplingDiscreteFlow.timestep``). An ``"eps"`` or ``"v"`` model gets its position in ``log_sigmas`` ``[N]``,
     an extra tensor (``ModelSamplingDiscrete.timestep``), so a sampler may also use sigmas between those of ``sigmas``.
+    Samplers that draw noise draw that of ``seed`` and scale it by ``noise_scale``. ``noise_device`` is the kind of
+    device on which ComfyUI would draw: the same seed gives other numbers on the CPU than on a GPU. ``first_sigma``
+    replaces a first sigma of 1 of a flow model where a sampler needs its signal-to-noise ratio (ComfyUI's
+    ``offset_first_sigma_for_snr``).
     With ``previews``, progress carries ``preview`` ``[1, C, 1, H, W]``, or ``[1, C, H, W]`` for an image: the predicted
-    x0 of the first item's first frame.
+    x0 of the first item's first frame. ``adapters`` has the LoRAs of all branches.
     Tensors out: ``samples`` ``[B, C, T, H, W]`` float32, as the last step leaves them (the caller applies ComfyUI's
     ``inverse_noise_scaling``). With ``measure`` or ``timed`` also the tensors that ``Forward`` lists, for the loop.
     """
@@ -104,7 +138,13 @@ class Sample(RankRequest):
     cfg: float
     prediction: Literal["flow", "eps", "v"] = "flow"
     timestep_scale: float = 1000.0
+    seed: int = 0
+    noise_scale: float = 1.0
+    noise_device: Literal["cpu", "cuda"] = "cpu"
+    first_sigma: float = 1.0
     previews: bool = False
+    adapters: tuple[Adapter, ...] = ()
+    overlay: Overlay | None = None
     measure: bool = False
     timed: bool = False
 
@@ -116,10 +156,13 @@ class EncodeText(RankRequest):
     ``layer`` counts from the end like ComfyUI's CLIPSetLastLayer: -1 is the last layer, and a layer that does not
     exist also means the last one. The output of any layer is normalised like that of the last.
     Tensors in: ``ids`` ``[N, L]`` int64 and ``lengths`` ``[N]`` int64 (ids beyond a length are ignored).
+    ``adapters`` and ``overlay`` are what is changed in its weights.
     Tensors out: ``embeds`` ``[N, L, D]`` float32, zero beyond each length.
     """
 
     layer: int = -1
+    adapters: tuple[Adapter, ...] = ()
+    overlay: Overlay | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,6 +198,20 @@ class Encode(RankRequest):
     tile: int = 0
     measure: bool = False
     timed: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadWeights(RankRequest):
+    """Read weights as the model's files hold them, decoded, for ComfyUI's own functions that change weights.
+
+    ``component`` is a transformer or the text encoder, and ``names`` are ComfyUI's names of weights.
+    Tensors in: ``shapes`` ``[bytes]`` uint8, the JSON of the shapes of all of its weights by ComfyUI's names.
+    Tensors out: ``{i}``, weight ``i``, in the dtype in which it is stored if that is float32, float16 or bfloat16, and
+    otherwise in float32. ``dtype`` ``[0]`` has the dtype in which the ranks hold weights.
+    """
+
+    component: str
+    names: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -286,7 +343,7 @@ class Status:
 MESSAGES: dict[str, type] = {
     cls.__name__: cls
     for cls in (
-        Forward, Sample, EncodeText, Decode, Encode, Unload, Echo,
+        Forward, Sample, EncodeText, Decode, Encode, ReadWeights, Unload, Echo,
         Cancel, Outcome, StatusQuery, Stop, Continue, Done, Progress, Error, Status,
     )
 }  # fmt: skip

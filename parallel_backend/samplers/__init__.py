@@ -1,1 +1,1 @@
-"""Deterministic samplers and prediction types. Elementwise maths; nothing here communicates."""
+"""Samplers and prediction types. Elementwise maths; nothing here communicates."""

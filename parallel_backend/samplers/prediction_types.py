@@ -28,6 +28,11 @@ class Prediction:
     add_noise: Callable[[Tensor, Tensor, Tensor], Tensor]
     discrete: bool
 
+    @property
+    def flow(self) -> bool:
+        """Whether the noised latent is ``(1 - sigma) * latent + sigma * noise``, of a flow model."""
+        return not self.discrete
+
 
 def _unit_variance(x: Tensor, sigma: Tensor) -> Tensor:
     return x / (sigma**2 + 1.0) ** 0.5

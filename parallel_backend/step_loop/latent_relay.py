@@ -15,7 +15,7 @@ from ..distributed.collectives import PendingSends, Work, receive, wait_all
 from ..distributed.mesh import Axis
 from ..interfaces.family import Family
 from ..layout.partition import Partition
-from ..samplers.samplers import Sampler, SamplerRun
+from ..samplers.interface import SamplerRun
 from .setting import Setting
 
 
@@ -57,13 +57,13 @@ class LastStage:
         preview: whether the first sample's x0 is sent with every step.
     """
 
-    def __init__(
-        self, setting: Setting, sampler: Sampler, patches: PatchIndices, return_axis: Axis, *, preview: bool
-    ) -> None:
+    def __init__(self, setting: Setting, patches: PatchIndices, return_axis: Axis, *, preview: bool) -> None:
         self.setting, self.return_axis, self.preview = setting, return_axis, preview
         self.indices_by_patch = patches.indices_by_patch
         x = setting.x.flatten(1)
-        self._steps: list[SamplerRun] = [sampler(x[:, indices], setting.sigmas) for indices in self.indices_by_patch]
+        self._steps: list[SamplerRun] = [
+            setting.sampler(indices)(x[:, indices], setting.sigmas) for indices in self.indices_by_patch
+        ]
         self._calls = [next(steps) for steps in self._steps]
         self._inpainting = [setting.inpainting.select(setting.x.shape, indices) for indices in self.indices_by_patch]
         self._pending = PendingSends()
@@ -135,9 +135,8 @@ class FirstStage:
     ) -> None:
         self.indices_by_patch, self.return_axis = patches.indices_by_patch, return_axis
         self.on_step, self.preview = on_step, preview
-        self.x = setting.inpainting.model_input(setting.x, setting.sigmas[0]).clone(
-            memory_format=torch.contiguous_format
-        )
+        call = setting.first_call()
+        self.x = setting.inpainting.model_input(call.x, call.sigma).clone(memory_format=torch.contiguous_format)
         self._preview = self.x[:1].clone()
         self._receives: deque[_PendingReceive] = deque()
 

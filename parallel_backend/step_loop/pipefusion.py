@@ -18,7 +18,6 @@ from ..distributed.stop_flags import StopFlags
 from ..errors import Cancelled
 from ..interfaces import patch_plan
 from ..interfaces.geometry import IMAGE, common_image_tokens
-from ..samplers.samplers import SAMPLERS
 from .latent_relay import FirstStage, LastStage, PatchIndices
 from .setting import Report, Setting
 from .stage import Group, Stage, Task
@@ -39,7 +38,8 @@ class PipeFusion:
         self.first: FirstStage | None = None
         self.last: LastStage | None = None
         if len(setting.x):
-            self.groups = [tuple(group) for group in alike(setting.inputs(setting.x, setting.sigmas[0]))]
+            inputs = setting.inputs(setting.x, setting.sigmas[0])
+            self.groups = [tuple(group) for group in alike(inputs, setting.denoiser.plan.adapters)]
             self._make_ends()
         # Made after the weights are loaded: a refused request then leaves no flag in flight.
         self.flags = StopFlags(self.mesh.whole, setting.x.device, cancelled)
@@ -86,14 +86,13 @@ class PipeFusion:
         assert boundaries is not None
         return_axis = boundaries[-1]
         extent, size = self.plan.extents[0], self.plan.latents[0][2:]
-        family = setting.denoiser.experts.at(setting.time(setting.sigmas[0]))
+        family = setting.denoiser.experts.at(setting.time(self.calls[0].sigma))
         patches = PatchIndices.of(family, self.image, extent.values, size)
         preview = setting.message.previews and return_axis.ranks[0] == 0
         if self.boundary.first:
             self.first = FirstStage(setting, patches, return_axis, self._on_step, preview=preview)
         if self.boundary.last:
-            sampler = SAMPLERS[setting.message.sampler]
-            self.last = LastStage(setting, sampler, patches, return_axis, preview=preview)
+            self.last = LastStage(setting, patches, return_axis, preview=preview)
             self._tokens = setting.x.new_zeros(len(setting.x), self.image.total, extent.values)
 
     def _tasks(self) -> Iterator[Task]:

@@ -7,7 +7,7 @@ from torch import Tensor
 from ..distributed import rank_speeds
 from ..distributed.collectives import agree
 from ..errors import Cancelled
-from ..samplers.samplers import SAMPLERS, run_sampler
+from ..samplers.interface import run_sampler
 from .schedule import ViewSchedule, call_kinds
 from .setting import Report, Setting
 
@@ -31,8 +31,7 @@ class SampleLoop:
             Cancelled: on all ranks, before the next denoiser call.
         """
         setting = self.setting
-        sampler = SAMPLERS[setting.message.sampler]
-        x = run_sampler(sampler, self.denoise, setting.x, setting.sigmas, self._on_step)
+        x = run_sampler(setting.sampler(), self.denoise, setting.x, setting.sigmas, self._on_step)
         self.views.finish()
         return setting.gather(x)
 

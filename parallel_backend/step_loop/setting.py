@@ -12,9 +12,10 @@ from ..interfaces.geometry import LATENT, TIMESTEP
 from ..layout.partition import Partition
 from ..protocol.messages import Progress, Sample
 from ..samplers.inpainting import Inpainting
+from ..samplers.interface import ModelCall, Sampler
 from ..samplers.prediction_types import PREDICTIONS, timestep
-from ..samplers.samplers import SAMPLERS, ModelCall, planned_calls
 from ..strategies.batch import BatchSplit
+from .request_sampler import RequestSampler
 from .schedule import whole_calls
 
 Report = Callable[[Progress, Mapping[str, Tensor]], None]
@@ -38,6 +39,7 @@ class Setting:
         self.log_sigmas = loop.pop("log_sigmas", None)
         local = {name: self._local(tensor).float() for name, tensor in loop.items()}
         self.x = local.pop("x")
+        self._sampler = RequestSampler(message, self.sigmas, denoiser.plan.latents[0])
         self.inpainting = Inpainting(prediction=PREDICTIONS[message.prediction], inpainting=local)
         self.conditioning = {
             i: {name: tensor[self.samples] for name, tensor in branches[i].items()} for i in denoiser.branches
@@ -46,7 +48,7 @@ class Setting:
     def load(self) -> None:
         """Load the weights of the first step, now instead of lazily. A rank without samples loads none."""
         if len(self.x):
-            self.denoiser.experts.at(self.time(self.sigmas[0]))
+            self.denoiser.experts.at(self.time(self.first_call().sigma))
 
     def time(self, sigma: Tensor) -> Tensor:
         """The timestep of a sigma, as a 0-dim tensor."""
@@ -54,9 +56,19 @@ class Setting:
 
     def calls(self) -> tuple[list[ModelCall], list[bool]]:
         """All calls that the sampler will make, and which of them are exact even in an approximate layout."""
-        calls = planned_calls(SAMPLERS[self.message.sampler], self.sigmas)
+        calls = self._sampler.calls()
         experts = [self.denoiser.experts.name(self.time(call.sigma)) for call in calls]
         return calls, whole_calls([call.step for call in calls], experts, self.denoiser.plan.layout.warmup)
+
+    def sampler(self, elements: Tensor | None = None) -> Sampler:
+        """The sampler of this rank's samples, or of some elements of each (flat indices into a sample)."""
+        if elements is None:
+            return self._sampler.of_part(lambda whole: whole[self.samples])
+        return self._sampler.of_part(lambda whole: whole[self.samples].flatten(1)[:, elements])
+
+    def first_call(self) -> ModelCall:
+        """The first call of the sampler on this rank's samples."""
+        return self._sampler.first_call(self.x)
 
     def inputs(self, latent: Tensor, sigma: Tensor) -> dict[int, dict[str, Tensor]]:
         """All inputs of this rank's branches, for one input latent of the model."""

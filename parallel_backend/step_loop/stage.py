@@ -14,7 +14,7 @@ from ..interfaces.family import Family
 from ..interfaces.geometry import IMAGE
 from ..interfaces.state import State
 from ..layout.partition import Partition
-from ..samplers.samplers import ModelCall
+from ..samplers.interface import ModelCall
 from ..strategies.patch_attention import PatchSplit
 from ..strategies.token_split import TokenSplit, take_slices
 from .setting import Setting

@@ -112,7 +112,7 @@ def test_parallel_decode_gives_the_same_image(client: ComfyClient) -> None:
         (prompt(model_name="empty"), "no model_index.json"),
         (prompt(model_name="unet"), "has no transformer"),
         (prompt(model_name="../../secret"), "no model '../../secret'"),
-        (prompt("ParallelSampler", sampler_name="lcm"), "only euler, heun"),
+        (prompt("ParallelSampler", layout={"pipe": 2}, sampler_name="dpm_fast"), "lacks the sampler dpm_fast, it has"),
         (prompt(model_name="no vae"), "no vae has no VAE"),
     ],
 )

@@ -10,11 +10,15 @@ from torch import Tensor
 from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.models.shared.patchify import pad_to_patch
 from parallel_backend.protocol.messages import Devices, Forward, ModelSpec, Sample
-from parallel_backend.samplers.samplers import SAMPLERS, run_sampler
+from parallel_backend.samplers.interface import run_sampler
+from parallel_backend.step_loop.request_sampler import RequestSampler
 from tests.support import tiny
 
 ODD = (3, 5, 7)
 """Frames, height and width of a latent, all odd: 36 tokens once padded to patches of (1, 2, 2)."""
+
+SEED = 2**64 - 1
+"""The largest seed that ComfyUI's nodes take."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +75,7 @@ def forward(model: ModelSpec, case: Case) -> tuple[Forward, dict[str, Tensor]]:
 
 def sample(model: ModelSpec, case: Case, **options: Any) -> tuple[Sample, dict[str, Tensor]]:
     """A ``Sample`` and its tensors."""
-    chosen: dict[str, Any] = {"sampler": "euler", "cfg": 4.0} | options
+    chosen: dict[str, Any] = {"sampler": "euler", "cfg": 4.0, "seed": SEED} | options
     return Sample(model=model, branches=len(case.texts), **chosen), case.sample_inputs()
 
 
@@ -102,7 +106,9 @@ def stock_sample(sizes: tiny.Tiny, case: Case, *, sampler: str = "euler", cfg: f
         uncond = predict(x, sigma, 1)
         return uncond + (cond - uncond) * cfg
 
-    return run_sampler(SAMPLERS[sampler], denoise, inputs["x"], inputs["sigmas"], lambda *_: None)
+    message = Sample(model=spec(Path()), branches=2, sampler=sampler, cfg=cfg, seed=SEED)
+    steps = RequestSampler(message, inputs["sigmas"], inputs["x"].shape).of_part(lambda whole: whole)
+    return run_sampler(steps, denoise, inputs["x"], inputs["sigmas"], lambda *_: None)
 
 
 def relative_error(got: Tensor, wanted: Tensor) -> float:

@@ -1,6 +1,7 @@
 """Compressed weights give what their decoded ones give on one process, and take no more memory than their file."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from parallel_backend.models.shared.patchify import pad_to_patch
 from tests.ranks import driver, requests
 from tests.ranks.requests import Case
 from tests.support import compressed
+from tests.support.weight_changes import Change, merged, write_overlay
 
 CLOSE, FILE = 1e-4, 1.1
 PATCH = (1, 2, 2)
@@ -58,27 +60,32 @@ def model():
     """Wan of the published heads' width. Neither its heads nor its features divide by three."""
     from diffusers import WanTransformer3DModel
 
-    torch.manual_seed(0)
     module = WanTransformer3DModel(
         patch_size=PATCH, num_attention_heads=4, attention_head_dim=128, in_channels=16, out_channels=16, text_dim=32,
         freq_dim=256, ffn_dim=1024, num_layers=2, rope_max_seq_len=64,
     )  # fmt: skip
-    for parameter in module.parameters():
-        parameter.data.normal_(std=parameter[0].numel() ** -0.5 if parameter.ndim >= 2 else 0.1)
     return module.eval()
+
+
+def plain_weights(model) -> dict[str, Tensor]:
+    """The weights that are written in every format."""
+    random = torch.Generator().manual_seed(0)
+    return {
+        name: torch.randn(tensor.shape, generator=random) * (tensor[0].numel() ** -0.5 if tensor.ndim >= 2 else 0.1)
+        for name, tensor in model.state_dict().items()
+    }
 
 
 @pytest.fixture(scope="module")
 def files(model, tmp_path_factory):
     """``files(name)`` is a file, and the prediction of its decoded weights."""
     written: dict[str, tuple[Path, Tensor]] = {}
-    plain = {name: tensor.clone() for name, tensor in model.state_dict().items()}
 
     @torch.no_grad()
     def file(name: str) -> tuple[Path, Tensor]:
         if name not in written:
             path = tmp_path_factory.mktemp("compressed") / name
-            model.load_state_dict((MIXED | EACH)[name](path, plain))
+            model.load_state_dict((MIXED | EACH)[name](path, plain_weights(model)))
             case = Case(texts=(9,))
             out = model(pad_to_patch(case.latent, PATCH), case.timestep, case.text(0), return_dict=False)[0]
             written[name] = path, out[:, :, :3, :5, :7]
@@ -110,3 +117,26 @@ def test_equals_the_decoded_weights(pools, files, name, layout):
 @pytest.mark.parametrize("name", EACH)
 def test_each_format_equals_its_decoded_weights(pools, files, name, layout):
     check(pools, files(name), layout)
+
+
+@pytest.mark.parametrize("layout", ["", "tensor=3", "ulysses=2 shard_weights", "pipe=2 patches=1"])
+@pytest.mark.parametrize("name", MIXED)
+def test_loras_and_overlays_change_compressed_weights(pools, files, model, tmp_path, name, layout):
+    path, unchanged = files(name)
+    decoded = (MIXED[name])(tmp_path / name, plain_weights(model))
+    lora = Change.write(tmp_path, model, seed=1, rank=3, strength=0.6)
+    overlay, replaced = write_overlay(
+        tmp_path, model, [f"blocks.0.attn1.{layer}.weight" for layer in ("to_q", "to_out.0")]
+    )
+    ranks, case = ParallelLayout.parse(layout).ranks, Case(texts=(9,))
+    for given, weights in ((overlay, decoded | replaced), (None, decoded)):
+        model.load_state_dict(merged(weights, [lora]))
+        with torch.no_grad():
+            out = model(pad_to_patch(case.latent, PATCH), case.timestep, case.text(0), return_dict=False)[0]
+        message, tensors = requests.forward(requests.spec(path, layout), case)
+        changed = replace(message, adapters=((lora.file,),), overlay=given)
+        answers = pools(ranks).run(driver.handle, changed, tensors)
+        assert [answer["error"] for answer in answers] == [None] * ranks
+        assert requests.relative_error(answers[0]["tensors"]["0"], out[:, :, :3, :5, :7]) <= CLOSE
+        assert requests.relative_error(unchanged, out[:, :, :3, :5, :7]) > 100 * CLOSE
+    check(pools, (path, unchanged), layout)

@@ -12,7 +12,8 @@ from parallel_backend.engine.validation import check_sample
 from parallel_backend.models import FAMILIES
 from parallel_backend.models.shared.patchify import pad_to_patch
 from parallel_backend.protocol.tensors import describe
-from parallel_backend.samplers.samplers import SAMPLERS, run_sampler
+from parallel_backend.samplers.deterministic import euler
+from parallel_backend.samplers.interface import run_sampler
 from parallel_backend.verify.loops import run
 from tests.ranks import driver, requests
 from tests.ranks.requests import Case
@@ -48,7 +49,7 @@ def stock(case):
         return uncond + (cond - uncond) * 4.0
 
     with torch.no_grad():
-        return run_sampler(SAMPLERS["euler"], denoise, inputs["x"], inputs["sigmas"], lambda *_: None)
+        return run_sampler(euler, denoise, inputs["x"], inputs["sigmas"], lambda *_: None)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,8 @@ import torch
 from parallel_backend.interfaces.geometry import LATENT, TIMESTEP
 from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.protocol.messages import Sample
-from parallel_backend.samplers.samplers import SAMPLERS, run_sampler
+from parallel_backend.samplers.deterministic import euler
+from parallel_backend.samplers.interface import run_sampler
 from tests.ranks import driver, requests
 from tests.support import families
 
@@ -31,7 +32,7 @@ def plain_loop(branches):
         cond, uncond = (x - sigma * out for out in predicted)
         return uncond + (cond - uncond) * 3.0
 
-    return run_sampler(SAMPLERS["euler"], denoise, branches[0][LATENT], SIGMAS, lambda *_: None)
+    return run_sampler(euler, denoise, branches[0][LATENT], SIGMAS, lambda *_: None)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

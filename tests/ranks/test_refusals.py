@@ -92,11 +92,26 @@ def test_guidance_without_a_second_branch(pools, path):
 
 
 def test_an_unknown_sampler(pools, path):
-    message, tensors = requests.sample(requests.spec(path), Case(), sampler="uni_pc")
+    message, tensors = requests.sample(requests.spec(path), Case(), sampler="dpm_fast")
     sentence = refused(pools, message, tensors)
-    assert "'uni_pc'" in sentence
-    assert "euler, heun" in sentence
-    assert "KSampler" in sentence
+    assert "'dpm_fast'" in sentence
+    assert "euler, euler_ancestral" in sentence
+    assert "ComfyUI's own loop" in sentence
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"seed": -1}, "seed=-1: a seed from 0"),
+        ({"seed": 2**64}, "a seed from 0 to 2**64 - 1"),
+        ({"noise_scale": float("nan")}, "noise_scale=nan"),
+        ({"first_sigma": 0.0}, "first_sigma=0.0"),
+        ({"noise_device": "cuda"}, "would draw its noise on a GPU, and the ranks run on the CPU"),
+    ],
+)
+def test_noise_that_cannot_be_drawn(pools, path, options, words):
+    message, tensors = requests.sample(requests.spec(path), Case(), **{"sampler": "lcm", **options})
+    assert words in refused(pools, message, tensors)
 
 
 @pytest.mark.parametrize(

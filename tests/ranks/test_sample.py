@@ -3,7 +3,9 @@
 import pytest
 import torch
 
+from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.protocol.messages import Decode, EncodeText, Progress
+from parallel_backend.samplers.samplers import SAMPLERS
 from tests.ranks import driver, requests
 from tests.ranks.requests import Case
 from tests.support import tiny
@@ -44,10 +46,13 @@ def test_layout_equals_plain_loop(pools, checkpoints, ranks, layout, batch):
     assert all(not answer["tensors"] for answer in answers[1:])
 
 
-@pytest.mark.parametrize("sampler", ["heun", "dpm_2", "dpmpp_2m", "ipndm"])
-def test_samplers_on_cfg_and_ulysses(pools, checkpoints, sampler):
-    answers = run(pools, checkpoints(heads=3), 4, "cfg=2 ulysses=2", Case(batch=1), sampler=sampler)
-    wanted = requests.stock_sample(SIZES, Case(batch=1), sampler=sampler)
+@pytest.mark.parametrize("sampler", [name for name in SAMPLERS if name != "euler"])
+def test_samplers_on_cfg_and_ulysses_and_on_data(pools, checkpoints, sampler):
+    layout, batch = ("data=2", 3) if SAMPLERS[sampler].noise else ("cfg=2 ulysses=2", 1)
+    case, ranks = Case(batch=batch), ParallelLayout.parse(layout).ranks
+    answers = run(pools, checkpoints(heads=3), ranks, layout, case, sampler=sampler)
+    assert [answer["error"] for answer in answers] == [None] * ranks
+    wanted = requests.stock_sample(SIZES, case, sampler=sampler)
     assert requests.relative_error(answers[0]["tensors"]["samples"], wanted) <= CLOSE
 
 

@@ -104,12 +104,25 @@ def test_references_and_masked_text(pools, deep, pair, layout):
 @pytest.mark.parametrize(
     ("sampler", "layout"),
     [
-        *((name, "pipe=2 patches=3") for name in ("heun", "dpmpp_2m")),
-        ("heun", "ring=2 stale=previous"),
+        *((name, "pipe=2 patches=3") for name in ("heun", "dpmpp_2m", "euler_ancestral", "dpmpp_2m_sde", "uni_pc")),
+        *((name, "ring=2 stale=previous") for name in ("heun", "dpmpp_2m_sde")),
+        ("lcm", "data=2 pipe=2 patches=3"),
     ],
 )
 def test_samplers(pools, deep, sampler, layout):
-    check(pools, deep, loop(JOINT, layout, sampler=sampler, sigmas=SIGMAS[::2]))
+    check(pools, deep, loop(JOINT, layout, sampler=sampler, sigmas=SIGMAS[::2], batch=3))
+
+
+@pytest.mark.parametrize("sampler", ["euler_ancestral", "dpmpp_2m_sde", "uni_pc"])
+def test_samplers_with_all_steps_of_warm_up_are_exact(pools, deep, sampler):
+    asked = loop(WAN, "pipe=3 patches=5 warmup=9", sampler=sampler, sigmas=SIGMAS[::2])
+    x = asked.tensors()["x"]
+    random = torch.Generator().manual_seed(3)
+    inpainting = {
+        "mask": (torch.rand(2, 1, *x.shape[2:], generator=random) > 0.5).float(),
+        **{name: torch.randn(x.shape, generator=random) for name in ("latent", "noise")},
+    }
+    check(pools, deep, asked, against=ParallelLayout(pipe=2, patches=1), inpainting=inpainting)
 
 
 @pytest.mark.parametrize("layout", ["pipe=3 patches=5", "ring=3 stale=previous"])

@@ -14,7 +14,7 @@ from ...layout.partition import Partition
 from ...protocol.messages import Sample
 from ...samplers.inpainting import Inpainting
 from ...samplers.prediction_types import PREDICTIONS, timestep
-from ...samplers.samplers import SAMPLERS, Sampler, planned_calls
+from ...step_loop.request_sampler import RequestSampler
 from .reference_attention import DisplacedModel, PipeFusionModel
 
 Transformer = Callable[[float], Family]
@@ -30,13 +30,11 @@ class PatchSamplers:
         owners: index of the patch that each value of the latent belongs to.
     """
 
-    def __init__(
-        self, sampler: Sampler, noise: Inpainting, x: Tensor, sigmas: Tensor, owners: Tensor, count: int
-    ) -> None:
+    def __init__(self, sampler: RequestSampler, noise: Inpainting, x: Tensor, owners: Tensor, count: int) -> None:
         self.noise, self.owners = noise, owners
-        self._steps = [sampler(x, sigmas) for _ in range(count)]
+        self._steps = [sampler.of_part(lambda whole: whole)(x, sampler.sigmas) for _ in range(count)]
         self._model_calls = [next(steps) for steps in self._steps]
-        self.model_input = noise.model_input(x, sigmas[0])
+        self.model_input = noise.model_input(self._model_calls[0].x, self._model_calls[0].sigma)
         self._next_inputs = [self.model_input] * count
 
     def refresh(self, patches: Sequence[int]) -> Tensor:
@@ -88,7 +86,7 @@ class LoopRequest:
         branches, loop = split_names(tensors, message.branches)
         self.branches = branches[:1] if message.cfg == 1.0 else branches
         self.sigmas, self.log_sigmas, self.x = loop.pop("sigmas"), loop.pop("log_sigmas", None), loop.pop("x")
-        self.sampler = SAMPLERS[message.sampler]
+        self.sampler = RequestSampler(message, self.sigmas, self.x.shape)
         self.noise = Inpainting(prediction=PREDICTIONS[message.prediction], inpainting=loop)
         first = family(0.0)
         shapes = {name: tuple(t.shape) for name, t in {**branches[0], LATENT: self.x, TIMESTEP: self.x[:, 0]}.items()}
@@ -97,7 +95,7 @@ class LoopRequest:
     def calls(self) -> Iterator[Call]:
         """Yield the sampler's model calls in order."""
         current, first_step, step = None, 0, 0
-        for call in planned_calls(self.sampler, self.sigmas):
+        for call in self.sampler.calls():
             step = step if call.step is None else call.step
             time = timestep(call.sigma, scale=self.message.timestep_scale, log_sigmas=self.log_sigmas)
             previous, current = current, self.family(float(time))
@@ -106,7 +104,7 @@ class LoopRequest:
 
     def patch_samplers(self, owners: Tensor, count: int) -> PatchSamplers:
         """Create the samplers; see ``PatchSamplers``."""
-        return PatchSamplers(self.sampler, self.noise, self.x, self.sigmas, owners, count)
+        return PatchSamplers(self.sampler, self.noise, self.x, owners, count)
 
     def guided(self, predictions: Sequence[Tensor]) -> Tensor:
         """Apply classifier-free guidance to the predictions of all branches."""

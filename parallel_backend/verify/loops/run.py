@@ -22,7 +22,7 @@ from ...layout.parallel_layout import ParallelLayout
 from ...models import FAMILIES
 from ...protocol.messages import Devices, ModelSpec, Sample
 from ...protocol.tensors import describe
-from ...samplers.samplers import SAMPLERS, planned_calls
+from ...step_loop.request_sampler import RequestSampler
 from ...step_loop.schedule import CallKind, call_kinds, whole_calls
 from ...strategies import STRATEGIES, displaced
 from ...strategies.ring import Ring
@@ -184,7 +184,7 @@ def expected_bytes(loop: Loop, message: Sample, tensors: Mapping[str, Tensor], p
     These are the bytes of its model calls; for rank 0 also the flag before each call; for the first rank of each other
     data group also its samples.
     """
-    layout, model_calls = plan.layout, planned_calls(SAMPLERS[message.sampler], tensors["sigmas"])
+    layout, model_calls = plan.layout, RequestSampler(message, tensors["sigmas"], tensors["x"].shape).calls()
     workload = plan.workload(stages=stages_of(family(loop.class_name, loop.variant), layout))
     whole = whole_calls([call.step for call in model_calls], [""] * len(model_calls), layout.warmup)
     calls = call_kinds(layout.stale, whole)

@@ -6,6 +6,7 @@ from scripts.core_contract.model_kinds import Node
 
 UPSTREAM, LOADER, MODEL, VAE = "nodes/remote/upstream.py", "nodes/loader.py", "nodes/model.py", "nodes/vae.py"
 ADOPT, MEMORY_FILE = "nodes/remote/adopt.py", "nodes/remote/memory_file.py"
+SAMPLER = "nodes/sampler.py"
 
 ENTRIES = (
     *core_module(
@@ -14,7 +15,7 @@ ENTRIES = (
         Calls("DynamicPrompt.has_node(node_id)", by=UPSTREAM, why="nodes upstream"),
         Calls("DynamicPrompt.all_node_ids()", by=UPSTREAM, why="what else uses a loader"),
         Calls("DynamicPrompt.get_original_prompt()", by=UPSTREAM, why="nodes that others expanded into"),
-        Calls("DynamicPrompt.get_display_node_id(node_id)", by=f"{LOADER} {VAE}", why="the node that shows a text"),
+        Calls("DynamicPrompt.get_display_node_id(node_id)", by=f"{LOADER} {SAMPLER} {VAE}", why="where a text shows"),
         Has("", "DynamicPrompt", by=UPSTREAM, why="the prompt with expanded nodes"),
     ),
     *core_module(
@@ -28,8 +29,8 @@ ENTRIES = (
     ),
     *core_module(
         "comfy_api.latest.io",
-        Has("Hidden", "dynprompt", by=f"{LOADER} {MODEL} {VAE}", why="the prompt with expanded nodes"),
-        Has("HiddenHolder", "dynprompt", by=f"{LOADER} {MODEL} {VAE}", why="the prompt with expanded nodes"),
+        Has("Hidden", "dynprompt", by=f"{LOADER} {MODEL} {SAMPLER} {VAE}", why="the prompt with expanded nodes"),
+        Has("HiddenHolder", "dynprompt", by=f"{LOADER} {MODEL} {SAMPLER} {VAE}", why="the prompt with expanded nodes"),
         Calls("Schema(*, node_id, enable_expand)", by=MODEL, why="an expansion"),
         Calls("NodeOutput(*args, expand, ui)", by=MODEL, why="an expansion"),
         Calls("Model.Input(id, *, lazy, tooltip)", by=MODEL, why="a MODEL that need not be loaded"),

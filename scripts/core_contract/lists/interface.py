@@ -24,7 +24,7 @@ ENTRIES = (
             by=f"{LOADER} {SAMPLER} {VAE}",
             why="a node's schema",
         ),
-        Calls("NodeOutput(*args, ui)", by=LOADER, why="the outputs, and the text on the loader"),
+        Calls("NodeOutput(*args, ui)", by=f"{LOADER} {SAMPLER}", why="the outputs, and the text on the node"),
         Calls(
             "Combo.Input(id, *, options, default, optional, tooltip)",
             by=f"{LOADER} {LAYOUT}",
@@ -65,7 +65,7 @@ ENTRIES = (
         Has("ComfyNode", "hidden", by=f"{LOADER} {SAMPLER} {VAE}", why="values of hidden inputs"),
         Overrides("ComfyNode.define_schema()", by=NODES, why="every node has a schema"),
         Overrides("ComfyNode.execute(**kwargs)", by=NODES, why="every node's work"),
-        Overrides("ComfyNode.validate_inputs(**kwargs)", by=f"{LOADER} {SAMPLER} {LAYOUT}", why="refusals when queued"),
+        Overrides("ComfyNode.validate_inputs(**kwargs)", by=f"{LOADER} {LAYOUT}", why="refusals when queued"),
         Overrides("ComfyNode.fingerprint_inputs(**kwargs)", by=LOADER, why="files of a model that change"),
     ),
     *core_module(
@@ -99,8 +99,8 @@ ENTRIES = (
     ),
     *core_module(
         "server",
-        Has("PromptServer", "instance send_progress_text", by=CONNECTION, why="the text on the loader"),
-        Calls("PromptServer.send_progress_text(text, node_id)", by=CONNECTION, why="the text on the loader"),
+        Has("PromptServer", "instance send_progress_text", by=CONNECTION, why="the text on a node"),
+        Calls("PromptServer.send_progress_text(text, node_id)", by=CONNECTION, why="the text on a node"),
     ),
     *core_module(
         "nodes",

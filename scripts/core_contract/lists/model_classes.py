@@ -5,7 +5,7 @@ from scripts.core_contract.kinds import Calls, Has, Mentions, Overrides, Passes,
 
 BRIDGE, CUSTOM_MODEL, REFUSALS = "nodes/bridges/bridge.py", "nodes/bridges/custom_model.py", "nodes/bridges/refusals.py"
 MODEL, CORE_MODEL, PATCHER = "nodes/remote/transformer.py", "nodes/remote/model.py", "nodes/remote/patcher.py"
-SAMPLER, FAMILIES = "nodes/sampler.py", "nodes/families"
+SAMPLER, FAMILIES = "nodes/remote/backend_sampler.py", "nodes/families"
 FLUX, HUNYUAN, LTX = f"{FAMILIES}/flux.py", f"{FAMILIES}/hunyuan_video.py", f"{FAMILIES}/ltx.py"
 MOCHI, PIXART, QWEN = f"{FAMILIES}/mochi.py", f"{FAMILIES}/pixart.py", f"{FAMILIES}/qwen_image.py"
 STABLE_DIFFUSION, WAN, Z_IMAGE = f"{FAMILIES}/sd3.py", f"{FAMILIES}/wan.py", f"{FAMILIES}/z_image.py"

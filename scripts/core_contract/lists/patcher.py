@@ -5,6 +5,7 @@ from scripts.core_contract.kinds import Calls, Has, Mentions, Overrides, Passes
 
 PATCHER, MEMORY, CONNECTION = "nodes/remote/patcher.py", "nodes/backend/memory.py", "nodes/backend/connection.py"
 SAMPLER, TEXT, REFUSALS = "nodes/sampler.py", "nodes/remote/text_encoder.py", "nodes/bridges/refusals.py"
+LOOP = "nodes/remote/loop_choice.py"
 VAE, PREVIEWS, DTYPE = "nodes/remote/vae.py", "nodes/remote/previews.py", "nodes/bridges/compute_dtype.py"
 
 ENTRIES = (
@@ -36,10 +37,10 @@ ENTRIES = (
         Calls("ModelPatcher.detach(*, unpatch_all)", by=PATCHER, why="the model that a clone replaces"),
         Calls("ModelPatcher.is_clone(other)", by=PATCHER, why="one entry for a model and its clones"),
         Calls("ModelPatcher.get_nested_additional_models()", by=PATCHER, why="models that come along"),
-        Calls("ModelPatcher.get_model_object(name)", by=SAMPLER, why="a patched model_sampling"),
+        Calls("ModelPatcher.get_model_object(name)", by=LOOP, why="a patched model_sampling"),
         Has("ModelPatcher", "model", by=f"{PATCHER} {SAMPLER} {PREVIEWS}", why="the model inside"),
         Has("ModelPatcher", "load_device", by=f"{SAMPLER} {PREVIEWS}", why="where latents are"),
-        Has("ModelPatcher", "model_options wrappers object_patches", by=SAMPLER, why="what other nodes added"),
+        Has("ModelPatcher", "model_options wrappers object_patches", by=LOOP, why="what other nodes added"),
         Has("ModelPatcher", "hook_mode is_clip", by=TEXT, why="what CLIP sets on its patcher"),
         Mentions("ModelPatcher.set_model_rope_options", "rope_options", by=REFUSALS, why="refused"),
         Mentions("set_model_options_patch_replace", "patches_replace", by=REFUSALS, why="refused"),

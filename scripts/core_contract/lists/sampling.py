@@ -3,31 +3,33 @@
 from scripts.core_contract.entry import core_module
 from scripts.core_contract.kinds import Calls, Has, Mentions, Overrides, Passes
 
-SAMPLER, PATCHER, MODEL = "nodes/sampler.py", "nodes/remote/patcher.py", "nodes/remote/transformer.py"
+NODE, SAMPLER, LOOP = "nodes/sampler.py", "nodes/remote/backend_sampler.py", "nodes/remote/loop_choice.py"
+PATCHER, MODEL = "nodes/remote/patcher.py", "nodes/remote/transformer.py"
 REFUSALS, CUSTOM_MODEL = "nodes/bridges/refusals.py", "nodes/bridges/custom_model.py"
 
 ENTRIES = (
     *core_module(
         "comfy.sample",
-        Calls("fix_empty_latent_channels(model, latent_image)", by=SAMPLER, why="empty latents of another family"),
+        Calls("fix_empty_latent_channels(model, latent_image)", by=NODE, why="empty latents of another family"),
         Calls(
             "fix_empty_latent_channels(model, latent_image, *, downscale_ratio_spacial, downscale_ratio_temporal)",
-            by=SAMPLER,
+            by=NODE,
             why="empty latents of another size",
             since=(0, 27, 0),
         ),
-        Calls("prepare_noise(latent_image, seed, noise_inds)", by=SAMPLER, why="native noise"),
+        Calls("prepare_noise(latent_image, seed, noise_inds)", by=NODE, why="native noise"),
         Calls(
             "sample_custom(model, noise, cfg, sampler, sigmas, positive, negative, latent_image, *, noise_mask, "
             "callback, disable_pbar, seed)",
-            by=SAMPLER,
+            by=NODE,
             why="all of sampling but the step loop",
         ),
     ),
     *core_module(
         "comfy.samplers",
-        Has("KSampler", "SAMPLERS SCHEDULERS sigmas", by=SAMPLER, why="the node's lists, and the schedule"),
-        Calls("KSampler(model, steps, device, sampler, scheduler, denoise)", by=SAMPLER, why="the schedule"),
+        Has("KSampler", "SAMPLERS SCHEDULERS sigmas", by=NODE, why="the node's lists, and the schedule"),
+        Calls("KSampler(model, steps, device, sampler, scheduler, denoise)", by=NODE, why="the schedule"),
+        Calls("sampler_object(name)", by=NODE, why="samplers that the backend's loop lacks"),
         Calls("Sampler.max_denoise(model_wrap, sigmas)", by=SAMPLER, why="whether noise is all there is"),
         Has("", "Sampler", by=SAMPLER, why="the base of ours"),
         Overrides(
@@ -107,7 +109,7 @@ ENTRIES = (
             why="left out of the recorded pass",
         ),
         Mentions("_calc_cond_batch", "cond_or_uncond", by=MODEL, why="which branches a call batches"),
-        Mentions("sampling_function", "disable_cfg1_optimization", by=f"{PATCHER} {SAMPLER}", why="prompts at cfg 1"),
+        Mentions("sampling_function", "disable_cfg1_optimization", by=f"{PATCHER} {LOOP}", why="prompts at cfg 1"),
         Mentions("get_area_and_mult", "area mask hooks", by=REFUSALS, why="conditioning that changes over the picture"),
         Mentions(
             "",
@@ -115,7 +117,7 @@ ENTRIES = (
             by=REFUSALS,
             why="conditioning that changes over the steps",
         ),
-        Mentions("cast_to_load_options", "to_load_options", by=SAMPLER, why="an option that core itself leaves"),
+        Mentions("cast_to_load_options", "to_load_options", by=LOOP, why="an option that core itself leaves"),
         Mentions("encode_model_conds", "noise", by="nodes/families/cogvideox.py", why="an argument of extra_conds"),
     ),
     *core_module(
@@ -158,7 +160,7 @@ ENTRIES = (
     *core_module(
         "comfy.model_sampling",
         Has("", "CONST V_PREDICTION EPS", by=SAMPLER, why="what the backend's loop can predict"),
-        Has("", "V_PREDICTION_DDPM", by=SAMPLER, why="refused: made for VOIDSampler", optional=True),
+        Has("", "V_PREDICTION_DDPM", by=LOOP, why="refused: made for VOIDSampler", optional=True),
         Has("CONST", "calculate_input calculate_denoised", by=SAMPLER, why="tells predictions apart"),
         Has("EPS", "calculate_input calculate_denoised", by=SAMPLER, why="tells predictions apart"),
         Has("V_PREDICTION", "calculate_input calculate_denoised", by=SAMPLER, why="tells predictions apart"),
@@ -168,6 +170,9 @@ ENTRIES = (
         Calls("EPS.inverse_noise_scaling(sigma, latent)", by=SAMPLER, why="the last latent"),
         Calls("ModelSamplingDiscreteFlow.timestep(sigma)", by=SAMPLER, why="timesteps of flow models"),
         Calls("ModelSamplingFlux.timestep(sigma)", by=SAMPLER, why="timesteps of flow models"),
+        Calls("ModelSamplingDiscreteFlow.percent_to_sigma(percent)", by=SAMPLER, why="the first sigma of SDE samplers"),
+        Calls("ModelSamplingFlux.percent_to_sigma(percent)", by=SAMPLER, why="the first sigma of SDE samplers"),
+        Has("ModelSamplingDiscreteFlow", "noise_scale", by=SAMPLER, why="ModelNoiseScale", optional=True),
         Calls("ModelSamplingDiscrete.timestep(sigma)", by=SAMPLER, why="timesteps of other models"),
         Has("ModelSamplingDiscrete", "log_sigmas sigma_data", by=SAMPLER, why="timesteps of other models"),
         Calls("ModelSamplingDiscrete.set_sigmas(sigmas)", by=CUSTOM_MODEL, why="schedules of custom models"),

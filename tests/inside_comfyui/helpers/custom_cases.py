@@ -3,12 +3,17 @@
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import comfy.ldm.common_dit
+import comfy.model_patcher
 import diffusers
 import torch
+from any_folder_name.nodes.bridges.bridge import Bridge
+from any_folder_name.nodes.families.registry import bridge_for
+from any_folder_name.parallel_backend.checkpoint.opening import open_checkpoint
 from natives import HAS_COGVIDEOX
 from natives.case import Random, random_weight, seeded
 from torch import Tensor, nn
@@ -186,3 +191,17 @@ CASES: dict[str, CustomCase] = {
         },
     ),
 }  # fmt: skip
+
+
+@cache
+def bridge_of(folder: Path) -> Bridge:
+    """Return the bridge of a case's checkpoint."""
+    return bridge_for(open_checkpoint(folder))
+
+
+def without_backend(folder: Path) -> comfy.model_patcher.ModelPatcher:
+    """Return our custom model class in ComfyUI with diffusers' forward and without a backend."""
+    model = bridge_of(folder).core_config().get_model({})
+    model.diffusion_model = Stock(CASES[folder.name])
+    cpu = torch.device("cpu")
+    return comfy.model_patcher.ModelPatcher(model, load_device=cpu, offload_device=cpu)

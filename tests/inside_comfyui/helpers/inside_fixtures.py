@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +17,7 @@ from any_folder_name.parallel_backend.client.client import Client
 from any_folder_name.parallel_backend.layout.parallel_layout import ParallelLayout
 from any_folder_name.parallel_backend.protocol.endpoint import Endpoint
 from any_folder_name.parallel_backend.protocol.messages import Progress
-from any_folder_name.parallel_backend.samplers.samplers import SAMPLERS, run_sampler
+from any_folder_name.parallel_backend.step_loop.request_sampler import RequestSampler
 from comfy_execution.graph import DynamicPrompt
 from helpers import tiny_wan
 from helpers.local_client import LocalClient
@@ -67,7 +67,7 @@ def models(native: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def local(models: Path) -> LocalClient:
     """The client over diffusers' modules of ``tiny``."""
-    return LocalClient(models / "tiny", {name: partial(run_sampler, each) for name, each in SAMPLERS.items()}, Progress)
+    return LocalClient(models / "tiny", RequestSampler, Progress)
 
 
 @pytest.fixture
@@ -158,7 +158,12 @@ def ksampler(model: Any, latent: dict[str, Any], **options: Any) -> torch.Tensor
 
 def parallel_sampler(model: Any, latent: dict[str, Any], **options: Any) -> torch.Tensor:
     """Run the Parallel Sampler node."""
-    return _sample(sampler.ParallelSampler.execute, model, latent, options).args[0]["samples"]
+    return run_parallel_sampler(model, latent, **options).args[0]["samples"]
+
+
+def run_parallel_sampler(model: Any, latent: dict[str, Any], **options: Any) -> Any:
+    """Run the Parallel Sampler node and return all that it outputs."""
+    return _sample(sampler.ParallelSampler.execute, model, latent, options)
 
 
 def _sample(node: Any, model: Any, latent: dict[str, Any], options: dict[str, Any]) -> Any:

@@ -7,6 +7,7 @@ from typing import Any
 import comfy.ldm.common_dit
 import torch
 from any_folder_name.parallel_backend.engine.text_encoding import encode
+from any_folder_name.parallel_backend.samplers.interface import run_sampler
 from diffusers import AutoencoderKLWan, WanTransformer3DModel
 from torch import Tensor
 from transformers import UMT5EncoderModel
@@ -21,9 +22,9 @@ class LocalClient:
         requests: every message with its tensors.
     """
 
-    def __init__(self, folder: Path, samplers: dict[str, Any], progress: type) -> None:
+    def __init__(self, folder: Path, sampler: Callable[..., Any], progress: type) -> None:
         self.requests: list[tuple[Any, dict[str, Tensor]]] = []
-        self._samplers, self._progress = samplers, progress
+        self._sampler, self._progress = sampler, progress
         self._transformer = WanTransformer3DModel.from_pretrained(folder, subfolder="transformer")
         self.vae = AutoencoderKLWan.from_pretrained(folder, subfolder="vae")
         self.text_encoder = UMT5EncoderModel.from_pretrained(folder / "text_encoder")
@@ -79,8 +80,9 @@ class LocalClient:
             preview = {"preview": x0[:1, :, :1]} if message.previews else {}
             on_progress(self._progress(phase="sampling", value=i + 1, total=steps), preview)
 
-        loop = self._samplers[message.sampler]
-        return {"samples": loop(inpaint, tensors["x"], tensors["sigmas"], on_step)}
+        x, sigmas = tensors["x"], tensors["sigmas"]
+        sampler = self._sampler(message, sigmas, x.shape).of_part(lambda whole: whole)
+        return {"samples": run_sampler(sampler, inpaint, x, sigmas, on_step)}
 
     def _EncodeText(self, message: Any, tensors: dict[str, Tensor], _: Any) -> dict[str, Tensor]:
         return {"embeds": encode(self.text_encoder, tensors["ids"], tensors["lengths"], layer=message.layer)}

@@ -1,20 +1,15 @@
 """The families that ComfyUI lacks: diffusers' forward in our custom model class against a real backend of two ranks."""
 
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-import comfy.model_patcher
 import pytest
 import torch
-from any_folder_name.nodes.bridges.bridge import Bridge
 from any_folder_name.nodes.class_label import ParallelClassLabel
-from any_folder_name.nodes.families.registry import bridge_for
-from any_folder_name.parallel_backend.checkpoint.opening import open_checkpoint
 from any_folder_name.parallel_backend.errors import InvalidRequest
 from any_folder_name.parallel_backend.layout.parallel_layout import ParallelLayout
-from helpers.custom_cases import CASES, Stock
+from helpers.custom_cases import CASES, bridge_of, without_backend
 from helpers.inside_fixtures import Loaded, ksampler, parallel_sampler, relative_error
 
 CLOSE = 1e-4
@@ -30,19 +25,6 @@ def folder(models: Path) -> Callable[[str], Path]:
         return models / name
 
     return write
-
-
-@cache
-def bridge_of(folder: Path) -> Bridge:
-    return bridge_for(open_checkpoint(folder))
-
-
-def without_backend(folder: Path) -> comfy.model_patcher.ModelPatcher:
-    """Return our custom model class in ComfyUI with diffusers' forward and without a backend."""
-    model = bridge_of(folder).core_config().get_model({})
-    model.diffusion_model = Stock(CASES[folder.name])
-    cpu = torch.device("cpu")
-    return comfy.model_patcher.ModelPatcher(model, load_device=cpu, offload_device=cpu)
 
 
 def prompts(name: str) -> dict[str, Any]:

@@ -44,7 +44,7 @@ def test_comfyui_detects_the_same_at_full_size(name: str, tmp_path: Path) -> Non
     CASES[name].describe(tmp_path, CASES[name].published)
     bridge = bridge_for(open_checkpoint(tmp_path))
     unet_config = bridge.unet_config()
-    detected = detect_unet_config(meta_weights(bridge.native_class, unet_config), "")
+    detected = detect_unet_config(meta_weights(bridge.native_class, unet_config).tensors, "")
     assert detected == {key: unet_config[key] for key in detected}
     assert unet_config.keys() - detected.keys() <= CASES[name].fixed
 

@@ -85,7 +85,7 @@ def test_the_published_architecture_is_recognised(name: str, tmp_path: Path) -> 
     case.describe(tmp_path, case.published)
     folder = open_checkpoint(tmp_path)
     bridge = bridge_for(folder)
-    weights = meta_weights(bridge.native_class, bridge.unet_config())
+    weights = meta_weights(bridge.native_class, bridge.unet_config()).tensors
     found = recognise({key: tuple(tensor.shape) for key, tensor in weights.items()}, {}, TRANSFORMERS)
     assert (found.class_name, found.native) == (case.transformer, case.transformer != "QwenImageTransformer2DModel")
     published = folder.config("transformer")

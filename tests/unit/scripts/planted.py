@@ -190,7 +190,10 @@ PLANTED = [
     Planted(
         "a renamed key",
         (Change(SAMPLERS, '"disable_cfg1_optimization"', '"keep_uncond"'),),
-        ('comfy.samplers.sampling_function: it does not contain "disable_cfg1_optimization"', "nodes/sampler.py"),
+        (
+            'comfy.samplers.sampling_function: it does not contain "disable_cfg1_optimization"',
+            "nodes/remote/loop_choice.py",
+        ),
     ),
     Planted(
         "a kind of text encoder",

@@ -1,0 +1,115 @@
+"""The sampler that hands a whole step loop to the backend."""
+
+from typing import Any, Literal
+
+import comfy.model_sampling
+import comfy.samplers
+import torch
+from torch import Tensor
+
+from ...parallel_backend.protocol.messages import Progress, Sample
+from ...parallel_backend.samplers.samplers import SAMPLERS
+from .record_replay import BranchCall
+from .transformer import RemoteTransformer
+
+Prediction = Literal["flow", "eps", "v"]
+SNR_OFFSET = 1e-4
+"""The default of ComfyUI's ``offset_first_sigma_for_snr``."""
+
+
+class BackendSampler(comfy.samplers.Sampler):  # type: ignore[misc]
+    """A sampler whose step loop runs in the backend. Noise, masks and latent scaling stay ComfyUI's own."""
+
+    def __init__(self, name: str, *, cfg: float, previews: bool) -> None:
+        self.name, self.cfg, self.previews = name, cfg, previews
+
+    def sample(
+        self,
+        model_wrap: Any,
+        sigmas: Tensor,
+        extra_args: dict[str, Any],
+        callback: Any,
+        noise: Tensor,
+        latent_image: Tensor,
+        denoise_mask: Tensor | None = None,
+        disable_pbar: bool = False,
+    ) -> Tensor:
+        """Return samples ``[B, C, T, H, W]`` in the model's latent space, like ``comfy.samplers.KSAMPLER.sample``."""
+        model, seed = model_wrap.inner_model, extra_args["seed"]
+        remote: RemoteTransformer = model.diffusion_model
+        x = model.model_sampling.noise_scaling(sigmas[0], noise, latent_image, self.max_denoise(model_wrap, sigmas))
+        with remote.recording() as calls:
+            model_wrap(x, sigmas[:1].expand(len(x)), model_options=extra_args["model_options"], seed=seed)
+        sigmas = SAMPLERS[self.name].schedule(sigmas)
+        tensors = {"x": x, "sigmas": sigmas, **_constant_inputs(calls)}
+        if denoise_mask is not None:
+            tensors |= {"mask": denoise_mask, "latent": latent_image}
+            known = model.scale_latent_inpaint(x=x, sigma=sigmas[:1], noise=noise, latent_image=latent_image)
+            tensors |= {} if known is latent_image else {"noise": noise * _noise_scale(model.model_sampling)}
+        samples = self._request(model, len(calls), tensors, callback, seed)
+        scaled: Tensor = model.model_sampling.inverse_noise_scaling(sigmas[-1], samples.to(x.device))
+        return scaled
+
+    def _request(self, model: Any, branches: int, tensors: dict[str, Tensor], callback: Any, seed: int) -> Tensor:
+        """Return the backend's samples after its last step."""
+        sampling, remote = model.model_sampling, model.diffusion_model
+        prediction = prediction_of(sampling)
+        assert prediction is not None, "the caller checks it"
+        flow = prediction == "flow"
+        if not flow:
+            tensors = {**tensors, "log_sigmas": sampling.log_sigmas.float()}
+        message = Sample(
+            model=remote.handle.spec,
+            branches=branches,
+            sampler=self.name,
+            cfg=self.cfg if branches > 1 else 1.0,
+            prediction=prediction,
+            timestep_scale=float(sampling.timestep(torch.tensor(1.0))) if flow else 1.0,
+            seed=seed,
+            noise_scale=_noise_scale(sampling),
+            noise_device="cpu" if tensors["x"].device.type == "cpu" else "cuda",
+            first_sigma=float(sampling.percent_to_sigma(SNR_OFFSET)) if flow else 1.0,
+            previews=self.previews,
+            adapters=remote.changes.adapters,
+            overlay=remote.changes.overlay,
+        )
+
+        def progressed(progress: Progress, extra: dict[str, Tensor]) -> None:
+            callback(progress.value - 1, extra.get("preview"), None, progress.total)
+
+        samples: Tensor = remote.handle.call(message, tensors, on_progress=progressed)["samples"]
+        return samples
+
+
+def _constant_inputs(calls: list[BranchCall]) -> dict[str, Tensor]:
+    """Return the inputs that do not change from step to step, by their names in the request. Branch 0 is cond."""
+    ordered = sorted(calls, key=lambda call: call.index)
+    return {
+        f"{i}.{name}": tensor
+        for i, call in enumerate(ordered)
+        for name, tensor in call.inputs.items()
+        if name not in (call.latent, "timestep")
+    }
+
+
+def _noise_scale(sampling: Any) -> float:
+    """Return what ModelNoiseScale sets, in versions of ComfyUI that have it."""
+    return float(getattr(sampling, "noise_scale", 1.0))
+
+
+def prediction_of(sampling: Any) -> Prediction | None:
+    """Return the prediction type of ComfyUI's ``model_sampling`` as the backend names it, None if it has no such."""
+    core, kind = comfy.model_sampling, type(sampling)
+    flow_timesteps = (core.ModelSamplingDiscreteFlow.timestep, core.ModelSamplingFlux.timestep)
+    supported: tuple[tuple[Prediction, Any, tuple[Any, ...]], ...] = (
+        ("flow", core.CONST, flow_timesteps),
+        ("v", core.V_PREDICTION, (core.ModelSamplingDiscrete.timestep,)),
+        ("eps", core.EPS, (core.ModelSamplingDiscrete.timestep,)),
+    )
+    for name, prediction, timesteps in supported:
+        same = all(
+            getattr(kind, method) is getattr(prediction, method) for method in ("calculate_input", "calculate_denoised")
+        )
+        if same and kind.timestep in timesteps and float(getattr(sampling, "sigma_data", 1.0)) == 1.0:
+            return name
+    return None

@@ -1,0 +1,75 @@
+"""The files with LoRA factors that the ranks read, one for each LoRA that is in use.
+
+A file's id is a hash of its content. So a changed strength, a copied node, or a LoRA that is taken out and put back
+reads and sends nothing.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from weakref import WeakKeyDictionary
+
+from comfy.weight_adapter import WeightAdapterBase
+from torch import Tensor
+
+from ...parallel_backend.checkpoint import adapter_file
+from ...parallel_backend.checkpoint.adapter_file import AdapterLayer
+from ...parallel_backend.protocol.messages import Adapter
+from .digests import digest
+from .recent_files import recent
+from .sealed_file import SealedFile, write
+from .weight_patches import LowRankPatch
+
+_groups: WeakKeyDictionary[object, object] = WeakKeyDictionary()
+"""The call of ``add_patches`` that each of ComfyUI's adapter objects came with: one LoRA."""
+
+
+def remember_group(changes: Iterable[object]) -> None:
+    """Note that the adapters among these changes are those of one LoRA."""
+    group = object()
+    for change in changes:
+        if isinstance(change, WeightAdapterBase):
+            _groups[change] = group
+
+
+def adapters_for(patches: Sequence[LowRankPatch], shapes: Mapping[str, Sequence[int]]) -> tuple[Adapter, ...]:
+    """Return the LoRAs that make up some changes, each with a file for the ranks.
+
+    Args:
+        patches: the changes.
+        shapes: shape of every weight of the model.
+    """
+    groups: dict[tuple[object, float], list[LowRankPatch]] = {}
+    for patch in patches:
+        groups.setdefault((_groups.get(patch.source), patch.strength), []).append(patch)
+    return tuple(
+        _adapter(sorted(group, key=lambda patch: (patch.weight, patch.start)), strength, shapes)
+        for (_, strength), group in groups.items()
+    )
+
+
+def _adapter(patches: Sequence[LowRankPatch], strength: float, shapes: Mapping[str, Sequence[int]]) -> Adapter:
+    file_id = _id(patches)
+    path = recent(file_id, lambda: _write(patches, shapes))
+    return Adapter(path=str(path), id=file_id, strength=strength)
+
+
+def _write(patches: Sequence[LowRankPatch], shapes: Mapping[str, Sequence[int]]) -> SealedFile:
+    layers = [AdapterLayer(weight=each.weight, start=each.start, scale=each.scale) for each in patches]
+    tensors = {}
+    for number, patch in enumerate(patches):
+        tensors[f"{number}.up"] = patch.up if patch.order is None else patch.up[patch.order]
+        tensors[f"{number}.down"] = patch.down
+    return write(tensors, adapter_file.metadata(layers, shapes))
+
+
+def _id(patches: Sequence[LowRankPatch]) -> str:
+    described = [
+        [each.weight, each.start, each.scale, digest(each.up), digest(each.down), _numbers(each.order)]
+        for each in patches
+    ]
+    return hashlib.blake2b(json.dumps(described).encode(), digest_size=16).hexdigest()
+
+
+def _numbers(order: Tensor | None) -> list[int] | None:
+    return None if order is None else order.tolist()

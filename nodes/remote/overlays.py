@@ -1,0 +1,159 @@
+"""Weights that nodes change in other ways than by low-rank factors, computed by ComfyUI's own functions.
+
+The backend reads each weight from the model's files, ComfyUI's ``calculate_weight`` changes it, and the result goes to
+a file in memory that the ranks read instead.
+"""
+
+import hashlib
+import json
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import comfy.lora
+import comfy.model_management
+import comfy.utils
+import torch
+from torch import Tensor
+
+from ...parallel_backend.checkpoint import overlay_file
+from ...parallel_backend.errors import InvalidRequest
+from ...parallel_backend.protocol.messages import Overlay, ReadWeights
+from ..backend.connection import Handle
+from .digests import digest
+from .recent_files import recent
+from .sealed_file import SealedFile, Slot
+from .weight_patches import Patch
+
+_BATCH_BYTES, _BATCH_WEIGHTS = 1 << 28, 64
+"""The most that one request reads."""
+
+
+def overlay_for(
+    handle: Handle,
+    components: Sequence[str],
+    merged: Mapping[str, Sequence[Patch]],
+    shapes: Mapping[str, Sequence[int]],
+) -> Overlay | None:
+    """Return changed weights, in a file for the ranks; None if there are none.
+
+    Args:
+        handle: the model.
+        components: diffusers' names of the components that have these weights.
+        merged: all changes of each weight, by its name.
+        shapes: shape of every weight of the model.
+
+    Raises:
+        InvalidRequest: a change does not fit its weight. ComfyUI logs this and leaves the weight as it is.
+        InterruptProcessingException: the user interrupted.
+    """
+    if not merged:
+        return None
+    file_id = _id(handle, components, merged)
+    path = recent(file_id, lambda: _write(handle, components, merged, shapes))
+    return Overlay(path=str(path), id=file_id)
+
+
+def _write(
+    handle: Handle,
+    components: Sequence[str],
+    merged: Mapping[str, Sequence[Patch]],
+    shapes: Mapping[str, Sequence[int]],
+) -> SealedFile:
+    dtype = _read(handle, components[0], (), shapes)["dtype"].dtype
+    slots = {
+        f"{component}.{name}": Slot(dtype=dtype, shape=tuple(shapes[name]))
+        for component in components
+        for name in merged
+    }
+    file = SealedFile(slots, overlay_file.metadata(shapes))
+    progress = comfy.utils.ProgressBar(len(slots))
+    file.fill(
+        _counted(_changed(name, weight, merged[name]).to(dtype), progress)
+        for component in components
+        for name, weight in _weights(handle, component, list(merged), shapes)
+    )
+    return file
+
+
+def _counted(weight: Tensor, progress: Any) -> Tensor:
+    comfy.model_management.throw_exception_if_processing_interrupted()
+    progress.update(1)
+    return weight
+
+
+def _weights(
+    handle: Handle, component: str, names: Sequence[str], shapes: Mapping[str, Sequence[int]]
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield weights as the model's files hold them, a batch for each request."""
+    batch: list[str] = []
+    size = 0
+    for i, name in enumerate(names):
+        batch.append(name)
+        size += 4 * torch.Size(shapes[name]).numel()
+        if size > _BATCH_BYTES or len(batch) == _BATCH_WEIGHTS or i == len(names) - 1:
+            answer = _read(handle, component, tuple(batch), shapes)
+            for number, each in enumerate(batch):
+                yield each, answer.pop(str(number))
+            batch, size = [], 0
+
+
+def _read(
+    handle: Handle, component: str, names: tuple[str, ...], shapes: Mapping[str, Sequence[int]]
+) -> dict[str, Tensor]:
+    listed = json.dumps({name: list(shape) for name, shape in shapes.items()}).encode()
+    message = ReadWeights(model=handle.spec, component=component, names=names)
+    return handle.call(message, {"shapes": torch.frombuffer(bytearray(listed), dtype=torch.uint8)})
+
+
+def _changed(name: str, weight: Tensor, changes: Sequence[Patch]) -> Tensor:
+    original = weight.float()
+    with _warnings_as_refusals(name):
+        changed: Tensor = comfy.lora.calculate_weight(
+            list(changes), original.clone(), name, original_weights={name: [(original, None)]}
+        )
+    if changed.shape != weight.shape:
+        raise InvalidRequest(
+            f"a node enlarges {name} from {list(weight.shape)} to {list(changed.shape)}, which a parallel model cannot "
+            "do yet: load the model with ComfyUI's own loader, and put Parallel Model behind that node"
+        )
+    return changed
+
+
+@contextmanager
+def _warnings_as_refusals(name: str) -> Iterator[None]:
+    """Raise what ComfyUI only logs when it leaves a weight as it is."""
+    messages: list[str] = []
+
+    class Collect(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            messages.append(record.getMessage())
+
+    handler = Collect(logging.WARNING)
+    logging.getLogger().addHandler(handler)
+    try:
+        yield
+    finally:
+        logging.getLogger().removeHandler(handler)
+    if messages:
+        raise InvalidRequest(f"ComfyUI cannot change {name} ({messages[0].strip()}): the file is for another model")
+
+
+def _id(handle: Handle, components: Sequence[str], merged: Mapping[str, Sequence[Patch]]) -> str:
+    described = [handle.spec.path, handle.spec.stamp, handle.spec.dtype, *components]
+    described += [f"{name} {[_described(part) for part in changes]}" for name, changes in sorted(merged.items())]
+    return hashlib.blake2b("\n".join(described).encode(), digest_size=16).hexdigest()
+
+
+def _described(part: Any) -> str:
+    """Return a text that differs for changes that have another effect."""
+    if isinstance(part, Tensor):
+        return digest(part)
+    if isinstance(part, list | tuple):
+        return f"[{', '.join(map(_described, part))}]"
+    if hasattr(part, "weights"):
+        return f"{type(part).__name__}{_described(part.weights)}"
+    if callable(part):
+        return getattr(part, "__qualname__", repr(part))
+    return repr(part)

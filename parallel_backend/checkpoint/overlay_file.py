@@ -1,0 +1,48 @@
+"""A file with changed weights of a model's transformers, which ComfyUI's process writes.
+
+It is a safetensors file. A weight's name is ``{component}.{ComfyUI's name}``, such as
+``transformer.double_blocks.0.img_mod.lin.bias``. No torch.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from .safetensors_file import read_header
+from .stored_tensor import StoredTensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class OverlayFile:
+    """What the header of the file says about one transformer.
+
+    Attributes:
+        tensors: the changed weights by ComfyUI's names.
+        shapes: shape of every weight of the model by ComfyUI's names, from which the rows of fused weights follow.
+    """
+
+    tensors: Mapping[str, StoredTensor]
+    shapes: Mapping[str, tuple[int, ...]]
+
+
+def metadata(shapes: Mapping[str, Sequence[int]]) -> dict[str, str]:
+    """Return the metadata of a file."""
+    return {"shapes": json.dumps({name: list(shape) for name, shape in shapes.items()})}
+
+
+def read(path: Path, component: str) -> OverlayFile:
+    """Read the header of a file that this module's ``metadata`` describes.
+
+    Args:
+        path: the file.
+        component: the transformer.
+
+    Raises:
+        InvalidRequest: it is not a safetensors file.
+    """
+    header, start = read_header(path), f"{component}."
+    return OverlayFile(
+        tensors={name.removeprefix(start): each for name, each in header.tensors.items() if name.startswith(start)},
+        shapes={name: tuple(shape) for name, shape in json.loads(header.metadata["shapes"]).items()},
+    )

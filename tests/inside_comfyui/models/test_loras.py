@@ -1,0 +1,94 @@
+"""LoRAs on a parallel MODEL against the same LoRAs on ComfyUI's own."""
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import comfy.hooks
+import comfy.sd
+import node_helpers
+import pytest
+from any_folder_name.parallel_backend.layout.parallel_layout import ParallelLayout
+from helpers import loras
+from helpers.inside_fixtures import ksampler, parallel_sampler, relative_error
+from natives import CASES, FIRST
+
+CLOSE = 1e-4
+LAYOUTS = ("ulysses=2", "tensor=2", "ulysses=2 shard_weights", "pipe=2 patches=1", "cfg=2")
+NAMES = [name for name in FIRST if not name.startswith("mochi")]
+
+
+def with_loras(model: Any, *changes: tuple[loras.Lora, float]) -> Any:
+    """Return a MODEL behind LoraLoaders."""
+    for lora, strength in changes:
+        model, _ = comfy.sd.load_lora_for_models(model, None, dict(lora), strength, 0.0)
+    return model
+
+
+def options_of(case: Any) -> dict[str, Any]:
+    """Return the sampler's inputs for a case."""
+    return {
+        "positive": case.conditioning(1),
+        "negative": case.conditioning(2, shorter=case.shorter),
+        "cfg": case.cfg,
+    }
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_two_loras_in_every_dialect_equal_comfyui(name: str, load_case: Callable[..., Any]) -> None:
+    case = CASES[name]
+    native = case.native()  # ComfyUI changes its weights in place
+    dialects = sorted(loras.targets(native))
+    latent = case.samples()
+    options = options_of(case)
+    unchanged = ksampler(case.patch(native), latent, **options)
+    for i, (first, second) in enumerate(pairwise([*dialects, dialects[0]])):
+        changes = (
+            (loras.plain(native, first, rank=4, seed=2 * i, alpha=3.0), 0.7),
+            (loras.plain(native, second, rank=7, seed=2 * i + 1), -0.4),
+        )
+        reference = ksampler(case.patch(with_loras(native, *changes)), latent, **options)
+        assert relative_error(unchanged, reference) > 100 * CLOSE
+        layout = ParallelLayout.parse(LAYOUTS[(i + NAMES.index(name)) % len(LAYOUTS)])
+        sample = parallel_sampler if i % 2 else ksampler
+        model = case.patch(with_loras(load_case(name, layout), *changes))
+        error = relative_error(sample(model, latent, **options), reference)
+        assert error < CLOSE, f"{first} and {second}, {layout}: {error:.1e}"
+
+
+@pytest.mark.parametrize("kind", loras.KINDS)
+def test_other_kinds_beside_a_lora_equal_comfyui(kind: str, load_case: Callable[..., Any]) -> None:
+    name = NAMES[loras.KINDS.index(kind)]
+    case = CASES[name]
+    native, latent, options = case.native(), case.samples(), options_of(case)
+    unchanged = ksampler(case.patch(native), latent, **options)
+    changes = ((loras.plain(native, "lora_unet_", rank=3, seed=1), 0.5), (loras.other(native, kind, seed=2), 0.8))
+    reference = ksampler(case.patch(with_loras(native, *changes)), latent, **options)
+    assert relative_error(unchanged, reference) > 100 * CLOSE
+    for layout, sample in zip(LAYOUTS[:4], (ksampler, parallel_sampler) * 2, strict=True):
+        remote = case.patch(load_case(name, ParallelLayout.parse(layout)))
+        error = relative_error(sample(with_loras(remote, *changes), latent, **options), reference)
+        assert error < CLOSE, f"{layout}: {error:.1e}"
+        assert relative_error(sample(remote, latent, **options), unchanged) < CLOSE
+
+
+@pytest.mark.parametrize("kind", ["plain", "dora"])
+def test_hooks_change_some_prompts_and_steps(kind: str, load_case: Callable[..., Any]) -> None:
+    name = "sd3 medium"
+    case = CASES[name]
+    native, latent = case.native(), case.samples()
+    lora = loras.plain(native, "lora_unet_", rank=3, seed=1) if kind == "plain" else loras.other(native, kind, seed=1)
+    base = (loras.plain(native, "diffusion_model.", rank=2, seed=2), 0.6)
+    hooks = comfy.hooks.create_hook_lora(lora, 0.9, 0.0)
+    keyframes = comfy.hooks.HookKeyframeGroup()
+    for strength, start in ((1.0, 0.0), (0.4, 0.5)):
+        keyframes.add(comfy.hooks.HookKeyframe(strength=strength, start_percent=start))
+    hooks.set_keyframes_on_hooks(keyframes)
+    options = options_of(case)
+    hooked = options | {"positive": node_helpers.conditioning_set_values(options["positive"], {"hooks": hooks})}
+    reference = ksampler(with_loras(native, base), latent, steps=4, **hooked)
+    assert relative_error(ksampler(with_loras(native, base), latent, steps=4, **options), reference) > 100 * CLOSE
+    for layout in ("ulysses=2", "cfg=2"):
+        remote = with_loras(load_case(name, ParallelLayout.parse(layout)), base)
+        error = relative_error(ksampler(remote, latent, steps=4, **hooked), reference)
+        assert error < CLOSE, f"{layout}: {error:.1e}"

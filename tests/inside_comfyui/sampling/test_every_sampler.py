@@ -1,0 +1,81 @@
+"""Every sampler that KSampler lists, behind Parallel Sampler on two ranks, against KSampler on ComfyUI's own model."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import comfy.samplers
+import pytest
+import torch
+from any_folder_name.parallel_backend.layout.parallel_layout import ParallelLayout
+from any_folder_name.parallel_backend.samplers.samplers import SAMPLERS
+from helpers import custom_cases
+from helpers.inside_fixtures import (
+    Loaded,
+    empty_latent,
+    ksampler,
+    parallel_sampler,
+    relative_error,
+    run_parallel_sampler,
+)  # fmt: skip
+
+CLOSE = 1e-4
+SENSITIVE = {"heun": 1e-3, "dpm_2": 1e-3}
+"""From sigmas of thousands these go by the difference of two slopes: ComfyUI's own result changes by 1.6e-4 if its
+predictions change by 1e-6."""
+
+
+def errors(
+    names: Any, ours: Callable[[str], torch.Tensor], reference: Callable[[str], torch.Tensor], **limits: float
+) -> dict[str, str]:
+    """Return the samplers whose difference is too large."""
+    found = {name: relative_error(ours(name), reference(name)) for name in names}
+    return {name: f"{error:.1e}" for name, error in found.items() if not error < limits.get(name, CLOSE)}
+
+
+def test_every_sampler_of_the_list(native: Any, load_remote: Callable[..., Loaded]) -> None:
+    model, loops = load_remote(ParallelLayout(ulysses=2)).model, {}
+
+    def ours(name: str) -> torch.Tensor:
+        output = run_parallel_sampler(model, empty_latent(), sampler_name=name)
+        loops[name] = output.ui["text"][0]
+        samples: torch.Tensor = output.args[0]["samples"]
+        return samples
+
+    names = comfy.samplers.KSampler.SAMPLERS
+    assert errors(names, ours, lambda name: ksampler(native, empty_latent(), sampler_name=name)) == {}
+    assert {name for name, text in loops.items() if text == "steps run in the backend's loop"} == SAMPLERS.keys()
+
+
+def test_samples_and_a_mask_are_cut_from_the_whole_noise(native: Any, load_remote: Callable[..., Loaded]) -> None:
+    model = load_remote(ParallelLayout(data=2)).model
+    latent = {
+        "samples": torch.randn(3, 16, 1, 6, 5, generator=torch.Generator().manual_seed(3)),
+        "noise_mask": torch.linspace(0, 1, 3 * 40).view(3, 1, 40).expand(3, 48, 40),
+        "batch_index": [4, 1, 2],
+    }
+    options = {"seed": 2**63, "denoise": 0.7}
+
+    def ours(name: str) -> torch.Tensor:
+        return parallel_sampler(model, latent, sampler_name=name, **options)
+
+    assert errors(SAMPLERS, ours, lambda name: ksampler(native, latent, sampler_name=name, **options)) == {}
+
+
+@pytest.mark.newest
+@pytest.mark.parametrize("name", ["latte", "cogvideox 5b"])
+def test_models_that_predict_noise_or_v(name: str, models: Path, load_remote: Callable[..., Loaded]) -> None:
+    case = custom_cases.CASES[name]
+    if not (models / name).exists():
+        case.write(models / name)
+    model = load_remote(ParallelLayout(ulysses=2), name=name).model
+    options = {"positive": case.conditioning(1), "negative": case.conditioning(2, shorter=3), "steps": 4}
+    latent, reference = {"samples": torch.zeros(case.latent)}, custom_cases.without_backend(models / name)
+
+    def ours(name: str) -> torch.Tensor:
+        return parallel_sampler(model, latent, sampler_name=name, **options)
+
+    limits = SENSITIVE if name.startswith("cogvideox") else {}
+    assert (
+        errors(SAMPLERS, ours, lambda name: ksampler(reference, latent, sampler_name=name, **options), **limits) == {}
+    )
