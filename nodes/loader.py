@@ -143,7 +143,7 @@ class ParallelLoader(io.ComfyNode):  # type: ignore[misc]
                     "model_name",
                     options=checkpoints.listed_names(),
                     tooltip="The shipped checkpoint, a folder in diffusers layout under models/diffusers, or a "
-                    "safetensors file under models/diffusion_models or models/checkpoints.",
+                    "safetensors or GGUF file under models/diffusion_models or models/checkpoints.",
                 ),
                 io.Combo.Input(
                     "dtype",

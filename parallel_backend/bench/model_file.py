@@ -56,14 +56,15 @@ def _described(stored_format: str, rows: int, columns: int) -> dict[str, tuple[s
     """Return dtypes and shapes of a matrix in one of ComfyUI's formats, by the ends of their names."""
     block = {"mxfp8": 32, "nvfp4": 16}.get(stored_format, columns)
     tiles = (-(-rows // 128) * 128, -(-columns // block // 4) * 4)
-    return {
+    described: dict[str, dict[str, tuple[str, tuple[int, ...]]]] = {
         "fp8": {"weight": ("F8_E4M3", (rows, columns)), "weight_scale": ("F32", ())},
         "int8": {"weight": ("I8", (rows, columns)), "weight_scale": ("F32", (rows, 1))},
         "mxfp8": {"weight": ("F8_E4M3", (rows, columns)), "weight_scale": ("U8", tiles)},
         "nvfp4": {
             "weight": ("U8", (rows, columns // 2)), "weight_scale": ("U8", tiles), "weight_scale_2": ("F32", ()),
         },
-    }[stored_format]  # fmt: skip
+    }  # fmt: skip
+    return described[stored_format]
 
 
 def _write_safetensors(path: Path, stored: dict[str, tuple[str, tuple[int, ...]]], metadata: dict[str, str]) -> None:
@@ -109,7 +110,7 @@ def _write_gguf(path: Path, shapes: dict[str, tuple[int, ...]]) -> None:
 
 
 def _shapes(width: int, layers: int) -> dict[str, tuple[int, ...]]:
-    hidden = width * 35 // 6
+    hidden = width * 35 // 6 // 64 * 64  # whole blocks of every format
     linear = {
         "text_embedding.0": (width, TEXT), "text_embedding.2": (width, width),
         "time_embedding.0": (width, FREQUENCIES), "time_embedding.2": (width, width),

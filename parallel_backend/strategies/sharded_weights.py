@@ -84,6 +84,8 @@ class _OneBuffer:
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Return the tensor to gather into. FSDP has copied what the block before it left there."""
+        if dtype == torch.uint8:
+            processes.trim_heap()  # of what decoding the block before left in pieces, which would add up
         count = math.prod(size)
         if self._buffer is None or self._buffer.dtype != dtype or len(self._buffer) < count:
             self._buffer = None  # frees it first

@@ -46,7 +46,7 @@ def layer(tmp_path):
     return build
 
 
-@pytest.mark.parametrize("at_once", [1, 3 * COLUMNS, 1 << 22])
+@pytest.mark.parametrize("at_once", [3 * COLUMNS, 1 << 22])
 @pytest.mark.parametrize("name", [*compressed.FORMATS, *compressed.GGUF_TYPES])
 def test_the_weight_is_that_of_the_formats_own_decoder(layer, monkeypatch, name, at_once):
     monkeypatch.setattr(decoding, "_AT_ONCE", {"cpu": at_once})
