@@ -6,16 +6,17 @@ import folder_paths
 import pytest
 import torch
 from any_folder_name.parallel_backend.client.client import Client
+from helpers import loras
 from helpers.executor import Executor, Given, Prompt
 from helpers.inside_fixtures import relative_error
-from helpers.parallel_model import DEFAULT_SHIFT, SKIPPING, latent, prompt
+from helpers.parallel_model import CASE, DEFAULT_SHIFT, SKIPPING, latent, prompt
 from safetensors.torch import load_file, save_file
 
 
-def loads(backend: Client) -> list[int]:
-    """Return how often each rank has loaded a component of the file."""
+def loads(backend: Client, folder: Path) -> list[int]:
+    """Return how often each rank has loaded a component of the folder's file."""
     models = [model for rank in backend.status().ranks for model in rank.models]
-    return [model.loads for model in models if model.path.endswith("tiny.safetensors")]
+    return [model.loads for model in models if model.path == str(folder / "tiny.safetensors")]
 
 
 @pytest.mark.parametrize("sampler", ["KSampler", "ParallelSampler"])
@@ -48,9 +49,9 @@ def test_nodes_of_a_subgraph_expand_like_any_others(executor: Executor, native_l
     assert relative_error(result, latent(executor.run(prompt("2")))) < 1e-4
 
 
-def test_another_seed_or_shift_reads_nothing(executor: Executor, backend: Client) -> None:
+def test_another_seed_or_shift_reads_nothing(executor: Executor, backend: Client, folder: Path) -> None:
     first = latent(executor.run(prompt("3")))
-    before = loads(backend)
+    before = loads(backend, folder)
     assert before == [1, 1]
     executor.run(prompt("3"))
     assert not {"3", "7"} & set(executor.executed)
@@ -58,9 +59,36 @@ def test_another_seed_or_shift_reads_nothing(executor: Executor, backend: Client
     assert "3.0.0.1" not in executor.executed
     shifted = latent(executor.run(prompt("3", shift=8.0)))
     assert "3.0.0.1" not in executor.executed
-    assert loads(backend) == before
+    assert loads(backend, folder) == before
     assert relative_error(shifted, first) > 1e-3
     assert relative_error(shifted, latent(executor.run(prompt("2", shift=8.0)))) < 1e-4
+
+
+def test_loras_between_are_factors_on_the_ranks(
+    executor: Executor, backend: Client, folder: Path, native_loads: list[str]
+) -> None:
+    save_file(loras.plain(CASE.native(), "diffusion_model.", rank=3, seed=1), folder / "lora.safetensors")
+    folder_paths.folder_names_and_paths["loras"][0][:] = [str(folder)]
+
+    def prompt_with(last: str, strength: float) -> Prompt:
+        inputs = {"model": ["1", 0], "lora_name": "lora.safetensors", "strength_model": strength}
+        behind = {"model": ["9", 0], "shift": 5.0}
+        return prompt(
+            last,
+            **{
+                "9": {"class_type": "LoraLoaderModelOnly", "inputs": inputs},
+                "2": {"class_type": "ModelSamplingSD3", "inputs": behind},
+            },
+        )
+
+    plain = latent(executor.run(prompt("3")))
+    before = loads(backend, folder)
+    results = [latent(executor.run(prompt_with("3", strength))) for strength in (0.4, 0.8)]
+    assert native_loads == []
+    assert loads(backend, folder) == before
+    for strength, result in zip((0.4, 0.8), results, strict=True):
+        assert relative_error(result, plain) > 1e-2
+        assert relative_error(result, latent(executor.run(prompt_with("2", strength)))) < 1e-4
 
 
 def test_a_name_may_arrive_by_a_link(
