@@ -8,7 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
+from safetensors.torch import save
 
 from parallel_backend.client import query
 from parallel_backend.client.status_text import format_status
@@ -121,6 +123,27 @@ def test_bad_input_is_refused_before_weights_load(
 ) -> None:
     assert message in refusal(client, refused | with_fresh_checkpoint(refused))
     assert not loaded_components(tiny_server, "fresh") | loaded_components(tiny_server, "no vae")
+
+
+LORA = save({"unet.lora_up.weight": torch.zeros(4, 2)})
+LORAS = {
+    "other.safetensors": (LORA, "other.safetensors fits no weight of fresh"),
+    "cut.safetensors": (LORA[:-9], "file not fully covered"),  # ComfyUI's own node says so
+}
+"""Files, and what is said about them."""
+
+
+@pytest.mark.parametrize("name", LORAS)
+def test_a_lora_that_cannot_be_used_is_named(tiny_server: ComfyServer, client: ComfyClient, name: str) -> None:
+    folder = tiny_server.base / "models" / "loras"
+    folder.mkdir(exist_ok=True)
+    content, message = LORAS[name]
+    (folder / name).write_bytes(content)
+    inputs = {"model": ["1", 0], "lora_name": name, "strength_model": 1.0}
+    refused = prompt() | {"9": {"class_type": "LoraLoaderModelOnly", "inputs": inputs}}
+    refused["5"]["inputs"]["model"] = ["9", 0]
+    assert message in refusal(client, refused | with_fresh_checkpoint(refused))
+    assert "transformer" not in loaded_components(tiny_server, "fresh")
 
 
 def with_fresh_checkpoint(refused: Prompt) -> Prompt:

@@ -8,9 +8,11 @@ import comfy.hooks
 import comfy.sd
 import node_helpers
 import pytest
+import torch
+from any_folder_name.parallel_backend.errors import InvalidRequest
 from any_folder_name.parallel_backend.layout.parallel_layout import ParallelLayout
 from helpers import loras
-from helpers.inside_fixtures import ksampler, parallel_sampler, relative_error
+from helpers.inside_fixtures import Loaded, ksampler, parallel_sampler, relative_error
 from natives import CASES, FIRST
 
 CLOSE = 1e-4
@@ -92,3 +94,38 @@ def test_hooks_change_some_prompts_and_steps(kind: str, load_case: Callable[...,
         remote = with_loras(load_case(name, ParallelLayout.parse(layout)), base)
         error = relative_error(ksampler(remote, latent, steps=4, **hooked), reference)
         assert error < CLOSE, f"{layout}: {error:.1e}"
+
+
+LAYER = "diffusion_model.blocks.0.self_attn.q"
+UNUSABLE = [
+    ("another.layer", 2, 2, "the LoRA fits no weight of tiny: it is for another model"),
+    (LAYER, 0, 0, r"q.weight have rank 0 \(\[48, 0\] and \[0, 48\]\)"),
+    (
+        LAYER,
+        3,
+        2,
+        r"q.weight have shapes \[48, 3\] and \[2, 48\], and the weight has \[48, 48\]: the LoRA is for another",
+    ),
+]
+
+
+@pytest.mark.parametrize(("layer", "up_rank", "down_rank", "message"), UNUSABLE)
+def test_a_lora_that_does_not_fit_is_refused_before_anything_moves(
+    layer: str, up_rank: int, down_rank: int, message: str, load: Callable[..., Loaded]
+) -> None:
+    loaded = load()
+    lora = {
+        f"{layer}.lora_up.weight": torch.zeros(48, up_rank),
+        f"{layer}.lora_down.weight": torch.zeros(down_rank, 48),
+    }
+    with pytest.raises(InvalidRequest, match=message):
+        with_loras(loaded.model, (lora, 1.0))
+    assert not loaded.client.requests
+
+
+def test_a_file_that_comfyui_would_ignore_is_refused(load_case: Callable[..., Any]) -> None:
+    remote = load_case("sd3 medium", ParallelLayout())
+    name = "diffusion_model.joint_blocks.0.x_block.mlp.fc1"
+    model = with_loras(remote, ({f"{name}.diff": torch.zeros(3, 3)}, 1.0))
+    with pytest.raises(InvalidRequest, match=r"cannot change .*fc1.weight \(WARNING SHAPE MISMATCH .* another model"):
+        ksampler(model, CASES["sd3 medium"].samples(), **options_of(CASES["sd3 medium"]))
