@@ -11,6 +11,7 @@ from scripts.core_contract.lists import (
     supported_models,
     text_and_vae,
     transformers,
+    weights,
 )
 
 CONTRACT: tuple[Entry, ...] = (
@@ -18,6 +19,7 @@ CONTRACT: tuple[Entry, ...] = (
     *interface.ENTRIES,
     *sampling.ENTRIES,
     *patcher.ENTRIES,
+    *weights.ENTRIES,
     *text_and_vae.ENTRIES,
     *model_classes.ENTRIES,
     *supported_models.ENTRIES,

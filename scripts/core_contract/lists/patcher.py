@@ -5,23 +5,26 @@ from scripts.core_contract.kinds import Calls, Has, Mentions, Overrides, Passes
 
 PATCHER, MEMORY, CONNECTION = "nodes/remote/patcher.py", "nodes/backend/memory.py", "nodes/backend/connection.py"
 SAMPLER, TEXT, REFUSALS = "nodes/sampler.py", "nodes/remote/text_encoder.py", "nodes/bridges/refusals.py"
-LOOP = "nodes/remote/loop_choice.py"
+LOOP, WEIGHTLESS = "nodes/remote/loop_choice.py", "nodes/remote/weightless_patcher.py"
 VAE, PREVIEWS, DTYPE = "nodes/remote/vae.py", "nodes/remote/previews.py", "nodes/bridges/compute_dtype.py"
 
 ENTRIES = (
     *core_module(
         "comfy.model_patcher",
-        Calls("ModelPatcher(model, *, load_device, offload_device)", by=PATCHER, why="the MODEL"),
-        Overrides("ModelPatcher.model_size()", by=PATCHER, why="nothing lies on ComfyUI's device"),
-        Overrides("ModelPatcher.loaded_size()", by=PATCHER, why="nothing lies on ComfyUI's device"),
+        Calls(
+            "ModelPatcher(model, *, load_device, offload_device)",
+            by=PATCHER,
+            why="the MODEL",
+            word="RemotePatcher load_device offload_device",
+        ),
+        Overrides("ModelPatcher.model_size()", by=WEIGHTLESS, why="nothing lies on ComfyUI's device"),
+        Overrides("ModelPatcher.loaded_size()", by=WEIGHTLESS, why="nothing lies on ComfyUI's device"),
         Calls("ModelPatcher.loaded_size()", by=MEMORY, why="which models are ours"),
-        Overrides("ModelPatcher.memory_required(input_shape)", by=PATCHER, why="no step runs there"),
-        Overrides("ModelPatcher.add_patches(patches, *args, **kwargs)", by=PATCHER, why="LoRA is refused"),
-        Overrides("ModelPatcher.add_hook_patches(hook, patches, *args, **kwargs)", by=PATCHER, why="LoRA is refused"),
-        Overrides("ModelPatcher.get_key_patches(filter_prefix)", by=PATCHER, why="merging is refused"),
+        Overrides("ModelPatcher.memory_required(input_shape)", by=WEIGHTLESS, why="no step runs there"),
+        Overrides("ModelPatcher.get_key_patches(filter_prefix)", by=WEIGHTLESS, why="merging is refused"),
         Overrides(
             "ModelPatcher.deepclone_multigpu(*args, **kwargs)",
-            by=PATCHER,
+            by=WEIGHTLESS,
             why="core's own use of several GPUs is refused",
             optional=True,
         ),
