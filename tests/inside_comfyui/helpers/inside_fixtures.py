@@ -107,8 +107,10 @@ def backend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
 def load_remote(load: Callable[..., Loaded], backend: Client) -> Callable[..., Loaded]:
     """``load`` with the real backend."""
 
-    def run(layout: ParallelLayout | None = None, name: str = "tiny", dtype: str = "fp32") -> Loaded:
-        loaded = load(layout, name=name, dtype=dtype)
+    def run(
+        layout: ParallelLayout | None = None, name: str = "tiny", dtype: str = "fp32", devices: str = "0,1"
+    ) -> Loaded:
+        loaded = load(layout, name=name, dtype=dtype, devices=devices)
         connection.use_client(backend)
         return loaded
 
@@ -125,10 +127,10 @@ def native_case(name: str) -> Any:
 def load_case(models: Path, load_remote: Callable[..., Loaded]) -> Callable[..., Any]:
     """``load_case(name, layout)`` returns the MODEL of a case's checkpoint."""
 
-    def run(name: str, layout: ParallelLayout, dtype: str = "fp32") -> Any:
+    def run(name: str, layout: ParallelLayout, dtype: str = "fp32", devices: str = "0,1") -> Any:
         if not (models / name).exists():
             CASES[name].write(models / name, native_case(name))
-        return load_remote(layout, name=name, dtype=dtype).model
+        return load_remote(layout, name=name, dtype=dtype, devices=devices).model
 
     return run
 

@@ -1,10 +1,10 @@
 """Random LoRA files in every way of naming layers that ComfyUI knows for a model."""
 
-import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import comfy.lora
+import comfy.sd
 import torch
 from torch import Tensor
 
@@ -62,11 +62,6 @@ def _shape(target: Any, shapes: Mapping[str, torch.Size]) -> tuple[int, int]:
 def _random(seed: int) -> Callable[..., Tensor]:
     generator = torch.Generator().manual_seed(seed)
     return lambda *shape: torch.randn(*shape, generator=generator)
-
-
-def describe(dialect: str) -> str:
-    """Return a dialect's name for a test's id."""
-    return re.sub(r"\W+$", "", dialect) or "plain"
 
 
 def other(native: Any, kind: str, *, seed: int) -> Lora:
@@ -133,3 +128,19 @@ _KINDS: dict[str, Callable[[Tensor, Callable[..., Tensor]], Lora]] = {
 }
 KINDS = tuple(_KINDS)
 """What ``other`` makes."""
+
+
+def on_model(model: Any, *changes: tuple[Lora, float]) -> Any:
+    """Return a MODEL behind LoraLoaders."""
+    for lora, strength in changes:
+        model, _ = comfy.sd.load_lora_for_models(model, None, dict(lora), strength, 0.0)
+    return model
+
+
+def options_of(case: Any) -> dict[str, Any]:
+    """Return the sampler's inputs for a case."""
+    return {
+        "positive": case.conditioning(1),
+        "negative": case.conditioning(2, shorter=case.shorter),
+        "cfg": case.cfg,
+    }
