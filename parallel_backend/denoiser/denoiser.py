@@ -1,6 +1,7 @@
 """One denoiser call on one mesh: what this rank computes, and how the ranks' results are put together."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -54,8 +55,8 @@ class Denoiser:
     def shards(self, branches: Mapping[int, Inputs], view: FullView | None = None) -> dict[int, Tensor]:
         """Predict this rank's tokens ``[local samples, local tokens, values]`` of each of its branches.
 
-        Branches with equal shapes and positions run as one batch. With pipeline stages each row runs by itself, only
-        the last stage predicts, and the other stages return no tokens.
+        Branches with equal shapes, positions and blocks run as one batch. With pipeline stages each row runs by itself,
+        only the last stage predicts, and the other stages return no tokens.
 
         Args:
             branches: inputs of this rank's samples, by branch.
@@ -69,7 +70,7 @@ class Denoiser:
             }
             self.boundary.finish()
             return predicted
-        for group in alike(branches):
+        for group in alike(branches, self.plan.skipped):
             batch = {name: concat([branches[i][name] for i in group]) for name in branches[group[0]]}
             sizes = [branches[i][LATENT].shape[0] for i in group]
             predicted.update(zip(group, torch.split(self._predict(batch, group[0], view), sizes), strict=True))
@@ -115,7 +116,7 @@ class Denoiser:
         state = family.embed(inputs)
         lengths = {name: tokens.shape[1] for name, tokens in state.streams.items()}
         assert lengths == dict(extent.streams), f"embed made streams of {lengths}, but {extent.streams} were planned"
-        state = split.shard(state)
+        state = replace(split.shard(state), skipped=self.plan.skipped[branch])
         if not self.boundary.first:
             incoming = self.boundary.expect(stage_boundary.shapes(state), state.streams[IMAGE])
             state = state.with_streams(**incoming.wait())
@@ -160,11 +161,17 @@ def rows(inputs: Inputs) -> list[dict[str, Tensor]]:
     return [{name: tensor[i : i + 1] for name, tensor in inputs.items()} for i in range(batch)]
 
 
-def alike(branches: Mapping[int, Inputs]) -> list[list[int]]:
-    """Group branches that may run as one batch: equal shapes and equal positions, of which a batch has one table."""
+def alike(branches: Mapping[int, Inputs], skipped: Sequence[frozenset[int]]) -> list[list[int]]:
+    """Group branches that may run as one batch: equal shapes, equal positions (a batch has one table), equal blocks.
+
+    Args:
+        branches: inputs, by branch.
+        skipped: numbers of the blocks that are left out, of all branches.
+    """
     groups: list[list[int]] = []
     for i, inputs in branches.items():
-        match = next((group for group in groups if _run_alike(branches[group[0]], inputs)), None)
+        same_blocks = [group for group in groups if skipped[group[0]] == skipped[i]]
+        match = next((group for group in same_blocks if _run_alike(branches[group[0]], inputs)), None)
         if match is None:
             groups.append([i])
         else:

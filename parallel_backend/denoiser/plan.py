@@ -19,7 +19,9 @@ class DenoisingPlan:
     Attributes:
         latents: shape of the latent ``[B, C, ...]``, by branch.
         extents: number of tokens, by branch.
-        alike: key by branch; branches with equal keys have inputs of equal shapes and may run as one batch.
+        alike: key by branch; branches with equal keys have inputs of equal shapes and the same blocks, and may run as
+            one batch.
+        skipped: numbers of the blocks that are left out, by branch.
         guided: whether this is a step loop, where the ranks themselves need the guided prediction.
     """
 
@@ -28,6 +30,7 @@ class DenoisingPlan:
     latents: tuple[Shape, ...]
     extents: tuple[Extent, ...]
     alike: tuple[Hashable, ...]
+    skipped: tuple[frozenset[int], ...]
     guided: bool
 
     @property

@@ -51,7 +51,7 @@ def check_forward(
                 f"timestep has shape {list(timestep)}: one timestep a sample is needed, {list(latent[:1])}"
             )
         _check_batch(shapes, latent[0])
-    return _denoising(message, family, config, branches, world_size)
+    return _denoising(message, family, config, branches, world_size, _skipped(message, geometry.layers))
 
 
 def check_sample(
@@ -76,7 +76,8 @@ def check_sample(
         _check_names(shapes, family.required, family.optional)
         _check_batch(shapes, latent[0])
     computed = branches[:1] if message.cfg == 1.0 else branches
-    return _denoising(message, family, config, [{**shapes, LATENT: latent} for shapes in computed], world_size)
+    loops = [{**shapes, LATENT: latent} for shapes in computed]
+    return _denoising(message, family, config, loops, world_size, (frozenset(),) * len(loops))
 
 
 def first_not_finite(tensors: Mapping[str, Tensor]) -> int:
@@ -114,6 +115,7 @@ def _denoising(
     config: Mapping[str, Any],
     branches: Sequence[Shapes],
     world_size: int,
+    skipped: tuple[frozenset[int], ...],
 ) -> DenoisingPlan:
     ranks = min(world_size, len(message.model.devices.indices))
     layout = message.model.layout or auto(ranks, branches=len(branches))
@@ -122,11 +124,26 @@ def _denoising(
         geometry=family.describe(config),
         latents=tuple(shapes[LATENT] for shapes in branches),
         extents=tuple(family.extent(config, shapes) for shapes in branches),
-        alike=tuple(tuple(sorted(shapes.items())) for shapes in branches),
+        alike=tuple((*sorted(shapes.items()), left) for shapes, left in zip(branches, skipped, strict=True)),
+        skipped=skipped,
         guided=isinstance(message, Sample),
     )
     _check_layout(layout, plan.workload(), ranks)
     return plan
+
+
+def _skipped(message: Forward, layers: int) -> tuple[frozenset[int], ...]:
+    """Return the blocks that each branch leaves out."""
+    if len(message.skipped) not in (0, message.branches):
+        raise InvalidRequest(
+            f"skipped names the blocks of {len(message.skipped)} branches: it needs those of all {message.branches}, "
+            "or of none"
+        )
+    skipped = message.skipped or ((),) * message.branches
+    unknown = sorted({number for numbers in skipped for number in numbers} - set(range(layers)))
+    if unknown:
+        raise InvalidRequest(f"block {unknown[0]} cannot be skipped: this model has the blocks 0 to {layers - 1}")
+    return tuple(map(frozenset, skipped))
 
 
 def _check_layout(layout: ParallelLayout, workload: Workload, ranks: int) -> None:

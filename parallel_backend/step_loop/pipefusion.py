@@ -39,7 +39,8 @@ class PipeFusion:
         self.first: FirstStage | None = None
         self.last: LastStage | None = None
         if len(setting.x):
-            self.groups = [tuple(group) for group in alike(setting.inputs(setting.x, setting.sigmas[0]))]
+            inputs = setting.inputs(setting.x, setting.sigmas[0])
+            self.groups = [tuple(group) for group in alike(inputs, self.plan.skipped)]
             self._make_ends()
         # Made after the weights are loaded: a refused request then leaves no flag in flight.
         self.flags = StopFlags(self.mesh.whole, setting.x.device, cancelled)
