@@ -161,9 +161,23 @@ class Bridge(ABC):
         """Return the entries of ``unet_config`` that follow from weights' values. ComfyUI chooses a dtype by them."""
         return {}
 
-    def weights(self, unet_config: Mapping[str, Any]) -> dict[str, Tensor]:
-        """Return the transformer's weights under ComfyUI's names, on the meta device."""
-        return meta_weights(self.native_class, unet_config)
+    @property
+    def replaceable_blocks(self) -> Mapping[str, int]:
+        """How many blocks of each kind ComfyUI's transformer lets a node replace, in the order of the model."""
+        return {}
+
+    def module(self, unet_config: Mapping[str, Any]) -> nn.Module | None:
+        """Return ComfyUI's own transformer on the meta device, or None if ComfyUI does not have the family."""
+        return meta_module(self.native_class, unet_config)
+
+    def weights(self, module: nn.Module | None) -> dict[str, Tensor]:
+        """Return the transformer's weights under ComfyUI's names, on the meta device.
+
+        Args:
+            module: what ``module`` returns.
+        """
+        assert module is not None
+        return dict(module.state_dict())
 
     def attributes(self, weights: Mapping[str, Tensor]) -> dict[str, Any]:
         """Return the other attributes that ComfyUI reads from its transformer.
@@ -235,11 +249,10 @@ def layer_stub(weights: Mapping[str, Tensor], name: str) -> SimpleNamespace:
     return SimpleNamespace(weight=weights[f"{name}.weight"])
 
 
-def meta_weights(native_class: type[nn.Module], unet_config: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Return a native transformer's weights on the meta device."""
+def meta_module(native_class: type[nn.Module], unet_config: Mapping[str, Any]) -> nn.Module:
+    """Return a native transformer on the meta device."""
     options = {name: value for name, value in unet_config.items() if name != "disable_unet_model_creation"}
-    module = native_class(**options, device="meta", dtype=torch.bfloat16, operations=comfy.ops.disable_weight_init)
-    return dict(module.state_dict())
+    return native_class(**options, device="meta", dtype=torch.bfloat16, operations=comfy.ops.disable_weight_init)
 
 
 def stored_weight(checkpoint: Checkpoint, name: str) -> Tensor | None:

@@ -20,15 +20,18 @@ class BranchCall:
         index: the branch as ComfyUI counts: 0 for cond, 1 for uncond.
         inputs: the family's inputs by name, batch first.
         latent: the name of the input that has the prediction's shape.
+        skipped: numbers of the blocks that are left out.
     """
 
     index: int
     inputs: Mapping[str, Tensor]
     latent: str
+    skipped: tuple[int, ...] = ()
 
     def equals(self, other: "BranchCall") -> bool:
-        """Whether both calls have the same inputs."""
-        return self.inputs.keys() == other.inputs.keys() and all(
+        """Whether both calls have the same inputs and leave out the same blocks."""
+        alike = self.skipped == other.skipped and self.inputs.keys() == other.inputs.keys()
+        return alike and all(
             tensor.shape == other.inputs[name].shape and bool(torch.equal(tensor, other.inputs[name]))
             for name, tensor in self.inputs.items()
         )

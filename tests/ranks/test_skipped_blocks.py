@@ -13,8 +13,8 @@ from tests.ranks.test_refusals import refused
 from tests.support import tiny
 
 EXACT = 1e-5
-LAYERS = 4
-SIZES = {"heads": 3, "layers": LAYERS}
+SIZES = tiny.Tiny(heads=3, layers=4)
+MODEL = {"heads": 3, "layers": 4}
 SKIPPED = ((), (1,), (0, 3))
 """By branch. All three have inputs of equal shapes, so only the blocks keep them from running as one batch."""
 LAYOUTS = [
@@ -32,18 +32,17 @@ LAYOUTS = [
 
 def stock_without(case, branch, skipped):
     """diffusers' forward of a model that lacks the blocks."""
-    sizes = tiny.Tiny(**SIZES)
-    model = tiny.transformer(sizes)
+    model = tiny.transformer(SIZES)
     model.blocks = nn.ModuleList(block for i, block in enumerate(model.blocks) if i not in skipped)
     with torch.no_grad():
-        out = model(pad_to_patch(case.latent, sizes.patch), case.timestep, case.text(branch), return_dict=False)[0]
+        out = model(pad_to_patch(case.latent, SIZES.patch), case.timestep, case.text(branch), return_dict=False)[0]
     return out[..., : case.size[1], : case.size[2]]
 
 
 @pytest.mark.parametrize(("ranks", "layout"), LAYOUTS)
 def test_equals_stock_without_the_blocks(pools, checkpoints, ranks, layout):
     case = Case(texts=(6, 6, 6))
-    message, tensors = requests.forward(requests.spec(checkpoints(**SIZES), layout), case)
+    message, tensors = requests.forward(requests.spec(checkpoints(**MODEL), layout), case)
     for skipped in (SKIPPED, (), SKIPPED[::-1]):
         answers = pools(ranks).run(driver.handle, replace(message, skipped=skipped), tensors)
         assert [answer["error"] for answer in answers] == [None] * ranks
@@ -54,7 +53,7 @@ def test_equals_stock_without_the_blocks(pools, checkpoints, ranks, layout):
 
 
 def test_branches_with_equal_blocks_run_as_one_batch(pools, checkpoints):
-    message, tensors = requests.forward(requests.spec(checkpoints(**SIZES), ""), Case(texts=(6, 6, 6)))
+    message, tensors = requests.forward(requests.spec(checkpoints(**MODEL), ""), Case(texts=(6, 6, 6)))
     [answer] = pools(1).run(driver.handle, replace(message, skipped=((1, 2), (), (2, 1))), tensors)
     assert answer["steps"] == 2
 
