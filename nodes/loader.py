@@ -17,6 +17,7 @@ from ..parallel_backend.vaes import vae_of
 from .backend import checkpoints
 from .backend.connection import Handle
 from .backend.devices import parse_devices
+from .bridges.announcements import flags_without_effect
 from .bridges.compute_dtype import auto_dtype
 from .families.registry import bridge_for
 from .layout import LayoutType
@@ -208,7 +209,7 @@ class ParallelLoader(io.ComfyNode):  # type: ignore[misc]
         check_prompt(cls.hidden.prompt or {}, cls.hidden.unique_id, handle)
         handle.keep_weights()
         bridge = bridge_for(handle.checkpoint)
-        state = "weights load at first use"
+        state = "; ".join(filter(None, ["weights load at first use", flags_without_effect()]))
         handle.show(state)
         model = remote_patcher(parallel_model(handle, bridge))
         return io.NodeOutput(

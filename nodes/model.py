@@ -7,6 +7,7 @@ from comfy_api.latest import io
 from ..parallel_backend.attention.kernels import AUTO, KERNELS
 from ..parallel_backend.errors import InvalidRequest
 from ..parallel_backend.layout.parallel_layout import ParallelLayout
+from .bridges.announcements import flags_without_effect
 from .families.registry import bridge_for
 from .layout import LayoutType
 from .loader import ATTENTION_TOOLTIP, DEVICES_TOOLTIP, LAYOUT_TOOLTIP, check_devices, handle_for, open_model
@@ -116,7 +117,7 @@ def _from_loaded(
     if isinstance(origin, MemoryFile):
         origin.fill()
     handle.keep_weights()
-    text = f"{name}; weights load at first use"
+    text = "; ".join(filter(None, [name, "weights load at first use", flags_without_effect()]))
     if source.model.model_config.optimizations.get("fp8"):  # ComfyUI would multiply matrices in fp8
         text += f"; the ranks compute in {handle.spec.dtype}, not in fp8"
     return remote, handle.describe(text)

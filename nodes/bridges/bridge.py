@@ -174,9 +174,24 @@ class Bridge(ABC):
         """Return the entries of ``unet_config`` that follow from weights' values. ComfyUI chooses a dtype by them."""
         return {}
 
-    def weights(self, unet_config: Mapping[str, Any]) -> "MetaWeights":
-        """Return the transformer's weights under ComfyUI's names, on the meta device."""
-        return meta_weights(self.native_class, unet_config)
+    @property
+    def replaceable_blocks(self) -> Mapping[str, int]:
+        """How many blocks of each kind ComfyUI's transformer lets a node replace, in the order of the model."""
+        return {}
+
+    def module(self, unet_config: Mapping[str, Any]) -> nn.Module | None:
+        """Return ComfyUI's own transformer on the meta device, or None if ComfyUI does not have the family."""
+        return meta_module(self.native_class, unet_config)
+
+    def weights(self, module: nn.Module | None) -> "MetaWeights":
+        """Return the transformer's weights under ComfyUI's names, on the meta device.
+
+        Args:
+            module: what ``module`` returns.
+        """
+        assert module is not None
+        linear = (name for name, each in module.named_modules() if isinstance(each, nn.Linear))
+        return MetaWeights(tensors=dict(module.state_dict()), linear=frozenset(f"{name}.weight" for name in linear))
 
     def attributes(self, weights: Mapping[str, Tensor]) -> dict[str, Any]:
         """Return the other attributes that ComfyUI reads from its transformer.
@@ -248,12 +263,10 @@ def layer_stub(weights: Mapping[str, Tensor], name: str) -> SimpleNamespace:
     return SimpleNamespace(weight=weights[f"{name}.weight"])
 
 
-def meta_weights(native_class: type[nn.Module], unet_config: Mapping[str, Any]) -> MetaWeights:
-    """Return a native transformer's weights on the meta device."""
+def meta_module(native_class: type[nn.Module], unet_config: Mapping[str, Any]) -> nn.Module:
+    """Return a native transformer on the meta device."""
     options = {name: value for name, value in unet_config.items() if name != "disable_unet_model_creation"}
-    module = native_class(**options, device="meta", dtype=torch.bfloat16, operations=comfy.ops.disable_weight_init)
-    linear = (name for name, each in module.named_modules() if isinstance(each, nn.Linear))
-    return MetaWeights(tensors=dict(module.state_dict()), linear=frozenset(f"{name}.weight" for name in linear))
+    return native_class(**options, device="meta", dtype=torch.bfloat16, operations=comfy.ops.disable_weight_init)
 
 
 def stored_weight(checkpoint: Checkpoint, name: str) -> Tensor | None:

@@ -6,16 +6,17 @@ They reuse ComfyUI's schedules, latent formats and conditioning.
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import comfy.conds
 import comfy.model_base
+import comfy.patcher_extension
 import comfy.supported_models_base
 import torch
 from comfy.ldm.modules.diffusionmodules.util import make_beta_schedule
 from comfy.model_sampling import rescale_zero_terminal_snr_sigmas
 from safetensors import safe_open
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...parallel_backend.checkpoint.checkpoint import Checkpoint
 from ...parallel_backend.errors import InvalidRequest
@@ -143,8 +144,8 @@ class CustomConfig(comfy.supported_models_base.BASE):  # type: ignore[misc]
         return self.bridge.model_class(self)
 
 
-class TransformerSignature(Protocol):
-    """The signature with which ComfyUI calls a transformer, for families without a native class."""
+class TransformerSignature:
+    """How ComfyUI calls a transformer, for families without a native class."""
 
     def forward(
         self,
@@ -155,7 +156,23 @@ class TransformerSignature(Protocol):
         transformer_options: Any = None,
         **kwargs: Any,
     ) -> Tensor:
-        """Return the prediction for ``x`` ``[B, C, ...]``."""
+        """Return the prediction for ``x`` ``[B, C, ...]``, through other nodes' wrappers as native classes do it."""
+        kind, options = comfy.patcher_extension.WrappersMP.DIFFUSION_MODEL, transformer_options or {}
+        wrappers = comfy.patcher_extension.get_all_wrappers(kind, options)
+        executor = comfy.patcher_extension.WrapperExecutor.new_class_executor(self._forward, self, wrappers)
+        out: Tensor = executor.execute(x, timestep, context, control, options, **kwargs)
+        return out
+
+    def _forward(
+        self,
+        x: Tensor,
+        timestep: Tensor,
+        context: Tensor | None = None,
+        control: Any = None,
+        transformer_options: Any = None,
+        **kwargs: Any,
+    ) -> Tensor:
+        raise AssertionError("the stand-in answers this call")
 
 
 class CustomBridge(Bridge):
@@ -189,7 +206,10 @@ class CustomBridge(Bridge):
         config.unet_config["disable_unet_model_creation"] = True
         return config
 
-    def weights(self, unet_config: Mapping[str, Any]) -> MetaWeights:
+    def module(self, unet_config: Mapping[str, Any]) -> None:
+        """See ``Bridge``."""
+
+    def weights(self, module: nn.Module | None) -> MetaWeights:
         """See ``Bridge``. Shapes come from the headers of the checkpoint's files."""
         weights = {}
         for file in sorted((self.checkpoint.path / "transformer").glob("*.safetensors")):

@@ -14,11 +14,14 @@ from ...parallel_backend.layout.parallel_layout import ParallelLayout
 
 LAYER_OPTIONS = {
     "patches": "changes what the model's layers compute, as HyperTile, FreeU and DiffSynth's ControlNets do",
-    "patches_replace": "skips or replaces layers of the model, as SkipLayerGuidance and PerturbedAttentionGuidance do",
     "optimized_attention_override": "chooses an attention kernel, for which Parallel Loader has the input attention",
     "rope_options": "scales or shifts the positions inside the model, as ScaleROPE does",
 }
 """What a node does that leaves one of these keys in ``transformer_options``."""
+TRANSFORMER = "diffusion_model"
+"""Where ComfyUI's model has its transformer."""
+REPLACEMENTS, BLOCKS = "patches_replace", "dit"
+"""Where ``transformer_options`` has the functions that replace parts of the model, and among them those for blocks."""
 COMPILE_KEY = "torch_compile_kwargs"
 """The key that ComfyUI's ``set_torch_compile_wrapper`` leaves in ``model_options``."""
 UNSUPPORTED_CONDS = (
@@ -104,11 +107,44 @@ def check_options(transformer_options: Mapping[str, Any]) -> None:
     for option, action in LAYER_OPTIONS.items():
         if transformer_options.get(option):
             raise layers_unavailable(f"a node {action} ({option})")
+    replaced = transformer_options.get(REPLACEMENTS) or {}
+    if any(functions for kind, functions in replaced.items() if kind != BLOCKS):
+        raise layers_unavailable(
+            f"a node replaces attention in the model, as PerturbedAttentionGuidance does ({REPLACEMENTS})"
+        )
 
 
-def layers_unavailable(action: str) -> InvalidRequest:
+def check_layer_changes(patcher: Any, changed_layer: str | None) -> None:
+    """Refuse what other nodes do to layers that are not in ComfyUI's process.
+
+    Args:
+        patcher: ComfyUI's ``ModelPatcher`` of the MODEL.
+        changed_layer: the name of a layer that a node has wrapped or replaced, or None.
+
+    Raises:
+        InvalidRequest: a node replaces a part of the transformer, injects code into it, or wraps a weight or a layer.
+    """
+    replaced = sorted(name for name in patcher.object_patches if name.partition(".")[0] == TRANSFORMER)
+    if replaced:
+        raise layers_unavailable(f"a node replaces {replaced[0]}")
+    if patcher.injections:
+        raise layers_unavailable(
+            f"a node changes the layers while they run (injection {', '.join(map(str, patcher.injections))})"
+        )
+    wrapped = sorted(patcher.weight_wrapper_patches.keys() & patcher.model.state_dict().keys())
+    if wrapped:
+        raise layers_unavailable(f"a node computes the weight {wrapped[0]} anew at each use")
+    if changed_layer is not None:
+        raise layers_unavailable(f"a node wraps or replaces the layer {changed_layer}")
+
+
+class LayersUnavailable(InvalidRequest, AttributeError):
+    """A node needs the layers in ComfyUI's process. As an ``AttributeError`` it lets ``hasattr`` answer False."""
+
+
+def layers_unavailable(action: str) -> LayersUnavailable:
     """Return the refusal of a node that needs the layers in ComfyUI's process."""
-    return InvalidRequest(
+    return LayersUnavailable(
         f"{action}; the layers of a parallel model run in the backend's processes: remove that node, "
         "or load the model with ComfyUI's own loader"
     )

@@ -60,6 +60,11 @@ class Flux(Bridge):
             "txt_norm": False,
         }
 
+    @property
+    def replaceable_blocks(self) -> Mapping[str, int]:
+        """See ``Bridge``."""
+        return {"double_block": self.config["num_layers"], "single_block": self.config["num_single_layers"]}
+
     def inputs(self, x: Tensor, timestep: Tensor, call_args: dict[str, Any]) -> dict[str, Tensor]:
         """See ``Bridge``."""
         inputs = split_channels(x, self.unet_config()["out_channels"])

@@ -1,5 +1,6 @@
 """The bridge between ComfyUI's and diffusers' HunyuanVideo, for text and image to video."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import comfy.ldm.hunyuan_video.model
@@ -60,6 +61,11 @@ class HunyuanVideo(Bridge):
             "vision_in_dim": None,
             "meanflow_sum": False,
         }
+
+    @property
+    def replaceable_blocks(self) -> Mapping[str, int]:
+        """See ``Bridge``."""
+        return {"double_block": self.config["num_layers"], "single_block": self.config["num_single_layers"]}
 
     def inputs(self, x: Tensor, timestep: Tensor, call_args: dict[str, Any]) -> dict[str, Tensor]:
         """See ``Bridge``. ComfyUI's transformer cuts the pooled text to its own width, too."""

@@ -52,6 +52,11 @@ class LTXVideo(Bridge):
         blocks = config.get("down_block_types", ())
         return self.checkpoint.pipeline == "LTXConditionPipeline" or "LTXVideo095DownBlock3D" in blocks
 
+    @property
+    def replaceable_blocks(self) -> Mapping[str, int]:
+        """See ``Bridge``."""
+        return {"double_block": self.config["num_layers"]}
+
     def check(self) -> None:
         """See ``Bridge``."""
         super().check()

@@ -1,5 +1,6 @@
 """The bridge between ComfyUI's AsymmDiTJoint and diffusers' transformer, for Mochi 1."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -46,6 +47,11 @@ class Mochi(Bridge):
             "t5_token_length": config.get("max_sequence_length", 256),
             "rope_theta": 10000.0,
         }
+
+    @property
+    def replaceable_blocks(self) -> Mapping[str, int]:
+        """See ``Bridge``."""
+        return {"double_block": self.config["num_layers"]}
 
     def inputs(self, x: Tensor, timestep: Tensor, call_args: dict[str, Any]) -> dict[str, Tensor]:
         """See ``Bridge``. ComfyUI's layers attend to the first ``num_tokens`` tokens of the text."""

@@ -1,5 +1,6 @@
 """The bridge between ComfyUI's and diffusers' transformers of the same name, for Qwen-Image and Qwen-Image-Edit."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import comfy.ldm.qwen_image.model
@@ -40,6 +41,11 @@ class QwenImage(Bridge):
             unet_config["default_ref_method"] = TIMESTEP_ZERO
         not_inferred = {name: config[name] for name in NOT_INFERRED if name in config}
         return unet_config | non_default(self.native_class, not_inferred)
+
+    @property
+    def replaceable_blocks(self) -> Mapping[str, int]:
+        """See ``Bridge``."""
+        return {"double_block": self.config["num_layers"]}
 
     def inputs(self, x: Tensor, timestep: Tensor, call_args: dict[str, Any]) -> dict[str, Tensor]:
         """See ``Bridge``.

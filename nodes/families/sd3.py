@@ -1,5 +1,6 @@
 """The bridge between ComfyUI's MMDiT and diffusers' transformer, for Stable Diffusion 3 and 3.5."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from comfy.ldm.modules.diffusionmodules.mmdit import OpenAISignatureMMDITWrapper
@@ -47,6 +48,11 @@ class SD3(Bridge):
             "x_block_self_attn_layers": sorted(config.get("dual_attention_layers") or ()),
         }
         return unet_config | ({"qk_norm": "rms"} if config.get("qk_norm") else {})
+
+    @property
+    def replaceable_blocks(self) -> Mapping[str, int]:
+        """See ``Bridge``."""
+        return {"double_block": self.config["num_layers"]}
 
     def check(self) -> None:
         """See ``Bridge``."""

@@ -57,6 +57,11 @@ class Wan(Bridge):
         unet_config |= non_default(self.native_class, {"text_dim": config["text_dim"]})
         return unet_config | ({"flf_pos_embed_token_number": image_tokens} if image_tokens else {})
 
+    @property
+    def replaceable_blocks(self) -> Mapping[str, int]:
+        """See ``Bridge``."""
+        return {"double_block": self.config["num_layers"]}
+
     def check(self) -> None:
         """See ``Bridge``."""
         super().check()

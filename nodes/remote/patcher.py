@@ -13,6 +13,7 @@ from torch import Tensor
 from ...parallel_backend.errors import InvalidRequest
 from ..backend.executing import executing_lora
 from ..backend.memory import make_room
+from ..bridges.announcements import announce_callbacks
 from ..bridges.refusals import (
     NESTED_LATENT,
     accepted_conds,
@@ -20,6 +21,7 @@ from ..bridges.refusals import (
     check_compute_dtype,
     check_conds,
     check_latent,
+    check_layer_changes,
     check_model_options,
 )
 from .changing_patcher import ChangingPatcher
@@ -36,6 +38,10 @@ class RemotePatcher(ChangingPatcher):
         """See ``ChangingPatcher``."""
         remote: RemoteTransformer = self.model.diffusion_model
         return remote
+
+    def _load_list(self, *args: Any, **kwargs: Any) -> list[Any]:
+        """Return the layers that ComfyUI loads: none. What ``modules()`` lists has no weights."""
+        return []
 
     def check_patches(self, patches: dict[Any, Any]) -> None:
         """Refuse a LoRA that fits nothing. One that fits only the text encoder comes with its changes.
@@ -85,6 +91,9 @@ def _check_before_sampling(
     check_model_options(guider.model_options)
     guider.model_patcher.prepare_changes()
     check_compute_dtype(guider.model_patcher.object_patches)
+    check_layer_changes(guider.model_patcher, remote.changed_layer())
+    remote.skipped_blocks(guider.model_options.get("transformer_options", {}))
+    announce_callbacks(guider.model_patcher.callbacks, own=KEY)
     accepted = accepted_conds(remote.bridge.supported_conds, masked=denoise_mask is not None)
     check_conds((cond for conds in guider.conds.values() for cond in conds), accepted)
     samples: Tensor = executor(noise, latent_image, sampler, sigmas, denoise_mask, *args, **kwargs)

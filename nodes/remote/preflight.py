@@ -15,8 +15,8 @@ from .loop_choice import check_sampler_for_layout
 Prompt = Mapping[str, Mapping[str, Any]]
 GUIDED = ("KSampler", "KSamplerAdvanced", "ParallelSampler", "SamplerCustom", "CFGGuider")
 """Nodes for which ComfyUI skips the negative prompt at a ``cfg`` of 1."""
-SKIPPING = ("SkipLayerGuidanceDiT", "SkipLayerGuidanceDiTSimple", "SkipLayerGuidanceSD3", "PerturbedAttentionGuidance")
-"""Nodes that patch layers only in the middle of sampling."""
+REPLACING = ("PerturbedAttentionGuidance",)
+"""Nodes that replace attention only in the middle of sampling."""
 MODEL_OUTPUT, CLIP_OUTPUT, VAE_OUTPUT = 0, 1, 2
 """Output slots of the loader."""
 OPTIONAL_OUTPUTS = {
@@ -27,7 +27,7 @@ OPTIONAL_OUTPUTS = {
 
 
 def check_prompt(prompt: Prompt, node_id: str, handle: Handle) -> None:
-    """Refuse nodes that use an unsupported output, skip layers, or leave ``cfg`` ranks without work.
+    """Refuse nodes that use an unsupported output, replace attention, or leave ``cfg`` ranks without work.
 
     Args:
         prompt: the queued prompt in API format.
@@ -42,8 +42,8 @@ def check_prompt(prompt: Prompt, node_id: str, handle: Handle) -> None:
         for output in OPTIONAL_OUTPUTS:
             if [node_id, output] in inputs.values():
                 check_output(handle.checkpoint, output)
-        if kind in SKIPPING and _model_source(prompt, inputs, node_id) == [node_id, MODEL_OUTPUT]:
-            raise layers_unavailable(f"{kind} skips or replaces layers of the model")
+        if kind in REPLACING and _model_source(prompt, inputs, node_id) == [node_id, MODEL_OUTPUT]:
+            raise layers_unavailable(f"{kind} replaces attention in the model")
         source = _model_source(prompt, inputs, node_id, through="ModelSampling")
         if source == [node_id, MODEL_OUTPUT] and kind == "ParallelSampler":
             check_sampler_for_layout(inputs.get("sampler_name"), handle.spec.layout)

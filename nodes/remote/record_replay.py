@@ -23,17 +23,20 @@ class BranchCall:
         inputs: the family's inputs by name, batch first.
         latent: the name of the input that has the prediction's shape.
         changes: what is changed in the weights.
+        skipped: numbers of the blocks that are left out.
     """
 
     index: int
     inputs: Mapping[str, Tensor]
     latent: str
     changes: WeightChanges
+    skipped: tuple[int, ...] = ()
 
     def equals(self, other: "BranchCall") -> bool:
-        """Whether both calls have the same inputs and weights."""
+        """Whether both calls have the same inputs, the same weights, and leave out the same blocks."""
+        alike = (self.changes, self.skipped) == (other.changes, other.skipped)
         return (
-            self.changes == other.changes
+            alike
             and self.inputs.keys() == other.inputs.keys()
             and all(
                 tensor.shape == other.inputs[name].shape and bool(torch.equal(tensor, other.inputs[name]))

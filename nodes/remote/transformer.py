@@ -6,16 +6,17 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-import comfy.patcher_extension
 import comfy.utils
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...parallel_backend.protocol.messages import Forward, ModelSpec, Overlay
 from ..backend.connection import Handle
 from ..bridges.bridge import Bridge
-from ..bridges.refusals import check_latent, check_options, check_unused
+from ..bridges.refusals import TRANSFORMER, check_latent, check_options, check_unused, layers_unavailable
+from ..bridges.skipped_layers import skipped_blocks
 from .record_replay import BranchCall, CallRecorder, CallReplayer
+from .stand_in_layers import StandInLayers
 from .weight_changes import WeightChanges
 
 DTYPES: dict[str, torch.dtype] = {
@@ -27,10 +28,11 @@ DTYPES: dict[str, torch.dtype] = {
 """The dtype of the latents and text that ComfyUI passes. ``auto`` leaves the rounding to the ranks."""
 
 
-class RemoteTransformer(torch.nn.Module):
+class RemoteTransformer(nn.Module):
     """Takes the calls that ComfyUI makes to its own transformer of the family.
 
-    It has no parameters. ``state_dict`` lists meta tensors.
+    It has no parameters. ``state_dict`` lists meta tensors. ``named_modules`` and ``named_children`` list ComfyUI's
+    layers, without weights, so that a node that changes layers finds some; ``changed_layer`` says whether one did.
 
     Attributes:
         weight_prefix: the beginning of the weights' names in ComfyUI's MODEL.
@@ -43,33 +45,61 @@ class RemoteTransformer(torch.nn.Module):
     def __init__(self, handle: Handle, bridge: Bridge, core_config: Any) -> None:
         super().__init__()
         self.handle, self.bridge = handle, bridge
-        self.dtype, self.channels = DTYPES[handle.spec.dtype], core_config.latent_format.latent_channels
-        self.weights = bridge.weights(core_config.unet_config)
+        module = bridge.module(core_config.unet_config)
+        self.weights = bridge.weights(module)
         self.changes = WeightChanges()
-        self._signature = inspect.signature(bridge.native_class.forward)
+        self._layers = StandInLayers(nn.Module() if module is None else module)
         self._interceptor: CallRecorder | CallReplayer | None = None
-        for name, value in bridge.attributes(self.weights.tensors).items():
+        for name, value in (self._layers.numbers | bridge.attributes(self.weights.tensors)).items():
             setattr(self, name, value)
+        self.dtype, self.channels = DTYPES[handle.spec.dtype], core_config.latent_format.latent_channels
+        self._own = {*vars(self), "forward"}
+
+    def __getattr__(self, name: str) -> Any:
+        """Refuse what only a transformer with layers has, with an ``AttributeError`` that says what to do."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            raise layers_unavailable(f"a node uses {TRANSFORMER}.{name}") from None
+
+    def named_modules(self, memo: set[nn.Module] | None = None, prefix: str = "", remove_duplicate: bool = True) -> Any:
+        """See ``nn.Module``. The layers after this module are ``StandInLayers``."""
+        yield from super().named_modules(memo, prefix, remove_duplicate)
+        layers = self._layers.module.named_modules(memo, prefix, remove_duplicate)
+        yield from ((name, layer) for name, layer in layers if layer is not self._layers.module)
+
+    def named_children(self) -> Any:
+        """See ``nn.Module``."""
+        yield from self._layers.module.named_children()
+
+    def changed_layer(self) -> str | None:
+        """Return the name of a layer or method of the native transformer that a node wrapped or set, or None."""
+        added = vars(self).keys() | self._modules.keys() - self._own
+        native = [name for name in sorted(added - self._own) if hasattr(self.bridge.native_class, name)]
+        return next(iter([*self._modules, *native]), None) or self._layers.changed()
 
     def forward(self, x: Tensor, timestep: Tensor, **call_args: Any) -> Tensor:
-        """Return the prediction for ``x`` ``[B, C, (T,) H, W]``, through other nodes' DIFFUSION_MODEL wrappers.
+        """Return the prediction for ``x`` ``[B, C, (T,) H, W]``.
 
-        The wrappers get the arguments in the order of the native forward.
+        ComfyUI's own ``forward`` of the family runs, which calls ``_forward`` through other nodes' DIFFUSION_MODEL
+        wrappers. Where a family's ``forward`` knows no wrappers, ComfyUI alone ignores them, too.
 
         Raises:
             InvalidRequest: an argument that the family's bridge does not support.
         """
-        bound = self._signature.bind_partial(self, x, timestep, **call_args)
-        bound.apply_defaults()
-        kind = comfy.patcher_extension.WrappersMP.DIFFUSION_MODEL
-        wrappers = comfy.patcher_extension.get_all_wrappers(kind, call_args.get("transformer_options") or {})
-        executor = comfy.patcher_extension.WrapperExecutor.new_class_executor(self._forward, self, wrappers)
-        out: Tensor = executor.execute(*bound.args[1:], **bound.kwargs)
+        native_class = self.bridge.native_class
+        if not hasattr(native_class, "_forward"):
+            return self._forward(x, timestep, **call_args)
+        _, _, _, *others = inspect.signature(native_class.forward).parameters.values()
+        named = [each for each in others if each.kind is each.POSITIONAL_OR_KEYWORD]
+        missing = {each.name: None for each in named if each.default is each.empty}
+        out: Tensor = native_class.forward(self, x, timestep, **(missing | call_args))
         return out
 
     def _forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        bound = self._signature.bind_partial(self, *args, **kwargs)
-        _, x_name, timestep_name, *_ = parameters = self._signature.parameters
+        signature = inspect.signature(getattr(self.bridge.native_class, "_forward", self.bridge.native_class.forward))
+        bound = signature.bind_partial(self, *args, **kwargs)
+        _, x_name, timestep_name, *_ = parameters = signature.parameters
         catch_all = [name for name, parameter in parameters.items() if parameter.kind is parameter.VAR_KEYWORD]
         named = {name: value for name, value in bound.arguments.items() if name not in ("self", *catch_all)}
         call_args = {name: value for name, value in (named | bound.kwargs).items() if value is not None}
@@ -128,6 +158,7 @@ class RemoteTransformer(torch.nn.Module):
             InvalidRequest: a node needs the layers in this process.
         """
         check_options(transformer_options)
+        skipped = self.skipped_blocks(transformer_options)
         x = inputs[latent]
         inputs = {name: comfy.utils.repeat_to_batch_size(tensor, len(x)) for name, tensor in inputs.items()}
         indices = list(transformer_options.get("cond_or_uncond") or [0])
@@ -138,11 +169,20 @@ class RemoteTransformer(torch.nn.Module):
                 inputs={name: chunk[i] for name, chunk in chunks.items()},
                 latent=latent,
                 changes=self.changes,
+                skipped=skipped,
             )
             for i, index in enumerate(indices)
         ]
         answers = self._interceptor.answer(calls, self.request) if self._interceptor else self.request(calls)
         return torch.cat([answer.to(device=x.device) for answer in answers])
+
+    def skipped_blocks(self, transformer_options: Mapping[str, Any]) -> tuple[int, ...]:
+        """Return the numbers of the blocks that nodes leave out.
+
+        Raises:
+            InvalidRequest: a node replaces a block by something else.
+        """
+        return skipped_blocks(transformer_options, self.bridge.replaceable_blocks)
 
     def request(self, calls: list[BranchCall]) -> list[Tensor]:
         """Return the predictions of all calls, from one request for those whose weights have the same overlay.
@@ -168,6 +208,7 @@ class RemoteTransformer(torch.nn.Module):
         message = Forward(
             model=self._spec(len(calls)),
             branches=len(calls),
+            skipped=tuple(call.skipped for call in calls) if any(call.skipped for call in calls) else (),
             adapters=tuple(call.changes.adapters for call in calls),
             overlay=overlay,
         )

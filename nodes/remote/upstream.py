@@ -13,7 +13,7 @@ from comfy_execution.graph_utils import GraphBuilder, is_link
 
 from ..backend import checkpoints
 from ..bridges.refusals import layers_unavailable
-from .preflight import SKIPPING, executed_nodes
+from .preflight import REPLACING, executed_nodes
 
 Link = list[Any]
 """A node's id and the number of its output."""
@@ -222,7 +222,7 @@ def _without_lazy(prompt: DynamicPrompt, node_id: str) -> dict[str, Any]:
 
 
 def check_upstream(prompt: DynamicPrompt, node_id: str) -> None:
-    """Refuse nodes that skip layers and whose MODEL reaches a node.
+    """Refuse nodes that replace attention and whose MODEL reaches a node.
 
     Args:
         prompt: the prompt with the nodes that other nodes expanded into.
@@ -238,8 +238,8 @@ def check_upstream(prompt: DynamicPrompt, node_id: str) -> None:
             continue
         seen.add(each)
         node = prompt.get_node(each)
-        if node["class_type"] in SKIPPING:
-            raise layers_unavailable(f"{node['class_type']} ({each}) skips or replaces layers of the model")
+        if node["class_type"] in REPLACING:
+            raise layers_unavailable(f"{node['class_type']} ({each}) replaces attention in the model")
         pending += [value[0] for value in node["inputs"].values() if _type_of(prompt, value) == "MODEL"]
 
 

@@ -1,6 +1,7 @@
 """One denoiser call on one mesh: what this rank computes, and how the ranks' results are put together."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -11,7 +12,6 @@ from ..distributed.collectives import concat, gather
 from ..distributed.mesh import DeviceMesh
 from ..interfaces.family import Family
 from ..interfaces.geometry import IMAGE, LATENT, TIMESTEP, common_image_tokens
-from ..protocol.messages import Adapter
 from ..strategies.batch import BatchSplit
 from ..strategies.token_split import TokenSplit
 from . import stage_boundary
@@ -56,8 +56,8 @@ class Denoiser:
     def shards(self, branches: Mapping[int, Inputs], view: FullView | None = None) -> dict[int, Tensor]:
         """Predict this rank's tokens ``[local samples, local tokens, values]`` of each of its branches.
 
-        Branches with equal shapes and positions run as one batch. With pipeline stages each row runs by itself, only
-        the last stage predicts, and the other stages return no tokens.
+        Branches with equal shapes, positions and blocks run as one batch. With pipeline stages each row runs by itself,
+        only the last stage predicts, and the other stages return no tokens.
 
         Args:
             branches: inputs of this rank's samples, by branch.
@@ -71,7 +71,7 @@ class Denoiser:
             }
             self.boundary.finish()
             return predicted
-        for group in alike(branches, self.plan.adapters):
+        for group in alike(branches, self.plan.variants):
             batch = {name: concat([branches[i][name] for i in group]) for name in branches[group[0]]}
             sizes = [branches[i][LATENT].shape[0] for i in group]
             predicted.update(zip(group, torch.split(self._predict(batch, group[0], view), sizes), strict=True))
@@ -117,7 +117,7 @@ class Denoiser:
         state = family.embed(inputs)
         lengths = {name: tokens.shape[1] for name, tokens in state.streams.items()}
         assert lengths == dict(extent.streams), f"embed made streams of {lengths}, but {extent.streams} were planned"
-        state = split.shard(state)
+        state = replace(split.shard(state), skipped=self.plan.skipped[branch])
         if not self.boundary.first:
             incoming = self.boundary.expect(stage_boundary.shapes(state), state.streams[IMAGE])
             state = state.with_streams(**incoming.wait())
@@ -167,14 +167,16 @@ def rows(inputs: Inputs) -> list[dict[str, Tensor]]:
     return [{name: tensor[i : i + 1] for name, tensor in inputs.items()} for i in range(batch)]
 
 
-def alike(branches: Mapping[int, Inputs], adapters: Sequence[Sequence[Adapter]]) -> list[list[int]]:
-    """Group branches that may run as one batch: equal shapes, equal LoRAs, and equal positions.
+def alike(branches: Mapping[int, Inputs], variants: Sequence[Hashable]) -> list[list[int]]:
+    """Group branches that may run as one batch: equal shapes, equal positions (a batch has one table), equal variants.
 
-    A batch has one table of positions.
+    Args:
+        branches: inputs, by branch.
+        variants: ``DenoisingPlan.variants``.
     """
     groups: list[list[int]] = []
     for i, inputs in branches.items():
-        same = [group for group in groups if adapters[group[0]] == adapters[i]]
+        same = [group for group in groups if variants[group[0]] == variants[i]]
         match = next((group for group in same if _run_alike(branches[group[0]], inputs)), None)
         if match is None:
             groups.append([i])

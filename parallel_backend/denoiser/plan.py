@@ -20,8 +20,10 @@ class DenoisingPlan:
     Attributes:
         latents: shape of the latent ``[B, C, ...]``, by branch.
         extents: number of tokens, by branch.
-        alike: key by branch; branches with equal keys have inputs of equal shapes, and may run as one batch.
-        adapters: LoRAs, by branch. Branches with different ones do not run as one batch.
+        alike: key by branch; branches with equal keys have inputs of equal shapes and are of the same variant, and may
+            run as one batch.
+        skipped: numbers of the blocks that are left out, by branch.
+        adapters: LoRAs, by branch.
         guided: whether this is a step loop, where the ranks themselves need the guided prediction.
     """
 
@@ -30,8 +32,14 @@ class DenoisingPlan:
     latents: tuple[Shape, ...]
     extents: tuple[Extent, ...]
     alike: tuple[Hashable, ...]
+    skipped: tuple[frozenset[int], ...]
     adapters: tuple[tuple[Adapter, ...], ...]
     guided: bool
+
+    @property
+    def variants(self) -> tuple[Hashable, ...]:
+        """By branch, what it changes in the transformer. Branches that change different things are no batch."""
+        return tuple(zip(self.skipped, self.adapters, strict=True))
 
     @property
     def branches(self) -> int:

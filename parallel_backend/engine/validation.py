@@ -53,7 +53,7 @@ def check_forward(
                 f"timestep has shape {list(timestep)}: one timestep a sample is needed, {list(latent[:1])}"
             )
         _check_batch(shapes, latent[0])
-    return _denoising(message, family, config, branches, world_size)
+    return _denoising(message, family, config, branches, world_size, _skipped(message, geometry.layers))
 
 
 def check_sample(
@@ -79,7 +79,8 @@ def check_sample(
         _check_names(shapes, family.required, family.optional)
         _check_batch(shapes, latent[0])
     computed = branches[:1] if message.cfg == 1.0 else branches
-    return _denoising(message, family, config, [{**shapes, LATENT: latent} for shapes in computed], world_size)
+    loops = [{**shapes, LATENT: latent} for shapes in computed]
+    return _denoising(message, family, config, loops, world_size, (frozenset(),) * len(loops))
 
 
 def read_shapes(tensors: Mapping[str, Tensor], component: str, checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
@@ -132,6 +133,7 @@ def _denoising(
     config: Mapping[str, Any],
     branches: Sequence[Shapes],
     world_size: int,
+    skipped: tuple[frozenset[int], ...],
 ) -> DenoisingPlan:
     ranks = min(world_size, len(message.model.devices.indices))
     layout = message.model.layout or auto(ranks, branches=len(branches))
@@ -141,7 +143,11 @@ def _denoising(
         geometry=family.describe(config),
         latents=tuple(shapes[LATENT] for shapes in branches),
         extents=tuple(family.extent(config, shapes) for shapes in branches),
-        alike=tuple((tuple(sorted(shapes.items())), lora) for shapes, lora in zip(branches, adapters, strict=True)),
+        alike=tuple(
+            (*sorted(shapes.items()), left, loras)
+            for shapes, left, loras in zip(branches, skipped, adapters, strict=True)
+        ),
+        skipped=skipped,
         adapters=adapters,
         guided=isinstance(message, Sample),
     )
@@ -156,6 +162,20 @@ def _adapters(message: Forward | Sample, branches: int) -> tuple[tuple[Adapter, 
     if len(message.adapters) not in (0, branches):
         raise InvalidRequest(f"LoRAs are given for {len(message.adapters)} branches, and there are {branches}")
     return message.adapters or ((),) * branches
+
+
+def _skipped(message: Forward, layers: int) -> tuple[frozenset[int], ...]:
+    """Return the blocks that each branch leaves out."""
+    if len(message.skipped) not in (0, message.branches):
+        raise InvalidRequest(
+            f"skipped names the blocks of {len(message.skipped)} branches: it needs those of all {message.branches}, "
+            "or of none"
+        )
+    skipped = message.skipped or ((),) * message.branches
+    unknown = sorted({number for numbers in skipped for number in numbers} - set(range(layers)))
+    if unknown:
+        raise InvalidRequest(f"block {unknown[0]} cannot be skipped: this model has the blocks 0 to {layers - 1}")
+    return tuple(map(frozenset, skipped))
 
 
 def _check_layout(layout: ParallelLayout, workload: Workload, ranks: int) -> None:

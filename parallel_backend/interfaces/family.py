@@ -88,7 +88,7 @@ class Family(ABC):
         blocks: run one after another, each from state to state. A block holds at most one transformer layer, or Latte's
             pair of a spatial and a temporal layer.
         attentions: all attention over tokens of a stream.
-        run: runs all blocks. Weight sharding wraps it.
+        run: runs all blocks but those that the state skips. Weight sharding wraps it.
         shared: modules inside blocks whose weights ``embed`` or ``head`` need too.
     """
 
@@ -109,6 +109,7 @@ class Family(ABC):
         self.geometry = self.describe(module.config)
         self.blocks, self.attentions = self.blocks_and_sites()
         self.run = self._run_blocks
+        self._first_block = 0
 
     def keep_blocks(self, local_blocks: slice) -> None:
         """Drop the blocks of other pipeline stages and free their weights.
@@ -120,6 +121,7 @@ class Family(ABC):
         with_weights = [block for block in self.blocks if block.modules]
         dropped = [block for i, block in enumerate(with_weights) if i not in range(len(with_weights))[local_blocks]]
         self.blocks = [block for block in self.blocks if block not in dropped]
+        self._first_block = range(len(with_weights))[local_blocks].start
         shared = {part for module in self.shared for part in module.modules()}
         dropped_modules = {part for block in dropped for module in block.modules for part in module.modules()} - shared
         self.attentions = [site for site in self.attentions if site.module not in dropped_modules]
@@ -197,7 +199,13 @@ class Family(ABC):
     def variants() -> dict[str, Variant]:
         """Return small models of every kind that the family has, by name."""
 
+    def used_blocks(self, state: State) -> list[Block]:
+        """Return the blocks that ``run`` runs for a state, in order: those that it does not skip."""
+        with_weights = [block for block in self.blocks if block.modules]
+        skipped = [block for i, block in enumerate(with_weights, start=self._first_block) if i in state.skipped]
+        return [block for block in self.blocks if block not in skipped]
+
     def _run_blocks(self, state: State) -> State:
-        for block in self.blocks:
+        for block in self.used_blocks(state):
             state = block.run(state)
         return state

@@ -19,12 +19,14 @@ class State:
         masks: by stream, which of its tokens may be attended to, bool ``[B, S]``. All tokens of a stream without a mask
             may be. Masks are never sharded: the attention seam needs those of all ranks.
         context: small global tensors, whole on every rank: the timestep, or text in cross-attention.
+        skipped: numbers of the blocks that are left out, counted over the model's blocks that have weights.
     """
 
     streams: NamedTensors
     tables: Mapping[str, NamedTensors] = field(default_factory=dict)
     masks: NamedTensors = field(default_factory=dict)
     context: NamedTensors = field(default_factory=dict)
+    skipped: frozenset[int] = frozenset()
 
     def with_streams(self, **streams: Tensor) -> "State":
         """Return this state with the tokens of the named streams replaced."""

@@ -16,6 +16,7 @@ from ..distributed.mesh import DeviceMesh
 from ..distributed.rank_speeds import handicap, slowed
 from ..errors import InvalidRequest
 from ..interfaces.family import Family
+from ..interfaces.state import State
 from ..interfaces.tensor_cuts import Slices
 from ..models import FAMILIES, family_of
 from ..protocol.messages import DType, Overlay
@@ -163,7 +164,11 @@ def _cut(
         part.keep_blocks(stage_cut.blocks(part, mesh.speeds("pipe")).slice(mesh.axes["pipe"].index))
     if mesh.weights_axis:
         modules = [module for block in part.blocks for module in block.modules]
-        part.run = sharded_weights.shard(modules, part.run, mesh.weights_axis, device_type)
+
+        def used(state: State) -> list[nn.Module]:
+            return [module for block in part.used_blocks(state) for module in block.modules]
+
+        part.run = sharded_weights.shard(modules, part.run, mesh.weights_axis, device_type, used)
     return part, slices
 
 

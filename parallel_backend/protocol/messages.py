@@ -99,12 +99,15 @@ class Forward(RankRequest):
     Tensors in: ``{i}.{name}`` for branch ``i``, with the argument names of the family's diffusers class, batch
     first (Wan: ``hidden_states`` ``[B, C, T, H, W]``, ``timestep`` ``[B]``, ``encoder_hidden_states`` ``[B, L, D]``).
     Branches may differ in every shape. ``adapters`` has the LoRAs of each branch, and is empty if there are none.
+    ``skipped`` holds, for each branch, the numbers of the blocks that it leaves out, counted over the blocks that have
+    weights. Empty means that no branch leaves out any.
     Tensors out: ``{i}`` ``[B, C, T, H, W]``, the raw prediction of branch ``i`` in the model's dtype.
     With ``measure`` also ``sent_bytes`` ``[ranks of the layout]`` int64, the bytes that each rank sent to others.
     With ``measure`` or ``timed`` also ``seconds`` ``[1]``, the ranks' computing time; counting bytes adds to it.
     """
 
     branches: int
+    skipped: tuple[tuple[int, ...], ...] = ()
     adapters: tuple[tuple[Adapter, ...], ...] = ()
     overlay: Overlay | None = None
     measure: bool = False

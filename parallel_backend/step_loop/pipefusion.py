@@ -39,7 +39,7 @@ class PipeFusion:
         self.last: LastStage | None = None
         if len(setting.x):
             inputs = setting.inputs(setting.x, setting.sigmas[0])
-            self.groups = [tuple(group) for group in alike(inputs, setting.denoiser.plan.adapters)]
+            self.groups = [tuple(group) for group in alike(inputs, self.plan.variants)]
             self._make_ends()
         # Made after the weights are loaded: a refused request then leaves no flag in flight.
         self.flags = StopFlags(self.mesh.whole, setting.x.device, cancelled)

@@ -8,6 +8,7 @@ do. Exact.
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -23,6 +24,7 @@ from ..interfaces.strategy import Workload
 from ..layout.parallel_layout import ParallelLayout
 
 Run = Callable[[State], State]
+Used = Callable[[State], Sequence[nn.Module]]
 
 
 class ShardedWeights:
@@ -45,7 +47,7 @@ class ShardedWeights:
         return (ranks - 1) * workload.forwards(layout, layout.coordinates(rank)) * shard
 
 
-def shard(blocks: Sequence[nn.Module], run: Run, axis: Axis, device_type: str) -> Run:
+def shard(blocks: Sequence[nn.Module], run: Run, axis: Axis, device_type: str, used: Used) -> Run:
     """Shard the weights of blocks over an axis. On GPUs, each is gathered while the block before it computes.
 
     Args:
@@ -53,6 +55,7 @@ def shard(blocks: Sequence[nn.Module], run: Run, axis: Axis, device_type: str) -
         run: runs all blocks.
         axis: the ranks that share the weights.
         device_type: ``"cuda"`` or ``"cpu"``.
+        used: returns the modules of the blocks that ``run`` runs for a state, in order.
 
     Returns:
         The function to call instead of ``run``.
@@ -68,12 +71,17 @@ def shard(blocks: Sequence[nn.Module], run: Run, axis: Axis, device_type: str) -
         processes.return_large_blocks()
         for block in sharded:
             block.set_custom_all_gather(cast(Any, gather))
-    elif device_type != "cpu":
-        for block, following in itertools.pairwise(sharded):
-            block.set_modules_to_forward_prefetch([following])
-    root = _Root(blocks, run, after=gather.free if gather else lambda: None)
+    before = partial(_gather_early, used) if device_type != "cpu" else lambda state: None
+    root = _Root(blocks, run, before=before, after=gather.free if gather else lambda: None)
     fully_shard(root, mesh=mesh)
     return root
+
+
+def _gather_early(used: Used, state: State) -> None:
+    """Let each block that runs gather the one that runs after it. What a skipped block gathered would stay whole."""
+    blocks = [cast(FSDPModule, block) for block in used(state)]
+    for block, *following in itertools.zip_longest(blocks, blocks[1:]):
+        block.set_modules_to_forward_prefetch([each for each in following if each is not None])
 
 
 class _OneBuffer:
@@ -114,11 +122,14 @@ class _OneBuffer:
 class _Root(nn.Module):
     """The root module that FSDP requires: its forward runs all blocks."""
 
-    def __init__(self, blocks: Sequence[nn.Module], run: Run, *, after: Callable[[], None]) -> None:
+    def __init__(
+        self, blocks: Sequence[nn.Module], run: Run, *, before: Callable[[State], None], after: Callable[[], None]
+    ) -> None:
         super().__init__()
-        self.blocks, self.run, self.after = nn.ModuleList(blocks), run, after
+        self.blocks, self.run, self.before, self.after = nn.ModuleList(blocks), run, before, after
 
     def forward(self, state: State) -> State:
+        self.before(state)
         result = self.run(state)
         self.after()
         return result

@@ -5,7 +5,7 @@ rank 1's, and so on; the order of keys does not matter.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -103,14 +103,13 @@ class TokenSplit:
     def shard(self, state: State) -> State:
         """Return the state with only this rank's tokens of every stream, and the tables' entries for them."""
         local = {name: shares.of(self.axis.index) for name, shares in self.streams.items()}
-        return State(
+        return replace(
+            state,
             streams={name: take_slices(tokens, local[name]) for name, tokens in state.streams.items()},
             tables={
                 name: {key: take_slices(table, local[name]) for key, table in tables.items()}
                 for name, tables in state.tables.items()
             },
-            masks=state.masks,
-            context=state.context,
         )
 
     def unshard(self, local: Tensor, stream: str) -> Tensor:

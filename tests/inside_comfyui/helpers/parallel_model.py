@@ -12,13 +12,7 @@ SHIFT, DEFAULT_SHIFT = 5.0, 3.0
 """Of ModelSamplingSD3 in the prompts, and of the family without it."""
 
 
-SKIPPING = {
-    "class_type": "SkipLayerGuidanceDiT",
-    "inputs": {
-        "model": ["1", 0], "double_layers": "0", "single_layers": "0", "scale": 3.0, "start_percent": 0.0,
-        "end_percent": 1.0, "rescaling_scale": 0.0,
-    },
-}  # fmt: skip
+REPLACING = {"class_type": "PerturbedAttentionGuidance", "inputs": {"model": ["1", 0], "scale": 3.0}}
 
 
 def prompt(model: str, *, seed: int = 5, shift: float = SHIFT, sampler: str = "KSampler", **changes: Any) -> Prompt:

@@ -12,7 +12,7 @@ from any_folder_name.nodes.loader import ParallelLoader
 from any_folder_name.nodes.model import ParallelModel
 from any_folder_name.nodes.sampler import ParallelSampler
 from any_folder_name.parallel_backend.client.client import Client
-from comfy_extras.nodes_slg import SkipLayerGuidanceDiT
+from comfy_extras.nodes_pag import PerturbedAttentionGuidance
 from helpers.executor import Executor, Given
 from helpers.parallel_model import CASE
 from safetensors.torch import save_file
@@ -59,4 +59,4 @@ def executor(folder: Path, backend: Client, monkeypatch: pytest.MonkeyPatch) -> 
         "negative": CASE.conditioning(2, shorter=3),
         "latent": CASE.samples(),
     }
-    return Executor(ParallelModel, ParallelLoader, ParallelLayoutNode, ParallelSampler, SkipLayerGuidanceDiT)
+    return Executor(ParallelModel, ParallelLoader, ParallelLayoutNode, ParallelSampler, PerturbedAttentionGuidance)

@@ -20,7 +20,7 @@ from any_folder_name.nodes.remote.adopt import copy_model
 from comfy_execution.graph import DynamicPrompt
 from helpers.executor import Executor, Given, Prompt
 from helpers.inside_fixtures import relative_error
-from helpers.parallel_model import CASE, SHIFT, SKIPPING, latent, prompt
+from helpers.parallel_model import CASE, REPLACING, SHIFT, latent, prompt
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
@@ -139,8 +139,8 @@ def changes(form: str, folder: Path) -> dict[str, torch.Tensor]:
     [
         ({"class_type": "ModelComputeDtype", "inputs": {"model": ["1", 0], "dtype": "bf16"}}, "ModelComputeDtype has"),
         ({"class_type": "Given", "inputs": {"key": "another class"}}, "ComfyUI loaded this model as"),
-        ({"class_type": "Given", "inputs": {"key": "patched"}}, "a node skips or replaces layers"),
-        (SKIPPING, r"SkipLayerGuidanceDiT \(2\) skips"),
+        ({"class_type": "Given", "inputs": {"key": "patched"}}, "a node replaces attention"),
+        (REPLACING, r"PerturbedAttentionGuidance \(2\) replaces"),
     ],
 )
 def test_a_model_that_cannot_run_is_refused_before_its_weights_are_copied(

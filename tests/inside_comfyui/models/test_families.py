@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from any_folder_name.nodes.bridges.bridge import meta_weights
+from any_folder_name.nodes.bridges.bridge import meta_module
 from any_folder_name.nodes.families.registry import bridge_for
 from any_folder_name.parallel_backend.checkpoint.opening import open_checkpoint
 from any_folder_name.parallel_backend.errors import InvalidRequest
@@ -44,7 +44,7 @@ def test_comfyui_detects_the_same_at_full_size(name: str, tmp_path: Path) -> Non
     CASES[name].describe(tmp_path, CASES[name].published)
     bridge = bridge_for(open_checkpoint(tmp_path))
     unet_config = bridge.unet_config()
-    detected = detect_unet_config(meta_weights(bridge.native_class, unet_config).tensors, "")
+    detected = detect_unet_config(dict(meta_module(bridge.native_class, unet_config).state_dict()), "")
     assert detected == {key: unet_config[key] for key in detected}
     assert unet_config.keys() - detected.keys() <= CASES[name].fixed
 

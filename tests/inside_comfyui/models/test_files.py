@@ -13,7 +13,7 @@ import diffusers
 import folder_paths
 import pytest
 import torch
-from any_folder_name.nodes.bridges.bridge import meta_weights
+from any_folder_name.nodes.bridges.bridge import meta_module
 from any_folder_name.nodes.families.registry import bridge_for
 from any_folder_name.parallel_backend.checkpoint.architectures import TRANSFORMERS, architecture_of, recognise
 from any_folder_name.parallel_backend.checkpoint.opening import open_checkpoint
@@ -85,7 +85,7 @@ def test_the_published_architecture_is_recognised(name: str, tmp_path: Path) -> 
     case.describe(tmp_path, case.published)
     folder = open_checkpoint(tmp_path)
     bridge = bridge_for(folder)
-    weights = meta_weights(bridge.native_class, bridge.unet_config()).tensors
+    weights = dict(meta_module(bridge.native_class, bridge.unet_config()).state_dict())
     found = recognise({key: tuple(tensor.shape) for key, tensor in weights.items()}, {}, TRANSFORMERS)
     assert (found.class_name, found.native) == (case.transformer, case.transformer != "QwenImageTransformer2DModel")
     published = folder.config("transformer")

@@ -4,17 +4,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import comfy.cli_args
 import pytest
+import torch
+from any_folder_name.nodes.bridges.announcements import FLAGS, flags_without_effect
 from any_folder_name.parallel_backend.errors import InvalidRequest
-from comfy_extras.nodes_slg import SkipLayerGuidanceDiT
+from comfy_extras.nodes_pag import PerturbedAttentionGuidance
 from comfy_extras.nodes_torch_compile import TorchCompileModel
 from helpers.inside_fixtures import Loaded, empty_latent, ksampler, loader_node, parallel_sampler
 
 Patch = Callable[[Any], Any]
-
-
-def skip_layers(model: Any) -> Any:
-    return SkipLayerGuidanceDiT.execute(model, 3.0, 0.0, 1.0, "0", "0").args[0]
 
 
 def option(name: str, value: Any) -> Patch:
@@ -51,23 +50,129 @@ def test_nodes_are_refused_before_sampling(
     assert not loaded.client.requests
 
 
-def test_skipping_layers_during_sampling_is_refused(loaded: Loaded) -> None:
-    with pytest.raises(InvalidRequest, match=r"^a node skips or replaces layers .* SkipLayerGuidance .* remove that"):
-        ksampler(skip_layers(loaded.model), empty_latent())
+def walk(model: Any, seen: Callable[[torch.nn.Module], None]) -> Any:
+    """Visit the linear layers that ``modules()`` lists, as nodes for quantised kernels do."""
+    layers = [layer for layer in model.model.diffusion_model.modules() if isinstance(layer, torch.nn.Linear)]
+    assert len(layers) > 10
+    for layer in layers:
+        seen(layer)
+    return model
+
+
+def wrap_forward(layer: Any) -> None:
+    layer.forward = lambda *args, inner=layer.forward: inner(*args) * 0.5
+
+
+def weight_wrapper(model: Any) -> Any:
+    model.add_weight_wrapper("diffusion_model.blocks.0.self_attn.q.weight", lambda weight: weight * 0.5)
+    return model
+
+
+def injection(model: Any) -> Any:
+    model.set_injections("bypass", [])
+    return model
+
+
+def replace_block(model: Any) -> Any:
+    model.set_model_patch_replace(lambda args, extra: extra["original_block"](args), "dit", "double_block", 0)
+    return model
+
+
+def object_patch(model: Any) -> Any:
+    model.add_object_patch("diffusion_model.forward_orig", print)
+    return model
+
+
+CHANGES: dict[str, tuple[Patch, str]] = {
+    "forward": (lambda model: walk(model, wrap_forward), "wraps or replaces the layer text_embedding"),
+    "hook": (
+        lambda model: walk(model, lambda layer: layer.register_forward_hook(print)),
+        "wraps or replaces the layer",
+    ),
+    "add_weight_wrapper": (weight_wrapper, r"computes the weight diffusion_model\.blocks\.0\.self_attn\.q\..* anew"),
+    "injection": (injection, r"changes the layers while they run \(injection bypass\)"),
+    "block": (replace_block, "replaces double_block 0 of the model, and not to leave it out"),
+    "object patch": (object_patch, r"replaces diffusion_model\.forward_orig"),
+}
+
+
+@pytest.mark.parametrize(("change", "message"), CHANGES.values(), ids=CHANGES)
+def test_changes_of_layers_are_refused(load: Callable[..., Loaded], native: Any, change: Patch, message: str) -> None:
+    loaded = load()
+    with pytest.raises(InvalidRequest, match=f"^a node ({message}).*: remove that node"):
+        ksampler(change(loaded.model.clone()), empty_latent(), steps=1)
+    assert not loaded.client.requests
+
+
+def test_what_only_reads_layers_works(loaded: Loaded) -> None:
+    model = walk(loaded.model, lambda layer: layer.weight.shape)
+    assert list(model.model.parameters()) == []
+    ksampler(model, empty_latent(), steps=1)
+
+
+def test_a_layer_out_of_reach_is_an_attribute_error_that_says_what_to_do(native: Any, loaded: Loaded) -> None:
+    ours, theirs = loaded.model.model.diffusion_model, native.model.diffusion_model
+    assert not hasattr(ours, "blocks")
+    assert getattr(ours, "forward_orig", 5) == 5
+    with pytest.raises(AttributeError, match=r"^a node uses diffusion_model\.blocks; the layers .* remove that node"):
+        _ = ours.blocks
+    with pytest.raises(InvalidRequest, match=r"forward_orig"):
+        loaded.model.get_model_object("diffusion_model.forward_orig")
+    numbers = {name: value for name, value in vars(theirs).items() if isinstance(value, int | float | str)}
+    assert numbers.keys() >= {"dim", "num_layers", "freq_dim"}
+    assert {name: getattr(ours, name) for name in numbers} == numbers | {"training": ours.training}
+
+
+def test_a_method_that_a_node_sets_is_refused(load: Callable[..., Loaded]) -> None:
+    loaded = load()
+    loaded.model.model.diffusion_model.forward_orig = print
+    with pytest.raises(InvalidRequest, match="wraps or replaces the layer forward_orig"):
+        ksampler(loaded.model, empty_latent(), steps=1)
+
+
+def test_callbacks_are_said_once(loaded: Loaded, caplog: pytest.LogCaptureFixture) -> None:
+    model, called = loaded.model.clone(), []
+    model.add_callback_with_key("on_pre_run", "a node's", called.append)
+    for _ in range(2):
+        ksampler(model, empty_latent(), steps=1)
+    assert len(called) == 2
+    (text,) = [record.message for record in caplog.records if "a node's" in record.message]
+    assert "(on_pre_run) of another node runs in ComfyUI's process" in text
+
+
+def test_comfyuis_flags_are_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    args = comfy.cli_args.parser.parse_args(["--fast", "fp16_accumulation", "--use-sage-attention", "--deterministic"])
+    expected = (
+        "without effect on a parallel model: --use-sage-attention (choose attention sage in Parallel Loader or "
+        "Parallel Model); --fast fp16_accumulation, --deterministic (the ranks have no such option)"
+    )
+    assert [flags_without_effect(args) for _ in range(2)] == [expected, expected]
+    assert [record.message for record in caplog.records] == [f"Parallel DiT: {expected}"]
+    assert flags_without_effect(comfy.cli_args.parser.parse_args(["--cpu", "--bf16-unet", "--port", "8189"])) == ""
+
+
+def test_every_flag_exists(tmp_path: Path) -> None:
+    names = vars(comfy.cli_args.args).keys()
+    assert FLAGS.keys() - names <= {"enable_triton_backend"}
+
+
+def test_replacing_attention_during_sampling_is_refused(loaded: Loaded) -> None:
+    with pytest.raises(InvalidRequest, match=r"^a node replaces attention .* PerturbedAttention.*: remove that node"):
+        ksampler(PerturbedAttentionGuidance.execute(loaded.model, 3.0).args[0], empty_latent())
     with pytest.raises(InvalidRequest, match="sampler_post_cfg_function to the model's steps; use KSampler"):
-        parallel_sampler(skip_layers(loaded.model), empty_latent())
+        parallel_sampler(PerturbedAttentionGuidance.execute(loaded.model, 3.0).args[0], empty_latent())
 
 
 @pytest.mark.parametrize("between", ["ModelSamplingSD3", "LoraLoaderModelOnly"])
-def test_the_prompt_shows_skipped_layers(models: Path, between: str) -> None:
+def test_the_prompt_shows_replaced_attention(models: Path, between: str) -> None:
     node = loader_node()
     node.hidden.prompt = {
         "7": {"class_type": "ParallelLoader", "inputs": {}},
         "8": {"class_type": between, "inputs": {"model": ["7", 0]}},
-        "9": {"class_type": "SkipLayerGuidanceDiT", "inputs": {"model": ["8", 0]}},
+        "9": {"class_type": "PerturbedAttentionGuidance", "inputs": {"model": ["8", 0]}},
         "10": {"class_type": "SaveImage", "inputs": {"images": ["9", 0]}},
     }
-    with pytest.raises(InvalidRequest, match=r"^SkipLayerGuidanceDiT skips or replaces layers .* remove that node"):
+    with pytest.raises(InvalidRequest, match=r"^PerturbedAttentionGuidance replaces attention .* remove that node"):
         node.execute("tiny", "fp32", "0,1")
     node.hidden.prompt["8"]["inputs"]["model"] = ["11", 0]
     node.hidden.prompt["11"] = {"class_type": "UNETLoader", "inputs": {}}

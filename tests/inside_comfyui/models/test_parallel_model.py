@@ -9,7 +9,7 @@ from any_folder_name.parallel_backend.client.client import Client
 from helpers import loras
 from helpers.executor import Executor, Given, Prompt
 from helpers.inside_fixtures import relative_error
-from helpers.parallel_model import CASE, DEFAULT_SHIFT, SKIPPING, latent, prompt
+from helpers.parallel_model import CASE, DEFAULT_SHIFT, REPLACING, latent, prompt
 from safetensors.torch import load_file, save_file
 
 
@@ -153,9 +153,9 @@ def test_the_file_is_checked_before_weights_load(executor: Executor, folder: Pat
         executor.run(prompt("3", **{"1": cut}))
 
 
-def test_skipped_layers_are_refused_before_weights_load(executor: Executor, native_loads: list[str]) -> None:
-    with pytest.raises(RuntimeError, match=r"SkipLayerGuidanceDiT \(2\) skips or replaces layers"):
-        executor.run(prompt("3", **{"2": SKIPPING}))
+def test_replaced_attention_is_refused_before_weights_load(executor: Executor, native_loads: list[str]) -> None:
+    with pytest.raises(RuntimeError, match=r"PerturbedAttentionGuidance \(2\) replaces attention"):
+        executor.run(prompt("3", **{"2": REPLACING}))
     assert native_loads == []
     assert executor.executed[-1] == "3"
 

@@ -1,0 +1,76 @@
+"""What the ranks do not take over from ComfyUI's process, said once: its own flags, and callbacks of other nodes."""
+
+import logging
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import comfy.cli_args
+
+_ATTENTION = "choose attention in Parallel Loader or Parallel Model"
+_NOTHING = "the ranks have no such option"
+FLAGS = {
+    "use_split_cross_attention": _ATTENTION,
+    "use_quad_cross_attention": _ATTENTION,
+    "use_pytorch_cross_attention": _ATTENTION,
+    "use_sage_attention": "choose attention sage in Parallel Loader or Parallel Model",
+    "use_flash_attention": "choose attention flash in Parallel Loader or Parallel Model",
+    "force_upcast_attention": _NOTHING,
+    "dont_upcast_attention": _NOTHING,
+    "fast": _NOTHING,
+    "deterministic": _NOTHING,
+    "force_channels_last": _NOTHING,
+    "supports_fp8_compute": _NOTHING,
+    "enable_triton_backend": _NOTHING,
+}
+"""ComfyUI's flags that change what a MODEL computes, and what does the same for a parallel model.
+
+Those for the dtype of a MODEL (``--bf16-unet``, ``--force-fp16``) are not among them: Parallel Loader obeys them.
+"""
+
+_said: set[str] = set()
+
+
+def flags_without_effect(args: Any = comfy.cli_args.args) -> str:
+    """Return a sentence about the flags of this process that do not reach the ranks, or nothing. Log it once.
+
+    Args:
+        args: ComfyUI's parsed arguments.
+    """
+    given = [(name, remedy) for name, remedy in FLAGS.items() if getattr(args, name, None)]
+    if not given:
+        return ""
+    by_remedy: dict[str, list[str]] = {}
+    for name, remedy in given:
+        by_remedy.setdefault(remedy, []).append(_as_flag(name, getattr(args, name)))
+    reasons = "; ".join(f"{', '.join(flags)} ({remedy})" for remedy, flags in by_remedy.items())
+    sentence = f"without effect on a parallel model: {reasons}"
+    _say_once(sentence)
+    return sentence
+
+
+def announce_callbacks(callbacks: Mapping[str, Mapping[str, Iterable[Any]]], *, own: str) -> None:
+    """Log, once for each key, that a node's callbacks run in ComfyUI's process and change nothing in the ranks.
+
+    Args:
+        callbacks: of a MODEL, by kind and key.
+        own: the key of our own.
+    """
+    for kind, by_key in callbacks.items():
+        for key, functions in by_key.items():
+            if key != own and functions:
+                _say_once(
+                    f"the callback {key or 'without a name'} ({kind}) of another node runs in ComfyUI's process: what "
+                    "it changes there, such as settings of torch, does not reach the ranks of a parallel model"
+                )
+
+
+def _as_flag(name: str, value: Any) -> str:
+    """Return a flag as it stands on the command line."""
+    values = [] if isinstance(value, bool) else sorted(each.value for each in value)
+    return " ".join([f"--{name.replace('_', '-')}", *values])
+
+
+def _say_once(sentence: str) -> None:
+    if sentence not in _said:
+        _said.add(sentence)
+        logging.warning("Parallel DiT: %s", sentence)

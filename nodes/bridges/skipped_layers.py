@@ -1,0 +1,53 @@
+"""Which of the transformer's blocks a node leaves out.
+
+A node replaces a block by a function in ``transformer_options["patches_replace"]["dit"]``. SkipLayerGuidance's returns
+its arguments as they are, so the block is left out, which the ranks can do. Any other function needs the block here.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from .refusals import BLOCKS, REPLACEMENTS, layers_unavailable
+
+_ARGUMENTS = (
+    "img", "txt", "vec", "pe", "attn_mask", "attention_mask", "self_attention_mask", "prompt_timestep", "num_tokens",
+    "rope_cos", "rope_sin", "modulation_dims", "modulation_dims_img", "modulation_dims_txt",
+)  # fmt: skip
+"""What ComfyUI's transformers pass to such a function besides the transformer options."""
+
+Options = Mapping[str, Any]
+Replacement = Callable[[dict[str, Any], dict[str, Any]], Any]
+
+
+def skipped_blocks(options: Options, replaceable: Mapping[str, int]) -> tuple[int, ...]:
+    """Return the numbers of the blocks that are left out, in the order in which the model runs its blocks.
+
+    Args:
+        options: ComfyUI's ``transformer_options``.
+        replaceable: how many blocks of each kind ComfyUI's transformer lets a node replace, in the order of the model.
+            It ignores replacements of others, and so does this.
+
+    Raises:
+        InvalidRequest: a node replaces a block by something else.
+    """
+    replaced: Mapping[tuple[str, int], Replacement] = (options.get(REPLACEMENTS) or {}).get(BLOCKS, {})
+    blocks = [(kind, i) for kind, count in replaceable.items() for i in range(count)]
+    for block in blocks:
+        if block in replaced and not _returns_its_arguments(replaced[block], options):
+            raise layers_unavailable(f"a node replaces {block[0]} {block[1]} of the model, and not to leave it out")
+    return tuple(number for number, block in enumerate(blocks) if block in replaced)
+
+
+def _returns_its_arguments(function: Replacement, options: Options) -> bool:
+    """Call a replacement with markers, and find out whether it only hands them back."""
+    markers: dict[str, Any] = {name: object() for name in _ARGUMENTS}
+
+    def original_block(args: Any) -> Any:
+        raise RuntimeError("the block runs on the ranks")
+
+    try:
+        returned = function({**markers, "transformer_options": options}, {"original_block": original_block})
+        unchanged: bool = returned["img"] is markers["img"] and returned.get("txt", markers["txt"]) is markers["txt"]
+        return unchanged
+    except Exception:  # a function that computes anything fails on a marker, in a way of its own
+        return False
