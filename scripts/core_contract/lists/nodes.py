@@ -75,15 +75,6 @@ ENTRIES = (
         Node("ModelSamplingFlux", "model", by=PREFLIGHT, why="passes the model on", word="ModelSampling model"),
     ),
     *core_module(
-        "comfy_extras.nodes_slg",
-        Node("SkipLayerGuidanceDiT", "model", by=PREFLIGHT, why="refused: it skips layers"),
-        Node("SkipLayerGuidanceDiTSimple", "model", by=PREFLIGHT, why="refused: it skips layers"),
-    ),
-    *core_module(
-        "comfy_extras.nodes_sd3",
-        Node("SkipLayerGuidanceSD3", "model", by=PREFLIGHT, why="refused: it skips layers"),
-    ),
-    *core_module(
         "comfy_extras.nodes_pag",
         Node("PerturbedAttentionGuidance", "model", by=PREFLIGHT, why="refused: it replaces layers"),
     ),

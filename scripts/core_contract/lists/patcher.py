@@ -48,12 +48,19 @@ ENTRIES = (
         Mentions("ModelPatcher.set_model_rope_options", "rope_options", by=REFUSALS, why="refused"),
         Mentions("set_model_options_patch_replace", "patches_replace", by=REFUSALS, why="refused"),
         Mentions("ModelPatcher.set_model_patch", "patches", by=REFUSALS, why="refused"),
+        Has("ModelPatcher", "object_patches injections weight_wrapper_patches", by=REFUSALS, why="refused"),
+        Has("ModelPatcher", "callbacks", by=PATCHER, why="those of other nodes are announced"),
+        Overrides("ModelPatcher._load_list(*args, **kwargs)", by=PATCHER, why="no layer has weights to load"),
         Mentions(
             "ModelPatcher.set_model_unet_function_wrapper",
             "model_function_wrapper",
             by=PATCHER,
             why="left out of the recorded pass",
         ),
+    ),
+    *core_module(
+        "comfy.cli_args",
+        Has("", "args", by="nodes/bridges/announcements.py", why="flags that the ranks do not have are announced"),
     ),
     *core_module(
         "comfy.supported_models_base",

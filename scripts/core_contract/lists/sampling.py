@@ -143,11 +143,11 @@ ENTRIES = (
     *core_module(
         "comfy.patcher_extension",
         Has("WrappersMP", "OUTER_SAMPLE PREPARE_SAMPLING CALC_COND_BATCH", by=PATCHER, why="our wrappers"),
-        Has("WrappersMP", "DIFFUSION_MODEL", by=MODEL, why="other nodes' wrappers of the transformer"),
+        Has("WrappersMP", "DIFFUSION_MODEL", by=CUSTOM_MODEL, why="other nodes' wrappers of the transformer"),
         Has("CallbacksMP", "ON_DETACH", by=PATCHER, why="unloading reaches the ranks"),
-        Calls("get_all_wrappers(wrapper_type, transformer_options)", by=MODEL, why="other nodes' wrappers"),
-        Calls("WrapperExecutor.new_class_executor(original, class_obj, wrappers)", by=MODEL, why="runs them"),
-        Calls("WrapperExecutor.execute(*args, **kwargs)", by=MODEL, why="runs them"),
+        Calls("get_all_wrappers(wrapper_type, transformer_options)", by=CUSTOM_MODEL, why="other nodes' wrappers"),
+        Calls("WrapperExecutor.new_class_executor(original, class_obj, wrappers)", by=CUSTOM_MODEL, why="runs them"),
+        Calls("WrapperExecutor.execute(*args, **kwargs)", by=CUSTOM_MODEL, why="runs them"),
         Has("WrapperExecutor", "class_obj original", by=PATCHER, why="the guider, and core's own function"),
         Passes(
             "WrapperExecutor.execute",

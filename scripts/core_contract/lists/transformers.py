@@ -28,6 +28,11 @@ def transformer(signature: str, by: str, reads: str = "") -> tuple[Entry, ...]:
     )
 
 
+def skippable(forward: str, by: str, kinds: str = "double_block") -> Entry:
+    """Core's transformer lets a node replace blocks of these kinds, separated by spaces, and thereby leave them out."""
+    return Mentions(forward, kinds, by=by, why="blocks that a node leaves out")
+
+
 ENTRIES = (
     *core_module(
         "comfy.ldm.cogvideo.model",
@@ -89,6 +94,7 @@ ENTRIES = (
             why="a stand-in keeps tokens and positions",
             word="forward_orig",
         ),
+        skippable("Flux.forward_orig", FLUX, "double_block single_block"),
     ),
     *core_module(
         "comfy.ldm.hunyuan_video.model",
@@ -106,6 +112,7 @@ ENTRIES = (
             why="numbers of the architecture",
             word="hidden_size use_cond_type_embedding meanflow_sum",
         ),
+        skippable("HunyuanVideo.forward_orig", HUNYUAN, "double_block single_block"),
     ),
     *core_module(
         "comfy.ldm.lightricks.model",
@@ -121,6 +128,7 @@ ENTRIES = (
             by=LTX,
             why="numbers of the architecture",
         ),
+        skippable("LTXVModel._process_transformer_blocks", LTX),
     ),
     *core_module(
         "comfy.ldm.lightricks.symmetric_patchifier",
@@ -144,6 +152,7 @@ ENTRIES = (
             by=MOCHI,
             why="numbers of the architecture",
         ),
+        skippable("AsymmDiTJoint.forward", MOCHI),
     ),
     *core_module(
         "comfy.ldm.pixart.pixartms",
@@ -192,6 +201,7 @@ ENTRIES = (
         Mentions(
             "QwenImageTransformer2DModel._forward", "index_timestep_zero", by=QWEN, why="references at timestep 0"
         ),
+        skippable("QwenImageTransformer2DModel._forward", QWEN),
     ),
     *core_module(
         "comfy.ldm.modules.diffusionmodules.mmdit",
@@ -207,6 +217,7 @@ ENTRIES = (
             by=STABLE_DIFFUSION,
             why="numbers of the architecture",
         ),
+        skippable("MMDiT.forward_core_with_concat", STABLE_DIFFUSION),
     ),
     *core_module(
         "comfy.ldm.wan.model",
@@ -219,6 +230,7 @@ ENTRIES = (
             by=WAN,
             why="numbers of the architecture",
         ),
+        skippable("WanModel.forward_orig", WAN),
     ),
     *core_module(
         "comfy.ldm.lumina.model",

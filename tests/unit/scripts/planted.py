@@ -232,22 +232,19 @@ PLANTED = [
     ),
     Planted(
         "a node with another id",
-        (Change("comfy_extras/nodes_slg.py", 'node_id="SkipLayerGuidanceDiTSimple"', 'node_id="SkipLayers"'),),
-        ("comfy_extras.nodes_slg.SkipLayerGuidanceDiTSimple: there is no node of this id", "nodes/remote/preflight.py"),
+        (Change("comfy_extras/nodes_ip2p.py", 'node_id="InstructPixToPixConditioning"', 'node_id="InstructPix"'),),
+        (
+            "comfy_extras.nodes_ip2p.InstructPixToPixConditioning: there is no node of this id",
+            "nodes/families/cogvideox.py",
+        ),
     ),
     Planted(
         "a node in another file",
         (
-            Change("comfy_extras/nodes_slg.py", 'node_id="SkipLayerGuidanceDiTSimple"', 'node_id="SkipLayers"'),
-            Change(
-                "comfy_extras/nodes_pag.py",
-                'node_id="PerturbedAttentionGuidance"',
-                'node_id="SkipLayerGuidanceDiTSimple"',
-            ),
+            Change("comfy_extras/nodes_pag.py", 'node_id="PerturbedAttentionGuidance"', 'node_id="PerturbedGuidance"'),
             Change(
                 "comfy_extras/nodes_sd3.py", 'node_id="SkipLayerGuidanceSD3"', 'node_id="PerturbedAttentionGuidance"'
             ),
         ),
-        ("comfy_extras.nodes_sd3.SkipLayerGuidanceSD3: there is no node of this id", "nodes/remote/preflight.py"),
     ),
 ]
