@@ -122,15 +122,11 @@ def check_layer_changes(patcher: Any, changed_layer: str | None) -> None:
         changed_layer: the name of a layer that a node has wrapped or replaced, or None.
 
     Raises:
-        InvalidRequest: a node replaces a part of the transformer, injects code into it, or wraps a weight or a layer.
+        InvalidRequest: a node replaces a part of the transformer, or wraps a weight or a layer.
     """
     replaced = sorted(name for name in patcher.object_patches if name.partition(".")[0] == TRANSFORMER)
     if replaced:
         raise layers_unavailable(f"a node replaces {replaced[0]}")
-    if patcher.injections:
-        raise layers_unavailable(
-            f"a node changes the layers while they run (injection {', '.join(map(str, patcher.injections))})"
-        )
     wrapped = sorted(patcher.weight_wrapper_patches.keys() & patcher.model.state_dict().keys())
     if wrapped:
         raise layers_unavailable(f"a node computes the weight {wrapped[0]} anew at each use")

@@ -116,7 +116,7 @@ def adopt(remote: RemotePatcher, source: Any) -> None:
             f"{type(ours).__name__}: load it with Load Diffusion Model or Parallel Loader"
         )
     needing_layers = [name for name in source.object_patches if name.startswith(PREFIX)]
-    if needing_layers or source.injections or source.weight_wrapper_patches:
+    if needing_layers or source.weight_wrapper_patches:
         what = needing_layers[0] if needing_layers else "layers or weights"
         raise InvalidRequest(f"a node before Parallel Model changes {what}, which is not supported: bypass that node")
     check_compute_dtype(source.object_patches)
@@ -129,6 +129,8 @@ def adopt(remote: RemotePatcher, source: Any) -> None:
     merged = merged_weights(source)
     remote.patches = {name: changes for name, changes in copied.patches.items() if name not in merged}
     remote.hook_patches, remote.patches_uuid = copied.hook_patches, copied.patches_uuid
+    for key, injections in copied.injections.items():
+        remote.set_injections(key, injections)
     remote.attachments, remote.additional_models = copied.attachments, copied.additional_models
     for own, others in ((remote.callbacks, copied.callbacks), (remote.wrappers, copied.wrappers)):
         for kind, by_key in others.items():

@@ -3,6 +3,7 @@
 from abc import abstractmethod
 from typing import Any
 
+from .bypassed_loras import bypass_patches, check_injections
 from .lora_files import remember_group
 from .recent_files import begin_sampling
 from .weight_changes import Changeable, WeightChanges, changes_of, check_fit
@@ -53,6 +54,25 @@ class ChangingPatcher(WeightlessPatcher):
         check_fit(self.target, self.hook_patches[hook.hook_ref])
         return matched
 
+    def set_injections(self, key: str, injections: list[Any]) -> None:
+        """Note what nodes inject into layers. The LoRAs of LoraLoaderBypass are changes of weights here.
+
+        Raises:
+            InvalidRequest: they are others, or see ``add_patches``.
+        """
+        check_injections(key, injections)
+        patches = bypass_patches({key: injections})
+        remember_group(patch[1] for changes in patches.values() for patch in changes)
+        check_fit(self.target, patches)
+        super().set_injections(key, injections)
+        self._known_changes = {}
+
+    def inject_model(self) -> None:
+        """Inject nothing: the layers are not here."""
+
+    def eject_model(self) -> None:
+        """See ``inject_model``."""
+
     def patch_hooks(self, hooks: Any) -> None:
         """Let the next requests use the changes of these hooks, besides this patcher's own."""
         self.current_hooks = hooks
@@ -73,7 +93,8 @@ class ChangingPatcher(WeightlessPatcher):
         key = (self.patches_uuid, *((hook.hook_ref, hook.strength) for hook in (hooks.hooks if hooks else ())))
         if key not in self._known_changes:
             combined = {name: list(changes) for name, changes in self.patches.items()}
-            for name, changes in self.get_combined_hook_patches(hooks).items():
-                combined.setdefault(name, []).extend(changes)
+            for others in (self.get_combined_hook_patches(hooks), bypass_patches(self.injections)):
+                for name, changes in others.items():
+                    combined.setdefault(name, []).extend(changes)
             self._known_changes[key] = changes_of(self.target, combined)
         return self._known_changes[key]

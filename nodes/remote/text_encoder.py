@@ -23,6 +23,7 @@ from ...parallel_backend.protocol.messages import EncodeText
 from ..backend.connection import Handle
 from ..bridges.bridge import BackendText, MetaWeights
 from .changing_patcher import ChangingPatcher
+from .layer_path import layer_at
 from .patcher import RemotePatcher, prepare_component
 from .preflight import CLIP_OUTPUT, check_output
 from .weight_changes import WeightChanges
@@ -147,6 +148,12 @@ class RemoteTextEncoder(torch.nn.Module, comfy.sd1_clip.ClipTokenWeightEncoder):
         }
         linear = {name for name, tensor in tensors.items() if tensor.ndim == 2 and name.endswith(".weight")}
         return MetaWeights(tensors=tensors, linear=frozenset(linear - _embeddings(linear)))
+
+    def __getattr__(self, name: str) -> Any:
+        """Return a layer's path under ComfyUI's name."""
+        if name != self.__dict__.get("weight_prefix", "").partition(".")[0]:
+            return super().__getattr__(name)
+        return layer_at(self.state_dict(), name)
 
     def state_dict(self, *args: Any, **_: Any) -> Any:
         """Return meta tensors under ComfyUI's names, from which its LoRA nodes learn what they would change."""

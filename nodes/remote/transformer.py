@@ -15,6 +15,7 @@ from ..backend.connection import Handle
 from ..bridges.bridge import Bridge
 from ..bridges.refusals import TRANSFORMER, check_latent, check_options, check_unused, layers_unavailable
 from ..bridges.skipped_layers import skipped_blocks
+from .layer_path import layer_at
 from .record_replay import BranchCall, CallRecorder, CallReplayer
 from .stand_in_layers import StandInLayers
 from .weight_changes import WeightChanges
@@ -56,11 +57,14 @@ class RemoteTransformer(nn.Module):
         self._own = {*vars(self), "forward"}
 
     def __getattr__(self, name: str) -> Any:
-        """Refuse what only a transformer with layers has, with an ``AttributeError`` that says what to do."""
+        """Return a layer's path. Refuse what else a transformer has, with an ``AttributeError`` that says what to do."""
         try:
             return super().__getattr__(name)
         except AttributeError:
-            raise layers_unavailable(f"a node uses {TRANSFORMER}.{name}") from None
+            found = layer_at(vars(self)["weights"].tensors, name) if "weights" in vars(self) else None
+            if found is None:
+                raise layers_unavailable(f"a node uses {TRANSFORMER}.{name}") from None
+            return found
 
     def named_modules(self, memo: set[nn.Module] | None = None, prefix: str = "", remove_duplicate: bool = True) -> Any:
         """See ``nn.Module``. The layers after this module are ``StandInLayers``."""

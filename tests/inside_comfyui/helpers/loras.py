@@ -137,6 +137,16 @@ def on_model(model: Any, *changes: tuple[Lora, float]) -> Any:
     return model
 
 
+HAS_BYPASS = hasattr(comfy.sd, "load_bypass_lora_for_models")
+"""Whether this version of ComfyUI has LoraLoaderBypass."""
+
+
+def bypassed(model: Any, lora: Lora, strength: float) -> Any:
+    """Return a MODEL behind a LoraLoaderBypass."""
+    model, _ = comfy.sd.load_bypass_lora_for_models(model, None, dict(lora), strength, 0.0)
+    return model
+
+
 def options_of(case: Any) -> dict[str, Any]:
     """Return the sampler's inputs for a case."""
     return {

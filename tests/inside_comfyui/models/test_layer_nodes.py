@@ -9,6 +9,7 @@ import pytest
 import torch
 from any_folder_name.nodes.bridges.announcements import FLAGS, flags_without_effect
 from any_folder_name.parallel_backend.errors import InvalidRequest
+from comfy.patcher_extension import PatcherInjection
 from comfy_extras.nodes_pag import PerturbedAttentionGuidance
 from comfy_extras.nodes_torch_compile import TorchCompileModel
 from helpers.inside_fixtures import Loaded, empty_latent, ksampler, loader_node, parallel_sampler
@@ -69,7 +70,7 @@ def weight_wrapper(model: Any) -> Any:
 
 
 def injection(model: Any) -> Any:
-    model.set_injections("bypass", [])
+    model.set_injections("a node's", [PatcherInjection(inject=print, eject=print)])
     return model
 
 
@@ -90,7 +91,7 @@ CHANGES: dict[str, tuple[Patch, str]] = {
         "wraps or replaces the layer",
     ),
     "add_weight_wrapper": (weight_wrapper, r"computes the weight diffusion_model\.blocks\.0\.self_attn\.q\..* anew"),
-    "injection": (injection, r"changes the layers while they run \(injection bypass\)"),
+    "injection": (injection, r"changes the layers while they run \(injection a node's\)"),
     "block": (replace_block, "replaces double_block 0 of the model, and not to leave it out"),
     "object patch": (object_patch, r"replaces diffusion_model\.forward_orig"),
 }
@@ -112,15 +113,31 @@ def test_what_only_reads_layers_works(loaded: Loaded) -> None:
 
 def test_a_layer_out_of_reach_is_an_attribute_error_that_says_what_to_do(native: Any, loaded: Loaded) -> None:
     ours, theirs = loaded.model.model.diffusion_model, native.model.diffusion_model
-    assert not hasattr(ours, "blocks")
     assert getattr(ours, "forward_orig", 5) == 5
-    with pytest.raises(AttributeError, match=r"^a node uses diffusion_model\.blocks; the layers .* remove that node"):
-        _ = ours.blocks
+    with pytest.raises(AttributeError, match=r"^a node uses diffusion_model\.forward_orig; .* remove that node"):
+        _ = ours.forward_orig
     with pytest.raises(InvalidRequest, match=r"forward_orig"):
         loaded.model.get_model_object("diffusion_model.forward_orig")
     numbers = {name: value for name, value in vars(theirs).items() if isinstance(value, int | float | str)}
     assert numbers.keys() >= {"dim", "num_layers", "freq_dim"}
     assert {name: getattr(ours, name) for name in numbers} == numbers | {"training": ours.training}
+
+
+def test_a_layer_shows_its_weights_and_refuses_the_rest(native: Any, loaded: Loaded) -> None:
+    ours, theirs = loaded.model.model.diffusion_model.blocks, native.model.diffusion_model.blocks
+    assert len(ours) == len(theirs)
+    assert [block.ffn[2].weight.shape for block in ours] == [block.ffn[2].weight.shape for block in theirs]
+    assert ours[-1].self_attn.q.bias.shape == theirs[-1].self_attn.q.bias.shape
+    with pytest.raises(IndexError):
+        _ = ours[len(theirs)]
+    refused = {
+        r"uses diffusion_model\.blocks\.0\.register_forward_hook": lambda: ours[0].register_forward_hook(print),
+        r"sets diffusion_model\.blocks\.0\.forward": lambda: setattr(ours[0], "forward", print),
+        r"calls the layer diffusion_model\.blocks\.0": lambda: ours[0](1),
+    }
+    for message, change in refused.items():
+        with pytest.raises(InvalidRequest, match=f"^a node {message}; .* remove that node"):
+            change()
 
 
 def test_a_method_that_a_node_sets_is_refused(load: Callable[..., Loaded]) -> None:

@@ -83,6 +83,37 @@ def test_hooks_change_some_prompts_and_steps(kind: str, load_case: Callable[...,
         assert error < CLOSE, f"{layout}: {error:.1e}"
 
 
+@pytest.mark.newest
+@pytest.mark.skipif(not loras.HAS_BYPASS, reason="not in this version of ComfyUI")
+@pytest.mark.parametrize("kind", ["plain", "lokr", "loha"])
+def test_bypassed_loras_equal_comfyui(kind: str, load_case: Callable[..., Any]) -> None:
+    name = NAMES[loras.KINDS.index(kind) if kind in loras.KINDS else 0]
+    case = CASES[name]
+    native, latent, options = case.native(), case.samples(), loras.options_of(case)
+    merged = (loras.plain(native, "lora_unet_", rank=3, seed=1), 0.5)
+    first = loras.plain(native, "diffusion_model.", rank=5, seed=2, alpha=2.0)
+    second = first if kind == "plain" else loras.other(native, kind, seed=3)
+
+    def changed(model: Any) -> Any:
+        model = loras.bypassed(loras.on_model(case.patch(model), merged), first, 0.9)
+        return loras.bypassed(model, second, -0.6)  # in ComfyUI the second one takes the place of the first
+
+    unchanged = ksampler(case.patch(native), latent, **options)
+    reference = ksampler(changed(native), latent, **options)
+    assert relative_error(unchanged, reference) > 100 * CLOSE
+    for layout, sample in zip(LAYOUTS[:4], (ksampler, parallel_sampler) * 2, strict=True):
+        remote = load_case(name, ParallelLayout.parse(layout))
+        error = relative_error(sample(changed(remote), latent, **options), reference)
+        assert error < CLOSE, f"{layout}: {error:.1e}"
+        assert relative_error(sample(case.patch(remote), latent, **options), unchanged) < CLOSE
+
+
+@pytest.mark.skipif(not loras.HAS_BYPASS, reason="not in this version of ComfyUI")
+def test_a_bypassed_dora_is_refused(load: Callable[..., Loaded], native: Any) -> None:
+    with pytest.raises(InvalidRequest, match=r"DoRA scale for diffusion_model\..*LoraLoaderBypass ignores: use LoraL"):
+        loras.bypassed(load().model, loras.other(native, "dora", seed=1), 1.0)
+
+
 LAYER = "diffusion_model.blocks.0.self_attn.q"
 UNUSABLE = [
     ("another.layer", 2, 2, "the LoRA fits no weight of tiny: it is for another model"),

@@ -38,6 +38,16 @@ def test_a_lora_equals_comfyui(kind: str, load_remote: Callable[..., Loaded]) ->
     assert torch.equal(encode(loaded.clip, TEXT), before)
 
 
+@pytest.mark.skipif(not loras.HAS_BYPASS, reason="not in this version of ComfyUI")
+def test_a_bypassed_lora_equals_a_merged_one(load_remote: Callable[..., Loaded]) -> None:
+    loaded = load_remote()
+    lora = loras.text(native_patcher(loaded).model, "lora", seed=1)
+    _, merged = comfy.sd.load_lora_for_models(None, loaded.clip, dict(lora), 0.0, 0.7)
+    _, bypassed = comfy.sd.load_bypass_lora_for_models(None, loaded.clip, dict(lora), 0.0, 0.7)
+    assert relative_error(encode(loaded.clip, TEXT), encode(merged, TEXT)) > 1e-2
+    assert relative_error(encode(bypassed, TEXT), encode(merged, TEXT)) < 1e-5
+
+
 def test_a_hook_with_a_schedule_equals_comfyui(load_remote: Callable[..., Loaded]) -> None:
     loaded = load_remote()
     lora = loras.text(native_patcher(loaded).model, "lora", seed=2)
