@@ -1,7 +1,8 @@
 """What a node of ComfyUI does to a parallel MODEL, against what it does in ComfyUI alone."""
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 
 Outcome = Literal["works", "no effect", "refused", "fails"]
 """``works``: the effect is ComfyUI's. ``no effect``: there is none in ComfyUI either. ``refused``: by an error of ours.
-``fails``: ComfyUI alone raises an error with this model. Ours raises the same one, or computes what the node asks for."""
+``fails``: ComfyUI alone raises an error. Ours raises the same one, or computes what the node asks for."""
 
 CLOSE, FAR = 1e-4, 1e-3
 """The largest difference of equal results, and the smallest effect that a difference cannot hide."""
@@ -28,32 +29,76 @@ def sample(scene: Scene, cfg: float, *, parallel: bool = False) -> Tensor:
     return run(scene.model, scene.latent, positive=scene.positive, negative=scene.negative, cfg=cfg, steps=4)
 
 
-def outcome(node: str, kind: Any, ours: Scene, native: Scene, cfg: float, *, parallel: bool) -> Outcome:
+@dataclass(frozen=True, kw_only=True)
+class Reference:
+    """What ComfyUI alone samples behind a node.
+
+    Attributes:
+        result: the latent, or the error.
+        effect: the relative difference that the node makes.
+    """
+
+    result: Tensor | Exception
+    effect: float = 0.0
+
+
+class Native:
+    """A model in ComfyUI alone. Each result is sampled once.
+
+    Args:
+        scene: what is sampled without a node.
+        cfg: the guidance scale.
+    """
+
+    def __init__(self, scene: Scene, cfg: float) -> None:
+        self.scene, self.cfg = scene, cfg
+        self._references: dict[str, Reference] = {}
+
+    @cached_property
+    def _plain(self) -> Tensor:
+        return sample(self.scene, self.cfg)
+
+    def reference(self, node: str, kind: Any) -> Reference:
+        """Return what a node does."""
+        if node not in self._references:
+            self._references[node] = self._sampled(node, kind)
+        return self._references[node]
+
+    def _sampled(self, node: str, kind: Any) -> Reference:
+        result = _result(node, kind, self.scene, self.cfg, parallel=False)
+        if isinstance(result, Exception):
+            return Reference(result=result)
+        latent = apply(node, kind, self.scene).latent
+        same = latent is self.scene.latent
+        plain = self._plain if same else sample(replace(self.scene, latent=latent), self.cfg)
+        return Reference(result=result, effect=_difference(result, plain))
+
+
+def outcome(node: str, kind: Any, model: Any, native: Native, *, parallel: bool) -> Outcome:
     """Return what a node does to a parallel MODEL.
 
     Args:
         node: its id.
         kind: its class.
-        ours: with the parallel MODEL.
-        native: the same with ComfyUI's own.
-        cfg: the guidance scale.
+        model: the parallel MODEL.
+        native: the same in ComfyUI alone.
         parallel: whether Parallel Sampler samples ours.
 
     Raises:
-        Unlike: it is ignored, changes something else, or raises an error that is not ours.
+        Unlike: the node is ignored, changes something else, or raises an error that is not ours.
     """
-    mine = _result(node, kind, ours, cfg, parallel=parallel)
+    mine = _result(node, kind, replace(native.scene, model=model), native.cfg, parallel=parallel)
     if isinstance(mine, InvalidRequest):
         return "refused"
-    theirs = _result(node, kind, native, cfg, parallel=False)
+    reference = native.reference(node, kind)
+    theirs, effect = reference.result, reference.effect
     if isinstance(theirs, Exception):
         if isinstance(mine, Exception) and type(mine) is not type(theirs):
             raise Unlike(f"{node}: ComfyUI alone raises {theirs!r}, and a parallel MODEL {mine!r}")
         return "fails"
     if isinstance(mine, Exception):
         raise Unlike(f"{node}: only a parallel MODEL raises {mine!r}") from mine
-    plain = sample(replace(native, latent=apply(node, kind, native).latent), cfg)
-    effect, error = _difference(theirs, plain), _difference(mine, theirs)
+    error = _difference(mine, theirs)
     if error > CLOSE:
         raise Unlike(f"{node}: the results differ by {error:.1e}, and its effect is {effect:.1e}")
     if CLOSE / 10 < effect < FAR:

@@ -11,7 +11,7 @@ from helpers import custom_cases, loras
 from helpers.custom_cases import without_backend
 from helpers.inside_fixtures import native_case
 from helpers.node_inputs import Scene
-from helpers.node_outcomes import Outcome
+from helpers.node_outcomes import Native, Outcome
 from natives import CASES
 
 KNOWN = Path(__file__).parents[1] / "core_nodes.json"
@@ -40,14 +40,12 @@ class Subject:
 
     Attributes:
         case: its case's name, which is also that of its checkpoint.
-        cfg: the guidance scale.
-        scene: with ComfyUI's own MODEL.
+        native: what ComfyUI alone samples.
         patch: what a native node does to the MODEL before sampling.
     """
 
     case: str
-    cfg: float
-    scene: Scene
+    native: Native
     patch: Callable[[Any], Any]
 
 
@@ -59,7 +57,7 @@ def native_subject(name: str) -> Subject:
         family=NATIVE[name].split()[0], lora=loras.plain(case.native(), "diffusion_model.", rank=3, seed=1),
         model=model, positive=case.conditioning(1), negative=case.conditioning(2, case.shorter), latent=case.samples(),
     )  # fmt: skip
-    return Subject(case=NATIVE[name], cfg=case.cfg, scene=scene, patch=case.patch)
+    return Subject(case=NATIVE[name], native=Native(scene, case.cfg), patch=case.patch)
 
 
 def custom_subject(name: str, folder: Path) -> Subject:
@@ -70,7 +68,7 @@ def custom_subject(name: str, folder: Path) -> Subject:
         family=name.split()[0], lora=loras.plain(without_backend(folder), "diffusion_model.", rank=3, seed=1),
         model=model, positive=case.conditioning(1), negative=case.conditioning(2, 3), latent=case.samples(),
     )  # fmt: skip
-    return Subject(case=CUSTOM[name], cfg=4.0, scene=scene, patch=lambda model: model)
+    return Subject(case=CUSTOM[name], native=Native(scene, 4.0), patch=lambda model: model)
 
 
 def known() -> dict[str, Any]:
@@ -86,13 +84,14 @@ def known_outcome(node: str, model: str) -> str | None:
     return letters[node][content["models"].index(model)] if letters else None
 
 
-def write_known(outcomes: dict[str, dict[str, Outcome]]) -> None:
-    """Replace what is known of this version. ``outcomes`` has the nodes' outcomes by model."""
+def write_known(model: str, outcomes: dict[str, Outcome]) -> None:
+    """Replace what is known of a model in this version."""
     content = known() if KNOWN.exists() else {"outcomes": {}}
     content["models"] = [*NATIVE, *CUSTOM]
-    nodes = sorted({node for of_model in outcomes.values() for node in of_model})
-    content["outcomes"][VERSION] = {
-        node: "".join(LETTERS[outcomes[model][node]] if model in outcomes else "-" for model in content["models"])
-        for node in nodes
-    }
+    place, before = content["models"].index(model), content["outcomes"].get(VERSION, {})
+    content["outcomes"][VERSION] = {}
+    for node in sorted(outcomes):
+        letters = list(before.get(node, "-" * len(content["models"])))
+        letters[place] = LETTERS[outcomes[node]]
+        content["outcomes"][VERSION][node] = "".join(letters)
     KNOWN.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")

@@ -9,7 +9,6 @@ With ``PARALLEL_DIT_WRITE_NODES=1`` the grid writes what it finds into ``core_no
 import asyncio
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +66,8 @@ def subject_of(models: Path, files: Path) -> Callable[[str], Subject]:
         if name in CUSTOM and not (models / CUSTOM[name]).exists():
             custom_cases.CASES[CUSTOM[name]].write(models / CUSTOM[name])
         subject = custom_subject(name, models / CUSTOM[name]) if name in CUSTOM else native_subject(name)
-        save_file(subject.scene.lora, files / f"{subject.scene.family}.safetensors")
+        scene = subject.native.scene
+        save_file(scene.lora, files / f"{scene.family}.safetensors")
         return subject
 
     return create
@@ -90,14 +90,16 @@ def load_subject(
 def try_nodes(
     core: dict[str, Any], names: list[str], subject: Subject, model: Any, *, parallel: bool
 ) -> tuple[dict[str, Outcome], list[str]]:
-    """Return the outcome of each node, and what is wrong with others."""
+    """Return the outcome of each node, and what is wrong with others.
+
+    KSampler and Parallel Sampler take turns. With ``parallel``, Parallel Sampler begins.
+    """
     outcomes: dict[str, Outcome] = {}
     wrong: list[str] = []
     for place, name in enumerate(names):
-        ours = replace(subject.scene, model=model)
-        with_backend_loop = bool(place % 2) != parallel
         try:
-            outcomes[name] = outcome(name, core[name], ours, subject.scene, subject.cfg, parallel=with_backend_loop)
+            turn = bool(place % 2) != parallel
+            outcomes[name] = outcome(name, core[name], model, subject.native, parallel=turn)
         except Unlike as error:
             wrong.append(str(error))
     return outcomes, wrong
@@ -119,21 +121,11 @@ def test_a_share_of_the_nodes(
     assert found == {node: letter or found[node] for node, letter in letters.items()}
 
 
-@pytest.fixture(scope="session")
-def found() -> Any:
-    """The outcomes by model, which are written at the end if that is asked for."""
-    outcomes: dict[str, dict[str, Outcome]] = {}
-    yield outcomes
-    if os.environ.get("PARALLEL_DIT_WRITE_NODES") and set(outcomes) == set(MODELS):
-        write_known(outcomes)
-
-
 @pytest.mark.grid
 @pytest.mark.parametrize("name", MODELS)
 def test_every_node(
     name: str,
     core: dict[str, Any],
-    found: dict[str, dict[str, Outcome]],
     subject_of: Callable[..., Subject],
     load_subject: Callable[..., Any],
 ) -> None:
@@ -145,4 +137,5 @@ def test_every_node(
         wrong += [f"{layout}: {each}" for each in unlike]
     assert wrong == []
     assert outcomes[0] == outcomes[1]
-    found[name] = outcomes[0]
+    if os.environ.get("PARALLEL_DIT_WRITE_NODES"):
+        write_known(name, outcomes[0])
