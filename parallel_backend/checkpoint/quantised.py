@@ -31,11 +31,21 @@ _TILE_ROWS, _TILE_BLOCKS = 128, 4
 
 _FORMATS_OF_OTHERS = {
     ".wscales": "Nunchaku's (SVDQuant or AWQ)",
-    ".qweight": "Nunchaku's (SVDQuant or AWQ)",
+    ".qweight": "Nunchaku's, GPTQ's or AWQ's",
+    ".weight_proj_down": "comfy-kitchen's SVDQuant",
+    ".weight_smooth_factor": "comfy-kitchen's SVDQuant",
+    ".weight_zeros": "comfy-kitchen's AWQ",
+    ".weight_scale_inv": "DeepSeek's (fp8 in square blocks)",
+    ".SCB": "bitsandbytes'",
     ".quant_state.bitsandbytes__nf4": "bitsandbytes'",
     ".quant_state.bitsandbytes__fp4": "bitsandbytes'",
 }
-"""Ends of names that only files in formats of other projects have, and whose these are."""
+"""Ends of names that only files in formats of other projects have, and whose these are.
+
+comfy-kitchen computes with SVDQuant and AWQ, but in another order of bytes than Nunchaku, and ComfyUI reads neither.
+"""
+
+_ANOTHER_FILE = "choose another file of the model"
 
 
 def describes(name: str) -> bool:
@@ -64,9 +74,7 @@ def with_compression(tensors: Tensors, metadata: Mapping[str, str], prefix: str 
         (name for name in tensors if name.endswith(_SCALE_ENDS) and name.rpartition(".")[0] not in described), None
     )
     if loose is not None:
-        raise InvalidRequest(
-            f"{loose} belongs to no layer whose format the file names: choose another file of the model"
-        )
+        raise InvalidRequest(f"{loose} belongs to no layer whose format the file names: {_ANOTHER_FILE}")
     return weights
 
 
@@ -75,8 +83,8 @@ def _refuse_other_projects(tensors: Tensors) -> None:
         owner = next((owner for end, owner in _FORMATS_OF_OTHERS.items() if name.endswith(end)), None)
         if owner is not None:
             raise InvalidRequest(
-                f"the weights are in {owner} format ({name}), which is not supported: choose the model's file in fp8, "
-                "INT8, NVFP4 or GGUF"
+                f"the weights are in {owner} format ({name}), which is not supported: use an fp8, INT8, NVFP4 or GGUF "
+                "file of the model instead"
             )
 
 
@@ -108,7 +116,7 @@ def _descriptions(tensors: Tensors, metadata: Mapping[str, str], prefix: str) ->
 def _content(tensor: StoredTensor) -> bytes:
     if tensor.bytes > _MAX_DESCRIPTION:
         raise InvalidRequest(
-            f"{tensor.name} has {tensor.bytes} bytes, and a layer's description has a few: download it"
+            f"{tensor.name} has {tensor.bytes} bytes, and a layer's description has a few: {_ANOTHER_FILE}"
         )
     try:
         with tensor.file.open("rb") as stream:
@@ -124,7 +132,7 @@ def _parsed(text: str | bytes, name: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"{name} is not valid JSON ({error}): download the file again") from error
     if not isinstance(content, dict):
-        raise InvalidRequest(f"{name} is not a JSON object: download the file again")
+        raise InvalidRequest(f"{name} is not a JSON object: {_ANOTHER_FILE}")
     return content
 
 
@@ -132,7 +140,7 @@ def _described(layer: str, description: Mapping[str, Any], tensors: Tensors) -> 
     """Return a layer's weight with the compression that its description says."""
     weight, stored_format = tensors.get(f"{layer}.weight"), description.get("format")
     if weight is None:
-        raise InvalidRequest(f"{layer} has scales and no weight: download the file again")
+        raise InvalidRequest(f"{layer} has scales and no weight: {_ANOTHER_FILE}")
     build = _BUILDERS.get(stored_format) if isinstance(stored_format, str) else None
     if build is None:
         raise InvalidRequest(
@@ -141,8 +149,8 @@ def _described(layer: str, description: Mapping[str, Any], tensors: Tensors) -> 
         )
     shape, compression = build(layer, weight, description, tensors)
     input_scale = next((tensors[name] for name in _names(layer, "input") if name in tensors), None)
-    if input_scale is not None and math.prod(input_scale.shape) != 1:
-        raise _wrong_shape(input_scale, "a single number")
+    if input_scale is not None:
+        _check_number(input_scale)
     native = description.get("full_precision_matrix_mult") is not True
     return replace(weight, shape=shape, compression=replace(compression, input_scale=input_scale, native=native))
 
@@ -161,8 +169,10 @@ def _int8(layer: str, weight: StoredTensor, description: Mapping[str, Any], tens
     more = description.get("params")
     said = {**(more if isinstance(more, dict) else {}), **description}
     rotation = said.get("convrot_groupsize", 256) if said.get("convrot") else 0
-    if not isinstance(rotation, int) or (rotation and rotation not in _ROTATIONS):
-        raise InvalidRequest(f"{layer} has rotated groups of {rotation!r} columns, and only a power of 4 is possible")
+    if said.get("convrot") and (type(rotation) is not int or rotation not in _ROTATIONS):
+        raise InvalidRequest(
+            f"{layer} has rotated groups of {rotation!r} columns, and only a power of 4 is possible: {_ANOTHER_FILE}"
+        )
     _check_divides(weight, weight.shape, rotation or 1)
     return weight.shape, _scaled(Compression(format="int8_tensorwise", rotation=rotation), layer, weight, tensors)
 
@@ -184,9 +194,7 @@ def _nvfp4(layer: str, weight: StoredTensor, _description: Mapping[str, Any], te
     block = 16
     scale = _block_scale(layer, weight, shape, block, ("U8", "F8_E4M3"), tensors)
     whole = _required(f"{layer}.weight_scale_2", tensors)
-    if math.prod(whole.shape) != 1:
-        raise _wrong_shape(whole, "a single number")
-    _check_dtype(whole, _SCALE_DTYPES)
+    _check_number(whole)
     compression = Compression(
         format="nvfp4", block=block, block_bytes=block // 2, tensor_scale=whole, block_scale=scale
     )
@@ -209,7 +217,7 @@ def _names(layer: str, kind: str) -> tuple[str, str]:
 
 def _required(name: str, tensors: Tensors) -> StoredTensor:
     if name not in tensors:
-        raise InvalidRequest(f"{name} is missing: download the file again")
+        raise InvalidRequest(f"{name} is missing: {_ANOTHER_FILE}")
     return tensors[name]
 
 
@@ -220,6 +228,8 @@ def _scaled(compression: Compression, layer: str, weight: StoredTensor, tensors:
     _check_dtype(scale, _SCALE_DTYPES)
     if math.prod(scale.shape) == 1:
         return replace(compression, tensor_scale=scale)
+    if len(weight.shape) < 2:
+        raise _wrong_shape(scale, "a single number")
     rows = weight.shape[:1]
     if scale.shape not in (rows, (*rows, 1)):
         raise _wrong_shape(scale, f"a single number or one for each of {rows[0]} rows")
@@ -241,21 +251,22 @@ def _block_scale(
 
 def _check_divides(weight: StoredTensor, shape: tuple[int, ...], block: int) -> None:
     if len(shape) != 2 or shape[1] % block:
-        raise InvalidRequest(
-            f"{weight.name} has shape {list(shape)}, and its format needs rows of whole blocks of {block} numbers: "
-            "download the file again"
-        )
+        needed = f"rows of whole blocks of {block} numbers" if len(shape) == 2 else "a matrix"
+        raise InvalidRequest(f"{weight.name} has shape {list(shape)}, and its format needs {needed}: {_ANOTHER_FILE}")
+
+
+def _check_number(scale: StoredTensor) -> None:
+    if math.prod(scale.shape) != 1:
+        raise _wrong_shape(scale, "a single number")
+    _check_dtype(scale, _SCALE_DTYPES)
 
 
 def _check_dtype(tensor: StoredTensor, dtypes: tuple[str, ...]) -> None:
     if tensor.dtype not in dtypes:
         raise InvalidRequest(
-            f"{tensor.name} has dtype {tensor.dtype}, and its format needs {' or '.join(dtypes)}: download the file "
-            "again"
+            f"{tensor.name} has dtype {tensor.dtype}, and its format needs {' or '.join(dtypes)}: {_ANOTHER_FILE}"
         )
 
 
 def _wrong_shape(scale: StoredTensor, needed: str) -> InvalidRequest:
-    return InvalidRequest(
-        f"{scale.name} has shape {list(scale.shape)}, and its format needs {needed}: download the file again"
-    )
+    return InvalidRequest(f"{scale.name} has shape {list(scale.shape)}, and its format needs {needed}: {_ANOTHER_FILE}")
