@@ -7,7 +7,7 @@ ComfyUI's ``comfy/quant_ops.py`` and ``convert_old_quants``.
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -53,20 +53,20 @@ def describes(name: str) -> bool:
     return name == MARK or name.endswith(_SCALE_ENDS + _OTHER_ENDS)
 
 
-def with_compression(tensors: Tensors, metadata: Mapping[str, str], prefix: str = "") -> dict[str, StoredTensor]:
+def with_compression(tensors: Tensors, layers: Sequence[str], prefix: str = "") -> dict[str, StoredTensor]:
     """Return the weights among tensors, each with its compression and the shape that it has once decoded.
 
     Args:
         tensors: by name, without the file's prefix.
-        metadata: the file's metadata.
-        prefix: the beginning of the names in the file, which the metadata may have too.
+        layers: what the files' metadata say about layers.
+        prefix: the beginning of the names in the files, which the metadata may have too.
 
     Raises:
         InvalidRequest: a layer's format is not known, or its weight or a scale is missing or has another shape or
             dtype.
     """
     _refuse_other_projects(tensors)
-    described = _descriptions(tensors, metadata, prefix)
+    described = _descriptions(tensors, layers, prefix)
     weights = {name: _unscaled(tensor) for name, tensor in tensors.items() if not describes(name)}
     for layer, description in described.items():
         weights[f"{layer}.weight"] = _described(layer, description, tensors)
@@ -93,19 +93,18 @@ def _unscaled(tensor: StoredTensor) -> StoredTensor:
     return replace(tensor, compression=Compression(format=tensor.dtype)) if tensor.dtype in FP8_DTYPES else tensor
 
 
-def _descriptions(tensors: Tensors, metadata: Mapping[str, str], prefix: str) -> dict[str, dict[str, Any]]:
-    """Return what the file says about each layer, as ComfyUI's ``convert_old_quants`` understands it."""
+def _descriptions(tensors: Tensors, texts: Sequence[str], prefix: str) -> dict[str, dict[str, Any]]:
+    """Return what the files say about each layer, as ComfyUI's ``convert_old_quants`` understands it."""
     described: dict[str, dict[str, Any]] = {}
-    in_metadata = "_quantization_metadata" in metadata
-    if MARK in tensors and not in_metadata:
+    if MARK in tensors and not texts:
         full_precision = math.prod(tensors[MARK].shape) == 2
         layers = [name.removesuffix(".scale_weight") for name in tensors if name.endswith(".scale_weight")]
         described |= {each: {"format": MARK, "full_precision_matrix_mult": full_precision} for each in layers}
     for name, tensor in tensors.items():
         if name.endswith(".comfy_quant"):
             described[name.removesuffix(".comfy_quant")] = _parsed(_content(tensor), name)
-    if in_metadata:
-        layers_said = _parsed(metadata["_quantization_metadata"], "_quantization_metadata").get("layers")
+    for text in texts:
+        layers_said = _parsed(text, "_quantization_metadata").get("layers")
         for layer, description in layers_said.items() if isinstance(layers_said, dict) else ():
             inside = layer.removeprefix(prefix)
             if f"{inside}.weight" in tensors:  # or it is another component's

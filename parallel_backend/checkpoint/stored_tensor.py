@@ -97,7 +97,9 @@ class Header:
     Attributes:
         tensors: by name, in the file's order.
         metadata: free text by name.
+        layers: what each file's metadata says about compressed layers, as JSON. A model in parts has several.
     """
 
     tensors: Mapping[str, StoredTensor]
     metadata: Mapping[str, str]
+    layers: tuple[str, ...] = ()

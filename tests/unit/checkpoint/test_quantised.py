@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from parallel_backend.checkpoint.opening import open_checkpoint
 from parallel_backend.checkpoint.stored_tensor import Compression
-from parallel_backend.checkpoint.weight_headers import read_file, weights_under
+from parallel_backend.checkpoint.weight_headers import read_file, read_files, weights_under
 from parallel_backend.errors import InvalidRequest
 from parallel_backend.loading.weight_source import WeightSource
 from tests.support import compressed
@@ -168,6 +168,23 @@ def test_metadata_names_layers_with_or_without_the_files_prefix(weights, tmp_pat
         assert found.keys() == weights.keys()
         scale = read_file(path).tensors[f"{prefix}{LAYER}.weight_scale"]
         assert found[f"{LAYER}.weight"].compression == Compression(format="F8_E4M3", tensor_scale=scale, native=True)
+
+
+def test_each_part_of_a_model_describes_its_own_layers(weights, tmp_path):
+    whole = tmp_path / "model.safetensors"
+    compressed.write_described(whole, weights, "fp8 e4m3", in_metadata=True)
+    tensors, layers = load_file(whole), compressed.described(whole)
+    parts = [tmp_path / f"model-{i:05d}-of-00002.safetensors" for i in (1, 2)]
+    for part, own in zip(parts, ("blocks.", ""), strict=True):
+        held = {name: tensor for name, tensor in tensors.items() if name.startswith("blocks.") == bool(own)}
+        said = {name: each for name, each in layers.items() if name.startswith("blocks.") == bool(own)}
+        save_file(held, part, {"_quantization_metadata": json.dumps({"layers": said})})
+    formats = [
+        {name: each.compression and each.compression.format for name, each in weights_under("", header).items()}
+        for header in (read_file(whole), read_files(parts))
+    ]
+    assert formats[0] == formats[1]
+    assert list(formats[0].values()).count("F8_E4M3") == len(layers)
 
 
 def test_a_file_with_other_weights_replaces_compressed_ones_and_their_scales(weights, tmp_path):
