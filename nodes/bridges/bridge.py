@@ -54,9 +54,10 @@ class CoreText:
         """Refuse a text encoder that ComfyUI would mistake for another: it detects only by weight names and shapes.
 
         Raises:
-            InvalidRequest: a text encoder has another class. The message names it and the supported ones.
+            InvalidRequest: a text encoder has another class, or its weights cannot be used. The message names it.
         """
         for component, supported in self.components.items():
+            checkpoint.check_known(component)
             class_name = checkpoint.components.get(component)
             if class_name not in supported and not (class_name is None and component in self.optional):
                 raise InvalidRequest(

@@ -2,13 +2,16 @@
 
 import hashlib
 import json
+from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from ..errors import InvalidRequest
-from .checkpoint import Checkpoint, StoredComponent, file_state
+from .checkpoint import HIGH_NOISE, LOW_NOISE, Checkpoint, StoredComponent, file_state
+from .quantised import mark_of_compression
 from .weight_files import folder_files
+from .weight_headers import read_files
 
 _OLD_CLASS = "Transformer2DModel"
 _SPLIT = {"ada_norm_single": "PixArtTransformer2DModel", "ada_norm_zero": "DiTTransformer2DModel"}
@@ -57,6 +60,11 @@ class DiffusersFolder(Checkpoint):
         states = [(str(file.relative_to(self.path)), file_state(file)) for file in sorted(files)]
         return hashlib.sha256(repr(states).encode()).hexdigest()[:16]
 
+    def check_known(self, component: str) -> None:
+        """See ``Checkpoint``. diffusers and transformers ignore the scales of compressed weights."""
+        if component in self.components:
+            self.stored(component)
+
     def config(self, component: str) -> dict[str, Any]:
         """See ``Checkpoint``. A component's config is its ``config.json``, a scheduler's ``scheduler_config.json``."""
         name = "scheduler_config.json" if component == "scheduler" else "config.json"
@@ -65,6 +73,8 @@ class DiffusersFolder(Checkpoint):
     def stored(self, component: str) -> StoredComponent:
         """See ``Checkpoint``."""
         files = folder_files(self.path / component, self.config(component))
+        if component not in (HIGH_NOISE, LOW_NOISE):
+            _refuse_compressed(self.path / component, files)
         return StoredComponent(files=files, name=str(files[0]))
 
     def _read_json(self, name: str) -> dict[str, Any]:
@@ -76,3 +86,12 @@ class DiffusersFolder(Checkpoint):
         if not isinstance(content, dict):
             raise InvalidRequest(f"{file} does not contain a JSON object")
         return content
+
+
+def _refuse_compressed(folder: Path, files: Iterable[Path]) -> None:
+    name = mark_of_compression(read_files(files).tensors)
+    if name is not None:
+        raise InvalidRequest(
+            f"{folder} has compressed weights ({name}), and in a folder only the transformer's may be: use plain "
+            "weights (bf16, fp16 or fp32) or a single file"
+        )

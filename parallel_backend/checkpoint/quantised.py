@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..errors import InvalidRequest
-from .stored_tensor import FP8_DTYPES, Compression, StoredTensor
+from .stored_tensor import FP8_DTYPES, PACKED_BYTES, Compression, StoredTensor
 
 Tensors = Mapping[str, StoredTensor]
 
@@ -51,6 +51,16 @@ _ANOTHER_FILE = "choose another file of the model"
 def describes(name: str) -> bool:
     """Whether a tensor of this name is no weight, but says how weights are stored."""
     return name == MARK or name.endswith(_SCALE_ENDS + _OTHER_ENDS)
+
+
+def mark_of_compression(tensors: Tensors) -> str | None:
+    """Return the name of a tensor that only compressed weights have; None if there is none."""
+    marks = (
+        name
+        for name, tensor in tensors.items()
+        if describes(name) or name.endswith(tuple(_FORMATS_OF_OTHERS)) or tensor.dtype in PACKED_BYTES
+    )
+    return next(marks, None)
 
 
 def with_compression(tensors: Tensors, layers: Sequence[str], prefix: str = "") -> dict[str, StoredTensor]:

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..errors import InvalidRequest
+
 _DTYPES: dict[str, tuple[int, str]] = {
     "F32": (4, "float32"), "BF16": (2, "bfloat16"), "F16": (2, "float16"), "F8_E4M3": (1, "float8_e4m3fn"),
     "F8_E5M2": (1, "float8_e5m2"), "F64": (8, "float64"), "I64": (8, "int64"),
@@ -45,6 +47,18 @@ class StoredTensor:
     bytes: int
     offset: int
     compression: "Compression | None" = None
+
+
+def check_readable(tensor: StoredTensor) -> None:
+    """Refuse a weight whose numbers are not known to be decoded.
+
+    Raises:
+        InvalidRequest: names its dtype and the supported ones.
+    """
+    if tensor.compression is None and tensor.dtype not in DTYPE_BYTES:
+        raise InvalidRequest(
+            f"{tensor.name} has dtype {tensor.dtype}, which is not supported; supported: {', '.join(DTYPE_BYTES)}"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
