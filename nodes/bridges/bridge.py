@@ -57,13 +57,15 @@ class CoreText:
             InvalidRequest: a text encoder has another class, or its weights cannot be used. The message names it.
         """
         for component, supported in self.components.items():
-            checkpoint.check_known(component)
             class_name = checkpoint.components.get(component)
             if class_name not in supported and not (class_name is None and component in self.optional):
                 raise InvalidRequest(
                     f"{checkpoint.name}: {component} is {class_name or 'missing'}, and this family's CLIP needs "
                     f"{' or '.join(supported)}; load the text encoders with ComfyUI's own nodes instead"
                 )
+        for component in self.components:
+            if component in checkpoint.components:
+                checkpoint.stored(component)  # refuses what cannot be read
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -60,18 +60,13 @@ class DiffusersFolder(Checkpoint):
         states = [(str(file.relative_to(self.path)), file_state(file)) for file in sorted(files)]
         return hashlib.sha256(repr(states).encode()).hexdigest()[:16]
 
-    def check_known(self, component: str) -> None:
-        """See ``Checkpoint``. diffusers and transformers ignore the scales of compressed weights."""
-        if component in self.components:
-            self.stored(component)
-
     def config(self, component: str) -> dict[str, Any]:
         """See ``Checkpoint``. A component's config is its ``config.json``, a scheduler's ``scheduler_config.json``."""
         name = "scheduler_config.json" if component == "scheduler" else "config.json"
         return self._read_json(f"{component}/{name}")
 
     def stored(self, component: str) -> StoredComponent:
-        """See ``Checkpoint``."""
+        """See ``Checkpoint``. diffusers and transformers, which load all but transformers, ignore scales."""
         files = folder_files(self.path / component, self.config(component))
         if component not in (HIGH_NOISE, LOW_NOISE):
             _refuse_compressed(self.path / component, files)
