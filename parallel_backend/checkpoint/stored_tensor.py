@@ -22,6 +22,9 @@ TORCH_NAMES: dict[str, str] = {name: torch_name for name, (_, torch_name) in _DT
 PACKED_BYTES: dict[str, int] = {"U8": 1, "I8": 1, "F8_E8M0": 1}
 """Bytes of one element of the dtypes that only compressed weights and their scales have."""
 
+_PADDED_TO: dict[str, int] = {"mxfp8": 32, "nvfp4": 16}
+"""What comfy-kitchen pads rows and columns to a multiple of."""
+
 FP8_DTYPES = ("F8_E4M3", "F8_E5M2")
 """The dtypes of 8-bit floating-point numbers, by safetensors' names."""
 
@@ -98,6 +101,12 @@ class Compression:
         """The scales by attribute, for those that there are."""
         named = {name: getattr(self, name) for name in ("tensor_scale", "row_scale", "block_scale", "input_scale")}
         return {name: scale for name, scale in named.items() if scale is not None}
+
+    def is_padded(self, stored: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+        """Whether a stored shape may be another one, with rows and columns padded as comfy-kitchen does."""
+        step = _PADDED_TO.get(self.format, 0)
+        pairs = tuple(zip(stored, shape, strict=False))
+        return len(stored) == len(shape) == 2 and all(0 <= longer - length < step for longer, length in pairs)
 
     def in_rows(self, shape: tuple[int, ...]) -> bool:
         """Whether each row of a tensor of this shape is whole blocks, so that rows can be read one by one."""

@@ -105,8 +105,13 @@ class WeightSource:
         return stored.compression
 
     def _check_shape(self, name: str, shape: Shape) -> None:
-        found = self.shape(name)
+        found, compression = self.shape(name), self._tensors[self._rows[name].source].compression
         if found[:1] != shape[:1] or _squeezed(found) != _squeezed(shape):
+            if compression is not None and compression.is_padded(found, shape):
+                raise InvalidRequest(
+                    f"{name} is padded from {list(shape)} to {list(found)} in {self._name}, and padded "
+                    f"{compression.format} is not supported: use an fp8, INT8 or GGUF file of the model instead"
+                )
             raise InvalidRequest(
                 f"{name} has shape {list(found)} in {self._name}, but {list(shape)} in the config: download the model "
                 "again"
