@@ -1,4 +1,4 @@
-"""Loading components of a checkpoint to a device: safetensors only, nothing is downloaded.
+"""Loading components of a checkpoint to a device: safetensors and GGUF only, nothing is downloaded.
 
 diffusers and transformers are imported at the first load: that takes seconds, and a rank must respond before it.
 """
@@ -49,7 +49,7 @@ def resolve_dtype(checkpoint: Checkpoint, dtype: DType, device: torch.device) ->
 
 
 def check_component(checkpoint: Checkpoint, component: str) -> None:
-    """Refuse a component that is missing, of an unsupported class, quantised, or not in safetensors.
+    """Refuse a component that is missing, of an unsupported class, or stored in a way that cannot be read.
 
     Raises:
         InvalidRequest: the message says what is wrong and what would work.
