@@ -196,7 +196,7 @@ OBJECTS: Mapping[str, Callable[[Scene], Any]] = {
     "AUDIO": lambda scene: {"waveform": seeded(2)(1, 1, 44100), "sample_rate": 44100},
     "TIMESTEPS_RANGE": lambda scene: (0.2, 1.0),
     "AUDIO_ENCODER_OUTPUT": lambda scene: {
-        "encoded_audio_all_layers": [seeded(i)(1, 50, 1024) for i in range(25)], "audio_samples": 16000,
+        "encoded_audio_all_layers": [seeded(i)(1, 50, 1024) for i in range(33)], "audio_samples": 16000,
         "audio_feature": seeded(3)(1, 50, 35), "fps": 30.0,
     },
     "WAN_CAMERA_EMBEDDING": lambda scene: seeded(3)(1, 24, *scene.pixels),

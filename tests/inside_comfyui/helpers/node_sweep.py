@@ -55,7 +55,8 @@ def native_subject(name: str) -> Subject:
     model = case.patch(native_case(NATIVE[name]))
     scene = Scene(
         family=NATIVE[name].split()[0], lora=loras.plain(case.native(), "diffusion_model.", rank=3, seed=1),
-        model=model, positive=case.conditioning(1), negative=case.conditioning(2, case.shorter), latent=case.samples(),
+        model=model, positive=case.conditioning(1), negative=case.conditioning(2, case.shorter),
+        latent=_one(case.samples()),
     )  # fmt: skip
     return Subject(case=NATIVE[name], native=Native(scene, case.cfg), patch=case.patch)
 
@@ -66,9 +67,14 @@ def custom_subject(name: str, folder: Path) -> Subject:
     model = without_backend(folder)
     scene = Scene(
         family=name.split()[0], lora=loras.plain(without_backend(folder), "diffusion_model.", rank=3, seed=1),
-        model=model, positive=case.conditioning(1), negative=case.conditioning(2, 3), latent=case.samples(),
+        model=model, positive=case.conditioning(1), negative=case.conditioning(2, 3), latent=_one(case.samples()),
     )  # fmt: skip
     return Subject(case=CUSTOM[name], native=Native(scene, 4.0), patch=lambda model: model)
+
+
+def _one(latent: dict[str, Any]) -> dict[str, Any]:
+    """Return the first sample of LATENT: some of ComfyUI's nodes take only one."""
+    return {name: tensor[:1] for name, tensor in latent.items()}
 
 
 def known() -> dict[str, Any]:
