@@ -25,6 +25,7 @@ from ..bridges.refusals import (
     check_model_options,
 )
 from .changing_patcher import ChangingPatcher
+from .recorded_step import one_request_per_step
 from .transformer import RemoteTransformer
 
 KEY = "parallel_dit"
@@ -42,6 +43,10 @@ class RemotePatcher(ChangingPatcher):
     def _load_list(self, *args: Any, **kwargs: Any) -> list[Any]:
         """Return the layers that ComfyUI loads: none. What ``modules()`` lists has no weights."""
         return []
+
+    def get_all_callbacks(self, call_type: str) -> list[Any]:
+        """Return the callbacks of a kind. While calls are recorded there are none: they run with real predictions."""
+        return [] if self.target.recording_now else list(super().get_all_callbacks(call_type))
 
     def check_patches(self, patches: dict[Any, Any]) -> None:
         """Refuse a LoRA that fits nothing. One that fits only the text encoder comes with its changes.
@@ -62,7 +67,7 @@ def remote_patcher(model: Any) -> RemotePatcher:
     patcher = RemotePatcher(model, load_device=device, offload_device=torch.device("cpu"))
     patcher.add_wrapper_with_key(WrappersMP.OUTER_SAMPLE, KEY, _check_before_sampling)
     patcher.add_wrapper_with_key(WrappersMP.PREPARE_SAMPLING, KEY, _prepare_without_loading)
-    patcher.add_wrapper_with_key(WrappersMP.CALC_COND_BATCH, KEY, _one_request_per_step)
+    patcher.add_wrapper_with_key(WrappersMP.CALC_COND_BATCH, KEY, one_request_per_step)
     patcher.add_callback_with_key(CallbacksMP.ON_DETACH, KEY, _unload_ranks)
     return patcher
 
@@ -155,26 +160,3 @@ def _unload_ranks(patcher: Any, unpatch_all: bool) -> None:
     """Free the ranks' weights when ComfyUI unloads the model (*Unload models*, ``/free``, or its own eviction)."""
     if unpatch_all:
         patcher.model.diffusion_model.handle.unload()
-
-
-def _one_request_per_step(executor: Any, model: Any, conds: Any, x_in: Tensor, timestep: Tensor, options: Any) -> Any:
-    """Run ``calc_cond_batch`` twice, recording and replaying (see ``record_replay``).
-
-    The recording run calls ComfyUI's bare function without other nodes' wrappers, so that those see real predictions
-    only.
-    """
-    remote: RemoteTransformer = model.diffusion_model
-    if remote.intercepting:
-        return executor(model, conds, x_in, timestep, options)
-    with remote.recording() as calls:
-        executor.original(model, conds, x_in, timestep, _without_wrappers(options))
-    with remote.replaying(calls):
-        return executor(model, conds, x_in, timestep, options)
-
-
-def _without_wrappers(model_options: dict[str, Any]) -> dict[str, Any]:
-    bare = {name: value for name, value in model_options.items() if name != "model_function_wrapper"}
-    bare["transformer_options"] = {
-        name: value for name, value in model_options.get("transformer_options", {}).items() if name != "wrappers"
-    }
-    return bare

@@ -57,7 +57,7 @@ class RemoteTransformer(nn.Module):
         self._own = {*vars(self), "forward"}
 
     def __getattr__(self, name: str) -> Any:
-        """Return a layer's path. Refuse what else a transformer has, with an ``AttributeError`` that says what to do."""
+        """Return a layer's path. Refuse the rest with an ``AttributeError`` that says what to do."""
         try:
             return super().__getattr__(name)
         except AttributeError:
@@ -81,6 +81,14 @@ class RemoteTransformer(nn.Module):
         added = vars(self).keys() | self._modules.keys() - self._own
         native = [name for name in sorted(added - self._own) if hasattr(self.bridge.native_class, name)]
         return next(iter([*self._modules, *native]), None) or self._layers.changed()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run ``forward``, or, while calls are recorded, what is left of it without other nodes' code."""
+        if not self.recording_now:
+            return super().__call__(*args, **kwargs)
+        options = kwargs.get("transformer_options") or {}
+        bare = {name: value for name, value in options.items() if name != "wrappers"}
+        return RemoteTransformer.forward(self, *args, **(kwargs | {"transformer_options": bare}))
 
     def forward(self, x: Tensor, timestep: Tensor, **call_args: Any) -> Tensor:
         """Return the prediction for ``x`` ``[B, C, (T,) H, W]``.
@@ -128,6 +136,11 @@ class RemoteTransformer(nn.Module):
     def intercepting(self) -> bool:
         """Whether calls are being recorded or replayed."""
         return self._interceptor is not None
+
+    @property
+    def recording_now(self) -> bool:
+        """Whether calls are being recorded."""
+        return isinstance(self._interceptor, CallRecorder)
 
     @contextmanager
     def recording(self) -> Iterator[list[BranchCall]]:

@@ -4,7 +4,7 @@ from scripts.core_contract.entry import core_module
 from scripts.core_contract.kinds import Calls, Has, Mentions, Overrides, Passes
 
 NODE, SAMPLER, LOOP = "nodes/sampler.py", "nodes/remote/backend_sampler.py", "nodes/remote/loop_choice.py"
-PATCHER, MODEL = "nodes/remote/patcher.py", "nodes/remote/transformer.py"
+PATCHER, MODEL, STEP = (f"nodes/remote/{name}.py" for name in ("patcher", "transformer", "recorded_step"))
 REFUSALS, CUSTOM_MODEL = "nodes/bridges/refusals.py", "nodes/bridges/custom_model.py"
 
 ENTRIES = (
@@ -98,14 +98,14 @@ ENTRIES = (
         Passes(
             "_calc_cond_batch",
             "model.apply_model(input_x, timestep_, **c)",
-            by=f"{PATCHER} {MODEL}",
+            by=f"{STEP} {MODEL}",
             why="runs the branches",
-            word="CALC_COND_BATCH cond_or_uncond",
+            word="apply_model cond_or_uncond",
         ),
         Mentions(
             "_calc_cond_batch",
-            "model_function_wrapper transformer_options",
-            by=PATCHER,
+            "model_function_wrapper",
+            by=STEP,
             why="left out of the recorded pass",
         ),
         Mentions("_calc_cond_batch", "cond_or_uncond", by=MODEL, why="which branches a call batches"),
@@ -137,7 +137,7 @@ ENTRIES = (
             why="how that wrapper is called",
             word="PREPARE_SAMPLING",
         ),
-        Mentions("prepare_model_patcher", "wrappers", by=PATCHER, why="where wrappers are in transformer_options"),
+        Mentions("prepare_model_patcher", "wrappers", by=MODEL, why="where wrappers are in transformer_options"),
         Mentions("convert_cond", "cross_attn", by=CUSTOM_MODEL, why="a prompt's name in extra_conds"),
     ),
     *core_module(
@@ -148,11 +148,12 @@ ENTRIES = (
         Calls("get_all_wrappers(wrapper_type, transformer_options)", by=CUSTOM_MODEL, why="other nodes' wrappers"),
         Calls("WrapperExecutor.new_class_executor(original, class_obj, wrappers)", by=CUSTOM_MODEL, why="runs them"),
         Calls("WrapperExecutor.execute(*args, **kwargs)", by=CUSTOM_MODEL, why="runs them"),
-        Has("WrapperExecutor", "class_obj original", by=PATCHER, why="the guider, and core's own function"),
+        Has("WrapperExecutor", "class_obj", by=PATCHER, why="the guider"),
+        Has("WrapperExecutor", "original", by=STEP, why="core's own function"),
         Passes(
             "WrapperExecutor.execute",
             "self.wrappers[self.idx](self, *args, **kwargs)",
-            by=PATCHER,
+            by=f"{PATCHER} {STEP}",
             why="a wrapper gets the executor first",
             word="class_obj original",
         ),
