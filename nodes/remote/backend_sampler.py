@@ -7,14 +7,18 @@ import comfy.samplers
 import torch
 from torch import Tensor
 
+from ...parallel_backend.errors import InvalidRequest
 from ...parallel_backend.protocol.messages import Progress, Sample
 from ...parallel_backend.samplers.samplers import SAMPLERS
+from .added_to_steps import added_to_steps
 from .record_replay import BranchCall
 from .transformer import RemoteTransformer
 
 Prediction = Literal["flow", "eps", "v"]
 SNR_OFFSET = 1e-4
 """The default of ComfyUI's ``offset_first_sigma_for_snr``."""
+_PREDICTION_METHODS = ("calculate_input", "calculate_denoised", "noise_scaling")
+"""What the backend's loop computes in their place."""
 
 
 class BackendSampler(comfy.samplers.Sampler):  # type: ignore[misc]
@@ -34,8 +38,14 @@ class BackendSampler(comfy.samplers.Sampler):  # type: ignore[misc]
         denoise_mask: Tensor | None = None,
         disable_pbar: bool = False,
     ) -> Tensor:
-        """Return samples ``[B, C, T, H, W]`` in the model's latent space, like ``comfy.samplers.KSAMPLER.sample``."""
+        """Return samples ``[B, C, T, H, W]`` in the model's latent space, like ``comfy.samplers.KSAMPLER.sample``.
+
+        Raises:
+            InvalidRequest: a node has added something to the steps since the loop was chosen.
+        """
         model, seed = model_wrap.inner_model, extra_args["seed"]
+        if added := added_to_steps(model.current_patcher):
+            raise InvalidRequest(f"{added} after sampling began, where Parallel Sampler cannot run it: use KSampler")
         remote: RemoteTransformer = model.diffusion_model
         x = model.model_sampling.noise_scaling(sigmas[0], noise, latent_image, self.max_denoise(model_wrap, sigmas))
         with remote.recording() as calls:
@@ -99,7 +109,7 @@ def _noise_scale(sampling: Any) -> float:
 
 def prediction_of(sampling: Any) -> Prediction | None:
     """Return the prediction type of ComfyUI's ``model_sampling`` as the backend names it, None if it has no such."""
-    core, kind = comfy.model_sampling, type(sampling)
+    core = comfy.model_sampling
     flow_timesteps = (core.ModelSamplingDiscreteFlow.timestep, core.ModelSamplingFlux.timestep)
     supported: tuple[tuple[Prediction, Any, tuple[Any, ...]], ...] = (
         ("flow", core.CONST, flow_timesteps),
@@ -107,9 +117,13 @@ def prediction_of(sampling: Any) -> Prediction | None:
         ("eps", core.EPS, (core.ModelSamplingDiscrete.timestep,)),
     )
     for name, prediction, timesteps in supported:
-        same = all(
-            getattr(kind, method) is getattr(prediction, method) for method in ("calculate_input", "calculate_denoised")
-        )
-        if same and kind.timestep in timesteps and float(getattr(sampling, "sigma_data", 1.0)) == 1.0:
+        same = all(_method(sampling, method) is getattr(prediction, method) for method in _PREDICTION_METHODS)
+        plain = float(getattr(sampling, "sigma_data", 1.0)) == 1.0
+        if same and plain and _method(sampling, "timestep") in timesteps:
             return name
     return None
+
+
+def _method(sampling: Any, name: str) -> Any:
+    """Return a method as its class has it, or what a node set on the object in its place."""
+    return vars(sampling).get(name, getattr(type(sampling), name))

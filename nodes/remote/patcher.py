@@ -29,6 +29,8 @@ from .recorded_step import one_request_per_step
 from .transformer import RemoteTransformer
 
 KEY = "parallel_dit"
+REFUSES_SAVING = "state_dict_for_saving"
+"""The method of ComfyUI's model that we replace on each model."""
 
 
 class RemotePatcher(ChangingPatcher):
@@ -62,7 +64,7 @@ class RemotePatcher(ChangingPatcher):
 def remote_patcher(model: Any) -> RemotePatcher:
     """Return a patcher around a ComfyUI model whose ``diffusion_model`` is a ``RemoteTransformer``."""
     model.memory_usage_factor = 0
-    model.state_dict_for_saving = _refuse_saving
+    setattr(model, REFUSES_SAVING, _refuse_saving)
     device = comfy.model_management.get_torch_device()
     patcher = RemotePatcher(model, load_device=device, offload_device=torch.device("cpu"))
     patcher.add_wrapper_with_key(WrappersMP.OUTER_SAMPLE, KEY, _check_before_sampling)

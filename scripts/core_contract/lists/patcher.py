@@ -6,7 +6,7 @@ from scripts.core_contract.kinds import Calls, Has, Mentions, Overrides, Passes
 PATCHER, MEMORY, CONNECTION = "nodes/remote/patcher.py", "nodes/backend/memory.py", "nodes/backend/connection.py"
 SAMPLER, TEXT, REFUSALS = "nodes/sampler.py", "nodes/remote/text_encoder.py", "nodes/bridges/refusals.py"
 LOOP, WEIGHTLESS = "nodes/remote/loop_choice.py", "nodes/remote/weightless_patcher.py"
-STEP = "nodes/remote/recorded_step.py"
+STEP, ADDED = "nodes/remote/recorded_step.py", "nodes/remote/added_to_steps.py"
 VAE, PREVIEWS, DTYPE = "nodes/remote/vae.py", "nodes/remote/previews.py", "nodes/bridges/compute_dtype.py"
 
 ENTRIES = (
@@ -44,7 +44,7 @@ ENTRIES = (
         Calls("ModelPatcher.get_model_object(name)", by=LOOP, why="a patched model_sampling"),
         Has("ModelPatcher", "model", by=f"{PATCHER} {SAMPLER} {PREVIEWS}", why="the model inside"),
         Has("ModelPatcher", "load_device", by=f"{SAMPLER} {PREVIEWS}", why="where latents are"),
-        Has("ModelPatcher", "model_options wrappers object_patches", by=LOOP, why="what other nodes added"),
+        Has("ModelPatcher", "model_options wrappers callbacks object_patches", by=ADDED, why="what other nodes added"),
         Has("ModelPatcher", "hook_mode is_clip", by=TEXT, why="what CLIP sets on its patcher"),
         Mentions("ModelPatcher.set_model_rope_options", "rope_options", by=REFUSALS, why="refused"),
         Mentions("set_model_options_patch_replace", "patches_replace", by=REFUSALS, why="refused"),

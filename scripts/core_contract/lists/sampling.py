@@ -4,7 +4,9 @@ from scripts.core_contract.entry import core_module
 from scripts.core_contract.kinds import Calls, Has, Mentions, Overrides, Passes
 
 NODE, SAMPLER, LOOP = "nodes/sampler.py", "nodes/remote/backend_sampler.py", "nodes/remote/loop_choice.py"
-PATCHER, MODEL, STEP = (f"nodes/remote/{name}.py" for name in ("patcher", "transformer", "recorded_step"))
+PATCHER, MODEL, STEP, ADDED = (
+    f"nodes/remote/{name}.py" for name in ("patcher", "transformer", "recorded_step", "added_to_steps")
+)
 REFUSALS, CUSTOM_MODEL = "nodes/bridges/refusals.py", "nodes/bridges/custom_model.py"
 
 ENTRIES = (
@@ -109,15 +111,16 @@ ENTRIES = (
             why="left out of the recorded pass",
         ),
         Mentions("_calc_cond_batch", "cond_or_uncond", by=MODEL, why="which branches a call batches"),
-        Mentions("sampling_function", "disable_cfg1_optimization", by=f"{PATCHER} {LOOP}", why="prompts at cfg 1"),
+        Mentions("sampling_function", "disable_cfg1_optimization", by=f"{PATCHER} {ADDED}", why="prompts at cfg 1"),
         Mentions("get_area_and_mult", "area mask hooks", by=REFUSALS, why="conditioning that changes over the picture"),
+        Mentions("get_area_and_mult", "strength", by=LOOP, why="a weaker prompt"),
         Mentions(
             "",
             "start_percent end_percent clip_start_percent clip_end_percent default gligen control",
             by=REFUSALS,
             why="conditioning that changes over the steps",
         ),
-        Mentions("cast_to_load_options", "to_load_options", by=LOOP, why="an option that core itself leaves"),
+        Mentions("cast_to_load_options", "to_load_options", by=ADDED, why="an option that core itself leaves"),
         Mentions("encode_model_conds", "noise", by="nodes/families/cogvideox.py", why="an argument of extra_conds"),
     ),
     *core_module(
@@ -145,6 +148,7 @@ ENTRIES = (
         Has("WrappersMP", "OUTER_SAMPLE PREPARE_SAMPLING CALC_COND_BATCH", by=PATCHER, why="our wrappers"),
         Has("WrappersMP", "DIFFUSION_MODEL", by=CUSTOM_MODEL, why="other nodes' wrappers of the transformer"),
         Has("CallbacksMP", "ON_DETACH", by=PATCHER, why="unloading reaches the ranks"),
+        Has("CallbacksMP", "ON_PREPARE_STATE ON_APPLY_HOOKS", by=ADDED, why="what other nodes do in each step"),
         Calls("get_all_wrappers(wrapper_type, transformer_options)", by=CUSTOM_MODEL, why="other nodes' wrappers"),
         Calls("WrapperExecutor.new_class_executor(original, class_obj, wrappers)", by=CUSTOM_MODEL, why="runs them"),
         Calls("WrapperExecutor.execute(*args, **kwargs)", by=CUSTOM_MODEL, why="runs them"),
@@ -162,8 +166,8 @@ ENTRIES = (
         "comfy.model_sampling",
         Has("", "CONST V_PREDICTION EPS", by=SAMPLER, why="what the backend's loop can predict"),
         Has("", "V_PREDICTION_DDPM", by=LOOP, why="refused: made for VOIDSampler", optional=True),
-        Has("CONST", "calculate_input calculate_denoised", by=SAMPLER, why="tells predictions apart"),
-        Has("EPS", "calculate_input calculate_denoised", by=SAMPLER, why="tells predictions apart"),
+        Has("CONST", "calculate_input calculate_denoised noise_scaling", by=SAMPLER, why="tells predictions apart"),
+        Has("EPS", "calculate_input calculate_denoised noise_scaling", by=SAMPLER, why="tells predictions apart"),
         Has("V_PREDICTION", "calculate_input calculate_denoised", by=SAMPLER, why="tells predictions apart"),
         Calls("CONST.noise_scaling(sigma, noise, latent_image, max_denoise)", by=SAMPLER, why="the first latent"),
         Calls("EPS.noise_scaling(sigma, noise, latent_image, max_denoise)", by=SAMPLER, why="the first latent"),
