@@ -130,6 +130,15 @@ def check_layer_changes(patcher: Any, changed_layer: str | None) -> None:
     wrapped = sorted(patcher.weight_wrapper_patches.keys() & patcher.model.state_dict().keys())
     if wrapped:
         raise layers_unavailable(f"a node computes the weight {wrapped[0]} anew at each use")
+    check_changed_layer(changed_layer)
+
+
+def check_changed_layer(changed_layer: str | None) -> None:
+    """Refuse a layer that a node has wrapped or replaced, because the ranks have others.
+
+    Raises:
+        InvalidRequest: there is one.
+    """
     if changed_layer is not None:
         raise layers_unavailable(f"a node wraps or replaces the layer {changed_layer}")
 

@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 import comfy.utils
 import torch
@@ -13,7 +13,14 @@ from torch import Tensor, nn
 from ...parallel_backend.protocol.messages import Forward, ModelSpec, Overlay
 from ..backend.connection import Handle
 from ..bridges.bridge import Bridge
-from ..bridges.refusals import TRANSFORMER, check_latent, check_options, check_unused, layers_unavailable
+from ..bridges.refusals import (
+    TRANSFORMER,
+    check_changed_layer,
+    check_latent,
+    check_options,
+    check_unused,
+    layers_unavailable,
+)
 from ..bridges.skipped_layers import skipped_blocks
 from .layer_path import layer_at
 from .record_replay import BranchCall, CallRecorder, CallReplayer
@@ -51,6 +58,7 @@ class RemoteTransformer(nn.Module):
         self.changes = WeightChanges()
         self._layers = StandInLayers(nn.Module() if module is None else module)
         self._interceptor: CallRecorder | CallReplayer | None = None
+        self._checked: set[type] = set()
         for name, value in (self._layers.numbers | bridge.attributes(self.weights.tensors)).items():
             setattr(self, name, value)
         self.dtype, self.channels = DTYPES[handle.spec.dtype], core_config.latent_format.latent_channels
@@ -75,6 +83,38 @@ class RemoteTransformer(nn.Module):
     def named_children(self) -> Any:
         """See ``nn.Module``."""
         yield from self._layers.module.named_children()
+
+    def get_submodule(self, target: str) -> nn.Module:
+        """Return this module for an empty name, and refuse the names of its layers.
+
+        Raises:
+            InvalidRequest: a node asks for a layer.
+        """
+        if target:
+            raise layers_unavailable(f"a node uses {TRANSFORMER}.{target}")
+        return self
+
+    def get_parameter(self, target: str) -> NoReturn:
+        """Refuse: there are no weights here.
+
+        Raises:
+            InvalidRequest: always.
+        """
+        raise layers_unavailable(f"a node uses {TRANSFORMER}.{target}")
+
+    get_buffer = get_parameter
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refuse weights: they come from the checkpoint only.
+
+        Raises:
+            InvalidRequest: always.
+        """
+        raise layers_unavailable("a node loads weights into the model")
+
+    def begin_sampling(self) -> None:
+        """Let the next calls prove that no node has wrapped layers since sampling began."""
+        self._checked = set()
 
     def changed_layer(self) -> str | None:
         """Return the name of a layer or method of the native transformer that a node wrapped or set, or None."""
@@ -175,11 +215,12 @@ class RemoteTransformer(nn.Module):
             InvalidRequest: a node needs the layers in this process.
         """
         check_options(transformer_options)
+        self._check_once()
         skipped = self.skipped_blocks(transformer_options)
         x = inputs[latent]
-        inputs = {name: comfy.utils.repeat_to_batch_size(tensor, len(x)) for name, tensor in inputs.items()}
         indices = list(transformer_options.get("cond_or_uncond") or [0])
-        chunks = {name: tensor.chunk(len(indices)) for name, tensor in inputs.items()}
+        whole = {name: comfy.utils.repeat_to_batch_size(tensor, len(x)) for name, tensor in inputs.items()}
+        chunks = {name: tensor.chunk(len(indices)) for name, tensor in whole.items()}
         calls = [
             BranchCall(
                 index=index,
@@ -192,6 +233,16 @@ class RemoteTransformer(nn.Module):
         ]
         answers = self._interceptor.answer(calls, self.request) if self._interceptor else self.request(calls)
         return torch.cat([answer.to(device=x.device) for answer in answers])
+
+    def _check_once(self) -> None:
+        """Check the layers at a sampling's first recorded call, and at the first in which other nodes' code has run.
+
+        Not at every call, because the check takes 10 ms for a thousand layers.
+        """
+        how = type(self._interceptor)
+        if how not in self._checked:
+            self._checked.add(how)
+            check_changed_layer(self.changed_layer())
 
     def skipped_blocks(self, transformer_options: Mapping[str, Any]) -> tuple[int, ...]:
         """Return the numbers of the blocks that nodes leave out.

@@ -34,6 +34,7 @@ ENTRIES = (
         Calls("sampler_object(name)", by=NODE, why="samplers that the backend's loop lacks"),
         Calls("Sampler.max_denoise(model_wrap, sigmas)", by=SAMPLER, why="whether noise is all there is"),
         Has("", "Sampler", by=SAMPLER, why="the base of ours"),
+        Has("KSAMPLER", "sampler_function", by=PATCHER, why="a sampler's name"),
         Overrides(
             "KSAMPLER.sample(model_wrap, sigmas, extra_args, callback, noise, latent_image, denoise_mask, "
             "disable_pbar)",
@@ -124,11 +125,22 @@ ENTRIES = (
         Mentions("encode_model_conds", "noise", by="nodes/families/cogvideox.py", why="an argument of extra_conds"),
     ),
     *core_module(
+        "comfy.k_diffusion.sampling",
+        Has("", "sample_euler_cfg_pp", by=PATCHER, why="names of CFG++ samplers", word="cfg_pp"),
+    ),
+    *core_module(
+        "comfy_extras.nodes_advanced_samplers",
+        Has("", "sample_euler_pp", by=PATCHER, why="names of CFG++ samplers", word="euler_pp"),
+    ),
+    *core_module(
         "comfy.sampler_helpers",
         Calls("get_models_from_cond(cond, model_type)", by=PATCHER, why="models that conditioning brings along"),
+        Calls(
+            "get_additional_models_from_model_options(model_options)", by=PATCHER, why="models that hooks bring along"
+        ),
         Mentions("get_additional_models", "additional_models", by=PATCHER, why="their key"),
         Overrides(
-            "_prepare_sampling(model, noise_shape, conds, **kwargs)",
+            "_prepare_sampling(model, noise_shape, conds, model_options, **kwargs)",
             by=PATCHER,
             why="replaced, to load nothing on ComfyUI's device",
             word="PREPARE_SAMPLING",
@@ -153,7 +165,7 @@ ENTRIES = (
         Calls("WrapperExecutor.new_class_executor(original, class_obj, wrappers)", by=CUSTOM_MODEL, why="runs them"),
         Calls("WrapperExecutor.execute(*args, **kwargs)", by=CUSTOM_MODEL, why="runs them"),
         Has("WrapperExecutor", "class_obj", by=PATCHER, why="the guider"),
-        Has("WrapperExecutor", "original", by=STEP, why="core's own function"),
+        Has("WrapperExecutor", "original", by=f"{PATCHER} {STEP}", why="core's own function"),
         Passes(
             "WrapperExecutor.execute",
             "self.wrappers[self.idx](self, *args, **kwargs)",
