@@ -7,6 +7,8 @@ from typing import Any
 import comfy.samplers
 import pytest
 import torch
+from any_folder_name.nodes.remote import preflight
+from any_folder_name.parallel_backend.errors import InvalidRequest
 from any_folder_name.parallel_backend.layout.parallel_layout import ParallelLayout
 from any_folder_name.parallel_backend.samplers.samplers import SAMPLERS
 from helpers import custom_cases
@@ -79,3 +81,34 @@ def test_models_that_predict_noise_or_v(name: str, models: Path, load_remote: Ca
     assert (
         errors(SAMPLERS, ours, lambda name: ksampler(reference, latent, sampler_name=name, **options), **limits) == {}
     )
+
+
+@pytest.mark.parametrize("sample", [ksampler, parallel_sampler])
+def test_cfg_pp_samplers_have_both_prompts_at_a_cfg_of_1(
+    native: Any, load: Callable[..., Loaded], sample: Callable[..., torch.Tensor]
+) -> None:
+    loaded = load(ParallelLayout(cfg=2))
+    names = [name for name in comfy.samplers.KSampler.SAMPLERS if name.endswith("cfg_pp")]
+    assert len(names) > 5
+
+    def ours(name: str) -> torch.Tensor:
+        return sample(loaded.model, empty_latent(), sampler_name=name, cfg=1.0)
+
+    assert errors(names, ours, lambda name: ksampler(native, empty_latent(), sampler_name=name, cfg=1.0)) == {}
+    assert {message.branches for message in loaded.client.of_kind("Forward")} == {2}
+
+
+@pytest.mark.parametrize("sampler", ["euler_cfg_pp", "euler"])
+def test_the_loader_knows_cfg_pp_samplers(load: Callable[..., Loaded], sampler: str) -> None:
+    handle = load(ParallelLayout(cfg=2)).model.model.diffusion_model.handle
+    prompt = {
+        "7": {"class_type": "ParallelLoader", "inputs": {}},
+        "1": {"class_type": "KSamplerSelect", "inputs": {"sampler_name": sampler}},
+        "2": {"class_type": "SamplerCustom", "inputs": {"model": ["7", 0], "sampler": ["1", 0], "cfg": 1.0}},
+        "3": {"class_type": "SaveLatent", "inputs": {"samples": ["2", 0]}},
+    }
+    if sampler == "euler":
+        with pytest.raises(InvalidRequest, match="no negative prompt"):
+            preflight.check_prompt(prompt, "7", handle)
+    else:
+        preflight.check_prompt(prompt, "7", handle)
