@@ -29,6 +29,7 @@ UNSUPPORTED_CONDS = (
     "clip_vision_output", "reference_latents", "vace_frames", "time_dim_concat", "camera_conditions",
     "audio_embed", "reference_motion",
     "control_video", "face_video_pixels", "pose_video_latent", "unclip_conditioning",
+    "context_latents", "ref_latent", "clip_vision_outputs", "reference_latents_text_embeds",
 )  # fmt: skip
 INPAINTING_CONDS = frozenset({"concat_latent_image", "concat_mask"})
 VARYING_CONDS = (

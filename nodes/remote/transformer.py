@@ -35,6 +35,9 @@ DTYPES: dict[str, torch.dtype] = {
 }
 """The dtype of the latents and text that ComfyUI passes. ``auto`` leaves the rounding to the ranks."""
 
+CONTROLNET_TEXT = "crossattn_controlnet"
+"""A prompt that ComfyUI passes to every transformer, and only a ControlNet uses."""
+
 
 class RemoteTransformer(nn.Module):
     """Takes the calls that ComfyUI makes to its own transformer of the family.
@@ -157,6 +160,7 @@ class RemoteTransformer(nn.Module):
         call_args = {name: value for name, value in (named | bound.kwargs).items() if value is not None}
         x, timestep = call_args.pop(x_name), call_args.pop(timestep_name)
         options = call_args.pop("transformer_options", {})
+        call_args.pop(CONTROLNET_TEXT, None)
         inputs = self.bridge.inputs(x, timestep, call_args)
         check_unused(call_args)
         return self.predict(inputs, latent="hidden_states", transformer_options=options)
