@@ -12,7 +12,7 @@ from ..parallel_backend.checkpoint.opening import open_checkpoint
 from ..parallel_backend.errors import InvalidRequest
 from ..parallel_backend.layout.parallel_layout import ParallelLayout
 from ..parallel_backend.layout.suggestions import check_fits
-from ..parallel_backend.protocol.messages import Devices, DType, ModelSpec
+from ..parallel_backend.protocol.model_spec import Devices, DType, ModelSpec
 from ..parallel_backend.vaes import vae_of
 from .backend import checkpoints
 from .backend.connection import Handle

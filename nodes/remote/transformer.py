@@ -10,7 +10,8 @@ import comfy.utils
 import torch
 from torch import Tensor, nn
 
-from ...parallel_backend.protocol.messages import Forward, ModelSpec, Overlay
+from ...parallel_backend.protocol.messages import Forward
+from ...parallel_backend.protocol.model_spec import ModelSpec, Overlay
 from ..backend.connection import Handle
 from ..bridges.bridge import Bridge
 from ..bridges.refusals import (
