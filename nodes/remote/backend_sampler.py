@@ -53,42 +53,47 @@ class BackendSampler(comfy.samplers.Sampler):  # type: ignore[misc]
         sigmas = SAMPLERS[self.name].schedule(sigmas)
         tensors = {"x": x, "sigmas": sigmas, **_constant_inputs(calls)}
         if denoise_mask is not None:
-            tensors |= {"mask": denoise_mask, "latent": latent_image}
             known = model.scale_latent_inpaint(x=x, sigma=sigmas[:1], noise=noise, latent_image=latent_image)
-            tensors |= {} if known is latent_image else {"noise": noise * _noise_scale(model.model_sampling)}
+            kept_noise = {} if known is latent_image else {"noise": noise * _noise_scale(model.model_sampling)}
+            tensors |= {"mask": denoise_mask, "latent": latent_image, **kept_noise}
         samples = self._request(model, len(calls), tensors, callback, seed)
         scaled: Tensor = model.model_sampling.inverse_noise_scaling(sigmas[-1], samples.to(x.device))
         return scaled
 
     def _request(self, model: Any, branches: int, tensors: dict[str, Tensor], callback: Any, seed: int) -> Tensor:
         """Return the backend's samples after its last step."""
-        sampling, remote = model.model_sampling, model.diffusion_model
-        prediction = prediction_of(sampling)
-        assert prediction is not None, "the caller checks it"
-        flow = prediction == "flow"
-        if not flow:
-            tensors = {**tensors, "log_sigmas": sampling.log_sigmas.float()}
+        remote = model.diffusion_model
         message = Sample(
             model=remote.handle.spec,
             branches=branches,
             sampler=self.name,
             cfg=self.cfg if branches > 1 else 1.0,
-            prediction=prediction,
-            timestep_scale=float(sampling.timestep(torch.tensor(1.0))) if flow else 1.0,
             seed=seed,
-            noise_scale=_noise_scale(sampling),
             noise_device="cpu" if tensors["x"].device.type == "cpu" else "cuda",
-            first_sigma=float(sampling.percent_to_sigma(SNR_OFFSET)) if flow else 1.0,
             previews=self.previews,
             adapters=remote.changes.adapters,
             overlay=remote.changes.overlay,
+            **_of_sampling(model.model_sampling),
         )
+        if message.prediction != "flow":
+            tensors = {**tensors, "log_sigmas": model.model_sampling.log_sigmas.float()}
 
         def progressed(progress: Progress, extra: dict[str, Tensor]) -> None:
             callback(progress.value - 1, extra.get("preview"), None, progress.total)
 
         samples: Tensor = remote.handle.call(message, tensors, on_progress=progressed)["samples"]
         return samples
+
+
+def _of_sampling(sampling: Any) -> dict[str, Any]:
+    """Return the entries of a ``Sample`` that ComfyUI's ``model_sampling`` determines."""
+    prediction = prediction_of(sampling)
+    assert prediction is not None, "the caller checks it"
+    entries = {"prediction": prediction, "noise_scale": _noise_scale(sampling)}
+    if prediction != "flow":
+        return entries | {"timestep_scale": 1.0}
+    timestep_scale, first_sigma = sampling.timestep(torch.tensor(1.0)), sampling.percent_to_sigma(SNR_OFFSET)
+    return entries | {"timestep_scale": float(timestep_scale), "first_sigma": float(first_sigma)}
 
 
 def _constant_inputs(calls: list[BranchCall]) -> dict[str, Tensor]:

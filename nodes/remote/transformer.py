@@ -222,22 +222,13 @@ class RemoteTransformer(nn.Module):
         check_options(transformer_options)
         self._check_once()
         skipped = self.skipped_blocks(transformer_options)
-        x = inputs[latent]
         indices = list(transformer_options.get("cond_or_uncond") or [0])
-        whole = {name: comfy.utils.repeat_to_batch_size(tensor, len(x)) for name, tensor in inputs.items()}
-        chunks = {name: tensor.chunk(len(indices)) for name, tensor in whole.items()}
         calls = [
-            BranchCall(
-                index=index,
-                inputs={name: chunk[i] for name, chunk in chunks.items()},
-                latent=latent,
-                changes=self.changes,
-                skipped=skipped,
-            )
-            for i, index in enumerate(indices)
+            BranchCall(index=index, inputs=each, latent=latent, changes=self.changes, skipped=skipped)
+            for index, each in zip(indices, _chunks(inputs, len(inputs[latent]), len(indices)), strict=True)
         ]
         answers = self._interceptor.answer(calls, self.request) if self._interceptor else self.request(calls)
-        return torch.cat([answer.to(device=x.device) for answer in answers])
+        return torch.cat([answer.to(device=inputs[latent].device) for answer in answers])
 
     def _check_once(self) -> None:
         """Check the layers at a sampling's first recorded call, and at the first in which other nodes' code has run.
@@ -293,3 +284,10 @@ class RemoteTransformer(nn.Module):
         if layout is None or layout.cfg <= branches:
             return spec
         return replace(spec, layout=replace(layout, cfg=branches))
+
+
+def _chunks(inputs: Mapping[str, Tensor], batch: int, count: int) -> list[dict[str, Tensor]]:
+    """Repeat each input to the size of the batch, and cut all into ``count`` parts."""
+    whole = {name: comfy.utils.repeat_to_batch_size(tensor, batch) for name, tensor in inputs.items()}
+    chunks = {name: tensor.chunk(count) for name, tensor in whole.items()}
+    return [{name: parts[i] for name, parts in chunks.items()} for i in range(count)]
