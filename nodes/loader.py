@@ -12,12 +12,13 @@ from ..parallel_backend.checkpoint.opening import open_checkpoint
 from ..parallel_backend.errors import InvalidRequest
 from ..parallel_backend.layout.parallel_layout import ParallelLayout
 from ..parallel_backend.layout.suggestions import check_fits
-from ..parallel_backend.protocol.messages import Devices, DType, ModelSpec
+from ..parallel_backend.protocol.model_spec import Devices, DType, ModelSpec
 from ..parallel_backend.vaes import vae_of
 from .backend import checkpoints
 from .backend.connection import Handle
 from .backend.devices import parse_devices
-from .bridges.announcements import flags_without_effect
+from .bridges.announcements import Part, flags_without_effect
+from .bridges.bridge import BackendText, Bridge
 from .bridges.compute_dtype import auto_dtype
 from .families.registry import bridge_for
 from .layout import LayoutType
@@ -118,6 +119,14 @@ def _model_dtype(checkpoint: Checkpoint, devices: Devices) -> DType:
         return "float32"
 
 
+def _run_by_ranks(bridge: Bridge) -> list[Part]:
+    """Return the outputs of Parallel Loader that the ranks run."""
+    vae: list[Part] = ["vae"] if bridge.vae else []
+    encodes = isinstance(bridge.text, BackendText) and "text_encoder" in bridge.checkpoint.components
+    text: list[Part] = ["text encoder"] if encodes else []
+    return ["model", *vae, *text]
+
+
 def check_devices(devices: Any) -> bool | str:
     """Return why devices cannot work, or True. A linked value is not known yet."""
     try:
@@ -209,7 +218,7 @@ class ParallelLoader(io.ComfyNode):  # type: ignore[misc]
         check_prompt(cls.hidden.prompt or {}, cls.hidden.unique_id, handle)
         handle.keep_weights()
         bridge = bridge_for(handle.checkpoint)
-        state = "; ".join(filter(None, ["weights load at first use", flags_without_effect()]))
+        state = "; ".join(filter(None, ["weights load at first use", flags_without_effect(*_run_by_ranks(bridge))]))
         handle.show(state)
         model = remote_patcher(parallel_model(handle, bridge))
         return io.NodeOutput(

@@ -117,7 +117,7 @@ def _from_loaded(
     if isinstance(origin, MemoryFile):
         origin.fill()
     handle.keep_weights()
-    text = "; ".join(filter(None, [name, "weights load at first use", flags_without_effect()]))
+    text = "; ".join(filter(None, [name, "weights load at first use", flags_without_effect("model")]))
     if source.model.model_config.optimizations.get("fp8"):  # ComfyUI would multiply matrices in fp8
         text += f"; the ranks compute in {handle.spec.dtype}, not in fp8"
     return remote, handle.describe(text)

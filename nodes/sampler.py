@@ -27,13 +27,15 @@ DESCRIPTION = (
 
 
 def check_model(model: Any) -> None:
-    """Refuse a MODEL that is not Parallel Loader's, or whose layers another node changes.
+    """Refuse a MODEL that is not parallel, or whose layers another node changes.
 
     Raises:
         InvalidRequest: the MODEL is refused.
     """
     if not isinstance(model, RemotePatcher):
-        raise InvalidRequest("Parallel Sampler needs the MODEL of Parallel Loader; use KSampler for any other")
+        raise InvalidRequest(
+            "Parallel Sampler needs the MODEL of Parallel Loader or Parallel Model; use KSampler for any other"
+        )
     check_model_options(model.model_options)
 
 
@@ -89,7 +91,7 @@ class ParallelSampler(io.ComfyNode):  # type: ignore[misc]
             category="Parallel DiT",
             description=DESCRIPTION,
             inputs=[
-                io.Model.Input("model", tooltip="The MODEL of Parallel Loader."),
+                io.Model.Input("model", tooltip="The MODEL of Parallel Loader or Parallel Model."),
                 io.Int.Input(
                     "seed",
                     default=0,

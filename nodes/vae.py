@@ -10,6 +10,7 @@ from ..parallel_backend.errors import InvalidRequest
 from ..parallel_backend.vaes import vae_of
 from .backend import checkpoints
 from .backend.connection import Handle, progress_bar
+from .bridges.announcements import flags_without_effect
 from .loader import DEVICES_TOOLTIP, check_devices, open_vae
 from .picture_metadata import label_saved_images
 from .remote.adopt import COPY_TEXT, copy_vae, source_file
@@ -83,6 +84,7 @@ class ParallelVAE(io.ComfyNode):  # type: ignore[misc]
             handle = open_vae(checkpoints.path_of(upstream.model_name), devices, shown_on)
             text = describe_reading(prompt, upstream, node_id)
         handle.keep_weights()
+        text = "; ".join(filter(None, [text, flags_without_effect("vae")]))
         return io.NodeOutput(vae_alone(handle, vae_of(handle.checkpoint).scale), ui={"text": (text,)})
 
 

@@ -26,15 +26,14 @@ from ...parallel_backend.protocol.messages import (
     Encode,
     EncodeText,
     Forward,
-    LoadedModel,
-    ModelSpec,
     Progress,
     RankRequest,
-    RankStatus,
     ReadWeights,
     Sample,
     Unload,
 )
+from ...parallel_backend.protocol.model_spec import ModelSpec
+from ...parallel_backend.protocol.status import LoadedModel, RankStatus
 
 OnProgress = Callable[[Progress, dict[str, Tensor]], None]
 

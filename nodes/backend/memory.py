@@ -8,7 +8,7 @@ from collections.abc import Collection
 import comfy.model_management
 import torch
 
-from ...parallel_backend.protocol.messages import Devices
+from ...parallel_backend.protocol.model_spec import Devices
 from .connection import Handle
 
 EVERYTHING = 1e30

@@ -2,48 +2,64 @@
 
 import logging
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import comfy.cli_args
 
+Part = Literal["model", "vae", "text encoder"]
 _ATTENTION = "choose attention in Parallel Loader or Parallel Model"
-_NOTHING = "the ranks have no such option"
-FLAGS = {
-    "use_split_cross_attention": _ATTENTION,
-    "use_quad_cross_attention": _ATTENTION,
-    "use_pytorch_cross_attention": _ATTENTION,
-    "use_sage_attention": "choose attention sage in Parallel Loader or Parallel Model",
-    "use_flash_attention": "choose attention flash in Parallel Loader or Parallel Model",
-    "force_upcast_attention": _NOTHING,
-    "dont_upcast_attention": _NOTHING,
-    "fast": _NOTHING,
-    "deterministic": _NOTHING,
-    "force_channels_last": _NOTHING,
-    "supports_fp8_compute": _NOTHING,
-    "enable_triton_backend": _NOTHING,
+_NOTHING = "they have no such option"
+_VAE = "they run a VAE in float32"
+_TEXT = "they run the text encoder in Parallel Loader's dtype"
+FLAGS: Mapping[Part, Mapping[str, str]] = {
+    "model": {
+        "use_split_cross_attention": _ATTENTION,
+        "use_quad_cross_attention": _ATTENTION,
+        "use_pytorch_cross_attention": _ATTENTION,
+        "use_sage_attention": "choose attention sage in Parallel Loader or Parallel Model",
+        "use_flash_attention": "choose attention flash in Parallel Loader or Parallel Model",
+        "force_upcast_attention": _NOTHING,
+        "dont_upcast_attention": _NOTHING,
+        "fast": _NOTHING,
+        "deterministic": _NOTHING,
+        "force_channels_last": _NOTHING,
+        "supports_fp8_compute": _NOTHING,
+        "enable_triton_backend": _NOTHING,
+    },
+    "vae": {"fp16_vae": _VAE, "bf16_vae": _VAE, "cpu_vae": "use ComfyUI's own VAE"},
+    "text encoder": {
+        "fp8_e4m3fn_text_enc": _TEXT,
+        "fp8_e5m2_text_enc": _TEXT,
+        "fp16_text_enc": _TEXT,
+        "bf16_text_enc": _TEXT,
+        "fp32_text_enc": _TEXT,
+    },
 }
-"""ComfyUI's flags that change what a MODEL computes, and what does the same for a parallel model.
+"""ComfyUI's flags that change what these parts compute, and what does the same in the ranks.
 
-Those for the dtype of a MODEL (``--bf16-unet``, ``--force-fp16``) are not among them: Parallel Loader obeys them.
+Those for the dtype of a MODEL (``--bf16-unet``, ``--force-fp16``) are not among them: Parallel Loader obeys them. Nor
+is ``--fp32-vae``, which the ranks need not be told.
 """
 
 _said: set[str] = set()
 
 
-def flags_without_effect(args: Any = comfy.cli_args.args) -> str:
+def flags_without_effect(*parts: Part, args: Any = comfy.cli_args.args) -> str:
     """Return a sentence about the flags of this process that do not reach the ranks, or nothing. Log it once.
 
     Args:
+        parts: what the ranks run.
         args: ComfyUI's parsed arguments.
     """
-    given = [(name, remedy) for name, remedy in FLAGS.items() if getattr(args, name, None)]
+    flags = ((name, remedy) for part in parts for name, remedy in FLAGS[part].items())
+    given = [(name, remedy) for name, remedy in flags if getattr(args, name, None)]
     if not given:
         return ""
     by_remedy: dict[str, list[str]] = {}
     for name, remedy in given:
         by_remedy.setdefault(remedy, []).append(_as_flag(name, getattr(args, name)))
     reasons = "; ".join(f"{', '.join(flags)} ({remedy})" for remedy, flags in by_remedy.items())
-    sentence = f"without effect on a parallel model: {reasons}"
+    sentence = f"not obeyed by the ranks: {reasons}"
     _say_once(sentence)
     return sentence
 
@@ -67,7 +83,8 @@ def announce_callbacks(callbacks: Mapping[str, Mapping[str, Iterable[Any]]], *, 
 def _as_flag(name: str, value: Any) -> str:
     """Return a flag as it stands on the command line."""
     values = [] if isinstance(value, bool) else sorted(each.value for each in value)
-    return " ".join([f"--{name.replace('_', '-')}", *values])
+    dashed = name.replace("_", "-").replace("fp8-e", "fp8_e")
+    return " ".join([f"--{dashed}", *values])
 
 
 def _say_once(sentence: str) -> None:

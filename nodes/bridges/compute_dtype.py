@@ -7,7 +7,7 @@ import torch
 
 from ...parallel_backend.checkpoint.dtypes import TORCH_DTYPES
 from ...parallel_backend.errors import InvalidRequest
-from ...parallel_backend.protocol.messages import Devices, DType
+from ...parallel_backend.protocol.model_spec import Devices, DType
 from ...parallel_backend.protocol.tensors import DTYPES
 from .bridge import Bridge
 from .custom_model import CustomConfig

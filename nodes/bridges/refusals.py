@@ -29,6 +29,7 @@ UNSUPPORTED_CONDS = (
     "clip_vision_output", "reference_latents", "vace_frames", "time_dim_concat", "camera_conditions",
     "audio_embed", "reference_motion",
     "control_video", "face_video_pixels", "pose_video_latent", "unclip_conditioning",
+    "context_latents", "ref_latent", "clip_vision_outputs", "reference_latents_text_embeds",
 )  # fmt: skip
 INPAINTING_CONDS = frozenset({"concat_latent_image", "concat_mask"})
 VARYING_CONDS = (
@@ -130,6 +131,15 @@ def check_layer_changes(patcher: Any, changed_layer: str | None) -> None:
     wrapped = sorted(patcher.weight_wrapper_patches.keys() & patcher.model.state_dict().keys())
     if wrapped:
         raise layers_unavailable(f"a node computes the weight {wrapped[0]} anew at each use")
+    check_changed_layer(changed_layer)
+
+
+def check_changed_layer(changed_layer: str | None) -> None:
+    """Refuse a layer that a node has wrapped or replaced, because the ranks have others.
+
+    Raises:
+        InvalidRequest: there is one.
+    """
     if changed_layer is not None:
         raise layers_unavailable(f"a node wraps or replaces the layer {changed_layer}")
 

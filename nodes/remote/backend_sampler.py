@@ -7,14 +7,18 @@ import comfy.samplers
 import torch
 from torch import Tensor
 
+from ...parallel_backend.errors import InvalidRequest
 from ...parallel_backend.protocol.messages import Progress, Sample
 from ...parallel_backend.samplers.samplers import SAMPLERS
+from .added_to_steps import added_to_steps
 from .record_replay import BranchCall
 from .transformer import RemoteTransformer
 
 Prediction = Literal["flow", "eps", "v"]
 SNR_OFFSET = 1e-4
 """The default of ComfyUI's ``offset_first_sigma_for_snr``."""
+_PREDICTION_METHODS = ("calculate_input", "calculate_denoised", "noise_scaling")
+"""What the backend's loop computes in their place."""
 
 
 class BackendSampler(comfy.samplers.Sampler):  # type: ignore[misc]
@@ -34,8 +38,14 @@ class BackendSampler(comfy.samplers.Sampler):  # type: ignore[misc]
         denoise_mask: Tensor | None = None,
         disable_pbar: bool = False,
     ) -> Tensor:
-        """Return samples ``[B, C, T, H, W]`` in the model's latent space, like ``comfy.samplers.KSAMPLER.sample``."""
+        """Return samples ``[B, C, T, H, W]`` in the model's latent space, like ``comfy.samplers.KSAMPLER.sample``.
+
+        Raises:
+            InvalidRequest: a node has added something to the steps since the loop was chosen.
+        """
         model, seed = model_wrap.inner_model, extra_args["seed"]
+        if added := added_to_steps(model.current_patcher):
+            raise InvalidRequest(f"{added} after sampling began, where Parallel Sampler cannot run it: use KSampler")
         remote: RemoteTransformer = model.diffusion_model
         x = model.model_sampling.noise_scaling(sigmas[0], noise, latent_image, self.max_denoise(model_wrap, sigmas))
         with remote.recording() as calls:
@@ -43,42 +53,47 @@ class BackendSampler(comfy.samplers.Sampler):  # type: ignore[misc]
         sigmas = SAMPLERS[self.name].schedule(sigmas)
         tensors = {"x": x, "sigmas": sigmas, **_constant_inputs(calls)}
         if denoise_mask is not None:
-            tensors |= {"mask": denoise_mask, "latent": latent_image}
             known = model.scale_latent_inpaint(x=x, sigma=sigmas[:1], noise=noise, latent_image=latent_image)
-            tensors |= {} if known is latent_image else {"noise": noise * _noise_scale(model.model_sampling)}
+            kept_noise = {} if known is latent_image else {"noise": noise * _noise_scale(model.model_sampling)}
+            tensors |= {"mask": denoise_mask, "latent": latent_image, **kept_noise}
         samples = self._request(model, len(calls), tensors, callback, seed)
         scaled: Tensor = model.model_sampling.inverse_noise_scaling(sigmas[-1], samples.to(x.device))
         return scaled
 
     def _request(self, model: Any, branches: int, tensors: dict[str, Tensor], callback: Any, seed: int) -> Tensor:
         """Return the backend's samples after its last step."""
-        sampling, remote = model.model_sampling, model.diffusion_model
-        prediction = prediction_of(sampling)
-        assert prediction is not None, "the caller checks it"
-        flow = prediction == "flow"
-        if not flow:
-            tensors = {**tensors, "log_sigmas": sampling.log_sigmas.float()}
+        remote = model.diffusion_model
         message = Sample(
             model=remote.handle.spec,
             branches=branches,
             sampler=self.name,
             cfg=self.cfg if branches > 1 else 1.0,
-            prediction=prediction,
-            timestep_scale=float(sampling.timestep(torch.tensor(1.0))) if flow else 1.0,
             seed=seed,
-            noise_scale=_noise_scale(sampling),
             noise_device="cpu" if tensors["x"].device.type == "cpu" else "cuda",
-            first_sigma=float(sampling.percent_to_sigma(SNR_OFFSET)) if flow else 1.0,
             previews=self.previews,
             adapters=remote.changes.adapters,
             overlay=remote.changes.overlay,
+            **_of_sampling(model.model_sampling),
         )
+        if message.prediction != "flow":
+            tensors = {**tensors, "log_sigmas": model.model_sampling.log_sigmas.float()}
 
         def progressed(progress: Progress, extra: dict[str, Tensor]) -> None:
             callback(progress.value - 1, extra.get("preview"), None, progress.total)
 
         samples: Tensor = remote.handle.call(message, tensors, on_progress=progressed)["samples"]
         return samples
+
+
+def _of_sampling(sampling: Any) -> dict[str, Any]:
+    """Return the entries of a ``Sample`` that ComfyUI's ``model_sampling`` determines."""
+    prediction = prediction_of(sampling)
+    assert prediction is not None, "the caller checks it"
+    entries = {"prediction": prediction, "noise_scale": _noise_scale(sampling)}
+    if prediction != "flow":
+        return entries | {"timestep_scale": 1.0}
+    timestep_scale, first_sigma = sampling.timestep(torch.tensor(1.0)), sampling.percent_to_sigma(SNR_OFFSET)
+    return entries | {"timestep_scale": float(timestep_scale), "first_sigma": float(first_sigma)}
 
 
 def _constant_inputs(calls: list[BranchCall]) -> dict[str, Tensor]:
@@ -99,7 +114,7 @@ def _noise_scale(sampling: Any) -> float:
 
 def prediction_of(sampling: Any) -> Prediction | None:
     """Return the prediction type of ComfyUI's ``model_sampling`` as the backend names it, None if it has no such."""
-    core, kind = comfy.model_sampling, type(sampling)
+    core = comfy.model_sampling
     flow_timesteps = (core.ModelSamplingDiscreteFlow.timestep, core.ModelSamplingFlux.timestep)
     supported: tuple[tuple[Prediction, Any, tuple[Any, ...]], ...] = (
         ("flow", core.CONST, flow_timesteps),
@@ -107,9 +122,13 @@ def prediction_of(sampling: Any) -> Prediction | None:
         ("eps", core.EPS, (core.ModelSamplingDiscrete.timestep,)),
     )
     for name, prediction, timesteps in supported:
-        same = all(
-            getattr(kind, method) is getattr(prediction, method) for method in ("calculate_input", "calculate_denoised")
-        )
-        if same and kind.timestep in timesteps and float(getattr(sampling, "sigma_data", 1.0)) == 1.0:
+        same = all(_method(sampling, method) is getattr(prediction, method) for method in _PREDICTION_METHODS)
+        plain = float(getattr(sampling, "sigma_data", 1.0)) == 1.0
+        if same and plain and _method(sampling, "timestep") in timesteps:
             return name
     return None
+
+
+def _method(sampling: Any, name: str) -> Any:
+    """Return a method as its class has it, or what a node set on the object in its place."""
+    return vars(sampling).get(name, getattr(type(sampling), name))

@@ -9,11 +9,10 @@ from ...parallel_backend.errors import InvalidRequest
 from ...parallel_backend.layout.parallel_layout import ParallelLayout
 from ...parallel_backend.samplers.samplers import SAMPLERS
 from ..bridges.refusals import VARYING_CONDS
+from .added_to_steps import added_to_steps
 from .backend_sampler import prediction_of
-from .patcher import KEY
 
 SAMPLER_NAMES = ", ".join(SAMPLERS)
-SUPPORTED_OPTIONS = {"transformer_options", "to_load_options", "disable_cfg1_optimization"}
 
 
 def reason_for_comfyui(model: Any, sampler_name: str, **prompts: list[Any]) -> str:
@@ -29,7 +28,7 @@ def reason_for_comfyui(model: Any, sampler_name: str, **prompts: list[Any]) -> s
     if prediction_of(sampling) is None:
         return "a node changed the model's sampling to a type that the backend's loop lacks"
     reasons = (
-        _hooks(model),
+        added_to_steps(model),
         *(_varying(name, prompt) for name, prompt in prompts.items()),
         _noise(model, sampler_name),
     )
@@ -77,23 +76,13 @@ def _check_sampling(sampling: Any) -> None:
         )
 
 
-def _hooks(model: Any) -> str:
-    """Return what nodes added to every step."""
-    functions = sorted(model.model_options.keys() - SUPPORTED_OPTIONS)
-    wrappers = sorted({str(key) for by_key in model.wrappers.values() for key in by_key} - {KEY})
-    patches = sorted(model.object_patches.keys() - {"model_sampling"})
-    options = sorted(model.model_options.get("transformer_options", {}))
-    for kind, names in (("function", functions), ("wrapper", wrappers), ("patch", patches), ("option", options)):
-        if names:
-            return f"a node added the {kind} {', '.join(names)} to the model's steps"
-    return ""
-
-
 def _varying(name: str, conditioning: list[Any]) -> str:
-    """Return what changes in a prompt from step to step or over the image."""
+    """Return what changes in a prompt from step to step or over the image, or weakens it."""
     if len(conditioning) != 1:
         return f"the {name} prompt has {len(conditioning)} conditionings"
-    present = [key for key in VARYING_CONDS if conditioning[0][1].get(key) is not None]
+    (_, extra), *_ = conditioning
+    present = [key for key in VARYING_CONDS if extra.get(key) is not None]
+    present += ["strength"] if extra.get("strength", 1.0) != 1.0 else []
     return f"the {name} prompt has {', '.join(present)}" if present else ""
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ...parallel_backend.checkpoint import adapter_file
 from ...parallel_backend.checkpoint.adapter_file import AdapterLayer
-from ...parallel_backend.protocol.messages import Adapter
+from ...parallel_backend.protocol.model_spec import Adapter
 from .digests import digest
 from .recent_files import recent
 from .sealed_file import SealedFile, write

@@ -19,7 +19,8 @@ from torch import Tensor
 
 from ...parallel_backend.checkpoint import overlay_file
 from ...parallel_backend.errors import InvalidRequest
-from ...parallel_backend.protocol.messages import Overlay, ReadWeights
+from ...parallel_backend.protocol.messages import ReadWeights
+from ...parallel_backend.protocol.model_spec import Overlay
 from ..backend.connection import Handle
 from .digests import digest
 from .recent_files import recent

@@ -25,9 +25,12 @@ from ..bridges.refusals import (
     check_model_options,
 )
 from .changing_patcher import ChangingPatcher
+from .recorded_step import one_request_per_step
 from .transformer import RemoteTransformer
 
 KEY = "parallel_dit"
+REFUSES_SAVING = "state_dict_for_saving"
+"""The method of ComfyUI's model that we replace on each model."""
 
 
 class RemotePatcher(ChangingPatcher):
@@ -43,6 +46,10 @@ class RemotePatcher(ChangingPatcher):
         """Return the layers that ComfyUI loads: none. What ``modules()`` lists has no weights."""
         return []
 
+    def get_all_callbacks(self, call_type: str) -> list[Any]:
+        """Return the callbacks of a kind. While calls are recorded there are none: they run with real predictions."""
+        return [] if self.target.recording_now else list(super().get_all_callbacks(call_type))
+
     def check_patches(self, patches: dict[Any, Any]) -> None:
         """Refuse a LoRA that fits nothing. One that fits only the text encoder comes with its changes.
 
@@ -57,12 +64,12 @@ class RemotePatcher(ChangingPatcher):
 def remote_patcher(model: Any) -> RemotePatcher:
     """Return a patcher around a ComfyUI model whose ``diffusion_model`` is a ``RemoteTransformer``."""
     model.memory_usage_factor = 0
-    model.state_dict_for_saving = _refuse_saving
+    setattr(model, REFUSES_SAVING, _refuse_saving)
     device = comfy.model_management.get_torch_device()
     patcher = RemotePatcher(model, load_device=device, offload_device=torch.device("cpu"))
     patcher.add_wrapper_with_key(WrappersMP.OUTER_SAMPLE, KEY, _check_before_sampling)
     patcher.add_wrapper_with_key(WrappersMP.PREPARE_SAMPLING, KEY, _prepare_without_loading)
-    patcher.add_wrapper_with_key(WrappersMP.CALC_COND_BATCH, KEY, _one_request_per_step)
+    patcher.add_wrapper_with_key(WrappersMP.CALC_COND_BATCH, KEY, one_request_per_step)
     patcher.add_callback_with_key(CallbacksMP.ON_DETACH, KEY, _unload_ranks)
     return patcher
 
@@ -82,18 +89,13 @@ def _check_before_sampling(
     **kwargs: Any,
 ) -> Tensor:
     """Refuse unsupported inputs before sampling begins."""
-    guider = executor.class_obj
-    remote: RemoteTransformer = guider.model_patcher.model.diffusion_model
     if len(kwargs.get("latent_shapes") or ()) > 1:
         raise InvalidRequest(NESTED_LATENT)
+    guider = executor.class_obj
+    remote: RemoteTransformer = guider.model_patcher.model.diffusion_model
     check_latent(latent_image, remote.channels)
-    check_branches(remote.handle.spec.layout, _branches(guider))
-    check_model_options(guider.model_options)
-    guider.model_patcher.prepare_changes()
-    check_compute_dtype(guider.model_patcher.object_patches)
-    check_layer_changes(guider.model_patcher, remote.changed_layer())
-    remote.skipped_blocks(guider.model_options.get("transformer_options", {}))
-    announce_callbacks(guider.model_patcher.callbacks, own=KEY)
+    check_branches(remote.handle.spec.layout, _branches(guider, sampler))
+    _check_model(guider.model_patcher, guider.model_options)
     accepted = accepted_conds(remote.bridge.supported_conds, masked=denoise_mask is not None)
     check_conds((cond for conds in guider.conds.values() for cond in conds), accepted)
     samples: Tensor = executor(noise, latent_image, sampler, sigmas, denoise_mask, *args, **kwargs)
@@ -101,15 +103,40 @@ def _check_before_sampling(
     return samples
 
 
-def _branches(guider: Any) -> int:
-    """Return how many prompts ComfyUI runs in a step. Its own guider skips the negative one at a cfg of 1."""
-    guided = not math.isclose(getattr(guider, "cfg", 0.0), 1.0)
+def _check_model(patcher: RemotePatcher, model_options: dict[str, Any]) -> None:
+    """Refuse what nodes set on a MODEL and the ranks cannot do, and note the changes of weights that they can."""
+    check_model_options(model_options)
+    patcher.prepare_changes()
+    check_compute_dtype(patcher.object_patches)
+    patcher.target.begin_sampling()
+    check_layer_changes(patcher, patcher.target.changed_layer())
+    announce_callbacks(patcher.callbacks, own=KEY)
+
+
+def _branches(guider: Any, sampler: Any) -> int:
+    """Return how many prompts ComfyUI runs in a step.
+
+    Its own guider skips the negative one at a cfg of 1, except for CFG++ samplers, which ask for it in each step.
+    """
+    function = getattr(getattr(sampler, "sampler_function", None), "__name__", "")
+    guided = not math.isclose(getattr(guider, "cfg", 0.0), 1.0) or is_cfg_pp(function)
     guided = guided or guider.model_options.get("disable_cfg1_optimization", False)
     guided = guided or type(guider).predict_noise is not comfy.samplers.CFGGuider.predict_noise
     return len(guider.conds) if guided else 1
 
 
-def _prepare_without_loading(executor: Any, model: Any, noise_shape: Any, conds: Any, **kwargs: Any) -> Any:
+def is_cfg_pp(name: str) -> bool:
+    """Whether a sampler of this name, or its node, is one of ComfyUI's CFG++ samplers."""
+    return any(part in name.lower() for part in ("cfg_pp", "cfgpp", "euler_pp"))
+
+
+def _prepare_without_loading(executor: Any, *args: Any, **kwargs: Any) -> Any:
+    """Run ``_prepare`` in place of ComfyUI's function, inside other nodes' wrappers."""
+    executor.original = _prepare
+    return executor(*args, **kwargs)
+
+
+def _prepare(model: Any, noise_shape: Any, conds: Any, model_options: Any = None, **kwargs: Any) -> Any:
     """Do what ComfyUI does before sampling, except for freeing memory on its device.
 
     ComfyUI's ``load_models_gpu`` frees a gigabyte for inference even for a model without weights, which would evict
@@ -120,7 +147,8 @@ def _prepare_without_loading(executor: Any, model: Any, noise_shape: Any, conds:
     handle = model.model.diffusion_model.handle
     transformers = [name for name in handle.checkpoint.components if name.startswith("transformer")]
     make_room(handle, transformers, ranks=handle.ranks)
-    additional = model.get_nested_additional_models()
+    additional = comfy.sampler_helpers.get_additional_models_from_model_options(model_options)
+    additional += model.get_nested_additional_models()
     for values in conds.values():
         additional += comfy.sampler_helpers.get_models_from_cond(values, "additional_models")
     if additional:
@@ -155,26 +183,3 @@ def _unload_ranks(patcher: Any, unpatch_all: bool) -> None:
     """Free the ranks' weights when ComfyUI unloads the model (*Unload models*, ``/free``, or its own eviction)."""
     if unpatch_all:
         patcher.model.diffusion_model.handle.unload()
-
-
-def _one_request_per_step(executor: Any, model: Any, conds: Any, x_in: Tensor, timestep: Tensor, options: Any) -> Any:
-    """Run ``calc_cond_batch`` twice, recording and replaying (see ``record_replay``).
-
-    The recording run calls ComfyUI's bare function without other nodes' wrappers, so that those see real predictions
-    only.
-    """
-    remote: RemoteTransformer = model.diffusion_model
-    if remote.intercepting:
-        return executor(model, conds, x_in, timestep, options)
-    with remote.recording() as calls:
-        executor.original(model, conds, x_in, timestep, _without_wrappers(options))
-    with remote.replaying(calls):
-        return executor(model, conds, x_in, timestep, options)
-
-
-def _without_wrappers(model_options: dict[str, Any]) -> dict[str, Any]:
-    bare = {name: value for name, value in model_options.items() if name != "model_function_wrapper"}
-    bare["transformer_options"] = {
-        name: value for name, value in model_options.get("transformer_options", {}).items() if name != "wrappers"
-    }
-    return bare

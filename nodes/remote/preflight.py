@@ -11,6 +11,7 @@ from ..bridges.bridge import BackendText, CoreText
 from ..bridges.refusals import check_branches, layers_unavailable
 from ..families.registry import BRIDGES
 from .loop_choice import check_sampler_for_layout
+from .patcher import is_cfg_pp
 
 Prompt = Mapping[str, Mapping[str, Any]]
 GUIDED = ("KSampler", "KSamplerAdvanced", "ParallelSampler", "SamplerCustom", "CFGGuider")
@@ -37,6 +38,7 @@ def check_prompt(prompt: Prompt, node_id: str, handle: Handle) -> None:
     Raises:
         InvalidRequest: there is such a node. The message names the problem.
     """
+    cfg_pp = _names_cfg_pp(prompt)
     for each in executed_nodes(prompt):
         kind, inputs = prompt[each]["class_type"], prompt[each]["inputs"]
         for output in OPTIONAL_OUTPUTS:
@@ -47,8 +49,14 @@ def check_prompt(prompt: Prompt, node_id: str, handle: Handle) -> None:
         source = _model_source(prompt, inputs, node_id, through="ModelSampling")
         if source == [node_id, MODEL_OUTPUT] and kind == "ParallelSampler":
             check_sampler_for_layout(inputs.get("sampler_name"), handle.spec.layout)
-        if source == [node_id, MODEL_OUTPUT] and kind in GUIDED and inputs.get("cfg") == 1.0:
+        if source == [node_id, MODEL_OUTPUT] and kind in GUIDED and inputs.get("cfg") == 1.0 and not cfg_pp:
             check_branches(handle.spec.layout, 1)
+
+
+def _names_cfg_pp(prompt: Prompt) -> bool:
+    """Whether a node chooses a CFG++ sampler, which needs the negative prompt at a ``cfg`` of 1, too."""
+    values = (value for node in prompt.values() for value in [node["class_type"], *node["inputs"].values()])
+    return any(isinstance(value, str) and is_cfg_pp(value) for value in values)
 
 
 def _model_source(prompt: Prompt, inputs: Mapping[str, Any], node_id: str, through: str = "") -> Any:

@@ -4,12 +4,37 @@ A node that walks through ``modules()`` and wraps the linear layers it finds wou
 """
 
 from collections.abc import Mapping
-from typing import Any
+from functools import partial
+from typing import Any, NoReturn
 
-from torch import nn
+from torch import Tensor, nn
+
+from ..bridges.refusals import layers_unavailable
 
 _IGNORED = frozenset({"training", "_parameters"})
 _PLAIN = (bool, int, float, str, type(None))
+
+
+class StandInWeight(nn.Parameter):
+    """A weight on the meta device, whose shape can be read. What changes a weight in place is refused."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run a function of torch. Its result is a ``StandInWeight``, too, for it may be a view of this one.
+
+        Raises:
+            InvalidRequest: the function changes a tensor.
+        """
+        name = func.__name__
+        in_place = name.endswith("_") and not name.endswith("__") and name not in _HARMLESS
+        if in_place or name in _SETTING or func == Tensor.data.__set__:  # type: ignore[attr-defined]
+            raise layers_unavailable(f"a node changes a weight in place ({name.strip('_')})")
+        # Not ``nn.Parameter``'s, whose results are plain tensors.
+        return super(nn.Parameter, cls).__torch_function__(func, types, args, kwargs or {})
+
+
+_HARMLESS = ("requires_grad_", "retain_grad_")
+_SETTING = ("__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ipow__")
 
 
 class StandInLayers:
@@ -17,15 +42,20 @@ class StandInLayers:
 
     Args:
         module: ComfyUI's transformer on the meta device. Its weights become plain attributes, so that none of ComfyUI's
-            functions that load or count weights finds them.
+            functions that load or count weights finds them. Its layers refuse to compute.
     """
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module.eval()
-        for layer in module.modules():
+        for layer_name, layer in module.named_modules():
             for name, weight in list(layer._parameters.items()):
                 del layer._parameters[name]
-                layer.__dict__[name] = weight
+                layer.__dict__[name] = weight if weight is None else StandInWeight(weight.data, requires_grad=False)
+            for name, buffer in layer._buffers.items():
+                layer._buffers[name] = None if buffer is None else StandInWeight(buffer, requires_grad=False)
+            if layer is not module:
+                layer.forward = partial(_refuse, "calls", layer_name)
+                layer.load_state_dict = partial(_refuse, "loads weights into", layer_name)  # type: ignore[method-assign]
         self._before: dict[str, dict[str, Any]] = {name: _state(layer) for name, layer in module.named_modules()}
 
     @property
@@ -44,9 +74,14 @@ class StandInLayers:
         return added[0] if added else None
 
 
+def _refuse(action: str, layer: str, *args: Any, **kwargs: Any) -> NoReturn:
+    raise layers_unavailable(f"a node {action} the layer {layer}")
+
+
 def _state(layer: nn.Module) -> dict[str, Any]:
-    """Return what a layer holds, with copies of dicts and lists: hooks and children are in these."""
-    return {name: _copied(value) for name, value in vars(layer).items() if name not in _IGNORED}
+    """Return a layer's class and what it holds, with copies of dicts and lists: hooks and children are in these."""
+    held = {name: _copied(value) for name, value in vars(layer).items() if name not in _IGNORED}
+    return {"__class__": type(layer), **held}
 
 
 def _copied(value: Any) -> Any:

@@ -4,16 +4,24 @@ import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 import comfy.utils
 import torch
 from torch import Tensor, nn
 
-from ...parallel_backend.protocol.messages import Forward, ModelSpec, Overlay
+from ...parallel_backend.protocol.messages import Forward
+from ...parallel_backend.protocol.model_spec import ModelSpec, Overlay
 from ..backend.connection import Handle
 from ..bridges.bridge import Bridge
-from ..bridges.refusals import TRANSFORMER, check_latent, check_options, check_unused, layers_unavailable
+from ..bridges.refusals import (
+    TRANSFORMER,
+    check_changed_layer,
+    check_latent,
+    check_options,
+    check_unused,
+    layers_unavailable,
+)
 from ..bridges.skipped_layers import skipped_blocks
 from .layer_path import layer_at
 from .record_replay import BranchCall, CallRecorder, CallReplayer
@@ -27,6 +35,9 @@ DTYPES: dict[str, torch.dtype] = {
     "float16": torch.float16,
 }
 """The dtype of the latents and text that ComfyUI passes. ``auto`` leaves the rounding to the ranks."""
+
+CONTROLNET_TEXT = "crossattn_controlnet"
+"""A prompt that ComfyUI passes to every transformer, and only a ControlNet uses."""
 
 
 class RemoteTransformer(nn.Module):
@@ -51,13 +62,14 @@ class RemoteTransformer(nn.Module):
         self.changes = WeightChanges()
         self._layers = StandInLayers(nn.Module() if module is None else module)
         self._interceptor: CallRecorder | CallReplayer | None = None
+        self._checked: set[type] = set()
         for name, value in (self._layers.numbers | bridge.attributes(self.weights.tensors)).items():
             setattr(self, name, value)
         self.dtype, self.channels = DTYPES[handle.spec.dtype], core_config.latent_format.latent_channels
         self._own = {*vars(self), "forward"}
 
     def __getattr__(self, name: str) -> Any:
-        """Return a layer's path. Refuse what else a transformer has, with an ``AttributeError`` that says why."""
+        """Return a layer's path. Refuse the rest with an ``AttributeError`` that says what to do."""
         try:
             return super().__getattr__(name)
         except AttributeError:
@@ -76,11 +88,51 @@ class RemoteTransformer(nn.Module):
         """See ``nn.Module``."""
         yield from self._layers.module.named_children()
 
+    def get_submodule(self, target: str) -> nn.Module:
+        """Return this module for an empty name, and refuse the names of its layers.
+
+        Raises:
+            InvalidRequest: a node asks for a layer.
+        """
+        if target:
+            raise layers_unavailable(f"a node uses {TRANSFORMER}.{target}")
+        return self
+
+    def get_parameter(self, target: str) -> NoReturn:
+        """Refuse: there are no weights here.
+
+        Raises:
+            InvalidRequest: always.
+        """
+        raise layers_unavailable(f"a node uses {TRANSFORMER}.{target}")
+
+    get_buffer = get_parameter
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refuse weights: they come from the checkpoint only.
+
+        Raises:
+            InvalidRequest: always.
+        """
+        raise layers_unavailable("a node loads weights into the model")
+
+    def begin_sampling(self) -> None:
+        """Let the next calls prove that no node has wrapped layers since sampling began."""
+        self._checked = set()
+
     def changed_layer(self) -> str | None:
         """Return the name of a layer or method of the native transformer that a node wrapped or set, or None."""
         added = vars(self).keys() | self._modules.keys() - self._own
         native = [name for name in sorted(added - self._own) if hasattr(self.bridge.native_class, name)]
         return next(iter([*self._modules, *native]), None) or self._layers.changed()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run ``forward``, or, while calls are recorded, what is left of it without other nodes' code."""
+        if not self.recording_now:
+            return super().__call__(*args, **kwargs)
+        options = kwargs.get("transformer_options") or {}
+        bare = {name: value for name, value in options.items() if name != "wrappers"}
+        return RemoteTransformer.forward(self, *args, **(kwargs | {"transformer_options": bare}))
 
     def forward(self, x: Tensor, timestep: Tensor, **call_args: Any) -> Tensor:
         """Return the prediction for ``x`` ``[B, C, (T,) H, W]``.
@@ -109,6 +161,7 @@ class RemoteTransformer(nn.Module):
         call_args = {name: value for name, value in (named | bound.kwargs).items() if value is not None}
         x, timestep = call_args.pop(x_name), call_args.pop(timestep_name)
         options = call_args.pop("transformer_options", {})
+        call_args.pop(CONTROLNET_TEXT, None)
         inputs = self.bridge.inputs(x, timestep, call_args)
         check_unused(call_args)
         return self.predict(inputs, latent="hidden_states", transformer_options=options)
@@ -128,6 +181,11 @@ class RemoteTransformer(nn.Module):
     def intercepting(self) -> bool:
         """Whether calls are being recorded or replayed."""
         return self._interceptor is not None
+
+    @property
+    def recording_now(self) -> bool:
+        """Whether calls are being recorded."""
+        return isinstance(self._interceptor, CallRecorder)
 
     @contextmanager
     def recording(self) -> Iterator[list[BranchCall]]:
@@ -162,23 +220,25 @@ class RemoteTransformer(nn.Module):
             InvalidRequest: a node needs the layers in this process.
         """
         check_options(transformer_options)
+        self._check_once()
         skipped = self.skipped_blocks(transformer_options)
-        x = inputs[latent]
-        inputs = {name: comfy.utils.repeat_to_batch_size(tensor, len(x)) for name, tensor in inputs.items()}
         indices = list(transformer_options.get("cond_or_uncond") or [0])
-        chunks = {name: tensor.chunk(len(indices)) for name, tensor in inputs.items()}
         calls = [
-            BranchCall(
-                index=index,
-                inputs={name: chunk[i] for name, chunk in chunks.items()},
-                latent=latent,
-                changes=self.changes,
-                skipped=skipped,
-            )
-            for i, index in enumerate(indices)
+            BranchCall(index=index, inputs=each, latent=latent, changes=self.changes, skipped=skipped)
+            for index, each in zip(indices, _chunks(inputs, len(inputs[latent]), len(indices)), strict=True)
         ]
         answers = self._interceptor.answer(calls, self.request) if self._interceptor else self.request(calls)
-        return torch.cat([answer.to(device=x.device) for answer in answers])
+        return torch.cat([answer.to(device=inputs[latent].device) for answer in answers])
+
+    def _check_once(self) -> None:
+        """Check the layers at a sampling's first recorded call, and at the first in which other nodes' code has run.
+
+        Not at every call, because the check takes 10 ms for a thousand layers.
+        """
+        how = type(self._interceptor)
+        if how not in self._checked:
+            self._checked.add(how)
+            check_changed_layer(self.changed_layer())
 
     def skipped_blocks(self, transformer_options: Mapping[str, Any]) -> tuple[int, ...]:
         """Return the numbers of the blocks that nodes leave out.
@@ -224,3 +284,10 @@ class RemoteTransformer(nn.Module):
         if layout is None or layout.cfg <= branches:
             return spec
         return replace(spec, layout=replace(layout, cfg=branches))
+
+
+def _chunks(inputs: Mapping[str, Tensor], batch: int, count: int) -> list[dict[str, Tensor]]:
+    """Repeat each input to the size of the batch, and cut all into ``count`` parts."""
+    whole = {name: comfy.utils.repeat_to_batch_size(tensor, batch) for name, tensor in inputs.items()}
+    chunks = {name: tensor.chunk(count) for name, tensor in whole.items()}
+    return [{name: parts[i] for name, parts in chunks.items()} for i in range(count)]

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from ...parallel_backend.protocol.messages import Adapter, Overlay
+from ...parallel_backend.protocol.model_spec import Adapter, Overlay
 from ..backend.connection import Handle
 from ..bridges.bridge import MetaWeights
 from . import lora_files, overlays

@@ -20,7 +20,8 @@ from ..checkpoint.safetensors_file import read_header
 from ..client.client import Client
 from ..client.temporary_backend import temporary_backend
 from ..layout.parallel_layout import ParallelLayout
-from ..protocol.messages import Adapter, Devices, Forward, ModelSpec
+from ..protocol.messages import Forward
+from ..protocol.model_spec import Adapter, Devices, ModelSpec
 from .model_file import LATENT, TEXT, write_wan
 
 LAYOUTS = ("ulysses=1", "ulysses=2", "tensor=2")

@@ -19,7 +19,8 @@ from .. import processes
 from ..client.client import Client
 from ..client.temporary_backend import temporary_backend
 from ..layout.parallel_layout import ParallelLayout
-from ..protocol.messages import Devices, Forward, ModelSpec
+from ..protocol.messages import Forward
+from ..protocol.model_spec import Devices, ModelSpec
 from .model_file import FORMATS, LATENT, TEXT, suffix, write_wan
 
 LAYOUTS = ("ulysses=2 shard_weights", "tensor=2", "pipe=2 patches=1")

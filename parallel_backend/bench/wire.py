@@ -19,7 +19,8 @@ from ..client.client import Client
 from ..client.temporary_backend import temporary_backend
 from ..errors import InvalidRequest
 from ..layout.parallel_layout import ParallelLayout
-from ..protocol.messages import Devices, Echo, Forward, ModelSpec, Progress, Unload
+from ..protocol.messages import Echo, Forward, Progress, Unload
+from ..protocol.model_spec import Devices, ModelSpec
 from ..protocol.tensors import SOCKET_BUFFER
 
 PIXELS = 225_000_000

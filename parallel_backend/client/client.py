@@ -13,7 +13,8 @@ from ..errors import BackendFailure, BackendUnavailable, Cancelled, InvalidReque
 from ..protocol import deadlines, frames
 from ..protocol.endpoint import Endpoint
 from ..protocol.fingerprint import is_outdated
-from ..protocol.messages import Cancel, Continue, Done, Outcome, Progress, RankRequest, Status
+from ..protocol.messages import Cancel, Continue, Done, Outcome, Progress, RankRequest
+from ..protocol.status import Status
 from ..protocol.tensors import describe, recv_tensors, send_tensors
 from . import query
 from .launch import START_TIMEOUT, connect_or_start

@@ -5,7 +5,7 @@ import re
 from typing import get_args
 
 from ..errors import InvalidRequest
-from ..protocol.messages import Collectives, Devices
+from ..protocol.model_spec import Collectives, Devices
 
 MAX_CPU_RANKS = 16
 DEFAULT_CPU_RANKS = 2

@@ -7,7 +7,8 @@ from .. import processes
 from ..errors import BackendFailure, BackendUnavailable, DeadlineExceeded, ProtocolError, from_code
 from ..protocol import deadlines, frames
 from ..protocol.endpoint import Endpoint, connect, peer
-from ..protocol.messages import Error, Status, StatusQuery, Stop
+from ..protocol.messages import Error, Stop
+from ..protocol.status import Status, StatusQuery
 
 ANSWER_TIMEOUT = 20.0
 """Seconds that the supervisor has to answer."""

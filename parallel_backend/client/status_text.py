@@ -3,7 +3,7 @@
 import msgspec
 
 from ..checkpoint.single_file import is_in_memory
-from ..protocol.messages import LoadedModel, RankStatus, Status
+from ..protocol.status import LoadedModel, RankStatus, Status
 
 
 def format_status(status: Status) -> str:

@@ -8,7 +8,7 @@ from torch import Tensor
 from ..checkpoint.checkpoint import HIGH_NOISE, LOW_NOISE, Checkpoint
 from ..interfaces.family import Family
 from ..interfaces.geometry import TIMESTEP
-from ..protocol.messages import Adapter
+from ..protocol.model_spec import Adapter
 
 Load = Callable[[str, Sequence[Adapter]], Family]
 

@@ -8,7 +8,7 @@ from typing import Any
 from ..interfaces.geometry import Extent, Geometry
 from ..interfaces.strategy import ParameterShapes, Workload
 from ..layout.parallel_layout import ParallelLayout
-from ..protocol.messages import Adapter
+from ..protocol.model_spec import Adapter
 
 Shape = tuple[int, ...]
 

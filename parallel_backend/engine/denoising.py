@@ -16,7 +16,8 @@ from ..interfaces.family import Family
 from ..loading.components import ComponentCache
 from ..loading.load import PlannedTransformer
 from ..models import family_of
-from ..protocol.messages import Adapter, Forward, Sample
+from ..protocol.messages import Forward, Sample
+from ..protocol.model_spec import Adapter
 from ..step_loop.pipefusion import PipeFusion
 from ..step_loop.sample_loop import SampleLoop
 from ..step_loop.setting import Setting

@@ -16,19 +16,9 @@ from ..loading.components import ComponentCache, free
 from ..loading.load import resolve_dtype
 from ..loading.original_weights import read_original
 from ..protocol.frames import TensorMeta
-from ..protocol.messages import (
-    Decode,
-    DType,
-    Encode,
-    EncodeText,
-    Forward,
-    LoadedModel,
-    ModelSpec,
-    RankRequest,
-    ReadWeights,
-    Sample,
-    Unload,
-)
+from ..protocol.messages import Decode, Encode, EncodeText, Forward, RankRequest, ReadWeights, Sample, Unload
+from ..protocol.model_spec import DType, ModelSpec
+from ..protocol.status import LoadedModel
 from ..step_loop.setting import Report
 from . import text_encoding
 from .autoencoding import Autoencoding

@@ -19,7 +19,8 @@ from ..layout.parallel_layout import ParallelLayout, auto
 from ..layout.suggestions import check_fits, suggestion
 from ..models import family_of
 from ..protocol.frames import TensorMeta
-from ..protocol.messages import Adapter, Forward, Sample
+from ..protocol.messages import Forward, Sample
+from ..protocol.model_spec import Adapter
 from ..samplers.prediction_types import PREDICTIONS
 from ..samplers.samplers import SAMPLERS
 from ..strategies import STRATEGIES

@@ -14,7 +14,8 @@ from ..distributed.collectives import agree, all_true
 from ..distributed.mesh import DeviceMesh
 from ..interfaces.family import Family
 from ..layout.parallel_layout import ParallelLayout
-from ..protocol.messages import Adapter, LoadedModel, Overlay
+from ..protocol.model_spec import Adapter, Overlay
+from ..protocol.status import LoadedModel
 from ..protocol.tensors import NAMES
 from .load import (
     PlannedTransformer,

@@ -19,7 +19,7 @@ from ..interfaces.family import Family
 from ..interfaces.state import State
 from ..interfaces.tensor_cuts import Slices
 from ..models import FAMILIES, family_of
-from ..protocol.messages import DType, Overlay
+from ..protocol.model_spec import DType, Overlay
 from ..protocol.tensors import DTYPES
 from ..strategies import stage_cut
 from ..vaes import VAES, vae_of

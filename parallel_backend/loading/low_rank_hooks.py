@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from ..interfaces.tensor_cuts import Slices
-from ..protocol.messages import Adapter
+from ..protocol.model_spec import Adapter
 from .low_rank import Factors, LowRank, read_factors
 
 _KEPT_BYTES = 1 << 30

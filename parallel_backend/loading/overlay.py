@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from ..checkpoint import overlay_file
-from ..protocol.messages import Overlay
+from ..protocol.model_spec import Overlay
 from .weight_source import WeightSource
 
 

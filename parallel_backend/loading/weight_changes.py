@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from ..interfaces.tensor_cuts import Slices
-from ..protocol.messages import Adapter, Overlay
+from ..protocol.model_spec import Adapter, Overlay
 from . import partial
 from .low_rank_hooks import LowRankHooks
 from .overlay import decompressed, overlaid

@@ -7,81 +7,13 @@ import uuid
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ..layout.parallel_layout import ParallelLayout
-
-DType = Literal["auto", "float32", "bfloat16", "float16"]
-Collectives = Literal["nccl", "gloo"]
+from .model_spec import Adapter, ModelSpec, Overlay
+from .status import Status, StatusQuery
 
 
 def new_id() -> str:
     """Create a random request id."""
     return uuid.uuid4().hex
-
-
-@dataclass(frozen=True, kw_only=True)
-class Devices:
-    """The devices that the ranks run on.
-
-    Attributes:
-        kind: ``cuda`` or ``cpu``.
-        indices: one GPU index for each rank; on the CPU they only count the ranks.
-        visible: the ``CUDA_VISIBLE_DEVICES`` that the indices refer to, None if it is unset.
-        collectives: the communication backend of GPU ranks; CPU ranks always use gloo.
-    """
-
-    kind: Literal["cuda", "cpu"]
-    indices: tuple[int, ...]
-    visible: str | None = None
-    collectives: Collectives = "nccl"
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelSpec:
-    """Everything that identifies a loaded model. It serves as the handle: a backend that lost the model reloads it.
-
-    Attributes:
-        path: the checkpoint's folder.
-        stamp: ``Checkpoint.stamp``, which changes with the files in the folder.
-        dtype: of the weights and the computation; ``auto`` lets the loader choose.
-        devices: those of the ranks.
-        layout: None means ``auto``. Layouts that keep weights whole share the loaded weights.
-        attention: a name in ``kernels.KERNELS``, or ``auto``.
-    """
-
-    path: str
-    stamp: str = ""
-    dtype: DType = "auto"
-    devices: Devices
-    layout: ParallelLayout | None = None
-    attention: str = "auto"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Adapter:
-    """A LoRA (https://arxiv.org/abs/2106.09685) that a request applies to the model. The weights stay as they are.
-
-    Attributes:
-        path: the file with its factors, see ``checkpoint.adapter_file``. Ranks read it at the first use.
-        id: hash of its content. Ranks that have read a file with this id do not read it again.
-        strength: the factor of what it adds.
-    """
-
-    path: str
-    id: str
-    strength: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Overlay:
-    """Weights that a request uses instead of those in the model's files.
-
-    Attributes:
-        path: the file that holds them, see ``checkpoint.overlay_file``.
-        id: hash of its content.
-    """
-
-    path: str
-    id: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,11 +180,6 @@ class Outcome:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StatusQuery:
-    """Ask for the ``Status``."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Stop:
     """Stop the ranks and the supervisor."""
 
@@ -289,58 +216,6 @@ class Error:
 
     code: str
     message: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class LoadedModel:
-    """A model whose weights a rank holds.
-
-    Attributes:
-        path: the checkpoint's folder.
-        stamp: that of the ``ModelSpec`` with which it was opened.
-        layout: the one in which a transformer was last used, without options of single loops; None if none was.
-        dtype: of the weights.
-        parts: names of the loaded components.
-        loads: how often weights have been loaded.
-        note: anything unexpected, for the user.
-    """
-
-    path: str
-    stamp: str = ""
-    layout: ParallelLayout | None = None
-    dtype: str
-    parts: tuple[str, ...]
-    loads: int
-    note: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RankStatus:
-    """One rank, according to the process table and the rank itself. Memory in bytes; ``steps`` since its start."""
-
-    rank: int
-    pid: int
-    device: str
-    memory: int
-    device_memory: int = 0
-    models: tuple[LoadedModel, ...] = ()
-    steps: int = 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Status:
-    """The backend at one moment. ``layout`` is that of the running request, or of the most recent one."""
-
-    pid: int
-    protocol: int
-    generation: int
-    state: Literal["idle", "starting", "busy", "stopping"]
-    running: str | None
-    queued: tuple[str, ...]
-    layout: ParallelLayout | None
-    idle_timeout: float
-    memory: int
-    ranks: tuple[RankStatus, ...]
 
 
 MESSAGES: dict[str, type] = {

@@ -12,7 +12,7 @@ import msgspec
 
 from ..errors import Cancelled, InvalidRequest
 from .frames import MAX_HEADER
-from .messages import RankStatus
+from .status import RankStatus
 
 MAX_DATAGRAM = MAX_HEADER + 4096
 BUFFER = 4 * MAX_DATAGRAM

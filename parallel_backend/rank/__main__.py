@@ -13,7 +13,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from ..processes import die_with_parent, pin_to_core_share
-from ..protocol.messages import RankStatus
+from ..protocol.status import RankStatus
 from .supervisor_link import SupervisorLink
 from .worker import Worker
 

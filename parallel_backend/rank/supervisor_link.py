@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ..protocol import frames, rank_control
-from ..protocol.messages import RankStatus
+from ..protocol.status import RankStatus
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from ..protocol import rank_control
 from ..protocol.endpoint import Endpoint
-from ..protocol.messages import Devices
+from ..protocol.model_spec import Devices
 from .event_loop import EventLoop
 from .limits import Patience
 from .rank_set import RankSet

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field
 
 from .. import processes
-from ..protocol.messages import RankStatus
+from ..protocol.status import RankStatus
 from .limits import Patience
 
 

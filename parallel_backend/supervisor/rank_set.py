@@ -14,7 +14,8 @@ from .. import processes
 from ..errors import OutOfMemory, RankFailed
 from ..protocol import rank_control
 from ..protocol.endpoint import Endpoint
-from ..protocol.messages import Devices, RankStatus
+from ..protocol.model_spec import Devices
+from ..protocol.status import RankStatus
 from .event_loop import READ, EventLoop
 from .limits import Patience
 from .rank_process import RankProcess

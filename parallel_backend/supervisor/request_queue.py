@@ -11,7 +11,8 @@ from ..errors import BackendError, InvalidRequest, QueueFull
 from ..layout.parallel_layout import ParallelLayout, auto
 from ..layout.suggestions import check_fits
 from ..protocol import frames, rank_control
-from ..protocol.messages import Devices, Done, Error, Progress, RankRequest
+from ..protocol.messages import Done, Error, Progress, RankRequest
+from ..protocol.model_spec import Devices
 from .event_loop import DISCONNECT, EventLoop
 from .listener import answer
 

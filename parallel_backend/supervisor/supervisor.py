@@ -22,7 +22,9 @@ from ..layout.parallel_layout import ParallelLayout
 from ..protocol import frames, rank_control
 from ..protocol.endpoint import Endpoint, listen, peer
 from ..protocol.fingerprint import fingerprint
-from ..protocol.messages import Cancel, Devices, Done, Error, Outcome, RankRequest, Status, StatusQuery, Stop, Unload
+from ..protocol.messages import Cancel, Done, Error, Outcome, RankRequest, Stop, Unload
+from ..protocol.model_spec import Devices
+from ..protocol.status import Status, StatusQuery
 from .event_loop import EventLoop
 from .generations import Generations
 from .limits import Limits

@@ -14,7 +14,7 @@ import torch
 
 from ..errors import InvalidRequest
 from ..layout.parallel_layout import OPTIONS, ParallelLayout
-from ..protocol.messages import Devices
+from ..protocol.model_spec import Devices
 from .forward import matrix, memory, pairwise, real
 from .forward.cells import SmallModels
 from .forward.examples import short_name, variants

@@ -20,7 +20,8 @@ from torch import Tensor
 from parallel_backend.checkpoint.opening import open_checkpoint
 from parallel_backend.client.client import Client
 from parallel_backend.client.devices import parse_devices
-from parallel_backend.protocol.messages import Decode, EncodeText, ModelSpec, Sample
+from parallel_backend.protocol.messages import Decode, EncodeText, Sample
+from parallel_backend.protocol.model_spec import ModelSpec
 from scripts import processes
 from scripts.comfy_api import Prompt
 from scripts.comfy_paths import ROOT

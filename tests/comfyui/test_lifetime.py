@@ -10,7 +10,7 @@ import pytest
 
 from parallel_backend.client import query
 from parallel_backend.protocol.endpoint import Endpoint
-from parallel_backend.protocol.messages import Status
+from parallel_backend.protocol.status import Status
 from scripts import processes
 from scripts.comfy_api import ExecutionFailed
 from scripts.comfy_server import ComfyServer

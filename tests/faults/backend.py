@@ -13,7 +13,8 @@ from parallel_backend.client import launch
 from parallel_backend.client.client import Client, Timeouts
 from parallel_backend.errors import BackendUnavailable
 from parallel_backend.protocol.endpoint import Endpoint
-from parallel_backend.protocol.messages import Devices, ModelSpec, Progress, Sample
+from parallel_backend.protocol.messages import Progress, Sample
+from parallel_backend.protocol.model_spec import Devices, ModelSpec
 from parallel_backend.supervisor.limits import Limits, Patience
 from scripts.processes import wait_until
 

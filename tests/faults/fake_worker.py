@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from parallel_backend.errors import Cancelled, InvalidRequest
-from parallel_backend.protocol.messages import LoadedModel, Progress, Sample, Unload
+from parallel_backend.protocol.messages import Progress, Sample, Unload
+from parallel_backend.protocol.status import LoadedModel
 from parallel_backend.rank.__main__ import main
 
 if TYPE_CHECKING:

@@ -16,7 +16,8 @@ from parallel_backend.client.client import Client
 from parallel_backend.errors import Cancelled, InvalidRequest, RankFailed
 from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.protocol.endpoint import Endpoint
-from parallel_backend.protocol.messages import Devices, Echo, ModelSpec, Progress, Sample
+from parallel_backend.protocol.messages import Echo, Progress, Sample
+from parallel_backend.protocol.model_spec import Devices, ModelSpec
 from scripts.processes import wait_until
 from tests.support import tiny
 

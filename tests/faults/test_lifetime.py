@@ -18,7 +18,9 @@ from parallel_backend.errors import BackendUnavailable, Cancelled, InvalidReques
 from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.protocol import deadlines, frames
 from parallel_backend.protocol.endpoint import Endpoint, connect, listen
-from parallel_backend.protocol.messages import Devices, Done, Echo, ModelSpec, Status, Unload
+from parallel_backend.protocol.messages import Done, Echo, Unload
+from parallel_backend.protocol.model_spec import Devices, ModelSpec
+from parallel_backend.protocol.status import Status
 from scripts import processes
 from scripts.comfy_paths import ROOT
 from scripts.processes import wait_until

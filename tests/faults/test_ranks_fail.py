@@ -8,7 +8,7 @@ import torch
 
 from parallel_backend.client.client import Client
 from parallel_backend.errors import InvalidRequest, OutOfMemory, RankFailed
-from parallel_backend.protocol.messages import Devices, ModelSpec
+from parallel_backend.protocol.model_spec import Devices, ModelSpec
 from scripts import processes
 from scripts.processes import wait_until
 

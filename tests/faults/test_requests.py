@@ -24,7 +24,8 @@ from parallel_backend.errors import (
 from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.protocol import deadlines, frames
 from parallel_backend.protocol.endpoint import Endpoint, connect
-from parallel_backend.protocol.messages import Devices, Done, Echo, Error, ModelSpec, Outcome, Progress
+from parallel_backend.protocol.messages import Done, Echo, Error, Outcome, Progress
+from parallel_backend.protocol.model_spec import Devices, ModelSpec
 from parallel_backend.protocol.tensors import DTYPES, describe
 from parallel_backend.supervisor.limits import Limits, Patience
 from scripts.processes import wait_until

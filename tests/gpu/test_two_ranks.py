@@ -7,7 +7,8 @@ import torch
 
 from parallel_backend.client.temporary_backend import temporary_backend
 from parallel_backend.layout.parallel_layout import ParallelLayout
-from parallel_backend.protocol.messages import Devices, Forward, ModelSpec
+from parallel_backend.protocol.messages import Forward
+from parallel_backend.protocol.model_spec import Devices, ModelSpec
 from tests.ranks import requests
 from tests.ranks.requests import Case, relative_error
 from tests.support import gpus, tiny

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.models.shared.patchify import pad_to_patch
-from parallel_backend.protocol.messages import Devices, Forward, ModelSpec, Sample
+from parallel_backend.protocol.messages import Forward, Sample
+from parallel_backend.protocol.model_spec import Devices, ModelSpec
 from parallel_backend.samplers.interface import run_sampler
 from parallel_backend.step_loop.request_sampler import RequestSampler
 from tests.support import tiny

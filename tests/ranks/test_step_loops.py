@@ -9,7 +9,7 @@ import torch
 from parallel_backend.checkpoint.opening import open_checkpoint
 from parallel_backend.engine.validation import check_sample
 from parallel_backend.layout.parallel_layout import ParallelLayout
-from parallel_backend.protocol.messages import Devices
+from parallel_backend.protocol.model_spec import Devices
 from parallel_backend.protocol.tensors import describe
 from parallel_backend.verify.forward import examples, matrix
 from parallel_backend.verify.loops import run as steps

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from parallel_backend.checkpoint import adapter_file, overlay_file
 from parallel_backend.checkpoint.adapter_file import AdapterLayer
-from parallel_backend.protocol.messages import Adapter, Overlay
+from parallel_backend.protocol.model_spec import Adapter, Overlay
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from parallel_backend.engine.engine import Engine
-from parallel_backend.protocol.messages import Devices, ModelSpec, RankRequest
+from parallel_backend.protocol.messages import RankRequest
+from parallel_backend.protocol.model_spec import Devices, ModelSpec
 from parallel_backend.protocol.tensors import describe
 from tests.support import tiny
 

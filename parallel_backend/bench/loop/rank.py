@@ -48,7 +48,8 @@ class LoopRunner:
         from safetensors.torch import load_file, save_file
 
         from ...layout.parallel_layout import ParallelLayout
-        from ...protocol.messages import Devices, ModelSpec, Sample
+        from ...protocol.messages import Sample
+        from ...protocol.model_spec import Devices, ModelSpec
         from ...protocol.tensors import describe
 
         tensors = load_file(request.inputs)

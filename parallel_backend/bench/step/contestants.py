@@ -13,7 +13,8 @@ from torch import Tensor
 from ...client.client import Client
 from ...client.temporary_backend import temporary_backend
 from ...layout.parallel_layout import ParallelLayout
-from ...protocol.messages import Devices, Forward, ModelSpec
+from ...protocol.messages import Forward
+from ...protocol.model_spec import Devices, ModelSpec
 from ...verify.forward.examples import branches
 from ..ranks.cases import Case
 from ..ranks.peers import ONE_PROCESS, Peer

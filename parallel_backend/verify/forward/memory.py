@@ -24,7 +24,7 @@ from ...client.client import Client
 from ...client.temporary_backend import temporary_backend
 from ...layout.parallel_layout import ParallelLayout
 from ...models import FAMILIES
-from ...protocol.messages import Devices
+from ...protocol.model_spec import Devices
 from . import examples
 from .run import TOLERANCE, forward_request
 

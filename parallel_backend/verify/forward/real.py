@@ -24,7 +24,7 @@ from ...interfaces.strategy import ParameterShapes
 from ...layout.parallel_layout import ParallelLayout, auto
 from ...loading import load
 from ...models import family_of
-from ...protocol.messages import Devices, DType
+from ...protocol.model_spec import Devices, DType
 from ...protocol.tensors import NAMES
 from . import examples
 from .run import TOLERANCE, Comparison, block_parameters, forward_request, plan, stages_of

@@ -18,7 +18,9 @@ from ...errors import InvalidRequest
 from ...interfaces.family import Family
 from ...interfaces.strategy import ParameterShapes
 from ...layout.parallel_layout import ParallelLayout
-from ...protocol.messages import Devices, DType, Forward, ModelSpec, RankStatus
+from ...protocol.messages import Forward
+from ...protocol.model_spec import Devices, DType, ModelSpec
+from ...protocol.status import RankStatus
 from ...protocol.tensors import DTYPES, describe
 from ...strategies import STRATEGIES, stage_cut
 from . import examples

@@ -13,7 +13,8 @@ from torch import Tensor
 from ...client.client import Client
 from ...errors import InvalidRequest
 from ...layout.parallel_layout import ParallelLayout
-from ...protocol.messages import Devices, ModelSpec, Sample
+from ...protocol.messages import Sample
+from ...protocol.model_spec import Devices, ModelSpec
 
 Pictures = npt.NDArray[np.float32]
 """``[N, H, W, 3]``, values in 0..1."""

@@ -20,7 +20,8 @@ from ...interfaces.geometry import IMAGE, LATENT, TIMESTEP
 from ...interfaces.strategy import Workload
 from ...layout.parallel_layout import ParallelLayout
 from ...models import FAMILIES
-from ...protocol.messages import Devices, ModelSpec, Sample
+from ...protocol.messages import Sample
+from ...protocol.model_spec import Devices, ModelSpec
 from ...protocol.tensors import describe
 from ...step_loop.request_sampler import RequestSampler
 from ...step_loop.schedule import CallKind, call_kinds, whole_calls

@@ -18,7 +18,8 @@ from ...client.temporary_backend import temporary_backend
 from ...errors import InvalidRequest
 from ...layout.partition import Partition
 from ...loading import load
-from ...protocol.messages import Decode, Devices, Encode, ModelSpec
+from ...protocol.messages import Decode, Encode
+from ...protocol.model_spec import Devices, ModelSpec
 from ...vaes import vae_of
 from ..forward import real
 from . import kinds, stock

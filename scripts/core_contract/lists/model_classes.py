@@ -41,6 +41,7 @@ ENTRIES = (
         Mentions(
             "BaseModel.__init__", "disable_unet_model_creation", by=f"{BRIDGE} {CUSTOM_MODEL}", why="no weights here"
         ),
+        Has("BaseModel", "_apply_model", by="nodes/remote/recorded_step.py", why="runs past wrappers"),
         Passes(
             "BaseModel._apply_model",
             "self.diffusion_model(xc, t, context=context, control=control, transformer_options=transformer_options, "
@@ -124,10 +125,18 @@ ENTRIES = (
             "",
             "concat_latent_image concat_mask concat_image noise_concat clip_vision_output reference_latents "
             "vace_frames time_dim_concat camera_conditions audio_embed reference_motion control_video "
-            "face_video_pixels pose_video_latent unclip_conditioning",
+            "face_video_pixels pose_video_latent unclip_conditioning ref_latent",
             by=REFUSALS,
             why="conditioning that models without an input for it refuse",
         ),
+        Mentions(
+            "",
+            "clip_vision_outputs reference_latents_text_embeds context_latents",
+            by=REFUSALS,
+            why="conditioning that is refused",
+            since=(0, 27, 0),
+        ),
+        Mentions("BaseModel.extra_conds", "crossattn_controlnet", by=MODEL, why="only ControlNets use it"),
     ),
     *core_module(
         "comfy.conds",

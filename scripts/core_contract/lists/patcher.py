@@ -6,6 +6,7 @@ from scripts.core_contract.kinds import Calls, Has, Mentions, Overrides, Passes
 PATCHER, MEMORY, CONNECTION = "nodes/remote/patcher.py", "nodes/backend/memory.py", "nodes/backend/connection.py"
 SAMPLER, TEXT, REFUSALS = "nodes/sampler.py", "nodes/remote/text_encoder.py", "nodes/bridges/refusals.py"
 LOOP, WEIGHTLESS = "nodes/remote/loop_choice.py", "nodes/remote/weightless_patcher.py"
+STEP, ADDED = "nodes/remote/recorded_step.py", "nodes/remote/added_to_steps.py"
 VAE, PREVIEWS, DTYPE = "nodes/remote/vae.py", "nodes/remote/previews.py", "nodes/bridges/compute_dtype.py"
 
 ENTRIES = (
@@ -43,18 +44,19 @@ ENTRIES = (
         Calls("ModelPatcher.get_model_object(name)", by=LOOP, why="a patched model_sampling"),
         Has("ModelPatcher", "model", by=f"{PATCHER} {SAMPLER} {PREVIEWS}", why="the model inside"),
         Has("ModelPatcher", "load_device", by=f"{SAMPLER} {PREVIEWS}", why="where latents are"),
-        Has("ModelPatcher", "model_options wrappers object_patches", by=LOOP, why="what other nodes added"),
+        Has("ModelPatcher", "model_options wrappers callbacks object_patches", by=ADDED, why="what other nodes added"),
         Has("ModelPatcher", "hook_mode is_clip", by=TEXT, why="what CLIP sets on its patcher"),
         Mentions("ModelPatcher.set_model_rope_options", "rope_options", by=REFUSALS, why="refused"),
         Mentions("set_model_options_patch_replace", "patches_replace", by=REFUSALS, why="refused"),
         Mentions("ModelPatcher.set_model_patch", "patches", by=REFUSALS, why="refused"),
-        Has("ModelPatcher", "object_patches injections weight_wrapper_patches", by=REFUSALS, why="refused"),
+        Has("ModelPatcher", "object_patches weight_wrapper_patches", by=REFUSALS, why="refused"),
         Has("ModelPatcher", "callbacks", by=PATCHER, why="those of other nodes are announced"),
+        Overrides("ModelPatcher.get_all_callbacks(call_type)", by=PATCHER, why="left out of the recorded pass"),
         Overrides("ModelPatcher._load_list(*args, **kwargs)", by=PATCHER, why="no layer has weights to load"),
         Mentions(
             "ModelPatcher.set_model_unet_function_wrapper",
             "model_function_wrapper",
-            by=PATCHER,
+            by=STEP,
             why="left out of the recorded pass",
         ),
     ),

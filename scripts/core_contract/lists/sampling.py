@@ -4,7 +4,9 @@ from scripts.core_contract.entry import core_module
 from scripts.core_contract.kinds import Calls, Has, Mentions, Overrides, Passes
 
 NODE, SAMPLER, LOOP = "nodes/sampler.py", "nodes/remote/backend_sampler.py", "nodes/remote/loop_choice.py"
-PATCHER, MODEL = "nodes/remote/patcher.py", "nodes/remote/transformer.py"
+PATCHER, MODEL, STEP, ADDED = (
+    f"nodes/remote/{name}.py" for name in ("patcher", "transformer", "recorded_step", "added_to_steps")
+)
 REFUSALS, CUSTOM_MODEL = "nodes/bridges/refusals.py", "nodes/bridges/custom_model.py"
 
 ENTRIES = (
@@ -32,6 +34,7 @@ ENTRIES = (
         Calls("sampler_object(name)", by=NODE, why="samplers that the backend's loop lacks"),
         Calls("Sampler.max_denoise(model_wrap, sigmas)", by=SAMPLER, why="whether noise is all there is"),
         Has("", "Sampler", by=SAMPLER, why="the base of ours"),
+        Has("KSAMPLER", "sampler_function", by=PATCHER, why="a sampler's name"),
         Overrides(
             "KSAMPLER.sample(model_wrap, sigmas, extra_args, callback, noise, latent_image, denoise_mask, "
             "disable_pbar)",
@@ -98,34 +101,46 @@ ENTRIES = (
         Passes(
             "_calc_cond_batch",
             "model.apply_model(input_x, timestep_, **c)",
-            by=f"{PATCHER} {MODEL}",
+            by=f"{STEP} {MODEL}",
             why="runs the branches",
-            word="CALC_COND_BATCH cond_or_uncond",
+            word="apply_model cond_or_uncond",
         ),
         Mentions(
             "_calc_cond_batch",
-            "model_function_wrapper transformer_options",
-            by=PATCHER,
+            "model_function_wrapper",
+            by=STEP,
             why="left out of the recorded pass",
         ),
         Mentions("_calc_cond_batch", "cond_or_uncond", by=MODEL, why="which branches a call batches"),
-        Mentions("sampling_function", "disable_cfg1_optimization", by=f"{PATCHER} {LOOP}", why="prompts at cfg 1"),
+        Mentions("sampling_function", "disable_cfg1_optimization", by=f"{PATCHER} {ADDED}", why="prompts at cfg 1"),
         Mentions("get_area_and_mult", "area mask hooks", by=REFUSALS, why="conditioning that changes over the picture"),
+        Mentions("get_area_and_mult", "strength", by=LOOP, why="a weaker prompt"),
         Mentions(
             "",
             "start_percent end_percent clip_start_percent clip_end_percent default gligen control",
             by=REFUSALS,
             why="conditioning that changes over the steps",
         ),
-        Mentions("cast_to_load_options", "to_load_options", by=LOOP, why="an option that core itself leaves"),
+        Mentions("cast_to_load_options", "to_load_options", by=ADDED, why="an option that core itself leaves"),
         Mentions("encode_model_conds", "noise", by="nodes/families/cogvideox.py", why="an argument of extra_conds"),
+    ),
+    *core_module(
+        "comfy.k_diffusion.sampling",
+        Has("", "sample_euler_cfg_pp", by=PATCHER, why="names of CFG++ samplers", word="cfg_pp"),
+    ),
+    *core_module(
+        "comfy_extras.nodes_advanced_samplers",
+        Has("", "sample_euler_pp", by=PATCHER, why="names of CFG++ samplers", word="euler_pp"),
     ),
     *core_module(
         "comfy.sampler_helpers",
         Calls("get_models_from_cond(cond, model_type)", by=PATCHER, why="models that conditioning brings along"),
+        Calls(
+            "get_additional_models_from_model_options(model_options)", by=PATCHER, why="models that hooks bring along"
+        ),
         Mentions("get_additional_models", "additional_models", by=PATCHER, why="their key"),
         Overrides(
-            "_prepare_sampling(model, noise_shape, conds, **kwargs)",
+            "_prepare_sampling(model, noise_shape, conds, model_options, **kwargs)",
             by=PATCHER,
             why="replaced, to load nothing on ComfyUI's device",
             word="PREPARE_SAMPLING",
@@ -137,7 +152,7 @@ ENTRIES = (
             why="how that wrapper is called",
             word="PREPARE_SAMPLING",
         ),
-        Mentions("prepare_model_patcher", "wrappers", by=PATCHER, why="where wrappers are in transformer_options"),
+        Mentions("prepare_model_patcher", "wrappers", by=MODEL, why="where wrappers are in transformer_options"),
         Mentions("convert_cond", "cross_attn", by=CUSTOM_MODEL, why="a prompt's name in extra_conds"),
     ),
     *core_module(
@@ -145,14 +160,16 @@ ENTRIES = (
         Has("WrappersMP", "OUTER_SAMPLE PREPARE_SAMPLING CALC_COND_BATCH", by=PATCHER, why="our wrappers"),
         Has("WrappersMP", "DIFFUSION_MODEL", by=CUSTOM_MODEL, why="other nodes' wrappers of the transformer"),
         Has("CallbacksMP", "ON_DETACH", by=PATCHER, why="unloading reaches the ranks"),
+        Has("CallbacksMP", "ON_PREPARE_STATE ON_APPLY_HOOKS", by=ADDED, why="what other nodes do in each step"),
         Calls("get_all_wrappers(wrapper_type, transformer_options)", by=CUSTOM_MODEL, why="other nodes' wrappers"),
         Calls("WrapperExecutor.new_class_executor(original, class_obj, wrappers)", by=CUSTOM_MODEL, why="runs them"),
         Calls("WrapperExecutor.execute(*args, **kwargs)", by=CUSTOM_MODEL, why="runs them"),
-        Has("WrapperExecutor", "class_obj original", by=PATCHER, why="the guider, and core's own function"),
+        Has("WrapperExecutor", "class_obj", by=PATCHER, why="the guider"),
+        Has("WrapperExecutor", "original", by=f"{PATCHER} {STEP}", why="core's own function"),
         Passes(
             "WrapperExecutor.execute",
             "self.wrappers[self.idx](self, *args, **kwargs)",
-            by=PATCHER,
+            by=f"{PATCHER} {STEP}",
             why="a wrapper gets the executor first",
             word="class_obj original",
         ),
@@ -161,8 +178,8 @@ ENTRIES = (
         "comfy.model_sampling",
         Has("", "CONST V_PREDICTION EPS", by=SAMPLER, why="what the backend's loop can predict"),
         Has("", "V_PREDICTION_DDPM", by=LOOP, why="refused: made for VOIDSampler", optional=True),
-        Has("CONST", "calculate_input calculate_denoised", by=SAMPLER, why="tells predictions apart"),
-        Has("EPS", "calculate_input calculate_denoised", by=SAMPLER, why="tells predictions apart"),
+        Has("CONST", "calculate_input calculate_denoised noise_scaling", by=SAMPLER, why="tells predictions apart"),
+        Has("EPS", "calculate_input calculate_denoised noise_scaling", by=SAMPLER, why="tells predictions apart"),
         Has("V_PREDICTION", "calculate_input calculate_denoised", by=SAMPLER, why="tells predictions apart"),
         Calls("CONST.noise_scaling(sigma, noise, latent_image, max_denoise)", by=SAMPLER, why="the first latent"),
         Calls("EPS.noise_scaling(sigma, noise, latent_image, max_denoise)", by=SAMPLER, why="the first latent"),

@@ -5,6 +5,7 @@ from scripts.core_contract.kinds import Calls, Has, Overrides
 
 CHANGING, FILES, PATCHES = (f"nodes/remote/{name}.py" for name in ("changing_patcher", "lora_files", "weight_patches"))
 OVERLAYS, EXECUTING = "nodes/remote/overlays.py", "nodes/backend/executing.py"
+BYPASSED, STEP = "nodes/remote/bypassed_loras.py", "nodes/remote/recorded_step.py"
 
 ENTRIES = (
     *core_module(
@@ -18,11 +19,16 @@ ENTRIES = (
         Overrides("ModelPatcher.patch_hooks(hooks)", by=CHANGING, why="the hooks that are in force"),
         Calls("ModelPatcher.get_combined_hook_patches(hooks)", by=CHANGING, why="what hooks change, with strengths"),
         Has("ModelPatcher", "patches hook_patches patches_uuid current_hooks", by=CHANGING, why="what nodes change"),
+        Has("ModelPatcher", "injections", by=CHANGING, why="LoraLoaderBypass"),
+        Calls("ModelPatcher.patch_hooks(hooks)", by=STEP, why="hooks count as applied anew"),
+        Has("ModelPatcher", "current_hooks", by=STEP, why="hooks count as applied anew"),
     ),
     *core_module(
         "comfy.weight_adapter",
         Has("", "WeightAdapterBase", by=FILES, why="changes that come with one another"),
         Has("", "LoRAAdapter", by=PATCHES, why="a LoRA's factors"),
+        Has("", "LoRAAdapter LoHaAdapter LoKrAdapter", by=BYPASSED, why="what LoraLoaderBypass injects"),
+        Has("", "BypassInjectionManager", by=BYPASSED, why="what LoraLoaderBypass injects", optional=True),
     ),
     *core_module("comfy.weight_adapter.base", Has("WeightAdapterBase", "weights", by=PATCHES, why="a LoRA's factors")),
     *core_module(

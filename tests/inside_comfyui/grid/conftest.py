@@ -11,7 +11,8 @@ import torch
 from any_folder_name.nodes.backend import connection
 from any_folder_name.parallel_backend.client.client import Client
 from any_folder_name.parallel_backend.protocol.endpoint import Endpoint
-from any_folder_name.parallel_backend.protocol.messages import ModelSpec, RankRequest, Unload
+from any_folder_name.parallel_backend.protocol.messages import RankRequest, Unload
+from any_folder_name.parallel_backend.protocol.model_spec import ModelSpec
 from helpers.inside_fixtures import relative_error
 
 LIMIT = 1e-4

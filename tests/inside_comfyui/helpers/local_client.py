@@ -57,10 +57,13 @@ class LocalClient:
         return prediction[..., : x.shape[-2], : x.shape[-1]]
 
     def _Forward(self, message: Any, tensors: dict[str, Tensor], _: Any) -> dict[str, Tensor]:
+        _check_plain(message)
+        assert not message.skipped, "this client leaves out no block"
         names = ("hidden_states", "timestep", "encoder_hidden_states")
         return {str(i): self._predict(*(tensors[f"{i}.{name}"] for name in names)) for i in range(message.branches)}
 
     def _Sample(self, message: Any, tensors: dict[str, Tensor], on_progress: Report) -> dict[str, Tensor]:
+        _check_plain(message)
         texts = [tensors[f"{i}.encoder_hidden_states"] for i in range(message.branches)]
         steps = len(tensors["sigmas"]) - 1
 
@@ -85,6 +88,7 @@ class LocalClient:
         return {"samples": run_sampler(sampler, inpaint, x, sigmas, on_step)}
 
     def _EncodeText(self, message: Any, tensors: dict[str, Tensor], _: Any) -> dict[str, Tensor]:
+        _check_plain(message)
         return {"embeds": encode(self.text_encoder, tensors["ids"], tensors["lengths"], layer=message.layer)}
 
     def _Unload(self, message: Any, tensors: dict[str, Tensor], _: Any) -> dict[str, Tensor]:
@@ -96,3 +100,9 @@ class LocalClient:
 
     def _Encode(self, message: Any, tensors: dict[str, Tensor], _: Any) -> dict[str, Tensor]:
         return {"latent": self.vae.encode(tensors["pixels"].movedim(-1, 1) * 2 - 1).latent_dist.mode()}
+
+
+def _check_plain(message: Any) -> None:
+    """Refuse changed weights, which this client would ignore."""
+    assert not any(message.adapters), "this client applies no LoRA"
+    assert message.overlay is None, "this client changes no weight"

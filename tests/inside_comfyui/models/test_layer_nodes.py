@@ -157,20 +157,47 @@ def test_callbacks_are_said_once(loaded: Loaded, caplog: pytest.LogCaptureFixtur
     assert "(on_pre_run) of another node runs in ComfyUI's process" in text
 
 
+def parsed(*flags: str) -> Any:
+    return comfy.cli_args.parser.parse_args([*flags])
+
+
 def test_comfyuis_flags_are_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    args = comfy.cli_args.parser.parse_args(["--fast", "fp16_accumulation", "--use-sage-attention", "--deterministic"])
-    expected = (
-        "without effect on a parallel model: --use-sage-attention (choose attention sage in Parallel Loader or "
-        "Parallel Model); --fast fp16_accumulation, --deterministic (the ranks have no such option)"
+    args = parsed("--fast", "fp16_accumulation", "--use-sage-attention", "--deterministic", "--bf16-vae")
+    model = (
+        "not obeyed by the ranks: --use-sage-attention (choose attention sage in Parallel Loader or Parallel Model); "
+        "--fast fp16_accumulation, --deterministic (they have no such option)"
     )
-    assert [flags_without_effect(args) for _ in range(2)] == [expected, expected]
-    assert [record.message for record in caplog.records] == [f"Parallel DiT: {expected}"]
-    assert flags_without_effect(comfy.cli_args.parser.parse_args(["--cpu", "--bf16-unet", "--port", "8189"])) == ""
+    vae = "not obeyed by the ranks: --bf16-vae (they run a VAE in float32)"
+    assert [flags_without_effect("model", args=args) for _ in range(2)] == [model, model]
+    assert [flags_without_effect("vae", args=args) for _ in range(2)] == [vae, vae]
+    assert [record.message for record in caplog.records] == [f"Parallel DiT: {text}" for text in (model, vae)]
+    obeyed = parsed("--cpu", "--bf16-unet", "--port", "8189", "--fp32-vae")
+    assert flags_without_effect(*FLAGS, args=obeyed) == ""
 
 
-def test_every_flag_exists(tmp_path: Path) -> None:
+FLAGS_OF_PARTS = [(part, flag) for part in ("vae", "text encoder") for flag in FLAGS[part]]
+
+
+@pytest.mark.parametrize(("part", "flag"), FLAGS_OF_PARTS, ids=[flag for _, flag in FLAGS_OF_PARTS])
+def test_a_flag_is_said_as_it_is_given(part: Any, flag: str) -> None:
+    (given,) = [
+        option for option in comfy.cli_args.parser._option_string_actions if option[2:].replace("-", "_") == flag
+    ]
+    sentence = flags_without_effect(*FLAGS, args=parsed(given))
+    assert sentence == f"not obeyed by the ranks: {given} ({FLAGS[part][flag]})"
+    assert flags_without_effect("model", args=parsed(given)) == ""
+
+
+def test_the_loader_says_what_concerns_its_outputs(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for flag in ("fp16_vae", "fp16_text_enc", "fast"):
+        monkeypatch.setattr(comfy.cli_args.args, flag, True)
+    (text,) = loader_node().execute("tiny", "fp32", "0,1").ui["text"]
+    assert "--fast (they have no such option); --fp16-vae (they run a VAE in float32)" in text
+
+
+def test_every_flag_exists() -> None:
     names = vars(comfy.cli_args.args).keys()
-    assert FLAGS.keys() - names <= {"enable_triton_backend"}
+    assert {flag for flags in FLAGS.values() for flag in flags} - names <= {"enable_triton_backend"}
 
 
 @pytest.mark.parametrize("sample", [ksampler, parallel_sampler])

@@ -13,7 +13,8 @@ import pytest
 import torch
 from any_folder_name.nodes.backend import connection, memory
 from any_folder_name.parallel_backend.layout.parallel_layout import ParallelLayout
-from any_folder_name.parallel_backend.protocol.messages import Devices, LoadedModel, ModelSpec, RankStatus
+from any_folder_name.parallel_backend.protocol.model_spec import Devices, ModelSpec
+from any_folder_name.parallel_backend.protocol.status import LoadedModel, RankStatus
 from helpers.inside_fixtures import Loaded, empty_latent, ksampler, parallel_sampler
 
 # ComfyUI frees nothing on torch.device("cpu"). With an index it is another, equally usable device to ComfyUI.

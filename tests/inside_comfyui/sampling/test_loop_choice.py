@@ -1,5 +1,6 @@
 """Which step loop runs Parallel Sampler's steps, that both give what KSampler gives, and how the node says it."""
 
+import copy
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -75,6 +76,31 @@ class Shifted(comfy.model_sampling.ModelSamplingDiscreteFlow, comfy.model_sampli
         return sigma * 900.0
 
 
+class Fainter(comfy.model_sampling.ModelSamplingDiscreteFlow, comfy.model_sampling.CONST):  # type: ignore[misc]
+    """A sampling that adds noise in another way."""
+
+    def noise_scaling(self, sigma: Any, noise: Any, latent_image: Any, max_denoise: bool = False) -> Any:
+        """Add less noise."""
+        return super().noise_scaling(sigma, noise * 0.7, latent_image, max_denoise)
+
+
+def fainter(model: Any) -> Any:
+    """Change how noise is added."""
+    model, sampling = model.clone(), Fainter(model.model.model_config)
+    sampling.set_parameters(shift=8.0)
+    model.add_object_patch("model_sampling", sampling)
+    return model
+
+
+def answering_half(model: Any) -> Any:
+    """Set another function on the object that is the sampling."""
+    model, sampling = model.clone(), copy.deepcopy(model.model.model_sampling)
+    calculate = sampling.calculate_denoised
+    sampling.calculate_denoised = lambda *args: calculate(*args) * 0.5
+    model.add_object_patch("model_sampling", sampling)
+    return model
+
+
 def resampled(model: Any) -> Any:
     """Change the sampling."""
     model = model.clone()
@@ -85,6 +111,7 @@ def resampled(model: Any) -> Any:
 PROMPTS: dict[str, tuple[Callable[[list[Any]], list[Any]], str]] = {
     "area": (in_area, "the positive prompt has area"),
     "steps": (at_the_start, "the positive prompt has start_percent, end_percent"),
+    "strength": (lambda prompt: core_nodes.ConditioningSetAreaStrength().append(prompt, 0.0)[0], "has strength"),
     "two": (lambda prompt: [*prompt, *conditioning(5)], "the positive prompt has 2 conditionings"),
 }
 MODELS: dict[str, tuple[Callable[[Any], Any], str]] = {
@@ -92,6 +119,8 @@ MODELS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "wrapper": (wrapped, "a node added the wrapper other node"),
     "mask": (softened, "a node added the function denoise_mask_function"),
     "sampling": (resampled, "a node changed the model's sampling"),
+    "noise": (fainter, "a node changed the model's sampling"),
+    "a method": (answering_half, "a node changed the model's sampling"),
 }
 
 

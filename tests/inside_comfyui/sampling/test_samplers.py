@@ -9,7 +9,8 @@ import comfy.samplers
 import pytest
 import torch
 from any_folder_name.parallel_backend.models.wan import pad_to_patch
-from any_folder_name.parallel_backend.protocol.messages import Devices, ModelSpec, Sample
+from any_folder_name.parallel_backend.protocol.messages import Sample
+from any_folder_name.parallel_backend.protocol.model_spec import Devices, ModelSpec
 from any_folder_name.parallel_backend.samplers.interface import run_sampler
 from any_folder_name.parallel_backend.samplers.samplers import SAMPLERS
 from any_folder_name.parallel_backend.step_loop.request_sampler import RequestSampler

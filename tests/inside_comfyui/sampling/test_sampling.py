@@ -150,5 +150,5 @@ def test_unknown_conditioning_raises_an_error_that_names_it(
 
 
 def test_another_model_is_refused() -> None:
-    with pytest.raises(InvalidRequest, match="MODEL of Parallel Loader"):
+    with pytest.raises(InvalidRequest, match="MODEL of Parallel Loader or Parallel Model"):
         parallel_sampler(object(), empty_latent())

@@ -9,7 +9,7 @@ import torch
 from any_folder_name.parallel_backend.layout.parallel_layout import ParallelLayout
 from comfy_extras.nodes_sd3 import SkipLayerGuidanceSD3
 from comfy_extras.nodes_slg import SkipLayerGuidanceDiT, SkipLayerGuidanceDiTSimple
-from helpers.inside_fixtures import ksampler, native_case, relative_error
+from helpers.inside_fixtures import Loaded, empty_latent, ksampler, native_case, relative_error
 from helpers.layout_cover import STRATEGIES
 from natives import CASES, FIRST, HEAVY
 
@@ -61,3 +61,18 @@ def test_equals_comfyui_in_every_layout(
 ) -> None:
     if layout.data <= CASES[name].latent[0]:
         check(name, node, layout, load_case)
+
+
+def test_a_function_may_read_the_noise_level(native: Any, load_remote: Callable[..., Loaded]) -> None:
+    """Such a function cannot be called before sampling."""
+
+    def leave_out(args: Any, extra: Any) -> Any:
+        return args if args["transformer_options"]["sigmas"][0] < 2 else extra["original_block"](args)
+
+    results = []
+    for model in (native, load_remote(ParallelLayout()).model):
+        changed = model.clone()
+        changed.set_model_patch_replace(leave_out, "dit", "double_block", 0)
+        results.append(ksampler(changed, empty_latent()))
+    assert relative_error(results[1], results[0]) < CLOSE
+    assert relative_error(results[0], ksampler(native, empty_latent())) > FAR

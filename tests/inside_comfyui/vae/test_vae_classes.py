@@ -22,7 +22,7 @@ from any_folder_name.nodes.vae import ParallelVAEDecode
 from any_folder_name.parallel_backend.checkpoint.checkpoint import Checkpoint
 from any_folder_name.parallel_backend.checkpoint.opening import open_checkpoint
 from any_folder_name.parallel_backend.errors import InvalidRequest
-from any_folder_name.parallel_backend.protocol.messages import Devices, ModelSpec
+from any_folder_name.parallel_backend.protocol.model_spec import Devices, ModelSpec
 from any_folder_name.parallel_backend.vaes import LatentScale, vae_of
 from helpers.engine_client import EngineClient
 from helpers.inside_fixtures import Loaded, relative_error

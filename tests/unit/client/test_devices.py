@@ -5,7 +5,7 @@ import torch
 
 from parallel_backend.client.devices import parse_devices
 from parallel_backend.errors import InvalidRequest
-from parallel_backend.protocol.messages import Devices
+from parallel_backend.protocol.model_spec import Devices
 
 
 @pytest.fixture(params=[0, 3])

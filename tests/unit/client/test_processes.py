@@ -21,7 +21,9 @@ from parallel_backend.client.status_text import format_json, format_status
 from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.protocol import rank_control
 from parallel_backend.protocol.endpoint import Endpoint
-from parallel_backend.protocol.messages import Devices, Echo, LoadedModel, ModelSpec, RankStatus, Status
+from parallel_backend.protocol.messages import Echo
+from parallel_backend.protocol.model_spec import Devices, ModelSpec
+from parallel_backend.protocol.status import LoadedModel, RankStatus, Status
 from parallel_backend.supervisor.event_loop import EventLoop
 from parallel_backend.supervisor.limits import Patience
 from parallel_backend.supervisor.rank_process import RankProcess

@@ -16,7 +16,7 @@ import pytest
 from parallel_backend.errors import BackendUnavailable, DeadlineExceeded
 from parallel_backend.protocol import deadlines, frames
 from parallel_backend.protocol.endpoint import Endpoint, connect, listen, peer
-from parallel_backend.protocol.messages import StatusQuery
+from parallel_backend.protocol.status import StatusQuery
 from parallel_backend.supervisor.event_loop import EventLoop
 from parallel_backend.supervisor.listener import Listener
 

@@ -13,7 +13,9 @@ import torch
 from parallel_backend.errors import DeadlineExceeded, InvalidRequest, ProtocolError
 from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.protocol import deadlines, frames, tensors
-from parallel_backend.protocol.messages import MESSAGES, Devices, Done, ModelSpec, Progress, Sample, StatusQuery, Unload
+from parallel_backend.protocol.messages import MESSAGES, Done, Progress, Sample, Unload
+from parallel_backend.protocol.model_spec import Devices, ModelSpec
+from parallel_backend.protocol.status import StatusQuery
 
 
 def soon(seconds: float = 5.0) -> deadlines.Deadline:

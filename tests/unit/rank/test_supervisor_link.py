@@ -3,7 +3,7 @@
 import threading
 
 from parallel_backend.protocol import rank_control
-from parallel_backend.protocol.messages import RankStatus
+from parallel_backend.protocol.status import RankStatus
 from parallel_backend.rank.supervisor_link import SupervisorLink
 
 

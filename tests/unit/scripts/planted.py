@@ -192,7 +192,7 @@ PLANTED = [
         (Change(SAMPLERS, '"disable_cfg1_optimization"', '"keep_uncond"'),),
         (
             'comfy.samplers.sampling_function: it does not contain "disable_cfg1_optimization"',
-            "nodes/remote/loop_choice.py",
+            "nodes/remote/added_to_steps.py",
         ),
     ),
     Planted(

@@ -12,7 +12,7 @@ from parallel_backend.errors import InvalidRequest
 from parallel_backend.interfaces.geometry import IMAGE
 from parallel_backend.layout.parallel_layout import ParallelLayout, auto
 from parallel_backend.models import FAMILIES
-from parallel_backend.protocol.messages import Devices
+from parallel_backend.protocol.model_spec import Devices
 from parallel_backend.verify import command
 from parallel_backend.verify.forward import examples, real
 from parallel_backend.verify.forward.matrix import every, named

@@ -1,0 +1,46 @@
+"""Wraps ComfyUI's ``calc_cond_batch``, so that all branches of a step are one request (see ``record_replay``).
+
+Other nodes' code runs once a step, as it does without us, and sees real predictions only: the recording run calls
+ComfyUI's own functions past wrappers, callbacks and what is set on the model.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from .transformer import RemoteTransformer
+
+
+def one_request_per_step(executor: Any, model: Any, conds: Any, x_in: Tensor, timestep: Tensor, options: Any) -> Any:
+    """Run ``calc_cond_batch`` twice, recording and replaying."""
+    remote: RemoteTransformer = model.diffusion_model
+    if remote.recording_now:
+        return executor.original(_BareModel(model), conds, x_in, timestep, _without_wrapper(options))
+    if remote.intercepting:
+        return executor(model, conds, x_in, timestep, options)
+    hooks = model.current_patcher.current_hooks
+    with remote.recording() as calls:
+        executor.original(_BareModel(model), conds, x_in, timestep, _without_wrapper(options))
+    # So that the hooks of the first prompt count as applied anew, for callbacks that ask for it.
+    model.current_patcher.patch_hooks(hooks)
+    with remote.replaying(calls):
+        return executor(model, conds, x_in, timestep, options)
+
+
+def _without_wrapper(model_options: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in model_options.items() if name != "model_function_wrapper"}
+
+
+class _BareModel:
+    """A model whose calls reach its transformer past other nodes' APPLY_MODEL wrappers, and past what is set on it."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def apply_model(self, *args: Any, **kwargs: Any) -> Any:
+        """See ``BaseModel``."""
+        return type(self._model)._apply_model(self._model, *args, **kwargs)

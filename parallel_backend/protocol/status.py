@@ -1,0 +1,63 @@
+"""What the backend says about itself: its ranks, the models that they hold, and what it does."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ..layout.parallel_layout import ParallelLayout
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedModel:
+    """A model whose weights a rank holds.
+
+    Attributes:
+        path: the checkpoint's folder.
+        stamp: that of the ``ModelSpec`` with which it was opened.
+        layout: the one in which a transformer was last used, without options of single loops; None if none was.
+        dtype: of the weights.
+        parts: names of the loaded components.
+        loads: how often weights have been loaded.
+        note: anything unexpected, for the user.
+    """
+
+    path: str
+    stamp: str = ""
+    layout: ParallelLayout | None = None
+    dtype: str
+    parts: tuple[str, ...]
+    loads: int
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankStatus:
+    """One rank, according to the process table and the rank itself. Memory in bytes; ``steps`` since its start."""
+
+    rank: int
+    pid: int
+    device: str
+    memory: int
+    device_memory: int = 0
+    models: tuple[LoadedModel, ...] = ()
+    steps: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Status:
+    """The backend at one moment. ``layout`` is that of the running request, or of the most recent one."""
+
+    pid: int
+    protocol: int
+    generation: int
+    state: Literal["idle", "starting", "busy", "stopping"]
+    running: str | None
+    queued: tuple[str, ...]
+    layout: ParallelLayout | None
+    idle_timeout: float
+    memory: int
+    ranks: tuple[RankStatus, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatusQuery:
+    """Ask for the ``Status``."""
