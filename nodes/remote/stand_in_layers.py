@@ -30,7 +30,7 @@ class StandInWeight(nn.Parameter):
         if in_place or name in _SETTING or func == Tensor.data.__set__:  # type: ignore[attr-defined]
             raise layers_unavailable(f"a node changes a weight in place ({name.strip('_')})")
         # Not ``nn.Parameter``'s, whose results are plain tensors.
-        return super(nn.Parameter, cls).__torch_function__(func, types, args, kwargs or {})
+        return super(nn.Parameter, cls).__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
 
 
 _HARMLESS = ("requires_grad_", "retain_grad_")
@@ -55,7 +55,7 @@ class StandInLayers:
                 layer._buffers[name] = None if buffer is None else StandInWeight(buffer, requires_grad=False)
             if layer is not module:
                 layer.forward = partial(_refuse, "calls", layer_name)
-                layer.load_state_dict = partial(_refuse, "loads weights into", layer_name)  # type: ignore[method-assign]
+                layer.__dict__["load_state_dict"] = partial(_refuse, "loads weights into", layer_name)
         self._before: dict[str, dict[str, Any]] = {name: _state(layer) for name, layer in module.named_modules()}
 
     @property
