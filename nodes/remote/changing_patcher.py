@@ -13,10 +13,6 @@ from .weightless_patcher import WeightlessPatcher
 class ChangingPatcher(WeightlessPatcher):
     """Keeps what LoRA nodes and others add. The ranks apply it when they compute."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._known_changes: dict[Any, WeightChanges] = {}
-
     @property
     @abstractmethod
     def target(self) -> Changeable:
@@ -65,7 +61,6 @@ class ChangingPatcher(WeightlessPatcher):
         remember_group(patch[1] for changes in patches.values() for patch in changes)
         check_fit(self.target, patches)
         super().set_injections(key, injections)
-        self._known_changes = {}
 
     def inject_model(self) -> None:
         """Inject nothing: the layers are not here."""
@@ -76,6 +71,7 @@ class ChangingPatcher(WeightlessPatcher):
     def patch_hooks(self, hooks: Any) -> None:
         """Let the next requests use the changes of these hooks, besides this patcher's own."""
         self.current_hooks = hooks
+        self.target.changes = WeightChanges()  # lets go of files that may have to make room for others
         self.target.changes = self._changes(hooks)
 
     def prepare_changes(self) -> None:
@@ -85,16 +81,12 @@ class ChangingPatcher(WeightlessPatcher):
             InvalidRequest: see ``add_patches``.
         """
         begin_sampling()
-        self._known_changes = {}
         self.target.changes = self._changes(None)
 
     def _changes(self, hooks: Any) -> WeightChanges:
         """Return the changes in force with these hooks. ComfyUI applies hooks anew in every step."""
-        key = (self.patches_uuid, *((hook.hook_ref, hook.strength) for hook in (hooks.hooks if hooks else ())))
-        if key not in self._known_changes:
-            combined = {name: list(changes) for name, changes in self.patches.items()}
-            for others in (self.get_combined_hook_patches(hooks), bypass_patches(self.injections)):
-                for name, changes in others.items():
-                    combined.setdefault(name, []).extend(changes)
-            self._known_changes[key] = changes_of(self.target, combined)
-        return self._known_changes[key]
+        combined = {name: list(changes) for name, changes in self.patches.items()}
+        for others in (self.get_combined_hook_patches(hooks), bypass_patches(self.injections)):
+            for name, changes in others.items():
+                combined.setdefault(name, []).extend(changes)
+        return changes_of(self.target, combined)

@@ -7,7 +7,7 @@ a file in memory that the ranks read instead.
 import hashlib
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -35,8 +35,8 @@ def overlay_for(
     components: Sequence[str],
     merged: Mapping[str, Sequence[Patch]],
     shapes: Mapping[str, Sequence[int]],
-) -> Overlay | None:
-    """Return changed weights, in a file for the ranks; None if there are none.
+) -> tuple[Overlay, SealedFile] | None:
+    """Return changed weights, and the file with them for the ranks; None if there are none.
 
     Args:
         handle: the model.
@@ -51,30 +51,30 @@ def overlay_for(
     if not merged:
         return None
     file_id = _id(handle, components, merged)
-    path = recent(file_id, lambda: _write(handle, components, merged, shapes))
-    return Overlay(path=str(path), id=file_id)
+    file = recent(file_id, lambda: _new(file_id, handle, components, merged, shapes))
+    return Overlay(path=str(file.path), id=file_id), file
 
 
-def _write(
+def _new(
+    file_id: str,
     handle: Handle,
     components: Sequence[str],
     merged: Mapping[str, Sequence[Patch]],
     shapes: Mapping[str, Sequence[int]],
-) -> SealedFile:
+) -> tuple[SealedFile, Iterable[Tensor]]:
     dtype = _read(handle, components[0], (), shapes)["dtype"].dtype
     slots = {
         f"{component}.{name}": Slot(dtype=dtype, shape=tuple(shapes[name]))
         for component in components
         for name in merged
     }
-    file = SealedFile(slots, overlay_file.metadata(shapes))
+    file = SealedFile(slots, overlay_file.metadata(shapes, file_id))
     progress = comfy.utils.ProgressBar(len(slots))
-    file.fill(
+    return file, (
         _counted(_changed(name, weight, merged[name]).to(dtype), progress)
         for component in components
         for name, weight in _weights(handle, component, list(merged), shapes)
     )
-    return file
 
 
 def _counted(weight: Tensor, progress: Any) -> Tensor:

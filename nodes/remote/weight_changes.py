@@ -8,6 +8,7 @@ from ...parallel_backend.protocol.messages import Adapter, Overlay
 from ..backend.connection import Handle
 from ..bridges.bridge import MetaWeights
 from . import lora_files, overlays
+from .sealed_file import SealedFile
 from .weight_patches import Patch, SortedPatches, sort_patches
 
 Patches = Mapping[str, Sequence[Patch]]
@@ -21,10 +22,12 @@ class WeightChanges:
     Attributes:
         adapters: LoRAs.
         overlay: weights with any other changes.
+        files: what the ranks read. The paths are good as long as these live, and may name other files later.
     """
 
     adapters: tuple[Adapter, ...] = ()
     overlay: Overlay | None = None
+    files: tuple[SealedFile, ...] = ()
 
 
 class Changeable(Protocol):
@@ -63,10 +66,15 @@ def changes_of(target: Changeable, patches: Patches) -> WeightChanges:
     Raises:
         InvalidRequest: see ``overlay_for``.
     """
+    if not patches:
+        return WeightChanges()
     found, shapes = _sort(target, patches), _shapes(target.weights)
+    adapters = lora_files.adapters_for(found.low_rank, shapes)
+    overlay = overlays.overlay_for(target.handle, target.components, found.merged, shapes)
     return WeightChanges(
-        adapters=lora_files.adapters_for(found.low_rank, shapes),
-        overlay=overlays.overlay_for(target.handle, target.components, found.merged, shapes),
+        adapters=tuple(adapter for adapter, _ in adapters),
+        overlay=overlay[0] if overlay else None,
+        files=tuple(file for _, file in [*adapters, *([overlay] if overlay else [])]),
     )
 
 

@@ -4,7 +4,6 @@ So a changed strength costs nothing, and neither does a LoRA that is removed: it
 """
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -50,7 +49,7 @@ class LowRankHooks:
         self._forget_oldest()
 
     def _read(self, adapter: Adapter) -> Factors:
-        return read_factors(Path(adapter.path), self._module, self._class_name, self._slices)
+        return read_factors(adapter, self._module, self._class_name, self._slices)
 
     def _add(self, wanted: Sequence[tuple[str, float]]) -> None:
         terms: dict[str, list[Term]] = {}

@@ -9,7 +9,9 @@ from .weight_source import WeightSource
 
 def overlaid(source: WeightSource, overlay: Overlay | None, component: str) -> WeightSource:
     """Return the source of a transformer's weights with the changed ones of an overlay."""
-    return source if overlay is None else source.with_overlay(overlay_file.read(Path(overlay.path), component))
+    if overlay is None:
+        return source
+    return source.with_overlay(overlay_file.read(Path(overlay.path), overlay.id, component))
 
 
 def decompressed(source: WeightSource, changed: WeightSource) -> frozenset[str]:

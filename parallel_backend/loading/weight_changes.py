@@ -41,7 +41,7 @@ class WeightChanges:
 
     def fits(self, overlay: Overlay | None) -> bool:
         """Whether the loaded layers can hold the weights of an overlay."""
-        if overlay == self._overlay:
+        if _id(overlay) == _id(self._overlay):
             return True
         changed = overlaid(self._source, overlay, self._component)
         return decompressed(self._source, changed) == self._decompressed
@@ -51,9 +51,13 @@ class WeightChanges:
 
         An overlay costs reading the weights that it or the one before changes, and nothing if it stays the same.
         """
-        if overlay != self._overlay:
+        if _id(overlay) != _id(self._overlay):
             before, self._current = self._current, overlaid(self._source, overlay, self._component)
             self._overlay = overlay
             changed = before.overlaid | self._current.overlaid
             partial.read_parameters(self._module, self._current, self._slices, only=changed)
         self._low_rank.use(adapters)
+
+
+def _id(overlay: Overlay | None) -> str | None:
+    return None if overlay is None else overlay.id
