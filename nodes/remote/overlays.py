@@ -6,10 +6,10 @@ a file in memory that the ranks read instead.
 
 import hashlib
 import json
-import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any
+from uuid import uuid4
+from weakref import WeakKeyDictionary
 
 import comfy.lora
 import comfy.model_management
@@ -21,13 +21,18 @@ from ...parallel_backend.checkpoint import overlay_file
 from ...parallel_backend.errors import InvalidRequest
 from ...parallel_backend.protocol.messages import Overlay, ReadWeights
 from ..backend.connection import Handle
+from ..backend.executing import executing_lora
 from .digests import digest
 from .recent_files import recent
 from .sealed_file import SealedFile, Slot
+from .weight_fit import check_enlarged, said_by_comfyui
 from .weight_patches import Patch
 
 _BATCH_BYTES, _BATCH_WEIGHTS = 1 << 28, 64
 """The most that one request reads."""
+
+_identities: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
+"""By function."""
 
 
 def overlay_for(
@@ -109,35 +114,17 @@ def _read(
 
 def _changed(name: str, weight: Tensor, changes: Sequence[Patch]) -> Tensor:
     original = weight.float()
-    with _warnings_as_refusals(name):
+    with said_by_comfyui() as messages:
         changed: Tensor = comfy.lora.calculate_weight(
             list(changes), original.clone(), name, original_weights={name: [(original, None)]}
         )
-    if changed.shape != weight.shape:
-        raise InvalidRequest(
-            f"a node enlarges {name} from {list(weight.shape)} to {list(changed.shape)}, which a parallel model cannot "
-            "do yet: load the model with ComfyUI's own loader, and put Parallel Model behind that node"
-        )
-    return changed
-
-
-@contextmanager
-def _warnings_as_refusals(name: str) -> Iterator[None]:
-    """Raise what ComfyUI only logs when it leaves a weight as it is."""
-    messages: list[str] = []
-
-    class Collect(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            messages.append(record.getMessage())
-
-    handler = Collect(logging.WARNING)
-    logging.getLogger().addHandler(handler)
-    try:
-        yield
-    finally:
-        logging.getLogger().removeHandler(handler)
     if messages:
-        raise InvalidRequest(f"ComfyUI cannot change {name} ({messages[0].strip()}): the file is for another model")
+        lora = executing_lora()
+        raise InvalidRequest(
+            f"ComfyUI cannot change {name} with {lora} ({messages[0].strip()}): it is for another model"
+        )
+    check_enlarged(name, weight.shape, changed.shape)
+    return changed
 
 
 def _id(handle: Handle, components: Sequence[str], merged: Mapping[str, Sequence[Patch]]) -> str:
@@ -154,6 +141,12 @@ def _described(part: Any) -> str:
         return f"[{', '.join(map(_described, part))}]"
     if hasattr(part, "weights"):
         return f"{type(part).__name__}{_described(part.weights)}"
-    if callable(part):
-        return getattr(part, "__qualname__", repr(part))
-    return repr(part)
+    return _identity(part) if callable(part) else repr(part)
+
+
+def _identity(function: Any) -> str:
+    """Return a text that no other function has. Two functions of one name may hold different values."""
+    try:
+        return _identities.setdefault(function, uuid4().hex)
+    except TypeError:  # no weak reference to it is possible
+        return uuid4().hex

@@ -11,9 +11,8 @@ from comfy.patcher_extension import CallbacksMP, WrappersMP
 from torch import Tensor
 
 from ...parallel_backend.errors import InvalidRequest
-from ..backend.executing import executing_lora
 from ..backend.memory import make_room
-from ..bridges.announcements import announce_callbacks
+from ..bridges.announcements import announce_callbacks, announce_text_only
 from ..bridges.refusals import (
     NESTED_LATENT,
     accepted_conds,
@@ -43,15 +42,25 @@ class RemotePatcher(ChangingPatcher):
         """Return the layers that ComfyUI loads: none. What ``modules()`` lists has no weights."""
         return []
 
-    def check_patches(self, patches: dict[Any, Any]) -> None:
-        """Refuse a LoRA that fits nothing. One that fits only the text encoder comes with its changes.
+    def check_patches(self, patches: dict[Any, Any], lora: str, hook: Any = None) -> None:
+        """Refuse a LoRA that fits nothing.
+
+        A loader's comes with its changes of the text encoder, and a hook's without.
 
         Raises:
             InvalidRequest: there are no changes.
         """
-        if not patches:
+        if patches or (hook is not None and not hook._strength_model):
+            return
+        if hook is None or not any(_of_text(name) for name in hook.weights or ()):
             name = self.target.handle.checkpoint.name
-            raise InvalidRequest(f"{executing_lora()} fits no weight of {name}: it is for another model")
+            raise InvalidRequest(f"{lora} fits no weight of {name}: it is for another model")
+        announce_text_only(lora)
+
+
+def _of_text(name: str) -> bool:
+    """Whether a name in a LoRA's file is that of a text encoder's layer."""
+    return name.startswith(("lora_te", "text_encoder", "clip_", "te.", "te1.", "te2.", "te_"))
 
 
 def remote_patcher(model: Any) -> RemotePatcher:
@@ -89,14 +98,14 @@ def _check_before_sampling(
     check_latent(latent_image, remote.channels)
     check_branches(remote.handle.spec.layout, _branches(guider))
     check_model_options(guider.model_options)
-    guider.model_patcher.prepare_changes()
     check_compute_dtype(guider.model_patcher.object_patches)
     check_layer_changes(guider.model_patcher, remote.changed_layer())
     remote.skipped_blocks(guider.model_options.get("transformer_options", {}))
     announce_callbacks(guider.model_patcher.callbacks, own=KEY)
     accepted = accepted_conds(remote.bridge.supported_conds, masked=denoise_mask is not None)
     check_conds((cond for conds in guider.conds.values() for cond in conds), accepted)
-    samples: Tensor = executor(noise, latent_image, sampler, sigmas, denoise_mask, *args, **kwargs)
+    with guider.model_patcher.prepared_changes():
+        samples: Tensor = executor(noise, latent_image, sampler, sigmas, denoise_mask, *args, **kwargs)
     remote.handle.show("ready")
     return samples
 

@@ -2,14 +2,19 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
+from ...parallel_backend.errors import InvalidRequest
 from ...parallel_backend.protocol.messages import Adapter, Overlay
 from ..backend.connection import Handle
+from ..bridges.announcements import announce_misfits
 from ..bridges.bridge import MetaWeights
 from . import lora_files, overlays
 from .sealed_file import SealedFile
+from .weight_fit import misfit
 from .weight_patches import Patch, SortedPatches, sort_patches
+
+K = TypeVar("K")
 
 Patches = Mapping[str, Sequence[Patch]]
 """Changes as ComfyUI keeps them, by the name of the weight in the MODEL or CLIP."""
@@ -51,13 +56,56 @@ class Changeable(Protocol):
         """See above."""
 
 
-def check_fit(target: Changeable, patches: Patches) -> None:
-    """Refuse changes that do not fit their weights.
+def fit_added(
+    target: Changeable, patches: Mapping[Any, Any], strength: float, weight_strength: float, lora: str
+) -> dict[Any, Any]:
+    """Return those of the changes that a node adds that fit their weights. Log the others, as ComfyUI does.
+
+    Args:
+        target: what is changed.
+        patches: what ``ModelPatcher.add_patches`` takes.
+        strength: likewise.
+        weight_strength: likewise.
+        lora: where they come from.
 
     Raises:
-        InvalidRequest: the message names the weight.
+        InvalidRequest: none fits, or one is broken. The message names the LoRA, the model and the first weight.
     """
-    _sort(target, patches)
+    parts = {key: (key, None, None) if isinstance(key, str) else (*key, None)[:3] for key in patches}
+    changes = {key: (name, (strength, patches[key], weight_strength, *of)) for key, (name, *of) in parts.items()}
+    misfits = _misfits(target, changes, lora)
+    return {key: value for key, value in patches.items() if key not in misfits}
+
+
+def fit_all(target: Changeable, patches: Patches, lora: str) -> dict[str, list[Patch]]:
+    """Return those of the changes that fit their weights. See ``fit_added``."""
+    changes = {(name, i): (name, each) for name, found in patches.items() for i, each in enumerate(found)}
+    misfits = _misfits(target, changes, lora)
+    kept: dict[str, list[Patch]] = {}
+    for key, (name, change) in changes.items():
+        if key not in misfits:
+            kept.setdefault(name, []).append(change)
+    return kept
+
+
+def _misfits(target: Changeable, changes: Mapping[K, tuple[str, Any]], lora: str) -> set[K]:
+    """Return the keys of the changes that do not fit their weights."""
+    shapes, start, model = _shapes(target.weights), target.weight_prefix, target.handle.checkpoint.name
+    reasons: dict[K, str] = {}
+    known = 0
+    try:
+        for key, (name, change) in changes.items():
+            if name.removeprefix(start) in shapes and name.startswith(start):
+                known += 1
+                if reason := misfit(name, shapes[name.removeprefix(start)], change):
+                    reasons[key] = reason
+    except InvalidRequest as error:
+        raise InvalidRequest(f"{lora}: {error}") from error
+    if reasons and len(reasons) == known:
+        first = next(iter(reasons.values()))
+        raise InvalidRequest(f"{lora} fits no weight of {model}: {first}: it is for another model")
+    announce_misfits(lora, {changes[key][0]: reason for key, reason in reasons.items()})
+    return set(reasons)
 
 
 def changes_of(target: Changeable, patches: Patches) -> WeightChanges:

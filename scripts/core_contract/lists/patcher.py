@@ -48,7 +48,7 @@ ENTRIES = (
         Mentions("ModelPatcher.set_model_rope_options", "rope_options", by=REFUSALS, why="refused"),
         Mentions("set_model_options_patch_replace", "patches_replace", by=REFUSALS, why="refused"),
         Mentions("ModelPatcher.set_model_patch", "patches", by=REFUSALS, why="refused"),
-        Has("ModelPatcher", "object_patches injections weight_wrapper_patches", by=REFUSALS, why="refused"),
+        Has("ModelPatcher", "object_patches weight_wrapper_patches", by=REFUSALS, why="refused"),
         Has("ModelPatcher", "callbacks", by=PATCHER, why="those of other nodes are announced"),
         Overrides("ModelPatcher._load_list(*args, **kwargs)", by=PATCHER, why="no layer has weights to load"),
         Mentions(

@@ -7,7 +7,6 @@ import comfy.hooks
 import comfy.sd
 import node_helpers
 import pytest
-import torch
 from any_folder_name.parallel_backend.errors import InvalidRequest
 from any_folder_name.parallel_backend.layout.parallel_layout import ParallelLayout
 from helpers import loras
@@ -24,11 +23,8 @@ NAMES = [name for name in FIRST if not name.startswith(("mochi", "cogvideox"))]
 def test_two_loras_equal_comfyui(name: str, load_case: Callable[..., Any]) -> None:
     place = NAMES.index(name)
     case = CASES[name]
-    native, latent, options = (
-        case.native(),
-        case.samples(),
-        loras.options_of(case),
-    )  # ComfyUI changes its weights in place
+    native = case.native()  # ComfyUI changes its weights in place
+    latent, options = case.samples(), loras.options_of(case)
     dialects = sorted(loras.targets(native))
     first, second = dialects[place % len(dialects)], dialects[(place + 1) % len(dialects)]
     changes = (
@@ -79,7 +75,9 @@ def test_hooks_change_some_prompts_and_steps(kind: str, load_case: Callable[...,
     assert relative_error(ksampler(loras.on_model(native, base), latent, steps=4, **options), reference) > 100 * CLOSE
     for layout in ("ulysses=2", "cfg=2"):
         remote = loras.on_model(load_case(name, ParallelLayout.parse(layout)), base)
+        before = remote.target.changes
         error = relative_error(ksampler(remote, latent, steps=4, **hooked), reference)
+        assert remote.target.changes is before
         assert error < CLOSE, f"{layout}: {error:.1e}"
 
 
@@ -112,38 +110,3 @@ def test_bypassed_loras_equal_comfyui(kind: str, load_case: Callable[..., Any]) 
 def test_a_bypassed_dora_is_refused(load: Callable[..., Loaded], native: Any) -> None:
     with pytest.raises(InvalidRequest, match=r"DoRA scale for diffusion_model\..*LoraLoaderBypass ignores: use LoraL"):
         loras.bypassed(load().model, loras.other(native, "dora", seed=1), 1.0)
-
-
-LAYER = "diffusion_model.blocks.0.self_attn.q"
-UNUSABLE = [
-    ("another.layer", 2, 2, "the LoRA fits no weight of tiny: it is for another model"),
-    (LAYER, 0, 0, r"q.weight have rank 0 \(\[48, 0\] and \[0, 48\]\)"),
-    (
-        LAYER,
-        3,
-        2,
-        r"q.weight have shapes \[48, 3\] and \[2, 48\], and the weight has \[48, 48\]: the LoRA is for another",
-    ),
-]
-
-
-@pytest.mark.parametrize(("layer", "up_rank", "down_rank", "message"), UNUSABLE)
-def test_a_lora_that_does_not_fit_is_refused_before_anything_moves(
-    layer: str, up_rank: int, down_rank: int, message: str, load: Callable[..., Loaded]
-) -> None:
-    loaded = load()
-    lora = {
-        f"{layer}.lora_up.weight": torch.zeros(48, up_rank),
-        f"{layer}.lora_down.weight": torch.zeros(down_rank, 48),
-    }
-    with pytest.raises(InvalidRequest, match=message):
-        loras.on_model(loaded.model, (lora, 1.0))
-    assert not loaded.client.requests
-
-
-def test_a_file_that_comfyui_would_ignore_is_refused(load_case: Callable[..., Any]) -> None:
-    remote = load_case("sd3 medium", ParallelLayout())
-    name = "diffusion_model.joint_blocks.0.x_block.mlp.fc1"
-    model = loras.on_model(remote, ({f"{name}.diff": torch.zeros(3, 3)}, 1.0))
-    with pytest.raises(InvalidRequest, match=r"cannot change .*fc1.weight \(WARNING SHAPE MISMATCH .* another model"):
-        ksampler(model, CASES["sd3 medium"].samples(), **loras.options_of(CASES["sd3 medium"]))
