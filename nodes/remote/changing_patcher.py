@@ -5,13 +5,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ...parallel_backend.errors import InvalidRequest
 from ..backend.executing import executing_lora
 from ..bridges.announcements import announce_unpatched
 from .bypassed_loras import bypass_patches, check_injections
 from .lora_files import remember_group
 from .recent_files import begin_sampling
-from .weight_changes import Changeable, WeightChanges, changes_of, fit_added, fit_all
+from .weight_changes import Changeable, WeightChanges, changes_of, fit_added, fit_injected
 from .weightless_patcher import WeightlessPatcher
 
 
@@ -73,9 +72,7 @@ class ChangingPatcher(WeightlessPatcher):
         check_injections(key, injections)
         patches = bypass_patches({key: injections})
         remember_group(patch[1] for changes in patches.values() for patch in changes)
-        lora = executing_lora()
-        if sum(map(len, fit_all(self.target, patches, lora).values())) < sum(map(len, patches.values())):
-            raise InvalidRequest(f"{lora} does not fit all layers, which LoraLoaderBypass needs: use LoraLoader")
+        fit_injected(self.target, patches, executing_lora())
         super().set_injections(key, injections)
 
     def inject_model(self) -> None:

@@ -4,6 +4,8 @@ import hashlib
 import math
 from collections.abc import Callable
 from typing import Any
+from uuid import uuid4
+from weakref import WeakKeyDictionary
 
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
@@ -12,6 +14,9 @@ from .sealed_file import raw_bytes
 
 _known: WeakIdKeyDictionary = WeakIdKeyDictionary()
 """By tensor. What is known of a view is kept with the tensor that it views, which lives longer."""
+
+_identities: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
+"""By function."""
 
 
 def digest(tensor: Tensor) -> str:
@@ -40,3 +45,22 @@ def _computed_once(what: str, tensor: Tensor, compute: Callable[[Tensor], Any]) 
     if key not in by_view:
         by_view[key] = compute(tensor)
     return by_view[key]
+
+
+def described(part: Any) -> str:
+    """Return a text that differs for parts of changes that have another effect."""
+    if isinstance(part, Tensor):
+        return digest(part)
+    if isinstance(part, list | tuple):
+        return f"[{', '.join(map(described, part))}]"
+    if hasattr(part, "weights"):
+        return f"{type(part).__name__}{described(part.weights)}"
+    return _identity(part) if callable(part) else repr(part)
+
+
+def _identity(function: Any) -> str:
+    """Return a text that no other function has. Two functions of one name may hold different values."""
+    try:
+        return _identities.setdefault(function, uuid4().hex)
+    except TypeError:  # no weak reference to it is possible
+        return uuid4().hex

@@ -8,8 +8,6 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
-from uuid import uuid4
-from weakref import WeakKeyDictionary
 
 import comfy.lora
 import comfy.model_management
@@ -22,7 +20,7 @@ from ...parallel_backend.errors import InvalidRequest
 from ...parallel_backend.protocol.messages import Overlay, ReadWeights
 from ..backend.connection import Handle
 from ..backend.executing import executing_lora
-from .digests import digest
+from .digests import described
 from .recent_files import recent
 from .sealed_file import SealedFile, Slot
 from .weight_fit import check_enlarged, said_by_comfyui
@@ -30,9 +28,6 @@ from .weight_patches import Patch
 
 _BATCH_BYTES, _BATCH_WEIGHTS = 1 << 28, 64
 """The most that one request reads."""
-
-_identities: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
-"""By function."""
 
 
 def overlay_for(
@@ -128,25 +123,6 @@ def _changed(name: str, weight: Tensor, changes: Sequence[Patch]) -> Tensor:
 
 
 def _id(handle: Handle, components: Sequence[str], merged: Mapping[str, Sequence[Patch]]) -> str:
-    described = [handle.spec.path, handle.spec.stamp, handle.spec.dtype, *components]
-    described += [f"{name} {[_described(part) for part in changes]}" for name, changes in sorted(merged.items())]
-    return hashlib.blake2b("\n".join(described).encode(), digest_size=16).hexdigest()
-
-
-def _described(part: Any) -> str:
-    """Return a text that differs for changes that have another effect."""
-    if isinstance(part, Tensor):
-        return digest(part)
-    if isinstance(part, list | tuple):
-        return f"[{', '.join(map(_described, part))}]"
-    if hasattr(part, "weights"):
-        return f"{type(part).__name__}{_described(part.weights)}"
-    return _identity(part) if callable(part) else repr(part)
-
-
-def _identity(function: Any) -> str:
-    """Return a text that no other function has. Two functions of one name may hold different values."""
-    try:
-        return _identities.setdefault(function, uuid4().hex)
-    except TypeError:  # no weak reference to it is possible
-        return uuid4().hex
+    lines = [handle.spec.path, handle.spec.stamp, handle.spec.dtype, *components]
+    lines += [f"{name} {[described(part) for part in changes]}" for name, changes in sorted(merged.items())]
+    return hashlib.blake2b("\n".join(lines).encode(), digest_size=16).hexdigest()

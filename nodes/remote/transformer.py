@@ -57,7 +57,7 @@ class RemoteTransformer(nn.Module):
         self._own = {*vars(self), "forward"}
 
     def __getattr__(self, name: str) -> Any:
-        """Return a layer's path. Refuse what else a transformer has, with an ``AttributeError`` that says what to do."""
+        """Return a layer's path. Refuse what else a transformer has, with an ``AttributeError`` that says why."""
         try:
             return super().__getattr__(name)
         except AttributeError:

@@ -73,14 +73,32 @@ def fit_added(
     """
     parts = {key: (key, None, None) if isinstance(key, str) else (*key, None)[:3] for key in patches}
     changes = {key: (name, (strength, patches[key], weight_strength, *of)) for key, (name, *of) in parts.items()}
-    misfits = _misfits(target, changes, lora)
+    misfits = _misfits(_full_shapes(target), target.handle.checkpoint.name, changes, lora)
     return {key: value for key, value in patches.items() if key not in misfits}
 
 
-def fit_all(target: Changeable, patches: Patches, lora: str) -> dict[str, list[Patch]]:
-    """Return those of the changes that fit their weights. See ``fit_added``."""
+def fit_injected(target: Changeable, patches: Patches, lora: str) -> None:
+    """Refuse changes by LoraLoaderBypass that do not all fit: ComfyUI would fail while it samples.
+
+    Raises:
+        InvalidRequest: see above.
+    """
+    fitting = fit_all(_full_shapes(target), target.handle.checkpoint.name, patches, lora)
+    if sum(map(len, fitting.values())) < sum(map(len, patches.values())):
+        raise InvalidRequest(f"{lora} does not fit all layers, which LoraLoaderBypass needs: use LoraLoader")
+
+
+def fit_all(shapes: Mapping[str, Sequence[int]], model: str, patches: Patches, lora: str) -> dict[str, list[Patch]]:
+    """Return those of the changes that fit their weights. See ``fit_added``.
+
+    Args:
+        shapes: shape of each weight, by the name that it has in ``patches``.
+        model: the model's name.
+        patches: the changes.
+        lora: where they come from.
+    """
     changes = {(name, i): (name, each) for name, found in patches.items() for i, each in enumerate(found)}
-    misfits = _misfits(target, changes, lora)
+    misfits = _misfits(shapes, model, changes, lora)
     kept: dict[str, list[Patch]] = {}
     for key, (name, change) in changes.items():
         if key not in misfits:
@@ -88,16 +106,17 @@ def fit_all(target: Changeable, patches: Patches, lora: str) -> dict[str, list[P
     return kept
 
 
-def _misfits(target: Changeable, changes: Mapping[K, tuple[str, Any]], lora: str) -> set[K]:
+def _misfits(
+    shapes: Mapping[str, Sequence[int]], model: str, changes: Mapping[K, tuple[str, Any]], lora: str
+) -> set[K]:
     """Return the keys of the changes that do not fit their weights."""
-    shapes, start, model = _shapes(target.weights), target.weight_prefix, target.handle.checkpoint.name
     reasons: dict[K, str] = {}
     known = 0
     try:
         for key, (name, change) in changes.items():
-            if name.removeprefix(start) in shapes and name.startswith(start):
+            if name in shapes:
                 known += 1
-                if reason := misfit(name, shapes[name.removeprefix(start)], change):
+                if reason := misfit(name, shapes[name], change):
                     reasons[key] = reason
     except InvalidRequest as error:
         raise InvalidRequest(f"{lora}: {error}") from error
@@ -130,6 +149,10 @@ def _sort(target: Changeable, patches: Patches) -> SortedPatches:
     start = target.weight_prefix
     own = {name.removeprefix(start): changes for name, changes in patches.items() if name.startswith(start)}
     return sort_patches(own, _shapes(target.weights), target.weights.linear)
+
+
+def _full_shapes(target: Changeable) -> dict[str, tuple[int, ...]]:
+    return {target.weight_prefix + name: shape for name, shape in _shapes(target.weights).items()}
 
 
 def _shapes(weights: MetaWeights) -> dict[str, tuple[int, ...]]:

@@ -12,7 +12,7 @@ import node_helpers
 import pytest
 import torch
 from any_folder_name.nodes.bridges import announcements
-from any_folder_name.nodes.remote.overlays import _described
+from any_folder_name.nodes.remote.digests import described
 from any_folder_name.nodes.remote.weight_fit import said_by_comfyui
 from any_folder_name.nodes.remote.weight_patches import _row_order
 from any_folder_name.parallel_backend.errors import InvalidRequest
@@ -171,7 +171,7 @@ def test_functions_of_one_name_are_told_apart() -> None:
         return lambda weight: weight * factor
 
     once, twice = scaled_by(1.0), scaled_by(2.0)
-    assert _described(once) == _described(once) != _described(twice)
+    assert described(once) == described(once) != described(twice)
 
 
 def test_warnings_of_other_threads_are_not_taken_for_ours() -> None:
