@@ -48,6 +48,18 @@ class LowRankHooks:
         self._active = wanted
         self._forget_oldest()
 
+    def forget_idle(self) -> bool:
+        """Free the factors of LoRAs that are not in use; return whether there were any."""
+        idle = self._idle()
+        for each in idle:
+            del self._factors[each]
+        return bool(idle)
+
+    def _idle(self) -> list[str]:
+        """Return the LoRAs that are not in use, those first that were used first."""
+        in_use = {adapter_id for adapter_id, _ in self._active}
+        return [adapter_id for adapter_id in self._factors if adapter_id not in in_use]
+
     def _read(self, adapter: Adapter) -> Factors:
         return read_factors(adapter, self._module, self._class_name, self._slices)
 
@@ -66,8 +78,7 @@ class LowRankHooks:
         self._handles, self._active = [], ()
 
     def _forget_oldest(self) -> None:
-        in_use = {adapter_id for adapter_id, _ in self._active}
-        idle = [adapter_id for adapter_id in self._factors if adapter_id not in in_use]
+        idle = self._idle()
         size = sum(_nbytes(self._factors[each]) for each in idle)
         for each in idle:
             if size <= _KEPT_BYTES:

@@ -8,7 +8,7 @@ from ..interfaces.tensor_cuts import Slices
 from ..protocol.messages import Adapter, Overlay
 from . import partial
 from .low_rank_hooks import LowRankHooks
-from .overlay import decompressed, overlaid
+from .overlay import overlaid, replace_compressed
 from .weight_source import WeightSource
 
 
@@ -21,43 +21,31 @@ class WeightChanges:
         class_name: diffusers' class.
         source: the weights of the files.
         slices: the slices of parameters that were cut.
-        overlay: the one that the part was loaded with.
     """
 
     def __init__(
-        self,
-        module: nn.Module,
-        component: str,
-        class_name: str,
-        source: WeightSource,
-        slices: Slices,
-        overlay: Overlay | None,
+        self, module: nn.Module, component: str, class_name: str, source: WeightSource, slices: Slices
     ) -> None:
         self._low_rank = LowRankHooks(module, class_name, slices)
         self._module, self._component, self._source, self._slices = module, component, source, slices
-        self._overlay = overlay
-        self._current = overlaid(source, overlay, component)
-        self._decompressed = decompressed(source, self._current)
-
-    def fits(self, overlay: Overlay | None) -> bool:
-        """Whether the loaded layers can hold the weights of an overlay."""
-        if _id(overlay) == _id(self._overlay):
-            return True
-        changed = overlaid(self._source, overlay, self._component)
-        return decompressed(self._source, changed) == self._decompressed
+        self._overlay_id: str | None = None
+        self._overlaid: frozenset[str] = frozenset()
 
     def use(self, adapters: Sequence[Adapter], overlay: Overlay | None) -> None:
         """Apply exactly these LoRAs and this overlay from now on.
 
         An overlay costs reading the weights that it or the one before changes, and nothing if it stays the same.
         """
-        if _id(overlay) != _id(self._overlay):
-            before, self._current = self._current, overlaid(self._source, overlay, self._component)
-            self._overlay = overlay
-            changed = before.overlaid | self._current.overlaid
-            partial.read_parameters(self._module, self._current, self._slices, only=changed)
+        overlay_id = None if overlay is None else overlay.id
+        if overlay_id != self._overlay_id:
+            self._overlay_id = ""  # if reading fails, the next request reads again, whatever its overlay
+            changed = overlaid(self._source, overlay, self._component)
+            before, self._overlaid = self._overlaid, self._overlaid | changed.overlaid
+            partial.read_parameters(self._module, changed, self._slices, only=(before | changed.overlaid))
+            replace_compressed(self._module, changed)
+            self._overlay_id, self._overlaid = overlay_id, changed.overlaid
         self._low_rank.use(adapters)
 
-
-def _id(overlay: Overlay | None) -> str | None:
-    return None if overlay is None else overlay.id
+    def forget_idle(self) -> bool:
+        """Free the factors of LoRAs that are not in use; return whether there were any."""
+        return self._low_rank.forget_idle()
