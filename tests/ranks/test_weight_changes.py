@@ -91,6 +91,21 @@ def test_a_path_that_names_another_file_by_now_is_refused(pools, checkpoints, lo
         assert all("holds other weights than the request means (another)" in answer["error"] for answer in answers)
 
 
+@pytest.mark.parametrize(("ranks", "layout"), [(2, "ulysses=2"), (3, "tensor=3"), (3, "ring=3 shard_weights")])
+def test_another_strength_or_none_sends_and_loads_nothing_more(pools, checkpoints, loras, ranks, layout):
+    path, first = checkpoints(heads=3, seed=5), loras[0].file
+    message, tensors = requests.forward(requests.spec(path, layout), Case())
+    sent, loads = [], []
+    for adapters in ((), (first,), (replace(first, strength=2.0),), ()):
+        asked = replace(message, adapters=(adapters, adapters), measure=True)
+        answers = pools(ranks).run(driver.handle, asked, tensors)
+        sent.append(answers[0]["tensors"]["sent_bytes"].tolist())
+        loads.append(loads_of(answers, path))
+    assert sent == [sent[0]] * 4
+    assert sum(sent[0]) > 0
+    assert loads == [loads[0]] * 4
+
+
 def test_a_file_that_is_known_is_not_read_again(pools, checkpoints, loras, tmp_path):
     path = checkpoints(heads=3, seed=4)
     check_known = loras[0].file

@@ -1,17 +1,19 @@
 """LoRAs on a parallel MODEL against the same LoRAs on ComfyUI's own."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import comfy.hooks
 import comfy.sd
 import node_helpers
 import pytest
+from any_folder_name.nodes.remote.sealed_file import SealedFile
 from any_folder_name.parallel_backend.errors import InvalidRequest
 from any_folder_name.parallel_backend.layout.parallel_layout import ParallelLayout
 from helpers import loras
 from helpers.inside_fixtures import Loaded, ksampler, parallel_sampler, relative_error
 from natives import CASES, FIRST
+from torch import Tensor
 
 CLOSE = 1e-4
 LAYOUTS = ("ulysses=2", "tensor=2", "ulysses=2 shard_weights", "pipe=2 patches=1", "cfg=2")
@@ -79,6 +81,22 @@ def test_hooks_change_some_prompts_and_steps(kind: str, load_case: Callable[...,
         error = relative_error(ksampler(remote, latent, steps=4, **hooked), reference)
         assert remote.target.changes is before
         assert error < CLOSE, f"{layout}: {error:.1e}"
+
+
+def test_another_strength_makes_no_file(load_case: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    case, remote = CASES["sd3 medium"], load_case("sd3 medium", ParallelLayout.parse("ulysses=2"))
+    lora, options = loras.plain(case.native(), "diffusion_model.", rank=3, seed=9), loras.options_of(case)
+    filled: list[int] = []
+    fill = SealedFile.fill
+
+    def counted(file: SealedFile, tensors: Iterable[Tensor]) -> None:
+        filled.append(file.nbytes)
+        fill(file, tensors)
+
+    monkeypatch.setattr(SealedFile, "fill", counted)
+    results = [ksampler(loras.on_model(remote, (lora, each)), case.samples(), **options) for each in (0.5, 0.8, -0.3)]
+    assert filled == [sum(tensor.nbytes for tensor in lora.values())]
+    assert relative_error(results[0], results[1]) > 100 * CLOSE
 
 
 @pytest.mark.newest
