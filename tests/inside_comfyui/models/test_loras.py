@@ -7,13 +7,13 @@ import comfy.hooks
 import comfy.sd
 import node_helpers
 import pytest
+import torch
 from any_folder_name.nodes.remote.sealed_file import SealedFile
 from any_folder_name.parallel_backend.errors import InvalidRequest
 from any_folder_name.parallel_backend.layout.parallel_layout import ParallelLayout
 from helpers import loras
 from helpers.inside_fixtures import Loaded, ksampler, parallel_sampler, relative_error
 from natives import CASES, FIRST
-from torch import Tensor
 
 CLOSE = 1e-4
 LAYOUTS = ("ulysses=2", "tensor=2", "ulysses=2 shard_weights", "pipe=2 patches=1", "cfg=2")
@@ -41,6 +41,29 @@ def test_two_loras_equal_comfyui(name: str, load_case: Callable[..., Any]) -> No
     sample = parallel_sampler if place % 2 else ksampler
     error = relative_error(sample(model, latent, **options), reference)
     assert error < CLOSE, f"{first} and {second}, {layout}: {error:.1e}"
+
+
+@pytest.mark.parametrize(("name", "make"), [(name, make) for name, all_ in loras.CONVERTED.items() for make in all_])
+def test_names_that_comfyui_converts_equal_comfyui(
+    name: str, make: Callable[..., loras.Lora], load_case: Callable[..., Any]
+) -> None:
+    case = CASES[name]
+    native, latent, options = case.native(), case.samples(), loras.options_of(case)
+    change = (make(native, rank=3, seed=1), 0.5)
+    reference = ksampler(case.patch(loras.on_model(native, change)), latent, **options)
+    remote = case.patch(load_case(name, ParallelLayout.parse("tensor=2")))
+    assert relative_error(ksampler(remote, latent, **options), reference) > 100 * CLOSE
+    assert relative_error(ksampler(loras.on_model(remote, change), latent, **options), reference) < CLOSE
+
+
+@pytest.mark.parametrize("form", range(len(loras._FORMS)))
+def test_every_form_of_factors_names_equals_the_first_one(form: int, load_case: Callable[..., Any]) -> None:
+    case, remote = CASES["sd3 medium"], load_case("sd3 medium", ParallelLayout.parse("ulysses=2"))
+    files = [loras.plain(case.native(), "diffusion_model.", rank=3, seed=1, form=each) for each in (0, form)]
+    results = [
+        ksampler(loras.on_model(remote, (file, 0.5)), case.samples(), **loras.options_of(case)) for file in files
+    ]
+    assert torch.equal(*results)
 
 
 @pytest.mark.parametrize("kind", loras.KINDS)
@@ -85,11 +108,12 @@ def test_hooks_change_some_prompts_and_steps(kind: str, load_case: Callable[...,
 
 def test_another_strength_makes_no_file(load_case: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     case, remote = CASES["sd3 medium"], load_case("sd3 medium", ParallelLayout.parse("ulysses=2"))
-    lora, options = loras.plain(case.native(), "diffusion_model.", rank=3, seed=9), loras.options_of(case)
+    options, every_layer = loras.options_of(case), loras.plain(case.native(), "diffusion_model.", rank=3, seed=9)
+    lora = {name: each for name, each in every_layer.items() if "joint_blocks" in name}  # no convolution
     filled: list[int] = []
     fill = SealedFile.fill
 
-    def counted(file: SealedFile, tensors: Iterable[Tensor]) -> None:
+    def counted(file: SealedFile, tensors: Iterable[torch.Tensor]) -> None:
         filled.append(file.nbytes)
         fill(file, tensors)
 

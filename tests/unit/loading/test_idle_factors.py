@@ -1,5 +1,7 @@
 """Factors of LoRAs that no request uses are freed when the device is full."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -33,13 +35,23 @@ class _Changes:
 def read(monkeypatch):
     """The ids of the LoRAs whose factors were read."""
     ids = []
-    monkeypatch.setattr(low_rank_hooks, "read_factors", lambda adapter, *_: ids.append(adapter.id) or FACTORS)
+
+    def read_factors(adapter, *_):
+        ids.append(adapter.id)
+        return FACTORS
+
+    monkeypatch.setattr(low_rank_hooks, "read_factors", read_factors)
     return ids
+
+
+def cache_of() -> Any:
+    nothing: Any = None
+    return ComponentCache(nothing, torch.float32, torch.device("cpu"), lambda: False)
 
 
 def test_a_full_device_costs_the_idle_ones_alone(read):
     module = nn.Sequential(nn.Linear(4, 4))
-    cache = ComponentCache(None, torch.float32, torch.device("cpu"), lambda: False)
+    cache = cache_of()
     changes = cache._changes[module] = _Changes(module)
     used, idle = (Adapter(path="", id=name, strength=1.0) for name in ("used", "idle"))
     changes.low_rank.use((used, idle))
@@ -52,7 +64,7 @@ def test_a_full_device_costs_the_idle_ones_alone(read):
 
 def test_an_error_stays_one_where_nothing_is_idle():
     module = nn.Sequential(nn.Linear(4, 4))
-    cache = ComponentCache(None, torch.float32, torch.device("cpu"), lambda: False)
+    cache = cache_of()
     cache._changes[module] = _Changes(module)
     with pytest.raises(torch.OutOfMemoryError):
         cache._use(module, (), None)
