@@ -102,7 +102,7 @@ def test_what_does_not_fit_is_left_out_as_comfyui_does(
 def test_integer_factors_are_cast_as_in_comfyui(load_case: Callable[..., Any]) -> None:
     case = CASES["wan t2v"]
     native = case.native()
-    name = next(iter(loras.targets(native)["diffusion_model."]))
+    name = LAYER
     rows, columns = native.model.state_dict()[f"{name}.weight"].shape
     ends = {"lora_up.weight": torch.ones(rows, 1), "lora_down.weight": torch.ones(1, columns)}
     lora = {f"{name}.{end}": tensor.int() for end, tensor in ends.items()}
