@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Check everything: bash scripts/test.sh. With --quick, what needs a few minutes; with --grid, every family and VAE in
-# every layout with every ComfyUI, which takes long. Other arguments go to pytest alone.
+# every layout with every ComfyUI, which takes long; a second argument chooses tests of the grid, as pytest's -k does.
+# Other arguments go to pytest alone.
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh" --dev
 export OMP_NUM_THREADS=1
@@ -78,7 +79,7 @@ everything() {
 
 case "$*" in
 --quick) quick ;;
---grid) pytest -m grid tests/comfyui ;;
+--grid*) PARALLEL_DIT_GRID="${2:-}" pytest -m grid tests/comfyui ;;
 "") install_chromium && everything ;;
 *) install_chromium && pytest "$@" ;;
 esac

@@ -10,11 +10,13 @@ from typing import Any, ClassVar
 import comfy.model_detection
 import comfy.model_patcher
 import comfy.ops
+import numpy as np
 import torch
-from safetensors import safe_open
 from torch import Tensor, nn
 
 from ...parallel_backend.checkpoint.checkpoint import Checkpoint
+from ...parallel_backend.checkpoint.dtypes import TORCH_DTYPES
+from ...parallel_backend.checkpoint.weight_headers import read_files
 from ...parallel_backend.errors import InvalidRequest
 from ...parallel_backend.vaes import VAE, LatentScale, vae_of
 from .latents import SAME_MODEL, latent_scale
@@ -55,7 +57,7 @@ class CoreText:
         """Refuse a text encoder that ComfyUI would mistake for another: it detects only by weight names and shapes.
 
         Raises:
-            InvalidRequest: a text encoder has another class. The message names it and the supported ones.
+            InvalidRequest: a text encoder has another class, or its weights cannot be used. The message names it.
         """
         for component, supported in self.components.items():
             class_name = checkpoint.components.get(component)
@@ -64,6 +66,9 @@ class CoreText:
                     f"{checkpoint.name}: {component} is {class_name or 'missing'}, and this family's CLIP needs "
                     f"{' or '.join(supported)}; load the text encoders with ComfyUI's own nodes instead"
                 )
+        for component in self.components:
+            if component in checkpoint.components:
+                checkpoint.stored(component)  # refuses what cannot be read
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -289,14 +294,16 @@ def meta_module(native_class: type[nn.Module], unet_config: Mapping[str, Any]) -
 
 
 def stored_weight(checkpoint: Checkpoint, name: str) -> Tensor | None:
-    """Return a weight of the transformer by its name in the files, or None. Reads nothing else of them."""
+    """Return a weight of the transformer by its name in the files; None if it is not there or compressed.
+
+    Reads nothing else of them but headers.
+    """
     stored = checkpoint.stored("transformer")
-    for path in stored.files:
-        with safe_open(path, framework="pt") as file:
-            if stored.prefix + name in file.keys():  # noqa: SIM118
-                weight: Tensor = file.get_tensor(stored.prefix + name)
-                return weight
-    return None
+    found = read_files(stored.files).tensors.get(stored.prefix + name)
+    if found is None or found.dtype not in TORCH_DTYPES:
+        return None
+    data = np.fromfile(found.file, np.uint8, count=found.bytes, offset=found.offset)
+    return torch.from_numpy(data).view(TORCH_DTYPES[found.dtype]).reshape(found.shape)
 
 
 def _as_list(value: Any) -> Any:

@@ -9,7 +9,7 @@ import comfy.utils
 import folder_paths
 import torch
 
-from ...parallel_backend.checkpoint.checkpoint import Checkpoint
+from ...parallel_backend.checkpoint.checkpoint import Checkpoint, StoredComponent
 from ...parallel_backend.checkpoint.single_file import SingleFile
 from ...parallel_backend.errors import InvalidRequest
 from ..backend.connection import Handle
@@ -73,8 +73,9 @@ class LazyCoreClip(comfy.sd.CLIP):  # type: ignore[misc]
 
 def _from_folder(checkpoint: Checkpoint, text: CoreText) -> comfy.sd.CLIP:
     present = [component for component in text.components if component in checkpoint.components]
+    stored = {component: checkpoint.stored(component) for component in present}  # refuses before any is read
     return comfy.sd.load_text_encoder_state_dicts(
-        [_state_dict(checkpoint, component) for component in present],
+        [_state_dict(checkpoint, component, each) for component, each in stored.items()],
         embedding_directory=folder_paths.get_folder_paths("embeddings"),
         clip_type=comfy.sd.CLIPType[text.clip_type],
     )
@@ -108,9 +109,9 @@ def _no_text_encoder(checkpoint: Checkpoint) -> InvalidRequest:
     )
 
 
-def _state_dict(checkpoint: Checkpoint, component: str) -> dict[str, Any]:
+def _state_dict(checkpoint: Checkpoint, component: str, stored: StoredComponent) -> dict[str, Any]:
     state_dict: dict[str, Any] = {}
-    for file in checkpoint.stored(component).files:
+    for file in stored.files:
         state_dict |= comfy.utils.load_torch_file(str(file), safe_load=True)
     if checkpoint.components[component].startswith("Mistral"):
         # ComfyUI's own files hold the tokenizer under this name.

@@ -107,6 +107,10 @@ def check_output(checkpoint: Checkpoint, output: int) -> None:
             f"{checkpoint.name}: {component} {class_name} is not supported, only {' or '.join(supported)}; "
             f"load one with ComfyUI's {native_loader} node instead"
         )
+    try:
+        checkpoint.stored(component)
+    except InvalidRequest as error:
+        raise InvalidRequest(f"{error}; or load one with ComfyUI's {native_loader} node instead") from error
 
 
 def executed_nodes(prompt: Prompt, also: Iterable[str] = ()) -> Iterator[str]:

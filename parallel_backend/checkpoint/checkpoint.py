@@ -21,7 +21,7 @@ class StoredComponent:
     """Where a component's weights are.
 
     Attributes:
-        files: its safetensors files.
+        files: its safetensors or GGUF files.
         prefix: the beginning of its names in the files, which other components' names lack.
         native: whether the names are the model's original ones, which diffusers' converter maps.
         name: what messages call the files.
@@ -62,7 +62,7 @@ class Checkpoint(ABC):
         """Return where the component's weights are.
 
         Raises:
-            InvalidRequest: weights are missing, quantised, or not in safetensors.
+            InvalidRequest: weights are missing, or stored in a way that cannot be read.
         """
 
     def stored_dtype(self, component: str) -> str:

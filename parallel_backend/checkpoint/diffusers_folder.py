@@ -2,13 +2,16 @@
 
 import hashlib
 import json
+from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from ..errors import InvalidRequest
-from .checkpoint import Checkpoint, StoredComponent, file_state
+from .checkpoint import HIGH_NOISE, LOW_NOISE, Checkpoint, StoredComponent, file_state
+from .quantised import mark_of_compression
 from .weight_files import folder_files
+from .weight_headers import read_files
 
 _OLD_CLASS = "Transformer2DModel"
 _SPLIT = {"ada_norm_single": "PixArtTransformer2DModel", "ada_norm_zero": "DiTTransformer2DModel"}
@@ -63,8 +66,10 @@ class DiffusersFolder(Checkpoint):
         return self._read_json(f"{component}/{name}")
 
     def stored(self, component: str) -> StoredComponent:
-        """See ``Checkpoint``."""
+        """See ``Checkpoint``. diffusers and transformers, which load all but transformers, ignore scales."""
         files = folder_files(self.path / component, self.config(component))
+        if component not in (HIGH_NOISE, LOW_NOISE):
+            _refuse_compressed(self.path / component, files)
         return StoredComponent(files=files, name=str(files[0]))
 
     def _read_json(self, name: str) -> dict[str, Any]:
@@ -76,3 +81,12 @@ class DiffusersFolder(Checkpoint):
         if not isinstance(content, dict):
             raise InvalidRequest(f"{file} does not contain a JSON object")
         return content
+
+
+def _refuse_compressed(folder: Path, files: Iterable[Path]) -> None:
+    name = mark_of_compression(read_files(files).tensors)
+    if name is not None:
+        raise InvalidRequest(
+            f"{folder} has compressed weights ({name}), and in a folder only the transformer's may be: use plain "
+            "weights (bf16, fp16 or fp32) or a single file"
+        )

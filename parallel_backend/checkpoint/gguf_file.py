@@ -14,7 +14,7 @@ from .stored_tensor import Compression, Header, StoredTensor
 
 if TYPE_CHECKING:
     from gguf import GGUFReader
-    from gguf.gguf_reader import ReaderTensor
+    from gguf.gguf_reader import ReaderField, ReaderTensor
 
 _PLAIN = ("F32", "F16", "BF16", "F64")
 """Types that are plain numbers. safetensors has the same names for them."""
@@ -27,8 +27,8 @@ DECODED = (
 _SMALLEST_TENSOR, _SMALLEST_FIELD = 8 + 4 + 4 + 8, 8 + 4 + 1
 """Bytes that the description of a tensor, and a field, take at least."""
 
-_MAX_ARRAY, _MAX_DIMS = 1 << 20, 8
-"""Longest array in the header, which models for text need for their words, and most dims of a tensor."""
+_MAX_VALUES, _MAX_DIMS = 1 << 22, 8
+"""Most values in all arrays of the header, which models for text need for their words, and most dims of a tensor."""
 
 _SHAPES = "comfy.gguf.orig_shape."
 """Beginning of the fields with the shapes of tensors that have more dims than GGUF allows."""
@@ -76,29 +76,66 @@ def _check_counts(file: Path) -> None:
 def _reader(file: Path) -> "GGUFReader":
     """Return the package's reader, which does not follow a length that cannot be true."""
     import numpy as np
-    from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType
+    from gguf import GGUFReader, GGUFValueType
 
     class Reader(GGUFReader):
+        values = 0
+
         def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> Any:
             if offset + int(count) * np.dtype(dtype).itemsize > len(self.data):
                 raise ValueError(f"it is cut off, or something in it claims {count} numbers")
             return super()._get(offset, dtype, count, override_order)
 
         def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:
-            if raw_type == GGUFValueType.ARRAY and (length := int(self._get(orig_offs + 4, "uint64")[0])) > _MAX_ARRAY:
-                raise ValueError(f"a field claims {length} values")
-            return super()._get_field_parts(orig_offs, raw_type)
+            if raw_type != GGUFValueType.ARRAY:
+                return super()._get_field_parts(orig_offs, raw_type)
+            inner, count = self._get(orig_offs, np.uint32), self._get(orig_offs + 4, np.uint64)
+            self.values += int(count[0])
+            return _array_parts(self, orig_offs, inner, count)
 
         def _get_tensor_info_field(self, orig_offs: int) -> Any:
             field = super()._get_tensor_info_field(orig_offs)
-            dims = [int(length) for length in field.parts[3]]
-            if not 1 <= len(dims) <= _MAX_DIMS or not 0 < math.prod(dims) <= 8 * len(self.data):
-                raise ValueError(f"{field.name} claims the shape {dims[::-1][:_MAX_DIMS]}")
-            if (kind := int(field.parts[4][0])) not in list(GGMLQuantizationType):
-                raise ValueError(f"{field.name} has the block type {kind}, which is not known")
+            _check_info(field, len(self.data))
             return field
 
     return Reader(file)
+
+
+def _array_parts(reader: Any, offset: int, inner: Any, count: Any) -> Any:
+    """Return what ``GGUFReader._get_field_parts`` returns for the array at ``offset``, with its data as one part.
+
+    The package's own method makes an object for each value. Nothing needs texts in arrays, so these have no part.
+    """
+    from gguf import GGUFValueType
+
+    kind, length, start = GGUFValueType(int(inner[0])), int(count[0]), offset + inner.nbytes + count.nbytes
+    if kind == GGUFValueType.ARRAY or reader.values > _MAX_VALUES:
+        raise ValueError(f"a field claims {length} values of type {kind.name}")
+    types = [GGUFValueType.ARRAY, kind]
+    if kind == GGUFValueType.STRING:
+        return _end_of_texts(reader.data, start, length) - offset, [inner, count], [], types
+    data = reader._get(start, reader.gguf_scalar_to_np[kind], length)
+    return start - offset + data.nbytes, [inner, count, data], [2], types
+
+
+def _end_of_texts(data: Any, position: int, count: int) -> int:
+    """Return where ``count`` texts end, each of which follows its length."""
+    for _ in range(count):
+        if position + 8 > len(data):
+            raise ValueError(f"it is cut off, or a field claims {count} texts")
+        position += 8 + struct.unpack_from("<Q", data, position)[0]
+    return position
+
+
+def _check_info(field: "ReaderField", size: int) -> None:
+    """Refuse a tensor whose shape or block type cannot be true in a file of ``size`` bytes."""
+    from gguf import GGMLQuantizationType
+
+    dims = [int(length) for length in field.parts[3]]
+    if not 1 <= len(dims) <= _MAX_DIMS or not 0 < math.prod(dims) <= 8 * size:
+        raise ValueError(f"{field.name} claims the shape {dims[::-1][:_MAX_DIMS]}")
+    if (kind := int(field.parts[4][0])) not in list(GGMLQuantizationType):
+        raise ValueError(f"{field.name} has the block type {kind}, which is not known")
 
 
 def _stored(file: Path, reader: "GGUFReader", tensor: "ReaderTensor") -> StoredTensor:

@@ -8,7 +8,7 @@ from .single_file import SingleFile
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:
-    """Open a folder in diffusers layout, or a safetensors file in original or diffusers' names.
+    """Open a folder in diffusers layout, or a safetensors or GGUF file in original or diffusers' names.
 
     Raises:
         InvalidRequest: it cannot be used. The message says why, and what would work.

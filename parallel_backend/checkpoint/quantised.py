@@ -7,12 +7,12 @@ ComfyUI's ``comfy/quant_ops.py`` and ``convert_old_quants``.
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from ..errors import InvalidRequest
-from .stored_tensor import FP8_DTYPES, Compression, StoredTensor
+from .stored_tensor import FP8_DTYPES, PACKED_BYTES, Compression, StoredTensor
 
 Tensors = Mapping[str, StoredTensor]
 
@@ -31,11 +31,21 @@ _TILE_ROWS, _TILE_BLOCKS = 128, 4
 
 _FORMATS_OF_OTHERS = {
     ".wscales": "Nunchaku's (SVDQuant or AWQ)",
-    ".qweight": "Nunchaku's (SVDQuant or AWQ)",
+    ".qweight": "Nunchaku's, GPTQ's or AWQ's",
+    ".weight_proj_down": "comfy-kitchen's SVDQuant",
+    ".weight_smooth_factor": "comfy-kitchen's SVDQuant",
+    ".weight_zeros": "comfy-kitchen's AWQ",
+    ".weight_scale_inv": "DeepSeek's (fp8 in square blocks)",
+    ".SCB": "bitsandbytes'",
     ".quant_state.bitsandbytes__nf4": "bitsandbytes'",
     ".quant_state.bitsandbytes__fp4": "bitsandbytes'",
 }
-"""Ends of names that only files in formats of other projects have, and whose these are."""
+"""Ends of names that only files in formats of other projects have, and whose these are.
+
+comfy-kitchen computes with SVDQuant and AWQ, but in another order of bytes than Nunchaku, and ComfyUI reads neither.
+"""
+
+_ANOTHER_FILE = "choose another file of the model"
 
 
 def describes(name: str) -> bool:
@@ -43,20 +53,30 @@ def describes(name: str) -> bool:
     return name == MARK or name.endswith(_SCALE_ENDS + _OTHER_ENDS)
 
 
-def with_compression(tensors: Tensors, metadata: Mapping[str, str], prefix: str = "") -> dict[str, StoredTensor]:
+def mark_of_compression(tensors: Tensors) -> str | None:
+    """Return the name of a tensor that only compressed weights have; None if there is none."""
+    marks = (
+        name
+        for name, tensor in tensors.items()
+        if describes(name) or name.endswith(tuple(_FORMATS_OF_OTHERS)) or tensor.dtype in PACKED_BYTES
+    )
+    return next(marks, None)
+
+
+def with_compression(tensors: Tensors, layers: Sequence[str], prefix: str = "") -> dict[str, StoredTensor]:
     """Return the weights among tensors, each with its compression and the shape that it has once decoded.
 
     Args:
         tensors: by name, without the file's prefix.
-        metadata: the file's metadata.
-        prefix: the beginning of the names in the file, which the metadata may have too.
+        layers: what the files' metadata say about layers.
+        prefix: the beginning of the names in the files, which the metadata may have too.
 
     Raises:
         InvalidRequest: a layer's format is not known, or its weight or a scale is missing or has another shape or
             dtype.
     """
     _refuse_other_projects(tensors)
-    described = _descriptions(tensors, metadata, prefix)
+    described = _descriptions(tensors, layers, prefix)
     weights = {name: _unscaled(tensor) for name, tensor in tensors.items() if not describes(name)}
     for layer, description in described.items():
         weights[f"{layer}.weight"] = _described(layer, description, tensors)
@@ -64,9 +84,7 @@ def with_compression(tensors: Tensors, metadata: Mapping[str, str], prefix: str 
         (name for name in tensors if name.endswith(_SCALE_ENDS) and name.rpartition(".")[0] not in described), None
     )
     if loose is not None:
-        raise InvalidRequest(
-            f"{loose} belongs to no layer whose format the file names: choose another file of the model"
-        )
+        raise InvalidRequest(f"{loose} belongs to no layer whose format the file names: {_ANOTHER_FILE}")
     return weights
 
 
@@ -75,8 +93,8 @@ def _refuse_other_projects(tensors: Tensors) -> None:
         owner = next((owner for end, owner in _FORMATS_OF_OTHERS.items() if name.endswith(end)), None)
         if owner is not None:
             raise InvalidRequest(
-                f"the weights are in {owner} format ({name}), which is not supported: choose the model's file in fp8, "
-                "INT8, NVFP4 or GGUF"
+                f"the weights are in {owner} format ({name}), which is not supported: use an fp8, INT8, NVFP4 or GGUF "
+                "file of the model instead"
             )
 
 
@@ -85,19 +103,18 @@ def _unscaled(tensor: StoredTensor) -> StoredTensor:
     return replace(tensor, compression=Compression(format=tensor.dtype)) if tensor.dtype in FP8_DTYPES else tensor
 
 
-def _descriptions(tensors: Tensors, metadata: Mapping[str, str], prefix: str) -> dict[str, dict[str, Any]]:
-    """Return what the file says about each layer, as ComfyUI's ``convert_old_quants`` understands it."""
+def _descriptions(tensors: Tensors, texts: Sequence[str], prefix: str) -> dict[str, dict[str, Any]]:
+    """Return what the files say about each layer, as ComfyUI's ``convert_old_quants`` understands it."""
     described: dict[str, dict[str, Any]] = {}
-    in_metadata = "_quantization_metadata" in metadata
-    if MARK in tensors and not in_metadata:
+    if MARK in tensors and not texts:
         full_precision = math.prod(tensors[MARK].shape) == 2
         layers = [name.removesuffix(".scale_weight") for name in tensors if name.endswith(".scale_weight")]
         described |= {each: {"format": MARK, "full_precision_matrix_mult": full_precision} for each in layers}
     for name, tensor in tensors.items():
         if name.endswith(".comfy_quant"):
             described[name.removesuffix(".comfy_quant")] = _parsed(_content(tensor), name)
-    if in_metadata:
-        layers_said = _parsed(metadata["_quantization_metadata"], "_quantization_metadata").get("layers")
+    for text in texts:
+        layers_said = _parsed(text, "_quantization_metadata").get("layers")
         for layer, description in layers_said.items() if isinstance(layers_said, dict) else ():
             inside = layer.removeprefix(prefix)
             if f"{inside}.weight" in tensors:  # or it is another component's
@@ -108,7 +125,7 @@ def _descriptions(tensors: Tensors, metadata: Mapping[str, str], prefix: str) ->
 def _content(tensor: StoredTensor) -> bytes:
     if tensor.bytes > _MAX_DESCRIPTION:
         raise InvalidRequest(
-            f"{tensor.name} has {tensor.bytes} bytes, and a layer's description has a few: download it"
+            f"{tensor.name} has {tensor.bytes} bytes, and a layer's description has a few: {_ANOTHER_FILE}"
         )
     try:
         with tensor.file.open("rb") as stream:
@@ -124,7 +141,7 @@ def _parsed(text: str | bytes, name: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"{name} is not valid JSON ({error}): download the file again") from error
     if not isinstance(content, dict):
-        raise InvalidRequest(f"{name} is not a JSON object: download the file again")
+        raise InvalidRequest(f"{name} is not a JSON object: {_ANOTHER_FILE}")
     return content
 
 
@@ -132,7 +149,7 @@ def _described(layer: str, description: Mapping[str, Any], tensors: Tensors) -> 
     """Return a layer's weight with the compression that its description says."""
     weight, stored_format = tensors.get(f"{layer}.weight"), description.get("format")
     if weight is None:
-        raise InvalidRequest(f"{layer} has scales and no weight: download the file again")
+        raise InvalidRequest(f"{layer} has scales and no weight: {_ANOTHER_FILE}")
     build = _BUILDERS.get(stored_format) if isinstance(stored_format, str) else None
     if build is None:
         raise InvalidRequest(
@@ -141,8 +158,8 @@ def _described(layer: str, description: Mapping[str, Any], tensors: Tensors) -> 
         )
     shape, compression = build(layer, weight, description, tensors)
     input_scale = next((tensors[name] for name in _names(layer, "input") if name in tensors), None)
-    if input_scale is not None and math.prod(input_scale.shape) != 1:
-        raise _wrong_shape(input_scale, "a single number")
+    if input_scale is not None:
+        _check_number(input_scale)
     native = description.get("full_precision_matrix_mult") is not True
     return replace(weight, shape=shape, compression=replace(compression, input_scale=input_scale, native=native))
 
@@ -161,8 +178,10 @@ def _int8(layer: str, weight: StoredTensor, description: Mapping[str, Any], tens
     more = description.get("params")
     said = {**(more if isinstance(more, dict) else {}), **description}
     rotation = said.get("convrot_groupsize", 256) if said.get("convrot") else 0
-    if not isinstance(rotation, int) or (rotation and rotation not in _ROTATIONS):
-        raise InvalidRequest(f"{layer} has rotated groups of {rotation!r} columns, and only a power of 4 is possible")
+    if said.get("convrot") and (type(rotation) is not int or rotation not in _ROTATIONS):
+        raise InvalidRequest(
+            f"{layer} has rotated groups of {rotation!r} columns, and only a power of 4 is possible: {_ANOTHER_FILE}"
+        )
     _check_divides(weight, weight.shape, rotation or 1)
     return weight.shape, _scaled(Compression(format="int8_tensorwise", rotation=rotation), layer, weight, tensors)
 
@@ -184,9 +203,7 @@ def _nvfp4(layer: str, weight: StoredTensor, _description: Mapping[str, Any], te
     block = 16
     scale = _block_scale(layer, weight, shape, block, ("U8", "F8_E4M3"), tensors)
     whole = _required(f"{layer}.weight_scale_2", tensors)
-    if math.prod(whole.shape) != 1:
-        raise _wrong_shape(whole, "a single number")
-    _check_dtype(whole, _SCALE_DTYPES)
+    _check_number(whole)
     compression = Compression(
         format="nvfp4", block=block, block_bytes=block // 2, tensor_scale=whole, block_scale=scale
     )
@@ -209,7 +226,7 @@ def _names(layer: str, kind: str) -> tuple[str, str]:
 
 def _required(name: str, tensors: Tensors) -> StoredTensor:
     if name not in tensors:
-        raise InvalidRequest(f"{name} is missing: download the file again")
+        raise InvalidRequest(f"{name} is missing: {_ANOTHER_FILE}")
     return tensors[name]
 
 
@@ -220,6 +237,8 @@ def _scaled(compression: Compression, layer: str, weight: StoredTensor, tensors:
     _check_dtype(scale, _SCALE_DTYPES)
     if math.prod(scale.shape) == 1:
         return replace(compression, tensor_scale=scale)
+    if len(weight.shape) < 2:
+        raise _wrong_shape(scale, "a single number")
     rows = weight.shape[:1]
     if scale.shape not in (rows, (*rows, 1)):
         raise _wrong_shape(scale, f"a single number or one for each of {rows[0]} rows")
@@ -241,21 +260,22 @@ def _block_scale(
 
 def _check_divides(weight: StoredTensor, shape: tuple[int, ...], block: int) -> None:
     if len(shape) != 2 or shape[1] % block:
-        raise InvalidRequest(
-            f"{weight.name} has shape {list(shape)}, and its format needs rows of whole blocks of {block} numbers: "
-            "download the file again"
-        )
+        needed = f"rows of whole blocks of {block} numbers" if len(shape) == 2 else "a matrix"
+        raise InvalidRequest(f"{weight.name} has shape {list(shape)}, and its format needs {needed}: {_ANOTHER_FILE}")
+
+
+def _check_number(scale: StoredTensor) -> None:
+    if math.prod(scale.shape) != 1:
+        raise _wrong_shape(scale, "a single number")
+    _check_dtype(scale, _SCALE_DTYPES)
 
 
 def _check_dtype(tensor: StoredTensor, dtypes: tuple[str, ...]) -> None:
     if tensor.dtype not in dtypes:
         raise InvalidRequest(
-            f"{tensor.name} has dtype {tensor.dtype}, and its format needs {' or '.join(dtypes)}: download the file "
-            "again"
+            f"{tensor.name} has dtype {tensor.dtype}, and its format needs {' or '.join(dtypes)}: {_ANOTHER_FILE}"
         )
 
 
 def _wrong_shape(scale: StoredTensor, needed: str) -> InvalidRequest:
-    return InvalidRequest(
-        f"{scale.name} has shape {list(scale.shape)}, and its format needs {needed}: download the file again"
-    )
+    return InvalidRequest(f"{scale.name} has shape {list(scale.shape)}, and its format needs {needed}: {_ANOTHER_FILE}")

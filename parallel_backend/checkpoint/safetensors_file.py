@@ -12,6 +12,9 @@ from .stored_tensor import DTYPE_BYTES, PACKED_BYTES, Header, StoredTensor
 
 _SIZES = DTYPE_BYTES | PACKED_BYTES
 
+_LAYERS = "_quantization_metadata"
+"""ComfyUI's name of what the metadata says about compressed layers."""
+
 _MAX_HEADER = 100_000_000
 """Largest safetensors header in bytes, as in the safetensors library."""
 
@@ -23,14 +26,16 @@ def read_header(file: Path) -> Header:
         InvalidRequest: the file cannot be read, is not a safetensors file, is cut off, or lists data that overlaps,
             has gaps or does not fit a tensor's shape.
     """
-    entries, start, data_bytes = _read_json(file)
-    metadata = entries.pop("__metadata__", {})
-    stored = {name: _stored(file, name, entry, start) for name, entry in entries.items()}
+    listed, start, data_bytes = _read_json(file)
+    metadata = listed.pop("__metadata__", {})
+    stored = {name: _stored(file, name, entry, start) for name, entry in listed.items()}
     _check_spans(file, [span for _, span in stored.values()], data_bytes)
-    texts = metadata.items() if isinstance(metadata, dict) else ()
+    entries = metadata.items() if isinstance(metadata, dict) else ()
+    texts = {name: text for name, text in entries if isinstance(text, str)}
     return Header(
         tensors={name: tensor for name, (tensor, _) in stored.items()},
-        metadata={name: text for name, text in texts if isinstance(text, str)},
+        metadata=texts,
+        layers=(texts[_LAYERS],) if _LAYERS in texts else (),
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from ..errors import InvalidRequest
 from .architectures import TRANSFORMERS, VAES, Recognised, recognise
 from .checkpoint import Checkpoint, StoredComponent, file_state
-from .stored_tensor import DTYPE_BYTES, StoredTensor
+from .stored_tensor import StoredTensor, check_readable
 from .weight_headers import GGUF_SUFFIX, read_files, weights_under
 
 SUFFIXES = (".safetensors", ".sft", GGUF_SUFFIX)
@@ -142,16 +142,11 @@ class SingleFile(Checkpoint):
         return {"vae": prefix} if holds_vae else {"transformer": ""}
 
     def _check_dtypes(self, tensors: Mapping[str, StoredTensor]) -> None:
-        other = next((name for name, tensor in tensors.items() if _unreadable(tensor)), None)
-        if other is not None:
-            raise InvalidRequest(
-                f"{self.name}: {other} has dtype {tensors[other].dtype}, which is not supported; supported: "
-                f"{', '.join(DTYPE_BYTES)}"
-            )
-
-
-def _unreadable(tensor: StoredTensor) -> bool:
-    return tensor.compression is None and tensor.dtype not in DTYPE_BYTES
+        try:
+            for tensor in tensors.values():
+                check_readable(tensor)
+        except InvalidRequest as error:
+            raise InvalidRequest(f"{self.name}: {error}") from error
 
 
 def _parts(path: Path) -> tuple[Path, ...]:

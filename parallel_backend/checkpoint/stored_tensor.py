@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..errors import InvalidRequest
+
 _DTYPES: dict[str, tuple[int, str]] = {
     "F32": (4, "float32"), "BF16": (2, "bfloat16"), "F16": (2, "float16"), "F8_E4M3": (1, "float8_e4m3fn"),
     "F8_E5M2": (1, "float8_e5m2"), "F64": (8, "float64"), "I64": (8, "int64"),
@@ -19,6 +21,9 @@ TORCH_NAMES: dict[str, str] = {name: torch_name for name, (_, torch_name) in _DT
 
 PACKED_BYTES: dict[str, int] = {"U8": 1, "I8": 1, "F8_E8M0": 1}
 """Bytes of one element of the dtypes that only compressed weights and their scales have."""
+
+_PADDED_TO: dict[str, int] = {"mxfp8": 32, "nvfp4": 16}
+"""What comfy-kitchen pads rows and columns to a multiple of."""
 
 FP8_DTYPES = ("F8_E4M3", "F8_E5M2")
 """The dtypes of 8-bit floating-point numbers, by safetensors' names."""
@@ -45,6 +50,18 @@ class StoredTensor:
     bytes: int
     offset: int
     compression: "Compression | None" = None
+
+
+def check_readable(tensor: StoredTensor) -> None:
+    """Refuse a weight whose numbers are not known to be decoded.
+
+    Raises:
+        InvalidRequest: names its dtype and the supported ones.
+    """
+    if tensor.compression is None and tensor.dtype not in DTYPE_BYTES:
+        raise InvalidRequest(
+            f"{tensor.name} has dtype {tensor.dtype}, which is not supported; supported: {', '.join(DTYPE_BYTES)}"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +102,12 @@ class Compression:
         named = {name: getattr(self, name) for name in ("tensor_scale", "row_scale", "block_scale", "input_scale")}
         return {name: scale for name, scale in named.items() if scale is not None}
 
+    def is_padded(self, stored: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+        """Whether a stored shape may be another one, with rows and columns padded as comfy-kitchen does."""
+        step = _PADDED_TO.get(self.format, 0)
+        pairs = tuple(zip(stored, shape, strict=False))
+        return len(stored) == len(shape) == 2 and all(0 <= longer - length < step for longer, length in pairs)
+
     def in_rows(self, shape: tuple[int, ...]) -> bool:
         """Whether each row of a tensor of this shape is whole blocks, so that rows can be read one by one."""
         return math.prod(shape[1:]) % self.block == 0 and len(shape) > 1
@@ -97,7 +120,9 @@ class Header:
     Attributes:
         tensors: by name, in the file's order.
         metadata: free text by name.
+        layers: what each file's metadata says about compressed layers, as JSON. A model in parts has several.
     """
 
     tensors: Mapping[str, StoredTensor]
     metadata: Mapping[str, str]
+    layers: tuple[str, ...] = ()

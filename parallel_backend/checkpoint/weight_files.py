@@ -1,4 +1,4 @@
-"""Finds the files of a component's weights: safetensors only. In a folder, chosen as diffusers and transformers do."""
+"""Finds the files of a component's weights in a folder, as diffusers and transformers do. safetensors only."""
 
 import json
 from collections.abc import Mapping
@@ -16,8 +16,8 @@ def folder_files(folder: Path, config: Mapping[str, Any]) -> tuple[Path, ...]:
     Files of other variants, such as ``*.fp16.safetensors``, are ignored.
 
     Raises:
-        InvalidRequest: the weights are quantised or not in safetensors, a file is missing, or the index names another
-            format or folder.
+        InvalidRequest: the config has a quantisation of diffusers, there is no safetensors file of a known name, one is
+            missing, or the index names another format or folder.
     """
     if "quantization_config" in config:
         raise InvalidRequest(f"{folder} is quantised, which is not supported yet; use plain weights")

@@ -29,6 +29,7 @@ def read_files(files: Iterable[Path]) -> Header:
     return Header(
         tensors={name: tensor for header in headers for name, tensor in header.tensors.items()},
         metadata={name: text for header in headers for name, text in header.metadata.items()},
+        layers=tuple(text for header in headers for text in header.layers),
     )
 
 
@@ -44,9 +45,9 @@ def weights_under(prefix: str, header: Header, replacements: Iterable[Path] = ()
     Raises:
         InvalidRequest: a compressed weight lacks a scale, or has an unknown format.
     """
-    weights = with_compression(_under(prefix, header.tensors), header.metadata, prefix)
+    weights = with_compression(_under(prefix, header.tensors), header.layers, prefix)
     for file in replacements:
-        weights |= with_compression(read_header(file).tensors, {})
+        weights |= with_compression(read_header(file).tensors, ())
     return weights
 
 

@@ -103,7 +103,7 @@ class ComponentCache:
         """Refuse a component that cannot be loaded, without loading it.
 
         Raises:
-            InvalidRequest: it is missing, of an unsupported class, quantised, or not in safetensors.
+            InvalidRequest: it is missing, of an unsupported class, or stored in a way that cannot be read.
         """
         if name not in self._parts:
             check_component(self.checkpoint, name)

@@ -99,6 +99,8 @@ class CompressedLinear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """See ``torch.nn.Linear``. Computes in the weight's format where ComfyUI would."""
+        if not x.numel():  # a rank without tokens; kernels cannot take none
+            return x.new_empty(*x.shape[:-1], len(self.packed))
         multiply = None
         if self.columns is None and self.replacement is None and x.ndim in (2, 3):
             multiply = native_kernels.product(self.compression, len(self.packed), x.device)

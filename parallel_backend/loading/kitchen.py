@@ -1,11 +1,18 @@
 """comfy-kitchen, ComfyUI's own kernels and decoders of compressed weights, set up as ComfyUI sets it up."""
 
 from functools import cache
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 
 from ..errors import InvalidRequest
+
+
+@cache
+def is_installed() -> bool:
+    """Whether the package is there."""
+    return find_spec("comfy_kitchen") is not None
 
 
 @cache

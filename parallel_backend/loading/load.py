@@ -1,4 +1,4 @@
-"""Loading components of a checkpoint to a device: safetensors only, nothing is downloaded.
+"""Loading components of a checkpoint to a device: safetensors and GGUF only, nothing is downloaded.
 
 diffusers and transformers are imported at the first load: that takes seconds, and a rank must respond before it.
 """
@@ -48,7 +48,7 @@ def resolve_dtype(checkpoint: Checkpoint, dtype: DType, device: torch.device) ->
 
 
 def check_component(checkpoint: Checkpoint, component: str) -> None:
-    """Refuse a component that is missing, of an unsupported class, quantised, or not in safetensors.
+    """Refuse a component that is missing, of an unsupported class, or stored in a way that cannot be read.
 
     Raises:
         InvalidRequest: the message says what is wrong and what would work.
@@ -120,27 +120,36 @@ def plan_transformer(
     Raises:
         InvalidRequest: the files do not hold the weights of this transformer.
     """
+    name = checkpoint.components[component]
+    source = WeightSource(checkpoint.stored(component), name)
+    whole = _whole(checkpoint, component, dtype, source)
+    part, slices = _cut(family_of(name), whole, checkpoint.config(component), device.type, mesh)
+    factor = handicap(mesh.whole.index)
+    part.run = slowed(part.run, factor, device) if factor > 1 else part.run
+    return PlannedTransformer(
+        family=part, source=source, component=component, class_name=name, slices=slices, device=device
+    )
+
+
+def _whole(checkpoint: Checkpoint, component: str, dtype: torch.dtype, source: WeightSource) -> nn.Module:
+    """Return a whole transformer on the meta device after a check of its files.
+
+    Args:
+        checkpoint: the model.
+        component: the transformer.
+        dtype: of its weights.
+        source: the weights of its files.
+    """
     import diffusers
 
     from . import partial
     from .compressed_linear import keep_compressed
 
-    name = checkpoint.components[component]
-    source, config = WeightSource(checkpoint.stored(component), name), checkpoint.config(component)
-    module = partial.empty(getattr(diffusers, name), config, dtype)
+    module_class = getattr(diffusers, checkpoint.components[component])
+    module = partial.empty(module_class, checkpoint.config(component), dtype)
     source.check(_shapes(module), only=not checkpoint.path.is_dir())
     keep_compressed(module, source)
-    part, slices = _cut(family_of(name), module, config, device.type, mesh)
-    factor = handicap(mesh.whole.index)
-    part.run = slowed(part.run, factor, device) if factor > 1 else part.run
-    return PlannedTransformer(
-        family=part,
-        source=source,
-        component=component,
-        class_name=name,
-        slices=slices,
-        device=device,
-    )
+    return module
 
 
 def _cut(

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from ..checkpoint.stored_tensor import Compression
 from .decoding import Scales
-from .kitchen import kitchen
+from .kitchen import is_installed, kitchen
 
 Product = Callable[[Tensor, Tensor, Scales, Tensor | None], Tensor]
 """Computes from inputs ``[tokens, columns]``, the packed weight, its scales and the bias."""
@@ -38,6 +38,8 @@ def product(compression: Compression, rows: int, device: torch.device) -> Produc
     allowed = compression.native and not (compression.format == "F8_E4M3" and compression.row_scale)
     if not allowed or rows % _ROWS.get(compression.format, 1) or not _has_cores(compression.format, device):
         return None
+    if not is_installed():
+        return None  # fp8 is decoded without the package; weights in the other formats are refused
     if compression.format == "int8_tensorwise":
         return _Int8(compression.rotation)
     return {"F8_E4M3": _fp8, "mxfp8": _mxfp8, "nvfp4": _nvfp4}[compression.format]
@@ -86,10 +88,15 @@ def _mxfp8(x: Tensor, packed: Tensor, scales: Scales, bias: Tensor | None) -> Te
     return functional.linear(left, weight, bias)
 
 
+def _nvfp4_scale(x: Tensor) -> Tensor:
+    """Return the scale that ComfyUI takes where the file has none. Tokens that are all zero get one above zero."""
+    return (x.abs().amax() / (_LARGEST_FP8 * _LARGEST_FP4)).float().clamp(min=torch.finfo(torch.float32).tiny)
+
+
 def _nvfp4(x: Tensor, packed: Tensor, scales: Scales, bias: Tensor | None) -> Tensor:
     tensor = kitchen().tensor
     layout, params = "TensorCoreNVFP4Layout", tensor.TensorCoreNVFP4Layout.Params
-    whole = scales.get("input_scale", x.abs().amax().float() / (_LARGEST_FP8 * _LARGEST_FP4))
+    whole = scales["input_scale"] if "input_scale" in scales else _nvfp4_scale(x)
     rounded, blocks = kitchen().quantize_nvfp4(x, whole, pad_16x=len(x) % 16 > 0)
     left = params(scale=whole, block_scale=blocks, orig_dtype=x.dtype, orig_shape=tuple(x.shape))
     tiles = kitchen().to_blocked(scales["block_scale"], flatten=False).view(torch.float8_e4m3fn)

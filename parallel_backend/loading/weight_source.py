@@ -1,7 +1,7 @@
 """The weights of one component on disk, by the names of diffusers' parameters, whatever the files call them."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import replace
@@ -13,7 +13,7 @@ from ..checkpoint.architectures import TRANSFORMERS, VAES, architecture_of
 from ..checkpoint.checkpoint import StoredComponent
 from ..checkpoint.dtypes import TORCH_DTYPES
 from ..checkpoint.overlay_file import OverlayFile
-from ..checkpoint.stored_tensor import Compression, StoredTensor
+from ..checkpoint.stored_tensor import Compression, StoredTensor, check_readable
 from ..checkpoint.weight_headers import read_files, weights_under
 from ..errors import InvalidRequest
 from .converters import converter, has_converter
@@ -92,6 +92,7 @@ class WeightSource:
         self._check_unused(shapes, only=only)
         try:
             for source in dict.fromkeys(self._rows[name].source for name in shapes):
+                check_readable(self._tensors[source])
                 check_scales(self._tensors[source])
         except InvalidRequest as error:
             raise InvalidRequest(f"{self._name}: {error}") from error
@@ -104,8 +105,13 @@ class WeightSource:
         return stored.compression
 
     def _check_shape(self, name: str, shape: Shape) -> None:
-        found = self.shape(name)
+        found, compression = self.shape(name), self._tensors[self._rows[name].source].compression
         if found[:1] != shape[:1] or _squeezed(found) != _squeezed(shape):
+            if compression is not None and compression.is_padded(found, shape):
+                raise InvalidRequest(
+                    f"{name} is padded from {list(shape)} to {list(found)} in {self._name}, and padded "
+                    f"{compression.format} is not supported: use an fp8, INT8 or GGUF file of the model instead"
+                )
             raise InvalidRequest(
                 f"{name} has shape {list(found)} in {self._name}, but {list(shape)} in the config: download the model "
                 "again"
@@ -116,6 +122,8 @@ class WeightSource:
         superfluous = [name for name in self._tensors if name not in used]
         if not superfluous:
             return
+        for name in superfluous:
+            self._check_beside(name, used)
         named = ", ".join(superfluous[:_MOST_NAMED])
         if only:
             raise InvalidRequest(
@@ -123,6 +131,20 @@ class WeightSource:
                 "holds another model; choose another file, or load this one with ComfyUI's own loader"
             )
         log.warning("%d weights of %s have no use: %s", len(superfluous), self._name, named)
+
+    def _check_beside(self, name: str, used: Container[str]) -> None:
+        """Refuse a superfluous tensor in a layer with a compressed weight: it may change what the weight's bytes mean.
+
+        Raises:
+            InvalidRequest: names it.
+        """
+        layer, _, kind = name.rpartition(".")
+        weight = f"{layer}.weight"
+        if kind != "bias" and weight in used and self._tensors[weight].compression is not None:
+            raise InvalidRequest(
+                f"{self._name} has {name} beside the compressed {weight}, which is not known: use an fp8, INT8, NVFP4 "
+                "or GGUF file of the model that ComfyUI itself reads"
+            )
 
     def read(self, name: str, dim: int, parts: tuple[slice, ...] | None, rows: slice | None, into: Tensor) -> None:
         """Read part of a parameter, decoded, or part of the bytes or the scales of a compressed one.

@@ -51,6 +51,8 @@ def run_inside(comfyui_path: Path, markers: str, runtime: Path, output: IO[str] 
         "OMP_NUM_THREADS": "1",
     }
     options = ["-o", "pythonpath=", "-o", "addopts=--import-mode=importlib -p no:cacheprovider", "-q", "-rs"]
+    if "grid" in markers.split() and (chosen := os.environ.get("PARALLEL_DIT_GRID")):
+        options += ["-k", chosen]
     command = [sys.executable, "-P", "-m", "pytest", "-c", str(ROOT / "pyproject.toml"), "--rootdir", str(ROOT)]
     try:
         return subprocess.run(

@@ -8,7 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from parallel_backend.checkpoint.weight_headers import read_file
+from parallel_backend.checkpoint.stored_tensor import Compression, StoredTensor
+from parallel_backend.checkpoint.weight_headers import read_file, weights_under
+from parallel_backend.interfaces.tensor_cuts import local_ranges
 from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.models.shared.patchify import pad_to_patch
 from tests.ranks import driver, requests
@@ -27,8 +29,8 @@ LAYOUTS = [
     "ring=3 shard_weights",
     "pipe=2 patches=1",
 ]
-COPIES = {"": 1.0, "ulysses=2": 2.0, "tensor=3": 1.5}
-"""How often the ranks of a layout hold the blocks' weights, if not once. Thirds of heads are widened to blocks."""
+COLUMNS_CUT = {"to_out.0.weight": 128, "ffn.net.2.weight": 1}
+"""Ends of the names of weights whose columns ``tensor`` cuts, and how many columns stay together."""
 
 Write = Callable[[Path, dict[str, Tensor]], dict[str, Tensor]]
 
@@ -102,8 +104,38 @@ def check(pools, file, layout):
     assert [answer["error"] for answer in answers] == [None] * ranks
     assert requests.relative_error(answers[0]["tensors"]["0"], wanted) <= CLOSE
     held = sum(pools(ranks).run(driver.held_bytes, "blocks."))
-    stored = sum(each.bytes for name, each in read_file(path).tensors.items() if name.startswith("blocks."))
-    assert held <= FILE * COPIES.get(layout, 1.0) * stored
+    assert held <= FILE * expected_bytes(path, ParallelLayout.parse(layout))
+
+
+def expected_bytes(path, layout):
+    """The bytes of the blocks' weights on all ranks, from the file's bytes and the layout's numbers."""
+    header = read_file(path)
+    stored = sum(each.bytes for name, each in header.tensors.items() if name.startswith("blocks."))
+    widened = sum(
+        weight.bytes * (widening(weight, together, layout.tensor) - 1)
+        for name, weight in weights_under("", header).items()
+        for end, together in COLUMNS_CUT.items()
+        if name.endswith(end)
+    )
+    return (stored + widened) * (1 if layout.shard_weights else layout.ulysses)
+
+
+def widening(weight, together, ranks):
+    """How many columns the ranks hold for each of the weight's, since each part starts and ends between blocks.
+
+    Of 512 columns in 4 heads, 3 ranks use 256, 128 and 128, and hold 256 each in blocks of 256.
+    """
+    columns, unit = weight.shape[1], weight.compression.unit if weight.compression else 1
+    parts = [part for rank in range(ranks) for part in local_ranges(((columns // together, together),), ranks, rank)]
+    return sum(-(-part.stop // unit) * unit - part.start // unit * unit for part in parts) / columns
+
+
+def test_the_ranks_hold_whole_blocks():
+    weight = StoredTensor(
+        file=Path(), name="", dtype="Q4_K", shape=(512, 512), bytes=0, offset=0,
+        compression=Compression(format="Q4_K", block=256, block_bytes=144),
+    )  # fmt: skip
+    assert [widening(weight, 128, ranks) for ranks in (1, 2, 3)] == [1.0, 1.0, 1.5]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

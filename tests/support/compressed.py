@@ -142,25 +142,29 @@ def _json_bytes(description: Mapping[str, Any]) -> Tensor:
 
 GGUF_TYPES = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS")
 
-_SCALES_AT = {
-    "Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "IQ4_NL": (0,), "IQ4_XS": (0,),
+SCALES_AT = {
+    "Q8_0": (0,), "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q2_K": (80, 82), "Q3_K": (108,),
+    "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "IQ4_NL": (0,), "IQ4_XS": (0,),
 }  # fmt: skip
-"""Where the float16 scales are in a block of the types that ``gguf`` cannot quantise."""
+"""Where the float16 scales and minima are in a block."""
+
+_QUANTISED = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")
+"""Types in which ``gguf`` can quantise."""
 
 
 def gguf_blocks(weight: Tensor, kind: str) -> np.ndarray:
     """Return rows of blocks: quantised where ``gguf`` can, else random ones with numbers as large as the weight's."""
     type_ = GGMLQuantizationType[kind]
-    if kind not in _SCALES_AT:
+    if kind in _QUANTISED:
         return gguf.quants.quantize(weight.float().numpy(), type_)
     block, size = gguf.GGML_QUANT_SIZES[type_]
     rows, columns = weight.shape
     random = np.random.default_rng(rows + columns)
     blocks = random.integers(0, 256, (rows * columns // block, size), dtype=np.uint8)
-    for at in _SCALES_AT[kind]:
+    for at in SCALES_AT[kind]:
         blocks[:, at : at + 2] = np.full((len(blocks), 1), 1, np.float16).view(np.uint8)
     spread = gguf.quants.dequantize(blocks.reshape(rows, -1), type_).std()
-    for at in _SCALES_AT[kind]:
+    for at in SCALES_AT[kind]:
         scales = random.uniform(0.5, 1.5, (len(blocks), 1)) * float(weight.std()) / spread
         blocks[:, at : at + 2] = scales.astype(np.float16).view(np.uint8)
     return blocks.reshape(rows, -1)

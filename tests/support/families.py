@@ -4,6 +4,8 @@ from datetime import timedelta
 from functools import cache
 from typing import Any
 
+from torch import Tensor
+
 from parallel_backend.attention.kernels import KERNELS
 from parallel_backend.attention.routing import routed
 from parallel_backend.denoiser import attention_chain
@@ -16,13 +18,19 @@ from parallel_backend.strategies.token_split import TokenSplit
 from parallel_backend.verify.forward import examples
 from parallel_backend.verify.forward.examples import inputs, variants
 
-__all__ = ["family", "inputs", "module", "run", "variants"]
+__all__ = ["family", "inputs", "module", "run", "variants", "weights"]
 
 
 @cache
 def module(class_name: str, name: str) -> Any:
     """Return the diffusers module of a variant."""
     return examples.module(class_name, name)
+
+
+def weights(class_name: str, variant: int = 0) -> dict[str, Tensor]:
+    """Return the weights of a class's variant of this number, in diffusers' names, as files take them."""
+    name = [name for each, name in variants() if each == class_name][variant]
+    return {key: tensor.clone().contiguous() for key, tensor in module(class_name, name).state_dict().items()}
 
 
 def family(class_name: str, name: str) -> Family:

@@ -12,6 +12,7 @@ import comfy.model_patcher
 import diffusers
 import torch
 from any_folder_name.nodes.bridges.bridge import Bridge
+from any_folder_name.nodes.bridges.custom_model import TransformerSignature
 from any_folder_name.nodes.families.registry import bridge_for
 from any_folder_name.parallel_backend.checkpoint.opening import open_checkpoint
 from natives import HAS_COGVIDEOX
@@ -70,6 +71,10 @@ class CustomCase:
         }
         (folder / "model_index.json").write_text(json.dumps(index))
 
+    def samples(self) -> dict[str, Any]:
+        """Return LATENT."""
+        return {"samples": torch.zeros(self.latent)}
+
     def conditioning(self, seed: int, shorter: int = 0) -> list[Any]:
         """Return one random conditioning whose text is ``shorter`` tokens shorter."""
         random = seeded(seed)
@@ -84,8 +89,8 @@ def encoder() -> T5EncoderModel:
     return T5EncoderModel(config).eval().requires_grad_(False)
 
 
-class Stock(nn.Module):
-    """diffusers' module in the place of ComfyUI's transformer.
+class Stock(TransformerSignature, nn.Module):
+    """diffusers' module in the place of ComfyUI's transformer. Weights have diffusers' names.
 
     Attributes:
         latents: the latents that it was called with.
@@ -93,15 +98,21 @@ class Stock(nn.Module):
 
     def __init__(self, case: CustomCase) -> None:
         super().__init__()
-        self.module, self.case, self.dtype = case.module(), case, torch.float32
+        module = case.module()
+        self._stock, self.case, self.dtype = [module], case, torch.float32
         self.latents: list[Tensor] = []
+        for name, child in module.named_children():
+            self.add_module(name, child)
 
     @torch.no_grad()
-    def forward(self, x: Tensor, timestep: Tensor, transformer_options: Any = None, **call_args: Any) -> Tensor:
+    def _forward(
+        self, x: Tensor, timestep: Tensor, context: Any = None, control: Any = None, options: Any = None, **rest: Any
+    ) -> Tensor:
         """Return the prediction for the latent, padded and cropped as in ComfyUI."""
         self.latents.append(x)
         patch = (1, 2, 2)[-(x.ndim - 2) :]
-        out = self.case.forward(self.module, comfy.ldm.common_dit.pad_to_patch_size(x, patch), timestep, call_args)
+        padded = comfy.ldm.common_dit.pad_to_patch_size(x, patch)
+        out = self.case.forward(self._stock[0], padded, timestep, {"context": context, **rest})
         return out[..., : x.shape[-2], : x.shape[-1]]
 
 

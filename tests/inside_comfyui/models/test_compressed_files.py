@@ -83,6 +83,17 @@ def test_sampling_equals_comfyui_with_the_file(name: str, folder: Path, load_rem
     assert difference(file, load_remote) < CLOSE
 
 
+@pytest.mark.newest
+def test_comfyui_decodes_rows_of_fp8_as_the_ranks_do() -> None:
+    """Its products with such weights fail unless they are square, so there is no picture to compare."""
+    weight = torch.randn(256, 128)
+    result = compressed_files.FORMATS["fp8 by row"][1](weight)
+    scale, layout = result.stored["weight_scale"], "TensorCoreFP8E4M3Layout"
+    params = comfy.quant_ops.TensorCoreFP8Layout.Params(scale=scale, orig_dtype=torch.float32, orig_shape=weight.shape)
+    native = comfy.quant_ops.QuantizedTensor(result.stored["weight"], layout, params)
+    assert torch.equal(native.dequantize(), result.decoded)
+
+
 def test_sampling_equals_comfyui_with_a_file_in_the_older_dialect(
     folder: Path, load_remote: Callable[..., Loaded]
 ) -> None:

@@ -19,6 +19,7 @@ from any_folder_name.nodes.families.registry import bridge_for
 from any_folder_name.parallel_backend.checkpoint.opening import open_checkpoint
 from any_folder_name.parallel_backend.errors import InvalidRequest
 from any_folder_name.parallel_backend.protocol.messages import Devices
+from helpers import compressed_files
 from natives.files import FILE_CASES
 from safetensors.torch import save_file
 
@@ -175,3 +176,21 @@ def test_an_option_that_the_ranks_cannot_follow_is_refused(
     monkeypatch.setattr(comfy.cli_args.args, option, True)
     with pytest.raises(InvalidRequest, match="options ask for weights in torch"):
         auto_dtype(ours, GPUS)
+
+
+@pytest.mark.newest
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize(("largest", "allowed"), [(1.0, True), (40.0, False)])
+def test_a_gguf_file_is_asked_for_the_deviation_of_a_norm(largest: float, allowed: bool, tmp_path: Path) -> None:
+    case = FILE_CASES["z_image image"]
+    weights = case.native().model.diffusion_model.state_dict()
+    norm = torch.ones_like(weights["layers.0.ffn_norm1.weight"])
+    norm[0] = largest
+    weights["layers.0.ffn_norm1.weight"] = norm
+    decoded = compressed_files.write_gguf(tmp_path / "tiny.gguf", weights, "Q8_0", architecture="lumina2")
+    save_file(decoded, tmp_path / "tiny.safetensors")
+    for name in ("tiny.safetensors", "tiny.gguf"):
+        ours = bridge_for(open_checkpoint(tmp_path / name))
+        ours.config = {**ours.config, "n_layers": 2}  # the tiny model has no norm in the last layer but one
+        assert ours.values_for_dtype() == {"allow_fp16": allowed}
+    assert auto_dtype(bridge_for(open_checkpoint(tmp_path / "tiny.gguf")), GPUS) == "bfloat16"

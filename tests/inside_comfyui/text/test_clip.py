@@ -13,7 +13,7 @@ import transformers
 from any_folder_name.nodes.bridges.bridge import CoreText
 from any_folder_name.nodes.families.registry import BRIDGES
 from any_folder_name.nodes.remote import clip
-from any_folder_name.nodes.remote.preflight import CLIP_OUTPUT, check_output
+from any_folder_name.nodes.remote.preflight import CLIP_OUTPUT, VAE_OUTPUT, check_output
 from any_folder_name.parallel_backend.checkpoint.opening import open_checkpoint
 from any_folder_name.parallel_backend.errors import InvalidRequest
 from safetensors.torch import save_file
@@ -169,6 +169,27 @@ def test_an_incomplete_text_encoder_is_refused(
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     with pytest.raises(InvalidRequest, match=message):
         core_clip(tmp_path).tokenize("a")
+
+
+@pytest.mark.parametrize(
+    ("output", "component", "kind"),
+    [(CLIP_OUTPUT, "text_encoder", "T5EncoderModel"), (VAE_OUTPUT, "vae", "AutoencoderKLMochi")],
+)
+def test_compressed_weights_in_a_folder_are_refused_before_anything_loads(
+    tmp_path: Path, output: int, component: str, kind: str
+) -> None:
+    index = {component: ["transformers", kind], "transformer": ["diffusers", MOCHI]}
+    (tmp_path / "model_index.json").write_text(json.dumps(index))
+    for name in index:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text("{}")
+        save_file(
+            {"q.weight": torch.ones(2, 2), "q.weight_scale": torch.ones(1)}, tmp_path / name / "model.safetensors"
+        )
+    with pytest.raises(
+        InvalidRequest, match=rf"{component} has compressed weights \(q.weight_scale\), .*plain weights"
+    ):
+        check_output(open_checkpoint(tmp_path), output)
 
 
 @pytest.mark.parametrize(

@@ -93,29 +93,63 @@ def test_what_a_tensors_entry_cannot_say_is_refused(file, field, value, message)
     refused(file, message)
 
 
-def test_an_endless_array_is_not_followed(tmp_path):
-    path = tmp_path / "model.gguf"
+def with_field(path, write):
+    """Write a file with one more field, which ``write(writer)`` adds, and one tensor."""
     writer = gguf.GGUFWriter(path, "wan")
-    writer.add_array("long", [1, 2, 3])
-    writer.add_tensor("a", np.zeros(1 << 22, np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    content = bytearray(path.read_bytes())
-    at = content.index(b"long") + 8
-    content[at : at + 12] = struct.pack("<IQ", gguf.GGUFValueType.UINT8, 1 << 23)
-    path.write_bytes(content)
-    refused(path, "a field claims 8388608 values")
-
-
-def test_a_shape_that_is_not_the_tensors_is_refused(tmp_path):
-    path = tmp_path / "model.gguf"
-    writer = gguf.GGUFWriter(path, "wan")
-    writer.add_array("comfy.gguf.orig_shape.a", [4, 5])
+    write(writer)
     writer.add_tensor("a", np.zeros(12, np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+    return path
+
+
+UINT8, STRING, ARRAY = gguf.GGUFValueType.UINT8, gguf.GGUFValueType.STRING, gguf.GGUFValueType.ARRAY
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ([(UINT8, 1 << 23, 1 << 23)], "a field claims 8388608 values of type UINT8"),
+        ([(UINT8, 1 << 21, 1 << 21)] * 3, "a field claims 2097152 values of type UINT8"),
+        ([(UINT8, 1 << 60, 0)], "a field claims 1152921504606846976 values of type UINT8"),
+        ([(STRING, 1 << 22, 1 << 10)], "cut off, or a field claims 4194304 texts"),
+        ([(STRING, 3, 1 << 10)], "cannot be read as a GGUF file"),
+        ([(ARRAY, 1, 1 << 10)], "a field claims 1 values of type ARRAY"),
+        ([(99, 1, 1 << 10)], "99 is not a valid GGUFValueType"),
+    ],
+)
+def test_absurd_arrays_are_refused(tmp_path, fields, message):
+    def write(writer):
+        for i in range(len(fields)):
+            writer.add_array(f"long{i}", [1])
+
+    path = with_field(tmp_path / "model.gguf", write)
+    content = path.read_bytes()
+    for i, (kind, count, size) in enumerate(fields):
+        at = content.index(f"long{i}".encode()) + len("long0") + 4
+        content = content[:at] + struct.pack("<IQ", kind, count) + b"\1" * size + content[at + 16 :]
+    path.write_bytes(content)
+    refused(path, message)
+
+
+def test_nested_arrays_do_not_recurse(tmp_path):
+    path = with_field(tmp_path / "model.gguf", lambda writer: writer.add_array("long", [1]))
+    content = path.read_bytes()
+    at = content.index(b"long") + len("long") + 4
+    path.write_bytes(content[:at] + struct.pack("<IQ", ARRAY, 1) * 5000 + content[at:])
+    refused(path, "a field claims 1 values of type ARRAY")
+
+
+@pytest.mark.parametrize("values", [[7] * (1 << 20), ["word"] * (1 << 20)], ids=["numbers", "texts"])
+def test_a_long_array_costs_no_object_for_each_value(tmp_path, values):
+    path = with_field(tmp_path / "model.gguf", lambda writer: writer.add_array("long", values))
+    start = time.process_time()
+    assert list(read_gguf(path).tensors) == ["a"]
+    assert time.process_time() - start < SECONDS
+
+
+def test_a_shape_that_is_not_the_tensors_is_refused(tmp_path):
+    path = with_field(tmp_path / "model.gguf", lambda writer: writer.add_array("comfy.gguf.orig_shape.a", [4, 5]))
     refused(path, r"orig_shape.a is \[4, 5\], and the tensor has the shape \[12\]")

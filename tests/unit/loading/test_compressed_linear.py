@@ -1,21 +1,20 @@
 """Linear layers with compressed weights: parts of rows, columns between blocks, and products in the format itself."""
 
+from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from parallel_backend.checkpoint.stored_tensor import Compression
-from parallel_backend.checkpoint.weight_headers import read_file, weights_under
 from parallel_backend.loading import decoding, native_kernels
-from parallel_backend.loading.compressed_linear import CompressedLinear
-from parallel_backend.loading.scales import read_scale
-from parallel_backend.loading.stored_bytes import opened
 from tests.support import compressed
+from tests.support.compressed_layer import COLUMNS, ROWS, compressed_layer
 
-ROWS, COLUMNS = 64, 256
 MULTIPLIED = ["fp8 e4m3", "int8", "int8 by row", "int8 rotated", "mxfp8", "nvfp4"]
 """Formats in which some device multiplies."""
 
@@ -23,27 +22,7 @@ MULTIPLIED = ["fp8 e4m3", "int8", "int8 by row", "int8 rotated", "mxfp8", "nvfp4
 @pytest.fixture
 def layer(tmp_path):
     """``layer(name)`` is a layer in a format, and its decoded weight."""
-
-    def build(name, **options):
-        torch.manual_seed(0)
-        plain = {"a.weight": torch.randn(ROWS, COLUMNS)}
-        if name in compressed.GGUF_TYPES:
-            path = tmp_path / "a.gguf"
-            decoded = compressed.write_gguf(path, plain, name)
-        else:
-            path = tmp_path / "a.safetensors"
-            decoded = compressed.write_described(path, plain, name, **options)
-        stored = weights_under("", read_file(path))["a.weight"]
-        assert stored.compression is not None
-        made = CompressedLinear(nn.Linear(COLUMNS, ROWS, device="meta"), stored.compression).to_empty(device="cpu")
-        with opened(stored) as data:
-            made.packed.data = data.clone()
-        for scale in stored.compression.scales:
-            getattr(made, scale).data = read_scale(stored, scale)
-        made.bias.data = torch.randn(ROWS)
-        return made.requires_grad_(False), decoded["a.weight"]
-
-    return build
+    return partial(compressed_layer, tmp_path)
 
 
 @pytest.mark.parametrize("at_once", [3 * COLUMNS, 1 << 22])
@@ -78,20 +57,79 @@ def decoded_product(x, weight, bias):
     return functional.linear(x.dequantize(), weight.dequantize(), bias)
 
 
+@pytest.fixture
+def with_cores(monkeypatch):
+    """Compute as on a device that multiplies in every format."""
+    monkeypatch.setattr(native_kernels, "_has_cores", lambda stored_format, device: True)
+    real = functional.linear
+
+    def product(x, weight, bias):
+        # torch has no product of numbers with block scales for CPUs.
+        blocks = x._layout_cls in ("TensorCoreMXFP8Layout", "TensorCoreNVFP4Layout")
+        return (decoded_product if blocks else real)(x, weight, bias)
+
+    monkeypatch.setattr(native_kernels, "functional", SimpleNamespace(linear=product))
+
+
 @pytest.mark.parametrize("name", MULTIPLIED)
 @pytest.mark.parametrize("tokens", [(32,), (2, 7)])
-def test_devices_with_the_format_multiply_in_it(layer, monkeypatch, name, tokens):
-    made, decoded = layer(name)
+@pytest.mark.parametrize("bias", [True, False])
+def test_devices_with_the_format_multiply_in_it(layer, request, name, tokens, bias):
+    made, decoded = layer(name, bias=bias)
     x = torch.randn(*tokens, COLUMNS)
     exact = functional.linear(x, decoded, made.bias)
     assert torch.allclose(made(x), exact, atol=1e-4)
-    monkeypatch.setattr(native_kernels, "_has_cores", lambda stored_format, device: True)
-    if name in ("mxfp8", "nvfp4"):  # torch has no product in these formats for CPUs
-        monkeypatch.setattr(native_kernels, "functional", SimpleNamespace(linear=decoded_product))
+    request.getfixturevalue("with_cores")
     rounded = made(x)
     assert rounded.shape == exact.shape
     difference = float((rounded - exact).abs().max() / exact.abs().max())
     assert 1e-3 < difference < 0.2  # the input is rounded, too
+
+
+@pytest.mark.parametrize("name", [*MULTIPLIED, "Q4_K"])
+@pytest.mark.parametrize("shape", [(0,), (1, 0), (0, 5)])
+def test_a_rank_without_tokens_gets_an_empty_result(layer, with_cores, name, shape):
+    made, _ = layer(name)
+    out = made(torch.empty(*shape, COLUMNS, dtype=torch.bfloat16))
+    assert (out.shape, out.dtype) == ((*shape, ROWS), torch.bfloat16)
+
+
+def test_tokens_of_zeros_give_the_bias(layer, with_cores):
+    made, _ = layer("nvfp4")
+    assert torch.equal(made(torch.zeros(3, COLUMNS)), made.bias.expand(3, ROWS))
+
+
+class Maxima(TorchDispatchMode):
+    """Counts the maxima over whole tensors."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func is torch.ops.aten.amax.default and len(args) == 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_nvfp4_takes_the_input_scale_of_the_file_or_of_the_tokens(layer, with_cores):
+    made, _ = layer("nvfp4")
+    for x in (torch.randn(16, COLUMNS).bfloat16(), torch.randn(16, COLUMNS)):
+        # As ComfyUI's TensorCoreNVFP4Layout.quantize.
+        whole = (torch.amax(x.abs()) / (448.0 * 6.0)).to(torch.float32)
+        assert torch.equal(native_kernels._nvfp4_scale(x), whole)
+    with Maxima() as maxima:
+        found = made(x)
+    assert maxima.count == 1
+    made.compression = replace(made.compression, input_scale=made.compression.tensor_scale)
+    made.register_buffer("input_scale", whole)
+    with Maxima() as maxima:
+        assert torch.equal(made(x), found)
+    assert maxima.count == 0
+
+
+def test_without_comfy_kitchen_fp8_is_decoded(layer, with_cores, monkeypatch):
+    monkeypatch.setattr(native_kernels, "is_installed", lambda: False)
+    made, decoded = layer("fp8 e4m3")
+    x = torch.randn(3, COLUMNS)
+    assert torch.allclose(made(x), functional.linear(x, decoded, made.bias), atol=1e-4)
 
 
 @pytest.mark.parametrize(

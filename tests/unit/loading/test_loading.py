@@ -16,7 +16,7 @@ from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.loading import load as load_module
 from parallel_backend.loading.components import ComponentCache
 from parallel_backend.loading.load import check_component, load_transformer, resolve_dtype
-from tests.support import tiny
+from tests.support import compressed, tiny
 
 
 def _alone() -> mesh.DeviceMesh:
@@ -57,6 +57,75 @@ def test_quantised_weights_are_refused(copy):
     file.write_text(json.dumps(json.loads(file.read_text()) | {"quantization_config": {"quant_method": "gguf"}}))
     with pytest.raises(InvalidRequest, match="is quantised"):
         check_component(copy, "transformer")
+
+
+SCALE = torch.ones(())
+MARKS = {
+    "scaled_fp8": torch.zeros(2, dtype=torch.float8_e4m3fn),
+    "{}.scale_weight": SCALE,
+    "{}.weight_scale": SCALE,
+    "{}.comfy_quant": torch.tensor(list(b'{"format": "float8_e4m3fn"}'), dtype=torch.uint8),
+    "{}.input_scale": SCALE,
+    "{}.weight_scale_inv": SCALE,
+    "{}.SCB": SCALE,
+    "{}.weight": torch.ones(8, 8, dtype=torch.int8),
+    "{}.more": torch.ones(8, 8, dtype=torch.uint8),
+}
+"""What files with compressed weights have, which diffusers and transformers ignore or take for numbers."""
+
+
+@pytest.mark.parametrize("mark", MARKS)
+@pytest.mark.parametrize(
+    ("component", "file", "layer"),
+    [
+        ("text_encoder", "model.safetensors", "encoder.block.0.layer.0.SelfAttention.q"),
+        ("vae", WEIGHTS, "encoder.conv_in"),
+    ],
+)
+def test_compressed_weights_of_other_components_are_refused_by_name(copy, component, file, layer, mark):
+    path, name = copy.path / component / file, mark.format(layer)
+    tensors = load_file(path)
+    save_file({key: each for key, each in tensors.items() if key != name} | {name: MARKS[mark]}, path)
+    with pytest.raises(InvalidRequest, match=rf"{component} has compressed weights \({name}\), .*use plain weights"):
+        check_component(copy, component)
+    check_component(copy, "transformer")
+
+
+LAYER = "blocks.0.attn1.to_q"
+
+
+def fp8(tensors):
+    return tensors[f"{LAYER}.weight"].to(torch.float8_e4m3fn)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (lambda _: {f"{LAYER}.weight_scale": SCALE}, "weight_scale belongs to no layer"),
+        (lambda _: {f"{LAYER}.weight": torch.ones(48, 48, dtype=torch.int8)}, f"{LAYER}.weight has dtype I8, which is"),
+        (lambda _: {f"{LAYER}.SCB": SCALE}, "in bitsandbytes' format"),
+        (lambda tensors: {f"{LAYER}.weight": fp8(tensors), f"{LAYER}.weight_gain": SCALE}, "weight_gain beside the"),
+    ],
+)
+def test_a_folders_transformer_has_known_scales_or_none(copy, changes, message):
+    path = copy.path / "transformer" / WEIGHTS
+    tensors = load_file(path)
+    save_file(tensors | changes(tensors), path)
+    with pytest.raises(InvalidRequest, match=message):
+        load_transformer(copy, torch.float32, torch.device("cpu"), ALONE)
+
+
+@pytest.mark.parametrize(
+    "write", [compressed.write_scaled, lambda *args: compressed.write_described(*args, "fp8 e4m3")]
+)
+def test_a_folders_transformer_may_be_compressed(copy, write):
+    path = copy.path / "transformer" / WEIGHTS
+    decoded = write(path, load_file(path))
+    family = load_transformer(copy, torch.float32, torch.device("cpu"), ALONE)
+    for name, wanted in decoded.items():
+        layer, _, kind = name.rpartition(".")
+        held = getattr(family.module.get_submodule(layer), kind)
+        assert torch.allclose(held.detach(), wanted, rtol=1e-6), name
 
 
 def test_auto_is_float32_on_a_cpu(copy):
