@@ -11,6 +11,9 @@ from .low_rank_hooks import LowRankHooks
 from .overlay import overlaid, replace_compressed
 from .weight_source import WeightSource
 
+_UNKNOWN = Overlay(path="", id="")
+"""Stands for an overlay that was read in part."""
+
 
 class WeightChanges:
     """The LoRAs and the overlay that are in force in one loaded transformer.
@@ -28,7 +31,7 @@ class WeightChanges:
     ) -> None:
         self._low_rank = LowRankHooks(module, class_name, slices)
         self._module, self._component, self._source, self._slices = module, component, source, slices
-        self._overlay_id: str | None = None
+        self._overlay: Overlay | None = None
         self._overlaid: frozenset[str] = frozenset()
 
     def use(self, adapters: Sequence[Adapter], overlay: Overlay | None) -> None:
@@ -36,15 +39,19 @@ class WeightChanges:
 
         An overlay costs reading the weights that it or the one before changes, and nothing if it stays the same.
         """
-        overlay_id = None if overlay is None else overlay.id
-        if overlay_id != self._overlay_id:
-            self._overlay_id = ""  # if reading fails, the next request reads again, whatever its overlay
-            changed = overlaid(self._source, overlay, self._component)
-            before, self._overlaid = self._overlaid, self._overlaid | changed.overlaid
-            partial.read_parameters(self._module, changed, self._slices, only=(before | changed.overlaid))
-            replace_compressed(self._module, changed)
-            self._overlay_id, self._overlaid = overlay_id, changed.overlaid
+        if overlay != self._overlay:
+            self._change_to(overlay)
         self._low_rank.use(adapters)
+
+    def _change_to(self, overlay: Overlay | None) -> None:
+        before, self._overlay = self._overlay, _UNKNOWN  # if reading fails, the next request reads again
+        changed = overlaid(self._source, overlay, self._component)
+        if before is None or overlay is None or overlay.id != before.id:
+            names = self._overlaid | changed.overlaid
+            self._overlaid = names
+            partial.read_parameters(self._module, changed, self._slices, only=names)
+        replace_compressed(self._module, changed)  # layers may read later, so the path has to be a good one
+        self._overlay, self._overlaid = overlay, changed.overlaid
 
     def forget_idle(self) -> bool:
         """Free the factors of LoRAs that are not in use; return whether there were any."""

@@ -162,7 +162,15 @@ def test_loras_and_overlays_change_compressed_weights(pools, files, model, tmp_p
     )
     ranks, case = ParallelLayout.parse(layout).ranks, Case(texts=(9,))
     loads = set()
-    for given, weights in ((None, decoded), (overlay, decoded | replaced)) * 2:
+    moved = replace(overlay, path=str(tmp_path / "moved.safetensors"))
+    for given, weights in (
+        (None, decoded),
+        (overlay, decoded | replaced),
+        (moved, decoded | replaced),
+        (None, decoded),
+    ):
+        if given is moved:
+            Path(overlay.path).rename(moved.path)
         model.load_state_dict(merged(weights, [lora]))
         with torch.no_grad():
             out = model(pad_to_patch(case.latent, PATCH), case.timestep, case.text(0), return_dict=False)[0]
