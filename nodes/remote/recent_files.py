@@ -20,7 +20,7 @@ _KEPT_FILES, _KEPT_BYTES = 4, 16 << 30
 """Before a file is made, others are freed while there are more than so many, and they take more than so many bytes."""
 
 _SPARE = 1 << 30
-"""Bytes of memory that must stay free."""
+"""Bytes of memory that must stay free besides a file; as many as the file has, if it has fewer."""
 
 _files: dict[str, SealedFile] = {}
 """The one that was used last comes last."""
@@ -61,14 +61,18 @@ def _make_room(nbytes: int) -> None:
     """Free files, those first that were not used for the longest time. A schedule makes a file a step."""
     for file_id in list(_files):
         kept = sum(file.nbytes for file in _files.values()) + nbytes
-        if nbytes + _SPARE <= _free_memory() and (len(_files) < _KEPT_FILES or kept <= _KEPT_BYTES):
+        if _fits(nbytes) and (len(_files) < _KEPT_FILES or kept <= _KEPT_BYTES):
             return
         _free(file_id)
-    if nbytes + _SPARE > (available := _free_memory()):
+    if not _fits(nbytes):
         raise InvalidRequest(
-            f"the weights that nodes change take {nbytes / 1e9:.1f} GB more, and {available / 1e9:.1f} GB of memory "
-            "are free: use fewer of these LoRAs, or a plain one, whose factors take less"
+            f"the weights that nodes change take {nbytes / 1e9:.1f} GB more, and {_free_memory() / 1e9:.1f} GB of "
+            "memory are free: use fewer of these LoRAs, or a plain one, whose factors take less"
         )
+
+
+def _fits(nbytes: int) -> bool:
+    return nbytes + min(nbytes, _SPARE) <= _free_memory()
 
 
 def _free_memory() -> int:
