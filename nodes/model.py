@@ -11,7 +11,7 @@ from .bridges.announcements import flags_without_effect
 from .families.registry import bridge_for
 from .layout import LayoutType
 from .loader import ATTENTION_TOOLTIP, DEVICES_TOOLTIP, LAYOUT_TOOLTIP, check_devices, handle_for, open_model
-from .remote.adopt import COPY_TEXT, adopt, copy_model, source_file
+from .remote.adopt import COPY_TEXT, adopt, copy_model, fill_copy, source_file
 from .remote.memory_file import MemoryFile
 from .remote.model import parallel_model
 from .remote.patcher import RemotePatcher, remote_patcher
@@ -115,7 +115,7 @@ def _from_loaded(
     remote = remote_patcher(parallel_model(handle, bridge_for(handle.checkpoint)))
     adopt(remote, source)
     if isinstance(origin, MemoryFile):
-        origin.fill()
+        fill_copy(origin)
     handle.keep_weights()
     text = "; ".join(filter(None, [name, "weights load at first use", flags_without_effect("model")]))
     if source.model.model_config.optimizations.get("fp8"):  # ComfyUI would multiply matrices in fp8

@@ -1,25 +1,69 @@
 """The node that ComfyUI is executing, for messages that name what the user chose in it."""
 
 import sys
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from comfy_execution.graph_utils import is_link
 from comfy_execution.utils import get_executing_context
 
-
-def executing_lora() -> str:
-    """Return the name of the LoRA that the node being executed loads, or words that stand for it."""
-    names = [value for key, value in _inputs().items() if "lora" in key and isinstance(value, str)]
-    return names[0] if names else "the LoRA"
+_expanded: dict[str, Mapping[str, Any]] = {}
+"""Inputs of the nodes into which one of ours expanded, by their ids. ComfyUI's queue has the original nodes only."""
 
 
-def _inputs() -> dict[str, Any]:
-    """Return the inputs of the node that is being executed; nothing for a node that another one expanded into."""
+def remember_expanded(node_id: str, inputs: Mapping[str, Any]) -> None:
+    """Note the inputs of a node into which one of ours expands. Ids are unique as long as ComfyUI runs."""
+    _expanded[node_id] = inputs
+
+
+def executing_lora(*, hook: bool = False) -> str:
+    """Return the name of the LoRA that the node being executed loads.
+
+    If it loads none, those of the nodes whose outputs reach it, or words that stand for them.
+
+    Args:
+        hook: whether it came by a hook, which only nodes for hooks load.
+    """
     context = get_executing_context()
+    if context is None:
+        return _UNNAMED
+    prompt = _prompt(context.prompt_id)
+    own = _expanded.get(context.node_id) or prompt.get(context.node_id, {}).get("inputs", {})
+    names = list(_loras(own)) or [
+        name
+        for node_id in _upstream(prompt, own)
+        if not hook or "Hook" in prompt[node_id]["class_type"]
+        for name in _loras(prompt[node_id]["inputs"])
+    ]
+    return " or ".join(dict.fromkeys(names)) or _UNNAMED
+
+
+_UNNAMED = "the LoRA"
+
+
+def _loras(inputs: Mapping[str, Any]) -> Iterator[str]:
+    yield from (value for key, value in inputs.items() if "lora" in key and isinstance(value, str))
+
+
+def _upstream(prompt: Mapping[str, Any], inputs: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the nodes whose outputs reach these inputs, the nearest first."""
+    pending, seen = [value[0] for value in inputs.values() if is_link(value)], set[str]()
+    while pending:
+        node_id = pending.pop(0)
+        if node_id not in seen and node_id in prompt:
+            seen.add(node_id)
+            yield node_id
+            pending += [value[0] for value in prompt[node_id]["inputs"].values() if is_link(value)]
+
+
+def _prompt(prompt_id: str) -> Mapping[str, Any]:
+    """Return the nodes of a prompt that runs; nothing in a script."""
     # A script has no server, and importing the module would half start one.
     server = getattr(getattr(sys.modules.get("server"), "PromptServer", None), "instance", None)
-    if context is None or server is None:
+    if server is None:
         return {}
-    for _, prompt_id, prompt, *_ in list(server.prompt_queue.currently_running.values()):
-        if prompt_id == context.prompt_id and context.node_id in prompt:
-            return dict(prompt[context.node_id]["inputs"])
+    for _, running_id, prompt, *_ in list(server.prompt_queue.currently_running.values()):
+        if running_id == prompt_id:
+            nodes: Mapping[str, Any] = prompt
+            return nodes
     return {}

@@ -1,7 +1,7 @@
 """What the ranks do not take over from ComfyUI's process, said once: its own flags, and callbacks of other nodes."""
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import comfy.cli_args
@@ -40,6 +40,9 @@ FLAGS: Mapping[Part, Mapping[str, str]] = {
 Those for the dtype of a MODEL (``--bf16-unet``, ``--force-fp16``) are not among them: Parallel Loader obeys them. Nor
 is ``--fp32-vae``, which the ranks need not be told.
 """
+
+_MOST_NAMED = 8
+"""How many weights a sentence names."""
 
 _said: set[str] = set()
 
@@ -85,6 +88,32 @@ def _as_flag(name: str, value: Any) -> str:
     values = [] if isinstance(value, bool) else sorted(each.value for each in value)
     dashed = name.replace("_", "-").replace("fp8-e", "fp8_e")
     return " ".join([f"--{dashed}", *values])
+
+
+def announce_unpatched(lora: str, names: Sequence[str]) -> None:
+    """Log, once, that a LoRA has changes of weights that ComfyUI alone leaves as they are."""
+    if names:
+        _say_once(
+            f"{lora} changes {_listed(names)}, which ComfyUI leaves as they are when it loads a model, so they stay as "
+            "they are here, too: a LoRA hook changes them"
+        )
+
+
+def announce_misfits(lora: str, misfits: Mapping[str, str]) -> None:
+    """Log, once, which changes of a LoRA are left out, as in ComfyUI, and why the first one is."""
+    if misfits:
+        reason = next(iter(misfits.values()))
+        _say_once(f"{lora} does not fit {_listed([*misfits])}, which stay as they are: {reason}")
+
+
+def announce_text_only(lora: str) -> None:
+    """Log, once, that a LoRA has changes of a text encoder alone."""
+    _say_once(f"{lora} fits no weight of the transformer: only its changes of the text encoder are used")
+
+
+def _listed(names: Sequence[str]) -> str:
+    others = len(names) - _MOST_NAMED
+    return ", ".join(names[:_MOST_NAMED]) + (f" and {others} more weights" if others > 0 else "")
 
 
 def _say_once(sentence: str) -> None:

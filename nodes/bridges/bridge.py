@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import comfy.model_detection
+import comfy.model_patcher
 import comfy.ops
 import numpy as np
 import torch
@@ -77,10 +78,13 @@ class MetaWeights:
     Attributes:
         tensors: by ComfyUI's names.
         linear: names of the weights of linear layers.
+        unpatched: names of the weights that ComfyUI leaves as they are when it loads a model with changes. Only hooks
+            change them.
     """
 
     tensors: Mapping[str, Tensor]
     linear: frozenset[str]
+    unpatched: frozenset[str] = frozenset()
 
 
 class Bridge(ABC):
@@ -196,7 +200,13 @@ class Bridge(ABC):
         """
         assert module is not None
         linear = (name for name, each in module.named_modules() if isinstance(each, nn.Linear))
-        return MetaWeights(tensors=dict(module.state_dict()), linear=frozenset(f"{name}.weight" for name in linear))
+        tensors = dict(module.state_dict())
+        patched = patched_weights(SimpleNamespace(model=module, patches={}))
+        return MetaWeights(
+            tensors=tensors,
+            linear=frozenset(f"{name}.weight" for name in linear),
+            unpatched=frozenset(tensors) - patched,
+        )
 
     def attributes(self, weights: Mapping[str, Tensor]) -> dict[str, Any]:
         """Return the other attributes that ComfyUI reads from its transformer.
@@ -205,6 +215,15 @@ class Bridge(ABC):
             weights: the transformer's weights under ComfyUI's names.
         """
         return {}
+
+
+def patched_weights(patcher: Any) -> frozenset[str]:
+    """Return the names of the weights that ComfyUI changes as nodes say when it loads a MODEL.
+
+    It leaves out those of modules that have others inside, such as the modulation of Wan's blocks.
+    """
+    loaded = comfy.model_patcher.ModelPatcher._load_list(patcher)
+    return frozenset(f"{module}.{name}" if module else name for *_, module, _, names in loaded for name in names)
 
 
 def non_default(native_class: type[nn.Module], values: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,9 @@
 """A MODEL or VAE that ComfyUI has loaded: its file, or a copy of its weights, and what nodes have set on it."""
 
 import inspect
-from collections.abc import Mapping
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +12,15 @@ from comfy.ldm.lightricks.vae.causal_video_autoencoder import VideoVAE
 
 from ...parallel_backend.checkpoint.single_file import SUFFIXES
 from ...parallel_backend.errors import InvalidRequest
+from ..backend.executing import executing_lora
+from ..bridges.announcements import announce_unpatched
+from ..bridges.bridge import patched_weights
 from ..bridges.refusals import check_compute_dtype, check_model_options
+from .digests import described
 from .memory_file import MemoryFile
 from .patcher import RemotePatcher
-from .weight_patches import sort_patches
+from .weight_changes import fit_all
+from .weight_patches import Patch, sort_patches
 
 PREFIX = "diffusion_model."
 """The beginning of the transformer's names in a MODEL."""
@@ -56,23 +63,97 @@ def merged_weights(patcher: Any) -> frozenset[str]:
     Raises:
         InvalidRequest: see ``sort_patches``.
     """
-    shapes = {name: tensor.shape for name, tensor in patcher.model_state_dict().items()}
-    modules = patcher.model.named_modules()
-    linear = {f"{name}.weight" for name, module in modules if isinstance(module, torch.nn.Linear)}
-    known = {name: changes for name, changes in patcher.patches.items() if name in shapes}
-    return frozenset(sort_patches(known, shapes, linear).merged)
+    if not patcher.patches:
+        return frozenset()
+    # A compressed layer of ComfyUI's is no ``nn.Linear``.
+    modules = [(name, each) for name, each in patcher.model.named_modules() if hasattr(each, "in_features")]
+    linear = {f"{name}.weight" for name, each in modules if hasattr(each, "out_features")}
+    return frozenset(sort_patches(_changes(patcher), _shapes(patcher), linear).merged)
+
+
+def _changes(patcher: Any) -> dict[str, list[Patch]]:
+    """Return the changes of a MODEL's weights that ComfyUI would make when it loads the MODEL.
+
+    Raises:
+        InvalidRequest: see ``fit_all``.
+    """
+    fitting = _fitting(patcher, patcher.patches)
+    patched = patched_weights(patcher)
+    announce_unpatched(executing_lora(), sorted(fitting.keys() - patched))
+    return {name: changes for name, changes in fitting.items() if name in patched}
+
+
+def _fitting(patcher: Any, patches: Mapping[str, Sequence[Patch]]) -> dict[str, list[Patch]]:
+    shapes = _shapes(patcher)
+    known = {name: changes for name, changes in patches.items() if name in shapes}
+    return fit_all(shapes, type(patcher.model).__name__, known, executing_lora())
+
+
+def _shapes(patcher: Any) -> dict[str, torch.Size]:
+    """Return the shape of each weight. ``state_dict`` has the bytes of some compressed ones."""
+    tensors = (*patcher.model.named_parameters(), *patcher.model.named_buffers())
+    return {name: tensor.shape for name, tensor in tensors}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Copy:
+    """The copy that was made last.
+
+    Attributes:
+        source: ComfyUI's model.
+        merged: a text about the changes that are merged into the copy.
+        file: the copy.
+    """
+
+    source: weakref.ref[Any]
+    merged: str
+    file: MemoryFile
+
+
+_last_copy: list[_Copy] = []
 
 
 def copy_model(patcher: Any) -> MemoryFile:
     """Return a file for a MODEL's weights, merged as its nodes say. A LoRA's factors are left out.
 
+    The last one is kept as long as ComfyUI has the model: with a changed strength of a LoRA, it is the same again.
+
     Raises:
         InvalidRequest: it does not fit into memory, or a weight is quantised.
     """
+    merged = merged_weights(patcher)
+    text = described([[name, patcher.patches[name]] for name in sorted(merged)])
+    for copied in _last_copy:
+        if copied.source() is patcher.model and copied.merged == text:
+            return copied.file
+    _last_copy.clear()  # makes room for another one
+    file = _new_copy(patcher, merged)
+    _last_copy.append(_Copy(source=weakref.ref(patcher.model, _forget_copy), merged=text, file=file))
+    return file
+
+
+def fill_copy(file: MemoryFile) -> None:
+    """Copy the weights, if that has not been done yet.
+
+    Raises:
+        InvalidRequest: see ``MemoryFile.fill``.
+    """
+    try:
+        file.fill()
+    except BaseException:
+        _last_copy.clear()  # what is half copied is of no use
+        raise
+
+
+def _forget_copy(source: Any) -> None:
+    _last_copy[:] = [copied for copied in _last_copy if copied.source is not source]
+
+
+def _new_copy(patcher: Any, merged: frozenset[str]) -> MemoryFile:
     unet_config: Mapping[str, Any] = patcher.model.model_config.unet_config
     # A file's metadata becomes part of ``unet_config``, so this is what the file may have said.
     said = {name: value for name, value in unet_config.items() if isinstance(value, bool | int | float | str | list)}
-    return MemoryFile(patcher, (PREFIX, ""), {"transformer": said}, merged_weights(patcher))
+    return MemoryFile(patcher, (PREFIX, ""), {"transformer": said}, merged)
 
 
 def copy_vae(vae: Any) -> MemoryFile:
@@ -127,8 +208,9 @@ def adopt(remote: RemotePatcher, source: Any) -> None:
     copied = source.clone()  # with ComfyUI's own copies of everything that is set on it
     remote.object_patches, remote.model_options = copied.object_patches, copied.model_options
     merged = merged_weights(source)
-    remote.patches = {name: changes for name, changes in copied.patches.items() if name not in merged}
-    remote.hook_patches, remote.patches_uuid = copied.hook_patches, copied.patches_uuid
+    remote.patches = {name: changes for name, changes in _changes(copied).items() if name not in merged}
+    remote.hook_patches = {ref: _fitting(copied, patches) for ref, patches in copied.hook_patches.items()}
+    remote.patches_uuid = copied.patches_uuid
     for key, injections in copied.injections.items():
         remote.set_injections(key, injections)
     remote.attachments, remote.additional_models = copied.attachments, copied.additional_models

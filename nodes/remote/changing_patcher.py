@@ -1,29 +1,35 @@
 """A patcher that notes changes of weights as ComfyUI does, for weights that live in the ranks."""
 
 from abc import abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+from ..backend.executing import executing_lora
+from ..bridges.announcements import announce_unpatched
 from .bypassed_loras import bypass_patches, check_injections
 from .lora_files import remember_group
 from .recent_files import begin_sampling
-from .weight_changes import Changeable, WeightChanges, changes_of, check_fit
+from .weight_changes import Changeable, WeightChanges, changes_of, fit_added, fit_injected
 from .weightless_patcher import WeightlessPatcher
 
 
 class ChangingPatcher(WeightlessPatcher):
     """Keeps what LoRA nodes and others add. The ranks apply it when they compute."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._known_changes: dict[Any, WeightChanges] = {}
-
     @property
     @abstractmethod
     def target(self) -> Changeable:
         """What sends the requests, and needs to know the changes."""
 
-    def check_patches(self, patches: dict[Any, Any]) -> None:
-        """Refuse changes that cannot be meant, before they are added."""
+    def check_patches(self, patches: dict[Any, Any], lora: str, hook: Any = None) -> None:
+        """Refuse changes that cannot be meant, before they are added.
+
+        Args:
+            patches: the changes.
+            lora: where they come from.
+            hook: the hook that they belong to.
+        """
         return
 
     def add_patches(
@@ -32,12 +38,15 @@ class ChangingPatcher(WeightlessPatcher):
         """Note changes of weights.
 
         Raises:
-            InvalidRequest: they do not fit, or the ranks cannot apply them.
+            InvalidRequest: none fits its weight, or the ranks cannot apply one.
         """
-        self.check_patches(patches)
+        lora = executing_lora()
+        self.check_patches(patches, lora)
         remember_group(patches.values())
-        matched = list(super().add_patches(patches, strength_patch, strength_model))
-        check_fit(self.target, self.patches)
+        fitting = fit_added(self.target, patches, strength_patch, strength_model, lora)
+        matched = list(super().add_patches(fitting, strength_patch, strength_model))
+        names = {key if isinstance(key, str) else key[0] for key in matched}
+        announce_unpatched(lora, sorted(name for name in names if not self._is_patched(name)))
         return matched
 
     def add_hook_patches(
@@ -48,11 +57,11 @@ class ChangingPatcher(WeightlessPatcher):
         Raises:
             InvalidRequest: see ``add_patches``.
         """
-        self.check_patches(patches)
+        lora = executing_lora(hook=True)
+        self.check_patches(patches, lora, hook)
         remember_group(patches.values())
-        matched = list(super().add_hook_patches(hook, patches, strength_patch, strength_model))
-        check_fit(self.target, self.hook_patches[hook.hook_ref])
-        return matched
+        fitting = fit_added(self.target, patches, strength_patch, strength_model, lora)
+        return list(super().add_hook_patches(hook, fitting, strength_patch, strength_model))
 
     def set_injections(self, key: str, injections: list[Any]) -> None:
         """Note what nodes inject into layers. The LoRAs of LoraLoaderBypass are changes of weights here.
@@ -63,9 +72,8 @@ class ChangingPatcher(WeightlessPatcher):
         check_injections(key, injections)
         patches = bypass_patches({key: injections})
         remember_group(patch[1] for changes in patches.values() for patch in changes)
-        check_fit(self.target, patches)
+        fit_injected(self.target, patches, executing_lora())
         super().set_injections(key, injections)
-        self._known_changes = {}
 
     def inject_model(self) -> None:
         """Inject nothing: the layers are not here."""
@@ -76,25 +84,34 @@ class ChangingPatcher(WeightlessPatcher):
     def patch_hooks(self, hooks: Any) -> None:
         """Let the next requests use the changes of these hooks, besides this patcher's own."""
         self.current_hooks = hooks
+        self.target.changes = WeightChanges()  # lets go of files that may have to make room for others
         self.target.changes = self._changes(hooks)
 
-    def prepare_changes(self) -> None:
-        """Write the files of what the next requests begin with, and free those that only older ones needed.
+    @contextmanager
+    def prepared_changes(self) -> Iterator[None]:
+        """Let the requests inside the ``with`` block begin with this patcher's changes.
+
+        Files that only older requests needed are freed. Clones have the same target, so another one's changes are put
+        back after the block.
 
         Raises:
             InvalidRequest: see ``add_patches``.
         """
         begin_sampling()
-        self._known_changes = {}
-        self.target.changes = self._changes(None)
+        before, self.target.changes = self.target.changes, self._changes(None)
+        try:
+            yield
+        finally:
+            self.target.changes = before
+
+    def _is_patched(self, name: str) -> bool:
+        """Whether ComfyUI changes a weight when it loads a model, not only for hooks."""
+        return name.removeprefix(self.target.weight_prefix) not in self.target.weights.unpatched
 
     def _changes(self, hooks: Any) -> WeightChanges:
         """Return the changes in force with these hooks. ComfyUI applies hooks anew in every step."""
-        key = (self.patches_uuid, *((hook.hook_ref, hook.strength) for hook in (hooks.hooks if hooks else ())))
-        if key not in self._known_changes:
-            combined = {name: list(changes) for name, changes in self.patches.items()}
-            for others in (self.get_combined_hook_patches(hooks), bypass_patches(self.injections)):
-                for name, changes in others.items():
-                    combined.setdefault(name, []).extend(changes)
-            self._known_changes[key] = changes_of(self.target, combined)
-        return self._known_changes[key]
+        combined = {name: list(changes) for name, changes in self.patches.items() if self._is_patched(name)}
+        for others in (self.get_combined_hook_patches(hooks), bypass_patches(self.injections)):
+            for name, changes in others.items():
+                combined.setdefault(name, []).extend(changes)
+        return changes_of(self.target, combined)

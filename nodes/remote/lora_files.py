@@ -17,7 +17,7 @@ from ...parallel_backend.checkpoint.adapter_file import AdapterLayer
 from ...parallel_backend.protocol.model_spec import Adapter
 from .digests import digest
 from .recent_files import recent
-from .sealed_file import SealedFile, write
+from .sealed_file import SealedFile, Slot
 from .weight_patches import LowRankPatch
 
 _groups: WeakKeyDictionary[object, object] = WeakKeyDictionary()
@@ -32,8 +32,10 @@ def remember_group(changes: Iterable[object]) -> None:
             _groups[change] = group
 
 
-def adapters_for(patches: Sequence[LowRankPatch], shapes: Mapping[str, Sequence[int]]) -> tuple[Adapter, ...]:
-    """Return the LoRAs that make up some changes, each with a file for the ranks.
+def adapters_for(
+    patches: Sequence[LowRankPatch], shapes: Mapping[str, Sequence[int]]
+) -> list[tuple[Adapter, SealedFile]]:
+    """Return the LoRAs that make up some changes, each with its file for the ranks.
 
     Args:
         patches: the changes.
@@ -42,25 +44,30 @@ def adapters_for(patches: Sequence[LowRankPatch], shapes: Mapping[str, Sequence[
     groups: dict[tuple[object, float], list[LowRankPatch]] = {}
     for patch in patches:
         groups.setdefault((_groups.get(patch.source), patch.strength), []).append(patch)
-    return tuple(
+    return [
         _adapter(sorted(group, key=lambda patch: (patch.weight, patch.start)), strength, shapes)
         for (_, strength), group in groups.items()
-    )
+    ]
 
 
-def _adapter(patches: Sequence[LowRankPatch], strength: float, shapes: Mapping[str, Sequence[int]]) -> Adapter:
+def _adapter(
+    patches: Sequence[LowRankPatch], strength: float, shapes: Mapping[str, Sequence[int]]
+) -> tuple[Adapter, SealedFile]:
     file_id = _id(patches)
-    path = recent(file_id, lambda: _write(patches, shapes))
-    return Adapter(path=str(path), id=file_id, strength=strength)
+    file = recent(file_id, lambda: _new(file_id, patches, shapes))
+    return Adapter(path=str(file.path), id=file_id, strength=strength), file
 
 
-def _write(patches: Sequence[LowRankPatch], shapes: Mapping[str, Sequence[int]]) -> SealedFile:
+def _new(
+    file_id: str, patches: Sequence[LowRankPatch], shapes: Mapping[str, Sequence[int]]
+) -> tuple[SealedFile, Iterable[Tensor]]:
     layers = [AdapterLayer(weight=each.weight, start=each.start, scale=each.scale) for each in patches]
     tensors = {}
     for number, patch in enumerate(patches):
         tensors[f"{number}.up"] = patch.up if patch.order is None else patch.up[patch.order]
         tensors[f"{number}.down"] = patch.down
-    return write(tensors, adapter_file.metadata(layers, shapes))
+    slots = {name: Slot(dtype=each.dtype, shape=tuple(each.shape)) for name, each in tensors.items()}
+    return SealedFile(slots, adapter_file.metadata(layers, shapes, file_id)), tensors.values()
 
 
 def _id(patches: Sequence[LowRankPatch]) -> str:

@@ -73,15 +73,18 @@ class MemoryFile:
         self.path = Path(f"/proc/{os.getpid()}/fd/{self._descriptor}")
 
     def fill(self) -> None:
-        """Copy the weights, and forbid changes from then on. ComfyUI's copy is not used any more.
+        """Copy the weights, unless they are copied, and forbid changes from then on. ComfyUI's are not used any more.
 
         Shows progress on the node that is running, and ends when the user interrupts.
 
         Raises:
             InvalidRequest: the system refuses the memory.
         """
+        if self._patcher is None:
+            return
         weights, _ = _weights(self._patcher, *self._prefixes, self._merged)
         self._patcher = None
+        created = os.fstat(self._descriptor).st_mtime_ns
         try:
             os.posix_fallocate(self._descriptor, 0, self._size)
         except OSError as error:
@@ -90,6 +93,8 @@ class MemoryFile:
                 f"{_READ_THE_FILE}"
             ) from error
         self._copy(weights)
+        # A model's stamp, by which the ranks know it, has the time of the last change.
+        os.utime(self._descriptor, ns=(created, created))
         seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
         fcntl.fcntl(self._descriptor, fcntl.F_ADD_SEALS, seals)
 

@@ -6,9 +6,7 @@ a file in memory that the ranks read instead.
 
 import hashlib
 import json
-import logging
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import comfy.lora
@@ -22,9 +20,11 @@ from ...parallel_backend.errors import InvalidRequest
 from ...parallel_backend.protocol.messages import ReadWeights
 from ...parallel_backend.protocol.model_spec import Overlay
 from ..backend.connection import Handle
-from .digests import digest
+from ..backend.executing import executing_lora
+from .digests import described
 from .recent_files import recent
 from .sealed_file import SealedFile, Slot
+from .weight_fit import check_enlarged, said_by_comfyui
 from .weight_patches import Patch
 
 _BATCH_BYTES, _BATCH_WEIGHTS = 1 << 28, 64
@@ -36,8 +36,8 @@ def overlay_for(
     components: Sequence[str],
     merged: Mapping[str, Sequence[Patch]],
     shapes: Mapping[str, Sequence[int]],
-) -> Overlay | None:
-    """Return changed weights, in a file for the ranks; None if there are none.
+) -> tuple[Overlay, SealedFile] | None:
+    """Return changed weights, and the file with them for the ranks; None if there are none.
 
     Args:
         handle: the model.
@@ -52,30 +52,30 @@ def overlay_for(
     if not merged:
         return None
     file_id = _id(handle, components, merged)
-    path = recent(file_id, lambda: _write(handle, components, merged, shapes))
-    return Overlay(path=str(path), id=file_id)
+    file = recent(file_id, lambda: _new(file_id, handle, components, merged, shapes))
+    return Overlay(path=str(file.path), id=file_id), file
 
 
-def _write(
+def _new(
+    file_id: str,
     handle: Handle,
     components: Sequence[str],
     merged: Mapping[str, Sequence[Patch]],
     shapes: Mapping[str, Sequence[int]],
-) -> SealedFile:
+) -> tuple[SealedFile, Iterable[Tensor]]:
     dtype = _read(handle, components[0], (), shapes)["dtype"].dtype
     slots = {
         f"{component}.{name}": Slot(dtype=dtype, shape=tuple(shapes[name]))
         for component in components
         for name in merged
     }
-    file = SealedFile(slots, overlay_file.metadata(shapes))
+    file = SealedFile(slots, overlay_file.metadata(shapes, file_id))
     progress = comfy.utils.ProgressBar(len(slots))
-    file.fill(
+    return file, (
         _counted(_changed(name, weight, merged[name]).to(dtype), progress)
         for component in components
         for name, weight in _weights(handle, component, list(merged), shapes)
     )
-    return file
 
 
 def _counted(weight: Tensor, progress: Any) -> Tensor:
@@ -110,51 +110,20 @@ def _read(
 
 def _changed(name: str, weight: Tensor, changes: Sequence[Patch]) -> Tensor:
     original = weight.float()
-    with _warnings_as_refusals(name):
+    with said_by_comfyui() as messages:
         changed: Tensor = comfy.lora.calculate_weight(
             list(changes), original.clone(), name, original_weights={name: [(original, None)]}
         )
-    if changed.shape != weight.shape:
+    if messages:
+        lora = executing_lora()
         raise InvalidRequest(
-            f"a node enlarges {name} from {list(weight.shape)} to {list(changed.shape)}, which a parallel model cannot "
-            "do yet: load the model with ComfyUI's own loader, and put Parallel Model behind that node"
+            f"ComfyUI cannot change {name} with {lora} ({messages[0].strip()}): it is for another model"
         )
+    check_enlarged(name, weight.shape, changed.shape)
     return changed
 
 
-@contextmanager
-def _warnings_as_refusals(name: str) -> Iterator[None]:
-    """Raise what ComfyUI only logs when it leaves a weight as it is."""
-    messages: list[str] = []
-
-    class Collect(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            messages.append(record.getMessage())
-
-    handler = Collect(logging.WARNING)
-    logging.getLogger().addHandler(handler)
-    try:
-        yield
-    finally:
-        logging.getLogger().removeHandler(handler)
-    if messages:
-        raise InvalidRequest(f"ComfyUI cannot change {name} ({messages[0].strip()}): the file is for another model")
-
-
 def _id(handle: Handle, components: Sequence[str], merged: Mapping[str, Sequence[Patch]]) -> str:
-    described = [handle.spec.path, handle.spec.stamp, handle.spec.dtype, *components]
-    described += [f"{name} {[_described(part) for part in changes]}" for name, changes in sorted(merged.items())]
-    return hashlib.blake2b("\n".join(described).encode(), digest_size=16).hexdigest()
-
-
-def _described(part: Any) -> str:
-    """Return a text that differs for changes that have another effect."""
-    if isinstance(part, Tensor):
-        return digest(part)
-    if isinstance(part, list | tuple):
-        return f"[{', '.join(map(_described, part))}]"
-    if hasattr(part, "weights"):
-        return f"{type(part).__name__}{_described(part.weights)}"
-    if callable(part):
-        return getattr(part, "__qualname__", repr(part))
-    return repr(part)
+    lines = [handle.spec.path, handle.spec.stamp, handle.spec.dtype, *components]
+    lines += [f"{name} {[described(part) for part in changes]}" for name, changes in sorted(merged.items())]
+    return hashlib.blake2b("\n".join(lines).encode(), digest_size=16).hexdigest()

@@ -11,9 +11,8 @@ from comfy.patcher_extension import CallbacksMP, WrappersMP
 from torch import Tensor
 
 from ...parallel_backend.errors import InvalidRequest
-from ..backend.executing import executing_lora
 from ..backend.memory import make_room
-from ..bridges.announcements import announce_callbacks
+from ..bridges.announcements import announce_callbacks, announce_text_only
 from ..bridges.refusals import (
     NESTED_LATENT,
     accepted_conds,
@@ -50,15 +49,25 @@ class RemotePatcher(ChangingPatcher):
         """Return the callbacks of a kind. While calls are recorded there are none: they run with real predictions."""
         return [] if self.target.recording_now else list(super().get_all_callbacks(call_type))
 
-    def check_patches(self, patches: dict[Any, Any]) -> None:
-        """Refuse a LoRA that fits nothing. One that fits only the text encoder comes with its changes.
+    def check_patches(self, patches: dict[Any, Any], lora: str, hook: Any = None) -> None:
+        """Refuse a LoRA that fits nothing.
+
+        A loader's comes with its changes of the text encoder, and a hook's without.
 
         Raises:
             InvalidRequest: there are no changes.
         """
-        if not patches:
+        if patches or (hook is not None and not hook._strength_model):
+            return
+        if hook is None or not any(_of_text(name) for name in hook.weights or ()):
             name = self.target.handle.checkpoint.name
-            raise InvalidRequest(f"{executing_lora()} fits no weight of {name}: it is for another model")
+            raise InvalidRequest(f"{lora} fits no weight of {name}: it is for another model")
+        announce_text_only(lora)
+
+
+def _of_text(name: str) -> bool:
+    """Whether a name in a LoRA's file is that of a text encoder's layer."""
+    return name.startswith(("lora_te", "text_encoder", "clip_", "te.", "te1.", "te2.", "te_"))
 
 
 def remote_patcher(model: Any) -> RemotePatcher:
@@ -98,15 +107,15 @@ def _check_before_sampling(
     _check_model(guider.model_patcher, guider.model_options)
     accepted = accepted_conds(remote.bridge.supported_conds, masked=denoise_mask is not None)
     check_conds((cond for conds in guider.conds.values() for cond in conds), accepted)
-    samples: Tensor = executor(noise, latent_image, sampler, sigmas, denoise_mask, *args, **kwargs)
+    with guider.model_patcher.prepared_changes():
+        samples: Tensor = executor(noise, latent_image, sampler, sigmas, denoise_mask, *args, **kwargs)
     remote.handle.show("ready")
     return samples
 
 
 def _check_model(patcher: RemotePatcher, model_options: dict[str, Any]) -> None:
-    """Refuse what nodes set on a MODEL and the ranks cannot do, and note the changes of weights that they can."""
+    """Refuse what nodes set on a MODEL and the ranks cannot do."""
     check_model_options(model_options)
-    patcher.prepare_changes()
     check_compute_dtype(patcher.object_patches)
     patcher.target.begin_sampling()
     check_layer_changes(patcher, patcher.target.changed_layer())

@@ -84,18 +84,6 @@ class SealedFile:
         fcntl.fcntl(self._descriptor, fcntl.F_ADD_SEALS, seals)
 
 
-def write(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> SealedFile:
-    """Return a file with some tensors.
-
-    Raises:
-        InvalidRequest: the system refuses the memory.
-    """
-    slots = {name: Slot(dtype=each.dtype, shape=tuple(each.shape)) for name, each in tensors.items()}
-    file = SealedFile(slots, metadata)
-    file.fill(tensors.values())
-    return file
-
-
 def raw_bytes(tensor: Tensor) -> memoryview:
     """Return the bytes of a tensor's numbers, in row-major order."""
     flat: Any = tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8).numpy()

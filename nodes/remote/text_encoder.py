@@ -121,6 +121,20 @@ class TextPatcher(ChangingPatcher):
         encoder: RemoteTextEncoder = self.model
         return encoder
 
+    def patch_model(self, *args: Any, **kwargs: Any) -> Any:
+        """Refuse what nodes set on a CLIP besides LoRAs. ComfyUI calls this before it encodes a prompt.
+
+        Raises:
+            InvalidRequest: there is something. The message names it.
+        """
+        set_on_it = [*self.object_patches, *self.weight_wrapper_patches]
+        if set_on_it:
+            raise InvalidRequest(
+                f"a node changes {set_on_it[0]} of this CLIP, whose text encoder runs in the backend's processes: "
+                "remove that node, or use ComfyUI's Load CLIP"
+            )
+        return super().patch_model(*args, **kwargs)
+
 
 class RemoteTextEncoder(torch.nn.Module, comfy.sd1_clip.ClipTokenWeightEncoder):  # type: ignore[misc]
     """The text encoder with the interface that ``comfy.sd.CLIP`` calls."""

@@ -12,6 +12,7 @@ from comfy_execution.graph import DynamicPrompt
 from comfy_execution.graph_utils import GraphBuilder, is_link
 
 from ..backend import checkpoints
+from ..backend.executing import remember_expanded
 from ..bridges.refusals import layers_unavailable
 from .preflight import REPLACING, executed_nodes
 
@@ -180,6 +181,7 @@ def rebuild(prompt: DynamicPrompt, upstream: Upstream, **inputs: Any) -> tuple[L
         copy = graph.node(node["class_type"])
         for key, value in (node["inputs"] | {name: link}).items():
             copy.set_input(key, value)
+        remember_expanded(copy.id, copy.inputs)
         link = copy.out(output)
     return link, graph.finalize()
 

@@ -2,13 +2,19 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
+from ...parallel_backend.errors import InvalidRequest
 from ...parallel_backend.protocol.model_spec import Adapter, Overlay
 from ..backend.connection import Handle
+from ..bridges.announcements import announce_misfits
 from ..bridges.bridge import MetaWeights
 from . import lora_files, overlays
+from .sealed_file import SealedFile
+from .weight_fit import misfit
 from .weight_patches import Patch, SortedPatches, sort_patches
+
+K = TypeVar("K")
 
 Patches = Mapping[str, Sequence[Patch]]
 """Changes as ComfyUI keeps them, by the name of the weight in the MODEL or CLIP."""
@@ -21,10 +27,12 @@ class WeightChanges:
     Attributes:
         adapters: LoRAs.
         overlay: weights with any other changes.
+        files: what the ranks read. The paths are good as long as these live, and may name other files later.
     """
 
     adapters: tuple[Adapter, ...] = ()
     overlay: Overlay | None = None
+    files: tuple[SealedFile, ...] = ()
 
 
 class Changeable(Protocol):
@@ -48,13 +56,75 @@ class Changeable(Protocol):
         """See above."""
 
 
-def check_fit(target: Changeable, patches: Patches) -> None:
-    """Refuse changes that do not fit their weights.
+def fit_added(
+    target: Changeable, patches: Mapping[Any, Any], strength: float, weight_strength: float, lora: str
+) -> dict[Any, Any]:
+    """Return those of the changes that a node adds that fit their weights. Log the others, as ComfyUI does.
+
+    Args:
+        target: what is changed.
+        patches: what ``ModelPatcher.add_patches`` takes.
+        strength: likewise.
+        weight_strength: likewise.
+        lora: where they come from.
 
     Raises:
-        InvalidRequest: the message names the weight.
+        InvalidRequest: none fits, or one is broken. The message names the LoRA, the model and the first weight.
     """
-    _sort(target, patches)
+    parts = {key: (key, None, None) if isinstance(key, str) else (*key, None)[:3] for key in patches}
+    changes = {key: (name, (strength, patches[key], weight_strength, *of)) for key, (name, *of) in parts.items()}
+    misfits = _misfits(_full_shapes(target), target.handle.checkpoint.name, changes, lora)
+    return {key: value for key, value in patches.items() if key not in misfits}
+
+
+def fit_injected(target: Changeable, patches: Patches, lora: str) -> None:
+    """Refuse changes by LoraLoaderBypass that do not all fit: ComfyUI would fail while it samples.
+
+    Raises:
+        InvalidRequest: see above.
+    """
+    fitting = fit_all(_full_shapes(target), target.handle.checkpoint.name, patches, lora)
+    if sum(map(len, fitting.values())) < sum(map(len, patches.values())):
+        raise InvalidRequest(f"{lora} does not fit all layers, which LoraLoaderBypass needs: use LoraLoader")
+
+
+def fit_all(shapes: Mapping[str, Sequence[int]], model: str, patches: Patches, lora: str) -> dict[str, list[Patch]]:
+    """Return those of the changes that fit their weights. See ``fit_added``.
+
+    Args:
+        shapes: shape of each weight, by the name that it has in ``patches``.
+        model: the model's name.
+        patches: the changes.
+        lora: where they come from.
+    """
+    changes = {(name, i): (name, each) for name, found in patches.items() for i, each in enumerate(found)}
+    misfits = _misfits(shapes, model, changes, lora)
+    kept: dict[str, list[Patch]] = {}
+    for key, (name, change) in changes.items():
+        if key not in misfits:
+            kept.setdefault(name, []).append(change)
+    return kept
+
+
+def _misfits(
+    shapes: Mapping[str, Sequence[int]], model: str, changes: Mapping[K, tuple[str, Any]], lora: str
+) -> set[K]:
+    """Return the keys of the changes that do not fit their weights."""
+    reasons: dict[K, str] = {}
+    known = 0
+    try:
+        for key, (name, change) in changes.items():
+            if name in shapes:
+                known += 1
+                if reason := misfit(name, shapes[name], change):
+                    reasons[key] = reason
+    except InvalidRequest as error:
+        raise InvalidRequest(f"{lora}: {error}") from error
+    if reasons and len(reasons) == known:
+        first = next(iter(reasons.values()))
+        raise InvalidRequest(f"{lora} fits no weight of {model}: {first}: it is for another model")
+    announce_misfits(lora, {changes[key][0]: reason for key, reason in reasons.items()})
+    return set(reasons)
 
 
 def changes_of(target: Changeable, patches: Patches) -> WeightChanges:
@@ -63,10 +133,15 @@ def changes_of(target: Changeable, patches: Patches) -> WeightChanges:
     Raises:
         InvalidRequest: see ``overlay_for``.
     """
+    if not patches:
+        return WeightChanges()
     found, shapes = _sort(target, patches), _shapes(target.weights)
+    adapters = lora_files.adapters_for(found.low_rank, shapes)
+    overlay = overlays.overlay_for(target.handle, target.components, found.merged, shapes)
     return WeightChanges(
-        adapters=lora_files.adapters_for(found.low_rank, shapes),
-        overlay=overlays.overlay_for(target.handle, target.components, found.merged, shapes),
+        adapters=tuple(adapter for adapter, _ in adapters),
+        overlay=overlay[0] if overlay else None,
+        files=tuple(file for _, file in [*adapters, *([overlay] if overlay else [])]),
     )
 
 
@@ -74,6 +149,10 @@ def _sort(target: Changeable, patches: Patches) -> SortedPatches:
     start = target.weight_prefix
     own = {name.removeprefix(start): changes for name, changes in patches.items() if name.startswith(start)}
     return sort_patches(own, _shapes(target.weights), target.weights.linear)
+
+
+def _full_shapes(target: Changeable) -> dict[str, tuple[int, ...]]:
+    return {target.weight_prefix + name: shape for name, shape in _shapes(target.weights).items()}
 
 
 def _shapes(weights: MetaWeights) -> dict[str, tuple[int, ...]]:

@@ -13,7 +13,10 @@ import torch
 from comfy.weight_adapter import LoRAAdapter
 from torch import Tensor
 
-from ...parallel_backend.errors import InvalidRequest
+from ...parallel_backend.checkpoint.dtypes import STORED_NAMES
+
+_PROBED = 8
+"""Columns of the matrix that shows what a function does to rows."""
 
 Patch = tuple[float, Any, float, tuple[int, int, int] | None, Any]
 """ComfyUI's form of one change."""
@@ -60,21 +63,16 @@ class SortedPatches:
 def sort_patches(
     patches: Mapping[str, Sequence[Patch]], shapes: Mapping[str, Sequence[int]], linear: Container[str]
 ) -> SortedPatches:
-    """Sort changes.
+    """Sort changes that fit their weights (see ``weight_fit``).
 
     Args:
         patches: changes by the weights' names.
         shapes: shape of each weight.
         linear: names of the weights of linear layers.
-
-    Raises:
-        InvalidRequest: factors do not fit the weight. ComfyUI logs this and leaves the weight as it is.
     """
     low_rank: list[LowRankPatch] = []
     merged: dict[str, Sequence[Patch]] = {}
     for name, changes in patches.items():
-        for change in changes:
-            _check_factors(name, shapes[name], change)
         factors = [_low_rank(name, shapes[name], change) for change in changes] if name in linear else [None]
         plain = [each for each in factors if each is not None]
         if len(plain) == len(factors):
@@ -99,8 +97,8 @@ def _low_rank(name: str, shape: Sequence[int], change: Patch) -> LowRankPatch | 
     return LowRankPatch(
         weight=name,
         start=start,
-        up=up.flatten(start_dim=1),
-        down=down.flatten(start_dim=1),
+        up=_stored(up.flatten(start_dim=1)),
+        down=_stored(down.flatten(start_dim=1)),
         scale=factor_scale(adapter),
         strength=strength,
         source=adapter,
@@ -114,38 +112,18 @@ def factor_scale(adapter: LoRAAdapter) -> float:
     return 1.0 if alpha is None else float(alpha) / len(down)
 
 
+def _stored(factor: Tensor) -> Tensor:
+    """Return a factor in a dtype that files have. ComfyUI casts integers, too."""
+    return factor if factor.dtype in STORED_NAMES else factor.float()
+
+
 def _row_order(function: Any, rows: int) -> Tensor | None:
     """Return the order into which a function brings rows, or None if it does anything else."""
-    numbers = torch.arange(rows, dtype=torch.float64).unsqueeze(1)
+    probe = 1.0 + torch.arange(rows * _PROBED, dtype=torch.float64).reshape(rows, _PROBED)  # no two numbers are equal
     try:
-        moved = function(numbers.expand(rows, 2).clone())
+        moved = function(probe.clone())
+        order = ((moved[:, 0] - 1.0) / _PROBED).long()
+        moves_rows = moved.shape == probe.shape and torch.equal(order.sort()[0], torch.arange(rows))
+        return order if moves_rows and torch.equal(moved, probe[order]) else None
     except (RuntimeError, ValueError, IndexError, TypeError):
         return None
-    order = moved[:, 0]
-    moves_rows = moved.shape == (rows, 2) and torch.equal(moved[:, 1], order)
-    return order.long() if moves_rows and torch.equal(order.sort()[0], numbers[:, 0]) else None
-
-
-def _check_factors(name: str, shape: Sequence[int], change: Patch) -> None:
-    adapter, offset = change[1], change[3]
-    if not isinstance(adapter, LoRAAdapter):
-        return
-    up, down, _, mid, _, reshape = adapter.weights
-    if 0 in up.shape or 0 in down.shape:
-        raise InvalidRequest(f"the LoRA's factors for {name} have rank 0 ({_sizes(up, down)}): download the file again")
-    if mid is not None or reshape is not None:
-        return
-    wanted = list(shape)
-    if offset is not None:
-        wanted[offset[0]] = offset[2]
-    rows, columns = wanted[0], torch.Size(wanted[1:]).numel()
-    found = (up.shape[0], down[0].numel()) if up[0].numel() == len(down) else None
-    if found != (rows, columns):
-        raise InvalidRequest(
-            f"the LoRA's factors for {name} have shapes {_sizes(up, down)}, and the weight has {list(wanted)}: the "
-            "LoRA is for another model"
-        )
-
-
-def _sizes(up: Tensor, down: Tensor) -> str:
-    return f"{list(up.shape)} and {list(down.shape)}"

@@ -87,7 +87,7 @@ def _write_lora(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
         tensors[f"{i}.up"] = torch.randn(rows, RANK, generator=random) * 0.01
         tensors[f"{i}.down"] = torch.randn(RANK, columns, generator=random) * 0.01
     layers = [AdapterLayer(weight=name, start=0, scale=1.0) for name in weights]
-    save_file(tensors, path, adapter_file.metadata(layers, shapes))
+    save_file(tensors, path, adapter_file.metadata(layers, shapes, "bench"))
 
 
 def _measure(client: Client, model: Path, adapter: Adapter, layout: ParallelLayout, rounds: int) -> LoraCost:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from .safetensors_file import read_header
+from .safetensors_file import check_id, read_header
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,21 +40,23 @@ class AdapterFile:
     shapes: Mapping[str, tuple[int, ...]]
 
 
-def metadata(layers: Sequence[AdapterLayer], shapes: Mapping[str, Sequence[int]]) -> dict[str, str]:
-    """Return the metadata of a file."""
+def metadata(layers: Sequence[AdapterLayer], shapes: Mapping[str, Sequence[int]], file_id: str) -> dict[str, str]:
+    """Return the metadata of a file. ``file_id`` is ``Adapter.id``."""
     return {
+        "id": file_id,
         "layers": json.dumps([asdict(layer) for layer in layers]),
         "shapes": json.dumps({name: list(shape) for name, shape in shapes.items()}),
     }
 
 
-def read(path: Path) -> AdapterFile:
+def read(path: Path, file_id: str) -> AdapterFile:
     """Read the header of a file that this module's ``metadata`` describes.
 
     Raises:
-        InvalidRequest: it is not a safetensors file.
+        InvalidRequest: it is not a safetensors file, or has another id.
     """
     found = read_header(path).metadata
+    check_id(path, found, file_id)
     layers = tuple(AdapterLayer(**layer) for layer in json.loads(found["layers"]))
     shapes = {name: tuple(shape) for name, shape in json.loads(found["shapes"]).items()}
     return AdapterFile(layers=layers, shapes=shapes)

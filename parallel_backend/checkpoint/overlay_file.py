@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from .safetensors_file import read_header
+from .safetensors_file import check_id, read_header
 from .stored_tensor import StoredTensor
 
 
@@ -26,22 +26,24 @@ class OverlayFile:
     shapes: Mapping[str, tuple[int, ...]]
 
 
-def metadata(shapes: Mapping[str, Sequence[int]]) -> dict[str, str]:
-    """Return the metadata of a file."""
-    return {"shapes": json.dumps({name: list(shape) for name, shape in shapes.items()})}
+def metadata(shapes: Mapping[str, Sequence[int]], file_id: str) -> dict[str, str]:
+    """Return the metadata of a file. ``file_id`` is ``Overlay.id``."""
+    return {"id": file_id, "shapes": json.dumps({name: list(shape) for name, shape in shapes.items()})}
 
 
-def read(path: Path, component: str) -> OverlayFile:
+def read(path: Path, file_id: str, component: str) -> OverlayFile:
     """Read the header of a file that this module's ``metadata`` describes.
 
     Args:
         path: the file.
+        file_id: its id.
         component: the transformer.
 
     Raises:
-        InvalidRequest: it is not a safetensors file.
+        InvalidRequest: it is not a safetensors file, or has another id.
     """
     header, start = read_header(path), f"{component}."
+    check_id(path, header.metadata, file_id)
     return OverlayFile(
         tensors={name.removeprefix(start): each for name, each in header.tensors.items() if name.startswith(start)},
         shapes={name: tuple(shape) for name, shape in json.loads(header.metadata["shapes"]).items()},

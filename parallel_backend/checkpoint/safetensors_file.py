@@ -3,6 +3,7 @@
 import json
 import math
 import struct
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,16 @@ def read_header(file: Path) -> Header:
         metadata=texts,
         layers=(texts[_LAYERS],) if _LAYERS in texts else (),
     )
+
+
+def check_id(file: Path, metadata: Mapping[str, str], file_id: str) -> None:
+    """Check that a path names the file that is meant. One in ``/proc`` names another file when the first is closed.
+
+    Raises:
+        InvalidRequest: the file's metadata has another id.
+    """
+    if metadata.get("id") != file_id:
+        raise InvalidRequest(f"{file} holds other weights than the request means ({file_id}): run the workflow again")
 
 
 def _read_json(file: Path) -> tuple[dict[str, Any], int, int]:

@@ -100,7 +100,7 @@ class Denoising:
         if mesh is None:
             return None
         kernel = self._kernel(plan)
-        self.components.agree(mesh, self.request.message.overlay)
+        self.components.agree(mesh)
         request = self.request
         request.check_finite(mesh.whole)
         self._check_rows(mesh)
@@ -122,11 +122,10 @@ class Denoising:
 
     def _plan_loads(self, mesh: DeviceMesh) -> dict[str, PlannedTransformer]:
         """Plan what this rank does not hold. Refuse it, on all ranks alike, if a device has no room for it."""
-        overlay = self.request.message.overlay
-        missing = self.components.missing(mesh, overlay)
+        missing = self.components.missing(mesh)
         if missing:
             self.request.report_loading()  # the first plan imports diffusers, which takes seconds
-        plans = {name: self.components.plan(mesh, name, overlay) for name in missing}
+        plans = {name: self.components.plan(mesh, name) for name in missing}
         # Of two transformers, the idle one is dropped when the device is full.
         self.components.check_room(mesh, max((plan.nbytes for plan in plans.values()), default=0))
         return plans

@@ -109,15 +109,15 @@ class ComponentCache:
         if name not in self._parts:
             check_component(self.checkpoint, name)
 
-    def missing(self, mesh: DeviceMesh, overlay: Overlay | None) -> list[str]:
-        """Return the transformers of which this rank does not hold its part on the mesh, as an overlay needs it."""
+    def missing(self, mesh: DeviceMesh) -> list[str]:
+        """Return the transformers of which this rank does not hold its part on the mesh."""
         held = WeightPart.on(mesh)
         names = [name for name in (HIGH_NOISE, LOW_NOISE) if name in self.checkpoint.components]
-        return [name for name in names if not self._holds(name, held, overlay)]
+        return [name for name in names if not self._holds(name, held)]
 
-    def plan(self, mesh: DeviceMesh, name: str, overlay: Overlay | None) -> PlannedTransformer:
+    def plan(self, mesh: DeviceMesh, name: str) -> PlannedTransformer:
         """Plan this rank's part, on a mesh, of the transformer component ``name``. Reads no weights."""
-        return plan_transformer(self.checkpoint, self.dtype, self.device, mesh, name, overlay)
+        return plan_transformer(self.checkpoint, self.dtype, self.device, mesh, name)
 
     def check_room(self, mesh: DeviceMesh, needed: int) -> None:
         """Refuse weights that do not fit on a device, on all ranks alike. Collective over the mesh.
@@ -152,7 +152,7 @@ class ComponentCache:
             overlay: the changed weights that it has from now on.
         """
         held = WeightPart.on(mesh)
-        if not self._holds(name, held, overlay):
+        if not self._holds(name, held):
             self._parts.pop(name, None)
         if name not in self._parts:
             self._meshes.pop(name, None)
@@ -160,23 +160,34 @@ class ComponentCache:
                 self._meshes[name] = mesh
         self._held[name] = held
         self._layout = mesh.layout
-        family = self._part(name, lambda: self._load_planned(mesh, name, plans, overlay))
-        self._changes[family].use(adapters, overlay)
+        family = self._part(name, lambda: self._load_planned(mesh, name, plans))
+        self._use(family, adapters, overlay)
         return family
 
-    def _load_planned(
-        self, mesh: DeviceMesh, name: str, plans: dict[str, PlannedTransformer], overlay: Overlay | None
-    ) -> Family:
-        plan = plans.pop(name) if name in plans else self.plan(mesh, name, overlay)
+    def _use(self, part: Any, adapters: Sequence[Adapter], overlay: Overlay | None) -> None:
+        """Apply LoRAs and an overlay to a loaded part. If the device is full, free what no request uses, and retry."""
+        try:
+            self._changes[part].use(adapters, overlay)
+        except torch.OutOfMemoryError:
+            if not (self._forget_idle() or self._make_room()):
+                raise
+            self._changes[part].use(adapters, overlay)
+
+    def _forget_idle(self) -> bool:
+        """Free the factors of LoRAs that are not in use; return whether there were any."""
+        forgotten = [changes.forget_idle() for changes in list(self._changes.values())]
+        free(self.device)
+        return any(forgotten)
+
+    def _load_planned(self, mesh: DeviceMesh, name: str, plans: dict[str, PlannedTransformer]) -> Family:
+        plan = plans.pop(name) if name in plans else self.plan(mesh, name)
         # CPU ranks load at the same time, and into the same memory.
         self._free_up(plan.nbytes * (mesh.whole.size if self.device.type == "cpu" else 1))
         family = plan.fill()
-        self._changes[family] = WeightChanges(
-            family.module, name, plan.class_name, plan.source, plan.slices, plan.overlay
-        )
+        self._changes[family] = WeightChanges(family.module, name, plan.class_name, plan.source, plan.slices)
         return family
 
-    def agree(self, mesh: DeviceMesh, overlay: Overlay | None) -> None:
+    def agree(self, mesh: DeviceMesh) -> None:
         """Drop transformers that the ranks of the mesh do not all hold on the groups of one mesh.
 
         Another rank may have dropped its part, for example because it ran out of memory, or may have loaded other
@@ -187,7 +198,7 @@ class ComponentCache:
         if held.alone:
             return
         for name in (HIGH_NOISE, LOW_NOISE):
-            serial = self._meshes[name].serial if self._holds(name, held, overlay) else _NO_MESH
+            serial = self._meshes[name].serial if self._holds(name, held) else _NO_MESH
             first = agree(agree(serial, tensor), sequence)
             if not all_true(all_true(serial == first != _NO_MESH, tensor), sequence):
                 self._parts.pop(name, None)
@@ -203,7 +214,7 @@ class ComponentCache:
             InvalidRequest: it does not fit on the device. Names numbers and remedies.
         """
         encoder = self._part("text_encoder", self._load_text_encoder)
-        self._changes[encoder].use(adapters, overlay)
+        self._use(encoder, adapters, overlay)
         return encoder
 
     def _load_text_encoder(self) -> Any:
@@ -214,7 +225,7 @@ class ComponentCache:
         encoder = load_text_encoder(self.checkpoint, self.dtype, self.device)
         class_name = self.checkpoint.components["text_encoder"]
         source = WeightSource(self.checkpoint.stored("text_encoder"), class_name)
-        self._changes[encoder] = WeightChanges(encoder, "text_encoder", class_name, source, {}, None)
+        self._changes[encoder] = WeightChanges(encoder, "text_encoder", class_name, source, {})
         return encoder
 
     def vae(self) -> Any:
@@ -239,18 +250,18 @@ class ComponentCache:
                 self._parts[name] = load()
                 self.loads += 1
             except torch.OutOfMemoryError:
-                if not (self._make_room() or self._drop_idle()):
+                if not (self._forget_idle() or self._make_room() or self._drop_idle()):
                     raise
         return cast(T, self._parts[name])
 
-    def _holds(self, name: str, held: WeightPart, overlay: Overlay | None) -> bool:
-        if name not in self._parts or self._held.get(name) != held:
-            return False
-        return self._changes[self._parts[name]].fits(overlay)
+    def _holds(self, name: str, held: WeightPart) -> bool:
+        return name in self._parts and self._held.get(name) == held
 
     def _free_up(self, nbytes: int) -> None:
         """Free what no request uses until ``nbytes`` are free on the device, or nothing is left to free."""
-        steps: tuple[Callable[[], object], ...] = (lambda: free(self.device), self._make_room, self._drop_idle)
+        steps: tuple[Callable[[], object], ...] = (
+            lambda: free(self.device), self._forget_idle, self._make_room, self._drop_idle,
+        )  # fmt: skip
         for step in steps:
             if nbytes > room_on(self.device).free:
                 step()

@@ -1,6 +1,6 @@
 """A linear layer that keeps its compressed weight, and decodes it each time it computes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,7 @@ class CompressedLinear(nn.Linear):
     Attributes:
         weight_cut: the dim of the weight that is cut, and the parts that this layer has; None if it has all.
         columns: where its columns are among those that it decodes; None if they are the same.
+        replacement: returns this layer's part of another weight, which it has for now; None for its own.
     """
 
     packed: Tensor
@@ -38,6 +39,7 @@ class CompressedLinear(nn.Linear):
         self.compression, self.dtype = compression, linear.weight.dtype
         self.weight_cut: tuple[int, tuple[slice, ...]] | None = None
         self.columns: tuple[slice, ...] | None = None
+        self.replacement: Callable[[], Tensor] | None = None
         # First, since diffusers takes the first floating-point parameter's dtype for the layer's.
         self.register_parameter("bias", linear.bias)
         rows, columns = linear.out_features, linear.in_features
@@ -57,6 +59,8 @@ class CompressedLinear(nn.Linear):
     @property
     def weight(self) -> Tensor:  # type: ignore[override]
         """The decoded weight, ``[rows, columns]``. Each access decodes it."""
+        if self.replacement is not None:
+            return self.replacement()
         decoded = decode(self.compression, self.packed, self._scales(), self.dtype)
         if self.columns is None:
             return decoded
@@ -98,7 +102,7 @@ class CompressedLinear(nn.Linear):
         if not x.numel():  # a rank without tokens; kernels cannot take none
             return x.new_empty(*x.shape[:-1], len(self.packed))
         multiply = None
-        if self.columns is None and x.ndim in (2, 3):
+        if self.columns is None and self.replacement is None and x.ndim in (2, 3):
             multiply = native_kernels.product(self.compression, len(self.packed), x.device)
         if multiply is None:
             return functional.linear(x, self.weight, self.bias)

@@ -19,11 +19,10 @@ from ..interfaces.family import Family
 from ..interfaces.state import State
 from ..interfaces.tensor_cuts import Slices
 from ..models import FAMILIES, family_of
-from ..protocol.model_spec import DType, Overlay
+from ..protocol.model_spec import DType
 from ..protocol.tensors import DTYPES
 from ..strategies import stage_cut
 from ..vaes import VAES, vae_of
-from .overlay import overlaid
 from .weight_source import WeightSource
 
 SUPPORTED: dict[str, tuple[str, ...]] = {
@@ -73,7 +72,6 @@ class PlannedTransformer:
     Attributes:
         family: the part on the meta device, cut and sharded.
         source: the weights of the files.
-        overlay: changed weights, which are loaded instead of those of the files.
         component: diffusers' name of the component.
         class_name: diffusers' class.
         slices: the slices of parameters that were cut.
@@ -82,7 +80,6 @@ class PlannedTransformer:
 
     family: Family
     source: WeightSource
-    overlay: Overlay | None
     component: str
     class_name: str
     slices: Slices
@@ -99,8 +96,7 @@ class PlannedTransformer:
         """Read the weights. What is half read after an error is of no use: plan again."""
         from . import partial
 
-        source = overlaid(self.source, self.overlay, self.component)
-        partial.fill(self.family.module, source, self.slices, self.device)
+        partial.fill(self.family.module, self.source, self.slices, self.device)
         self.family.module.eval().requires_grad_(False)
         return self.family
 
@@ -118,7 +114,6 @@ def plan_transformer(
     device: torch.device,
     mesh: DeviceMesh,
     component: str,
-    overlay: Overlay | None = None,
 ) -> PlannedTransformer:
     """Build this rank's part of a transformer without weights, wrapped in its family. Reads headers alone.
 
@@ -127,18 +122,16 @@ def plan_transformer(
     """
     name = checkpoint.components[component]
     source = WeightSource(checkpoint.stored(component), name)
-    whole = _whole(checkpoint, component, dtype, source, overlaid(source, overlay, component))
+    whole = _whole(checkpoint, component, dtype, source)
     part, slices = _cut(family_of(name), whole, checkpoint.config(component), device.type, mesh)
     factor = handicap(mesh.whole.index)
     part.run = slowed(part.run, factor, device) if factor > 1 else part.run
     return PlannedTransformer(
-        family=part, source=source, overlay=overlay, component=component, class_name=name, slices=slices, device=device
+        family=part, source=source, component=component, class_name=name, slices=slices, device=device
     )
 
 
-def _whole(
-    checkpoint: Checkpoint, component: str, dtype: torch.dtype, source: WeightSource, changed: WeightSource
-) -> nn.Module:
+def _whole(checkpoint: Checkpoint, component: str, dtype: torch.dtype, source: WeightSource) -> nn.Module:
     """Return a whole transformer on the meta device after a check of its files.
 
     Args:
@@ -146,7 +139,6 @@ def _whole(
         component: the transformer.
         dtype: of its weights.
         source: the weights of its files.
-        changed: the same with changed weights, which says what is compressed in the end.
     """
     import diffusers
 
@@ -156,7 +148,7 @@ def _whole(
     module_class = getattr(diffusers, checkpoint.components[component])
     module = partial.empty(module_class, checkpoint.config(component), dtype)
     source.check(_shapes(module), only=not checkpoint.path.is_dir())
-    keep_compressed(module, changed)
+    keep_compressed(module, source)
     return module
 
 

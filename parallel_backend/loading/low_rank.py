@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from ..checkpoint import adapter_file
 from ..checkpoint.adapter_file import AdapterLayer
 from ..interfaces.tensor_cuts import Slices
+from ..protocol.model_spec import Adapter
 from .compressed_linear import CompressedLinear
 from .row_map import Rows
 from .weight_source import comfyui_rows
@@ -40,16 +41,17 @@ Factors = Mapping[str, tuple[LowRank, ...]]
 """By the name of the linear layer in the transformer."""
 
 
-def read_factors(file: Path, module: nn.Module, class_name: str, slices: Slices) -> Factors:
+def read_factors(adapter: Adapter, module: nn.Module, class_name: str, slices: Slices) -> Factors:
     """Read what a LoRA adds to the linear layers of this rank's part of a transformer.
 
     Args:
-        file: see ``adapter_file``.
+        adapter: names its file.
         module: the part, with its weights. The factors go to its device, each in the dtype of its layer.
         class_name: diffusers' class of the transformer.
         slices: the slices of parameters that were cut.
     """
-    header = adapter_file.read(file)
+    file = Path(adapter.path)
+    header = adapter_file.read(file, adapter.id)
     rows = comfyui_rows(header.shapes, class_name)
     numbers: dict[str, list[int]] = {}
     for number, layer in enumerate(header.layers):

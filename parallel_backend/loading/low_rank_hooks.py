@@ -4,7 +4,6 @@ So a changed strength costs nothing, and neither does a LoRA that is removed: it
 """
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -49,8 +48,20 @@ class LowRankHooks:
         self._active = wanted
         self._forget_oldest()
 
+    def forget_idle(self) -> bool:
+        """Free the factors of LoRAs that are not in use; return whether there were any."""
+        idle = self._idle()
+        for each in idle:
+            del self._factors[each]
+        return bool(idle)
+
+    def _idle(self) -> list[str]:
+        """Return the LoRAs that are not in use, those first that were used first."""
+        in_use = {adapter_id for adapter_id, _ in self._active}
+        return [adapter_id for adapter_id in self._factors if adapter_id not in in_use]
+
     def _read(self, adapter: Adapter) -> Factors:
-        return read_factors(Path(adapter.path), self._module, self._class_name, self._slices)
+        return read_factors(adapter, self._module, self._class_name, self._slices)
 
     def _add(self, wanted: Sequence[tuple[str, float]]) -> None:
         terms: dict[str, list[Term]] = {}
@@ -67,8 +78,7 @@ class LowRankHooks:
         self._handles, self._active = [], ()
 
     def _forget_oldest(self) -> None:
-        in_use = {adapter_id for adapter_id, _ in self._active}
-        idle = [adapter_id for adapter_id in self._factors if adapter_id not in in_use]
+        idle = self._idle()
         size = sum(_nbytes(self._factors[each]) for each in idle)
         for each in idle:
             if size <= _KEPT_BYTES:

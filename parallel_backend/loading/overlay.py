@@ -1,20 +1,53 @@
 """Weights that a request uses instead of those in the model's files."""
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from ..checkpoint import overlay_file
 from ..protocol.model_spec import Overlay
+from .compressed_linear import CompressedLinear
 from .weight_source import WeightSource
 
 
 def overlaid(source: WeightSource, overlay: Overlay | None, component: str) -> WeightSource:
     """Return the source of a transformer's weights with the changed ones of an overlay."""
-    return source if overlay is None else source.with_overlay(overlay_file.read(Path(overlay.path), component))
+    if overlay is None:
+        return source
+    return source.with_overlay(overlay_file.read(Path(overlay.path), overlay.id, component))
 
 
-def decompressed(source: WeightSource, changed: WeightSource) -> frozenset[str]:
-    """Return the compressed parameters of a source whose changed weights are not compressed.
+def replace_compressed(module: nn.Module, changed: WeightSource) -> None:
+    """Let compressed layers compute with their changed weights, and the others with their own.
 
-    Their layers are others, so a transformer with other ones has to be loaded again.
+    A layer keeps its compressed weight meanwhile. Where the ranks share weights, each reads a changed one each time it
+    computes: all of them would take the memory that sharing saves.
+
+    Args:
+        module: a rank's part of a transformer, with its weights.
+        changed: the weights, with those of an overlay.
     """
-    return frozenset(name for name in changed.overlaid if source.compression(name) is not None)
+    for name, layer in module.named_modules():
+        if isinstance(layer, CompressedLinear) and layer.packed is not None:  # None in blocks of other stages
+            weight = f"{name}.weight"
+            read = partial(_read, layer, changed, weight) if weight in changed.overlaid else None
+            layer.replacement = read if read is None or isinstance(layer.packed, DTensor) else _kept(read())
+
+
+def _kept(weight: Tensor) -> Callable[[], Tensor]:
+    return lambda: weight
+
+
+def _read(layer: CompressedLinear, source: WeightSource, name: str) -> Tensor:
+    dim, parts = layer.weight_cut or (0, None)
+    shape = list(source.shape(name))
+    if parts is not None:
+        shape[dim] = sum(part.stop - part.start for part in parts)
+    weight = torch.empty(shape, dtype=layer.dtype, device=layer.packed.device)
+    if weight.numel():
+        source.read(name, dim, parts, None, into=weight)
+    return weight

@@ -161,7 +161,16 @@ def test_loras_and_overlays_change_compressed_weights(pools, files, model, tmp_p
         tmp_path, model, [f"blocks.0.attn1.{layer}.weight" for layer in ("to_q", "to_out.0")]
     )
     ranks, case = ParallelLayout.parse(layout).ranks, Case(texts=(9,))
-    for given, weights in ((overlay, decoded | replaced), (None, decoded)):
+    loads = set()
+    moved = replace(overlay, path=str(tmp_path / "moved.safetensors"))
+    for given, weights in (
+        (None, decoded),
+        (overlay, decoded | replaced),
+        (moved, decoded | replaced),
+        (None, decoded),
+    ):
+        if given is moved:
+            Path(overlay.path).rename(moved.path)
         model.load_state_dict(merged(weights, [lora]))
         with torch.no_grad():
             out = model(pad_to_patch(case.latent, PATCH), case.timestep, case.text(0), return_dict=False)[0]
@@ -171,4 +180,6 @@ def test_loras_and_overlays_change_compressed_weights(pools, files, model, tmp_p
         assert [answer["error"] for answer in answers] == [None] * ranks
         assert requests.relative_error(answers[0]["tensors"]["0"], out[:, :, :3, :5, :7]) <= CLOSE
         assert requests.relative_error(unchanged, out[:, :, :3, :5, :7]) > 100 * CLOSE
+        loads.add(tuple(each.loads for answer in answers for each in answer["models"] if each.path == str(path)))
+    assert len(loads) == 1
     check(pools, (path, unchanged), layout)

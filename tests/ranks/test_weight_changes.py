@@ -1,10 +1,11 @@
 """LoRAs as factors beside the weights, and overlays, equal merged weights in every exact layout."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from parallel_backend.models.shared.patchify import pad_to_patch
@@ -80,11 +81,38 @@ def test_an_overlay_replaces_weights_and_is_undone(pools, checkpoints, loras, tm
     check(pools, path, ranks, layout, ((), ()))
 
 
+def test_a_path_that_names_another_file_by_now_is_refused(pools, checkpoints, loras, tmp_path):
+    path, model, case = checkpoints(heads=3), tiny.transformer(SIZES), Case()
+    overlay, _ = write_overlay(tmp_path, model, ["proj_out.weight"])
+    message, tensors = requests.forward(requests.spec(path, "ulysses=2"), case)
+    adapter = replace(loras[0].file, id="another")
+    for changes in ({"adapters": ((adapter,), ())}, {"overlay": replace(overlay, id="another")}):
+        answers = pools(2).run(driver.handle, replace(message, **changes), tensors)
+        assert all("holds other weights than the request means (another)" in answer["error"] for answer in answers)
+
+
+@pytest.mark.parametrize(("ranks", "layout"), [(2, "ulysses=2"), (3, "tensor=3"), (3, "ring=3 shard_weights")])
+def test_another_strength_or_none_sends_and_loads_nothing_more(pools, checkpoints, loras, ranks, layout):
+    path, first = checkpoints(heads=3, seed=5), loras[0].file
+    message, tensors = requests.forward(requests.spec(path, layout), Case())
+    sent, loads = [], []
+    for adapters in ((), (first,), (replace(first, strength=2.0),), ()):
+        asked = replace(message, adapters=(adapters, adapters), measure=True)
+        answers = pools(ranks).run(driver.handle, asked, tensors)
+        sent.append(answers[0]["tensors"]["sent_bytes"].tolist())
+        loads.append(loads_of(answers, path))
+    assert sent == [sent[0]] * 4
+    assert sum(sent[0]) > 0
+    assert loads == [loads[0]] * 4
+
+
 def test_a_file_that_is_known_is_not_read_again(pools, checkpoints, loras, tmp_path):
     path = checkpoints(heads=3, seed=4)
     check_known = loras[0].file
     copy = tmp_path / "copy.safetensors"
-    copy.write_bytes(Path(check_known.path).read_bytes())
+    with safe_open(check_known.path, framework="pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        save_file(tensors, copy, file.metadata() | {"id": "a copy"})
     case = Case()
     message, tensors = requests.forward(requests.spec(path, "ulysses=2"), case)
     known = replace(check_known, path=str(copy), id="a copy")

@@ -36,7 +36,7 @@ class Change:
             tensors |= {f"{number}.up": up, f"{number}.down": down}
             deltas[f"{name}.weight"] = torch.cat([torch.zeros(start, weight.shape[1]), 1.5 * up @ down])
         path = folder / f"lora-{seed}.safetensors"
-        save_file(tensors, path, adapter_file.metadata(layers, _shapes(model)))
+        save_file(tensors, path, adapter_file.metadata(layers, _shapes(model), str(path)))
         return cls(Adapter(path=str(path), id=str(path), strength=strength), deltas)
 
 
@@ -54,7 +54,7 @@ def write_overlay(folder: Path, model: nn.Module, names: Sequence[str]) -> tuple
     weights = model.state_dict()
     replaced = {name: torch.randn(weights[name].shape, generator=random) * 0.05 for name in names}
     tensors = {f"transformer.{name}": each for name, each in replaced.items()}
-    save_file(tensors, path, overlay_file.metadata(_shapes(model)))
+    save_file(tensors, path, overlay_file.metadata(_shapes(model), str(path)))
     return Overlay(path=str(path), id=str(path)), replaced
 
 

@@ -1,5 +1,6 @@
 """Random LoRA files in every way of naming layers that ComfyUI knows for a model."""
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,49 +15,124 @@ _DIALECTS = (
     "diffusion_model.", "unet.",
 )  # fmt: skip
 """Beginnings of layers' names, those that begin with another one first."""
-_FORMS = (("lora_up.weight", "lora_down.weight"), ("lora_B.weight", "lora_A.weight"))
-"""Ends of the factors' names."""
+_FORMS = (
+    (".lora_up.weight", ".lora_down.weight"),
+    (".lora_B.weight", ".lora_A.weight"),
+    ("_lora.up.weight", "_lora.down.weight"),
+    (".lora.up.weight", ".lora.down.weight"),
+    (".lora_B", ".lora_A"),
+    (".lora_linear_layer.up.weight", ".lora_linear_layer.down.weight"),
+    (".lora_B.default.weight", ".lora_A.default.weight"),
+)
+"""Ends of the factors' names: all that ``comfy.weight_adapter.lora`` reads."""
 
 
 def targets(native: Any) -> dict[str, dict[str, Any]]:
     """Return by dialect what ComfyUI's names of layers stand for: a weight's name, or that with an offset.
 
-    Only linear layers are listed, and not those of timestep embedders: Z-Image's is narrower in ComfyUI's tiny models.
+    Linear layers and convolutions are listed, but not Z-Image's timestep embedder, which is narrower in ComfyUI's tiny
+    models.
     """
     module = native.model
-    linear = {f"{name}.weight" for name, each in module.named_modules() if isinstance(each, torch.nn.Linear)}
+    kinds = (torch.nn.Linear, torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)
+    narrow = "t_embedder" if "Lumina" in type(module).__name__ else ()
+    layers = {
+        f"{name}.weight"
+        for name, each in module.named_modules()
+        if isinstance(each, kinds) and not (narrow and narrow in name)
+    }
     found: dict[str, dict[str, Any]] = {}
     for name, target in comfy.lora.model_lora_keys_unet(module, {}).items():
         weight = target if isinstance(target, str) else target[0]
-        if weight in linear and "t_embedder" not in weight:
+        if weight in layers:
             dialect = next((start for start in _DIALECTS if name.startswith(start)), "")
             found.setdefault(dialect, {})[name] = target
     return found
 
 
-def plain(native: Any, dialect: str, *, rank: int, seed: int, alpha: float | None = None) -> Lora:
-    """Return a LoRA that changes every linear layer that a dialect names, by about as much as its weights are."""
+def plain(
+    native: Any, dialect: str, *, rank: int, seed: int, alpha: float | None = None, form: int | None = None
+) -> Lora:
+    """Return a LoRA that changes every layer that a dialect names, by about as much as its weights are.
+
+    Args:
+        native: ComfyUI's own model.
+        dialect: one of ``targets``.
+        rank: of the factors.
+        seed: of the random numbers.
+        alpha: the file's.
+        form: which of ``_FORMS``; one that follows from the seed, if it is None.
+    """
     random = _random(seed)
     shapes = {name: tensor.shape for name, tensor in native.model.state_dict().items()}
-    up, down = _FORMS[seed % len(_FORMS)]
+    up, down = _FORMS[(seed if form is None else form) % len(_FORMS)]
     lora: Lora = {}
     for name, target in targets(native)[dialect].items():
-        rows, columns = _shape(target, shapes)
-        lora[f"{name}.{up}"] = random(rows, rank) * 0.3
-        lora[f"{name}.{down}"] = random(rank, columns) * columns**-0.5
+        rows, *columns = _shape(target, shapes)
+        lora[f"{name}{up}"] = random(rows, rank, *[1] * (len(columns) - 1)) * 0.3
+        lora[f"{name}{down}"] = random(rank, *columns) * math.prod(columns) ** -0.5
         if alpha is not None:
             lora[f"{name}.alpha"] = torch.tensor(alpha)
     return lora
 
 
-def _shape(target: Any, shapes: Mapping[str, torch.Size]) -> tuple[int, int]:
-    """Return the rows and columns of what a name stands for."""
+def _shape(target: Any, shapes: Mapping[str, torch.Size]) -> tuple[int, ...]:
+    """Return the rows and columns of what a name stands for; of a convolution, the kernel's size, too."""
     if isinstance(target, str):
-        rows, columns = shapes[target]
-        return rows, columns
+        return tuple(shapes[target])
     rows, columns = shapes[target[0]]
     offset = target[1]
     return (rows if offset is None else offset[2]), columns
+
+
+def wan_fun(native: Any, *, rank: int, seed: int) -> Lora:
+    """Return a LoRA in the names of Wan Fun."""
+    found = plain(native, "lora_unet_", rank=rank, seed=seed, form=0)
+    return {name.replace("lora_unet_", "lora_unet__", 1): tensor for name, tensor in found.items()}
+
+
+def uso(native: Any, *, rank: int, seed: int) -> Lora:
+    """Return a LoRA for the layers of Flux' blocks in the names of USO."""
+    names = {
+        "txt_attn.qkv": "qkv_lora2", "img_attn.qkv": "qkv_lora1", "img_attn.proj": "proj_lora1",
+        "txt_attn.proj": "proj_lora2", "linear1_qkv": "qkv_lora", "linear2": "proj_lora",
+    }  # fmt: skip
+    random, lora = _random(seed), dict[str, Tensor]()
+    shapes = {name: tensor.shape for name, tensor in native.model.state_dict().items()}
+    for name, target in targets(native)["diffusion_model."].items():
+        block, theirs = next(
+            ((name.removesuffix(end), new) for end, new in names.items() if name.endswith(end)), ("", "")
+        )
+        if theirs:
+            rows, columns = _shape(target, shapes)
+            start = f"{block.removeprefix('diffusion_model.')}processor.{theirs}"
+            lora |= {
+                f"{start}.up.weight": random(rows, rank) * 0.3,
+                f"{start}.down.weight": random(rank, columns) * 0.1,
+            }
+    # ComfyUI knows the names by the last blocks of the published model.
+    last = ("single_blocks.37.processor.qkv_lora.up.weight", "double_blocks.18.processor.qkv_lora2.up.weight")
+    return lora | {name: torch.ones(1, 1) for name in last}
+
+
+def bfl_control(native: Any, *, rank: int, seed: int) -> Lora:
+    """Return a LoRA in the names of Flux' control LoRAs, with biases and norms, of the model's own input size."""
+    random, start = _random(seed), "diffusion_model."
+    weights = native.model.state_dict()
+    found = plain(native, start, rank=rank, seed=seed, form=1)
+    lora = {name.removeprefix(start): tensor for name, tensor in found.items() if "linear1_qkv" not in name}
+    for name in [name for name in lora if name.endswith("lora_B.weight")]:
+        bias = weights.get(f"{start}{name.removesuffix('lora_B.weight')}bias")
+        if bias is not None:
+            lora[name.replace(".weight", ".bias")] = random(*bias.shape) * 0.1
+    for name in [name for name in weights if name.endswith(("_norm.scale", "_norm.weight"))]:
+        scale = f"{name.removeprefix(start).rpartition('.')[0]}.scale"
+        lora[scale] = 1.0 + 0.2 * random(*weights[name].shape)
+    return lora
+
+
+CONVERTED = {"wan t2v": (wan_fun,), "flux dev": (uso, bfl_control)}
+"""By case, the names that ComfyUI converts before it looks for layers."""
 
 
 def _random(seed: int) -> Callable[..., Tensor]:
@@ -67,16 +143,18 @@ def _random(seed: int) -> Callable[..., Tensor]:
 def other(native: Any, kind: str, *, seed: int) -> Lora:
     """Return a file of another kind, in ComfyUI's generic names: its own changes of every linear layer.
 
+    Those of differences and replacements are of every layer.
+
     Args:
         native: ComfyUI's own model.
-        kind: ``dora``, ``lokr``, ``loha``, ``diff`` (of weights and biases), or ``set``.
+        kind: ``dora``, ``lokr``, ``loha``, ``oft``, ``diff`` (of weights and biases), or ``set``.
         seed: of the random numbers.
     """
     random = _random(seed)
     weights = native.model.state_dict()
     lora: Lora = {}
     for name, target in targets(native)["diffusion_model."].items():
-        if isinstance(target, str):
+        if isinstance(target, str) and (kind in ("diff", "set") or weights[target].ndim == 2):
             lora |= {f"{name}.{end}": tensor for end, tensor in _KINDS[kind](weights[target], random).items()}
             if kind == "diff" and (bias := weights.get(target.replace(".weight", ".bias"))) is not None:
                 lora[f"{name}.diff_b"] = random(*bias.shape) * 0.1
@@ -123,8 +201,9 @@ _KINDS: dict[str, Callable[[Tensor, Callable[..., Tensor]], Lora]] = {
     "dora": _dora,
     "lokr": _lokr,
     "loha": _loha,
-    "diff": lambda weight, random: {"diff": random(*weight.shape) * weight.shape[1] ** -0.5 * 0.3},
-    "set": lambda weight, random: {"set_weight": random(*weight.shape) * weight.shape[1] ** -0.5},
+    "oft": lambda weight, random: {"oft_blocks": random(len(weight) // 4, 4, 4) * 0.3},
+    "diff": lambda weight, random: {"diff": random(*weight.shape) * weight[0].numel() ** -0.5 * 0.3},
+    "set": lambda weight, random: {"set_weight": random(*weight.shape) * weight[0].numel() ** -0.5},
 }
 KINDS = tuple(_KINDS)
 """What ``other`` makes."""

@@ -10,14 +10,18 @@ from typing import Any
 from unittest.mock import Mock
 
 import comfy.model_management
+import comfy.sd
 import comfy.utils
 import folder_paths
 import pytest
 import torch
 from any_folder_name.nodes import model
 from any_folder_name.nodes.remote import memory_file
-from any_folder_name.nodes.remote.adopt import copy_model
+from any_folder_name.nodes.remote.adopt import copy_model, merged_weights
+from any_folder_name.parallel_backend.client.client import Client
+from comfy.quant_ops import QUANT_ALGOS
 from comfy_execution.graph import DynamicPrompt
+from helpers import compressed_files, loras
 from helpers.executor import Executor, Given, Prompt
 from helpers.inside_fixtures import relative_error
 from helpers.parallel_model import CASE, REPLACING, SHIFT, latent, prompt
@@ -121,6 +125,48 @@ def test_changes_of_weights_before_the_node_are_kept(
     assert relative_error(parallel, bypassed) < (1e-4 if exact else 0.1)
     nodes["2"]["inputs"]["model"] = ["1", 0]
     assert relative_error(parallel, latent(executor.run(prompt("2", **nodes)))) > 0.2
+
+
+def test_another_strength_of_a_lora_copies_and_loads_nothing(
+    executor: Executor, small_native: Any, backend: Client, folder: Path
+) -> None:
+    save_file(changes("lora", folder), folder / "lora.safetensors")
+    folder_paths.folder_names_and_paths["loras"][0][:] = [str(folder)]
+    Given.values["model"] = small_native
+
+    def sampled(last: str, strength: float) -> torch.Tensor:
+        inputs = {"model": ["1", 0], "lora_name": "lora.safetensors", "strength_model": strength}
+        nodes: Prompt = {
+            "1": {"class_type": "Given", "inputs": {"key": "model"}},
+            "9": {"class_type": "LoraLoaderModelOnly", "inputs": inputs},
+            "2": {"class_type": "ModelSamplingSD3", "inputs": {"model": ["9", 0], "shift": SHIFT}},
+        }
+        return latent(executor.run(prompt(last, **nodes)))
+
+    def loaded() -> list[tuple[str, str, int]]:
+        return [(each.path, each.stamp, each.loads) for rank in backend.status().ranks for each in rank.models]
+
+    ours, before = [sampled("3", 0.4)], loaded()
+    ours.append(sampled("3", 0.8))
+    assert loaded() == before
+    for result, strength in zip(ours, (0.4, 0.8), strict=True):
+        assert relative_error(result, sampled("2", strength)) < 1e-4
+
+
+@pytest.mark.newest
+@pytest.mark.parametrize("form", ["fp8 e4m3", "nvfp4"])
+def test_a_lora_on_a_compressed_model_stays_factors(form: str, small_native: Any, folder: Path) -> None:
+    if form.split()[0] not in " ".join(QUANT_ALGOS).replace("float8", "fp8"):
+        pytest.skip("not in this version of ComfyUI")
+    state = {name: each.clone() for name, each in small_native.model.diffusion_model.state_dict().items()}
+    compressed_files.write_described(folder / f"{form}.safetensors", state, form)
+    with torch.inference_mode():
+        compressed = comfy.sd.load_diffusion_model(str(folder / f"{form}.safetensors"))
+        patched = loras.on_model(compressed, (changes("lora", folder), 0.8))
+        assert merged_weights(patched) == frozenset()
+        files = [copy_model(each) for each in (compressed, patched)]
+    plain, copied = (file.path.stat().st_size for file in files)
+    assert copied == plain
 
 
 def changes(form: str, folder: Path) -> dict[str, torch.Tensor]:

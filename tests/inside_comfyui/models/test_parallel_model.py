@@ -5,7 +5,9 @@ from pathlib import Path
 import folder_paths
 import pytest
 import torch
+from any_folder_name.nodes.backend import executing
 from any_folder_name.parallel_backend.client.client import Client
+from comfy_execution.utils import CurrentNodeContext
 from helpers import loras
 from helpers.executor import Executor, Given, Prompt
 from helpers.inside_fixtures import relative_error
@@ -89,6 +91,37 @@ def test_loras_between_are_factors_on_the_ranks(
     for strength, result in zip((0.4, 0.8), results, strict=True):
         assert relative_error(result, plain) > 1e-2
         assert relative_error(result, latent(executor.run(prompt_with("2", strength)))) < 1e-4
+
+
+@pytest.mark.parametrize("shape", [(), (2, 2)])
+def test_a_lora_for_another_model_is_named(shape: tuple[int, ...], executor: Executor, folder: Path) -> None:
+    layer = "diffusion_model.joint_blocks.0.x_block.mlp.fc1" if shape else "another.layer"
+    up_and_down = {f"{layer}.lora_{each}.weight": torch.ones(2, 2) for each in ("up", "down")}
+    save_file(up_and_down, folder / "alien.safetensors")
+    folder_paths.folder_names_and_paths["loras"][0][:] = [str(folder)]
+    lora = {"model": ["1", 0], "lora_name": "alien.safetensors", "strength_model": 1.0}
+    nodes: Prompt = {
+        "9": {"class_type": "LoraLoaderModelOnly", "inputs": lora},
+        "2": {"class_type": "ModelSamplingSD3", "inputs": {"model": ["9", 0], "shift": 5.0}},
+    }
+    with pytest.raises(RuntimeError, match=r"^alien\.safetensors fits no weight of tiny\.safetensors: "):
+        executor.run(prompt("3", **nodes))
+
+
+def test_the_loras_that_reach_a_node_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes: Prompt = {
+        "1": {"class_type": "LoraLoaderModelOnly", "inputs": {"lora_name": "base.safetensors"}},
+        "2": {"class_type": "CreateHookLora", "inputs": {"lora_name": "hook.safetensors"}},
+        "3": {"class_type": "LoraLoaderModelOnly", "inputs": {"lora_name": "elsewhere.safetensors"}},
+        "4": {"class_type": "ConditioningSetProperties", "inputs": {"hooks": ["2", 0]}},
+        "5": {"class_type": "KSampler", "inputs": {"model": ["1", 0], "positive": ["4", 0]}},
+    }
+    monkeypatch.setattr(executing, "_prompt", lambda prompt_id: nodes)
+    with CurrentNodeContext("prompt", "5"):
+        assert executing.executing_lora() == "base.safetensors or hook.safetensors"
+        assert executing.executing_lora(hook=True) == "hook.safetensors"
+    with CurrentNodeContext("prompt", "3"):
+        assert executing.executing_lora() == "elsewhere.safetensors"
 
 
 def test_a_name_may_arrive_by_a_link(

@@ -8,6 +8,8 @@ import comfy.model_patcher
 import comfy.sd
 import pytest
 import torch
+from any_folder_name.nodes.remote import recent_files
+from any_folder_name.parallel_backend.errors import InvalidRequest
 from helpers import loras
 from helpers.inside_fixtures import Loaded, relative_error
 from helpers.native_text import core_encoder, encode
@@ -46,6 +48,34 @@ def test_a_bypassed_lora_equals_a_merged_one(load_remote: Callable[..., Loaded])
     _, bypassed = comfy.sd.load_bypass_lora_for_models(None, loaded.clip, dict(lora), 0.0, 0.7)
     assert relative_error(encode(loaded.clip, TEXT), encode(merged, TEXT)) > 1e-2
     assert relative_error(encode(bypassed, TEXT), encode(merged, TEXT)) < 1e-5
+
+
+def test_a_lora_keeps_its_weights_when_its_file_is_freed(load_remote: Callable[..., Loaded]) -> None:
+    loaded = load_remote()
+    clips = []
+    for seed in (3, 4):
+        lora = loras.text(native_patcher(loaded).model, "lora", seed=seed)
+        clips.append(comfy.sd.load_lora_for_models(None, loaded.clip, dict(lora), 0.0, 0.7)[1])
+    first = encode(clips[0], TEXT)
+    for _ in range(recent_files._KEPT_SAMPLINGS):
+        recent_files.begin_sampling()
+    encode(loaded.clip, TEXT)
+    loaded.clip.cond_stage_model.handle.unload()  # the ranks forget their factors
+    assert not torch.equal(encode(clips[1], TEXT), first)
+    assert torch.equal(encode(clips[0], TEXT), first)
+
+
+def test_what_would_be_ignored_is_refused_by_name(load: Callable[..., Loaded]) -> None:
+    loaded = load()
+    patched, wrapped = loaded.clip.clone(), loaded.clip.clone()
+    patched.patcher.add_object_patch("reset_clip_options", lambda: None)
+    layer = "umt5xxl.transformer.encoder.block.0.layer.0.SelfAttention.q.weight"
+    wrapped.patcher.add_weight_wrapper(layer, lambda weight: weight)
+    for clip, what in ((patched, "reset_clip_options"), (wrapped, layer)):
+        with pytest.raises(InvalidRequest, match=f"a node changes {what} of this CLIP"):
+            encode(clip, TEXT)
+    assert not loaded.client.requests
+    assert torch.isfinite(encode(loaded.clip, TEXT)).all()
 
 
 def test_a_hook_with_a_schedule_equals_comfyui(load_remote: Callable[..., Loaded]) -> None:
