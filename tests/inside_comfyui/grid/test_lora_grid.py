@@ -34,7 +34,8 @@ def check(name: str, changes: Changes, load_case: Callable[..., Any], record: Ca
     case, reference = CASES[name], natively(name, *changes)
     assert relative_error(natively(name), reference) > 100 * CLOSE
     errors = {}
-    for i, text in enumerate(LAYOUTS):
+    one_block = name.startswith("mochi")
+    for i, text in enumerate(text for text in LAYOUTS if not (one_block and "pipe" in text)):
         model = load_case(name, ParallelLayout.parse(text), devices="0,1,2")
         sample = parallel_sampler if i % 2 else ksampler
         ours = sample(case.patch(loras.on_model(model, *changes)), case.samples(), **loras.options_of(case))
