@@ -39,6 +39,7 @@ VALUES: dict[str, dict[str, Any]] = {
     "SkipLayerGuidanceDiT": {"double_layers": "0, 1", "single_layers": "0", **WHOLE},
     "SkipLayerGuidanceDiTSimple": {"double_layers": "0", "single_layers": "0"},
     "SkipLayerGuidanceSD3": {"layers": "0", **WHOLE},
+    "TemporalScoreRescaling": {"tsr_k": 0.3, "tsr_sigma": 3.0},
     "UNetCrossAttentionMultiply": {"v": 4.0, "out": 4.0},
     "UNetSelfAttentionMultiply": {"v": 4.0, "out": 4.0},
     "VideoLinearCFGGuidance": {"min_cfg": 2.0},
