@@ -88,6 +88,8 @@ def _misfit_tensor(name: str, wanted: list[int], value: tuple[Any, ...]) -> str:
     kind, parts = value if len(value) == 2 else ("diff", value)
     if kind not in ("diff", "set", "model_as_lora"):
         return f"the change of {name} is of the unknown kind {kind}"
+    if parts[0] is None:  # only the weight's own factor changes
+        return ""
     found = list(parts[0].shape)
     if kind == "diff" and len(parts) > 1 and parts[1]["pad_weight"]:
         check_enlarged(name, wanted, found)

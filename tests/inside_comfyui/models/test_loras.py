@@ -123,6 +123,24 @@ def test_another_strength_makes_no_file(load_case: Callable[..., Any], monkeypat
     assert relative_error(results[0], results[1]) > 100 * CLOSE
 
 
+def test_a_factor_of_weights_equals_comfyui(load_case: Callable[..., Any]) -> None:
+    """UNetSelfAttentionMultiply and its kind change no more than that."""
+    case = CASES["wan t2v"]
+    native, latent, options = case.native(), case.samples(), loras.options_of(case)
+
+    def halved(model: Any) -> Any:
+        model = model.clone()
+        names = [name for name in model.model.state_dict() if name.endswith("self_attn.v.weight")]
+        assert sorted(model.add_patches(dict.fromkeys(names, (None,)), 0.0, 0.5)) == sorted(names)
+        return model
+
+    unchanged = ksampler(native, latent, **options)
+    reference = ksampler(halved(native), latent, **options)
+    assert relative_error(unchanged, reference) > 10 * CLOSE
+    remote = halved(load_case("wan t2v", ParallelLayout.parse("ulysses=2")))
+    assert relative_error(ksampler(remote, latent, **options), reference) < CLOSE
+
+
 @pytest.mark.newest
 @pytest.mark.skipif(not loras.HAS_BYPASS, reason="not in this version of ComfyUI")
 @pytest.mark.parametrize("kind", ["plain", "lokr", "loha"])
