@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -124,8 +125,13 @@ def _difference(one: Tensor, other: Tensor) -> float:
 
 
 def model_nodes(mappings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the nodes of ComfyUI that take and give a MODEL or a CONDITIONING."""
-    return {name: kind for name, kind in mappings.items() if _changes(kind)}
+    """Return ComfyUI's own nodes, without those of extensions, that take and give a MODEL or a CONDITIONING."""
+    return {name: kind for name, kind in mappings.items() if _is_core(kind) and _changes(kind)}
+
+
+def _is_core(kind: Any) -> bool:
+    module = kind.__module__
+    return module == "nodes" or Path(module).parent.name == "comfy_extras"
 
 
 def _changes(kind: Any) -> bool:
