@@ -198,7 +198,7 @@ def progress_text(event: Event) -> tuple[str, str]:
 def test_interrupt_and_the_next_prompt(client: ComfyClient, sampler: str) -> None:
     reference = pixels(client, client.run(prompt(sampler), deadline=START))
     with Events(client) as events:
-        prompt_id = client.submit(prompt(sampler, steps=2000, seed=4))
+        prompt_id = client.submit(prompt(sampler, steps=10_000, seed=4))
         events.wait(lambda event: event.kind == "progress" and event.data["node"] == "5" and event.data["value"] >= 3)
         before = time.monotonic()
         client.interrupt()

@@ -60,6 +60,18 @@ def start_sampling(client: Client, model: ModelSpec) -> Running:
 def loads_by_rank(client: Client) -> list[tuple[int, list[int]]]:
     """The pid of each rank and how often it has loaded weights, once all ranks have reported the last request's end."""
     wait_until(lambda: client.status().state == "idle", 10.0, "the request is over on every rank")
+    wait_until(lambda: _settled(client), 20.0, "every rank has reported its loads")
+    return _loads(client)
+
+
+def _settled(client: Client) -> bool:
+    """Whether no rank reports another number of loads within twice the time between two reports."""
+    before = _loads(client)
+    time.sleep(1.0)
+    return _loads(client) == before
+
+
+def _loads(client: Client) -> list[tuple[int, list[int]]]:
     return [(rank.pid, [loaded.loads for loaded in rank.models]) for rank in client.status().ranks]
 
 
