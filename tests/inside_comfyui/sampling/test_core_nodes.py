@@ -122,6 +122,7 @@ def test_a_share_of_the_nodes(
 
 
 @pytest.mark.grid
+@pytest.mark.timeout(3000)  # for Mochi, whose width ComfyUI fixes
 @pytest.mark.parametrize("name", MODELS)
 def test_every_node(
     name: str,
