@@ -22,7 +22,7 @@ A parallel MODEL never ignores a node in silence:
 
 - **same effect**: the latents equal those of ComfyUI alone, to 1e-4.
 - **no effect**: the node changes nothing in ComfyUI alone either.
-- **refused**: an error says what the node does and what to do instead. Nothing is sampled.
+- **refused**: an error says what the node does and what to do instead.
 - **error**: the node or the model raises an error in ComfyUI alone. A parallel MODEL raises the same one, or computes \
 what the node asks for. Most of these nodes are for other models.
 

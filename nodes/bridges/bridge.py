@@ -10,13 +10,10 @@ from typing import Any, ClassVar
 import comfy.model_detection
 import comfy.model_patcher
 import comfy.ops
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ...parallel_backend.checkpoint.checkpoint import Checkpoint
-from ...parallel_backend.checkpoint.dtypes import TORCH_DTYPES
-from ...parallel_backend.checkpoint.weight_headers import read_files
 from ...parallel_backend.errors import InvalidRequest
 from ...parallel_backend.vaes import VAE, LatentScale, vae_of
 from .latents import SAME_MODEL, latent_scale
@@ -291,19 +288,6 @@ def meta_module(native_class: type[nn.Module], unet_config: Mapping[str, Any]) -
     """Return a native transformer on the meta device."""
     options = {name: value for name, value in unet_config.items() if name != "disable_unet_model_creation"}
     return native_class(**options, device="meta", dtype=torch.bfloat16, operations=comfy.ops.disable_weight_init)
-
-
-def stored_weight(checkpoint: Checkpoint, name: str) -> Tensor | None:
-    """Return a weight of the transformer by its name in the files; None if it is not there or compressed.
-
-    Reads nothing else of them but headers.
-    """
-    stored = checkpoint.stored("transformer")
-    found = read_files(stored.files).tensors.get(stored.prefix + name)
-    if found is None or found.dtype not in TORCH_DTYPES:
-        return None
-    data = np.fromfile(found.file, np.uint8, count=found.bytes, offset=found.offset)
-    return torch.from_numpy(data).view(TORCH_DTYPES[found.dtype]).reshape(found.shape)
 
 
 def _as_list(value: Any) -> Any:

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from ...parallel_backend.checkpoint.single_file import is_in_memory
 from ...parallel_backend.vaes import LatentScale
-from ..bridges.bridge import Bridge, CoreText, non_default, pop_text, stored_weight
+from ..bridges.bridge import Bridge, CoreText, non_default, pop_text
+from ..bridges.stored_weight import stored_weight
 
 PAD_MULTIPLE = 32
 """Learned tokens pad each sequence to a multiple of this."""
