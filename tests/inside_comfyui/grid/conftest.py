@@ -3,16 +3,11 @@
 import gc
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from any_folder_name.nodes.backend import connection
-from any_folder_name.parallel_backend.client.client import Client
-from any_folder_name.parallel_backend.protocol.endpoint import Endpoint
-from any_folder_name.parallel_backend.protocol.messages import RankRequest, Unload
-from any_folder_name.parallel_backend.protocol.model_spec import ModelSpec
+from helpers.freeing_client import FreeingClient
 from helpers.inside_fixtures import relative_error
 
 LIMIT = 1e-4
@@ -29,28 +24,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(f"{subject}: {len(values)} results, largest difference {max(values):.1e}")
 
 
-class Backend(Client):
-    """A client that can free all weights that it has asked for."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(endpoint=Endpoint(folder=folder), idle_timeout=600.0)
-        self._models: set[ModelSpec] = set()
-
-    def call(self, message: RankRequest, *args: Any, **options: Any) -> dict[str, torch.Tensor]:
-        """See ``Client``."""
-        self._models.add(message.model)
-        return super().call(message, *args, **options)
-
-    def free(self) -> None:
-        """Free the weights on all ranks."""
-        while self._models:
-            super().call(Unload(model=self._models.pop()))
-
-
 @pytest.fixture(scope="session")
-def backends(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[int, Backend]]:
+def backends(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[int, FreeingClient]]:
     """A backend for each number of ranks, so that none restarts for another number."""
-    clients = {ranks: Backend(tmp_path_factory.mktemp(f"run{ranks}")) for ranks in RANKS}
+    clients = {ranks: FreeingClient(tmp_path_factory.mktemp(f"run{ranks}"), idle_timeout=600.0) for ranks in RANKS}
     for client in clients.values():
         client.start()
     yield clients
@@ -59,7 +36,7 @@ def backends(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[int, Bac
 
 
 @pytest.fixture
-def use_ranks(backends: dict[int, Backend], monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], str]]:
+def use_ranks(backends: dict[int, FreeingClient], monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], str]]:
     """``use_ranks(n)`` sends requests to the backend of n ranks and returns its ``devices``.
 
     The test's weights are freed after it: those of all families in six ranks do not fit into memory.

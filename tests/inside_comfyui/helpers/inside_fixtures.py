@@ -1,5 +1,6 @@
 """Fixtures for tiny checkpoints: the same weights in ComfyUI's own models and behind our nodes."""
 
+import gc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -13,13 +14,12 @@ import pytest
 import torch
 from any_folder_name.nodes import loader, sampler
 from any_folder_name.nodes.backend import connection
-from any_folder_name.parallel_backend.client.client import Client
 from any_folder_name.parallel_backend.layout.parallel_layout import ParallelLayout
-from any_folder_name.parallel_backend.protocol.endpoint import Endpoint
 from any_folder_name.parallel_backend.protocol.messages import Progress
 from any_folder_name.parallel_backend.step_loop.request_sampler import RequestSampler
 from comfy_execution.graph import DynamicPrompt
 from helpers import tiny_wan
+from helpers.freeing_client import FreeingClient
 from helpers.local_client import LocalClient
 from natives import CASES
 
@@ -95,16 +95,16 @@ def loaded(load: Callable[..., Loaded]) -> Loaded:
 
 
 @pytest.fixture(scope="session")
-def backend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+def backend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FreeingClient]:
     """A real backend in its own runtime folder."""
-    client = Client(endpoint=Endpoint(folder=tmp_path_factory.mktemp("run")), idle_timeout=120.0)
+    client = FreeingClient(tmp_path_factory.mktemp("run"), idle_timeout=120.0)
     client.start()
     yield client
     client.stop()
 
 
 @pytest.fixture
-def load_remote(load: Callable[..., Loaded], backend: Client) -> Callable[..., Loaded]:
+def load_remote(load: Callable[..., Loaded], backend: FreeingClient) -> Callable[..., Loaded]:
     """``load`` with the real backend."""
 
     def run(
@@ -124,15 +124,23 @@ def native_case(name: str) -> Any:
 
 
 @pytest.fixture
-def load_case(models: Path, load_remote: Callable[..., Loaded]) -> Callable[..., Any]:
-    """``load_case(name, layout)`` returns the MODEL of a case's checkpoint."""
+def load_case(
+    models: Path, load_remote: Callable[..., Loaded], backend: FreeingClient, request: pytest.FixtureRequest
+) -> Iterator[Callable[..., Any]]:
+    """``load_case(name, layout)`` returns the MODEL of a case's checkpoint.
+
+    A test of the grid frees its weights: those of all families in all layouts do not fit into memory.
+    """
 
     def run(name: str, layout: ParallelLayout, dtype: str = "fp32", devices: str = "0,1") -> Any:
         if not (models / name).exists():
             CASES[name].write(models / name, native_case(name))
         return load_remote(layout, name=name, dtype=dtype, devices=devices).model
 
-    return run
+    yield run
+    if request.node.get_closest_marker("grid"):
+        backend.free()
+        gc.collect()  # ComfyUI's models are part of cycles
 
 
 @pytest.fixture(autouse=True)

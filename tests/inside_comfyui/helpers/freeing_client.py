@@ -1,0 +1,28 @@
+"""A client of a real backend that can free all weights that it has asked for."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from any_folder_name.parallel_backend.client.client import Client
+from any_folder_name.parallel_backend.protocol.endpoint import Endpoint
+from any_folder_name.parallel_backend.protocol.messages import RankRequest, Unload
+from any_folder_name.parallel_backend.protocol.model_spec import ModelSpec
+
+
+class FreeingClient(Client):
+    """A client that knows which models the ranks may hold."""
+
+    def __init__(self, folder: Path, *, idle_timeout: float) -> None:
+        super().__init__(endpoint=Endpoint(folder=folder), idle_timeout=idle_timeout)
+        self._models: set[ModelSpec] = set()
+
+    def call(self, message: RankRequest, *args: Any, **options: Any) -> dict[str, torch.Tensor]:
+        """See ``Client``."""
+        self._models.add(message.model)
+        return super().call(message, *args, **options)
+
+    def free(self) -> None:
+        """Free the weights on all ranks."""
+        while self._models:
+            super().call(Unload(model=self._models.pop()))
