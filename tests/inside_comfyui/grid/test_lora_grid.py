@@ -12,7 +12,7 @@ import pytest
 from any_folder_name.parallel_backend.layout.parallel_layout import ParallelLayout
 from helpers import loras
 from helpers.inside_fixtures import ksampler, parallel_sampler, relative_error
-from natives import CASES, FIRST
+from natives import CASES, FIRST, HEAVY
 from torch import Tensor
 
 pytestmark = pytest.mark.grid
@@ -34,8 +34,7 @@ def check(name: str, changes: Changes, load_case: Callable[..., Any], record: Ca
     case, reference = CASES[name], natively(name, *changes)
     assert relative_error(natively(name), reference) > 100 * CLOSE
     errors = {}
-    one_block = name.startswith("mochi")
-    for i, text in enumerate(text for text in LAYOUTS if not (one_block and "pipe" in text)):
+    for i, text in enumerate(text for text in LAYOUTS if not (name in HEAVY and "pipe" in text)):
         model = load_case(name, ParallelLayout.parse(text), devices="0,1,2")
         sample = parallel_sampler if i % 2 else ksampler
         ours = sample(case.patch(loras.on_model(model, *changes)), case.samples(), **loras.options_of(case))

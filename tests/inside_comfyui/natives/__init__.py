@@ -13,7 +13,7 @@ FAMILIES = (
 )  # fmt: skip
 """Those that not every version has come last, so a case has the same place in ``CASES`` everywhere."""
 HEAVY = ("mochi t2v",)
-"""Cases with a width that ComfyUI fixes. Only the newest version runs them."""
+"""Cases with a width that ComfyUI fixes, and one block. Only the newest version runs them outside the grid."""
 FIRST = tuple(f"{family.__name__.rpartition('.')[2]} {next(iter(family.CASES))}" for family in FAMILIES)
 """One case per family, which older versions run, too."""
 CASES: dict[str, Case] = {

@@ -22,6 +22,8 @@ NODES: dict[str, Callable[[Any], Any]] = {
 IGNORING = ("pixart", "z_image", "cogvideox")
 """Families whose native class ignores replaced blocks."""
 PAIRS = [(name, node) for name in FIRST for node in NODES if node != "SD3" or name.startswith("sd3 ")]
+WITHOUT_EFFECT = [(name, "DiT") for name in HEAVY]
+"""What leaves out none of the layers that a case has."""
 LIGHT = [(name, node) for name, node in PAIRS if name not in HEAVY]
 
 
@@ -38,7 +40,7 @@ def native_result(name: str, node: str) -> torch.Tensor:
     result = sample(NODES[node](native_case(name)) if node else native_case(name), name)
     if node:
         has_effect = relative_error(result, native_result(name, "")) > FAR
-        assert has_effect == (name.split()[0] not in IGNORING)
+        assert has_effect == (name.split()[0] not in IGNORING and (name, node) not in WITHOUT_EFFECT)
     return result
 
 
@@ -59,7 +61,7 @@ def test_equals_comfyui(name: str, node: str, load_case: Callable[..., Any]) -> 
 def test_equals_comfyui_in_every_layout(
     name: str, node: str, layout: ParallelLayout, load_case: Callable[..., Any]
 ) -> None:
-    if layout.data <= CASES[name].latent[0]:
+    if layout.data <= CASES[name].latent[0] and not (name in HEAVY and layout.pipe > 1):
         check(name, node, layout, load_case)
 
 
