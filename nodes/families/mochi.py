@@ -59,6 +59,11 @@ class Mochi(Bridge):
         text = pop_text(call_args)
         if mask is None:
             raise InvalidRequest("the conditioning has no attention_mask: encode the prompt with Mochi's own CLIP")
+        if mask.shape[-1] != text.shape[1]:
+            raise InvalidRequest(
+                f"the text has {text.shape[1]} tokens and its attention_mask {mask.shape[-1]}, as after "
+                "ConditioningConcat, which ComfyUI's own Mochi cannot compute either: use ConditioningCombine instead"
+            )
         leading = torch.arange(text.shape[1], device=mask.device) < num_tokens
         if not torch.equal(mask.bool(), leading.expand_as(mask)):
             raise InvalidRequest("a text mask with gaps, or one that differs within the batch, is not supported")

@@ -52,6 +52,7 @@ def bridge(tmp_path: Path) -> Callable[..., Any]:
         ),
         ("mochi t2v", {"num_tokens": 256}, "no attention_mask"),
         ("mochi t2v", {"num_tokens": 1, "attention_mask": torch.eye(11)[3:4].long()}, "mask with gaps"),
+        ("mochi t2v", {"num_tokens": 1, "attention_mask": torch.ones(1, 5).long()}, "use ConditioningCombine"),
     ],
 )
 def test_unsupported_calls_are_refused(
