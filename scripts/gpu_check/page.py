@@ -1,0 +1,51 @@
+"""The page about what the checks found."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+INTRODUCTION = """\
+# What GPUs have shown
+
+Made by `bash scripts/gpu_check.sh` on {machine}, at commit {commit}.
+"""
+
+
+def page(parts: Iterable[Mapping[str, Any]], *, machine: str, commit: str) -> str:
+    """Return the page's text.
+
+    Args:
+        parts: the content of each part's file.
+        machine: the GPUs and the versions.
+        commit: of this repository.
+    """
+    sections = [_section(part) for part in parts]
+    return "\n".join([INTRODUCTION.format(machine=machine, commit=commit), *sections])
+
+
+def _section(part: Mapping[str, Any]) -> str:
+    lines = [f"## {part['number']}. {part['title']}", "", "| check | outcome | seconds |", "|---|---|---|"]
+    lines += [_row(outcome) for outcome in part["outcomes"]]
+    for outcome in part["outcomes"]:
+        lines += _figures(outcome["title"], outcome["figures"])
+    return "\n".join(lines) + "\n"
+
+
+def _row(outcome: Mapping[str, Any]) -> str:
+    reason = f": {outcome['output']}" if outcome["status"] == "left out" else ""
+    return f"| {outcome['title']} | {outcome['status']}{reason} | {outcome['seconds']:.0f} |"
+
+
+def _figures(title: str, figures: Mapping[str, Any]) -> list[str]:
+    """Return a table of figures: a row each, with what it is called and its value."""
+    if not figures:
+        return []
+    rows = [f"| {name} | {_text(value)} |" for name, value in figures.items()]
+    return ["", f"| {title} | |", "|---|---|", *rows]
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.3g}"
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_text(each)}" for name, each in value.items())
+    return str(value)

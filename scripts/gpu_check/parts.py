@@ -1,0 +1,81 @@
+"""The parts of the check, the most valuable first. To add one, add an entry to ``PARTS``."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from parallel_backend.verify.vae.kinds import KINDS
+
+LIMIT = 480.0
+"""Seconds that a part may take."""
+
+ONE_CARD = {"PARALLEL_DIT_COLLECTIVES": "gloo"}
+"""Lets two ranks share a card, which NCCL refuses."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """One command of a part.
+
+    Attributes:
+        title: what it shows.
+        command: arguments of the Python interpreter. Its last line may be a JSON object with figures.
+        environment: variables that it needs.
+        cards: the least number of GPUs; 0 if it needs none.
+    """
+
+    title: str
+    command: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    cards: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """Checks that run one after another within ``LIMIT``.
+
+    Attributes:
+        number: what ``--part`` takes.
+        title: what it is about.
+        checks: its commands.
+    """
+
+    number: int
+    title: str
+    checks: tuple[Check, ...]
+
+
+def _module(name: str, *options: str) -> tuple[str, ...]:
+    return "-m", f"scripts.gpu_check.{name}", *options
+
+
+PARTS: tuple[Part, ...] = (
+    Part(number=1, title="Kernels, and what TF32 costs", checks=(
+        Check(title="tests/gpu", command=("-m", "pytest", "-q", "tests/gpu"), cards=0),
+        Check(title="float32 with and without TF32, heads up to 512", command=_module("precision"), cards=0),
+    )),
+    Part(number=2, title="Every family and VAE on two ranks of one card", checks=(
+        Check(title="families in bfloat16", command=_module("families"), environment=ONE_CARD, cards=0),
+        *(
+            Check(title=f"VAE {kind} in float32", cards=0, environment=ONE_CARD, command=(
+                "-m", "parallel_backend", "verify", "--vae", kind, "--ranks", "2", "--json"))
+            for kind in KINDS
+        ),
+    )),
+    Part(number=3, title="NCCL with one rank", checks=(
+        Check(title="exchanges, groups and out of memory", command=_module("nccl")),
+    )),
+    Part(number=4, title="Host time against GPU time", checks=(
+        Check(title="a forward on rank 0 of 1, 4 and 8", command=_module("host_time")),
+    )),
+    Part(number=5, title="Attention kernels at real shapes", checks=(
+        Check(title="milliseconds with and without log-sum-exp", command=_module("attention")),
+    )),
+    Part(number=6, title="A VAE's dtype and memory format", checks=(
+        Check(title="seconds, memory and error of a decode", command=_module("vae_formats"), cards=0),
+    )),
+    Part(number=7, title="Failures", checks=(
+        Check(title="out of memory, killed and stopped ranks, cancel, memory afterwards", command=_module("failures"),
+              environment=ONE_CARD),
+    )),
+)  # fmt: skip
+"""By number."""

@@ -1,0 +1,11 @@
+"""Two ranks on the machine that is checked."""
+
+import torch
+
+from parallel_backend.client.devices import parse_devices
+from parallel_backend.protocol.model_spec import Devices
+
+
+def two_ranks() -> Devices:
+    """Return two ranks that share the first GPU, which needs gloo; two CPU ranks if there is none."""
+    return parse_devices("0,0" if torch.cuda.is_available() else "0,1")
