@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..checkpoint.checkpoint import Checkpoint
 from ..checkpoint.opening import open_checkpoint
+from ..distributed.device_memory import ran_out
 from ..distributed.mesh import DeviceMesh
 from ..distributed.mesh_cache import MeshCache
 from ..errors import OutOfMemory
@@ -79,7 +80,9 @@ class Engine:
         try:
             with torch.inference_mode():
                 return _HANDLERS[type(message)](self, request)
-        except torch.OutOfMemoryError as error:
+        except RuntimeError as error:
+            if not ran_out(error):
+                raise
             raise OutOfMemory(f"rank {self.rank} ({self.device}) ran out of memory: {error}") from error
 
     def snapshot(self) -> tuple[tuple[LoadedModel, ...], int, int]:
