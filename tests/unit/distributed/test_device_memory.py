@@ -1,7 +1,6 @@
 """Which errors mean that this rank's device is full, as torch raises them, and what happens then."""
 
 from datetime import timedelta
-from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
@@ -95,7 +94,7 @@ def test_the_engine_leaves_a_lost_connection_as_it_is(monkeypatch):
 def test_torchs_cache_is_empty_before_groups_are_made(monkeypatch, device, released):
     calls: list[str] = []
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append("empty_cache"))
-    monkeypatch.setattr(mesh, "create", lambda *_, **__: calls.append("create") or SimpleNamespace())
+    monkeypatch.setattr(mesh, "create", Mock(side_effect=lambda *_, **__: calls.append("create")))
     meshes = MeshCache(0, 1, torch.device(device), timeout=timedelta(seconds=5), in_use=list)
     for _ in range(2):
         meshes.get(ParallelLayout())
