@@ -8,6 +8,7 @@ partial results with it.
 import importlib
 import importlib.util
 import inspect
+import logging
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import cache
@@ -19,9 +20,13 @@ from torch import Tensor
 
 from ..errors import InvalidRequest
 
+log = logging.getLogger(__name__)
+
 _HALF = (torch.float16, torch.bfloat16)
 _AMPERE = (8, 0)
 """Lowest CUDA compute capability of all kernels except torch's memory-efficient attention, which needs less."""
+_HOPPER = (9, 0)
+"""The only compute capability that FlashAttention 3 has kernels for."""
 _HEAD_DIM_STEP = 8
 """torch's CUDA kernels need head sizes that are multiples of this."""
 _GET_SAGE = "install version 2 from https://github.com/thu-ml/SageAttention (PyPI has version 1)"
@@ -107,12 +112,10 @@ class Flash:
 
     def with_lse(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> tuple[Tensor, Tensor]:
         """See ``Kernel``."""
-        package = flash_package()
+        package = flash_package(query.device)
         if package is None:
             return _torch_flash(query, key, value, scale)
-        q, k, v = (tensor.transpose(1, 2) for tensor in (query, key, value))
-        out, lse, *_ = package(q, k, v, softmax_scale=scale, return_attn_probs=True)
-        return out.transpose(1, 2), lse
+        return _call_package(package, query, key, value, scale)
 
 
 class Cudnn:
@@ -184,7 +187,7 @@ AUTO = "auto"
 def choose(name: str, device: torch.device, dtype: torch.dtype, head_sizes: Collection[int]) -> Kernel:
     """Return the kernel of a name.
 
-    ``auto`` is FlashAttention if its package is installed and supports the model, otherwise ``sdpa``.
+    ``auto`` is FlashAttention if its package is installed and supports the model and the device, otherwise ``sdpa``.
 
     Args:
         name: ``auto`` or one of ``KERNELS``.
@@ -196,7 +199,7 @@ def choose(name: str, device: torch.device, dtype: torch.dtype, head_sizes: Coll
         InvalidRequest: there is no kernel of that name, or it cannot run here; the message says what would work.
     """
     if name == AUTO:
-        use_flash = not _refusal("flash", device, dtype, head_sizes) and flash_package() is not None
+        use_flash = not _refusal("flash", device, dtype, head_sizes) and flash_package(device) is not None
         return KERNELS["flash" if use_flash else "sdpa"]
     if name not in KERNELS:
         raise InvalidRequest(f"unknown attention {name!r}: use {AUTO}, {', '.join(KERNELS)}")
@@ -218,15 +221,33 @@ def _refusal(name: str, device: torch.device, dtype: torch.dtype, head_sizes: Co
 
 
 @cache
-def flash_package() -> Callable[..., Any] | None:
-    """Return the function of FlashAttention 3 or, failing that, 2; None if neither can be imported."""
-    for name in ("flash_attn_interface", "flash_attn"):
+def flash_package(device: torch.device) -> Callable[..., Any] | None:
+    """Return the function of FlashAttention 3 or, failing that, 2; None if neither runs on this GPU.
+
+    A package may be built for another torch or lack the GPU's kernels, so a small call tries it.
+    """
+    hopper = torch.cuda.get_device_capability(device) == _HOPPER
+    for name in ("flash_attn_interface", "flash_attn") if hopper else ("flash_attn",):
         try:
             function: Callable[..., Any] = importlib.import_module(name).flash_attn_func
-        except (ImportError, OSError, RuntimeError, AttributeError):  # missing, or built for another torch
+            tokens = torch.zeros(1, 1, 16, 64, dtype=torch.float16, device=device)
+            _call_package(function, tokens, tokens, tokens, None)
+            torch.cuda.synchronize(device)
+        except ModuleNotFoundError:
+            continue
+        except (ImportError, OSError, RuntimeError, AttributeError, TypeError, ValueError) as error:
+            log.warning("the package %s does not run on %s and is not used: %s", name, device, error)
             continue
         return function
     return None
+
+
+def _call_package(
+    package: Callable[..., Any], query: Tensor, key: Tensor, value: Tensor, scale: float | None
+) -> tuple[Tensor, Tensor]:
+    q, k, v = (tensor.transpose(1, 2) for tensor in (query, key, value))
+    out, lse, *_ = package(q, k, v, softmax_scale=scale, return_attn_probs=True)
+    return out.transpose(1, 2), lse[..., : query.shape[2]]  # some versions round the number of queries up
 
 
 def _flash_fits(query: Tensor) -> bool:
@@ -241,15 +262,20 @@ def _torch_flash(query: Tensor, key: Tensor, value: Tensor, scale: float | None)
 
 
 def _efficient(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> tuple[Tensor, Tensor]:
-    """torch's memory-efficient attention, with heads zero-padded to a size that it supports."""
-    head_dim = query.shape[-1]
+    """torch's memory-efficient attention, with heads zero-padded to a size that it supports.
+
+    Where torch emulates bfloat16 it has no kernel for it, so it runs in float32.
+    """
+    head_dim, dtype = query.shape[-1], query.dtype
+    if dtype == torch.bfloat16 and torch.cuda.get_device_capability(query.device) < _AMPERE:
+        query, key, value = query.float(), key.float(), value.float()
     scale = head_dim**-0.5 if scale is None else scale
     if head_dim % _HEAD_DIM_STEP:
         query, key, value = (F.pad(tensor, (0, -head_dim % _HEAD_DIM_STEP)) for tensor in (query, key, value))
     out, lse = torch.ops.aten._scaled_dot_product_efficient_attention(
         query, key, value, None, compute_log_sumexp=True, scale=scale
     )[:2]
-    return out[..., :head_dim], lse
+    return out[..., :head_dim].to(dtype), lse
 
 
 def _needs_half_on_cuda(device: torch.device, dtype: torch.dtype) -> str | None:

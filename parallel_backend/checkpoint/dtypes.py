@@ -10,9 +10,5 @@ TORCH_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, torch_name) for nam
 STORED_NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 """safetensors' names of these dtypes."""
 
-PACKED_NAMES: dict[torch.dtype, str] = {
-    dtype: name
-    for name, torch_name in {"U8": "uint8", "I8": "int8", "F8_E8M0": "float8_e8m0fnu"}.items()
-    if (dtype := getattr(torch, torch_name, None)) is not None
-}
-"""safetensors' names of the dtypes that only compressed weights and their scales have. Older torch lacks one."""
+PACKED_NAMES: dict[torch.dtype, str] = {torch.uint8: "U8", torch.int8: "I8", torch.float8_e8m0fnu: "F8_E8M0"}
+"""safetensors' names of the dtypes that only compressed weights and their scales have."""

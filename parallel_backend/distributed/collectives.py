@@ -5,13 +5,15 @@ Every rank knows the size of every message in advance, so no sizes are ever sent
 
 import os
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ..errors import InvalidRequest
 from ..protocol.frames import TensorMeta
 from ..protocol.tensors import DTYPES
 from .mesh import Axis
@@ -203,6 +205,34 @@ def gather_numbers(numbers: Sequence[int], axis: Axis) -> list[tuple[int, ...]]:
     if axis.size > 1:
         dist.all_gather(gathered, local, group=axis.group)
     return [tuple(each.tolist()) for each in gathered]
+
+
+def gather_texts(text: str, axis: Axis) -> list[str]:
+    """Return the ``text`` of every rank of the axis, on every rank, over the group's CPU backend."""
+    encoded = text.encode()
+    lengths = [length for (length,) in gather_numbers([len(encoded)], axis)]
+    if not any(lengths):
+        return [""] * axis.size
+    padded = gather_numbers(list(encoded.ljust(max(lengths))), axis)
+    return [bytes(each[:length]).decode() for each, length in zip(padded, lengths, strict=True)]
+
+
+@contextmanager
+def refused_alike(axis: Axis) -> Iterator[None]:
+    """Checks what may differ by rank: a refusal of one rank is raised on all ranks of the axis. Collective.
+
+    Raises:
+        InvalidRequest: the refusal of the first rank that has one. It names the rank unless all ranks say the same.
+    """
+    refusal = ""
+    try:
+        yield
+    except InvalidRequest as error:
+        refusal = str(error)
+    refusals = gather_texts(refusal, axis)
+    for rank, text in zip(axis.ranks, refusals, strict=True):
+        if text:
+            raise InvalidRequest(text if len(set(refusals)) == 1 else f"rank {rank}: {text}")
 
 
 def broadcast_tensors(

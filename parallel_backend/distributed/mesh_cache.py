@@ -8,6 +8,7 @@ import torch.distributed as dist
 
 from ..layout.parallel_layout import ParallelLayout
 from . import mesh, rank_speeds
+from .device_memory import release_cache
 from .mesh import DeviceMesh
 
 MAX_MESHES = 8
@@ -20,7 +21,7 @@ class MeshCache:
     Args:
         rank: this rank.
         world_size: number of ranks.
-        device: this rank's device, whose speed is measured for layouts that need it.
+        device: this rank's device. Its speed is measured for layouts that need it.
         timeout: deadline of each collective on the meshes.
         in_use: returns the meshes whose groups this rank's loaded models use.
     """
@@ -48,6 +49,7 @@ class MeshCache:
             self._make_room()
             self._last_serial += 1
             speeds = self._speeds() if layout.adapts and not layout.balance else ()
+            release_cache(self._device)  # NCCL allocates its buffers outside of torch's cache
             self._by_layout[layout] = mesh.create(
                 layout, rank=self._rank, timeout=self._timeout, serial=self._last_serial, speeds=speeds
             )

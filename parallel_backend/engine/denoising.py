@@ -8,13 +8,13 @@ from ..checkpoint.checkpoint import HIGH_NOISE, LOW_NOISE
 from ..denoiser.denoiser import Denoiser
 from ..denoiser.experts import Experts, Load
 from ..denoiser.plan import DenoisingPlan, split_names
-from ..distributed.collectives import agree, broadcast_tensors
+from ..distributed.collectives import agree, broadcast_tensors, refused_alike
 from ..distributed.mesh import DeviceMesh
 from ..distributed.mesh_cache import MeshCache
 from ..errors import InvalidRequest
 from ..interfaces.family import Family
 from ..loading.components import ComponentCache
-from ..loading.load import PlannedTransformer
+from ..loading.load import PlannedTransformer, check_dtype
 from ..models import family_of
 from ..protocol.messages import Forward, Sample
 from ..protocol.model_spec import Adapter
@@ -82,16 +82,17 @@ class Denoising:
         The steps below are collective. All ranks of the mesh run them in this order:
 
         1. make or find the mesh (all ranks of the world, used by the layout or not)
-        2. agree which ranks hold their part of sharded weights
-        3. agree that no tensor holds NaN or infinity
-        4. agree that every number is a row of the model's tables
-        5. agree that the timesteps need one transformer
-        6. agree that the weights that are not loaded yet fit on every device
-        7. broadcast rank 0's tensors
+        2. agree that every rank's device has the dtype and the attention kernel
+        3. agree which ranks hold their part of sharded weights
+        4. agree that no tensor holds NaN or infinity
+        5. agree that every number is a row of the model's tables
+        6. agree that the timesteps need one transformer
+        7. agree that the weights that are not loaded yet fit on every device
+        8. broadcast rank 0's tensors
 
-        Everything that the request can get wrong is refused before step 7, on all ranks alike, so no rank waits for
-        another. What needs no other rank (the components' files, the attention kernel) is checked first. Weights load
-        afterwards, when the denoiser first needs them.
+        Everything that the request can get wrong is refused before step 8, on all ranks alike, so no rank waits for
+        another. What needs no other rank (the components' files) is checked first. Weights load afterwards, when the
+        denoiser first needs them.
         """
         for name in (HIGH_NOISE, LOW_NOISE):
             if name == HIGH_NOISE or name in self.components.checkpoint.components:
@@ -99,7 +100,9 @@ class Denoising:
         mesh = self.meshes.get(plan.layout.cut)
         if mesh is None:
             return None
-        kernel = self._kernel(plan)
+        with refused_alike(mesh.whole):
+            check_dtype(self.components.dtype, self.components.device)
+            kernel = self._kernel(plan)
         self.components.agree(mesh)
         request = self.request
         request.check_finite(mesh.whole)

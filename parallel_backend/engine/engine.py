@@ -9,11 +9,13 @@ from torch import Tensor
 
 from ..checkpoint.checkpoint import Checkpoint
 from ..checkpoint.opening import open_checkpoint
+from ..distributed import bfloat16
+from ..distributed.device_memory import ran_out
 from ..distributed.mesh import DeviceMesh
 from ..distributed.mesh_cache import MeshCache
 from ..errors import OutOfMemory
 from ..loading.components import ComponentCache, free
-from ..loading.load import resolve_dtype
+from ..loading.load import check_dtype, resolve_dtype
 from ..loading.original_weights import read_original
 from ..protocol.frames import TensorMeta
 from ..protocol.messages import Decode, Encode, EncodeText, Forward, RankRequest, ReadWeights, Sample, Unload
@@ -33,7 +35,7 @@ _Key = tuple[str, str, DType]
 
 
 class Engine:
-    """One rank's models and meshes. Every rank of the world calls ``handle`` with the same message.
+    """One rank's models and meshes. Every rank of the world makes one and calls ``handle`` with the same message.
 
     Args:
         timeout: deadline of one collective. A rank that waits longer for another rank raises, which ends the set of
@@ -45,6 +47,7 @@ class Engine:
     ) -> None:
         self.rank, self.world_size, self.device, self.timeout = rank, world_size, device, timeout
         self.steps = 0
+        self._bfloat16 = bfloat16.native_everywhere(device, world_size)
         self._models: dict[_Key, ComponentCache] = {}
         self._meshes = MeshCache(rank, world_size, device, timeout=timeout, in_use=self._meshes_in_use)
 
@@ -79,7 +82,9 @@ class Engine:
         try:
             with torch.inference_mode():
                 return _HANDLERS[type(message)](self, request)
-        except torch.OutOfMemoryError as error:
+        except RuntimeError as error:
+            if not ran_out(error):
+                raise
             raise OutOfMemory(f"rank {self.rank} ({self.device}) ran out of memory: {error}") from error
 
     def snapshot(self) -> tuple[tuple[LoadedModel, ...], int, int]:
@@ -105,6 +110,7 @@ class Engine:
         text_encoding.check(request.metas)
         components = self._components(request.message.model)
         components.check("text_encoder")
+        check_dtype(components.dtype, self.device)
         ids, lengths = (request.tensors[name].to(self.device) for name in ("ids", "lengths"))
         with request.loading(components, "text_encoder"):
             encoder = components.text_encoder(request.message.adapters, request.message.overlay)
@@ -147,7 +153,7 @@ class Engine:
         if key not in self._models:
             self._forget_replaced(model)
             checkpoint = open_checkpoint(model.path)
-            dtype = resolve_dtype(checkpoint, model.dtype, self.device)
+            dtype = resolve_dtype(checkpoint, model.dtype, self.device, bfloat16=self._bfloat16)
             loaded = [cache for (path, _, _), cache in self._models.items() if path == model.path]
             same = [cache for cache in loaded if cache.dtype == dtype]
             self._models[key] = same[0] if same else self._new_components(checkpoint, dtype)

@@ -81,6 +81,7 @@ class Family(ABC):
 
     Attributes:
         frame_timesteps: whether each latent frame may have its own timestep, ``[B, T]``.
+        float16: whether its activations fit into float16. As in ComfyUI, by its ``supported_inference_dtypes``.
         required: names of the inputs that a branch must have besides the latent and the timestep. All are batch first.
         optional: names of the inputs that a branch may have. All are batch first.
         geometry: the static numbers of the model.
@@ -93,6 +94,7 @@ class Family(ABC):
     """
 
     frame_timesteps: ClassVar[bool] = False
+    float16: ClassVar[bool] = True
     required: ClassVar[tuple[str, ...]]
     optional: ClassVar[tuple[str, ...]] = ()
 

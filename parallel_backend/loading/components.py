@@ -11,6 +11,7 @@ import torch
 
 from ..checkpoint.checkpoint import HIGH_NOISE, LOW_NOISE, Checkpoint
 from ..distributed.collectives import agree, all_true
+from ..distributed.device_memory import release_cache
 from ..distributed.mesh import DeviceMesh
 from ..interfaces.family import Family
 from ..layout.parallel_layout import ParallelLayout
@@ -279,5 +280,4 @@ class ComponentCache:
 def free(device: torch.device) -> None:
     """Return the memory of unreferenced objects to the device."""
     gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
+    release_cache(device)

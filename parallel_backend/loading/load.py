@@ -34,17 +34,38 @@ SUPPORTED: dict[str, tuple[str, ...]] = {
 """Supported classes of each component."""
 
 
-def resolve_dtype(checkpoint: Checkpoint, dtype: DType, device: torch.device) -> torch.dtype:
-    """Return the dtype to compute in.
+def resolve_dtype(checkpoint: Checkpoint, dtype: DType, device: torch.device, *, bfloat16: bool) -> torch.dtype:
+    """Return the dtype to compute in, the same on all ranks.
 
     ``auto`` is float32 on a CPU. On a GPU it is the dtype in which most of the transformer's weights are stored, except
-    that float32, and any dtype that torch cannot compute in, becomes bfloat16.
+    that float32, and any dtype that torch or the family cannot compute in, becomes bfloat16. Without bfloat16 it is
+    float16, or float32 for families that float16 has too small a range for.
+
+    Args:
+        checkpoint: the model.
+        dtype: as requested.
+        device: this rank's device.
+        bfloat16: whether the devices of all ranks have bfloat16.
     """
     if dtype != "auto":
         return DTYPES[dtype]
     if device.type == "cpu":
         return torch.float32
-    return torch.float16 if checkpoint.stored_dtype("transformer") == "F16" else torch.bfloat16
+    family = FAMILIES.get(checkpoint.components.get("transformer", ""), Family)
+    if bfloat16 and not (family.float16 and checkpoint.stored_dtype("transformer") == "F16"):
+        return torch.bfloat16
+    return torch.float16 if family.float16 else torch.float32
+
+
+def check_dtype(dtype: torch.dtype, device: torch.device) -> None:
+    """Refuse bfloat16 on a GPU where torch does not even emulate it.
+
+    Raises:
+        InvalidRequest: the message names the GPU and what would work.
+    """
+    if dtype == torch.bfloat16 and device.type == "cuda" and not torch.cuda.is_bf16_supported():
+        name = torch.cuda.get_device_name(device)
+        raise InvalidRequest(f"dtype bf16 cannot be used: this {name} does not compute in it; fp16 or fp32 would work")
 
 
 def check_component(checkpoint: Checkpoint, component: str) -> None:

@@ -57,6 +57,7 @@ class HunyuanVideo(Family):
       others, which makes it a text-to-video model; 0 for the others. Without it, no first frame has noise.
     """
 
+    float16: ClassVar[bool] = False
     required: ClassVar[tuple[str, ...]] = ("encoder_hidden_states", "pooled_projections")
     optional: ClassVar[tuple[str, ...]] = (
         "encoder_attention_mask", "mean_text", "guidance", "first_guidance", "noisy_first_frame", "concat",

@@ -58,6 +58,7 @@ class LTXVideo(Family):
     """
 
     frame_timesteps: ClassVar[bool] = True
+    float16: ClassVar[bool] = False
     required: ClassVar[tuple[str, ...]] = ("encoder_hidden_states",)
     optional: ClassVar[tuple[str, ...]] = (
         "encoder_attention_mask", "frame_rate", "video_coords", "frame_weights", "token_weights",

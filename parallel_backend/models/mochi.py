@@ -41,6 +41,7 @@ class Mochi(Family):
     diffusers' module runs from noise at time 0 to the video at 1000 and predicts the velocity in that direction.
     """
 
+    float16: ClassVar[bool] = False
     required: ClassVar[tuple[str, ...]] = ("encoder_hidden_states",)
     optional: ClassVar[tuple[str, ...]] = ("encoder_attention_mask",)
 

@@ -50,6 +50,7 @@ class QwenImage(Family):
       latent and of the first patch of each of the N references. By default they are diffusers' own.
     """
 
+    float16: ClassVar[bool] = False
     required: ClassVar[tuple[str, ...]] = ("encoder_hidden_states",)
     optional: ClassVar[tuple[str, ...]] = (TEXT_MASK, *_REFERENCES, _START_IDS)
 

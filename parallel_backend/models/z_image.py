@@ -43,6 +43,7 @@ class ZImage(Family):
     - ``encoder_hidden_states_mask`` ``[B, L]``: True for text tokens that count. Without it all tokens count.
     """
 
+    float16: ClassVar[bool] = False
     required: ClassVar[tuple[str, ...]] = ("encoder_hidden_states",)
     optional: ClassVar[tuple[str, ...]] = (TEXT_MASK,)
 

@@ -194,9 +194,11 @@ def _diagnose(error: BaseException) -> tuple[str, str, bool]:
     """Error code, text for the user, and whether another rank is the likely cause."""
     import torch
 
+    from ..distributed.device_memory import ran_out
+
     cause = error.__cause__ if isinstance(error, OutOfMemory) else error
     text = " ".join(str(cause).split())[:MAX_ERROR_LENGTH] or "no message"
-    if isinstance(error, (torch.OutOfMemoryError, OutOfMemory)):
+    if isinstance(error, OutOfMemory) or ran_out(error):
         return OutOfMemory.code, f"ran out of memory: {text}", False
     by_peer = isinstance(error, torch.distributed.DistError) or "gloo" in text.lower()
     return RankFailed.code, f"failed: {type(error).__name__}: {text}", by_peer

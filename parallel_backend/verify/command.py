@@ -1,7 +1,6 @@
 """The command ``python -m parallel_backend verify``."""
 
 import argparse
-import os
 import re
 import sys
 import tempfile
@@ -21,6 +20,7 @@ from .forward.examples import short_name, variants
 from .forward.matrix import Cell
 from .forward.memory import Growth
 from .forward.run import Comparison, Report, verifier
+from .full_float32 import disable_tf32
 from .loops import quality
 from .loops.run import Loop, LoopVerifier, loops
 from .vae.kinds import WIDTH
@@ -29,9 +29,7 @@ from .vae.run import VaeCase, compare
 
 def run(options: argparse.Namespace) -> int:
     """Run the comparisons that the options ask for and return the exit status."""
-    # Disable TF32 in NVIDIA's libraries, here and in the ranks: it rounds float32 to three digits, in ways that differ
-    # between kernels.
-    os.environ.setdefault("NVIDIA_TF32_OVERRIDE", "0")
+    disable_tf32()
     if options.text_tokens is not None and options.text_tokens < 1:
         raise InvalidRequest(f"--text-tokens {options.text_tokens}: at least one is needed")
     if options.vae:

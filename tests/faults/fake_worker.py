@@ -19,6 +19,16 @@ if TYPE_CHECKING:
 STEP = 0.05
 """Seconds that a step takes."""
 
+_CALL = "NCCL error in: /pytorch/torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:3356, "
+NCCL = {
+    "nccl_full": f"{_CALL}unhandled cuda error (run with NCCL_DEBUG=INFO for details), NCCL version 2.26.2\n"
+    "ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\nCuda failure 2 'out of memory'",
+    "nccl_lost": f"{_CALL}remote process exited or there was a network error, NCCL version 2.26.2\nncclRemoteError: A "
+    "call failed possibly due to a network error or a remote process exiting prematurely.\nLast error:\n"
+    "socketProgress: Connection closed by remote peer localhost<41234>",
+}
+"""What torch raises for NCCL when this rank's device is full, and when another rank is gone."""
+
 
 class FakeEngine:
     """Runs steps that take ``STEP`` seconds and end with a collective, and fails as asked in the third one."""
@@ -66,6 +76,7 @@ class FakeEngine:
 
 def _misbehave(kind: str) -> None:
     import torch
+    import torch.distributed
 
     if kind == "raise":
         raise KeyError("a bug")
@@ -73,6 +84,8 @@ def _misbehave(kind: str) -> None:
         raise KeyError("a" * 1_000_000)
     if kind == "oom":
         raise torch.OutOfMemoryError("tried to allocate 3 GiB")
+    if kind in NCCL:
+        raise torch.distributed.DistBackendError(NCCL[kind])
     if kind == "alone":
         raise InvalidRequest("only I think so")
     if kind == "exit":

@@ -73,6 +73,21 @@ def test_a_full_device_is_named(client: Client) -> None:
     assert works(client)
 
 
+def test_a_device_that_is_full_under_nccl_is_no_fault_of_a_peer(client: Client) -> None:
+    error = Running(client=client, message=sample("nccl_full 1")).ended(30.0)
+    assert isinstance(error, OutOfMemory)
+    assert "rank 1 (pid " in str(error)
+    assert "on cpu ran out of memory: NCCL error in: " in str(error)
+    assert works(client)
+
+
+def test_a_lost_peer_is_no_full_device(client: Client) -> None:
+    error = Running(client=client, message=sample("nccl_lost 1")).ended(30.0)
+    assert isinstance(error, RankFailed)
+    assert "Connection closed by remote peer" in str(error)
+    assert works(client)
+
+
 def test_a_rank_that_exits_is_named(client: Client) -> None:
     error = Running(client=client, message=sample("exit 1")).ended(30.0)
     assert isinstance(error, RankFailed)

@@ -13,8 +13,11 @@ def hide() -> None:
     os.environ[_NAME] = ""
 
 
-def show(visible: str | None) -> None:
-    """Show GPUs to this process again. Call it before anything initialises CUDA."""
+def start(visible: str | None) -> None:
+    """Show GPUs to this process again, with full float32. Call it before anything initialises CUDA."""
     os.environ.pop(_NAME, None)
     if visible is not None:
         os.environ[_NAME] = visible
+    from parallel_backend.verify.full_float32 import disable_tf32
+
+    disable_tf32()

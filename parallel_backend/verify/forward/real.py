@@ -16,7 +16,7 @@ from torch import Tensor
 from ...checkpoint.checkpoint import HIGH_NOISE, LOW_NOISE, Checkpoint
 from ...checkpoint.opening import open_checkpoint
 from ...client import devices as device_list
-from ...distributed import mesh
+from ...distributed import bfloat16, mesh
 from ...errors import InvalidRequest, OutOfMemory
 from ...interfaces.family import Family
 from ...interfaces.geometry import LATENT, TIMESTEP
@@ -175,7 +175,7 @@ def open_real(
         checkpoint=checkpoint,
         variant=name,
         inputs=tuple(examples.fill(one, seed) for seed, one in enumerate(shapes)),
-        dtype=NAMES[load.resolve_dtype(checkpoint, dtype, device)],  # type: ignore[arg-type]
+        dtype=NAMES[load.resolve_dtype(checkpoint, dtype, device, bfloat16=bfloat16.native(device))],  # type: ignore[arg-type]
     )
 
 

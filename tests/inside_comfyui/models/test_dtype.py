@@ -18,9 +18,10 @@ from any_folder_name.nodes.bridges.compute_dtype import auto_dtype
 from any_folder_name.nodes.families.registry import bridge_for
 from any_folder_name.parallel_backend.checkpoint.opening import open_checkpoint
 from any_folder_name.parallel_backend.errors import InvalidRequest
+from any_folder_name.parallel_backend.models import family_of
 from any_folder_name.parallel_backend.protocol.model_spec import Devices
 from helpers import compressed_files
-from natives.files import FILE_CASES
+from natives.files import FILE_CASES, FIRST_FILES
 from safetensors.torch import save_file
 
 GPUS = Devices(kind="cuda", indices=(0, 1))
@@ -144,6 +145,14 @@ def test_the_number_of_parameters_counts(tmp_path: Path, chosen: Any, monkeypatc
     monkeypatch.setattr(comfy.model_management, "should_use_bf16", lambda *args, **options: False)
     ours = bridge(tmp_path, "sd3 3.5 medium", torch.float32)
     assert NAMES[auto_dtype(ours, GPUS)] == chosen(ours.checkpoint.path) == torch.float16
+
+
+@pytest.mark.newest
+@pytest.mark.parametrize("case", FIRST_FILES)
+def test_a_family_fits_into_float16_if_comfyui_computes_it_so(case: str, tmp_path: Path) -> None:
+    ours = bridge(tmp_path, case, torch.bfloat16)
+    family = family_of(ours.checkpoint.components["transformer"])
+    assert family.float16 == (torch.float16 in ours.core_config().supported_inference_dtypes)
 
 
 def test_cpus_compute_in_float32(tmp_path: Path) -> None:

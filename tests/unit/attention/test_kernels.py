@@ -2,6 +2,8 @@
 
 import sys
 from types import ModuleType
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -14,6 +16,8 @@ from tests.ranks.requests import Case
 from tests.unit.conftest import one_rank
 
 GPU, HALF = torch.device("cuda", 0), torch.bfloat16
+FLASH_PACKAGE = kernels.flash_package
+V2, V3 = "flash_attn", "flash_attn_interface"
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +27,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     sage.sageattn = lambda q, k, v, tensor_layout="HND", sm_scale=None, return_lse=False: q  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "sageattention", sage)
     monkeypatch.setattr(kernels, "_installed", lambda package: True)
-    monkeypatch.setattr(kernels, "flash_package", lambda: None)
+    monkeypatch.setattr(kernels, "flash_package", lambda device: None)
     monkeypatch.setattr(torch.backends.cudnn, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 6))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "mock GPU")
@@ -54,10 +58,88 @@ def test_head_sizes_that_a_kernel_does_not_support(name: str, sizes: set[int], s
 
 def test_auto_is_flash_if_installed_and_supported(monkeypatch: pytest.MonkeyPatch) -> None:
     assert choose("auto", GPU, HALF, {64}) is KERNELS["sdpa"]
-    monkeypatch.setattr(kernels, "flash_package", lambda: len)
+    monkeypatch.setattr(kernels, "flash_package", lambda device: len)
     assert choose("auto", GPU, HALF, {64}) is KERNELS["flash"]
     assert choose("auto", GPU, HALF, {12}) is KERNELS["sdpa"]
     assert choose("auto", GPU, torch.float32, {64}) is KERNELS["sdpa"]
+
+
+def package_of(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], packages: dict[str, Any]) -> Any:
+    """Return the name of the package that a GPU of a compute capability uses, among fakes on the CPU.
+
+    ``packages`` has a function, or the error of one, for each package that is installed.
+    """
+    for name in (V2, V3):
+        module = ModuleType(name) if name in packages else None
+        if module:
+            module.flash_attn_func = Mock(side_effect=packages[name])  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    FLASH_PACKAGE.cache_clear()
+    found = [FLASH_PACKAGE(torch.device("cpu")) for _ in range(2)]
+    FLASH_PACKAGE.cache_clear()
+    assert found[0] is found[1]
+    calls = [sys.modules[name].flash_attn_func.call_count for name in packages]
+    assert max(calls, default=0) <= 1, "tried once"
+    return next((name for name in packages if sys.modules[name].flash_attn_func is found[0]), None)
+
+
+def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, softmax_scale: float | None, return_attn_probs: bool):
+    """Like FlashAttention's function, for q, k and v ``[B, tokens, heads, head_dim]``."""
+    assert softmax_scale is None
+    assert return_attn_probs
+    return q, torch.zeros(q.shape[0], q.shape[2], q.shape[1]), None
+
+
+NO_IMAGE = RuntimeError("CUDA error: no kernel image is available for execution on the device")
+OLD = TypeError("flash_attn_func() got an unexpected keyword argument 'return_attn_probs'")
+
+
+@pytest.mark.parametrize(
+    ("capability", "packages", "used", "named"),
+    [
+        ((9, 0), {V2: attend, V3: attend}, V3, []),
+        ((8, 6), {V2: attend, V3: attend}, V2, []),
+        ((12, 0), {V2: attend, V3: attend}, V2, []),
+        ((10, 0), {V3: attend}, None, []),
+        ((9, 0), {V2: attend, V3: NO_IMAGE}, V2, [V3]),
+        ((9, 0), {V2: attend, V3: OLD}, V2, [V3]),
+        ((12, 0), {V2: NO_IMAGE}, None, [V2]),
+        ((9, 0), {V2: NO_IMAGE, V3: NO_IMAGE}, None, [V3, V2]),
+        ((9, 0), {}, None, []),
+    ],
+)
+def test_a_flash_package_is_one_that_runs_on_the_gpu(monkeypatch, caplog, capability, packages, used, named) -> None:
+    assert package_of(monkeypatch, capability, packages) == used
+    assert [record.args[0] for record in caplog.records] == named
+    for record, name in zip(caplog.records, named, strict=True):
+        assert record.getMessage() == f"the package {name} does not run on cpu and is not used: {packages[name]}"
+
+
+def test_flash_falls_back_to_torchs_own_and_auto_to_sdpa(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens = torch.zeros(1, 2, 3, 8)
+    own = tokens, torch.zeros(1, 2, 3)
+    monkeypatch.setattr(kernels, "_torch_flash", lambda *_: own)
+    assert KERNELS["flash"].with_lse(tokens, tokens, tokens, None) is own
+    assert choose("auto", GPU, HALF, {64}) is KERNELS["sdpa"]
+    monkeypatch.setattr(kernels, "flash_package", lambda device: attend)
+    assert KERNELS["flash"].with_lse(tokens, tokens, tokens, None)[1].shape == (1, 2, 3)
+
+
+def test_emulated_bfloat16_runs_in_float32_where_torch_has_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    ran: list[torch.dtype] = []
+
+    def efficient(query: Any, *_: Any, **__: Any) -> Any:
+        ran.append(query.dtype)
+        return query, torch.zeros(query.shape[:3])
+
+    monkeypatch.setattr(torch.ops.aten, "_scaled_dot_product_efficient_attention", efficient)
+    for dtype, wanted in ((HALF, torch.float32), (torch.float16, torch.float16)):
+        tokens = torch.zeros(1, 2, 3, 8, dtype=dtype)
+        assert kernels._efficient(tokens, tokens, tokens, None)[0].dtype == dtype
+        assert ran.pop() == wanted
 
 
 @pytest.mark.parametrize("name", ["flash", "cudnn", "sage"])

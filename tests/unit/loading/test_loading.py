@@ -15,7 +15,8 @@ from parallel_backend.errors import InvalidRequest
 from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.loading import load as load_module
 from parallel_backend.loading.components import ComponentCache
-from parallel_backend.loading.load import check_component, load_transformer, resolve_dtype
+from parallel_backend.loading.load import check_component, check_dtype, load_transformer, resolve_dtype
+from parallel_backend.models import family_of
 from tests.support import compressed, tiny
 
 
@@ -129,7 +130,7 @@ def test_a_folders_transformer_may_be_compressed(copy, write):
 
 
 def test_auto_is_float32_on_a_cpu(copy):
-    assert resolve_dtype(copy, "auto", torch.device("cpu")) == torch.float32
+    assert resolve_dtype(copy, "auto", torch.device("cpu"), bfloat16=True) == torch.float32
 
 
 @pytest.mark.parametrize(
@@ -141,12 +142,30 @@ def test_auto_is_float32_on_a_cpu(copy):
         (torch.float8_e4m3fn, torch.bfloat16),
     ],
 )
-def test_auto_on_a_gpu_follows_the_file(copy, stored, wanted):
+def test_auto_on_a_gpu_follows_the_file(copy, stored, wanted, monkeypatch):
     file = copy.path / "transformer" / WEIGHTS
     weights = {name: tensor.to(stored) for name, tensor in load_file(file).items()}
     weights["small"] = torch.zeros(1)
     save_file(weights, file)
-    assert resolve_dtype(copy, "auto", torch.device("cuda")) == wanted
+    gpu = torch.device("cuda")
+    assert resolve_dtype(copy, "auto", gpu, bfloat16=True) == wanted
+    assert resolve_dtype(copy, "auto", gpu, bfloat16=False) == torch.float16
+    assert resolve_dtype(copy, "bfloat16", gpu, bfloat16=False) == torch.bfloat16
+    monkeypatch.setattr(family_of(copy.components["transformer"]), "float16", False)
+    assert resolve_dtype(copy, "auto", gpu, bfloat16=True) == torch.bfloat16
+    assert resolve_dtype(copy, "auto", gpu, bfloat16=False) == torch.float32
+
+
+def test_bfloat16_is_refused_where_torch_does_not_even_emulate_it(monkeypatch):
+    gpu = torch.device("cuda", 0)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "mock GPU")
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation)
+    check_dtype(torch.bfloat16, gpu)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: False)
+    check_dtype(torch.float16, gpu)
+    check_dtype(torch.bfloat16, torch.device("cpu"))
+    with pytest.raises(InvalidRequest, match="bf16 cannot be used: this mock GPU does not compute in it; fp16 or fp32"):
+        check_dtype(torch.bfloat16, gpu)
 
 
 def test_half_precision_keeps_float32_where_diffusers_does(copy):

@@ -1,6 +1,7 @@
 """What ``verify`` decides before anything runs: inputs for any checkpoint, shapes, layouts, tolerances."""
 
 import math
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -179,3 +180,12 @@ def test_what_a_report_says(capsys, report, line):
     status = command.show([report], as_json=False, single=True)
     assert capsys.readouterr().out.splitlines()[0] == line
     assert status == int(report.failed)
+
+
+def test_verify_computes_float32_in_full_here_and_in_its_ranks(monkeypatch):
+    monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "1")
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    assert main(["verify", "--encode"]) == 1
+    assert os.environ["NVIDIA_TF32_OVERRIDE"] == "0"
+    assert not torch.backends.cuda.matmul.allow_tf32
+    assert not torch.backends.cudnn.allow_tf32
