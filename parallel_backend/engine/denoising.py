@@ -55,8 +55,9 @@ class Denoising:
             i: {name: tensor[denoiser.samples(i)] for name, tensor in branches[i].items()} for i in denoiser.branches
         }
         denoiser.load(local)
-        with PROGRESS.phase("denoising"), measured(message, denoiser.mesh.whole, self.components.device) as measurement:
-            predictions = denoiser.gather(denoiser.shards(local))
+        with PROGRESS.phase("denoising"):
+            with measured(message, denoiser.mesh.whole, self.components.device) as measurement:
+                predictions = denoiser.gather(denoiser.shards(local))
             results = {str(i): prediction.cpu() for i, prediction in predictions.items()}
         return results | (measurement.of_all_ranks() if measurement else {})
 

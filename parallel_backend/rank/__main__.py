@@ -43,8 +43,8 @@ def main(argv: Sequence[str] | None = None, *, engine: "Callable[..., Engine] | 
     link = SupervisorLink(
         socket.socket(fileno=options.control_fd), describe=lambda: replace(status, progress=PROGRESS.read())
     )
-    link.start()
     with PROGRESS.phase(STARTING):
+        link.start()
         device, store = _join_group(options, rank, world_size)
         rank_engine = (engine or _engine_class())(rank=rank, world_size=world_size, device=device)
     link.describe = lambda: _describe(rank_engine, status)

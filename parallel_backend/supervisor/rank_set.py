@@ -13,6 +13,7 @@ import msgspec
 
 from .. import processes
 from ..errors import OutOfMemory, RankFailed
+from ..progress import STARTING, RankProgress
 from ..protocol import rank_control
 from ..protocol.endpoint import Endpoint
 from ..protocol.model_spec import Devices
@@ -102,7 +103,8 @@ class RankSet:
                 pass_fds=pass_fds,
                 env=self._environment(rank, port),
             )
-        status = RankStatus(rank=rank, pid=process.pid, device=self._device(rank), memory=0)
+        progress = RankProgress(phase=STARTING)
+        status = RankStatus(rank=rank, pid=process.pid, device=self._device(rank), memory=0, progress=progress)
         started = RankProcess(rank=rank, process=process, control=ours, pidfd=os.pidfd_open(process.pid), status=status)
         self._events.watch(ours.fileno(), READ, lambda: self._receive(started))
         self._events.watch(started.pidfd, READ, lambda: self._reap(started))
