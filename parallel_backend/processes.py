@@ -176,12 +176,38 @@ def describe_exit(returncode: int) -> str:
     return f"was killed by {name}"
 
 
-def last_line(path: Path, *, limit: int = 4096) -> str:
-    """The last non-blank line in the last ``limit`` bytes of a log, or an empty string."""
+def last_line(path: Path) -> str:
+    """The last non-blank line in the last 4 KiB of a log, or an empty string."""
+    return next(reversed(_last_lines(path, 4 << 10)), "")
+
+
+_ABORT_MARKS = ("Watchdog caught collective operation timeout", "what():")
+"""What introduces the reason of an abort: NCCL's watchdog, and a C++ exception that nothing catches."""
+_STACK = ("frame #", "Exception raised from ", "*** Aborted", "Aborted")
+"""Beginnings of lines that come after the reason."""
+
+
+def abort_reason(path: Path) -> str:
+    """The line of a process's log that says why it aborted, or an empty string: libraries print stacks below it."""
+    lines = _last_lines(path, 256 << 10)
+    for mark in _ABORT_MARKS:
+        marked = next((line for line in reversed(lines) if mark in line), "")
+        if marked:
+            return marked[marked.index(mark) :].removeprefix("what():").strip()[:_MAX_REASON]
+    reason = next((line for line in reversed(lines) if not line.startswith(_STACK)), "")
+    return reason[:_MAX_REASON]
+
+
+_MAX_REASON = 500
+"""Characters of a reason that reach the client; the log has them all."""
+
+
+def _last_lines(path: Path, limit: int) -> list[str]:
+    """The non-blank lines in the last ``limit`` bytes of a log."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - limit))
             lines = file.read().decode(errors="replace").split("\n")
     except OSError:
-        return ""
-    return next((line.strip() for line in reversed(lines) if line.strip()), "")
+        return []
+    return [line.strip() for line in lines if line.strip()]

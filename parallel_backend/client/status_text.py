@@ -3,6 +3,7 @@
 import msgspec
 
 from ..checkpoint.single_file import is_in_memory
+from ..progress import IDLE, RankProgress
 from ..protocol.status import LoadedModel, RankStatus, Status
 
 
@@ -39,7 +40,16 @@ def _approximation_note(status: Status) -> str:
 
 def _rank(rank: RankStatus) -> str:
     device = f", {_size(rank.device_memory)} on the device" if rank.device_memory else ""
-    return f"  rank {rank.rank}     pid {rank.pid}, {rank.device}, {_size(rank.memory)}{device}, {rank.steps} steps"
+    return (
+        f"  rank {rank.rank}     pid {rank.pid}, {rank.device}, {_size(rank.memory)}{device}, {rank.steps} steps"
+        f"{_progress(rank.progress)}"
+    )
+
+
+def _progress(progress: RankProgress) -> str:
+    if progress.phase == IDLE:
+        return ""
+    return f", {progress}, {progress.count} parts done, progress {progress.quiet:.0f} s ago"
 
 
 def _model(model: LoadedModel) -> str:

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..errors import InvalidRequest
+from ..progress import PROGRESS
 from ..protocol.frames import TensorMeta
 from ..protocol.tensors import DTYPES
 from .mesh import Axis
@@ -66,8 +67,9 @@ def staged(axis: Axis, tensor: Tensor) -> bool:
 
 def wait_all(works: Iterable[Work]) -> None:
     """Wait for all ``works``."""
-    for work in works:
-        work.wait()
+    with PROGRESS.waiting():
+        for work in works:
+            work.wait()
 
 
 class _StagedExchange:
@@ -182,7 +184,8 @@ def agree(value: int, axis: Axis) -> int:
     if axis.size == 1:
         return value
     buffer = torch.tensor([value], dtype=torch.int64)
-    dist.broadcast(buffer, axis.ranks[0], group=axis.group)
+    with PROGRESS.waiting():
+        dist.broadcast(buffer, axis.ranks[0], group=axis.group)
     return int(buffer.item())
 
 
@@ -191,7 +194,8 @@ def all_true(value: bool, axis: Axis) -> bool:
     if axis.size == 1:
         return value
     buffer = torch.tensor([int(value)])
-    dist.all_reduce(buffer, dist.ReduceOp.MIN, group=axis.group)
+    with PROGRESS.waiting():
+        dist.all_reduce(buffer, dist.ReduceOp.MIN, group=axis.group)
     return bool(buffer.item())
 
 
@@ -203,7 +207,8 @@ def gather_numbers(numbers: Sequence[int], axis: Axis) -> list[tuple[int, ...]]:
     local = torch.tensor(numbers, dtype=torch.int64)
     gathered = [torch.empty_like(local) for _ in axis.ranks] if axis.size > 1 else [local]
     if axis.size > 1:
-        dist.all_gather(gathered, local, group=axis.group)
+        with PROGRESS.waiting():
+            dist.all_gather(gathered, local, group=axis.group)
     return [tuple(each.tolist()) for each in gathered]
 
 
@@ -255,7 +260,8 @@ def broadcast_tensors(
         assert tensors is not None
         for name, view in views.items():
             view.copy_(tensors[name])
-    dist.broadcast(buffer, axis.ranks[0], group=axis.group)
+    with PROGRESS.waiting():
+        dist.broadcast(buffer, axis.ranks[0], group=axis.group)
     return views
 
 

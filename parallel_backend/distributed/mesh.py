@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from ..layout.parallel_layout import AXES, ParallelLayout
+from ..progress import CONNECTING, PROGRESS
 
 Grid = npt.NDArray[np.int_]
 _BOUNDARIES = ("even boundaries", "odd boundaries", "return")
@@ -147,12 +148,13 @@ def _axis_along(name: str, grid: Grid, rank: int, timeout: timedelta) -> dict[st
 
 def _axis(name: str, ranks: tuple[int, ...], rank: int, timeout: timedelta) -> Axis | None:
     """Create the group of some ranks; None on a rank that is not one of them."""
-    group = dist.new_group(list(ranks), timeout=timeout) if len(ranks) > 1 else None
-    if rank not in ranks:
-        return None
-    backend = dist.get_backend(group) if group else ""
-    if "nccl" in backend:
-        _connect(group)
+    with PROGRESS.phase(CONNECTING):
+        group = dist.new_group(list(ranks), timeout=timeout) if len(ranks) > 1 else None
+        if rank not in ranks:
+            return None
+        backend = dist.get_backend(group) if group else ""
+        if "nccl" in backend:
+            _connect(group)
     return Axis(name=name, ranks=ranks, index=ranks.index(rank), group=group, gloo=backend == "gloo")
 
 
@@ -160,6 +162,8 @@ def _connect(group: dist.ProcessGroup | None) -> None:
     """Make NCCL connect all ranks of a group now instead of at the first use.
 
     The first use may be an exchange in which a rank without tokens or heads takes no part, and the other ranks would
-    wait for it (see ``torch.distributed.batch_isend_irecv``).
+    wait for it (see ``torch.distributed.batch_isend_irecv``). Returns when they are connected, so that ranks that
+    cannot reach each other stay in this phase.
     """
     dist.all_reduce(torch.zeros(1, device="cuda"), group=group)
+    torch.cuda.synchronize()

@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 
 from ..layout.parallel_layout import ParallelLayout
+from ..progress import PROGRESS
 from . import mesh, rank_speeds
 from .device_memory import release_cache
 from .mesh import DeviceMesh
@@ -82,5 +83,6 @@ class MeshCache:
         if self._world_size > 1:
             if torch.cuda.is_initialized():
                 torch.cuda.synchronize()
-            dist.all_reduce(flags, dist.ReduceOp.MAX)
+            with PROGRESS.waiting():
+                dist.all_reduce(flags, dist.ReduceOp.MAX)
         return {layout for layout, flag in zip(self._by_layout, flags.tolist(), strict=True) if flag}

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from ..errors import InvalidRequest
+from ..progress import PROGRESS
 
 T = TypeVar("T")
 
@@ -30,7 +31,8 @@ def measure(device: torch.device, rank: int, world_size: int) -> tuple[float, ..
     speeds = [torch.zeros(1, dtype=torch.float64) for _ in range(world_size)]
     local = torch.tensor([1.0 / (_seconds(device) * handicap(rank))], dtype=torch.float64)
     if world_size > 1:
-        dist.all_gather(speeds, local)
+        with PROGRESS.waiting():
+            dist.all_gather(speeds, local)
     else:
         speeds = [local]
     return grouped([float(speed) for speed in speeds], _SAME_SPEED_RATIO[device.type])

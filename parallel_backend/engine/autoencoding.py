@@ -22,8 +22,10 @@ from ..errors import Cancelled, InvalidRequest
 from ..layout.parallel_layout import ParallelLayout
 from ..layout.partition import Partition
 from ..loading.components import ComponentCache
+from ..progress import PROGRESS
 from ..protocol.messages import Decode, Encode, Progress
 from ..vaes import vae_of
+from .counting import counted
 from .request import ActiveRequest, Tensors, measured
 
 log = logging.getLogger(__name__)
@@ -77,6 +79,7 @@ class Autoencoding:
         with self.request.loading(self.components, "vae"):
             module = self.components.vae()
         with ExitStack() as stack:
+            stack.enter_context(counted(module, self.phase))
             measurement = stack.enter_context(measured(message, axis, device))
             peak_memory = stack.enter_context(PeakMemory(device)) if message.measure else None
             output = self._tiled(module, mesh, device) if self.tiles else self._whole(module, mesh, device)
@@ -124,6 +127,7 @@ class Autoencoding:
                 raise Cancelled(f"{self.phase} was cancelled")
             if done < total:
                 flags.send_next()
+            PROGRESS.step(done, total)
             if axis.index == 0:
                 self.request.report(Progress(phase=self.phase, value=done, total=total, note=note), {})
 

@@ -16,6 +16,7 @@ from ..interfaces.family import Family
 from ..loading.components import ComponentCache
 from ..loading.load import PlannedTransformer, check_dtype
 from ..models import family_of
+from ..progress import LOADING, PROGRESS
 from ..protocol.messages import Forward, Sample
 from ..protocol.model_spec import Adapter
 from ..step_loop.pipefusion import PipeFusion
@@ -54,9 +55,10 @@ class Denoising:
             i: {name: tensor[denoiser.samples(i)] for name, tensor in branches[i].items()} for i in denoiser.branches
         }
         denoiser.load(local)
-        with measured(message, denoiser.mesh.whole, self.components.device) as measurement:
-            predictions = denoiser.gather(denoiser.shards(local))
-        results = {str(i): prediction.cpu() for i, prediction in predictions.items()}
+        with PROGRESS.phase("denoising"):
+            with measured(message, denoiser.mesh.whole, self.components.device) as measurement:
+                predictions = denoiser.gather(denoiser.shards(local))
+            results = {str(i): prediction.cpu() for i, prediction in predictions.items()}
         return results | (measurement.of_all_ranks() if measurement else {})
 
     def sample(self, world_size: int) -> Tensors:
@@ -71,7 +73,8 @@ class Denoising:
         if message.measure or message.timed:
             setting.load()
         loop_class = PipeFusion if denoiser.plan.layout.pipe > 1 else SampleLoop
-        with measured(message, denoiser.mesh.whole, self.components.device) as measurement:
+        with PROGRESS.phase("sampling"), measured(message, denoiser.mesh.whole, self.components.device) as measurement:
+            PROGRESS.step(0, len(setting.sigmas) - 1)
             loop = loop_class(setting, report=self.request.report, cancelled=self.request.cancelled)
             results = {name: tensor.cpu() for name, tensor in loop.run().items()}
         return results | (measurement.of_all_ranks() if measurement else {})
@@ -128,7 +131,8 @@ class Denoising:
         missing = self.components.missing(mesh)
         if missing:
             self.request.report_loading()  # the first plan imports diffusers, which takes seconds
-        plans = {name: self.components.plan(mesh, name) for name in missing}
+        with PROGRESS.phase(LOADING):
+            plans = {name: self.components.plan(mesh, name) for name in missing}
         # Of two transformers, the idle one is dropped when the device is full.
         self.components.check_room(mesh, max((plan.nbytes for plan in plans.values()), default=0))
         return plans

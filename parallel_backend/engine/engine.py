@@ -17,6 +17,7 @@ from ..errors import OutOfMemory
 from ..loading.components import ComponentCache, free
 from ..loading.load import check_dtype, resolve_dtype
 from ..loading.original_weights import read_original
+from ..progress import LOADING, PROGRESS
 from ..protocol.frames import TensorMeta
 from ..protocol.messages import Decode, Encode, EncodeText, Forward, RankRequest, ReadWeights, Sample, Unload
 from ..protocol.model_spec import DType, ModelSpec
@@ -24,6 +25,7 @@ from ..protocol.status import LoadedModel
 from ..step_loop.setting import Report
 from . import text_encoding
 from .autoencoding import Autoencoding
+from .counting import counted
 from .denoising import Denoising
 from .request import ActiveRequest, Tensors
 from .validation import read_shapes
@@ -114,7 +116,8 @@ class Engine:
         ids, lengths = (request.tensors[name].to(self.device) for name in ("ids", "lengths"))
         with request.loading(components, "text_encoder"):
             encoder = components.text_encoder(request.message.adapters, request.message.overlay)
-        return {"embeds": text_encoding.encode(encoder, ids, lengths, layer=request.message.layer).cpu()}
+        with counted(encoder, "encoding text"):
+            return {"embeds": text_encoding.encode(encoder, ids, lengths, layer=request.message.layer).cpu()}
 
     def _autoencode(self, request: ActiveRequest[Decode] | ActiveRequest[Encode]) -> Tensors:
         return Autoencoding(request, self._components(request.message.model)).run(self._meshes, self.device)
@@ -124,7 +127,8 @@ class Engine:
             return {}
         message, components = request.message, self._components(request.message.model)
         shapes = read_shapes(request.tensors, message.component, components.checkpoint)
-        weights = read_original(components.checkpoint, message.component, shapes, message.names)
+        with PROGRESS.phase(LOADING):
+            weights = list(read_original(components.checkpoint, message.component, shapes, message.names))
         return {str(i): weight for i, weight in enumerate(weights)} | {"dtype": torch.empty(0, dtype=components.dtype)}
 
     def _unload(self, request: ActiveRequest[Unload]) -> Tensors:

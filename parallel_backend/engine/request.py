@@ -13,6 +13,7 @@ from ..distributed.mesh import Axis
 from ..distributed.sent_bytes import Measurement
 from ..errors import InvalidRequest
 from ..loading.components import ComponentCache
+from ..progress import LOADING, PROGRESS
 from ..protocol.frames import TensorMeta
 from ..protocol.messages import Decode, Encode, Forward, Progress, RankRequest, Sample
 from ..step_loop.setting import Report
@@ -39,7 +40,8 @@ class ActiveRequest(Generic[M]):
         loads = not components.has(component)
         if loads:
             self.report_loading()
-        yield
+        with PROGRESS.phase(LOADING):
+            yield
         if loads:
             self.report(Progress(phase="loading", value=1, total=1), {})
 

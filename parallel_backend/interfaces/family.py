@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from ..progress import PROGRESS
 from .geometry import Extent, Geometry, Shapes
 from .state import State
 from .tensor_cuts import Cuts
@@ -210,4 +211,5 @@ class Family(ABC):
     def _run_blocks(self, state: State) -> State:
         for block in self.used_blocks(state):
             state = block.run(state)
+            PROGRESS.tick()
         return state

@@ -4,11 +4,14 @@ diffusers and transformers are imported at the first load: that takes seconds, a
 """
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from ..checkpoint.checkpoint import Checkpoint
 from ..checkpoint.weight_headers import read_files, weights_under
@@ -19,6 +22,7 @@ from ..interfaces.family import Family
 from ..interfaces.state import State
 from ..interfaces.tensor_cuts import Slices
 from ..models import FAMILIES, family_of
+from ..progress import PROGRESS
 from ..protocol.model_spec import DType
 from ..protocol.tensors import DTYPES
 from ..strategies import stage_cut
@@ -239,18 +243,29 @@ def load_text_encoder(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.
 
 
 def _load(model_class: Any, checkpoint: Checkpoint, component: str, device: torch.device, **options: Any) -> nn.Module:
-    module, found = model_class.from_pretrained(
-        str(checkpoint.path),
-        subfolder=component,
-        local_files_only=True,
-        use_safetensors=True,
-        low_cpu_mem_usage=True,
-        output_loading_info=True,
-        **options,
-    )
+    with _counted_parameters():
+        module, found = model_class.from_pretrained(
+            str(checkpoint.path),
+            subfolder=component,
+            local_files_only=True,
+            use_safetensors=True,
+            low_cpu_mem_usage=True,
+            output_loading_info=True,
+            **options,
+        )
     if missing := sorted(found["missing_keys"]):
         raise InvalidRequest(
             f"{checkpoint.path / component} lacks {len(missing)} weights ({missing[0]}, ...): download it again"
         )
     loaded: nn.Module = module.to(device)
     return loaded.eval().requires_grad_(False)
+
+
+@contextmanager
+def _counted_parameters() -> Iterator[None]:
+    """Count every parameter that a module gets while the context lasts, as transformers sets one after it is read."""
+    hook = register_module_parameter_registration_hook(lambda module, name, parameter: PROGRESS.tick())
+    try:
+        yield
+    finally:
+        hook.remove()

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from ..checkpoint import adapter_file
 from ..checkpoint.adapter_file import AdapterLayer
 from ..interfaces.tensor_cuts import Slices
+from ..progress import PROGRESS
 from ..protocol.model_spec import Adapter
 from .compressed_linear import CompressedLinear
 from .row_map import Rows
@@ -89,6 +90,7 @@ def _cut(
     dim, parts = cut or (0, None)
     if parts is not None and dim == 0:
         wanted, parts = wanted.take(parts), None
+    PROGRESS.tick()
     up: Tensor = stored.get_tensor(f"{number}.up")  # type: ignore[attr-defined]
     picked = up.new_zeros(wanted.count, up.shape[1])
     changed, position = False, 0

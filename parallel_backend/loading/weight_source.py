@@ -16,6 +16,7 @@ from ..checkpoint.overlay_file import OverlayFile
 from ..checkpoint.stored_tensor import Compression, StoredTensor, check_readable
 from ..checkpoint.weight_headers import read_files, weights_under
 from ..errors import InvalidRequest
+from ..progress import PROGRESS
 from .converters import converter, has_converter
 from .decoding import decode
 from .row_map import Rows, Shape, converted, identity
@@ -156,6 +157,7 @@ class WeightSource:
             rows: rows of the result to keep; None for all.
             into: the tensor to fill.
         """
+        PROGRESS.tick()
         owner, kind = self._owner(name)
         wanted = self._rows[owner]
         if parts is not None and dim == 0:

@@ -1,9 +1,10 @@
 """What the backend says about itself: its ranks, the models that they hold, and what it does."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from ..layout.parallel_layout import ParallelLayout
+from ..progress import RankProgress
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +41,7 @@ class RankStatus:
     device_memory: int = 0
     models: tuple[LoadedModel, ...] = ()
     steps: int = 0
+    progress: RankProgress = field(default_factory=RankProgress)
 
 
 @dataclass(frozen=True, kw_only=True)

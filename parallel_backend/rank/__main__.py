@@ -9,10 +9,12 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from ..processes import die_with_parent, pin_to_core_share
+from ..progress import CONNECTING, PROGRESS, STARTING
 from ..protocol.status import RankStatus
 from .supervisor_link import SupervisorLink
 from .worker import Worker
@@ -24,7 +26,8 @@ if TYPE_CHECKING:
     from ..engine.engine import Engine
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
-"""Timeout of one collective, long enough for a slower rank to load its weights."""
+"""Timeout of one collective, long enough for a slower rank to load its weights. The supervisor, which sees whether any
+rank makes progress, gives up earlier (``Patience``)."""
 
 
 def main(argv: Sequence[str] | None = None, *, engine: "Callable[..., Engine] | None" = None) -> None:
@@ -37,10 +40,13 @@ def main(argv: Sequence[str] | None = None, *, engine: "Callable[..., Engine] | 
         pin_to_core_share(rank, world_size)
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s rank {rank} %(name)s: %(message)s")
     status = RankStatus(rank=rank, pid=os.getpid(), device=options.device, memory=0)
-    link = SupervisorLink(socket.socket(fileno=options.control_fd), describe=lambda: status)
-    link.start()
-    device, store = _join_group(options, rank, world_size)
-    rank_engine = (engine or _engine_class())(rank=rank, world_size=world_size, device=device)
+    link = SupervisorLink(
+        socket.socket(fileno=options.control_fd), describe=lambda: replace(status, progress=PROGRESS.read())
+    )
+    with PROGRESS.phase(STARTING):
+        link.start()
+        device, store = _join_group(options, rank, world_size)
+        rank_engine = (engine or _engine_class())(rank=rank, world_size=world_size, device=device)
     link.describe = lambda: _describe(rank_engine, status)
     worker = Worker(rank=rank, world_size=world_size, engine=rank_engine, link=link, store=store)
     link.report_ready()
@@ -66,19 +72,37 @@ def _join_group(options: argparse.Namespace, rank: int, world_size: int) -> "tup
     device = torch.device(options.device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    store = TCPStore(
-        os.environ["MASTER_ADDR"],
-        int(os.environ["MASTER_PORT"]),
-        world_size=world_size,
-        is_master=rank == 0,
-        timeout=COLLECTIVE_TIMEOUT,
-        wait_for_workers=False,
-        master_listen_fd=options.store_fd if rank == 0 else None,
-    )
-    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" and options.collectives == "nccl" else "gloo"
-    group = PrefixStore("group", store)
-    dist.init_process_group(backend, store=group, rank=rank, world_size=world_size, timeout=COLLECTIVE_TIMEOUT)
+        PROGRESS.marker = _mark_on_gpu
+    with PROGRESS.phase(CONNECTING):
+        store = TCPStore(
+            os.environ["MASTER_ADDR"],
+            int(os.environ["MASTER_PORT"]),
+            world_size=world_size,
+            is_master=rank == 0,
+            timeout=COLLECTIVE_TIMEOUT,
+            wait_for_workers=False,
+            master_listen_fd=options.store_fd if rank == 0 else None,
+        )
+        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" and options.collectives == "nccl" else "gloo"
+        group = PrefixStore("group", store)
+        dist.init_process_group(backend, store=group, rank=rank, world_size=world_size, timeout=COLLECTIVE_TIMEOUT)
     return device, store
+
+
+def _mark_on_gpu() -> Callable[[], bool]:
+    """See ``ProgressCounter.marker``: the host runs ahead of a GPU by many kernels, which may take minutes."""
+    import torch
+
+    event = torch.cuda.Event()
+    event.record()
+
+    def reached() -> bool:
+        try:
+            return bool(event.query())
+        except RuntimeError:
+            return True  # the GPU has failed, which the thread that works finds out by itself
+
+    return reached
 
 
 def _engine_class() -> "type[Engine]":
@@ -89,15 +113,7 @@ def _engine_class() -> "type[Engine]":
 
 def _describe(engine: "Engine", status: RankStatus) -> RankStatus:
     models, device_memory, steps = engine.snapshot()
-    return RankStatus(
-        rank=status.rank,
-        pid=status.pid,
-        device=status.device,
-        memory=0,
-        device_memory=device_memory,
-        models=models,
-        steps=steps,
-    )
+    return replace(status, device_memory=device_memory, models=models, steps=steps, progress=PROGRESS.read())
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from ..errors import BackendError, Cancelled, DeadlineExceeded, InvalidRequest, OutOfMemory, RankFailed
+from ..progress import CLIENT, PREPARING, PROGRESS
 from ..protocol import deadlines, frames, rank_control
 from ..protocol.messages import Continue, Done, Echo, Error, Progress
 from .supervisor_link import ReceivedRequest, SupervisorLink
@@ -127,10 +128,11 @@ class Worker:
         message, code, text, by_peer = frame.message, rank_control.DONE, "", False
         results: Mapping[str, Tensor] = {}
         try:
-            if isinstance(message, Echo):
-                results = _echo(message, tensors, report)
-            else:
-                results = self._engine.handle(message, frame.tensors, tensors, report=report, cancelled=cancelled)
+            with PROGRESS.phase(PREPARING):
+                if isinstance(message, Echo):
+                    results = _echo(message, tensors, report)
+                else:
+                    results = self._engine.handle(message, frame.tensors, tensors, report=report, cancelled=cancelled)
         except (InvalidRequest, Cancelled) as error:
             code, text = error.code, str(error)
         except BaseException as error:
@@ -159,7 +161,8 @@ class _Reporter:
             return
         try:
             deadline = deadlines.Deadline(CLIENT_TIMEOUT, "sending progress")
-            send(self._request.connection, progress, tensors, deadline=deadline)
+            with PROGRESS.phase(CLIENT):
+                send(self._request.connection, progress, tensors, deadline=deadline)
         except (DeadlineExceeded, ConnectionError) as error:
             log.info("cancelling request %s: %s", self._request.frame.message.request_id, error)
             self._request.cancelled.set()

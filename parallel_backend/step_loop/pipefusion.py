@@ -18,6 +18,7 @@ from ..distributed.stop_flags import StopFlags
 from ..errors import Cancelled
 from ..interfaces import patch_plan
 from ..interfaces.geometry import IMAGE, common_image_tokens
+from ..progress import PROGRESS
 from .latent_relay import FirstStage, LastStage, PatchIndices
 from .setting import Report, Setting
 from .stage import Group, Stage, Task
@@ -101,6 +102,8 @@ class PipeFusion:
         for index, call in enumerate(self.calls):
             if not self.flags.should_continue():
                 return
+            if call.step is not None:
+                PROGRESS.step(call.step, len(self.setting.sigmas) - 1)
             whole, streams_next = self.whole[index], not all(self.whole[index + 1 : index + 2])
             for unit in [patches] if whole else [(patch,) for patch in patches]:
                 for group in self.groups:

@@ -10,6 +10,7 @@ from ..denoiser.plan import split_names
 from ..distributed.collectives import gather
 from ..interfaces.geometry import LATENT, TIMESTEP
 from ..layout.partition import Partition
+from ..progress import PROGRESS
 from ..protocol.messages import Progress, Sample
 from ..samplers.inpainting import Inpainting
 from ..samplers.interface import ModelCall, Sampler
@@ -94,7 +95,8 @@ class Setting:
         return {"samples": torch.cat(received).view(latent)} if mesh.whole.index == 0 else {}
 
     def report_step(self, step: int, denoised: Tensor, report: Report) -> None:
-        """On rank 0, report that a step is done, with a preview of its x0 if the request asks for previews."""
+        """Count a step that is done. Rank 0 reports it, with a preview of its x0 if the request asks for previews."""
+        PROGRESS.step(step + 1, len(self.sigmas) - 1)
         if self.denoiser.mesh.whole.index == 0:
             preview = {"preview": first_frame(denoised).cpu()} if self.message.previews else {}
             report(Progress(phase="sampling", value=step + 1, total=len(self.sigmas) - 1), preview)

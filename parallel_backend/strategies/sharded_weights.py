@@ -18,6 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh as TorchMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from .. import processes
+from ..distributed.collectives import wait_all
 from ..distributed.mesh import Axis
 from ..interfaces.state import State
 from ..interfaces.strategy import Workload
@@ -108,8 +109,7 @@ class _OneBuffer:
             shards[rank].copy_(input_tensor)
         exchanges = [dist.P2POp(dist.isend, shards[rank], group=group, group_peer=each) for each in others]
         exchanges += [dist.P2POp(dist.irecv, shards[each], group=group, group_peer=each) for each in others]
-        for work in dist.batch_isend_irecv(exchanges) if exchanges else ():
-            work.wait()
+        wait_all(dist.batch_isend_irecv(exchanges) if exchanges else ())
 
     def free(self) -> None:
         """Free the memory, to which FSDP has a reference, too, and what the C library keeps."""

@@ -32,6 +32,7 @@ from ..interfaces.tensor_cuts import (
 )
 from ..layout.parallel_layout import ParallelLayout
 from ..layout.partition import Partition
+from ..progress import PROGRESS
 
 
 class TensorParallel:
@@ -133,7 +134,8 @@ class _Style(ParallelStyle):
         self.slices[parameter] = (dim, local)
 
     def _sum(self, _module: nn.Module, _inputs: Any, out: Tensor) -> Tensor:
-        dist.all_reduce(out, group=self.axis.group)
+        with PROGRESS.waiting():
+            dist.all_reduce(out, group=self.axis.group)
         return out
 
 
@@ -145,7 +147,8 @@ class _HeadsNorm:
 
     def __call__(self, x: Tensor) -> Tensor:
         squares = x.float().square().sum(dim=-1, keepdim=True)
-        dist.all_reduce(squares, group=self.axis.group)
+        with PROGRESS.waiting():
+            dist.all_reduce(squares, group=self.axis.group)
         eps = torch.finfo(x.dtype).eps if self.module.eps is None else self.module.eps
         normed = x.float() * torch.rsqrt(squares / self.features + eps)
         return (normed if self.module.weight is None else normed * self.module.weight).to(x.dtype)

@@ -1,6 +1,10 @@
 """How long the supervisor waits, and how much it queues."""
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+
+from ..progress import CLIENT, CONNECTING, LOADING, STARTING
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,6 +19,13 @@ class Patience:
         evidence: between the first failure and the verdict, so that the error names the rank that caused it and not
             one that only noticed.
         blame: like ``evidence``, while every failure looks as if another rank caused it.
+        progress: without progress of any rank that works on a request, which a rank counts by block of the transformer,
+            layer of another model, and step.
+        steps: like ``progress``, as a multiple of the longest of a rank's last counts, for slow ranks.
+        first: like ``progress``, before a rank's second count in a phase: the first one may compile kernels.
+        load: like ``progress``, while weights load: for one tensor of a slow disk, and the import of diffusers.
+        connect: like ``progress``, while a process group connects for the first time.
+        compute: like ``progress``, for a rank without a GPU whose process uses its cores: one layer may take long.
     """
 
     start: float = 120.0
@@ -22,6 +33,17 @@ class Patience:
     stall: float = 120.0
     evidence: float = 0.5
     blame: float = 4.0
+    progress: float = 60.0
+    steps: float = 20.0
+    first: float = 180.0
+    load: float = 120.0
+    connect: float = 60.0
+    compute: float = 600.0
+
+    @property
+    def phases(self) -> Mapping[str, float]:
+        """The limits of the phases that have their own. ``start`` and the deadlines of rank 0 limit two of them."""
+        return {CLIENT: math.inf, STARTING: math.inf, LOADING: self.load, CONNECTING: self.connect}
 
 
 @dataclass(frozen=True, kw_only=True)

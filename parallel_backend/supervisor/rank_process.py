@@ -1,9 +1,10 @@
 """The process of one rank as its supervisor sees it, and whether it hangs."""
 
+import math
 import socket
 import subprocess
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from .. import processes
 from ..protocol.status import RankStatus
@@ -24,6 +25,8 @@ class RankProcess:
         last_heard: when its last message arrived.
         last_active: when the process was last seen active since then.
         cpu_ticks: its CPU time at the last check since its last message, None before that check.
+        last_progress: when it was last known to make progress.
+        last_computing: when a process without a GPU last reported that it uses its cores.
     """
 
     rank: int
@@ -35,6 +38,8 @@ class RankProcess:
     last_heard: float = field(default_factory=time.monotonic)
     last_active: float = 0.0
     cpu_ticks: int | None = None
+    last_progress: float = field(default_factory=time.monotonic)
+    last_computing: float = -math.inf
 
     @property
     def name(self) -> str:
@@ -45,9 +50,22 @@ class RankProcess:
         """Note that a message has arrived from the rank."""
         self.last_heard, self.cpu_ticks = time.monotonic(), None
 
+    def report(self, status: RankStatus) -> None:
+        """Note a status that has just arrived from the rank."""
+        self.status = replace(status, pid=self.process.pid)
+        self.last_progress = max(self.last_progress, self.last_heard - status.progress.quiet)
+        if status.progress.computing and status.device == "cpu":  # the host of a GPU may wait for it in a loop
+            self.last_computing = self.last_heard
+
+    @property
+    def quiet(self) -> float:
+        """Seconds without progress before its last message."""
+        return self.last_heard - self.last_progress
+
     def discount(self, seconds: float, now: float) -> None:
         """Do not count ``seconds`` of silence until ``now``, in which the supervisor itself was suspended."""
         self.last_heard, self.cpu_ticks = min(now, self.last_heard + seconds), None
+        self.last_progress = min(now, self.last_progress + seconds)
 
     def is_hung(self, patience: Patience, now: float) -> bool:
         """Whether the rank has been silent for too long, given what its process is doing."""

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import signal
 import socket
 import subprocess
 import time
@@ -12,17 +13,19 @@ import msgspec
 
 from .. import processes
 from ..errors import OutOfMemory, RankFailed
+from ..progress import STARTING, RankProgress
 from ..protocol import rank_control
 from ..protocol.endpoint import Endpoint
 from ..protocol.model_spec import Devices
 from ..protocol.status import RankStatus
+from . import stuck_ranks
 from .event_loop import READ, EventLoop
 from .limits import Patience
 from .rank_process import RankProcess
 
 log = logging.getLogger(__name__)
 
-DIED, HUNG, OUT_OF_MEMORY, RAISED, BY_PEER = range(5)
+DIED, HUNG, OUT_OF_MEMORY, RAISED, STUCK, BY_PEER = range(6)
 """Kinds of failure, the likeliest root cause first: when a rank dies, the others soon raise because it is missing."""
 
 
@@ -100,7 +103,8 @@ class RankSet:
                 pass_fds=pass_fds,
                 env=self._environment(rank, port),
             )
-        status = RankStatus(rank=rank, pid=process.pid, device=self._device(rank), memory=0)
+        progress = RankProgress(phase=STARTING)
+        status = RankStatus(rank=rank, pid=process.pid, device=self._device(rank), memory=0, progress=progress)
         started = RankProcess(rank=rank, process=process, control=ours, pidfd=os.pidfd_open(process.pid), status=status)
         self._events.watch(ours.fileno(), READ, lambda: self._receive(started))
         self._events.watch(started.pidfd, READ, lambda: self._reap(started))
@@ -179,7 +183,7 @@ class RankSet:
 
     def _handle(self, rank: RankProcess, message: rank_control.FromRank) -> None:
         if isinstance(message, rank_control.Heartbeat):
-            rank.status = replace(message.status, pid=rank.process.pid)
+            rank.report(message.status)
         elif isinstance(message, rank_control.Ready):
             rank.ready = True
         elif isinstance(message, rank_control.Finished):
@@ -196,11 +200,13 @@ class RankSet:
     def _reap(self, rank: RankProcess) -> None:
         self._events.forget(rank.pidfd)
         os.close(rank.pidfd)
-        how = processes.describe_exit(rank.process.wait(timeout=5))
+        returncode = rank.process.wait(timeout=5)
+        how = processes.describe_exit(returncode)
         if self.killed_at is not None:
             return
         path = self._endpoint.rank_log(rank.rank)
-        last_line = processes.last_line(path) if rank.process.returncode > 0 else ""
+        last_line = processes.last_line(path) if returncode > 0 else ""
+        last_line = processes.abort_reason(path) if returncode == -signal.SIGABRT else last_line
         when = "" if rank.ready else " while starting"
         text = f"{rank.name} {how}{when}{': ' + last_line if last_line else ''} (log: {path})"
         self._record(Failure(kind=DIED, message=text))
@@ -234,6 +240,11 @@ class RankSet:
             if rank.is_hung(self._patience, now):
                 text = f"{rank.name} stopped answering {now - rank.last_heard:.0f} s ago"
                 self._record(Failure(kind=HUNG, message=text))
+        culprits = stuck_ranks.stuck(self.ranks, self._patience)
+        if culprits:
+            text = stuck_ranks.describe(culprits, self.ranks, self.devices)
+            logs = " and ".join(str(self._endpoint.rank_log(rank.rank)) for rank in culprits)
+            self._record(Failure(kind=STUCK, message=f"{text} (log: {logs})"))
 
     def _discount(self, suspended: float, now: float) -> None:
         """Do not count the time in which this process was suspended: the ranks may have been suspended with it."""

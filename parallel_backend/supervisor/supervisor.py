@@ -29,7 +29,7 @@ from .event_loop import EventLoop
 from .generations import Generations
 from .limits import Limits
 from .listener import Listener, answer, refuse
-from .rank_set import Failure
+from .rank_set import STUCK, Failure
 from .request_queue import EarlyFailure, QueuedRequest, RequestQueue
 
 log = logging.getLogger(__name__)
@@ -227,8 +227,8 @@ class Supervisor:
     def _tick(self) -> None:
         self._listener.tick()
         failure = self._generations.current.verdict() if self._generations.current else None
-        if failure is None and self._queue.running:
-            failure = self._overdue(self._queue.running)
+        if self._queue.running and (failure is None or failure.kind == STUCK):
+            failure = self._overdue(self._queue.running, stuck=failure is not None) or failure
         if failure:
             self._fail_ranks(Error(code=failure.code, message=failure.message))
         self._generations.forget_exited()
@@ -256,12 +256,12 @@ class Supervisor:
         # A client that has just connected may be about to send a request.
         return not self._listener.accept() and not self._listener.pending
 
-    def _overdue(self, request: QueuedRequest) -> Failure | None:
+    def _overdue(self, request: QueuedRequest, *, stuck: bool) -> Failure | None:
         now = time.monotonic()
         if request.cancelled_at and now - request.cancelled_at > self._limits.cancel:
             return Failure(message=f"the ranks did not end a cancelled request within {self._limits.cancel:g} s")
         failure = request.early_failure
-        if failure and now - failure.at > self._limits.agree:
+        if failure and (stuck or now - failure.at > self._limits.agree):
             return Failure(message=f"rank {failure.rank} alone ended the request: {failure.finished.message}")
         return None
 

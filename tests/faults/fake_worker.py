@@ -4,11 +4,13 @@ Like a real rank, it imports torch only after its link to the supervisor has sta
 """
 
 import os
+import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from parallel_backend.errors import Cancelled, InvalidRequest
+from parallel_backend.progress import LOADING, PROGRESS
 from parallel_backend.protocol.messages import Progress, Sample, Unload
 from parallel_backend.protocol.status import LoadedModel
 from parallel_backend.rank.__main__ import main
@@ -18,6 +20,16 @@ if TYPE_CHECKING:
 
 STEP = 0.05
 """Seconds that a step takes."""
+SLOW = 5.0
+"""Seconds that a part of the work takes on a slow rank: longer than the tests wait for progress."""
+WATCHDOG = """\
+terminate called after throwing an instance of 'c10::DistBackendError'
+  what():  [PG ID 3] Process group watchdog thread terminated with exception: [Rank 1] Watchdog caught collective \
+operation timeout: WorkNCCL(SeqNum=5, OpType=ALLREDUCE) ran for 600012 milliseconds before timing out.
+Exception raised from checkTimeout at ProcessGroupNCCL.cpp:685 (most recent call first):
+frame #0: c10::Error::Error(c10::SourceLocation) + 0x96
+"""
+"""What NCCL's watchdog prints when it ends a process."""
 
 _CALL = "NCCL error in: /pytorch/torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:3356, "
 NCCL = {
@@ -57,17 +69,21 @@ class FakeEngine:
         total = next(meta.shape[0] for meta in metas if meta.name == "sigmas") - 1
         if kind == "refuse":
             raise InvalidRequest("this request cannot work")
-        for step in range(total):
-            if step == 2 and rank == str(self.rank):
-                _misbehave(kind)
-            time.sleep(STEP)
-            flag = torch.tensor([int(cancelled() and kind != "deaf")])
-            dist.all_reduce(flag)
-            if flag.item():
-                raise Cancelled(f"cancelled at step {step}")
-            self.steps += 1
-            if self.rank == 0:
-                report(Progress(phase="sampling", value=step + 1, total=total), {"preview": torch.ones(2, 3)})
+        with PROGRESS.phase(LOADING if kind in ("load", "slowload") else "sampling"):
+            for step in range(total):
+                PROGRESS.step(step, total)
+                if step == 2 and rank == str(self.rank):
+                    _misbehave(kind)
+                time.sleep(STEP)
+                PROGRESS.tick()
+                flag = torch.tensor([int(cancelled() and kind != "deaf")])
+                with PROGRESS.waiting():
+                    dist.all_reduce(flag)
+                if flag.item():
+                    raise Cancelled(f"cancelled at step {step}")
+                self.steps += 1
+                if self.rank == 0:
+                    report(Progress(phase="sampling", value=step + 1, total=total), {"preview": torch.ones(2, 3)})
         if kind == "late" and rank == str(self.rank):
             time.sleep(10 * STEP)
             raise KeyError("after rank 0 has answered")
@@ -92,6 +108,21 @@ def _misbehave(kind: str) -> None:
         os._exit(3)
     if kind == "quit":
         raise SystemExit(4)
+    if kind in ("hang", "load"):
+        time.sleep(1000.0)
+    if kind == "slowload":
+        time.sleep(SLOW)
+    if kind == "compute":
+        end = time.monotonic() + SLOW
+        while time.monotonic() < end:
+            pass
+    if kind == "slow":
+        for _ in range(10):
+            time.sleep(SLOW / 5)
+            PROGRESS.tick()
+    if kind == "abort":
+        print(WATCHDOG, file=sys.stderr, flush=True)
+        os.abort()
 
 
 if __name__ == "__main__":

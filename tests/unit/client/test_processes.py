@@ -19,6 +19,7 @@ import pytest
 from parallel_backend import processes
 from parallel_backend.client.status_text import format_json, format_status
 from parallel_backend.layout.parallel_layout import ParallelLayout
+from parallel_backend.progress import RankProgress
 from parallel_backend.protocol import rank_control
 from parallel_backend.protocol.endpoint import Endpoint
 from parallel_backend.protocol.messages import Echo
@@ -181,6 +182,7 @@ def test_a_status_as_text_and_as_json() -> None:
     copied = LoadedModel(path="/proc/10/fd/7", dtype="bfloat16", parts=("vae",), loads=1)
     models = (model, copied)
     rank = RankStatus(rank=0, pid=12, device="cuda:0", memory=3 << 30, device_memory=5 << 20, models=models, steps=40)
+    sampling = RankProgress(phase="sampling", step=2, steps=20, count=7, quiet=1.2)
     status = Status(
         pid=11,
         protocol=1,
@@ -205,6 +207,9 @@ def test_a_status_as_text_and_as_json() -> None:
         "a copied model as bfloat16: vae (loaded once)",
     ):
         assert words in text
+    assert "parts done" not in text
+    busy = format_status(replace(status, ranks=(replace(rank, progress=sampling),)))
+    assert "40 steps, sampling (step 3 of 20), 7 parts done, progress 1 s ago" in busy
     displaced = replace(status, layout=ParallelLayout(ring=2, stale="previous"))
     for shown, kind in ((status, ""), (replace(status, layout=None), ""), (displaced, "displaced patch")):
         assert msgspec.json.decode(format_json(shown))["approximation"] == kind

@@ -1,0 +1,72 @@
+"""Finds out whether ranks that work on a request make no progress, and which of them is the likeliest cause.
+
+Ranks wait for each other, so one that hangs soon stops them all. Ranks are stuck when none of them makes progress: as
+long as one does, the others may be waiting for it.
+"""
+
+from collections.abc import Sequence
+
+from ..progress import CONNECTING, IDLE, RankProgress
+from ..protocol.model_spec import Devices
+from .limits import Patience
+from .rank_process import RankProcess
+
+_NCCL_ADVICE = (
+    "NCCL does not connect these GPUs: try NCCL_P2P_DISABLE=1 in ComfyUI's environment, a larger /dev/shm (1 GiB is "
+    "enough; --shm-size in docker), or an IOMMU that is turned off in the BIOS"
+)
+_GLOO_ADVICE = (
+    "gloo does not connect these ranks: a firewall or sandbox has to allow them connections to each other, which go "
+    "over the network interface that GLOO_SOCKET_IFNAME names, and over lo without it"
+)
+
+
+def stuck(ranks: Sequence[RankProcess], patience: Patience) -> list[RankProcess]:
+    """Return the likeliest cause if all ranks that work on a request are stuck; nothing if one is not.
+
+    These are the ranks that do not wait for others, then those that are behind in the same phase, then all.
+    """
+    working = [rank for rank in ranks if rank.status.progress.phase != IDLE]
+    newest = max((rank.last_progress for rank in ranks), default=0.0)
+    if not all(_is_stuck(rank, newest, patience) for rank in working):
+        return []
+    computing = [rank for rank in working if not rank.status.progress.waiting]
+    if computing and len(computing) < len(working):
+        return computing
+    if len({rank.status.progress.phase for rank in working}) == 1:
+        least = min(rank.status.progress.count for rank in working)
+        return [rank for rank in working if rank.status.progress.count == least]
+    return working
+
+
+def _is_stuck(rank: RankProcess, newest: float, patience: Patience) -> bool:
+    """Whether a rank may no longer wait for progress, the ``newest`` of which any rank has made at that time."""
+    quiet, seconds = rank.last_heard - newest, limit(rank.status.progress, patience)
+    computes = rank.last_heard - rank.last_computing <= seconds and quiet <= patience.compute
+    return quiet > seconds and not computes
+
+
+def limit(progress: RankProgress, patience: Patience) -> float:
+    """Return how many seconds a rank may make no progress, given what it does."""
+    if progress.phase in patience.phases:
+        return patience.phases[progress.phase]
+    return max(patience.progress, patience.steps * progress.longest) if progress.longest else patience.first
+
+
+def describe(culprits: Sequence[RankProcess], ranks: Sequence[RankProcess], devices: Devices) -> str:
+    """Return the sentence that names stuck ranks, what they do and what would help.
+
+    Args:
+        culprits: the ranks that ``stuck`` returns.
+        ranks: all ranks.
+        devices: of the ranks.
+    """
+    parts = [f"{rank.name} made no progress for {rank.quiet:.0f} s while {rank.status.progress}" for rank in culprits]
+    text = " and ".join(parts)
+    if len(culprits) < sum(rank.status.progress.phase != IDLE for rank in ranks):
+        text += ", and the other ranks wait for it" if len(culprits) == 1 else ", and the other ranks wait for them"
+    if all(rank.status.progress.phase == CONNECTING for rank in culprits):
+        # Until a rank is ready it connects over gloo alone.
+        nccl = devices.kind == "cuda" and devices.collectives == "nccl" and all(rank.ready for rank in culprits)
+        text += f". {_NCCL_ADVICE if nccl else _GLOO_ADVICE}"
+    return text
