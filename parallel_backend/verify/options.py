@@ -2,6 +2,8 @@
 
 import argparse
 
+from ..client import devices
+
 DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -48,4 +50,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--encode", action="store_true", help="with --vae: encode instead of decode")
     parser.add_argument("--width", type=int, metavar="N", help="with --vae: channels of its first level (default 32)")
+    devices.add_option(parser)
     parser.add_argument("--json", action="store_true", help="print the results as JSON")
