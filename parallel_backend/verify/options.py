@@ -11,8 +11,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command to its parser."""
     parser.add_argument(
         "model", nargs="?", metavar="MODEL",
-        help="a checkpoint's folder or name: compare this checkpoint with diffusers' own forward, on the GPUs if there "
-        "are any; without MODEL, compare small random models of every family",
+        help="a checkpoint's folder or name: compare this checkpoint with diffusers' own forward; without MODEL, "
+        "compare small random models of every family",
     )  # fmt: skip
     parser.add_argument(
         "--dtype", choices=DTYPES, help="with MODEL: dtype to compute in (default: the loader's choice)"
