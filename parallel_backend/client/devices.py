@@ -84,9 +84,11 @@ def choose_cpu_ranks(text: str | None, needs: Mapping[str, int], why: str) -> De
     Raises:
         InvalidRequest: the option names GPUs, or fewer ranks than are needed.
     """
-    if text is not None and choose_devices(text, needs).kind == "cuda":
+    if text is None:
+        return Devices(kind="cpu", indices=tuple(range(max(needs.values()))))
+    if parse_devices(text).kind == "cuda":
         raise InvalidRequest(f"--devices {text!r} names GPUs: {why}; leave --devices out")
-    return Devices(kind="cpu", indices=tuple(range(max(needs.values()))))
+    return choose_devices(text, needs)
 
 
 def ranks_of(layouts: Iterable[ParallelLayout]) -> dict[str, int]:

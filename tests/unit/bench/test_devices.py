@@ -104,7 +104,12 @@ def test_the_reference_of_a_vae_runs_on_the_first_device(two_gpus, received):
 
 def test_the_reference_of_small_models_runs_on_the_first_device(two_gpus, received, monkeypatch):
     created: list[torch.device] = []
-    monkeypatch.setattr(command, "SmallModels", lambda _, device: SimpleNamespace(comparison=created.append(device)))
+
+    def small_models(folder: Path, device: torch.device) -> Any:
+        created.append(device)
+        return SimpleNamespace(comparison=None)
+
+    monkeypatch.setattr(command, "SmallModels", small_models)
     with pytest.raises(Stopped):
         main(["verify", "--family", "dit", "--layout", "ulysses=2", "--devices", "1,0"])
     assert created == [torch.device("cuda:1")]
@@ -114,7 +119,10 @@ def test_the_reference_of_small_models_runs_on_the_first_device(two_gpus, receiv
     ("arguments", "sentence"),
     [
         (("bench-memory", "--devices", "0,1"), "--devices '0,1' names GPUs: bench-memory measures the host's memory"),
-        (("verify", "--memory", "--devices", "0,1"), 'layout "ulysses=4 shard_weights" needs 4 ranks'),
+        (
+            ("verify", "--memory", "--devices", "0,1"),
+            "--devices '0,1' names GPUs: --memory measures the private memory",
+        ),
         (("bench", "--layout", "ring=3"), "layout \"ring=3\" needs 3 ranks and --devices 'all' means 2 GPUs"),
         (("verify", "--family", "dit", "--layout", "ring=3"), "CUDA_VISIBLE_DEVICES= for CPU ranks"),
         (("bench", "--steps", "2", "--layout", "ring=2", "--link", "100"), "--link limits a network"),
@@ -190,7 +198,7 @@ def test_a_peer_computes_on_its_device_and_waits_for_it(monkeypatch, tmp_path):
     monkeypatch.setattr(bench_rank, "start", lambda options, threads: META)
     monkeypatch.setattr(bench_rank, "_module", lambda _: Stock(2, 2))
     monkeypatch.setattr(rank_speeds, "synchronize", events.append)
-    monkeypatch.setitem(FAMILIES, "Stock", lambda module: module)  # type: ignore[arg-type]
+    monkeypatch.setitem(FAMILIES, "Stock", lambda module: module)
     save_file({"x": torch.zeros(2)}, tmp_path / "inputs")
     runner = Runner(argparse.Namespace(peer="one process", model=tmp_path))
     runner.run(StepRequest(inputs=str(tmp_path / "inputs")))

@@ -113,4 +113,4 @@ def test_ranks_that_must_be_on_the_cpu(gpus: int) -> None:
         with pytest.raises(InvalidRequest, match="--devices '0,1' names GPUs: why; leave --devices out"):
             choose_cpu_ranks("0,1", needs, "why")
     else:
-        assert choose_cpu_ranks("4,5", needs, "why") == Devices(kind="cpu", indices=(0, 1))
+        assert choose_cpu_ranks("4,5", needs, "why") == Devices(kind="cpu", indices=(4, 5))
