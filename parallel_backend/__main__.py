@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from .bench import options as bench
-from .client import query
+from .client import devices, query
 from .client.launch import ALREADY_RUNS, START_TIMEOUT, connect_or_start
 from .client.status_text import format_json, format_status
 from .errors import BackendError, BackendUnavailable, InvalidRequest
@@ -50,6 +50,7 @@ def _parser() -> argparse.ArgumentParser:
     stop.set_defaults(run=_stop)
     wire_bench = commands.add_parser("bench-wire", help="measure how fast requests and pixels are transferred")
     wire_bench.add_argument("--megabytes", type=int, default=900, help="size of the large reply (default %(default)s)")
+    devices.add_option(wire_bench)
     wire_bench.add_argument("--json", action="store_true", help="print JSON")
     wire_bench.set_defaults(run=_bench_wire)
     memory_bench = commands.add_parser("bench-memory", help="measure the memory that a model file takes on two ranks")
@@ -58,10 +59,12 @@ def _parser() -> argparse.ArgumentParser:
         "--format", choices=("plain", "fp8", "int8", "mxfp8", "nvfp4", "gguf"), default="plain",
         help="how its weights are stored (default %(default)s, which is fp32)",
     )  # fmt: skip
+    devices.add_option(memory_bench)
     memory_bench.add_argument("--json", action="store_true", help="print JSON")
     memory_bench.set_defaults(run=_bench_memory)
     lora_bench = commands.add_parser("bench-lora", help="measure what a LoRA costs in a step")
     lora_bench.add_argument("--rounds", type=int, default=9, help="pairs of steps (default %(default)s)")
+    devices.add_option(lora_bench)
     lora_bench.add_argument("--json", action="store_true", help="print JSON")
     lora_bench.set_defaults(run=_bench_lora)
     step_bench = commands.add_parser(
@@ -134,7 +137,7 @@ def _stop(options: argparse.Namespace) -> int:
 def _bench_wire(options: argparse.Namespace) -> int:
     from .bench.wire import measure_alone
 
-    measured = measure_alone(pixels=options.megabytes * 250_000)
+    measured = measure_alone(devices_text=options.devices, pixels=options.megabytes * 250_000)
     print(msgspec.json.encode(measured).decode() if options.json else measured.describe())
     return 0
 
@@ -142,13 +145,13 @@ def _bench_wire(options: argparse.Namespace) -> int:
 def _bench_memory(options: argparse.Namespace) -> int:
     from .bench.memory import measure
 
-    return _print_results(measure(options.gigabytes, options.format), as_json=options.json)
+    return _print_results(measure(options.gigabytes, options.format, options.devices), as_json=options.json)
 
 
 def _bench_lora(options: argparse.Namespace) -> int:
     from .bench.lora import measure
 
-    return _print_results(measure(options.rounds), as_json=options.json)
+    return _print_results(measure(options.rounds, options.devices), as_json=options.json)
 
 
 def _print_results(measured: Iterator[Any], *, as_json: bool) -> int:

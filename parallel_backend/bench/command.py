@@ -10,6 +10,7 @@ from typing import TypeVar
 
 import msgspec
 
+from ..client.devices import choose_devices, ranks_of
 from ..errors import InvalidRequest
 from ..layout.parallel_layout import ParallelLayout
 from .loop import links
@@ -18,6 +19,7 @@ from .loop import report as loop_report
 from .loop.run import LoopTable
 from .loop.run import measure as measure_loops
 from .ranks.cases import Case
+from .ranks.peers import chosen_peers
 from .step import plot as step_plot
 from .step import report as step_report
 from .step.run import Table, measure
@@ -40,11 +42,12 @@ def run(options: argparse.Namespace) -> int:
         raise InvalidRequest("--link is for whole step loops: give --steps as well")
     layouts = [ParallelLayout.parse(text) for text in dict.fromkeys(options.layout or LAYOUTS)]
     rounds = ROUNDS if options.rounds is None else options.rounds
-    cases = _cases(options, layouts)
-    tables = measure(cases, layouts, rounds=rounds, peers=not options.no_peers, log=_log)
+    cases, peers = _cases(options, layouts), chosen_peers(everyone=not options.no_peers)
+    devices = choose_devices(options.devices, ranks_of(layouts) | {peer.name: peer.ranks for peer in peers})
+    tables = measure(cases, layouts, devices, rounds=rounds, peers=peers, log=_log)
     return _show(
         tables, len(cases), options,
-        describe=step_report.describe, legend=step_report.legend(rounds), draw=step_plot.draw,
+        describe=step_report.describe, legend=step_report.legend(rounds, devices), draw=step_plot.draw,
     )  # fmt: skip
 
 
@@ -64,12 +67,18 @@ def _run_loops(options: argparse.Namespace) -> int:
     _check_loops(options, layouts)
     rounds = LOOP_ROUNDS if options.rounds is None else options.rounds
     cases = _cases(options, layouts)
+    devices = choose_devices(options.devices, ranks_of(layouts))
+    if options.link and devices.kind == "cuda" and devices.collectives == "nccl":
+        raise InvalidRequest(
+            "--link limits a network, which NCCL does not use between the GPUs of one machine: "
+            "PARALLEL_DIT_COLLECTIVES=gloo, or CUDA_VISIBLE_DEVICES= for CPU ranks, would work"
+        )
     tables = measure_loops(
-        cases, layouts, steps=options.steps, rounds=rounds, megabits=sorted(set(options.link)), log=_log
+        cases, layouts, devices, steps=options.steps, rounds=rounds, megabits=sorted(set(options.link)), log=_log
     )
     return _show(
         tables, len(cases), options,
-        describe=loop_report.describe, legend=loop_report.legend(rounds), draw=loop_plot.draw,
+        describe=loop_report.describe, legend=loop_report.legend(rounds, devices), draw=loop_plot.draw,
     )  # fmt: skip
 
 

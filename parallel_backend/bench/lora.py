@@ -17,11 +17,12 @@ from safetensors.torch import save_file
 from ..checkpoint import adapter_file
 from ..checkpoint.adapter_file import AdapterLayer
 from ..checkpoint.safetensors_file import read_header
+from ..client import devices
 from ..client.client import Client
 from ..client.temporary_backend import temporary_backend
 from ..layout.parallel_layout import ParallelLayout
 from ..protocol.messages import Forward
-from ..protocol.model_spec import Adapter, Devices, ModelSpec
+from ..protocol.model_spec import Adapter, ModelSpec
 from .model_file import LATENT, TEXT, write_wan
 
 LAYOUTS = ("ulysses=1", "ulysses=2", "tensor=2")
@@ -65,8 +66,14 @@ class LoraCost:
         )
 
 
-def measure(rounds: int) -> Iterator[LoraCost]:
-    """Measure every layout on CPU ranks of one thread."""
+def measure(rounds: int, devices_text: str | None = None) -> Iterator[LoraCost]:
+    """Measure every layout; a CPU rank has one thread.
+
+    Raises:
+        InvalidRequest: ``devices_text`` does not name enough devices.
+    """
+    layouts = [ParallelLayout.parse(text) for text in LAYOUTS]
+    chosen = devices.choose_devices(devices_text, devices.ranks_of(layouts))
     with tempfile.TemporaryDirectory(prefix="bench-lora-") as name:
         folder = Path(name)
         model, lora = folder / "model.safetensors", folder / "lora.safetensors"
@@ -74,8 +81,9 @@ def measure(rounds: int) -> Iterator[LoraCost]:
         _write_lora(lora, {name: each.shape for name, each in read_header(model).tensors.items()})
         adapter = Adapter(path=str(lora), id="bench", strength=0.8)
         with temporary_backend(folder) as client:
-            for text in LAYOUTS:
-                yield _measure(client, model, adapter, ParallelLayout.parse(text), rounds)
+            for layout in layouts:
+                spec = ModelSpec(path=str(model), devices=chosen.first(layout.ranks), dtype="float32", layout=layout)
+                yield _measure(client, spec, adapter, rounds)
 
 
 def _write_lora(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
@@ -90,26 +98,24 @@ def _write_lora(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
     save_file(tensors, path, adapter_file.metadata(layers, shapes, "bench"))
 
 
-def _measure(client: Client, model: Path, adapter: Adapter, layout: ParallelLayout, rounds: int) -> LoraCost:
+def _measure(client: Client, spec: ModelSpec, adapter: Adapter, rounds: int) -> LoraCost:
     for adapters in ((), (adapter,), ()):  # loads the weights, and reads the factors
-        _step(client, model, adapters, layout)
-    plain = [_step(client, model, (), layout)]
+        _step(client, spec, adapters)
+    plain = [_step(client, spec, ())]
     changed = []
     for _ in range(rounds):
-        changed.append(_step(client, model, (adapter,), layout))
-        plain.append(_step(client, model, (), layout))
+        changed.append(_step(client, spec, (adapter,)))
+        plain.append(_step(client, spec, ()))
     around = list(pairwise(plain))
     return LoraCost(
-        layout=str(layout),
+        layout=str(spec.layout),
         seconds=statistics.median(plain),
         ratio=statistics.median(2 * each / sum(pair) for each, pair in zip(changed, around, strict=True)),
         removed=statistics.median(after / before for before, after in around),
     )
 
 
-def _step(client: Client, model: Path, adapters: tuple[Adapter, ...], layout: ParallelLayout) -> float:
-    devices = Devices(kind="cpu", indices=tuple(range(layout.ranks)))
-    spec = ModelSpec(path=str(model), devices=devices, dtype="float32", layout=layout)
+def _step(client: Client, spec: ModelSpec, adapters: tuple[Adapter, ...]) -> float:
     random = torch.Generator().manual_seed(1)
     inputs = {
         "0.hidden_states": torch.randn(1, LATENT, 1, SIDE, SIDE, generator=random),

@@ -16,11 +16,12 @@ from pathlib import Path
 import torch
 
 from .. import processes
+from ..client import devices
 from ..client.client import Client
 from ..client.temporary_backend import temporary_backend
 from ..layout.parallel_layout import ParallelLayout
 from ..protocol.messages import Forward
-from ..protocol.model_spec import Devices, ModelSpec
+from ..protocol.model_spec import ModelSpec
 from .model_file import FORMATS, LATENT, TEXT, suffix, write_wan
 
 LAYOUTS = ("ulysses=2 shard_weights", "tensor=2", "pipe=2 patches=1")
@@ -65,31 +66,38 @@ class FileMemory:
         )
 
 
-def measure(gigabytes: float, stored_format: str = "plain") -> Iterator[FileMemory]:
-    """Measure every layout with a file in a format, each file on a new backend."""
+def measure(gigabytes: float, stored_format: str = "plain", devices_text: str | None = None) -> Iterator[FileMemory]:
+    """Measure every layout with a file in a format, each file on a new backend.
+
+    Raises:
+        InvalidRequest: ``devices_text`` does not name enough CPU ranks.
+    """
+    layouts = [ParallelLayout.parse(text) for text in LAYOUTS]
+    why = "bench-memory measures the host's memory, in which CPU ranks hold their weights"
+    ranks = devices.choose_cpu_ranks(devices_text, devices.ranks_of(layouts), why)
     with tempfile.TemporaryDirectory(prefix="bench-memory-") as folder:
         small, large = (Path(folder) / f"{name}{suffix(stored_format)}" for name in ("small", "large"))
         of_layer = BYTES_OF_LAYER * FORMATS[stored_format] / FORMATS["plain"]
         write_wan(small, **SMALL, stored_format=stored_format)
         write_wan(large, heads=HEADS, layers=max(2, round(gigabytes * 1e9 / of_layer)), stored_format=stored_format)
-        for text in LAYOUTS:
-            layout = ParallelLayout.parse(text)
-            (peak, after), (usual_peak, usual) = (_memory(Path(folder), file, layout) for file in (large, small))
-            yield FileMemory(layout=text, file=large.stat().st_size, peak=peak - usual_peak, after=after - usual)
+        for layout in layouts:
+            (peak, after), (usual_peak, usual) = (
+                _memory(Path(folder), ModelSpec(path=str(file), devices=ranks, dtype="float32", layout=layout))
+                for file in (large, small)
+            )
+            yield FileMemory(layout=str(layout), file=large.stat().st_size, peak=peak - usual_peak, after=after - usual)
 
 
-def _memory(folder: Path, file: Path, layout: ParallelLayout) -> tuple[int, int]:
+def _memory(folder: Path, spec: ModelSpec) -> tuple[int, int]:
     """Return the memory of all processes at its peak, and after a forward."""
     with temporary_backend(folder) as client:
         pids = [os.getpid(), client.status().pid]
         with _sampled(client, pids) as samples:
-            _forward(client, file, layout)
+            _forward(client, spec)
         return max(samples), samples[-1]
 
 
-def _forward(client: Client, file: Path, layout: ParallelLayout) -> None:
-    devices = Devices(kind="cpu", indices=tuple(range(layout.ranks)))
-    spec = ModelSpec(path=str(file), devices=devices, dtype="float32", layout=layout)
+def _forward(client: Client, spec: ModelSpec) -> None:
     inputs = {
         "0.hidden_states": torch.zeros(1, LATENT, 1, 16, 16),
         "0.timestep": torch.tensor([500.0]),

@@ -2,6 +2,8 @@
 
 import argparse
 
+from ..client import devices
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command to its parser."""
@@ -37,6 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--no-peers", action="store_true",
         help="without --steps: leave out the parallelism of diffusers and of other projects",
     )  # fmt: skip
+    devices.add_option(parser)
     parser.add_argument("--json", action="store_true", help="print all results as one JSON document at the end")
     parser.add_argument(
         "--plot", metavar="FILE.png",

@@ -7,7 +7,7 @@ import socket
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import sub
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from ..client import devices as device_list
 from ..client.client import Client
 from ..client.temporary_backend import temporary_backend
 from ..errors import InvalidRequest
@@ -91,35 +92,35 @@ class WireMeasurement:
         return "\n".join(lines)
 
 
-def measure_alone(*, ranks: int = 2, pixels: int = PIXELS) -> WireMeasurement:
+def measure_alone(*, devices_text: str | None = None, pixels: int = PIXELS) -> WireMeasurement:
     """Measure with a temporary backend.
 
     Args:
-        ranks: CPU ranks.
+        devices_text: devices of two ranks; see ``client.devices.choose_devices``.
         pixels: values in the large reply.
 
     Raises:
-        InvalidRequest: ``pixels`` is below 1.
+        InvalidRequest: ``pixels`` is below 1, or there are fewer than two devices.
         BackendError: the backend fails.
     """
+    devices = device_list.choose_devices(devices_text, device_list.ranks_of([ParallelLayout(ulysses=2)]))
     if pixels < 1:
         raise InvalidRequest(f"a reply of {pixels} values: at least one is needed")
     with tempfile.TemporaryDirectory(prefix="bench-wire-") as folder, temporary_backend(Path(folder)) as client:
-        return measure(client, ranks=ranks, pixels=pixels)
+        return measure(client, devices=devices, pixels=pixels)
 
 
-def measure(client: Client, *, ranks: int = 2, pixels: int = PIXELS) -> WireMeasurement:
+def measure(client: Client, *, devices: Devices, pixels: int = PIXELS) -> WireMeasurement:
     """Measure with a backend, which starts the ranks.
 
     Args:
         client: connected to the backend.
-        ranks: CPU ranks.
+        devices: those of the ranks. The forward in this process runs on the first one.
         pixels: values in the large reply.
 
     Raises:
         BackendError: the backend fails.
     """
-    devices = Devices(kind="cpu", indices=tuple(range(ranks)))
     echo, here, forward = _small_calls(client, devices)
     before = client.status().memory
     plain, reply = _large_replies(client, ModelSpec(path="/", devices=devices), pixels)
@@ -146,15 +147,24 @@ def _small_calls(client: Client, devices: Devices) -> tuple[list[float], list[fl
     forward: dict[str, list[float]] = {str(layout): [] for layout in layouts}
     with tempfile.TemporaryDirectory(prefix="bench-wire-") as folder, torch.inference_mode(), _one_thread():
         module, path = _tiny_model(Path(folder))
+        device = torch.device(devices.of_rank(0))
+        module.to(device)
         specs = [ModelSpec(path=path, devices=devices, dtype="float32", layout=layout) for layout in layouts]
         for _ in range(CALLS + 1):
-            (expected,) = _timed(here, module, **inputs, return_dict=False)
+            expected = _timed(here, _forward, module, inputs, device)
             for spec in specs:
                 reply = _timed(forward[str(spec.layout)], client.call, Forward(model=spec, branches=1), named)
                 _check(reply["0"], expected)
             _check(_timed(echo, client.call, Echo(model=specs[0]), latent)["x"], latent["x"])
         client.call(Unload(model=specs[0]))
     return echo[1:], here[1:], {layout: seconds[1:] for layout, seconds in forward.items()}
+
+
+def _forward(module: Any, inputs: Mapping[str, torch.Tensor], device: torch.device) -> torch.Tensor:
+    """Run a forward on a device; as through the backend, inputs and prediction are in the CPU's memory."""
+    (prediction,) = module(**{name: tensor.to(device) for name, tensor in inputs.items()}, return_dict=False)
+    result: torch.Tensor = prediction.cpu()
+    return result
 
 
 def _timed(seconds: list[float], call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:

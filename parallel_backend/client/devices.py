@@ -2,9 +2,12 @@
 
 import os
 import re
+from argparse import ArgumentParser
+from collections.abc import Iterable, Mapping
 from typing import get_args
 
 from ..errors import InvalidRequest
+from ..layout.parallel_layout import ParallelLayout
 from ..protocol.model_spec import Collectives, Devices
 
 MAX_CPU_RANKS = 16
@@ -34,6 +37,63 @@ def parse_devices(text: str) -> Devices:
         if index >= (gpus or MAX_CPU_RANKS):
             raise InvalidRequest(f"devices {text!r}: there is no device {index}; {_valid_choices(gpus)}")
     return _on_gpus(indices, collectives) if gpus else Devices(kind="cpu", indices=indices)
+
+
+def add_option(parser: ArgumentParser) -> None:
+    """Add ``--devices`` to a command's parser."""
+    parser.add_argument(
+        "--devices", metavar="LIST",
+        help='devices of the ranks, one for each: "all", "0,1" or "cuda:0,cuda:1" (default: the GPUs if there are any, '
+        "otherwise as many CPU ranks as are needed; CUDA_VISIBLE_DEVICES= hides the GPUs)",
+    )  # fmt: skip
+
+
+def choose_devices(text: str | None, needs: Mapping[str, int]) -> Devices:
+    """Return the devices of a command's ranks: the first of those that ``--devices`` names.
+
+    Args:
+        text: the option. Without it, all GPUs if there are any, otherwise as many CPU ranks as are needed.
+        needs: numbers of ranks that are needed, by what needs them.
+
+    Raises:
+        InvalidRequest: the option cannot be parsed, or names fewer devices than are needed.
+    """
+    what = max(needs, key=needs.__getitem__)
+    ranks = needs[what]
+    if text is None:
+        text = "all" if _gpu_count() else ",".join(map(str, range(ranks)))
+    devices = parse_devices(text)
+    if ranks > len(devices.indices):
+        remedy = (
+            "CUDA_VISIBLE_DEVICES= for CPU ranks, or PARALLEL_DIT_COLLECTIVES=gloo and a GPU listed several times"
+            if devices.kind == "cuda"
+            else f"--devices {','.join(map(str, range(ranks)))}"
+        )
+        raise InvalidRequest(f"{what} needs {ranks} ranks and --devices {text!r} means {devices}; {remedy} would work")
+    return devices.first(ranks)
+
+
+def choose_cpu_ranks(text: str | None, needs: Mapping[str, int], why: str) -> Devices:
+    """Return as many CPU ranks as are needed, on a machine with GPUs, too.
+
+    Args:
+        text: the option ``--devices``.
+        needs: see ``choose_devices``.
+        why: why the command needs CPU ranks.
+
+    Raises:
+        InvalidRequest: the option names GPUs, or fewer ranks than are needed.
+    """
+    if text is None:
+        return Devices(kind="cpu", indices=tuple(range(max(needs.values()))))
+    if parse_devices(text).kind == "cuda":
+        raise InvalidRequest(f"--devices {text!r} names GPUs: {why}; leave --devices out")
+    return choose_devices(text, needs)
+
+
+def ranks_of(layouts: Iterable[ParallelLayout]) -> dict[str, int]:
+    """Return what layouts need, for ``choose_devices``."""
+    return {f'layout "{layout}"': layout.ranks for layout in layouts}
 
 
 def _on_gpus(indices: tuple[int, ...], collectives: Collectives) -> Devices:

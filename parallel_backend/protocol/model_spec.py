@@ -1,6 +1,6 @@
 """What a request says about a model: which one, in which dtype, on which devices, and what is changed in it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from ..layout.parallel_layout import ParallelLayout
@@ -24,6 +24,18 @@ class Devices:
     indices: tuple[int, ...]
     visible: str | None = None
     collectives: Collectives = "nccl"
+
+    def of_rank(self, rank: int) -> str:
+        """PyTorch's name of a rank's device."""
+        return "cpu" if self.kind == "cpu" else f"cuda:{self.indices[rank]}"
+
+    def first(self, ranks: int) -> "Devices":
+        """The devices of the first ranks."""
+        return replace(self, indices=self.indices[:ranks])
+
+    def __str__(self) -> str:
+        unit = "GPU" if self.kind == "cuda" else "CPU rank"
+        return f"{len(self.indices)} {unit}{'s' if len(self.indices) > 1 else ''}"
 
 
 @dataclass(frozen=True, kw_only=True)

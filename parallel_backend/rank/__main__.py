@@ -66,12 +66,12 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def _join_group(options: argparse.Namespace, rank: int, world_size: int) -> "tuple[torch.device, TCPStore]":
     import torch
-    import torch.distributed as dist
     from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+
+    from ..distributed import process_group
 
     device = torch.device(options.device)
     if device.type == "cuda":
-        torch.cuda.set_device(device)
         PROGRESS.marker = _mark_on_gpu
     with PROGRESS.phase(CONNECTING):
         store = TCPStore(
@@ -83,9 +83,10 @@ def _join_group(options: argparse.Namespace, rank: int, world_size: int) -> "tup
             wait_for_workers=False,
             master_listen_fd=options.store_fd if rank == 0 else None,
         )
-        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" and options.collectives == "nccl" else "gloo"
         group = PrefixStore("group", store)
-        dist.init_process_group(backend, store=group, rank=rank, world_size=world_size, timeout=COLLECTIVE_TIMEOUT)
+        process_group.join(
+            device, options.collectives, group, rank=rank, world_size=world_size, timeout=COLLECTIVE_TIMEOUT
+        )
     return device, store
 
 

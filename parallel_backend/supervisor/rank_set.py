@@ -88,7 +88,7 @@ class RankSet:
     def _start_rank(self, rank: int, port: int, store: int) -> RankProcess:
         ours, theirs = rank_control.pair()
         pass_fds = [theirs.fileno()] + ([store] if rank == 0 else [])
-        command = [*self._command, "--control-fd", str(theirs.fileno()), "--device", self._device(rank)]
+        command = [*self._command, "--control-fd", str(theirs.fileno()), "--device", self.devices.of_rank(rank)]
         command += ["--collectives", self.devices.collectives]
         command += ["--store-fd", str(store)] if rank == 0 else []
         log_file = self._endpoint.rank_log(rank)
@@ -103,16 +103,13 @@ class RankSet:
                 pass_fds=pass_fds,
                 env=self._environment(rank, port),
             )
-        progress = RankProgress(phase=STARTING)
-        status = RankStatus(rank=rank, pid=process.pid, device=self._device(rank), memory=0, progress=progress)
+        device, progress = self.devices.of_rank(rank), RankProgress(phase=STARTING)
+        status = RankStatus(rank=rank, pid=process.pid, device=device, memory=0, progress=progress)
         started = RankProcess(rank=rank, process=process, control=ours, pidfd=os.pidfd_open(process.pid), status=status)
         self._events.watch(ours.fileno(), READ, lambda: self._receive(started))
         self._events.watch(started.pidfd, READ, lambda: self._reap(started))
         log.info("generation %d: %s on %s started", self.generation, started.name, status.device)
         return started
-
-    def _device(self, rank: int) -> str:
-        return "cpu" if self.devices.kind == "cpu" else f"cuda:{self.devices.indices[rank]}"
 
     def _environment(self, rank: int, port: int) -> dict[str, str]:
         world_size = len(self.devices.indices)
@@ -137,8 +134,7 @@ class RankSet:
 
     def covers(self, devices: Devices) -> bool:
         """Whether the set can run a request for ``devices``: its first ranks use exactly these."""
-        first_devices = replace(self.devices, indices=self.devices.indices[: len(devices.indices)])
-        return first_devices == devices
+        return self.devices.first(len(devices.indices)) == devices
 
     @property
     def ready(self) -> bool:
@@ -193,7 +189,7 @@ class RankSet:
         """Record an error of a rank that makes the set unusable."""
         kind = BY_PEER if finished.by_peer else RAISED
         kind = OUT_OF_MEMORY if finished.code == OutOfMemory.code else kind
-        text = f"{self.ranks[rank].name} on {self._device(rank)} {finished.message}"
+        text = f"{self.ranks[rank].name} on {self.devices.of_rank(rank)} {finished.message}"
         text = f"{text} (log: {self._endpoint.rank_log(rank)})"
         self._record(Failure(kind=kind, code=finished.code, message=text))
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import torch
 
+from ..client.devices import choose_devices, parse_devices, ranks_of
 from ..errors import InvalidRequest
 from ..layout.parallel_layout import OPTIONS, ParallelLayout
 from ..protocol.model_spec import Devices
@@ -30,8 +31,10 @@ from .vae.run import VaeCase, compare
 def run(options: argparse.Namespace) -> int:
     """Run the comparisons that the options ask for and return the exit status."""
     disable_tf32()
-    if options.text_tokens is not None and options.text_tokens < 1:
-        raise InvalidRequest(f"--text-tokens {options.text_tokens}: at least one is needed")
+    for name, minimum in (("text_tokens", 1), ("ranks", 1), ("width", 8)):
+        value = getattr(options, name)
+        if value is not None and value < minimum:
+            raise InvalidRequest(f"--{name.replace('_', '-')} {value}: at least {minimum} is needed")
     if options.vae:
         return _run_vae(options)
     if options.encode or options.width is not None:
@@ -46,11 +49,11 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _run_memory(options: argparse.Namespace) -> int:
-    unsupported = _set_options(options) - {"memory", "json"}
+    unsupported = _set_options(options) - {"memory", "json", "devices"}
     if unsupported:
         raise InvalidRequest(f"--memory has its own models and layouts: leave {', '.join(sorted(unsupported))} out")
     results: list[Growth] = []
-    for growth in memory.measure():
+    for growth in memory.measure(options.devices):
         results.append(growth)
         if not options.json:
             print(growth.describe(), flush=True)
@@ -60,19 +63,15 @@ def _run_memory(options: argparse.Namespace) -> int:
 
 
 def _run_vae(options: argparse.Namespace) -> int:
-    unsupported = _set_options(options) - {"vae", "encode", "size", "ranks", "width", "json"}
+    unsupported = _set_options(options) - {"vae", "encode", "size", "ranks", "width", "json", "devices"}
     if unsupported:
         raise InvalidRequest(
             f"--vae KIND takes --encode, --size, --ranks and --width: leave {', '.join(sorted(unsupported))} out"
         )
-    for name, minimum in (("ranks", 1), ("width", 8)):
-        value = getattr(options, name)
-        if value is not None and value < minimum:
-            raise InvalidRequest(f"--{name} {value}: at least {minimum} is needed")
     report = compare(
         VaeCase(
             kind=options.vae, ranks=options.ranks or 2, encode=options.encode, size=_size(options),
-            width=options.width or WIDTH,
+            width=options.width or WIDTH, devices=options.devices,
         )
     )  # fmt: skip
     print(
@@ -86,7 +85,7 @@ def _run_loops(options: argparse.Namespace) -> int:
         if getattr(options, name):
             raise InvalidRequest(f"--warmup runs the step loops of small models: leave {name} out")
     loops = _loops(options)
-    devices = Devices(kind="cpu", indices=tuple(range(max(loop.layout.ranks for loop in loops))))
+    devices = choose_devices(options.devices, ranks_of(loop.layout for loop in loops))
     with tempfile.TemporaryDirectory(prefix="verify-models-") as folder, verifier(devices) as runner:
         loop_verifier = LoopVerifier(runner.client, devices, Path(folder))
         return show(map(loop_verifier.compare, loops), as_json=options.json, single=len(loops) == 1)
@@ -109,11 +108,11 @@ def _loops(options: argparse.Namespace) -> list[Loop]:
 
 
 def _run_quality(options: argparse.Namespace) -> int:
-    unsupported = _set_options(options) - {"quality", "json", "layout", "warmup"}
+    unsupported = _set_options(options) - {"quality", "json", "layout", "warmup", "devices"}
     if unsupported:
         raise InvalidRequest(f"--quality has its own model: leave {', '.join(sorted(unsupported))} out")
     layouts = _quality_layouts(options)
-    devices = Devices(kind="cpu", indices=tuple(range(max(layout.ranks for layout in layouts))))
+    devices = choose_devices(options.devices, ranks_of(layouts))
     with verifier(devices) as runner:
         exact, rows = quality.measure(runner.client, devices, layouts, lambda text: print(text, file=sys.stderr))
     print(msgspec.json.encode(rows).decode() if options.json else quality.markdown(rows, exact))
@@ -148,9 +147,9 @@ def _run_matrix(options: argparse.Namespace) -> int:
     if options.dtype:
         raise InvalidRequest("--dtype needs a MODEL; the small models of the matrix run in float32")
     cells = _cells(options)
-    devices = Devices(kind="cpu", indices=tuple(range(max(cell.layout.ranks for cell in cells))))
+    devices = choose_devices(options.devices, ranks_of(cell.layout for cell in cells))
     with tempfile.TemporaryDirectory(prefix="verify-models-") as folder:
-        models = SmallModels(Path(folder))
+        models = SmallModels(Path(folder), torch.device(devices.of_rank(0)))
         return _compare(map(models.comparison, cells), devices, options, time=len(cells) == 1)
 
 
@@ -159,8 +158,8 @@ def _run_model(options: argparse.Namespace) -> int:
         if getattr(options, name):
             raise InvalidRequest(f"--{name} selects small models: leave it out with MODEL")
     layout = None if options.layout is None else ParallelLayout.parse(options.layout)
-    devices = real.choose_devices(layout.ranks if layout and options.ranks is None else options.ranks)
-    device = torch.device(devices.kind, devices.indices[0])
+    devices = _devices_of_model(options, layout)
+    device = torch.device(devices.of_rank(0))
     model = real.open_real(options.model, options.dtype or "auto", _size(options), options.text_tokens, device)
     model.check(layout or ParallelLayout(), devices)
     if not options.json:
@@ -170,6 +169,13 @@ def _run_model(options: argparse.Namespace) -> int:
     if not options.json:
         print(f"equal means a relative error of at most {comparisons[0].tolerance:.1e}", flush=True)
     return _compare(comparisons, devices, options, time=layout is not None)
+
+
+def _devices_of_model(options: argparse.Namespace, layout: ParallelLayout | None) -> Devices:
+    """Return the devices of ``--ranks`` or of the layout; without both, all that ``--devices`` names."""
+    if options.ranks is not None:
+        return choose_devices(options.devices, {f"--ranks {options.ranks}": options.ranks})
+    return choose_devices(options.devices, ranks_of([layout])) if layout else parse_devices(options.devices or "all")
 
 
 def _compare(comparisons: Iterable[Comparison], devices: Devices, options: argparse.Namespace, *, time: bool) -> int:

@@ -2,6 +2,8 @@
 
 import argparse
 
+from ..client import devices
+
 DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -9,8 +11,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command to its parser."""
     parser.add_argument(
         "model", nargs="?", metavar="MODEL",
-        help="a checkpoint's folder or name: compare this checkpoint with diffusers' own forward, on the GPUs if there "
-        "are any; without MODEL, compare small random models of every family",
+        help="a checkpoint's folder or name: compare this checkpoint with diffusers' own forward; without MODEL, "
+        "compare small random models of every family",
     )  # fmt: skip
     parser.add_argument(
         "--dtype", choices=DTYPES, help="with MODEL: dtype to compute in (default: the loader's choice)"
@@ -48,4 +50,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--encode", action="store_true", help="with --vae: encode instead of decode")
     parser.add_argument("--width", type=int, metavar="N", help="with --vae: channels of its first level (default 32)")
+    devices.add_option(parser)
     parser.add_argument("--json", action="store_true", help="print the results as JSON")

@@ -76,6 +76,12 @@ def test_bench(runtime: Path) -> None:
         (("bench", "--rounds", "0"), "--rounds 0"),
         (("bench", "--layout", "sideways=2"), "'sideways=2'"),
         (("bench", "--family", "cake"), "flux, wan"),
+        (("bench", "--devices", "0,1", "--layout", "ring=3"), 'layout "ring=3" needs 3 ranks'),
+        (("bench", "--devices", "0", "--layout", "one rank"), "diffusers ulysses=2 needs 2 ranks"),
+        (("bench", "--steps", "2", "--devices", "0", "--layout", "ring=2"), "needs 2 ranks"),
+        (("bench-wire", "--devices", "cuda:0,cuda:1"), "there is no GPU here"),
+        (("bench-lora", "--devices", "0"), 'layout "ulysses=2" needs 2 ranks'),
+        (("bench-memory", "--devices", "0"), 'layout "ulysses=2 shard_weights" needs 2 ranks'),
         (("bench", "--plot", "/no/such/folder/plot.png"), "/no/such/folder/plot.png"),
     ],
 )

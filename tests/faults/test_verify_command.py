@@ -84,7 +84,7 @@ def _with_warmup(warmup: int) -> Callable[..., torch.Tensor]:
 
 def test_what_differs_fails(runner: Verifier, tmp_path: Path) -> None:
     cell = Cell(class_name="DiTTransformer2DModel", variant="fixed variance", layout=ParallelLayout(ulysses=2))
-    comparison = SmallModels(tmp_path).comparison(cell)
+    comparison = SmallModels(tmp_path, torch.device("cpu")).comparison(cell)
 
     def off(branch: int) -> torch.Tensor:
         prediction = comparison.stock(branch).clone()

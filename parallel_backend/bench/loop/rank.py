@@ -6,12 +6,11 @@ with its parent.
 
 import argparse
 import os
-from pathlib import Path
+from typing import Literal
 
 import msgspec
 
-from ...processes import pin_to_core_share
-from ..ranks.rank import COLLECTIVE_PATIENCE, Result, serve
+from ..ranks.rank import Result, serve, start
 
 
 class LoopRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,17 +30,12 @@ class LoopRequest(msgspec.Struct, frozen=True, kw_only=True):
 class LoopRunner:
     """This rank's engine."""
 
-    def __init__(self, model: Path, store: Path) -> None:
-        self.rank, self.ranks, self.model = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), model
-        pin_to_core_share(self.rank, self.ranks)
-        import torch
-        import torch.distributed as dist
-
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.rank, self.ranks, self.model = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), options.model
+        device = start(options, threads=1)
         from ...engine.engine import Engine
 
-        torch.set_num_threads(1)
-        dist.init_process_group("gloo", f"file://{store}", COLLECTIVE_PATIENCE, world_size=self.ranks, rank=self.rank)
-        self.engine = Engine(rank=self.rank, world_size=self.ranks, device=torch.device("cpu"))
+        self.engine = Engine(rank=self.rank, world_size=self.ranks, device=device)
 
     def run(self, request: LoopRequest) -> Result:
         """Run all steps."""
@@ -53,10 +47,9 @@ class LoopRunner:
         from ...protocol.tensors import describe
 
         tensors = load_file(request.inputs)
-        devices = Devices(kind="cpu", indices=tuple(range(self.ranks)))
-        spec = ModelSpec(
-            path=str(self.model), devices=devices, dtype="float32", layout=ParallelLayout.parse(request.layout)
-        )
+        kind: Literal["cuda", "cpu"] = "cuda" if self.engine.device.type == "cuda" else "cpu"
+        devices = Devices(kind=kind, indices=tuple(range(self.ranks)))
+        spec = ModelSpec(path=self.model, devices=devices, dtype="float32", layout=ParallelLayout.parse(request.layout))
         message = Sample(model=spec, branches=1, sampler="euler", cfg=1.0, measure=bool(request.output), timed=True)
         reply = self.engine.handle(
             message, describe(tensors), None if self.rank else tensors, report=lambda *_: None, cancelled=lambda: False
@@ -68,9 +61,5 @@ class LoopRunner:
         return Result(seconds=float(reply["seconds"]))
 
 
-def _runner(options: argparse.Namespace) -> LoopRunner:
-    return LoopRunner(Path(options.model), Path(options.store))
-
-
 if __name__ == "__main__":
-    serve(_runner, LoopRequest)
+    serve(LoopRunner, LoopRequest)

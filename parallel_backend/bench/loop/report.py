@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from ...layout.parallel_layout import ParallelLayout
+from ...protocol.model_spec import Devices
+from ..step.report import where
 from .run import LoopRow, LoopTable
 
 
@@ -15,10 +17,10 @@ def describe(table: LoopTable) -> str:
     return "\n".join([title, head, *(_row(row, table.steps, width) for row in table.rows), *crossings(table)])
 
 
-def legend(rounds: int) -> str:
+def legend(rounds: int, devices: Devices) -> str:
     """Explain the columns."""
     return (
-        f"float32, one thread per rank, each rank on its own cores; {rounds} rounds, each with one loop of every "
+        f"float32, {where(devices)}; {rounds} rounds, each with one loop of every "
         "layout in shuffled order. The ranks time the loops. Seconds are medians; speedup is the median of the rounds' "
         "ratios to one rank. The bound is the speedup of a pipeline whose stages wait only while it fills, and whose "
         "transfers take no time. Difference is that of the samples to one rank's, relative to their largest value. "

@@ -17,6 +17,7 @@ from torch.utils.benchmark import Timer
 from ...interfaces.geometry import LATENT, TIMESTEP
 from ...layout.parallel_layout import ParallelLayout
 from ...models import FAMILIES
+from ...protocol.model_spec import Devices
 from ..ranks.cases import MODELS, Case, write_model
 from ..ranks.peers import Peer
 from ..ranks.rank import Result
@@ -85,8 +86,8 @@ class LoopTeam(Team):
 
     module = "parallel_backend.bench.loop.rank"
 
-    def __init__(self, ranks: int, model: Path, folder: Path, links: Links | None) -> None:
-        super().__init__(Peer(name="layouts", ranks=ranks), model, folder)
+    def __init__(self, devices: Devices, model: Path, folder: Path, links: Links | None) -> None:
+        super().__init__(Peer(name="layouts", ranks=len(devices.indices)), devices, model, folder)
         self._network = links
 
     def loop(self, request: LoopRequest, steps: int) -> list[Result]:
@@ -104,6 +105,7 @@ class LoopTeam(Team):
 def measure(
     cases: Sequence[Case],
     layouts: Sequence[ParallelLayout],
+    devices: Devices,
     *,
     steps: int,
     rounds: int,
@@ -117,6 +119,7 @@ def measure(
     Args:
         cases: what to time.
         layouts: beside one rank.
+        devices: as many as the largest layout has ranks.
         steps: of each loop.
         rounds: timed loops of each layout.
         megabits: limits of the links to time beside the unlimited one, in megabits a second; empty to create none.
@@ -130,7 +133,7 @@ def measure(
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
         links = stack.enter_context(Links()) if megabits else None
         model = write_model(folder / "model", cases[0].family)
-        team = LoopTeam(max(layout.ranks for layout in layouts), model, folder, links)
+        team = LoopTeam(devices, model, folder, links)
         stack.callback(team.close)
         rates: list[float | None] = [None, *megabits]
         for case in cases:
@@ -161,12 +164,13 @@ def _at(
         for layout in shuffle.sample(everyone, len(everyone)):
             results = team.loop(LoopRequest(inputs=str(inputs), layout=str(layout)), steps)
             seconds[str(layout)].append(results[0].seconds)
-    return [_row(layout, megabits, case, steps, seconds, outputs) for layout in everyone]
+    device = torch.device(team.devices.of_rank(0))
+    return [_row(layout, megabits, case, steps, seconds, outputs, device) for layout in everyone]
 
 
 def _row(
     layout: ParallelLayout, megabits: float | None, case: Case, steps: int, seconds: Mapping[str, Sequence[float]],
-    outputs: Mapping[str, Mapping[str, Tensor]],
+    outputs: Mapping[str, Mapping[str, Tensor]], device: torch.device,
 ) -> LoopRow:  # fmt: skip
     one_rank, this = seconds[str(ONE_RANK)], seconds[str(layout)]
     reference, output = outputs[str(ONE_RANK)]["samples"], outputs[str(layout)]
@@ -177,7 +181,7 @@ def _row(
         all_seconds=tuple(this),
         speedup=statistics.median(a / b for a, b in zip(one_rank, this, strict=True)),
         bound=bound(layout, steps) if layout.approximation and layout.pipe == layout.ranks else None,
-        hidden=steps * hidden(case, layout) if layout.ring > 1 and not layout.stale else 0.0,
+        hidden=steps * hidden(case, layout, device) if layout.ring > 1 and not layout.stale else 0.0,
         max_rel_difference=float((output["samples"] - reference).abs().max() / reference.abs().max()),
         sent_bytes=tuple(output["sent"].tolist()),
     )
@@ -190,7 +194,7 @@ def bound(layout: ParallelLayout, steps: int) -> float:
     return steps / (warmup + (steps - warmup) / stages + (stages - 1) / (stages * patches))
 
 
-def hidden(case: Case, layout: ParallelLayout) -> float:
+def hidden(case: Case, layout: ParallelLayout, device: torch.device) -> float:
     """Seconds of a step that a rank of a ring spends on attention to blocks while others travel.
 
     Those are all blocks but the last.
@@ -201,7 +205,7 @@ def hidden(case: Case, layout: ParallelLayout) -> float:
     streams = family.extent(model.config, shapes).streams
     for site in family.describe(model.config).sites:
         block = sum(streams[name] for name in site.streams) // layout.sequence
-        q = torch.randn(1, site.heads, block, site.head_dim)
+        q = torch.randn(1, site.heads, block, site.head_dim, device=device)
         seconds += (
             site.count * (layout.ring - 1) * Timer("sdpa(q, q, q)", globals={"sdpa": sdpa, "q": q}).timeit(5).mean
         )

@@ -5,12 +5,13 @@ these processes import them.
 """
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from ...attention.kernels import KERNELS
+from ...protocol.model_spec import Devices
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,9 +32,10 @@ class Peer:
     packages: tuple[str, ...] = ()
     prepare: Callable[[Any], Any] | None = None
 
-    @property
-    def missing(self) -> str | None:
-        """Why it cannot run, and how to install what is missing; None if everything is installed."""
+    def obstacle(self, devices: Devices) -> str | None:
+        """Why it cannot run on these devices, and how to install what is missing; None if it can."""
+        if self.threads > 1 and devices.kind == "cuda":
+            return "threads of the CPU do not matter on a GPU"
         missing = [name for name in self.packages if importlib.util.find_spec(name.replace("-", "_")) is None]
         return f"not installed: pip install {' '.join(missing)}" if missing else None
 
@@ -42,13 +44,14 @@ def _diffusers(module: Any, **degrees: int) -> Any:
     import torch
     from diffusers import ContextParallelConfig
 
-    torch.accelerator.device_count = lambda: 1  # the CPU; diffusers takes the rank modulo this
+    if not torch.accelerator.is_available():
+        torch.accelerator.device_count = lambda: 1  # the CPU; diffusers takes the rank modulo this
     module.enable_parallelism(config=ContextParallelConfig(**degrees))
     return module
 
 
 def _diffusers_ring(module: Any, degree: int) -> Any:
-    """Replace diffusers' kernel by ours: on a CPU its own returns no log-sum-exp, which its ring attention needs."""
+    """Replace diffusers' kernel by ours: its own returns no log-sum-exp, which its ring attention needs."""
     from diffusers.models import attention_dispatch
 
     attention_dispatch._native_attention_forward_op = _with_lse
@@ -93,5 +96,11 @@ PEERS: tuple[Peer, ...] = (
         prepare=partial(_xfuser, ulysses_degree=2),
     ),
 )
+
+
+def chosen_peers(*, everyone: bool) -> Sequence[Peer]:
+    """Return all peers, or only the one that is no other project's parallelism."""
+    return PEERS if everyone else PEERS[:1]
+
 
 BY_NAME: dict[str, Peer] = {peer.name: peer for peer in (ONE_PROCESS, *PEERS)}

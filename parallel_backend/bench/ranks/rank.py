@@ -13,12 +13,15 @@ from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from ...processes import die_with_parent, pin_to_core_share
 from .peers import BY_NAME
+
+if TYPE_CHECKING:
+    import torch
 
 COLLECTIVE_PATIENCE = timedelta(minutes=5)
 BUFFER = 1 << 16
@@ -55,21 +58,13 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 class Runner:
     """A peer's model on this rank."""
 
-    def __init__(self, name: str, model: Path, store: Path) -> None:
-        peer = BY_NAME[name]
+    def __init__(self, options: argparse.Namespace) -> None:
+        peer = BY_NAME[options.peer]
         self.rank, self.ranks = int(os.environ["RANK"]), peer.ranks
-        pin_to_core_share(self.rank, self.ranks)
-        import torch
-        import torch.distributed as dist
-
+        self.device = start(options, threads=peer.threads)
         from ...models import FAMILIES
 
-        torch.set_num_threads(peer.threads)
-        if peer.ranks > 1:
-            dist.init_process_group(
-                "gloo", f"file://{store}", COLLECTIVE_PATIENCE, world_size=peer.ranks, rank=self.rank
-            )
-        module = _module(model)
+        module = _module(Path(options.model)).to(self.device)
         self.family = FAMILIES[type(module).__name__](peer.prepare(module) if peer.prepare else module)
 
     def run(self, request: StepRequest) -> Result:
@@ -77,7 +72,7 @@ class Runner:
         import torch
         from safetensors.torch import load_file, save_file
 
-        inputs = load_file(request.inputs)
+        inputs = {name: tensor.to(self.device) for name, tensor in load_file(request.inputs).items()}
         with torch.inference_mode():
             if not request.output:
                 return Result(seconds=self._step(inputs)[0])
@@ -86,17 +81,41 @@ class Runner:
             with SentBytes() as sent:
                 seconds, prediction = self._step(inputs)
         if self.rank == 0:
-            save_file({"prediction": prediction.contiguous()}, request.output)
+            save_file({"prediction": prediction.cpu().contiguous()}, request.output)
         return Result(seconds=seconds, sent=sent.total)
 
     def _step(self, inputs: Any) -> tuple[float, Any]:
         import torch.distributed as dist
 
+        from ...distributed.rank_speeds import synchronize
+
+        synchronize(self.device)
         if self.ranks > 1:
             dist.barrier()
-        start = perf_counter()
+        begin = perf_counter()
         prediction = self.family.stock(inputs)
-        return perf_counter() - start, prediction
+        synchronize(self.device)
+        return perf_counter() - begin, prediction
+
+
+def start(options: argparse.Namespace, *, threads: int) -> "torch.device":
+    """Select this rank's device and, if there are several ranks, join their process group; return the device."""
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if options.device == "cpu":
+        pin_to_core_share(rank, ranks)
+    import torch
+    from torch.distributed import FileStore  # type: ignore[attr-defined]
+
+    from ...distributed import process_group
+
+    torch.set_num_threads(threads)
+    device = torch.device(options.device)
+    if ranks > 1:
+        store = FileStore(options.store, ranks)
+        process_group.join(device, options.collectives, store, rank=rank, world_size=ranks, timeout=COLLECTIVE_PATIENCE)
+    elif device.type == "cuda":
+        torch.cuda.set_device(device)
+    return device
 
 
 def _module(path: Path) -> Any:
@@ -126,7 +145,7 @@ def serve(create: Callable[[argparse.Namespace], Any], request_type: type[msgspe
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C at the terminal is for the parent to handle
     parser = argparse.ArgumentParser(description="A rank of a benchmark.")
-    for name in ("--peer", "--model", "--store", "--link-fd"):
+    for name in ("--peer", "--model", "--store", "--link-fd", "--device", "--collectives"):
         parser.add_argument(name, required=True)
     options = parser.parse_args()
     link = socket.socket(fileno=int(options.link_fd))
@@ -144,4 +163,4 @@ def serve(create: Callable[[argparse.Namespace], Any], request_type: type[msgspe
 
 
 if __name__ == "__main__":
-    serve(lambda options: Runner(options.peer, Path(options.model), Path(options.store)), StepRequest)
+    serve(Runner, StepRequest)

@@ -14,6 +14,7 @@ import msgspec
 
 from ...errors import RankFailed
 from ...processes import last_line
+from ...protocol.model_spec import Devices
 from .peers import Peer
 from .rank import BUFFER, Result
 
@@ -33,12 +34,13 @@ class Team:
     Attributes:
         module: the module that the processes run.
         peer: the peer.
+        devices: by rank; there may be more than the peer has ranks.
     """
 
     module = "parallel_backend.bench.ranks.rank"
 
-    def __init__(self, peer: Peer, model: Path, folder: Path) -> None:
-        self.peer, self._model, self._folder, self._starts = peer, model, folder, 0
+    def __init__(self, peer: Peer, devices: Devices, model: Path, folder: Path) -> None:
+        self.peer, self.devices, self._model, self._folder, self._starts = peer, devices, model, folder, 0
         self._processes: list[subprocess.Popen[bytes]] = []
         self._links: list[socket.socket] = []
 
@@ -89,6 +91,7 @@ class Team:
         command = [*self._prefix(rank), sys.executable, "-m", self.module]
         command += ["--link-fd", str(theirs.fileno()), "--peer", self.peer.name]
         command += ["--model", str(self._model), "--store", str(store)]
+        command += ["--device", self.devices.of_rank(rank), "--collectives", self.devices.collectives]
         with theirs, self._log(rank).open("wb") as output:
             self._processes.append(
                 subprocess.Popen(
@@ -103,9 +106,11 @@ class Team:
 
     def _environment(self, rank: int) -> Mapping[str, str]:
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        # Other projects take LOCAL_RANK for the index of the rank's GPU.
+        local = self.devices.indices[rank] if self.devices.kind == "cuda" else rank
         return {
             **os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": str(self.peer.threads), "GLOO_SOCKET_IFNAME": "lo",
-            "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(self.peer.ranks),
+            "NCCL_SOCKET_IFNAME": "lo", "RANK": str(rank), "LOCAL_RANK": str(local), "WORLD_SIZE": str(self.peer.ranks),
         }  # fmt: skip
 
     def _log(self, rank: int) -> Path:

@@ -1,12 +1,13 @@
 """xfuser (xDiT) as a peer: its own transformer with the stock module's weights.
 
-xfuser refuses to be imported without a GPU. Its checks are replaced so that it uses gloo and finds its sequence
+xfuser refuses to be imported without a GPU. There, its checks are replaced so that it uses gloo and finds its sequence
 parallel library, which is installed. The code that is timed is unchanged.
 """
 
 import importlib.util
 import inspect
 import logging
+import os
 import sys
 from types import ModuleType
 from typing import Any
@@ -20,12 +21,14 @@ _CLASSES = {
 
 def prepare(module: Any, **degrees: int) -> Any:
     """Return xfuser's version of a diffusers transformer, with the same weights. Needs the process group."""
-    _import()
+    if module.device.type == "cpu":
+        _import()
     _set_up(degrees)
     file, name = _CLASSES[type(module).__name__]
     wrapper = getattr(importlib.import_module(f"xfuser.model_executor.models.transformers.{file}"), name)
     known = inspect.signature(wrapper.__init__).parameters
     transformer = wrapper(**{key: value for key, value in module.config.items() if key in known}).eval()
+    transformer = transformer.to(module.device)
     transformer.load_state_dict(module.state_dict())
     return transformer
 
@@ -53,9 +56,10 @@ def _set_up(degrees: dict[str, int]) -> None:
     from xfuser.model_executor.layers import usp
 
     usp.PROCESS_GROUP = yunchang.globals.PROCESS_GROUP
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    init_distributed_environment(world_size=ranks, rank=rank, local_rank=rank, backend="gloo")
-    initialize_model_parallel(sequence_parallel_degree=ranks, backend="gloo", **degrees)
+    rank, ranks, backend = dist.get_rank(), dist.get_world_size(), "nccl" if "nccl" in dist.get_backend() else "gloo"
+    local_rank = int(os.environ["LOCAL_RANK"])
+    init_distributed_environment(world_size=ranks, rank=rank, local_rank=local_rank, backend=backend)
+    initialize_model_parallel(sequence_parallel_degree=ranks, backend=backend, **degrees)
     state = runtime_state.RuntimeState(xFuserArgs(attention_backend="SDPA", **degrees).create_config()[0])
     # Its pipelines set these; their values are not used here.
     state.max_condition_sequence_length, state.increment_step_counter = 0, lambda: None

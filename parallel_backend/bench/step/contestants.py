@@ -55,8 +55,8 @@ class Contestant(Protocol):
 class PeerContestant:
     """A peer, or the single process that serves as the baseline."""
 
-    def __init__(self, peer: Peer, model: Path, folder: Path) -> None:
-        self.peer, self.team, self._folder = peer, Team(peer, model, folder), folder
+    def __init__(self, peer: Peer, devices: Devices, model: Path, folder: Path) -> None:
+        self.peer, self.team, self._folder = peer, Team(peer, devices, model, folder), folder
 
     @property
     def name(self) -> str:
@@ -113,14 +113,14 @@ class LayoutContestant:
 
 @contextmanager
 def contestants(
-    layouts: Sequence[ParallelLayout], peers: Sequence[Peer], model: Path, folder: Path
+    layouts: Sequence[ParallelLayout], peers: Sequence[Peer], devices: Devices, model: Path, folder: Path
 ) -> Iterator[list[Contestant]]:
     """Yield one process, then the layouts, then the peers, and end all processes afterwards."""
-    devices = Devices(kind="cpu", indices=tuple(range(max(layout.ranks for layout in layouts))))
+    of_layouts = devices.first(max(layout.ranks for layout in layouts))
     with ExitStack() as stack:
         client = stack.enter_context(temporary_backend(folder))
-        ours = [LayoutContestant(layout, client, model, devices) for layout in layouts]
-        baseline, *theirs = [PeerContestant(peer, model, folder) for peer in (ONE_PROCESS, *peers)]
+        ours = [LayoutContestant(layout, client, model, of_layouts) for layout in layouts]
+        baseline, *theirs = [PeerContestant(peer, devices, model, folder) for peer in (ONE_PROCESS, *peers)]
         for contestant in (baseline, *theirs):
             stack.callback(contestant.team.close)
         yield [baseline, *ours, *theirs]

@@ -1,5 +1,6 @@
 """Results of single steps as text."""
 
+from ...protocol.model_spec import Devices
 from .run import Row, Table
 
 
@@ -18,16 +19,21 @@ def describe(table: Table) -> str:
     )
 
 
-def legend(rounds: int) -> str:
+def legend(rounds: int, devices: Devices) -> str:
     """Explain the columns."""
     return (
-        f"float32, one thread per rank, each rank on its own cores; {rounds} rounds. In each round every contestant "
+        f"float32, {where(devices)}; {rounds} rounds. In each round every contestant "
         "runs one untimed step and then a timed one. The ranks time a step from a barrier to the complete prediction. "
         "Seconds are medians. Speedup over one process, and over the fastest peer, is the median of the rounds' "
         "ratios; fastest is the ratio of the fastest steps, which other work on the machine disturbs least. Bytes per "
-        "rank are those that the busiest rank sends. On a CPU, diffusers' ring attention uses our kernel's "
-        "log-sum-exp, and xfuser's checks for a GPU are bypassed."
+        "rank are those that the busiest rank sends. diffusers' ring attention uses our kernel's log-sum-exp, and on a "
+        "CPU xfuser's checks for a GPU are bypassed."
     )
+
+
+def where(devices: Devices) -> str:
+    """What a rank computes on."""
+    return "one thread per rank, each rank on its own cores" if devices.kind == "cpu" else f"at most {devices}"
 
 
 def _row(row: Row, width: int) -> str:

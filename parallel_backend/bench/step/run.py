@@ -10,8 +10,9 @@ from pathlib import Path
 
 from ...errors import BackendError
 from ...layout.parallel_layout import ParallelLayout
+from ...protocol.model_spec import Devices
 from ..ranks.cases import Case, write_model
-from ..ranks.peers import ONE_PROCESS, PEERS
+from ..ranks.peers import ONE_PROCESS, PEERS, Peer
 from .contestants import Contestant, FirstStep, contestants
 
 Log = Callable[[str], None]
@@ -65,8 +66,9 @@ class Table:
 
 
 def measure(
-    cases: Sequence[Case], layouts: Sequence[ParallelLayout], *, rounds: int, peers: bool, log: Log
-) -> Generator[Table, None, None]:
+    cases: Sequence[Case], layouts: Sequence[ParallelLayout], devices: Devices, *, rounds: int, peers: Sequence[Peer],
+    log: Log,
+) -> Generator[Table, None, None]:  # fmt: skip
     """Time all contestants in each case and yield its table when it is complete.
 
     All cases share a family. The processes live until the generator ends or is closed.
@@ -74,26 +76,26 @@ def measure(
     Args:
         cases: what to time.
         layouts: our layouts.
+        devices: as many as the largest contestant has ranks.
         rounds: timed steps of each contestant.
-        peers: whether to time other projects too.
+        peers: what to time beside one process and the layouts.
         log: called with what is under way.
 
     Raises:
         BackendError: one process, the baseline of all ratios, fails.
     """
-    chosen = PEERS if peers else PEERS[:1]
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         model = write_model(Path(folder) / "model", cases[0].family)
-        installed = [peer for peer in chosen if not peer.missing]
-        missing = {peer.name: peer.missing for peer in chosen if peer.missing}
-        with contestants(layouts, installed, model, Path(folder)) as everyone:
+        obstacles = {peer.name: reason for peer in peers if (reason := peer.obstacle(devices))}
+        able = [peer for peer in peers if peer.name not in obstacles]
+        with contestants(layouts, able, devices, model, Path(folder)) as everyone:
             for case in cases:
-                yield _table(case, everyone, missing, rounds, log)
+                yield _table(case, everyone, obstacles, rounds, log)
 
 
-def _table(case: Case, everyone: Sequence[Contestant], missing: Mapping[str, str], rounds: int, log: Log) -> Table:
+def _table(case: Case, everyone: Sequence[Contestant], obstacles: Mapping[str, str], rounds: int, log: Log) -> Table:
     load_before = os.getloadavg()[0]
-    left_out = dict(missing)
+    left_out = dict(obstacles)
     first_steps: dict[str, FirstStep] = {}
     for contestant in everyone:
         if not contestant.supports(case):

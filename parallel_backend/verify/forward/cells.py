@@ -14,23 +14,23 @@ from .run import Comparison, block_parameters, stages_of
 
 
 class SmallModels:
-    """The small models of cells, saved in a folder."""
+    """The small models of cells, saved in a folder. The stock forward runs on a device."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, device: torch.device) -> None:
+        self.folder, self.device = folder, device
 
     def comparison(self, cell: Cell) -> Comparison:
         """Compare two branches of different text lengths if the cell splits guidance, otherwise one."""
         arguments = [
-            (cell.class_name, cell.variant, cell.batch, cell.size, text, branch)
+            (self.device, cell.class_name, cell.variant, cell.batch, cell.size, text, branch)
             for branch, text in enumerate(_text_lengths(cell))
         ]
-        family = FAMILIES[cell.class_name](_module(cell.class_name, cell.variant))
+        family = FAMILIES[cell.class_name](_module(self.device, cell.class_name, cell.variant))
         return Comparison(
             title=str(cell),
             model=self._path(cell.class_name, cell.variant),
             layout=cell.layout,
-            inputs=[_inputs(*one) for one in arguments],
+            inputs=[_inputs(*one[1:]) for one in arguments],
             stock=lambda i: _stock(*arguments[i]),
             parameters=block_parameters(family),
             stages=stages_of(family, cell.layout),
@@ -38,7 +38,7 @@ class SmallModels:
 
     def _path(self, class_name: str, name: str) -> Path:
         path = self.folder / f"{class_name} {name}"
-        return path if path.is_dir() else examples.write_checkpoint(path, _module(class_name, name))
+        return path if path.is_dir() else examples.write_checkpoint(path, _module(self.device, class_name, name))
 
 
 def _text_lengths(cell: Cell) -> list[int]:
@@ -56,11 +56,12 @@ def _inputs(
 
 @lru_cache(maxsize=4)
 @torch.no_grad()
-def _stock(class_name: str, name: str, *arguments: Any) -> Tensor:
+def _stock(device: torch.device, class_name: str, name: str, *arguments: Any) -> Tensor:
     """The stock forward's prediction. Cached, since consecutive cells compare the same inputs in other layouts."""
-    return FAMILIES[class_name](_module(class_name, name)).stock(_inputs(class_name, name, *arguments))
+    inputs = {key: tensor.to(device) for key, tensor in _inputs(class_name, name, *arguments).items()}
+    return FAMILIES[class_name](_module(device, class_name, name)).stock(inputs).cpu()
 
 
 @lru_cache(maxsize=2)
-def _module(class_name: str, name: str) -> Any:
-    return examples.module(class_name, name)
+def _module(device: torch.device, class_name: str, name: str) -> Any:
+    return examples.module(class_name, name).to(device)

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from ... import processes
+from ...client import devices as device_list
 from ...client.client import Client
 from ...client.temporary_backend import temporary_backend
 from ...layout.parallel_layout import ParallelLayout
@@ -124,16 +125,23 @@ class _SavedModel:
         return sum(file.stat().st_size for file in self.path.glob("*/*.safetensors"))
 
 
-def measure() -> Iterator[Growth]:
-    """Measure every model in every layout, each on a new backend."""
+def measure(devices_text: str | None = None) -> Iterator[Growth]:
+    """Measure every model in every layout, each on a new backend.
+
+    Raises:
+        InvalidRequest: ``devices_text`` does not name enough CPU ranks.
+    """
+    layouts = [ParallelLayout.parse(text) for text in LAYOUTS]
+    why = "--memory measures the private memory of processes, in which CPU ranks hold their weights"
+    devices = device_list.choose_cpu_ranks(devices_text, device_list.ranks_of(layouts), why)
     for model in MODELS:
         with tempfile.TemporaryDirectory(prefix="verify-memory-") as folder:
             small = examples.write_checkpoint(Path(folder) / "small", examples.module(model.class_name, model.variant))
             small_inputs = examples.inputs(model.class_name, model.variant, batch=1)
             large = _write(Path(folder) / "large", model)
-            for text in LAYOUTS:
+            for layout in layouts:
                 with temporary_backend(Path(folder)) as client:
-                    ranks = _Ranks(client, ParallelLayout.parse(text))
+                    ranks = _Ranks(client, layout, devices.first(layout.ranks))
                     ranks.call(small, small_inputs)
                     yield ranks.measure_growth(large)
 
@@ -141,9 +149,8 @@ def measure() -> Iterator[Growth]:
 class _Ranks:
     """The ranks of a layout."""
 
-    def __init__(self, client: Client, layout: ParallelLayout) -> None:
-        self.client, self.layout = client, layout
-        self.devices = Devices(kind="cpu", indices=tuple(range(layout.ranks)))
+    def __init__(self, client: Client, layout: ParallelLayout, devices: Devices) -> None:
+        self.client, self.layout, self.devices = client, layout, devices
 
     def call(self, model: Path, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Run a timed forward of one branch and return the reply."""

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from ...checkpoint.checkpoint import HIGH_NOISE, LOW_NOISE, Checkpoint
 from ...checkpoint.opening import open_checkpoint
-from ...client import devices as device_list
 from ...distributed import bfloat16, mesh
 from ...errors import InvalidRequest, OutOfMemory
 from ...interfaces.family import Family
@@ -64,9 +63,8 @@ class RealModel:
     def describe(self, devices: Devices) -> str:
         """Describe what is compared, as text."""
         latent, name = self.inputs[0][LATENT].shape, self.checkpoint.components["transformer"]
-        kind = "GPUs" if devices.kind == "cuda" else "CPU ranks"
         return (
-            f"{self.checkpoint.path}: {name} in {self.dtype} on {len(devices.indices)} {kind}, compared with "
+            f"{self.checkpoint.path}: {name} in {self.dtype} on {devices}, compared with "
             "diffusers' own forward in one process\n"
             f"random inputs of the {examples.short_name(name)} variant {self.variant!r}: "
             f"{len(self.inputs)} prompts, batch {latent[0]}, latent {'x'.join(map(str, latent[2:]))}"
@@ -186,18 +184,6 @@ def layouts_on(ranks: int) -> list[ParallelLayout]:
     alone = ["cfg=2", "data=2", *(f"{axis}={ranks}" for axis in ("ulysses", "ring", "tensor", "pipe"))]
     texts = [str(auto(ranks, branches=BRANCHES)), *alone, f"ulysses={ranks} shard_weights"]
     return [ParallelLayout.parse(text) for text in dict.fromkeys(texts)]
-
-
-def choose_devices(ranks: int | None) -> Devices:
-    """Return GPUs if there are any, otherwise CPU ranks.
-
-    Args:
-        ranks: how many; None for all.
-
-    Raises:
-        InvalidRequest: there are fewer.
-    """
-    return device_list.parse_devices("all" if ranks is None else ",".join(map(str, range(ranks))))
 
 
 def find_folder(model: str) -> Path:

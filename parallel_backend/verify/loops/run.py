@@ -140,10 +140,14 @@ def loops(
 
 
 class LoopVerifier:
-    """Runs step loops of small models on a backend; the models are saved in a folder."""
+    """Runs step loops of small models on a backend; the models are saved in a folder.
+
+    The loops with which they are compared run in this process, on the first rank's device.
+    """
 
     def __init__(self, client: Client, devices: Devices, folder: Path) -> None:
         self.client, self.devices, self.folder = client, devices, folder
+        self.device = torch.device(devices.of_rank(0))
 
     def compare(self, loop: Loop) -> Report:
         """Compare a step loop with one process."""
@@ -154,8 +158,11 @@ class LoopVerifier:
             plan = check_sample(message, describe(tensors), checkpoint, len(self.devices.indices))
         except InvalidRequest as error:
             return Report(cell=str(loop), skipped=str(error))
+        module(loop.class_name, loop.variant).to(self.device)
         model = family(loop.class_name, loop.variant)
-        expected = reference_samples(lambda _: model, message, tensors, plan)
+        with self.device:  # what the loop creates, such as indices, is on this device, too
+            local = {name: tensor.to(self.device) for name, tensor in tensors.items()}
+            expected = reference_samples(lambda _: model, message, local, plan).cpu()
         reply = self.client.call(message, tensors)
         references = [expected, self._exact(message, tensors)] if loop.exact else [expected]
         difference = max((reply["samples"] - samples).abs().max() for samples in references)

@@ -14,12 +14,13 @@ from ...autoencoder import codec
 from ...autoencoder.spatial import Unsplittable, formula
 from ...checkpoint.opening import open_checkpoint
 from ...client.client import Client
+from ...client.devices import choose_devices
 from ...client.temporary_backend import temporary_backend
 from ...errors import InvalidRequest
 from ...layout.partition import Partition
 from ...loading import load
 from ...protocol.messages import Decode, Encode
-from ...protocol.model_spec import Devices, ModelSpec
+from ...protocol.model_spec import ModelSpec
 from ...vaes import vae_of
 from ..forward import real
 from . import kinds, stock
@@ -87,6 +88,7 @@ class VaeCase:
     Attributes:
         kind: one of ``KINDS``, or a checkpoint's folder.
         ranks: number of ranks.
+        devices: the option ``--devices``. diffusers' own VAE runs on the first one.
         encode: whether to encode instead of decode.
         width: channels of the first level of one of ``KINDS``.
         size: of the latent; None for ``PICTURE`` or ``VIDEO``.
@@ -94,6 +96,7 @@ class VaeCase:
 
     kind: str
     ranks: int
+    devices: str | None = None
     encode: bool = False
     width: int = kinds.WIDTH
     size: tuple[int, ...] | None = None
@@ -108,6 +111,7 @@ def compare(asked: VaeCase) -> Report:
     with tempfile.TemporaryDirectory(prefix="verify-vae-") as folder:
         subject = VaeComparison(asked, Path(folder))
         expected, formula_bytes = subject.wanted(), subject.formula()
+        torch.cuda.empty_cache()  # the ranks need the memory
         with temporary_backend(Path(folder)) as client:
             return subject.compare(client, expected, formula_bytes)
 
@@ -126,11 +130,12 @@ class VaeComparison:
     """
 
     def __init__(self, asked: VaeCase, folder: Path) -> None:
-        self.asked, self.devices = asked, _devices(asked)
+        self.asked = asked
+        self.devices = choose_devices(asked.devices, {f"--ranks {asked.ranks}": asked.ranks})
         path = _folder(asked, folder)
         self.checkpoint = open_checkpoint(path)
         self.vae = vae_of(self.checkpoint)
-        self.device = torch.device(self.devices.kind, self.devices.indices[0])
+        self.device = torch.device(self.devices.of_rank(0))
         self.message, self.given = self._request(path)
 
     def wanted(self) -> Tensor:
@@ -160,7 +165,7 @@ class VaeComparison:
 
     def compare(self, client: Client, expected: Tensor, formula_bytes: tuple[int, ...]) -> Report:
         """Run the request on all ranks and on one, and compare with diffusers' result and the formula."""
-        one_device = replace(self.message.model, devices=replace(self.devices, indices=self.devices.indices[:1]))
+        one_device = replace(self.message.model, devices=self.devices.first(1))
         split, whole = self.message, replace(self.message, model=one_device)
         client.call(split, self.given)  # loads the weights, so that they do not count as growth
         reply, reply_one = (client.call(replace(message, measure=True), self.given) for message in (split, whole))
@@ -226,12 +231,6 @@ class VaeComparison:
 
     def _seconds(self, client: Client, message: Decode | Encode) -> float:
         return float(client.call(replace(message, timed=True), self.given)["seconds"])
-
-
-def _devices(asked: VaeCase) -> Devices:
-    if asked.kind not in KINDS:
-        return real.choose_devices(asked.ranks)
-    return Devices(kind="cpu", indices=tuple(range(asked.ranks)))
 
 
 def _folder(asked: VaeCase, parent: Path) -> Path:

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from parallel_backend.client.devices import parse_devices
+from parallel_backend.client.devices import choose_cpu_ranks, choose_devices, parse_devices, ranks_of
 from parallel_backend.errors import InvalidRequest
+from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.protocol.model_spec import Devices
 
 
@@ -84,3 +85,32 @@ def test_bad_collectives(gpus: int, monkeypatch: pytest.MonkeyPatch, name: str) 
     monkeypatch.setenv("PARALLEL_DIT_COLLECTIVES", name)
     with pytest.raises(InvalidRequest, match=f"PARALLEL_DIT_COLLECTIVES={name}: it must be nccl or gloo"):
         parse_devices("all")
+
+
+def test_a_command_takes_as_many_devices_as_it_needs(gpus: int) -> None:
+    kind, needs = "cuda" if gpus else "cpu", ranks_of([ParallelLayout(), ParallelLayout(ring=2)])
+    assert choose_devices("2,1,0", needs) == Devices(kind=kind, indices=(2, 1))  # type: ignore[arg-type]
+    assert choose_devices("all", needs) == choose_devices(None, needs) == Devices(kind=kind, indices=(0, 1))  # type: ignore[arg-type]
+    if not gpus:  # not limited by what "all" means
+        assert len(choose_devices(None, {"--ranks 5": 5}).indices) == 5
+
+
+def test_too_few_devices_for_a_command(gpus: int) -> None:
+    needs, unit = ranks_of([ParallelLayout(ring=2), ParallelLayout(ulysses=4)]), "GPU" if gpus else "CPU rank"
+    with pytest.raises(InvalidRequest, match=f"^layout \"ulysses=4\" needs 4 ranks and --devices '0' means 1 {unit};"):
+        choose_devices("0", needs)
+    with pytest.raises(InvalidRequest, match="is not a device"):
+        choose_devices("", needs)
+    if gpus:
+        with pytest.raises(InvalidRequest, match="'all' means 3 GPUs; CUDA_VISIBLE_DEVICES= for CPU ranks"):
+            choose_devices(None, needs)
+
+
+def test_ranks_that_must_be_on_the_cpu(gpus: int) -> None:
+    needs = ranks_of([ParallelLayout(ring=2)])
+    assert choose_cpu_ranks(None, needs, "why") == Devices(kind="cpu", indices=(0, 1))
+    if gpus:
+        with pytest.raises(InvalidRequest, match="--devices '0,1' names GPUs: why; leave --devices out"):
+            choose_cpu_ranks("0,1", needs, "why")
+    else:
+        assert choose_cpu_ranks("4,5", needs, "why") == Devices(kind="cpu", indices=(4, 5))
