@@ -18,6 +18,7 @@ from parallel_backend.verify.forward import examples, real
 from parallel_backend.verify.forward.cells import SmallModels
 from parallel_backend.verify.forward.matrix import Cell
 from parallel_backend.verify.forward.run import Comparison, Verifier, forward_request, verifier
+from parallel_backend.verify.full_float32 import disable_tf32
 from scripts.gpu_check.two_ranks import two_ranks
 
 LAYOUTS = ("ulysses=2", "ring=2", "tensor=2", "ulysses=2 shard_weights", "pipe=2", "cfg=2")
@@ -25,10 +26,11 @@ LAYOUTS = ("ulysses=2", "ring=2", "tensor=2", "ulysses=2 shard_weights", "pipe=2
 
 def main() -> int:
     """Print the largest errors as JSON, and fail if one is too large."""
+    disable_tf32()
     devices, wrong = two_ranks(), 0
     largest: dict[str, dict[str, float]] = {text: {"float32": 0.0, "bfloat16": 0.0} for text in LAYOUTS}
     with tempfile.TemporaryDirectory(prefix="gpu-check-") as folder, verifier(devices) as checker:
-        models = SmallModels(Path(folder))
+        models = SmallModels(Path(folder), torch.device(devices.of_rank(0)))
         for class_name in dict.fromkeys(name for name, _ in examples.variants()):
             variant = next(name for each, name in examples.variants() if each == class_name)
             for text in LAYOUTS:

@@ -3,8 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from parallel_backend.verify.vae.kinds import KINDS
-
 LIMIT = 480.0
 """Seconds that a part may take."""
 
@@ -55,11 +53,7 @@ PARTS: tuple[Part, ...] = (
     )),
     Part(number=2, title="Every family and VAE on two ranks of one card", checks=(
         Check(title="families in bfloat16", command=_module("families"), environment=ONE_CARD, cards=0),
-        *(
-            Check(title=f"VAE {kind} in float32", cards=0, environment=ONE_CARD, command=(
-                "-m", "parallel_backend", "verify", "--vae", kind, "--ranks", "2", "--json"))
-            for kind in KINDS
-        ),
+        Check(title="VAEs in float32", command=_module("vaes"), environment=ONE_CARD, cards=0),
     )),
     Part(number=3, title="NCCL with one rank", checks=(
         Check(title="exchanges, groups and out of memory", command=_module("nccl")),
