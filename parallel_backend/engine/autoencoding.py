@@ -75,7 +75,7 @@ class Autoencoding:
         message, axis = self.request.message, mesh.whole
         self.request.check_finite(axis)
         with self.request.loading(self.components, "vae"):
-            module = self.components.vae()
+            module = self.components.vae(axis.size)
         with ExitStack() as stack:
             measurement = stack.enter_context(measured(message, axis, device))
             peak_memory = stack.enter_context(PeakMemory(device)) if message.measure else None

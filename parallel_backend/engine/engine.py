@@ -1,18 +1,17 @@
 """What a rank does with each kind of request. No sockets."""
 
-import logging
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 
 import torch
 from torch import Tensor
 
-from ..checkpoint.checkpoint import Checkpoint
 from ..checkpoint.opening import open_checkpoint
 from ..distributed.mesh import DeviceMesh
 from ..distributed.mesh_cache import MeshCache
 from ..errors import OutOfMemory
-from ..loading.components import ComponentCache, free
+from ..loading.components import ComponentCache
+from ..loading.device_memory import DeviceMemory, free
 from ..loading.load import resolve_dtype
 from ..loading.original_weights import read_original
 from ..protocol.frames import TensorMeta
@@ -25,8 +24,6 @@ from .autoencoding import Autoencoding
 from .denoising import Denoising
 from .request import ActiveRequest, Tensors
 from .validation import read_shapes
-
-log = logging.getLogger(__name__)
 
 _Key = tuple[str, str, DType]
 """Path, stamp and dtype of a ``ModelSpec``."""
@@ -46,6 +43,7 @@ class Engine:
         self.rank, self.world_size, self.device, self.timeout = rank, world_size, device, timeout
         self.steps = 0
         self._models: dict[_Key, ComponentCache] = {}
+        self._memory = DeviceMemory(device, self._models.values)
         self._meshes = MeshCache(rank, world_size, device, timeout=timeout, in_use=self._meshes_in_use)
 
     def handle(
@@ -126,15 +124,6 @@ class Engine:
         free(self.device)
         return {}
 
-    def _make_room(self, wanted: ComponentCache) -> bool:
-        """Unload all models but ``wanted``; their next use loads them again. Returns whether there were any."""
-        others = [key for key, components in self._models.items() if components is not wanted]
-        for key in others:
-            log.warning("the device is full: %s is unloaded to make room for %s", key[0], wanted.checkpoint.path)
-            del self._models[key]
-        free(self.device)
-        return bool(others)
-
     def _meshes_in_use(self) -> list[DeviceMesh]:
         return [mesh for components in self._models.values() for mesh in components.meshes()]
 
@@ -150,7 +139,7 @@ class Engine:
             dtype = resolve_dtype(checkpoint, model.dtype, self.device)
             loaded = [cache for (path, _, _), cache in self._models.items() if path == model.path]
             same = [cache for cache in loaded if cache.dtype == dtype]
-            self._models[key] = same[0] if same else self._new_components(checkpoint, dtype)
+            self._models[key] = same[0] if same else ComponentCache(checkpoint, dtype, self._memory)
         return self._models[key]
 
     def _forget_replaced(self, model: ModelSpec) -> None:
@@ -158,10 +147,6 @@ class Engine:
         for key in [key for key in self._models if key[0] == model.path and key[1] != model.stamp]:
             del self._models[key]
             free(self.device)
-
-    def _new_components(self, checkpoint: Checkpoint, dtype: torch.dtype) -> ComponentCache:
-        components = ComponentCache(checkpoint, dtype, self.device, lambda: self._make_room(components))
-        return components
 
     def _count_forward(self) -> None:
         self.steps += 1

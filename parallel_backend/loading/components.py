@@ -1,8 +1,6 @@
 """A checkpoint's components, each loaded on first use and then kept."""
 
-import gc
-import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 from weakref import WeakKeyDictionary
@@ -17,6 +15,7 @@ from ..layout.parallel_layout import ParallelLayout
 from ..protocol.model_spec import Adapter, Overlay
 from ..protocol.status import LoadedModel
 from ..protocol.tensors import NAMES
+from .device_memory import DeviceMemory
 from .load import (
     PlannedTransformer,
     check_component,
@@ -24,12 +23,11 @@ from .load import (
     load_vae,
     plan_transformer,
     text_encoder_bytes,
+    vae_bytes,
 )
-from .room import check_fits, claim, claims_of_all, room_on
+from .room import check_fits, claims_of_all
 from .weight_changes import WeightChanges
 from .weight_source import WeightSource
-
-log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -76,29 +74,45 @@ class ComponentCache:
     Args:
         checkpoint: the model folder.
         dtype: dtype of the transformers and the text encoder.
-        device: this rank's device.
-        make_room: called when the device has no room for a load. Returns false if nothing can be freed.
+        memory: of this rank's device, where other models make room.
 
     Attributes:
+        name: the checkpoint's name in messages.
+        device: this rank's device.
         loads: number of component loads so far.
         whole_vae: why the VAE cannot be split and runs on one rank; "" unless that is known.
     """
 
-    def __init__(
-        self, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, make_room: Callable[[], bool]
-    ) -> None:
-        self.checkpoint, self.dtype, self.device, self._make_room = checkpoint, dtype, device, make_room
+    def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype, memory: DeviceMemory) -> None:
+        self.checkpoint, self.dtype, self.memory = checkpoint, dtype, memory
+        self.name, self.device = checkpoint.name, memory.device
         self.loads = 0
         self.whole_vae = ""
         self._layout: ParallelLayout | None = None
         self._held: dict[str, WeightPart] = {}
         self._meshes: dict[str, DeviceMesh] = {}
         self._parts: dict[str, Any] = {}
+        self._bytes: dict[str, int] = {}
         self._changes: WeakKeyDictionary[Any, WeightChanges] = WeakKeyDictionary()
 
     def has(self, name: str) -> bool:
         """Whether a component is loaded."""
         return name in self._parts
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the loaded components take on this rank, with their LoRAs."""
+        weights = sum(self._bytes.get(name, 0) for name in self._parts)
+        return weights + sum(changes.nbytes for changes in list(self._changes.values()))
+
+    def drop(self, name: str) -> None:
+        """Free a component; its next use loads it again."""
+        self._parts.pop(name, None)
+
+    def forget_idle(self) -> bool:
+        """Free the factors of LoRAs that are not in use; return whether there were any."""
+        forgotten = [changes.forget_idle() for changes in list(self._changes.values())]
+        return any(forgotten)
 
     def check(self, name: str) -> None:
         """Refuse a component that cannot be loaded, without loading it.
@@ -129,8 +143,7 @@ class ComponentCache:
         Raises:
             InvalidRequest: a device has no room, even if its ranks free all that they hold. Names numbers and remedies.
         """
-        claims = claims_of_all(self.device, needed, mesh.whole)
-        check_fits(claims, self.checkpoint.name, dtype=self.dtype, remedy=_SHARE)
+        check_fits(claims_of_all(self.memory.claim(needed), mesh.whole), self.name, dtype=self.dtype, remedy=_SHARE)
 
     def transformer(
         self,
@@ -161,28 +174,17 @@ class ComponentCache:
         self._held[name] = held
         self._layout = mesh.layout
         family = self._part(name, lambda: self._load_planned(mesh, name, plans))
-        self._use(family, adapters, overlay)
+        self._use(name, adapters, overlay)
         return family
 
-    def _use(self, part: Any, adapters: Sequence[Adapter], overlay: Overlay | None) -> None:
-        """Apply LoRAs and an overlay to a loaded part. If the device is full, free what no request uses, and retry."""
-        try:
-            self._changes[part].use(adapters, overlay)
-        except torch.OutOfMemoryError:
-            if not (self._forget_idle() or self._make_room()):
-                raise
-            self._changes[part].use(adapters, overlay)
-
-    def _forget_idle(self) -> bool:
-        """Free the factors of LoRAs that are not in use; return whether there were any."""
-        forgotten = [changes.forget_idle() for changes in list(self._changes.values())]
-        free(self.device)
-        return any(forgotten)
+    def _use(self, name: str, adapters: Sequence[Adapter], overlay: Overlay | None) -> None:
+        """Apply LoRAs and an overlay to a loaded component."""
+        changes = self._changes[self._parts[name]]
+        self._with_room(lambda: changes.use(adapters, overlay), keep=(name,))
 
     def _load_planned(self, mesh: DeviceMesh, name: str, plans: dict[str, PlannedTransformer]) -> Family:
         plan = plans.pop(name) if name in plans else self.plan(mesh, name)
-        # CPU ranks load at the same time, and into the same memory.
-        self._free_up(plan.nbytes * (mesh.whole.size if self.device.type == "cpu" else 1))
+        self.memory.free_up(plan.nbytes, self, ranks=mesh.whole.size)
         family = plan.fill()
         self._changes[family] = WeightChanges(family.module, name, plan.class_name, plan.source, plan.slices)
         return family
@@ -214,23 +216,28 @@ class ComponentCache:
             InvalidRequest: it does not fit on the device. Names numbers and remedies.
         """
         encoder = self._part("text_encoder", self._load_text_encoder)
-        self._use(encoder, adapters, overlay)
+        self._use("text_encoder", adapters, overlay)
         return encoder
 
     def _load_text_encoder(self) -> Any:
         needed = text_encoder_bytes(self.checkpoint, self.dtype)
-        weights = f"{self.checkpoint.name}'s text encoder"
-        check_fits([claim(self.device, needed)], weights, dtype=self.dtype, remedy=_ANOTHER_LOADER)
-        self._free_up(needed)
+        weights = f"{self.name}'s text encoder"
+        check_fits([self.memory.claim(needed)], weights, dtype=self.dtype, remedy=_ANOTHER_LOADER)
+        self.memory.free_up(needed, self)
         encoder = load_text_encoder(self.checkpoint, self.dtype, self.device)
         class_name = self.checkpoint.components["text_encoder"]
         source = WeightSource(self.checkpoint.stored("text_encoder"), class_name)
         self._changes[encoder] = WeightChanges(encoder, "text_encoder", class_name, source, {})
         return encoder
 
-    def vae(self) -> Any:
-        """Return the VAE, a module of diffusers."""
-        return self._part("vae", lambda: load_vae(self.checkpoint, self.device))
+    def vae(self, ranks: int) -> Any:
+        """Return the VAE, a module of diffusers, on each of ``ranks`` ranks."""
+
+        def load() -> Any:
+            self.memory.free_up(vae_bytes(self.checkpoint), self, ranks=ranks)
+            return load_vae(self.checkpoint, self.device)
+
+        return self._part("vae", load)
 
     def describe(self, stamp: str) -> LoadedModel:
         """Describe what is loaded from the files that have this stamp. Safe to call from another thread."""
@@ -245,39 +252,23 @@ class ComponentCache:
         )
 
     def _part(self, name: str, load: Callable[[], T]) -> T:
-        while name not in self._parts:
-            try:
-                self._parts[name] = load()
-                self.loads += 1
-            except torch.OutOfMemoryError:
-                if not (self._forget_idle() or self._make_room() or self._drop_idle()):
-                    raise
+        if name not in self._parts:
+            from . import partial
+
+            part: Any = self._with_room(load)
+            self._bytes[name] = partial.local_bytes(part.module if isinstance(part, Family) else part)
+            self._parts[name] = part
+            self.loads += 1
         return cast(T, self._parts[name])
+
+    def _with_room(self, work: Callable[[], T], keep: Collection[str] = ()) -> T:
+        """Return the result of ``work``. Whenever the device is full, free what is next in the order, and retry."""
+        while True:
+            try:
+                return work()
+            except torch.OutOfMemoryError:
+                if not self.memory.free_next(self, keep):
+                    raise
 
     def _holds(self, name: str, held: WeightPart) -> bool:
         return name in self._parts and self._held.get(name) == held
-
-    def _free_up(self, nbytes: int) -> None:
-        """Free what no request uses until ``nbytes`` are free on the device, or nothing is left to free."""
-        steps: tuple[Callable[[], object], ...] = (
-            lambda: free(self.device), self._forget_idle, self._make_room, self._drop_idle,
-        )  # fmt: skip
-        for step in steps:
-            if nbytes > room_on(self.device).free:
-                step()
-
-    def _drop_idle(self) -> bool:
-        """Drop the components that are idle while another one loads; return whether there were any."""
-        dropped = list(self._parts)
-        self._parts.clear()
-        if dropped:
-            log.warning("the device is full: unloading %s of %s", " and ".join(dropped), self.checkpoint.path)
-            free(self.device)
-        return bool(dropped)
-
-
-def free(device: torch.device) -> None:
-    """Return the memory of unreferenced objects to the device."""
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()

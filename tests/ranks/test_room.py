@@ -9,7 +9,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 
+from parallel_backend.protocol.messages import EncodeText
 from tests.ranks import driver, requests
 from tests.ranks.requests import Case
 from tests.ranks.test_refusals import refused
@@ -58,14 +60,25 @@ def enormous(tmp_path_factory):
 
 @pytest.fixture
 def limit(pools):
-    """``limit(bytes)`` makes that much memory available to both ranks together."""
-    yield lambda free: pools(2).run(driver.limit_memory, free)
+    """``limit(bytes)`` limits the memory of both ranks to that much each."""
+    yield lambda nbytes: pools(2).run(driver.limit_memory, nbytes)
     pools(2).run(driver.limit_memory, None)
 
 
 def loads(answers, path):
     """How often each rank has loaded the model's weights."""
     return [sum(model.loads for model in answer["models"] if model.path == str(path)) for answer in answers]
+
+
+def parts(answer, path):
+    """What a rank holds of a model."""
+    return next((model.parts for model in answer["models"] if model.path == str(path)), ())
+
+
+def sizes_of(sizes):
+    """The bytes of a tiny model's transformer and text encoder."""
+    modules = tiny.transformer(sizes), tiny.text_encoder(sizes)
+    return [sum(parameter.nbytes for parameter in module.parameters()) for module in modules]
 
 
 @pytest.mark.parametrize("layout", ["ulysses=2", "ulysses=2 shard_weights", "tensor=2", "pipe=2"])
@@ -88,14 +101,31 @@ def test_more_than_the_machines_memory_is_refused_and_other_models_stay(pools, c
 def test_a_layout_that_shares_the_weights_fits_where_whole_ones_do_not(pools, checkpoints, limit):
     sizes = tiny.Tiny(heads=2, layers=6, seed=5)
     path = checkpoints(heads=2, layers=6, seed=5)
-    whole = sum(parameter.nbytes for parameter in tiny.transformer(sizes).parameters())
-    limit(3 * whole // 2)
+    whole, _ = sizes_of(sizes)
+    limit(3 * whole // 4)
     assert "take " in refused(pools, *requests.sample(requests.spec(path, "ulysses=2"), Case()))
     message, tensors = requests.sample(requests.spec(path, "ulysses=2 shard_weights"), Case())
     answers = pools(2).run(driver.handle, message, tensors)
     assert [answer["error"] for answer in answers] == [None, None]
     assert requests.relative_error(answers[0]["tensors"]["samples"], requests.stock_sample(sizes, Case())) <= 1e-5
     assert loads(answers, path) == [1, 1]
-    limit(1)
     answers = pools(2).run(driver.handle, message, tensors)
-    assert [answer["error"] for answer in answers] == [None, None], "what is loaded needs no room"
+    assert [answer["error"] for answer in answers] == [None, None]
+    assert loads(answers, path) == [1, 1], "what is loaded needs no room"
+
+
+def test_a_transformer_that_fits_only_without_a_text_encoder_loads_after_it_has_left(pools, checkpoints, limit):
+    sizes = tiny.Tiny(heads=2, layers=6, seed=6)
+    path, (whole, encoder) = checkpoints(heads=2, layers=6, seed=6), sizes_of(sizes)
+    text = {"ids": torch.tensor([[3, 4, 1]]), "lengths": torch.tensor([3])}
+    limit(whole + encoder - 1)
+    answers = pools(2).run(driver.handle, EncodeText(model=requests.spec(path)), text)
+    assert [parts(answer, path) for answer in answers] == [("text_encoder",), ()]
+    message, tensors = requests.sample(requests.spec(path, "ulysses=2"), Case())
+    answers = pools(2).run(driver.handle, message, tensors)
+    assert [answer["error"] for answer in answers] == [None, None]
+    assert [parts(answer, path) for answer in answers] == [("transformer",), ("transformer",)]
+    assert requests.relative_error(answers[0]["tensors"]["samples"], requests.stock_sample(sizes, Case())) <= 1e-5
+    encoded = pools(2).run(driver.handle, EncodeText(model=requests.spec(path)), text)
+    assert "embeds" in encoded[0]["tensors"]
+    assert [parts(answer, path) for answer in encoded] == [("text_encoder",), ("transformer",)]
