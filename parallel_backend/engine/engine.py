@@ -9,7 +9,7 @@ from torch import Tensor
 from ..checkpoint.opening import open_checkpoint
 from ..distributed.mesh import DeviceMesh
 from ..distributed.mesh_cache import MeshCache
-from ..errors import OutOfMemory
+from ..errors import NoRoom, OutOfMemory
 from ..loading.components import ComponentCache
 from ..loading.device_memory import DeviceMemory, free
 from ..loading.load import resolve_dtype
@@ -71,14 +71,16 @@ class Engine:
         Raises:
             InvalidRequest: on every rank that takes part, alike.
             Cancelled: on every rank that takes part, alike.
-            OutOfMemory: this rank's device is full. Names the rank.
+            NoRoom: on every rank that takes part, alike. The weights stay.
+            OutOfMemory: this rank's device is full, and other ranks may wait for it. Names the rank.
         """
         request = ActiveRequest(message=message, metas=metas, tensors=tensors, report=report, cancelled=cancelled)
         try:
             with torch.inference_mode():
                 return _HANDLERS[type(message)](self, request)
         except torch.OutOfMemoryError as error:
-            raise OutOfMemory(f"rank {self.rank} ({self.device}) ran out of memory: {error}") from error
+            kind = NoRoom if self.world_size == 1 else OutOfMemory
+            raise kind(f"rank {self.rank} ({self.device}) ran out of memory: {error}") from error
 
     def snapshot(self) -> tuple[tuple[LoadedModel, ...], int, int]:
         """Loaded models, bytes of device memory, and number of transformer forwards. Safe to call from any thread."""

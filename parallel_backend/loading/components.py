@@ -9,7 +9,7 @@ import torch
 
 from ..checkpoint.checkpoint import HIGH_NOISE, LOW_NOISE, Checkpoint
 from ..distributed.collectives import agree, all_true
-from ..distributed.mesh import DeviceMesh
+from ..distributed.mesh import Axis, DeviceMesh
 from ..interfaces.family import Family
 from ..layout.parallel_layout import ParallelLayout
 from ..protocol.model_spec import Adapter, Overlay
@@ -25,7 +25,7 @@ from .load import (
     text_encoder_bytes,
     vae_bytes,
 )
-from .room import check_fits, claims_of_all
+from .room import check_fits, check_work, claims_of_all
 from .weight_changes import WeightChanges
 from .weight_source import WeightSource
 
@@ -35,7 +35,14 @@ _SHARE = (
     "let the ranks share the weights with tensor, pipe or shard_weights of Parallel Layout, on more devices if need be"
 )
 _ANOTHER_LOADER = "load the text encoder with ComfyUI's own loader"
+_SMALLER = "make a smaller or shorter latent"
+_SPLIT = "split the work over more devices with ulysses, ring or cfg of Parallel Layout"
+_TILES = "set a tile in Parallel VAE Decode or Encode"
+_MORE_DEVICES = "use more devices"
 """What would work when a device has no room."""
+
+_SLACK = 4
+"""Workspaces of kernels and fragments get this part of what the tensors take; only to make room, not to refuse."""
 
 _NO_MESH = -1
 """Stands for no mesh where a mesh's serial number is expected."""
@@ -88,6 +95,7 @@ class ComponentCache:
         self.name, self.device = checkpoint.name, memory.device
         self.loads = 0
         self.whole_vae = ""
+        self._work = 0
         self._layout: ParallelLayout | None = None
         self._held: dict[str, WeightPart] = {}
         self._meshes: dict[str, DeviceMesh] = {}
@@ -133,17 +141,25 @@ class ComponentCache:
         """Plan this rank's part, on a mesh, of the transformer component ``name``. Reads no weights."""
         return plan_transformer(self.checkpoint, self.dtype, self.device, mesh, name)
 
-    def check_room(self, mesh: DeviceMesh, needed: int) -> None:
-        """Refuse weights that do not fit on a device, on all ranks alike. Collective over the mesh.
+    def check_room(self, mesh: DeviceMesh, needed: int, work: int) -> None:
+        """Make room for a request, or refuse it on all ranks alike. Collective over the mesh.
 
         Args:
             mesh: the ranks that load.
-            needed: bytes that this rank loads; 0 if it holds everything.
+            needed: bytes of weights that this rank loads; 0 if it holds everything.
+            work: bytes that this rank's tensors take at least.
 
         Raises:
-            InvalidRequest: a device has no room, even if its ranks free all that they hold. Names numbers and remedies.
+            InvalidRequest: weights do not fit, even if the ranks free all that they hold. Names numbers and remedies.
+            NoRoom: weights and tensors together do not fit. Names numbers and remedies.
         """
         check_fits(claims_of_all(self.memory.claim(needed), mesh.whole), self.name, dtype=self.dtype, remedy=_SHARE)
+        held = max((self._bytes[name] for name in (HIGH_NOISE, LOW_NOISE) if name in self._parts), default=0)
+        claims = claims_of_all(self.memory.claim(max(needed, held) + work), mesh.whole)
+        check_work(claims, self.name, [_SMALLER, *([_SHARE] if mesh.whole.size == 1 else [_SPLIT])])
+        self._work = work + work // _SLACK
+        if not needed:
+            self.memory.free_up(self._work, self, keep=(HIGH_NOISE,), ranks=mesh.whole.size)
 
     def transformer(
         self,
@@ -184,7 +200,7 @@ class ComponentCache:
 
     def _load_planned(self, mesh: DeviceMesh, name: str, plans: dict[str, PlannedTransformer]) -> Family:
         plan = plans.pop(name) if name in plans else self.plan(mesh, name)
-        self.memory.free_up(plan.nbytes, self, ranks=mesh.whole.size)
+        self.memory.free_up(plan.nbytes + self._work, self, ranks=mesh.whole.size)
         family = plan.fill()
         self._changes[family] = WeightChanges(family.module, name, plan.class_name, plan.source, plan.slices)
         return family
@@ -230,14 +246,22 @@ class ComponentCache:
         self._changes[encoder] = WeightChanges(encoder, "text_encoder", class_name, source, {})
         return encoder
 
-    def vae(self, ranks: int) -> Any:
-        """Return the VAE, a module of diffusers, on each of ``ranks`` ranks."""
+    def vae(self, axis: Axis, work: int) -> Any:
+        """Return the VAE, a module of diffusers, with room to work. Collective over the axis.
 
-        def load() -> Any:
-            self.memory.free_up(vae_bytes(self.checkpoint), self, ranks=ranks)
-            return load_vae(self.checkpoint, self.device)
+        Args:
+            axis: the ranks that work.
+            work: bytes that this rank's tensors take at least.
 
-        return self._part("vae", load)
+        Raises:
+            NoRoom: weights and tensors together do not fit. Names numbers and remedies.
+        """
+        weights = vae_bytes(self.checkpoint)
+        claims = claims_of_all(self.memory.claim(weights + work), axis)
+        check_work(claims, f"{self.name}'s VAE", [_TILES, _MORE_DEVICES])
+        missing = 0 if self.has("vae") else weights
+        self.memory.free_up(missing + work + work // _SLACK, self, keep=("vae",), ranks=axis.size)
+        return self._part("vae", lambda: load_vae(self.checkpoint, self.device))
 
     def describe(self, stamp: str) -> LoadedModel:
         """Describe what is loaded from the files that have this stamp. Safe to call from another thread."""

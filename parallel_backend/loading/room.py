@@ -10,7 +10,7 @@ import torch
 from .. import processes
 from ..distributed.collectives import gather_numbers
 from ..distributed.mesh import Axis
-from ..errors import InvalidRequest
+from ..errors import InvalidRequest, NoRoom
 
 MEMORY_LIMIT = "PARALLEL_DIT_MEMORY_LIMIT"
 """The environment variable that limits the memory of a rank."""
@@ -176,6 +176,23 @@ def check_fits(claims: Sequence[Claim], weights: str, *, dtype: torch.dtype, rem
         smaller = ["choose dtype bf16"] if dtype.itemsize > 2 else []
         works = either([*found.remedies, remedy, *smaller, "choose a smaller model"])
         raise InvalidRequest(f"{found.sentence(f'weights of {weights}', 'take')}: {works}")
+
+
+def check_work(claims: Sequence[Claim], weights: str, works: Sequence[str]) -> None:
+    """Refuse a request whose weights and tensors together do not fit, even if the ranks free all else.
+
+    Args:
+        claims: by rank. Ranks with the same claims decide alike.
+        weights: name of the weights.
+        works: what would work besides more room.
+
+    Raises:
+        NoRoom: the message names the ranks, the numbers, and what would work.
+    """
+    found = shortage(claims)
+    if found:
+        sentence = found.sentence(f"weights of {weights} and the tensors of this request", "take at least")
+        raise NoRoom(f"{sentence}: {either([*found.remedies, *works])}")
 
 
 def either(works: Sequence[str]) -> str:

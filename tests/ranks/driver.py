@@ -11,7 +11,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from parallel_backend.engine.engine import Engine
-from parallel_backend.errors import Cancelled, InvalidRequest
+from parallel_backend.errors import Cancelled, InvalidRequest, NoRoom
 from parallel_backend.loading.room import MEMORY_LIMIT
 from parallel_backend.protocol.messages import Progress, RankRequest
 from parallel_backend.protocol.tensors import describe
@@ -46,7 +46,7 @@ def handle(
             report=lambda progress, extra: reports.append((progress, dict(extra))),
             cancelled=lambda: cancel_after is not None and len(reports) >= cancel_after,
         )
-    except (InvalidRequest, Cancelled) as error:
+    except (InvalidRequest, Cancelled, NoRoom) as error:
         answer["error"] = f"{type(error).__name__}: {error}"
     return answer | {"steps": mine.steps - before, "reports": reports, "models": mine.snapshot()[0]}
 
