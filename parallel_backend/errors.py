@@ -10,6 +10,7 @@ BackendError
     ├── DeadlineExceeded      a phase missed its deadline; the message names the phase
     ├── RankFailed            a rank died, hung or raised; the message names the rank
     └── OutOfMemory           a rank ran out of device memory; the message names the rank
+        └── NoRoom                a rank would run out of memory; all ranks keep their weights
 """
 
 from typing import ClassVar
@@ -78,6 +79,15 @@ class OutOfMemory(BackendFailure):
     code = "out_of_memory"
 
 
+class NoRoom(OutOfMemory):
+    """A request needs more device memory than a rank has.
+
+    Every rank raises it for the same request, or there is one rank only, so the ranks stay usable.
+    """
+
+    code = "no_room"
+
+
 _CLASSES: tuple[type[BackendError], ...] = (
     InvalidRequest,
     Cancelled,
@@ -87,6 +97,7 @@ _CLASSES: tuple[type[BackendError], ...] = (
     DeadlineExceeded,
     RankFailed,
     OutOfMemory,
+    NoRoom,
     BackendFailure,
 )
 BY_CODE: dict[str, type[BackendError]] = {cls.code: cls for cls in _CLASSES}

@@ -27,6 +27,7 @@ from ..protocol.messages import Decode, Encode, Progress
 from ..vaes import vae_of
 from .counting import counted
 from .request import ActiveRequest, Tensors, measured
+from .working_memory import coding_bytes
 
 log = logging.getLogger(__name__)
 
@@ -50,9 +51,9 @@ class Autoencoding:
             self.code = codec.encode
         codec.check_request(request.metas, self.vae, name=self.input, tile=request.message.tile)
         before = self.sides[0]
-        self.height, width = (request.metas[0].shape[dim] // before.scale for dim in before.dims)
-        tile = request.message.tile // pixels.scale or max(self.height, width)
-        cut = Tiles((self.height, width), tile)
+        self.height, self.width = (request.metas[0].shape[dim] // before.scale for dim in before.dims)
+        tile = request.message.tile // pixels.scale or max(self.height, self.width)
+        cut = Tiles((self.height, self.width), tile)
         self.tiles = cut if len(cut.places) > 1 else None
 
     def run(self, meshes: MeshCache, device: torch.device) -> Tensors:
@@ -77,7 +78,7 @@ class Autoencoding:
         message, axis = self.request.message, mesh.whole
         self.request.check_finite(axis)
         with self.request.loading(self.components, "vae"):
-            module = self.components.vae()
+            module = self.components.vae(axis, self._work(axis))
         with ExitStack() as stack:
             stack.enter_context(counted(module, self.phase))
             measurement = stack.enter_context(measured(message, axis, device))
@@ -90,6 +91,20 @@ class Autoencoding:
             by_rank = torch.cat(gather(torch.tensor([peak_memory.bytes]), [1] * axis.size, axis))
             results |= {} if axis.index else {"grown_bytes": by_rank}
         return results
+
+    def _work(self, axis: Axis) -> int:
+        """Return the bytes that this rank's tensors take at least."""
+        scale, shape = self.vae.scale, self.request.metas[0].shape
+        encodes, frames = isinstance(self.request.message, Encode), 1
+        if scale.video:
+            frames = self.vae.encoded_frames(shape[1]) if encodes else self.vae.pixel_frames(shape[2])
+        rows, width = Partition.even(self.height, axis.size).sizes[axis.index], self.width
+        if self.tiles:
+            tile = self.request.message.tile // scale.spatial
+            rows, width = min(self.height, tile), min(width, tile)
+        kind = self.components.checkpoint.components["vae"]
+        pixels = rows * width * scale.spatial**2
+        return coding_bytes(kind, self.vae.config, pixels=pixels, frames=frames, encode=encodes)
 
     def _whole(self, module: Any, mesh: DeviceMesh, device: torch.device) -> Tensor:
         tensor = self.request.tensors[self.input] if self.request.tensors else None

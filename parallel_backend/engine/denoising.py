@@ -24,6 +24,7 @@ from ..step_loop.sample_loop import SampleLoop
 from ..step_loop.setting import Setting
 from .request import ActiveRequest, Tensors, measured
 from .validation import check_forward, check_sample, first_outside
+from .working_memory import forward_bytes
 
 
 class Denoising:
@@ -90,7 +91,7 @@ class Denoising:
         4. agree that no tensor holds NaN or infinity
         5. agree that every number is a row of the model's tables
         6. agree that the timesteps need one transformer
-        7. agree that the weights that are not loaded yet fit on every device
+        7. agree that weights and tensors fit on every device
         8. broadcast rank 0's tensors
 
         Everything that the request can get wrong is refused before step 8, on all ranks alike, so no rank waits for
@@ -117,7 +118,7 @@ class Denoising:
                 "the timesteps of one call need both transformers of the model: give the two sides of the boundary "
                 "in two calls"
             )
-        plans |= self._plan_loads(mesh)
+        plans |= self._plan_loads(mesh, plan)
         shared = broadcast_tensors(request.metas, request.tensors, mesh.whole, self.components.device)
         return Denoiser(experts, mesh, plan, kernel, self.on_forward), shared
 
@@ -126,15 +127,18 @@ class Denoising:
         attention = self.request.message.model.attention
         return kernels.choose(attention, self.components.device, self.components.dtype, head_sizes)
 
-    def _plan_loads(self, mesh: DeviceMesh) -> dict[str, PlannedTransformer]:
-        """Plan what this rank does not hold. Refuse it, on all ranks alike, if a device has no room for it."""
+    def _plan_loads(self, mesh: DeviceMesh, plan: DenoisingPlan) -> dict[str, PlannedTransformer]:
+        """Plan what this rank does not hold. Refuse the request, on all ranks alike, if a device has no room for it."""
         missing = self.components.missing(mesh)
         if missing:
             self.request.report_loading()  # the first plan imports diffusers, which takes seconds
         with PROGRESS.phase(LOADING):
             plans = {name: self.components.plan(mesh, name) for name in missing}
         # Of two transformers, the idle one is dropped when the device is full.
-        self.components.check_room(mesh, max((plan.nbytes for plan in plans.values()), default=0))
+        needed = max((planned.nbytes for planned in plans.values()), default=0)
+        class_name = self.components.checkpoint.components[HIGH_NOISE]
+        work = forward_bytes(class_name, plan, mesh.whole.index, self.components.dtype.itemsize)
+        self.components.check_room(mesh, needed, work)
         return plans
 
     def _loader(self, mesh: DeviceMesh, plans: dict[str, PlannedTransformer]) -> Load:

@@ -1,20 +1,19 @@
 """What a rank does with each kind of request. No sockets."""
 
-import logging
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 
 import torch
 from torch import Tensor
 
-from ..checkpoint.checkpoint import Checkpoint
 from ..checkpoint.opening import open_checkpoint
 from ..distributed import bfloat16
 from ..distributed.device_memory import ran_out
 from ..distributed.mesh import DeviceMesh
 from ..distributed.mesh_cache import MeshCache
-from ..errors import OutOfMemory
-from ..loading.components import ComponentCache, free
+from ..errors import NoRoom, OutOfMemory
+from ..loading.components import ComponentCache
+from ..loading.device_memory import DeviceMemory, free
 from ..loading.load import check_dtype, resolve_dtype
 from ..loading.original_weights import read_original
 from ..progress import LOADING, PROGRESS
@@ -29,8 +28,6 @@ from .counting import counted
 from .denoising import Denoising
 from .request import ActiveRequest, Tensors
 from .validation import read_shapes
-
-log = logging.getLogger(__name__)
 
 _Key = tuple[str, str, DType]
 """Path, stamp and dtype of a ``ModelSpec``."""
@@ -51,6 +48,7 @@ class Engine:
         self.steps = 0
         self._bfloat16 = bfloat16.native_everywhere(device, world_size)
         self._models: dict[_Key, ComponentCache] = {}
+        self._memory = DeviceMemory(device, self._models.values)
         self._meshes = MeshCache(rank, world_size, device, timeout=timeout, in_use=self._meshes_in_use)
 
     def handle(
@@ -78,7 +76,8 @@ class Engine:
         Raises:
             InvalidRequest: on every rank that takes part, alike.
             Cancelled: on every rank that takes part, alike.
-            OutOfMemory: this rank's device is full. Names the rank.
+            NoRoom: on every rank that takes part, alike. The weights stay.
+            OutOfMemory: this rank's device is full, and other ranks may wait for it. Names the rank.
         """
         request = ActiveRequest(message=message, metas=metas, tensors=tensors, report=report, cancelled=cancelled)
         try:
@@ -87,7 +86,8 @@ class Engine:
         except RuntimeError as error:
             if not ran_out(error):
                 raise
-            raise OutOfMemory(f"rank {self.rank} ({self.device}) ran out of memory: {error}") from error
+            kind = NoRoom if self.world_size == 1 else OutOfMemory
+            raise kind(f"rank {self.rank} ({self.device}) ran out of memory: {error}") from error
 
     def snapshot(self) -> tuple[tuple[LoadedModel, ...], int, int]:
         """Loaded models, bytes of device memory, and number of transformer forwards. Safe to call from any thread."""
@@ -136,15 +136,6 @@ class Engine:
         free(self.device)
         return {}
 
-    def _make_room(self, wanted: ComponentCache) -> bool:
-        """Unload all models but ``wanted``; their next use loads them again. Returns whether there were any."""
-        others = [key for key, components in self._models.items() if components is not wanted]
-        for key in others:
-            log.warning("the device is full: %s is unloaded to make room for %s", key[0], wanted.checkpoint.path)
-            del self._models[key]
-        free(self.device)
-        return bool(others)
-
     def _meshes_in_use(self) -> list[DeviceMesh]:
         return [mesh for components in self._models.values() for mesh in components.meshes()]
 
@@ -160,7 +151,7 @@ class Engine:
             dtype = resolve_dtype(checkpoint, model.dtype, self.device, bfloat16=self._bfloat16)
             loaded = [cache for (path, _, _), cache in self._models.items() if path == model.path]
             same = [cache for cache in loaded if cache.dtype == dtype]
-            self._models[key] = same[0] if same else self._new_components(checkpoint, dtype)
+            self._models[key] = same[0] if same else ComponentCache(checkpoint, dtype, self._memory)
         return self._models[key]
 
     def _forget_replaced(self, model: ModelSpec) -> None:
@@ -168,10 +159,6 @@ class Engine:
         for key in [key for key in self._models if key[0] == model.path and key[1] != model.stamp]:
             del self._models[key]
             free(self.device)
-
-    def _new_components(self, checkpoint: Checkpoint, dtype: torch.dtype) -> ComponentCache:
-        components = ComponentCache(checkpoint, dtype, self.device, lambda: self._make_room(components))
-        return components
 
     def _count_forward(self) -> None:
         self.steps += 1

@@ -1,8 +1,6 @@
 """A checkpoint's components, each loaded on first use and then kept."""
 
-import gc
-import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 from weakref import WeakKeyDictionary
@@ -11,13 +9,13 @@ import torch
 
 from ..checkpoint.checkpoint import HIGH_NOISE, LOW_NOISE, Checkpoint
 from ..distributed.collectives import agree, all_true
-from ..distributed.device_memory import release_cache
-from ..distributed.mesh import DeviceMesh
+from ..distributed.mesh import Axis, DeviceMesh
 from ..interfaces.family import Family
 from ..layout.parallel_layout import ParallelLayout
 from ..protocol.model_spec import Adapter, Overlay
 from ..protocol.status import LoadedModel
 from ..protocol.tensors import NAMES
+from .device_memory import DeviceMemory
 from .load import (
     PlannedTransformer,
     check_component,
@@ -25,12 +23,11 @@ from .load import (
     load_vae,
     plan_transformer,
     text_encoder_bytes,
+    vae_bytes,
 )
-from .room import check_fits, claim, claims_of_all, room_on
+from .room import check_fits, check_work, claims_of_all
 from .weight_changes import WeightChanges
 from .weight_source import WeightSource
-
-log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -38,7 +35,14 @@ _SHARE = (
     "let the ranks share the weights with tensor, pipe or shard_weights of Parallel Layout, on more devices if need be"
 )
 _ANOTHER_LOADER = "load the text encoder with ComfyUI's own loader"
+_SMALLER = "make a smaller or shorter latent"
+_SPLIT = "split the work over more devices with ulysses, ring or cfg of Parallel Layout"
+_TILES = "set a tile in Parallel VAE Decode or Encode"
+_MORE_DEVICES = "use more devices"
 """What would work when a device has no room."""
+
+_SLACK = 4
+"""Workspaces of kernels and fragments get this part of what the tensors take; only to make room, not to refuse."""
 
 _NO_MESH = -1
 """Stands for no mesh where a mesh's serial number is expected."""
@@ -77,29 +81,46 @@ class ComponentCache:
     Args:
         checkpoint: the model folder.
         dtype: dtype of the transformers and the text encoder.
-        device: this rank's device.
-        make_room: called when the device has no room for a load. Returns false if nothing can be freed.
+        memory: of this rank's device, where other models make room.
 
     Attributes:
+        name: the checkpoint's name in messages.
+        device: this rank's device.
         loads: number of component loads so far.
         whole_vae: why the VAE cannot be split and runs on one rank; "" unless that is known.
     """
 
-    def __init__(
-        self, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, make_room: Callable[[], bool]
-    ) -> None:
-        self.checkpoint, self.dtype, self.device, self._make_room = checkpoint, dtype, device, make_room
+    def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype, memory: DeviceMemory) -> None:
+        self.checkpoint, self.dtype, self.memory = checkpoint, dtype, memory
+        self.name, self.device = checkpoint.name, memory.device
         self.loads = 0
         self.whole_vae = ""
+        self._work = 0
         self._layout: ParallelLayout | None = None
         self._held: dict[str, WeightPart] = {}
         self._meshes: dict[str, DeviceMesh] = {}
         self._parts: dict[str, Any] = {}
+        self._bytes: dict[str, int] = {}
         self._changes: WeakKeyDictionary[Any, WeightChanges] = WeakKeyDictionary()
 
     def has(self, name: str) -> bool:
         """Whether a component is loaded."""
         return name in self._parts
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the loaded components take on this rank, with their LoRAs."""
+        weights = sum(self._bytes.get(name, 0) for name in self._parts)
+        return weights + sum(changes.nbytes for changes in list(self._changes.values()))
+
+    def drop(self, name: str) -> None:
+        """Free a component; its next use loads it again."""
+        self._parts.pop(name, None)
+
+    def forget_idle(self) -> bool:
+        """Free the factors of LoRAs that are not in use; return whether there were any."""
+        forgotten = [changes.forget_idle() for changes in list(self._changes.values())]
+        return any(forgotten)
 
     def check(self, name: str) -> None:
         """Refuse a component that cannot be loaded, without loading it.
@@ -120,18 +141,25 @@ class ComponentCache:
         """Plan this rank's part, on a mesh, of the transformer component ``name``. Reads no weights."""
         return plan_transformer(self.checkpoint, self.dtype, self.device, mesh, name)
 
-    def check_room(self, mesh: DeviceMesh, needed: int) -> None:
-        """Refuse weights that do not fit on a device, on all ranks alike. Collective over the mesh.
+    def check_room(self, mesh: DeviceMesh, needed: int, work: int) -> None:
+        """Make room for a request, or refuse it on all ranks alike. Collective over the mesh.
 
         Args:
             mesh: the ranks that load.
-            needed: bytes that this rank loads; 0 if it holds everything.
+            needed: bytes of weights that this rank loads; 0 if it holds everything.
+            work: bytes that this rank's tensors take at least.
 
         Raises:
-            InvalidRequest: a device has no room, even if its ranks free all that they hold. Names numbers and remedies.
+            InvalidRequest: weights do not fit, even if the ranks free all that they hold. Names numbers and remedies.
+            NoRoom: weights and tensors together do not fit. Names numbers and remedies.
         """
-        claims = claims_of_all(self.device, needed, mesh.whole)
-        check_fits(claims, self.checkpoint.name, dtype=self.dtype, remedy=_SHARE)
+        check_fits(claims_of_all(self.memory.claim(needed), mesh.whole), self.name, dtype=self.dtype, remedy=_SHARE)
+        held = max((self._bytes[name] for name in (HIGH_NOISE, LOW_NOISE) if name in self._parts), default=0)
+        claims = claims_of_all(self.memory.claim(max(needed, held) + work), mesh.whole)
+        check_work(claims, self.name, [_SMALLER, *([_SHARE] if mesh.whole.size == 1 else [_SPLIT])])
+        self._work = work + work // _SLACK
+        if not needed:
+            self.memory.free_up(self._work, self, keep=(HIGH_NOISE,), ranks=mesh.whole.size)
 
     def transformer(
         self,
@@ -162,28 +190,17 @@ class ComponentCache:
         self._held[name] = held
         self._layout = mesh.layout
         family = self._part(name, lambda: self._load_planned(mesh, name, plans))
-        self._use(family, adapters, overlay)
+        self._use(name, adapters, overlay)
         return family
 
-    def _use(self, part: Any, adapters: Sequence[Adapter], overlay: Overlay | None) -> None:
-        """Apply LoRAs and an overlay to a loaded part. If the device is full, free what no request uses, and retry."""
-        try:
-            self._changes[part].use(adapters, overlay)
-        except torch.OutOfMemoryError:
-            if not (self._forget_idle() or self._make_room()):
-                raise
-            self._changes[part].use(adapters, overlay)
-
-    def _forget_idle(self) -> bool:
-        """Free the factors of LoRAs that are not in use; return whether there were any."""
-        forgotten = [changes.forget_idle() for changes in list(self._changes.values())]
-        free(self.device)
-        return any(forgotten)
+    def _use(self, name: str, adapters: Sequence[Adapter], overlay: Overlay | None) -> None:
+        """Apply LoRAs and an overlay to a loaded component."""
+        changes = self._changes[self._parts[name]]
+        self._with_room(lambda: changes.use(adapters, overlay), keep=(name,))
 
     def _load_planned(self, mesh: DeviceMesh, name: str, plans: dict[str, PlannedTransformer]) -> Family:
         plan = plans.pop(name) if name in plans else self.plan(mesh, name)
-        # CPU ranks load at the same time, and into the same memory.
-        self._free_up(plan.nbytes * (mesh.whole.size if self.device.type == "cpu" else 1))
+        self.memory.free_up(plan.nbytes + self._work, self, ranks=mesh.whole.size)
         family = plan.fill()
         self._changes[family] = WeightChanges(family.module, name, plan.class_name, plan.source, plan.slices)
         return family
@@ -215,22 +232,35 @@ class ComponentCache:
             InvalidRequest: it does not fit on the device. Names numbers and remedies.
         """
         encoder = self._part("text_encoder", self._load_text_encoder)
-        self._use(encoder, adapters, overlay)
+        self._use("text_encoder", adapters, overlay)
         return encoder
 
     def _load_text_encoder(self) -> Any:
         needed = text_encoder_bytes(self.checkpoint, self.dtype)
-        weights = f"{self.checkpoint.name}'s text encoder"
-        check_fits([claim(self.device, needed)], weights, dtype=self.dtype, remedy=_ANOTHER_LOADER)
-        self._free_up(needed)
+        weights = f"{self.name}'s text encoder"
+        check_fits([self.memory.claim(needed)], weights, dtype=self.dtype, remedy=_ANOTHER_LOADER)
+        self.memory.free_up(needed, self)
         encoder = load_text_encoder(self.checkpoint, self.dtype, self.device)
         class_name = self.checkpoint.components["text_encoder"]
         source = WeightSource(self.checkpoint.stored("text_encoder"), class_name)
         self._changes[encoder] = WeightChanges(encoder, "text_encoder", class_name, source, {})
         return encoder
 
-    def vae(self) -> Any:
-        """Return the VAE, a module of diffusers."""
+    def vae(self, axis: Axis, work: int) -> Any:
+        """Return the VAE, a module of diffusers, with room to work. Collective over the axis.
+
+        Args:
+            axis: the ranks that work.
+            work: bytes that this rank's tensors take at least.
+
+        Raises:
+            NoRoom: weights and tensors together do not fit. Names numbers and remedies.
+        """
+        weights = vae_bytes(self.checkpoint)
+        claims = claims_of_all(self.memory.claim(weights + work), axis)
+        check_work(claims, f"{self.name}'s VAE", [_TILES, _MORE_DEVICES])
+        missing = 0 if self.has("vae") else weights
+        self.memory.free_up(missing + work + work // _SLACK, self, keep=("vae",), ranks=axis.size)
         return self._part("vae", lambda: load_vae(self.checkpoint, self.device))
 
     def describe(self, stamp: str) -> LoadedModel:
@@ -246,38 +276,23 @@ class ComponentCache:
         )
 
     def _part(self, name: str, load: Callable[[], T]) -> T:
-        while name not in self._parts:
-            try:
-                self._parts[name] = load()
-                self.loads += 1
-            except torch.OutOfMemoryError:
-                if not (self._forget_idle() or self._make_room() or self._drop_idle()):
-                    raise
+        if name not in self._parts:
+            from . import partial
+
+            part: Any = self._with_room(load)
+            self._bytes[name] = partial.local_bytes(part.module if isinstance(part, Family) else part)
+            self._parts[name] = part
+            self.loads += 1
         return cast(T, self._parts[name])
+
+    def _with_room(self, work: Callable[[], T], keep: Collection[str] = ()) -> T:
+        """Return the result of ``work``. Whenever the device is full, free what is next in the order, and retry."""
+        while True:
+            try:
+                return work()
+            except torch.OutOfMemoryError:
+                if not self.memory.free_next(self, keep):
+                    raise
 
     def _holds(self, name: str, held: WeightPart) -> bool:
         return name in self._parts and self._held.get(name) == held
-
-    def _free_up(self, nbytes: int) -> None:
-        """Free what no request uses until ``nbytes`` are free on the device, or nothing is left to free."""
-        steps: tuple[Callable[[], object], ...] = (
-            lambda: free(self.device), self._forget_idle, self._make_room, self._drop_idle,
-        )  # fmt: skip
-        for step in steps:
-            if nbytes > room_on(self.device).free:
-                step()
-
-    def _drop_idle(self) -> bool:
-        """Drop the components that are idle while another one loads; return whether there were any."""
-        dropped = list(self._parts)
-        self._parts.clear()
-        if dropped:
-            log.warning("the device is full: unloading %s of %s", " and ".join(dropped), self.checkpoint.path)
-            free(self.device)
-        return bool(dropped)
-
-
-def free(device: torch.device) -> None:
-    """Return the memory of unreferenced objects to the device."""
-    gc.collect()
-    release_cache(device)

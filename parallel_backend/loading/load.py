@@ -229,9 +229,18 @@ def _load_from_file(model_class: Any, checkpoint: Checkpoint, component: str, de
 
 def text_encoder_bytes(checkpoint: Checkpoint, dtype: torch.dtype) -> int:
     """Return the bytes that the text encoder takes in a dtype, according to the files' headers."""
-    stored = checkpoint.stored("text_encoder")
+    return _stored_values(checkpoint, "text_encoder") * dtype.itemsize
+
+
+def vae_bytes(checkpoint: Checkpoint) -> int:
+    """Return the bytes that the VAE takes, in float32, according to the files' headers."""
+    return _stored_values(checkpoint, "vae") * torch.float32.itemsize
+
+
+def _stored_values(checkpoint: Checkpoint, component: str) -> int:
+    stored = checkpoint.stored(component)
     weights = weights_under(stored.prefix, read_files(stored.files))
-    return sum(math.prod(tensor.shape) * dtype.itemsize for tensor in weights.values())
+    return sum(math.prod(tensor.shape) for tensor in weights.values())
 
 
 def load_text_encoder(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> Any:

@@ -48,6 +48,11 @@ class LowRankHooks:
         self._active = wanted
         self._forget_oldest()
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the factors take."""
+        return sum(_nbytes(factors) for factors in self._factors.values())
+
     def forget_idle(self) -> bool:
         """Free the factors of LoRAs that are not in use; return whether there were any."""
         idle = self._idle()

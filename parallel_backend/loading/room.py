@@ -1,16 +1,21 @@
 """The memory of a rank's device, and the refusal of weights for which it has no room. All numbers are bytes."""
 
 import os
+import re
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import asdict, astuple, dataclass, fields
 
 import torch
 
 from .. import processes
 from ..distributed.collectives import gather_numbers
 from ..distributed.mesh import Axis
-from ..errors import InvalidRequest
+from ..errors import InvalidRequest, NoRoom
 
+MEMORY_LIMIT = "PARALLEL_DIT_MEMORY_LIMIT"
+"""The environment variable that limits the memory of a rank."""
+
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _CPU = -1
 """Stands for the machine's memory where the index of a GPU is expected."""
 
@@ -23,11 +28,18 @@ class Room:
         free: what the rank can use at once.
         freeable: what the rank uses itself, which is at least what it can free.
         total: the size of the memory.
+        limit: what the rank may use of it: ``MEMORY_LIMIT``, or all of it.
     """
 
     free: int
     freeable: int
     total: int
+    limit: int
+
+    @property
+    def left(self) -> int:
+        """What the rank may use at once, by the limit and the device."""
+        return min(self.free, self.limit - self.freeable)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,47 +55,99 @@ class Claim(Room):
     device: int
 
 
-def room_on(device: torch.device) -> Room:
-    """Measure the memory of a device. CPU ranks all see the same free memory."""
+def memory_limit(total: int) -> int:
+    """Return the bytes that a rank may use of a memory of ``total`` bytes.
+
+    Raises:
+        InvalidRequest: ``MEMORY_LIMIT`` is not a size.
+    """
+    value = os.environ.get(MEMORY_LIMIT, "")
+    if not value:
+        return total
+    parsed = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?([KMGT]?B)?", value, re.IGNORECASE)
+    limit = int(float(parsed[1]) * _UNITS[(parsed[2] or "").upper()]) if parsed else 0
+    if limit < 1:
+        raise InvalidRequest(f"{MEMORY_LIMIT}={value}: write a rank's memory in bytes, or with a unit, such as 20GB")
+    return min(limit, total)
+
+
+def room_on(device: torch.device, held: int) -> Room:
+    """Measure the memory of a device. CPU ranks all see the same free memory.
+
+    Args:
+        device: this rank's device.
+        held: what this rank's loaded weights take. On a GPU, torch's own count replaces it.
+    """
     if device.type == "cpu":
         available, total = processes.machine_memory()
-        return Room(free=available, freeable=processes.resident_memory(os.getpid()), total=total)
+        return Room(free=available, freeable=held, total=total, limit=memory_limit(total))
     free, total = torch.cuda.mem_get_info(device)
     used = torch.cuda.memory_allocated(device)
     kept = torch.cuda.memory_reserved(device) - used
-    return Room(free=free + kept, freeable=used, total=total)
+    return Room(free=free + kept, freeable=used, total=total, limit=memory_limit(total))
 
 
-def claim(device: torch.device, needed: int) -> Claim:
-    """Return this rank's claim to ``needed`` bytes. The memory is measured only if there are any."""
-    room = room_on(device) if needed else Room(free=0, freeable=0, total=0)
-    index = device.index if device.type == "cuda" else _CPU
-    return Claim(free=room.free, freeable=room.freeable, total=room.total, needed=needed, device=index)
+def claim(device: torch.device, room: Room, needed: int) -> Claim:
+    """Return the claim to ``needed`` bytes of a rank that has this room."""
+    return Claim(**asdict(room), needed=needed, device=device.index if device.type == "cuda" else _CPU)
 
 
-def claims_of_all(device: torch.device, needed: int, axis: Axis) -> list[Claim]:
-    """Return the claim of every rank of the axis, of which this one's is ``needed`` bytes. Collective over the axis."""
-    gathered = gather_numbers(astuple(claim(device, needed)), axis)
-    return [
-        Claim(free=free, freeable=freeable, total=total, needed=its_needed, device=its_device)
-        for free, freeable, total, its_needed, its_device in gathered
-    ]
+def claims_of_all(mine: Claim, axis: Axis) -> list[Claim]:
+    """Return the claim of every rank of the axis, of which this rank's is ``mine``. Collective over the axis."""
+    names = [each.name for each in fields(Claim)]
+    return [Claim(**dict(zip(names, numbers, strict=True))) for numbers in gather_numbers(astuple(mine), axis)]
 
 
-def check_fits(claims: Sequence[Claim], weights: str, *, dtype: torch.dtype, remedy: str) -> None:
-    """Refuse weights that do not fit on a device, even if the ranks there free everything that they hold.
+@dataclass(frozen=True, kw_only=True)
+class Shortage:
+    """Ranks that need more than they may use, even if they free everything that they hold.
 
-    Ranks on one device, such as all CPU ranks, have its memory together. Ranks with the same claims decide alike.
+    Attributes:
+        ranks: the ranks.
+        device: index of their GPU, -1 for the machine's memory.
+        needed: bytes that they need together.
+        room: bytes that they may use.
+        total: the size of the memory.
+        limited: whether it is ``MEMORY_LIMIT`` that is too small for one rank.
+    """
+
+    ranks: tuple[int, ...]
+    device: int
+    needed: int
+    room: int
+    total: int
+    limited: bool
+
+    def sentence(self, what: str, take: str) -> str:
+        """Return the numbers in words. ``what`` are the ranks' things that ``take`` so much."""
+        name = "cpu" if self.device == _CPU else f"cuda:{self.device}"
+        numbers = f"room for {self.room / 1e9:.1f} of {self.total / 1e9:.1f} GB"
+        if self.limited:
+            numbers = f"room for {size(self.room)} by {MEMORY_LIMIT}"
+        if len(self.ranks) == 1:
+            return f"rank {self.ranks[0]} ({name}) has {numbers}, and its {what} {take} {size(self.needed)}"
+        listed = f"{', '.join(map(str, self.ranks[:-1]))} and {self.ranks[-1]}"
+        return f"ranks {listed} ({name}) have {numbers}, and their {what} {take} {size(self.needed)}"
+
+    @property
+    def remedies(self) -> list[str]:
+        """What would make more room for these ranks."""
+        if self.limited:
+            return [f"raise {MEMORY_LIMIT}"]
+        return ["end other programs that use this memory"] if self.needed <= self.total else []
+
+
+def shortage(claims: Sequence[Claim]) -> Shortage | None:
+    """Return the first limit that claims exceed: that of one rank, or the memory of a device, which its ranks share.
 
     Args:
-        claims: by rank.
-        weights: name of what the ranks load.
-        dtype: of the weights.
-        remedy: what would work besides a smaller dtype, a smaller model, and an end of other programs.
-
-    Raises:
-        InvalidRequest: the message names the first such device and its ranks, the numbers, and what would work.
+        claims: by rank. Ranks with the same claims decide alike.
     """
+    for rank, each in enumerate(claims):
+        if each.needed and each.limit < each.total and each.needed > each.limit:
+            return Shortage(
+                ranks=(rank,), device=each.device, needed=each.needed, room=each.limit, total=each.total, limited=True
+            )
     for device in dict.fromkeys(each.device for each in claims):
         by_rank = {rank: each for rank, each in enumerate(claims) if each.device == device and each.needed}
         needed = sum(each.needed for each in by_rank.values())
@@ -91,22 +155,51 @@ def check_fits(claims: Sequence[Claim], weights: str, *, dtype: torch.dtype, rem
         total = max((each.total for each in by_rank.values()), default=0)
         room = min(min((each.free for each in by_rank.values()), default=0) + freeable, total)
         if needed > room:
-            numbers = f"room for {room / 1e9:.1f} of {total / 1e9:.1f} GB"
-            works = _remedies(remedy, dtype, others=needed <= total)
-            raise InvalidRequest(f"{_sentence(tuple(by_rank), device, numbers, weights, needed)}: {works}")
+            return Shortage(ranks=tuple(by_rank), device=device, needed=needed, room=room, total=total, limited=False)
+    return None
 
 
-def _sentence(ranks: tuple[int, ...], device: int, numbers: str, weights: str, needed: int) -> str:
-    name = "cpu" if device == _CPU else f"cuda:{device}"
-    size = f"{needed / 1e9:.1f} GB"
-    if len(ranks) == 1:
-        return f"rank {ranks[0]} ({name}) has {numbers}, and its weights of {weights} take {size}"
-    listed = f"{', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
-    return f"ranks {listed} ({name}) have {numbers}, and their weights of {weights} take {size}"
+def check_fits(claims: Sequence[Claim], weights: str, *, dtype: torch.dtype, remedy: str) -> None:
+    """Refuse weights that do not fit, even if the ranks free everything that they hold.
+
+    Args:
+        claims: by rank. Ranks with the same claims decide alike.
+        weights: name of what the ranks load.
+        dtype: of the weights.
+        remedy: what would work besides more room, a smaller dtype and a smaller model.
+
+    Raises:
+        InvalidRequest: the message names the ranks, the numbers, and what would work.
+    """
+    found = shortage(claims)
+    if found:
+        smaller = ["choose dtype bf16"] if dtype.itemsize > 2 else []
+        works = either([*found.remedies, remedy, *smaller, "choose a smaller model"])
+        raise InvalidRequest(f"{found.sentence(f'weights of {weights}', 'take')}: {works}")
 
 
-def _remedies(remedy: str, dtype: torch.dtype, *, others: bool) -> str:
-    """Join what would work. ``others`` says that ending other programs on the device would."""
-    works = ["end other programs that use this memory"] if others else []
-    works += [remedy, *(["choose dtype bf16"] if dtype.itemsize > 2 else []), "choose a smaller model"]
+def check_work(claims: Sequence[Claim], weights: str, works: Sequence[str]) -> None:
+    """Refuse a request whose weights and tensors together do not fit, even if the ranks free all else.
+
+    Args:
+        claims: by rank. Ranks with the same claims decide alike.
+        weights: name of the weights.
+        works: what would work besides more room.
+
+    Raises:
+        NoRoom: the message names the ranks, the numbers, and what would work.
+    """
+    found = shortage(claims)
+    if found:
+        sentence = found.sentence(f"weights of {weights} and the tensors of this request", "take at least")
+        raise NoRoom(f"{sentence}: {either([*found.remedies, *works])}")
+
+
+def either(works: Sequence[str]) -> str:
+    """Join at least two things that would work."""
     return f"{', '.join(works[:-1])}, or {works[-1]}"
+
+
+def size(nbytes: int) -> str:
+    """Return a number of bytes in words."""
+    return f"{nbytes / 1e9:.1f} GB" if nbytes >= 10**8 else f"{nbytes / 1e6:.2f} MB"

@@ -53,6 +53,11 @@ class WeightChanges:
         replace_compressed(self._module, changed)  # layers may read later, so the path has to be a good one
         self._overlay, self._overlaid = overlay, changed.overlaid
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the factors of LoRAs take."""
+        return self._low_rank.nbytes
+
     def forget_idle(self) -> bool:
         """Free the factors of LoRAs that are not in use; return whether there were any."""
         return self._low_rank.forget_idle()

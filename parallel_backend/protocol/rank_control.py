@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from ..errors import Cancelled, InvalidRequest
+from ..errors import Cancelled, InvalidRequest, NoRoom
 from .frames import MAX_HEADER
 from .status import RankStatus
 
@@ -18,7 +18,7 @@ MAX_DATAGRAM = MAX_HEADER + 4096
 BUFFER = 4 * MAX_DATAGRAM
 DONE = "done"
 """The code of a request that succeeded; the other codes are those of ``errors``."""
-RECOVERABLE = (DONE, InvalidRequest.code, Cancelled.code)
+RECOVERABLE = (DONE, InvalidRequest.code, Cancelled.code, NoRoom.code)
 """Codes after which the ranks stay usable; after any other, the supervisor kills the set."""
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from ..errors import BackendError, Cancelled, DeadlineExceeded, InvalidRequest, OutOfMemory, RankFailed
+from ..errors import BackendError, Cancelled, DeadlineExceeded, InvalidRequest, NoRoom, OutOfMemory, RankFailed
 from ..progress import CLIENT, PREPARING, PROGRESS
 from ..protocol import deadlines, frames, rank_control
 from ..protocol.messages import Continue, Done, Echo, Error, Progress
@@ -133,7 +133,7 @@ class Worker:
                     results = _echo(message, tensors, report)
                 else:
                     results = self._engine.handle(message, frame.tensors, tensors, report=report, cancelled=cancelled)
-        except (InvalidRequest, Cancelled) as error:
+        except (InvalidRequest, Cancelled, NoRoom) as error:
             code, text = error.code, str(error)
         except BaseException as error:
             log.exception("request %s failed", message.request_id)

@@ -5,7 +5,6 @@ import torch
 from parallel_backend.client.devices import parse_devices
 from parallel_backend.protocol.model_spec import Devices
 
-
 SHARED = "0,0"
 """The first GPU, listed for each of two ranks, as ``--devices`` takes it."""
 

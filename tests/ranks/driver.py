@@ -1,5 +1,6 @@
 """What runs on a rank of a pool: an engine that is kept between tests, and requests to it."""
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,15 +11,13 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from parallel_backend.engine.engine import Engine
-from parallel_backend.errors import Cancelled, InvalidRequest
-from parallel_backend.loading import room
-from parallel_backend.loading.room import Room
+from parallel_backend.errors import Cancelled, InvalidRequest, NoRoom
+from parallel_backend.loading.room import MEMORY_LIMIT
 from parallel_backend.protocol.messages import Progress, RankRequest
 from parallel_backend.protocol.tensors import describe
 from parallel_backend.strategies import sharded_weights
 
 _ENGINES: list[Engine] = []
-_ROOM_ON = room.room_on
 
 
 def engine(rank: int) -> Engine:
@@ -47,14 +46,14 @@ def handle(
             report=lambda progress, extra: reports.append((progress, dict(extra))),
             cancelled=lambda: cancel_after is not None and len(reports) >= cancel_after,
         )
-    except (InvalidRequest, Cancelled) as error:
+    except (InvalidRequest, Cancelled, NoRoom) as error:
         answer["error"] = f"{type(error).__name__}: {error}"
     return answer | {"steps": mine.steps - before, "reports": reports, "models": mine.snapshot()[0]}
 
 
-def limit_memory(rank: int, free: int | None) -> None:
-    """Let the engine find ``free`` bytes in the memory that all ranks share, and nothing to free; None is the truth."""
-    room.room_on = _ROOM_ON if free is None else lambda device: Room(free=free, freeable=0, total=free)
+def limit_memory(rank: int, limit: int | None) -> None:
+    """Limit the memory of each rank; None for no limit."""
+    os.environ[MEMORY_LIMIT] = "" if limit is None else str(limit)
 
 
 def pretend_old_torch(rank: int, old: bool) -> None:

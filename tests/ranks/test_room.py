@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import struct
 import time
 from collections.abc import Mapping
@@ -9,7 +10,13 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 
+from parallel_backend.checkpoint.opening import open_checkpoint
+from parallel_backend.engine.validation import check_sample
+from parallel_backend.engine.working_memory import forward_bytes
+from parallel_backend.protocol.messages import Decode, Encode, EncodeText
+from parallel_backend.protocol.tensors import describe
 from tests.ranks import driver, requests
 from tests.ranks.requests import Case
 from tests.ranks.test_refusals import refused
@@ -58,14 +65,77 @@ def enormous(tmp_path_factory):
 
 @pytest.fixture
 def limit(pools):
-    """``limit(bytes)`` makes that much memory available to both ranks together."""
-    yield lambda free: pools(2).run(driver.limit_memory, free)
+    """``limit(bytes)`` limits the memory of both ranks to that much each."""
+    yield lambda nbytes: pools(2).run(driver.limit_memory, nbytes)
     pools(2).run(driver.limit_memory, None)
 
 
 def loads(answers, path):
     """How often each rank has loaded the model's weights."""
     return [sum(model.loads for model in answer["models"] if model.path == str(path)) for answer in answers]
+
+
+def parts(answer, path):
+    """What a rank holds of a model."""
+    return next((model.parts for model in answer["models"] if model.path == str(path)), ())
+
+
+def sizes_of(sizes):
+    """The bytes of a tiny model's transformer and text encoder."""
+    modules = tiny.transformer(sizes), tiny.text_encoder(sizes)
+    return [sum(parameter.nbytes for parameter in module.parameters()) for module in modules]
+
+
+def forward_work(path):
+    """The bytes that the tensors of a rank take in the step loop of these tests, by the estimate."""
+    message, tensors = requests.sample(requests.spec(path, "ulysses=2"), Case())
+    plan = check_sample(message, describe(tensors), open_checkpoint(path), 2)
+    return forward_bytes("WanTransformer3DModel", plan, 0, 4)
+
+
+def test_a_step_loop_without_room_for_its_tensors_is_refused_and_weights_stay(pools, checkpoints, limit):
+    sizes = tiny.Tiny(heads=2, layers=6, seed=7)
+    path, (whole, _) = checkpoints(heads=2, layers=6, seed=7), sizes_of(sizes)
+    limit(whole + 2 * forward_work(path))
+    works = requests.sample(requests.spec(path, "ulysses=2"), Case())
+    before = pools(2).run(driver.handle, *works)
+    answers = pools(2).run(driver.handle, *requests.sample(requests.spec(path, "ulysses=2"), Case(size=(9, 15, 21))))
+    assert answers[0]["error"] == answers[1]["error"]
+    assert re.fullmatch(
+        r"NoRoom: rank 0 \(cpu\) has room for 0\.\d\d MB by PARALLEL_DIT_MEMORY_LIMIT, and its weights of model and "
+        r"the tensors of this request take at least \d\.\d\d MB: raise PARALLEL_DIT_MEMORY_LIMIT, make a smaller .*",
+        answers[0]["error"],
+    ), answers[0]["error"]
+    assert [answer["steps"] for answer in answers] == [0, 0]
+    after = pools(2).run(driver.handle, *works)
+    assert [answer["error"] for answer in after] == [None, None]
+    assert torch.equal(after[0]["tensors"]["samples"], before[0]["tensors"]["samples"])
+    assert loads(after, path) == loads(before, path) == [1, 1]
+
+
+@pytest.mark.parametrize("encode", [False, True])
+def test_a_vae_without_room_for_its_tensors_is_refused_and_weights_stay(pools, checkpoints, limit, encode):
+    path = checkpoints(heads=2, layers=6, seed=8)
+    spec = requests.spec(path, ranks=2)
+
+    def run(rows):
+        message = Encode(model=spec) if encode else Decode(model=spec)
+        given = {"pixels": torch.rand(1, 5, 8 * rows, 32, 3)} if encode else {"latent": torch.ones(1, 16, 2, rows, 4)}
+        return pools(2).run(driver.handle, message, given)
+
+    limit(2 * 10**6)
+    before = run(6)
+    assert [answer["error"] for answer in before] == [None, None]
+    answers = run(60)
+    assert answers[0]["error"] == answers[1]["error"]
+    assert answers[0]["error"].startswith(
+        "NoRoom: rank 0 (cpu) has room for 2.00 MB by PARALLEL_DIT_MEMORY_LIMIT, and its weights of model's VAE and "
+        "the tensors of this request take at least "
+    )
+    assert answers[0]["error"].endswith("set a tile in Parallel VAE Decode or Encode, or use more devices")
+    after = run(6)
+    assert [answer["error"] for answer in after] == [None, None]
+    assert loads(after, path) == loads(before, path)
 
 
 @pytest.mark.parametrize("layout", ["ulysses=2", "ulysses=2 shard_weights", "tensor=2", "pipe=2"])
@@ -88,14 +158,33 @@ def test_more_than_the_machines_memory_is_refused_and_other_models_stay(pools, c
 def test_a_layout_that_shares_the_weights_fits_where_whole_ones_do_not(pools, checkpoints, limit):
     sizes = tiny.Tiny(heads=2, layers=6, seed=5)
     path = checkpoints(heads=2, layers=6, seed=5)
-    whole = sum(parameter.nbytes for parameter in tiny.transformer(sizes).parameters())
-    limit(3 * whole // 2)
+    whole, _ = sizes_of(sizes)
+    limit(3 * whole // 4 + forward_work(path))
     assert "take " in refused(pools, *requests.sample(requests.spec(path, "ulysses=2"), Case()))
     message, tensors = requests.sample(requests.spec(path, "ulysses=2 shard_weights"), Case())
     answers = pools(2).run(driver.handle, message, tensors)
     assert [answer["error"] for answer in answers] == [None, None]
     assert requests.relative_error(answers[0]["tensors"]["samples"], requests.stock_sample(sizes, Case())) <= 1e-5
     assert loads(answers, path) == [1, 1]
-    limit(1)
     answers = pools(2).run(driver.handle, message, tensors)
-    assert [answer["error"] for answer in answers] == [None, None], "what is loaded needs no room"
+    assert [answer["error"] for answer in answers] == [None, None]
+    assert loads(answers, path) == [1, 1], "what is loaded needs no room"
+
+
+def test_a_transformer_that_fits_only_without_a_text_encoder_loads_after_it_has_left(pools, checkpoints, limit):
+    sizes = tiny.Tiny(heads=2, layers=6, seed=6)
+    path, (whole, encoder) = checkpoints(heads=2, layers=6, seed=6), sizes_of(sizes)
+    text = {"ids": torch.tensor([[3, 4, 1]]), "lengths": torch.tensor([3])}
+    work = forward_work(path)
+    limit(whole + encoder + work + work // 4 - 1)
+    answers = pools(2).run(driver.handle, EncodeText(model=requests.spec(path)), text)
+    assert [parts(answer, path) for answer in answers] == [("text_encoder",), ()]
+    message, tensors = requests.sample(requests.spec(path, "ulysses=2"), Case())
+    answers = pools(2).run(driver.handle, message, tensors)
+    assert [answer["error"] for answer in answers] == [None, None]
+    assert [parts(answer, path) for answer in answers] == [("transformer",), ("transformer",)]
+    assert requests.relative_error(answers[0]["tensors"]["samples"], requests.stock_sample(sizes, Case())) <= 1e-5
+    limit(whole + encoder - 1)
+    encoded = pools(2).run(driver.handle, EncodeText(model=requests.spec(path)), text)
+    assert "embeds" in encoded[0]["tensors"]
+    assert [parts(answer, path) for answer in encoded] == [("text_encoder",), ("transformer",)]

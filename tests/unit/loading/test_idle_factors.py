@@ -1,6 +1,7 @@
 """Factors of LoRAs that no request uses are freed when the device is full."""
 
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from torch import nn
 
 from parallel_backend.loading import low_rank_hooks
 from parallel_backend.loading.components import ComponentCache
+from parallel_backend.loading.device_memory import DeviceMemory
 from parallel_backend.loading.low_rank import LowRank
 from parallel_backend.protocol.model_spec import Adapter
 
@@ -45,8 +47,11 @@ def read(monkeypatch):
 
 
 def cache_of() -> Any:
-    nothing: Any = None
-    return ComponentCache(nothing, torch.float32, torch.device("cpu"), lambda: False)
+    checkpoint: Any = Mock()
+    checkpoint.name = "model"
+    caches: list[ComponentCache] = []
+    caches.append(ComponentCache(checkpoint, torch.float32, DeviceMemory(torch.device("cpu"), lambda: caches)))
+    return caches[0]
 
 
 def test_a_full_device_costs_the_idle_ones_alone(read):
@@ -56,7 +61,8 @@ def test_a_full_device_costs_the_idle_ones_alone(read):
     used, idle = (Adapter(path="", id=name, strength=1.0) for name in ("used", "idle"))
     changes.low_rank.use((used, idle))
     changes.low_rank.use((used,))
-    cache._use(module, (used,), None)
+    cache._parts["transformer"] = module
+    cache._use("transformer", (used,), None)
     assert read == ["used", "idle"]
     changes.low_rank.use((used, idle))
     assert read == ["used", "idle", "idle"]
@@ -66,5 +72,7 @@ def test_an_error_stays_one_where_nothing_is_idle():
     module = nn.Sequential(nn.Linear(4, 4))
     cache = cache_of()
     cache._changes[module] = _Changes(module)
+    cache._parts["transformer"] = module
     with pytest.raises(torch.OutOfMemoryError):
-        cache._use(module, (), None)
+        cache._use("transformer", (), None)
+    assert cache.has("transformer")

@@ -8,6 +8,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import nn
 
 from parallel_backend.checkpoint.opening import open_checkpoint
 from parallel_backend.distributed import mesh
@@ -15,6 +16,7 @@ from parallel_backend.errors import InvalidRequest
 from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.loading import load as load_module
 from parallel_backend.loading.components import ComponentCache
+from parallel_backend.loading.device_memory import DeviceMemory
 from parallel_backend.loading.load import check_component, check_dtype, load_transformer, resolve_dtype
 from parallel_backend.models import family_of
 from tests.support import compressed, tiny
@@ -216,19 +218,29 @@ def test_missing_weights_are_refused(copy, component, file):
         load(copy, torch.float32, torch.device("cpu"), *([ALONE] if component == "transformer" else []))
 
 
-def test_a_full_device_unloads_other_models_then_idle_components_and_retries(copy):
-    room = iter([True, False, False])
-    pipeline = ComponentCache(copy, torch.float32, torch.device("cpu"), lambda: next(room))
-    attempts = []
+def models_of(*checkpoints):
+    """Models of one rank with nothing loaded."""
+    models: list[ComponentCache] = []
+    memory = DeviceMemory(torch.device("cpu"), lambda: models)
+    models += [ComponentCache(checkpoint, torch.float32, memory) for checkpoint in checkpoints]
+    return models
 
-    def load() -> str:
-        attempts.append(1)
+
+def test_a_full_device_unloads_other_models_then_idle_components_and_retries(copy):
+    other, pipeline = models_of(copy, copy)
+    for name in ("transformer", "vae"):
+        other._part(name, lambda: nn.Linear(2, 2))
+    weights, attempts = nn.Linear(2, 2), []
+
+    def load() -> nn.Module:
+        attempts.append(other.has("vae"))
         if len(attempts) < 2:
             raise torch.OutOfMemoryError("full")
-        return "weights"
+        return weights
 
-    assert pipeline._part("vae", load) == "weights"
-    assert pipeline.loads == 1
+    assert pipeline._part("vae", load) is weights
+    assert attempts == [True, False]
+    assert (pipeline.loads, pipeline.nbytes, other.has("transformer")) == (1, weights.weight.nbytes + 8, True)
     with pytest.raises(torch.OutOfMemoryError, match="for good"):
         pipeline._part("text_encoder", Mock(side_effect=torch.OutOfMemoryError("for good")))
     assert not pipeline.has("vae")

@@ -1,0 +1,108 @@
+"""How much memory a request's tensors take while it computes, beyond weights: estimates from measured tables.
+
+``python -m scripts.working_memory`` measures the tables anew. They count the tensors that are alive at once, but no
+workspaces of kernels and no fragments, so what does not fit by an estimate cannot work.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..denoiser.plan import DenoisingPlan
+from ..interfaces.geometry import IMAGE
+from ..interfaces.patch_plan import patch_count
+
+_FORWARD: dict[str, float] = {
+    "CogVideoXTransformer3DModel": 13.2,
+    "DiTTransformer2DModel": 13.0,
+    "Flux2Transformer2DModel": 23.2,
+    "FluxTransformer2DModel": 18.3,
+    "HunyuanVideoTransformer3DModel": 19.1,
+    "LTXVideoTransformer3DModel": 17.0,
+    "LatteTransformer3DModel": 24.4,
+    "MochiTransformer3DModel": 18.6,
+    "PixArtTransformer2DModel": 13.1,
+    "QwenImageTransformer2DModel": 16.1,
+    "SD3Transformer2DModel": 13.8,
+    "WanTransformer3DModel": 12.1,
+    "ZImageTransformer2DModel": 17.0,
+}
+"""Values that are alive at once in a forward, for each value of the streams between blocks."""
+
+_CODING: dict[tuple[str, bool], tuple[float, float, float]] = {
+    ("AutoencoderKL", False): (24.0, 24.0, 0.0),
+    ("AutoencoderKL", True): (20.1, 20.1, 0.0),
+    ("AutoencoderKLFlux2", False): (24.0, 24.0, 0.0),
+    ("AutoencoderKLFlux2", True): (20.1, 20.1, 0.0),
+    ("AutoencoderKLTemporalDecoder", False): (32.0, 0.0, 32.0),
+    ("AutoencoderKLTemporalDecoder", True): (20.1, 20.0, 0.1),
+    ("AutoencoderKLWan", False): (72.2, 203.4, 0.0),
+    ("AutoencoderKLWan", True): (40.4, 146.9, 0.1),
+    ("AutoencoderKLWan is_residual", False): (22.7, 84.3, 0.0),
+    ("AutoencoderKLWan is_residual", True): (7.7, 28.0, 0.1),
+    ("AutoencoderKLQwenImage", False): (72.2, 203.4, 0.0),
+    ("AutoencoderKLQwenImage", True): (40.4, 146.9, 0.1),
+    ("AutoencoderKLCogVideoX", False): (132.1, 625.6, 0.0),
+    ("AutoencoderKLCogVideoX", True): (60.3, 254.6, 0.1),
+    ("AutoencoderKLHunyuanVideo", False): (46.4, 19.3, 35.1),
+    ("AutoencoderKLHunyuanVideo", True): (28.3, 8.1, 20.2),
+    ("AutoencoderKLLTXVideo", False): (3.1, 1.8, 1.3),
+    ("AutoencoderKLLTXVideo", True): (2.3, 1.0, 1.3),
+    ("AutoencoderKLLTXVideo timestep_conditioning", False): (1.5, 0.8, 0.7),
+    ("AutoencoderKLLTXVideo timestep_conditioning", True): (1.4, 0.5, 0.7),
+    ("AutoencoderKLMochi", False): (28.2, 8.1, 20.1),
+    ("AutoencoderKLMochi", True): (28.3, 8.1, 20.2),
+}
+"""Bytes for each first-level feature of a pixel, by the kind of VAE and whether it encodes.
+
+Those of one frame alone; of a video what is fixed and what each frame adds.
+"""
+
+_WIDTHS = ("decoder_base_dim", "base_dim", "decoder_block_out_channels", "block_out_channels")
+_NARROWEST = 64
+"""Channels of the first level in diffusers' defaults, for a config that does not say."""
+
+
+def vae_kind(class_name: str, config: Mapping[str, Any]) -> str:
+    """Return a VAE's row in the table: its class, and what sets apart two forms of a class."""
+    form = next((name for name in ("is_residual", "timestep_conditioning") if config.get(name)), "")
+    return f"{class_name} {form}".strip()
+
+
+def first_width(config: Mapping[str, Any]) -> int:
+    """Return the channels of a VAE's first level."""
+    width = next((config[name] for name in _WIDTHS if config.get(name)), _NARROWEST)
+    return int(width if isinstance(width, int) else width[0])
+
+
+def forward_bytes(class_name: str, plan: DenoisingPlan, rank: int, itemsize: int) -> int:
+    """Return the bytes that a rank's tensors take at least in a forward.
+
+    Args:
+        class_name: diffusers' class of the transformer.
+        plan: the request.
+        rank: index of the rank in the mesh.
+        itemsize: bytes of a value.
+    """
+    layout, workload = plan.layout, plan.workload(itemsize)
+    place = layout.coordinates(rank)
+    tokens = 0
+    for samples, extent in workload.local_branches(layout, place):
+        local = sum(workload.tokens_by_rank(layout, extent, name)[place["sequence"]] for name in extent.streams)
+        if layout.pipe > 1:  # stages run one sample, and in a step loop one patch, at a time
+            samples, local = min(samples, 1), local // patch_count(layout, plan.extents)
+        tokens = max(tokens, samples * local)
+    return int(tokens * plan.geometry.width(IMAGE) * _FORWARD[class_name] * itemsize / layout.tensor)
+
+
+def coding_bytes(class_name: str, config: Mapping[str, Any], *, pixels: int, frames: int, encode: bool) -> int:
+    """Return the bytes that a rank's tensors take at least in a decode or encode.
+
+    Args:
+        class_name: diffusers' class of the VAE.
+        config: of the VAE.
+        pixels: pixels of a frame that the rank holds at once.
+        frames: pixel frames of a sample.
+        encode: whether it encodes.
+    """
+    single, fixed, per_frame = _CODING[vae_kind(class_name, config), encode]
+    return int(pixels * first_width(config) * min(single * frames, fixed + per_frame * frames))

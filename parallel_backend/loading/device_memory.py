@@ -1,0 +1,120 @@
+"""What this rank's loaded models take, and the order in which they leave when something else needs the room."""
+
+import gc
+import logging
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import Protocol
+
+import torch
+
+from ..checkpoint.checkpoint import HIGH_NOISE, LOW_NOISE
+from ..distributed.device_memory import release_cache
+from .room import Claim, Room, claim, room_on
+
+log = logging.getLogger(__name__)
+
+_TRANSFORMERS = (HIGH_NOISE, LOW_NOISE)
+
+
+class LoadedModel(Protocol):
+    """The loaded components of one checkpoint."""
+
+    name: str
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that they take."""
+
+    def has(self, name: str) -> bool:
+        """Whether a component is loaded."""
+
+    def drop(self, name: str) -> None:
+        """Free a component."""
+
+    def forget_idle(self) -> bool:
+        """Free the factors of LoRAs that are not in use; return whether there were any."""
+
+
+class DeviceMemory:
+    """The memory of this rank's device.
+
+    Args:
+        device: the device.
+        models: returns all models of this rank, those first that leave first.
+    """
+
+    def __init__(self, device: torch.device, models: Callable[[], Iterable[LoadedModel]]) -> None:
+        self.device, self._models = device, models
+
+    @property
+    def room(self) -> Room:
+        """The room that there is now."""
+        held = sum(model.nbytes for model in self._all()) if self.device.type == "cpu" else 0
+        return room_on(self.device, held)
+
+    def claim(self, needed: int) -> Claim:
+        """Return this rank's claim to ``needed`` bytes."""
+        return claim(self.device, self.room, needed)
+
+    def lacks(self, nbytes: int, ranks: int = 1) -> bool:
+        """Whether ``nbytes`` are not free, on each of ``ranks`` ranks. CPU ranks take them from the same memory."""
+        room = self.room
+        return nbytes > room.left or (self.device.type == "cpu" and nbytes * ranks > room.free)
+
+    def free_up(self, nbytes: int, wanted: LoadedModel, keep: Collection[str] = (), *, ranks: int = 1) -> None:
+        """Free what no request uses until ``nbytes`` are free, or nothing is left to free.
+
+        Args:
+            nbytes: what is about to be used.
+            wanted: the model that needs it.
+            keep: its components that stay.
+            ranks: number of ranks that are about to use as much.
+        """
+        if nbytes and self.lacks(nbytes, ranks):
+            free(self.device)
+            while self.lacks(nbytes, ranks) and self.free_next(wanted, keep):
+                pass
+
+    def free_next(self, wanted: LoadedModel, keep: Collection[str] = ()) -> bool:
+        """Free what is next in the order; return false if nothing is left to free.
+
+        The order is that of the cost of getting it back: factors of LoRAs that no request uses, text encoders, VAEs,
+        transformers of other models, other transformers of the same model.
+        """
+        freed = [model.name for model in self._all() if model.forget_idle()]
+        if freed:
+            log.warning("the device is full: freeing LoRAs of %s that are not in use", " and ".join(freed))
+        else:
+            victim = next(self._victims(wanted, keep), None)
+            if victim is None:
+                return False
+            model, name = victim
+            log.warning("the device is full: unloading the %s of %s to make room for %s", name, model.name, wanted.name)
+            model.drop(name)
+            del model, victim
+        free(self.device)
+        return True
+
+    def _victims(self, wanted: LoadedModel, keep: Collection[str]) -> Iterator[tuple[LoadedModel, str]]:
+        others = [model for model in self._all() if model is not wanted]
+        order: tuple[tuple[tuple[str, ...], list[LoadedModel]], ...] = (
+            (("text_encoder",), [*others, wanted]),
+            (("vae",), [*others, wanted]),
+            (_TRANSFORMERS, others),
+            (_TRANSFORMERS, [wanted]),
+        )
+        for names, models in order:
+            for model in models:
+                for name in names:
+                    if model.has(name) and not (model is wanted and name in keep):
+                        yield model, name
+
+    def _all(self) -> list[LoadedModel]:
+        """Return every model once; requests may know one by several names."""
+        return list(dict.fromkeys(self._models()))
+
+
+def free(device: torch.device) -> None:
+    """Return the memory of unreferenced objects to the device."""
+    gc.collect()
+    release_cache(device)

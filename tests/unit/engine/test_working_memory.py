@@ -1,0 +1,69 @@
+"""Estimates of a request's tensors: every model has a row, and a measurement agrees with it."""
+
+import pytest
+import torch
+
+from parallel_backend.checkpoint.opening import open_checkpoint
+from parallel_backend.engine import working_memory
+from parallel_backend.engine.validation import check_sample
+from parallel_backend.engine.working_memory import coding_bytes, first_width, forward_bytes, vae_kind
+from parallel_backend.errors import NoRoom
+from parallel_backend.models import FAMILIES
+from parallel_backend.protocol import rank_control
+from parallel_backend.protocol.messages import EncodeText
+from parallel_backend.protocol.tensors import describe
+from parallel_backend.vaes import VAES
+from parallel_backend.verify.vae.kinds import KINDS
+from scripts.working_memory import transformer_factor, vae_factors
+from tests.ranks import requests
+from tests.ranks.requests import Case
+from tests.unit.conftest import one_rank
+
+
+def test_every_family_and_every_vae_has_a_row():
+    assert set(working_memory._FORWARD) == set(FAMILIES)
+    kinds = {vae_kind(kind.class_name, kind.config(128)) for kind in KINDS.values()}
+    assert set(working_memory._CODING) == {(kind, encode) for kind in kinds for encode in (False, True)}
+    assert {kind.split()[0] for kind in kinds} == set(VAES)
+
+
+def test_a_measurement_gives_the_rows():
+    name = "WanTransformer3DModel"
+    assert transformer_factor(name) == pytest.approx(working_memory._FORWARD[name], rel=0.05)
+    measured = vae_factors(KINDS["image"], encode=False)
+    assert measured == pytest.approx(working_memory._CODING["AutoencoderKL", False], rel=0.05, abs=0.05)
+
+
+def test_a_vae_takes_what_its_pixels_its_width_and_its_frames_take():
+    config = {"block_out_channels": [8, 16]}
+    assert coding_bytes("AutoencoderKL", config, pixels=100, frames=1, encode=False) == 100 * 8 * 24
+    one, two = (
+        coding_bytes("AutoencoderKLHunyuanVideo", config, pixels=100, frames=frames, encode=False) for frames in (9, 10)
+    )
+    assert two - one == pytest.approx(100 * 8 * 35.1, abs=1)
+    assert first_width({"decoder_base_dim": 5, "base_dim": 3}) == 5
+
+
+def test_ranks_share_the_tokens_of_a_forward(checkpoint):
+    sizes = {}
+    for layout in ("", "ulysses=2", "ulysses=2 cfg=2", "tensor=2"):
+        message, tensors = requests.sample(requests.spec(checkpoint, layout), Case())
+        plan = check_sample(message, describe(tensors), open_checkpoint(checkpoint), 4)
+        sizes[layout] = forward_bytes("WanTransformer3DModel", plan, 0, 4)
+    assert sizes[""] == 2 * sizes["ulysses=2"] == 2 * sizes["ulysses=2 cfg=2"] == 2 * sizes["tensor=2"] > 0
+
+
+def test_one_rank_that_runs_out_of_memory_stays_usable(engine, ask, checkpoint, monkeypatch):
+    text = {"ids": torch.tensor([[3, 4, 1]]), "lengths": torch.tensor([3])}
+    ask(EncodeText(model=one_rank(checkpoint)), text)
+
+    def full(*_, **__):
+        raise torch.OutOfMemoryError("tried to allocate 3 GiB")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("parallel_backend.engine.text_encoding.encode", full)
+        with pytest.raises(NoRoom, match=r"rank 0 \(cpu\) ran out of memory: tried to allocate 3 GiB"):
+            ask(EncodeText(model=one_rank(checkpoint)), text)
+    assert NoRoom.code in rank_control.RECOVERABLE
+    ask(EncodeText(model=one_rank(checkpoint)), text)
+    assert engine.snapshot()[0][0].loads == 1

@@ -1,0 +1,87 @@
+"""What makes room first, and that no more is freed than has to be."""
+
+import logging
+
+import pytest
+import torch
+
+from parallel_backend.loading.device_memory import DeviceMemory
+from parallel_backend.loading.room import MEMORY_LIMIT
+
+
+class _Model:
+    """Stands for a checkpoint of which each component takes 10 bytes, and idle factors 5."""
+
+    def __init__(self, name, *parts, factors=False):
+        self.name, self.parts, self.factors = name, list(parts), factors
+
+    @property
+    def nbytes(self):
+        return 10 * len(self.parts) + 5 * self.factors
+
+    def has(self, name):
+        return name in self.parts
+
+    def drop(self, name):
+        self.parts.remove(name)
+
+    def forget_idle(self):
+        had, self.factors = self.factors, False
+        return had
+
+
+@pytest.fixture
+def models():
+    """A model that is in use, and two others."""
+    mine = _Model("mine", "transformer", "text_encoder", "transformer_2", factors=True)
+    return mine, _Model("first", "vae", "transformer", factors=True), _Model("second", "text_encoder", "transformer")
+
+
+@pytest.fixture
+def memory(models):
+    mine, *others = models
+    return DeviceMemory(torch.device("cpu"), lambda: [mine, *others, others[0]])
+
+
+def left(models):
+    return {model.name: model.parts for model in models if model.parts}
+
+
+def test_what_is_cheap_to_get_back_leaves_first(memory, models, caplog):
+    caplog.set_level(logging.WARNING)
+    while memory.free_next(models[0], keep=("transformer",)):
+        pass
+    assert [record.message for record in caplog.records] == [
+        "the device is full: freeing LoRAs of mine and first that are not in use",
+        "the device is full: unloading the text_encoder of second to make room for mine",
+        "the device is full: unloading the text_encoder of mine to make room for mine",
+        "the device is full: unloading the vae of first to make room for mine",
+        "the device is full: unloading the transformer of first to make room for mine",
+        "the device is full: unloading the transformer of second to make room for mine",
+        "the device is full: unloading the transformer_2 of mine to make room for mine",
+    ]
+    assert left(models) == {"mine": ["transformer"]}
+
+
+@pytest.mark.parametrize(
+    ("needed", "first", "second"),
+    [
+        (0, ["vae", "transformer"], ["text_encoder", "transformer"]),
+        (20, ["vae", "transformer"], ["text_encoder", "transformer"]),
+        (30, ["vae", "transformer"], ["text_encoder", "transformer"]),
+        (31, ["vae", "transformer"], ["transformer"]),
+        (50, ["vae", "transformer"], ["transformer"]),
+        (70, [], ["transformer"]),
+        (1000, [], []),
+    ],
+)
+def test_no_more_leaves_than_has_to(memory, models, monkeypatch, needed, first, second):
+    monkeypatch.setenv(MEMORY_LIMIT, "100")
+    memory.free_up(needed, models[0], keep=("transformer",))
+    assert (models[1].parts, models[2].parts) == (first, second)
+
+
+def test_cpu_ranks_without_a_limit_take_from_one_memory(memory, models, monkeypatch):
+    free = memory.room.free
+    assert memory.lacks(free // 2, ranks=3)
+    assert not memory.lacks(free // 8, ranks=3)
