@@ -34,6 +34,7 @@ from ...parallel_backend.protocol.messages import (
 )
 from ...parallel_backend.protocol.model_spec import ModelSpec
 from ...parallel_backend.protocol.status import LoadedModel, RankStatus
+from . import comfyui_models
 
 OnProgress = Callable[[Progress, dict[str, Tensor]], None]
 
@@ -108,6 +109,11 @@ def _unload(spec: ModelSpec) -> Literal["freed", "busy", "failed"]:
         logging.warning("Parallel DiT: the ranks could not free their weights: %s", error)
         return "failed"
     return "freed"
+
+
+def _call(message: RankRequest, tensors: Mapping[str, Tensor], on_progress: OnProgress) -> dict[str, Tensor]:
+    interrupted = comfy.model_management.processing_interrupted
+    return client().call(message, dict(tensors), interrupted=interrupted, on_progress=on_progress)
 
 
 def _key(spec: ModelSpec) -> _Key:
@@ -187,6 +193,9 @@ class Handle:
     ) -> dict[str, Tensor]:
         """Make the ranks execute a request. Blocks, and ends early when the user interrupts.
 
+        If a rank's GPU is full and ComfyUI has models of its own there, these are unloaded, and the request is tried
+        once more.
+
         Raises:
             InterruptProcessingException: the user interrupted.
             OOM_EXCEPTION: a rank ran out of memory (ComfyUI's own type, so that its own handling runs).
@@ -195,13 +204,17 @@ class Handle:
         phase = PHASES[type(message)]
         self.show(phase)
         free_dropped()
+        progressed = self._show_progress(phase, on_progress)
         with self._errors_for_comfyui():
-            return client().call(
-                message,
-                dict(tensors),
-                interrupted=comfy.model_management.processing_interrupted,
-                on_progress=self._show_progress(phase, on_progress),
-            )
+            try:
+                return _call(message, tensors, progressed)
+            except OutOfMemory as error:
+                shared = comfyui_models.shared_gpus(self.spec.devices, self.ranks)
+                if not (shared and comfyui_models.unload(shared)):
+                    raise
+                logging.warning("Parallel DiT: trying once more without ComfyUI's own models on these GPUs: %s", error)
+                self.show("out of memory: trying once more without ComfyUI's own models on these GPUs")
+                return _call(message, tensors, progressed)
 
     def _show_progress(self, phase: str, on_progress: OnProgress | None) -> OnProgress:
         """Return a callback that shows all progress on the loader's node and passes on that of ``phase``."""

@@ -3,7 +3,11 @@
 from scripts.core_contract.entry import core_module
 from scripts.core_contract.kinds import Calls, Has, Mentions, Overrides, Passes
 
-PATCHER, MEMORY, CONNECTION = "nodes/remote/patcher.py", "nodes/backend/memory.py", "nodes/backend/connection.py"
+PATCHER, MEMORY, CONNECTION = (
+    "nodes/remote/patcher.py",
+    "nodes/backend/comfyui_models.py",
+    "nodes/backend/connection.py",
+)
 SAMPLER, TEXT, REFUSALS = "nodes/sampler.py", "nodes/remote/text_encoder.py", "nodes/bridges/refusals.py"
 LOOP, WEIGHTLESS = "nodes/remote/loop_choice.py", "nodes/remote/weightless_patcher.py"
 STEP, ADDED = "nodes/remote/recorded_step.py", "nodes/remote/added_to_steps.py"

@@ -11,8 +11,10 @@ import comfy.model_management
 import comfy.model_patcher
 import pytest
 import torch
-from any_folder_name.nodes.backend import connection, memory
+from any_folder_name.nodes.backend import comfyui_models, connection
+from any_folder_name.parallel_backend.errors import OutOfMemory
 from any_folder_name.parallel_backend.layout.parallel_layout import ParallelLayout
+from any_folder_name.parallel_backend.protocol.messages import Decode
 from any_folder_name.parallel_backend.protocol.model_spec import Devices, ModelSpec
 from any_folder_name.parallel_backend.protocol.status import LoadedModel, RankStatus
 from helpers.inside_fixtures import Loaded, empty_latent, ksampler, parallel_sampler
@@ -57,7 +59,7 @@ def wait_until_held(loaded: Loaded, component: str, ranks: int) -> None:
 def test_models_leave_once_per_component_that_loads(
     models: Path, load_remote: Callable[..., Loaded], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory, "gpus", shared_device)
+    monkeypatch.setattr(comfyui_models, "gpus", shared_device)
     shutil.copytree(models / "tiny", models / "room")
     loaded, latent = load_remote(ParallelLayout(ulysses=2), name="room"), empty_latent()
     other_model = ComfyUIsModel(SHARED)
@@ -80,8 +82,48 @@ def test_models_elsewhere_stay(load: Callable[..., Loaded], monkeypatch: pytest.
     assert ComfyUIsModel(SHARED).stays(lambda: ksampler(loaded.model, empty_latent(), steps=1)), (
         "the ranks are on the CPU"
     )
-    monkeypatch.setattr(memory, "gpus", shared_device)
+    monkeypatch.setattr(comfyui_models, "gpus", shared_device)
     assert ComfyUIsModel(OTHER).stays(lambda: ksampler(loaded.model, empty_latent(), steps=1))
+
+
+class FullOnce:
+    """A client whose ranks run out of memory until ComfyUI's own model has left, or always."""
+
+    def __init__(self, real: Any, other: ComfyUIsModel, *, always: bool) -> None:
+        self.real, self.other, self.always = real, other, always
+        self.tried = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.real, name)
+
+    def call(self, message: Any, *arguments: Any, **options: Any) -> Any:
+        if not isinstance(message, Decode):
+            return self.real.call(message, *arguments, **options)
+        self.tried += 1
+        entries = comfy.model_management.current_loaded_models
+        if self.always or any(entry.model is self.other.patcher for entry in entries):
+            raise OutOfMemory("rank 0 (cpu) ran out of memory")
+        return self.real.call(message, *arguments, **options)
+
+
+@pytest.mark.parametrize(("device", "always", "tries"), [(SHARED, False, 2), (SHARED, True, 2), (OTHER, False, 1)])
+def test_a_request_is_tried_once_more_without_comfyuis_models(
+    load: Callable[..., Loaded], monkeypatch: pytest.MonkeyPatch, device: torch.device, always: bool, tries: int
+) -> None:
+    loaded, samples = load(), empty_latent()["samples"]
+    expected = loaded.vae.decode(samples)
+    monkeypatch.setattr(comfyui_models, "gpus", shared_device)
+    other = ComfyUIsModel(device)
+    comfy.model_management.load_models_gpu([other.patcher])
+    full = FullOnce(connection.client(), other, always=always)
+    monkeypatch.setattr(connection, "client", lambda: full)
+    monkeypatch.setattr(connection.Handle, "holds", lambda *_, **__: True)
+    if tries == 2 and not always:
+        assert torch.equal(loaded.vae.decode(samples), expected)
+    else:
+        with pytest.raises(comfy.model_management.OOM_EXCEPTION):
+            loaded.vae.decode(samples)
+    assert full.tried == tries
 
 
 def spec(stamp: str = "now", layout: str = "", **options: Any) -> ModelSpec:
@@ -119,6 +161,6 @@ def test_weights_of_other_files_or_for_another_cut_are_not_held(
 
 def test_gpus_are_numbered_as_in_this_process() -> None:
     two = Devices(kind="cuda", indices=(3, 1), visible="0,2,4,6")
-    assert memory.gpus(two, 2) == [torch.device("cuda", 3), torch.device("cuda", 1)]
-    assert memory.gpus(two, 1) == [torch.device("cuda", 3)]
-    assert memory.gpus(Devices(kind="cpu", indices=(0, 1)), 2) == []
+    assert comfyui_models.gpus(two, 2) == [torch.device("cuda", 3), torch.device("cuda", 1)]
+    assert comfyui_models.gpus(two, 1) == [torch.device("cuda", 3)]
+    assert comfyui_models.gpus(Devices(kind="cpu", indices=(0, 1)), 2) == []
