@@ -69,7 +69,7 @@ PARTS: tuple[Part, ...] = (
     )),
     Part(number=7, title="Failures", checks=(
         Check(title="out of memory, killed and stopped ranks, cancel, memory afterwards", command=_module("failures"),
-              environment=ONE_CARD),
+              environment=ONE_CARD, cards=0),
     )),
 )  # fmt: skip
 """By number."""
