@@ -1,7 +1,7 @@
 """A checkpoint's components, each loaded on first use and then kept."""
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
 from weakref import WeakKeyDictionary
 
@@ -153,10 +153,11 @@ class ComponentCache:
             InvalidRequest: weights do not fit, even if the ranks free all that they hold. Names numbers and remedies.
             NoRoom: weights and tensors together do not fit. Names numbers and remedies.
         """
-        check_fits(claims_of_all(self.memory.claim(needed), mesh.whole), self.name, dtype=self.dtype, remedy=_SHARE)
         held = max((self._bytes[name] for name in (HIGH_NOISE, LOW_NOISE) if name in self._parts), default=0)
-        claims = claims_of_all(self.memory.claim(max(needed, held) + work), mesh.whole)
-        check_work(claims, self.name, [_SMALLER, *([_SHARE] if mesh.whole.size == 1 else [_SPLIT])])
+        weights = self.memory.claim(needed)
+        loads, works = claims_of_all(mesh.whole, weights, replace(weights, needed=max(needed, held) + work))
+        check_fits(loads, self.name, dtype=self.dtype, remedy=_SHARE)
+        check_work(works, self.name, [_SMALLER, *([_SHARE] if mesh.whole.size == 1 else [_SPLIT])])
         self._work = work + work // _SLACK
         if not needed:
             self.memory.free_up(self._work, self, keep=(HIGH_NOISE,), ranks=mesh.whole.size)
@@ -257,7 +258,7 @@ class ComponentCache:
             NoRoom: weights and tensors together do not fit. Names numbers and remedies.
         """
         weights = vae_bytes(self.checkpoint)
-        claims = claims_of_all(self.memory.claim(weights + work), axis)
+        (claims,) = claims_of_all(axis, self.memory.claim(weights + work))
         check_work(claims, f"{self.name}'s VAE", [_TILES, _MORE_DEVICES])
         missing = 0 if self.has("vae") else weights
         self.memory.free_up(missing + work + work // _SLACK, self, keep=("vae",), ranks=axis.size)

@@ -92,10 +92,15 @@ def claim(device: torch.device, room: Room, needed: int) -> Claim:
     return Claim(**asdict(room), needed=needed, device=device.index if device.type == "cuda" else _CPU)
 
 
-def claims_of_all(mine: Claim, axis: Axis) -> list[Claim]:
-    """Return the claim of every rank of the axis, of which this rank's is ``mine``. Collective over the axis."""
+def claims_of_all(axis: Axis, *mine: Claim) -> list[list[Claim]]:
+    """Return the claims of every rank of the axis by rank, for each of this rank's claims, in one exchange."""
     names = [each.name for each in fields(Claim)]
-    return [Claim(**dict(zip(names, numbers, strict=True))) for numbers in gather_numbers(astuple(mine), axis)]
+    gathered = gather_numbers([number for each in mine for number in astuple(each)], axis)
+    starts = range(0, len(mine) * len(names), len(names))
+    return [
+        [Claim(**dict(zip(names, numbers[start : start + len(names)], strict=True))) for numbers in gathered]
+        for start in starts
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)
