@@ -1,6 +1,9 @@
 """The denoiser's part of a request: check it, load what is missing, and run one forward or a whole step loop."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from torch import Tensor
 
 from ..attention import kernels
 from ..attention.kernels import Kernel
@@ -9,19 +12,21 @@ from ..denoiser.denoiser import Denoiser
 from ..denoiser.experts import Experts, Load
 from ..denoiser.plan import DenoisingPlan, split_names
 from ..distributed.collectives import agree, broadcast_tensors, refused_alike
-from ..distributed.mesh import DeviceMesh
+from ..distributed.mesh import Axis, DeviceMesh
 from ..distributed.mesh_cache import MeshCache
 from ..errors import InvalidRequest
 from ..interfaces.family import Family
 from ..loading.components import ComponentCache
-from ..loading.load import PlannedTransformer, check_dtype
+from ..loading.load import check_dtype
+from ..loading.transformer import PlannedTransformer
 from ..models import family_of
 from ..progress import LOADING, PROGRESS
-from ..protocol.messages import Forward, Sample
+from ..protocol.messages import Forward, Progress, Sample
 from ..protocol.model_spec import Adapter
 from ..step_loop.pipefusion import PipeFusion
 from ..step_loop.sample_loop import SampleLoop
 from ..step_loop.setting import Setting
+from .automatic_layout import fit
 from .request import ActiveRequest, Tensors, measured
 from .validation import check_forward, check_sample, first_outside
 from .working_memory import forward_bytes
@@ -39,15 +44,17 @@ class Denoising:
         request: ActiveRequest[Forward] | ActiveRequest[Sample],
         components: ComponentCache,
         meshes: MeshCache,
+        world: Axis,
         on_forward: Callable[[], None],
     ) -> None:
-        self.request, self.components, self.meshes, self.on_forward = request, components, meshes, on_forward
+        self.request, self.components, self.meshes, self.world = request, components, meshes, world
+        self.on_forward = on_forward
 
-    def forward(self, world_size: int) -> Tensors:
+    def forward(self) -> Tensors:
         """Run a ``Forward``: the prediction of each branch on rank 0, an empty dict on other ranks."""
         message, metas = self.request.message, self.request.metas
         assert isinstance(message, Forward)
-        prepared = self._prepare(check_forward(message, metas, self.components.checkpoint, world_size))
+        prepared = self._prepare(check_forward(message, metas, self.components.checkpoint, self.world.size))
         if prepared is None:
             return {}
         denoiser, shared = prepared
@@ -62,11 +69,11 @@ class Denoising:
             results = {str(i): prediction.cpu() for i, prediction in predictions.items()}
         return results | (measurement.of_all_ranks() if measurement else {})
 
-    def sample(self, world_size: int) -> Tensors:
+    def sample(self) -> Tensors:
         """Run a ``Sample``: the last latent on rank 0, an empty dict on other ranks."""
         message, metas = self.request.message, self.request.metas
         assert isinstance(message, Sample)
-        prepared = self._prepare(check_sample(message, metas, self.components.checkpoint, world_size))
+        prepared = self._prepare(check_sample(message, metas, self.components.checkpoint, self.world.size))
         if prepared is None:
             return {}
         denoiser, shared = prepared
@@ -76,7 +83,7 @@ class Denoising:
         loop_class = PipeFusion if denoiser.plan.layout.pipe > 1 else SampleLoop
         with PROGRESS.phase("sampling"), measured(message, denoiser.mesh.whole, self.components.device) as measurement:
             PROGRESS.step(0, len(setting.sigmas) - 1)
-            loop = loop_class(setting, report=self.request.report, cancelled=self.request.cancelled)
+            loop = loop_class(setting, report=self._report, cancelled=self.request.cancelled)
             results = {name: tensor.cpu() for name, tensor in loop.run().items()}
         return results | (measurement.of_all_ranks() if measurement else {})
 
@@ -101,13 +108,15 @@ class Denoising:
         for name in (HIGH_NOISE, LOW_NOISE):
             if name == HIGH_NOISE or name in self.components.checkpoint.components:
                 self.components.check(name)
+        if self.request.message.model.layout is None:
+            plan = fit(plan, self.components, self.world, adapt=self.request.message.adapt)
         mesh = self.meshes.get(plan.layout.cut)
         if mesh is None:
             return None
         with refused_alike(mesh.whole):
             check_dtype(self.components.dtype, self.components.device)
             kernel = self._kernel(plan)
-        self.components.agree(mesh)
+        self.components.transformers.agree(mesh)
         request = self.request
         request.check_finite(mesh.whole)
         self._check_rows(mesh)
@@ -122,6 +131,10 @@ class Denoising:
         shared = broadcast_tensors(request.metas, request.tensors, mesh.whole, self.components.device)
         return Denoiser(experts, mesh, plan, kernel, self.on_forward), shared
 
+    def _report(self, progress: Progress, extra: Mapping[str, Tensor]) -> None:
+        """Report progress, and that blocks stream."""
+        self.request.report(replace(progress, note=self.components.transformers.note), extra)
+
     def _kernel(self, plan: DenoisingPlan) -> Kernel:
         head_sizes = {site.head_dim for site in plan.geometry.sites}
         attention = self.request.message.model.attention
@@ -129,22 +142,21 @@ class Denoising:
 
     def _plan_loads(self, mesh: DeviceMesh, plan: DenoisingPlan) -> dict[str, PlannedTransformer]:
         """Plan what this rank does not hold. Refuse the request, on all ranks alike, if a device has no room for it."""
-        missing = self.components.missing(mesh)
-        if missing:
+        transformers = self.components.transformers
+        if transformers.missing(mesh):
             self.request.report_loading()  # the first plan imports diffusers, which takes seconds
-        with PROGRESS.phase(LOADING):
-            plans = {name: self.components.plan(mesh, name) for name in missing}
-        # Of two transformers, the idle one is dropped when the device is full.
-        needed = max((planned.nbytes for planned in plans.values()), default=0)
         class_name = self.components.checkpoint.components[HIGH_NOISE]
         work = forward_bytes(class_name, plan, mesh.whole.index, self.components.dtype.itemsize)
-        self.components.check_room(mesh, needed, work)
-        return plans
+        with PROGRESS.phase(LOADING):
+            return transformers.prepare(mesh, work, stream=self.request.message.adapt)
 
     def _loader(self, mesh: DeviceMesh, plans: dict[str, PlannedTransformer]) -> Load:
+        transformers = self.components.transformers
+
         def load(component: str, adapters: Sequence[Adapter]) -> Family:
+            self.components.layout = mesh.layout
             with self.request.loading(self.components, component):
-                return self.components.transformer(mesh, component, plans, adapters, self.request.message.overlay)
+                return transformers.get(mesh, component, plans, adapters, self.request.message.overlay)
 
         return load
 

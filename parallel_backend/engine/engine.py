@@ -11,6 +11,7 @@ from ..distributed import bfloat16
 from ..distributed.device_memory import ran_out
 from ..distributed.mesh import DeviceMesh
 from ..distributed.mesh_cache import MeshCache
+from ..distributed.world import world
 from ..errors import NoRoom, OutOfMemory
 from ..loading.components import ComponentCache
 from ..loading.device_memory import DeviceMemory, free
@@ -48,7 +49,8 @@ class Engine:
         self.steps = 0
         self._bfloat16 = bfloat16.native_everywhere(device, world_size)
         self._models: dict[_Key, ComponentCache] = {}
-        self._memory = DeviceMemory(device, self._models.values)
+        self._memory = DeviceMemory(device, lambda: [components.parts for components in self._models.values()])
+        self._world = world(rank, world_size)
         self._meshes = MeshCache(rank, world_size, device, timeout=timeout, in_use=self._meshes_in_use)
 
     def handle(
@@ -98,13 +100,14 @@ class Engine:
         return models, memory, self.steps
 
     def _forward(self, request: ActiveRequest[Forward]) -> Tensors:
-        return self._denoising(request).forward(self.world_size)
+        return self._denoising(request).forward()
 
     def _sample(self, request: ActiveRequest[Sample]) -> Tensors:
-        return self._denoising(request).sample(self.world_size)
+        return self._denoising(request).sample()
 
     def _denoising(self, request: ActiveRequest[Forward] | ActiveRequest[Sample]) -> Denoising:
-        return Denoising(request, self._components(request.message.model), self._meshes, self._count_forward)
+        components = self._components(request.message.model)
+        return Denoising(request, components, self._meshes, self._world, self._count_forward)
 
     def _encode_text(self, request: ActiveRequest[EncodeText]) -> Tensors:
         if request.tensors is None:
@@ -137,7 +140,7 @@ class Engine:
         return {}
 
     def _meshes_in_use(self) -> list[DeviceMesh]:
-        return [mesh for components in self._models.values() for mesh in components.meshes()]
+        return [mesh for components in self._models.values() for mesh in components.transformers.meshes()]
 
     def _components(self, model: ModelSpec) -> ComponentCache:
         """The model's components, none of them loaded if the model is new.

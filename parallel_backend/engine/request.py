@@ -37,7 +37,7 @@ class ActiveRequest(Generic[M]):
     @contextmanager
     def loading(self, components: ComponentCache, component: str) -> Iterator[None]:
         """Report the start and the end of loading, if the component is not loaded yet."""
-        loads = not components.has(component)
+        loads = not components.parts.has(component)
         if loads:
             self.report_loading()
         with PROGRESS.phase(LOADING):

@@ -183,12 +183,17 @@ def _check_layout(layout: ParallelLayout, workload: Workload, ranks: int) -> Non
     """Refuse a layout that needs more ranks or that a strategy refuses, and name the nearest layouts that work."""
 
     def works(other: ParallelLayout) -> bool:
-        return _refusal(other, workload) is None
+        return not is_refused(other, workload)
 
     check_fits(layout, ranks, works)
     refusal = _refusal(layout, workload)
     if refusal:
         raise InvalidRequest(f"{refusal}; {suggestion(layout, ranks, works)}")
+
+
+def is_refused(layout: ParallelLayout, workload: Workload) -> bool:
+    """Whether a strategy refuses a layout."""
+    return _refusal(layout, workload) is not None
 
 
 def _refusal(layout: ParallelLayout, workload: Workload) -> InvalidRequest | None:

@@ -212,6 +212,15 @@ def auto(ranks: int, *, branches: int) -> ParallelLayout:
     return ParallelLayout(ulysses=ranks)
 
 
+def sharing(layout: ParallelLayout) -> list[ParallelLayout]:
+    """Return layouts of as many ranks in which ranks share the weights, those first that send the least."""
+    if layout.ranks == 1:
+        return []
+    same = [replace(layout, shard_weights=True)] if layout.sequence > 1 else []
+    together = [ParallelLayout(ulysses=layout.ranks, shard_weights=True)] if layout.sequence < layout.ranks else []
+    return [*same, *together, ParallelLayout(tensor=layout.ranks)]
+
+
 def _parse_value(word: str, name: str, value: str) -> Any:
     """Return the value of one word of a layout."""
     if word == SHARD_WEIGHTS:

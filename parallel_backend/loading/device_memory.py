@@ -25,11 +25,18 @@ class LoadedModel(Protocol):
     def nbytes(self) -> int:
         """Bytes that they take."""
 
+    @property
+    def host_bytes(self) -> int:
+        """Bytes of the machine's memory from which blocks stream."""
+
     def has(self, name: str) -> bool:
         """Whether a component is loaded."""
 
     def drop(self, name: str) -> None:
         """Free a component."""
+
+    def release_host(self) -> None:
+        """Free the machine's memory from which blocks stream, with what is loaded from it."""
 
     def forget_idle(self) -> bool:
         """Free the factors of LoRAs that are not in use; return whether there were any."""
@@ -94,6 +101,18 @@ class DeviceMemory:
             del model, victim
         free(self.device)
         return True
+
+    def idle_host_bytes(self, wanted: LoadedModel) -> int:
+        """Return the bytes of the machine's memory from which blocks of other models stream."""
+        return sum(model.host_bytes for model in self._all() if model is not wanted)
+
+    def release_host(self, wanted: LoadedModel) -> None:
+        """Free the machine's memory from which other models stream. All ranks do it, or the memory stays in use."""
+        for model in self._all():
+            if model is not wanted and model.host_bytes:
+                log.warning("the machine is short of memory: unloading %s to make room for %s", model.name, wanted.name)
+                model.release_host()
+        free(self.device)
 
     def _victims(self, wanted: LoadedModel, keep: Collection[str]) -> Iterator[tuple[LoadedModel, str]]:
         others = [model for model in self._all() if model is not wanted]

@@ -6,7 +6,6 @@ diffusers and transformers are imported at the first load: that takes seconds, a
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,17 +14,12 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from ..checkpoint.checkpoint import Checkpoint
 from ..checkpoint.weight_headers import read_files, weights_under
-from ..distributed.mesh import DeviceMesh
-from ..distributed.rank_speeds import handicap, slowed
 from ..errors import InvalidRequest
 from ..interfaces.family import Family
-from ..interfaces.state import State
-from ..interfaces.tensor_cuts import Slices
-from ..models import FAMILIES, family_of
+from ..models import FAMILIES
 from ..progress import PROGRESS
 from ..protocol.model_spec import DType
 from ..protocol.tensors import DTYPES
-from ..strategies import stage_cut
 from ..vaes import VAES, vae_of
 from .weight_source import WeightSource
 
@@ -90,117 +84,8 @@ def check_component(checkpoint: Checkpoint, component: str) -> None:
     checkpoint.stored(component)  # refuses what cannot be read
 
 
-@dataclass(frozen=True, kw_only=True)
-class PlannedTransformer:
-    """This rank's part of a transformer before its weights are read; it takes no memory.
-
-    Attributes:
-        family: the part on the meta device, cut and sharded.
-        source: the weights of the files.
-        component: diffusers' name of the component.
-        class_name: diffusers' class.
-        slices: the slices of parameters that were cut.
-        device: where the weights go.
-    """
-
-    family: Family
-    source: WeightSource
-    component: str
-    class_name: str
-    slices: Slices
-    device: torch.device
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that the part takes on the device."""
-        from . import partial
-
-        return partial.local_bytes(self.family.module)
-
-    def fill(self) -> Family:
-        """Read the weights. What is half read after an error is of no use: plan again."""
-        from . import partial
-
-        partial.fill(self.family.module, self.source, self.slices, self.device)
-        self.family.module.eval().requires_grad_(False)
-        return self.family
-
-
-def load_transformer(
-    checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, mesh: DeviceMesh, component: str = "transformer"
-) -> Family:
-    """Load this rank's part of a transformer. What diffusers keeps in float32 stays so."""
-    return plan_transformer(checkpoint, dtype, device, mesh, component).fill()
-
-
-def plan_transformer(
-    checkpoint: Checkpoint,
-    dtype: torch.dtype,
-    device: torch.device,
-    mesh: DeviceMesh,
-    component: str,
-) -> PlannedTransformer:
-    """Build this rank's part of a transformer without weights, wrapped in its family. Reads headers alone.
-
-    Raises:
-        InvalidRequest: the files do not hold the weights of this transformer.
-    """
-    name = checkpoint.components[component]
-    source = WeightSource(checkpoint.stored(component), name)
-    whole = _whole(checkpoint, component, dtype, source)
-    part, slices = _cut(family_of(name), whole, checkpoint.config(component), device.type, mesh)
-    factor = handicap(mesh.whole.index)
-    part.run = slowed(part.run, factor, device) if factor > 1 else part.run
-    return PlannedTransformer(
-        family=part, source=source, component=component, class_name=name, slices=slices, device=device
-    )
-
-
-def _whole(checkpoint: Checkpoint, component: str, dtype: torch.dtype, source: WeightSource) -> nn.Module:
-    """Return a whole transformer on the meta device after a check of its files.
-
-    Args:
-        checkpoint: the model.
-        component: the transformer.
-        dtype: of its weights.
-        source: the weights of its files.
-    """
-    import diffusers
-
-    from . import partial
-    from .compressed_linear import keep_compressed
-
-    module_class = getattr(diffusers, checkpoint.components[component])
-    module = partial.empty(module_class, checkpoint.config(component), dtype)
-    source.check(_shapes(module), only=not checkpoint.path.is_dir())
-    keep_compressed(module, source)
-    return module
-
-
-def _cut(
-    family: type[Family], module: nn.Module, config: dict[str, Any], device_type: str, mesh: DeviceMesh
-) -> tuple[Family, Slices]:
-    """Reduce a whole transformer on the meta device to this rank's part, and return the slices of what was cut."""
-    from ..strategies import sharded_weights, tensor
-
-    layout = mesh.layout
-    slices: Slices = {}
-    if layout.tensor > 1:
-        slices = tensor.cut(module, family.cuts(config), mesh.axes["tensor"], device_type)
-    part = family(module)
-    if layout.pipe > 1:
-        part.keep_blocks(stage_cut.blocks(part, mesh.speeds("pipe")).slice(mesh.axes["pipe"].index))
-    if mesh.weights_axis:
-        modules = [module for block in part.blocks for module in block.modules]
-
-        def used(state: State) -> list[nn.Module]:
-            return [module for block in part.used_blocks(state) for module in block.modules]
-
-        part.run = sharded_weights.shard(modules, part.run, mesh.weights_axis, device_type, used)
-    return part, slices
-
-
-def _shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
+def shapes_of(module: nn.Module) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of all tensors of a module, by name."""
     return {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
 
 
@@ -222,9 +107,14 @@ def _load_from_file(model_class: Any, checkpoint: Checkpoint, component: str, de
 
     source = WeightSource(checkpoint.stored(component), model_class.__name__)
     module = partial.empty(model_class, checkpoint.config(component), torch.float32)
-    source.check(_shapes(module))
-    partial.fill(module, source, {}, device)
+    source.check(shapes_of(module))
+    partial.fill(module, source, device)
     return module.eval().requires_grad_(False)
+
+
+def transformer_bytes(checkpoint: Checkpoint, component: str, dtype: torch.dtype) -> int:
+    """Return at least the bytes that a transformer takes in a dtype, according to the files' headers."""
+    return _stored_values(checkpoint, component) * max(dtype, torch.float32, key=lambda each: each.itemsize).itemsize
 
 
 def text_encoder_bytes(checkpoint: Checkpoint, dtype: torch.dtype) -> int:

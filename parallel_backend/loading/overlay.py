@@ -1,6 +1,6 @@
 """Weights that a request uses instead of those in the model's files."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from functools import partial
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 from ..checkpoint import overlay_file
 from ..protocol.model_spec import Overlay
 from .compressed_linear import CompressedLinear
-from .weight_source import WeightSource
+from .weight_source import PACKED, WeightSource
 
 
 def overlaid(source: WeightSource, overlay: Overlay | None, component: str) -> WeightSource:
@@ -21,21 +21,23 @@ def overlaid(source: WeightSource, overlay: Overlay | None, component: str) -> W
     return source.with_overlay(overlay_file.read(Path(overlay.path), overlay.id, component))
 
 
-def replace_compressed(module: nn.Module, changed: WeightSource) -> None:
+def replace_compressed(module: nn.Module, changed: WeightSource, streamed: Container[str] = ()) -> None:
     """Let compressed layers compute with their changed weights, and the others with their own.
 
-    A layer keeps its compressed weight meanwhile. Where the ranks share weights, each reads a changed one each time it
-    computes: all of them would take the memory that sharing saves.
+    A layer keeps its compressed weight meanwhile. Where the ranks share weights, or the block streams, each changed one
+    is read each time it computes: all of them would take the memory that this saves.
 
     Args:
         module: a rank's part of a transformer, with its weights.
         changed: the weights, with those of an overlay.
+        streamed: names of the parameters that stream.
     """
     for name, layer in module.named_modules():
         if isinstance(layer, CompressedLinear) and layer.packed is not None:  # None in blocks of other stages
             weight = f"{name}.weight"
             read = partial(_read, layer, changed, weight) if weight in changed.overlaid else None
-            layer.replacement = read if read is None or isinstance(layer.packed, DTensor) else _kept(read())
+            saves = isinstance(layer.packed, DTensor) or f"{name}.{PACKED}" in streamed
+            layer.replacement = read if read is None or saves else _kept(read())
 
 
 def _kept(weight: Tensor) -> Callable[[], Tensor]:

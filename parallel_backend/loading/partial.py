@@ -26,38 +26,38 @@ def empty(model_class: Any, config: Mapping[str, Any], dtype: torch.dtype) -> nn
     return module
 
 
-def fill(module: nn.Module, source: WeightSource, slices: Slices, device: torch.device) -> None:
-    """Load the weights that a module holds.
+def fill(module: nn.Module, source: WeightSource, device: torch.device) -> None:
+    """Load all weights of a module that is on the meta device."""
+    allocate(module, device)
+    read_parameters(module, source, {})
 
-    Args:
-        module: the module, on the meta device.
-        source: the weights.
-        slices: the slices of parameters that were cut; of the result, FSDP keeps this rank's shard.
-        device: where the weights go.
-    """
-    buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
-    module.to_empty(device=device)
-    for name, buffer in module.named_buffers():
-        buffer.copy_(buffers[name])
-    read_parameters(module, source, slices)
+
+def allocate(module: nn.Module, device: torch.device) -> None:
+    """Give memory to a module's parameters that are on the meta device, and move its buffers to the device."""
+    module._apply(lambda t: torch.empty_like(t, device=device) if t.device.type == "meta" else t.to(device))
 
 
 def read_parameters(
-    module: nn.Module, source: WeightSource, slices: Slices, only: Container[str] | None = None
+    module: nn.Module,
+    source: WeightSource,
+    slices: Slices,
+    only: Container[str] | None = None,
+    homes: Mapping[str, Tensor] | None = None,
 ) -> None:
     """Read the weights that a module holds into it.
 
     Args:
         module: the module, with memory for its weights.
         source: the weights.
-        slices: see ``fill``.
+        slices: the slices of parameters that were cut; of the result, FSDP keeps this rank's shard.
         only: names of those to read; None for all.
+        homes: where to read weights of blocks that stream, by name.
     """
     for name, target in module.state_dict(keep_vars=True).items():
         if only is not None and name not in only:
             continue
         dim, parts = slices.get(name, (0, None))
-        local, rows = _local_rows(target)
+        local, rows = _local_rows((homes or {}).get(name, target))
         if parts == ():
             local.zero_()
         elif local.numel():

@@ -4,6 +4,7 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, astuple, dataclass, fields
+from typing import TypeVar
 
 import torch
 
@@ -54,6 +55,14 @@ class Claim(Room):
     needed: int
     device: int
 
+    @property
+    def on_cpu(self) -> bool:
+        """Whether it is the machine's memory that the rank claims."""
+        return self.device == _CPU
+
+
+C = TypeVar("C", bound=Claim)
+
 
 def memory_limit(total: int) -> int:
     """Return the bytes that a rank may use of a memory of ``total`` bytes.
@@ -92,15 +101,11 @@ def claim(device: torch.device, room: Room, needed: int) -> Claim:
     return Claim(**asdict(room), needed=needed, device=device.index if device.type == "cuda" else _CPU)
 
 
-def claims_of_all(axis: Axis, *mine: Claim) -> list[list[Claim]]:
-    """Return the claims of every rank of the axis by rank, for each of this rank's claims, in one exchange."""
-    names = [each.name for each in fields(Claim)]
-    gathered = gather_numbers([number for each in mine for number in astuple(each)], axis)
-    starts = range(0, len(mine) * len(names), len(names))
-    return [
-        [Claim(**dict(zip(names, numbers[start : start + len(names)], strict=True))) for numbers in gathered]
-        for start in starts
-    ]
+def claims_of_all(axis: Axis, mine: C) -> list[C]:
+    """Return the claims of every rank of the axis, by rank, in one exchange."""
+    names = [each.name for each in fields(mine)]
+    gathered = gather_numbers(astuple(mine), axis)
+    return [type(mine)(**dict(zip(names, numbers, strict=True))) for numbers in gathered]
 
 
 @dataclass(frozen=True, kw_only=True)

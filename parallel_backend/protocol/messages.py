@@ -34,6 +34,8 @@ class Forward(RankRequest):
     ``skipped`` holds, for each branch, the numbers of the blocks that it leaves out, counted over the blocks that have
     weights. Empty means that no branch leaves out any.
     Tensors out: ``{i}`` ``[B, C, T, H, W]``, the raw prediction of branch ``i`` in the model's dtype.
+    Without ``adapt``, a device without room for the weights is a ``NoRoom``. With it, layout ``auto`` lets the ranks
+    share them then, and blocks stream from the machine's memory if that is not enough.
     With ``measure`` also ``sent_bytes`` ``[ranks of the layout]`` int64, the bytes that each rank sent to others.
     With ``measure`` or ``timed`` also ``seconds`` ``[1]``, the ranks' computing time; counting bytes adds to it.
     """
@@ -42,6 +44,7 @@ class Forward(RankRequest):
     skipped: tuple[tuple[int, ...], ...] = ()
     adapters: tuple[tuple[Adapter, ...], ...] = ()
     overlay: Overlay | None = None
+    adapt: bool = True
     measure: bool = False
     timed: bool = False
 
@@ -63,7 +66,7 @@ class Sample(RankRequest):
     replaces a first sigma of 1 of a flow model where a sampler needs its signal-to-noise ratio (ComfyUI's
     ``offset_first_sigma_for_snr``).
     With ``previews``, progress carries ``preview`` ``[1, C, 1, H, W]``, or ``[1, C, H, W]`` for an image: the predicted
-    x0 of the first item's first frame. ``adapters`` has the LoRAs of all branches.
+    x0 of the first item's first frame. ``adapters`` has the LoRAs of all branches. ``adapt`` is that of ``Forward``.
     Tensors out: ``samples`` ``[B, C, T, H, W]`` float32, as the last step leaves them (the caller applies ComfyUI's
     ``inverse_noise_scaling``). With ``measure`` or ``timed`` also the tensors that ``Forward`` lists, for the loop.
     """
@@ -80,6 +83,7 @@ class Sample(RankRequest):
     previews: bool = False
     adapters: tuple[Adapter, ...] = ()
     overlay: Overlay | None = None
+    adapt: bool = True
     measure: bool = False
     timed: bool = False
 

@@ -66,7 +66,7 @@ def held_bytes(rank: int, prefix: str) -> int:
     models = engine(rank)._models
     latest = models.popitem()[1]
     models.clear()
-    weights = [each for family in latest._parts.values() for each in family.module.state_dict().items()]
+    weights = [each for family in latest.parts._parts.values() for each in family.module.state_dict().items()]
     kept = [local_part(tensor) for name, tensor in weights if name.startswith(prefix)]
     return sum(each.numel() * each.element_size() for each in kept)
 

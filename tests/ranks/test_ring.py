@@ -109,7 +109,7 @@ def kinds_in_blocks(rank, message, tensors):
     """Return the bytes that a rank's blocks sent in one forward, by the operator's name."""
     driver.handle(rank, message, tensors)  # loads the weights
     (pipeline,) = (p for key, p in driver.engine(rank)._models.items() if key[0] == message.model.path)
-    family, sent = pipeline._parts["transformer"], SentBytes()
+    family, sent = pipeline.parts._parts["transformer"], SentBytes()
     run = family.run
 
     def counted(state):

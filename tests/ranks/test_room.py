@@ -6,6 +6,7 @@ import re
 import struct
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -78,6 +79,11 @@ def loads(answers, path):
 def parts(answer, path):
     """What a rank holds of a model."""
     return next((model.parts for model in answer["models"] if model.path == str(path)), ())
+
+
+def layout_of(answer, path):
+    """The layout in which a rank has last used a model."""
+    return next(model.layout for model in answer["models"] if model.path == str(path))
 
 
 def sizes_of(sizes):
@@ -155,20 +161,24 @@ def test_more_than_the_machines_memory_is_refused_and_other_models_stay(pools, c
     assert not any(progress.phase == "loading" for progress, _ in answers[0]["reports"]), "planned without a need"
 
 
-def test_a_layout_that_shares_the_weights_fits_where_whole_ones_do_not(pools, checkpoints, limit):
-    sizes = tiny.Tiny(heads=2, layers=6, seed=5)
-    path = checkpoints(heads=2, layers=6, seed=5)
+@pytest.mark.parametrize(
+    ("layers", "chosen"), [(20, "ulysses=2 shard_weights"), (4, "tensor=2")], ids=["many blocks", "large blocks"]
+)
+def test_auto_lets_the_ranks_share_weights_that_fit_no_device(pools, checkpoints, limit, layers, chosen):
+    sizes = tiny.Tiny(heads=2, layers=layers, seed=5)
+    path = checkpoints(heads=2, layers=layers, seed=5)
     whole, _ = sizes_of(sizes)
-    limit(3 * whole // 4 + forward_work(path))
-    assert "take " in refused(pools, *requests.sample(requests.spec(path, "ulysses=2"), Case()))
-    message, tensors = requests.sample(requests.spec(path, "ulysses=2 shard_weights"), Case())
-    answers = pools(2).run(driver.handle, message, tensors)
-    assert [answer["error"] for answer in answers] == [None, None]
-    assert requests.relative_error(answers[0]["tensors"]["samples"], requests.stock_sample(sizes, Case())) <= 1e-5
-    assert loads(answers, path) == [1, 1]
-    answers = pools(2).run(driver.handle, message, tensors)
-    assert [answer["error"] for answer in answers] == [None, None]
-    assert loads(answers, path) == [1, 1], "what is loaded needs no room"
+    limit(4 * whole // 5 + 2 * forward_work(path))
+    message, tensors = requests.sample(requests.spec(path), Case())
+    careful = [answer["error"] for answer in pools(2).run(driver.handle, replace(message, adapt=False), tensors)]
+    assert careful[0] == careful[1]
+    assert careful[0].startswith("NoRoom: rank 0 (cpu) has room for ")
+    for _ in range(2):
+        answers = pools(2).run(driver.handle, message, tensors)
+        assert [answer["error"] for answer in answers] == [None, None]
+        assert requests.relative_error(answers[0]["tensors"]["samples"], requests.stock_sample(sizes, Case())) <= 1e-5
+        assert {str(layout_of(answer, path)) for answer in answers} == {chosen}
+        assert loads(answers, path) == [1, 1]
 
 
 def test_a_transformer_that_fits_only_without_a_text_encoder_loads_after_it_has_left(pools, checkpoints, limit):

@@ -22,6 +22,7 @@ from ...interfaces.geometry import LATENT, TIMESTEP
 from ...interfaces.strategy import ParameterShapes
 from ...layout.parallel_layout import ParallelLayout, auto
 from ...loading import load
+from ...loading.transformer import load_transformer
 from ...models import family_of
 from ...protocol.model_spec import Devices, DType
 from ...protocol.tensors import NAMES
@@ -105,7 +106,7 @@ class RealModel:
     def _run_stock(self, device: torch.device, layouts: Sequence[ParallelLayout]) -> "_StockRun":
         alone = mesh.create(ParallelLayout(), rank=0, timeout=timedelta(seconds=1))
         assert alone is not None
-        family = load.load_transformer(self.checkpoint, getattr(torch, self.dtype), device, alone, self.component)
+        family = load_transformer(self.checkpoint, getattr(torch, self.dtype), device, alone, self.component)
         predictions = [family.stock({k: v.to(device) for k, v in one.items()}).cpu() for one in self.inputs]
         stock = _StockRun(
             predictions=predictions,

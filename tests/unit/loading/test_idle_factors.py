@@ -1,16 +1,15 @@
 """Factors of LoRAs that no request uses are freed when the device is full."""
 
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 import torch
 from torch import nn
 
 from parallel_backend.loading import low_rank_hooks
-from parallel_backend.loading.components import ComponentCache
 from parallel_backend.loading.device_memory import DeviceMemory
 from parallel_backend.loading.low_rank import LowRank
+from parallel_backend.loading.parts import Parts
 from parallel_backend.protocol.model_spec import Adapter
 
 FACTORS = {"0": (LowRank(up=torch.ones(4, 1), down=torch.ones(1, 4), scale=1.0),)}
@@ -46,23 +45,21 @@ def read(monkeypatch):
     return ids
 
 
-def cache_of() -> Any:
-    checkpoint: Any = Mock()
-    checkpoint.name = "model"
-    caches: list[ComponentCache] = []
-    caches.append(ComponentCache(checkpoint, torch.float32, DeviceMemory(torch.device("cpu"), lambda: caches)))
-    return caches[0]
+def parts_of_a_model() -> Any:
+    models: list[Parts] = []
+    models.append(Parts("model", DeviceMemory(torch.device("cpu"), lambda: models)))
+    return models[0]
 
 
 def test_a_full_device_costs_the_idle_ones_alone(read):
     module = nn.Sequential(nn.Linear(4, 4))
-    cache = cache_of()
-    changes = cache._changes[module] = _Changes(module)
+    parts = parts_of_a_model()
+    changes = parts._changes[module] = _Changes(module)
     used, idle = (Adapter(path="", id=name, strength=1.0) for name in ("used", "idle"))
     changes.low_rank.use((used, idle))
     changes.low_rank.use((used,))
-    cache._parts["transformer"] = module
-    cache._use("transformer", (used,), None)
+    parts._parts["transformer"] = module
+    parts.changed_by("transformer", lambda each: each.use((used,), None))
     assert read == ["used", "idle"]
     changes.low_rank.use((used, idle))
     assert read == ["used", "idle", "idle"]
@@ -70,9 +67,9 @@ def test_a_full_device_costs_the_idle_ones_alone(read):
 
 def test_an_error_stays_one_where_nothing_is_idle():
     module = nn.Sequential(nn.Linear(4, 4))
-    cache = cache_of()
-    cache._changes[module] = _Changes(module)
-    cache._parts["transformer"] = module
+    parts = parts_of_a_model()
+    parts._changes[module] = _Changes(module)
+    parts._parts["transformer"] = module
     with pytest.raises(torch.OutOfMemoryError):
-        cache._use("transformer", (), None)
-    assert cache.has("transformer")
+        parts.changed_by("transformer", lambda each: each.use((), None))
+    assert parts.has("transformer")

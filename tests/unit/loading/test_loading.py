@@ -3,6 +3,7 @@
 import json
 import shutil
 from datetime import timedelta
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -15,9 +16,10 @@ from parallel_backend.distributed import mesh
 from parallel_backend.errors import InvalidRequest
 from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.loading import load as load_module
-from parallel_backend.loading.components import ComponentCache
 from parallel_backend.loading.device_memory import DeviceMemory
-from parallel_backend.loading.load import check_component, check_dtype, load_transformer, resolve_dtype
+from parallel_backend.loading.load import check_component, check_dtype, resolve_dtype
+from parallel_backend.loading.parts import Parts
+from parallel_backend.loading.transformer import load_transformer
 from parallel_backend.models import family_of
 from tests.support import compressed, tiny
 
@@ -213,23 +215,23 @@ def test_missing_weights_are_refused(copy, component, file):
     first = sorted(name for name, tensor in weights.items() if tensor.ndim == 2)[0]
     del weights[first]
     save_file(weights, path, metadata={"format": "pt"})
-    load = getattr(load_module, f"load_{component}")
+    load: Any = load_transformer if component == "transformer" else getattr(load_module, f"load_{component}")
     with pytest.raises(InvalidRequest, match=rf"{component}.* lacks \d+ weights \({first}"):
         load(copy, torch.float32, torch.device("cpu"), *([ALONE] if component == "transformer" else []))
 
 
-def models_of(*checkpoints):
+def models_of(*names):
     """Models of one rank with nothing loaded."""
-    models: list[ComponentCache] = []
+    models: list[Parts] = []
     memory = DeviceMemory(torch.device("cpu"), lambda: models)
-    models += [ComponentCache(checkpoint, torch.float32, memory) for checkpoint in checkpoints]
+    models += [Parts(name, memory) for name in names]
     return models
 
 
-def test_a_full_device_unloads_other_models_then_idle_components_and_retries(copy):
-    other, pipeline = models_of(copy, copy)
+def test_a_full_device_unloads_other_models_then_idle_components_and_retries():
+    other, pipeline = models_of("other", "pipeline")
     for name in ("transformer", "vae"):
-        other._part(name, lambda: nn.Linear(2, 2))
+        other.get(name, lambda: nn.Linear(2, 2))
     weights, attempts = nn.Linear(2, 2), []
 
     def load() -> nn.Module:
@@ -238,9 +240,9 @@ def test_a_full_device_unloads_other_models_then_idle_components_and_retries(cop
             raise torch.OutOfMemoryError("full")
         return weights
 
-    assert pipeline._part("vae", load) is weights
+    assert pipeline.get("vae", load) is weights
     assert attempts == [True, False]
     assert (pipeline.loads, pipeline.nbytes, other.has("transformer")) == (1, weights.weight.nbytes + 8, True)
     with pytest.raises(torch.OutOfMemoryError, match="for good"):
-        pipeline._part("text_encoder", Mock(side_effect=torch.OutOfMemoryError("for good")))
+        pipeline.get("text_encoder", Mock(side_effect=torch.OutOfMemoryError("for good")))
     assert not pipeline.has("vae")

@@ -1,0 +1,75 @@
+"""The layout of a request that names none, where a device has no room for the whole transformer."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ..checkpoint.checkpoint import HIGH_NOISE, LOW_NOISE
+from ..denoiser.plan import DenoisingPlan
+from ..distributed.mesh import Axis
+from ..layout.parallel_layout import ParallelLayout, sharing
+from ..loading.components import ComponentCache
+from ..loading.load import transformer_bytes
+from ..loading.residency import PartSizes, with_slack
+from ..loading.room import Claim, claims_of_all, shortage
+from ..loading.transformer import whole_sizes
+from .validation import is_refused
+from .working_memory import forward_bytes
+
+log = logging.getLogger(__name__)
+
+
+def fit(plan: DenoisingPlan, components: ComponentCache, world: Axis, *, adapt: bool) -> DenoisingPlan:
+    """Return the plan in a layout whose weights fit on the devices, if there is one. Collective over the world.
+
+    Layouts with whole weights come first. If none fits, the plan keeps its layout, and blocks stream.
+    A choice stays until a request needs more memory or the model is unloaded.
+
+    Args:
+        plan: the request in the layout that suits roomy devices.
+        components: the model.
+        world: all ranks.
+        adapt: whether to look for another layout if none is chosen yet.
+    """
+    work = _work(plan, components)
+    chosen = components.chosen_layouts.get(plan.layout)
+    if chosen is None or (adapt and work > chosen[0]):
+        if not adapt:
+            return plan
+        chosen = work, _choose(plan, components, claims_of_all(world, components.memory.claim(0)))
+        components.chosen_layouts[plan.layout] = chosen
+    return replace(plan, layout=chosen[1])
+
+
+def _choose(plan: DenoisingPlan, components: ComponentCache, rooms: Sequence[Claim]) -> ParallelLayout:
+    names = [name for name in (HIGH_NOISE, LOW_NOISE) if name in components.checkpoint.components]
+    most = max(transformer_bytes(components.checkpoint, name, components.dtype) for name in names)
+    if _fits(plan, components, rooms, most):
+        return plan.layout
+    sizes = [whole_sizes(components.checkpoint, components.dtype, name) for name in names]
+    for layout in (plan.layout, *sharing(plan.layout)):
+        other = replace(plan, layout=layout)
+        taken = max(_taken(each, layout) for each in sizes)
+        if not is_refused(layout, plan.workload()) and _fits(other, components, rooms, taken):
+            if layout != plan.layout:
+                log.warning("the devices have no room for all of %s each: the layout is %s", components.name, layout)
+            return layout
+    return plan.layout
+
+
+def _fits(plan: DenoisingPlan, components: ComponentCache, rooms: Sequence[Claim], weights: int) -> bool:
+    needed = weights + with_slack(_work(plan, components))
+    return shortage([replace(each, needed=needed) for each in rooms[: plan.layout.ranks]]) is None
+
+
+def _taken(sizes: PartSizes, layout: ParallelLayout) -> int:
+    """Estimate what a rank holds of the weights. What the ranks decide before they load is exact."""
+    if layout.shard_weights:
+        return sizes.shared_by(layout.sequence)
+    return sizes.outside + sum(sizes.blocks) // layout.tensor
+
+
+def _work(plan: DenoisingPlan, components: ComponentCache) -> int:
+    """Return the bytes that the tensors of the busiest rank take at least."""
+    name, itemsize = components.checkpoint.components[HIGH_NOISE], components.dtype.itemsize
+    return max(forward_bytes(name, plan, rank, itemsize) for rank in range(plan.layout.ranks))

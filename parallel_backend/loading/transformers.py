@@ -1,0 +1,245 @@
+"""The transformers of one checkpoint on this rank: which part of each it holds, where, and on which mesh."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+import torch
+
+from .. import processes
+from ..checkpoint.checkpoint import HIGH_NOISE, LOW_NOISE, Checkpoint
+from ..distributed.collectives import agree, all_true
+from ..distributed.mesh import DeviceMesh
+from ..interfaces.family import Family
+from ..protocol.model_spec import Adapter, Overlay
+from .host_store import machine_number, share
+from .parts import Parts
+from .residency import ALL, SLOTS, UNDECIDED, PartSizes, TransformerClaim, decide, lacks_host_memory, with_slack
+from .room import claims_of_all
+from .transformer import PlannedTransformer, plan_transformer
+from .weight_changes import WeightChanges
+
+log = logging.getLogger(__name__)
+
+_NO_MESH = -1
+"""Stands for no mesh where a mesh's serial number is expected."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightPart:
+    """Which part of the weights a rank holds.
+
+    Attributes:
+        pipe: index of the stage, and the stages' speeds, by which the blocks are cut.
+        tensor: degree of ``tensor``, and this rank's index on it: its part of the stage.
+        sharers: the ranks that shard that part among them; empty without sharding.
+    """
+
+    pipe: tuple[int, tuple[float, ...]]
+    tensor: tuple[int, int]
+    sharers: tuple[int, ...]
+
+    @property
+    def alone(self) -> bool:
+        """Whether neither loading these weights nor computing with them needs a process group."""
+        return self.tensor[0] == 1 and not self.sharers
+
+    @classmethod
+    def on(cls, mesh: DeviceMesh) -> "WeightPart":
+        """Return the part that this rank of the mesh holds."""
+        tensor, sharers = mesh.axes["tensor"], mesh.sequence.ranks if mesh.layout.shard_weights else ()
+        pipe = (mesh.axes["pipe"].index, mesh.speeds("pipe") if mesh.layout.pipe > 1 else ())
+        return cls(pipe=pipe, tensor=(tensor.size, tensor.index), sharers=sharers)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Agreed:
+    """What the ranks that hold a part have agreed on: its sizes, and how many of its blocks stay on the devices."""
+
+    part: WeightPart
+    sizes: PartSizes
+    resident: int
+
+
+class Transformers:
+    """The transformers of a checkpoint, in one dtype, on this rank's device.
+
+    Args:
+        checkpoint: the model folder.
+        dtype: dtype of the weights.
+        parts: the loaded components of the checkpoint.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype, parts: Parts) -> None:
+        self.checkpoint, self.dtype, self.parts, self.device = checkpoint, dtype, parts, parts.memory.device
+        self._work = 0
+        self._held: dict[str, WeightPart] = {}
+        self._meshes: dict[str, DeviceMesh] = {}
+        self._agreed: dict[str, _Agreed] = {}
+
+    @property
+    def names(self) -> list[str]:
+        """The transformers that the checkpoint has."""
+        return [name for name in (HIGH_NOISE, LOW_NOISE) if name in self.checkpoint.components]
+
+    def missing(self, mesh: DeviceMesh) -> list[str]:
+        """Return the transformers of which this rank does not hold its part on the mesh."""
+        held = WeightPart.on(mesh)
+        return [name for name in self.names if not self._holds(name, held)]
+
+    def prepare(self, mesh: DeviceMesh, work: int, *, stream: bool) -> dict[str, PlannedTransformer]:
+        """Decide what stays on the devices, and plan what is missing. Collective over the mesh.
+
+        Args:
+            mesh: the ranks that load.
+            work: bytes that this rank's tensors take at least.
+            stream: whether blocks may stream.
+
+        Returns:
+            The parts that this rank has to load, by name. They take no memory.
+
+        Raises:
+            InvalidRequest: the weights do not fit, not even streamed. Names numbers and remedies.
+            NoRoom: weights and tensors together do not fit. Names numbers and remedies.
+        """
+        held = WeightPart.on(mesh)
+        plans = {name: self._plan(mesh, name, ALL) for name in self.names if not self._knows(name, held)}
+        sizes = {name: plans[name].sizes if name in plans else self._agreed[name].sizes for name in self.names}
+        claims = claims_of_all(mesh.whole, self._claim(mesh, held, list(sizes.values()), work))
+        targets = decide(claims, self.parts.name, self.dtype, stream=stream)
+        if targets != [each.resident for each in claims]:
+            self._settle(mesh, held, sizes, claims, targets)
+        self._work = with_slack(work)
+        missing, resident = self.missing(mesh), targets[mesh.whole.index]
+        if not missing:
+            self.parts.memory.free_up(self._work, self.parts, keep=(HIGH_NOISE,), ranks=mesh.whole.size)
+        planned = plans if resident == ALL else {}
+        return {name: planned.get(name) or self._plan(mesh, name, resident) for name in missing}
+
+    def get(
+        self,
+        mesh: DeviceMesh,
+        name: str,
+        plans: dict[str, PlannedTransformer],
+        adapters: Sequence[Adapter],
+        overlay: Overlay | None,
+    ) -> Family:
+        """Return this rank's part, on a mesh, of the transformer component ``name``; load it if necessary.
+
+        Meshes on which the rank holds the same part share the loaded weights.
+
+        Args:
+            mesh: the mesh.
+            name: the component.
+            plans: parts that have been planned for the mesh, by name. The one that is loaded is taken out.
+            adapters: the LoRAs that it applies from now on.
+            overlay: the changed weights that it has from now on.
+        """
+        held = WeightPart.on(mesh)
+        if not self._holds(name, held):
+            self.parts.drop(name)
+        if not self.parts.has(name):
+            self._meshes.pop(name, None)
+            if not held.alone:
+                self._meshes[name] = mesh
+        self._held[name] = held
+        agreed = self._agreed[name]
+        taken = None if agreed.resident == ALL else agreed.sizes.on_device(agreed.resident)
+        family = self.parts.get(name, lambda: self._load(mesh, name, plans), taken)
+        self.parts.changed_by(name, lambda changes: changes.use(adapters, overlay))
+        return family
+
+    def agree(self, mesh: DeviceMesh) -> None:
+        """Drop transformers that the ranks of the mesh do not all hold on the groups of one mesh.
+
+        Another rank may have dropped its part, for example because it ran out of memory, or may have loaded other
+        weights since, for a layout that leaves this rank idle. Collective over the ranks that share the weights; they
+        then load together.
+        """
+        held, tensor, sequence = WeightPart.on(mesh), mesh.axes["tensor"], mesh.sequence
+        if held.alone:
+            return
+        for name in (HIGH_NOISE, LOW_NOISE):
+            serial = self._meshes[name].serial if self._holds(name, held) else _NO_MESH
+            first = agree(agree(serial, tensor), sequence)
+            if not all_true(all_true(serial == first != _NO_MESH, tensor), sequence):
+                self.parts.drop(name)
+
+    def meshes(self) -> list[DeviceMesh]:
+        """Return the meshes whose groups the loaded transformers use."""
+        return [mesh for name, mesh in self._meshes.items() if self.parts.has(name)]
+
+    @property
+    def note(self) -> str:
+        """How much streams, for people; "" if nothing does."""
+        agreed = self._agreed.get(HIGH_NOISE)
+        if agreed is None or HIGH_NOISE not in self.parts.stores:
+            return ""
+        blocks = len(agreed.sizes.blocks)
+        return f"{blocks - agreed.resident} of {blocks} blocks stream from the machine's memory"
+
+    def _claim(self, mesh: DeviceMesh, held: WeightPart, sizes: Sequence[PartSizes], work: int) -> TransformerClaim:
+        memory = self.parts.memory
+        agreed = {self._agreed[name].resident if self._knows(name, held) else UNDECIDED for name in self.names}
+        blocks = min(len(each.blocks) for each in sizes)
+        whole = max(each.whole for each in sizes)
+        return TransformerClaim(
+            **asdict(memory.claim(whole)), whole=whole, work=work,
+            least=max(each.on_device(0) for each in sizes) if blocks > SLOTS else whole,
+            block=max(max(each.blocks) for each in sizes), blocks=blocks,
+            resident=agreed.pop() if len(agreed) == 1 else UNDECIDED,
+            part=mesh.axes["pipe"].index * mesh.axes["tensor"].size + mesh.axes["tensor"].index,
+            host=machine_number(), host_free=processes.machine_memory()[0],
+            host_idle=memory.idle_host_bytes(self.parts),
+        )  # fmt: skip
+
+    def _settle(
+        self,
+        mesh: DeviceMesh,
+        held: WeightPart,
+        sizes: Mapping[str, PartSizes],
+        claims: Sequence[TransformerClaim],
+        targets: Sequence[int],
+    ) -> None:
+        """Adopt what the ranks decided: drop what has to be loaded anew, and make the memory that blocks stream from.
+
+        Collective over the mesh if anything streams.
+        """
+        mine, target = claims[mesh.whole.index], targets[mesh.whole.index]
+        same_part = [rank for rank, each in enumerate(claims) if each.part == mine.part]
+        # Ranks that stream load together. A whole part concerns nobody else.
+        whole = target == ALL and mine.resident in (ALL, UNDECIDED)
+        stays = whole or all(claims[rank].resident == target for rank in same_part)
+        if lacks_host_memory(claims, targets):
+            self.parts.memory.release_host(self.parts)
+        for name in self.names:
+            if not stays:
+                self.parts.drop_with_store(name)
+            if any(each != ALL for each in targets):
+                nbytes = 0 if stays else sizes[name].in_host(target)
+                store = share(nbytes, mine.part, self.device, mesh.whole)
+                if store:
+                    self.parts.stores[name] = store
+            self._agreed[name] = _Agreed(part=held, sizes=sizes[name], resident=target)
+        if target != ALL and not stays:
+            log.warning("%s has no room for all of %s: %s", self.device, self.parts.name, self.note)
+
+    def _load(self, mesh: DeviceMesh, name: str, plans: dict[str, PlannedTransformer]) -> Family:
+        agreed = self._agreed[name]
+        plan = plans.pop(name) if name in plans else self._plan(mesh, name, agreed.resident)
+        self.parts.memory.free_up(plan.nbytes + self._work, self.parts, ranks=mesh.whole.size)
+        family = plan.fill(self.parts.stores.get(name))
+        changes = WeightChanges(family.module, name, plan.class_name, plan.source, plan.slices, plan.blocks)
+        self.parts.track(family, changes)
+        return family
+
+    def _plan(self, mesh: DeviceMesh, name: str, resident: int) -> PlannedTransformer:
+        return plan_transformer(self.checkpoint, self.dtype, self.device, mesh, name, resident)
+
+    def _knows(self, name: str, held: WeightPart) -> bool:
+        """Whether this rank has agreed with the others on where its part goes."""
+        agreed = self._agreed.get(name)
+        return agreed is not None and agreed.part == held and (agreed.resident == ALL or name in self.parts.stores)
+
+    def _holds(self, name: str, held: WeightPart) -> bool:
+        return self.parts.has(name) and self._held.get(name) == held
