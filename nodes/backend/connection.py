@@ -10,7 +10,7 @@ import time
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import comfy.model_management
@@ -19,8 +19,8 @@ from torch import Tensor
 
 from ...parallel_backend.checkpoint.checkpoint import HIGH_NOISE, LOW_NOISE, Checkpoint
 from ...parallel_backend.client.client import Client
-from ...parallel_backend.errors import BackendError, BackendUnavailable, Cancelled, OutOfMemory, QueueFull
-from ...parallel_backend.layout.parallel_layout import ParallelLayout, auto
+from ...parallel_backend.errors import BackendError, BackendUnavailable, Cancelled, NoRoom, OutOfMemory, QueueFull
+from ...parallel_backend.layout.parallel_layout import ParallelLayout, auto, sharing
 from ...parallel_backend.protocol.messages import (
     Decode,
     Encode,
@@ -176,9 +176,14 @@ class Handle:
         spec = self.spec
         if (model.path, model.stamp) != (spec.path, spec.stamp) or spec.dtype not in ("auto", model.dtype):
             return set()
-        wanted = spec.layout.cut if spec.layout else None
-        split = any(layout.splits_weights for layout in (wanted, model.layout) if layout)
-        return set(model.parts) - ({HIGH_NOISE, LOW_NOISE} if split and wanted != model.layout else set())
+        wanted = [spec.layout.cut] if spec.layout else self._automatic_layouts()
+        split = any(layout.splits_weights for layout in (wanted[0], model.layout) if layout)
+        return set(model.parts) - ({HIGH_NOISE, LOW_NOISE} if split and model.layout not in wanted else set())
+
+    def _automatic_layouts(self) -> list[ParallelLayout]:
+        """Return the layouts that ``auto`` may choose. The first keeps the weights whole."""
+        roomy = [auto(self.ranks, branches=branches) for branches in (1, 2)]
+        return [*roomy, *(each for layout in roomy for each in sharing(layout))]
 
     def layout(self, branches: int) -> ParallelLayout:
         """Return the layout for ``branches`` branches (2 with guidance), with ``auto`` resolved."""
@@ -194,7 +199,7 @@ class Handle:
         """Make the ranks execute a request. Blocks, and ends early when the user interrupts.
 
         If a rank's GPU is full and ComfyUI has models of its own there, these are unloaded, and the request is tried
-        once more.
+        once more. Only then do weights that fit nowhere stream from the machine's memory.
 
         Raises:
             InterruptProcessingException: the user interrupted.
@@ -205,12 +210,14 @@ class Handle:
         self.show(phase)
         free_dropped()
         progressed = self._show_progress(phase, on_progress)
+        shared = comfyui_models.shared_gpus(self.spec.devices, self.ranks)
+        careful = replace(message, adapt=False) if shared and isinstance(message, Forward | Sample) else message
         with self._errors_for_comfyui():
             try:
-                return _call(message, tensors, progressed)
+                return _call(careful, tensors, progressed)
             except OutOfMemory as error:
-                shared = comfyui_models.shared_gpus(self.spec.devices, self.ranks)
-                if not (shared and comfyui_models.unload(shared)):
+                unloaded = bool(shared) and comfyui_models.unload(shared)
+                if not unloaded and not (isinstance(error, NoRoom) and careful is not message):
                     raise
                 logging.warning("Parallel DiT: trying once more without ComfyUI's own models on these GPUs: %s", error)
                 self.show("out of memory: trying once more without ComfyUI's own models on these GPUs")

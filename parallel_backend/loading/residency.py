@@ -110,12 +110,14 @@ def decide(claims: Sequence[TransformerClaim], name: str, dtype: torch.dtype, *,
         claims: by rank.
         name: the model's, for messages.
         dtype: of the weights.
-        stream: whether blocks may stream.
+        stream: whether blocks may stream that do not yet.
 
     Raises:
         InvalidRequest: the weights do not fit, not even streamed. Names numbers and remedies.
         NoRoom: weights and tensors together do not fit, or the weights do not and blocks may not stream.
     """
+    residents = {each.resident for each in claims}
+    stream = stream or (UNDECIDED not in residents and residents != {ALL})
     roomy = shortage([replace(each, needed=each.whole + with_slack(each.work)) for each in claims]) is None
     if roomy:
         most = [ALL] * len(claims)

@@ -12,9 +12,9 @@ import comfy.model_patcher
 import pytest
 import torch
 from any_folder_name.nodes.backend import comfyui_models, connection
-from any_folder_name.parallel_backend.errors import OutOfMemory
+from any_folder_name.parallel_backend.errors import NoRoom, OutOfMemory
 from any_folder_name.parallel_backend.layout.parallel_layout import ParallelLayout
-from any_folder_name.parallel_backend.protocol.messages import Decode
+from any_folder_name.parallel_backend.protocol.messages import Decode, Forward
 from any_folder_name.parallel_backend.protocol.model_spec import Devices, ModelSpec
 from any_folder_name.parallel_backend.protocol.status import LoadedModel, RankStatus
 from helpers.inside_fixtures import Loaded, empty_latent, ksampler, parallel_sampler
@@ -106,6 +106,48 @@ class FullOnce:
         return self.real.call(message, *arguments, **options)
 
 
+class NoRoomWhileOthersStay:
+    """A client whose ranks have no room for the weights as long as ComfyUI has a model there, or for good."""
+
+    def __init__(self, real: Any, other: ComfyUIsModel) -> None:
+        self.real, self.other = real, other
+        self.asked: list[tuple[bool, bool]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.real, name)
+
+    def call(self, message: Any, *arguments: Any, **options: Any) -> Any:
+        if isinstance(message, Forward):
+            entries = comfy.model_management.current_loaded_models
+            self.asked.append((message.adapt, any(entry.model is self.other.patcher for entry in entries)))
+            if not message.adapt:
+                raise NoRoom("rank 0 (cpu) has no room")
+        return self.real.call(message, *arguments, **options)
+
+
+@pytest.mark.parametrize(
+    ("device", "asked"),
+    [(SHARED, [(False, True), (True, False)]), (OTHER, [(False, True), (True, True)]), (None, [(True, True)])],
+)
+def test_weights_stream_only_once_comfyuis_models_have_left(
+    load: Callable[..., Loaded],
+    monkeypatch: pytest.MonkeyPatch,
+    device: torch.device | None,
+    asked: list[tuple[bool, bool]],
+) -> None:
+    loaded = load()
+    if device is not None:
+        monkeypatch.setattr(comfyui_models, "gpus", shared_device)
+        monkeypatch.setattr(comfyui_models, "shared_gpus", lambda *_: {SHARED})
+    other = ComfyUIsModel(device or OTHER)
+    comfy.model_management.load_models_gpu([other.patcher])
+    client = NoRoomWhileOthersStay(connection.client(), other)
+    monkeypatch.setattr(connection, "client", lambda: client)
+    monkeypatch.setattr(connection.Handle, "holds", lambda *_, **__: True)
+    ksampler(loaded.model, empty_latent(), steps=1, cfg=1.0)
+    assert client.asked == asked
+
+
 @pytest.mark.parametrize(("device", "always", "tries"), [(SHARED, False, 2), (SHARED, True, 2), (OTHER, False, 1)])
 def test_a_request_is_tried_once_more_without_comfyuis_models(
     load: Callable[..., Loaded], monkeypatch: pytest.MonkeyPatch, device: torch.device, always: bool, tries: int
@@ -144,6 +186,9 @@ def spec(stamp: str = "now", layout: str = "", **options: Any) -> ModelSpec:
         (spec(layout="pipe=2"), spec(layout="pipe=2 patches=3"), {"transformer", "text_encoder"}),
         (spec(layout="pipe=2"), spec(layout="tensor=2"), {"text_encoder"}),
         (spec(layout="pipe=2"), spec(), {"text_encoder"}),
+        (spec(layout="ulysses=2 shard_weights"), spec(), {"transformer", "text_encoder"}),
+        (spec(layout="tensor=2"), spec(), {"transformer", "text_encoder"}),
+        (spec(layout="tensor=2"), spec(layout="ulysses=2"), {"text_encoder"}),
         (spec(), spec(layout="ulysses=2 shard_weights"), {"text_encoder"}),
     ],
 )
