@@ -158,7 +158,7 @@ def _most(claims: Sequence[TransformerClaim], mine: TransformerClaim) -> int:
 
 def _share_of_device(claims: Sequence[TransformerClaim], mine: TransformerClaim) -> int:
     """Return what a rank may use of what its device's ranks may use together, by what they need at least."""
-    ranks = [each for each in claims if (each.device, each.host) == (mine.device, mine.host)]
+    ranks = [each for each in claims if each.device == mine.device]
     together = min(each.free for each in ranks) + sum(each.freeable for each in ranks)
     needed = sum(_least(each) + each.work for each in ranks)
     return min(mine.limit, together * (_least(mine) + mine.work) // needed)

@@ -151,6 +151,8 @@ class StreamedBlocks:
         def run(state: State) -> State:
             self._bring(index)
             self._copies.wait(slot)
+            if self._copies.ahead and index + 1 < len(self._blocks):
+                self._bring(index + 1)  # it is there already, but for the first run and after skipped blocks
             result = block.run(state)
             if self._copies.ahead:
                 self._bring(following)

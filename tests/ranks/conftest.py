@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from parallel_backend.verify.forward import examples
+from tests.ranks import driver
 from tests.support import families, tiny
 from tests.support.pool import Pool
 
@@ -51,3 +52,17 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Pa
         return written[name, kind]
 
     return folder
+
+
+@pytest.fixture
+def streaming(pools: Pools) -> Iterator[Callable[[int], None]]:
+    """``streaming(n)`` lets all blocks stream on the pool of ``n`` ranks."""
+    on: list[int] = []
+
+    def stream(ranks: int) -> None:
+        on.append(ranks)
+        pools(ranks).run(driver.stream_all, True)
+
+    yield stream
+    for ranks in on:
+        pools(ranks).run(driver.stream_all, False)

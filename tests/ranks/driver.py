@@ -12,6 +12,8 @@ from torch.distributed.tensor import DTensor
 
 from parallel_backend.engine.engine import Engine
 from parallel_backend.errors import Cancelled, InvalidRequest, NoRoom
+from parallel_backend.loading import transformers
+from parallel_backend.loading.residency import decide
 from parallel_backend.loading.room import MEMORY_LIMIT
 from parallel_backend.protocol.messages import Progress, RankRequest
 from parallel_backend.protocol.tensors import describe
@@ -54,6 +56,24 @@ def handle(
 def limit_memory(rank: int, limit: int | None) -> None:
     """Limit the memory of each rank; None for no limit."""
     os.environ[MEMORY_LIMIT] = "" if limit is None else str(limit)
+
+
+def stream_all(rank: int, on: bool) -> None:
+    """Let all blocks stream, whatever the memory; or as it is decided."""
+    vars(transformers)["decide"] = (lambda claims, *_, **__: [0] * len(claims)) if on else decide
+
+
+def drop(rank: int, path: str, name: str, dropping: tuple[int, ...]) -> None:
+    """Free a component of a model on some of the ranks, as a full device would."""
+    for key, components in engine(rank)._models.items():
+        if key[0] == path and rank in dropping:
+            components.parts.drop(name)
+
+
+def host_memory(rank: int, path: str) -> list[int]:
+    """The inodes of the machine's memory from which this rank streams a model."""
+    models = [components for key, components in engine(rank)._models.items() if key[0] == path]
+    return [os.fstat(store.descriptor).st_ino for each in models for store in each.parts.stores.values()]
 
 
 def pretend_old_torch(rank: int, old: bool) -> None:

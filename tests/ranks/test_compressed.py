@@ -183,3 +183,10 @@ def test_loras_and_overlays_change_compressed_weights(pools, files, model, tmp_p
         loads.add(tuple(each.loads for answer in answers for each in answer["models"] if each.path == str(path)))
     assert len(loads) == 1
     check(pools, (path, unchanged), layout)
+
+
+@pytest.mark.parametrize("layout", ["ulysses=2", "tensor=3"])
+def test_compressed_weights_that_stream_are_changed_alike(pools, files, model, tmp_path, streaming, layout):
+    streaming(ParallelLayout.parse(layout).ranks)
+    for name in list(MIXED)[:2]:
+        test_loras_and_overlays_change_compressed_weights(pools, files, model, tmp_path, name, layout)

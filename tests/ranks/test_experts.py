@@ -64,6 +64,14 @@ def test_a_loop_over_the_boundary_equals_the_plain_one(pools, two, ranks, layout
     assert {"transformer", "transformer_2"} <= set(held.parts)
 
 
+@pytest.mark.parametrize(("ranks", "layout"), [(2, "cfg=2"), (3, "data=3"), (3, "tensor=3")])
+def test_experts_stream_one_after_the_other(pools, two, streaming, ranks, layout):
+    streaming(ranks)
+    test_a_loop_over_the_boundary_equals_the_plain_one(pools, two, ranks, layout)
+    pools(ranks).run(driver.drop, str(two), "transformer", (0,))
+    test_a_loop_over_the_boundary_equals_the_plain_one(pools, two, ranks, layout)
+
+
 @pytest.mark.parametrize("layout", ["pipe=2 patches=3", "ring=2 stale=previous"])
 def test_a_switch_warms_up_again(pools, two, layout):
     """The result equals the one-process loop that warms up again, and differs from an exact loop."""

@@ -1,17 +1,25 @@
 """Blocks stream from the machine's memory where the devices have no room for them, and the results stay the same."""
 
+from dataclasses import replace
+from functools import partial
+
 import pytest
+import torch
 
 from parallel_backend.checkpoint.opening import open_checkpoint
 from parallel_backend.engine.validation import check_sample
 from parallel_backend.engine.working_memory import forward_bytes
+from parallel_backend.models.shared.patchify import pad_to_patch
+from parallel_backend.protocol.messages import Unload
 from parallel_backend.protocol.tensors import describe
-from tests.ranks import driver, requests
+from tests.ranks import driver, requests, test_weight_changes
 from tests.ranks.requests import Case
 from tests.support import tiny
+from tests.support.weight_changes import Change, write_overlay
 
 LARGE = {"heads": 3, "layers": 40, "seed": 11}
 SIZES = tiny.Tiny(heads=3, layers=40, seed=11)
+CHANGED = tiny.Tiny(heads=3, layers=7, seed=12)
 TOLERANCE = 1e-5
 
 
@@ -75,3 +83,63 @@ def test_a_model_of_more_than_all_limits_together_samples_the_same(pools, checkp
         assert matches(answers, wanted)
     assert "stream from the machine's memory" in note_of(answers[0], path)
     assert any("stream from" in progress.note for progress, _ in answers[0]["reports"])
+
+
+@pytest.fixture(scope="module")
+def lora(tmp_path_factory) -> Change:
+    return Change.write(tmp_path_factory.mktemp("lora"), tiny.transformer(CHANGED), seed=1, rank=2, strength=0.7)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "layout"), [(3, "ulysses=3"), (3, "tensor=3"), (2, "pipe=2 patches=1"), (2, "cfg=2")]
+)
+def test_loras_and_overlays_change_what_streams_and_are_undone(
+    pools, checkpoints, lora, streaming, tmp_path, ranks, layout
+):
+    streaming(ranks)
+    path, model = checkpoints(heads=3, layers=7, seed=12), tiny.transformer(CHANGED)
+    names = [name for name in model.state_dict() if "blocks.0" in name or "blocks.5" in name or "proj_out" in name]
+    overlay, replaced = write_overlay(tmp_path, model, names)
+    check = partial(test_weight_changes.check, pools, path, ranks, layout, sizes=CHANGED)
+    check(((), ()))
+    check(((lora,), ()), overlay, replaced)
+    pools(ranks).run(driver.drop, str(path), "transformer", (0,))
+    check(((lora,), ()), overlay, replaced)
+    pools(ranks).run(driver.drop, str(path), "transformer", (ranks - 1,))
+    check(((), ()))
+
+
+def test_ranks_keep_a_part_once_and_find_it_after_they_dropped_theirs(pools, checkpoints, streaming):
+    streaming(3)
+    path, case = checkpoints(**LARGE), Case()
+    wanted = requests.stock_sample(SIZES, case)
+    message, tensors = requests.sample(requests.spec(path, "ulysses=3"), case)
+    assert matches(pools(3).run(driver.handle, message, tensors), wanted)
+    held = pools(3).run(driver.host_memory, str(path))
+    assert held == [held[0]] * 3
+    pools(3).run(driver.drop, str(path), "transformer", (1,))
+    answers = pools(3).run(driver.handle, message, tensors)
+    assert matches(answers, wanted)
+    assert pools(3).run(driver.host_memory, str(path)) == held, "it was read again"
+    for layout in ("tensor=3", "ulysses=2", "ring=3"):
+        message, tensors = requests.sample(requests.spec(path, layout), case)
+        assert matches(pools(3).run(driver.handle, message, tensors), wanted)
+    pools(3).run(driver.handle, Unload(model=message.model), {})
+    assert pools(3).run(driver.host_memory, str(path)) == [[], [], []]
+
+
+def test_skipped_blocks_do_not_confuse_those_that_stream(pools, checkpoints, streaming):
+    streaming(2)
+    path, case = checkpoints(heads=3, layers=7, seed=12), Case(texts=(9, 9))
+    message, tensors = requests.forward(requests.spec(path, "ulysses=2"), case)
+    whole, without = (), (1, 2, 4)
+    answers = pools(2).run(driver.handle, replace(message, skipped=(whole, without)), tensors)
+    again = pools(2).run(driver.handle, replace(message, skipped=(without, whole)), tensors)
+    assert [answer["error"] for answer in (*answers, *again)] == [None] * 4
+    for branch, skipped in (("0", ()), ("1", without)):
+        model = tiny.transformer(CHANGED)
+        model.blocks = torch.nn.ModuleList(block for i, block in enumerate(model.blocks) if i not in skipped)
+        with torch.no_grad():
+            padded = pad_to_patch(case.latent, CHANGED.patch)
+            out = model(padded, case.timestep, case.text(int(branch)), return_dict=False)[0][:, :, :3, :5, :7]
+        assert requests.relative_error(answers[0]["tensors"][branch], out) <= TOLERANCE

@@ -36,9 +36,11 @@ def loras(tmp_path_factory) -> tuple[Change, Change]:
     )
 
 
-def stock(case: Case, branch: int, changes: tuple[Change, ...], replaced: dict[str, Tensor]) -> Tensor:
+def stock(
+    case: Case, branch: int, changes: tuple[Change, ...], replaced: dict[str, Tensor], sizes: tiny.Tiny = SIZES
+) -> Tensor:
     """diffusers' own forward with merged weights."""
-    model = tiny.transformer(SIZES)
+    model = tiny.transformer(sizes)
     model.load_state_dict(merged(model.state_dict() | replaced, changes))
     latent = case.latent
     with torch.no_grad():
@@ -46,14 +48,14 @@ def stock(case: Case, branch: int, changes: tuple[Change, ...], replaced: dict[s
     return out[:, :, : latent.shape[2], : latent.shape[3], : latent.shape[4]]
 
 
-def check(pools, path, ranks, layout, by_branch, overlay=None, replaced=None):
+def check(pools, path, ranks, layout, by_branch, overlay=None, replaced=None, sizes=SIZES):
     case = Case()
     message, tensors = requests.forward(requests.spec(path, layout), case)
     adapters = tuple(tuple(change.file for change in changes) for changes in by_branch)
     answers = pools(ranks).run(driver.handle, replace(message, adapters=adapters, overlay=overlay), tensors)
     assert [answer["error"] for answer in answers] == [None] * ranks
     for branch, changes in enumerate(by_branch):
-        wanted = stock(case, branch, changes, replaced or {})
+        wanted = stock(case, branch, changes, replaced or {}, sizes)
         assert requests.relative_error(answers[0]["tensors"][str(branch)], wanted) <= CLOSE
     return answers
 

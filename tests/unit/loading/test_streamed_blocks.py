@@ -1,0 +1,184 @@
+"""Blocks that stream: what computes is always there, whenever the device gets to it."""
+
+import os
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from parallel_backend.interfaces.family import Block
+from parallel_backend.loading.host_store import HostStore, share
+from parallel_backend.loading.partial import allocate
+from parallel_backend.loading.residency import SLOTS
+from parallel_backend.loading.streamed_blocks import StreamedBlocks
+from tests.unit.loading.test_loading import ALONE
+
+CPU = torch.device("cpu")
+WIDTHS = (3, 5, 4, 7, 2)
+
+
+class Blocks:
+    """As much of a family as streams: a linear layer outside, and blocks whose states are tensors."""
+
+    def __init__(self, compute: Callable[[nn.Module, Any], Any]) -> None:
+        self.module = nn.Module()
+        self.module.outside = nn.Linear(2, 2, device="meta")
+        self.module.layers = nn.ModuleList(nn.Linear(6, width, device="meta") for width in WIDTHS)
+        self.shared: list[nn.Module] = []
+        self.blocks = [Block(run=partial(compute, layer), modules=(layer,)) for layer in self.module.layers]
+
+    def run(self, state: Any, skipped: tuple[int, ...] = ()) -> Any:
+        for index, block in enumerate(self.blocks):
+            if index not in skipped:
+                state = block.run(state)
+        return state
+
+
+class LateDevice:
+    """Copies and computations that wait in two queues, as streams of a GPU do, and run as late as they may."""
+
+    ahead = True
+
+    def __init__(self, slots: Tensor) -> None:
+        self.slots = slots
+        self.computing: list[Callable[[], None]] = []
+        self.copying: list[tuple[int, Callable[[], None]]] = []
+        self.started = 0
+
+    def start(self, slot: int, source: Tensor) -> None:
+        computed_before = len(self.computing)
+        self.started += 1
+
+        def copy() -> None:
+            self.compute(computed_before)
+            self.slots[slot, : len(source)].copy_(source)
+
+        self.copying.append((slot, copy))
+
+    def wait(self, slot: int) -> None:
+        last = max((i for i, (other, _) in enumerate(self.copying) if other == slot), default=-1)
+        self.computing.append(lambda: self.copy(last + 1))
+
+    def compute(self, count: int) -> None:
+        for i in range(count):
+            work, self.computing[i] = self.computing[i], lambda: None
+            work()
+
+    def copy(self, count: int) -> None:
+        for i in range(count):
+            (_, work), self.copying[i] = self.copying[i], (-1, lambda: None)
+            work()
+
+
+def streaming(indices, compute, copies=None):
+    """Blocks of which some stream, with the store that holds their weights: each block's are its number."""
+    family: Any = Blocks(compute)
+    streamed = StreamedBlocks(family, indices)
+    store = share(streamed.nbytes, 0, CPU, ALONE.whole)
+    assert store is not None
+    streamed.place(store, CPU, copies)
+    allocate(family.module, CPU)
+    for name, parameter in family.module.named_parameters():
+        number = int(name.split(".")[1]) if name.startswith("layers") else -1
+        streamed.homes.get(name, parameter).data.fill_(number)
+    return family, streamed
+
+
+@pytest.mark.parametrize("indices", [(0, 1, 2, 3, 4), (0, 2, 3), (1, 2, 3, 4), (4,)])
+@pytest.mark.parametrize("skipped", [(), (1,), (0, 3), (2, 3, 4)])
+def test_every_block_computes_with_its_own_weights(indices, skipped):
+    devices: list[LateDevice] = []
+    seen: list[float] = []
+
+    def copies(slots):
+        devices.append(LateDevice(slots))
+        return devices[0]
+
+    def compute(layer, state):
+        device = devices[0]
+        device.computing.append(lambda: seen.append(float(layer.weight.detach().mean())))
+        return state
+
+    family, _ = streaming(indices, compute, copies)
+    for _ in range(3):
+        family.run(None, skipped)
+    devices[0].compute(len(devices[0].computing))
+    assert seen == 3 * [i for i in range(len(WIDTHS)) if i not in skipped]
+
+
+def test_the_next_block_is_on_its_way_while_one_computes():
+    started: list[int] = []
+    devices: list[LateDevice] = []
+
+    def copies(slots):
+        devices.append(LateDevice(slots))
+        return devices[0]
+
+    def compute(layer, state):
+        started.append(devices[0].started)
+        return state
+
+    family, _ = streaming(range(5), compute, copies)
+    family.run(None)
+    family.run(None)
+    assert started == [2, 3, 4, 5, 6, 7, 8, 9, 10, 11], "the next block is on its way while one computes"
+
+
+def test_on_the_cpu_each_block_is_copied_once_a_run():
+    family, _ = streaming(range(5), lambda layer, state: [*state, float(layer.weight.detach().mean())])
+    assert family.run([]) == [0, 1, 2, 3, 4]
+    slots = {parameter.untyped_storage().data_ptr() for parameter in family.module.layers.parameters()}
+    assert len(slots) == 1, "all weights lie in the slots"
+    (held,) = {parameter.untyped_storage().nbytes() for parameter in family.module.layers.parameters()}
+    assert held == SLOTS * 512
+
+
+def test_changed_weights_are_copied_again():
+    family, streamed = streaming((4,), lambda layer, state: [*state, float(layer.weight.detach().mean())])
+    assert family.run([])[4] == 4
+    streamed.homes["layers.4.weight"].fill_(9)
+    assert family.run([])[4] == 4, "nobody said that it changed"
+    assert not streamed.changed
+    streamed.change()
+    assert family.run([])[4] == 9
+    assert streamed.changed
+
+
+def test_weights_that_other_parts_need_stay():
+    family: Any = Blocks(lambda layer, state: state)
+    shared = nn.Linear(3, 3, device="meta")
+    family.module.layers[2].shared = shared
+    family.shared = [shared]
+    streamed = StreamedBlocks(family, (1, 2))
+    store = share(streamed.nbytes, 0, CPU, ALONE.whole)
+    assert store is not None
+    streamed.place(store, CPU)
+    assert set(streamed.homes) == {f"layers.{i}.{name}" for i in (1, 2) for name in ("weight", "bias")}
+    assert shared.weight.is_meta
+
+
+def test_a_store_is_filled_once():
+    store = share(64, 0, CPU, ALONE.whole)
+    assert store is not None
+    other = HostStore(os.dup(store.descriptor), 64, CPU)
+    filled: list[str] = []
+
+    def fill(name: str, failing: bool = False) -> None:
+        filled.append(name)
+        if failing:
+            raise OSError("unreadable")
+        store.data.fill_(7)
+
+    with pytest.raises(OSError, match="unreadable"):
+        store.fill(lambda: fill("fails", failing=True))
+    other.fill(lambda: fill("first"))
+    store.fill(lambda: fill("second"))
+    assert filled == ["fails", "first"]
+    assert other.data.tolist() == [7] * 64
+
+
+def test_no_memory_is_made_for_a_rank_that_needs_none():
+    assert share(0, 0, CPU, ALONE.whole) is None
