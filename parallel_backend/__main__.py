@@ -35,7 +35,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m parallel_backend", description="The backend of Parallel DiT.")
     commands = parser.add_subparsers(
-        required=True, metavar="serve | status | stop | verify | bench | bench-wire | bench-memory | bench-lora"
+        required=True,
+        metavar="serve | status | stop | verify | bench | bench-wire | bench-memory | bench-lora | bench-streaming",
     )
     serve = commands.add_parser("serve", help="run the backend (the first node that needs it starts it automatically)")
     serve.add_argument(
@@ -67,6 +68,12 @@ def _parser() -> argparse.ArgumentParser:
     devices.add_option(lora_bench)
     lora_bench.add_argument("--json", action="store_true", help="print JSON")
     lora_bench.set_defaults(run=_bench_lora)
+    streaming_bench = commands.add_parser("bench-streaming", help="measure what a step costs whose blocks stream")
+    streaming_bench.add_argument("--gigabytes", type=float, default=1.0, help="size of the model (default %(default)g)")
+    streaming_bench.add_argument("--rounds", type=int, default=7, help="steps of each kind (default %(default)s)")
+    devices.add_option(streaming_bench)
+    streaming_bench.add_argument("--json", action="store_true", help="print JSON")
+    streaming_bench.set_defaults(run=_bench_streaming)
     step_bench = commands.add_parser(
         "bench", help="time a denoiser step in several layouts, against one process and against other projects"
     )
@@ -152,6 +159,12 @@ def _bench_lora(options: argparse.Namespace) -> int:
     from .bench.lora import measure
 
     return _print_results(measure(options.rounds, options.devices), as_json=options.json)
+
+
+def _bench_streaming(options: argparse.Namespace) -> int:
+    from .bench.streaming import measure
+
+    return _print_results(iter([measure(options.gigabytes, options.rounds, options.devices)]), as_json=options.json)
 
 
 def _print_results(measured: Iterator[Any], *, as_json: bool) -> int:

@@ -81,6 +81,7 @@ def test_bench(runtime: Path) -> None:
         (("bench", "--steps", "2", "--devices", "0", "--layout", "ring=2"), "needs 2 ranks"),
         (("bench-wire", "--devices", "cuda:0,cuda:1"), "there is no GPU here"),
         (("bench-lora", "--devices", "0"), 'layout "ulysses=2" needs 2 ranks'),
+        (("bench-streaming", "--devices", "0"), 'layout "ulysses=2" needs 2 ranks'),
         (("bench-memory", "--devices", "0"), 'layout "ulysses=2 shard_weights" needs 2 ranks'),
         (("bench", "--plot", "/no/such/folder/plot.png"), "/no/such/folder/plot.png"),
     ],
