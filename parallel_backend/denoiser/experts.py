@@ -28,6 +28,11 @@ class Experts:
         self._current: Family | None = None
 
     @property
+    def switch(self) -> bool:
+        """Whether there are two transformers."""
+        return self._boundary is not None
+
+    @property
     def current(self) -> Family:
         """The transformer of the last timestep; before the first one, the transformer for high noise."""
         self._current = self._current or self._load(HIGH_NOISE, self.adapters)

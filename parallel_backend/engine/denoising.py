@@ -113,16 +113,14 @@ class Denoising:
         mesh = self.meshes.get(plan.layout.cut)
         if mesh is None:
             return None
-        with refused_alike(mesh.whole):
-            check_dtype(self.components.dtype, self.components.device)
-            kernel = self._kernel(plan)
+        kernel = self._kernel(plan, mesh)
         self.components.transformers.agree(mesh)
         request = self.request
         request.check_finite(mesh.whole)
         self._check_rows(mesh)
         plans: dict[str, PlannedTransformer] = {}
         experts = Experts(self.components.checkpoint, self._loader(mesh, plans), plan.adapters[0])
-        if agree(int(experts.needs_both(request.tensors or {})), mesh.whole):
+        if experts.switch and agree(int(experts.needs_both(request.tensors or {})), mesh.whole):
             raise InvalidRequest(
                 "the timesteps of one call need both transformers of the model: give the two sides of the boundary "
                 "in two calls"
@@ -135,10 +133,21 @@ class Denoising:
         """Report progress, and that blocks stream."""
         self.request.report(replace(progress, note=self.components.transformers.note), extra)
 
-    def _kernel(self, plan: DenoisingPlan) -> Kernel:
-        head_sizes = {site.head_dim for site in plan.geometry.sites}
-        attention = self.request.message.model.attention
-        return kernels.choose(attention, self.components.device, self.components.dtype, head_sizes)
+    def _kernel(self, plan: DenoisingPlan, mesh: DeviceMesh) -> Kernel:
+        """Return the attention kernel. The ranks of a mesh agree on it once: devices and weights' dtype do not change.
+
+        Raises:
+            InvalidRequest: a rank's device lacks the kernel or the dtype.
+        """
+        attention, components = self.request.message.model.attention, self.components
+        key = mesh.serial, attention
+        if key not in components.kernels:
+            with refused_alike(mesh.whole):
+                check_dtype(components.dtype, components.device)
+                head_sizes = {site.head_dim for site in plan.geometry.sites}
+                kernel = kernels.choose(attention, components.device, components.dtype, head_sizes)
+            components.kernels[key] = kernel
+        return components.kernels[key]
 
     def _plan_loads(self, mesh: DeviceMesh, plan: DenoisingPlan) -> dict[str, PlannedTransformer]:
         """Plan what this rank does not hold. Refuse the request, on all ranks alike, if a device has no room for it."""
