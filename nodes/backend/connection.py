@@ -94,19 +94,23 @@ def _free_dropped_soon() -> None:
     timer.start()
 
 
-def _unload(spec: ModelSpec) -> Literal["freed", "busy", "failed"]:
-    """Make the ranks free a model's weights, if ranks are running. The log says why an unload failed."""
+def _unload(spec: ModelSpec, *, only_cache: bool = False) -> Literal["freed", "busy", "failed"]:
+    """Make the ranks free a model's weights, if ranks are running. The log says why that failed.
+
+    With ``only_cache`` they free what they keep for later requests instead.
+    """
     deadline = time.monotonic() + UNLOAD_PATIENCE
     try:
         client().status()
-        client().call(Unload(model=spec), {}, interrupted=lambda: time.monotonic() > deadline)
+        unload = Unload(model=spec, only_cache=only_cache)
+        client().call(unload, {}, interrupted=lambda: time.monotonic() > deadline)
     except (Cancelled, QueueFull):
-        logging.info("Parallel DiT: the ranks are busy; they keep their weights for now")
+        logging.info("Parallel DiT: the ranks are busy; they keep their memory for now")
         return "busy"
     except BackendUnavailable:
         return "freed"
     except BackendError as error:
-        logging.warning("Parallel DiT: the ranks could not free their weights: %s", error)
+        logging.warning("Parallel DiT: the ranks could not free memory: %s", error)
         return "failed"
     return "freed"
 
@@ -222,6 +226,17 @@ class Handle:
                 logging.warning("Parallel DiT: trying once more without ComfyUI's own models on these GPUs: %s", error)
                 self.show("out of memory: trying once more without ComfyUI's own models on these GPUs")
                 return _call(message, tensors, progressed)
+            finally:
+                if not isinstance(message, Forward | Sample):
+                    self.give_back_cache()
+
+    def give_back_cache(self) -> None:
+        """Make the ranks return what they keep for later on GPUs that ComfyUI uses, too. Never raises an error.
+
+        After sampling, whatever ran the steps, the MODEL calls it once.
+        """
+        if comfyui_models.shared_gpus(self.spec.devices, self.ranks):
+            _unload(self.spec, only_cache=True)
 
     def _show_progress(self, phase: str, on_progress: OnProgress | None) -> OnProgress:
         """Return a callback that shows all progress on the loader's node and passes on that of ``phase``."""

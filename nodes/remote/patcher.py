@@ -107,8 +107,11 @@ def _check_before_sampling(
     _check_model(guider.model_patcher, guider.model_options)
     accepted = accepted_conds(remote.bridge.supported_conds, masked=denoise_mask is not None)
     check_conds((cond for conds in guider.conds.values() for cond in conds), accepted)
-    with guider.model_patcher.prepared_changes():
-        samples: Tensor = executor(noise, latent_image, sampler, sigmas, denoise_mask, *args, **kwargs)
+    try:
+        with guider.model_patcher.prepared_changes():
+            samples: Tensor = executor(noise, latent_image, sampler, sigmas, denoise_mask, *args, **kwargs)
+    finally:
+        remote.handle.give_back_cache()
     remote.handle.show("ready")
     return samples
 

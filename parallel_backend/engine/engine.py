@@ -135,7 +135,8 @@ class Engine:
         return {str(i): weight for i, weight in enumerate(weights)} | {"dtype": torch.empty(0, dtype=components.dtype)}
 
     def _unload(self, request: ActiveRequest[Unload]) -> Tensors:
-        self._models.pop(_key(request.message.model), None)
+        if not request.message.only_cache:
+            self._models.pop(_key(request.message.model), None)
         free(self.device)
         return {}
 

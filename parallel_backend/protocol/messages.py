@@ -155,7 +155,12 @@ class ReadWeights(RankRequest):
 
 @dataclass(frozen=True, kw_only=True)
 class Unload(RankRequest):
-    """Free the model's weights in its dtype, on all ranks. Never starts ranks."""
+    """Free the model's weights in its dtype, on all ranks. Never starts ranks.
+
+    With ``only_cache``, free no weights, but what the ranks keep of their devices' memory for later requests.
+    """
+
+    only_cache: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ import torch
 from any_folder_name.nodes.backend import comfyui_models, connection
 from any_folder_name.parallel_backend.errors import NoRoom, OutOfMemory
 from any_folder_name.parallel_backend.layout.parallel_layout import ParallelLayout
-from any_folder_name.parallel_backend.protocol.messages import Decode, Forward
+from any_folder_name.parallel_backend.protocol.messages import Decode, Forward, Unload
 from any_folder_name.parallel_backend.protocol.model_spec import Devices, ModelSpec
 from any_folder_name.parallel_backend.protocol.status import LoadedModel, RankStatus
 from helpers.inside_fixtures import Loaded, empty_latent, ksampler, parallel_sampler
@@ -166,6 +166,40 @@ def test_a_request_is_tried_once_more_without_comfyuis_models(
         with pytest.raises(comfy.model_management.OOM_EXCEPTION):
             loaded.vae.decode(samples)
     assert full.tried == tries
+
+
+class Counting:
+    """A client that counts requests to give memory back, with the number of other requests before each."""
+
+    def __init__(self, real: Any) -> None:
+        self.real = real
+        self.asked: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.real, name)
+
+    def call(self, message: Any, *arguments: Any, **options: Any) -> Any:
+        freed = isinstance(message, Unload) and message.only_cache
+        self.asked.append("give back" if freed else type(message).__name__)
+        return self.real.call(message, *arguments, **options)
+
+
+def test_the_ranks_give_memory_back_after_work_on_a_gpu_that_comfyui_uses(
+    load: Callable[..., Loaded], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded, latent = load(), empty_latent()
+    client = Counting(connection.client())
+    monkeypatch.setattr(connection, "client", lambda: client)
+    monkeypatch.setattr(connection.Handle, "holds", lambda *_, **__: True)
+    ksampler(loaded.model, latent, steps=2)
+    loaded.vae.decode(latent["samples"])
+    assert "give back" not in client.asked
+    monkeypatch.setattr(comfyui_models, "shared_gpus", lambda *_: {SHARED})
+    client.asked.clear()
+    ksampler(loaded.model, latent, steps=2)
+    parallel_sampler(loaded.model, latent, steps=1)
+    loaded.vae.decode(latent["samples"])
+    assert client.asked == ["Forward", "Forward", "give back", "Sample", "give back", "Decode", "give back"]
 
 
 def spec(stamp: str = "now", layout: str = "", **options: Any) -> ModelSpec:

@@ -155,6 +155,8 @@ def test_parts_load_when_needed_and_unload_frees_them(ask, checkpoint, engine):
     assert (loaded.parts, loaded.loads, loaded.dtype) == (("text_encoder", "vae"), 2, "float32")
     ask(Unload(model=model), {})
     assert engine.snapshot()[0] == (loaded,), "the same weights are in use as float32, which auto means here"
+    ask(Unload(model=one_rank(checkpoint, dtype="float32"), only_cache=True), {})
+    assert engine.snapshot()[0]
     ask(Unload(model=one_rank(checkpoint, dtype="float32")), {})
     assert engine.snapshot()[0] == ()
     ask(EncodeText(model=model), {"ids": IDS, "lengths": LENGTHS})
