@@ -25,6 +25,7 @@ from parallel_backend.distributed.mesh import create
 from parallel_backend.engine.working_memory import first_width, vae_kind
 from parallel_backend.interfaces.geometry import IMAGE
 from parallel_backend.layout.parallel_layout import ParallelLayout
+from parallel_backend.loading.load import SUPPORTED
 from parallel_backend.models import FAMILIES
 from parallel_backend.strategies.token_split import TokenSplit
 from parallel_backend.vaes import VAES
@@ -33,6 +34,9 @@ from parallel_backend.verify.vae.kinds import KINDS, Kind
 
 _ROWS, _FRAMES = 32, 5
 """Latents have so many rows and columns, and so many frames if they are videos."""
+_TOKENS = 512
+_TEXT = {"d_model": 4096, "d_ff": 10240, "num_heads": 64, "d_kv": 64}
+"""Tokens and widths of the text encoders that published models have."""
 _WIDTH = 128
 """Channels of the first level of a published VAE, as ``verify --vae`` counts them."""
 
@@ -157,8 +161,29 @@ def _vae_peak(kind: Kind, frames: int, *, encode: bool) -> tuple[float, int]:
     return counted.peak / (size * size * first_width(config)), times
 
 
+def text_factors(class_name: str, dtype: torch.dtype = torch.bfloat16) -> tuple[float, float]:
+    """Return the values that are alive at once for each hidden feature of a token, and for each head of two tokens."""
+    short, long = (_text_peak(class_name, tokens, dtype) / dtype.itemsize for tokens in (_TOKENS // 2, _TOKENS))
+    by_pair = (long - 2 * short) / (_TEXT["num_heads"] * _TOKENS**2 / 2)
+    return (long - by_pair * _TEXT["num_heads"] * _TOKENS**2) / (_TEXT["d_ff"] * _TOKENS), by_pair
+
+
+def _text_peak(class_name: str, tokens: int, dtype: torch.dtype) -> int:
+    import transformers
+
+    with FakeTensorMode(), torch.inference_mode(), _default_dtype(dtype):
+        encoder_class = getattr(transformers, class_name)
+        config = encoder_class.config_class(num_layers=2, feed_forward_proj="gated-gelu", **_TEXT)
+        encoder = encoder_class(config).eval()
+        ids = torch.ones(1, tokens, dtype=torch.int64)
+        with PeakBytes() as counted:
+            encoder(input_ids=ids, attention_mask=ids)
+    peak: int = counted.peak
+    return peak
+
+
 def main() -> None:
-    """Print both tables as Python."""
+    """Print the tables as Python."""
     diffusers_logging.set_verbosity_error()
     for name in FAMILIES:
         print(f'    "{name}": {transformer_factor(name):.1f},')
@@ -167,6 +192,8 @@ def main() -> None:
             name = vae_kind(kind.class_name, kind.config(_WIDTH))
             factors = ", ".join(f"{each:.1f}" for each in vae_factors(kind, encode=encode))
             print(f'    ("{name}", {encode}): ({factors}),')
+    for name in SUPPORTED["text_encoder"]:
+        print(f'    "{name}": ({", ".join(f"{each:.1f}" for each in text_factors(name))}),')
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ from .counting import counted
 from .denoising import Denoising
 from .request import ActiveRequest, Tensors
 from .validation import read_shapes
+from .working_memory import text_bytes
 
 _Key = tuple[str, str, DType]
 """Path, stamp and dtype of a ``ModelSpec``."""
@@ -117,8 +118,14 @@ class Engine:
         components.check("text_encoder")
         check_dtype(components.dtype, self.device)
         ids, lengths = (request.tensors[name].to(self.device) for name in ("ids", "lengths"))
+        class_name, config = (
+            components.checkpoint.components["text_encoder"],
+            components.checkpoint.config("text_encoder"),
+        )
+        texts, tokens = ids.shape
+        work = text_bytes(class_name, config, texts=texts, tokens=tokens, itemsize=components.dtype.itemsize)
         with request.loading(components, "text_encoder"):
-            encoder = components.text_encoder(request.message.adapters, request.message.overlay)
+            encoder = components.text_encoder(request.message.adapters, request.message.overlay, work)
         with counted(encoder, "encoding text"):
             return {"embeds": text_encoding.encode(encoder, ids, lengths, layer=request.message.layer).cpu()}
 

@@ -57,6 +57,9 @@ _CODING: dict[tuple[str, bool], tuple[float, float, float]] = {
 Those of one frame alone; of a video what is fixed and what each frame adds.
 """
 
+_TEXT: dict[str, tuple[float, float]] = {"T5EncoderModel": (2.4, 3.0), "UMT5EncoderModel": (2.4, 3.0)}
+"""Values for each hidden feature of a token, and for each head of a pair of tokens, by the text encoder's class."""
+
 _WIDTHS = ("decoder_base_dim", "base_dim", "decoder_block_out_channels", "block_out_channels")
 _NARROWEST = 64
 """Channels of the first level in diffusers' defaults, for a config that does not say."""
@@ -106,3 +109,18 @@ def coding_bytes(class_name: str, config: Mapping[str, Any], *, pixels: int, fra
     """
     single, fixed, per_frame = _CODING[vae_kind(class_name, config), encode]
     return int(pixels * first_width(config) * min(single * frames, fixed + per_frame * frames))
+
+
+def text_bytes(class_name: str, config: Mapping[str, Any], *, texts: int, tokens: int, itemsize: int) -> int:
+    """Return the bytes that a text encoder's tensors take at least.
+
+    Args:
+        class_name: transformers' class.
+        config: of the text encoder.
+        texts: number of texts.
+        tokens: of each text.
+        itemsize: bytes of a value.
+    """
+    by_feature, by_pair = _TEXT[class_name]
+    values = by_feature * tokens * config.get("d_ff", 0) + by_pair * tokens**2 * config.get("num_heads", 0)
+    return int(texts * values * itemsize)

@@ -22,6 +22,7 @@ from .weight_changes import WeightChanges
 from .weight_source import WeightSource
 
 _ANOTHER_LOADER = "load the text encoder with ComfyUI's own loader"
+_FEWER_TEXTS = "encode fewer or shorter texts at once"
 _TILES = "set a tile in Parallel VAE Decode or Encode"
 _MORE_DEVICES = "use more devices"
 """What would work when a device has no room."""
@@ -67,21 +68,28 @@ class ComponentCache:
         if not self.parts.has(name):
             check_component(self.checkpoint, name)
 
-    def text_encoder(self, adapters: Sequence[Adapter], overlay: Overlay | None) -> Any:
-        """Return the text encoder with these changes, a module of transformers. Rank 0 alone loads it.
+    def text_encoder(self, adapters: Sequence[Adapter], overlay: Overlay | None, work: int) -> Any:
+        """Return the text encoder with these changes, a module of transformers, with room to work. Rank 0 alone does.
+
+        Args:
+            adapters: the LoRAs that it applies from now on.
+            overlay: the changed weights that it has from now on.
+            work: bytes that its tensors take at least.
 
         Raises:
             InvalidRequest: it does not fit on the device. Names numbers and remedies.
+            NoRoom: weights and tensors together do not fit. Names numbers and remedies.
         """
+        needed, weights = text_encoder_bytes(self.checkpoint, self.dtype), f"{self.name}'s text encoder"
+        check_fits([self.memory.claim(needed)], weights, dtype=self.dtype, remedy=_ANOTHER_LOADER)
+        check_work([self.memory.claim(needed + work)], weights, [_FEWER_TEXTS, _ANOTHER_LOADER])
+        missing = 0 if self.parts.has("text_encoder") else needed
+        self.memory.free_up(missing + with_slack(work), self.parts, keep=("text_encoder",))
         encoder = self.parts.get("text_encoder", self._load_text_encoder)
         self.parts.changed_by("text_encoder", lambda changes: changes.use(adapters, overlay))
         return encoder
 
     def _load_text_encoder(self) -> Any:
-        needed = text_encoder_bytes(self.checkpoint, self.dtype)
-        weights = f"{self.name}'s text encoder"
-        check_fits([self.memory.claim(needed)], weights, dtype=self.dtype, remedy=_ANOTHER_LOADER)
-        self.memory.free_up(needed, self.parts)
         encoder = load_text_encoder(self.checkpoint, self.dtype, self.device)
         class_name = self.checkpoint.components["text_encoder"]
         source = WeightSource(self.checkpoint.stored("text_encoder"), class_name)

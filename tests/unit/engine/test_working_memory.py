@@ -6,15 +6,17 @@ import torch
 from parallel_backend.checkpoint.opening import open_checkpoint
 from parallel_backend.engine import working_memory
 from parallel_backend.engine.validation import check_sample
-from parallel_backend.engine.working_memory import coding_bytes, first_width, forward_bytes, vae_kind
+from parallel_backend.engine.working_memory import coding_bytes, first_width, forward_bytes, text_bytes, vae_kind
 from parallel_backend.errors import NoRoom
+from parallel_backend.loading.load import SUPPORTED
+from parallel_backend.loading.room import MEMORY_LIMIT
 from parallel_backend.models import FAMILIES
 from parallel_backend.protocol import rank_control
 from parallel_backend.protocol.messages import EncodeText
 from parallel_backend.protocol.tensors import describe
 from parallel_backend.vaes import VAES
 from parallel_backend.verify.vae.kinds import KINDS
-from scripts.working_memory import transformer_factor, vae_factors
+from scripts.working_memory import text_factors, transformer_factor, vae_factors
 from tests.ranks import requests
 from tests.ranks.requests import Case
 from tests.unit.conftest import one_rank
@@ -25,6 +27,7 @@ def test_every_family_and_every_vae_has_a_row():
     kinds = {vae_kind(kind.class_name, kind.config(128)) for kind in KINDS.values()}
     assert set(working_memory._CODING) == {(kind, encode) for kind in kinds for encode in (False, True)}
     assert {kind.split()[0] for kind in kinds} == set(VAES)
+    assert set(working_memory._TEXT) == set(SUPPORTED["text_encoder"])
 
 
 def test_a_measurement_gives_the_rows():
@@ -32,6 +35,8 @@ def test_a_measurement_gives_the_rows():
     assert transformer_factor(name) == pytest.approx(working_memory._FORWARD[name], rel=0.05)
     measured = vae_factors(KINDS["image"], encode=False)
     assert measured == pytest.approx(working_memory._CODING["AutoencoderKL", False], rel=0.05, abs=0.05)
+    for name, factors in working_memory._TEXT.items():
+        assert text_factors(name) == pytest.approx(factors, rel=0.05)
 
 
 def test_a_vae_takes_what_its_pixels_its_width_and_its_frames_take():
@@ -42,6 +47,22 @@ def test_a_vae_takes_what_its_pixels_its_width_and_its_frames_take():
     )
     assert two - one == pytest.approx(100 * 8 * 35.1, abs=1)
     assert first_width({"decoder_base_dim": 5, "base_dim": 3}) == 5
+
+
+def test_a_text_takes_what_its_tokens_and_their_pairs_take():
+    config = {"d_ff": 100, "num_heads": 2}
+    assert text_bytes("T5EncoderModel", config, texts=3, tokens=10, itemsize=2) == 3 * 2 * (2400 + 600)
+
+
+def test_texts_without_room_are_refused_and_the_encoder_stays(engine, ask, checkpoint, monkeypatch):
+    text = {"ids": torch.tensor([[3, 4, 1]]), "lengths": torch.tensor([3])}
+    ask(EncodeText(model=one_rank(checkpoint)), text)
+    monkeypatch.setenv(MEMORY_LIMIT, "1MB")
+    many = {"ids": torch.full((500, 60), 3), "lengths": torch.full((500,), 60)}
+    with pytest.raises(NoRoom, match=r"^rank 0 \(cpu\) has room for 1.00 MB .*, encode fewer or shorter texts"):
+        ask(EncodeText(model=one_rank(checkpoint)), many)
+    ask(EncodeText(model=one_rank(checkpoint)), text)
+    assert engine.snapshot()[0][0].loads == 1
 
 
 def test_ranks_share_the_tokens_of_a_forward(checkpoint):

@@ -125,7 +125,8 @@ def test_a_text_encoder_without_room_is_refused_before_anything_is_unloaded(
 
 def test_other_models_leave_before_a_load_for_which_no_room_is_free(ask, engine, checkpoint, tmp_path, monkeypatch):
     ask(EncodeText(model=one_rank(checkpoint)), TEXT)
-    monkeypatch.setattr(processes, "machine_memory", lambda: (0, 1 << 50))
+    needed = load.text_encoder_bytes(open_checkpoint(checkpoint), torch.float32)
+    monkeypatch.setattr(processes, "machine_memory", lambda: (needed // 2, 1 << 50))
     other = tiny.write(tmp_path / "other")
     ask(EncodeText(model=one_rank(other)), TEXT)
     assert [model.path for model in engine.snapshot()[0]] == [str(other)]
