@@ -94,7 +94,23 @@ def forward_bytes(class_name: str, plan: DenoisingPlan, rank: int, itemsize: int
         if layout.pipe > 1:  # stages run one sample, and in a step loop one patch, at a time
             samples, local = min(samples, 1), local // patch_count(layout, plan.extents)
         tokens = max(tokens, samples * local)
-    return int(tokens * plan.geometry.width(IMAGE) * _FORWARD[class_name] * itemsize / layout.tensor)
+    alive = int(tokens * plan.geometry.width(IMAGE) * _FORWARD[class_name] * itemsize / layout.tensor)
+    return alive + _kept_bytes(plan, place, itemsize)
+
+
+def _kept_bytes(plan: DenoisingPlan, place: Mapping[str, int], itemsize: int) -> int:
+    """Return the bytes of the keys and values that a rank keeps from one step to the next in approximate layouts."""
+    layout, workload = plan.layout, plan.workload(itemsize)
+    patches = layout.pipe > 1 and patch_count(layout, plan.extents) > 1
+    if not plan.guided or not (patches or layout.stale == "previous"):
+        return 0
+    values = 0
+    for samples, extent in workload.local_branches(layout, place):
+        for site in plan.geometry.sites:
+            _, heads = workload.heads(layout, site, place)
+            tokens = sum(extent.streams[name] for name in site.streams)
+            values += samples * extent.rows * (site.count // layout.pipe) * 2 * heads * site.head_dim * tokens
+    return values * itemsize
 
 
 def coding_bytes(class_name: str, config: Mapping[str, Any], *, pixels: int, frames: int, encode: bool) -> int:

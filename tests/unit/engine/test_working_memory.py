@@ -1,5 +1,7 @@
 """Estimates of a request's tensors: every model has a row, and a measurement agrees with it."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -8,6 +10,7 @@ from parallel_backend.engine import working_memory
 from parallel_backend.engine.validation import check_sample
 from parallel_backend.engine.working_memory import coding_bytes, first_width, forward_bytes, text_bytes, vae_kind
 from parallel_backend.errors import NoRoom
+from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.loading.load import SUPPORTED
 from parallel_backend.loading.room import MEMORY_LIMIT
 from parallel_backend.models import FAMILIES
@@ -19,6 +22,7 @@ from parallel_backend.verify.vae.kinds import KINDS
 from scripts.working_memory import text_factors, transformer_factor, vae_factors
 from tests.ranks import requests
 from tests.ranks.requests import Case
+from tests.support import tiny
 from tests.unit.conftest import one_rank
 
 
@@ -72,6 +76,20 @@ def test_ranks_share_the_tokens_of_a_forward(checkpoint):
         plan = check_sample(message, describe(tensors), open_checkpoint(checkpoint), 4)
         sizes[layout] = forward_bytes("WanTransformer3DModel", plan, 0, 4)
     assert sizes[""] == 2 * sizes["ulysses=2"] == 2 * sizes["ulysses=2 cfg=2"] == 2 * sizes["tensor=2"] > 0
+
+
+@pytest.mark.parametrize(
+    ("layout", "share"), [("ring=2 stale=previous", 1), ("pipe=2 patches=3", 2), ("pipe=2 ulysses=2 patches=3", 4)]
+)
+def test_approximate_layouts_keep_keys_and_values_of_the_whole_image(checkpoint, layout, share):
+    sizes, tokens, samples = tiny.Tiny(), 36, 2
+    message, tensors = requests.sample(requests.spec(checkpoint, layout), Case(batch=samples))
+    plan = check_sample(message, describe(tensors), open_checkpoint(checkpoint), 4)
+    kept = 2 * samples * sizes.layers * 2 * sizes.heads * sizes.head_dim * tokens * 4 // share
+    exact = replace(plan, layout=ParallelLayout(ulysses=2))
+    assert working_memory._kept_bytes(plan, plan.layout.coordinates(0), 4) == kept
+    assert working_memory._kept_bytes(exact, plan.layout.coordinates(0), 4) == 0
+    assert forward_bytes("WanTransformer3DModel", plan, 0, 4) >= kept
 
 
 def test_one_rank_that_runs_out_of_memory_stays_usable(engine, ask, checkpoint, monkeypatch):
