@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..attention import kernels
 from ..attention.kernels import Kernel
-from ..checkpoint.checkpoint import HIGH_NOISE, LOW_NOISE
+from ..checkpoint.checkpoint import HIGH_NOISE
 from ..denoiser.denoiser import Denoiser
 from ..denoiser.experts import Experts, Load
 from ..denoiser.plan import DenoisingPlan, split_names
@@ -92,22 +92,20 @@ class Denoising:
 
         The steps below are collective. All ranks of the mesh run them in this order:
 
-        1. make or find the mesh (all ranks of the world, used by the layout or not)
-        2. agree that every rank's device has the dtype and the attention kernel
-        3. agree which ranks hold their part of sharded weights
-        4. agree that no tensor holds NaN or infinity
-        5. agree that every number is a row of the model's tables
-        6. agree that the timesteps need one transformer
-        7. agree that weights and tensors fit on every device
-        8. broadcast rank 0's tensors
+        1. agree on a layout that fits, if the request names none (all ranks of the world, used by the layout or not)
+        2. make or find the mesh (all ranks of the world)
+        3. agree that every rank's device has the dtype and the attention kernel
+        4. agree which ranks hold their part of sharded weights
+        5. agree that the tensors can be used
+        6. agree that weights and tensors fit on every device
+        7. broadcast rank 0's tensors
 
-        Everything that the request can get wrong is refused before step 8, on all ranks alike, so no rank waits for
+        Everything that the request can get wrong is refused before step 7, on all ranks alike, so no rank waits for
         another. What needs no other rank (the components' files) is checked first. Weights load afterwards, when the
         denoiser first needs them.
         """
-        for name in (HIGH_NOISE, LOW_NOISE):
-            if name == HIGH_NOISE or name in self.components.checkpoint.components:
-                self.components.check(name)
+        for name in self.components.transformers.names or [HIGH_NOISE]:
+            self.components.check(name)
         if self.request.message.model.layout is None:
             plan = fit(plan, self.components, self.world, adapt=self.request.message.adapt)
         mesh = self.meshes.get(plan.layout.cut)
@@ -115,19 +113,22 @@ class Denoising:
             return None
         kernel = self._kernel(plan, mesh)
         self.components.transformers.agree(mesh)
-        request = self.request
-        request.check_finite(mesh.whole)
-        self._check_rows(mesh)
         plans: dict[str, PlannedTransformer] = {}
         experts = Experts(self.components.checkpoint, self._loader(mesh, plans), plan.adapters[0])
-        if experts.switch and agree(int(experts.needs_both(request.tensors or {})), mesh.whole):
+        self._check_tensors(mesh, experts)
+        plans |= self._plan_loads(mesh, plan)
+        shared = broadcast_tensors(self.request.metas, self.request.tensors, mesh.whole, self.components.device)
+        return Denoiser(experts, mesh, plan, kernel, self.on_forward), shared
+
+    def _check_tensors(self, mesh: DeviceMesh, experts: Experts) -> None:
+        """Refuse tensors that cannot be used, on all ranks alike."""
+        self.request.check_finite(mesh.whole)
+        self._check_rows(mesh)
+        if experts.switch and agree(int(experts.needs_both(self.request.tensors or {})), mesh.whole):
             raise InvalidRequest(
                 "the timesteps of one call need both transformers of the model: give the two sides of the boundary "
                 "in two calls"
             )
-        plans |= self._plan_loads(mesh, plan)
-        shared = broadcast_tensors(request.metas, request.tensors, mesh.whole, self.components.device)
-        return Denoiser(experts, mesh, plan, kernel, self.on_forward), shared
 
     def _report(self, progress: Progress, extra: Mapping[str, Tensor]) -> None:
         """Report progress, and that blocks stream."""
