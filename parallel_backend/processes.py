@@ -6,6 +6,7 @@ import os
 import select
 import signal
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
@@ -183,19 +184,22 @@ def last_line(path: Path) -> str:
 
 _ABORT_MARKS = ("Watchdog caught collective operation timeout", "what():")
 """What introduces the reason of an abort: NCCL's watchdog, and a C++ exception that nothing catches."""
-_STACK = ("frame #", "Exception raised from ", "*** Aborted", "Aborted")
+_BELOW = ("frame #", "Exception raised from ", "*** Aborted", "Aborted", "Search for `cuda", "CUDA kernel errors might")
 """Beginnings of lines that come after the reason."""
 
 
 def abort_reason(path: Path) -> str:
-    """The line of a process's log that says why it aborted, or an empty string: libraries print stacks below it."""
+    """The lines of a process's log that say why it aborted, or an empty string: libraries print stacks below them."""
     lines = _last_lines(path, 256 << 10)
     for mark in _ABORT_MARKS:
-        marked = next((line for line in reversed(lines) if mark in line), "")
+        marked = [i for i, line in enumerate(lines) if mark in line]
         if marked:
-            return marked[marked.index(mark) :].removeprefix("what():").strip()[:_MAX_REASON]
-    reason = next((line for line in reversed(lines) if not line.startswith(_STACK)), "")
-    return reason[:_MAX_REASON]
+            first = lines[marked[-1]]
+            below = lines[marked[-1] + 1 :] if mark == "what():" else []
+            reason = [first[first.index(mark) :].removeprefix("what():").strip()]
+            reason += takewhile(lambda line: not line.startswith(_BELOW), below)
+            return " ".join(reason)[:_MAX_REASON]
+    return next((line for line in reversed(lines) if not line.startswith(_BELOW)), "")[:_MAX_REASON]
 
 
 _MAX_REASON = 500

@@ -8,7 +8,6 @@ import inspect
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -21,10 +20,9 @@ from torch.utils._pytree import tree_leaves
 from parallel_backend.attention.kernels import KERNELS
 from parallel_backend.attention.routing import routed
 from parallel_backend.denoiser.attention_views import FullView
-from parallel_backend.distributed.mesh import create
+from parallel_backend.distributed.mesh import alone
 from parallel_backend.engine.working_memory import first_width, vae_kind
 from parallel_backend.interfaces.geometry import IMAGE
-from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.loading.load import SUPPORTED
 from parallel_backend.models import FAMILIES
 from parallel_backend.strategies.token_split import TokenSplit
@@ -104,8 +102,7 @@ def transformer_factor(class_name: str, dtype: torch.dtype = torch.bfloat16) -> 
     """Return the peak bytes of a forward of diffusers' default size, for each value of the streams between blocks."""
     import diffusers
 
-    mesh = create(ParallelLayout(), rank=0, timeout=timedelta(seconds=1))
-    assert mesh is not None
+    mesh = alone()
     cls, family = getattr(diffusers, class_name), FAMILIES[class_name]
     variant = next(iter(family.variants().values()))
     layers = [name for name in inspect.signature(cls).parameters if name in ("num_layers", "num_single_layers")]

@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..error_texts import breaks_device
 from ..errors import InvalidRequest
 
 log = logging.getLogger(__name__)
@@ -236,6 +237,8 @@ def flash_package(device: torch.device) -> Callable[..., Any] | None:
         except ModuleNotFoundError:
             continue
         except (ImportError, OSError, RuntimeError, AttributeError, TypeError, ValueError) as error:
+            if breaks_device(str(error)):
+                raise  # no other kernel would run either
             log.warning("the package %s does not run on %s and is not used: %s", name, device, error)
             continue
         return function

@@ -95,7 +95,7 @@ def _for_peers(parts_by_rank: Sequence[Parts], axis: Axis) -> list[PeerTensor]:
 def _exchange(sends: Iterable[PeerTensor], receives: Iterable[PeerTensor], axis: Axis) -> list[dist.Work]:
     directions = ((dist.isend, sends), (dist.irecv, receives))
     ops = [
-        dist.P2POp(op, tensor, axis.ranks[i], group=axis.group)
+        dist.P2POp(op, tensor, axis.ranks[i], group=axis.group, tag=axis.tag)
         for op, peer_tensors in (directions[::-1] if _over_a_network() else directions)
         for i, tensor in peer_tensors
     ]

@@ -1,13 +1,8 @@
 """A full device: which errors mean it, and memory that others than torch can use again."""
 
 import torch
-import torch.distributed as dist
 
-_FULL = ("out of memory", "Failed to CUDA calloc", "Failed to CUDA malloc", "STATUS_ALLOC_FAILED")
-"""Texts of errors of CUDA, NCCL, cuBLAS and cuDNN for an allocation on the device that failed."""
-
-_HERE = "unhandled cuda error"
-"""What NCCL calls a CUDA call that failed in this process. It has other words for a lost connection."""
+from ..error_texts import Cause, cause
 
 
 def ran_out(error: BaseException) -> bool:
@@ -18,10 +13,7 @@ def ran_out(error: BaseException) -> bool:
     """
     if isinstance(error, torch.OutOfMemoryError):
         return True
-    text = str(error)
-    if not isinstance(error, RuntimeError) or not any(full in text for full in _FULL):
-        return False
-    return not isinstance(error, dist.DistError) or _HERE in text
+    return isinstance(error, RuntimeError) and cause(str(error)) is Cause.FULL
 
 
 def release_cache(device: torch.device) -> None:

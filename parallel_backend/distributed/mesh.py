@@ -1,19 +1,23 @@
 """The device mesh: a layout's process groups, and this rank's position on each axis."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 
 import numpy as np
 import numpy.typing as npt
-import torch
 import torch.distributed as dist
 
 from ..layout.parallel_layout import AXES, ParallelLayout
-from ..progress import CONNECTING, PROGRESS
+from .groups import GroupKey
 
 Grid = npt.NDArray[np.int_]
+GroupOf = Callable[[GroupKey], dist.ProcessGroup | None]
+"""Returns a group; None on a rank that is not in it."""
 _BOUNDARIES = ("even boundaries", "odd boundaries", "return")
+_BESIDE = (*_BOUNDARIES, "weights", "behind")
+"""Axes with a group of their own, because what they carry moves while other work is under way."""
+_WHOLE_TAG = 1
+"""Keeps stop flags, which rank 0 sends ahead to all ranks of the mesh, apart from what it sends over other axes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,8 +28,10 @@ class Axis:
         name: name of the axis.
         ranks: global ranks, in the order of the axis.
         index: this rank's position in ``ranks``.
-        group: their process group; None on an axis of one rank, where nothing is ever sent.
+        group: their process group, which other axes over these ranks share; None on an axis of one rank, where nothing
+            is ever sent.
         gloo: whether gloo is the group's only backend; it sends GPU tensors through CPU memory.
+        tag: gloo matches sends with receives of the same tag only.
     """
 
     name: str
@@ -33,6 +39,7 @@ class Axis:
     index: int
     group: dist.ProcessGroup | None
     gloo: bool
+    tag: int = 0
 
     @property
     def size(self) -> int:
@@ -49,10 +56,10 @@ class DeviceMesh:
         serial: distinguishes meshes; the same on all ranks.
         axes: this rank's ranks along each axis, by the axis's name.
         sequence: the ranks that split the tokens of one row: ``ring`` and ``ulysses`` as one axis.
-        boundaries: three more groups over the stages of ``pipe``: sends from even stages to the next stage use the
-            first, sends from odd stages the second, and the last stage sends to the first stage in the third. NCCL
-            runs all sends and receives of one group in the order they were started, in either direction, so a single
-            group would serialise them. None without stages.
+        boundaries: the stages of ``pipe`` with more groups: sends from even stages to the next stage use the first,
+            sends from odd stages the second, and the last stage sends to the first stage in the third. NCCL runs all
+            sends and receives of one group in the order they were started, in either direction, so a single group
+            would serialise them. None without stages.
         weights_axis: the ranks of ``sequence`` with a second group, on which sharded weights are gathered. Work in one
             group runs in order, and weights have to arrive while tokens are exchanged. None if the layout does not
             shard weights.
@@ -85,52 +92,34 @@ class DeviceMesh:
             for i in range(self.layout.degrees[axis])
         )
 
-    def free(self) -> None:
-        """Destroy the process groups, which must not be used afterwards. Collective over the mesh."""
-        axes = [*self.axes.values(), self.sequence, *(self.boundaries or ()), self.weights_axis, self.behind]
-        # ``sequence`` may be one of the axes, so duplicates are dropped; NCCL needs the same order on all ranks.
-        for group in dict.fromkeys(axis.group for axis in (*axes, self.whole) if axis and axis.group):
-            dist.destroy_process_group(group)
+
+def groups_of(layout: ParallelLayout) -> tuple[GroupKey, ...]:
+    """Return the process groups that a layout needs, each once, in the order in which they are made."""
+    keys = [_key(name, ranks) for name, groups in _ranks_of(layout).items() for ranks in groups if len(ranks) > 1]
+    return tuple(dict.fromkeys(keys))
 
 
 def create(
-    layout: ParallelLayout, *, rank: int, timeout: timedelta, serial: int = 0, speeds: Sequence[float] = ()
+    layout: ParallelLayout, group_of: GroupOf, *, rank: int, serial: int = 0, speeds: Sequence[float] = ()
 ) -> DeviceMesh | None:
-    """Create the process groups of a layout. Collective over the whole world.
-
-    ``torch.distributed`` requires every rank, idle ones included, to take part in creating every group, in the same
-    order.
+    """Return the mesh of a layout.
 
     Args:
         layout: degrees of the axes.
+        group_of: returns the groups of ``groups_of``.
         rank: this rank.
-        timeout: deadline of each collective in these groups.
         serial: see ``DeviceMesh``.
         speeds: relative speed of each rank of the world; all are equal if it is empty.
 
     Returns:
         The mesh, or None on a rank that the layout leaves idle.
     """
-    grid = np.arange(layout.ranks).reshape(tuple(layout.degrees.values()))
-    axes: dict[str, Axis] = {}
-    for dim, name in enumerate(AXES):
-        axes |= _axis_along(name, np.moveaxis(grid, dim, -1), rank, timeout)
-    ring = AXES.index("ring")
-    ring_ulysses = np.moveaxis(grid, (ring, ring + 1), (-2, -1)).reshape(-1, layout.sequence)
-    if layout.ring > 1 and layout.ulysses > 1:
-        axes |= _axis_along("sequence", ring_ulysses, rank, timeout)
-    if layout.pipe > 1:
-        for name in _BOUNDARIES:
-            axes |= _axis_along(name, np.moveaxis(grid, AXES.index("pipe"), -1), rank, timeout)
-    if layout.shard_weights:
-        axes |= _axis_along("weights", ring_ulysses, rank, timeout)
-    if layout.stale == "previous":
-        axes |= _axis_along("behind", np.moveaxis(grid, ring, -1), rank, timeout)
-    whole = _axis("mesh", tuple(range(layout.ranks)), rank, timeout)
-    if whole is None:
+    if rank >= layout.ranks:
         return None
+    local = [(name, ranks) for name, rows in _ranks_of(layout).items() for ranks in rows if rank in ranks]
+    axes = {name: _axis(name, ranks, rank, group_of) for name, ranks in local}
+    whole, weights, behind = axes.pop("whole"), axes.pop("weights", None), axes.pop("behind", None)
     sequence = axes.pop("sequence", axes["ring"] if layout.ring > 1 else axes["ulysses"])
-    weights, behind = axes.pop("weights", None), axes.pop("behind", None)
     even, odd, last_to_first = (axes.pop(name, None) for name in _BOUNDARIES)
     return DeviceMesh(
         layout=layout, serial=serial, axes=axes, sequence=sequence, whole=whole, weights_axis=weights, behind=behind,
@@ -139,31 +128,44 @@ def create(
     )  # fmt: skip
 
 
-def _axis_along(name: str, grid: Grid, rank: int, timeout: timedelta) -> dict[str, Axis]:
-    """Create the groups along the grid's last dim; return this rank's axis by its name, nothing on an idle rank."""
-    axes = [_axis(name, tuple(map(int, ranks)), rank, timeout) for ranks in grid.reshape(-1, grid.shape[-1])]
-    local = [axis for axis in axes if axis]
-    return {name: local[0]} if local else {}
+def alone() -> DeviceMesh:
+    """Return the mesh of one rank."""
+    mesh = create(ParallelLayout(), lambda _: None, rank=0)
+    assert mesh is not None
+    return mesh
 
 
-def _axis(name: str, ranks: tuple[int, ...], rank: int, timeout: timedelta) -> Axis | None:
-    """Create the group of some ranks; None on a rank that is not one of them."""
-    with PROGRESS.phase(CONNECTING):
-        group = dist.new_group(list(ranks), timeout=timeout) if len(ranks) > 1 else None
-        if rank not in ranks:
-            return None
-        backend = dist.get_backend(group) if group else ""
-        if "nccl" in backend:
-            _connect(group)
-    return Axis(name=name, ranks=ranks, index=ranks.index(rank), group=group, gloo=backend == "gloo")
+def _ranks_of(layout: ParallelLayout) -> dict[str, list[tuple[int, ...]]]:
+    """Return the ranks of each group along each axis, by the axis's name."""
+    grid = np.arange(layout.ranks).reshape(tuple(layout.degrees.values()))
+    groups = {name: _rows(np.moveaxis(grid, dim, -1)) for dim, name in enumerate(AXES)}
+    ring = AXES.index("ring")
+    ring_ulysses = _rows(np.moveaxis(grid, (ring, ring + 1), (-2, -1)).reshape(-1, layout.sequence))
+    if layout.ring > 1 and layout.ulysses > 1:
+        groups["sequence"] = ring_ulysses
+    if layout.pipe > 1:
+        groups |= dict.fromkeys(_BOUNDARIES, groups["pipe"])
+    if layout.shard_weights:
+        groups["weights"] = ring_ulysses
+    if layout.stale == "previous":
+        groups["behind"] = groups["ring"]
+    return groups | {"whole": [tuple(range(layout.ranks))]}
 
 
-def _connect(group: dist.ProcessGroup | None) -> None:
-    """Make NCCL connect all ranks of a group now instead of at the first use.
+def _rows(grid: Grid) -> list[tuple[int, ...]]:
+    """Return the ranks along a grid's last dim."""
+    return [tuple(map(int, ranks)) for ranks in grid.reshape(-1, grid.shape[-1])]
 
-    The first use may be an exchange in which a rank without tokens or heads takes no part, and the other ranks would
-    wait for it (see ``torch.distributed.batch_isend_irecv``). Returns when they are connected, so that ranks that
-    cannot reach each other stay in this phase.
-    """
-    dist.all_reduce(torch.zeros(1, device="cuda"), group=group)
-    torch.cuda.synchronize()
+
+def _key(name: str, ranks: tuple[int, ...]) -> GroupKey:
+    """Return the group of an axis. Most share one, since their work runs in one order on every rank."""
+    if name == _BOUNDARIES[1] and len(ranks) == 2:
+        name = _BOUNDARIES[0]  # two stages have one boundary
+    return GroupKey(ranks=ranks, purpose=name if name in _BESIDE else "")
+
+
+def _axis(name: str, ranks: tuple[int, ...], rank: int, group_of: GroupOf) -> Axis:
+    group = group_of(_key(name, ranks)) if len(ranks) > 1 else None
+    gloo = group is not None and dist.get_backend(group) == "gloo"
+    tag = _WHOLE_TAG if name == "whole" else 0
+    return Axis(name=name, ranks=ranks, index=ranks.index(rank), group=group, gloo=gloo, tag=tag)

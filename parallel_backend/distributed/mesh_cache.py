@@ -1,23 +1,23 @@
-"""A cache of device meshes by layout: each process group costs threads and sockets, or NCCL buffers."""
+"""A cache of device meshes by layout. A mesh costs nothing itself; its process groups do."""
 
 from collections.abc import Callable, Collection
 from datetime import timedelta
 
 import torch
-import torch.distributed as dist
 
 from ..layout.parallel_layout import ParallelLayout
-from ..progress import PROGRESS
 from . import mesh, rank_speeds
+from .collectives import gather_numbers
 from .device_memory import release_cache
+from .groups import GroupPool
 from .mesh import DeviceMesh
-
-MAX_MESHES = 8
-"""Meshes that are kept. Exceeded only while loaded models use more."""
+from .world import world
 
 
 class MeshCache:
-    """The most recently used meshes. Every rank of the world requests the same layouts in the same order.
+    """The most recently used meshes: as many as every rank has room for their process groups.
+
+    Every rank of the world requests the same layouts in the same order.
 
     Args:
         rank: this rank.
@@ -36,53 +36,53 @@ class MeshCache:
         timeout: timedelta,
         in_use: Callable[[], Collection[DeviceMesh]],
     ) -> None:
-        self._rank, self._world_size, self._device = rank, world_size, device
-        self._timeout, self._in_use = timeout, in_use
+        self._device, self._in_use = device, in_use
+        self._world = world(rank, world_size)
+        self._groups = GroupPool(rank, world_size, device, timeout)
         self._measured_speeds: tuple[float, ...] = ()
         self._by_layout: dict[ParallelLayout, DeviceMesh | None] = {}
         self._last_serial = 0
 
     def get(self, layout: ParallelLayout) -> DeviceMesh | None:
-        """Return the mesh of a layout; None on a rank that the layout leaves idle. See ``mesh.create``."""
-        if layout in self._by_layout:
-            self._by_layout[layout] = self._by_layout.pop(layout)  # move to the end: most recently used
-        else:
-            self._make_room()
-            self._last_serial += 1
-            speeds = self._speeds() if layout.adapts and not layout.balance else ()
-            release_cache(self._device)  # NCCL allocates its buffers outside of torch's cache
-            self._by_layout[layout] = mesh.create(
-                layout, rank=self._rank, timeout=self._timeout, serial=self._last_serial, speeds=speeds
-            )
+        """Return the mesh of a layout; None on a rank that the layout leaves idle. Collective over the world."""
+        # At the end is what was used last.
+        self._by_layout[layout] = self._by_layout.pop(layout) if layout in self._by_layout else self._create(layout)
         return self._by_layout[layout]
+
+    def _create(self, layout: ParallelLayout) -> DeviceMesh | None:
+        self._last_serial += 1
+        speeds = self._speeds() if layout.adapts and not layout.balance else ()
+        missing = self._groups.hold(mesh.groups_of(layout))
+        if missing:
+            release_cache(self._device)  # NCCL allocates its buffers outside of torch's cache
+            self._make_room()
+            self._groups.make(missing)
+        return mesh.create(layout, self._groups.group, rank=self._world.index, serial=self._last_serial, speeds=speeds)
 
     def _speeds(self) -> tuple[float, ...]:
         """Return the speed of every rank, measured once so that later cuts are the same."""
-        self._measured_speeds = self._measured_speeds or rank_speeds.measure(self._device, self._rank, self._world_size)
+        self._measured_speeds = self._measured_speeds or rank_speeds.measure(
+            self._device, self._world.index, self._world.size
+        )
         return self._measured_speeds
 
     def _make_room(self) -> None:
-        """Free the least recently used meshes among those that no rank's models use."""
-        if len(self._by_layout) < MAX_MESHES:
-            return
-        used = self._used_anywhere()
-        unused = [layout for layout in self._by_layout if layout not in used]
-        for layout in unused[: len(self._by_layout) - MAX_MESHES + 1]:
-            freed = self._by_layout.pop(layout)
-            if freed:
-                freed.free()
+        """Free the least recently used meshes until every rank has room for all groups that are held.
 
-    def _used_anywhere(self) -> set[ParallelLayout]:
-        """Return the layouts whose meshes the models of any rank use. Collective over the world.
-
-        Ranks may differ: an idle rank has no model, and a rank that ran out of memory may have unloaded its model.
-        Waiting for all ranks here also ensures that none is still working on a group that is about to be freed.
+        Meshes that a model of any rank uses stay. Ranks may differ: an idle rank has no model, and a rank that ran out
+        of memory may have unloaded its model. Collective over the world, so that none is still working on a group that
+        is about to be freed, or on the one from which others are about to be split.
         """
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
         local = self._in_use()
-        flags = torch.tensor([int(any(each is cached for each in local)) for cached in self._by_layout.values()])
-        if self._world_size > 1:
-            if torch.cuda.is_initialized():
-                torch.cuda.synchronize()
-            with PROGRESS.waiting():
-                dist.all_reduce(flags, dist.ReduceOp.MAX)
-        return {layout for layout, flag in zip(self._by_layout, flags.tolist(), strict=True) if flag}
+        uses = [int(any(each is cached for each in local)) for cached in self._by_layout.values()]
+        by_rank = gather_numbers([self._groups.affordable(), *uses], self._world)
+        affordable, *used = zip(*by_rank, strict=True)
+        unused = [layout for layout, flags in zip(self._by_layout, used, strict=True) if not any(flags)]
+        while unused and not self._groups.fit(affordable):
+            self._free(unused.pop(0))
+
+    def _free(self, layout: ParallelLayout) -> None:
+        del self._by_layout[layout]
+        self._groups.release(mesh.groups_of(layout))

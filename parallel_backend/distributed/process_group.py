@@ -1,5 +1,6 @@
 """Joining the process group of all ranks."""
 
+import os
 from datetime import timedelta
 
 import torch
@@ -10,7 +11,14 @@ from ..protocol.model_spec import Collectives
 
 
 def join(
-    device: torch.device, collectives: Collectives, store: Store, *, rank: int, world_size: int, timeout: timedelta
+    device: torch.device,
+    collectives: Collectives,
+    store: Store,
+    *,
+    rank: int,
+    world_size: int,
+    timeout: timedelta,
+    eager: bool = True,
 ) -> None:
     """Select this rank's device and join the default process group.
 
@@ -21,8 +29,33 @@ def join(
         rank: this rank.
         world_size: number of ranks.
         timeout: deadline of each collective.
+        eager: whether NCCL connects now. torch then splits the communicators of later groups off this one, which takes
+            ranks that are not in the new group as well, and works only for groups that have NCCL, too.
     """
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" and collectives == "nccl" else "gloo"
-    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
+    nccl = device.type == "cuda" and collectives == "nccl"
+    bound = device if nccl and eager and world_size > 1 else None
+    # torch 2.7.0 makes non-blocking communicators for a bound device, which hang (pytorch/pytorch#153960).
+    os.environ.setdefault("TORCH_NCCL_USE_COMM_NONBLOCKING", "0")
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if nccl else "gloo",
+        store=store,
+        rank=rank,
+        world_size=world_size,
+        timeout=timeout,
+        device_id=bound,
+    )
+    if bound:
+        connect(dist.group.WORLD)
+
+
+def connect(group: dist.ProcessGroup | None) -> None:
+    """Make NCCL connect all ranks of a group now instead of at the first use.
+
+    The first use may be an exchange in which a rank without tokens or heads takes no part, and the other ranks would
+    wait for it (see ``torch.distributed.batch_isend_irecv``). Returns when they are connected, so that ranks that
+    cannot reach each other stay in this phase.
+    """
+    dist.all_reduce(torch.zeros(1, device="cuda"), group=group)
+    torch.cuda.synchronize()

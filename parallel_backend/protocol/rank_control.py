@@ -45,10 +45,10 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Finished(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """From a rank: how a request ended on it.
+    """From a rank: how a request ended on it, or why it does not start.
 
     Attributes:
-        request_id: the request.
+        request_id: the request; "" while the rank starts.
         code: ``DONE`` or a code of ``errors``.
         message: the error's message.
         by_peer: the error is one of communication, so another rank probably caused it.

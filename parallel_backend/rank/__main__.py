@@ -16,14 +16,17 @@ from typing import TYPE_CHECKING
 from ..processes import die_with_parent, pin_to_core_share
 from ..progress import CONNECTING, PROGRESS, STARTING
 from ..protocol.status import RankStatus
+from .diagnosis import diagnose
 from .supervisor_link import SupervisorLink
-from .worker import Worker
+from .worker import Worker, report_end
 
 if TYPE_CHECKING:
     import torch
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     from ..engine.engine import Engine
+
+log = logging.getLogger(__name__)
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
 """Timeout of one collective, long enough for a slower rank to load its weights. The supervisor, which sees whether any
@@ -45,8 +48,13 @@ def main(argv: Sequence[str] | None = None, *, engine: "Callable[..., Engine] | 
     )
     with PROGRESS.phase(STARTING):
         link.start()
-        device, store = _join_group(options, rank, world_size)
-        rank_engine = (engine or _engine_class())(rank=rank, world_size=world_size, device=device)
+        try:
+            device, store = _join_group(options, rank, world_size)
+            rank_engine = (engine or _engine_class())(rank=rank, world_size=world_size, device=device)
+        except Exception as error:
+            log.exception("the rank does not start")
+            report_end(link, diagnose(error, "", when=" while starting"))
+            raise
     link.describe = lambda: _describe(rank_engine, status)
     worker = Worker(rank=rank, world_size=world_size, engine=rank_engine, link=link, store=store)
     link.report_ready()

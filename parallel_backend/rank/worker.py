@@ -11,10 +11,11 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from ..errors import BackendError, Cancelled, DeadlineExceeded, InvalidRequest, NoRoom, OutOfMemory, RankFailed
+from ..errors import BackendError, Cancelled, DeadlineExceeded, InvalidRequest, NoRoom
 from ..progress import CLIENT, PREPARING, PROGRESS
 from ..protocol import deadlines, frames, rank_control
 from ..protocol.messages import Continue, Done, Echo, Error, Progress
+from .diagnosis import diagnose
 from .supervisor_link import ReceivedRequest, SupervisorLink
 
 if TYPE_CHECKING:
@@ -24,9 +25,6 @@ if TYPE_CHECKING:
     from ..engine.engine import Engine
 
 log = logging.getLogger(__name__)
-
-MAX_ERROR_LENGTH = 4000
-"""Characters of an error that reach the client; the log has them all."""
 
 WAIT_TIMEOUT = timedelta(hours=1)
 """How often a rank that waits for a request wakes up and waits again, since both waits need some timeout."""
@@ -65,7 +63,7 @@ class Worker:
         except dist.DistStoreError:
             return
         frame = frames.unpack(self._store.get(key))
-        self._report_end(self._run_request(frame, None, report=_ignore, cancelled=_never)[0])
+        report_end(self._link, self._run_request(frame, None, report=_ignore, cancelled=_never)[0])
         self._mark_read(self._number)
         self._number += 1
 
@@ -113,7 +111,7 @@ class Worker:
         except (DeadlineExceeded, ConnectionError) as error:
             finished = _cancelled(request, f"the client did not read the reply: {error}")
         request.connection.close()
-        self._report_end(finished)
+        report_end(self._link, finished)
 
     # All ranks
 
@@ -125,8 +123,7 @@ class Worker:
         report: "Callable[[Progress, Mapping[str, Tensor]], None]",
         cancelled: Callable[[], bool],
     ) -> "tuple[rank_control.Finished, Mapping[str, Tensor]]":
-        message, code, text, by_peer = frame.message, rank_control.DONE, "", False
-        results: Mapping[str, Tensor] = {}
+        message, results = frame.message, dict[str, "Tensor"]()
         try:
             with PROGRESS.phase(PREPARING):
                 if isinstance(message, Echo):
@@ -134,18 +131,19 @@ class Worker:
                 else:
                     results = self._engine.handle(message, frame.tensors, tensors, report=report, cancelled=cancelled)
         except (InvalidRequest, Cancelled, NoRoom) as error:
-            code, text = error.code, str(error)
+            return rank_control.Finished(request_id=message.request_id, code=error.code, message=str(error)), {}
         except BaseException as error:
             log.exception("request %s failed", message.request_id)
-            code, text, by_peer = _diagnose(error)
-        return rank_control.Finished(request_id=message.request_id, code=code, message=text, by_peer=by_peer), results
+            return diagnose(error, message.request_id), {}
+        return rank_control.Finished(request_id=message.request_id, code=rank_control.DONE), results
 
-    def _report_end(self, finished: rank_control.Finished) -> None:
-        """Report the end of a request; after an error that makes the ranks unusable, wait to be killed."""
-        self._link.report_finished(finished)
-        if finished.code not in rank_control.RECOVERABLE:
-            time.sleep(CLIENT_TIMEOUT)
-            sys.exit(1)
+
+def report_end(link: SupervisorLink, finished: rank_control.Finished) -> None:
+    """Report the end of a request; after an error that makes the ranks unusable, wait to be killed."""
+    link.report_finished(finished)
+    if finished.code not in rank_control.RECOVERABLE:
+        time.sleep(CLIENT_TIMEOUT)
+        sys.exit(1)
 
 
 class _Reporter:
@@ -191,20 +189,6 @@ def _echo(message: Echo, tensors: "Mapping[str, Tensor] | None", report: Any) ->
         results["made"] = torch.full((message.make,), 0.5)
     report(Progress(phase="reply", value=0, total=1), {})
     return results
-
-
-def _diagnose(error: BaseException) -> tuple[str, str, bool]:
-    """Error code, text for the user, and whether another rank is the likely cause."""
-    import torch
-
-    from ..distributed.device_memory import ran_out
-
-    cause = error.__cause__ if isinstance(error, OutOfMemory) else error
-    text = " ".join(str(cause).split())[:MAX_ERROR_LENGTH] or "no message"
-    if isinstance(error, OutOfMemory) or ran_out(error):
-        return OutOfMemory.code, f"ran out of memory: {text}", False
-    by_peer = isinstance(error, torch.distributed.DistError) or "gloo" in text.lower()
-    return RankFailed.code, f"failed: {type(error).__name__}: {text}", by_peer
 
 
 def _cancelled(request: ReceivedRequest, reason: str) -> rank_control.Finished:

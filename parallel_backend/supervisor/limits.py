@@ -18,7 +18,8 @@ class Patience:
             that holds Python's GIL, or a busy machine).
         evidence: between the first failure and the verdict, so that the error names the rank that caused it and not
             one that only noticed.
-        blame: like ``evidence``, while every failure looks as if another rank caused it.
+        blame: like ``evidence``, while every failure looks as if another rank caused it, or as if a process is about to
+            exit.
         progress: without progress of any rank that works on a request, which a rank counts by block of the transformer,
             layer of another model, and step.
         steps: like ``progress``, as a multiple of the longest of a rank's last counts, for slow ranks.

@@ -57,11 +57,6 @@ class RankProcess:
         if status.progress.computing and status.device == "cpu":  # the host of a GPU may wait for it in a loop
             self.last_computing = self.last_heard
 
-    @property
-    def quiet(self) -> float:
-        """Seconds without progress before its last message."""
-        return self.last_heard - self.last_progress
-
     def discount(self, seconds: float, now: float) -> None:
         """Do not count ``seconds`` of silence until ``now``, in which the supervisor itself was suspended."""
         self.last_heard, self.cpu_ticks = min(now, self.last_heard + seconds), None

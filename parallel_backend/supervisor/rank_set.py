@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from .. import processes
+from ..error_texts import Cause, cause
 from ..errors import OutOfMemory, RankFailed
 from ..progress import STARTING, RankProgress
 from ..protocol import rank_control
@@ -25,8 +26,13 @@ from .rank_process import RankProcess
 
 log = logging.getLogger(__name__)
 
-DIED, HUNG, OUT_OF_MEMORY, RAISED, STUCK, BY_PEER = range(6)
+DIED, HUNG, OUT_OF_MEMORY, RAISED, STUCK, BY_PEER, CLOSED = range(7)
 """Kinds of failure, the likeliest root cause first: when a rank dies, the others soon raise because it is missing."""
+
+
+_BY_CAUSE = {Cause.FULL: (OUT_OF_MEMORY, OutOfMemory.code), Cause.PEER: (BY_PEER, RankFailed.code)}
+"""Kind and code of the failure of a process whose log says why it ended itself: NCCL's watchdog ends the processes of
+all ranks that wait for one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,7 +178,7 @@ class RankSet:
             return
         except ConnectionError:
             self._events.forget(rank.control.fileno())
-            self._record(Failure(kind=RAISED, message=f"{rank.name} closed its control socket"))
+            self._record(Failure(kind=CLOSED, message=f"{rank.name} closed its control socket"))
             return
         rank.heard()
         self._handle(rank, message)
@@ -201,11 +207,12 @@ class RankSet:
         if self.killed_at is not None:
             return
         path = self._endpoint.rank_log(rank.rank)
-        last_line = processes.last_line(path) if returncode > 0 else ""
-        last_line = processes.abort_reason(path) if returncode == -signal.SIGABRT else last_line
+        reason = processes.last_line(path) if returncode > 0 else ""
+        reason = processes.abort_reason(path) if returncode == -signal.SIGABRT else reason
+        kind, code = _BY_CAUSE.get(cause(reason), (DIED, RankFailed.code))
         when = "" if rank.ready else " while starting"
-        text = f"{rank.name} {how}{when}{': ' + last_line if last_line else ''} (log: {path})"
-        self._record(Failure(kind=DIED, message=text))
+        text = f"{rank.name} {how}{when}{': ' + reason if reason else ''} (log: {path})"
+        self._record(Failure(kind=kind, code=code, message=text))
 
     def _record(self, failure: Failure) -> None:
         if self.killed_at is None:
@@ -219,8 +226,8 @@ class RankSet:
             return None
         waited = time.monotonic() - self._failures[0][0]
         likeliest = min((failure for _, failure in self._failures), key=lambda failure: failure.kind)
-        wait = {DIED: 0.0, BY_PEER: self._patience.blame}.get(likeliest.kind, self._patience.evidence)
-        return likeliest if waited >= wait else None
+        waits = {DIED: 0.0, BY_PEER: self._patience.blame, CLOSED: self._patience.blame}
+        return likeliest if waited >= waits.get(likeliest.kind, self._patience.evidence) else None
 
     def _check_for_hangs(self) -> None:
         now = time.monotonic()
@@ -233,7 +240,7 @@ class RankSet:
             text = f"{names} did not start within {self._patience.start:g} s"
             self._record(Failure(kind=HUNG, message=text))
         for rank in self.ranks:
-            if rank.is_hung(self._patience, now):
+            if rank.process.returncode is None and rank.is_hung(self._patience, now):
                 text = f"{rank.name} stopped answering {now - rank.last_heard:.0f} s ago"
                 self._record(Failure(kind=HUNG, message=text))
         culprits = stuck_ranks.stuck(self.ranks, self._patience)

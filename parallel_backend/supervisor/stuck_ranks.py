@@ -28,7 +28,7 @@ def stuck(ranks: Sequence[RankProcess], patience: Patience) -> list[RankProcess]
     """
     working = [rank for rank in ranks if rank.status.progress.phase != IDLE]
     newest = max((rank.last_progress for rank in ranks), default=0.0)
-    if not all(_is_stuck(rank, newest, patience) for rank in working):
+    if not all(_is_stuck(rank, ranks, newest, patience) for rank in working):
         return []
     computing = [rank for rank in working if not rank.status.progress.waiting]
     if computing and len(computing) < len(working):
@@ -39,11 +39,21 @@ def stuck(ranks: Sequence[RankProcess], patience: Patience) -> list[RankProcess]
     return working
 
 
-def _is_stuck(rank: RankProcess, newest: float, patience: Patience) -> bool:
+def _is_stuck(rank: RankProcess, ranks: Sequence[RankProcess], newest: float, patience: Patience) -> bool:
     """Whether a rank may no longer wait for progress, the ``newest`` of which any rank has made at that time."""
-    quiet, seconds = rank.last_heard - newest, limit(rank.status.progress, patience)
+    quiet, seconds = _heard(rank, ranks) - newest, limit(rank.status.progress, patience)
     computes = rank.last_heard - rank.last_computing <= seconds and quiet <= patience.compute
     return quiet > seconds and not computes
+
+
+def _heard(rank: RankProcess, ranks: Sequence[RankProcess]) -> float:
+    """Return up to when a rank's progress is known.
+
+    A rank that takes part in making a group to which it does not belong may be silent: torch keeps Python waiting then
+    (``perform_nocolor_split``).
+    """
+    connecting = rank.status.progress.phase == CONNECTING
+    return max(each.last_heard for each in ranks) if connecting else rank.last_heard
 
 
 def limit(progress: RankProgress, patience: Patience) -> float:
@@ -61,12 +71,17 @@ def describe(culprits: Sequence[RankProcess], ranks: Sequence[RankProcess], devi
         ranks: all ranks.
         devices: of the ranks.
     """
-    parts = [f"{rank.name} made no progress for {rank.quiet:.0f} s while {rank.status.progress}" for rank in culprits]
+    parts = [
+        f"{rank.name} made no progress for {_heard(rank, ranks) - rank.last_progress:.0f} s while "
+        f"{rank.status.progress}"
+        for rank in culprits
+    ]
     text = " and ".join(parts)
     if len(culprits) < sum(rank.status.progress.phase != IDLE for rank in ranks):
         text += ", and the other ranks wait for it" if len(culprits) == 1 else ", and the other ranks wait for them"
     if all(rank.status.progress.phase == CONNECTING for rank in culprits):
-        # Until a rank is ready it connects over gloo alone.
-        nccl = devices.kind == "cuda" and devices.collectives == "nccl" and all(rank.ready for rank in culprits)
-        text += f". {_NCCL_ADVICE if nccl else _GLOO_ADVICE}"
+        nccl = devices.kind == "cuda" and devices.collectives == "nccl"
+        # A rank that is not ready connects to the others over gloo, and then over NCCL.
+        both = nccl and not all(rank.ready for rank in culprits)
+        text += f". Either {_NCCL_ADVICE}. Or {_GLOO_ADVICE}" if both else f". {_NCCL_ADVICE if nccl else _GLOO_ADVICE}"
     return text

@@ -1,4 +1,5 @@
-"""A rank with a fake engine, whose behaviour a test chooses by the name of the sampler: ``"steps"``, ``"raise 1"``, ...
+"""A rank with a fake engine, whose behaviour a test chooses by the name of the sampler: ``"steps"``, ``"raise 1"``,
+``"torch 1 OWN/ecc"``, ...
 
 Like a real rank, it imports torch only after its link to the supervisor has started.
 """
@@ -7,6 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from parallel_backend.errors import Cancelled, InvalidRequest
@@ -14,6 +16,7 @@ from parallel_backend.progress import LOADING, PROGRESS
 from parallel_backend.protocol.messages import Progress, Sample, Unload
 from parallel_backend.protocol.status import LoadedModel
 from parallel_backend.rank.__main__ import main
+from tests.support import device_errors
 
 if TYPE_CHECKING:
     import torch
@@ -22,24 +25,18 @@ STEP = 0.05
 """Seconds that a step takes."""
 SLOW = 5.0
 """Seconds that a part of the work takes on a slow rank: longer than the tests wait for progress."""
-WATCHDOG = """\
+LATER = 1.0
+"""Seconds after which the rank that caused a failure reports it, where the other ranks are to report first."""
+FAILS_TO_START = Path("fails-to-start")
+"""A file in the runtime folder that names a rank and its error, as samplers do."""
+
+ABORT = """\
 terminate called after throwing an instance of 'c10::DistBackendError'
-  what():  [PG ID 3] Process group watchdog thread terminated with exception: [Rank 1] Watchdog caught collective \
-operation timeout: WorkNCCL(SeqNum=5, OpType=ALLREDUCE) ran for 600012 milliseconds before timing out.
+  what():  {}
 Exception raised from checkTimeout at ProcessGroupNCCL.cpp:685 (most recent call first):
 frame #0: c10::Error::Error(c10::SourceLocation) + 0x96
 """
-"""What NCCL's watchdog prints when it ends a process."""
-
-_CALL = "NCCL error in: /pytorch/torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:3356, "
-NCCL = {
-    "nccl_full": f"{_CALL}unhandled cuda error (run with NCCL_DEBUG=INFO for details), NCCL version 2.26.2\n"
-    "ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\nCuda failure 2 'out of memory'",
-    "nccl_lost": f"{_CALL}remote process exited or there was a network error, NCCL version 2.26.2\nncclRemoteError: A "
-    "call failed possibly due to a network error or a remote process exiting prematurely.\nLast error:\n"
-    "socketProgress: Connection closed by remote peer localhost<41234>",
-}
-"""What torch raises for NCCL when this rank's device is full, and when another rank is gone."""
+"""What a process prints that a thread of NCCL's ends."""
 
 
 class FakeEngine:
@@ -47,6 +44,9 @@ class FakeEngine:
 
     def __init__(self, *, rank: int, world_size: int, device: "torch.device") -> None:
         self.rank, self.steps = rank, 0
+        if FAILS_TO_START.exists():
+            culprit, name = FAILS_TO_START.read_text().split(" ", 1)
+            _blame(name, culprit == str(rank))
 
     def snapshot(self) -> tuple[tuple[LoadedModel, ...], int, int]:
         return (), 0, self.steps
@@ -65,15 +65,17 @@ class FakeEngine:
 
         if isinstance(message, Unload):
             raise InvalidRequest("there is nothing to unload")
-        kind, _, rank = message.sampler.partition(" ")
+        kind, rank, name = (*message.sampler.split(" ", 2), "", "")[:3]
         total = next(meta.shape[0] for meta in metas if meta.name == "sigmas") - 1
         if kind == "refuse":
             raise InvalidRequest("this request cannot work")
         with PROGRESS.phase(LOADING if kind in ("load", "slowload") else "sampling"):
             for step in range(total):
                 PROGRESS.step(step, total)
+                if step == 2 and kind in ("blame", "accuse"):
+                    _blame(name, rank == str(self.rank), aborts=kind == "accuse")
                 if step == 2 and rank == str(self.rank):
-                    _misbehave(kind)
+                    _misbehave(kind, name)
                 time.sleep(STEP)
                 PROGRESS.tick()
                 flag = torch.tensor([int(cancelled() and kind != "deaf")])
@@ -90,18 +92,34 @@ class FakeEngine:
         return {} if tensors is None else {"samples": tensors["x"] * 2}
 
 
-def _misbehave(kind: str) -> None:
-    import torch
-    import torch.distributed
+def _error(name: str) -> Exception:
+    """Return the error of this name, such as ``"OWN/ecc"``."""
+    table, _, name = name.partition("/")
+    return device_errors.TABLES[table][name].make()
 
+
+def _abort(name: str) -> None:
+    print(ABORT.format(_error(name)), file=sys.stderr, flush=True)
+    os.abort()
+
+
+def _blame(name: str, culprit: bool, *, aborts: bool = False) -> None:
+    """Fail on all ranks: the culprit after the others, which only notice it, or which NCCL's watchdog ends."""
+    if culprit:
+        time.sleep(LATER)
+        raise _error(name)
+    if aborts:
+        _abort("PEER/timeout")
+    raise _error("PEER/lost")
+
+
+def _misbehave(kind: str, name: str) -> None:
     if kind == "raise":
         raise KeyError("a bug")
     if kind == "shout":
         raise KeyError("a" * 1_000_000)
-    if kind == "oom":
-        raise torch.OutOfMemoryError("tried to allocate 3 GiB")
-    if kind in NCCL:
-        raise torch.distributed.DistBackendError(NCCL[kind])
+    if kind == "torch":
+        raise _error(name)
     if kind == "alone":
         raise InvalidRequest("only I think so")
     if kind == "exit":
@@ -121,8 +139,7 @@ def _misbehave(kind: str) -> None:
             time.sleep(SLOW / 5)
             PROGRESS.tick()
     if kind == "abort":
-        print(WATCHDOG, file=sys.stderr, flush=True)
-        os.abort()
+        _abort(name)
 
 
 if __name__ == "__main__":

@@ -58,13 +58,6 @@ def test_a_refusal_by_one_rank_explains_why_the_other_is_stuck(client: Client) -
     assert "rank 1 alone ended the request: only I think so" in str(error)
 
 
-def test_an_aborted_rank_is_quoted(client: Client) -> None:
-    error = Running(client=client, message=sample("abort 1")).ended(40.0)
-    assert isinstance(error, RankFailed)
-    assert "rank 1 (pid " in str(error)
-    assert "was killed by SIGABRT: Watchdog caught collective operation timeout: WorkNCCL(SeqNum=5," in str(error)
-
-
 def test_the_status_shows_what_a_rank_does(client: Client) -> None:
     running = Running(client=client, message=sample()).in_step()
     ranks = client.status().ranks

@@ -7,12 +7,14 @@ import pytest
 import torch
 
 from parallel_backend.client.client import Client
-from parallel_backend.errors import InvalidRequest, OutOfMemory, RankFailed
+from parallel_backend.errors import BackendFailure, InvalidRequest, OutOfMemory, RankFailed
 from parallel_backend.protocol.model_spec import Devices, ModelSpec
 from scripts import processes
 from scripts.processes import wait_until
+from tests.support import device_errors
 
 from .backend import Running, sample, tensors
+from .fake_worker import FAILS_TO_START
 
 
 def works(client: Client) -> bool:
@@ -65,26 +67,87 @@ def test_a_rank_that_raises_after_the_answer_is_replaced(client: Client) -> None
     assert works(client)
 
 
-def test_a_full_device_is_named(client: Client) -> None:
-    error = Running(client=client, message=sample("oom 1")).ended(30.0)
-    assert isinstance(error, OutOfMemory)
-    assert "rank 1" in str(error)
-    assert "tried to allocate 3 GiB" in str(error)
-    assert works(client)
-
-
-def test_a_device_that_is_full_under_nccl_is_no_fault_of_a_peer(client: Client) -> None:
-    error = Running(client=client, message=sample("nccl_full 1")).ended(30.0)
+@pytest.mark.parametrize("name", ["torch", "cuda", "nccl"])
+def test_a_full_device_is_named(client: Client, name: str) -> None:
+    error = Running(client=client, message=sample(f"torch 1 FULL/{name}")).ended(30.0)
     assert isinstance(error, OutOfMemory)
     assert "rank 1 (pid " in str(error)
-    assert "on cpu ran out of memory: NCCL error in: " in str(error)
+    assert "on cpu ran out of memory: " in str(error)
+    assert device_errors.FULL[name].text[:20] in str(error)
     assert works(client)
 
 
 def test_a_lost_peer_is_no_full_device(client: Client) -> None:
-    error = Running(client=client, message=sample("nccl_lost 1")).ended(30.0)
+    error = Running(client=client, message=sample("torch 1 PEER/lost")).ended(30.0)
     assert isinstance(error, RankFailed)
     assert "Connection closed by remote peer" in str(error)
+    assert works(client)
+
+
+@pytest.mark.parametrize("culprit", [0, 1])
+@pytest.mark.parametrize("name", ["OWN/illegal address", "OWN/nccl", "OWN/small /dev/shm"])
+def test_a_rank_whose_device_fails_is_named_though_others_notice_first(client: Client, name: str, culprit: int) -> None:
+    """Its process, which cannot use its device any more, and those of all other ranks are replaced."""
+    running = Running(client=client, message=sample(f"blame {culprit} {name}")).in_step()
+    before = client.status()
+    error = running.ended(30.0)
+    assert type(error) is RankFailed
+    assert f"rank {culprit} (pid {before.ranks[culprit].pid}) on cpu failed: " in str(error)
+    assert works(client)
+    assert not {rank.pid for rank in client.status().ranks} & {rank.pid for rank in before.ranks}
+
+
+def test_a_rank_with_a_full_device_is_named_though_others_notice_first(client: Client) -> None:
+    error = Running(client=client, message=sample("blame 1 FULL/nccl")).ended(30.0)
+    assert isinstance(error, OutOfMemory)
+    assert "rank 1 (pid " in str(error)
+
+
+@pytest.mark.parametrize("culprit", [0, 1])
+def test_a_rank_that_the_watchdog_ends_is_not_blamed_for_another(client: Client, culprit: int) -> None:
+    error = Running(client=client, message=sample(f"accuse {culprit} OWN/launch failure")).ended(30.0)
+    assert type(error) is RankFailed
+    assert f"rank {culprit} (pid " in str(error)
+    assert "unspecified launch failure" in str(error)
+    assert works(client)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "said"),
+    [
+        ("OWN/watchdog", RankFailed, "terminated with exception: CUDA error: an illegal memory access was encountered"),
+        ("PEER/timeout", RankFailed, "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=5, "),
+        ("PEER/watchdog", RankFailed, "remote process exited or there was a network error"),
+        ("FULL/nccl", OutOfMemory, "Last error: Cuda failure 2 'out of memory'"),
+    ],
+)
+def test_a_rank_that_aborts_is_named_with_the_reason(
+    client: Client, name: str, kind: type[BackendFailure], said: str
+) -> None:
+    error = Running(client=client, message=sample(f"abort 1 {name}")).ended(30.0)
+    assert type(error) is kind
+    assert "rank 1 (pid " in str(error)
+    assert "was killed by SIGABRT: " in str(error)
+    assert said in str(error)
+    assert "frame #" not in str(error)
+    assert works(client)
+
+
+@pytest.mark.parametrize(("name", "kind"), [("OWN/two ranks on a card", RankFailed), ("FULL/nccl", OutOfMemory)])
+@pytest.mark.parametrize("culprit", [0, 1])
+def test_a_rank_that_cannot_start_is_named_though_others_notice_first(
+    client: Client, name: str, kind: type[BackendFailure], culprit: int
+) -> None:
+    cause = client.endpoint.folder / FAILS_TO_START
+    cause.write_text(f"{culprit} {name}")
+    three = ModelSpec(path="/", devices=Devices(kind="cpu", indices=(0, 1, 2)))
+    try:
+        error = Running(client=client, message=sample(spec=three)).ended(60.0)
+    finally:
+        cause.unlink()
+    assert type(error) is kind
+    assert f"rank {culprit} (pid " in str(error)
+    assert " while starting: " in str(error)
     assert works(client)
 
 

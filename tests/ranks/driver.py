@@ -10,8 +10,10 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
+from parallel_backend.distributed.mesh import DeviceMesh
 from parallel_backend.engine.engine import Engine
 from parallel_backend.errors import Cancelled, InvalidRequest, NoRoom
+from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.loading import transformers
 from parallel_backend.loading.residency import decide
 from parallel_backend.loading.room import MEMORY_LIMIT
@@ -27,6 +29,13 @@ def engine(rank: int) -> Engine:
     if not _ENGINES:
         _ENGINES.append(Engine(rank=rank, world_size=dist.get_world_size(), device=torch.device("cpu")))
     return _ENGINES[0]
+
+
+def mesh(rank: int, layout: str) -> DeviceMesh:
+    """The mesh of a layout that uses this rank."""
+    found = engine(rank)._meshes.get(ParallelLayout.parse(layout))
+    assert found is not None
+    return found
 
 
 def handle(

@@ -4,14 +4,12 @@ There is no GPU here: the tests make CPU ranks believe that their tensors cannot
 """
 
 from contextlib import contextmanager
-from datetime import timedelta
 from unittest import mock
 
 import pytest
 import torch
 
 from parallel_backend.distributed import collectives, mesh
-from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.protocol.messages import Forward
 from tests.ranks import driver, requests
 from tests.ranks.requests import Case
@@ -40,13 +38,11 @@ def exchanged(rank, stage):
     Returns:
         What arrived; whether any of the caller's tensors was sent without a copy; whether anything was sent.
     """
-    devices = mesh.create(ParallelLayout(ulysses=3), rank=rank, timeout=timedelta(seconds=30))
-    assert devices
+    devices = driver.mesh(rank, "ulysses=3")
     outgoing = [[torch.full((rank + i,), 10.0 * rank + i), torch.full((2, i), float(rank))] for i in range(3)]
     incoming = [[torch.zeros(i + rank), torch.zeros(2, rank)] for i in range(3)]
     with staging(stage) as addresses:
         collectives.wait_all(collectives.start_exchange(outgoing, incoming, devices.axes["ulysses"]))
-    devices.free()
     local = {tensor.data_ptr() for parts in (*outgoing, *incoming) for tensor in parts if tensor.numel()}
     return [[tensor.tolist() for tensor in parts] for parts in incoming], bool(local & addresses), bool(addresses)
 

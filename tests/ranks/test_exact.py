@@ -23,6 +23,14 @@ LAYOUTS = [
     (4, "ring=2 ulysses=2 shard_weights"),
     (4, "cfg=2 ulysses=2 shard_weights"),
     (4, "tensor=2 ulysses=2 shard_weights"),
+    (4, "tensor=2 ring=2 shard_weights"),
+    (2, "pipe=2"),
+    (4, "pipe=2 ulysses=2"),
+    (4, "pipe=2 ring=2"),
+    (4, "cfg=2 pipe=2"),
+    (4, "data=2 pipe=2"),
+    (8, "cfg=2 ring=2 ulysses=2"),
+    (8, "tensor=2 ring=2 ulysses=2"),
 ]
 
 

@@ -25,7 +25,7 @@ LAYOUTS = [
 
 
 def check(pools, path, sizes, ranks, layout, case, *, limit=EXACT):
-    message, tensors = requests.forward(requests.spec(path, layout), case)
+    message, tensors = requests.forward(requests.spec(path, layout, ranks=max(4, ranks)), case)
     answers = pools(ranks).run(driver.handle, message, tensors)
     assert [answer["error"] for answer in answers] == [None] * ranks
     assert all(not answer["tensors"] for answer in answers[1:])

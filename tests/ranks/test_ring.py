@@ -1,7 +1,6 @@
 """Memory and traffic of a rank in a ring, measured at the dispatcher."""
 
 import gc
-from datetime import timedelta
 
 import pytest
 import torch
@@ -10,7 +9,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from parallel_backend.attention.kernels import KERNELS, Kernel, Sdpa
 from parallel_backend.checkpoint.opening import open_checkpoint
-from parallel_backend.distributed import mesh
 from parallel_backend.distributed.sent_bytes import SentBytes
 from parallel_backend.engine.validation import check_forward
 from parallel_backend.layout.parallel_layout import ParallelLayout
@@ -56,8 +54,7 @@ def most_blocks(rank, layout, hoard, held=False):
     Returns:
         The largest number of key and value tensors alive at once, and the error against attention to all keys.
     """
-    devices = mesh.create(ParallelLayout.parse(layout), rank=rank, timeout=timedelta(seconds=30))
-    assert devices
+    devices = driver.mesh(rank, layout)
     sizes = (50,) * devices.layout.ring if held else SIZES[: devices.layout.ring]
     generator = torch.Generator().manual_seed(0)
     query = torch.randn(1, HEADS, QUERIES, HEAD_DIM, generator=generator)

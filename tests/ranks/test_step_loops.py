@@ -24,6 +24,14 @@ JOINT = ("SD3Transformer2DModel", "sd3.5 medium")
 MASKED = ("HunyuanVideoTransformer3DModel", "t2v")
 
 
+COMBINATIONS = [
+    "pipe=3 patches=4", "cfg=2 pipe=2", "pipe=2 ulysses=2 patches=3", "pipe=2 patches=3 balance=1:3",
+    "ring=3 stale=previous", "ring=2 ulysses=2 stale=previous", "ring=2 ulysses=2 stale=none",
+    "data=2 pipe=2 patches=3", "cfg=2 ring=2 stale=previous", "cfg=2 ring=2 stale=none",
+    "tensor=2 ring=2 stale=previous",
+]  # fmt: skip
+
+
 @pytest.fixture(scope="session")
 def deep(tmp_path_factory):
     """``deep(class_name, variant)`` is the folder of a small model with layers enough for four stages."""
@@ -78,14 +86,7 @@ def test_every_family_is_the_algorithm(pools, deep, pair, layout):
     check(pools, deep, loop(pair, layout, sigmas=SIGMAS[::3] + SIGMAS[-1:], batch=1))
 
 
-@pytest.mark.parametrize(
-    "layout",
-    [
-        "pipe=3 patches=4", "cfg=2 pipe=2", "pipe=2 ulysses=2 patches=3", "pipe=2 patches=3 balance=1:3",
-        "ring=3 stale=previous", "ring=2 ulysses=2 stale=previous", "ring=2 ulysses=2 stale=none",
-        "data=2 pipe=2 patches=3", "cfg=2 ring=2 stale=previous",
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("layout", COMBINATIONS)
 def test_combinations_with_odd_shapes(pools, deep, layout):
     check(pools, deep, loop(JOINT, layout, batch=3, sigmas=SIGMAS[::3]))
 

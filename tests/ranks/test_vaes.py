@@ -1,7 +1,6 @@
 """Every VAE split by rows against diffusers' decode and encode, at odd heights, and the bytes that the ranks send."""
 
 from dataclasses import replace
-from datetime import timedelta
 from unittest import mock
 
 import pytest
@@ -14,8 +13,6 @@ from parallel_backend.attention.kernels import KERNELS
 from parallel_backend.autoencoder.spatial import RowSplit, layers, watch
 from parallel_backend.autoencoder.spatial.norms import MergedNorm
 from parallel_backend.autoencoder.tiles import Tiles, TileSpace
-from parallel_backend.distributed import mesh
-from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.layout.partition import Partition
 from parallel_backend.verify.vae.kinds import KINDS
 from parallel_backend.verify.vae.run import TOLERANCE, VaeCase, VaeComparison
@@ -169,9 +166,7 @@ def test_a_ramp_from_dark_to_bright(pools, tmp_path):
 
 def rows_of(rank, latent):
     """Return the rows of one of three ranks."""
-    ranks = mesh.create(ParallelLayout(ring=3), rank=rank, timeout=timedelta(seconds=60))
-    assert ranks
-    return RowSplit(axis=ranks.axes["ring"], latent=latent)
+    return RowSplit(axis=driver.mesh(rank, "ring=3").axes["ring"], latent=latent)
 
 
 @torch.no_grad()

@@ -1,6 +1,5 @@
 """Small random models of every variant of every family, created once per session."""
 
-from datetime import timedelta
 from functools import cache
 from typing import Any
 
@@ -12,7 +11,6 @@ from parallel_backend.denoiser import attention_chain
 from parallel_backend.distributed import mesh
 from parallel_backend.interfaces.family import Family
 from parallel_backend.interfaces.state import State
-from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.models import FAMILIES
 from parallel_backend.strategies.token_split import TokenSplit
 from parallel_backend.verify.forward import examples
@@ -40,8 +38,7 @@ def family(class_name: str, name: str) -> Family:
 
 def run(family: Family, state: State) -> State:
     """Run all blocks on one process, dropping masked keys as the ranks do."""
-    one_rank = mesh.create(ParallelLayout(), rank=0, timeout=timedelta(seconds=1))
-    assert one_rank is not None
+    one_rank = mesh.alone()
     split = TokenSplit.even({name: tokens.shape[1] for name, tokens in state.streams.items()}, one_rank.sequence)
     sites = [
         (

@@ -195,16 +195,31 @@ def test_the_sentence_names_ranks_phases_and_what_to_try():
     connecting = [rank(number, 61.0, RankProgress(phase=CONNECTING)) for number in range(2)]
     nccl = stuck_ranks.describe(connecting, connecting, GPUS)
     assert all(word in nccl for word in ("NCCL_P2P_DISABLE=1", "/dev/shm", "IOMMU"))
+    assert "GLOO" not in nccl
+    connecting[1].ready = False
+    starting = stuck_ranks.describe(connecting, connecting, GPUS)
+    assert all(word in starting for word in ("NCCL_P2P_DISABLE=1", "GLOO_SOCKET_IFNAME"))
     gloo = stuck_ranks.describe(connecting, connecting, replace(GPUS, collectives="gloo"))
     assert "GLOO_SOCKET_IFNAME" in gloo
     assert "NCCL" not in gloo
+
+
+def test_a_rank_that_is_silent_while_it_connects_is_not_thought_to_work():
+    """It may hold Python's lock: rank 1 was heard last 70 s before rank 0."""
+    connects = [rank(number, 71.0, RankProgress(phase=CONNECTING)) for number in range(2)]
+    samples = [rank(number, 71.0, SAMPLING) for number in range(2)]
+    for ranks in (connects, samples):
+        ranks[1].last_heard -= 70.0
+    assert stuck_ranks.stuck(connects, Patience()) == connects
+    assert stuck_ranks.stuck(samples, Patience()) == []
+    assert stuck_ranks.describe(connects[1:], connects, GPUS).startswith("rank 1 (pid 11) made no progress for 71 s")
 
 
 def test_time_in_which_the_supervisor_was_suspended_does_not_count():
     stopped = rank(0, 50.0, SAMPLING)
     stopped.discount(40.0, 1000.0)
     stopped.report(replace(stopped.status, progress=replace(SAMPLING, quiet=50.0)))
-    assert stopped.quiet == 10.0
+    assert stopped.last_heard - stopped.last_progress == 10.0
 
 
 def test_why_a_process_aborted(tmp_path: Path):

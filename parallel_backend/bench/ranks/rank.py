@@ -112,7 +112,10 @@ def start(options: argparse.Namespace, *, threads: int) -> "torch.device":
     device = torch.device(options.device)
     if ranks > 1:
         store = FileStore(options.store, ranks)
-        process_group.join(device, options.collectives, store, rank=rank, world_size=ranks, timeout=COLLECTIVE_PATIENCE)
+        process_group.join(
+            device, options.collectives, store, rank=rank, world_size=ranks, timeout=COLLECTIVE_PATIENCE,
+            eager=False,  # other projects make groups that have gloo alone
+        )  # fmt: skip
     elif device.type == "cuda":
         torch.cuda.set_device(device)
     return device

@@ -6,7 +6,6 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -104,9 +103,8 @@ class RealModel:
 
     @torch.no_grad()
     def _run_stock(self, device: torch.device, layouts: Sequence[ParallelLayout]) -> "_StockRun":
-        alone = mesh.create(ParallelLayout(), rank=0, timeout=timedelta(seconds=1))
-        assert alone is not None
-        family = load_transformer(self.checkpoint, getattr(torch, self.dtype), device, alone, self.component)
+        dtype = getattr(torch, self.dtype)
+        family = load_transformer(self.checkpoint, dtype, device, mesh.alone(), self.component)
         predictions = [family.stock({k: v.to(device) for k, v in one.items()}).cpu() for one in self.inputs]
         stock = _StockRun(
             predictions=predictions,

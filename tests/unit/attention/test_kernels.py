@@ -13,6 +13,7 @@ from parallel_backend.attention.kernels import KERNELS, choose
 from parallel_backend.errors import InvalidRequest
 from parallel_backend.protocol.messages import Forward
 from tests.ranks.requests import Case
+from tests.support import device_errors
 from tests.unit.conftest import one_rank
 
 GPU, HALF = torch.device("cuda", 0), torch.bfloat16
@@ -115,6 +116,13 @@ def test_a_flash_package_is_one_that_runs_on_the_gpu(monkeypatch, caplog, capabi
     assert [record.args[0] for record in caplog.records] == named
     for record, name in zip(caplog.records, named, strict=True):
         assert record.getMessage() == f"the package {name} does not run on cpu and is not used: {packages[name]}"
+
+
+def test_a_flash_package_that_breaks_the_gpu_ends_the_rank(monkeypatch, caplog) -> None:
+    broken = RuntimeError(device_errors.OWN["illegal address"].text)
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        package_of(monkeypatch, (9, 0), {V2: attend, V3: broken})
+    assert not caplog.records
 
 
 def test_flash_falls_back_to_torchs_own_and_auto_to_sdpa(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import subprocess
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -169,21 +169,30 @@ def test_each_process_of_a_peer_is_given_its_gpu(monkeypatch, tmp_path, collecti
 
 
 @pytest.mark.parametrize(
-    ("device", "collectives", "backend", "selected"),
+    ("device", "collectives", "ranks", "eager", "backend", "connects"),
     [
-        ("cuda:1", "nccl", "cpu:gloo,cuda:nccl", [torch.device("cuda:1")]),
-        ("cuda:1", "gloo", "gloo", [torch.device("cuda:1")]),
-        ("cpu", "nccl", "gloo", []),
+        ("cuda:1", "nccl", 2, True, "cpu:gloo,cuda:nccl", True),
+        ("cuda:1", "nccl", 2, False, "cpu:gloo,cuda:nccl", False),
+        ("cuda:1", "nccl", 1, True, "cpu:gloo,cuda:nccl", False),
+        ("cuda:1", "gloo", 2, True, "gloo", False),
+        ("cpu", "nccl", 2, True, "gloo", False),
     ],
 )
-def test_a_rank_selects_its_gpu_and_joins_with_nccl(monkeypatch, device, collectives, backend, selected):
-    chosen: list[torch.device] = []
-    joined: list[str] = []
-    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
-    monkeypatch.setattr(torch.distributed, "init_process_group", lambda backend, **_: joined.append(backend))
-    store: Any = None
-    process_group.join(torch.device(device), collectives, store, rank=0, world_size=2, timeout=timedelta(seconds=1))
-    assert (chosen, joined) == (selected, [backend])
+def test_a_rank_selects_its_gpu_and_connects_with_nccl(
+    monkeypatch, device, collectives, ranks, eager, backend, connects
+):
+    """One rank alone needs no communicator, which would take memory."""
+    steps: list[Any] = []
+    where, store = torch.device(device), cast(Any, None)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: steps.append(("select", device)))
+    monkeypatch.setattr(
+        torch.distributed, "init_process_group", lambda name, *, device_id, **_: steps.append((name, device_id))
+    )
+    monkeypatch.setattr(process_group, "connect", lambda group: steps.append(("connect", group)))
+    process_group.join(where, collectives, store, rank=0, world_size=ranks, timeout=timedelta(seconds=1), eager=eager)
+    wanted: list[Any] = [("select", where)] if where.type == "cuda" else []
+    wanted += [(backend, where if connects else None), *([("connect", None)] if connects else [])]
+    assert steps == wanted
 
 
 def test_a_peer_computes_on_its_device_and_waits_for_it(monkeypatch, tmp_path):

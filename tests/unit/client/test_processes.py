@@ -154,7 +154,7 @@ def test_a_rank_that_could_run_and_does_not_is_hung(
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     monkeypatch.setattr(processes, "activity", lambda pid: processes.Activity(states=states, cpu_ticks=7))
     ranks = rank_set(tmp_path, Devices(kind="cpu", indices=(0,)))
-    process = cast(subprocess.Popen[bytes], SimpleNamespace(pid=1))
+    process = cast(subprocess.Popen[bytes], SimpleNamespace(pid=1, returncode=None))
     with socket.socket() as control_socket:
         status = RankStatus(rank=0, pid=1, device="cpu", memory=0)
         ranks.ranks.append(

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from datetime import timedelta
 from typing import Any
 from unittest.mock import Mock
 
@@ -14,7 +13,6 @@ from torch import nn
 from parallel_backend.checkpoint.opening import open_checkpoint
 from parallel_backend.distributed import mesh
 from parallel_backend.errors import InvalidRequest
-from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.loading import load as load_module
 from parallel_backend.loading.device_memory import DeviceMemory
 from parallel_backend.loading.load import check_component, check_dtype, resolve_dtype
@@ -23,15 +21,7 @@ from parallel_backend.loading.transformer import load_transformer
 from parallel_backend.models import family_of
 from tests.support import compressed, tiny
 
-
-def _alone() -> mesh.DeviceMesh:
-    """Return the mesh of one rank."""
-    single = mesh.create(ParallelLayout(), rank=0, timeout=timedelta(seconds=1))
-    assert single is not None
-    return single
-
-
-ALONE = _alone()
+ALONE = mesh.alone()
 WEIGHTS = "diffusion_pytorch_model.safetensors"
 
 

@@ -1,0 +1,136 @@
+"""Process groups by their ranks: axes and meshes over the same ranks share one, and the last one to use it frees it."""
+
+import os
+import resource
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from ..progress import CONNECTING, PROGRESS
+from .process_group import connect
+
+_UNLIMITED = 1 << 30
+"""More groups than anyone makes."""
+_SPARE_DESCRIPTORS = 4
+"""The part of the process's file descriptors that groups leave to files and connections is one in so many."""
+_MEMORY_SHARE = 20
+"""NCCL's groups take at most one in so many bytes of the device, so that models that load later find room."""
+_FREE_SHARE = 2
+"""New groups take at most one in so many bytes that are free when they are made."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupKey:
+    """What a process group is made for.
+
+    Attributes:
+        ranks: its global ranks, in ascending order.
+        purpose: "" for all work that runs in one order on every rank, which shares a group. Work that runs beside it
+            has a group of its own, with a name of its own.
+    """
+
+    ranks: tuple[int, ...]
+    purpose: str = ""
+
+
+class GroupPool:
+    """The groups that are in use. Every rank of the world holds, makes and releases the same ones in the same order.
+
+    The group of all ranks that there is from the start is used for all work that needs no group of its own, and stays.
+
+    What a group takes is measured when it is made. With gloo, a group of ``n`` ranks takes ``n + 3`` descriptors,
+    3 threads and 0.1 MB of each of them, so a process's descriptors (1,024 on many systems) run out first. With NCCL,
+    it takes memory of the device.
+
+    Args:
+        rank: this rank.
+        world_size: number of ranks.
+        device: this rank's device.
+        timeout: deadline of each collective in a group.
+    """
+
+    def __init__(self, rank: int, world_size: int, device: torch.device, timeout: timedelta) -> None:
+        self._rank, self._world_size, self._device, self._timeout = rank, world_size, device, timeout
+        self._users: dict[GroupKey, int] = {}
+        self._made: dict[GroupKey, dist.ProcessGroup | None] = {}
+        self._descriptors = self._memory = 0
+
+    def group(self, key: GroupKey) -> dist.ProcessGroup | None:
+        """Return a group that has been made; None on a rank that is not in it."""
+        return dist.group.WORLD if self._is_world(key) else self._made[key]
+
+    def hold(self, keys: Iterable[GroupKey]) -> list[GroupKey]:
+        """Count one more user of each group; return those that have to be made."""
+        for key in keys:
+            if not self._is_world(key):
+                self._users[key] = self._users.get(key, 0) + 1
+        return [key for key in self._users if key not in self._made]
+
+    def make(self, keys: Iterable[GroupKey]) -> None:
+        """Make groups that are held. Collective over the world, idle ranks included.
+
+        NCCL splits them off the group of all ranks, on which no work may be under way.
+        """
+        for key in keys:
+            before = self._usage()
+            with PROGRESS.phase(CONNECTING):
+                group = dist.new_group(list(key.ranks), timeout=self._timeout)
+                self._made[key] = group if self._rank in key.ranks else None
+                if self._rank in key.ranks and "nccl" in dist.get_backend(group):
+                    connect(group)
+            descriptors, memory = (after - start for after, start in zip(self._usage(), before, strict=True))
+            self._descriptors, self._memory = max(self._descriptors, descriptors), max(self._memory, memory)
+
+    def release(self, keys: Iterable[GroupKey]) -> None:
+        """Count one user less of each group, and free those without any. Collective over the world."""
+        for key in keys:
+            if self._is_world(key):
+                continue
+            self._users[key] -= 1
+            if not self._users[key]:
+                del self._users[key]
+                group = self._made.pop(key)
+                if group is not None:
+                    dist.destroy_process_group(group)
+
+    def affordable(self) -> int:
+        """How many groups this rank may be in, those that it is in included."""
+        mine = sum(self._rank in key.ranks for key in self._made)
+        return min(self._affordable_descriptors(mine), self._affordable_memory(mine))
+
+    def fit(self, affordable: Sequence[int]) -> bool:
+        """Whether the groups that are held, made or not, are no more than each rank can afford.
+
+        Args:
+            affordable: by rank.
+        """
+        return all(sum(rank in key.ranks for key in self._users) <= most for rank, most in enumerate(affordable))
+
+    def _is_world(self, key: GroupKey) -> bool:
+        return not key.purpose and len(key.ranks) == self._world_size
+
+    def _affordable_descriptors(self, mine: int) -> int:
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        if not self._descriptors or limit == resource.RLIM_INFINITY:
+            return _UNLIMITED
+        return mine + (limit - limit // _SPARE_DESCRIPTORS - _open_descriptors()) // self._descriptors
+
+    def _affordable_memory(self, mine: int) -> int:
+        if not self._memory:
+            return _UNLIMITED
+        free, total = torch.cuda.mem_get_info(self._device)
+        return min(total // _MEMORY_SHARE, mine * self._memory + free // _FREE_SHARE) // self._memory
+
+    def _usage(self) -> tuple[int, int]:
+        """Return this process's open descriptors, and the bytes of the device that are not free."""
+        if self._device.type != "cuda":
+            return _open_descriptors(), 0
+        free, total = torch.cuda.mem_get_info(self._device)
+        return _open_descriptors(), total - free
+
+
+def _open_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
