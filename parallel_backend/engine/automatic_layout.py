@@ -6,20 +6,23 @@ from dataclasses import replace
 
 from ..checkpoint.checkpoint import HIGH_NOISE, LOW_NOISE
 from ..denoiser.plan import DenoisingPlan
-from ..distributed.mesh import Axis
 from ..layout.parallel_layout import ParallelLayout, sharing
 from ..loading.components import ComponentCache
 from ..loading.load import transformer_bytes
 from ..loading.residency import PartSizes, with_slack
 from ..loading.room import Claim, claims_of_all, shortage
 from ..loading.transformer import whole_sizes
+from ..protocol.model_spec import ModelSpec
+from .agreements import Agreements, ChosenLayout, LayoutKey
 from .validation import is_refused
 from .working_memory import forward_bytes
 
 log = logging.getLogger(__name__)
 
 
-def fit(plan: DenoisingPlan, components: ComponentCache, world: Axis, *, adapt: bool) -> DenoisingPlan:
+def fit(
+    plan: DenoisingPlan, components: ComponentCache, model: ModelSpec, agreements: Agreements, *, adapt: bool
+) -> DenoisingPlan:
     """Return the plan in a layout whose weights fit on the devices, if there is one. Collective over the world.
 
     Layouts with whole weights come first. If none fits, the plan keeps its layout, and blocks stream.
@@ -27,18 +30,21 @@ def fit(plan: DenoisingPlan, components: ComponentCache, world: Axis, *, adapt: 
 
     Args:
         plan: the request in the layout that suits roomy devices.
-        components: the model.
-        world: all ranks.
+        components: of the model.
+        model: as the request names it.
+        agreements: of all ranks.
         adapt: whether to look for another layout if none is chosen yet.
     """
     work = _work(plan, components)
-    chosen = components.chosen_layouts.get(plan.layout)
-    if chosen is None or (adapt and work > chosen[0]):
+    key = LayoutKey(path=model.path, stamp=model.stamp, dtype=components.dtype, layout=plan.layout)
+    chosen = agreements.layouts.get(key)
+    if chosen is None or (adapt and work > chosen.work):
         if not adapt:
             return plan
-        chosen = work, _choose(plan, components, claims_of_all(world, components.memory.claim(0)))
-        components.chosen_layouts[plan.layout] = chosen
-    return replace(plan, layout=chosen[1])
+        rooms = claims_of_all(agreements.world, components.memory.claim(0))
+        chosen = ChosenLayout(work=work, layout=_choose(plan, components, rooms))
+        agreements.layouts[key] = chosen
+    return replace(plan, layout=chosen.layout)
 
 
 def _choose(plan: DenoisingPlan, components: ComponentCache, rooms: Sequence[Claim]) -> ParallelLayout:

@@ -12,7 +12,7 @@ from ..denoiser.denoiser import Denoiser
 from ..denoiser.experts import Experts, Load
 from ..denoiser.plan import DenoisingPlan, split_names
 from ..distributed.collectives import agree, broadcast_tensors, refused_alike
-from ..distributed.mesh import Axis, DeviceMesh
+from ..distributed.mesh import DeviceMesh
 from ..distributed.mesh_cache import MeshCache
 from ..errors import InvalidRequest
 from ..interfaces.family import Family
@@ -26,6 +26,7 @@ from ..protocol.model_spec import Adapter
 from ..step_loop.pipefusion import PipeFusion
 from ..step_loop.sample_loop import SampleLoop
 from ..step_loop.setting import Setting
+from .agreements import Agreements, KernelKey
 from .automatic_layout import fit
 from .request import ActiveRequest, Tensors, measured
 from .validation import check_forward, check_sample, first_outside
@@ -44,17 +45,17 @@ class Denoising:
         request: ActiveRequest[Forward] | ActiveRequest[Sample],
         components: ComponentCache,
         meshes: MeshCache,
-        world: Axis,
+        agreements: Agreements,
         on_forward: Callable[[], None],
     ) -> None:
-        self.request, self.components, self.meshes, self.world = request, components, meshes, world
+        self.request, self.components, self.meshes, self.agreements = request, components, meshes, agreements
         self.on_forward = on_forward
 
     def forward(self) -> Tensors:
         """Run a ``Forward``: the prediction of each branch on rank 0, an empty dict on other ranks."""
         message, metas = self.request.message, self.request.metas
         assert isinstance(message, Forward)
-        prepared = self._prepare(check_forward(message, metas, self.components.checkpoint, self.world.size))
+        prepared = self._prepare(check_forward(message, metas, self.components.checkpoint, self.agreements.world.size))
         if prepared is None:
             return {}
         denoiser, shared = prepared
@@ -73,7 +74,7 @@ class Denoising:
         """Run a ``Sample``: the last latent on rank 0, an empty dict on other ranks."""
         message, metas = self.request.message, self.request.metas
         assert isinstance(message, Sample)
-        prepared = self._prepare(check_sample(message, metas, self.components.checkpoint, self.world.size))
+        prepared = self._prepare(check_sample(message, metas, self.components.checkpoint, self.agreements.world.size))
         if prepared is None:
             return {}
         denoiser, shared = prepared
@@ -107,7 +108,8 @@ class Denoising:
         for name in self.components.transformers.names or [HIGH_NOISE]:
             self.components.check(name)
         if self.request.message.model.layout is None:
-            plan = fit(plan, self.components, self.world, adapt=self.request.message.adapt)
+            message = self.request.message
+            plan = fit(plan, self.components, message.model, self.agreements, adapt=message.adapt)
         mesh = self.meshes.get(plan.layout.cut)
         if mesh is None:
             return None
@@ -140,15 +142,15 @@ class Denoising:
         Raises:
             InvalidRequest: a rank's device lacks the kernel or the dtype.
         """
-        attention, components = self.request.message.model.attention, self.components
-        key = mesh.serial, attention
-        if key not in components.kernels:
+        attention, components, agreed = self.request.message.model.attention, self.components, self.agreements.kernels
+        head_sizes = frozenset(site.head_dim for site in plan.geometry.sites)
+        key = KernelKey(mesh=mesh.serial, attention=attention, dtype=components.dtype, head_sizes=head_sizes)
+        if key not in agreed:
             with refused_alike(mesh.whole):
                 check_dtype(components.dtype, components.device)
-                head_sizes = {site.head_dim for site in plan.geometry.sites}
-                kernel = kernels.choose(attention, components.device, components.dtype, head_sizes)
-            components.kernels[key] = kernel
-        return components.kernels[key]
+                kernel = kernels.choose(attention, components.device, components.dtype, set(head_sizes))
+            agreed[key] = kernel
+        return agreed[key]
 
     def _plan_loads(self, mesh: DeviceMesh, plan: DenoisingPlan) -> dict[str, PlannedTransformer]:
         """Plan what this rank does not hold. Refuse the request, on all ranks alike, if a device has no room for it."""

@@ -24,6 +24,7 @@ from ..protocol.model_spec import DType, ModelSpec
 from ..protocol.status import LoadedModel
 from ..step_loop.setting import Report
 from . import text_encoding
+from .agreements import Agreements
 from .autoencoding import Autoencoding
 from .counting import counted
 from .denoising import Denoising
@@ -51,7 +52,7 @@ class Engine:
         self._bfloat16 = bfloat16.native_everywhere(device, world_size)
         self._models: dict[_Key, ComponentCache] = {}
         self._memory = DeviceMemory(device, lambda: [components.parts for components in self._models.values()])
-        self._world = world(rank, world_size)
+        self._agreements = Agreements(world=world(rank, world_size))
         self._meshes = MeshCache(rank, world_size, device, timeout=timeout, in_use=self._meshes_in_use)
 
     def handle(
@@ -108,7 +109,7 @@ class Engine:
 
     def _denoising(self, request: ActiveRequest[Forward] | ActiveRequest[Sample]) -> Denoising:
         components = self._components(request.message.model)
-        return Denoising(request, components, self._meshes, self._world, self._count_forward)
+        return Denoising(request, components, self._meshes, self._agreements, self._count_forward)
 
     def _encode_text(self, request: ActiveRequest[EncodeText]) -> Tensors:
         if request.tensors is None:
@@ -144,6 +145,7 @@ class Engine:
     def _unload(self, request: ActiveRequest[Unload]) -> Tensors:
         if not request.message.only_cache:
             self._models.pop(_key(request.message.model), None)
+            self._agreements.forget_layouts(request.message.model.path)
         free(self.device)
         return {}
 

@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 
-from ..attention.kernels import Kernel
 from ..checkpoint.checkpoint import Checkpoint
 from ..distributed.mesh import Axis
 from ..layout.parallel_layout import ParallelLayout
@@ -42,10 +41,6 @@ class ComponentCache:
         parts: what is loaded.
         transformers: the transformers among them.
         layout: the layout in which a transformer was last used; None if none was.
-        chosen_layouts: for the layout that suits roomy devices, the memory that requests need and the layout that fits.
-            The same on all ranks.
-        kernels: the attention kernel that the ranks of a mesh agreed on, by the mesh's serial number and the kernel's
-            name in the request.
         whole_vae: why the VAE cannot be split and runs on one rank; "" unless that is known.
     """
 
@@ -55,8 +50,6 @@ class ComponentCache:
         self.parts = Parts(checkpoint.name, memory)
         self.transformers = Transformers(checkpoint, dtype, self.parts)
         self.layout: ParallelLayout | None = None
-        self.chosen_layouts: dict[ParallelLayout, tuple[int, ParallelLayout]] = {}
-        self.kernels: dict[tuple[int, str], Kernel] = {}
         self.whole_vae = ""
 
     def check(self, name: str) -> None:

@@ -1,0 +1,61 @@
+"""What the ranks have agreed on for later requests, so that they need not ask each other again.
+
+Every rank of a mesh, or of the world, holds the same: it is added after all of them agreed, and removed by requests
+that all of them carry out. A rank's loaded models are no such thing, since it may free them alone.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+
+from ..attention.kernels import Kernel
+from ..distributed.mesh import Axis
+from ..layout.parallel_layout import ParallelLayout
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelKey:
+    """What decides whether a rank has a kernel: its mesh, by serial number, and what the kernel has to compute."""
+
+    mesh: int
+    attention: str
+    dtype: torch.dtype
+    head_sizes: frozenset[int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayoutKey:
+    """A model, by path, stamp and dtype, and the layout that suits roomy devices."""
+
+    path: str
+    stamp: str
+    dtype: torch.dtype
+    layout: ParallelLayout
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChosenLayout:
+    """The layout that fits, for requests whose tensors take at most ``work`` bytes on a rank."""
+
+    work: int
+    layout: ParallelLayout
+
+
+@dataclass(frozen=True, kw_only=True)
+class Agreements:
+    """Agreements of the ranks.
+
+    Attributes:
+        world: all ranks.
+        kernels: the attention kernel of each kind of request.
+        layouts: what ``auto`` chose.
+    """
+
+    world: Axis
+    kernels: dict[KernelKey, Kernel] = field(default_factory=dict)
+    layouts: dict[LayoutKey, ChosenLayout] = field(default_factory=dict)
+
+    def forget_layouts(self, path: str) -> None:
+        """Forget the layouts of a model that was unloaded: there may be more room now."""
+        for key in [key for key in self.layouts if key.path == path]:
+            del self.layouts[key]
