@@ -41,8 +41,9 @@ def stuck(ranks: Sequence[RankProcess], patience: Patience) -> list[RankProcess]
 
 def _is_stuck(rank: RankProcess, ranks: Sequence[RankProcess], newest: float, patience: Patience) -> bool:
     """Whether a rank may no longer wait for progress, the ``newest`` of which any rank has made at that time."""
-    quiet, seconds = _heard(rank, ranks) - newest, limit(rank.status.progress, patience)
-    computes = rank.last_heard - rank.last_computing <= seconds and quiet <= patience.compute
+    heard, seconds = _heard(rank, ranks), limit(rank.status.progress, patience)
+    quiet = heard - newest
+    computes = heard - rank.last_computing <= seconds and quiet <= patience.compute
     return quiet > seconds and not computes
 
 

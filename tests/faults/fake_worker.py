@@ -4,6 +4,8 @@
 Like a real rank, it imports torch only after its link to the supervisor has started.
 """
 
+import atexit
+import ctypes
 import os
 import sys
 import time
@@ -12,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from parallel_backend.errors import Cancelled, InvalidRequest
-from parallel_backend.progress import LOADING, PROGRESS
+from parallel_backend.progress import CONNECTING, LOADING, PROGRESS
 from parallel_backend.protocol.messages import Progress, Sample, Unload
 from parallel_backend.protocol.status import LoadedModel
 from parallel_backend.rank.__main__ import main
@@ -25,11 +27,15 @@ STEP = 0.05
 """Seconds that a step takes."""
 SLOW = 5.0
 """Seconds that a part of the work takes on a slow rank: longer than the tests wait for progress."""
+HEARD = 2.0
+"""Seconds after which the supervisor has heard what a rank does."""
 LATER = 1.0
 """Seconds after which the rank that caused a failure reports it, where the other ranks are to report first."""
 FAILS_TO_START = Path("fails-to-start")
 """A file in the runtime folder that names a rank and its error, as samplers do."""
 
+AT_EXIT = "[rank1]:[W] Warning: WARNING: destroy_process_group() was not called before program exit"
+"""What NCCL's process group prints last of all."""
 ABORT = """\
 terminate called after throwing an instance of 'c10::DistBackendError'
   what():  {}
@@ -46,6 +52,7 @@ class FakeEngine:
         self.rank, self.steps = rank, 0
         if FAILS_TO_START.exists():
             culprit, name = FAILS_TO_START.read_text().split(" ", 1)
+            atexit.register(print, AT_EXIT, file=sys.stderr)
             _blame(name, culprit == str(rank))
 
     def snapshot(self) -> tuple[tuple[LoadedModel, ...], int, int]:
@@ -69,7 +76,8 @@ class FakeEngine:
         total = next(meta.shape[0] for meta in metas if meta.name == "sigmas") - 1
         if kind == "refuse":
             raise InvalidRequest("this request cannot work")
-        with PROGRESS.phase(LOADING if kind in ("load", "slowload") else "sampling"):
+        phase = {"load": LOADING, "slowload": LOADING, "connect": CONNECTING}.get(kind, "sampling")
+        with PROGRESS.phase(phase):
             for step in range(total):
                 PROGRESS.step(step, total)
                 if step == 2 and kind in ("blame", "accuse"):
@@ -128,6 +136,9 @@ def _misbehave(kind: str, name: str) -> None:
         raise SystemExit(4)
     if kind in ("hang", "load"):
         time.sleep(1000.0)
+    if kind == "connect":
+        time.sleep(HEARD)
+        ctypes.PyDLL(None).sleep(1000)  # does not release Python's lock, so no heartbeat is sent
     if kind == "slowload":
         time.sleep(SLOW)
     if kind == "compute":

@@ -14,7 +14,7 @@ from parallel_backend.supervisor.limits import Limits, Patience
 from .backend import Running, sample, start_fake, tensors
 from .conftest import runtime_folder
 
-PATIENCE = Patience(progress=3.0, steps=10.0, first=3.0, load=8.0, compute=60.0)
+PATIENCE = Patience(progress=3.0, steps=10.0, first=3.0, load=8.0, connect=4.0, compute=60.0, hang=30.0)
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +41,14 @@ def test_a_hung_rank_is_named_with_its_phase(client: Client, kind: str, rank: in
     assert float(named[1]) >= seconds
     assert named[2] == phase
     assert str(client.endpoint.rank_log(rank)) in str(error)
+
+
+def test_ranks_that_cannot_connect_are_told_what_to_try(client: Client) -> None:
+    """Rank 1 is silent, because the library that connects keeps Python waiting."""
+    error = Running(client=client, message=sample("connect 1")).ended(25.0)
+    assert isinstance(error, RankFailed)
+    assert re.search(r"rank 1 \(pid \d+\) made no progress for \d+ s while connecting to the other ranks", str(error))
+    assert "gloo does not connect these ranks: a firewall" in str(error)
 
 
 @pytest.mark.parametrize("kind", ["slow", "slowload", "compute"])
