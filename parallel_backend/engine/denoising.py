@@ -29,7 +29,8 @@ from ..step_loop.setting import Setting
 from .agreements import Agreements, KernelKey
 from .automatic_layout import fit
 from .request import ActiveRequest, Tensors, measured
-from .validation import check_forward, check_sample, first_outside
+from .tensor_values import first_outside
+from .validation import check_forward, check_sample
 from .working_memory import forward_bytes
 
 

@@ -17,7 +17,7 @@ from ..progress import LOADING, PROGRESS
 from ..protocol.frames import TensorMeta
 from ..protocol.messages import Decode, Encode, Forward, Progress, RankRequest, Sample
 from ..step_loop.setting import Report
-from .validation import first_not_finite
+from .tensor_values import first_not_finite
 
 Tensors = dict[str, Tensor]
 

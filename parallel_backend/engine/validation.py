@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
-import torch
 from torch import Tensor
 
 from ..checkpoint.checkpoint import HIGH_NOISE, LOW_NOISE, Checkpoint
@@ -97,28 +96,6 @@ def read_shapes(tensors: Mapping[str, Tensor], component: str, checkpoint: Check
     except (KeyError, ValueError, TypeError, msgspec.MsgspecError) as error:
         raise InvalidRequest(f"reading weights needs the shapes of all weights as JSON ({error})") from error
     return listed
-
-
-def first_not_finite(tensors: Mapping[str, Tensor]) -> int:
-    """Index of the first tensor that holds NaN or infinity; -1 if none does."""
-    for index, tensor in enumerate(tensors.values()):
-        if tensor.is_floating_point() and tensor.numel() and not torch.stack(torch.aminmax(tensor)).isfinite().all():
-            return index
-    return -1
-
-
-def first_outside(tensors: Mapping[str, Tensor], rows: Mapping[str, int]) -> tuple[int, int]:
-    """Return the index of the first tensor with a number outside its table, and that number; -1 and 0 without one.
-
-    Args:
-        rows: number of rows of each embedding table, see ``Family.embedding_sizes``.
-    """
-    for index, (name, tensor) in enumerate(tensors.items()):
-        most = rows.get(name.rpartition(".")[2])
-        bad = [] if most is None else tensor[(tensor < 0) | (tensor >= most)].tolist()
-        if bad:
-            return index, bad[0]
-    return -1, 0
 
 
 def _family(checkpoint: Checkpoint) -> tuple[type[Family], dict[str, Any], Geometry]:
