@@ -60,6 +60,11 @@ def test_a_long_video_on_four_ranks(pools, tmp_path, kind):
     check(pools, tmp_path, VaeCase(kind=kind, ranks=4, width=NARROW, size=(13, 30, 2)))
 
 
+def test_an_even_number_of_latent_frames_that_decodes_to_more_frames_than_are_encoded(pools, tmp_path):
+    for encode in (False, True):
+        check(pools, tmp_path, VaeCase(kind="cogvideox", ranks=2, width=NARROW, size=(2, 7, 4), encode=encode))
+
+
 def test_many_rows_whose_edges_are_computed_separately(pools, tmp_path):
     check(pools, tmp_path, VaeCase(kind="image", ranks=2, width=NARROW, size=(75, 3)))
     check(pools, tmp_path, VaeCase(kind="image", ranks=2, width=NARROW, size=(75, 3), encode=True))

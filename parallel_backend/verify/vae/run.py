@@ -45,7 +45,7 @@ class Report:
         bytes_formula_per_rank: as the formula predicts.
         memory_growth: by rank, peak bytes beyond those before the call.
         memory_growth_one_rank: the same if one rank does all the work.
-        seconds: median of ``ROUNDS`` calls.
+        seconds: median of the timed calls.
         seconds_one_rank: the same if one rank does all the work.
         fastest: seconds of the fastest call, which other work on the machine disturbs least.
         fastest_one_rank: the same if one rank does all the work.
@@ -163,14 +163,21 @@ class VaeComparison:
         cut = Partition.even(height, min(self.asked.ranks, height))
         return tuple(formula.bytes_sent(calls, cut, rank, source, result, len(ticks)) for rank in range(len(cut.sizes)))
 
-    def compare(self, client: Client, expected: Tensor, formula_bytes: tuple[int, ...]) -> Report:
-        """Run the request on all ranks and on one, and compare with diffusers' result and the formula."""
+    def compare(self, client: Client, expected: Tensor, formula_bytes: tuple[int, ...], rounds: int = ROUNDS) -> Report:
+        """Run the request on all ranks and on one, and compare with diffusers' result and the formula.
+
+        Args:
+            client: of a backend.
+            expected: diffusers' result, see ``wanted``.
+            formula_bytes: see ``formula``.
+            rounds: timed calls of each.
+        """
         one_device = replace(self.message.model, devices=self.devices.first(1))
         split, whole = self.message, replace(self.message, model=one_device)
         client.call(split, self.given)  # loads the weights, so that they do not count as growth
         reply, reply_one = (client.call(replace(message, measure=True), self.given) for message in (split, whole))
-        rounds = [[self._seconds(client, message) for message in (split, whole)] for _ in range(ROUNDS)]
-        seconds, seconds_one = zip(*rounds, strict=True)
+        timed = [[self._seconds(client, message) for message in (split, whole)] for _ in range(rounds)]
+        seconds, seconds_one = zip(*timed, strict=True)
         return Report(
             cell=str(self),
             max_abs_error=self.error(reply, expected),
@@ -209,9 +216,12 @@ class VaeComparison:
         return Decode(model=spec, clamp=False), {"latent": latent}
 
     def _pixels(self) -> Tensor:
-        """Return random pixels in 0..1, ``[1, T, H, W, 3]`` for videos and ``[1, H, W, 3]`` for pictures."""
+        """Return random pixels in 0..1, ``[1, T, H, W, 3]`` for videos and ``[1, H, W, 3]`` for pictures.
+
+        All of their frames are encoded, though some latents decode to more.
+        """
         *frames, height, width = self._size()
-        pixel_frames = [self.vae.pixel_frames(count) for count in frames]
+        pixel_frames = [self.vae.encoded_frames(self.vae.pixel_frames(count)) for count in frames]
         spatial = self.vae.scale.spatial
         shape = (1, *pixel_frames, height * spatial, width * spatial, 3)
         return torch.rand(shape, generator=torch.Generator().manual_seed(2))
