@@ -1,7 +1,7 @@
 """The command ``bash scripts/gpu_check.sh``.
 
-Each part writes a file when it ends. A part whose file is there, from the same commit, is not run again, so a check
-that was cut short goes on where it stopped.
+Each part writes what its checks have found to a file. What is there, from the same commit, is not run again, and a
+check whose time ran out goes on with the rest.
 """
 
 import sys

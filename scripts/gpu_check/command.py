@@ -1,7 +1,7 @@
 """The command: runs the parts one after another.
 
-Each part writes a file when it ends. A part whose file is there, from the same commit, is not run again, so a check
-that was cut short goes on where it stopped.
+Each part writes what its checks have found to a file. What is there, from the same commit, is not run again, and a
+check whose time ran out goes on with the rest.
 """
 
 import argparse
@@ -34,7 +34,10 @@ def run(argv: Sequence[str] | None = None) -> int:
     parts = [each for each in found if each]
     (options.out / PAGE).write_text(page.page(parts, machine=machine, commit=commit), encoding="utf-8")
     print(f"the page is {options.out / PAGE}")
-    return int(any(each["status"] in ("failed", "timed out") for part in parts for each in part["outcomes"]))
+    statuses = [outcome["status"] for part in parts for outcome in part["outcomes"]]
+    if "timed out" in statuses:
+        print("run the command again: what timed out goes on with the rest")
+    return int("failed" in statuses or "timed out" in statuses)
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -51,22 +54,39 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _run_part(part: Part, out: Path, *, commit: str, cards: int, again: bool) -> None:
-    """Run a part, print its outcomes and write its file."""
+    """Run a part's checks, or those that are not finished, print their outcomes and write the part's file."""
     file = _file(out, part)
-    if not again and _read(file, commit):
-        print(f"part {part.number} has run: {file}", flush=True)
-        return
+    outcomes = _finished(_read(file, commit))
+    if len(outcomes) == len(part.checks):
+        if not again:
+            print(f"part {part.number} has run: {file}", flush=True)
+            return
+        outcomes = {}
     print(f"part {part.number}: {part.title}", flush=True)
-    end, outcomes = time.monotonic() + LIMIT, []
-    for check in part.checks:
-        outcome = running.run(check, cards=cards, seconds=end - time.monotonic())
-        outcomes.append(asdict(outcome))
-        reason = f": {outcome.output}" if outcome.status == "left out" else ""
-        print(f"  {outcome.status:9} {outcome.seconds:4.0f} s  {outcome.title}{reason}", flush=True)
-        if outcome.status in ("failed", "timed out"):
-            print(outcome.output, flush=True)
-    content = {"number": part.number, "title": part.title, "commit": commit, "outcomes": outcomes}
-    file.write_text(json.dumps(content, indent=1), encoding="utf-8")
+    end = time.monotonic() + LIMIT
+    for number, check in enumerate(part.checks):
+        if check.title in outcomes:
+            continue
+        kept = out / f"part-{part.number}.{number}.{commit}.kept"
+        outcome = running.run(check, cards=cards, seconds=end - time.monotonic(), kept=kept.absolute())
+        _print(outcome)
+        outcomes[check.title] = asdict(outcome)
+        in_order = [outcomes[each.title] for each in part.checks if each.title in outcomes]
+        content = {"number": part.number, "title": part.title, "commit": commit, "outcomes": in_order}
+        file.write_text(json.dumps(content, indent=1), encoding="utf-8")
+
+
+def _finished(content: dict[str, Any] | None) -> dict[str, Any]:
+    """Return the outcomes of the checks of a part that need not run again, by title."""
+    outcomes = content["outcomes"] if content else []
+    return {outcome["title"]: outcome for outcome in outcomes if outcome["status"] != "timed out"}
+
+
+def _print(outcome: running.Outcome) -> None:
+    left_out = f"; left out: {outcome.left_out}" if outcome.left_out else ""
+    print(f"  {outcome.status:9} {outcome.seconds:4.0f} s  {outcome.title}{left_out}", flush=True)
+    if outcome.status in ("failed", "timed out"):
+        print(outcome.output, flush=True)
 
 
 def _file(out: Path, part: Part) -> Path:

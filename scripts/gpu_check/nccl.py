@@ -1,4 +1,7 @@
-"""NCCL with one rank: exchanges with itself, its groups' memory, and what it raises when the card is full."""
+"""NCCL with one rank: exchanges with itself, its groups' memory, and what it raises when the card is full.
+
+Without a GPU the same code runs over gloo as far as gloo can: it does not send to itself.
+"""
 
 import json
 import sys
@@ -13,26 +16,43 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import FileStore  # type: ignore[attr-defined]
 
+from scripts.gpu_check.timing import device
+
 GROUPS = 4
 FREE = 300_000_000
 """Bytes that are free while a group is made on a full card."""
 
 
+LEFT_OUT = "left out: needs a GPU"
+
+
 def main() -> int:
     """Print what works as JSON, and fail if an exchange does not."""
-    where = torch.device("cuda", 0)
-    torch.cuda.set_device(where)
-    with tempfile.TemporaryDirectory() as folder:
-        store = FileStore(str(Path(folder) / "store"), 1)
-        dist.init_process_group(
-            "cpu:gloo,cuda:nccl", store=store, rank=0, world_size=1, timeout=timedelta(seconds=60), device_id=where
-        )
-        found: dict[str, object] = {name: _outcome(partial(step, where)) for name, step in _STEPS.items()}
+    where = device()
+    on_card = where.type == "cuda"
+    with tempfile.TemporaryDirectory(prefix="gpu-check-") as folder:
+        _join(where, Path(folder))
+        steps = _STEPS | (_TO_ITSELF if on_card else {})
+        found: dict[str, object] = {name: _outcome(partial(step, where)) for name, step in steps.items()}
         failed = any(outcome != "right" for outcome in found.values())
-        found |= {"MB of each new group": _group_memory(where), "a group on a full card": _on_a_full_card(where)}
+        found |= {} if on_card else dict.fromkeys(_TO_ITSELF, LEFT_OUT)
+        found["MB of each new group"] = _group_memory(where) if on_card else LEFT_OUT
+        found["a group on a full card"] = _on_a_full_card(where) if on_card else LEFT_OUT
         dist.destroy_process_group()
     print(json.dumps(found))
     return int(failed)
+
+
+def _join(where: torch.device, folder: Path) -> None:
+    """Make a group of this rank alone."""
+    store, minute = FileStore(str(folder / "store"), 1), timedelta(seconds=60)
+    if where.type == "cuda":
+        torch.cuda.set_device(where)
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl", store=store, rank=0, world_size=1, timeout=minute, device_id=where
+        )
+    else:
+        dist.init_process_group("gloo", store=store, rank=0, world_size=1, timeout=minute)
 
 
 def _outcome(step: Callable[[], bool]) -> str:
@@ -66,21 +86,24 @@ def _flag(where: torch.device) -> bool:
     return int(flag) == 3 and float(tensor) == 1.0
 
 
-_STEPS: dict[str, Callable[[torch.device], bool]] = {
-    "float32 to itself": lambda where: _exchange(where, torch.float32),
-    "bfloat16 to itself": lambda where: _exchange(where, torch.bfloat16),
-    "uint8 to itself": lambda where: _exchange(where, torch.uint8),
-    "broadcast of uint8": _broadcast,
-    "a number on the CPU": _flag,
-}
-
-
 def _new_group(where: torch.device) -> bool:
     """Make a group, and return whether it works."""
     group = dist.new_group([0], timeout=timedelta(seconds=60))
     one = torch.ones(1, device=where)
     dist.all_reduce(one, group=group)
     return float(one) == 1.0
+
+
+_STEPS: dict[str, Callable[[torch.device], bool]] = {
+    "broadcast of uint8": _broadcast,
+    "a number on the CPU": _flag,
+    "a new group": _new_group,
+}
+_TO_ITSELF: dict[str, Callable[[torch.device], bool]] = {
+    "float32 to itself": lambda where: _exchange(where, torch.float32),
+    "bfloat16 to itself": lambda where: _exchange(where, torch.bfloat16),
+    "uint8 to itself": lambda where: _exchange(where, torch.uint8),
+}
 
 
 def _group_memory(where: torch.device) -> list[float]:

@@ -1,6 +1,6 @@
 """The page about what the checks found."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 INTRODUCTION = """\
@@ -18,21 +18,28 @@ def page(parts: Iterable[Mapping[str, Any]], *, machine: str, commit: str) -> st
         machine: the GPUs and the versions.
         commit: of this repository.
     """
+    parts = list(parts)
     sections = [_section(part) for part in parts]
-    return "\n".join([INTRODUCTION.format(machine=machine, commit=commit), *sections])
+    return "\n".join([INTRODUCTION.format(machine=machine, commit=commit), *_left_out(parts), *sections])
+
+
+def _left_out(parts: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a list of what did not run here."""
+    lines = [
+        f"- {part['number']}. {outcome['title']}: {outcome['left_out']}"
+        for part in parts
+        for outcome in part["outcomes"]
+        if outcome["left_out"]
+    ]
+    return ["## Left out\n", *lines, ""] if lines else []
 
 
 def _section(part: Mapping[str, Any]) -> str:
     lines = [f"## {part['number']}. {part['title']}", "", "| check | outcome | seconds |", "|---|---|---|"]
-    lines += [_row(outcome) for outcome in part["outcomes"]]
+    lines += [f"| {each['title']} | {each['status']} | {each['seconds']:.0f} |" for each in part["outcomes"]]
     for outcome in part["outcomes"]:
         lines += _figures(outcome["title"], outcome["figures"])
     return "\n".join(lines) + "\n"
-
-
-def _row(outcome: Mapping[str, Any]) -> str:
-    reason = f": {outcome['output']}" if outcome["status"] == "left out" else ""
-    return f"| {outcome['title']} | {outcome['status']}{reason} | {outcome['seconds']:.0f} |"
 
 
 def _figures(title: str, figures: Mapping[str, Any]) -> list[str]:

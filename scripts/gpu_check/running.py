@@ -12,11 +12,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from scripts import processes
+from scripts.gpu_check.kept import FILE
 from scripts.gpu_check.packages import ROOT
 from scripts.gpu_check.parts import Check
 
 _TAIL = 4000
 """Characters of a command's output that are kept."""
+_THREADS = 4
+"""CPU threads of a command at most."""
 
 Status = Literal["passed", "failed", "left out", "timed out"]
 
@@ -27,9 +30,11 @@ class Outcome:
 
     Attributes:
         title: the check's.
-        status: ``left out`` if it needs more GPUs than there are, or the part's time was over.
+        status: ``left out`` if nothing of it runs on so few GPUs, ``timed out`` if the part's time was over before or
+            while it ran.
         seconds: how long it ran.
-        output: the end of its output, or why it was left out.
+        output: the end of its output.
+        left_out: what of it did not run, and why; empty if everything did.
         figures: what its last line says.
     """
 
@@ -37,35 +42,45 @@ class Outcome:
     status: Status
     seconds: float = 0.0
     output: str = ""
+    left_out: str = ""
     figures: dict[str, Any] = field(default_factory=dict)
 
 
-def run(check: Check, *, cards: int, seconds: float) -> Outcome:
+def run(check: Check, *, cards: int, seconds: float, kept: Path) -> Outcome:
     """Run a check.
 
     Args:
         check: what to run.
         cards: number of GPUs here.
         seconds: what is left of the part's time.
+        kept: where the check keeps what it has found so far, for the case that the time runs out.
     """
-    if cards < check.cards:
-        return Outcome(title=check.title, status="left out", output=f"needs {check.cards} GPUs, and there are {cards}")
+    few = f"needs {check.cards} GPU{'s' * (check.cards > 1)}, and there are {cards}" if cards < check.cards else ""
+    if few and not check.rest:
+        return Outcome(title=check.title, status="left out", left_out=few)
     if seconds <= 0:
-        return Outcome(title=check.title, status="left out", output="the part's time is over")
+        return Outcome(title=check.title, status="timed out", output="the part's time was over before it began")
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="gpu-check-") as folder:
-        code, text = _run(check, Path(folder), seconds)
-    status: Status = "timed out" if code is None else "failed" if code else "passed"
+        code, text = _run(check, Path(folder), seconds, kept)
+    if code is not None:
+        kept.unlink(missing_ok=True)
     return Outcome(
-        title=check.title, status=status, seconds=time.monotonic() - started, output=text[-_TAIL:],
+        title=check.title,
+        status="timed out" if code is None else "failed" if code else "passed",
+        seconds=time.monotonic() - started,
+        output=text[-_TAIL:],
+        left_out=f"all but {check.rest} {few}" if few else "",
         figures=_figures(text),
-    )  # fmt: skip
+    )
 
 
-def _run(check: Check, folder: Path, seconds: float) -> tuple[int | None, str]:
+def _run(check: Check, folder: Path, seconds: float, kept: Path) -> tuple[int | None, str]:
     """Return the exit status, None if the time was over, and the output."""
     runtime, log = folder / "run", folder / "log"
-    environment = os.environ | {processes.RUNTIME: str(runtime), "OMP_NUM_THREADS": "4"} | dict(check.environment)
+    threads = min(_THREADS, len(os.sched_getaffinity(0)))
+    fixed = {processes.RUNTIME: str(runtime), FILE: str(kept), "OMP_NUM_THREADS": str(threads)}
+    environment = os.environ | fixed | dict(check.environment)
     with log.open("wb") as output:
         process = subprocess.Popen(
             [sys.executable, *check.command], cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=output,

@@ -13,8 +13,8 @@ from parallel_backend.verify.vae.kinds import KINDS, WIDTH
 from scripts.gpu_check.timing import device, seconds
 
 Size = tuple[int, ...]
-CASES: dict[str, tuple[int, Size, Size]] = {"image": (128, (128, 128), (8, 8)), "wan21": (96, (3, 60, 104), (2, 4, 4))}
-"""By the kind of VAE: channels of its first level, and sizes of the latent on a GPU and on a CPU."""
+CASES: dict[str, tuple[int, Size, Size]] = {"image": (128, (128, 128), (8, 8)), "wan21": (128, (3, 60, 104), (2, 4, 4))}
+"""By the kind of VAE: the width that gives it the published channels, and sizes of the latent on a GPU and a CPU."""
 FORMATS = {"float32": (torch.float32, False, False), "TF32": (torch.float32, True, False),
            "bfloat16": (torch.bfloat16, False, False), "float32, channels last": (torch.float32, False, True),
            "bfloat16, channels last": (torch.bfloat16, False, True)}  # fmt: skip

@@ -4,31 +4,40 @@ import json
 import subprocess
 import sys
 import time
+from dataclasses import asdict, replace
 
 import psutil
 import pytest
 
 from scripts.gpu_check import __main__ as start
-from scripts.gpu_check import command, packages, page, parts, running
+from scripts.gpu_check import command, kept, packages, page, parts, running
 from scripts.gpu_check.parts import Check, Part
 
 
 def python(code, **options):
-    return Check(title="code", command=("-c", code), cards=0, **options)
+    return Check(title="code", command=("-c", code), **({"cards": 0} | options))
 
 
-def test_a_command_that_succeeds_gives_its_figures():
-    outcome = running.run(python("print('a line'); print('{\"seconds\": 1.5}')"), cards=0, seconds=60)
+@pytest.fixture
+def run(tmp_path):
+    """Run a check, on a machine without GPUs."""
+    return lambda check, *, cards=0, seconds=60: running.run(
+        check, cards=cards, seconds=seconds, kept=tmp_path / "kept"
+    )
+
+
+def test_a_command_that_succeeds_gives_its_figures(run):
+    outcome = run(python("print('a line'); print('{\"seconds\": 1.5}')"))
     assert (outcome.status, outcome.figures) == ("passed", {"seconds": 1.5})
 
 
-def test_a_command_that_fails_shows_the_end_of_its_output():
-    outcome = running.run(python("print('{no figures'); raise SystemExit('the reason')"), cards=0, seconds=60)
+def test_a_command_that_fails_shows_the_end_of_its_output(run):
+    outcome = run(python("print('{no figures'); raise SystemExit('the reason')"))
     assert (outcome.status, outcome.figures) == ("failed", {})
     assert outcome.output.endswith("the reason\n")
 
 
-def test_nothing_is_left_of_a_command_that_takes_too_long(tmp_path):
+def test_nothing_is_left_of_a_command_that_takes_too_long(run, tmp_path):
     child = "import time; time.sleep(300)"
     code = (
         "import pathlib, subprocess, sys, time\n"
@@ -37,18 +46,29 @@ def test_nothing_is_left_of_a_command_that_takes_too_long(tmp_path):
         "time.sleep(300)"
     )
     started = time.monotonic()
-    outcome = running.run(python(code), cards=0, seconds=5)
+    outcome = run(python(code), seconds=5)
     assert outcome.status == "timed out"
     assert time.monotonic() - started < 60
     pid = int((tmp_path / "pid").read_text())
     assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
-@pytest.mark.parametrize(("cards", "seconds", "reason"), [(1, 60, "needs 2 GPUs"), (2, 0, "time is over")])
-def test_what_cannot_run_is_left_out_with_the_reason(cards, seconds, reason):
-    outcome = running.run(Check(title="two", command=("-c", ""), cards=2), cards=cards, seconds=seconds)
-    assert outcome.status == "left out"
-    assert reason in outcome.output
+def test_what_cannot_run_is_left_out_with_the_reason(run):
+    outcome = run(python("", cards=2), cards=1)
+    assert (outcome.status, outcome.left_out) == ("left out", "needs 2 GPUs, and there are 1")
+
+
+def test_what_runs_with_fewer_gpus_says_what_it_leaves_out(run):
+    check = python("", cards=2, rest="gloo")
+    few, enough = run(check, cards=1), run(check, cards=2)
+    assert (few.status, few.left_out) == ("passed", "all but gloo needs 2 GPUs, and there are 1")
+    assert (enough.status, enough.left_out) == ("passed", "")
+
+
+def test_a_check_for_which_no_time_is_left_is_not_finished(run):
+    outcome = run(python(""), seconds=0)
+    assert (outcome.status, outcome.seconds) == ("timed out", 0.0)
+    assert "before it began" in outcome.output
 
 
 def test_missing_packages_are_named_with_how_to_bring_them(monkeypatch):
@@ -68,6 +88,57 @@ def one_part(monkeypatch):
     return use
 
 
+FINDS = """
+import sys, time
+from scripts.gpu_check.kept import Kept
+kept = Kept()
+def find(name):
+    open({log!r}, "a").write(name)
+    return name
+kept.find("a", lambda: find("a"))
+if not {end!r} or not __import__("pathlib").Path({end!r}).exists():
+    time.sleep(60)
+kept.find("b", lambda: find("b"))
+print('{{"found": ' + str(len(kept.found)) + '}}')
+"""
+
+
+def test_what_timed_out_goes_on_with_the_rest_and_what_ended_does_not_run_again(monkeypatch, tmp_path, capsys):
+    log, end, ended = tmp_path / "log", tmp_path / "end", tmp_path / "ended"
+    checks = (
+        replace(python(f"open({str(ended)!r}, 'a').write('x')"), title="first"),
+        replace(python(FINDS.format(log=str(log), end=str(end))), title="second"),
+        replace(python(f"open({str(ended)!r}, 'a').write('y')"), title="third"),
+    )
+    monkeypatch.setattr(command, "PARTS", (Part(number=7, title="Something", checks=checks),))
+    monkeypatch.setattr(command, "_commit", lambda: "abc")
+    monkeypatch.setattr(command, "LIMIT", 8.0)
+    options = ["--out", str(tmp_path / "out")]
+
+    assert command.run(options) == 1
+    assert "run the command again" in capsys.readouterr().out
+    assert (log.read_text(), ended.read_text()) == ("a", "x")
+    assert "| second | timed out |" in (tmp_path / "out" / "page.md").read_text()
+
+    end.touch()
+    assert command.run(options) == 0
+    assert (log.read_text(), ended.read_text()) == ("ab", "xy")
+    assert "| found | 2 |" in (tmp_path / "out" / "page.md").read_text()
+    assert not list((tmp_path / "out").glob("*.kept"))
+
+    assert command.run(options) == 0
+    assert (log.read_text(), ended.read_text()) == ("ab", "xy")
+    assert command.run([*options, "--part", "7"]) == 0
+    assert (log.read_text(), ended.read_text()) == ("abab", "xyxy")
+
+
+def test_nothing_is_kept_without_a_file(monkeypatch):
+    monkeypatch.delenv(kept.FILE, raising=False)
+    first = kept.Kept()
+    assert first.find("a", lambda: 1) == first.find("a", lambda: 2) == 1
+    assert kept.Kept().found == {}
+
+
 def test_a_part_that_has_run_is_not_run_again(one_part, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(command, "_commit", lambda: "abc")
     log = tmp_path / "log"
@@ -82,7 +153,7 @@ def test_a_part_that_has_run_is_not_run_again(one_part, tmp_path, monkeypatch, c
     assert log.read_text() == "xxx"
     text = (tmp_path / "out" / "page.md").read_text()
     assert "| figure | 2 |" in text
-    assert "left out: needs 99 GPUs" in text
+    assert "## Left out\n\n- 7. two cards: needs 99 GPUs, and there are 0" in text
     assert "two cards" in capsys.readouterr().out
 
 
@@ -116,6 +187,6 @@ def test_every_part_has_a_number_of_its_own_and_commands_that_exist():
 
 
 def test_numbers_are_short_on_the_page():
-    outcome = {"title": "a", "status": "passed", "seconds": 1.0, "output": "", "figures": {"x": {"y": 0.123456}}}
+    outcome = asdict(running.Outcome(title="a", status="passed", figures={"x": {"y": 0.123456}}))
     text = page.page([{"number": 1, "title": "t", "outcomes": [outcome]}], machine="m", commit="c")
     assert "| x | y 0.123 |" in text

@@ -1,0 +1,1 @@
+"""What two or more GPUs do together: exchanges, overlap, speed against other projects, unlike cards."""

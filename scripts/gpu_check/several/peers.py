@@ -1,0 +1,52 @@
+"""A step on several GPUs against one, against diffusers and against the projects that are installed: ``bench``.
+
+Without two GPUs, CPU ranks run a small shape, which shows that it works and no more.
+"""
+
+import json
+import sys
+from typing import Any
+
+from parallel_backend.bench.ranks.cases import Case
+from parallel_backend.bench.ranks.peers import chosen_peers
+from parallel_backend.bench.step.run import Table, measure
+from parallel_backend.layout.parallel_layout import ParallelLayout
+from scripts.gpu_check.several.ranks import all_cards
+
+CPU_RANKS = 2
+TOKENS = {"cuda": (4096, 16384), "cpu": (256,)}
+ROUNDS = {"cuda": 10, "cpu": 2}
+LIMIT = 1e-3
+"""Largest relative error of a prediction that passes."""
+
+
+def main() -> int:
+    """Print the figures as JSON, and fail if one of our layouts did not run or is wrong."""
+    devices = all_cards(CPU_RANKS)
+    layouts = [ParallelLayout(ulysses=2), ParallelLayout(ring=2)]
+    if (ranks := len(devices.indices)) > 2:
+        layouts += [ParallelLayout(ulysses=ranks), ParallelLayout(ring=ranks)]
+    cases = [Case(family="flux", tokens=tokens, text_tokens=128, branches=1) for tokens in TOKENS[devices.kind]]
+    found: dict[str, Any] = {"ranks": str(devices)}
+    wrong: list[str] = []
+    peers, rounds = chosen_peers(everyone=True), ROUNDS[devices.kind]
+    for table in measure(cases, layouts, devices, rounds=rounds, peers=peers, log=lambda text: print(text, flush=True)):
+        found |= {f"{table.case}: {name}": figures for name, figures in _figures(table).items()}
+        right = {row.name for row in table.rows if row.max_rel_error <= LIMIT}
+        wrong += [f"{table.case}: {layout}" for layout in layouts if str(layout) not in right]
+    print(json.dumps(found | ({"WRONG": ", ".join(wrong)} if wrong else {})))
+    return int(bool(wrong))
+
+
+def _figures(table: Table) -> dict[str, Any]:
+    """Return the times of everyone who ran, and why the others did not."""
+    found: dict[str, Any] = {}
+    for row in table.rows:
+        found[row.name] = {"ms": 1e3 * row.seconds, "x of one process": row.speedup, "error": row.max_rel_error}
+        if row.against_best is not None:
+            found[row.name]["x of the fastest peer"] = row.against_best
+    return found | {name: f"left out: {why}" for name, why in table.left_out.items()}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
