@@ -5,9 +5,12 @@ import subprocess
 import sys
 import time
 from dataclasses import asdict, replace
+from importlib import metadata
 
 import psutil
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from scripts.gpu_check import __main__ as start
 from scripts.gpu_check import command, kept, packages, page, parts, running
@@ -76,7 +79,48 @@ def test_missing_packages_are_named_with_how_to_bring_them(monkeypatch):
     assert packages.missing() == ["pytest>=10000", "no-such-package>=2"]
     advice = packages.advice(["no-such-package>=2"])
     assert "pip download" in advice
-    assert "no-such-package>=2" in advice
+    assert advice.count("'no-such-package>=2'") == 2, "a shell would take the > for a redirection"
+
+
+IMPORTS = """
+import importlib.metadata, json, pkgutil, sys
+import scripts.gpu_check as package
+for module in pkgutil.walk_packages(package.__path__, "scripts.gpu_check."):
+    if not module.name.endswith("__main__"):
+        __import__(module.name)
+import diffusers, gguf, pytest_timeout, torchsde, transformers, comfy_kitchen
+from parallel_backend.models import FAMILIES
+from parallel_backend.verify.vae.kinds import KINDS
+for name in (*FAMILIES, *(kind.class_name for kind in KINDS.values())):
+    getattr(diffusers, name)
+diffusers.LTXPipeline, transformers.UMT5EncoderModel
+of_module, modules = importlib.metadata.packages_distributions(), {name.partition(".")[0] for name in sys.modules}
+print(json.dumps([name for module in modules for name in of_module.get(module, [])]))
+"""
+
+
+def required(names, but=frozenset()):
+    """Return the packages that packages require, these included."""
+    found, rest = set[str](), [*names]
+    while rest:
+        name = canonicalize_name(rest.pop())
+        if name in found | but:
+            continue
+        found.add(name)
+        lines = map(Requirement, metadata.requires(name) or [])
+        rest += [line.name for line in lines if line.marker is None or line.marker.evaluate({"extra": ""})]
+    return found
+
+
+def test_the_packages_to_bring_are_those_that_the_checks_import_and_torch_does_not_bring():
+    names = [line.partition(">=")[0] for line in (packages.ROOT / "requirements.txt").read_text().split()]
+    others = required([*names, *packages.TESTING], but=required(["torch"]))
+    result = subprocess.run([sys.executable, "-c", IMPORTS], cwd=packages.ROOT, capture_output=True, text=True,
+                            timeout=300, check=True)  # fmt: skip
+    imported = others & {canonicalize_name(name) for name in json.loads(result.stdout.splitlines()[-1])}
+    listed = {canonicalize_name(name) for name in (*names, *packages.TESTING, *packages.IMPORTED)}
+    assert imported - listed <= {"scipy"}, "diffusers imports scipy only where it is installed"
+    assert set(map(canonicalize_name, packages.IMPORTED)) <= imported
 
 
 @pytest.fixture
