@@ -4,6 +4,7 @@ Without a GPU the same code runs over gloo as far as gloo can: it does not send 
 """
 
 import json
+import os
 import sys
 import tempfile
 from collections.abc import Callable
@@ -48,6 +49,7 @@ def _join(where: torch.device, folder: Path) -> None:
     store, minute = FileStore(str(folder / "store"), 1), timedelta(seconds=60)
     if where.type == "cuda":
         torch.cuda.set_device(where)
+        os.environ.setdefault("TORCH_NCCL_USE_COMM_NONBLOCKING", "0")  # see ``process_group.join``
         dist.init_process_group(
             "cpu:gloo,cuda:nccl", store=store, rank=0, world_size=1, timeout=minute, device_id=where
         )

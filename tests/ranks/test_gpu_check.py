@@ -1,6 +1,5 @@
 """What ``scripts/gpu_check`` measures between GPUs, on CPU ranks: right exchanges pass, wrong ones are found."""
 
-from datetime import timedelta
 from unittest import mock
 
 import pytest
@@ -8,13 +7,13 @@ import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from parallel_backend.distributed import collectives, mesh, stop_flags
+from parallel_backend.distributed import collectives, stop_flags
 from parallel_backend.distributed.sent_bytes import SentBytes
-from parallel_backend.layout.parallel_layout import ParallelLayout
 from scripts.gpu_check.several import exchange_kinds
 from scripts.gpu_check.several.exchange_kinds import KINDS
 from scripts.gpu_check.several.exchanges_rank import axes, check
 from scripts.gpu_check.several.overlap_work import ON_CPU, WORKS
+from tests.ranks import driver
 
 CPU = torch.device("cpu")
 REAL = {name: getattr(collectives, name) for name in ("_exchange", "agree", "gather_texts")}
@@ -22,28 +21,21 @@ REAL_DIST = {name: getattr(dist, name) for name in ("all_reduce", "all_gather_in
 COMPUTES = ("matmul", "_scaled_dot_product_flash_attention_for_cpu")
 
 
-def made(rank, layout):
-    found = mesh.create(ParallelLayout.parse(layout), rank=rank, timeout=timedelta(seconds=30))
-    assert found
-    return found
-
-
 def exchanged(rank, layout):
     """Check every exchange of a layout; return the names of its axes."""
-    devices = made(rank, layout)
+    devices = driver.mesh(rank, layout)
     names = [axis.name for axis in axes(devices)]
     for axis in axes(devices):
         check(axis, CPU)
-    devices.free()
     return names
 
 
 @pytest.mark.parametrize(
     ("layout", "names"),
     [
-        ("ring=2 ulysses=2 shard_weights", ["ring", "ulysses", "sequence", "weights", "mesh"]),
-        ("ring=4 stale=previous", ["ring", "ring", "behind", "mesh"]),
-        ("pipe=4", ["pipe", "even boundaries", "odd boundaries", "return", "mesh"]),
+        ("ring=2 ulysses=2 shard_weights", ["ring", "ulysses", "sequence", "weights", "whole"]),
+        ("ring=4 stale=previous", ["ring", "ring", "behind", "whole"]),
+        ("pipe=4", ["pipe", "even boundaries", "odd boundaries", "return", "whole"]),
     ],
 )
 def test_right_exchanges_pass_on_every_axis(pools, layout, names):
@@ -108,12 +100,11 @@ FAULTS = {
 
 def with_a_fault(rank, name):
     """Run a kind of exchange with a fault; return what is wrong."""
-    devices, wrong = made(rank, "ulysses=3"), list[str]()
+    devices, wrong = driver.mesh(rank, "ulysses=3"), list[str]()
     target, attribute, replacement = FAULTS[name]
     kind = next(kind for kind in KINDS if kind.__name__ == name)
     with mock.patch.object(target, attribute, replacement):
         kind(devices.whole, CPU, wrong)
-    devices.free()
     return wrong
 
 
@@ -139,14 +130,13 @@ class _Counted(TorchDispatchMode):
 def worked(rank, name):
     """Return the computations and bytes sent of each kind of work."""
     layout, make = WORKS[name]
-    devices, found = made(rank, layout.format(ranks=2)), {}
+    devices, found = driver.mesh(rank, layout.format(ranks=2)), {}
     work = make(devices, CPU, ON_CPU)
     with torch.inference_mode():
         for kind in (work.both, work.compute, work.exchange):
             with SentBytes() as sent, _Counted() as counted:
                 kind()
             found[kind.__name__] = (counted.computed, sent.total)
-    devices.free()
     return found
 
 

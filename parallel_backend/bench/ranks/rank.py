@@ -98,8 +98,14 @@ class Runner:
         return perf_counter() - begin, prediction
 
 
-def start(options: argparse.Namespace, *, threads: int) -> "torch.device":
-    """Select this rank's device and, if there are several ranks, join their process group; return the device."""
+def start(options: argparse.Namespace, *, threads: int, eager: bool = False) -> "torch.device":
+    """Select this rank's device and, if there are several ranks, join their process group; return the device.
+
+    Args:
+        options: the command line.
+        threads: of the CPU.
+        eager: see ``process_group.join``. Other projects make groups that have gloo alone, which does not go with it.
+    """
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if options.device == "cpu":
         pin_to_core_share(rank, ranks)
@@ -114,7 +120,7 @@ def start(options: argparse.Namespace, *, threads: int) -> "torch.device":
         store = FileStore(options.store, ranks)
         process_group.join(
             device, options.collectives, store, rank=rank, world_size=ranks, timeout=COLLECTIVE_PATIENCE,
-            eager=False,  # other projects make groups that have gloo alone
+            eager=eager,
         )  # fmt: skip
     elif device.type == "cuda":
         torch.cuda.set_device(device)

@@ -29,8 +29,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="gpu-check-") as folder:
         ranks = Ranks("scripts.gpu_check.several.exchanges_rank", devices, Path(folder))
         try:
-            for serial, layout in enumerate(layouts(len(devices.indices))):
-                outcome = kept.find(str(layout), partial(_outcome, ranks, layout, serial))
+            for layout in layouts(len(devices.indices)):
+                outcome = kept.find(str(layout), partial(_outcome, ranks, layout))
                 print(f"{layout}: {outcome}", flush=True)
                 wrong |= {str(layout): outcome} if outcome != "right" else {}
         finally:
@@ -40,9 +40,9 @@ def main() -> int:
     return int(bool(wrong))
 
 
-def _outcome(ranks: Ranks, layout: ParallelLayout, serial: int) -> str:
+def _outcome(ranks: Ranks, layout: ParallelLayout) -> str:
     try:
-        ranks.run(LayoutRequest(layout=str(layout), serial=serial), SECONDS)
+        ranks.run(LayoutRequest(layout=str(layout)), SECONDS)
     except BackendError as error:
         ranks.close()  # a GPU or a group may be unusable afterwards; the next layout gets new processes
         return str(error)
