@@ -5,29 +5,23 @@ the log of the softmax's denominator (the log-sum-exp), ``[B, heads, query token
 partial results with it.
 """
 
-import importlib
 import importlib.util
 import inspect
-import logging
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..error_texts import breaks_device
 from ..errors import InvalidRequest
-
-log = logging.getLogger(__name__)
+from . import amd
+from .flash_package import call_package, flash_package
 
 _HALF = (torch.float16, torch.bfloat16)
 _AMPERE = (8, 0)
 """Lowest CUDA compute capability of all kernels except torch's memory-efficient attention, which needs less."""
-_HOPPER = (9, 0)
-"""The only compute capability that FlashAttention 3 has kernels for."""
 _HEAD_DIM_STEP = 8
 """torch's CUDA kernels need head sizes that are multiples of this."""
 _GET_SAGE = "install version 2 from https://github.com/thu-ml/SageAttention (PyPI has version 1)"
@@ -90,6 +84,8 @@ class Sdpa:
         """See ``Kernel``. Calls the operators that the function above dispatches to."""
         if query.device.type == "cpu":
             out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, scale=scale)
+        elif torch.version.hip is not None:
+            out, lse = amd.with_lse(query, key, value, scale, (_torch_flash, _efficient))
         elif _flash_fits(query):
             out, lse = _torch_flash(query, key, value, scale)
         else:
@@ -98,13 +94,18 @@ class Sdpa:
 
 
 class Flash:
-    """FlashAttention (https://arxiv.org/abs/2307.08691): package version 3 or 2, otherwise torch's own operator."""
+    """FlashAttention (https://arxiv.org/abs/2307.08691): package version 3 or 2, otherwise torch's own operator.
+
+    On AMD's GPUs it is package version 2 alone.
+    """
 
     stock = False
     head_sizes = HeadSizes(maximum=256, step=8)
 
     def unavailable(self, device: torch.device, dtype: torch.dtype) -> str | None:
         """See ``Kernel.unavailable``."""
+        if device.type == "cuda" and torch.version.hip is not None and flash_package(device) is None:
+            return "on AMD GPUs it needs the package flash_attn, which is not installed or does not run on this one"
         return _needs_half_on_cuda(device, dtype)
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
@@ -116,7 +117,7 @@ class Flash:
         package = flash_package(query.device)
         if package is None:
             return _torch_flash(query, key, value, scale)
-        return _call_package(package, query, key, value, scale)
+        return call_package(package, query, key, value, scale)
 
 
 class Cudnn:
@@ -129,7 +130,7 @@ class Cudnn:
         """See ``Kernel.unavailable``."""
         if not torch.backends.cudnn.is_available():
             return "this build of torch has no cuDNN: install a CUDA build of torch"
-        return _needs_half_on_cuda(device, dtype)
+        return _needs_nvidia() or _needs_half_on_cuda(device, dtype)
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
         """See ``Kernel``."""
@@ -159,7 +160,7 @@ class Sage:
             return f"the installed sageattention cannot be imported ({error}): {_GET_SAGE}"
         if "return_lse" not in inspect.signature(sageattn).parameters:
             return f"the installed sageattention is older than 2: {_GET_SAGE}"
-        return _needs_half_on_cuda(device, dtype)
+        return _needs_nvidia() or _needs_half_on_cuda(device, dtype)
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
         """See ``Kernel``."""
@@ -221,38 +222,6 @@ def _refusal(name: str, device: torch.device, dtype: torch.dtype, head_sizes: Co
     return f"it supports head sizes {kernel.head_sizes}, and this model has a head size of {unsupported[0]}"
 
 
-@cache
-def flash_package(device: torch.device) -> Callable[..., Any] | None:
-    """Return the function of FlashAttention 3 or, failing that, 2; None if neither runs on this GPU.
-
-    A package may be built for another torch or lack the GPU's kernels, so a small call tries it.
-    """
-    hopper = torch.cuda.get_device_capability(device) == _HOPPER
-    for name in ("flash_attn_interface", "flash_attn") if hopper else ("flash_attn",):
-        try:
-            function: Callable[..., Any] = importlib.import_module(name).flash_attn_func
-            tokens = torch.zeros(1, 1, 16, 64, dtype=torch.float16, device=device)
-            _call_package(function, tokens, tokens, tokens, None)
-            torch.cuda.synchronize(device)
-        except ModuleNotFoundError:
-            continue
-        except (ImportError, OSError, RuntimeError, AttributeError, TypeError, ValueError) as error:
-            if breaks_device(str(error)):
-                raise  # no other kernel would run either
-            log.warning("the package %s does not run on %s and is not used: %s", name, device, error)
-            continue
-        return function
-    return None
-
-
-def _call_package(
-    package: Callable[..., Any], query: Tensor, key: Tensor, value: Tensor, scale: float | None
-) -> tuple[Tensor, Tensor]:
-    q, k, v = (tensor.transpose(1, 2) for tensor in (query, key, value))
-    out, lse, *_ = package(q, k, v, softmax_scale=scale, return_attn_probs=True)
-    return out.transpose(1, 2), lse[..., : query.shape[2]]  # some versions round the number of queries up
-
-
 def _flash_fits(query: Tensor) -> bool:
     """Whether torch's own FlashAttention can run; its memory-efficient attention covers the other cases."""
     head_dim, capability = query.shape[-1], torch.cuda.get_device_capability(query.device)
@@ -281,10 +250,14 @@ def _efficient(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -
     return out[..., :head_dim].to(dtype), lse
 
 
+def _needs_nvidia() -> str | None:
+    return None if torch.version.hip is None else "it needs an NVIDIA GPU, and this is AMD's build of torch"
+
+
 def _needs_half_on_cuda(device: torch.device, dtype: torch.dtype) -> str | None:
     if device.type != "cuda":
         return f"it needs a CUDA GPU and the ranks are on {device.type}"
-    if torch.cuda.get_device_capability(device) < _AMPERE:
+    if torch.version.hip is None and torch.cuda.get_device_capability(device) < _AMPERE:
         name = torch.cuda.get_device_name(device)
         return f"it needs an NVIDIA GPU of the Ampere generation or newer, and this is a {name}"
     if dtype not in _HALF:

@@ -1,5 +1,6 @@
 """Choosing a kernel, and the errors for one that cannot run. The GPU is mocked."""
 
+import math
 import sys
 from types import ModuleType
 from typing import Any
@@ -8,7 +9,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from parallel_backend.attention import kernels
+from parallel_backend.attention import amd, kernels
 from parallel_backend.attention.kernels import KERNELS, choose
 from parallel_backend.errors import InvalidRequest
 from parallel_backend.protocol.messages import Forward
@@ -90,7 +91,12 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, softmax_scale: 
     """Like FlashAttention's function, for q, k and v ``[B, tokens, heads, head_dim]``."""
     assert softmax_scale is None
     assert return_attn_probs
-    return q, torch.zeros(q.shape[0], q.shape[2], q.shape[1]), None
+    return q, torch.full((q.shape[0], q.shape[2], q.shape[1]), math.log(k.shape[1])), None
+
+
+def attend_to_base_2(*args: Any, **kwargs: Any):
+    out, lse, _ = attend(*args, **kwargs)
+    return out, lse / math.log(2), None
 
 
 NO_IMAGE = RuntimeError("CUDA error: no kernel image is available for execution on the device")
@@ -109,13 +115,48 @@ OLD = TypeError("flash_attn_func() got an unexpected keyword argument 'return_at
         ((12, 0), {V2: NO_IMAGE}, None, [V2]),
         ((9, 0), {V2: NO_IMAGE, V3: NO_IMAGE}, None, [V3, V2]),
         ((9, 0), {}, None, []),
+        ((9, 0), {V2: attend, V3: attend_to_base_2}, V2, [V3]),
     ],
 )
 def test_a_flash_package_is_one_that_runs_on_the_gpu(monkeypatch, caplog, capability, packages, used, named) -> None:
     assert package_of(monkeypatch, capability, packages) == used
     assert [record.args[0] for record in caplog.records] == named
     for record, name in zip(caplog.records, named, strict=True):
-        assert record.getMessage() == f"the package {name} does not run on cpu and is not used: {packages[name]}"
+        reason = "its log-sum-exp is another one" if packages[name] is attend_to_base_2 else packages[name]
+        assert record.getMessage() == f"the package {name} does not run on cpu and is not used: {reason}"
+
+
+def test_amd_gpus_have_no_flash_attention_3(monkeypatch) -> None:
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    assert package_of(monkeypatch, (9, 0), {V2: attend, V3: attend}) == V2  # the capability of an MI250
+
+
+@pytest.mark.parametrize("capability", [(9, 4), (7, 5)])
+def test_kernels_on_amd_gpus(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int]) -> None:
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    assert choose("auto", GPU, HALF, {64}) is KERNELS["sdpa"]
+    for name, reason in (
+        ("cudnn", "it needs an NVIDIA GPU, and this is AMD's build of torch"),
+        ("sage", "it needs an NVIDIA GPU, and this is AMD's build of torch"),
+        ("flash", "on AMD GPUs it needs the package flash_attn"),
+    ):
+        with pytest.raises(
+            InvalidRequest, match=f"^attention '{name}' cannot be used: {reason}.*; sdpa would work here"
+        ):
+            choose(name, GPU, HALF, {64})
+    monkeypatch.setattr(kernels, "flash_package", lambda device: attend)
+    assert choose("flash", GPU, HALF, {64}) is choose("auto", GPU, HALF, {64}) is KERNELS["flash"]
+
+
+def test_amd_gpus_try_torchs_operators_before_their_log_sum_exp_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens = torch.zeros(1, 2, 3, 8, device="meta")  # stands for a GPU's: it is not on the CPU
+    answer = tokens, torch.zeros(1, 2, 3, device="meta")
+    with_lse = Mock(return_value=answer)
+    monkeypatch.setattr(amd, "with_lse", with_lse)
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    assert KERNELS["sdpa"].with_lse(tokens, tokens, tokens, None)[0] is tokens
+    assert with_lse.call_args.args[-1] == (kernels._torch_flash, kernels._efficient)
 
 
 def test_a_flash_package_that_breaks_the_gpu_ends_the_rank(monkeypatch, caplog) -> None:
