@@ -9,6 +9,8 @@ from typing import get_args
 from ..errors import InvalidRequest
 from ..layout.parallel_layout import ParallelLayout
 from ..protocol.model_spec import Collectives, Devices
+from .gpus import CPU_RANKS, described, other_accelerator, visible
+from .gpus import count as gpu_count
 
 MAX_CPU_RANKS = 16
 DEFAULT_CPU_RANKS = 2
@@ -18,14 +20,16 @@ def parse_devices(text: str) -> Devices:
     """Parse ``"all"``, ``"0,1"`` or ``"cuda:0,cuda:1"``.
 
     Without GPUs, ``"all"`` means ``PARALLEL_DIT_CPU_RANKS`` ranks on the CPU (2 if unset), and a list of numbers
-    means one CPU rank for each number.
+    means one CPU rank for each number. A machine with other accelerators needs the variable for that.
     With ``PARALLEL_DIT_COLLECTIVES=gloo``, GPU ranks communicate through host memory instead of NCCL. Only then may
     several ranks share one GPU.
 
     Raises:
-        InvalidRequest: a device does not exist, is listed twice or is not a device, or a variable has a bad value.
+        InvalidRequest: a device does not exist, is listed twice, is not a device or none that ranks run on, or a
+            variable has a bad value.
     """
-    gpus = _gpu_count()
+    gpus = gpu_count()
+    _check_others(text, gpus)
     collectives = _collectives()
     if text.strip().lower() == "all":
         return _on_gpus(tuple(range(gpus)), collectives) if gpus else _all_cpu()
@@ -61,7 +65,7 @@ def choose_devices(text: str | None, needs: Mapping[str, int]) -> Devices:
     what = max(needs, key=needs.__getitem__)
     ranks = needs[what]
     if text is None:
-        text = "all" if _gpu_count() else ",".join(map(str, range(ranks)))
+        text = "all" if gpu_count() else ",".join(map(str, range(ranks)))
     devices = parse_devices(text)
     if ranks > len(devices.indices):
         remedy = (
@@ -98,14 +102,21 @@ def ranks_of(layouts: Iterable[ParallelLayout]) -> dict[str, int]:
 
 def _on_gpus(indices: tuple[int, ...], collectives: Collectives) -> Devices:
     # ComfyUI's --cuda-device renumbers the GPUs for its own process, and one backend may serve several ComfyUIs.
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return Devices(kind="cuda", indices=indices, visible=visible, collectives=collectives)
+    return Devices(kind="cuda", indices=indices, visible=visible(), collectives=collectives)
 
 
-def _gpu_count() -> int:
-    import torch
-
-    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+def _check_others(text: str, gpus: int) -> None:
+    """Refuse devices on which ranks do not run, and CPU ranks that nobody asked for beside them."""
+    others = {word.strip().partition(":")[0].lower() for word in text.split(",")}
+    named = next(filter(None, map(described, sorted(others))), "")
+    if named:
+        raise InvalidRequest(f"devices {text!r}: ranks do not run on {named}; {_valid_choices(gpus)}")
+    other = "" if gpus or os.environ.get(CPU_RANKS) else other_accelerator()
+    if other:
+        raise InvalidRequest(
+            f"devices {text!r}: this machine has {other}, on which ranks do not run; "
+            f'{CPU_RANKS}={DEFAULT_CPU_RANKS} and "all" would work, for ranks on the CPU'
+        )
 
 
 def _index(word: str, text: str, gpus: int) -> int:
@@ -125,9 +136,9 @@ def _valid_choices(gpus: int) -> str:
 
 
 def _all_cpu() -> Devices:
-    ranks = os.environ.get("PARALLEL_DIT_CPU_RANKS") or str(DEFAULT_CPU_RANKS)
+    ranks = os.environ.get(CPU_RANKS) or str(DEFAULT_CPU_RANKS)
     if not ranks.isdecimal() or not 1 <= int(ranks) <= MAX_CPU_RANKS:
-        raise InvalidRequest(f"PARALLEL_DIT_CPU_RANKS={ranks}: it must be a number from 1 to {MAX_CPU_RANKS}")
+        raise InvalidRequest(f"{CPU_RANKS}={ranks}: it must be a number from 1 to {MAX_CPU_RANKS}")
     return Devices(kind="cpu", indices=tuple(range(int(ranks))))
 
 

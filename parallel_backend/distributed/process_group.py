@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from ..protocol.model_spec import Collectives
+from . import peer_access
 
 
 def join(
@@ -35,6 +36,8 @@ def join(
     if device.type == "cuda":
         torch.cuda.set_device(device)
     nccl = device.type == "cuda" and collectives == "nccl"
+    if nccl and world_size > 1:
+        peer_access.log_missing(device)
     bound = device if nccl and eager and world_size > 1 else None
     # torch 2.7.0 makes non-blocking communicators for a bound device, which hang (pytorch/pytorch#153960).
     os.environ.setdefault("TORCH_NCCL_USE_COMM_NONBLOCKING", "0")

@@ -8,6 +8,11 @@ from ..layout.parallel_layout import ParallelLayout
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 Collectives = Literal["nccl", "gloo"]
 
+VISIBLE = (
+    "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL",
+)  # fmt: skip
+"""The variables that say which GPUs a process sees, and in which order: CUDA's and ROCm's."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Devices:
@@ -16,13 +21,13 @@ class Devices:
     Attributes:
         kind: ``cuda`` or ``cpu``.
         indices: one GPU index for each rank; on the CPU they only count the ranks.
-        visible: the ``CUDA_VISIBLE_DEVICES`` that the indices refer to, None if it is unset.
+        visible: name and value of those of the variables ``VISIBLE`` that are set where the indices come from.
         collectives: the communication backend of GPU ranks; CPU ranks always use gloo.
     """
 
     kind: Literal["cuda", "cpu"]
     indices: tuple[int, ...]
-    visible: str | None = None
+    visible: tuple[tuple[str, str], ...] = ()
     collectives: Collectives = "nccl"
 
     def of_rank(self, rank: int) -> str:

@@ -17,7 +17,7 @@ from ..errors import OutOfMemory, RankFailed
 from ..progress import STARTING, RankProgress
 from ..protocol import rank_control
 from ..protocol.endpoint import Endpoint
-from ..protocol.model_spec import Devices
+from ..protocol.model_spec import VISIBLE, Devices
 from ..protocol.status import RankStatus
 from . import stuck_ranks
 from .event_loop import READ, EventLoop
@@ -131,7 +131,8 @@ class RankSet:
             "MASTER_PORT": str(port),
         }
         if self.devices.kind == "cuda":
-            _set_or_remove(environment, "CUDA_VISIBLE_DEVICES", self.devices.visible)
+            for name in VISIBLE:
+                _set_or_remove(environment, name, dict(self.devices.visible).get(name))
         # ComfyUI selects this allocator for its own process; ranks that inherit it run out of memory under NCCL.
         for name in environment.keys() & {"PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"}:
             options = [option for option in environment[name].split(",") if option.strip() != "backend:cudaMallocAsync"]

@@ -2,22 +2,27 @@
 
 import os
 
-_NAME = "CUDA_VISIBLE_DEVICES"
+from parallel_backend.client import gpus
+from parallel_backend.protocol.model_spec import VISIBLE as NAMES
 
-VISIBLE = os.environ.get(_NAME)
-"""The variable's value before ``hide``; None if it is not set."""
+VISIBLE = gpus.visible()
+"""The variables that say which GPUs there are, before ``hide``."""
 
 
 def hide() -> None:
     """Hide all GPUs from this process and from those that it starts."""
-    os.environ[_NAME] = ""
+    _set({"CUDA_VISIBLE_DEVICES": ""})
 
 
-def start(visible: str | None) -> None:
+def start(visible: tuple[tuple[str, str], ...]) -> None:
     """Show GPUs to this process again, with full float32. Call it before anything initialises CUDA."""
-    os.environ.pop(_NAME, None)
-    if visible is not None:
-        os.environ[_NAME] = visible
+    _set(dict(visible))
     from parallel_backend.verify.full_float32 import disable_tf32
 
     disable_tf32()
+
+
+def _set(variables: dict[str, str]) -> None:
+    for name in NAMES:
+        os.environ.pop(name, None)
+    os.environ.update(variables)

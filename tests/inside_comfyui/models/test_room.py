@@ -239,7 +239,7 @@ def test_weights_of_other_files_or_for_another_cut_are_not_held(
 
 
 def test_gpus_are_numbered_as_in_this_process() -> None:
-    two = Devices(kind="cuda", indices=(3, 1), visible="0,2,4,6")
+    two = Devices(kind="cuda", indices=(3, 1), visible=(("CUDA_VISIBLE_DEVICES", "0,2,4,6"),))
     assert comfyui_models.gpus(two, 2) == [torch.device("cuda", 3), torch.device("cuda", 1)]
     assert comfyui_models.gpus(two, 1) == [torch.device("cuda", 3)]
     assert comfyui_models.gpus(Devices(kind="cpu", indices=(0, 1)), 2) == []

@@ -189,8 +189,10 @@ def test_a_rank_selects_its_gpu_and_connects_with_nccl(
         torch.distributed, "init_process_group", lambda name, *, device_id, **_: steps.append((name, device_id))
     )
     monkeypatch.setattr(process_group, "connect", lambda group: steps.append(("connect", group)))
+    monkeypatch.setattr(process_group.peer_access, "log_missing", lambda device: steps.append(("reach", device)))
     process_group.join(where, collectives, store, rank=0, world_size=ranks, timeout=timedelta(seconds=1), eager=eager)
     wanted: list[Any] = [("select", where)] if where.type == "cuda" else []
+    wanted += [("reach", where)] if "nccl" in backend and ranks > 1 else []
     wanted += [(backend, where if connects else None), *([("connect", None)] if connects else [])]
     assert steps == wanted
 

@@ -6,7 +6,7 @@ import torch
 from parallel_backend.client.devices import choose_cpu_ranks, choose_devices, parse_devices, ranks_of
 from parallel_backend.errors import InvalidRequest
 from parallel_backend.layout.parallel_layout import ParallelLayout
-from parallel_backend.protocol.model_spec import Devices
+from parallel_backend.protocol.model_spec import VISIBLE, Devices
 
 
 @pytest.fixture(params=[0, 3])
@@ -14,7 +14,9 @@ def gpus(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int
     count: int = request.param
     monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
-    for name in ("PARALLEL_DIT_CPU_RANKS", "PARALLEL_DIT_COLLECTIVES", "CUDA_VISIBLE_DEVICES"):
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: count > 0)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
+    for name in ("PARALLEL_DIT_CPU_RANKS", "PARALLEL_DIT_COLLECTIVES", *VISIBLE):
         monkeypatch.delenv(name, raising=False)
     return count
 
@@ -59,8 +61,8 @@ def test_a_bad_number_of_cpu_ranks(monkeypatch: pytest.MonkeyPatch, ranks: str) 
 
 def test_numbers_count_in_the_visible_devices(gpus: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,3,1")
-    assert parse_devices("all").visible == ("5,3,1" if gpus else None)
-    assert parse_devices("0,2").visible == ("5,3,1" if gpus else None)
+    assert parse_devices("all").visible == ((("CUDA_VISIBLE_DEVICES", "5,3,1"),) if gpus else ())
+    assert parse_devices("0,2").visible == ((("CUDA_VISIBLE_DEVICES", "5,3,1"),) if gpus else ())
 
 
 def test_gloo_takes_a_gpu_twice(gpus: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ from parallel_backend.progress import RankProgress
 from parallel_backend.protocol import rank_control
 from parallel_backend.protocol.endpoint import Endpoint
 from parallel_backend.protocol.messages import Echo
-from parallel_backend.protocol.model_spec import Devices, ModelSpec
+from parallel_backend.protocol.model_spec import VISIBLE, Devices, ModelSpec
 from parallel_backend.protocol.status import LoadedModel, RankStatus, Status
 from parallel_backend.supervisor.event_loop import EventLoop
 from parallel_backend.supervisor.limits import Patience
@@ -113,8 +113,11 @@ def _closed_pair() -> None:
         rank_control.receive(theirs, rank_control.ToRank)
 
 
+VISIBLE_HERE = (("CUDA_VISIBLE_DEVICES", "7,6,5,4"),)
+
+
 def test_a_request_needs_the_devices_of_its_layout() -> None:
-    devices = Devices(kind="cuda", indices=(3, 1, 2), visible="7,6,5,4", collectives="gloo")
+    devices = Devices(kind="cuda", indices=(3, 1, 2), visible=VISIBLE_HERE, collectives="gloo")
     assert devices_for(Echo(model=ModelSpec(path="/", devices=devices))) == devices
     spec = ModelSpec(path="/", devices=devices, layout=ParallelLayout(ulysses=2))
     assert devices_for(Echo(model=spec)) == replace(devices, indices=(3, 1))
@@ -169,12 +172,22 @@ def test_a_rank_that_could_run_and_does_not_is_hung(
 
 
 def test_ranks_serve_their_first_devices_and_no_others(tmp_path: Path) -> None:
-    devices = Devices(kind="cuda", indices=(3, 1, 2), visible="7,6,5,4", collectives="gloo")
+    devices = Devices(kind="cuda", indices=(3, 1, 2), visible=VISIBLE_HERE, collectives="gloo")
     ranks = rank_set(tmp_path, devices)
     assert ranks.covers(devices)
     assert ranks.covers(replace(devices, indices=(3, 1)))
-    for other in ({"indices": (1, 2)}, {"visible": None}, {"collectives": "nccl"}, {"indices": (3, 1, 2, 0)}):
+    for other in ({"indices": (1, 2)}, {"visible": ()}, {"collectives": "nccl"}, {"indices": (3, 1, 2, 0)}):
         assert not ranks.covers(replace(devices, **other))
+
+
+def test_ranks_see_the_gpus_of_the_process_that_counted_them_and_not_the_supervisors(tmp_path, monkeypatch) -> None:
+    for name in ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"):
+        monkeypatch.setenv(name, "of the ComfyUI that started the supervisor")
+    visible = (("CUDA_DEVICE_ORDER", "PCI_BUS_ID"), ("HIP_VISIBLE_DEVICES", "2,3"))
+    environment = rank_set(tmp_path, Devices(kind="cuda", indices=(0, 1), visible=visible))._environment(0, 1234)
+    assert {name: environment[name] for name in VISIBLE if name in environment} == dict(visible)
+    environment = rank_set(tmp_path, Devices(kind="cuda", indices=(0, 1)))._environment(0, 1234)
+    assert not environment.keys() & set(VISIBLE)
 
 
 def test_a_status_as_text_and_as_json() -> None:
