@@ -4,15 +4,16 @@ import math
 
 import pytest
 import torch
+from torch import Tensor
 
 from parallel_backend.attention import amd
 from parallel_backend.attention.kernels import KERNELS
 
 
-def qkv(queries=50, keys=70, dtype=torch.float32, size=40):
+def qkv(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
     generator = torch.Generator().manual_seed(1)
-    shapes = ((2, 3, tokens, size) for tokens in (queries, keys, keys))
-    return [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
+    query, key, value = (torch.randn(2, 3, tokens, 40, generator=generator).to(dtype) for tokens in (50, 70, 70))
+    return query, key, value
 
 
 def error(found, wanted):

@@ -9,7 +9,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from parallel_backend.attention import amd, kernels
+from parallel_backend.attention import amd, flash_package, kernels
 from parallel_backend.attention.kernels import KERNELS, choose
 from parallel_backend.errors import InvalidRequest
 from parallel_backend.protocol.messages import Forward
@@ -18,7 +18,7 @@ from tests.support import device_errors
 from tests.unit.conftest import one_rank
 
 GPU, HALF = torch.device("cuda", 0), torch.bfloat16
-FLASH_PACKAGE = kernels.flash_package
+FLASH_PACKAGE = flash_package.flash_package
 V2, V3 = "flash_attn", "flash_attn_interface"
 
 

@@ -21,7 +21,7 @@ from parallel_backend.bench.ranks.peers import BY_NAME
 from parallel_backend.bench.ranks.rank import Runner, StepRequest
 from parallel_backend.bench.ranks.team import Team
 from parallel_backend.bench.step import run as step_run
-from parallel_backend.distributed import process_group, rank_speeds
+from parallel_backend.distributed import peer_access, process_group, rank_speeds
 from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.models import FAMILIES
 from parallel_backend.protocol.model_spec import Devices
@@ -189,7 +189,7 @@ def test_a_rank_selects_its_gpu_and_connects_with_nccl(
         torch.distributed, "init_process_group", lambda name, *, device_id, **_: steps.append((name, device_id))
     )
     monkeypatch.setattr(process_group, "connect", lambda group: steps.append(("connect", group)))
-    monkeypatch.setattr(process_group.peer_access, "log_missing", lambda device: steps.append(("reach", device)))
+    monkeypatch.setattr(peer_access, "log_missing", lambda device: steps.append(("reach", device)))
     process_group.join(where, collectives, store, rank=0, world_size=ranks, timeout=timedelta(seconds=1), eager=eager)
     wanted: list[Any] = [("select", where)] if where.type == "cuda" else []
     wanted += [("reach", where)] if "nccl" in backend and ranks > 1 else []

@@ -1,5 +1,6 @@
 """GPUs without access to each other's memory are named in the rank's log. What torch reports is faked."""
 
+import shutil
 from collections import namedtuple
 
 import pytest
@@ -29,7 +30,7 @@ def test_peer_access_between_all_gpus_is_not_mentioned(cards, caplog):
 
 def test_gpus_out_of_reach_are_named_with_the_space_that_nccl_needs(cards, caplog, monkeypatch):
     cards({0, 1})
-    monkeypatch.setattr(peer_access.shutil, "disk_usage", lambda path: Usage(67_108_864, 0, 60_000_000))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(67_108_864, 0, 60_000_000))
     for index in range(3):
         peer_access.log_missing(torch.device("cuda", index))
     found = [record.getMessage() for record in caplog.records]
