@@ -17,6 +17,7 @@ from ..loading.components import ComponentCache
 from ..loading.device_memory import DeviceMemory, free
 from ..loading.load import check_dtype, resolve_dtype
 from ..loading.original_weights import read_original
+from ..loading.parts import Parts
 from ..progress import LOADING, PROGRESS
 from ..protocol.frames import TensorMeta
 from ..protocol.messages import Decode, Encode, EncodeText, Forward, RankRequest, ReadWeights, Sample, Unload
@@ -51,7 +52,7 @@ class Engine:
         self.steps = 0
         self._bfloat16 = bfloat16.native_everywhere(device, world_size)
         self._models: dict[_Key, ComponentCache] = {}
-        self._memory = DeviceMemory(device, lambda: [components.parts for components in self._models.values()])
+        self._memory = DeviceMemory(device, self._parts, world_size)
         self._agreements = Agreements(world=world(rank, world_size))
         self._meshes = MeshCache(rank, world_size, device, timeout=timeout, in_use=self._meshes_in_use)
 
@@ -148,6 +149,9 @@ class Engine:
             self._agreements.forget_layouts(request.message.model.path)
         free(self.device)
         return {}
+
+    def _parts(self) -> list[Parts]:
+        return [components.parts for components in self._models.values()]
 
     def _meshes_in_use(self) -> list[DeviceMesh]:
         return [mesh for components in self._models.values() for mesh in components.transformers.meshes()]

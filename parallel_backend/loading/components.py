@@ -86,7 +86,7 @@ class ComponentCache:
         encoder = load_text_encoder(self.checkpoint, self.dtype, self.device)
         class_name = self.checkpoint.components["text_encoder"]
         source = WeightSource(self.checkpoint.stored("text_encoder"), class_name)
-        self.parts.track(encoder, WeightChanges(encoder, "text_encoder", class_name, source, {}))
+        self.parts.track("text_encoder", WeightChanges(encoder, "text_encoder", class_name, source, {}))
         return encoder
 
     def vae(self, axis: Axis, work: int) -> Any:

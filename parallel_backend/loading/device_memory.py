@@ -26,8 +26,12 @@ class LoadedModel(Protocol):
         """Bytes that they take."""
 
     @property
+    def streams(self) -> bool:
+        """Whether blocks stream from the machine's memory."""
+
+    @property
     def host_bytes(self) -> int:
-        """Bytes of the machine's memory from which blocks stream."""
+        """Bytes of the machine's memory from which blocks stream, if this rank has made it."""
 
     def has(self, name: str) -> bool:
         """Whether a component is loaded."""
@@ -48,10 +52,11 @@ class DeviceMemory:
     Args:
         device: the device.
         models: returns all models of this rank, those first that leave first.
+        ranks: number of all ranks.
     """
 
-    def __init__(self, device: torch.device, models: Callable[[], Iterable[LoadedModel]]) -> None:
-        self.device, self._models = device, models
+    def __init__(self, device: torch.device, models: Callable[[], Iterable[LoadedModel]], ranks: int = 1) -> None:
+        self.device, self._models, self.ranks = device, models, ranks
 
     @property
     def room(self) -> Room:
@@ -103,13 +108,13 @@ class DeviceMemory:
         return True
 
     def idle_host_bytes(self, wanted: LoadedModel) -> int:
-        """Return the bytes of the machine's memory from which blocks of other models stream."""
+        """Return the bytes of the machine's memory from which blocks of other models stream, as far as made here."""
         return sum(model.host_bytes for model in self._all() if model is not wanted)
 
     def release_host(self, wanted: LoadedModel) -> None:
         """Free the machine's memory from which other models stream. All ranks do it, or the memory stays in use."""
         for model in self._all():
-            if model is not wanted and model.host_bytes:
+            if model is not wanted and model.streams:
                 log.warning("the machine is short of memory: unloading %s to make room for %s", model.name, wanted.name)
                 model.release_host()
         free(self.device)

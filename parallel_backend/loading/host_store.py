@@ -5,13 +5,14 @@ each rank registers it with CUDA, so that copies to its device run beside its wo
 """
 
 import fcntl
+import hashlib
 import logging
 import mmap
 import os
 import time
 import weakref
-from collections.abc import Callable, Hashable
-from contextlib import suppress
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
@@ -25,6 +26,9 @@ from ..progress import PROGRESS
 
 log = logging.getLogger(__name__)
 
+_DIGEST = 32
+EMPTY, BROKEN = bytes(_DIGEST), b"\xff" * _DIGEST
+"""What a store that nothing was written to holds, and one in which writing failed."""
 _FILL_SECONDS = 3600.0
 """Seconds in which a rank reads what it shares. The supervisor ends it earlier if it stops making progress."""
 _INTERVAL = 0.02
@@ -32,48 +36,79 @@ _INTERVAL = 0.02
 
 
 class HostStore:
-    """Memory that one rank of a machine makes and the others map. The first that needs it fills it.
+    """Memory that one rank of a machine makes and the others map. The first that needs other contents writes them.
 
     Args:
         descriptor: of the file, which the store closes at its end.
         nbytes: size of the memory.
         device: where it is copied to.
+        made_here: whether this rank has made the memory.
 
     Attributes:
         data: ``[nbytes]`` uint8.
     """
 
-    def __init__(self, descriptor: int, nbytes: int, device: torch.device) -> None:
-        self.descriptor = descriptor
+    def __init__(self, descriptor: int, nbytes: int, device: torch.device, *, made_here: bool = True) -> None:
+        self.descriptor, self.made_here = descriptor, made_here
         self._mapped = mmap.mmap(descriptor, nbytes + mmap.PAGESIZE)  # the last page is for state
         whole = torch.frombuffer(self._mapped, dtype=torch.uint8)
-        self.data, self._state = whole[:nbytes], whole[nbytes:]
-        registered = device.type == "cuda" and _register(self.data)
-        weakref.finalize(self, _release, descriptor, self.data.data_ptr() if registered else None)
+        self.data, self._state = whole[:nbytes], memoryview(self._mapped)[nbytes:]
+        registered = device.type == "cuda" and _register(self.data, device)
+        weakref.finalize(self, _release, descriptor, device, self.data.data_ptr() if registered else None)
+
+    @property
+    def contents(self) -> bytes:
+        """What the memory holds: ``EMPTY``, ``BROKEN`` after an error, or what ``contents_of`` returns."""
+        return bytes(self._state[:_DIGEST])
+
+    @property
+    def version(self) -> int:
+        """How often the contents have been changed."""
+        return int.from_bytes(self._state[_DIGEST : _DIGEST + 8], "little")
 
     def fill(self, work: Callable[[], None]) -> None:
-        """Let ``work`` write all of ``data`` unless a rank has done so; wait while another one does it.
+        """Let ``work`` write the weights of the files unless a rank has done so; wait while another one does it.
 
         Raises:
             TimeoutError: another rank does not finish.
         """
+        if self.contents == EMPTY:
+            with self._locked():
+                if self.contents == EMPTY:
+                    work()
+                    self._hold(contents_of(""))
+
+    def change(self, key: str, work: Callable[[bytes], None]) -> None:
+        """Let ``work`` write other contents unless a rank has done so; wait while another one does it.
+
+        Args:
+            key: names the contents; "" means the weights of the files.
+            work: writes them. It is given what the memory held before.
+
+        Raises:
+            TimeoutError: another rank does not finish.
+        """
+        wanted = contents_of(key)
+        if self.contents != wanted:
+            with self._locked():
+                before = self.contents
+                if before != wanted:
+                    self._hold(BROKEN)
+                    work(before)
+                    self._hold(wanted)
+
+    def _hold(self, contents: bytes) -> None:
+        self._state[_DIGEST : _DIGEST + 8] = (self.version + 1).to_bytes(8, "little")
+        self._state[:_DIGEST] = contents
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
         with PROGRESS.waiting():
             self._lock()
         try:
-            if not self._state[0]:
-                work()
-                self._state[0] = 1
+            yield
         finally:
             fcntl.flock(self.descriptor, fcntl.LOCK_UN)
-
-    @property
-    def changed(self) -> bool:
-        """Whether a rank has written changed weights since the memory was filled."""
-        return bool(self._state[1])
-
-    def note_change(self) -> None:
-        """Let all ranks know that the memory holds changed weights."""
-        self._state[1] = 1
 
     def _lock(self) -> None:
         deadline = time.monotonic() + _FILL_SECONDS
@@ -84,6 +119,11 @@ class HostStore:
             if time.monotonic() > deadline:
                 raise TimeoutError("another rank did not finish reading the weights that the ranks share")
             time.sleep(_INTERVAL)
+
+
+def contents_of(key: str) -> bytes:
+    """Return what a store holds after ``change`` with this key."""
+    return hashlib.sha256(key.encode()).digest()
 
 
 @cache
@@ -112,7 +152,7 @@ def share(nbytes: int, part: int, device: torch.device, axis: Axis) -> HostStore
     with refused_alike(axis):
         if nbytes and owner != axis.index:
             descriptor = _open(*handles[owner])
-    return HostStore(descriptor, nbytes, device) if nbytes else None
+    return HostStore(descriptor, nbytes, device, made_here=owner == axis.index) if nbytes else None
 
 
 def _create(nbytes: int) -> int:
@@ -135,17 +175,20 @@ def _open(pid: int, descriptor: int) -> int:
 _INSTEAD = "choose a layout whose weights fit on the devices, with tensor, pipe or shard_weights of Parallel Layout"
 
 
-def _register(data: Tensor) -> bool:
+def _register(data: Tensor, device: torch.device) -> bool:
     """Register memory with CUDA. Without it, copies wait for each other and for the device's work."""
     error = torch.cuda.cudart().cudaHostRegister(data.data_ptr(), data.numel(), 0)
     if int(error) == 0:
         return True
+    with suppress(RuntimeError):  # CUDA keeps the error, and the next kernel would be blamed for it
+        torch.zeros(1, device=device)
     log.warning("CUDA cannot register %.1f GB of memory (%s): weights stream slowly", data.numel() / 1e9, error)
     return False
 
 
-def _release(descriptor: int, registered: int | None) -> None:
+def _release(descriptor: int, device: torch.device, registered: int | None) -> None:
     if registered is not None:
-        torch.cuda.synchronize()  # a copy may still read
-        torch.cuda.cudart().cudaHostUnregister(registered)
+        torch.cuda.synchronize(device)  # a copy may still read
+        with torch.cuda.device(device):  # any thread may run this
+            torch.cuda.cudart().cudaHostUnregister(registered)
     os.close(descriptor)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Collection
 from typing import Any, TypeVar, cast
-from weakref import WeakKeyDictionary
 
 import torch
 
@@ -32,7 +31,7 @@ class Parts:
         self.stores: dict[str, HostStore] = {}
         self._parts: dict[str, Any] = {}
         self._bytes: dict[str, int] = {}
-        self._changes: WeakKeyDictionary[Any, WeightChanges] = WeakKeyDictionary()
+        self._changes: dict[str, WeightChanges] = {}
 
     def has(self, name: str) -> bool:
         """Whether a component is loaded."""
@@ -48,13 +47,10 @@ class Parts:
         weights = sum(self._bytes.get(name, 0) for name in self._parts)
         return weights + sum(changes.nbytes for changes in list(self._changes.values()))
 
-    def bytes_of(self, name: str) -> int:
-        """Return the bytes that a component takes; 0 if it is not loaded."""
-        return self._bytes[name] if name in self._parts else 0
-
     def drop(self, name: str) -> None:
         """Free a component; its next use loads it again."""
         self._parts.pop(name, None)
+        self._changes.pop(name, None)  # it holds the component
 
     def drop_with_store(self, name: str) -> None:
         """Free a component, and the memory from which it streams."""
@@ -67,9 +63,14 @@ class Parts:
             self.drop_with_store(name)
 
     @property
+    def streams(self) -> bool:
+        """Whether blocks stream from the machine's memory."""
+        return bool(self.stores)
+
+    @property
     def host_bytes(self) -> int:
-        """Bytes of the machine's memory from which blocks stream."""
-        return sum(store.data.numel() for store in self.stores.values())
+        """Bytes of the machine's memory from which blocks stream, if this rank has made it."""
+        return sum(store.data.numel() for store in self.stores.values() if store.made_here)
 
     def forget_idle(self) -> bool:
         """Free the factors of LoRAs that are not in use; return whether there were any."""
@@ -96,12 +97,12 @@ class Parts:
 
     def changed_by(self, name: str, change: Callable[[WeightChanges], None]) -> None:
         """Change the weights of a loaded component."""
-        changes = self._changes[self._parts[name]]
+        changes = self._changes[name]
         self.with_room(lambda: change(changes), keep=(name,))
 
-    def track(self, part: Any, changes: WeightChanges) -> None:
+    def track(self, name: str, changes: WeightChanges) -> None:
         """Keep what changes a component's weights for as long as it is loaded."""
-        self._changes[part] = changes
+        self._changes[name] = changes
 
     def with_room(self, work: Callable[[], T], keep: Collection[str] = ()) -> T:
         """Return the result of ``work``. Whenever the device is full, free what is next in the order, and retry."""

@@ -85,7 +85,9 @@ class TransformerClaim(Claim):
         part: a number for the part, the same on all ranks that hold it.
         host: a number for the machine.
         host_free: the machine's memory that processes can still use.
-        host_idle: the machine's memory from which blocks of other models stream.
+        experts: number of transformers with these numbers.
+        host_idle: the machine's memory from which blocks of other models stream, as far as this rank has made it.
+        host_own: the same of this model.
     """
 
     whole: int
@@ -97,7 +99,17 @@ class TransformerClaim(Claim):
     part: int
     host: int
     host_free: int
+    experts: int
     host_idle: int
+    host_own: int
+
+    def taken(self, resident: int) -> int:
+        """Return about what the rank takes on its device if ``resident`` of its blocks stay there."""
+        return self.whole if resident == ALL else self.least + resident * self.block
+
+    def store(self, resident: int) -> int:
+        """Return the bytes of the blocks that stream, at most."""
+        return 0 if resident == ALL else self.block * (self.blocks - resident) * self.experts
 
 
 def decide(claims: Sequence[TransformerClaim], name: str, dtype: torch.dtype, *, stream: bool = True) -> list[int]:
@@ -110,33 +122,40 @@ def decide(claims: Sequence[TransformerClaim], name: str, dtype: torch.dtype, *,
         claims: by rank.
         name: the model's, for messages.
         dtype: of the weights.
-        stream: whether blocks may stream that do not yet.
+        stream: whether anything may stream, or stay, that the ranks have not agreed on.
 
     Raises:
         InvalidRequest: the weights do not fit, not even streamed. Names numbers and remedies.
         NoRoom: weights and tensors together do not fit, or the weights do not and blocks may not stream.
     """
-    residents = {each.resident for each in claims}
-    stream = stream or (UNDECIDED not in residents and residents != {ALL})
-    roomy = shortage([replace(each, needed=each.whole + with_slack(each.work)) for each in claims]) is None
-    if roomy:
+    agreed = [each.resident for each in claims]
+    if _is_agreed(claims) and _fits(claims, [each.taken(each.resident) + each.work for each in claims]):
+        return agreed
+    if _fits(claims, [each.whole + with_slack(each.work) for each in claims]):
         most = [ALL] * len(claims)
-    elif stream and _fits_streamed(claims):
+    elif not stream:
+        _refuse_work(claims, name, [each.whole for each in claims])
+        most = [ALL] * len(claims)  # without any room to spare
+    elif _fits(claims, [_least(each) + each.work for each in claims]) and any(map(_can_stream, claims)):
         most = [_most(claims, each) for each in claims]
     else:
-        if stream:
-            _refuse_weights(claims, name, dtype, [_least(each) for each in claims])
-        _refuse_work(claims, name, [_least(each) if stream else each.whole for each in claims])
-        most = [ALL] * len(claims)  # without any room to spare
+        _refuse_weights(claims, name, dtype, [_least(each) for each in claims])
+        _refuse_work(claims, name, [_least(each) for each in claims])
+        most = [ALL] * len(claims)
     targets = [_target(claims, most, each.part) for each in claims]
-    if targets != [each.resident for each in claims]:
+    if targets != agreed:
         _check_host(claims, targets, name, dtype)
     return targets
 
 
-def _fits_streamed(claims: Sequence[TransformerClaim]) -> bool:
-    needed = [replace(each, needed=_least(each) + each.work) for each in claims]
-    return shortage(needed) is None and any(_can_stream(each) for each in claims)
+def _is_agreed(claims: Sequence[TransformerClaim]) -> bool:
+    """Whether all ranks that hold the same part have agreed on where it goes."""
+    by_part = {(each.part, each.resident) for each in claims}
+    return len(by_part) == len({each.part for each in claims}) and all(each.resident != UNDECIDED for each in claims)
+
+
+def _fits(claims: Sequence[TransformerClaim], needed: Sequence[int]) -> bool:
+    return shortage(_needing(claims, needed)) is None
 
 
 def _can_stream(claim: TransformerClaim) -> bool:
@@ -157,7 +176,12 @@ def _most(claims: Sequence[TransformerClaim], mine: TransformerClaim) -> int:
 
 
 def _share_of_device(claims: Sequence[TransformerClaim], mine: TransformerClaim) -> int:
-    """Return what a rank may use of what its device's ranks may use together, by what they need at least."""
+    """Return what a rank may use of what its device's ranks may use together, by what they need at least.
+
+    Blocks that stream take the machine's memory, too, so CPU ranks keep more there only up to a limit of their own.
+    """
+    if mine.on_cpu:
+        return mine.limit if mine.limit < mine.total else 0
     ranks = [each for each in claims if each.device == mine.device]
     together = min(each.free for each in ranks) + sum(each.freeable for each in ranks)
     needed = sum(_least(each) + each.work for each in ranks)
@@ -217,13 +241,10 @@ def _missing_host_memory(claims: Sequence[TransformerClaim], targets: Sequence[i
     """
     for host in dict.fromkeys(each.host for each in claims):
         on_host = [(each, target) for each, target in zip(claims, targets, strict=True) if each.host == host]
-        stores = {each.part: _store(each, target) for each, target in on_host if target != each.resident}
-        on_cpu = [each for each, _ in on_host if each.on_cpu]
-        needed = sum(stores.values()) + sum(_least(each) + each.work for each in on_cpu)
-        free = min(each.host_free + idle * each.host_idle for each, _ in on_host)
-        yield needed - free - sum(each.freeable for each in on_cpu) if any(stores.values()) else 0
-
-
-def _store(claim: TransformerClaim, resident: int) -> int:
-    """Return the bytes of the blocks that stream, at most."""
-    return 0 if resident == ALL else claim.block * (claim.blocks - resident)
+        changing = [(each, target) for each, target in on_host if target != each.resident]
+        stores = {each.part: each.store(target) for each, target in changing}
+        on_cpu = [(each, target) for each, target in on_host if each.on_cpu]
+        needed = sum(stores.values()) + sum(each.taken(target) + each.work for each, target in on_cpu)
+        freed = sum(each.host_own for each, _ in changing) + sum(each.host_idle for each, _ in on_host) * idle
+        free = min(each.host_free for each, _ in on_host) + freed + sum(each.freeable for each, _ in on_cpu)
+        yield needed - free if any(stores.values()) else 0

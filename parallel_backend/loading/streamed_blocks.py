@@ -105,6 +105,7 @@ class StreamedBlocks:
         self._weights = [_weights(block, names, stays) for block in self._blocks]
         self._sizes = [_size(weights) for weights in self._weights]
         self._in_slot: list[int | None] = [None] * SLOTS
+        self._version = -1
         self.homes: dict[str, Tensor] = {}
 
     @property
@@ -135,14 +136,16 @@ class StreamedBlocks:
         ]
 
     @property
-    def changed(self) -> bool:
-        """Whether ``homes`` may hold other weights than the files."""
-        return self._store.changed
+    def contents(self) -> bytes:
+        """What ``homes`` hold, see ``HostStore``."""
+        return self._store.contents
 
-    def change(self) -> None:
-        """Say that ``homes`` are about to change: every block is copied again before it computes."""
-        self._store.note_change()
-        self._in_slot = [None] * SLOTS
+    def change(self, key: str, work: Callable[[bytes], None]) -> None:
+        """Let ``homes`` hold other weights, see ``HostStore``. What other ranks have changed is copied again, too."""
+        self._store.change(key, work)
+        if self._version != self._store.version:
+            self._version = self._store.version
+            self._in_slot = [None] * SLOTS
 
     def _streamed(self, index: int, block: Block) -> Callable[[State], State]:
         slot = index % SLOTS
@@ -164,8 +167,9 @@ class StreamedBlocks:
         """Start to copy a block into its slot, unless it is there."""
         slot = index % SLOTS
         if self._in_slot[slot] != index:
-            self._in_slot[slot] = index
+            self._in_slot[slot] = None
             self._copies.start(slot, self._sources[index])
+            self._in_slot[slot] = index
 
 
 def streamable(block: Block, family: Family) -> int:

@@ -12,6 +12,7 @@ from ..distributed.collectives import agree, all_true
 from ..distributed.mesh import DeviceMesh
 from ..interfaces.family import Family
 from ..protocol.model_spec import Adapter, Overlay
+from .device_memory import free
 from .host_store import machine_number, share
 from .parts import Parts
 from .residency import ALL, SLOTS, UNDECIDED, PartSizes, TransformerClaim, decide, lacks_host_memory, with_slack
@@ -173,7 +174,7 @@ class Transformers:
     def note(self) -> str:
         """How much streams, for people; "" if nothing does."""
         agreed = self._agreed.get(HIGH_NOISE)
-        if agreed is None or HIGH_NOISE not in self.parts.stores:
+        if agreed is None or agreed.resident == ALL:
             return ""
         blocks = len(agreed.sizes.blocks)
         return f"{blocks - agreed.resident} of {blocks} blocks stream from the machine's memory"
@@ -189,8 +190,10 @@ class Transformers:
             block=max(max(each.blocks) for each in sizes), blocks=blocks,
             resident=agreed.pop() if len(agreed) == 1 else UNDECIDED,
             part=mesh.axes["pipe"].index * mesh.axes["tensor"].size + mesh.axes["tensor"].index,
-            host=machine_number(), host_free=processes.machine_memory()[0],
-            host_idle=memory.idle_host_bytes(self.parts),
+            experts=len(sizes), host=machine_number(), host_free=processes.machine_memory()[0],
+            # Ranks outside of the mesh would keep the memory.
+            host_idle=memory.idle_host_bytes(self.parts) if mesh.whole.size == memory.ranks else 0,
+            host_own=self.parts.host_bytes,
         )  # fmt: skip
 
     def _settle(
@@ -213,16 +216,21 @@ class Transformers:
         if lacks_host_memory(claims, targets):
             self.parts.memory.release_host(self.parts)
         for name in self.names:
-            if not stays:
+            if not stays or (target == ALL and name in self.parts.stores):
                 self.parts.drop_with_store(name)
-            if any(each != ALL for each in targets):
-                nbytes = 0 if stays else sizes[name].in_host(target)
-                store = share(nbytes, mine.part, self.device, mesh.whole)
-                if store:
-                    self.parts.stores[name] = store
             self._agreed[name] = _Agreed(part=held, sizes=sizes[name], resident=target)
+        if any(each != ALL for each in targets):
+            free(self.device)
+            self._share(mesh, {name: 0 if stays else sizes[name].in_host(target) for name in self.names}, mine.part)
         if target != ALL and not stays:
             log.warning("%s has no room for all of %s: %s", self.device, self.parts.name, self.note)
+
+    def _share(self, mesh: DeviceMesh, sizes: Mapping[str, int], part: int) -> None:
+        """Make the memory that blocks stream from, with ranks that hold the same part. Collective over the mesh."""
+        for name, nbytes in sizes.items():
+            store = share(nbytes, part, self.device, mesh.whole)
+            if store:
+                self.parts.stores[name] = store
 
     def _load(self, mesh: DeviceMesh, name: str, plans: dict[str, PlannedTransformer]) -> Family:
         agreed = self._agreed[name]
@@ -230,7 +238,7 @@ class Transformers:
         self.parts.memory.free_up(plan.nbytes + self._work, self.parts, ranks=mesh.whole.size)
         family = plan.fill(self.parts.stores.get(name))
         changes = WeightChanges(family.module, name, plan.class_name, plan.source, plan.slices, plan.blocks)
-        self.parts.track(family, changes)
+        self.parts.track(name, changes)
         return family
 
     def _plan(self, mesh: DeviceMesh, name: str, resident: int) -> PlannedTransformer:

@@ -1,7 +1,10 @@
 """What runs on a rank of a pool: an engine that is kept between tests, and requests to it."""
 
+import gc
 import os
+import weakref
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -77,6 +80,17 @@ def drop(rank: int, path: str, name: str, dropping: tuple[int, ...]) -> None:
     for key, components in engine(rank)._models.items():
         if key[0] == path and rank in dropping:
             components.parts.drop(name)
+
+
+def dropped_memory(rank: int, path: str) -> tuple[bool, int]:
+    """Free a model's transformer with the memory that it streams from; return whether it and how many maps are left."""
+    (parts,) = (components.parts for key, components in engine(rank)._models.items() if key[0] == path)
+    family = weakref.ref(parts._parts["transformer"])
+    inode = os.fstat(parts.stores["transformer"].descriptor).st_ino
+    parts.drop_with_store("transformer")
+    gc.collect()
+    maps = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
+    return family() is not None, sum(len(each) > 5 and "weights" in each[5] and int(each[4]) == inode for each in maps)
 
 
 def host_memory(rank: int, path: str) -> list[int]:

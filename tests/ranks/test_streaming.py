@@ -10,7 +10,7 @@ from parallel_backend.checkpoint.opening import open_checkpoint
 from parallel_backend.engine.validation import check_sample
 from parallel_backend.engine.working_memory import forward_bytes
 from parallel_backend.models.shared.patchify import pad_to_patch
-from parallel_backend.protocol.messages import Unload
+from parallel_backend.protocol.messages import EncodeText, Unload
 from parallel_backend.protocol.tensors import describe
 from tests.ranks import driver, requests, test_weight_changes
 from tests.ranks.requests import Case
@@ -143,3 +143,50 @@ def test_skipped_blocks_do_not_confuse_those_that_stream(pools, checkpoints, str
             padded = pad_to_patch(case.latent, CHANGED.patch)
             out = model(padded, case.timestep, case.text(int(branch)), return_dict=False)[0][:, :, :3, :5, :7]
         assert requests.relative_error(answers[0]["tensors"][branch], out) <= TOLERANCE
+
+
+@pytest.mark.parametrize("layout", ["ulysses=3", "data=3"])
+def test_a_rank_that_was_idle_sees_what_the_others_changed(pools, checkpoints, streaming, tmp_path, layout):
+    streaming(3)
+    path, model = checkpoints(heads=3, layers=7, seed=12), tiny.transformer(CHANGED)
+    overlay, replaced = write_overlay(tmp_path, model, [name for name in model.state_dict() if "blocks.3" in name])
+    check = partial(test_weight_changes.check, pools, path, 3, sizes=CHANGED)
+    check(layout, ((), ()))
+    check("ulysses=2", ((), ()), overlay, replaced)
+    check(layout, ((), ()))
+    check("ulysses=2", ((), ()), overlay, replaced)
+    check(layout, ((), ()), overlay, replaced)
+
+
+def test_what_streams_is_freed_with_its_memory(pools, checkpoints, streaming):
+    streaming(2)
+    path = checkpoints(heads=3, layers=7, seed=12)
+    message, tensors = requests.forward(requests.spec(path, "ulysses=2", ranks=2), Case())
+    pools(2).run(driver.handle, message, tensors)
+    assert pools(2).run(driver.dropped_memory, str(path)) == [(False, 0), (False, 0)]
+
+
+def test_a_layout_that_fits_leaves_no_memory_behind(pools, checkpoints, limit):
+    path, case = checkpoints(**LARGE), Case()
+    wanted = requests.stock_sample(SIZES, case)
+    limit(2, int(weights_of(SIZES) * 0.7) + work_of(path, "tensor=2", 2, case) * 5 // 4)
+    for layout, streams in (("ulysses=2", True), ("tensor=2", False), ("ulysses=2", True)):
+        answers = pools(2).run(driver.handle, *requests.sample(requests.spec(path, layout, ranks=2), case))
+        assert matches(answers, wanted)
+        assert [bool(note_of(answer, path)) for answer in answers] == [streams] * 2
+        assert [bool(held) for held in pools(2).run(driver.host_memory, str(path))] == [streams] * 2
+
+
+def test_ranks_agree_whatever_only_one_of_them_knows(pools, checkpoints):
+    """Rank 0 alone encodes text, which makes it know the model under another name than the others do."""
+    path = checkpoints(heads=4)
+    automatic, named = requests.spec(path, ranks=2), replace(requests.spec(path, ranks=2), dtype="float32")
+    text = {"ids": torch.tensor([[3, 4, 1]]), "lengths": torch.tensor([3])}
+    for message, given in (
+        (EncodeText(model=automatic), text),
+        requests.forward(named, Case()),
+        (Unload(model=named), {}),
+        requests.forward(automatic, Case()),
+    ):
+        answers = pools(2).run(driver.handle, message, given)
+        assert [answer["error"] for answer in answers] == [None, None]

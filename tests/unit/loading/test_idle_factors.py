@@ -54,7 +54,7 @@ def parts_of_a_model() -> Any:
 def test_a_full_device_costs_the_idle_ones_alone(read):
     module = nn.Sequential(nn.Linear(4, 4))
     parts = parts_of_a_model()
-    changes = parts._changes[module] = _Changes(module)
+    changes = parts._changes["transformer"] = _Changes(module)
     used, idle = (Adapter(path="", id=name, strength=1.0) for name in ("used", "idle"))
     changes.low_rank.use((used, idle))
     changes.low_rank.use((used,))
@@ -68,7 +68,7 @@ def test_a_full_device_costs_the_idle_ones_alone(read):
 def test_an_error_stays_one_where_nothing_is_idle():
     module = nn.Sequential(nn.Linear(4, 4))
     parts = parts_of_a_model()
-    parts._changes[module] = _Changes(module)
+    parts._changes["transformer"] = _Changes(module)
     parts._parts["transformer"] = module
     with pytest.raises(torch.OutOfMemoryError):
         parts.changed_by("transformer", lambda each: each.use((), None))

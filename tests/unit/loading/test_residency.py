@@ -16,7 +16,7 @@ from parallel_backend.loading.residency import (
 )
 
 GB = 10**9
-IN_GB = ("free", "freeable", "total", "limit", "whole", "least", "block", "work", "host_free", "host_idle")
+IN_GB = ("free", "freeable", "total", "limit", "whole", "least", "block", "work", "host_free", "host_idle", "host_own")
 
 
 def claim(**changed):
@@ -24,6 +24,7 @@ def claim(**changed):
     numbers = {
         "free": 23, "freeable": 0, "total": 24, "limit": 24, "device": 0, "whole": 41, "least": 3, "block": 1,
         "blocks": 40, "work": 4, "resident": UNDECIDED, "part": 0, "host": 7, "host_free": 100, "host_idle": 0,
+        "host_own": 0, "experts": 1,
     } | changed  # fmt: skip
     scaled = {name: int(value * GB) if name in IN_GB else value for name, value in numbers.items()}
     return TransformerClaim(needed=scaled["whole"], **scaled)
@@ -77,12 +78,18 @@ def test_what_the_ranks_agreed_on_stays_while_it_fits():
     assert decided(claim(resident=20)) == [15]
     assert decided(claim(resident=3), claim(resident=UNDECIDED, device=1)) == [15, 15]
     assert decided(claim(resident=ALL, free=1, freeable=22)) == [15]
+    for resident, whole in ((15, 41), (ALL, 18.5)):
+        assert decided(claim(resident=resident, whole=whole, free=22.99)) == [resident], (
+            "a little less room is no reason"
+        )
 
 
 def test_without_leave_to_stream_it_is_a_lack_of_room_unless_it_streams_already():
     with pytest.raises(NoRoom, match=r"^rank 0 \(cuda:0\) has room for 23.0 of 24.0 GB, .* take at least 45.0 GB"):
         decided(claim(), stream=False)
     assert decided(claim(resident=3), stream=False) == [3]
+    with pytest.raises(NoRoom, match=r"take at least 45\.0 GB"):
+        decided(claim(resident=15, free=19), stream=False)
     assert decided(claim(whole=18.5), stream=False) == [ALL]
 
 
@@ -107,16 +114,27 @@ def test_the_machine_needs_room_for_each_part_once():
     assert decided(*ranks) == [15] * 4
     with pytest.raises(InvalidRequest, match=r"take 41.0 GB: make 1.0 GB of the machine's memory free, from which "):
         decided(*(claim(device=i, part=i // 2, host_free=49) for i in range(4)))
-    idle = [claim(device=i, part=i // 2, host_free=30, host_idle=25) for i in range(4)]
+    idle = [claim(device=i, part=i // 2, host_free=30, host_idle=25 if i == 2 else 0) for i in range(4)]
     assert decided(*idle) == [15] * 4
     assert lacks_host_memory(idle, [15] * 4)
     assert not lacks_host_memory(ranks, [15] * 4)
     assert decided(claim(resident=3, host_free=0)) == [3], "what is there needs no more"
+    larger = {"resident": 8, "work": 14, "host_free": 20}
+    assert decided(claim(**larger, host_own=32)) == [2], "its own memory is made anew"
+    with pytest.raises(InvalidRequest, match=r"make 50\.0 GB of the machine's memory free"):
+        decided(claim(experts=2, host_free=0))
 
 
 def test_cpu_ranks_take_everything_from_the_machines_memory():
     cpu = {"device": -1, "total": 64, "limit": 64, "host_free": 50, "free": 50}
     assert decided(claim(**cpu)) == [ALL]
-    assert decided(*(claim(**(cpu | {"limit": 15})) for _ in range(2))) == [7, 7]
+    roomier = cpu | {"host_free": 60, "free": 60}
+    assert decided(*(claim(**roomier) for _ in range(2))) == [0, 0]
+    with pytest.raises(InvalidRequest, match=r"make 4\.0 GB of the machine's memory free"):
+        decided(*(claim(**cpu) for _ in range(2)))
     with pytest.raises(InvalidRequest, match="of the machine's memory free"):
-        decided(*(claim(**(cpu | {"limit": 15, "host_free": 45})) for _ in range(2)))
+        decided(claim(**(cpu | {"host_free": 40, "free": 40})))
+    limited = cpu | {"limit": 12}
+    assert decided(*(claim(**(limited | {"host_free": 70})) for _ in range(2))) == [4, 4]
+    with pytest.raises(InvalidRequest, match="of the machine's memory free"):
+        decided(*(claim(**limited) for _ in range(2)))

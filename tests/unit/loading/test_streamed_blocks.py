@@ -1,16 +1,19 @@
 """Blocks that stream: what computes is always there, whenever the device gets to it."""
 
 import os
+import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from parallel_backend.interfaces.family import Block
-from parallel_backend.loading.host_store import HostStore, share
+from parallel_backend.loading.host_store import BROKEN, HostStore, contents_of, share
 from parallel_backend.loading.partial import allocate
 from parallel_backend.loading.residency import SLOTS
 from parallel_backend.loading.streamed_blocks import StreamedBlocks
@@ -141,10 +144,8 @@ def test_changed_weights_are_copied_again():
     assert family.run([])[4] == 4
     streamed.homes["layers.4.weight"].fill_(9)
     assert family.run([])[4] == 4, "nobody said that it changed"
-    assert not streamed.changed
-    streamed.change()
+    streamed.change("another", lambda before: None)
     assert family.run([])[4] == 9
-    assert streamed.changed
 
 
 def test_weights_that_other_parts_need_stay():
@@ -163,7 +164,7 @@ def test_weights_that_other_parts_need_stay():
 def test_a_store_is_filled_once():
     store = share(64, 0, CPU, ALONE.whole)
     assert store is not None
-    other = HostStore(os.dup(store.descriptor), 64, CPU)
+    other = HostStore(os.open(f"/proc/self/fd/{store.descriptor}", os.O_RDWR), 64, CPU)
     filled: list[str] = []
 
     def fill(name: str, failing: bool = False) -> None:
@@ -178,6 +179,44 @@ def test_a_store_is_filled_once():
     store.fill(lambda: fill("second"))
     assert filled == ["fails", "first"]
     assert other.data.tolist() == [7] * 64
+
+
+def test_changed_contents_are_written_once_and_again_after_an_error():
+    store = share(64, 0, CPU, ALONE.whole)
+    assert store is not None
+    other = HostStore(os.open(f"/proc/self/fd/{store.descriptor}", os.O_RDWR), 64, CPU)
+    store.fill(lambda: None)
+    seen: list[bytes] = []
+    store.change("a", seen.append)
+    other.change("a", seen.append)
+    assert (seen, other.version) == ([contents_of("")], 3)
+    with pytest.raises(OSError, match="unreadable"):
+        other.change("b", Mock(side_effect=OSError("unreadable")))
+    store.change("a", seen.append)
+    other.change("", seen.append)
+    assert seen == [contents_of(""), BROKEN, contents_of("a")]
+
+
+def test_a_rank_waits_while_another_one_fills():
+    store = share(64, 0, CPU, ALONE.whole)
+    assert store is not None
+    other = HostStore(os.open(f"/proc/self/fd/{store.descriptor}", os.O_RDWR), 64, CPU)
+    order: list[str] = []
+
+    def wait() -> None:
+        other.fill(lambda: order.append("twice"))
+        order.append("waited")
+
+    waiting = threading.Thread(target=wait)
+
+    def fill() -> None:
+        waiting.start()
+        time.sleep(0.2)
+        order.append("filled")
+
+    store.fill(fill)
+    waiting.join(10)
+    assert order == ["filled", "waited"]
 
 
 def test_no_memory_is_made_for_a_rank_that_needs_none():
