@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -35,8 +35,7 @@ from ...parallel_backend.protocol.messages import (
 from ...parallel_backend.protocol.model_spec import ModelSpec
 from ...parallel_backend.protocol.status import LoadedModel, RankStatus
 from . import comfyui_models
-
-OnProgress = Callable[[Progress, dict[str, Tensor]], None]
+from .progress_text import OnProgress, shown_progress
 
 PHASES: dict[type[RankRequest], str] = {
     Forward: "sampling",
@@ -47,12 +46,6 @@ PHASES: dict[type[RankRequest], str] = {
     ReadWeights: "reading weights",
 }
 """The phase whose progress drives a request's progress bar; the loader's node shows it as the state."""
-
-WAIT_TEXTS: dict[str, str] = {
-    "queued": "waiting for another request",
-    "start": "starting ranks",
-    "loading": "loading weights",
-}
 
 UNLOAD_PATIENCE = 10.0
 """Seconds that an unload waits for its turn; the ranks may be busy with another client's request."""
@@ -213,7 +206,7 @@ class Handle:
         phase = PHASES[type(message)]
         self.show(phase)
         free_dropped()
-        progressed = self._show_progress(phase, on_progress)
+        progressed = shown_progress(phase, self.show, on_progress)
         shared = comfyui_models.shared_gpus(self.spec.devices, self.ranks)
         careful = replace(message, adapt=False) if shared and isinstance(message, Forward | Sample) else message
         with self._errors_for_comfyui():
@@ -223,8 +216,9 @@ class Handle:
                 unloaded = bool(shared) and comfyui_models.unload(shared)
                 if not unloaded and not (isinstance(error, NoRoom) and careful is not message):
                     raise
-                logging.warning("Parallel DiT: trying once more without ComfyUI's own models on these GPUs: %s", error)
-                self.show("out of memory: trying once more without ComfyUI's own models on these GPUs")
+                again = "trying once more without ComfyUI's own models on these GPUs"
+                logging.warning("Parallel DiT: %s: %s", again if unloaded else "fitting the weights", error)
+                self.show(f"out of memory: {again}" if unloaded else "fitting the weights into less memory")
                 return _call(message, tensors, progressed)
             finally:
                 if not isinstance(message, Forward | Sample):
@@ -237,23 +231,6 @@ class Handle:
         """
         if comfyui_models.shared_gpus(self.spec.devices, self.ranks):
             _unload(self.spec, only_cache=True)
-
-    def _show_progress(self, phase: str, on_progress: OnProgress | None) -> OnProgress:
-        """Return a callback that shows all progress on the loader's node and passes on that of ``phase``."""
-
-        def progressed(progress: Progress, extra: dict[str, Tensor]) -> None:
-            if progress.phase != phase:
-                if progress.phase in WAIT_TEXTS:
-                    loaded = progress.phase == "loading" and progress.value
-                    self.show(phase if loaded else WAIT_TEXTS[progress.phase])
-                return
-            note = f" ({progress.note})" if progress.note else ""
-            self.show(f"{phase} {progress.value}/{progress.total}{note}")
-            # On an interrupt the call ends by itself; ComfyUI's progress bar would raise in the middle of it.
-            if on_progress is not None and not comfy.model_management.processing_interrupted():
-                on_progress(progress, extra)
-
-        return progressed
 
     @contextmanager
     def _errors_for_comfyui(self) -> Iterator[None]:

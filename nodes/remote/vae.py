@@ -15,7 +15,8 @@ from torch import Tensor
 from ...parallel_backend.errors import InvalidRequest
 from ...parallel_backend.protocol.messages import Decode, Encode, Progress
 from ...parallel_backend.vaes import MIN_TILE, LatentScale
-from ..backend.connection import Handle, OnProgress, progress_bar
+from ..backend.connection import Handle, progress_bar
+from ..backend.progress_text import OnProgress
 from ..bridges.refusals import check_latent
 from .patcher import RemotePatcher, prepare_component, remote_patcher
 from .weightless_patcher import WeightlessPatcher

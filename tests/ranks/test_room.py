@@ -23,7 +23,7 @@ from tests.ranks.requests import Case
 from tests.ranks.test_refusals import refused
 from tests.support import tiny
 
-HEAD_DIM, LAYERS, MATRICES = 128, 2, 8
+HEAD_DIM, LAYERS, MATRICES = 128, 40, 8
 """Wan has eight square matrices in each layer's two attentions."""
 
 SECONDS = 60.0

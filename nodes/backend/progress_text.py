@@ -1,0 +1,40 @@
+"""A request's progress as the text of the loader's node."""
+
+from collections.abc import Callable
+
+import comfy.model_management
+from torch import Tensor
+
+from ...parallel_backend.protocol.messages import Progress
+
+OnProgress = Callable[[Progress, dict[str, Tensor]], None]
+
+WAIT_TEXTS: dict[str, str] = {
+    "queued": "waiting for another request",
+    "start": "starting ranks",
+    "loading": "loading weights",
+}
+
+
+def shown_progress(phase: str, show: Callable[[str], None], on_progress: OnProgress | None) -> OnProgress:
+    """Return a callback that shows all progress and passes on that of a phase.
+
+    Args:
+        phase: the phase.
+        show: shows a text on the node.
+        on_progress: takes the progress of the phase.
+    """
+
+    def progressed(progress: Progress, extra: dict[str, Tensor]) -> None:
+        if progress.phase != phase:
+            if progress.phase in WAIT_TEXTS:
+                loaded = progress.phase == "loading" and progress.value
+                show(phase if loaded else WAIT_TEXTS[progress.phase])
+            return
+        note = f" ({progress.note})" if progress.note else ""
+        show(f"{phase} {progress.value}/{progress.total}{note}")
+        # On an interrupt the call ends by itself; ComfyUI's progress bar would raise in the middle of it.
+        if on_progress is not None and not comfy.model_management.processing_interrupted():
+            on_progress(progress, extra)
+
+    return progressed
