@@ -68,7 +68,7 @@ def test_every_family_in_every_layout(pool, small, layout, family):
 @pytest.mark.parametrize("family", FIRSTS)
 @pytest.mark.parametrize(("layout", "text"), FEW)
 def test_ranks_without_tokens(pool, small, layout, text, family):
-    check(pool, small(family).forward(layout, text=text, few=True))
+    check(pool, small(family).forward(layout, text=text))
 
 
 @pytest.mark.parametrize("task", CODING)

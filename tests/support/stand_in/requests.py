@@ -22,7 +22,7 @@ LAYOUTS = (
     "ring=3 stale=previous", "ring=3 stale=none",
 )  # fmt: skip
 """Every strategy, on as many ranks as leave over tokens, heads and features of every family."""
-FEW = (("ulysses=3", 1), ("ring=3", 1), ("tensor=2 ring=2", 2))
+FEW = (("ulysses=3", 1), ("tensor=2 ring=2", 2))
 """Layouts for one image token and so many text tokens: some ranks have none."""
 
 Request = tuple[RankRequest, Mapping[str, Tensor]]
@@ -55,21 +55,31 @@ class Small:
     path: Path
     ranks: int = RANKS
 
-    def loop(self, layout: str, *, steps: int = 3, **options: Any) -> Request:
-        """Return a step loop with two branches of different texts, if the variant has such, and two samples."""
+    def loop(self, layout: str, *, steps: int = 0, **options: Any) -> Request:
+        """Return a step loop with two branches of different texts, if the variant has such, and two samples.
+
+        By default it has a step of each kind: one that is exact, one whose keys and values are sent for later, and the
+        last one.
+        """
+        steps = steps or (3 if layout_of(layout).adapts else 2)
         sigmas = tuple(1 - step / steps for step in range(steps + 1))
         loop = Loop(class_name=self.class_name, variant=self.variant, layout=layout_of(layout), sigmas=sigmas)
         chosen: dict[str, Any] = {"sampler": "euler", "cfg": 3.0, "branches": 2, "timestep_scale": 1.0} | options
         return Sample(model=self._spec(layout), **chosen), loop.tensors()
 
-    def forward(self, layout: str, *, branches: int = 2, text: int | None = None, few: bool = False) -> Request:
-        """Return a forward of branches of equal texts and two samples; with ``few``, of one image token."""
-        size, text = examples.smallest_size(self.class_name, self.variant, text or 1) if few else (None, text)
+    def forward(self, layout: str, *, text: int | None = None) -> Request:
+        """Return a forward of two samples, of a branch for each group of cfg.
+
+        With ``text``, it has so many text tokens and a single image token, if the variant has such.
+        """
+        size = None
+        if text is not None:
+            size, text = examples.smallest_size(self.class_name, self.variant, text)
         inputs = [
             examples.inputs(self.class_name, self.variant, batch=2, size=size, text=text, seed=i)
-            for i in range(branches)
+            for i in range(layout_of(layout).cfg)
         ]
-        return Forward(model=self._spec(layout), branches=branches), examples.branches(inputs)
+        return Forward(model=self._spec(layout), branches=len(inputs)), examples.branches(inputs)
 
     def _spec(self, layout: str) -> ModelSpec:
         return ModelSpec(path=str(self.path), devices=devices(self.ranks), layout=layout_of(layout))
