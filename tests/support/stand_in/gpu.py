@@ -4,13 +4,16 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from datetime import timedelta
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import torch
 import torch.distributed as dist
-from torch.distributed import ProcessGroupGloo
+from torch.distributed import PrefixStore, ProcessGroupGloo  # type: ignore[attr-defined]
+from torch.distributed.distributed_c10d import _get_default_store
 
+from .generators import StandInGenerator
 from .recorder import Recorder
 from .streams import Streams
 from .tensor import selectable
@@ -44,6 +47,7 @@ class Gpu:
         self._stack.enter_context(selectable())
         for name, function in self._functions().items():
             self._stack.enter_context(mock.patch.object(torch.cuda, name, function))
+        self._stack.enter_context(mock.patch.object(torch, "Generator", StandInGenerator))
         batched = partial(self.recorder.batched, dist.batch_isend_irecv)
         self._stack.enter_context(mock.patch.object(dist, "batch_isend_irecv", batched))
         self._stack.enter_context(self.recorder)
@@ -59,6 +63,7 @@ class Gpu:
             "_lazy_init": lambda: None,
             "Event": streams.Event,
             "Stream": streams.Stream,
+            "cudart": lambda: SimpleNamespace(cudaHostRegister=_succeed, cudaHostUnregister=_succeed),
             "current_device": lambda: self.recorder.device.index,
             "current_stream": streams.current,
             "empty_cache": lambda: None,
@@ -80,16 +85,20 @@ class Gpu:
         }
 
 
-def join(rank: int, folder: str) -> None:
+def _succeed(*_: Any) -> int:
+    return 0
+
+
+def join() -> None:
     """Make the default group anew, with another backend for the tensors of GPUs.
 
     The backend is gloo, which gets the CPU tensors of stand-ins, under a name with NCCL's in it.
     """
     if _BACKEND not in dist.Backend.backend_list:
         dist.Backend.register_backend(_BACKEND, ProcessGroupGloo, devices=["cuda"])
-    size = dist.get_world_size()
+    rank, size, store = dist.get_rank(), dist.get_world_size(), _get_default_store()
     dist.destroy_process_group()
     dist.init_process_group(
-        f"cpu:gloo,cuda:{_BACKEND}", init_method=f"file://{folder}/stand-in", rank=rank, world_size=size,
+        f"cpu:gloo,cuda:{_BACKEND}", store=PrefixStore("stand-in", store), rank=rank, world_size=size,
         timeout=timedelta(seconds=60),
     )  # fmt: skip

@@ -34,18 +34,20 @@ class Answer:
     notes: Notes
 
 
-def start(rank: int, folder: str) -> None:
-    """Give this rank a GPU and an engine on it."""
-    join(rank, folder)
-    gpu = Gpu(rank)
-    with gpu:
-        device = torch.device("cuda", rank)
-        _STATE.append((gpu, Engine(rank=rank, world_size=dist.get_world_size(), device=device)))
+def gpu_and_engine(rank: int) -> tuple[Gpu, Engine]:
+    """This rank's GPU, and its engine."""
+    if not _STATE:
+        join()
+        gpu = Gpu(rank)
+        with gpu:
+            device = torch.device("cuda", rank)
+            _STATE.append((gpu, Engine(rank=rank, world_size=dist.get_world_size(), device=device)))
+    return _STATE[0]
 
 
 def handle(rank: int, message: RankRequest, tensors: Mapping[str, Tensor]) -> Answer:
     """Carry a request out on the stand-in GPU."""
-    ((gpu, engine),) = _STATE
+    gpu, engine = gpu_and_engine(rank)
     gpu.recorder.begin()
     reply: dict[str, Any] = {}
     refusal = ""

@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import rules
 from .exchanges import parts_of
+from .generators import is_on_gpu
 from .kernels import REPLACED
 from .notes import Exchange, Notes, Part, Wait, here
 from .streams import Order
@@ -43,7 +44,7 @@ class Recorder(TorchDispatchMode):
         return False  # nothing is compiled here, and importing dynamo takes seconds
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        options = kwargs or {}
+        args, options, asked = self._with_devices(args, kwargs or {})
         if func is torch.ops.prim.device.default:
             return args[0].device
         if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
@@ -52,13 +53,13 @@ class Recorder(TorchDispatchMode):
             return NotImplemented  # a DTensor, which runs the operator on what it holds
         tensors = _tensors((args, options))
         on_gpu = [tensor for tensor in tensors if isinstance(tensor, StandIn)]
-        if not on_gpu and not _is_gpu(options.get("device")) and func.namespace != "c10d":
+        if not on_gpu and not _is_gpu(asked) and func.namespace != "c10d":
             return func(*args, **options)
         if func not in REPLACED and _is_composite(func):
             with self:
                 return func.decompose(*args, **options)
         self._note(func, args, options, tensors, on_gpu)
-        device = self._device_of_result(options.get("device"), on_gpu)
+        device = asked or (self.device if on_gpu else _CPU)
         return _run(REPLACED.get(func, func), args, options, tensors, device)
 
     def begin(self) -> None:
@@ -93,9 +94,12 @@ class Recorder(TorchDispatchMode):
             return
         self.notes.operators += 1
         on_cpu = [each for each in tensors if not isinstance(each, StandIn) and each.device.type == "cpu"]
+        shapes = ", ".join(f"{tensor.device} {list(tensor.shape)}" for tensor in tensors)
         if rules.is_mixed(func, on_gpu, on_cpu) or any(each.claimed != self.device for each in on_gpu):
-            shapes = ", ".join(f"{tensor.device} {list(tensor.shape)}" for tensor in tensors)
             self.notes.mixed.append(f"{func} on {shapes} in {here()}")
+        generator = options.get("generator")
+        if generator is not None and not is_on_gpu(generator):
+            self.notes.mixed.append(f"{func} on {shapes or 'a GPU'} with a generator on the CPU in {here()}")
         why = rules.wait_of(func, args, options) or rules.copy_of(func, args, options, on_gpu, on_cpu)
         if why:
             self.order.synchronised(self.order.current)
@@ -125,11 +129,18 @@ class Recorder(TorchDispatchMode):
         )
         return number
 
-    def _device_of_result(self, asked: Any, on_gpu: Sequence[Tensor]) -> torch.device:
+    def _with_devices(
+        self, args: tuple[Any, ...], options: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any], torch.device | None]:
+        """Return arguments whose GPU has a number, and the device that they ask for."""
+        asked = options.get("device") or next((each for each in args if isinstance(each, torch.device)), None)
         if asked is None:
-            return on_gpu[0].device if on_gpu else _CPU
-        device = torch.device(asked)
-        return self.device if device.type == "cuda" and device.index is None else device
+            return args, options, None
+        if asked.type == "cuda" and asked.index is None:
+            args = tuple(self.device if isinstance(each, torch.device) else each for each in args)
+            options = {name: self.device if name == "device" and each else each for name, each in options.items()}
+            asked = self.device
+        return args, options, asked
 
 
 class _Waited:

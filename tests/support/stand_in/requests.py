@@ -3,22 +3,22 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from parallel_backend.checkpoint.opening import open_checkpoint
+from parallel_backend.interfaces.geometry import LATENT, TIMESTEP
 from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.protocol.messages import Decode, Encode, Forward, RankRequest, Sample
 from parallel_backend.protocol.model_spec import Devices, ModelSpec
 from parallel_backend.vaes import vae_of
 from parallel_backend.verify.forward import examples
-from parallel_backend.verify.loops.run import Loop
 
 RANKS = 4
+HYBRID = "ring=2 ulysses=2"
 LAYOUTS = (
-    "ulysses=3", "ring=3", "ring=2 ulysses=2", "cfg=2 data=2", "tensor=3", "ring=3 shard_weights", "pipe=2 ring=2",
+    "ulysses=3", "ring=3", HYBRID, "cfg=2 data=2", "tensor=3", "ring=3 shard_weights", "pipe=2 ring=2",
     "ring=3 stale=previous", "ring=3 stale=none",
 )  # fmt: skip
 """Every strategy, on as many ranks as leave over tokens, heads and features of every family."""
@@ -55,20 +55,30 @@ class Small:
     path: Path
     ranks: int = RANKS
 
-    def loop(self, layout: str, *, steps: int = 0, **options: Any) -> Request:
-        """Return a step loop with two branches of different texts, if the variant has such, and two samples.
+    def loop(self, layout: str, *, steps: int = 0, texts_differ: bool = False) -> Request:
+        """Return a step loop with guidance and two samples.
 
-        By default it has a step of each kind: one that is exact, one whose keys and values are sent for later, and the
-        last one.
+        Args:
+            layout: the layout.
+            steps: number of steps; 0 for one of each kind that the layout knows: an exact one, one whose keys and
+                values are used later, and the last one.
+            texts_differ: whether the branches' texts differ in length, if the variant allows it. Then they are no
+                batch.
         """
-        steps = steps or (3 if layout_of(layout).adapts else 2)
-        sigmas = tuple(1 - step / steps for step in range(steps + 1))
-        loop = Loop(class_name=self.class_name, variant=self.variant, layout=layout_of(layout), sigmas=sigmas)
-        chosen: dict[str, Any] = {"sampler": "euler", "cfg": 3.0, "branches": 2, "timestep_scale": 1.0} | options
-        return Sample(model=self._spec(layout), **chosen), loop.tensors()
+        steps = steps or (3 if layout_of(layout).stale == "previous" or layout_of(layout).pipe > 1 else 2)
+        variant = examples.variant(self.class_name, self.variant)
+        shorter = variant.text - (2 if texts_differ and not variant.fixed_text else 0)
+        tensors = {"sigmas": torch.linspace(1, 0, steps + 1)}
+        for i, text in enumerate((variant.text, shorter)):
+            inputs = examples.inputs(self.class_name, self.variant, batch=2, text=text, seed=i)
+            tensors |= {"x": inputs[LATENT]} | {
+                f"{i}.{name}": value for name, value in inputs.items() if name not in (LATENT, TIMESTEP)
+            }
+        message = Sample(model=self._spec(layout), sampler="euler", cfg=3.0, branches=2, timestep_scale=1.0)
+        return message, tensors
 
-    def forward(self, layout: str, *, text: int | None = None) -> Request:
-        """Return a forward of two samples, of a branch for each group of cfg.
+    def forward(self, layout: str, *, text: int | None = None, branches: int = 0) -> Request:
+        """Return a forward of two samples, by default of a branch for each group of cfg.
 
         With ``text``, it has so many text tokens and a single image token, if the variant has such.
         """
@@ -77,7 +87,7 @@ class Small:
             size, text = examples.smallest_size(self.class_name, self.variant, text)
         inputs = [
             examples.inputs(self.class_name, self.variant, batch=2, size=size, text=text, seed=i)
-            for i in range(layout_of(layout).cfg)
+            for i in range(branches or layout_of(layout).cfg)
         ]
         return Forward(model=self._spec(layout), branches=len(inputs)), examples.branches(inputs)
 

@@ -50,6 +50,15 @@ class StandIn(Tensor):
             return args[0].claimed
         raise AssertionError(f"{func} runs on a stand-in tensor outside of a recording")
 
+    def new_tensor(  # type: ignore[override]
+        self, data: Any, *, dtype: torch.dtype | None = None, **options: Any
+    ) -> Tensor:
+        """See ``Tensor.new_tensor``, which asks what selects GPUs for the current one."""
+        return torch.tensor(data, dtype=dtype or self.dtype, device=self.claimed, **options)
+
+    def record_stream(self, stream: Any) -> None:
+        """See ``Tensor.record_stream``, which takes only streams of CUDA."""
+
     def tolist(self) -> Any:
         """See ``Tensor.tolist``, which torch refuses for subclasses."""
         return self.cpu().tolist()
