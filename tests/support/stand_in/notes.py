@@ -90,7 +90,7 @@ class Notes:
     Attributes:
         mixed: operators with tensors of several devices that torch refuses.
         waits: where the host waits for the GPU, in order.
-        marks: how many waits there were at each progress report.
+        marks: how many waits there were at each progress report, but for loading. Rank 0 alone reports.
         exchanges: what the rank starts to exchange, in order.
         operators: number of operators that ran on stand-in tensors.
     """
@@ -100,6 +100,12 @@ class Notes:
     marks: list[int] = field(default_factory=list)
     exchanges: list[Exchange] = field(default_factory=list)
     operators: int = 0
+
+    @property
+    def part(self) -> list[Wait]:
+        """The waits between two progress reports, where there are most of them."""
+        parts = [self.waits[start:end] for start, end in zip(self.marks, self.marks[1:], strict=False)]
+        return max(parts, key=len)
 
 
 def here() -> str:

@@ -57,7 +57,7 @@ def handle(rank: int, message: RankRequest, tensors: Mapping[str, Tensor]) -> An
                 message,
                 describe(tensors),
                 tensors if rank == 0 else None,
-                report=lambda progress, extra: gpu.recorder.mark(),
+                report=gpu.recorder.report,
                 cancelled=lambda: False,
             )
         except InvalidRequest as error:

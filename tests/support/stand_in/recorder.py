@@ -9,6 +9,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from parallel_backend.protocol.messages import Progress
+
 from . import rules
 from .exchanges import parts_of
 from .generators import is_on_gpu
@@ -66,9 +68,10 @@ class Recorder(TorchDispatchMode):
         """Note in a new ``Notes`` from now on. What was started before is complete."""
         self.notes, self._first = Notes(), self._started
 
-    def mark(self) -> None:
-        """Note a progress report."""
-        self.notes.marks.append(len(self.notes.waits))
+    def report(self, progress: Progress, _: object) -> None:
+        """Note a progress report of anything but loading."""
+        if progress.phase != "loading":
+            self.notes.marks.append(len(self.notes.waits))
 
     def waits(self, why: str, op: str) -> None:
         """Note that the host waits for the GPU."""
@@ -79,11 +82,10 @@ class Recorder(TorchDispatchMode):
         self._batch = []
         try:
             works = start(ops)
+        finally:  # also of what gloo refuses
             groups = {group.group_name: group for group, _, _ in self._batch}
             (group,), parts = groups.values(), [(part, tensor) for _, part, tensor in self._batch]
-        finally:
-            self._batch = None
-        number = self._exchange(group, parts)
+            self._batch, number = None, self._exchange(group, parts)
         return [_Waited(works, partial(self.order.waited, number, on_gpu=ops[0].tensor.is_cuda))]
 
     def _note(
@@ -94,16 +96,19 @@ class Recorder(TorchDispatchMode):
             return
         self.notes.operators += 1
         on_cpu = [each for each in tensors if not isinstance(each, StandIn) and each.device.type == "cpu"]
-        shapes = ", ".join(f"{tensor.device} {list(tensor.shape)}" for tensor in tensors)
-        if rules.is_mixed(func, on_gpu, on_cpu) or any(each.claimed != self.device for each in on_gpu):
-            self.notes.mixed.append(f"{func} on {shapes} in {here()}")
         generator = options.get("generator")
-        if generator is not None and not is_on_gpu(generator):
-            self.notes.mixed.append(f"{func} on {shapes or 'a GPU'} with a generator on the CPU in {here()}")
+        if rules.is_mixed(func, on_gpu, on_cpu) or any(each.claimed != self.device for each in on_gpu):
+            self._note_mixed(func, tensors)
+        elif generator is not None and not is_on_gpu(generator):
+            self._note_mixed(f"{func} with a generator on the CPU", tensors)
         why = rules.wait_of(func, args, options) or rules.copy_of(func, args, options, on_gpu, on_cpu)
         if why:
             self.order.synchronised(self.order.current)
             self.waits(why, str(func))
+
+    def _note_mixed(self, what: Any, tensors: Sequence[Tensor]) -> None:
+        shapes = ", ".join(f"{tensor.device} {list(tensor.shape)}" for tensor in tensors)
+        self.notes.mixed.append(f"{what} on {shapes} in {here()}")
 
     def _note_exchange(self, func: Any, args: Any) -> None:
         group, parts = parts_of(rules.name_of(func), args)
