@@ -24,12 +24,19 @@ class KeyMask:
     indices: tuple[Tensor, ...]
 
     @classmethod
-    def of(cls, mask: Tensor | None) -> "KeyMask | None":
-        """Convert a mask ``[B, keys]`` (bool, True for keys that may be attended to); None if no key is masked."""
-        if mask is None or bool(mask.all()):
+    def of(cls, mask: Tensor, device: torch.device) -> "KeyMask | None":
+        """Convert a mask; None if no key is masked.
+
+        Args:
+            mask: bool ``[B, keys]``, True for keys that may be attended to. It is on the CPU, where its values can be
+                read without waiting for a GPU.
+            device: where the keys are.
+        """
+        if bool(mask.all()):
             return None
         same_for_all = bool((mask == mask[:1]).all())
-        return cls(tuple(row.nonzero()[:, 0] for row in (mask[:1] if same_for_all else mask)))
+        rows = mask[:1] if same_for_all else mask
+        return cls(tuple(row.nonzero()[:, 0].to(device, non_blocking=True) for row in rows))
 
     def for_batch(self, batch: int, sample: int | None) -> tuple[Tensor, ...]:
         """Return the indices for all ``batch`` samples, or only those of ``sample``."""

@@ -65,9 +65,7 @@ def attention(
     """Exact attention over all tokens of ``streams``, on all ranks of the sequence."""
     ulysses = mesh.axes["ulysses"].size
     blocks = _ring_blocks(split.tokens(streams), ulysses)
-    by_rank = split.masks(masks, streams)
-    by_block = [by_rank[i : i + ulysses] for i in range(0, split.axis.size, ulysses)] if by_rank else []
-    key_masks = [KeyMask.of(torch.cat(block, dim=1)) for block in by_block] or [None] * len(blocks)
+    key_masks = _key_masks(split, streams, masks, ulysses) or [None] * len(blocks)
     inner: Attention = LocalAttention(kernel, key_masks[0])
     if len(blocks) > 1:
         inner = RingAttention(mesh.axes["ring"], [block.total for block in blocks], key_masks, kernel)
@@ -109,13 +107,26 @@ def with_ulysses(mesh: DeviceMesh, split: TokenSplit, streams: Sequence[str], in
 
 def row_mask(split: TokenSplit, streams: Sequence[str], masks: Mapping[str, Tensor]) -> KeyMask | None:
     """Which tokens of the whole row, on all ranks, may be attended to; None if all may be."""
-    by_rank = split.masks(masks, streams)
-    return KeyMask.of(torch.cat(by_rank, dim=1)) if by_rank else None
+    (mask,) = _key_masks(split, streams, masks, split.axis.size) or [None]
+    return mask
 
 
 def tokens_by_ring_rank(mesh: DeviceMesh, split: TokenSplit, streams: Sequence[str]) -> list[int]:
     """Number of tokens at each place on the ring."""
     return [block.total for block in _ring_blocks(split.tokens(streams), mesh.axes["ulysses"].size)]
+
+
+def _key_masks(
+    split: TokenSplit, streams: Sequence[str], masks: Mapping[str, Tensor], ranks: int
+) -> list[KeyMask | None]:
+    """The tokens of each ``ranks`` successive ranks that may be attended to; empty if no stream has a mask.
+
+    The masks are copied to the CPU once, since the host would wait for a GPU for each number that it reads there.
+    """
+    devices = [masks[name].device for name in streams if name in masks]
+    by_rank = split.masks({name: masks[name].cpu() for name in streams if name in masks}, streams) or []
+    starts = range(0, len(by_rank), ranks)
+    return [KeyMask.of(torch.cat(by_rank[start : start + ranks], dim=1), devices[0]) for start in starts]
 
 
 def _ring_blocks(tokens: Partition, ulysses: int) -> list[Partition]:

@@ -169,7 +169,10 @@ class PixArt(Family):
             return None
         latent = inputs[LATENT]
         height, width = latent.shape[2:]
-        sides = torch.tensor([[height * _PIXELS, width * _PIXELS]], dtype=torch.float32, device=latent.device)
+        # Filled on the device: a tensor of numbers would be copied there, for which the host waits for the GPU.
+        sides = torch.cat(
+            [latent.new_full((1, 1), side * _PIXELS, dtype=torch.float32) for side in (height, width)], dim=1
+        )
         defaults = {"resolution": sides, "aspect_ratio": sides[:, :1] / sides[:, 1:]}
         return {name: inputs.get(name, value.expand(len(latent), -1)) for name, value in defaults.items()}
 

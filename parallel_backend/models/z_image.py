@@ -127,9 +127,10 @@ class ZImage(Family):
         )
         for layer in module.context_refiner:
             text = layer(text, text_mask, text_rope)
-        length = _padded_length(inputs["encoder_hidden_states"].shape[1])
-        lengths = torch.tensor([len(caption) for caption in captions], device=text.device)
-        masks = {TEXT: torch.arange(length, device=text.device) < lengths[:, None]} if TEXT_MASK in inputs else {}
+        length, masks = _padded_length(inputs["encoder_hidden_states"].shape[1]), {}
+        if TEXT_MASK in inputs:
+            places = torch.arange(length, device=text.device)
+            masks = {TEXT: torch.stack([places < len(caption) for caption in captions])}
         temb = module.t_embedder(self._time(inputs) * module.t_scale).type_as(image)
         return State(
             streams={TEXT: _pad_rows(text, length), IMAGE: image},

@@ -1,0 +1,26 @@
+"""Every family in every layout on stand-in GPUs: nothing that CUDA or NCCL refuses, and nothing that hangs."""
+
+import pytest
+
+from scripts.synchronisations import PAGE, numbers
+from tests.ranks.stand_in.first_variants import FIRSTS
+from tests.support.stand_in.requests import FEW, HYBRID, LAYOUTS
+
+COUNTS = numbers(PAGE.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("family", FIRSTS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_loop_and_forward(check, small, layout, family):
+    answers = check(small(family).loop(layout, texts_differ=layout == HYBRID))
+    if "pipe" not in layout:  # which prepares each patch when it first streams
+        _, of_a_step = COUNTS[f"{family} {FIRSTS[family][1]}"]
+        assert len(answers[0].notes.part) <= of_a_step, answers[0].notes.part
+    if "stale" not in layout:  # a single call is exact, as in the layout without it
+        check(small(family).forward(layout))
+
+
+@pytest.mark.parametrize("family", FIRSTS)
+@pytest.mark.parametrize(("layout", "text"), FEW)
+def test_ranks_without_tokens(check, small, layout, text, family):
+    check(small(family).forward(layout, text=text))

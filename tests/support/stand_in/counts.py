@@ -1,0 +1,67 @@
+"""How often the host waits for the GPU, on one rank: in a forward, in a step of a loop, in a part of a VAE's work."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from parallel_backend.engine.engine import Engine
+from parallel_backend.protocol.messages import RankRequest
+from parallel_backend.protocol.tensors import describe
+from parallel_backend.verify.forward import examples
+from parallel_backend.verify.vae import kinds
+from parallel_backend.verify.vae.kinds import KINDS
+
+from .gpu import Gpu
+from .notes import Notes, Wait
+from .requests import CODING, Small
+
+NARROW = 8
+_FRAMES = 7
+"""Latent frames of a video, which is three parts or more of every VAE: the host does not wait after the last one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counts:
+    """Where the host waits, by the kind of work."""
+
+    by_work: Mapping[str, Sequence[Wait]]
+
+
+class _Rank:
+    """One rank with a stand-in GPU."""
+
+    def __init__(self) -> None:
+        self._gpu = Gpu(0)
+        with self._gpu:
+            self._engine = Engine(rank=0, world_size=1, device=self._gpu.recorder.device)
+
+    def handle(self, message: RankRequest, tensors: Mapping[str, Tensor]) -> tuple[Notes, dict[str, Tensor]]:
+        """Return what is noted of a request, and the reply."""
+        recorder = self._gpu.recorder
+        recorder.begin()
+        with self._gpu:
+            reply = self._engine.handle(
+                message, describe(tensors), tensors, report=recorder.report, cancelled=lambda: False
+            )
+        return recorder.notes, reply
+
+
+def of_family(class_name: str, variant: str, folder: Path) -> Counts:
+    """Count in a forward, apart from the copies of its inputs and its predictions, and in the last step of a loop."""
+    path = examples.write_checkpoint(folder, examples.module(class_name, variant))
+    small, rank = Small(class_name=class_name, variant=variant, path=path, ranks=1), _Rank()
+    loop, _ = rank.handle(*small.loop("", steps=2, texts_differ=True))  # it also loads the weights
+    forward, tensors = small.forward("", branches=2)
+    notes, reply = rank.handle(forward, tensors)
+    inside = notes.waits[len(tensors) : len(notes.waits) - len(reply)]
+    return Counts(by_work={"forward": inside, "step": loop.part})
+
+
+def of_vae(kind: str, folder: Path) -> Counts:
+    """Count in a part of a decode and of an encode."""
+    path = kinds.write(folder, KINDS[kind].module(NARROW))
+    rank, size = _Rank(), {"frames": _FRAMES, "rows": 2, "columns": 2}
+    asked = {task: request(path, ranks=1, **size) for task, request in CODING.items()}
+    return Counts(by_work={task: rank.handle(*request)[0].part for task, request in asked.items()})

@@ -1,0 +1,43 @@
+"""The host waits for a GPU no more often than docs/synchronisations.md says, and the page is up to date."""
+
+from unittest import mock
+
+import pytest
+
+from parallel_backend.interfaces.geometry import IMAGE
+from parallel_backend.models.sd3 import SD3
+from scripts import synchronisations
+from scripts.synchronisations import PAGE, grown, page
+from tests.support.stand_in import counts
+
+SMALL = ("SD3Transformer2DModel", "sd3 medium")
+
+
+@pytest.fixture(scope="module")
+def counted():
+    """All counts."""
+    return list(synchronisations.count_all())
+
+
+def test_there_are_no_more_waits(counted):
+    assert grown(PAGE.read_text(encoding="utf-8"), counted) == []
+
+
+def test_the_page_is_up_to_date(counted):
+    assert page(counted) == PAGE.read_text(encoding="utf-8"), "run python -m scripts.synchronisations --write"
+
+
+def test_one_more_wait_is_found_and_needs_a_reason(tmp_path):
+    head = SD3.head
+
+    def reading(family, state):
+        state.streams[IMAGE].sum().item()
+        return head(family, state)
+
+    with mock.patch.object(SD3, "head", reading):
+        found = [("sd3 sd3 medium", counts.of_family(*SMALL, tmp_path / "model"))]
+    forward, step = grown(PAGE.read_text(encoding="utf-8"), found)
+    assert forward.startswith("sd3 sd3 medium, forward: 1 waits instead of 0: reads a number")
+    assert step.startswith("sd3 sd3 medium, step: 3 waits instead of 1")
+    with pytest.raises(LookupError, match="nothing says why the host waits"):
+        page(found)
