@@ -31,7 +31,9 @@ def check(gpus: Pool) -> Check:
     def run(request: Request) -> Sequence[Answer]:
         answers: list[Answer] = gpus.run(ranks.handle, *request)
         assert {answer.refusal for answer in answers} == {""}
-        assert faults([answer.notes for answer in answers]) == []
+        # The stages of a pipeline are at different places of the latent, and have a group for each direction.
+        in_one_order = getattr(request[0].model.layout, "pipe", 1) == 1
+        assert faults([answer.notes for answer in answers], in_one_order=in_one_order) == []
         results = answers[0].tensors
         assert results
         assert all(bool(torch.isfinite(each).all()) for each in results.values())

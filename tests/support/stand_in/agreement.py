@@ -2,7 +2,7 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from itertools import zip_longest
+from itertools import combinations, zip_longest
 from typing import NamedTuple
 
 import torch
@@ -29,12 +29,19 @@ class Way(NamedTuple):
         return f"from rank {self.sender} to rank {self.receiver} in group {self.group}"
 
 
-def faults(by_rank: Sequence[Notes]) -> list[str]:
-    """Return what is wrong with what the ranks have noted, each fault once."""
+def faults(by_rank: Sequence[Notes], *, in_one_order: bool = True) -> list[str]:
+    """Return what is wrong with what the ranks have noted, each fault once.
+
+    Args:
+        by_rank: what was noted.
+        in_one_order: whether any two ranks must start what they exchange in the same order over all groups, too. NCCL
+            promises progress without it only while a GPU has room for the kernels of all groups at once.
+    """
     exchanges = [notes.exchanges for notes in by_rank]
     found = [f"rank {rank}: {text}" for rank, notes in enumerate(by_rank) for text in _alone(notes, rank)]
     found = found or [*_unmatched_messages(exchanges), *_unmatched_collectives(exchanges)]
-    counted = Counter(found or stuck(exchanges))
+    found = found or stuck(exchanges) or list(_unlike_orders(exchanges) if in_one_order else ())
+    counted = Counter(found)
     return [text if count == 1 else f"{text} ({count} times)" for text, count in counted.items()]
 
 
@@ -89,6 +96,26 @@ def _unmatched_collectives(exchanges: Sequence[Sequence[Exchange]]) -> Iterator[
                 listed = ", ".join(f"{text} on rank {rank}" for rank, text in zip(ranks, each, strict=True))
                 yield f"collective {number} in group {group}: {listed}"
                 break
+
+
+def _unlike_orders(exchanges: Sequence[Sequence[Exchange]]) -> Iterator[str]:
+    """Two ranks that start exchanges with each other in different orders over their groups."""
+    for one, other in combinations(range(len(exchanges)), 2):
+        orders = [
+            [each.group for each in exchanges[rank] if each.on_gpu and _meets(each, peer)]
+            for rank, peer in ((one, other), (other, one))
+        ]
+        number = next((i for i, groups in enumerate(zip(*orders, strict=False)) if len(set(groups)) > 1), None)
+        if number is not None:
+            groups = " and ".join(order[number] for order in orders)
+            yield f"exchange {number} of ranks {one} and {other} is in groups {groups}"
+
+
+def _meets(exchange: Exchange, peer: int) -> bool:
+    """Whether a rank takes part in the other side of an exchange."""
+    if exchange.parts[0].is_message:
+        return any(part.peer == peer for part in exchange.parts)
+    return peer in exchange.ranks
 
 
 def _values(part: Part) -> str:

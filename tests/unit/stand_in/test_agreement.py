@@ -91,8 +91,16 @@ def test_a_message_on_the_cpu_does_not_match_one_on_gpus():
     ],
 )  # fmt: skip
 def test_what_never_ends(exchanges, ends):
-    listed = found(*exchanges)
-    assert [each.split(" in group")[0] for each in listed] == [] if ends else len(listed) == 2, listed
+    listed = faults([Notes(exchanges=list(own)) for own in exchanges], in_one_order=False)
+    assert [each.startswith(f"rank {rank} never ends") for rank, each in enumerate(listed)] == (
+        [] if ends else [True] * 2
+    )
+
+
+def test_two_groups_in_another_order_are_told():
+    crossed = [[summed(0), replace(summed(0), group="2")], [replace(summed(1), group="2"), summed(1)]]
+    assert found(*crossed) == ["exchange 0 of ranks 0 and 1 is in groups 1 and 2"]
+    assert faults([Notes(exchanges=own) for own in crossed], in_one_order=False) == []
 
 
 def test_exchanges_on_the_cpu_need_no_order():
