@@ -1,17 +1,19 @@
-"""The host's memory that a model file takes on several ranks: ``python -m parallel_backend bench-memory``.
+"""The memory that a model file takes on several ranks: ``python -m parallel_backend bench-memory``.
 
 Sums the proportional memory (``Pss`` in proc(5)) of this process, the supervisor and two CPU ranks, in which the pages
-of the file count once while they are mapped. The peak of loading a large file and of a forward, less that of the same
-with a small one, is compared with the file's size.
+of the file count once while they are mapped, or what all processes use of two GPUs. The peak of loading a large file
+and of a forward, less that of the same with a small one, is compared with the file's size.
 """
 
 import os
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import torch
 
@@ -19,14 +21,16 @@ from .. import processes
 from ..client import devices
 from ..client.client import Client
 from ..client.temporary_backend import temporary_backend
+from ..distributed.device_memory import in_use
 from ..layout.parallel_layout import ParallelLayout
 from ..protocol.messages import Forward
-from ..protocol.model_spec import ModelSpec
+from ..protocol.model_spec import Devices, ModelSpec
 from .model_file import FORMATS, LATENT, TEXT, suffix, write_wan
 
 LAYOUTS = ("ulysses=2 shard_weights", "tensor=2", "pipe=2 patches=1")
-LIMIT = 1.15
-"""Largest growth that passes, relative to the file's size."""
+LIMIT = {"cpu": 1.15, "cuda": 1.5}
+"""Largest growth that passes, relative to the file's size. On GPUs torch keeps what gathered blocks took for the next
+ones."""
 
 SMALL = {"heads": 2, "layers": 2}
 HEADS, BYTES_OF_LAYER = 9, 105_000_000
@@ -42,12 +46,14 @@ class FileMemory:
     """The growth of all processes' memory with one layout.
 
     Attributes:
+        kind: of the devices, see ``Devices``.
         layout: the layout, as text.
         file: bytes of the file.
         peak: largest growth while it is loaded and used.
         after: growth afterwards.
     """
 
+    kind: Literal["cuda", "cpu"]
     layout: str
     file: int
     peak: int
@@ -56,7 +62,7 @@ class FileMemory:
     @property
     def failed(self) -> bool:
         """Whether the peak is above ``LIMIT``."""
-        return self.peak > LIMIT * self.file
+        return self.peak > LIMIT[self.kind] * self.file
 
     def describe(self) -> str:
         """Format the result as text."""
@@ -70,11 +76,10 @@ def measure(gigabytes: float, stored_format: str = "plain", devices_text: str | 
     """Measure every layout with a file in a format, each file on a new backend.
 
     Raises:
-        InvalidRequest: ``devices_text`` does not name enough CPU ranks.
+        InvalidRequest: ``devices_text`` does not name enough devices.
     """
     layouts = [ParallelLayout.parse(text) for text in LAYOUTS]
-    why = "bench-memory measures the host's memory, in which CPU ranks hold their weights"
-    ranks = devices.choose_cpu_ranks(devices_text, devices.ranks_of(layouts), why)
+    ranks = devices.choose_devices(devices_text, devices.ranks_of(layouts))
     with tempfile.TemporaryDirectory(prefix="bench-memory-") as folder:
         small, large = (Path(folder) / f"{name}{suffix(stored_format)}" for name in ("small", "large"))
         of_layer = BYTES_OF_LAYER * FORMATS[stored_format] / FORMATS["plain"]
@@ -85,14 +90,16 @@ def measure(gigabytes: float, stored_format: str = "plain", devices_text: str | 
                 _memory(Path(folder), ModelSpec(path=str(file), devices=ranks, dtype="float32", layout=layout))
                 for file in (large, small)
             )
-            yield FileMemory(layout=str(layout), file=large.stat().st_size, peak=peak - usual_peak, after=after - usual)
+            yield FileMemory(
+                kind=ranks.kind, layout=str(layout), file=large.stat().st_size, peak=peak - usual_peak,
+                after=after - usual,
+            )  # fmt: skip
 
 
 def _memory(folder: Path, spec: ModelSpec) -> tuple[int, int]:
     """Return the memory of all processes at its peak, and after a forward."""
     with temporary_backend(folder) as client:
-        pids = [os.getpid(), client.status().pid]
-        with _sampled(client, pids) as samples:
+        with _sampled(_meter(client, spec.devices)) as samples:
             _forward(client, spec)
         return max(samples), samples[-1]
 
@@ -106,15 +113,27 @@ def _forward(client: Client, spec: ModelSpec) -> None:
     client.call(Forward(model=spec, branches=1), inputs)
 
 
+def _meter(client: Client, where: Devices) -> Callable[[], int]:
+    """Return what measures the memory that is used: of the GPUs, or of this process, the supervisor and all ranks."""
+    if where.kind == "cuda":
+        return partial(in_use, where.indices)
+    pids = [os.getpid(), client.status().pid]
+
+    def host() -> int:
+        ranks = [rank.pid for rank in client.status().ranks]
+        return sum(map(processes.proportional_memory, [*pids, *ranks]))
+
+    return host
+
+
 @contextmanager
-def _sampled(client: Client, pids: Sequence[int]) -> Iterator[list[int]]:
-    """Sample the memory of these processes and of all ranks in a thread: a growing list of bytes."""
+def _sampled(used: Callable[[], int]) -> Iterator[list[int]]:
+    """Sample the memory in a thread: a growing list of bytes."""
     samples: list[int] = []
     end = threading.Event()
 
     def sample() -> None:
-        ranks = [rank.pid for rank in client.status().ranks]
-        samples.append(sum(map(processes.proportional_memory, [*pids, *ranks])))
+        samples.append(used())
 
     def loop() -> None:
         while not end.wait(_INTERVAL):

@@ -77,24 +77,6 @@ def choose_devices(text: str | None, needs: Mapping[str, int]) -> Devices:
     return devices.first(ranks)
 
 
-def choose_cpu_ranks(text: str | None, needs: Mapping[str, int], why: str) -> Devices:
-    """Return as many CPU ranks as are needed, on a machine with GPUs, too.
-
-    Args:
-        text: the option ``--devices``.
-        needs: see ``choose_devices``.
-        why: why the command needs CPU ranks.
-
-    Raises:
-        InvalidRequest: the option names GPUs, or fewer ranks than are needed.
-    """
-    if text is None:
-        return Devices(kind="cpu", indices=tuple(range(max(needs.values()))))
-    if parse_devices(text).kind == "cuda":
-        raise InvalidRequest(f"--devices {text!r} names GPUs: {why}; leave --devices out")
-    return choose_devices(text, needs)
-
-
 def ranks_of(layouts: Iterable[ParallelLayout]) -> dict[str, int]:
     """Return what layouts need, for ``choose_devices``."""
     return {f'layout "{layout}"': layout.ranks for layout in layouts}

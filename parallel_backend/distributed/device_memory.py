@@ -1,5 +1,7 @@
 """A full device: which errors mean it, and memory that others than torch can use again."""
 
+from collections.abc import Iterable
+
 import torch
 
 from ..error_texts import Cause, cause
@@ -20,3 +22,9 @@ def release_cache(device: torch.device) -> None:
     """Return what torch's allocator keeps for later to the device, where NCCL can allocate it."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
+
+
+def in_use(gpus: Iterable[int]) -> int:
+    """Return the bytes that all processes together use of these GPUs' memory, each GPU once."""
+    measured = [torch.cuda.mem_get_info(index) for index in dict.fromkeys(gpus)]
+    return sum(total - free for free, total in measured)

@@ -1,18 +1,19 @@
 """Memory that sharded weights need: ``python -m parallel_backend verify --memory``.
 
-Measures the private memory of all CPU ranks together for a model of about 2 GB: the peak while it is loaded, the peak
-while it computes, and the memory after a forward, each as growth relative to the checkpoint's size. The growth is
-counted from a state in which a small model of the same class is loaded, so that the memory of Python modules does not
-count. While it computes, each rank gathers whole blocks in addition to its shard; with more layers than these few, a
-block is a smaller share of the model.
+Measures the private memory of all CPU ranks together, or that of all GPUs, for a model of about 2 GB: the peak while it
+is loaded, the peak while it computes, and the memory after a forward, each as growth relative to the checkpoint's size.
+The growth is counted from a state in which a small model of the same class is loaded, so that the memory of Python
+modules does not count. While it computes, each rank gathers whole blocks in addition to its shard; with more layers
+than these few, a block is a smaller share of the model.
 """
 
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from ... import processes
 from ...client import devices as device_list
 from ...client.client import Client
 from ...client.temporary_backend import temporary_backend
+from ...distributed.device_memory import in_use
 from ...layout.parallel_layout import ParallelLayout
 from ...models import FAMILIES
 from ...protocol.model_spec import Devices
@@ -30,7 +32,8 @@ from . import examples
 from .run import TOLERANCE, forward_request
 
 LIMIT = 1.3
-"""Largest growth of the private memory that passes, relative to the checkpoint's size."""
+"""Largest growth that passes, relative to the checkpoint's size. On GPUs only while it is loaded: torch keeps what
+gathered blocks took for the next ones."""
 
 LAYOUTS = ("ulysses=2 shard_weights", "ulysses=4 shard_weights")
 _INTERVAL = 0.1
@@ -75,9 +78,10 @@ MODELS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Growth:
-    """The size of a checkpoint, and by how many bytes the private memory of all ranks together grows.
+    """The size of a checkpoint, and by how many bytes the private memory of all ranks, or that of all GPUs, grows.
 
     Attributes:
+        on_gpus: whether it is the GPUs' memory.
         model: short name of the family.
         layout: the layout, as text.
         checkpoint: bytes of its weight files.
@@ -87,6 +91,7 @@ class Growth:
         max_rel_error: of the prediction, relative to one process's.
     """
 
+    on_gpus: bool
     model: str
     layout: str
     checkpoint: int
@@ -98,14 +103,16 @@ class Growth:
     @property
     def failed(self) -> bool:
         """Whether memory grows by more than ``LIMIT``, or the prediction differs from one process's."""
-        return max(self.loading, self.after) > LIMIT * self.checkpoint or not self.max_rel_error <= TOLERANCE
+        grown = self.loading if self.on_gpus else max(self.loading, self.after)
+        return grown > LIMIT * self.checkpoint or not self.max_rel_error <= TOLERANCE
 
     def describe(self) -> str:
         """Format the result as text."""
+        memory = "the memory of the GPUs" if self.on_gpus else "private memory of all ranks"
         parts = [f"{grown / self.checkpoint:.2f}" for grown in (self.loading, self.computing, self.after)]
         return (
             f"{'FAILED' if self.failed else 'passed'}   {self.model}, {self.layout}: checkpoint "
-            f"{self.checkpoint / 1e9:.2f} GB, private memory of all ranks grew by {parts[0]} of that while loading, "
+            f"{self.checkpoint / 1e9:.2f} GB, {memory} grew by {parts[0]} of that while loading, "
             f"{parts[1]} while computing, {parts[2]} afterwards; relative error {self.max_rel_error:.1e}"
         )
 
@@ -129,11 +136,13 @@ def measure(devices_text: str | None = None) -> Iterator[Growth]:
     """Measure every model in every layout, each on a new backend.
 
     Raises:
-        InvalidRequest: ``devices_text`` does not name enough CPU ranks.
+        InvalidRequest: ``devices_text`` does not name enough devices.
     """
     layouts = [ParallelLayout.parse(text) for text in LAYOUTS]
-    why = "--memory measures the private memory of processes, in which CPU ranks hold their weights"
-    devices = device_list.choose_cpu_ranks(devices_text, device_list.ranks_of(layouts), why)
+    there = device_list.parse_devices(devices_text or "all")
+    if there.kind == "cuda":
+        layouts = [layout for layout in layouts if layout.ranks <= len(there.indices)] or layouts[:1]
+    devices = device_list.choose_devices(devices_text, device_list.ranks_of(layouts))
     for model in MODELS:
         with tempfile.TemporaryDirectory(prefix="verify-memory-") as folder:
             small = examples.write_checkpoint(Path(folder) / "small", examples.module(model.class_name, model.variant))
@@ -160,14 +169,15 @@ class _Ranks:
 
     def measure_growth(self, model: _SavedModel) -> Growth:
         """Load a model, run it once, and compare the memory with that before."""
-        pids = [rank.pid for rank in self.client.status().ranks]
-        before = _private(pids)
-        with _sampled(pids) as samples:
+        used, on_gpus = self._meter(), self.devices.kind == "cuda"
+        before = used()
+        with _sampled(used) as samples:
             reply = self.call(model.path, model.inputs)
             # The timed part begins when all ranks have loaded the model.
             computing = time.monotonic() - float(reply["seconds"])
-        after, prediction = _private(pids), reply["0"]
+        after, prediction = used(), reply["0"]
         return Growth(
+            on_gpus=on_gpus,
             model=model.name,
             layout=str(self.layout),
             checkpoint=model.bytes,
@@ -176,6 +186,12 @@ class _Ranks:
             after=after - before,
             max_rel_error=float((prediction - model.expected).abs().max() / model.expected.abs().max()),
         )
+
+    def _meter(self) -> Callable[[], int]:
+        """Return what measures the memory that is used."""
+        if self.devices.kind == "cuda":
+            return partial(in_use, self.devices.indices)
+        return partial(_private, [rank.pid for rank in self.client.status().ranks])
 
 
 def _write(folder: Path, model: LargeModel) -> _SavedModel:
@@ -194,14 +210,14 @@ def _private(pids: Sequence[int]) -> int:
 
 
 @contextmanager
-def _sampled(pids: Sequence[int]) -> Iterator[list[tuple[float, int]]]:
-    """Sample the processes' private memory in a thread: a growing list of (monotonic time, bytes)."""
+def _sampled(used: Callable[[], int]) -> Iterator[list[tuple[float, int]]]:
+    """Sample the memory in a thread: a growing list of (monotonic time, bytes)."""
     samples: list[tuple[float, int]] = []
     end = threading.Event()
 
     def sample() -> None:
         while not end.wait(_INTERVAL):
-            samples.append((time.monotonic(), _private(pids)))
+            samples.append((time.monotonic(), used()))
 
     sampler = threading.Thread(target=sample, daemon=True)
     sampler.start()

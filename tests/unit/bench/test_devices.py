@@ -118,11 +118,8 @@ def test_the_reference_of_small_models_runs_on_the_first_device(two_gpus, receiv
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("bench-memory", "--devices", "0,1"), "--devices '0,1' names GPUs: bench-memory measures the host's memory"),
-        (
-            ("verify", "--memory", "--devices", "0,1"),
-            "--devices '0,1' names GPUs: --memory measures the private memory",
-        ),
+        (("bench-memory", "--devices", "1"), "needs 2 ranks and --devices '1' means 1 GPU"),
+        (("verify", "--memory", "--devices", "1"), "needs 2 ranks and --devices '1' means 1 GPU"),
         (("bench", "--layout", "ring=3"), "layout \"ring=3\" needs 3 ranks and --devices 'all' means 2 GPUs"),
         (("verify", "--family", "dit", "--layout", "ring=3"), "CUDA_VISIBLE_DEVICES= for CPU ranks"),
         (("bench", "--steps", "2", "--layout", "ring=2", "--link", "100"), "--link limits a network"),

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from parallel_backend.client.devices import choose_cpu_ranks, choose_devices, parse_devices, ranks_of
+from parallel_backend.client.devices import choose_devices, parse_devices, ranks_of
 from parallel_backend.errors import InvalidRequest
 from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.protocol.model_spec import VISIBLE, Devices
@@ -106,13 +106,3 @@ def test_too_few_devices_for_a_command(gpus: int) -> None:
     if gpus:
         with pytest.raises(InvalidRequest, match="'all' means 3 GPUs; CUDA_VISIBLE_DEVICES= for CPU ranks"):
             choose_devices(None, needs)
-
-
-def test_ranks_that_must_be_on_the_cpu(gpus: int) -> None:
-    needs = ranks_of([ParallelLayout(ring=2)])
-    assert choose_cpu_ranks(None, needs, "why") == Devices(kind="cpu", indices=(0, 1))
-    if gpus:
-        with pytest.raises(InvalidRequest, match="--devices '0,1' names GPUs: why; leave --devices out"):
-            choose_cpu_ranks("0,1", needs, "why")
-    else:
-        assert choose_cpu_ranks("4,5", needs, "why") == Devices(kind="cpu", indices=(4, 5))

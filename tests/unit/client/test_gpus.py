@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from parallel_backend.client import gpus
-from parallel_backend.client.devices import choose_cpu_ranks, choose_devices, parse_devices, ranks_of
+from parallel_backend.client.devices import choose_devices, parse_devices, ranks_of
 from parallel_backend.errors import InvalidRequest
 from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.protocol.model_spec import VISIBLE, Devices
@@ -95,7 +95,6 @@ def test_other_accelerators_are_refused_and_cpu_ranks_beside_them_have_to_be_ask
             parse_devices(text)
     with pytest.raises(InvalidRequest, match=name):
         choose_devices(None, NEEDS)
-    assert choose_cpu_ranks(None, NEEDS, "why").kind == "cpu"
     machine(other=kind, PARALLEL_DIT_CPU_RANKS="3")
     assert parse_devices("all") == Devices(kind="cpu", indices=(0, 1, 2))
     assert parse_devices("0,1") == choose_devices(None, NEEDS) == Devices(kind="cpu", indices=(0, 1))

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from parallel_backend.distributed import mesh
+from parallel_backend.distributed.device_memory import in_use
 from parallel_backend.distributed.groups import GroupPool
 from parallel_backend.distributed.mesh_cache import MeshCache
 from parallel_backend.engine import engine as engine_module
@@ -63,3 +64,8 @@ def test_torchs_cache_is_empty_before_groups_are_made(monkeypatch, device, relea
     for layout in (ParallelLayout(ulysses=2), *[ParallelLayout(ulysses=2, shard_weights=True)] * 2):
         meshes.get(layout)
     assert calls == [*released, "make room", "make"]
+
+
+def test_the_memory_in_use_counts_each_gpu_once(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (100 - 10 * index, 100 + index))
+    assert in_use([1, 0, 1, 2]) == 11 + 0 + 22
