@@ -44,16 +44,18 @@ def run(options: argparse.Namespace) -> int:
     rounds = ROUNDS if options.rounds is None else options.rounds
     cases, peers = _cases(options, layouts), chosen_peers(everyone=not options.no_peers)
     devices = choose_devices(options.devices, ranks_of(layouts) | {peer.name: peer.ranks for peer in peers})
-    tables = measure(cases, layouts, devices, rounds=rounds, peers=peers, log=_log)
+    tables = measure(cases, layouts, devices, rounds=rounds, peers=peers, log=_log, dtype=options.dtype)
     return _show(
         tables, len(cases), options,
-        describe=step_report.describe, legend=step_report.legend(rounds, devices), draw=step_plot.draw,
+        describe=step_report.describe, legend=step_report.legend(rounds, devices, options.dtype), draw=step_plot.draw,
     )  # fmt: skip
 
 
 def _check_loops(options: argparse.Namespace, layouts: Sequence[ParallelLayout]) -> None:
     if options.steps < 1:
         raise InvalidRequest(f"--steps {options.steps}: at least one is needed")
+    if options.dtype != "float32":
+        raise InvalidRequest("--steps times loops in float32: leave --dtype out")
     if any(layout.cfg > 1 for layout in layouts):
         raise InvalidRequest("--steps times loops of one prompt: leave layouts with cfg out")
     if options.link and (min(options.link) <= 0 or any(layout.ranks != links.RANKS for layout in layouts)):

@@ -20,6 +20,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="latent tokens; repeatable (default 4096 and 1024)",
     )
+    parser.add_argument(
+        "--dtype", choices=("float32", "bfloat16", "float16"), default="float32",
+        help="without --steps: what all compute in (default %(default)s)",
+    )  # fmt: skip
     parser.add_argument("--text-tokens", type=int, default=128, metavar="N", help="text tokens (default %(default)s)")
     parser.add_argument(
         "--rounds", type=int, metavar="N",

@@ -79,6 +79,7 @@ def test_bench(runtime: Path) -> None:
         (("bench", "--devices", "0,1", "--layout", "ring=3"), 'layout "ring=3" needs 3 ranks'),
         (("bench", "--devices", "0", "--layout", "one rank"), "diffusers ulysses=2 needs 2 ranks"),
         (("bench", "--steps", "2", "--devices", "0", "--layout", "ring=2"), "needs 2 ranks"),
+        (("bench", "--steps", "2", "--dtype", "bfloat16"), "in float32: leave --dtype out"),
         (("bench-wire", "--devices", "cuda:0,cuda:1"), "there is no GPU here"),
         (("bench-lora", "--devices", "0"), 'layout "ulysses=2" needs 2 ranks'),
         (("bench-streaming", "--devices", "0"), 'layout "ulysses=2" needs 2 ranks'),

@@ -64,7 +64,7 @@ class Runner:
         self.device = start(options, threads=peer.threads)
         from ...models import FAMILIES
 
-        module = _module(Path(options.model)).to(self.device)
+        module = _module(Path(options.model), options.dtype).to(self.device)
         self.family = FAMILIES[type(module).__name__](peer.prepare(module) if peer.prepare else module)
 
     def run(self, request: StepRequest) -> Result:
@@ -127,11 +127,13 @@ def start(options: argparse.Namespace, *, threads: int, eager: bool = False) -> 
     return device
 
 
-def _module(path: Path) -> Any:
+def _module(path: Path, dtype: str) -> Any:
     import diffusers
+    import torch
 
     config = msgspec.json.decode((path / "transformer" / "config.json").read_bytes())
-    return getattr(diffusers, config["_class_name"]).from_pretrained(path / "transformer").eval()
+    module_class = getattr(diffusers, config["_class_name"])
+    return module_class.from_pretrained(path / "transformer", torch_dtype=getattr(torch, dtype)).eval()
 
 
 def _caught(call: Callable[[], Result]) -> Result:
@@ -154,7 +156,7 @@ def serve(create: Callable[[argparse.Namespace], Any], request_type: type[msgspe
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C at the terminal is for the parent to handle
     parser = argparse.ArgumentParser(description="A rank of a benchmark.")
-    for name in ("--peer", "--model", "--store", "--link-fd", "--device", "--collectives"):
+    for name in ("--peer", "--model", "--store", "--link-fd", "--device", "--collectives", "--dtype"):
         parser.add_argument(name, required=True)
     options = parser.parse_args()
     link = socket.socket(fileno=int(options.link_fd))

@@ -14,7 +14,7 @@ import msgspec
 
 from ...errors import RankFailed
 from ...processes import last_line
-from ...protocol.model_spec import Devices
+from ...protocol.model_spec import Devices, DType
 from .peers import Peer
 from .rank import BUFFER, Result
 
@@ -35,12 +35,14 @@ class Team:
         module: the module that the processes run.
         peer: the peer.
         devices: by rank; there may be more than the peer has ranks.
+        dtype: in which a peer computes.
     """
 
     module = "parallel_backend.bench.ranks.rank"
 
-    def __init__(self, peer: Peer, devices: Devices, model: Path, folder: Path) -> None:
-        self.peer, self.devices, self._model, self._folder, self._starts = peer, devices, model, folder, 0
+    def __init__(self, peer: Peer, devices: Devices, model: Path, folder: Path, *, dtype: DType = "float32") -> None:
+        self.peer, self.devices, self.dtype = peer, devices, dtype
+        self._model, self._folder, self._starts = model, folder, 0
         self._processes: list[subprocess.Popen[bytes]] = []
         self._links: list[socket.socket] = []
 
@@ -90,7 +92,7 @@ class Team:
         store = self._folder / f"{self.peer.name}.{self._starts}.store"
         command = [*self._prefix(rank), sys.executable, "-m", self.module]
         command += ["--link-fd", str(theirs.fileno()), "--peer", self.peer.name]
-        command += ["--model", str(self._model), "--store", str(store)]
+        command += ["--model", str(self._model), "--store", str(store), "--dtype", self.dtype]
         command += ["--device", self.devices.of_rank(rank), "--collectives", self.devices.collectives]
         with theirs, self._log(rank).open("wb") as output:
             self._processes.append(

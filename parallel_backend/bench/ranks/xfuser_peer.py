@@ -28,7 +28,7 @@ def prepare(module: Any, **degrees: int) -> Any:
     wrapper = getattr(importlib.import_module(f"xfuser.model_executor.models.transformers.{file}"), name)
     known = inspect.signature(wrapper.__init__).parameters
     transformer = wrapper(**{key: value for key, value in module.config.items() if key in known}).eval()
-    transformer = transformer.to(module.device)
+    transformer = transformer.to(module.device, module.dtype)
     transformer.load_state_dict(module.state_dict())
     return transformer
 

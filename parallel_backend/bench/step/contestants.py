@@ -14,7 +14,7 @@ from ...client.client import Client
 from ...client.temporary_backend import temporary_backend
 from ...layout.parallel_layout import ParallelLayout
 from ...protocol.messages import Forward
-from ...protocol.model_spec import Devices, ModelSpec
+from ...protocol.model_spec import Devices, DType, ModelSpec
 from ...verify.forward.examples import branches
 from ..ranks.cases import Case
 from ..ranks.peers import ONE_PROCESS, Peer
@@ -55,8 +55,8 @@ class Contestant(Protocol):
 class PeerContestant:
     """A peer, or the single process that serves as the baseline."""
 
-    def __init__(self, peer: Peer, devices: Devices, model: Path, folder: Path) -> None:
-        self.peer, self.team, self._folder = peer, Team(peer, devices, model, folder), folder
+    def __init__(self, peer: Peer, devices: Devices, model: Path, folder: Path, dtype: DType) -> None:
+        self.peer, self.team, self._folder = peer, Team(peer, devices, model, folder, dtype=dtype), folder
 
     @property
     def name(self) -> str:
@@ -81,9 +81,9 @@ class PeerContestant:
 class LayoutContestant:
     """One of our layouts; all layouts share the ranks of one backend."""
 
-    def __init__(self, layout: ParallelLayout, client: Client, model: Path, devices: Devices) -> None:
+    def __init__(self, layout: ParallelLayout, client: Client, model: Path, devices: Devices, dtype: DType) -> None:
         self._client, self.layout = client, layout
-        self._spec = ModelSpec(path=str(model), devices=devices, dtype="float32", layout=layout)
+        self._spec = ModelSpec(path=str(model), devices=devices, dtype=dtype, layout=layout)
 
     @property
     def name(self) -> str:
@@ -113,14 +113,19 @@ class LayoutContestant:
 
 @contextmanager
 def contestants(
-    layouts: Sequence[ParallelLayout], peers: Sequence[Peer], devices: Devices, model: Path, folder: Path
+    layouts: Sequence[ParallelLayout],
+    peers: Sequence[Peer],
+    devices: Devices,
+    model: Path,
+    folder: Path,
+    dtype: DType,
 ) -> Iterator[list[Contestant]]:
     """Yield one process, then the layouts, then the peers, and end all processes afterwards."""
     of_layouts = devices.first(max(layout.ranks for layout in layouts))
     with ExitStack() as stack:
         client = stack.enter_context(temporary_backend(folder))
-        ours = [LayoutContestant(layout, client, model, of_layouts) for layout in layouts]
-        baseline, *theirs = [PeerContestant(peer, devices, model, folder) for peer in (ONE_PROCESS, *peers)]
+        ours = [LayoutContestant(layout, client, model, of_layouts, dtype) for layout in layouts]
+        baseline, *theirs = [PeerContestant(peer, devices, model, folder, dtype) for peer in (ONE_PROCESS, *peers)]
         for contestant in (baseline, *theirs):
             stack.callback(contestant.team.close)
         yield [baseline, *ours, *theirs]

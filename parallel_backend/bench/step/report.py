@@ -19,10 +19,10 @@ def describe(table: Table) -> str:
     )
 
 
-def legend(rounds: int, devices: Devices) -> str:
+def legend(rounds: int, devices: Devices, dtype: str) -> str:
     """Explain the columns."""
     return (
-        f"float32, {where(devices)}; {rounds} rounds. In each round every contestant "
+        f"{dtype}, {where(devices)}; {rounds} rounds. In each round every contestant "
         "runs one untimed step and then a timed one. The ranks time a step from a barrier to the complete prediction. "
         "Seconds are medians. Speedup over one process, and over the fastest peer, is the median of the rounds' "
         "ratios; fastest is the ratio of the fastest steps, which other work on the machine disturbs least. Bytes per "

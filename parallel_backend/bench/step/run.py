@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ...errors import BackendError
 from ...layout.parallel_layout import ParallelLayout
-from ...protocol.model_spec import Devices
+from ...protocol.model_spec import Devices, DType
 from ..ranks.cases import Case, write_model
 from ..ranks.peers import ONE_PROCESS, PEERS, Peer
 from .contestants import Contestant, FirstStep, contestants
@@ -67,7 +67,7 @@ class Table:
 
 def measure(
     cases: Sequence[Case], layouts: Sequence[ParallelLayout], devices: Devices, *, rounds: int, peers: Sequence[Peer],
-    log: Log,
+    log: Log, dtype: DType = "float32",
 ) -> Generator[Table, None, None]:  # fmt: skip
     """Time all contestants in each case and yield its table when it is complete.
 
@@ -80,6 +80,7 @@ def measure(
         rounds: timed steps of each contestant.
         peers: what to time beside one process and the layouts.
         log: called with what is under way.
+        dtype: in which all compute.
 
     Raises:
         BackendError: one process, the baseline of all ratios, fails.
@@ -88,7 +89,7 @@ def measure(
         model = write_model(Path(folder) / "model", cases[0].family)
         obstacles = {peer.name: reason for peer in peers if (reason := peer.obstacle(devices))}
         able = [peer for peer in peers if peer.name not in obstacles]
-        with contestants(layouts, able, devices, model, Path(folder)) as everyone:
+        with contestants(layouts, able, devices, model, Path(folder), dtype) as everyone:
             for case in cases:
                 yield _table(case, everyone, obstacles, rounds, log)
 
@@ -145,7 +146,8 @@ def _best_peer(seconds: Mapping[str, Sequence[float]]) -> str | None:
 def _row(
     name: str, first_steps: Mapping[str, FirstStep], seconds: Mapping[str, Sequence[float]], best: str | None
 ) -> Row:
-    reference, first_step = first_steps[ONE_PROCESS.name].prediction, first_steps[name]
+    first_step = first_steps[name]
+    reference, prediction = (each.prediction.float() for each in (first_steps[ONE_PROCESS.name], first_step))
     return Row(
         name=name,
         ours=name not in {peer.name for peer in (ONE_PROCESS, *PEERS)},
@@ -154,7 +156,7 @@ def _row(
         speedup=_speedup(seconds[name], seconds[ONE_PROCESS.name]),
         fastest=min(seconds[ONE_PROCESS.name]) / min(seconds[name]),
         against_best=None if best is None else _speedup(seconds[name], seconds[best]),
-        max_rel_error=float((first_step.prediction - reference).abs().max() / reference.abs().max()),
+        max_rel_error=float((prediction - reference).abs().max() / reference.abs().max()),
         sent_bytes=first_step.sent,
     )
 

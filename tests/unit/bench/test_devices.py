@@ -17,10 +17,11 @@ from parallel_backend.bench import lora, wire
 from parallel_backend.bench.loop import run as loop_run
 from parallel_backend.bench.ranks import rank as bench_rank
 from parallel_backend.bench.ranks.cases import Case
-from parallel_backend.bench.ranks.peers import BY_NAME
+from parallel_backend.bench.ranks.peers import BY_NAME, ONE_PROCESS
 from parallel_backend.bench.ranks.rank import Runner, StepRequest
 from parallel_backend.bench.ranks.team import Team
 from parallel_backend.bench.step import run as step_run
+from parallel_backend.bench.step.contestants import LayoutContestant, PeerContestant
 from parallel_backend.distributed import peer_access, process_group, rank_speeds
 from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.models import FAMILIES
@@ -90,6 +91,21 @@ def test_ranks_run_on_the_gpus_that_are_named_or_on_all(two_gpus, received, argu
     assert received == [Devices(kind="cuda", indices=expected)]
 
 
+def test_all_contestants_compute_in_the_dtype_that_is_asked_for(two_gpus, received, monkeypatch, tmp_path):
+    def contestants(layouts: Any, peers: Any, devices: Devices, *more: Any) -> Any:
+        received.append(more[-1])
+        raise Stopped
+
+    monkeypatch.setattr(step_run, "contestants", contestants)
+    for option in ([], ["--dtype", "bfloat16"]):
+        with pytest.raises(Stopped):
+            main(["bench", "--layout", "ulysses=2", "--tokens", "64", *option])
+    assert received == ["float32", "bfloat16"]
+    ours = LayoutContestant(ParallelLayout(), cast(Any, None), tmp_path, REVERSED, "bfloat16")
+    theirs = PeerContestant(ONE_PROCESS, REVERSED, tmp_path, tmp_path, "bfloat16")
+    assert ours._spec.dtype == theirs.team.dtype == "bfloat16"
+
+
 def test_a_layout_of_one_rank_has_one_device(two_gpus, received):
     with pytest.raises(Stopped):
         main(["bench-lora", "--devices", "1,0"])
@@ -154,12 +170,13 @@ def test_each_process_of_a_peer_is_given_its_gpu(monkeypatch, tmp_path, collecti
 
     monkeypatch.setattr(subprocess, "Popen", popen)
     devices = Devices(kind="cuda", indices=(1, 0), collectives=collectives)
-    team = Team(BY_NAME["diffusers ulysses=2"], devices, tmp_path, tmp_path)
+    team = Team(BY_NAME["diffusers ulysses=2"], devices, tmp_path, tmp_path, dtype="bfloat16")
     for rank in range(2):
         team._start_rank(rank)
         arguments, environment = started[rank]
         assert arguments[arguments.index("--device") + 1] == f"cuda:{1 - rank}"
         assert arguments[arguments.index("--collectives") + 1] == collectives
+        assert arguments[arguments.index("--dtype") + 1] == "bfloat16"
         assert (environment["RANK"], environment["LOCAL_RANK"]) == (str(rank), str(1 - rank))
     for link in team._links:
         link.close()
@@ -204,11 +221,11 @@ def test_a_peer_computes_on_its_device_and_waits_for_it(monkeypatch, tmp_path):
 
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setattr(bench_rank, "start", lambda options, threads: META)
-    monkeypatch.setattr(bench_rank, "_module", lambda _: Stock(2, 2))
+    monkeypatch.setattr(bench_rank, "_module", lambda _, dtype: Stock(2, 2) if dtype == "float16" else None)
     monkeypatch.setattr(rank_speeds, "synchronize", events.append)
     monkeypatch.setitem(FAMILIES, "Stock", lambda module: module)
     save_file({"x": torch.zeros(2)}, tmp_path / "inputs")
-    runner = Runner(argparse.Namespace(peer="one process", model=tmp_path))
+    runner = Runner(argparse.Namespace(peer="one process", model=tmp_path, dtype="float16"))
     runner.run(StepRequest(inputs=str(tmp_path / "inputs")))
     assert events == [META, (META, META), META]
 

@@ -68,7 +68,8 @@ def row(name, error=1e-6, best=1.5):
     ],
 )
 def test_a_layout_of_ours_that_is_wrong_or_missing_fails_the_comparison(monkeypatch, capsys, rows, wrong):
-    def measure(cases, layouts, devices, *, rounds, peers, log):
+    def measure(cases, layouts, devices, *, rounds, peers, log, dtype):
+        assert dtype == "float32"
         left_out = {"xfuser ulysses=2": "not installed: pip install xfuser"}
         yield Table(
             case=cases[0], rows=(row("one process"), *rows), left_out=left_out, best_peer="a peer", load=(0.0, 0.0)
