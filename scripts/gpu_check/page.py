@@ -1,13 +1,19 @@
 """The page about what the checks found."""
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 INTRODUCTION = """\
-# What GPUs have shown
+# What the check on GPUs has found
 
-Made by `bash scripts/gpu_check.sh` on {machine}, at commit {commit}.
+Made by `bash scripts/gpu_check.sh`. Machine: {machine}. Commit: {commit}. Each part runs as far as the machine allows.
 """
+
+_LARGE = 1000
+"""Numbers from here on are shown without a fraction."""
+_LOG = re.compile(r" \(log: [^)]*\)")
+"""The part of an error that names a file which is gone after the check."""
 
 
 def page(parts: Iterable[Mapping[str, Any]], *, machine: str, commit: str) -> str:
@@ -52,7 +58,9 @@ def _figures(title: str, figures: Mapping[str, Any]) -> list[str]:
 
 def _text(value: Any) -> str:
     if isinstance(value, float):
-        return f"{value:.3g}"
+        return f"{value:.3g}" if abs(value) < _LARGE else f"{value:.0f}"
     if isinstance(value, dict):
-        return ", ".join(f"{name} {_text(each)}" for name, each in value.items())
-    return str(value)
+        nested = any(isinstance(each, dict) for each in value.values())
+        separator, colon = ("; ", ":") if nested else (", ", "")
+        return separator.join(f"{name}{colon} {_text(each)}" for name, each in value.items())
+    return _LOG.sub("", str(value))

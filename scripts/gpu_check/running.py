@@ -55,7 +55,7 @@ def run(check: Check, *, cards: int, seconds: float, kept: Path) -> Outcome:
         seconds: what is left of the part's time.
         kept: where the check keeps what it has found so far, for the case that the time runs out.
     """
-    few = f"needs {check.cards} GPU{'s' * (check.cards > 1)}, and there are {cards}" if cards < check.cards else ""
+    few = f"it needs {check.cards} GPU{'s' * (check.cards > 1)}, and there are {cards}" if cards < check.cards else ""
     if few and not check.rest:
         return Outcome(title=check.title, status="left out", left_out=few)
     if seconds <= 0:
@@ -70,7 +70,7 @@ def run(check: Check, *, cards: int, seconds: float, kept: Path) -> Outcome:
         status="timed out" if code is None else "failed" if code else "passed",
         seconds=time.monotonic() - started,
         output=text[-_TAIL:],
-        left_out=f"all but {check.rest} {few}" if few else "",
+        left_out=f"all but {check.rest}, since {few}" if few else "",
         figures=_figures(text),
     )
 

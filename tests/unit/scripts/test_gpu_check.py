@@ -58,13 +58,13 @@ def test_nothing_is_left_of_a_command_that_takes_too_long(run, tmp_path):
 
 def test_what_cannot_run_is_left_out_with_the_reason(run):
     outcome = run(python("", cards=2), cards=1)
-    assert (outcome.status, outcome.left_out) == ("left out", "needs 2 GPUs, and there are 1")
+    assert (outcome.status, outcome.left_out) == ("left out", "it needs 2 GPUs, and there are 1")
 
 
 def test_what_runs_with_fewer_gpus_says_what_it_leaves_out(run):
     check = python("", cards=2, rest="gloo")
     few, enough = run(check, cards=1), run(check, cards=2)
-    assert (few.status, few.left_out) == ("passed", "all but gloo needs 2 GPUs, and there are 1")
+    assert (few.status, few.left_out) == ("passed", "all but gloo, since it needs 2 GPUs, and there are 1")
     assert (enough.status, enough.left_out) == ("passed", "")
 
 
@@ -197,7 +197,7 @@ def test_a_part_that_has_run_is_not_run_again(one_part, tmp_path, monkeypatch, c
     assert log.read_text() == "xxx"
     text = (tmp_path / "out" / "page.md").read_text()
     assert "| figure | 2 |" in text
-    assert "## Left out\n\n- 7. two cards: needs 99 GPUs, and there are 0" in text
+    assert "## Left out\n\n- 7. two cards: it needs 99 GPUs, and there are 0" in text
     assert "two cards" in capsys.readouterr().out
 
 
@@ -230,7 +230,14 @@ def test_every_part_has_a_number_of_its_own_and_commands_that_exist():
         assert "def main() -> int:" in file.read_text()
 
 
-def test_numbers_are_short_on_the_page():
-    outcome = asdict(running.Outcome(title="a", status="passed", figures={"x": {"y": 0.123456}}))
+def test_figures_are_short_on_the_page():
+    figures = {
+        "x": {"y": 0.123456, "z": 12345.6},
+        "formats": {"float32": {"seconds": 2.0, "error": 0.0}, "TF32": {"seconds": 1.0}},
+        "killed": "rank 1 was killed (log: /tmp/gpu-check-1/run/rank1.log) (0.4 s later)",
+    }
+    outcome = asdict(running.Outcome(title="a", status="passed", figures=figures))
     text = page.page([{"number": 1, "title": "t", "outcomes": [outcome]}], machine="m", commit="c")
-    assert "| x | y 0.123 |" in text
+    assert "| x | y 0.123, z 12346 |" in text
+    assert "| formats | float32: seconds 2, error 0; TF32: seconds 1 |" in text
+    assert "| killed | rank 1 was killed (0.4 s later) |" in text
