@@ -48,7 +48,7 @@ def advice(names: list[str]) -> str:
     python, folder = ".".join(platform.python_version_tuple()[:2]), Path("wheels")
     quoted = " ".join(map(shlex.quote, names))
     return (
-        f"{len(names)} packages are missing: {', '.join(names)}.\n"
+        f"Missing packages: {', '.join(names)}\n"
         f"With a network: python -m pip install {quoted}\n"
         "Without: on another machine run in this folder, for 61 MB if all of them are missing,\n"
         f"  python -m pip download --no-deps --only-binary=:all: --python-version {python} "
