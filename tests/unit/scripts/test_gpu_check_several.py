@@ -11,9 +11,7 @@ import torch
 
 from parallel_backend.bench.ranks.cases import Case
 from parallel_backend.bench.step.run import Row, Table
-from parallel_backend.errors import RankFailed
 from parallel_backend.layout.parallel_layout import ParallelLayout
-from parallel_backend.loading.room import MEMORY_LIMIT
 from parallel_backend.protocol.model_spec import Devices
 from scripts.gpu_check import attention, host_time, packages
 from scripts.gpu_check.several import overlap, peers, unlike
@@ -89,34 +87,6 @@ def loops(monkeypatch):
     made = unlike.Loops.__new__(unlike.Loops)
     made.ranks, made.devices, made.inputs = 2, Devices(kind="cpu", indices=(0, 1)), Path("inputs")
     return made
-
-
-class Refusing:
-    def __init__(self, error, *, running):
-        self.error, self.running = error, running
-
-    def run(self, request, seconds):
-        if self.error:
-            raise RankFailed(self.error)
-        return [SimpleNamespace(seconds=1.0)]
-
-
-REFUSAL = f"rank 0: InvalidRequest: rank 1 (cpu) has room for 0.1 GB by {MEMORY_LIMIT}"
-
-
-@pytest.mark.parametrize(
-    ("ranks", "right"),
-    [
-        (Refusing(REFUSAL, running=True), True),
-        (Refusing(REFUSAL, running=False), False),
-        (Refusing("rank 1: out of memory", running=True), False),
-        (Refusing(REFUSAL.replace("rank 1", "rank 0"), running=True), False),
-        (Refusing("", running=True), False),
-    ],
-    ids=["all alike", "one alone", "not refused before the work", "the wrong rank", "not at all"],
-)
-def test_too_little_memory_has_to_be_refused_by_all_ranks_with_the_rank_that_has_it(loops, ranks, right):
-    assert loops._refusal(ranks, "ulysses=2").startswith("WRONG") != right
 
 
 def test_an_error_of_an_exact_layout_is_named(loops, monkeypatch):
