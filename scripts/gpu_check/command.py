@@ -30,8 +30,7 @@ def run(argv: Sequence[str] | None = None) -> int:
     for part in PARTS:
         if options.part in (None, part.number):
             _run_part(part, options.out, commit=commit, cards=cards, again=options.part is not None)
-    found = [_read(_file(options.out, part), commit) for part in PARTS]
-    parts = [each for each in found if each]
+    parts = [_content(part, options.out, commit) for part in PARTS]
     (options.out / PAGE).write_text(page.page(parts, machine=machine, commit=commit), encoding="utf-8")
     print(f"the page is {options.out / PAGE}")
     statuses = [outcome["status"] for part in parts for outcome in part["outcomes"]]
@@ -74,6 +73,15 @@ def _run_part(part: Part, out: Path, *, commit: str, cards: int, again: bool) ->
         in_order = [outcomes[each.title] for each in part.checks if each.title in outcomes]
         content = {"number": part.number, "title": part.title, "commit": commit, "outcomes": in_order}
         file.write_text(json.dumps(content, indent=1), encoding="utf-8")
+
+
+def _content(part: Part, out: Path, commit: str) -> dict[str, Any]:
+    """Return what a part has found, with an outcome for each check, those included that have not run."""
+    found = _read(_file(out, part), commit)
+    outcomes = {outcome["title"]: outcome for outcome in (found["outcomes"] if found else [])}
+    rest = {check.title: asdict(running.not_run(check)) for check in part.checks}
+    ordered = [outcomes.get(title, missing) for title, missing in rest.items()]
+    return {"number": part.number, "title": part.title, "outcomes": ordered}
 
 
 def _finished(content: dict[str, Any] | None) -> dict[str, Any]:

@@ -21,7 +21,7 @@ _TAIL = 4000
 _THREADS = 4
 """CPU threads of a command at most."""
 
-Status = Literal["passed", "failed", "left out", "timed out"]
+Status = Literal["passed", "failed", "left out", "timed out", "not run"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +44,11 @@ class Outcome:
     output: str = ""
     left_out: str = ""
     figures: dict[str, Any] = field(default_factory=dict)
+
+
+def not_run(check: Check) -> Outcome:
+    """Return the outcome of a check that has not run yet."""
+    return Outcome(title=check.title, status="not run", left_out="it has not run at this commit")
 
 
 def run(check: Check, *, cards: int, seconds: float, kept: Path) -> Outcome:

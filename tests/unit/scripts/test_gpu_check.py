@@ -201,6 +201,20 @@ def test_a_part_that_has_run_is_not_run_again(one_part, tmp_path, monkeypatch, c
     assert "two cards" in capsys.readouterr().out
 
 
+def test_the_page_lists_what_has_not_run_at_this_commit(monkeypatch, tmp_path):
+    monkeypatch.setattr(command, "_commit", lambda: "abc")
+    all_parts = [Part(number=number, title=f"Part {number}", checks=(python("print()"),)) for number in (1, 2)]
+    monkeypatch.setattr(command, "PARTS", tuple(all_parts))
+    options, page_file = ["--out", str(tmp_path)], tmp_path / "page.md"
+    assert command.run([*options, "--part", "2"]) == 0
+    text = page_file.read_text()
+    assert "- 1. code: it has not run at this commit" in text
+    assert "| code | not run | 0 |" in text
+    assert "- 2." not in text
+    assert command.run(options) == 0
+    assert "not run" not in page_file.read_text()
+
+
 def test_a_failed_check_fails_the_command(one_part, tmp_path):
     one_part("raise SystemExit(3)")
     assert command.run(["--out", str(tmp_path)]) == 1
