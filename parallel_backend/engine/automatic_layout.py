@@ -49,7 +49,7 @@ def fit(
 
 def _choose(plan: DenoisingPlan, components: ComponentCache, rooms: Sequence[Claim]) -> ParallelLayout:
     names = [name for name in (HIGH_NOISE, LOW_NOISE) if name in components.checkpoint.components]
-    most = max(transformer_bytes(components.checkpoint, name, components.dtype) for name in names)
+    most = max(transformer_bytes(components.checkpoint, name) for name in names)
     if _fits(plan, components, rooms, most):
         return plan.layout
     sizes = [whole_sizes(components.checkpoint, components.dtype, name) for name in names]

@@ -149,9 +149,14 @@ def share(nbytes: int, part: int, device: torch.device, axis: Axis) -> HostStore
     owner = keys.index(keys[axis.index])
     descriptor = _create(nbytes) if owner == axis.index and nbytes else -1
     handles = gather_numbers([os.getpid(), descriptor], axis)
-    with refused_alike(axis):
-        if nbytes and owner != axis.index:
-            descriptor = _open(*handles[owner])
+    try:
+        with refused_alike(axis):
+            if nbytes and owner != axis.index:
+                descriptor = _open(*handles[owner])
+    except InvalidRequest:
+        if descriptor >= 0:
+            os.close(descriptor)
+        raise
     return HostStore(descriptor, nbytes, device, made_here=owner == axis.index) if nbytes else None
 
 

@@ -112,9 +112,9 @@ def _load_from_file(model_class: Any, checkpoint: Checkpoint, component: str, de
     return module.eval().requires_grad_(False)
 
 
-def transformer_bytes(checkpoint: Checkpoint, component: str, dtype: torch.dtype) -> int:
-    """Return at least the bytes that a transformer takes in a dtype, according to the files' headers."""
-    return _stored_values(checkpoint, component) * max(dtype, torch.float32, key=lambda each: each.itemsize).itemsize
+def transformer_bytes(checkpoint: Checkpoint, component: str) -> int:
+    """Return the most bytes that a transformer may take: float32, in which a family may keep some of its weights."""
+    return _stored_values(checkpoint, component) * torch.float32.itemsize
 
 
 def text_encoder_bytes(checkpoint: Checkpoint, dtype: torch.dtype) -> int:

@@ -29,7 +29,6 @@ class PlannedTransformer:
     Attributes:
         family: the part on the meta device, cut and, unless blocks stream, sharded.
         source: the weights of the files.
-        component: diffusers' name of the component.
         class_name: diffusers' class.
         slices: the slices of parameters that were cut.
         device: where the weights go.
@@ -40,7 +39,6 @@ class PlannedTransformer:
 
     family: Family
     source: WeightSource
-    component: str
     class_name: str
     slices: Slices
     device: torch.device
@@ -115,7 +113,7 @@ def plan_transformer(
     factor = handicap(mesh.whole.index)
     part.run = slowed(part.run, factor, device) if factor > 1 else part.run
     return PlannedTransformer(
-        family=part, source=source, component=component, class_name=name, slices=slices, device=device, sizes=sizes,
+        family=part, source=source, class_name=name, slices=slices, device=device, sizes=sizes,
         resident=resident, blocks=streams,
     )  # fmt: skip
 

@@ -60,7 +60,7 @@ def test_one_part_leaves_for_another_and_a_decode_without_room_costs_nothing(
     runtime: Path, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpoint, spec = open_checkpoint(path), requests.spec(path, "cfg=2", ranks=2)
-    whole = transformer_bytes(checkpoint, "transformer", torch.float32) + 2 * work(path, "cfg=2")
+    whole = transformer_bytes(checkpoint, "transformer") + 2 * work(path, "cfg=2")
     client = backend(runtime, monkeypatch, whole)
     client.call(EncodeText(model=spec), TEXT)
     assert matches(client, spec)
@@ -78,7 +78,7 @@ def test_one_part_leaves_for_another_and_a_decode_without_room_costs_nothing(
 def test_a_model_larger_than_a_device_is_shared_and_one_larger_than_all_streams(
     runtime: Path, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = transformer_bytes(open_checkpoint(path), "transformer", torch.float32)
+    whole = transformer_bytes(open_checkpoint(path), "transformer")
     client, spec = backend(runtime, monkeypatch, 4 * whole // 5), requests.spec(path, ranks=2)
     assert matches(client, spec)
     assert {(str(model.layout), model.note) for model in loaded(client)} == {("ulysses=2 shard_weights", "")}

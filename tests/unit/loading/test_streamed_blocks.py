@@ -76,6 +76,12 @@ class LateDevice:
             work()
 
 
+def late(devices, slots):
+    """A device with these slots, which is kept for the test."""
+    devices.append(LateDevice(slots))
+    return devices[-1]
+
+
 def streaming(indices, compute, copies=None):
     """Blocks of which some stream, with the store that holds their weights: each block's are its number."""
     family: Any = Blocks(compute)
@@ -96,16 +102,12 @@ def test_every_block_computes_with_its_own_weights(indices, skipped):
     devices: list[LateDevice] = []
     seen: list[float] = []
 
-    def copies(slots):
-        devices.append(LateDevice(slots))
-        return devices[0]
-
     def compute(layer, state):
         device = devices[0]
         device.computing.append(lambda: seen.append(float(layer.weight.detach().mean())))
         return state
 
-    family, _ = streaming(indices, compute, copies)
+    family, _ = streaming(indices, compute, partial(late, devices))
     for _ in range(3):
         family.run(None, skipped)
     devices[0].compute(len(devices[0].computing))
@@ -116,15 +118,11 @@ def test_the_next_block_is_on_its_way_while_one_computes():
     started: list[int] = []
     devices: list[LateDevice] = []
 
-    def copies(slots):
-        devices.append(LateDevice(slots))
-        return devices[0]
-
     def compute(layer, state):
         started.append(devices[0].started)
         return state
 
-    family, _ = streaming(range(5), compute, copies)
+    family, _ = streaming(range(5), compute, partial(late, devices))
     family.run(None)
     family.run(None)
     assert started == [2, 3, 4, 5, 6, 7, 8, 9, 10, 11], "the next block is on its way while one computes"
