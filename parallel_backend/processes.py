@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 
+from .cgroups import limited_groups
+
 _PR_SET_PDEATHSIG = 1
 
 
@@ -59,10 +61,15 @@ def _core_position(cpu: int) -> tuple[int, ...]:
 
 
 def machine_memory() -> tuple[int, int]:
-    """Bytes of the machine's memory that processes can still use, and of all of it (``meminfo`` in proc(5))."""
-    fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-    available, total = (1024 * int(fields[name].split()[0]) for name in ("MemAvailable", "MemTotal"))
-    return available, total
+    """Bytes of memory that this process can still use, and of all that it may use.
+
+    That is the machine's (``meminfo`` in proc(5)), or less where a control group such as a container's has a limit.
+    """
+    fields = dict(line.split(b":") for line in Path("/proc/meminfo").read_bytes().splitlines()[:5])
+    available, total = (1024 * int(fields[name].split()[0]) for name in (b"MemAvailable", b"MemTotal"))
+    for group in limited_groups():
+        available, total = min(available, group.left), min(total, group.limit)
+    return max(0, available), total
 
 
 def private_memory(pid: int) -> int:

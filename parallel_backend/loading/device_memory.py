@@ -68,10 +68,9 @@ class DeviceMemory:
         """Return this rank's claim to ``needed`` bytes."""
         return claim(self.device, self.room, needed)
 
-    def lacks(self, nbytes: int, ranks: int = 1) -> bool:
-        """Whether ``nbytes`` are not free, on each of ``ranks`` ranks. CPU ranks take them from the same memory."""
-        room = self.room
-        return nbytes > room.left or (self.device.type == "cpu" and nbytes * ranks > room.free)
+    def sharers(self, ranks: int) -> int:
+        """Return how many of these ranks take from the same memory: CPU ranks all do."""
+        return ranks if self.device.type == "cpu" else 1
 
     def free_up(self, nbytes: int, wanted: LoadedModel, keep: Collection[str] = (), *, ranks: int = 1) -> None:
         """Free what no request uses until ``nbytes`` are free, or nothing is left to free.
@@ -82,9 +81,10 @@ class DeviceMemory:
             keep: its components that stay.
             ranks: number of ranks that are about to use as much.
         """
-        if nbytes and self.lacks(nbytes, ranks):
+        sharers = self.sharers(ranks)
+        if nbytes and self.room.lacks(nbytes, sharers):
             free(self.device)
-            while self.lacks(nbytes, ranks) and self.free_next(wanted, keep):
+            while self.room.lacks(nbytes, sharers) and self.free_next(wanted, keep):
                 pass
 
     def free_next(self, wanted: LoadedModel, keep: Collection[str] = ()) -> bool:

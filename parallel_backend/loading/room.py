@@ -42,6 +42,10 @@ class Room:
         """What the rank may use at once, by the limit and the device."""
         return min(self.free, self.limit - self.freeable)
 
+    def lacks(self, nbytes: int, sharers: int = 1) -> bool:
+        """Whether ``nbytes`` are not free, for each of ``sharers`` ranks that take them from the same memory."""
+        return nbytes > self.left or nbytes * sharers > self.free
+
 
 @dataclass(frozen=True, kw_only=True)
 class Claim(Room):

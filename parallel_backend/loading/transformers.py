@@ -111,9 +111,9 @@ class Transformers:
         if targets != [each.resident for each in claims]:
             self._settle(mesh, held, sizes, claims, targets)
         self._work = with_slack(work)
-        missing, resident = self.missing(mesh), targets[mesh.whole.index]
-        if not missing:
-            self.parts.memory.free_up(self._work, self.parts, keep=(HIGH_NOISE,), ranks=mesh.whole.size)
+        missing, resident, memory = self.missing(mesh), targets[mesh.whole.index], self.parts.memory
+        if not missing and claims[mesh.whole.index].lacks(self._work, memory.sharers(mesh.whole.size)):
+            memory.free_up(self._work, self.parts, keep=(HIGH_NOISE,), ranks=mesh.whole.size)
         planned = plans if resident == ALL else {}
         return {name: planned.get(name) or self._plan(mesh, name, resident) for name in missing}
 
@@ -181,16 +181,17 @@ class Transformers:
 
     def _claim(self, mesh: DeviceMesh, held: WeightPart, sizes: Sequence[PartSizes], work: int) -> TransformerClaim:
         memory = self.parts.memory
+        mine = memory.claim(max(each.whole for each in sizes))
         agreed = {self._agreed[name].resident if self._knows(name, held) else UNDECIDED for name in self.names}
         blocks = min(len(each.blocks) for each in sizes)
-        whole = max(each.whole for each in sizes)
         return TransformerClaim(
-            **asdict(memory.claim(whole)), whole=whole, work=work,
-            least=max(each.on_device(0) for each in sizes) if blocks > SLOTS else whole,
+            **asdict(mine), whole=mine.needed, work=work,
+            least=max(each.on_device(0) for each in sizes) if blocks > SLOTS else mine.needed,
             block=max(max(each.blocks) for each in sizes), blocks=blocks,
             resident=agreed.pop() if len(agreed) == 1 else UNDECIDED,
             part=mesh.axes["pipe"].index * mesh.axes["tensor"].size + mesh.axes["tensor"].index,
-            experts=len(sizes), host=machine_number(), host_free=processes.machine_memory()[0],
+            experts=len(sizes), host=machine_number(),
+            host_free=mine.free if mine.on_cpu else processes.machine_memory()[0],
             # Ranks outside of the mesh would keep the memory.
             host_idle=memory.idle_host_bytes(self.parts) if mesh.whole.size == memory.ranks else 0,
             host_own=self.parts.host_bytes,

@@ -82,6 +82,6 @@ def test_no_more_leaves_than_has_to(memory, models, monkeypatch, needed, first, 
 
 
 def test_cpu_ranks_without_a_limit_take_from_one_memory(memory, models, monkeypatch):
-    free = memory.room.free
-    assert memory.lacks(free // 2, ranks=3)
-    assert not memory.lacks(free // 8, ranks=3)
+    room, sharers = memory.room, memory.sharers(3)
+    assert room.lacks(room.free // 2, sharers)
+    assert not room.lacks(room.free // 8, sharers)
