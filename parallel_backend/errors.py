@@ -68,9 +68,14 @@ class DeadlineExceeded(BackendFailure):
 
 
 class RankFailed(BackendFailure):
-    """A rank died, hung or raised; the whole set of ranks was killed."""
+    """A rank died, hung or raised; the whole set of ranks was killed.
+
+    Attributes:
+        not_started: the ranks that failed before they were ready; empty if the set had started.
+    """
 
     code = "rank_failed"
+    not_started: tuple[int, ...] = ()
 
 
 class OutOfMemory(BackendFailure):

@@ -4,7 +4,7 @@ import signal
 from typing import Any, TypeVar
 
 from .. import processes
-from ..errors import BackendFailure, BackendUnavailable, DeadlineExceeded, ProtocolError, from_code
+from ..errors import BackendFailure, BackendUnavailable, DeadlineExceeded, ProtocolError, RankFailed, from_code
 from ..protocol import deadlines, frames
 from ..protocol.endpoint import Endpoint, connect, peer
 from ..protocol.messages import Error, Stop
@@ -62,6 +62,7 @@ def stop(endpoint: Endpoint, *, seconds: float = STOP_TIMEOUT) -> None:
             # It speaks another protocol version, but every version stops on SIGTERM.
             processes.send_signal(pid, signal.SIGTERM)
         except DeadlineExceeded:
+            endpoint.socket.unlink(missing_ok=True)  # tells clients that the end was wanted
             processes.send_signal(pid, signal.SIGKILL)
         except ConnectionError:
             pass
@@ -76,7 +77,10 @@ def expect(answer: Any, kind: type[Answer]) -> Answer:
         BackendError: it is an error or has another type.
     """
     if isinstance(answer, Error):
-        raise from_code(answer.code, answer.message)
+        error = from_code(answer.code, answer.message)
+        if isinstance(error, RankFailed):
+            error.not_started = answer.not_started
+        raise error
     if not isinstance(answer, kind):
         raise BackendFailure(f"the backend answered {name(answer)} where {kind.__name__} was expected")
     return answer

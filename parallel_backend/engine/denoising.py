@@ -84,7 +84,7 @@ class Denoising:
             setting.load()
         loop_class = PipeFusion if denoiser.plan.layout.pipe > 1 else SampleLoop
         with PROGRESS.phase("sampling"), measured(message, denoiser.mesh.whole, self.components.device) as measurement:
-            PROGRESS.step(0, len(setting.sigmas) - 1)
+            PROGRESS.step(message.first_step, len(setting.sigmas) - 1)
             loop = loop_class(setting, report=self._report, cancelled=self.request.cancelled)
             results = {name: tensor.cpu() for name, tensor in loop.run().items()}
         return results | (measurement.of_all_ranks() if measurement else {})

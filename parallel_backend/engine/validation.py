@@ -18,7 +18,7 @@ from ..layout.parallel_layout import ParallelLayout, auto
 from ..layout.suggestions import check_fits, suggestion
 from ..models import family_of
 from ..protocol.frames import TensorMeta
-from ..protocol.messages import Forward, Sample
+from ..protocol.messages import HISTORY, Forward, Sample
 from ..protocol.model_spec import Adapter
 from ..samplers.prediction_types import PREDICTIONS
 from ..samplers.samplers import SAMPLERS
@@ -74,7 +74,9 @@ def check_sample(
     branches, rest = split_names({meta.name: meta.shape for meta in metas}, message.branches)
     _check_guidance(message)
     _check_dtypes(metas)
+    history = {name: rest.pop(name) for name in list(rest) if name.startswith(HISTORY)}
     latent = _check_loop_tensors(rest, geometry, discrete=PREDICTIONS[message.prediction].discrete)
+    _check_start(message, rest["sigmas"][0] - 1, history, latent)
     for shapes in branches:
         _check_names(shapes, family.required, family.optional)
         _check_batch(shapes, latent[0])
@@ -221,6 +223,19 @@ def _check_loop_tensors(shapes: Mapping[str, Shape], geometry: Geometry, *, disc
                 f"{name} of shape {list(shapes[name])} does not broadcast to the latent of shape {list(x)}"
             )
     return x
+
+
+def _check_start(message: Sample, steps: int, history: Mapping[str, Shape], latent: Shape) -> None:
+    """Refuse a start that the sampler could not have come from."""
+    if not 0 <= message.first_step < steps:
+        raise InvalidRequest(f"first_step={message.first_step} with {steps} steps: 0 to {steps - 1} works")
+    names = [f"{HISTORY}{i}" for i in range(len(history))]
+    most = SAMPLERS[message.sampler].remembers if message.first_step else 0
+    if len(history) > most or set(names) != history.keys() or any(shape != latent for shape in history.values()):
+        raise InvalidRequest(
+            f"{message.sampler} at step {message.first_step} goes on with at most {most} tensors {HISTORY}0, "
+            f"{HISTORY}1, ... of the latent's shape {list(latent)}, and got {', '.join(history) or 'none'}"
+        )
 
 
 def _check_guidance(message: Sample) -> None:

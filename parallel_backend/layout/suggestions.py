@@ -40,6 +40,13 @@ def suggestion(wanted: ParallelLayout, ranks: int, works: Works) -> str:
     return "would work: " + ", ".join(f'"{layout}"' for layout in nearest(wanted, ranks, works))
 
 
+def fitting(wanted: ParallelLayout, ranks: int) -> ParallelLayout:
+    """Return the layout itself if it fits on so many ranks, otherwise the nearest that demands no more of the model."""
+    if wanted.ranks <= ranks:
+        return wanted
+    return nearest(wanted, ranks, lambda other: _covers(wanted, other))[0]
+
+
 def nearest(wanted: ParallelLayout, ranks: int, works: Works, *, count: int = 3) -> list[ParallelLayout]:
     """Return the ``count`` layouts nearest to ``wanted`` that work with at most ``ranks`` ranks, nearest first.
 

@@ -10,6 +10,11 @@ from typing import Literal
 from .model_spec import Adapter, ModelSpec, Overlay
 from .status import Status, StatusQuery
 
+KEPT = "kept."
+"""Prefix of the tensors of a progress that another request goes on with."""
+HISTORY = "history."
+"""Prefix of the tensors that a sampler remembers."""
+
 
 def new_id() -> str:
     """Create a random request id."""
@@ -65,6 +70,10 @@ class Sample(RankRequest):
     device on which ComfyUI would draw: the same seed gives other numbers on the CPU than on a GPU. ``first_sigma``
     replaces a first sigma of 1 of a flow model where a sampler needs its signal-to-noise ratio (ComfyUI's
     ``offset_first_sigma_for_snr``).
+    With ``keep``, progress of a step that is not the last carries what another request needs to go on after it, each
+    tensor under its name there with the prefix ``kept.``. In that request ``first_step`` is the progress's ``value``,
+    ``x`` is the noised latent with which that step begins, and ``history.{n}`` is what the sampler remembers. Without
+    ``history.{n}``, multistep samplers begin anew. Pipelines keep none, and nothing at all with ``data``.
     With ``previews``, progress carries ``preview`` ``[1, C, 1, H, W]``, or ``[1, C, H, W]`` for an image: the predicted
     x0 of the first item's first frame. ``adapters`` has the LoRAs of all branches. ``adapt`` is that of ``Forward``.
     Tensors out: ``samples`` ``[B, C, T, H, W]`` float32, as the last step leaves them (the caller applies ComfyUI's
@@ -80,6 +89,8 @@ class Sample(RankRequest):
     noise_scale: float = 1.0
     noise_device: Literal["cpu", "cuda"] = "cpu"
     first_sigma: float = 1.0
+    first_step: int = 0
+    keep: bool = False
     previews: bool = False
     adapters: tuple[Adapter, ...] = ()
     overlay: Overlay | None = None
@@ -221,10 +232,11 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True)
 class Error:
-    """An error of ``errors``, by its code."""
+    """An error of ``errors``, by its code. ``not_started`` is that of ``RankFailed``."""
 
     code: str
     message: str
+    not_started: tuple[int, ...] = ()
 
 
 MESSAGES: dict[str, type] = {

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .interface import ModelCall, SamplerRun, zeros
+from .interface import ModelCall, SamplerRun, Start, zeros
 from .noise import Draw, no_noise
 from .prediction_types import PREDICTIONS, Prediction
 
@@ -29,11 +29,11 @@ class Sampling:
     noise: Draw = no_noise
 
 
-def euler_ancestral(x: Tensor, sigmas: Tensor, sampling: Sampling) -> SamplerRun:
+def euler_ancestral(x: Tensor, sigmas: Tensor, start: Start, sampling: Sampling) -> SamplerRun:
     """Euler steps below the next sigma, and noise up to it (Song et al., https://arxiv.org/abs/2011.13456)."""
     down, keep, add = (_flow_step if sampling.prediction.flow else _step)(sigmas[:-1], sigmas[1:])
     is_zero = zeros(down)
-    for i in range(len(sigmas) - 1):
+    for i in range(start.step, len(sigmas) - 1):
         denoised = yield ModelCall(x, sigmas[i], i)
         if is_zero[i]:
             x = denoised
@@ -43,36 +43,36 @@ def euler_ancestral(x: Tensor, sigmas: Tensor, sampling: Sampling) -> SamplerRun
     return x
 
 
-def lcm(x: Tensor, sigmas: Tensor, sampling: Sampling) -> SamplerRun:
+def lcm(x: Tensor, sigmas: Tensor, start: Start, sampling: Sampling) -> SamplerRun:
     """Multistep consistency sampling (https://arxiv.org/abs/2310.04378): noise is added to each predicted x0."""
     is_zero = zeros(sigmas)
-    for i in range(len(sigmas) - 1):
+    for i in range(start.step, len(sigmas) - 1):
         x = yield ModelCall(x, sigmas[i], i)
         if not is_zero[i + 1]:
             x = sampling.prediction.add_noise(sigmas[i + 1], sampling.noise(sigmas[i], sigmas[i + 1]), x)
     return x
 
 
-def dpmpp_2m_sde(x: Tensor, sigmas: Tensor, sampling: Sampling) -> SamplerRun:
+def dpmpp_2m_sde(x: Tensor, sigmas: Tensor, start: Start, sampling: Sampling) -> SamplerRun:
     """SDE-DPM-Solver++(2M) (https://arxiv.org/abs/2211.01095), with the midpoint method."""
     is_zero = zeros(sigmas)
     if sampling.prediction.flow and float(sigmas[0]) >= 1.0:
         sigmas = torch.cat([sigmas.new_tensor([sampling.first_sigma]), sigmas[1:]])
     half_log_snr = -(sigmas.logit() if sampling.prediction.flow else sigmas.log())
-    previous = None
-    for i in range(len(sigmas) - 1):
-        denoised = yield ModelCall(x, sigmas[i], i)
+    past = start.history
+    for i in range(start.step, len(sigmas) - 1):
+        denoised = yield ModelCall(x, sigmas[i], i, past)
         if is_zero[i + 1]:
             x = denoised
             continue
         h = half_log_snr[i + 1] - half_log_snr[i]
         weight = sigmas[i + 1] * half_log_snr[i + 1].exp() * -(-2 * h).expm1()
         x = sigmas[i + 1] / sigmas[i] * (-h).exp() * x + weight * denoised
-        if previous is not None:
+        if past:
             ratio = (half_log_snr[i] - half_log_snr[i - 1]) / h
-            x = x + 0.5 * weight / ratio * (denoised - previous)
+            x = x + 0.5 * weight / ratio * (denoised - past[0])
         x = x + sampling.noise(sigmas[i], sigmas[i + 1]) * sigmas[i + 1] * (-(-2 * h).expm1()).sqrt()
-        previous = denoised
+        past = (denoised,)
     return x
 
 

@@ -7,12 +7,11 @@ formulas for the same coefficients would give other samples.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
 
-from .interface import ModelCall, Sampler, SamplerRun
+from .interface import BEGINNING, ModelCall, SamplerRun, Start
 
 LAST_SIGMA = 0.001
 """Where the schedule ends instead of at zero."""
@@ -40,22 +39,22 @@ class _Schedule:
         return cls(alpha=log_alpha.exp(), std=variance.sqrt(), half_log_snr=log_alpha - 0.5 * variance.log())
 
 
-def _uni_pc(x: Tensor, sigmas: Tensor, *, second_variant: bool) -> SamplerRun:
+def _uni_pc(x: Tensor, sigmas: Tensor, start: Start, *, second_variant: bool) -> SamplerRun:
     """``second_variant`` is B2(h) of the paper, otherwise B1(h)."""
     sigmas = end_of_schedule(sigmas)
     schedule, steps = _Schedule.of(sigmas), len(sigmas) - 1
     order = min(ORDER, steps - 1)
-    x = x / (1.0 + sigmas[0] ** 2.0) ** 0.5
-    past: list[Tensor] = []
-    for i in range(steps):
-        update = None
-        if i:
-            update = _Update(schedule, past, i, min(order, i, steps + 1 - i), second_variant=second_variant)
+    scaled = x / (1.0 + sigmas[start.step] ** 2.0) ** 0.5
+    x, *past = start.history or (scaled,)
+    for i in range(start.step, steps):
+        update, history = None, (x, *past)
+        if past:
+            update = _Update(schedule, past, i, min(order, len(past), steps + 1 - i), second_variant=second_variant)
             x_next = update.predicted(x)
         else:
             x_next = x
         noised = x_next * (sigmas[i] ** 2 + 1.0) ** 0.5
-        denoised = yield ModelCall(noised, sigmas[i], i)
+        denoised = yield ModelCall(noised, sigmas[i], i, history)
         # x0 by way of the noise, as in ComfyUI: at a sigma of thousands the detour rounds off more than the difference
         # between two ways to compute the same prediction.
         denoised = (x_next - schedule.std[i] * ((noised - denoised) / sigmas[i])) / schedule.alpha[i]
@@ -112,5 +111,11 @@ class _Update:
         return first_order - self.alpha * self.step * correction
 
 
-uni_pc: Sampler = partial(_uni_pc, second_variant=False)
-uni_pc_bh2: Sampler = partial(_uni_pc, second_variant=True)
+def uni_pc(x: Tensor, sigmas: Tensor, start: Start = BEGINNING) -> SamplerRun:
+    """UniPC with B1(h)."""
+    return _uni_pc(x, sigmas, start, second_variant=False)
+
+
+def uni_pc_bh2(x: Tensor, sigmas: Tensor, start: Start = BEGINNING) -> SamplerRun:
+    """UniPC with B2(h)."""
+    return _uni_pc(x, sigmas, start, second_variant=True)

@@ -60,10 +60,7 @@ class LastStage:
     def __init__(self, setting: Setting, patches: PatchIndices, return_axis: Axis, *, preview: bool) -> None:
         self.setting, self.return_axis, self.preview = setting, return_axis, preview
         self.indices_by_patch = patches.indices_by_patch
-        x = setting.x.flatten(1)
-        self._steps: list[SamplerRun] = [
-            setting.sampler(indices)(x[:, indices], setting.sigmas) for indices in self.indices_by_patch
-        ]
+        self._steps: list[SamplerRun] = [setting.part(indices) for indices in self.indices_by_patch]
         self._calls = [next(steps) for steps in self._steps]
         self._inpainting = [setting.inpainting.select(setting.x.shape, indices) for indices in self.indices_by_patch]
         self._pending = PendingSends()
@@ -98,14 +95,12 @@ class _PendingReceive:
 
     Attributes:
         index: the call whose result is received.
-        step: the step that begins with that call; None if no step does.
         unit: the patches.
         flat: batch x values of the unit's patches, then the preview's if there is one.
         pending: the operations to wait for.
     """
 
     index: int
-    step: int | None
     unit: tuple[int, ...]
     flat: Tensor
     pending: Sequence[Work]
@@ -116,8 +111,8 @@ class FirstStage:
 
     Args:
         return_axis: axis over which the last stage sends latents to the first.
-        on_step: called with the index of a finished step and the first sample's x0, or, with ``preview=False``, the
-            initial model input (``[1, C, ...]``).
+        on_call: called with the index of a finished call and the first sample's x0 of the step's first call, or, with
+            ``preview=False``, the initial model input (``[1, C, ...]``).
         preview: whether the first sample's x0 arrives with every step.
 
     Attributes:
@@ -129,23 +124,23 @@ class FirstStage:
         setting: Setting,
         patches: PatchIndices,
         return_axis: Axis,
-        on_step: Callable[[int, Tensor], None],
+        on_call: Callable[[int, Tensor], None],
         *,
         preview: bool,
     ) -> None:
         self.indices_by_patch, self.return_axis = patches.indices_by_patch, return_axis
-        self.on_step, self.preview = on_step, preview
+        self.on_call, self.preview = on_call, preview
         call = setting.first_call()
         self.x = setting.inpainting.model_input(call.x, call.sigma).clone(memory_format=torch.contiguous_format)
         self._preview = self.x[:1].clone()
         self._receives: deque[_PendingReceive] = deque()
 
-    def expect(self, index: int, step: int | None, unit: Sequence[int]) -> None:
-        """Start to receive the result of a unit of call ``index``; ``step`` is the step that begins with that call."""
-        rows = len(self.x) + (1 if self.preview and step is not None else 0)
+    def expect(self, index: int, unit: Sequence[int], *, begins_step: bool) -> None:
+        """Start to receive the result of a unit of call ``index``."""
+        rows = len(self.x) + (1 if self.preview and begins_step else 0)
         flat = self.x.new_empty(rows * sum(len(self.indices_by_patch[patch]) for patch in unit))
         pending = receive(flat, self.return_axis, self.return_axis.size - 1)
-        self._receives.append(_PendingReceive(index=index, step=step, unit=tuple(unit), flat=flat, pending=pending))
+        self._receives.append(_PendingReceive(index=index, unit=tuple(unit), flat=flat, pending=pending))
 
     def wait_until(self, index: int, patch: int) -> None:
         """Wait for the results of all earlier calls, and of call ``index`` up to ``patch``."""
@@ -167,5 +162,5 @@ class FirstStage:
             self.x.flatten(1)[:, self.indices_by_patch[patch]] = part.view(batch, -1)
         for patch, part in zip(result.unit, parts[len(sizes) :], strict=False):
             self._preview.flatten(1)[:, self.indices_by_patch[patch]] = part.view(1, -1)
-        if result.step is not None and result.unit[-1] == len(self.indices_by_patch) - 1:
-            self.on_step(result.step, self._preview)
+        if result.unit[-1] == len(self.indices_by_patch) - 1:
+            self.on_call(result.index, self._preview)

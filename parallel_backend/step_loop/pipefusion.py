@@ -8,6 +8,7 @@ patches and, once a call, rank 0's stop flag are sent.
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -91,7 +92,7 @@ class PipeFusion:
         patches = PatchIndices.of(family, self.image, extent.values, size)
         preview = setting.message.previews and return_axis.ranks[0] == 0
         if self.boundary.first:
-            self.first = FirstStage(setting, patches, return_axis, self._on_step, preview=preview)
+            self.first = FirstStage(setting, patches, return_axis, self._on_call, preview=preview)
         if self.boundary.last:
             self.last = LastStage(setting, patches, return_axis, preview=preview)
             self._tokens = setting.x.new_zeros(len(setting.x), self.image.total, extent.values)
@@ -132,12 +133,23 @@ class PipeFusion:
             tokens = self.stage.family(task).head(state)
             self._predicted.update(zip(task.group, tokens.split(len(self.setting.x)), strict=True))
         if task.ends_unit and self.first:
-            self.first.expect(task.index, task.call.step, task.unit)
+            self.first.expect(task.index, task.unit, begins_step=task.call.step is not None)
         if task.ends_unit and self.last:
             self.last.step(task.unit, self._guided(task))
 
-    def _on_step(self, step: int, preview: Tensor) -> None:
-        self.setting.report_step(step, preview, self.report)
+    def _on_call(self, index: int, preview: Tensor) -> None:
+        """Report a step whose last call has ended. Only the last stage has a sampler's history, so none is kept."""
+        following = self.calls[index + 1] if index + 1 < len(self.calls) else None
+        if following and following.step is None:
+            return
+        kept: dict[str, Tensor] = {}
+        if following and self.first and self.setting.message.keep and self.mesh.layout.data == 1:
+            kept = self.setting.kept(replace(following, x=self.first.x.clone(), history=()))
+        self.setting.report_step(self._step_of(index), preview, kept, self.report)
+
+    def _step_of(self, index: int) -> int:
+        """Return the step to which a call belongs."""
+        return next(call.step for call in reversed(self.calls[: index + 1]) if call.step is not None)
 
     def _guided(self, task: Task) -> Tensor:
         """The guided prediction ``[B, C, ...]``. Only the patches of the task's unit are new."""

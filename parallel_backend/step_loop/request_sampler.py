@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..protocol.messages import Sample
-from ..samplers.interface import ModelCall, Sampler, planned_calls
+from ..samplers.interface import ModelCall, Sampler, Start, planned_calls
 from ..samplers.noise import Draw, SharedNoise, brownian, gaussian, no_noise
 from ..samplers.prediction_types import PREDICTIONS
 from ..samplers.samplers import SAMPLERS
@@ -28,22 +28,35 @@ class RequestSampler:
 
     def calls(self) -> list[ModelCall]:
         """Return all calls that the sampler will make, with empty latents."""
-        return planned_calls(self._bound(no_noise), self.sigmas)
+        return list(planned_calls(self._bound(no_noise), self.sigmas, Start(step=self.message.first_step)))
 
-    def first_call(self, x: Tensor) -> ModelCall:
+    def first_call(self, x: Tensor, start: Start) -> ModelCall:
         """Return the first call for a noised latent."""
-        return next(self._bound(no_noise)(x, self.sigmas))
+        return next(self._bound(no_noise)(x, self.sigmas, start))
 
     def of_part(self, select: Callable[[Tensor], Tensor]) -> Sampler:
         """Return the sampler of one part of the latent. ``select`` takes that part from the whole latent's noise."""
         if self._kind.noise and self._noise is None:
-            self._noise = SharedNoise(self._draw())
+            draw = self._draw()
+            self._draw_earlier(draw)
+            self._noise = SharedNoise(draw)
         return self._bound(self._noise.part(select) if self._noise else no_noise)
 
     def _bound(self, noise: Draw) -> Sampler:
         message = self.message
         prediction = PREDICTIONS[message.prediction]
         return self._kind.bind(Sampling(prediction=prediction, first_sigma=message.first_sigma, noise=noise))
+
+    def _draw_earlier(self, draw: Draw) -> None:
+        """Draw, and forget, what the steps before the first one draw."""
+
+        def forgotten(sigma: Tensor, next_sigma: Tensor) -> Tensor:
+            draw(sigma, next_sigma)
+            return sigma.new_empty(0)
+
+        for call in planned_calls(self._bound(forgotten), self.sigmas):
+            if call.step == self.message.first_step:
+                return
 
     def _draw(self) -> Draw:
         message, device = self.message, self.sigmas.device

@@ -7,7 +7,7 @@ from torch import Tensor
 from ..distributed import rank_speeds
 from ..distributed.collectives import agree
 from ..errors import Cancelled
-from ..samplers.interface import run_sampler
+from ..samplers.interface import ModelCall
 from .schedule import ViewSchedule, call_kinds
 from .setting import Report, Setting
 
@@ -31,7 +31,7 @@ class SampleLoop:
             Cancelled: on all ranks, before the next denoiser call.
         """
         setting = self.setting
-        x = run_sampler(setting.sampler(), self.denoise, setting.x, setting.sigmas, self._on_step)
+        x = setting.run(self.denoise, self._on_step)
         self.views.finish()
         return setting.gather(x)
 
@@ -48,8 +48,10 @@ class SampleLoop:
         guided = setting.guided(self.denoiser.comparable(shards))
         return setting.inpainting.x0(x, sigma, self.denoiser.latent(guided))
 
-    def _on_step(self, index: int, denoised: Tensor) -> None:
-        self.setting.report_step(index, denoised, self.report)
+    def _on_step(self, index: int, denoised: Tensor, following: ModelCall | None) -> None:
+        setting = self.setting
+        kept = setting.kept(following) if setting.message.keep and following else {}
+        setting.report_step(index, denoised, kept, self.report)
 
     def _check_cancelled(self) -> None:
         rank_speeds.synchronize(

@@ -10,16 +10,19 @@ def whole_calls(steps: Sequence[int | None], experts: Sequence[str], warmup: int
     """Whether each call runs on the whole latent, exactly.
 
     The calls of the first ``warmup`` steps do, and again those of the first steps after a switch to another expert.
+    Where earlier steps have run elsewhere, at least the first step does.
 
     Args:
         steps: by call, the step that begins with it; None for a second call within a step.
         experts: by call, the name of the transformer.
     """
-    whole, begun, current = [], 0, 0
+    begun = current = steps[0] or 0
+    whole, exact = [], max(1, warmup - begun) if begun else warmup
     for i, step in enumerate(steps):
         current = current if step is None else step
-        begun = current if i and experts[i] != experts[i - 1] else begun
-        whole.append(current - begun < warmup)
+        if i and experts[i] != experts[i - 1]:
+            begun, exact = current, warmup
+        whole.append(current - begun < exact)
     return whole
 
 

@@ -1,6 +1,7 @@
 """What every step loop needs on this rank: sigmas, samples, conditioning, guidance."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -11,9 +12,9 @@ from ..distributed.collectives import gather
 from ..interfaces.geometry import LATENT, TIMESTEP
 from ..layout.partition import Partition
 from ..progress import PROGRESS
-from ..protocol.messages import Progress, Sample
+from ..protocol.messages import HISTORY, KEPT, Progress, Sample
 from ..samplers.inpainting import Inpainting
-from ..samplers.interface import ModelCall, Sampler
+from ..samplers.interface import Denoise, ModelCall, OnStep, SamplerRun, Start, run_sampler
 from ..samplers.prediction_types import PREDICTIONS, timestep
 from ..strategies.batch import BatchSplit
 from .request_sampler import RequestSampler
@@ -27,7 +28,8 @@ class Setting:
     """One ``Sample`` request on this rank.
 
     Attributes:
-        x: noised start latent of this rank's samples.
+        x: noised latent of this rank's samples with which the first step begins.
+        start: where the sampler begins.
         inpainting: what happens to the latent before and after each prediction.
         conditioning: inputs of this rank's samples beside latent and timestep, by branch.
     """
@@ -40,6 +42,8 @@ class Setting:
         self.log_sigmas = loop.pop("log_sigmas", None)
         local = {name: self._local(tensor).float() for name, tensor in loop.items()}
         self.x = local.pop("x")
+        history = sorted(name for name in local if name.startswith(HISTORY))
+        self.start = Start(step=message.first_step, history=tuple(local.pop(name) for name in history))
         self._sampler = RequestSampler(message, self.sigmas, denoiser.plan.latents[0])
         self.inpainting = Inpainting(prediction=PREDICTIONS[message.prediction], inpainting=local)
         self.conditioning = {
@@ -61,15 +65,24 @@ class Setting:
         experts = [self.denoiser.experts.name(self.time(call.sigma)) for call in calls]
         return calls, whole_calls([call.step for call in calls], experts, self.denoiser.plan.layout.warmup)
 
-    def sampler(self, elements: Tensor | None = None) -> Sampler:
-        """The sampler of this rank's samples, or of some elements of each (flat indices into a sample)."""
-        if elements is None:
-            return self._sampler.of_part(lambda whole: whole[self.samples])
-        return self._sampler.of_part(lambda whole: whole[self.samples].flatten(1)[:, elements])
+    def run(self, denoise: Denoise, on_step: OnStep) -> Tensor:
+        """Run the sampler on this rank's samples, answering its calls with ``denoise``; return the final latent."""
+        sampler = self._sampler.of_part(lambda whole: whole[self.samples])
+        return run_sampler(sampler, denoise, self.x, self.sigmas, on_step, self.start)
+
+    def part(self, elements: Tensor) -> SamplerRun:
+        """The sampler's run on some elements of this rank's samples (flat indices into a sample)."""
+
+        def select(samples: Tensor) -> Tensor:
+            return samples.flatten(1)[:, elements]
+
+        sampler = self._sampler.of_part(lambda whole: select(whole[self.samples]))
+        start = replace(self.start, history=tuple(map(select, self.start.history)))
+        return sampler(select(self.x), self.sigmas, start)
 
     def first_call(self) -> ModelCall:
         """The first call of the sampler on this rank's samples."""
-        return self._sampler.first_call(self.x)
+        return self._sampler.first_call(self.x, self.start)
 
     def inputs(self, latent: Tensor, sigma: Tensor) -> dict[int, dict[str, Tensor]]:
         """All inputs of this rank's branches, for one input latent of the model."""
@@ -94,12 +107,21 @@ class Setting:
         received = gather(sent, sizes, mesh.whole)
         return {"samples": torch.cat(received).view(latent)} if mesh.whole.index == 0 else {}
 
-    def report_step(self, step: int, denoised: Tensor, report: Report) -> None:
+    def kept(self, call: ModelCall) -> dict[str, Tensor]:
+        """On rank 0, what another request needs to begin with this call, by name. Collective with data groups."""
+        tensors = {f"{KEPT}x": call.x, **{f"{KEPT}{HISTORY}{i}": tensor for i, tensor in enumerate(call.history)}}
+        if self.denoiser.mesh.layout.data == 1:
+            return tensors if self.denoiser.mesh.whole.index == 0 else {}
+        gathered = {name: self.gather(tensor) for name, tensor in tensors.items()}
+        return {name: whole["samples"] for name, whole in gathered.items() if whole}
+
+    def report_step(self, step: int, denoised: Tensor, kept: Mapping[str, Tensor], report: Report) -> None:
         """Count a step that is done. Rank 0 reports it, with a preview of its x0 if the request asks for previews."""
         PROGRESS.step(step + 1, len(self.sigmas) - 1)
         if self.denoiser.mesh.whole.index == 0:
-            preview = {"preview": first_frame(denoised).cpu()} if self.message.previews else {}
-            report(Progress(phase="sampling", value=step + 1, total=len(self.sigmas) - 1), preview)
+            preview = {"preview": first_frame(denoised)} if self.message.previews else {}
+            extra = {name: tensor.cpu() for name, tensor in (preview | dict(kept)).items()}
+            report(Progress(phase="sampling", value=step + 1, total=len(self.sigmas) - 1), extra)
 
     def _local(self, tensor: Tensor) -> Tensor:
         """This rank's samples of a tensor; the whole tensor if it broadcasts over the batch."""

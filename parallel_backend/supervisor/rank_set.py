@@ -37,11 +37,18 @@ all ranks that wait for one."""
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """Why a set must be killed. ``kind`` is one of the constants above, ``code`` one of ``errors``."""
+    """Why a set must be killed.
+
+    Attributes:
+        kind: one of the constants above.
+        code: one of ``errors``.
+        not_started: see ``RankFailed``.
+    """
 
     message: str
     kind: int = RAISED
     code: str = RankFailed.code
+    not_started: tuple[int, ...] = ()
 
 
 SUSPENDED = 2.0
@@ -198,7 +205,10 @@ class RankSet:
         kind = OUT_OF_MEMORY if finished.code == OutOfMemory.code else kind
         text = f"{self.ranks[rank].name} on {self.devices.of_rank(rank)} {finished.message}"
         text = f"{text} (log: {self._endpoint.rank_log(rank)})"
-        self._record(Failure(kind=kind, code=finished.code, message=text))
+        self._record(Failure(kind=kind, code=finished.code, message=text, not_started=self._not_started(rank)))
+
+    def _not_started(self, rank: int) -> tuple[int, ...]:
+        return () if self.ranks[rank].ready else (rank,)
 
     def _reap(self, rank: RankProcess) -> None:
         self._events.forget(rank.pidfd)
@@ -213,7 +223,7 @@ class RankSet:
         kind, code = _BY_CAUSE.get(cause(reason), (DIED, RankFailed.code))
         when = "" if rank.ready else " while starting"
         text = f"{rank.name} {how}{when}{': ' + reason if reason else ''} (log: {path})"
-        self._record(Failure(kind=kind, code=code, message=text))
+        self._record(Failure(kind=kind, code=code, message=text, not_started=self._not_started(rank.rank)))
 
     def _record(self, failure: Failure) -> None:
         if self.killed_at is None:
@@ -239,7 +249,7 @@ class RankSet:
         if late and now - self._started > self._patience.start:
             names = " and ".join(rank.name for rank in late)
             text = f"{names} did not start within {self._patience.start:g} s"
-            self._record(Failure(kind=HUNG, message=text))
+            self._record(Failure(kind=HUNG, message=text, not_started=tuple(rank.rank for rank in late)))
         for rank in self.ranks:
             if rank.process.returncode is None and rank.is_hung(self._patience, now):
                 text = f"{rank.name} stopped answering {now - rank.last_heard:.0f} s ago"

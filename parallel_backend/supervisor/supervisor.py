@@ -230,7 +230,7 @@ class Supervisor:
         if self._queue.running and (failure is None or failure.kind == STUCK):
             failure = self._overdue(self._queue.running, stuck=failure is not None) or failure
         if failure:
-            self._fail_ranks(Error(code=failure.code, message=failure.message))
+            self._fail_ranks(Error(code=failure.code, message=failure.message, not_started=failure.not_started))
         self._generations.forget_exited()
         now = time.monotonic()
         if now - self._last_keepalive > self._limits.keepalive_interval:
@@ -259,7 +259,8 @@ class Supervisor:
     def _overdue(self, request: QueuedRequest, *, stuck: bool) -> Failure | None:
         now = time.monotonic()
         if request.cancelled_at and now - request.cancelled_at > self._limits.cancel:
-            return Failure(message=f"the ranks did not end a cancelled request within {self._limits.cancel:g} s")
+            message = f"the ranks did not end a cancelled request within {self._limits.cancel:g} s"
+            return Failure(code=Cancelled.code, message=message)
         failure = request.early_failure
         if failure and (stuck or now - failure.at > self._limits.agree):
             return Failure(message=f"rank {failure.rank} alone ended the request: {failure.finished.message}")

@@ -1,0 +1,148 @@
+"""Requests that survive the death of a rank: they go on, from the last finished step, on a fresh set of ranks.
+
+After each step of a ``Sample``, rank 0 sends what the next step begins with, and this process keeps the newest. Any
+other request is asked once more. Where a device no longer starts a rank, the rest goes on with one device fewer.
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from torch import Tensor
+
+from ..errors import BackendError, BackendUnavailable, RankFailed
+from ..layout.suggestions import fitting
+from ..protocol.messages import HISTORY, KEPT, Progress, RankRequest, Sample, new_id
+from ..protocol.model_spec import Devices, ModelSpec
+from .client import Client, Interrupted, OnProgress
+
+log = logging.getLogger(__name__)
+
+_WAITING = ("accepted", "queued", "start")
+"""Phases before the ranks have the request."""
+
+
+class LostDevices:
+    """Devices that were in use and on which no rank starts any more."""
+
+    def __init__(self) -> None:
+        self._lost: dict[Devices, frozenset[int]] = {}
+
+    def add(self, devices: Devices, ranks: tuple[int, ...]) -> None:
+        """Note that these ranks do not start on their devices."""
+        key = replace(devices, indices=())
+        self._lost[key] = self._lost.get(key, frozenset()) | {devices.indices[rank] for rank in ranks}
+
+    def without(self, spec: ModelSpec) -> ModelSpec:
+        """Return a model's spec with the devices that are left, and the nearest layout that they have room for."""
+        lost = self._lost.get(replace(spec.devices, indices=()), frozenset())
+        left = tuple(index for index in spec.devices.indices if index not in lost)
+        if not left or left == spec.devices.indices:
+            return spec
+        layout = spec.layout and fitting(spec.layout, len(left))
+        return replace(spec, devices=replace(spec.devices, indices=left), layout=layout)
+
+    def forget(self) -> None:
+        """Try all devices again."""
+        self._lost.clear()
+
+
+class RecoveringCall:
+    """One request, asked again when ranks fail.
+
+    Args:
+        client: asks.
+        message: the request.
+        tensors: its tensors.
+        interrupted: see ``Client.call``.
+        on_progress: see ``Client.call``. What is kept for a recovery does not reach it.
+        notify: takes a sentence about each recovery, for the user.
+        lost: devices to do without.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        message: RankRequest,
+        tensors: Mapping[str, Tensor],
+        *,
+        interrupted: Interrupted | None = None,
+        on_progress: OnProgress | None = None,
+        notify: Callable[[str], None] = log.warning,
+        lost: LostDevices | None = None,
+    ) -> None:
+        self._client, self._tensors = client, dict(tensors)
+        self._message: RankRequest = replace(message, keep=True) if isinstance(message, Sample) else message
+        self._interrupted, self._on_progress, self._notify = interrupted, on_progress, notify
+        self._lost = lost or LostDevices()
+        self._begun = self._recovering = False
+        self._note = ""
+        self._failed_at: int | None = None
+
+    def run(self) -> dict[str, Tensor]:
+        """Return the reply's tensors.
+
+        Raises:
+            BackendError: see ``Client.call``. A ``RankFailed`` is raised where ranks fail before they have the
+                request, and where they fail twice at the same step.
+        """
+        while True:
+            self._begun = False
+            spec = self._lost.without(self._message.model)
+            asked = replace(self._message, model=spec, request_id=new_id())
+            try:
+                return self._client.call(
+                    asked, self._tensors, interrupted=self._interrupted, on_progress=self._progressed
+                )
+            except RankFailed as error:
+                self._recover(error, spec)
+            except BackendUnavailable as error:
+                if not self._client.endpoint.socket.exists():
+                    raise  # a backend that ends in order removes its socket first
+                self._recover(error, spec)
+
+    @property
+    def _step(self) -> int:
+        """Steps that need not run again."""
+        return self._message.first_step if isinstance(self._message, Sample) else 0
+
+    def _progressed(self, progress: Progress, tensors: dict[str, Tensor]) -> None:
+        self._begun = self._begun or progress.phase not in _WAITING
+        kept = {name: tensors.pop(name) for name in list(tensors) if name.startswith(KEPT)}
+        if kept:
+            self._keep(progress.value, {name.removeprefix(KEPT): tensor for name, tensor in kept.items()})
+        if self._on_progress is not None:
+            notes = [note for note in (progress.note, self._note) if note]
+            self._on_progress(replace(progress, note=", ".join(notes)), tensors)
+
+    def _keep(self, step: int, kept: Mapping[str, Tensor]) -> None:
+        rest = {name: tensor for name, tensor in self._tensors.items() if not name.startswith(HISTORY)}
+        self._tensors = {**rest, **kept}
+        assert isinstance(self._message, Sample)
+        self._message = replace(self._message, first_step=step)
+
+    def _recover(self, error: BackendError, spec: ModelSpec) -> None:
+        """Prepare to ask again.
+
+        Raises:
+            BackendError: ``error``, if that makes no sense.
+        """
+        not_started = error.not_started if isinstance(error, RankFailed) else ()
+        if self._recovering and not self._begun and 0 < len(not_started) < len(spec.devices.indices):
+            self._lost.add(spec.devices, not_started)
+        elif not self._begun or self._failed_at == self._step:
+            raise error
+        else:
+            self._failed_at, self._recovering = self._step, True
+        self._tell(error, self._lost.without(self._message.model))
+
+    def _tell(self, error: BackendError, spec: ModelSpec) -> None:
+        where = "asking again"
+        if self._step:
+            where = self._note = f"going on after step {self._step}"
+            if spec.layout and spec.layout.approximate:
+                where += ", with a step of warm-up"
+        fewer = len(spec.devices.indices) < len(self._message.model.devices.indices)
+        if fewer:
+            where += f", on {spec.devices}" + (f" with layout {spec.layout}" if spec.layout else "")
+        self._notify(f"{where}, since {error}")
