@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ...parallel_backend.checkpoint.checkpoint import HIGH_NOISE, LOW_NOISE, Checkpoint
 from ...parallel_backend.client.client import Client
+from ...parallel_backend.client.recovery import LostDevices, RecoveringCall
 from ...parallel_backend.errors import BackendError, BackendUnavailable, Cancelled, NoRoom, OutOfMemory, QueueFull
 from ...parallel_backend.layout.parallel_layout import ParallelLayout, auto, sharing
 from ...parallel_backend.protocol.messages import (
@@ -55,6 +56,7 @@ FREE_DELAY = 5.0
 
 _Key = tuple[str, str, str]
 _clients: list[Client] = []
+_lost_devices = LostDevices()
 _shown_texts: dict[str, str] = {}
 _users: dict[_Key, set[object]] = {}
 _dropped: dict[_Key, ModelSpec] = {}
@@ -108,11 +110,6 @@ def _unload(spec: ModelSpec, *, only_cache: bool = False) -> Literal["freed", "b
     return "freed"
 
 
-def _call(message: RankRequest, tensors: Mapping[str, Tensor], on_progress: OnProgress) -> dict[str, Tensor]:
-    interrupted = comfy.model_management.processing_interrupted
-    return client().call(message, dict(tensors), interrupted=interrupted, on_progress=on_progress)
-
-
 def _key(spec: ModelSpec) -> _Key:
     return spec.path, spec.stamp, spec.dtype
 
@@ -143,7 +140,11 @@ class Handle:
     keeps: object = None
 
     def keep_weights(self) -> None:
-        """Keep the model's weights on the ranks as long as this handle lives, and free them soon after."""
+        """Keep the model's weights on the ranks as long as this handle lives, and free them soon after.
+
+        Devices that were lost are tried again.
+        """
+        _lost_devices.forget()
         user = object()
         _users.setdefault(_key(self.spec), set()).add(user)
         weakref.finalize(self, _release, self.spec, user).atexit = False
@@ -195,8 +196,9 @@ class Handle:
     ) -> dict[str, Tensor]:
         """Make the ranks execute a request. Blocks, and ends early when the user interrupts.
 
-        If a rank's GPU is full and ComfyUI has models of its own there, these are unloaded, and the request is tried
-        once more. Only then do weights that fit nowhere stream from the machine's memory.
+        If ranks fail, the request goes on with a fresh set, see ``RecoveringCall``. If a rank's GPU is full and ComfyUI
+        has models of its own there, these are unloaded, and the request is tried once more. Only then do weights that
+        fit nowhere stream from the machine's memory.
 
         Raises:
             InterruptProcessingException: the user interrupted.
@@ -209,20 +211,30 @@ class Handle:
         progressed = shown_progress(phase, self.show, on_progress)
         shared = comfyui_models.shared_gpus(self.spec.devices, self.ranks)
         careful = replace(message, adapt=False) if shared and isinstance(message, Forward | Sample) else message
+        call = RecoveringCall(
+            client(), careful, tensors, interrupted=comfy.model_management.processing_interrupted,
+            on_progress=progressed, notify=self._tell, lost=_lost_devices,
+        )  # fmt: skip
         with self._errors_for_comfyui():
             try:
-                return _call(careful, tensors, progressed)
+                return call.run()
             except OutOfMemory as error:
                 unloaded = bool(shared) and comfyui_models.unload(shared)
                 if not unloaded and not (isinstance(error, NoRoom) and careful is not message):
                     raise
                 again = "trying once more without ComfyUI's own models on these GPUs"
-                logging.warning("Parallel DiT: %s: %s", again if unloaded else "fitting the weights", error)
-                self.show(f"out of memory: {again}" if unloaded else "fitting the weights into less memory")
-                return _call(message, tensors, progressed)
+                self._tell(f"{again if unloaded else 'fitting the weights into less memory'}, since {error}")
+                if isinstance(message, Forward | Sample):
+                    call.change(adapt=message.adapt)
+                return call.run()
             finally:
                 if not isinstance(message, Forward | Sample):
                     self.give_back_cache()
+
+    def _tell(self, sentence: str) -> None:
+        """Show on the node, and log, what is done about a failure."""
+        logging.warning("Parallel DiT: %s", sentence)
+        self.show(sentence)
 
     def give_back_cache(self) -> None:
         """Make the ranks return what they keep for later on GPUs that ComfyUI uses, too. Never raises an error.

@@ -7,6 +7,7 @@ other request is asked once more. Where a device no longer starts a rank, the re
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from torch import Tensor
 
@@ -17,9 +18,6 @@ from ..protocol.model_spec import Devices, ModelSpec
 from .client import Client, Interrupted, OnProgress
 
 log = logging.getLogger(__name__)
-
-_WAITING = ("accepted", "queued", "start")
-"""Phases before the ranks have the request."""
 
 
 class LostDevices:
@@ -75,7 +73,7 @@ class RecoveringCall:
         self._message: RankRequest = replace(message, keep=True) if isinstance(message, Sample) else message
         self._interrupted, self._on_progress, self._notify = interrupted, on_progress, notify
         self._lost = lost or LostDevices()
-        self._begun = self._recovering = False
+        self._begun = False
         self._note = ""
         self._failed_at: int | None = None
 
@@ -83,8 +81,8 @@ class RecoveringCall:
         """Return the reply's tensors.
 
         Raises:
-            BackendError: see ``Client.call``. A ``RankFailed`` is raised where ranks fail before they have the
-                request, and where they fail twice at the same step.
+            BackendError: see ``Client.call``. A ``RankFailed`` is raised where ranks do not start, and where they
+                fail twice at the same step.
         """
         while True:
             self._begun = False
@@ -97,9 +95,13 @@ class RecoveringCall:
             except RankFailed as error:
                 self._recover(error, spec)
             except BackendUnavailable as error:
-                if not self._client.endpoint.socket.exists():
-                    raise  # a backend that ends in order removes its socket first
+                if not (self._begun and self._client.endpoint.socket.exists()):
+                    raise  # none started, or it was told to end: it removes its socket then
                 self._recover(error, spec)
+
+    def change(self, **options: Any) -> None:
+        """Ask with other options from now on."""
+        self._message = replace(self._message, **options)
 
     @property
     def _step(self) -> int:
@@ -107,7 +109,7 @@ class RecoveringCall:
         return self._message.first_step if isinstance(self._message, Sample) else 0
 
     def _progressed(self, progress: Progress, tensors: dict[str, Tensor]) -> None:
-        self._begun = self._begun or progress.phase not in _WAITING
+        self._begun = True
         kept = {name: tensors.pop(name) for name in list(tensors) if name.startswith(KEPT)}
         if kept:
             self._keep(progress.value, {name.removeprefix(KEPT): tensor for name, tensor in kept.items()})
@@ -118,8 +120,7 @@ class RecoveringCall:
     def _keep(self, step: int, kept: Mapping[str, Tensor]) -> None:
         rest = {name: tensor for name, tensor in self._tensors.items() if not name.startswith(HISTORY)}
         self._tensors = {**rest, **kept}
-        assert isinstance(self._message, Sample)
-        self._message = replace(self._message, first_step=step)
+        self.change(first_step=step)
 
     def _recover(self, error: BackendError, spec: ModelSpec) -> None:
         """Prepare to ask again.
@@ -128,12 +129,12 @@ class RecoveringCall:
             BackendError: ``error``, if that makes no sense.
         """
         not_started = error.not_started if isinstance(error, RankFailed) else ()
-        if self._recovering and not self._begun and 0 < len(not_started) < len(spec.devices.indices):
+        if not_started and self._failed_at is not None and len(not_started) < len(spec.devices.indices):
             self._lost.add(spec.devices, not_started)
-        elif not self._begun or self._failed_at == self._step:
+        elif not_started or self._failed_at == self._step:
             raise error
         else:
-            self._failed_at, self._recovering = self._step, True
+            self._failed_at = self._step
         self._tell(error, self._lost.without(self._message.model))
 
     def _tell(self, error: BackendError, spec: ModelSpec) -> None:

@@ -208,7 +208,8 @@ class Supervisor:
         try:
             self._generations.start(devices)
         except OSError as error:
-            self._fail_ranks(Error(code=RankFailed.code, message=f"the ranks do not start: {error}"))
+            message, ranks = f"the ranks do not start: {error}", tuple(range(len(devices.indices)))
+            self._fail_ranks(Error(code=RankFailed.code, message=message, not_started=ranks))
 
     def _on_finished(self, rank: int, finished: rank_control.Finished) -> None:
         request = self._queue.running

@@ -42,10 +42,12 @@ def run_command(
     )
 
 
-def start_fake(runtime: Path, *, idle_timeout: float = 60.0, limits: Limits = IMPATIENT) -> Client:
+def start_fake(
+    runtime: Path, *, idle_timeout: float = 60.0, limits: Limits = IMPATIENT, worker: str = "fake_worker.py"
+) -> Client:
     """Start ``fake_serve`` and wait until it answers."""
     command = [sys.executable, str(Path(__file__).with_name("fake_serve.py")), str(idle_timeout)]
-    command.append(msgspec.json.encode(limits).decode())
+    command += [msgspec.json.encode(limits).decode(), worker]
     client = Client(endpoint=Endpoint(folder=runtime), timeouts=Timeouts(connect=20.0, silence=30.0, cancel=20.0))
     with client.endpoint.log.open("ab") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, cwd=runtime, env=environment(runtime))

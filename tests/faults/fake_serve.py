@@ -1,4 +1,4 @@
-"""Run a supervisor whose ranks are ``fake_worker``. Arguments: the idle timeout, and the ``Limits`` as JSON."""
+"""Run a supervisor with ranks of a test. Arguments: the idle timeout, the ``Limits`` as JSON, and the rank's file."""
 
 import logging
 import sys
@@ -12,7 +12,7 @@ from parallel_backend.supervisor.supervisor import Supervisor
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.DEBUG, format="%(asctime)s supervisor: %(message)s")
-    worker = str(Path(__file__).with_name("fake_worker.py"))
+    worker = str(Path(__file__).with_name(sys.argv[3]))
     limits = msgspec.json.decode(sys.argv[2], type=Limits)
     Supervisor(
         endpoint=Endpoint.default(), idle_timeout=float(sys.argv[1]), command=(sys.executable, worker), limits=limits

@@ -1,0 +1,208 @@
+"""A run goes on after the death of a rank, of the supervisor or of a device, and gives the same latent."""
+
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from parallel_backend.client.client import Client
+from parallel_backend.client.recovery import LostDevices, RecoveringCall
+from parallel_backend.errors import BackendUnavailable, RankFailed
+from parallel_backend.layout.parallel_layout import ParallelLayout
+from parallel_backend.protocol.messages import Forward, Progress, RankRequest, Sample
+from parallel_backend.protocol.model_spec import Devices, ModelSpec
+from tests.support import tiny
+
+from .backend import start_fake
+from .conftest import runtime_folder
+from .losing_rank import LOST_DEVICES, SELF, SIGNALS, SUPERVISOR
+
+Tensors = dict[str, torch.Tensor]
+STEPS, HALF = 20, 10
+SAME_RANKS, FEWER_RANKS = 1e-5, 1e-4
+SECONDS = 60.0
+"""Within which a run goes on, beside other work."""
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    with runtime_folder() as folder:
+        yield start_fake(folder, worker="losing_rank.py", idle_timeout=600.0)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(tiny.write(tmp_path_factory.mktemp("tiny") / "model", tiny.Tiny(heads=3, layers=3)))
+
+
+def model(path: str, layout: str | None, ranks: int = 3) -> ModelSpec:
+    devices = Devices(kind="cpu", indices=tuple(range(ranks)))
+    return ModelSpec(path=path, devices=devices, layout=None if layout is None else ParallelLayout.parse(layout))
+
+
+def request(spec: ModelSpec, sampler: str = "euler") -> tuple[Sample, Tensors]:
+    torch.manual_seed(0)
+    inputs = {"x": torch.randn(2, 16, 1, 9, 7), "sigmas": torch.linspace(1, 0, STEPS + 1)}
+    inputs |= {f"{i}.encoder_hidden_states": torch.randn(2, 6 - i, 32) for i in range(2)}
+    return Sample(model=spec, branches=2, sampler=sampler, cfg=3.0), inputs
+
+
+@dataclass(kw_only=True)
+class Call:
+    """A call whose ranks fail, with what it reports."""
+
+    client: Client
+    lost: LostDevices = field(default_factory=LostDevices)
+    steps: list[int] = field(default_factory=list)
+    said: list[str] = field(default_factory=list)
+    notes: set[str] = field(default_factory=set)
+
+    def run(self, message: RankRequest, tensors: Tensors) -> Tensors:
+        call = RecoveringCall(
+            self.client, message, tensors, on_progress=self._progressed, notify=self.said.append, lost=self.lost
+        )
+        return call.run()
+
+    def _progressed(self, progress: Progress, tensors: Tensors) -> None:
+        if progress.phase == "sampling":
+            assert not tensors, "what is kept does not reach the caller"
+            self.steps.append(progress.value)
+            self.notes.add(progress.note)
+
+
+def let_die(client: Client, *deaths: tuple[int, int], target: str = SELF, number: int = signal.SIGKILL) -> None:
+    """Let ranks, or the supervisor, get a signal after steps of ranks: pairs of rank and step, in order."""
+    lines = [f"{rank} {step} {target} {int(number)}" for rank, step in deaths]
+    (client.endpoint.folder / SIGNALS).write_text("\n".join(lines))
+
+
+def relative_error(got: torch.Tensor, wanted: torch.Tensor) -> float:
+    return float((got - wanted).abs().max() / wanted.abs().max())
+
+
+def computed(client: Client) -> int:
+    """Steps that the ranks of the present set have computed."""
+    before = -1
+    while (now := client.status().ranks[0].steps) != before:
+        before = now
+        time.sleep(1.1)
+    return now
+
+
+@pytest.mark.parametrize("sampler", ["euler", "dpmpp_2m", "uni_pc", "euler_ancestral"])
+def test_a_run_goes_on_after_a_rank_dies(client: Client, path: str, sampler: str) -> None:
+    message, inputs = request(model(path, "ulysses=3"), sampler)
+    wanted = client.call(message, inputs)["samples"]
+    before = computed(client)
+    client.call(message, inputs)
+    forwards = (computed(client) - before) // STEPS
+    let_die(client, (1, HALF))
+    call, start = Call(client=client), time.monotonic()
+    samples = call.run(message, inputs)["samples"]
+    assert time.monotonic() - start < SECONDS
+    assert relative_error(samples, wanted) <= SAME_RANKS
+    assert call.steps == list(range(1, STEPS + 1)), "each step is reported once"
+    resumed = computed(client) // forwards
+    assert STEPS - HALF <= resumed <= STEPS - HALF + 1, "at most one step is computed twice"
+    (said,) = call.said
+    assert f"going on after step {STEPS - resumed}, since rank 1" in said
+    assert "was killed by SIGKILL" in said
+    assert call.notes == {"", f"going on after step {STEPS - resumed}"}
+
+
+@pytest.mark.parametrize(("layout", "ranks"), [("ulysses=3", 3), ("cfg=2", 2), (None, 3)])
+def test_a_run_goes_on_with_one_device_fewer(client: Client, path: str, layout: str | None, ranks: int) -> None:
+    spec, last = model(path, layout, ranks), ranks - 1
+    message, inputs = request(spec, "dpmpp_2m")
+    wanted = client.call(message, inputs)["samples"]
+    let_die(client, (last, HALF))
+    lost_devices, call = client.endpoint.folder / LOST_DEVICES, Call(client=client)
+    lost_devices.write_text(str(last))
+    try:
+        assert relative_error(call.run(message, inputs)["samples"], wanted) <= FEWER_RANKS
+        assert call.steps == list(range(1, STEPS + 1))
+        assert len(call.said) == 2
+        assert f"on {last} CPU rank" in call.said[1]
+        assert call.lost.without(spec).devices.indices == tuple(range(last))
+        again = Call(client=client, lost=call.lost)
+        assert relative_error(again.run(message, inputs)["samples"], wanted) <= FEWER_RANKS
+        assert not again.said, "later requests do without the device"
+    finally:
+        lost_devices.unlink()
+    call.lost.forget()
+    assert call.lost.without(spec) == spec
+
+
+def test_an_approximate_run_warms_up_again_and_says_so(client: Client, path: str) -> None:
+    message, inputs = request(model(path, "pipe=3 patches=3"))
+    wanted = client.call(message, inputs)["samples"]
+    let_die(client, (0, HALF))
+    call = Call(client=client)
+    assert relative_error(call.run(message, inputs)["samples"], wanted) < 0.2
+    assert "with a step of warm-up, since rank 0" in call.said[0]
+
+
+def test_a_forward_is_asked_again(client: Client, path: str) -> None:
+    inputs = {"0.hidden_states": torch.randn(1, 16, 1, 8, 8), "0.timestep": torch.tensor([500.0])}
+    inputs["0.encoder_hidden_states"] = torch.randn(1, 6, 32)
+    message = Forward(model=model(path, "ulysses=3"), branches=1)
+    wanted = client.call(message, inputs)["0"]
+    psutil.Process(client.status().ranks[2].pid).suspend()  # found by its missing heartbeat, during the request
+    call = Call(client=client)
+    assert torch.equal(call.run(message, inputs)["0"], wanted)
+    assert call.said[0].startswith("asking again, since rank 2")
+
+
+def test_ranks_that_die_again_and_again_do_not_end_the_run(client: Client, path: str) -> None:
+    message, inputs = request(model(path, "ulysses=2", 2))
+    wanted = client.call(message, inputs)["samples"]
+    let_die(client, (1, 3), (0, 9), (1, 15))
+    call = Call(client=client)
+    assert relative_error(call.run(message, inputs)["samples"], wanted) <= SAME_RANKS
+    assert len(call.said) == 3
+
+
+def test_a_second_death_at_the_same_step_is_an_error(client: Client, path: str) -> None:
+    message, inputs = request(model(path, "ulysses=2", 2))
+    let_die(client, (0, 1), (0, 1))  # before the step is reported
+    call = Call(client=client)
+    with pytest.raises(RankFailed, match="was killed by SIGKILL"):
+        call.run(message, inputs)
+    assert len(call.said) == 1
+
+
+def test_a_run_survives_its_supervisor(runtime: Path, path: str) -> None:
+    message, inputs = request(model(path, "ulysses=2", 2), "dpmpp_2m")
+    client = start_fake(runtime, worker="losing_rank.py")
+    wanted = client.call(message, inputs)["samples"]
+    let_die(client, (0, HALF), target=SUPERVISOR)
+    call = Call(client=client)
+    assert relative_error(call.run(message, inputs)["samples"], wanted) <= SAME_RANKS
+    assert "the backend ended in the middle of a request" in call.said[0]
+
+
+def test_a_run_whose_backend_is_stopped_starts_no_other(runtime: Path, path: str) -> None:
+    message, inputs = request(model(path, "ulysses=2", 2))
+    client = start_fake(runtime, worker="losing_rank.py")
+    client.call(message, inputs)
+    let_die(client, (0, HALF), target=SUPERVISOR, number=signal.SIGTERM)
+    call = Call(client=client)
+    with pytest.raises(BackendUnavailable):
+        call.run(message, inputs)
+    assert not call.said
+    with pytest.raises(BackendUnavailable):
+        client.status()
+
+
+def test_ranks_that_fail_to_start_at_first_are_an_error(runtime: Path, path: str) -> None:
+    (runtime / LOST_DEVICES).write_text("1")
+    call = Call(client=start_fake(runtime, worker="losing_rank.py"))
+    with pytest.raises(RankFailed, match="the device is not there") as caught:
+        call.run(*request(model(path, "ulysses=2", 2)))
+    assert caught.value.not_started == (1,)
+    assert not call.said
