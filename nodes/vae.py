@@ -1,5 +1,6 @@
 """The nodes that decode and encode in the backend, and the node that makes the VAE of any workflow parallel."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -132,9 +133,9 @@ class ParallelVAEDecode(io.ComfyNode):  # type: ignore[misc]
     def execute(cls, samples: dict[str, Any], vae: Any, tile: int = 0) -> io.NodeOutput:
         """Decode on the ranks."""
         latent: torch.Tensor = samples["samples"]
-        pixels = _remote_vae(vae, "Parallel VAE Decode", "VAEDecode").decode_with(latent, progress_bar(), tile)
-        if tile and max(pixels.shape[-3:-1]) > tile:
-            label_saved_images(cls.hidden, {"tile": tile, "approximate": "tiles"})
+        remote = _remote_vae(vae, "Parallel VAE Decode", "VAEDecode")
+        pixels = remote.decode_with(latent, progress_bar(), tile)
+        _label_tiles(cls.hidden, remote.used_tile, pixels.shape[-3:-1])
         return io.NodeOutput(rearrange(pixels, "b t h w c -> (b t) h w c") if pixels.ndim == 5 else pixels)
 
 
@@ -160,10 +161,23 @@ class ParallelVAEEncode(io.ComfyNode):  # type: ignore[misc]
     @classmethod
     def execute(cls, pixels: torch.Tensor, vae: Any, tile: int = 0) -> io.NodeOutput:
         """Encode on the ranks."""
-        latent = _remote_vae(vae, "Parallel VAE Encode", "VAEEncode").encode_with(pixels, progress_bar(), tile)
-        if tile and max(latent.shape[-2:]) * vae.spacial_compression_encode() > tile:
-            label_saved_images(cls.hidden, {"tile": tile, "approximate": "tiles"})
+        remote = _remote_vae(vae, "Parallel VAE Encode", "VAEEncode")
+        latent = remote.encode_with(pixels, progress_bar(), tile)
+        spatial = vae.spacial_compression_encode()
+        _label_tiles(cls.hidden, remote.used_tile, [size * spatial for size in latent.shape[-2:]])
         return io.NodeOutput({"samples": latent})
+
+
+def _label_tiles(hidden: Any, tile: int, size: Sequence[int]) -> None:
+    """Label saved images that were computed in more than one tile.
+
+    Args:
+        hidden: the node's hidden inputs.
+        tile: the side of a tile in pixels; 0 for the whole image.
+        size: the image's height and width.
+    """
+    if tile and max(size) > tile:
+        label_saved_images(hidden, {"tile": tile, "approximate": "tiles"})
 
 
 def _remote_vae(vae: Any, node: str, native_node: str) -> RemoteVAE:

@@ -10,7 +10,7 @@ import time
 import weakref
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import comfy.model_management
@@ -20,7 +20,7 @@ from torch import Tensor
 from ...parallel_backend.checkpoint.checkpoint import HIGH_NOISE, LOW_NOISE, Checkpoint
 from ...parallel_backend.client.client import Client
 from ...parallel_backend.client.recovery import LostDevices, RecoveringCall
-from ...parallel_backend.errors import BackendError, BackendUnavailable, Cancelled, NoRoom, OutOfMemory, QueueFull
+from ...parallel_backend.errors import BackendError, BackendUnavailable, Cancelled, OutOfMemory, QueueFull
 from ...parallel_backend.layout.parallel_layout import ParallelLayout, auto, sharing
 from ...parallel_backend.protocol.messages import (
     Decode,
@@ -35,7 +35,7 @@ from ...parallel_backend.protocol.messages import (
 )
 from ...parallel_backend.protocol.model_spec import ModelSpec
 from ...parallel_backend.protocol.status import LoadedModel, RankStatus
-from . import comfyui_models
+from . import comfyui_models, memory_ladder
 from .progress_text import OnProgress, shown_progress
 
 PHASES: dict[type[RankRequest], str] = {
@@ -142,9 +142,10 @@ class Handle:
     def keep_weights(self) -> None:
         """Keep the model's weights on the ranks as long as this handle lives, and free them soon after.
 
-        Devices that were lost are tried again.
+        Devices that were lost are tried again, and so is the layout that had too little room.
         """
         _lost_devices.forget()
+        memory_ladder.forget(self.spec)
         user = object()
         _users.setdefault(_key(self.spec), set()).add(user)
         weakref.finalize(self, _release, self.spec, user).atexit = False
@@ -196,9 +197,8 @@ class Handle:
     ) -> dict[str, Tensor]:
         """Make the ranks execute a request. Blocks, and ends early when the user interrupts.
 
-        If ranks fail, the request goes on with a fresh set, see ``RecoveringCall``. If a rank's GPU is full and ComfyUI
-        has models of its own there, these are unloaded, and the request is tried once more. Only then do weights that
-        fit nowhere stream from the machine's memory.
+        If ranks fail, the request goes on with a fresh set, see ``RecoveringCall``. If a rank's memory is full,
+        ``memory_ladder`` makes room.
 
         Raises:
             InterruptProcessingException: the user interrupted.
@@ -210,28 +210,19 @@ class Handle:
         free_dropped()
         progressed = shown_progress(phase, self.show, on_progress)
         shared = comfyui_models.shared_gpus(self.spec.devices, self.ranks)
-        careful = replace(message, adapt=False) if shared and isinstance(message, Forward | Sample) else message
         call = RecoveringCall(
-            client(), careful, tensors, interrupted=comfy.model_management.processing_interrupted,
-            on_progress=progressed, notify=self._tell, lost=_lost_devices,
+            client(), memory_ladder.first_try(message, shared), tensors,
+            interrupted=comfy.model_management.processing_interrupted,
+            on_progress=progressed, notify=self.tell, lost=_lost_devices,
         )  # fmt: skip
         with self._errors_for_comfyui():
             try:
-                return call.run()
-            except OutOfMemory as error:
-                unloaded = bool(shared) and comfyui_models.unload(shared)
-                if not unloaded and not (isinstance(error, NoRoom) and careful is not message):
-                    raise
-                again = "trying once more without ComfyUI's own models on these GPUs"
-                self._tell(f"{again if unloaded else 'fitting the weights into less memory'}, since {error}")
-                if isinstance(message, Forward | Sample):
-                    call.change(adapt=message.adapt)
-                return call.run()
+                return memory_ladder.climb(call, message, shared, self.tell)
             finally:
                 if not isinstance(message, Forward | Sample):
                     self.give_back_cache()
 
-    def _tell(self, sentence: str) -> None:
+    def tell(self, sentence: str) -> None:
         """Show on the node, and log, what is done about a failure."""
         logging.warning("Parallel DiT: %s", sentence)
         self.show(sentence)

@@ -1,8 +1,8 @@
 """ComfyUI's VAE class whose work the backend does."""
 
-import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
@@ -31,8 +31,11 @@ class RemoteVAE(comfy.sd.VAE):  # type: ignore[misc]
     A video VAE maps latents ``[B, C, T, H, W]`` to pixels ``[B, T, H, W, 3]``, an image VAE latents ``[B, C, H, W]``
     to pixels ``[B, H, W, 3]``.
 
-    The tiled methods, too, process the whole image, each rank some of its rows. They fall back to tiles, which change
-    the result, only if a rank runs out of memory.
+    All methods, tiled ones too, process the whole image, each rank some of its rows. Like ComfyUI's own VAE they fall
+    back to tiles, which change the result, if a rank runs out of memory.
+
+    Attributes:
+        used_tile: the side of the tiles, in pixels, in which the last result was computed; 0 for the whole image.
     """
 
     def __init__(
@@ -55,7 +58,7 @@ class RemoteVAE(comfy.sd.VAE):  # type: ignore[misc]
         self.memory_used_encode = self.memory_used_decode = lambda shape, dtype: 0
         self.latent_channels, self.latent_dim, self.output_channels = scale.channels, 3 if scale.video else 2, 3
         self._set_ratios(scale.temporal, scale.spatial)
-        self._spatial = scale.spatial
+        self._spatial, self.used_tile = scale.spatial, 0
 
     def _set_ratios(self, temporal: int, spatial: int) -> None:
         """Set ratios and index formulas in the form of ComfyUI's own VAEs."""
@@ -88,30 +91,29 @@ class RemoteVAE(comfy.sd.VAE):  # type: ignore[misc]
         """
         return self.decode_with(samples_in, progress_bar())
 
-    def decode_with(self, latent: Tensor, on_progress: OnProgress, tile: int = 0) -> Tensor:
+    def decode_with(
+        self, latent: Tensor, on_progress: OnProgress, tile: int = 0, fallback: int = DEFAULT_TILE
+    ) -> Tensor:
         """Decode with a given progress callback.
 
         Args:
             latent: see ``decode``.
             on_progress: gets the request's progress.
             tile: the side of a tile in pixels. 0 decodes the whole image exactly.
+            fallback: the side of the tiles that follow if a rank runs out of memory. Halved while it still does.
         """
         self.throw_exception_if_invalid()
         check_latent(latent, self.latent_channels)
         if latent.ndim != self.latent_dim + 2:
             latent = latent.unsqueeze(2) if self.latent_dim == 3 else latent[:, :, 0]
         message = Decode(model=self.handle.spec, tile=tile)
-        answer = self._request(message, {"latent": latent}, latent.shape[-2], on_progress)
+        answer = self._request(message, {"latent": latent}, latent.shape[-2:], on_progress, fallback)
         return answer["pixels"].to(self.output_device)
 
     def decode_tiled(self, samples: Tensor, tile_x: int | None = None, *args: Any, **kwargs: Any) -> Tensor:
         """Decode like ``decode``; if a rank runs out of memory, in tiles of ``tile_x`` latent columns."""
-        try:
-            return self.decode(samples)
-        except comfy.model_management.OOM_EXCEPTION as error:
-            wanted = (tile_x or DEFAULT_TILE // self._spatial) * self._spatial
-            tile = self._fallback_tile(wanted, samples.shape[-2:], error)
-            return self.decode_with(samples, progress_bar(), tile)
+        fallback = (tile_x or DEFAULT_TILE // self._spatial) * self._spatial
+        return self.decode_with(samples, progress_bar(), fallback=fallback)
 
     def encode(self, pixel_samples: Tensor) -> Tensor:
         """Return latents ``[B, C, T, H, W]`` of the frames ``[T, H, W, C]`` of one video, or of ``[B, T, H, W, C]``.
@@ -123,13 +125,16 @@ class RemoteVAE(comfy.sd.VAE):  # type: ignore[misc]
         """
         return self.encode_with(pixel_samples, progress_bar())
 
-    def encode_with(self, pixel_samples: Tensor, on_progress: OnProgress, tile: int = 0) -> Tensor:
+    def encode_with(
+        self, pixel_samples: Tensor, on_progress: OnProgress, tile: int = 0, fallback: int = DEFAULT_TILE
+    ) -> Tensor:
         """Encode with a given progress callback.
 
         Args:
             pixel_samples: see ``encode``.
             on_progress: gets the request's progress.
             tile: the side of a tile in pixels. 0 encodes the whole image exactly.
+            fallback: see ``decode_with``.
         """
         self.throw_exception_if_invalid()
         pixels = self._cropped_rgb(pixel_samples)
@@ -137,35 +142,58 @@ class RemoteVAE(comfy.sd.VAE):  # type: ignore[misc]
             raise InvalidRequest(
                 f"the VAE encodes RGB images, and these have {pixels.shape[-1]} channel(s): convert them to RGB"
             )
-        rows = pixels.shape[-3] // self._spatial
+        size = tuple(pixels_along // self._spatial for pixels_along in pixels.shape[-3:-1])
         message = Encode(model=self.handle.spec, tile=tile)
-        answer = self._request(message, {"pixels": pixels.float()}, rows, on_progress)
+        answer = self._request(message, {"pixels": pixels.float()}, size, on_progress, fallback)
         return answer["latent"].to(self.output_device)
 
     def encode_tiled(self, pixel_samples: Tensor, tile_x: int | None = None, *args: Any, **kwargs: Any) -> Tensor:
         """Encode like ``encode``; if a rank runs out of memory, in tiles of ``tile_x`` pixels."""
-        try:
-            return self.encode(pixel_samples)
-        except comfy.model_management.OOM_EXCEPTION as error:
-            height, width = (size // self._spatial for size in pixel_samples.shape[-3:-1])
-            tile = self._fallback_tile(tile_x or DEFAULT_TILE, (height, width), error)
-            return self.encode_with(pixel_samples, progress_bar(), tile)
+        return self.encode_with(pixel_samples, progress_bar(), fallback=tile_x or DEFAULT_TILE)
 
-    def _fallback_tile(self, pixels: int, latent_size: Sequence[int], error: Exception) -> int:
-        """Return the tile size that the backend supports nearest to the wanted one, and log why tiles are used.
+    def _tiles(self, wanted: int, latent_size: Sequence[int]) -> Iterator[int]:
+        """Yield tile sizes in pixels that the backend supports and that are smaller than the whole image.
 
         Args:
-            pixels: the wanted side of a tile.
+            wanted: the first one, about.
             latent_size: the latent's height and width.
-            error: why the whole image was not possible. Raised if one tile would be the whole image.
         """
-        tile = max(MIN_TILE, round(pixels / self._spatial)) * self._spatial
-        if tile >= max(latent_size) * self._spatial:
-            raise error
-        logging.warning("Parallel DiT: %s; the VAE continues in tiles of %d pixels, which is approximate", error, tile)
-        return tile
+        tile = max(MIN_TILE, round(wanted / self._spatial))
+        while tile >= MIN_TILE:
+            if tile < max(latent_size):
+                yield tile * self._spatial
+            tile //= 2
 
     def _request(
+        self,
+        message: Decode | Encode,
+        tensors: dict[str, Tensor],
+        latent_size: Sequence[int],
+        on_progress: OnProgress,
+        fallback: int,
+    ) -> dict[str, Tensor]:
+        """Return the backend's answer, of smaller and smaller tiles while a rank runs out of memory.
+
+        Args:
+            message: the request.
+            tensors: its tensors.
+            latent_size: the latent's height and width.
+            on_progress: gets the request's progress.
+            fallback: the side of the first tiles in pixels.
+        """
+        try:
+            return self._ask(message, tensors, latent_size[0], on_progress)
+        except comfy.model_management.OOM_EXCEPTION as error:
+            first = last = error
+        for tile in self._tiles(min(fallback, message.tile // 2 or fallback), latent_size):
+            self.handle.tell(f"going on in VAE tiles of {tile} pixels, which is approximate, since {last}")
+            try:
+                return self._ask(replace(message, tile=tile), tensors, latent_size[0], on_progress)
+            except comfy.model_management.OOM_EXCEPTION as error:
+                last = error
+        raise first
+
+    def _ask(
         self, message: Decode | Encode, tensors: dict[str, Tensor], rows: int, on_progress: OnProgress
     ) -> dict[str, Tensor]:
         """Return the backend's answer. Its note on anything unusual stays on the loader's node.
@@ -186,6 +214,7 @@ class RemoteVAE(comfy.sd.VAE):  # type: ignore[misc]
         ranks = self.handle.ranks if message.tile else min(rows, self.handle.ranks)
         prepare_component(self._model, "vae", ranks=ranks)
         answer = self.handle.call(message, tensors, on_progress=progressed)
+        self.used_tile = message.tile
         self.handle.show(f"ready; {last_note}" if last_note else "ready")
         return answer
 

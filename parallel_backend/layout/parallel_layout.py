@@ -221,6 +221,13 @@ def sharing(layout: ParallelLayout) -> list[ParallelLayout]:
     return [*same, *together, ParallelLayout(tensor=layout.ranks)]
 
 
+def least_memory(ranks: int) -> list[ParallelLayout]:
+    """Return layouts in which each rank holds little: the fewest tokens, then only its share of the weights, too."""
+    if ranks == 1:
+        return []
+    return [ParallelLayout(ulysses=ranks), ParallelLayout(ulysses=ranks, shard_weights=True)]
+
+
 def _parse_value(word: str, name: str, value: str) -> Any:
     """Return the value of one word of a layout."""
     if word == SHARD_WEIGHTS:

@@ -58,13 +58,15 @@ def test_every_way_to_encode(loaded: Loaded) -> None:
 @pytest.mark.parametrize(
     ("node", "inputs", "requests"),
     [
+        ("VAEDecode", (torch.zeros(1, 16, 1, 65, 3),), [("Decode", 0), ("Decode", 512)]),
+        ("VAEEncode", (torch.zeros(1, 312, 48, 3),), [("Encode", 0), ("Encode", 256)]),
         ("VAEDecodeTiled", (torch.zeros(1, 16, 1, 65, 3), 512, 64), [("Decode", 0), ("Decode", 512)]),
         ("VAEDecodeTiled", (torch.zeros(1, 16, 1, 4, 13), 96, 64), [("Decode", 0), ("Decode", 96)]),
         ("VAEEncodeTiled", (torch.zeros(1, 312, 48, 3), 300, 64), [("Encode", 0), ("Encode", 304)]),
         ("VAEEncodeTiled", (torch.zeros(1, 40, 72, 3), 32, 0), [("Encode", 0), ("Encode", 64)]),
     ],
 )
-def test_tiled_nodes_use_tiles_only_out_of_memory(
+def test_tiles_are_used_only_out_of_memory(
     loaded: Loaded, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, node: str,
     inputs: tuple[Any, ...], requests: list[tuple[str, int]],
 ) -> None:  # fmt: skip
@@ -77,15 +79,15 @@ def test_tiled_nodes_use_tiles_only_out_of_memory(
         return answer
 
     monkeypatch.setattr(loaded.client, "call", out_of_memory_without_tiles)
-    if node == "VAEDecodeTiled":
-        core_nodes.VAEDecodeTiled().decode(loaded.vae, {"samples": inputs[0]}, *inputs[1:])
+    if "Decode" in node:
+        getattr(core_nodes, node)().decode(loaded.vae, {"samples": inputs[0]}, *inputs[1:])
     else:
-        core_nodes.VAEEncodeTiled().encode(loaded.vae, *inputs)
+        getattr(core_nodes, node)().encode(loaded.vae, *inputs)
     assert [(type(message).__name__, message.tile) for message, _ in loaded.client.requests] == requests
-    assert "rank 1 is out of memory; the VAE continues in tiles of" in caplog.text
+    assert f"going on in VAE tiles of {requests[-1][1]} pixels, which is approximate, since rank 1" in caplog.text
 
 
-def test_tiles_are_not_tried_if_one_holds_the_whole_image(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tiles_shrink_until_the_image_fits_or_none_is_left(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
     def out_of_memory(message: Any, *args: Any, **kwargs: Any) -> Any:
         tiles.append(message.tile)
         raise OutOfMemory("rank 1 is out of memory")
@@ -96,7 +98,7 @@ def test_tiles_are_not_tried_if_one_holds_the_whole_image(loaded: Loaded, monkey
         core_nodes.VAEDecodeTiled().decode(loaded.vae, {"samples": torch.zeros(1, 16, 1, 64, 64)}, 512, 64)
     with pytest.raises(comfy.model_management.OOM_EXCEPTION, match="rank 1"):
         core_nodes.VAEEncodeTiled().encode(loaded.vae, torch.zeros(1, 515, 512, 3), 512, 64)
-    assert tiles == [0, 0]
+    assert tiles == [0, 256, 128, 64, 0, 512, 256, 128, 64]
 
 
 def test_requested_tiles_are_labelled(loaded: Loaded, latent: dict[str, Any]) -> None:
