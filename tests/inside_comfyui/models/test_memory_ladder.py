@@ -1,4 +1,4 @@
-"""Where a rank runs out of memory, other layouts are tried, from the last finished step on, and one that works stays."""
+"""Where a rank runs out of memory, other layouts go on from the last finished step, and one that works stays."""
 
 from collections.abc import Callable
 from typing import Any
@@ -60,9 +60,9 @@ def with_room_for(monkeypatch: pytest.MonkeyPatch, fits: ParallelLayout | None) 
 def test_the_first_layout_with_room_goes_on_and_stays(
     remote: Loaded, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, sampler: Any
 ) -> None:
-    wanted = sampler(remote.model, empty_latent(), steps=STEPS)["samples"]
+    wanted = sampler(remote.model, empty_latent(), steps=STEPS)
     client = with_room_for(monkeypatch, SHARDED)
-    got = sampler(remote.model, empty_latent(), steps=STEPS)["samples"]
+    got = sampler(remote.model, empty_latent(), steps=STEPS)
     assert float((got - wanted).abs().max() / wanted.abs().max()) <= 1e-4
     tried = [layout for layout, _ in client.asked[:3]]
     assert tried == [ParallelLayout(cfg=2), ParallelLayout(ulysses=2), SHARDED]
