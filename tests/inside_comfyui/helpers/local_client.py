@@ -79,7 +79,7 @@ class LocalClient:
             known = sigma * tensors["noise"] + (1 - sigma) * tensors["latent"]
             return denoise(x * tensors["mask"] + known * keep, sigma) * tensors["mask"] + tensors["latent"] * keep
 
-        def on_step(i: int, x0: Tensor) -> None:
+        def on_step(i: int, x0: Tensor, _: Any) -> None:
             preview = {"preview": x0[:1, :, :1]} if message.previews else {}
             on_progress(self._progress(phase="sampling", value=i + 1, total=steps), preview)
 

@@ -69,7 +69,7 @@ def test_sampler_equals_comfyui(sampler: str, schedule: str, scale: float) -> No
     )  # fmt: skip
     ours = RequestSampler(message, sigmas, x.shape)
     samples = run_sampler(
-        ours.of_part(lambda whole: whole), toy, x, sigmas, lambda i, denoised: steps.append((i, denoised))
+        ours.of_part(lambda whole: whole), toy, x, sigmas, lambda i, denoised, _: steps.append((i, denoised))
     )
     assert relative_error(samples, expected) < (1e-4 if scale > 1000 else 1e-5)
     assert [i for i, _ in steps] == [i for i, _ in core_steps]
