@@ -16,6 +16,7 @@ from .client.launch import ALREADY_RUNS, START_TIMEOUT, connect_or_start
 from .client.status_text import format_json, format_status
 from .errors import BackendError, BackendUnavailable, InvalidRequest
 from .protocol.endpoint import Endpoint
+from .soak import options as soak
 from .verify import options as verify
 
 IDLE_TIMEOUT = 600.0
@@ -36,7 +37,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m parallel_backend", description="The backend of Parallel DiT.")
     commands = parser.add_subparsers(
         required=True,
-        metavar="serve | status | stop | verify | bench | bench-wire | bench-memory | bench-lora | bench-streaming",
+        metavar="serve | status | stop | verify | soak | bench | bench-wire | bench-memory | bench-lora | "
+        "bench-streaming",
     )
     serve = commands.add_parser("serve", help="run the backend (the first node that needs it starts it automatically)")
     serve.add_argument(
@@ -74,6 +76,9 @@ def _parser() -> argparse.ArgumentParser:
     devices.add_option(streaming_bench)
     streaming_bench.add_argument("--json", action="store_true", help="print JSON")
     streaming_bench.set_defaults(run=_bench_streaming)
+    soak_parser = commands.add_parser("soak", help="make random prompts and faults, and tell what came of them")
+    soak.add_arguments(soak_parser)
+    soak_parser.set_defaults(run=_soak)
     step_bench = commands.add_parser(
         "bench", help="time a denoiser step in several layouts, against one process and against other projects"
     )
@@ -165,6 +170,15 @@ def _bench_streaming(options: argparse.Namespace) -> int:
     from .bench.streaming import measure
 
     return _print_results(iter([measure(options.gigabytes, options.rounds, options.devices)]), as_json=options.json)
+
+
+def _soak(options: argparse.Namespace) -> int:
+    checked = soak.parse(options)
+    from .soak.command import soak as run
+
+    ledger = run(checked)
+    print(ledger.as_json() if options.json else ledger)
+    return 0 if ledger.passed else 1
 
 
 def _print_results(measured: Iterator[Any], *, as_json: bool) -> int:

@@ -1,0 +1,124 @@
+"""Makes prompts and faults for a while, and keeps the ledger."""
+
+import random
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from torch import Tensor
+
+from ..client.client import Client
+from ..client.recovery import RecoveringCall
+from ..client.temporary_backend import temporary_backend
+from ..errors import BackendError, BackendUnavailable
+from ..protocol.messages import Progress
+from .faults import FAULTS, Fault, Target
+from .ledger import ASKED_AGAIN, ENDED, LOST, RESUMED, RIGHT, WRONG, Footprint, Ledger, processes_of
+from .options import SoakOptions
+from .prompts import Prompt, Prompts
+
+FAULT_RATE = 0.6
+"""How many of the prompts are disturbed."""
+EXIT = 20.0
+"""Seconds in which the processes of a stopped backend have to be gone."""
+
+
+def soak(options: SoakOptions) -> Ledger:
+    """Make prompts until the time is up, and return what came of them."""
+    ledger, start = Ledger(seed=options.seed), time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="pdit-soak-") as name:
+        folder = Path(name)
+        chooser = random.Random(options.seed)
+        prompts = Prompts(folder, chooser, options.ranks)
+        with temporary_backend(folder) as client:
+            while not ledger.prompts or time.monotonic() - start < 60 * options.minutes:
+                _one(client, prompts, chooser, ledger, faults=options.faults)
+                ledger.end = _footprint(client)
+                ledger.start = ledger.start or ledger.end
+                ledger.memory.append(ledger.end.memory)
+        ledger.left = _left(client.endpoint.folder)
+    ledger.seconds = time.monotonic() - start
+    return ledger
+
+
+def _one(client: Client, prompts: Prompts, chooser: random.Random, ledger: Ledger, *, faults: bool) -> None:
+    """Make one prompt, and disturb it or not."""
+    prompt = prompts.next()
+    name = chooser.choice(list(FAULTS)) if faults and chooser.random() < FAULT_RATE else ""
+    step = chooser.randrange(1, prompt.steps)
+    prompts.prepare(client, prompt)
+    if name:
+        ledger.faults[name] += 1
+    run = _Run(client, prompts, prompt, FAULTS.get(name), step, chooser)
+    outcome, error = run.run()
+    ledger.prompts[outcome] += 1
+    if outcome in (WRONG, LOST):
+        ledger.bad.append(f"{outcome}: {prompt}, {name or 'no fault'}: {error}")
+    if run.recovery is not None:
+        ledger.recoveries.setdefault(name, []).append(run.recovery)
+
+
+class _Run:
+    """One prompt, disturbed after a step.
+
+    Attributes:
+        recovery: seconds from the fault to the next finished step; None without one.
+    """
+
+    def __init__(
+        self, client: Client, prompts: Prompts, prompt: Prompt, fault: Fault | None, step: int, chooser: random.Random
+    ) -> None:
+        self._client, self._prompts, self._prompt, self._fault, self._step = client, prompts, prompt, fault, step
+        self._target = Target(client=client, chooser=chooser)
+        self._said: list[str] = []
+        self._disturbed_at: float | None = None
+        self.recovery: float | None = None
+
+    def run(self) -> tuple[str, str]:
+        """Return the outcome, and the error if there was one."""
+        prompt, prompts = self._prompt, self._prompts
+        if self._fault and self._fault.idle:
+            self._disturb(self._fault)
+        call = RecoveringCall(
+            self._client, prompt.message(prompts.model(prompt)), prompt.loop.tensors(),
+            interrupted=self._target.interrupt.is_set, on_progress=self._progressed, notify=self._said.append,
+        )  # fmt: skip
+        try:
+            samples = call.run()["samples"]
+        except BackendError as error:
+            wanted = self._fault is not None and self._fault.ends and self._disturbed_at is not None
+            return ENDED if wanted else LOST, f"{type(error).__name__}: {error}"
+        if not prompts.is_right(prompt, samples):
+            return WRONG, "; ".join(self._said)
+        if not self._said:
+            return RIGHT, ""
+        return RESUMED if "going on after step" in self._said[-1] else ASKED_AGAIN, ""
+
+    def _progressed(self, progress: Progress, tensors: dict[str, Tensor]) -> None:
+        if progress.phase != "sampling":
+            return
+        if self._disturbed_at is not None:
+            self.recovery = self.recovery or time.monotonic() - self._disturbed_at
+        elif self._fault and progress.value >= self._step:
+            self._disturb(self._fault)
+
+    def _disturb(self, fault: Fault) -> None:
+        self._disturbed_at = time.monotonic()
+        with suppress(BackendUnavailable):  # nothing is left to disturb
+            fault.inject(self._target)
+
+
+def _footprint(client: Client) -> Footprint:
+    try:
+        supervisor = client.status().pid
+    except BackendUnavailable:
+        supervisor = None
+    return Footprint.measure(client.endpoint.folder, supervisor)
+
+
+def _left(folder: Path) -> int:
+    end = time.monotonic() + EXIT
+    while processes_of(folder) and time.monotonic() < end:
+        time.sleep(0.1)
+    return len(processes_of(folder))
