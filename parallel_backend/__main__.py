@@ -43,6 +43,7 @@ def _parser() -> argparse.ArgumentParser:
         "--idle-timeout", type=_seconds, metavar="SECONDS", help="idle time after which it ends; 0 means never"
     )
     serve.add_argument("--detach", action="store_true", help="run in the background; return once the backend answers")
+    serve.add_argument("--quiet", action="store_true", help="log to the log folder alone, not to stderr as well")
     serve.set_defaults(run=_serve)
     status = commands.add_parser("status", help="show ranks, memory, models, layout and queue")
     status.add_argument("--json", action="store_true", help="print JSON")
@@ -119,12 +120,13 @@ def _serve(options: argparse.Namespace) -> int:
         return _serve_detached(endpoint, idle_timeout)
     from .supervisor.supervisor import Supervisor
 
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s supervisor: %(message)s")
     try:
         supervisor = Supervisor(endpoint=endpoint, idle_timeout=idle_timeout)
     except BackendUnavailable as error:
         print(error, file=sys.stderr)
         return ALREADY_RUNS
+    handlers = [supervisor.logs.handler(), *([] if options.quiet else [logging.StreamHandler()])]
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s supervisor: %(message)s", handlers=handlers)
     supervisor.serve()
     return 0
 
