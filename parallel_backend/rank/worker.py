@@ -9,12 +9,13 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..errors import BackendError, Cancelled, DeadlineExceeded, InvalidRequest, NoRoom
 from ..progress import CLIENT, PREPARING, PROGRESS
 from ..protocol import deadlines, frames, rank_control
-from ..protocol.messages import Continue, Done, Echo, Error, Progress
+from ..protocol.messages import Continue, Done, Echo, Error, Exchange, Progress
+from . import self_tests
 from .account import Account
 from .diagnosis import diagnose
 from .supervisor_link import ReceivedRequest, SupervisorLink
@@ -137,7 +138,11 @@ class Worker:
         try:
             with PROGRESS.phase(PREPARING):
                 if isinstance(message, Echo):
-                    results = _echo(message, tensors, report)
+                    results = self_tests.echo(message, tensors, report)
+                elif isinstance(message, Exchange):
+                    results = self_tests.exchange(
+                        message, rank=self.rank, world_size=self._world_size, device=self._engine.device
+                    )
                 else:
                     results = self._engine.handle(message, frame.tensors, tensors, report=report, cancelled=cancelled)
         except (InvalidRequest, Cancelled, NoRoom) as error:
@@ -188,18 +193,6 @@ def _receive_tensors(request: ReceivedRequest) -> "dict[str, Tensor]":
     deadline = deadlines.Deadline(CLIENT_TIMEOUT, "receiving a request's tensors")
     send(request.connection, Continue(), deadline=deadline)
     return recv_tensors(request.connection, request.frame.tensors, deadline=deadline, poll=poll)
-
-
-def _echo(message: Echo, tensors: "Mapping[str, Tensor] | None", report: Any) -> "dict[str, Tensor]":
-    import torch
-
-    if tensors is None:
-        return {}
-    results = dict(tensors)
-    if message.make:
-        results["made"] = torch.full((message.make,), 0.5)
-    report(Progress(phase="reply", value=0, total=1), {})
-    return results
 
 
 def _cancelled(request: ReceivedRequest, reason: str) -> rank_control.Finished:

@@ -109,7 +109,7 @@ class _RotatingFile(logging.handlers.RotatingFileHandler):
         self._drop_stream()
 
     def _drop_stream(self) -> None:
-        stream, self.stream = self.stream, None  # type: ignore[assignment]
+        stream, self.stream = self.stream, None
         if stream is not None:
             with contextlib.suppress(OSError):  # closing tries once more to write what a full disk did not take
                 stream.close()

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from ..checkpoint.single_file import is_in_memory
 from ..layout.parallel_layout import ParallelLayout
 from ..protocol import request_log
 from ..protocol.frames import TensorMeta
@@ -19,6 +18,8 @@ _LATENTS = {
 }  # fmt: skip
 """By kind of request, the tensor whose shape is logged as its size."""
 _STEPS = "sigmas"
+_IN_MEMORY = "/proc/"
+"""How paths of models begin that another process holds in memory."""
 _MAX_NAME = 200
 """Characters that are logged of what a client names."""
 
@@ -72,7 +73,7 @@ def _line(
             time=(datetime.now().astimezone() - timedelta(seconds=age)).isoformat(timespec="milliseconds"),
             id=message.request_id[:_MAX_NAME],
             kind=kind,
-            model="the copied model" if is_in_memory(path) else Path(path).name[:_MAX_NAME],
+            model="the copied model" if path.startswith(_IN_MEMORY) else Path(path).name[:_MAX_NAME],
             layout=str(layout or ""),
             size=shapes.get(_LATENTS.get(kind, ""), ()),
             steps=max(0, (shapes.get(_STEPS) or (1,))[0] - 1) if kind == "Sample" else 0,

@@ -78,13 +78,6 @@ def test_no_group_is_ever_signalled() -> None:
     processes.send_signal(0, signal.SIGKILL)
 
 
-def test_the_last_line_of_a_log(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    assert processes.last_line(log) == ""
-    log.write_text("first\n" * 10_000 + "ValueError: at last\n\n")
-    assert processes.last_line(log) == "ValueError: at last"
-
-
 def test_a_descriptor_travels_with_its_message() -> None:
     ours, theirs = rank_control.pair()
     near, far = socket.socketpair()
@@ -127,7 +120,7 @@ def rank_set(folder: Path, devices: Devices) -> RankSet:
     return RankSet(
         generation=1,
         devices=devices,
-        endpoint=Endpoint(folder=folder),
+        logs=LogFiles(folder),
         command=(),
         patience=Patience(),
         events=EventLoop(),
