@@ -43,6 +43,15 @@ def encode(line: RequestLine) -> str:
     return msgspec.json.encode(line).decode()
 
 
+def decode(text: str | bytes) -> RequestLine:
+    """The line of a text.
+
+    Raises:
+        msgspec.DecodeError: it is none.
+    """
+    return msgspec.json.decode(text, type=RequestLine)
+
+
 def read(path: Path) -> Iterator[RequestLine]:
     """Yield the lines of a log and, before them, those of the file that it replaced. Lines that are cut are left out.
 
@@ -54,6 +63,6 @@ def read(path: Path) -> Iterator[RequestLine]:
             continue
         for text in file.read_bytes().splitlines():
             try:
-                yield msgspec.json.decode(text, type=RequestLine)
+                yield decode(text)
             except msgspec.DecodeError:
                 continue

@@ -21,12 +21,12 @@ from parallel_backend.client.status_text import format_json, format_status
 from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.progress import RankProgress
 from parallel_backend.protocol import rank_control
-from parallel_backend.protocol.endpoint import Endpoint
 from parallel_backend.protocol.messages import Echo
 from parallel_backend.protocol.model_spec import VISIBLE, Devices, ModelSpec
 from parallel_backend.protocol.status import LoadedModel, RankStatus, Status
 from parallel_backend.supervisor.event_loop import EventLoop
 from parallel_backend.supervisor.limits import Patience
+from parallel_backend.supervisor.log_files import LogFiles
 from parallel_backend.supervisor.rank_process import RankProcess
 from parallel_backend.supervisor.rank_set import RankSet
 from parallel_backend.supervisor.request_queue import devices_for
@@ -150,6 +150,7 @@ def test_a_rank_that_could_run_and_does_not_is_hung(
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     monkeypatch.setattr(processes, "activity", lambda pid: processes.Activity(states=states, cpu_ticks=7))
     ranks = rank_set(tmp_path, Devices(kind="cpu", indices=(0,)))
+    ranks._outputs[0] = ranks._open_output(0)
     process = cast(subprocess.Popen[bytes], SimpleNamespace(pid=1, returncode=None))
     with socket.socket() as control_socket:
         status = RankStatus(rank=0, pid=1, device="cpu", memory=0)
