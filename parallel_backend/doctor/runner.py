@@ -6,7 +6,7 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -21,7 +21,7 @@ _END = 5.0
 """Seconds that a process has to end after SIGTERM."""
 
 
-def examine(checks: Sequence[Check], setting: Setting) -> Iterator[list[Finding]]:
+def examine(checks: Sequence[Check], setting: Setting) -> Generator[list[Finding], None, None]:
     """Yield the findings of each check. One that hangs or ends its process is broken, and the next ones run anew."""
     left = list(checks)
     while left:

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from parallel_backend import processes
 from parallel_backend.client import gpus as known_gpus
 from parallel_backend.client import query
 from parallel_backend.doctor.checks import comfyui, gpus, machine, running, trial, versions
@@ -150,7 +151,7 @@ def test_locked_memory_matters_with_infiniband(monkeypatch, tmp_path):
 @pytest.mark.parametrize(("free", "verdict"), [(5e9, "fine"), (3e9, "slow"), (5e8, "broken")])
 @pytest.mark.parametrize("limited", [True, False])
 def test_memory(monkeypatch, free, verdict, limited):
-    monkeypatch.setattr(machine.processes, "machine_memory", lambda: (int(free), 64_000_000_000))
+    monkeypatch.setattr(processes, "machine_memory", lambda: (int(free), 64_000_000_000))
     monkeypatch.setattr(machine, "limited_groups", lambda: ("a group",) if limited else ())
     found = machine.memory(SETTING)
     assert verdicts(found) == [verdict]
