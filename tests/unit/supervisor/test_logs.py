@@ -69,6 +69,7 @@ def test_a_full_disk_is_said_and_does_not_raise(capfd: pytest.CaptureFixture[str
         logs.write("full", "line")
     logs.close()
     assert logs.problem == "3 lines are missing: No space left on device"
+    assert logs._files["full"].stream is None, "the next line opens the file anew"
     assert capfd.readouterr() == ("", "")
 
 
