@@ -14,6 +14,7 @@ from .bench import options as bench
 from .client import devices, query
 from .client.launch import ALREADY_RUNS, START_TIMEOUT, connect_or_start
 from .client.status_text import format_json, format_status
+from .doctor import options as doctor
 from .errors import BackendError, BackendUnavailable, InvalidRequest
 from .protocol.endpoint import Endpoint
 from .soak import options as soak
@@ -37,20 +38,27 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m parallel_backend", description="The backend of Parallel DiT.")
     commands = parser.add_subparsers(
         required=True,
-        metavar="serve | status | stop | verify | soak | bench | bench-wire | bench-memory | bench-lora | "
-        "bench-streaming",
+        metavar="serve | status | stop | logs | doctor | verify | soak | "
+        "bench | bench-wire | bench-memory | bench-lora | bench-streaming",
     )
     serve = commands.add_parser("serve", help="run the backend (the first node that needs it starts it automatically)")
     serve.add_argument(
         "--idle-timeout", type=_seconds, metavar="SECONDS", help="idle time after which it ends; 0 means never"
     )
     serve.add_argument("--detach", action="store_true", help="run in the background; return once the backend answers")
+    serve.add_argument("--quiet", action="store_true", help="log to the log folder alone, not to stderr as well")
     serve.set_defaults(run=_serve)
     status = commands.add_parser("status", help="show ranks, memory, models, layout and queue")
     status.add_argument("--json", action="store_true", help="print JSON")
     status.set_defaults(run=_status)
     stop = commands.add_parser("stop", help="stop the backend and all its ranks")
     stop.set_defaults(run=_stop)
+    logs = commands.add_parser("logs", help="show the folder of the logs, and the last requests")
+    logs.add_argument("--last", type=int, default=20, metavar="N", help="requests to show (default %(default)s)")
+    logs.set_defaults(run=_logs)
+    examiner = commands.add_parser("doctor", help="check this machine and this installation, and say what to do")
+    doctor.add_arguments(examiner)
+    examiner.set_defaults(run=_doctor)
     wire_bench = commands.add_parser("bench-wire", help="measure how fast requests and pixels are transferred")
     wire_bench.add_argument("--megabytes", type=int, default=900, help="size of the large reply (default %(default)s)")
     devices.add_option(wire_bench)
@@ -124,12 +132,13 @@ def _serve(options: argparse.Namespace) -> int:
         return _serve_detached(endpoint, idle_timeout)
     from .supervisor.supervisor import Supervisor
 
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s supervisor: %(message)s")
     try:
         supervisor = Supervisor(endpoint=endpoint, idle_timeout=idle_timeout)
     except BackendUnavailable as error:
         print(error, file=sys.stderr)
         return ALREADY_RUNS
+    handlers = [supervisor.logs.handler(), *([] if options.quiet else [logging.StreamHandler()])]
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s supervisor: %(message)s", handlers=handlers)
     supervisor.serve()
     return 0
 
@@ -144,6 +153,26 @@ def _stop(options: argparse.Namespace) -> int:
     query.stop(Endpoint.default())
     print("stopped")
     return 0
+
+
+def _logs(options: argparse.Namespace) -> int:
+    from .client.request_table import format_table
+    from .protocol.request_log import read
+
+    endpoint = Endpoint.default()
+    try:
+        lines = list(read(endpoint.request_log))[-options.last :] if options.last > 0 else []
+    except OSError as error:
+        raise InvalidRequest(f"{endpoint.request_log} cannot be read: {error.strerror}") from error
+    print(endpoint.logs)
+    print(format_table(lines) if lines else "no requests yet")
+    return 0
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from .doctor import command
+
+    return command.run(options)
 
 
 def _bench_wire(options: argparse.Namespace) -> int:

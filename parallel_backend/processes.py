@@ -6,7 +6,6 @@ import os
 import select
 import signal
 from dataclasses import dataclass
-from itertools import takewhile
 from pathlib import Path
 
 from .cgroups import limited_groups
@@ -182,43 +181,3 @@ def describe_exit(returncode: int) -> str:
     except ValueError:
         name = f"signal {-returncode}"
     return f"was killed by {name}"
-
-
-def last_line(path: Path) -> str:
-    """The last non-blank line in the last 4 KiB of a log, or an empty string."""
-    return next(reversed(_last_lines(path, 4 << 10)), "")
-
-
-_ABORT_MARKS = ("Watchdog caught collective operation timeout", "what():")
-"""What introduces the reason of an abort: NCCL's watchdog, and a C++ exception that nothing catches."""
-_BELOW = ("frame #", "Exception raised from ", "*** Aborted", "Aborted", "Search for `cuda", "CUDA kernel errors might")
-"""Beginnings of lines that come after the reason."""
-
-
-def abort_reason(path: Path) -> str:
-    """The lines of a process's log that say why it aborted, or an empty string: libraries print stacks below them."""
-    lines = _last_lines(path, 256 << 10)
-    for mark in _ABORT_MARKS:
-        marked = [i for i, line in enumerate(lines) if mark in line]
-        if marked:
-            first = lines[marked[-1]]
-            below = lines[marked[-1] + 1 :] if mark == "what():" else []
-            reason = [first[first.index(mark) :].removeprefix("what():").strip()]
-            reason += takewhile(lambda line: not line.startswith(_BELOW), below)
-            return " ".join(reason)[:_MAX_REASON]
-    return next((line for line in reversed(lines) if not line.startswith(_BELOW)), "")[:_MAX_REASON]
-
-
-_MAX_REASON = 500
-"""Characters of a reason that reach the client; the log has them all."""
-
-
-def _last_lines(path: Path, limit: int) -> list[str]:
-    """The non-blank lines in the last ``limit`` bytes of a log."""
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - limit))
-            lines = file.read().decode(errors="replace").split("\n")
-    except OSError:
-        return []
-    return [line.strip() for line in lines if line.strip()]

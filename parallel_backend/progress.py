@@ -5,7 +5,7 @@ Counting takes about a microsecond, so that it can be done for every block of a 
 
 import threading
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -75,7 +75,8 @@ class ProgressCounter:
         self._durations: dict[str, deque[float]] = {}
         self._place = (IDLE, 0, 0)
         self._count, self._waiting, self._computing = 0, False, False
-        self._changed = self._began = self._read_at = clock()
+        self._changed = self._began = self._entered = self._read_at = clock()
+        self._spent: dict[str, float] = defaultdict(float)
         self._cpu_read = cpu_clock()
 
     def tick(self) -> None:
@@ -134,11 +135,21 @@ class ProgressCounter:
                 computing=self._computing,
             )
 
+    def spent(self) -> dict[str, float]:
+        """Seconds by phase of the last request, or of the one that goes on, up to its last change of phase."""
+        with self._lock:
+            return dict(self._spent)
+
     def _enter(self, place: tuple[str, int, int]) -> tuple[str, int, int]:
         """Change the phase; return the one before."""
         with self._lock:
             outer, self._place = self._place, place
             self._changed = self._began = self._clock()
+            if outer[0] == IDLE:
+                self._spent.clear()
+            else:
+                self._spent[outer[0]] += self._changed - self._entered
+            self._entered = self._changed
             if IDLE in (place[0], outer[0]):
                 self._pending.clear()
                 self._count = 0

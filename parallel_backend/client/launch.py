@@ -9,11 +9,13 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import IO
 
-from .. import processes
+from .. import last_words, processes
 from ..errors import BackendUnavailable, Cancelled
 from ..protocol.deadlines import Deadline
 from ..protocol.endpoint import Endpoint, connect
+from ..protocol.private_file import append_to
 
 ROOT = Path(__file__).resolve().parents[2]
 """The folder that contains ``parallel_backend``; only the backend's processes have it on their module path."""
@@ -23,6 +25,9 @@ ALREADY_RUNS = 75
 
 POLL = 0.05
 """Seconds between two checks of a starting backend."""
+
+MAX_START_LOG = 256 << 10
+"""Bytes of the log of starts above which the next start begins a new one."""
 
 START_TIMEOUT = 60.0
 """Seconds that a started backend has to answer."""
@@ -35,10 +40,11 @@ class Launch:
         endpoint.prepare()
         self._endpoint = endpoint
         python = os.environ.get("PARALLEL_DIT_PYTHON") or sys.executable
-        command = [python, "-m", "parallel_backend", "serve"]
+        command = [python, "-m", "parallel_backend", "serve", "--quiet"]
         command += [] if idle_timeout is None else ["--idle-timeout", f"{idle_timeout:g}"]
         try:
-            with endpoint.log.open("ab") as output:
+            with _start_log(endpoint) as output:
+                self._start = output.tell()
                 self._process = subprocess.Popen(
                     command,
                     stdin=subprocess.DEVNULL,
@@ -62,9 +68,20 @@ class Launch:
         status = self._process.poll()
         if status in (None, ALREADY_RUNS):
             return status is not None
-        last_line = processes.last_line(self._endpoint.log) or "it logged nothing"
-        how = processes.describe_exit(status or 0)
-        raise BackendUnavailable(f"the starting backend {how}: {last_line} (log: {self._endpoint.log})")
+        output = last_words.tail(self._endpoint.start_log, after=self._start)
+        how, why = processes.describe_exit(status or 0), last_words.of(status or 0, output) or "it wrote nothing"
+        raise BackendUnavailable(f"the starting backend {how}: {why} (log: {self._endpoint.start_log})")
+
+
+def _start_log(endpoint: Endpoint) -> IO[bytes]:
+    """Open the file for what a supervisor's process writes, or, if the disk refuses, what takes and forgets it."""
+    path = endpoint.start_log
+    try:
+        if path.exists() and path.stat().st_size > MAX_START_LOG:
+            path.replace(path.with_name(f"{path.name}.1"))
+        return append_to(path)
+    except OSError:  # ``LogFiles`` meets the same error, and ``status`` shows it
+        return open(os.devnull, "ab")
 
 
 def connect_or_start(
@@ -98,6 +115,7 @@ def connect_or_start(
 
 
 def environment(endpoint: Endpoint) -> dict[str, str]:
-    """The environment of the processes of an endpoint's backend: this one's, with the module path and the folder."""
+    """The environment of the processes of an endpoint's backend: this one's, with the module path and the folders."""
     path = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(path), "PARALLEL_DIT_RUNTIME": str(endpoint.folder)}
+    folders = {"PARALLEL_DIT_RUNTIME": str(endpoint.folder), "PARALLEL_DIT_LOGS": str(endpoint.logs)}
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path), **folders}

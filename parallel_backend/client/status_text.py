@@ -17,6 +17,7 @@ def format_status(status: Status) -> str:
         f"queued       {', '.join(status.queued) or 'nothing'}",
         f"ranks        {len(status.ranks)}" + (f", generation {status.generation}" if status.ranks else ""),
     ]
+    lines.append(f"logs         {status.logs}" + (f" ({status.log_problem})" if status.log_problem else ""))
     for rank in status.ranks:
         lines.append(_rank(rank))
         lines += [f"             {_model(model)}" for model in rank.models]

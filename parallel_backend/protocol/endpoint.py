@@ -13,15 +13,29 @@ from ..errors import BackendUnavailable, DeadlineExceeded
 MAX_SOCKET_PATH = 107
 """Longest path of a Unix socket, in bytes (``sun_path`` in unix(7))."""
 
+BACKEND_LOG = "backend.log"
+REQUEST_LOG = "requests.log"
+
 _CREDENTIALS = struct.Struct("3i")
 _TIMEVAL = struct.Struct("@ll")
 
 
+def rank_log(rank: int) -> str:
+    """The name of a rank's log."""
+    return f"rank{rank}.log"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Endpoint:
-    """The runtime folder of one backend. All clients that use the same folder share the backend."""
+    """The runtime folder of one backend. All clients that use the same folder share the backend.
+
+    Attributes:
+        folder: the runtime folder.
+        log_folder: of the logs; None for ``logs`` in the runtime folder, which vanishes with a reboot or a logout.
+    """
 
     folder: Path
+    log_folder: Path | None = None
 
     @property
     def socket(self) -> Path:
@@ -34,13 +48,28 @@ class Endpoint:
         return self.folder / "lock"
 
     @property
+    def logs(self) -> Path:
+        """The folder of the logs."""
+        return self.log_folder or self.folder / "logs"
+
+    @property
     def log(self) -> Path:
         """The supervisor's log."""
-        return self.folder / "backend.log"
+        return self.logs / BACKEND_LOG
+
+    @property
+    def start_log(self) -> Path:
+        """What the supervisor's process writes to stdout and stderr, such as why it does not start."""
+        return self.logs / "start.log"
+
+    @property
+    def request_log(self) -> Path:
+        """One line for each request, see ``request_log``."""
+        return self.logs / REQUEST_LOG
 
     def rank_log(self, rank: int) -> Path:
-        """The log of a rank of the newest generation."""
-        return self.folder / f"rank{rank}.log"
+        """What all processes of a rank write to stdout and stderr."""
+        return self.logs / rank_log(rank)
 
     def has_socket(self, socket_stat: os.stat_result) -> bool:
         """Whether the socket in the folder, which clients connect to, is still the one with this ``stat``."""
@@ -51,14 +80,13 @@ class Endpoint:
 
     @classmethod
     def default(cls) -> "Endpoint":
-        """``PARALLEL_DIT_RUNTIME`` if set, otherwise a folder in ``XDG_RUNTIME_DIR`` or one in /tmp for this user."""
-        chosen = os.environ.get("PARALLEL_DIT_RUNTIME")
-        if chosen:
-            return cls(folder=Path(chosen).absolute())
-        session = os.environ.get("XDG_RUNTIME_DIR", "")
-        if session and os.access(session, os.W_OK):
-            return cls(folder=Path(session) / "parallel-dit")
-        return cls(folder=Path("/tmp") / f"parallel-dit-{os.getuid()}")
+        """The endpoint that the environment names.
+
+        The folder is ``PARALLEL_DIT_RUNTIME`` if set, otherwise one in ``XDG_RUNTIME_DIR`` or in /tmp for this user.
+        ``PARALLEL_DIT_LOGS`` is that of the logs.
+        """
+        logs = os.environ.get("PARALLEL_DIT_LOGS")
+        return cls(folder=_default_folder(), log_folder=Path(logs).absolute() if logs else None)
 
     def prepare(self) -> None:
         """Create the folder with access for only this user.
@@ -82,6 +110,16 @@ class Endpoint:
                 f"{self.folder} must be a folder that you own, with mode 0700: "
                 "remove it, or set PARALLEL_DIT_RUNTIME to another one"
             )
+
+
+def _default_folder() -> Path:
+    chosen = os.environ.get("PARALLEL_DIT_RUNTIME")
+    if chosen:
+        return Path(chosen).absolute()
+    session = os.environ.get("XDG_RUNTIME_DIR", "")
+    if session and os.access(session, os.W_OK):
+        return Path(session) / "parallel-dit"
+    return Path("/tmp") / f"parallel-dit-{os.getuid()}"
 
 
 def connect(endpoint: Endpoint, *, seconds: float) -> socket.socket:

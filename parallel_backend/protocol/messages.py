@@ -186,6 +186,16 @@ class Echo(RankRequest):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Exchange(RankRequest):
+    """A self-test of the links between ranks: each sends ``nbytes`` bytes to every other one. Uses no model.
+
+    Tensors out: ``latency`` ``[1]``, seconds of an exchange of one number, and ``seconds`` ``[1]``, of a whole one.
+    """
+
+    nbytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Cancel:
     """Remove a request from the queue, or end it at its next step if it runs."""
 
@@ -242,7 +252,7 @@ class Error:
 MESSAGES: dict[str, type] = {
     cls.__name__: cls
     for cls in (
-        Forward, Sample, EncodeText, Decode, Encode, ReadWeights, Unload, Echo,
+        Forward, Sample, EncodeText, Decode, Encode, ReadWeights, Unload, Echo, Exchange,
         Cancel, Outcome, StatusQuery, Stop, Continue, Done, Progress, Error, Status,
     )
 }  # fmt: skip

@@ -52,12 +52,16 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         code: ``DONE`` or a code of ``errors``.
         message: the error's message.
         by_peer: the error is one of communication, so another rank probably caused it.
+        seconds: of rank 0, what it spent on the request by phase, see ``RequestLine``.
+        sent: of rank 0, bytes of tensors that it sent to the client.
     """
 
     request_id: str
     code: str
     message: str = ""
     by_peer: bool = False
+    seconds: dict[str, float] = {}
+    sent: int = 0
 
 
 ToRank = Run | CancelRun

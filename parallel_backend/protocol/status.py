@@ -46,7 +46,10 @@ class RankStatus:
 
 @dataclass(frozen=True, kw_only=True)
 class Status:
-    """The backend at one moment. ``layout`` is that of the running request, or of the most recent one."""
+    """The backend at one moment. ``layout`` is that of the running request, or of the most recent one.
+
+    ``logs`` is the folder of the logs, and ``log_problem`` says what keeps lines from it; "" if nothing does.
+    """
 
     pid: int
     protocol: int
@@ -58,6 +61,8 @@ class Status:
     idle_timeout: float
     memory: int
     ranks: tuple[RankStatus, ...]
+    logs: str = ""
+    log_problem: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

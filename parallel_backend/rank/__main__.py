@@ -4,6 +4,7 @@ It reads ``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT`` from the 
 """
 
 import argparse
+import faulthandler
 import logging
 import os
 import signal
@@ -36,6 +37,7 @@ rank makes progress, gives up earlier (``Patience``)."""
 def main(argv: Sequence[str] | None = None, *, engine: "Callable[..., Engine] | None" = None) -> None:
     """Run one rank until the process is killed. ``engine`` replaces the class ``Engine``."""
     die_with_parent()
+    faulthandler.enable()  # says where a signal such as SIGSEGV ended this process
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the supervisor's terminal is only for the supervisor
     options = _parse(argv)
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])

@@ -9,12 +9,14 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..errors import BackendError, Cancelled, DeadlineExceeded, InvalidRequest, NoRoom
 from ..progress import CLIENT, PREPARING, PROGRESS
 from ..protocol import deadlines, frames, rank_control
-from ..protocol.messages import Continue, Done, Echo, Error, Progress
+from ..protocol.messages import Continue, Done, Echo, Error, Exchange, Progress
+from . import self_tests
+from .account import Account
 from .diagnosis import diagnose
 from .supervisor_link import ReceivedRequest, SupervisorLink
 
@@ -76,20 +78,23 @@ class Worker:
     # Rank 0
 
     def _lead(self, request: ReceivedRequest) -> None:
+        account = Account()
         with request.connection:
             try:
-                tensors = _receive_tensors(request)
+                with account.timed("receiving"):
+                    tensors = _receive_tensors(request)
             except InvalidRequest as error:
-                self._reply(request, _finished(request, error.code, str(error)), {})
+                self._reply(request, _finished(request, error.code, str(error)), {}, account)
                 return
             except (BackendError, ConnectionError) as error:
-                self._reply(request, _cancelled(request, f"its tensors did not arrive: {error}"), {})
+                self._reply(request, _cancelled(request, f"its tensors did not arrive: {error}"), {}, account)
                 return
             self._publish(request)
             finished, results = self._run_request(
-                request.frame, tensors, report=_Reporter(request), cancelled=request.cancelled.is_set
+                request.frame, tensors, report=_Reporter(request, account), cancelled=request.cancelled.is_set
             )
-            self._reply(request, finished, results)
+            account.add_phases(PROGRESS.spent())
+            self._reply(request, finished, results, account)
 
     def _publish(self, request: ReceivedRequest) -> None:
         """Put a request into the store, where the other ranks wait for it."""
@@ -98,20 +103,26 @@ class Worker:
             self._number += 1
 
     def _reply(
-        self, request: ReceivedRequest, finished: rank_control.Finished, results: "Mapping[str, Tensor]"
+        self,
+        request: ReceivedRequest,
+        finished: rank_control.Finished,
+        results: "Mapping[str, Tensor]",
+        account: Account,
     ) -> None:
         from ..protocol.tensors import send
 
         deadline = deadlines.Deadline(CLIENT_TIMEOUT, "sending a reply")
         try:
-            if finished.code == rank_control.DONE:
-                send(request.connection, Done(), results, deadline=deadline)
-            elif finished.code in rank_control.RECOVERABLE:
-                send(request.connection, Error(code=finished.code, message=finished.message), deadline=deadline)
+            with account.timed("replying"):
+                if finished.code == rank_control.DONE:
+                    send(request.connection, Done(), results, deadline=deadline)
+                    account.count(results)
+                elif finished.code in rank_control.RECOVERABLE:
+                    send(request.connection, Error(code=finished.code, message=finished.message), deadline=deadline)
         except (DeadlineExceeded, ConnectionError) as error:
             finished = _cancelled(request, f"the client did not read the reply: {error}")
         request.connection.close()
-        report_end(self._link, finished)
+        report_end(self._link, account.added_to(finished))
 
     # All ranks
 
@@ -127,7 +138,11 @@ class Worker:
         try:
             with PROGRESS.phase(PREPARING):
                 if isinstance(message, Echo):
-                    results = _echo(message, tensors, report)
+                    results = self_tests.echo(message, tensors, report)
+                elif isinstance(message, Exchange):
+                    results = self_tests.exchange(
+                        message, rank=self.rank, world_size=self._world_size, device=self._engine.device
+                    )
                 else:
                     results = self._engine.handle(message, frame.tensors, tensors, report=report, cancelled=cancelled)
         except (InvalidRequest, Cancelled, NoRoom) as error:
@@ -149,8 +164,8 @@ def report_end(link: SupervisorLink, finished: rank_control.Finished) -> None:
 class _Reporter:
     """Sends progress to the client; cancels the request if the client does not read it."""
 
-    def __init__(self, request: ReceivedRequest) -> None:
-        self._request = request
+    def __init__(self, request: ReceivedRequest, account: Account) -> None:
+        self._request, self._account = request, account
 
     def __call__(self, progress: Progress, tensors: "Mapping[str, Tensor]") -> None:
         from ..protocol.tensors import send
@@ -161,6 +176,7 @@ class _Reporter:
             deadline = deadlines.Deadline(CLIENT_TIMEOUT, "sending progress")
             with PROGRESS.phase(CLIENT):
                 send(self._request.connection, progress, tensors, deadline=deadline)
+            self._account.count(tensors)
         except (DeadlineExceeded, ConnectionError) as error:
             log.info("cancelling request %s: %s", self._request.frame.message.request_id, error)
             self._request.cancelled.set()
@@ -177,18 +193,6 @@ def _receive_tensors(request: ReceivedRequest) -> "dict[str, Tensor]":
     deadline = deadlines.Deadline(CLIENT_TIMEOUT, "receiving a request's tensors")
     send(request.connection, Continue(), deadline=deadline)
     return recv_tensors(request.connection, request.frame.tensors, deadline=deadline, poll=poll)
-
-
-def _echo(message: Echo, tensors: "Mapping[str, Tensor] | None", report: Any) -> "dict[str, Tensor]":
-    import torch
-
-    if tensors is None:
-        return {}
-    results = dict(tensors)
-    if message.make:
-        results["made"] = torch.full((message.make,), 0.5)
-    report(Progress(phase="reply", value=0, total=1), {})
-    return results
 
 
 def _cancelled(request: ReceivedRequest, reason: str) -> rank_control.Finished:

@@ -5,10 +5,10 @@ import time
 from collections.abc import Callable, Sequence
 
 from ..protocol import rank_control
-from ..protocol.endpoint import Endpoint
 from ..protocol.model_spec import Devices
 from .event_loop import EventLoop
 from .limits import Patience
+from .log_files import LogFiles
 from .rank_set import RankSet
 
 log = logging.getLogger(__name__)
@@ -27,14 +27,14 @@ class Generations:
     def __init__(
         self,
         *,
-        endpoint: Endpoint,
+        logs: LogFiles,
         command: Sequence[str],
         patience: Patience,
         exit_patience: float,
         events: EventLoop,
         on_finished: Callable[[int, rank_control.Finished], None],
     ) -> None:
-        self._endpoint, self._command, self._patience = endpoint, command, patience
+        self._logs, self._command, self._patience = logs, command, patience
         self._exit_patience, self._events, self._on_finished = exit_patience, events, on_finished
         self._killed: list[RankSet] = []
         self.current: RankSet | None = None
@@ -52,7 +52,7 @@ class Generations:
         self.current = RankSet(
             generation=self.number,
             devices=devices,
-            endpoint=self._endpoint,
+            logs=self._logs,
             command=self._command,
             patience=self._patience,
             events=self._events,

@@ -11,17 +11,19 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from .. import processes
+from .. import last_words, processes
 from ..error_texts import Cause, cause
 from ..errors import OutOfMemory, RankFailed
 from ..progress import STARTING, RankProgress
 from ..protocol import rank_control
-from ..protocol.endpoint import Endpoint
+from ..protocol.endpoint import rank_log
 from ..protocol.model_spec import VISIBLE, Devices
 from ..protocol.status import RankStatus
 from . import stuck_ranks
 from .event_loop import READ, EventLoop
 from .limits import Patience
+from .log_files import LogFiles
+from .rank_output import RankOutput
 from .rank_process import RankProcess
 
 log = logging.getLogger(__name__)
@@ -61,7 +63,7 @@ class RankSet:
     Args:
         generation: the set's number.
         devices: the devices of the ranks.
-        endpoint: has the folder of the logs.
+        logs: take what the ranks write.
         command: starts a rank; the set appends the options.
         patience: how long to wait for ranks.
         events: the supervisor's event loop.
@@ -73,17 +75,18 @@ class RankSet:
         *,
         generation: int,
         devices: Devices,
-        endpoint: Endpoint,
+        logs: LogFiles,
         command: Sequence[str],
         patience: Patience,
         events: EventLoop,
         on_finished: Callable[[int, rank_control.Finished], None],
     ) -> None:
         self.generation, self.devices = generation, devices
-        self._endpoint, self._command, self._patience = endpoint, tuple(command), patience
+        self._logs, self._command, self._patience = logs, tuple(command), patience
         self._events, self._on_finished = events, on_finished
         self._started = self._last_check = time.monotonic()
         self._failures: list[tuple[float, Failure]] = []
+        self._outputs: dict[int, RankOutput] = {}
         self.ranks: list[RankProcess] = []
         self.killed_at: float | None = None
 
@@ -104,15 +107,13 @@ class RankSet:
         command = [*self._command, "--control-fd", str(theirs.fileno()), "--device", self.devices.of_rank(rank)]
         command += ["--collectives", self.devices.collectives]
         command += ["--store-fd", str(store)] if rank == 0 else []
-        log_file = self._endpoint.rank_log(rank)
-        if log_file.exists():
-            log_file.replace(log_file.with_suffix(".log.1"))
-        with theirs, log_file.open("wb") as output:
+        output = self._outputs[rank] = self._open_output(rank)
+        with theirs, output.writable() as write_end:
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
+                stdout=write_end,
+                stderr=write_end,
                 pass_fds=pass_fds,
                 env=self._environment(rank, port),
             )
@@ -123,6 +124,14 @@ class RankSet:
         self._events.watch(started.pidfd, READ, lambda: self._reap(started))
         log.info("generation %d: %s on %s started", self.generation, started.name, status.device)
         return started
+
+    def _open_output(self, rank: int) -> RankOutput:
+        title = f"generation {self.generation}: rank {rank} on {self.devices.of_rank(rank)}"
+        return RankOutput(rank, title, self._logs, self._events)
+
+    def _log_of(self, rank: int) -> str:
+        """Where a rank's log is, for the end of an error's sentence."""
+        return f"(log: {self._logs.folder / rank_log(rank)})"
 
     def _environment(self, rank: int, port: int) -> dict[str, str]:
         world_size = len(self.devices.indices)
@@ -186,7 +195,7 @@ class RankSet:
             return
         except ConnectionError:
             self._events.forget(rank.control.fileno())
-            self._record(Failure(kind=CLOSED, message=f"{rank.name} closed its control socket"))
+            self._record(Failure(kind=CLOSED, message=self._with_output(rank, "closed its control socket")))
             return
         rank.heard()
         self._handle(rank, message)
@@ -204,25 +213,32 @@ class RankSet:
         kind = BY_PEER if finished.by_peer else RAISED
         kind = OUT_OF_MEMORY if finished.code == OutOfMemory.code else kind
         text = f"{self.ranks[rank].name} on {self.devices.of_rank(rank)} {finished.message}"
-        text = f"{text} (log: {self._endpoint.rank_log(rank)})"
+        text = f"{text} {self._log_of(rank)}"
         self._record(Failure(kind=kind, code=finished.code, message=text, not_started=self._not_started(rank)))
 
     def _not_started(self, rank: int) -> tuple[int, ...]:
         return () if self.ranks[rank].ready else (rank,)
 
+    def _with_output(self, rank: RankProcess, what: str) -> str:
+        """Return the sentence that a rank did something, with its last lines, which may say why, and its log."""
+        output = self._outputs[rank.rank]
+        output.read()
+        said = last_words.quoted(output.tail)
+        return f"{rank.name} {what}{'; ' if said else ''}{said} {self._log_of(rank.rank)}"
+
     def _reap(self, rank: RankProcess) -> None:
         self._events.forget(rank.pidfd)
         os.close(rank.pidfd)
         returncode = rank.process.wait(timeout=5)
-        how = processes.describe_exit(returncode)
+        output = self._outputs[rank.rank]
+        output.finish()
         if self.killed_at is not None:
             return
-        path = self._endpoint.rank_log(rank.rank)
-        reason = processes.last_line(path) if returncode > 0 else ""
-        reason = processes.abort_reason(path) if returncode == -signal.SIGABRT else reason
-        kind, code = _BY_CAUSE.get(cause(reason), (DIED, RankFailed.code))
-        when = "" if rank.ready else " while starting"
-        text = f"{rank.name} {how}{when}{': ' + reason if reason else ''} (log: {path})"
+        reason = last_words.of(returncode, output.tail)
+        explained = returncode > 0 or returncode == -signal.SIGABRT
+        kind, code = _BY_CAUSE.get(cause(reason) if explained else Cause.UNKNOWN, (DIED, RankFailed.code))
+        how = processes.describe_exit(returncode) + ("" if rank.ready else " while starting")
+        text = f"{rank.name} {how}{': ' + reason if reason else ''} {self._log_of(rank.rank)}"
         self._record(Failure(kind=kind, code=code, message=text, not_started=self._not_started(rank.rank)))
 
     def _record(self, failure: Failure) -> None:
@@ -247,17 +263,17 @@ class RankSet:
         self._last_check = now
         late = [rank for rank in self.ranks if not rank.ready]
         if late and now - self._started > self._patience.start:
-            names = " and ".join(rank.name for rank in late)
-            text = f"{names} did not start within {self._patience.start:g} s"
+            names = "".join(f"{rank.name} and " for rank in late[1:])
+            text = names + self._with_output(late[0], f"did not start within {self._patience.start:g} s")
             self._record(Failure(kind=HUNG, message=text, not_started=tuple(rank.rank for rank in late)))
         for rank in self.ranks:
             if rank.process.returncode is None and rank.is_hung(self._patience, now):
-                text = f"{rank.name} stopped answering {now - rank.last_heard:.0f} s ago"
+                text = self._with_output(rank, f"stopped answering {now - rank.last_heard:.0f} s ago")
                 self._record(Failure(kind=HUNG, message=text))
         culprits = stuck_ranks.stuck(self.ranks, self._patience)
         if culprits:
             text = stuck_ranks.describe(culprits, self.ranks, self.devices)
-            logs = " and ".join(str(self._endpoint.rank_log(rank.rank)) for rank in culprits)
+            logs = " and ".join(str(self._logs.folder / rank_log(rank.rank)) for rank in culprits)
             self._record(Failure(kind=STUCK, message=f"{text} (log: {logs})"))
 
     def _discount(self, suspended: float, now: float) -> None:

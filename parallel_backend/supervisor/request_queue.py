@@ -5,7 +5,7 @@ import socket
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from ..errors import BackendError, InvalidRequest, QueueFull
 from ..layout.parallel_layout import ParallelLayout, auto
@@ -42,7 +42,12 @@ class QueuedRequest:
         message: the client's message.
         header: its encoded header.
         connection: its client's connection.
+        metas: of the tensors that follow the header.
         devices: the devices that it runs on.
+        queued_at: ``time.monotonic()`` of its arrival.
+        first_at: when it was the next one to run, but the ranks were not ready; None if they were.
+        ran_at: when it was sent to the ranks; None if it was not.
+        finished: rank 0's report of its end; None if there is none.
         cancelled_at: ``time.monotonic()`` of the cancellation; None if not cancelled.
         early_failure: the failure that a rank other than 0 reported while rank 0 was still running; None if there is
             none.
@@ -51,7 +56,12 @@ class QueuedRequest:
     message: RankRequest
     header: bytes
     connection: socket.socket
+    metas: tuple[frames.TensorMeta, ...]
     devices: Devices
+    queued_at: float = field(default_factory=time.monotonic)
+    first_at: float | None = None
+    ran_at: float | None = None
+    finished: rank_control.Finished | None = None
     cancelled_at: float | None = None
     early_failure: EarlyFailure | None = None
 
@@ -77,6 +87,7 @@ class RequestQueue:
         outcomes: how many outcomes are remembered.
         events: the supervisor's event loop.
         on_disconnect: called with a request whose client has disconnected.
+        on_end: called with each request that has ended, and how it ended.
 
     Attributes:
         running: the request that the ranks run, if there is one.
@@ -84,9 +95,16 @@ class RequestQueue:
     """
 
     def __init__(
-        self, *, size: int, outcomes: int, events: EventLoop, on_disconnect: Callable[[QueuedRequest], None]
+        self,
+        *,
+        size: int,
+        outcomes: int,
+        events: EventLoop,
+        on_disconnect: Callable[[QueuedRequest], None],
+        on_end: Callable[[QueuedRequest, Done | Error], None],
     ) -> None:
-        self._size, self._max_outcomes, self._events, self._on_disconnect = size, outcomes, events, on_disconnect
+        self._size, self._max_outcomes, self._events = size, outcomes, events
+        self._on_disconnect, self._on_end = on_disconnect, on_end
         self._queued: deque[QueuedRequest] = deque()
         self._outcomes: OrderedDict[str, Done | Error] = OrderedDict()
         self.running: QueuedRequest | None = None
@@ -103,7 +121,9 @@ class RequestQueue:
             raise QueueFull(f"{len(self._queued)} requests are already queued: try again when some have finished")
         devices = devices_for(frame.message)
         header = frames.pack(frame)[frames.PREFIX.size :]
-        request = QueuedRequest(message=frame.message, header=header, connection=sock, devices=devices)
+        request = QueuedRequest(
+            message=frame.message, header=header, connection=sock, metas=frame.tensors, devices=devices
+        )
         self._queued.append(request)
         self._events.watch(sock.fileno(), DISCONNECT, lambda: self._disconnected(request))
         self._send_progress(request, phase_if_first="accepted")
@@ -126,6 +146,7 @@ class RequestQueue:
     def take(self) -> QueuedRequest:
         """Make the first queued request the running one."""
         self.running = self._queued.popleft()
+        self.running.ran_at = time.monotonic()
         return self.running
 
     def end_queued(self, request: QueuedRequest, outcome: BackendError | Error | Done) -> None:
@@ -149,6 +170,7 @@ class RequestQueue:
 
     def _close(self, request: QueuedRequest, outcome: Done | Error) -> None:
         self.last_used = time.monotonic()
+        self._on_end(request, outcome)
         self._outcomes[request.id] = outcome
         while len(self._outcomes) > self._max_outcomes:
             self._outcomes.popitem(last=False)

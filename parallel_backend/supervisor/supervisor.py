@@ -1,9 +1,9 @@
 """The process that owns the socket, the queue and the ranks, and that answers even when every rank is dead.
 
-It has one thread, imports no torch and never blocks. It reads a request's header and, when the request's turn comes,
-passes the connection to rank 0. It keeps its own descriptor of the connection only to notice when the client
-disconnects, and writes nothing more to it. When ranks fail, it shuts the connection down, and the client asks for the
-``Outcome`` on another one.
+It imports no torch and never blocks. One thread does everything but write the logs. It reads a request's header and,
+when the request's turn comes, passes the connection to rank 0. It keeps its own descriptor of the connection only to
+notice when the client disconnects, and writes nothing more to it. When ranks fail, it shuts the connection down, and
+the client asks for the ``Outcome`` on another one.
 """
 
 import logging
@@ -20,15 +20,17 @@ from .. import processes
 from ..errors import BackendError, BackendUnavailable, Cancelled, ProtocolError, RankFailed
 from ..layout.parallel_layout import ParallelLayout
 from ..protocol import frames, rank_control
-from ..protocol.endpoint import Endpoint, listen, peer
+from ..protocol.endpoint import REQUEST_LOG, Endpoint, listen, peer
 from ..protocol.fingerprint import fingerprint
 from ..protocol.messages import Cancel, Done, Error, Outcome, RankRequest, Stop, Unload
 from ..protocol.model_spec import Devices
 from ..protocol.status import Status, StatusQuery
+from . import request_lines
 from .event_loop import EventLoop
 from .generations import Generations
 from .limits import Limits
 from .listener import Listener, answer, refuse
+from .log_files import LogFiles
 from .rank_set import STUCK, Failure
 from .request_queue import EarlyFailure, QueuedRequest, RequestQueue
 
@@ -41,6 +43,9 @@ RANK_COMMAND = (sys.executable, "-m", "parallel_backend.rank")
 
 class Supervisor:
     """Serves one endpoint until it is stopped, or idle for ``idle_timeout`` seconds (0 means no limit).
+
+    Attributes:
+        logs: the files in the endpoint's log folder.
 
     Raises:
         BackendUnavailable: another supervisor serves the endpoint.
@@ -60,6 +65,7 @@ class Supervisor:
         self._events = EventLoop()
         self._lock, listener = listen(endpoint, backlog=64)
         self._socket_stat = endpoint.socket.stat()
+        self.logs = LogFiles(endpoint.logs)
         self._listener = Listener(
             listener=listener, uid=os.getuid(), events=self._events, on_frame=self._dispatch, uid_of=uid_of
         )
@@ -68,9 +74,10 @@ class Supervisor:
             outcomes=self._limits.outcomes,
             events=self._events,
             on_disconnect=lambda request: self._cancel(request.id),
+            on_end=self._log_end,
         )
         self._generations = Generations(
-            endpoint=endpoint,
+            logs=self.logs,
             command=command,
             patience=self._limits.patience,
             exit_patience=self._limits.end,
@@ -136,6 +143,8 @@ class Supervisor:
             idle_timeout=self._idle_timeout,
             memory=processes.resident_memory(os.getpid()),
             ranks=self._generations.current.statuses() if self._generations.current else (),
+            logs=str(self._endpoint.logs),
+            log_problem=self.logs.problem,
         )
 
     def _state(self) -> Literal["idle", "starting", "busy", "stopping"]:
@@ -170,9 +179,16 @@ class Supervisor:
         try:
             self._queue.add(sock, frame)
         except BackendError as error:
+            self.logs.write(REQUEST_LOG, request_lines.of_refused(frame.message, frame.tensors, error.code))
             refuse(sock, error)
         else:
             self._run_next()
+
+    def _log_end(self, request: QueuedRequest, outcome: Done | Error) -> None:
+        code = outcome.code if isinstance(outcome, Error) else rank_control.DONE
+        ranks = self._generations.current.ranks if self._generations.current else []
+        line = request_lines.of_request(request, code, ranks[0].status.models if ranks else ())
+        self.logs.write(REQUEST_LOG, line)
 
     def _cancel(self, request_id: str) -> None:
         running = self._queue.running
@@ -193,6 +209,8 @@ class Supervisor:
             self._queue.end_queued(request, Done())
             self._run_next()
             return
+        if not (covered and self._generations.current and self._generations.current.ready):
+            request.first_at = request.first_at or time.monotonic()
         if not covered:
             self._generations.kill()
         if self._generations.current is None:
@@ -219,6 +237,7 @@ class Supervisor:
         elif not self._generations.current or not request or finished.request_id != request.id:
             return
         elif rank == 0:
+            request.finished = finished
             error = Error(code=finished.code, message=finished.message)
             self._queue.end_running(Done() if finished.code == rank_control.DONE else error, answered=True)
             self._run_next()
@@ -292,5 +311,6 @@ class Supervisor:
         for sock in self._stopping:
             answer(sock, Done())
             sock.close()
-        os.close(self._lock)
         log.info("ended")
+        self.logs.close()
+        os.close(self._lock)

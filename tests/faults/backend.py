@@ -15,6 +15,7 @@ from parallel_backend.errors import BackendUnavailable
 from parallel_backend.protocol.endpoint import Endpoint
 from parallel_backend.protocol.messages import Progress, Sample
 from parallel_backend.protocol.model_spec import Devices, ModelSpec
+from parallel_backend.protocol.private_file import append_to
 from parallel_backend.supervisor.limits import Limits, Patience
 from scripts.processes import wait_until
 
@@ -49,7 +50,7 @@ def start_fake(
     command = [sys.executable, str(Path(__file__).with_name("fake_serve.py")), str(idle_timeout)]
     command += [msgspec.json.encode(limits).decode(), worker]
     client = Client(endpoint=Endpoint(folder=runtime), timeouts=Timeouts(connect=20.0, silence=30.0, cancel=20.0))
-    with client.endpoint.log.open("ab") as log:
+    with append_to(client.endpoint.start_log) as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, cwd=runtime, env=environment(runtime))
     threading.Thread(target=process.wait, daemon=True).start()
     wait_until(lambda: _answers(client), 20.0, "the backend answers")

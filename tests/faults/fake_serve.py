@@ -11,9 +11,10 @@ from parallel_backend.supervisor.limits import Limits
 from parallel_backend.supervisor.supervisor import Supervisor
 
 if __name__ == "__main__":
-    logging.basicConfig(level=logging.DEBUG, format="%(asctime)s supervisor: %(message)s")
     worker = str(Path(__file__).with_name(sys.argv[3]))
     limits = msgspec.json.decode(sys.argv[2], type=Limits)
-    Supervisor(
+    supervisor = Supervisor(
         endpoint=Endpoint.default(), idle_timeout=float(sys.argv[1]), command=(sys.executable, worker), limits=limits
-    ).serve()
+    )
+    logging.basicConfig(level=logging.DEBUG, handlers=[supervisor.logs.handler()])
+    supervisor.serve()

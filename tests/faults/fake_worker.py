@@ -82,6 +82,8 @@ class FakeEngine:
                 PROGRESS.step(step, total)
                 if step == 2 and kind in ("blame", "accuse"):
                     _blame(name, rank == str(self.rank), aborts=kind == "accuse")
+                if step == 0 and kind == "talk" and rank == str(self.rank):
+                    os.write(2, b"its last words\n")
                 if step == 2 and rank == str(self.rank):
                     _misbehave(kind, name)
                 time.sleep(STEP)

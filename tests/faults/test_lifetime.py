@@ -122,7 +122,7 @@ def test_a_backend_that_cannot_start_is_quoted(runtime: Path, monkeypatch: pytes
     client = Client(endpoint=Endpoint(folder=runtime))
     with pytest.raises(BackendUnavailable, match="'soon' is not a number of seconds") as caught:
         client.call(Echo(model=TWO_RANKS))
-    assert str(client.endpoint.log) in str(caught.value)
+    assert str(client.endpoint.start_log) in str(caught.value)
 
 
 def test_another_interpreter_that_is_not_there(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:

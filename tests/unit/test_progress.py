@@ -4,7 +4,6 @@ import math
 import socket
 import subprocess
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
@@ -12,7 +11,6 @@ import pytest
 import torch
 from torch import nn
 
-from parallel_backend import processes
 from parallel_backend.engine.counting import counted
 from parallel_backend.progress import CLIENT, CONNECTING, IDLE, LOADING, PROGRESS, ProgressCounter, RankProgress
 from parallel_backend.protocol.model_spec import Devices
@@ -222,14 +220,16 @@ def test_time_in_which_the_supervisor_was_suspended_does_not_count():
     assert stopped.last_heard - stopped.last_progress == 10.0
 
 
-def test_why_a_process_aborted(tmp_path: Path):
-    log = tmp_path / "log"
-    assert processes.abort_reason(log) == ""
-    stack = "Exception raised from run at x.cpp:1\nframe #0: c10::Error + 0x1\nframe #1: clone3\n\n"
-    log.write_text("first\nmalloc(): corrupted top size\n" + stack)
-    assert processes.abort_reason(log) == "malloc(): corrupted top size"
-    log.write_text("terminate called\n  what():  CUDA error: an illegal address\n" + stack)
-    assert processes.abort_reason(log) == "CUDA error: an illegal address"
-    caught = "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=5)"
-    log.write_text(f"[E1] [Rank 1] {caught}\n" + stack + "what():  [PG ID 3] something later\n" + stack)
-    assert processes.abort_reason(log) == caught
+def test_the_seconds_of_each_phase_of_a_request():
+    clock = Clock()
+    counter = ProgressCounter(clock, lambda: 0.0)
+    for _ in range(2):  # what an earlier request spent does not count
+        with counter.phase("preparing"):
+            clock.now += 1.0
+            with counter.phase(LOADING):
+                clock.now += 10.0
+            with counter.phase("sampling"):
+                clock.now += 100.0
+            clock.now += 1.0
+        clock.now += 1000.0
+    assert counter.spent() == {"preparing": 2.0, LOADING: 10.0, "sampling": 100.0}

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from ...errors import RankFailed
-from ...processes import last_line
+from ...last_words import last_line, tail
 from ...protocol.model_spec import Devices, DType
 from .peers import Peer
 from .rank import BUFFER, Result
@@ -142,4 +142,4 @@ class Team:
             message = self._links[rank].recv(BUFFER)
             if message:
                 return msgspec.json.decode(message, type=Result)
-        return Result(error=f"its process ended: {last_line(self._log(rank))}")
+        return Result(error=f"its process ended: {last_line(tail(self._log(rank)))}")

@@ -21,12 +21,12 @@ from parallel_backend.client.status_text import format_json, format_status
 from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.progress import RankProgress
 from parallel_backend.protocol import rank_control
-from parallel_backend.protocol.endpoint import Endpoint
 from parallel_backend.protocol.messages import Echo
 from parallel_backend.protocol.model_spec import VISIBLE, Devices, ModelSpec
 from parallel_backend.protocol.status import LoadedModel, RankStatus, Status
 from parallel_backend.supervisor.event_loop import EventLoop
 from parallel_backend.supervisor.limits import Patience
+from parallel_backend.supervisor.log_files import LogFiles
 from parallel_backend.supervisor.rank_process import RankProcess
 from parallel_backend.supervisor.rank_set import RankSet
 from parallel_backend.supervisor.request_queue import devices_for
@@ -78,13 +78,6 @@ def test_no_group_is_ever_signalled() -> None:
     processes.send_signal(0, signal.SIGKILL)
 
 
-def test_the_last_line_of_a_log(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    assert processes.last_line(log) == ""
-    log.write_text("first\n" * 10_000 + "ValueError: at last\n\n")
-    assert processes.last_line(log) == "ValueError: at last"
-
-
 def test_a_descriptor_travels_with_its_message() -> None:
     ours, theirs = rank_control.pair()
     near, far = socket.socketpair()
@@ -127,7 +120,7 @@ def rank_set(folder: Path, devices: Devices) -> RankSet:
     return RankSet(
         generation=1,
         devices=devices,
-        endpoint=Endpoint(folder=folder),
+        logs=LogFiles(folder),
         command=(),
         patience=Patience(),
         events=EventLoop(),
@@ -157,6 +150,7 @@ def test_a_rank_that_could_run_and_does_not_is_hung(
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     monkeypatch.setattr(processes, "activity", lambda pid: processes.Activity(states=states, cpu_ticks=7))
     ranks = rank_set(tmp_path, Devices(kind="cpu", indices=(0,)))
+    ranks._outputs[0] = ranks._open_output(0)
     process = cast(subprocess.Popen[bytes], SimpleNamespace(pid=1, returncode=None))
     with socket.socket() as control_socket:
         status = RankStatus(rank=0, pid=1, device="cpu", memory=0)

@@ -1,0 +1,72 @@
+"""The runtime folder, and the backend that runs there."""
+
+import os
+import shutil
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from ...client import query
+from ...errors import BackendError, BackendUnavailable
+from ...protocol.endpoint import Endpoint
+from ..finding import Finding, Setting
+
+_ROOM = 100e6
+"""Bytes free for logs."""
+_NAME = "runtime folder"
+
+
+def runtime_folder(_: Setting) -> list[Finding]:
+    """Who may enter the runtime folder and the logs, and whether they have room."""
+    endpoint = Endpoint.default()
+    endpoint.prepare()
+    open_to_others = list(_open_to_others(endpoint))
+    if open_to_others:
+        text = f"other users may read {', '.join(open_to_others)}"
+        advice = f"chmod -R go= {endpoint.folder} {endpoint.logs}"
+        return [Finding(check=_NAME, verdict="broken", text=text, advice=advice)]
+    unwritable = [path for path in (endpoint.folder, _nearest(endpoint.logs)) if not os.access(path, os.W_OK)]
+    if unwritable:
+        advice = "Make it writable, or set PARALLEL_DIT_RUNTIME or PARALLEL_DIT_LOGS to another folder."
+        return [Finding(check=_NAME, verdict="broken", text=f"{unwritable[0]} is not writable", advice=advice)]
+    free = shutil.disk_usage(_nearest(endpoint.logs)).free
+    if free < _ROOM:
+        text = f"{free / 1e6:.0f} MB are free for the logs in {endpoint.logs}"
+        advice = "Free some space, or set PARALLEL_DIT_LOGS to a folder on another disk."
+        return [Finding(check=_NAME, verdict="slow", text=text, advice=advice)]
+    return [Finding(check=_NAME, verdict="fine", text=f"{endpoint.folder}, logs in {endpoint.logs}")]
+
+
+def _open_to_others(endpoint: Endpoint) -> Iterator[str]:
+    """Yield what other users have access to. ``Endpoint.prepare`` has checked the runtime folder itself."""
+    for path in (endpoint.socket, endpoint.lock, endpoint.logs, *endpoint.logs.glob("*.log*")):
+        try:
+            mode = path.lstat().st_mode
+        except OSError:
+            continue
+        # A folder of logs that the user has chosen may be shared; its files may not.
+        if stat.S_IMODE(mode) & 0o077 and not (path == endpoint.logs and endpoint.log_folder):
+            yield f"{path} (mode {stat.S_IMODE(mode):04o})"
+
+
+def _nearest(path: Path) -> Path:
+    """Return a path, or the folder above it in which it would be made."""
+    return next(folder for folder in (path, *path.parents) if folder.exists())
+
+
+def backend(_: Setting) -> list[Finding]:
+    """What the running backend says."""
+    stop = "python -m parallel_backend stop ends it, and the next prompt starts a new one."
+    try:
+        status = query.status(Endpoint.default())
+    except BackendUnavailable:
+        return [Finding(check="backend", verdict="fine", text="none runs: the first node that needs it starts it")]
+    except BackendError as error:
+        return [Finding(check="backend", verdict="broken", text=str(error), advice=stop)]
+    text = f"pid {status.pid}, {status.state}, {len(status.ranks)} ranks, generation {status.generation}"
+    if status.log_problem:
+        advice = f"Make room or make it writable: {status.logs}"
+        return [
+            Finding(check="backend", verdict="slow", text=f"{text}; in its logs {status.log_problem}", advice=advice)
+        ]
+    return [Finding(check="backend", verdict="fine", text=text)]
