@@ -36,12 +36,18 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m parallel_backend", description="The backend of Parallel DiT.")
     commands = parser.add_subparsers(
         required=True,
-        metavar="serve | status | stop | verify | bench | bench-wire | bench-memory | bench-lora | bench-streaming",
+        metavar="serve | status | stop | verify | bench | bench-wire | bench-memory | bench-lora | bench-streaming | "
+        "bench-recovery",
     )
     serve = commands.add_parser("serve", help="run the backend (the first node that needs it starts it automatically)")
     serve.add_argument(
         "--idle-timeout", type=_seconds, metavar="SECONDS", help="idle time after which it ends; 0 means never"
     )
+    serve.add_argument(
+        "--spares", type=_count, metavar="N",
+        help="number of spare ranks, which take the place of dead ones; 0 for none (default: as many as there are "
+        "ranks, if they take little of the machine's memory)",
+    )  # fmt: skip
     serve.add_argument("--detach", action="store_true", help="run in the background; return once the backend answers")
     serve.set_defaults(run=_serve)
     status = commands.add_parser("status", help="show ranks, memory, models, layout and queue")
@@ -74,6 +80,11 @@ def _parser() -> argparse.ArgumentParser:
     devices.add_option(streaming_bench)
     streaming_bench.add_argument("--json", action="store_true", help="print JSON")
     streaming_bench.set_defaults(run=_bench_streaming)
+    recovery_bench = commands.add_parser("bench-recovery", help="measure how long a prompt takes after a rank died")
+    recovery_bench.add_argument("--rounds", type=int, default=3, help="backends of each kind (default %(default)s)")
+    devices.add_option(recovery_bench)
+    recovery_bench.add_argument("--json", action="store_true", help="print JSON")
+    recovery_bench.set_defaults(run=_bench_recovery)
     step_bench = commands.add_parser(
         "bench", help="time a denoiser step in several layouts, against one process and against other projects"
     )
@@ -95,6 +106,20 @@ def _seconds(text: str) -> float:
     return seconds
 
 
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number, 0 or more")
+    return int(text)
+
+
+def _spares(option: int | None) -> int | None:
+    text = os.environ.get("PARALLEL_DIT_SPARES")
+    try:
+        return _count(text) if option is None and text else option
+    except argparse.ArgumentTypeError as error:
+        raise InvalidRequest(f"PARALLEL_DIT_SPARES: {error}") from error
+
+
 def _idle_timeout(option: float | None) -> float:
     if option is not None:
         return option
@@ -105,7 +130,9 @@ def _idle_timeout(option: float | None) -> float:
         raise InvalidRequest(f"PARALLEL_DIT_IDLE_TIMEOUT: {error}") from error
 
 
-def _serve_detached(endpoint: Endpoint, idle_timeout: float) -> int:
+def _serve_detached(endpoint: Endpoint, idle_timeout: float, spares: int | None) -> int:
+    if spares is not None:
+        os.environ["PARALLEL_DIT_SPARES"] = str(spares)  # the backend inherits it
     connect_or_start(
         endpoint, connect_seconds=query.ANSWER_TIMEOUT, start_seconds=START_TIMEOUT, idle_timeout=idle_timeout
     ).close()
@@ -115,13 +142,15 @@ def _serve_detached(endpoint: Endpoint, idle_timeout: float) -> int:
 
 def _serve(options: argparse.Namespace) -> int:
     endpoint, idle_timeout = Endpoint.default(), _idle_timeout(options.idle_timeout)
+    spares = _spares(options.spares)
     if options.detach:
-        return _serve_detached(endpoint, idle_timeout)
+        return _serve_detached(endpoint, idle_timeout, spares)
+    from .supervisor.limits import Limits
     from .supervisor.supervisor import Supervisor
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s supervisor: %(message)s")
     try:
-        supervisor = Supervisor(endpoint=endpoint, idle_timeout=idle_timeout)
+        supervisor = Supervisor(endpoint=endpoint, idle_timeout=idle_timeout, limits=Limits(spares=spares))
     except BackendUnavailable as error:
         print(error, file=sys.stderr)
         return ALREADY_RUNS
@@ -165,6 +194,14 @@ def _bench_streaming(options: argparse.Namespace) -> int:
     from .bench.streaming import measure
 
     return _print_results(iter([measure(options.gigabytes, options.rounds, options.devices)]), as_json=options.json)
+
+
+def _bench_recovery(options: argparse.Namespace) -> int:
+    from .bench.recovery import describe, measure
+
+    results = measure(options.rounds, options.devices)
+    print(msgspec.json.encode(results).decode() if options.json else describe(*results))
+    return int(any(result.failed for result in results))
 
 
 def _print_results(measured: Iterator[Any], *, as_json: bool) -> int:

@@ -42,6 +42,11 @@ class Endpoint:
         """The log of a rank of the newest generation."""
         return self.folder / f"rank{rank}.log"
 
+    @property
+    def spare_log(self) -> Path:
+        """The log of the newest spare rank."""
+        return self.folder / "spare.log"
+
     def has_socket(self, socket_stat: os.stat_result) -> bool:
         """Whether the socket in the folder, which clients connect to, is still the one with this ``stat``."""
         try:

@@ -45,6 +45,19 @@ class RankStatus:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SpareStatus:
+    """A process that can become a rank, according to the process table. Memory in bytes.
+
+    Attributes:
+        ready: whether it has imported what ranks need.
+    """
+
+    pid: int
+    memory: int
+    ready: bool
+
+
+@dataclass(frozen=True, kw_only=True)
 class Status:
     """The backend at one moment. ``layout`` is that of the running request, or of the most recent one."""
 
@@ -58,6 +71,7 @@ class Status:
     idle_timeout: float
     memory: int
     ranks: tuple[RankStatus, ...]
+    spares: tuple[SpareStatus, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

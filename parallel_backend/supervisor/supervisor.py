@@ -31,6 +31,7 @@ from .limits import Limits
 from .listener import Listener, answer, refuse
 from .rank_set import STUCK, Failure
 from .request_queue import EarlyFailure, QueuedRequest, RequestQueue
+from .spares import Spares
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +70,7 @@ class Supervisor:
             events=self._events,
             on_disconnect=lambda request: self._cancel(request.id),
         )
+        self._spares = Spares(endpoint=endpoint, command=command, number=self._limits.spares, events=self._events)
         self._generations = Generations(
             endpoint=endpoint,
             command=command,
@@ -76,6 +78,7 @@ class Supervisor:
             exit_patience=self._limits.end,
             events=self._events,
             on_finished=self._on_finished,
+            take_spares=self._spares.take,
         )
         self._layout: ParallelLayout | None = None
         self._stopping: list[socket.socket] | None = None  # once set, connections that wait for the end
@@ -83,7 +86,7 @@ class Supervisor:
         self._program = fingerprint()
 
     def serve(self) -> None:
-        """Run until stopped. On return, every rank has exited, or was killed ``Limits.end`` seconds ago."""
+        """Run until stopped. On return, every process has exited, or was killed ``Limits.end`` seconds ago."""
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self._on_signal)
         log.info("serving at %s, pid %d", self._endpoint.socket, os.getpid())
@@ -136,6 +139,7 @@ class Supervisor:
             idle_timeout=self._idle_timeout,
             memory=processes.resident_memory(os.getpid()),
             ranks=self._generations.current.statuses() if self._generations.current else (),
+            spares=self._spares.statuses(),
         )
 
     def _state(self) -> Literal["idle", "starting", "busy", "stopping"]:
@@ -237,6 +241,7 @@ class Supervisor:
             self._last_keepalive = now
             self._queue.send_keepalives()
         self._run_next()
+        self._spares.tick(idle=self._queue.unused_for(now) > self._limits.idle)
         self._stop_if_unused(now)
 
     def _stop_if_unused(self, now: float) -> None:
@@ -249,9 +254,7 @@ class Supervisor:
             self._stopping = self._stopping or []
 
     def _is_idle(self, now: float) -> bool:
-        if not self._idle_timeout or self._queue.running or self._queue.first:
-            return False
-        if now - self._queue.last_used <= self._idle_timeout:
+        if not self._idle_timeout or self._queue.unused_for(now) <= self._idle_timeout:
             return False
         # A client that has just connected may be about to send a request.
         return not self._listener.accept() and not self._listener.pending
@@ -284,8 +287,10 @@ class Supervisor:
         for request in self._queue.queued:
             self._queue.end_queued(request, stopped)
         self._generations.kill()
+        self._spares.kill()
         self._listener.close()
-        while self._generations.forget_exited():
+        overdue = time.monotonic() + self._limits.end
+        while self._generations.forget_exited() or not (self._spares.exited or time.monotonic() > overdue):
             self._events.run_once(TICK)
         for sock in self._stopping:
             answer(sock, Done())
