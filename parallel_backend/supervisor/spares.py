@@ -10,6 +10,7 @@ import signal
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import msgspec
 
@@ -207,7 +208,7 @@ class Spares:
             spare.started.control.close()
             spare.started.process.kill()
             self._ending.append(spare.started)
-            self._events.watch(spare.started.pidfd, READ, lambda started=spare.started: self._bury(started))
+            self._events.watch(spare.started.pidfd, READ, partial(self._bury, spare.started))
 
     def _release(self, spare: _Spare) -> None:
         """Watch a spare no longer."""
