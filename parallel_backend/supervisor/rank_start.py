@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO
 
+from ..processes import die_with_parent
 from ..protocol import rank_control
 from ..protocol.model_spec import VISIBLE, Devices
 
@@ -47,6 +48,8 @@ def start_process(
                 stderr=output,
                 pass_fds=[theirs.fileno(), *pass_fds],
                 env=environment,
+                # Already here, since a spare rank may be suspended before it has run a line. This process has one thread.
+                preexec_fn=die_with_parent,
             )
         except OSError:
             ours.close()

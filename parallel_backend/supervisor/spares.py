@@ -10,7 +10,6 @@ import signal
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 import msgspec
 
@@ -47,6 +46,7 @@ class _Spare:
         ready: whether its imports are done.
         suspended: whether its process is stopped.
         since: ``time.monotonic()`` when it was started or resumed.
+        dismissed: whether it was killed here.
     """
 
     started: StartedProcess
@@ -54,6 +54,7 @@ class _Spare:
     ready: bool = False
     suspended: bool = False
     since: float = field(default_factory=time.monotonic)
+    dismissed: bool = False
 
     @property
     def pid(self) -> int:
@@ -74,7 +75,7 @@ class Spares:
     def __init__(self, *, endpoint: Endpoint, command: Sequence[str], number: int | None, events: EventLoop) -> None:
         self._endpoint, self._command, self._number, self._events = endpoint, tuple(command), number, events
         self._spares: list[_Spare] = []
-        self._ending: list[StartedProcess] = []
+        self._leaving: list[_Spare] = []
         self._deaths, self._next_start = 0, 0.0
         self._devices = expected_devices()
 
@@ -93,7 +94,9 @@ class Spares:
         fitting = sorted((s for s in alive if _fits(s, wanted)), key=lambda s: (not s.ready, s.since))
         taken = fitting[: len(devices.indices)]
         for spare in taken:
-            self._release(spare)
+            self._spares.remove(spare)
+            self._events.forget(spare.started.control.fileno())
+            self._events.forget(spare.started.pidfd)
             processes.send_signal(spare.pid, signal.SIGCONT)
             self._deaths = 0
         return [spare.started for spare in taken]
@@ -105,7 +108,7 @@ class Spares:
         for spare in [spare for spare in self._spares if not spare.ready]:
             self._suspend(spare, not idle)
             if not spare.suspended and time.monotonic() - spare.since > PREPARE:
-                self._died(spare, f"was not ready after {PREPARE:g} s")
+                self._dismiss(spare, f"was not ready after {PREPARE:g} s")
         if idle:
             self._adjust()
 
@@ -124,7 +127,7 @@ class Spares:
     @property
     def exited(self) -> bool:
         """Whether every process that was killed has exited and been reaped."""
-        return not self._ending
+        return not self._leaving
 
     # One by one
 
@@ -133,8 +136,8 @@ class Spares:
         wanted, number = common_environment(self._devices), self._wanted()
         useless = [spare for spare in self._spares if not _fits(spare, wanted)]
         self._end(useless or self._spares[number:])
-        starting = any(not spare.ready for spare in self._spares)
-        if len(self._spares) < number and not starting and time.monotonic() >= self._next_start:
+        changing = self._leaving or any(not spare.ready for spare in self._spares)
+        if len(self._spares) < number and not changing and time.monotonic() >= self._next_start:
             self._start(wanted)
 
     def _wanted(self) -> int:
@@ -175,26 +178,34 @@ class Spares:
             rank_control.receive(spare.started.control, rank_control.Prepared)
         except BlockingIOError:
             return
-        except (msgspec.DecodeError, ConnectionError) as error:
-            self._died(spare, f"failed: {error}")
+        except ConnectionError:
+            self._leave(spare)  # it is exiting
+        except msgspec.DecodeError as error:
+            self._dismiss(spare, f"sent a message that does not decode: {error}")
         else:
             spare.ready = True
 
     def _reap(self, spare: _Spare) -> None:
-        """The process has exited: nobody has killed it here."""
+        """The process has exited."""
+        if spare in self._spares:
+            self._leave(spare)
+        self._leaving.remove(spare)
+        self._events.forget(spare.started.pidfd)
+        os.close(spare.started.pidfd)
         how = processes.describe_exit(spare.started.process.wait(timeout=5))
-        reason = processes.last_line(self._endpoint.spare_log) if not spare.ready else ""
-        self._died(spare, how + (f": {reason}" if reason else ""))
+        if not spare.dismissed:
+            reason = "" if spare.ready else processes.last_line(self._endpoint.spare_log)
+            self._postpone(f"spare rank (pid {spare.pid}) {how}{': ' + reason if reason else ''}")
 
-    def _died(self, spare: _Spare, how: str) -> None:
-        self._postpone(f"spare rank (pid {spare.pid}) {how} (log: {self._endpoint.spare_log})")
+    def _dismiss(self, spare: _Spare, why: str) -> None:
+        self._postpone(f"spare rank (pid {spare.pid}) {why}")
         self._end([spare])
 
     def _postpone(self, message: str) -> None:
         delay = min(MAX_DELAY, 2.0**self._deaths)
         self._deaths += 1
         self._next_start = time.monotonic() + delay
-        log.warning("%s; the next one starts in %g s or later", message, delay)
+        log.warning("%s (log: %s); the next one starts in %g s or later", message, self._endpoint.spare_log, delay)
 
     def _suspend(self, spare: _Spare, suspended: bool) -> None:
         if suspended != spare.suspended:
@@ -202,25 +213,17 @@ class Spares:
             spare.suspended, spare.since = suspended, time.monotonic()
 
     def _end(self, spares: Sequence[_Spare]) -> None:
-        """Kill processes that may have exited already, and reap them when they have."""
         for spare in list(spares):
-            self._release(spare)
-            spare.started.control.close()
+            spare.dismissed = True
             spare.started.process.kill()
-            self._ending.append(spare.started)
-            self._events.watch(spare.started.pidfd, READ, partial(self._bury, spare.started))
+            self._leave(spare)
 
-    def _release(self, spare: _Spare) -> None:
-        """Watch a spare no longer."""
+    def _leave(self, spare: _Spare) -> None:
+        """Count a spare no longer. Its process is ending, and is reaped when it has."""
         self._spares.remove(spare)
+        self._leaving.append(spare)
         self._events.forget(spare.started.control.fileno())
-        self._events.forget(spare.started.pidfd)
-
-    def _bury(self, started: StartedProcess) -> None:
-        self._events.forget(started.pidfd)
-        os.close(started.pidfd)
-        started.process.wait(timeout=5)
-        self._ending.remove(started)
+        spare.started.control.close()
 
 
 def _fits(spare: _Spare, environment: Mapping[str, str]) -> bool:

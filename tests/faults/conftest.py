@@ -21,7 +21,6 @@ def runtime_folder() -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(processes.RUNTIME, str(folder))
         patch.setenv("PARALLEL_DIT_IDLE_TIMEOUT", "120")
-        patch.setenv("PARALLEL_DIT_SPARES", "0")  # only tests of spare ranks start any
         patch.setenv("OMP_NUM_THREADS", "1")
         yield folder
     processes.stop_backend(folder)

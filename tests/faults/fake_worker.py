@@ -9,7 +9,7 @@ import ctypes
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +33,9 @@ LATER = 1.0
 """Seconds after which the rank that caused a failure reports it, where the other ranks are to report first."""
 FAILS_TO_START = Path("fails-to-start")
 """A file in the runtime folder that names a rank and its error, as samplers do."""
+
+FAILS_TO_PREPARE, SLOW_TO_PREPARE = Path("fails-to-prepare"), Path("slow-to-prepare")
+"""Files in the runtime folder: with the first, the imports of a spare rank fail; with the second, they never end."""
 
 AT_EXIT = "[rank1]:[W] Warning: WARNING: destroy_process_group() was not called before program exit"
 """What NCCL's process group prints last of all."""
@@ -100,6 +103,15 @@ class FakeEngine:
         return {} if tensors is None else {"samples": tensors["x"] * 2}
 
 
+def prepare() -> Iterator[None]:
+    """What a spare rank does instead of imports."""
+    if FAILS_TO_PREPARE.exists():
+        raise ImportError("a broken package")
+    while SLOW_TO_PREPARE.exists():
+        yield
+        time.sleep(STEP)
+
+
 def _error(name: str) -> Exception:
     """Return the error of this name, such as ``"OWN/ecc"``."""
     table, _, name = name.partition("/")
@@ -154,4 +166,4 @@ def _misbehave(kind: str, name: str) -> None:
 
 
 if __name__ == "__main__":
-    main(engine=FakeEngine)  # type: ignore[arg-type]
+    main(engine=FakeEngine, prepare=prepare)  # type: ignore[arg-type]
