@@ -61,6 +61,11 @@ class RankSet:
         events: the supervisor's event loop.
         on_finished: called with a rank's number and its ``Finished``.
         take_spares: returns spare ranks for devices; those that it returns become ranks.
+
+    Attributes:
+        ranks: the ranks.
+        killed_at: ``time.monotonic()`` when they were killed, None before.
+        uses_spares: whether a rank was a spare one.
     """
 
     def __init__(
@@ -82,6 +87,7 @@ class RankSet:
         self._failures: list[tuple[float, Failure]] = []
         self.ranks: list[RankProcess] = []
         self.killed_at: float | None = None
+        self.uses_spares = False
 
     def start(self) -> None:
         """Start the processes; ``ready`` tells when all have joined the process group.
@@ -90,6 +96,7 @@ class RankSet:
             OSError: a process does not start. The caller must still kill those that did.
         """
         spares = list(self._take_spares(self.devices))
+        self.uses_spares = bool(spares)
         with socket.create_server(("127.0.0.1", 0)) as store:
             for rank in range(len(self.devices.indices)):
                 self._start_rank(rank, store, spares.pop(0) if spares else None)

@@ -48,7 +48,7 @@ def start_process(
                 stderr=output,
                 pass_fds=[theirs.fileno(), *pass_fds],
                 env=environment,
-                # Already here, since a spare rank may be suspended before it has run a line. This process has one thread.
+                # Not later, since a spare rank may be suspended before its first line. Safe with one thread here.
                 preexec_fn=die_with_parent,
             )
         except OSError:

@@ -26,10 +26,10 @@ from .rank_start import THREADS, StartedProcess, common_environment, start_proce
 log = logging.getLogger(__name__)
 
 MEMORY = 400 << 20
-"""Bytes that one takes (measured, see docs/benchmarks.md)."""
-SHARE, KEPT_FREE = 0.05, 0.1
-"""Of the machine's memory: the most that all spares may take unless their number is given, and what has to stay free
-when one starts."""
+"""Bytes that one takes, a little more than measured (docs/benchmarks.md)."""
+SHARE, KEPT_FREE = 1 / 16, 1 / 10
+"""Of the machine's memory, unless the number of spares is given: the most that all of them may take, and what has to
+stay free when one starts."""
 PREPARE = 120.0
 """Seconds that one has for its imports."""
 MAX_DELAY = 300.0
@@ -144,9 +144,10 @@ class Spares:
         if self._number is not None:
             return self._number
         available, total = processes.machine_memory()
-        if available - MEMORY < KEPT_FREE * total:
-            return len(self._spares)
-        return min(len(self._devices.indices), int(SHARE * total / MEMORY))
+        ranks = len(self._devices.indices)
+        if ranks * MEMORY > SHARE * total:
+            return 0  # fewer spares than ranks would make no set start earlier
+        return ranks if available - MEMORY >= KEPT_FREE * total else min(ranks, len(self._spares))
 
     def _start(self, environment: Mapping[str, str]) -> None:
         if self._end_if_outdated():

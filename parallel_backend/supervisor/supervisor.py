@@ -270,12 +270,14 @@ class Supervisor:
 
     def _fail_ranks(self, error: Error) -> None:
         log.error("killing generation %d: %s", self._generations.number, error.message)
-        were_ready = bool(self._generations.current and self._generations.current.ready)
+        current = self._generations.current
+        # Spare ranks may have died unnoticed, or have failed in a way that new processes do not.
+        may_retry = bool(current and (current.ready or current.uses_spares))
         self._generations.kill()
         first = self._queue.first
         if self._queue.running:
             self._queue.end_running(error, answered=False)
-        elif first and not were_ready:
+        elif first and not may_retry:
             self._queue.end_queued(first, error)
 
     def _shut_down(self) -> None:

@@ -37,6 +37,9 @@ FAILS_TO_START = Path("fails-to-start")
 FAILS_TO_PREPARE, SLOW_TO_PREPARE = Path("fails-to-prepare"), Path("slow-to-prepare")
 """Files in the runtime folder: with the first, the imports of a spare rank fail; with the second, they never end."""
 
+DIES_AS_A_RANK = Path("dies-as-a-rank")
+"""A file in the runtime folder: with it, a spare rank dies when it becomes a rank."""
+
 AT_EXIT = "[rank1]:[W] Warning: WARNING: destroy_process_group() was not called before program exit"
 """What NCCL's process group prints last of all."""
 ABORT = """\
@@ -53,6 +56,8 @@ class FakeEngine:
 
     def __init__(self, *, rank: int, world_size: int, device: "torch.device") -> None:
         self.rank, self.steps = rank, 0
+        if DIES_AS_A_RANK.exists() and "--spare" in sys.argv:
+            os._exit(5)
         if FAILS_TO_START.exists():
             culprit, name = FAILS_TO_START.read_text().split(" ", 1)
             atexit.register(print, AT_EXIT, file=sys.stderr)

@@ -21,7 +21,7 @@ from scripts.processes import wait_until
 
 from .backend import IMPATIENT, Running, run_command, sample, start_fake, tensors
 from .conftest import runtime_folder
-from .fake_worker import FAILS_TO_PREPARE, SLOW_TO_PREPARE
+from .fake_worker import DIES_AS_A_RANK, FAILS_TO_PREPARE, SLOW_TO_PREPARE
 from .test_lifetime import assert_none_left
 
 SPARES = replace(IMPATIENT, spares=2, idle=0.3)
@@ -137,6 +137,19 @@ def test_all_at_once_may_die(spared: Client) -> None:
     for pid in ready(spared):
         os.kill(pid, signal.SIGKILL)
     assert spared.call(sample(spec=elsewhere(7)), tensors(1))
+
+
+def test_a_request_does_not_fail_because_of_them(spared: Client) -> None:
+    ready(spared)
+    before = spared.status().generation
+    cause = spared.endpoint.folder / DIES_AS_A_RANK
+    cause.touch()
+    try:
+        assert spared.call(sample(spec=elsewhere(9)), tensors(1))
+    finally:
+        cause.unlink()
+    assert spared.status().generation == before + 2
+    assert "exited with status 5 while starting" in supervisor_log(spared)
 
 
 def test_requests_work_while_none_can_start_and_tries_become_rare(runtime: Path) -> None:
