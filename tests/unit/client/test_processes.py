@@ -24,7 +24,7 @@ from parallel_backend.protocol import rank_control
 from parallel_backend.protocol.endpoint import Endpoint
 from parallel_backend.protocol.messages import Echo
 from parallel_backend.protocol.model_spec import VISIBLE, Devices, ModelSpec
-from parallel_backend.protocol.status import LoadedModel, RankStatus, Status
+from parallel_backend.protocol.status import LoadedModel, RankStatus, SpareStatus, Status
 from parallel_backend.supervisor.event_loop import EventLoop
 from parallel_backend.supervisor.limits import Patience
 from parallel_backend.supervisor.rank_process import RankProcess
@@ -207,6 +207,7 @@ def test_a_status_as_text_and_as_json() -> None:
         idle_timeout=600.0,
         memory=20 << 20,
         ranks=(rank,),
+        spares=(SpareStatus(pid=13, memory=7 << 20, ready=True), SpareStatus(pid=14, memory=1 << 20, ready=False)),
     )
     text = format_status(status)
     for words in (
@@ -217,6 +218,7 @@ def test_a_status_as_text_and_as_json() -> None:
         "1, generation 3",
         "rank 0     pid 12, cuda:0, 3.00 GiB, 5 MiB on the device, 40 steps",
         "/models/shapes as float32: transformer, vae (loaded 2 times)",
+        "spares       2\n  spare      pid 13, ready, 7 MiB\n  spare      pid 14, starting, 1 MiB",
         "a copied model as bfloat16: vae (loaded once)",
     ):
         assert words in text
