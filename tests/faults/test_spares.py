@@ -13,6 +13,9 @@ import pytest
 
 from parallel_backend.client.client import Client
 from parallel_backend.errors import RankFailed
+from parallel_backend.protocol import deadlines, frames
+from parallel_backend.protocol.endpoint import connect
+from parallel_backend.protocol.messages import Done, Stop
 from parallel_backend.protocol.model_spec import Devices, ModelSpec
 from parallel_backend.protocol.status import SpareStatus
 from parallel_backend.supervisor.limits import Limits
@@ -208,11 +211,14 @@ def test_they_end_with_an_idle_backend(runtime: Path) -> None:
     assert_none_left(runtime, 20.0)
 
 
-def test_a_stop_leaves_none(runtime: Path) -> None:
+def test_a_stop_is_answered_once_they_are_gone(runtime: Path) -> None:
     client = start_fake(runtime, limits=SPARES)
-    ready(client)
-    client.stop()
-    assert not processes.processes_of(runtime)
+    pids = ready(client)
+    with connect(client.endpoint, seconds=5.0) as sock:
+        sock.sendall(frames.pack(frames.Frame(message=Stop())))
+        assert frames.recv_header(sock, deadline=deadlines.Deadline(10.0, "an answer")).message == Done()
+    assert not [pid for pid in pids if psutil.pid_exists(pid)]
+    assert_none_left(runtime)
 
 
 def test_none_start_if_their_number_is_0(runtime: Path) -> None:
