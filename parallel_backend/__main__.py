@@ -39,12 +39,17 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(
         required=True,
         metavar="serve | status | stop | logs | doctor | verify | soak | "
-        "bench | bench-wire | bench-memory | bench-lora | bench-streaming",
+        "bench | bench-wire | bench-memory | bench-lora | bench-streaming | bench-recovery",
     )
     serve = commands.add_parser("serve", help="run the backend (the first node that needs it starts it automatically)")
     serve.add_argument(
         "--idle-timeout", type=_seconds, metavar="SECONDS", help="idle time after which it ends; 0 means never"
     )
+    serve.add_argument(
+        "--spares", type=_count, metavar="N",
+        help="number of spare ranks, which take the place of dead ones; 0 for none (default: as many as there are "
+        "ranks, if they take little of the machine's memory)",
+    )  # fmt: skip
     serve.add_argument("--detach", action="store_true", help="run in the background; return once the backend answers")
     serve.add_argument("--quiet", action="store_true", help="log to the log folder alone, not to stderr as well")
     serve.set_defaults(run=_serve)
@@ -87,6 +92,11 @@ def _parser() -> argparse.ArgumentParser:
     soak_parser = commands.add_parser("soak", help="make random prompts and faults, and tell what came of them")
     soak.add_arguments(soak_parser)
     soak_parser.set_defaults(run=_soak)
+    recovery_bench = commands.add_parser("bench-recovery", help="measure how long a prompt takes after a rank died")
+    recovery_bench.add_argument("--rounds", type=int, default=3, help="backends of each kind (default %(default)s)")
+    devices.add_option(recovery_bench)
+    recovery_bench.add_argument("--json", action="store_true", help="print JSON")
+    recovery_bench.set_defaults(run=_bench_recovery)
     step_bench = commands.add_parser(
         "bench", help="time a denoiser step in several layouts, against one process and against other projects"
     )
@@ -108,6 +118,20 @@ def _seconds(text: str) -> float:
     return seconds
 
 
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number, 0 or more")
+    return int(text)
+
+
+def _spares(option: int | None) -> int | None:
+    text = os.environ.get("PARALLEL_DIT_SPARES")
+    try:
+        return _count(text) if option is None and text else option
+    except argparse.ArgumentTypeError as error:
+        raise InvalidRequest(f"PARALLEL_DIT_SPARES: {error}") from error
+
+
 def _idle_timeout(option: float | None) -> float:
     if option is not None:
         return option
@@ -118,7 +142,9 @@ def _idle_timeout(option: float | None) -> float:
         raise InvalidRequest(f"PARALLEL_DIT_IDLE_TIMEOUT: {error}") from error
 
 
-def _serve_detached(endpoint: Endpoint, idle_timeout: float) -> int:
+def _serve_detached(endpoint: Endpoint, idle_timeout: float, spares: int | None) -> int:
+    if spares is not None:
+        os.environ["PARALLEL_DIT_SPARES"] = str(spares)  # the backend inherits it
     connect_or_start(
         endpoint, connect_seconds=query.ANSWER_TIMEOUT, start_seconds=START_TIMEOUT, idle_timeout=idle_timeout
     ).close()
@@ -128,12 +154,14 @@ def _serve_detached(endpoint: Endpoint, idle_timeout: float) -> int:
 
 def _serve(options: argparse.Namespace) -> int:
     endpoint, idle_timeout = Endpoint.default(), _idle_timeout(options.idle_timeout)
+    spares = _spares(options.spares)
     if options.detach:
-        return _serve_detached(endpoint, idle_timeout)
+        return _serve_detached(endpoint, idle_timeout, spares)
+    from .supervisor.limits import Limits
     from .supervisor.supervisor import Supervisor
 
     try:
-        supervisor = Supervisor(endpoint=endpoint, idle_timeout=idle_timeout)
+        supervisor = Supervisor(endpoint=endpoint, idle_timeout=idle_timeout, limits=Limits(spares=spares))
     except BackendUnavailable as error:
         print(error, file=sys.stderr)
         return ALREADY_RUNS
@@ -208,6 +236,14 @@ def _soak(options: argparse.Namespace) -> int:
     ledger = run(checked)
     print(ledger.as_json() if options.json else ledger)
     return 0 if ledger.passed else 1
+
+
+def _bench_recovery(options: argparse.Namespace) -> int:
+    from .bench.recovery import describe, measure
+
+    results = measure(options.rounds, options.devices)
+    print(msgspec.json.encode(results).decode() if options.json else describe(*results))
+    return int(any(result.failed for result in results))
 
 
 def _print_results(measured: Iterator[Any], *, as_json: bool) -> int:

@@ -40,14 +40,16 @@ def resident_memory(pid: int) -> int:
 
 
 def pin_to_core_share(rank: int, ranks: int) -> None:
-    """Pin this process and its future threads to its share of the cores, if there is a core for every rank's threads.
+    """Pin this process with all its threads to its share of the cores, if there is a core for every rank's threads.
 
     Without this, the scheduler may move processes that wake each other onto one core, where they take turns.
     """
     cores, threads = sorted(os.sched_getaffinity(0), key=_core_position), os.environ.get("OMP_NUM_THREADS", "1")
     if ranks * (int(threads) if threads.isdecimal() else 1) <= len(cores):
-        with contextlib.suppress(OSError):  # some sandboxes forbid it
-            os.sched_setaffinity(0, cores[rank * len(cores) // ranks : (rank + 1) * len(cores) // ranks])
+        share = cores[rank * len(cores) // ranks : (rank + 1) * len(cores) // ranks]
+        for thread in os.listdir("/proc/self/task"):
+            with contextlib.suppress(OSError):  # some sandboxes forbid it
+                os.sched_setaffinity(int(thread), share)
 
 
 def _core_position(cpu: int) -> tuple[int, ...]:

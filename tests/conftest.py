@@ -1,5 +1,6 @@
 """What all tests share: ComfyUI versions, hidden GPUs, and an orderly end on SIGTERM."""
 
+import os
 import signal
 from pathlib import Path
 
@@ -26,6 +27,7 @@ class RootIsNoPackage:
 
 def pytest_configure(config: pytest.Config) -> None:
     gpus.hide()
+    os.environ["PARALLEL_DIT_SPARES"] = "0"  # they take memory and time: only the tests of spare ranks start some
     config.pluginmanager.register(RootIsNoPackage())
     # The run ends in order, so that fixtures end the processes that they started.
     signal.signal(signal.SIGTERM, lambda *_: pytest.exit("SIGTERM", returncode=143))

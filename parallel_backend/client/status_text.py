@@ -4,7 +4,7 @@ import msgspec
 
 from ..checkpoint.single_file import is_in_memory
 from ..progress import IDLE, RankProgress
-from ..protocol.status import LoadedModel, RankStatus, Status
+from ..protocol.status import LoadedModel, RankStatus, SpareStatus, Status
 
 
 def format_status(status: Status) -> str:
@@ -21,6 +21,8 @@ def format_status(status: Status) -> str:
     for rank in status.ranks:
         lines.append(_rank(rank))
         lines += [f"             {_model(model)}" for model in rank.models]
+    lines.append(f"spares       {len(status.spares)}")
+    lines += [_spare(spare) for spare in status.spares]
     return "\n".join(lines)
 
 
@@ -45,6 +47,10 @@ def _rank(rank: RankStatus) -> str:
         f"  rank {rank.rank}     pid {rank.pid}, {rank.device}, {_size(rank.memory)}{device}, {rank.steps} steps"
         f"{_progress(rank.progress)}"
     )
+
+
+def _spare(spare: SpareStatus) -> str:
+    return f"  spare      pid {spare.pid}, {'ready' if spare.ready else 'starting'}, {_size(spare.memory)}"
 
 
 def _progress(progress: RankProgress) -> str:

@@ -14,18 +14,21 @@ IDLE_TIMEOUT = 300.0
 
 
 @contextlib.contextmanager
-def temporary_backend(folder: Path) -> Iterator[Client]:
-    """Start a backend in a runtime folder inside ``folder``, with one thread on each CPU rank; stop it at the end."""
-    before = os.environ.get("OMP_NUM_THREADS")
-    os.environ["OMP_NUM_THREADS"] = "1"
+def temporary_backend(folder: Path, *, spares: int = 0) -> Iterator[Client]:
+    """Start a backend in a runtime folder inside ``folder``, and stop it at the end.
+
+    It has one thread on each CPU rank, and no spare ranks unless their number is given.
+    """
+    variables = {"OMP_NUM_THREADS": "1", "PARALLEL_DIT_SPARES": str(spares)}
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
     client = Client(endpoint=Endpoint(folder=folder / "run"), idle_timeout=IDLE_TIMEOUT)
     try:
         client.start()
         yield client
     finally:
-        if before is None:
-            del os.environ["OMP_NUM_THREADS"]
-        else:
-            os.environ["OMP_NUM_THREADS"] = before
+        for name, value in before.items():
+            del os.environ[name]
+            os.environ |= {} if value is None else {name: value}
         with contextlib.suppress(BackendUnavailable):
             client.stop()

@@ -71,6 +71,11 @@ class Endpoint:
         """What all processes of a rank write to stdout and stderr."""
         return self.logs / rank_log(rank)
 
+    @property
+    def spare_log(self) -> Path:
+        """The log of the newest spare rank."""
+        return self.logs / "spare.log"
+
     def has_socket(self, socket_stat: os.stat_result) -> bool:
         """Whether the socket in the folder, which clients connect to, is still the one with this ``stat``."""
         try:

@@ -6,16 +6,19 @@ descriptors (``SCM_RIGHTS``, unix(7)). Both ends run the same code, so messages 
 
 import array
 import socket
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from ..errors import Cancelled, InvalidRequest, NoRoom
 from .frames import MAX_HEADER
+from .model_spec import Collectives
 from .status import RankStatus
 
 MAX_DATAGRAM = MAX_HEADER + 4096
 BUFFER = 4 * MAX_DATAGRAM
+MAX_DESCRIPTORS = 2
 DONE = "done"
 """The code of a request that succeeded; the other codes are those of ``errors``."""
 RECOVERABLE = (DONE, InvalidRequest.code, Cancelled.code, NoRoom.code)
@@ -32,6 +35,26 @@ class CancelRun(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """To rank 0: cancel this request at its next step."""
 
     request_id: str
+
+
+class Become(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """To a spare rank: become this rank.
+
+    The descriptor of the rank's log comes with the message, and for rank 0 also that of the store's listening socket.
+
+    Attributes:
+        device: PyTorch's name of its device.
+        collectives: the communication backend of GPU ranks.
+        environment: variables to set, ``RANK`` among them.
+    """
+
+    device: str
+    collectives: Collectives
+    environment: dict[str, str]
+
+
+class Prepared(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """From a spare rank: it has imported what ranks need."""
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -65,7 +88,7 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 ToRank = Run | CancelRun
-FromRank = Ready | Heartbeat | Finished
+FromRank = Ready | Heartbeat | Finished | Prepared
 
 
 def pair() -> tuple[socket.socket, socket.socket]:
@@ -76,30 +99,30 @@ def pair() -> tuple[socket.socket, socket.socket]:
     return ends
 
 
-def send(sock: socket.socket, message: ToRank | FromRank, *, descriptor: int | None = None) -> None:
-    """Send a message without blocking, with a descriptor if one is given.
+def send(sock: socket.socket, message: ToRank | Become | FromRank, *, descriptors: Sequence[int] = ()) -> None:
+    """Send a message and at most ``MAX_DESCRIPTORS`` descriptors without blocking.
 
     Raises:
         BlockingIOError: the buffer is full, because the peer has not read for a long time.
         ConnectionError: the peer is gone.
     """
-    rights = array.array("i", [] if descriptor is None else [descriptor])
+    rights = array.array("i", descriptors)
     ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)] if rights else []
     sock.sendmsg([msgspec.json.encode(message)], ancillary, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 
 
-def receive(sock: socket.socket, kind: Any) -> tuple[Any, int | None]:
-    """Receive a message of the union ``kind`` and the descriptor that came with it, without blocking.
+def receive(sock: socket.socket, kind: Any) -> tuple[Any, tuple[int, ...]]:
+    """Receive a message of the union ``kind`` and the descriptors that came with it, without blocking.
 
     Raises:
         BlockingIOError: no message has arrived.
         ConnectionError: the peer is gone.
     """
-    space = socket.CMSG_SPACE(array.array("i", [0]).itemsize)
+    space = socket.CMSG_SPACE(MAX_DESCRIPTORS * array.array("i").itemsize)
     data, ancillary, _, _ = sock.recvmsg(MAX_DATAGRAM, space, socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC)
     if not data:
         raise ConnectionResetError("the control socket was closed")
     descriptors = array.array("i")
     for _, _, content in ancillary:
         descriptors.frombytes(content)
-    return msgspec.json.decode(data, type=kind), descriptors[0] if descriptors else None
+    return msgspec.json.decode(data, type=kind), tuple(descriptors)

@@ -45,6 +45,19 @@ class RankStatus:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SpareStatus:
+    """A process that can become a rank, according to the process table. Memory in bytes.
+
+    Attributes:
+        ready: whether it has imported what ranks need.
+    """
+
+    pid: int
+    memory: int
+    ready: bool
+
+
+@dataclass(frozen=True, kw_only=True)
 class Status:
     """The backend at one moment. ``layout`` is that of the running request, or of the most recent one.
 
@@ -63,6 +76,7 @@ class Status:
     ranks: tuple[RankStatus, ...]
     logs: str = ""
     log_problem: str = ""
+    spares: tuple[SpareStatus, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,7 @@
 """The process of one rank, which the supervisor starts: ``python -m parallel_backend.rank --control-fd N``.
 
 It reads ``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT`` from the environment, where launchers set them.
+With ``--spare`` it first waits for the supervisor to say which rank it is.
 """
 
 import argparse
@@ -9,7 +10,7 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -18,6 +19,7 @@ from ..processes import die_with_parent, pin_to_core_share
 from ..progress import CONNECTING, PROGRESS, STARTING
 from ..protocol.status import RankStatus
 from .diagnosis import diagnose
+from .spare import Role, imports, wait_for_role
 from .supervisor_link import SupervisorLink
 from .worker import Worker, report_end
 
@@ -34,24 +36,42 @@ COLLECTIVE_TIMEOUT = timedelta(minutes=10)
 rank makes progress, gives up earlier (``Patience``)."""
 
 
-def main(argv: Sequence[str] | None = None, *, engine: "Callable[..., Engine] | None" = None) -> None:
-    """Run one rank until the process is killed. ``engine`` replaces the class ``Engine``."""
+def main(
+    argv: Sequence[str] | None = None,
+    *,
+    engine: "Callable[..., Engine] | None" = None,
+    prepare: Callable[[], Iterator[None]] = imports,
+) -> None:
+    """Run one rank until the process is killed.
+
+    Args:
+        argv: the command line.
+        engine: replaces the class ``Engine``.
+        prepare: see ``wait_for_role``.
+    """
     die_with_parent()
     faulthandler.enable()  # says where a signal such as SIGSEGV ended this process
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the supervisor's terminal is only for the supervisor
     options = _parse(argv)
+    control = socket.socket(fileno=options.control_fd)
+    if options.spare:
+        role = wait_for_role(control, prepare)
+    else:
+        role = Role(device=options.device, collectives=options.collectives, store=options.store_fd)
+    _run(role, control, engine)
+
+
+def _run(role: Role, control: socket.socket, engine: "Callable[..., Engine] | None") -> None:
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    if options.device == "cpu":
+    if role.device == "cpu":
         pin_to_core_share(rank, world_size)
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s rank {rank} %(name)s: %(message)s")
-    status = RankStatus(rank=rank, pid=os.getpid(), device=options.device, memory=0)
-    link = SupervisorLink(
-        socket.socket(fileno=options.control_fd), describe=lambda: replace(status, progress=PROGRESS.read())
-    )
+    status = RankStatus(rank=rank, pid=os.getpid(), device=role.device, memory=0)
+    link = SupervisorLink(control, describe=lambda: replace(status, progress=PROGRESS.read()))
     with PROGRESS.phase(STARTING):
         link.start()
         try:
-            device, store = _join_group(options, rank, world_size)
+            device, store = _join_group(role, rank, world_size)
             rank_engine = (engine or _engine_class())(rank=rank, world_size=world_size, device=device)
         except Exception as error:
             log.exception("the rank does not start")
@@ -71,16 +91,17 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--collectives", default="nccl", choices=("nccl", "gloo"), help="communication backend of GPU ranks"
     )
+    parser.add_argument("--spare", action="store_true", help="wait for the supervisor to say which rank this is")
     return parser.parse_args(argv)
 
 
-def _join_group(options: argparse.Namespace, rank: int, world_size: int) -> "tuple[torch.device, TCPStore]":
+def _join_group(role: Role, rank: int, world_size: int) -> "tuple[torch.device, TCPStore]":
     import torch
     from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
     from ..distributed import process_group
 
-    device = torch.device(options.device)
+    device = torch.device(role.device)
     if device.type == "cuda":
         PROGRESS.marker = _mark_on_gpu
     with PROGRESS.phase(CONNECTING):
@@ -91,11 +112,11 @@ def _join_group(options: argparse.Namespace, rank: int, world_size: int) -> "tup
             is_master=rank == 0,
             timeout=COLLECTIVE_TIMEOUT,
             wait_for_workers=False,
-            master_listen_fd=options.store_fd if rank == 0 else None,
+            master_listen_fd=role.store if rank == 0 else None,
         )
         group = PrefixStore("group", store)
         process_group.join(
-            device, options.collectives, group, rank=rank, world_size=world_size, timeout=COLLECTIVE_TIMEOUT
+            device, role.collectives, group, rank=rank, world_size=world_size, timeout=COLLECTIVE_TIMEOUT
         )
     return device, store
 

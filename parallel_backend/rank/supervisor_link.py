@@ -97,12 +97,12 @@ class SupervisorLink:
             rank_control.send(self._control, rank_control.Heartbeat(status=self.describe()))
 
     def _receive(self) -> None:
-        message, descriptor = rank_control.receive(self._control, rank_control.ToRank)
+        message, descriptors = rank_control.receive(self._control, rank_control.ToRank)
         if isinstance(message, rank_control.Run):
-            if descriptor is None:
+            if not descriptors:
                 raise RuntimeError("a request arrived without its connection")
             header = bytes(message.header)
-            connection = socket.socket(fileno=descriptor)
+            connection = socket.socket(fileno=descriptors[0])
             self._current = ReceivedRequest(frame=frames.unpack(header), header=header, connection=connection)
             self._requests.put(self._current)
         elif self._current and self._current.frame.message.request_id == message.request_id:

@@ -10,6 +10,7 @@ from .event_loop import EventLoop
 from .limits import Patience
 from .log_files import LogFiles
 from .rank_set import RankSet
+from .rank_start import StartedProcess
 
 log = logging.getLogger(__name__)
 
@@ -33,9 +34,11 @@ class Generations:
         exit_patience: float,
         events: EventLoop,
         on_finished: Callable[[int, rank_control.Finished], None],
+        take_spares: Callable[[Devices], Sequence[StartedProcess]],
     ) -> None:
         self._logs, self._command, self._patience = logs, command, patience
         self._exit_patience, self._events, self._on_finished = exit_patience, events, on_finished
+        self._take_spares = take_spares
         self._killed: list[RankSet] = []
         self.current: RankSet | None = None
         self.number = 0
@@ -57,6 +60,7 @@ class Generations:
             patience=self._patience,
             events=self._events,
             on_finished=self._on_finished,
+            take_spares=self._take_spares,
         )
         self.current.start()
 

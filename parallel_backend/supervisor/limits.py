@@ -1,4 +1,4 @@
-"""How long the supervisor waits, and how much it queues."""
+"""How long the supervisor waits, how much it queues, and how many spare ranks it keeps."""
 
 import math
 from collections.abc import Mapping
@@ -49,7 +49,7 @@ class Patience:
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Limits of the queue, and how long the supervisor waits, in seconds.
+    """Limits of the queue and of spare ranks, and how long the supervisor waits, in seconds.
 
     Attributes:
         queue: requests in the queue.
@@ -58,6 +58,8 @@ class Limits:
         agree: for rank 0 to end a request that another rank refused; it may be waiting for a client that does not read.
         end: for killed ranks to exit.
         keepalive_interval: between two keepalives to the clients of queued requests.
+        idle: without a request before spare ranks start; longer than between two steps of one prompt.
+        spares: number of spare ranks; None for as many as the last set had ranks and memory allows.
         patience: with the ranks.
     """
 
@@ -67,4 +69,6 @@ class Limits:
     agree: float = 70.0
     end: float = 10.0
     keepalive_interval: float = 5.0
+    idle: float = 2.0
+    spares: int | None = 0
     patience: Patience = field(default_factory=Patience)

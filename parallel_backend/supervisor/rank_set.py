@@ -4,7 +4,6 @@ import logging
 import os
 import signal
 import socket
-import subprocess
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +16,7 @@ from ..errors import OutOfMemory, RankFailed
 from ..progress import STARTING, RankProgress
 from ..protocol import rank_control
 from ..protocol.endpoint import rank_log
-from ..protocol.model_spec import VISIBLE, Devices
+from ..protocol.model_spec import Devices
 from ..protocol.status import RankStatus
 from . import stuck_ranks
 from .event_loop import READ, EventLoop
@@ -25,6 +24,7 @@ from .limits import Patience
 from .log_files import LogFiles
 from .rank_output import RankOutput
 from .rank_process import RankProcess
+from .rank_start import THREADS, StartedProcess, common_environment, own_environment, start_process
 
 log = logging.getLogger(__name__)
 
@@ -68,6 +68,12 @@ class RankSet:
         patience: how long to wait for ranks.
         events: the supervisor's event loop.
         on_finished: called with a rank's number and its ``Finished``.
+        take_spares: returns spare ranks for devices; those that it returns become ranks.
+
+    Attributes:
+        ranks: the ranks.
+        killed_at: ``time.monotonic()`` when they were killed, None before.
+        uses_spares: whether a rank was a spare one.
     """
 
     def __init__(
@@ -80,15 +86,17 @@ class RankSet:
         patience: Patience,
         events: EventLoop,
         on_finished: Callable[[int, rank_control.Finished], None],
+        take_spares: Callable[[Devices], Sequence[StartedProcess]] = lambda devices: (),
     ) -> None:
         self.generation, self.devices = generation, devices
         self._logs, self._command, self._patience = logs, tuple(command), patience
-        self._events, self._on_finished = events, on_finished
+        self._events, self._on_finished, self._take_spares = events, on_finished, take_spares
         self._started = self._last_check = time.monotonic()
         self._failures: list[tuple[float, Failure]] = []
         self._outputs: dict[int, RankOutput] = {}
         self.ranks: list[RankProcess] = []
         self.killed_at: float | None = None
+        self.uses_spares = False
 
     def start(self) -> None:
         """Start the processes; ``ready`` tells when all have joined the process group.
@@ -96,34 +104,30 @@ class RankSet:
         Raises:
             OSError: a process does not start. The caller must still kill those that did.
         """
+        spares = list(self._take_spares(self.devices))
+        self.uses_spares = bool(spares)
         with socket.create_server(("127.0.0.1", 0)) as store:
-            port = store.getsockname()[1]
             for rank in range(len(self.devices.indices)):
-                self.ranks.append(self._start_rank(rank, port, store.fileno()))
+                self._start_rank(rank, store, spares.pop(0) if spares else None)
 
-    def _start_rank(self, rank: int, port: int, store: int) -> RankProcess:
-        ours, theirs = rank_control.pair()
-        pass_fds = [theirs.fileno()] + ([store] if rank == 0 else [])
-        command = [*self._command, "--control-fd", str(theirs.fileno()), "--device", self.devices.of_rank(rank)]
-        command += ["--collectives", self.devices.collectives]
-        command += ["--store-fd", str(store)] if rank == 0 else []
+    def _start_rank(self, rank: int, store: socket.socket, spare: StartedProcess | None) -> None:
+        own = own_environment(rank, len(self.devices.indices), store.getsockname()[1])
+        environment = common_environment(self.devices) | own
         output = self._outputs[rank] = self._open_output(rank)
-        with theirs, output.writable() as write_end:
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=write_end,
-                stderr=write_end,
-                pass_fds=pass_fds,
-                env=self._environment(rank, port),
+        with output.writable() as write_end:
+            if spare:
+                self._add(rank, spare, "takes the place of a spare rank")
+                self._adopt(self.ranks[rank], own | {THREADS: environment[THREADS]}, write_end, store)
+                return
+            arguments = ["--device", self.devices.of_rank(rank), "--collectives", self.devices.collectives]
+            arguments += ["--store-fd", str(store.fileno())] if rank == 0 else []
+            pass_fds = [store.fileno()] if rank == 0 else []
+            command = [*self._command, *arguments]
+            self._add(
+                rank,
+                start_process(command, environment=environment, output=write_end, pass_fds=pass_fds),
+                "started",
             )
-        device, progress = self.devices.of_rank(rank), RankProgress(phase=STARTING)
-        status = RankStatus(rank=rank, pid=process.pid, device=device, memory=0, progress=progress)
-        started = RankProcess(rank=rank, process=process, control=ours, pidfd=os.pidfd_open(process.pid), status=status)
-        self._events.watch(ours.fileno(), READ, lambda: self._receive(started))
-        self._events.watch(started.pidfd, READ, lambda: self._reap(started))
-        log.info("generation %d: %s on %s started", self.generation, started.name, status.device)
-        return started
 
     def _open_output(self, rank: int) -> RankOutput:
         title = f"generation {self.generation}: rank {rank} on {self.devices.of_rank(rank)}"
@@ -133,27 +137,23 @@ class RankSet:
         """Where a rank's log is, for the end of an error's sentence."""
         return f"(log: {self._logs.folder / rank_log(rank)})"
 
-    def _environment(self, rank: int, port: int) -> dict[str, str]:
-        world_size = len(self.devices.indices)
-        environment = {
-            "OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // world_size)),
-            "GLOO_SOCKET_IFNAME": "lo",
-            "NCCL_SOCKET_IFNAME": "lo",
-            **os.environ,
-            "RANK": str(rank),
-            "WORLD_SIZE": str(world_size),
-            "LOCAL_RANK": str(rank),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
-        }
-        if self.devices.kind == "cuda":
-            for name in VISIBLE:
-                _set_or_remove(environment, name, dict(self.devices.visible).get(name))
-        # ComfyUI selects this allocator for its own process; ranks that inherit it run out of memory under NCCL.
-        for name in environment.keys() & {"PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"}:
-            options = [option for option in environment[name].split(",") if option.strip() != "backend:cudaMallocAsync"]
-            _set_or_remove(environment, name, ",".join(options) or None)
-        return environment
+    def _add(self, rank: int, started: StartedProcess, how: str) -> None:
+        device, progress = self.devices.of_rank(rank), RankProgress(phase=STARTING)
+        status = RankStatus(rank=rank, pid=started.process.pid, device=device, memory=0, progress=progress)
+        added = RankProcess(
+            rank=rank, process=started.process, control=started.control, pidfd=started.pidfd, status=status
+        )
+        self._events.watch(added.control.fileno(), READ, lambda: self._receive(added))
+        self._events.watch(added.pidfd, READ, lambda: self._reap(added))
+        self.ranks.append(added)
+        log.info("generation %d: %s on %s %s", self.generation, added.name, device, how)
+
+    def _adopt(self, rank: RankProcess, environment: dict[str, str], output: int, store: socket.socket) -> None:
+        """Make a spare rank this rank."""
+        device, collectives = self.devices.of_rank(rank.rank), self.devices.collectives
+        message = rank_control.Become(device=device, collectives=collectives, environment=environment)
+        descriptors = [output] + ([store.fileno()] if rank.rank == 0 else [])
+        self._send(rank, message, descriptors)
 
     def covers(self, devices: Devices) -> bool:
         """Whether the set can run a request for ``devices``: its first ranks use exactly these."""
@@ -172,18 +172,19 @@ class RankSet:
     def run(self, header: bytes, connection: socket.socket) -> None:
         """Send a request and its connection to rank 0."""
         message = rank_control.Run(header=msgspec.Raw(header))
-        self._send_to_rank_0(message, descriptor=connection.fileno())
+        self._send(self.ranks[0], message, [connection.fileno()])
 
     def cancel(self, request_id: str) -> None:
         """Tell rank 0 to cancel a request at its next step."""
-        self._send_to_rank_0(rank_control.CancelRun(request_id=request_id))
+        self._send(self.ranks[0], rank_control.CancelRun(request_id=request_id))
 
-    def _send_to_rank_0(self, message: rank_control.ToRank, *, descriptor: int | None = None) -> None:
-        rank_0 = self.ranks[0]
+    def _send(
+        self, rank: RankProcess, message: rank_control.ToRank | rank_control.Become, descriptors: Sequence[int] = ()
+    ) -> None:
         try:
-            rank_control.send(rank_0.control, message, descriptor=descriptor)
+            rank_control.send(rank.control, message, descriptors=descriptors)
         except OSError as error:
-            self._record(Failure(kind=BY_PEER, message=f"{rank_0.name} does not accept messages: {error}"))
+            self._record(Failure(kind=BY_PEER, message=f"{rank.name} does not accept messages: {error}"))
 
     def _receive(self, rank: RankProcess) -> None:
         try:
@@ -294,10 +295,3 @@ class RankSet:
             rank.control.close()
             if rank.process.returncode is None:
                 rank.process.kill()
-
-
-def _set_or_remove(environment: dict[str, str], name: str, value: str | None) -> None:
-    """Set a variable, or remove it if ``value`` is None."""
-    environment.pop(name, None)
-    if value is not None:
-        environment[name] = value

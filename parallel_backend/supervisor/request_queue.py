@@ -91,7 +91,6 @@ class RequestQueue:
 
     Attributes:
         running: the request that the ranks run, if there is one.
-        last_used: ``time.monotonic()`` when a request last ended, or at start.
     """
 
     def __init__(
@@ -108,7 +107,7 @@ class RequestQueue:
         self._queued: deque[QueuedRequest] = deque()
         self._outcomes: OrderedDict[str, Done | Error] = OrderedDict()
         self.running: QueuedRequest | None = None
-        self.last_used = time.monotonic()
+        self._last_used = time.monotonic()
 
     def add(self, sock: socket.socket, frame: frames.Frame) -> QueuedRequest:
         """Queue a request.
@@ -143,6 +142,10 @@ class RequestQueue:
         """The queued requests, in order."""
         return tuple(self._queued)
 
+    def unused_for(self, now: float) -> float:
+        """Seconds since the last request ended, or since the start; 0 while one runs or waits."""
+        return 0.0 if self.running or self._queued else now - self._last_used
+
     def take(self) -> QueuedRequest:
         """Make the first queued request the running one."""
         self.running = self._queued.popleft()
@@ -169,7 +172,7 @@ class RequestQueue:
             self._close(request, outcome)
 
     def _close(self, request: QueuedRequest, outcome: Done | Error) -> None:
-        self.last_used = time.monotonic()
+        self._last_used = time.monotonic()
         self._on_end(request, outcome)
         self._outcomes[request.id] = outcome
         while len(self._outcomes) > self._max_outcomes:

@@ -33,6 +33,7 @@ from .listener import Listener, answer, refuse
 from .log_files import LogFiles
 from .rank_set import STUCK, Failure
 from .request_queue import EarlyFailure, QueuedRequest, RequestQueue
+from .spares import Spares
 
 log = logging.getLogger(__name__)
 
@@ -76,6 +77,7 @@ class Supervisor:
             on_disconnect=lambda request: self._cancel(request.id),
             on_end=self._log_end,
         )
+        self._spares = Spares(endpoint=endpoint, command=command, number=self._limits.spares, events=self._events)
         self._generations = Generations(
             logs=self.logs,
             command=command,
@@ -83,6 +85,7 @@ class Supervisor:
             exit_patience=self._limits.end,
             events=self._events,
             on_finished=self._on_finished,
+            take_spares=self._spares.take,
         )
         self._layout: ParallelLayout | None = None
         self._stopping: list[socket.socket] | None = None  # once set, connections that wait for the end
@@ -90,7 +93,7 @@ class Supervisor:
         self._program = fingerprint()
 
     def serve(self) -> None:
-        """Run until stopped. On return, every rank has exited, or was killed ``Limits.end`` seconds ago."""
+        """Run until stopped. On return, every process has exited, or was killed ``Limits.end`` seconds ago."""
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self._on_signal)
         log.info("serving at %s, pid %d", self._endpoint.socket, os.getpid())
@@ -145,6 +148,7 @@ class Supervisor:
             ranks=self._generations.current.statuses() if self._generations.current else (),
             logs=str(self._endpoint.logs),
             log_problem=self.logs.problem,
+            spares=self._spares.statuses(),
         )
 
     def _state(self) -> Literal["idle", "starting", "busy", "stopping"]:
@@ -257,6 +261,7 @@ class Supervisor:
             self._last_keepalive = now
             self._queue.send_keepalives()
         self._run_next()
+        self._spares.tick(idle=self._queue.unused_for(now) > self._limits.idle)
         self._stop_if_unused(now)
 
     def _stop_if_unused(self, now: float) -> None:
@@ -269,9 +274,7 @@ class Supervisor:
             self._stopping = self._stopping or []
 
     def _is_idle(self, now: float) -> bool:
-        if not self._idle_timeout or self._queue.running or self._queue.first:
-            return False
-        if now - self._queue.last_used <= self._idle_timeout:
+        if not self._idle_timeout or self._queue.unused_for(now) <= self._idle_timeout:
             return False
         # A client that has just connected may be about to send a request.
         return not self._listener.accept() and not self._listener.pending
@@ -288,12 +291,14 @@ class Supervisor:
 
     def _fail_ranks(self, error: Error) -> None:
         log.error("killing generation %d: %s", self._generations.number, error.message)
-        were_ready = bool(self._generations.current and self._generations.current.ready)
+        current = self._generations.current
+        # Spare ranks may have died unnoticed, or have failed in a way that new processes do not.
+        may_retry = bool(current and (current.ready or current.uses_spares))
         self._generations.kill()
         first = self._queue.first
         if self._queue.running:
             self._queue.end_running(error, answered=False)
-        elif first and not were_ready:
+        elif first and not may_retry:
             self._queue.end_queued(first, error)
 
     def _shut_down(self) -> None:
@@ -305,8 +310,10 @@ class Supervisor:
         for request in self._queue.queued:
             self._queue.end_queued(request, stopped)
         self._generations.kill()
+        self._spares.kill()
         self._listener.close()
-        while self._generations.forget_exited():
+        overdue = time.monotonic() + self._limits.end
+        while self._generations.forget_exited() or not (self._spares.exited or time.monotonic() > overdue):
             self._events.run_once(TICK)
         for sock in self._stopping:
             answer(sock, Done())

@@ -9,7 +9,7 @@ import ctypes
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +34,12 @@ LATER = 1.0
 FAILS_TO_START = Path("fails-to-start")
 """A file in the runtime folder that names a rank and its error, as samplers do."""
 
+FAILS_TO_PREPARE, SLOW_TO_PREPARE = Path("fails-to-prepare"), Path("slow-to-prepare")
+"""Files in the runtime folder: with the first, the imports of a spare rank fail; with the second, they never end."""
+
+DIES_AS_A_RANK = Path("dies-as-a-rank")
+"""A file in the runtime folder: with it, a spare rank dies when it becomes a rank."""
+
 AT_EXIT = "[rank1]:[W] Warning: WARNING: destroy_process_group() was not called before program exit"
 """What NCCL's process group prints last of all."""
 ABORT = """\
@@ -50,6 +56,8 @@ class FakeEngine:
 
     def __init__(self, *, rank: int, world_size: int, device: "torch.device") -> None:
         self.rank, self.steps = rank, 0
+        if DIES_AS_A_RANK.exists() and "--spare" in sys.argv:
+            os._exit(5)
         if FAILS_TO_START.exists():
             culprit, name = FAILS_TO_START.read_text().split(" ", 1)
             atexit.register(print, AT_EXIT, file=sys.stderr)
@@ -100,6 +108,15 @@ class FakeEngine:
             time.sleep(10 * STEP)
             raise KeyError("after rank 0 has answered")
         return {} if tensors is None else {"samples": tensors["x"] * 2}
+
+
+def prepare() -> Iterator[None]:
+    """What a spare rank does instead of imports."""
+    if FAILS_TO_PREPARE.exists():
+        raise ImportError("a broken package")
+    while SLOW_TO_PREPARE.exists():
+        yield
+        time.sleep(STEP)
 
 
 def _error(name: str) -> Exception:
@@ -156,4 +173,4 @@ def _misbehave(kind: str, name: str) -> None:
 
 
 if __name__ == "__main__":
-    main(engine=FakeEngine)  # type: ignore[arg-type]
+    main(engine=FakeEngine, prepare=prepare)  # type: ignore[arg-type]

@@ -8,9 +8,11 @@ import msgspec
 import pytest
 
 from parallel_backend.__main__ import main
+from parallel_backend.bench.recovery import ROWS, Recovery
 from parallel_backend.bench.step.report import describe
 from parallel_backend.bench.step.run import Table
 from parallel_backend.bench.wire import WireMeasurement
+from parallel_backend.supervisor.spares import MEMORY
 from scripts import processes
 
 from .backend import run_command
@@ -67,6 +69,20 @@ def test_bench(runtime: Path) -> None:
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
+def test_bench_recovery(runtime: Path) -> None:
+    completed = run_command(runtime, "bench-recovery", "--rounds", "1", "--json", timeout=500, TMPDIR=str(runtime))
+    assert completed.returncode in (0, 1), completed.stderr  # 1 if it is slow
+    assert not processes.find("TMPDIR", lambda value: value == str(runtime))
+    assert not list(runtime.glob("bench-*"))
+    without, with_spares = msgspec.json.decode(completed.stdout, type=list[Recovery])
+    assert (without.spares, with_spares.spares) == (0, 2)
+    assert (without.spare_memory, completed.returncode) == (0, int(with_spares.failed))
+    assert 100 << 20 < with_spares.spare_memory < MEMORY
+    for recovery in (without, with_spares):
+        assert {row: len(seconds) for row, seconds in recovery.seconds.items()} == dict.fromkeys(ROWS, 1) | {"warm": 2}
+        assert_positive(*(second for seconds in recovery.seconds.values() for second in seconds))
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -82,6 +98,8 @@ def test_bench(runtime: Path) -> None:
         (("bench", "--steps", "2", "--dtype", "bfloat16"), "in float32: leave --dtype out"),
         (("bench-wire", "--devices", "cuda:0,cuda:1"), "there is no GPU here"),
         (("bench-lora", "--devices", "0"), 'layout "ulysses=2" needs 2 ranks'),
+        (("bench-recovery", "--rounds", "0"), "--rounds 0: at least one is needed"),
+        (("bench-recovery", "--devices", "0"), 'layout "ulysses=2" needs 2 ranks'),
         (("bench-streaming", "--devices", "0"), 'layout "ulysses=2" needs 2 ranks'),
         (("bench-memory", "--devices", "0"), 'layout "ulysses=2 shard_weights" needs 2 ranks'),
         (("bench", "--plot", "/no/such/folder/plot.png"), "/no/such/folder/plot.png"),

@@ -158,6 +158,15 @@ def test_a_negative_idle_time_is_refused(runtime: Path) -> None:
     assert "'-1' is not a number of seconds, 0 or more" in refused.stderr
 
 
+def test_a_number_of_spare_ranks_that_is_none_is_refused(runtime: Path) -> None:
+    refused = run_command(runtime, "serve", "--spares", "-1")
+    assert refused.returncode == 2
+    assert "'-1' is not a number, 0 or more" in refused.stderr
+    refused = run_command(runtime, "serve", PARALLEL_DIT_SPARES="many")
+    assert refused.returncode == 1
+    assert refused.stderr == "PARALLEL_DIT_SPARES: 'many' is not a number, 0 or more\n"
+
+
 def test_a_killed_client_frees_the_ranks(runtime: Path) -> None:
     client = start_fake(runtime)
     code = (

@@ -23,12 +23,13 @@ from parallel_backend.progress import RankProgress
 from parallel_backend.protocol import rank_control
 from parallel_backend.protocol.messages import Echo
 from parallel_backend.protocol.model_spec import VISIBLE, Devices, ModelSpec
-from parallel_backend.protocol.status import LoadedModel, RankStatus, Status
+from parallel_backend.protocol.status import LoadedModel, RankStatus, SpareStatus, Status
 from parallel_backend.supervisor.event_loop import EventLoop
 from parallel_backend.supervisor.limits import Patience
 from parallel_backend.supervisor.log_files import LogFiles
 from parallel_backend.supervisor.rank_process import RankProcess
 from parallel_backend.supervisor.rank_set import RankSet
+from parallel_backend.supervisor.rank_start import common_environment
 from parallel_backend.supervisor.request_queue import devices_for
 
 
@@ -83,11 +84,10 @@ def test_a_descriptor_travels_with_its_message() -> None:
     near, far = socket.socketpair()
     with ours, theirs, near:
         header = msgspec.json.encode({"text": "x" * (rank_control.MAX_DATAGRAM - 5000)})
-        rank_control.send(ours, rank_control.Run(header=msgspec.Raw(header)), descriptor=far.fileno())
+        rank_control.send(ours, rank_control.Run(header=msgspec.Raw(header)), descriptors=[far.fileno()])
         far.close()
-        message, descriptor = rank_control.receive(theirs, rank_control.ToRank)
+        message, (descriptor,) = rank_control.receive(theirs, rank_control.ToRank)
         assert bytes(message.header) == header
-        assert descriptor is not None
         assert not os.get_inheritable(descriptor)
         with socket.socket(fileno=descriptor) as passed:
             passed.sendall(b"hello")
@@ -174,13 +174,13 @@ def test_ranks_serve_their_first_devices_and_no_others(tmp_path: Path) -> None:
         assert not ranks.covers(replace(devices, **other))
 
 
-def test_ranks_see_the_gpus_of_the_process_that_counted_them_and_not_the_supervisors(tmp_path, monkeypatch) -> None:
+def test_ranks_see_the_gpus_of_the_process_that_counted_them_and_not_the_supervisors(monkeypatch) -> None:
     for name in ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"):
         monkeypatch.setenv(name, "of the ComfyUI that started the supervisor")
     visible = (("CUDA_DEVICE_ORDER", "PCI_BUS_ID"), ("HIP_VISIBLE_DEVICES", "2,3"))
-    environment = rank_set(tmp_path, Devices(kind="cuda", indices=(0, 1), visible=visible))._environment(0, 1234)
+    environment = common_environment(Devices(kind="cuda", indices=(0, 1), visible=visible))
     assert {name: environment[name] for name in VISIBLE if name in environment} == dict(visible)
-    environment = rank_set(tmp_path, Devices(kind="cuda", indices=(0, 1)))._environment(0, 1234)
+    environment = common_environment(Devices(kind="cuda", indices=(0, 1)))
     assert not environment.keys() & set(VISIBLE)
 
 
@@ -201,6 +201,7 @@ def test_a_status_as_text_and_as_json() -> None:
         idle_timeout=600.0,
         memory=20 << 20,
         ranks=(rank,),
+        spares=(SpareStatus(pid=13, memory=7 << 20, ready=True), SpareStatus(pid=14, memory=1 << 20, ready=False)),
     )
     text = format_status(status)
     for words in (
@@ -211,6 +212,7 @@ def test_a_status_as_text_and_as_json() -> None:
         "1, generation 3",
         "rank 0     pid 12, cuda:0, 3.00 GiB, 5 MiB on the device, 40 steps",
         "/models/shapes as float32: transformer, vae (loaded 2 times)",
+        "spares       2\n  spare      pid 13, ready, 7 MiB\n  spare      pid 14, starting, 1 MiB",
         "a copied model as bfloat16: vae (loaded once)",
     ):
         assert words in text

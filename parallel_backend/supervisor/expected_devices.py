@@ -1,0 +1,41 @@
+"""The devices that ranks will probably run on, before the first request says it. No torch."""
+
+import os
+from pathlib import Path
+
+from ..protocol.model_spec import VISIBLE, Devices
+
+_LISTS = [name for name in VISIBLE if name != "CUDA_DEVICE_ORDER"]
+_CPU_RANKS, _DEFAULT_CPU_RANKS = "PARALLEL_DIT_CPU_RANKS", "2"
+_SYSTEM = Path("/")
+
+
+def expected_devices(system: Path = _SYSTEM) -> Devices:
+    """Return all GPUs that this process may use, or without any as many CPU ranks as ``all`` means.
+
+    A wrong guess costs some memory or time, and nothing else.
+
+    Args:
+        system: the root of the file system.
+    """
+    visible = {name: os.environ[name] for name in VISIBLE if name in os.environ}
+    listed = [len([each for each in visible[name].split(",") if each.strip()]) for name in _LISTS if name in visible]
+    gpus = min([_gpus(system), *listed])
+    if gpus:
+        return Devices(kind="cuda", indices=tuple(range(gpus)), visible=tuple(visible.items()))
+    ranks = os.environ.get(_CPU_RANKS) or _DEFAULT_CPU_RANKS
+    return Devices(kind="cpu", indices=tuple(range(int(ranks) if ranks.isdecimal() and int(ranks) else 1)))
+
+
+def _gpus(system: Path) -> int:
+    """Return the number of GPUs that NVIDIA's and AMD's drivers list."""
+    nvidia = list(system.glob("proc/driver/nvidia/gpus/*"))
+    nodes = system.glob("sys/class/kfd/kfd/topology/nodes/*/gpu_id")  # a node that is no GPU has the id 0
+    return len(nvidia) + sum(_read(node) not in ("", "0") for node in nodes)
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text().strip()
+    except OSError:
+        return ""

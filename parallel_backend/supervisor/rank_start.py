@@ -1,0 +1,92 @@
+"""Starts the processes of ranks and of spare ranks."""
+
+import os
+import socket
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ..processes import die_with_parent
+from ..protocol import rank_control
+from ..protocol.model_spec import VISIBLE, Devices
+
+THREADS = "OMP_NUM_THREADS"
+_ALLOCATORS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartedProcess:
+    """A process that this one has started.
+
+    Attributes:
+        process: the process.
+        control: the supervisor's end of its control socket.
+        pidfd: becomes readable when the process exits.
+    """
+
+    process: subprocess.Popen[bytes]
+    control: socket.socket
+    pidfd: int
+
+
+def start_process(
+    command: Sequence[str], *, environment: Mapping[str, str], output: int, pass_fds: Sequence[int] = ()
+) -> StartedProcess:
+    """Start a process; ``--control-fd`` and its control socket are added to its command.
+
+    Raises:
+        OSError: it does not start.
+    """
+    ours, theirs = rank_control.pair()
+    with theirs:
+        try:
+            process = subprocess.Popen(
+                [*command, "--control-fd", str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                pass_fds=[theirs.fileno(), *pass_fds],
+                env=environment,
+                # Not later, since a spare rank may be suspended before its first line. Safe with one thread here.
+                preexec_fn=die_with_parent,
+            )
+        except OSError:
+            ours.close()
+            raise
+    return StartedProcess(process=process, control=ours, pidfd=os.pidfd_open(process.pid))
+
+
+def common_environment(devices: Devices) -> dict[str, str]:
+    """Return the environment that all ranks on these devices have in common."""
+    environment = {
+        THREADS: str(max(1, len(os.sched_getaffinity(0)) // len(devices.indices))),
+        "GLOO_SOCKET_IFNAME": "lo",
+        "NCCL_SOCKET_IFNAME": "lo",
+        **os.environ,
+    }
+    if devices.kind == "cuda":
+        for name in VISIBLE:
+            _set_or_remove(environment, name, dict(devices.visible).get(name))
+    # ComfyUI selects this allocator for its own process; ranks that inherit it run out of memory under NCCL.
+    for name in environment.keys() & set(_ALLOCATORS):
+        options = [option for option in environment[name].split(",") if option.strip() != "backend:cudaMallocAsync"]
+        _set_or_remove(environment, name, ",".join(options) or None)
+    return environment
+
+
+def own_environment(rank: int, ranks: int, port: int) -> dict[str, str]:
+    """Return the variables that each rank has of its own. ``port`` is that of the store."""
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(ranks),
+        "LOCAL_RANK": str(rank),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+
+
+def _set_or_remove(environment: dict[str, str], name: str, value: str | None) -> None:
+    """Set a variable, or remove it if ``value`` is None."""
+    environment.pop(name, None)
+    if value is not None:
+        environment[name] = value

@@ -1,0 +1,254 @@
+"""How many spare ranks there are, which of them are used, and when one starts after another died."""
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from parallel_backend import processes
+from parallel_backend.protocol.endpoint import Endpoint
+from parallel_backend.protocol.model_spec import VISIBLE, Devices
+from parallel_backend.supervisor import spares as pool
+from parallel_backend.supervisor.event_loop import EventLoop
+from parallel_backend.supervisor.expected_devices import expected_devices
+from parallel_backend.supervisor.rank_start import StartedProcess
+from parallel_backend.supervisor.spares import Spares
+
+PROGRAM = """
+import os, socket, sys
+control = socket.socket(fileno=int(sys.argv[-1]))
+if not os.path.exists("slow"):
+    control.send(b'{"type":"Prepared"}')
+control.recv(1)
+"""
+"""A process that is ready at once, unless there is a file ``slow``."""
+TWO = Devices(kind="cpu", indices=(0, 1))
+GPUS = Devices(kind="cuda", indices=(0, 1), visible=(("CUDA_VISIBLE_DEVICES", "3,4"),))
+
+
+class Pool:
+    """A pool with its event loop."""
+
+    def __init__(self, folder: Path, number: int | None) -> None:
+        self.events = EventLoop()
+        command = (sys.executable, "-c", PROGRAM)
+        self.spares = Spares(endpoint=Endpoint(folder=folder), command=command, number=number, events=self.events)
+
+    def run_until(self, condition: Callable[[], bool], *, idle: bool = True, seconds: float = 20.0) -> None:
+        end = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < end, self.spares.statuses()
+            self.events.run_once(0.02)
+            self.spares.tick(idle=idle)
+
+    def run_for(self, seconds: float, *, idle: bool = True) -> None:
+        end = time.monotonic() + seconds
+        self.run_until(lambda: time.monotonic() > end, idle=idle)
+
+    def pids(self) -> list[int]:
+        return [spare.pid for spare in self.spares.statuses()]
+
+    def ready(self, count: int) -> list[int]:
+        self.run_until(lambda: [spare.ready for spare in self.spares.statuses()] == [True] * count)
+        return self.pids()
+
+
+@pytest.fixture
+def new_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Pool]]:
+    monkeypatch.chdir(tmp_path)
+    pools: list[Pool] = []
+
+    def make(number: int | None = 2) -> Pool:
+        pools.append(Pool(tmp_path, number))
+        return pools[-1]
+
+    yield make
+    for each in pools:
+        each.spares.kill()
+        each.run_until(lambda each=each: each.spares.exited)  # type: ignore[misc]
+    assert not psutil.Process().children()
+
+
+def end(pool: Pool, taken: list[StartedProcess]) -> None:
+    for started in taken:
+        started.process.kill()
+        started.process.wait(5)
+        started.control.close()
+        os.close(started.pidfd)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "available", "total", "number"),
+    [
+        (2, 20, 24, 2),
+        (8, 200, 256, 8),
+        (8, 20, 24, 0),  # a part of them would not help
+        (2, 2.5, 24, 0),  # the machine is full
+        (1, 7, 8, 1),
+    ],
+)
+def test_without_a_number_it_is_that_of_the_ranks_if_memory_allows(
+    monkeypatch: pytest.MonkeyPatch, new_pool: Callable[..., Pool], ranks: int, available: float, total: float,
+    number: int,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(processes, "machine_memory", lambda: (int(available * 2**30), int(total * 2**30)))
+    spares = new_pool(None).spares
+    assert spares.take(Devices(kind="cpu", indices=tuple(range(ranks)))) == []
+    assert spares._wanted() == number
+
+
+def test_the_readiest_are_used_and_only_as_many_as_there_are_ranks(new_pool: Callable[..., Pool]) -> None:
+    three = new_pool(3)
+    first, second, third = three.ready(3)
+    taken = three.spares.take(TWO)
+    assert [started.process.pid for started in taken] == [first, second]
+    assert three.pids() == [third]
+    end(three, taken)
+
+
+def test_one_that_is_not_ready_is_the_last_choice(new_pool: Callable[..., Pool]) -> None:
+    two = new_pool(1)
+    Path("slow").touch()
+    two.run_until(lambda: len(two.pids()) == 1)
+    two.run_for(0.3)
+    two.spares._spares[0].since -= 100.0
+    (slow,) = two.pids()
+    Path("slow").unlink()
+    two.spares._start(two.spares._spares[0].environment)
+    while not any(spare.ready for spare in two.spares.statuses()):
+        two.events.run_once(10.0)
+    taken = two.spares.take(TWO)
+    assert [started.process.pid for started in taken][1] == slow
+    end(two, taken)
+
+
+def test_ranks_that_see_other_gpus_do_not_use_them_and_get_their_own(new_pool: Callable[..., Pool]) -> None:
+    two = new_pool()
+    before = two.ready(2)
+    assert two.spares.take(GPUS) == []
+    assert two.pids() == before
+    two.run_until(lambda: not set(two.pids()) & set(before))
+    after = two.ready(2)
+    for pid in after:
+        assert psutil.Process(pid).environ()["CUDA_VISIBLE_DEVICES"] == "3,4"
+    taken = two.spares.take(replace(GPUS, indices=(0,)))
+    assert [started.process.pid for started in taken] == after[:1]
+    end(two, taken)
+
+
+def test_those_that_are_too_many_end(monkeypatch: pytest.MonkeyPatch, new_pool: Callable[..., Pool]) -> None:
+    monkeypatch.setattr(processes, "machine_memory", lambda: (20 << 30, 24 << 30))
+    auto = new_pool(None)
+    auto.spares.take(TWO)
+    auto.ready(2)
+    auto.spares._devices = replace(TWO, indices=(0,))
+    auto.ready(1)
+
+
+def test_none_starts_while_the_backend_is_busy(new_pool: Callable[..., Pool]) -> None:
+    two = new_pool()
+    two.run_for(0.5, idle=False)
+    assert two.pids() == []
+    two.run_until(lambda: len(two.pids()) == 1)
+    two.run_for(0.5, idle=False)
+    assert len(two.pids()) == 1
+
+
+def test_they_start_one_at_a_time(new_pool: Callable[..., Pool]) -> None:
+    Path("slow").touch()
+    two = new_pool()
+    two.run_for(1.0)
+    assert len(two.pids()) == 1
+
+
+def test_after_the_files_have_changed_none_is_used_and_none_starts(
+    monkeypatch: pytest.MonkeyPatch, new_pool: Callable[..., Pool]
+) -> None:
+    two = new_pool()
+    two.ready(2)
+    monkeypatch.setattr(pool, "is_outdated", lambda: True)
+    assert two.spares.take(TWO) == []
+    two.run_for(0.5)
+    assert two.pids() == []
+    other = new_pool()
+    other.run_for(0.5)
+    assert other.pids() == []
+
+
+def test_one_that_never_gets_ready_ends(
+    monkeypatch: pytest.MonkeyPatch, new_pool: Callable[..., Pool], caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(pool, "PREPARE", 0.5)
+    Path("slow").touch()
+    one = new_pool(1)
+    one.run_until(lambda: "was not ready after 0.5 s" in caplog.text)
+    assert one.pids() == []
+
+
+def test_the_time_in_which_one_is_suspended_does_not_count(
+    monkeypatch: pytest.MonkeyPatch, new_pool: Callable[..., Pool]
+) -> None:
+    monkeypatch.setattr(pool, "PREPARE", 0.5)
+    Path("slow").touch()
+    one = new_pool(1)
+    one.run_until(lambda: len(one.pids()) == 1)
+    one.run_for(1.0, idle=False)
+    assert psutil.Process(one.pids()[0]).status() == psutil.STATUS_STOPPED
+
+
+def test_the_more_die_the_rarer_they_start(new_pool: Callable[..., Pool], caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    spares = new_pool(0).spares
+    for _ in range(11):
+        spares._postpone("it died")
+    delays = [record.args[2] for record in caplog.records]  # type: ignore[index]
+    assert delays == [1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300]
+
+
+def test_a_program_that_is_not_there_is_tried_again_later(
+    new_pool: Callable[..., Pool], caplog: pytest.LogCaptureFixture
+) -> None:
+    one = new_pool(1)
+    one.spares._command = ("/no/such/program",)
+    one.run_for(1.0)
+    assert caplog.text.count("a spare rank does not start") == 1
+    assert one.pids() == []
+
+
+@pytest.mark.parametrize(
+    ("nvidia", "amd", "variables", "expected"),
+    [
+        (0, 0, {}, ("cpu", 2)),
+        (0, 0, {"PARALLEL_DIT_CPU_RANKS": "3"}, ("cpu", 3)),
+        (0, 0, {"PARALLEL_DIT_CPU_RANKS": "many"}, ("cpu", 1)),
+        (4, 0, {}, ("cuda", 4)),
+        (4, 0, {"CUDA_VISIBLE_DEVICES": "2,0", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}, ("cuda", 2)),
+        (4, 0, {"CUDA_VISIBLE_DEVICES": ""}, ("cpu", 2)),
+        (0, 3, {}, ("cuda", 3)),
+        (0, 3, {"HIP_VISIBLE_DEVICES": "1"}, ("cuda", 1)),
+    ],
+)
+def test_the_devices_that_a_first_request_will_probably_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nvidia: int, amd: int, variables: dict[str, str],
+    expected: tuple[str, int],
+) -> None:  # fmt: skip
+    for name in VISIBLE:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    for i in range(nvidia):
+        (tmp_path / f"proc/driver/nvidia/gpus/0000:0{i}").mkdir(parents=True)
+    for i in range(amd + 1):
+        node = tmp_path / f"sys/class/kfd/kfd/topology/nodes/{i}"
+        node.mkdir(parents=True)
+        (node / "gpu_id").write_text(f"{i}\n")
+    devices = expected_devices(tmp_path)
+    assert (devices.kind, len(devices.indices)) == expected
+    if devices.kind == "cuda":
+        assert dict(devices.visible) == variables
