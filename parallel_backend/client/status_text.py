@@ -17,6 +17,8 @@ def format_status(status: Status) -> str:
         f"queued       {', '.join(status.queued) or 'nothing'}",
         f"ranks        {len(status.ranks)}" + (f", generation {status.generation}" if status.ranks else ""),
     ]
+    if status.internal_errors:
+        lines.append(f"errors       {status.internal_errors} that should not have happened, in backend.log")
     for rank in status.ranks:
         lines.append(_rank(rank))
         lines += [f"             {_model(model)}" for model in rank.models]

@@ -5,12 +5,13 @@ descriptors (``SCM_RIGHTS``, unix(7)). Both ends run the same code, so messages 
 """
 
 import array
+import os
 import socket
 from typing import Any
 
 import msgspec
 
-from ..errors import Cancelled, InvalidRequest, NoRoom
+from ..errors import Cancelled, InvalidRequest, NoRoom, ProtocolError
 from .frames import MAX_HEADER
 from .status import RankStatus
 
@@ -90,6 +91,7 @@ def receive(sock: socket.socket, kind: Any) -> tuple[Any, int | None]:
     Raises:
         BlockingIOError: no message has arrived.
         ConnectionError: the peer is gone.
+        ProtocolError: the message does not decode. Its descriptor is closed.
     """
     space = socket.CMSG_SPACE(array.array("i", [0]).itemsize)
     data, ancillary, _, _ = sock.recvmsg(MAX_DATAGRAM, space, socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC)
@@ -98,4 +100,9 @@ def receive(sock: socket.socket, kind: Any) -> tuple[Any, int | None]:
     descriptors = array.array("i")
     for _, _, content in ancillary:
         descriptors.frombytes(content)
-    return msgspec.json.decode(data, type=kind), descriptors[0] if descriptors else None
+    try:
+        return msgspec.json.decode(data, type=kind), descriptors[0] if descriptors else None
+    except (ValueError, RecursionError) as error:
+        for descriptor in descriptors:
+            os.close(descriptor)
+        raise ProtocolError(f"a message does not decode: {error}") from error

@@ -46,7 +46,12 @@ class RankStatus:
 
 @dataclass(frozen=True, kw_only=True)
 class Status:
-    """The backend at one moment. ``layout`` is that of the running request, or of the most recent one."""
+    """The backend at one moment.
+
+    ``layout`` is that of the running request, or of the most recent one. ``internal_errors`` counts the exceptions that
+    should not have happened: each closed one connection, or ended the ranks and their request, and its trace is in the
+    log.
+    """
 
     pid: int
     protocol: int
@@ -58,6 +63,7 @@ class Status:
     idle_timeout: float
     memory: int
     ranks: tuple[RankStatus, ...]
+    internal_errors: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

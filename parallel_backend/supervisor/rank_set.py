@@ -13,7 +13,7 @@ import msgspec
 
 from .. import processes
 from ..error_texts import Cause, cause
-from ..errors import OutOfMemory, RankFailed
+from ..errors import OutOfMemory, ProtocolError, RankFailed
 from ..progress import STARTING, RankProgress
 from ..protocol import rank_control
 from ..protocol.endpoint import Endpoint
@@ -109,13 +109,31 @@ class RankSet:
                 pass_fds=pass_fds,
                 env=self._environment(rank, port),
             )
+        return self._watch(rank, process, ours)
+
+    def _watch(self, rank: int, process: "subprocess.Popen[bytes]", control: socket.socket) -> RankProcess:
+        try:
+            pidfd = os.pidfd_open(process.pid)
+        except OSError:  # no descriptor is left: nothing would end this process later
+            process.kill()
+            process.wait()
+            raise
         device, progress = self.devices.of_rank(rank), RankProgress(phase=STARTING)
         status = RankStatus(rank=rank, pid=process.pid, device=device, memory=0, progress=progress)
-        started = RankProcess(rank=rank, process=process, control=ours, pidfd=os.pidfd_open(process.pid), status=status)
-        self._events.watch(ours.fileno(), READ, lambda: self._receive(started))
-        self._events.watch(started.pidfd, READ, lambda: self._reap(started))
+        started = RankProcess(rank=rank, process=process, control=control, pidfd=pidfd, status=status)
+        self._events.watch(control.fileno(), READ, lambda: self._receive(started), discard=self._fail_on(started))
+        self._events.watch(pidfd, READ, lambda: self._reap(started), discard=self._fail_on(started))
         log.info("generation %d: %s on %s started", self.generation, started.name, status.device)
         return started
+
+    def _fail_on(self, rank: RankProcess) -> Callable[[Exception], None]:
+        """Return what takes an exception from handling a rank's event: the set fails by it."""
+
+        def fail(error: Exception) -> None:
+            text = f"the supervisor failed on an event of {rank.name}: {type(error).__name__}: {error}"
+            self._record(Failure(kind=RAISED, message=text))
+
+        return fail
 
     def _environment(self, rank: int, port: int) -> dict[str, str]:
         world_size = len(self.devices.indices)
@@ -174,8 +192,9 @@ class RankSet:
             message, _ = rank_control.receive(rank.control, rank_control.FromRank)
         except BlockingIOError:
             return
-        except msgspec.DecodeError as error:
-            self._record(Failure(kind=RAISED, message=f"{rank.name} sent a message that does not decode: {error}"))
+        except ProtocolError as error:
+            self._events.forget(rank.control.fileno())
+            self._record(Failure(kind=RAISED, message=f"{rank.name} sent what is no message: {error}"))
             return
         except ConnectionError:
             self._events.forget(rank.control.fileno())

@@ -105,7 +105,12 @@ class RequestQueue:
         header = frames.pack(frame)[frames.PREFIX.size :]
         request = QueuedRequest(message=frame.message, header=header, connection=sock, devices=devices)
         self._queued.append(request)
-        self._events.watch(sock.fileno(), DISCONNECT, lambda: self._disconnected(request))
+        self._events.watch(
+            sock.fileno(),
+            DISCONNECT,
+            lambda: self._disconnected(request),
+            discard=lambda error: self._on_disconnect(request),
+        )
         self._send_progress(request, phase_if_first="accepted")
         return request
 
