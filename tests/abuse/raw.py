@@ -9,7 +9,7 @@ from parallel_backend.client.client import Client
 from parallel_backend.protocol import deadlines, frames
 from parallel_backend.protocol.endpoint import connect
 from parallel_backend.protocol.fingerprint import fingerprint
-from parallel_backend.protocol.messages import Error
+from parallel_backend.protocol.messages import Error, Progress
 
 SECONDS = 5.0
 """How long an answer may take."""
@@ -35,7 +35,19 @@ def tensor(**changes: Any) -> dict[str, Any]:
 
 def answers(sock: socket.socket) -> Any:
     """Return the next message of the backend."""
-    return frames.recv_header(sock, deadline=deadlines.Deadline(SECONDS, "an answer")).message
+    return next_frame(sock).message
+
+
+def next_frame(sock: socket.socket) -> frames.Frame:
+    """Return the next message of the backend, and what it says about its tensors."""
+    return frames.recv_header(sock, deadline=deadlines.Deadline(SECONDS, "an answer"))
+
+
+def last_frame(sock: socket.socket) -> frames.Frame:
+    """Return the first frame that is no progress of a request."""
+    while isinstance((frame := next_frame(sock)).message, Progress):
+        pass
+    return frame
 
 
 def refusal(client: Client, sent: bytes) -> Error:
