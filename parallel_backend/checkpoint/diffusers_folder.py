@@ -47,12 +47,12 @@ class DiffusersFolder(Checkpoint):
     def components(self) -> dict[str, str]:
         """See ``Checkpoint``."""
         pairs = {name: value for name, value in self.index.items() if isinstance(value, list) and len(value) == 2}
-        classes = {name: value[1] for name, value in pairs.items() if value[1]}
+        classes = {name: value[1] for name, value in pairs.items() if value[1] and isinstance(value[1], str)}
         return {name: self._current_class(name) if kind == _OLD_CLASS else kind for name, kind in classes.items()}
 
     def _current_class(self, component: str) -> str:
         """Return the class that current diffusers loads for a checkpoint that names ``_OLD_CLASS``."""
-        return _SPLIT.get(self.config(component).get("norm_type", ""), _OLD_CLASS)
+        return _SPLIT.get(str(self.config(component).get("norm_type")), _OLD_CLASS)
 
     def stamp(self) -> str:
         """See ``Checkpoint``. Covers names, sizes and modification times of configs and weights."""
@@ -76,7 +76,7 @@ class DiffusersFolder(Checkpoint):
         file = self.path / name
         try:
             content = json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise InvalidRequest(f"{file} cannot be read: {error}") from error
         if not isinstance(content, dict):
             raise InvalidRequest(f"{file} does not contain a JSON object")

@@ -60,7 +60,7 @@ def test_a_truncated_file_is_refused(file, length):
         (8, struct.pack("<Q", 1 << 60), "claims 1152921504606846976 tensors"),
         (16, struct.pack("<Q", 1 << 40), "claims 3 tensors and 1099511627776 fields"),
         (16, struct.pack("<Q", 20), "cannot be read as a GGUF file"),
-        (24, struct.pack("<Q", 1 << 62), "claims 4611686018427387904 numbers"),
+        (24, struct.pack("<Q", 1 << 62), "a name or text claims 4611686018427387904 bytes"),
     ],
 )
 def test_absurd_counts_are_refused(file, at, value, message):
