@@ -1,10 +1,16 @@
 """What the backend says about itself: its ranks, the models that they hold, and what it does."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
+
+import msgspec
 
 from ..layout.parallel_layout import ParallelLayout
 from ..progress import RankProgress
+
+
+Bytes = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+"""A size in bytes, which is checked when it arrives."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,8 +43,8 @@ class RankStatus:
     rank: int
     pid: int
     device: str
-    memory: int
-    device_memory: int = 0
+    memory: Bytes
+    device_memory: Bytes = 0
     models: tuple[LoadedModel, ...] = ()
     steps: int = 0
     progress: RankProgress = field(default_factory=RankProgress)
@@ -61,7 +67,7 @@ class Status:
     queued: tuple[str, ...]
     layout: ParallelLayout | None
     idle_timeout: float
-    memory: int
+    memory: Bytes
     ranks: tuple[RankStatus, ...]
     internal_errors: int = 0
 
