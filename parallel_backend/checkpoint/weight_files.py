@@ -1,11 +1,11 @@
 """Finds the files of a component's weights in a folder, as diffusers and transformers do. safetensors only."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ..errors import InvalidRequest
+from .json_file import read_json
 
 _SINGLE_FILES = ("diffusion_pytorch_model.safetensors", "model.safetensors")
 
@@ -41,8 +41,8 @@ def folder_files(folder: Path, config: Mapping[str, Any]) -> tuple[Path, ...]:
 
 def _listed(index: Path) -> list[Any]:
     try:
-        return sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    except (OSError, ValueError, RecursionError, KeyError, AttributeError, TypeError) as error:
+        return sorted(set(read_json(index)["weight_map"].values()))
+    except (InvalidRequest, KeyError, AttributeError, TypeError) as error:
         raise InvalidRequest(f"{index} is not a valid index of weight files: download it again") from error
 
 

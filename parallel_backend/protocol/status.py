@@ -8,7 +8,6 @@ import msgspec
 from ..layout.parallel_layout import ParallelLayout
 from ..progress import RankProgress
 
-
 Bytes = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 """A size in bytes, which is checked when it arrives."""
 
