@@ -89,6 +89,7 @@ def test_a_tensor_that_cannot_be_is_refused(client: Client, changes: dict[str, A
 
 def test_two_tensors_of_one_name_are_refused(client: Client) -> None:
     answer = refusal(client, frame(header(tensors=[tensor(), tensor(name="y"), tensor()])))
+    assert answer.code == "protocol"
     assert "two tensors have the name 'x': each needs a name of its own" in answer.message
 
 
