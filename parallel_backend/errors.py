@@ -108,6 +108,18 @@ _CLASSES: tuple[type[BackendError], ...] = (
 BY_CODE: dict[str, type[BackendError]] = {cls.code: cls for cls in _CLASSES}
 
 
+MAX_MESSAGE = 4000
+"""Characters of a message that cross a socket; where it was written to a log, that has them all."""
+
+
+def shortened(message: str) -> str:
+    """Return a message of at most ``MAX_MESSAGE`` characters: one that quotes what a peer sent loses its middle."""
+    if len(message) <= MAX_MESSAGE:
+        return message
+    kept = (MAX_MESSAGE - 5) // 2
+    return f"{message[:kept]} ... {message[-kept:]}"
+
+
 def from_code(code: str, message: str) -> BackendError:
     """The error for a code from the wire; an unknown code becomes a ``BackendFailure``."""
     return BY_CODE.get(code, BackendFailure)(message)

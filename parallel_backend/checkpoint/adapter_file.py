@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from .safetensors_file import check_id, read_header
+from .safetensors_file import check_id, read_header, read_metadata
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,10 +53,10 @@ def read(path: Path, file_id: str) -> AdapterFile:
     """Read the header of a file that this module's ``metadata`` describes.
 
     Raises:
-        InvalidRequest: it is not a safetensors file, or has another id.
+        InvalidRequest: it is not a safetensors file, has another id, or its metadata are not what ``metadata`` returns.
     """
     found = read_header(path).metadata
     check_id(path, found, file_id)
-    layers = tuple(AdapterLayer(**layer) for layer in json.loads(found["layers"]))
-    shapes = {name: tuple(shape) for name, shape in json.loads(found["shapes"]).items()}
+    layers = read_metadata(path, found, "layers", tuple[AdapterLayer, ...])
+    shapes = read_metadata(path, found, "shapes", dict[str, tuple[int, ...]])
     return AdapterFile(layers=layers, shapes=shapes)

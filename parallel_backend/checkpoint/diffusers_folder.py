@@ -1,7 +1,6 @@
 """A model folder in diffusers layout, read from its JSON files only: no weights, no diffusers."""
 
 import hashlib
-import json
 from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 
 from ..errors import InvalidRequest
 from .checkpoint import HIGH_NOISE, LOW_NOISE, Checkpoint, StoredComponent, file_state
+from .json_file import read_json
 from .quantised import mark_of_compression
 from .weight_files import folder_files
 from .weight_headers import read_files
@@ -41,18 +41,18 @@ class DiffusersFolder(Checkpoint):
     @cached_property
     def index(self) -> dict[str, Any]:
         """See ``Checkpoint``."""
-        return self._read_json("model_index.json")
+        return read_json(self.path / "model_index.json")
 
     @cached_property
     def components(self) -> dict[str, str]:
         """See ``Checkpoint``."""
         pairs = {name: value for name, value in self.index.items() if isinstance(value, list) and len(value) == 2}
-        classes = {name: value[1] for name, value in pairs.items() if value[1]}
+        classes = {name: value[1] for name, value in pairs.items() if value[1] and isinstance(value[1], str)}
         return {name: self._current_class(name) if kind == _OLD_CLASS else kind for name, kind in classes.items()}
 
     def _current_class(self, component: str) -> str:
         """Return the class that current diffusers loads for a checkpoint that names ``_OLD_CLASS``."""
-        return _SPLIT.get(self.config(component).get("norm_type", ""), _OLD_CLASS)
+        return _SPLIT.get(str(self.config(component).get("norm_type")), _OLD_CLASS)
 
     def stamp(self) -> str:
         """See ``Checkpoint``. Covers names, sizes and modification times of configs and weights."""
@@ -63,7 +63,7 @@ class DiffusersFolder(Checkpoint):
     def config(self, component: str) -> dict[str, Any]:
         """See ``Checkpoint``. A component's config is its ``config.json``, a scheduler's ``scheduler_config.json``."""
         name = "scheduler_config.json" if component == "scheduler" else "config.json"
-        return self._read_json(f"{component}/{name}")
+        return read_json(self.path / component / name)
 
     def stored(self, component: str) -> StoredComponent:
         """See ``Checkpoint``. diffusers and transformers, which load all but transformers, ignore scales."""
@@ -71,16 +71,6 @@ class DiffusersFolder(Checkpoint):
         if component not in (HIGH_NOISE, LOW_NOISE):
             _refuse_compressed(self.path / component, files)
         return StoredComponent(files=files, name=str(files[0]))
-
-    def _read_json(self, name: str) -> dict[str, Any]:
-        file = self.path / name
-        try:
-            content = json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise InvalidRequest(f"{file} cannot be read: {error}") from error
-        if not isinstance(content, dict):
-            raise InvalidRequest(f"{file} does not contain a JSON object")
-        return content
 
 
 def _refuse_compressed(folder: Path, files: Iterable[Path]) -> None:

@@ -30,6 +30,9 @@ _SMALLEST_TENSOR, _SMALLEST_FIELD = 8 + 4 + 4 + 8, 8 + 4 + 1
 _MAX_VALUES, _MAX_DIMS = 1 << 22, 8
 """Most values in all arrays of the header, which models for text need for their words, and most dims of a tensor."""
 
+_MAX_TENSORS, _MAX_FIELDS, _MAX_TEXT = 1 << 16, 1 << 16, 1 << 20
+"""Most tensors and fields, each of which takes some KB of memory, and most bytes of a name or a text."""
+
 _SHAPES = "comfy.gguf.orig_shape."
 """Beginning of the fields with the shapes of tensors that have more dims than GGUF allows."""
 
@@ -69,7 +72,7 @@ def _check_counts(file: Path) -> None:
     version, tensors, fields = struct.unpack("<IQQ", start[4:])
     if version not in (2, 3):
         raise ValueError(f"it has version {version}, and versions 2 and 3 are known")
-    if tensors * _SMALLEST_TENSOR + fields * _SMALLEST_FIELD > size:
+    if tensors * _SMALLEST_TENSOR + fields * _SMALLEST_FIELD > size or tensors > _MAX_TENSORS or fields > _MAX_FIELDS:
         raise ValueError(f"it claims {tensors} tensors and {fields} fields in {size} bytes")
 
 
@@ -85,6 +88,11 @@ def _reader(file: Path) -> "GGUFReader":
             if offset + int(count) * np.dtype(dtype).itemsize > len(self.data):
                 raise ValueError(f"it is cut off, or something in it claims {count} numbers")
             return super()._get(offset, dtype, count, override_order)
+
+        def _get_str(self, offset: int) -> Any:
+            if (length := int(self._get(offset, np.uint64)[0])) > _MAX_TEXT:
+                raise ValueError(f"a name or text claims {length} bytes")
+            return super()._get_str(offset)
 
         def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:
             if raw_type != GGUFValueType.ARRAY:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from .safetensors_file import check_id, read_header
+from .safetensors_file import check_id, read_header, read_metadata
 from .stored_tensor import StoredTensor
 
 
@@ -40,11 +40,11 @@ def read(path: Path, file_id: str, component: str) -> OverlayFile:
         component: the transformer.
 
     Raises:
-        InvalidRequest: it is not a safetensors file, or has another id.
+        InvalidRequest: it is not a safetensors file, has another id, or its metadata are not what ``metadata`` returns.
     """
     header, start = read_header(path), f"{component}."
     check_id(path, header.metadata, file_id)
     return OverlayFile(
         tensors={name.removeprefix(start): each for name, each in header.tensors.items() if name.startswith(start)},
-        shapes={name: tuple(shape) for name, shape in json.loads(header.metadata["shapes"]).items()},
+        shapes=read_metadata(path, header.metadata, "shapes", dict[str, tuple[int, ...]]),
     )

@@ -5,7 +5,9 @@ import math
 import struct
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import msgspec
 
 from ..errors import InvalidRequest
 from .stored_tensor import DTYPE_BYTES, PACKED_BYTES, Header, StoredTensor
@@ -17,6 +19,11 @@ _LAYERS = "_quantization_metadata"
 
 _MAX_HEADER = 100_000_000
 """Largest safetensors header in bytes, as in the safetensors library."""
+
+Described = TypeVar("Described")
+
+_MAX_DIMS, _MAX_SIZE = 8, (1 << 63) - 1
+"""Most dims of a tensor, and the largest of their lengths and of an offset, so that products stay small numbers."""
 
 
 def read_header(file: Path) -> Header:
@@ -37,6 +44,18 @@ def read_header(file: Path) -> Header:
         metadata=texts,
         layers=(texts[_LAYERS],) if _LAYERS in texts else (),
     )
+
+
+def read_metadata(file: Path, metadata: Mapping[str, str], name: str, kind: type[Described]) -> Described:
+    """Return what a text of the metadata holds as JSON, as an object of ``kind``.
+
+    Raises:
+        InvalidRequest: there is no such text, or it is no such JSON.
+    """
+    try:
+        return msgspec.convert(json.loads(metadata[name]), kind)
+    except (KeyError, ValueError, RecursionError) as error:
+        raise InvalidRequest(f"{file} has no valid {name} in its metadata: run the workflow again") from error
 
 
 def check_id(file: Path, metadata: Mapping[str, str], file_id: str) -> None:
@@ -70,9 +89,10 @@ def _stored(file: Path, name: str, entry: Any, data: int) -> tuple[StoredTensor,
     try:
         dtype, shape, (start, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
         numbers = (*shape, start, end)
-        valid = isinstance(dtype, str) and all(type(number) is int and number >= 0 for number in numbers)
+        valid = isinstance(dtype, str) and len(shape) <= _MAX_DIMS
+        valid = valid and all(type(number) is int and 0 <= number <= _MAX_SIZE for number in numbers)
         valid = valid and (math.prod(shape) > 0 or max(shape) == 0)  # no rows without any data
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, IndexError, TypeError, ValueError):
         valid = False
     if not valid:
         raise InvalidRequest(f"{file}: the header's entry for {name} is not valid: download the file again")

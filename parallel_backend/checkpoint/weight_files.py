@@ -1,11 +1,11 @@
 """Finds the files of a component's weights in a folder, as diffusers and transformers do. safetensors only."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ..errors import InvalidRequest
+from .json_file import read_json
 
 _SINGLE_FILES = ("diffusion_pytorch_model.safetensors", "model.safetensors")
 
@@ -39,16 +39,16 @@ def folder_files(folder: Path, config: Mapping[str, Any]) -> tuple[Path, ...]:
     )
 
 
-def _listed(index: Path) -> list[str]:
+def _listed(index: Path) -> list[Any]:
     try:
-        return sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        return sorted(set(read_json(index)["weight_map"].values()))
+    except (InvalidRequest, KeyError, AttributeError, TypeError) as error:
         raise InvalidRequest(f"{index} is not a valid index of weight files: download it again") from error
 
 
-def _checked(index: Path, name: str) -> Path:
+def _checked(index: Path, name: Any) -> Path:
     """Return the path of a file that an index lists; refuse other formats, other folders and missing files."""
-    if not name.endswith(".safetensors") or Path(name).name != name:
+    if not isinstance(name, str) or not name.endswith(".safetensors") or Path(name).name != name or "\0" in name:
         raise InvalidRequest(f"{index} lists {name!r}, which is not a .safetensors file in the same folder")
     if not (index.parent / name).is_file():
         raise InvalidRequest(f"{index.parent} lacks {name}, which {index.name} lists: download it again")

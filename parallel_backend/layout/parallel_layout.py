@@ -15,6 +15,8 @@ ONE_RANK = "one rank"
 STALE: tuple[str, ...] = ("", "previous", "none")
 """Which keys and values of the other ranks of ``ring`` a rank attends to: all current ones, the previous step's, or
 none."""
+MAX_DEGREE = 999_999_999
+"""Largest degree: that of nine digits, which ``parse`` accepts."""
 MAX_SPEED = 1000
 """Largest relative speed that ``balance`` accepts. The smallest is its reciprocal."""
 OPTIONS: dict[str, int] = {"patches": 0, "warmup": 1}
@@ -58,8 +60,10 @@ class ParallelLayout:
 
     def __post_init__(self) -> None:
         for axis, degree in self.degrees.items():
-            if not _is_whole(degree) or degree < 1:
-                raise InvalidRequest(f"layout {axis}={degree!r}: a degree must be a whole number of at least 1")
+            if not _is_whole(degree) or not 1 <= degree <= MAX_DEGREE:
+                raise InvalidRequest(
+                    f"layout {axis}={degree!r}: a degree must be a whole number of at least 1, and at most {MAX_DEGREE}"
+                )
         for name in OPTIONS:
             if not _is_whole(getattr(self, name)) or getattr(self, name) < 0:
                 raise InvalidRequest(f"layout {name}={getattr(self, name)!r}: must be a whole number of at least 0")

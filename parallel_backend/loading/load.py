@@ -81,7 +81,18 @@ def check_component(checkpoint: Checkpoint, component: str) -> None:
     if name not in SUPPORTED[component]:
         listed = ", ".join(SUPPORTED[component])
         raise InvalidRequest(f"{component} class {name} is not supported; supported: {listed}")
+    for key in _IMPLEMENTATIONS:
+        value = checkpoint.config(component).get(key)
+        if value not in (None, "eager", "sdpa"):
+            raise InvalidRequest(
+                f"the config of {component} in {checkpoint.path} has {key} {value!r}, for which transformers may "
+                "download and run a program: remove the entry"
+            )
     checkpoint.stored(component)  # refuses what cannot be read
+
+
+_IMPLEMENTATIONS = ("attn_implementation", "_attn_implementation", "experts_implementation", "_experts_implementation")
+"""Entries of a config whose values transformers may look up on the Hub, and run what it finds (``hub_kernels``)."""
 
 
 def shapes_of(module: nn.Module) -> dict[str, tuple[int, ...]]:

@@ -31,6 +31,7 @@ PREFIX = struct.Struct("!4sHI")
 MAX_HEADER = 1 << 17
 MAX_TENSORS = 256
 MAX_DIMS = 8
+MAX_NAME = 200
 MAX_PAYLOAD = 1 << 38
 ITEM_SIZES: dict[str, int] = {
     "float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4, "uint8": 1, "bool": 1,
@@ -42,7 +43,7 @@ class TensorMeta:
     """Name, dtype and shape of a tensor that follows a header.
 
     Raises:
-        InvalidRequest: the dtype or the shape is not supported.
+        InvalidRequest: the name, the dtype or the shape is not supported.
     """
 
     name: str
@@ -50,11 +51,13 @@ class TensorMeta:
     shape: tuple[int, ...]
 
     def __post_init__(self) -> None:
+        if not 0 < len(self.name) <= MAX_NAME or not self.name.isprintable():
+            raise InvalidRequest(f"tensor {self.name!r}: a name must have 1 to {MAX_NAME} printable characters")
         if self.dtype not in ITEM_SIZES:
             raise InvalidRequest(f"tensor {self.name!r}: dtype {self.dtype!r} is not one of {', '.join(ITEM_SIZES)}")
-        if len(self.shape) > MAX_DIMS or any(size < 0 for size in self.shape):
+        if len(self.shape) > MAX_DIMS or any(not 0 <= size <= MAX_PAYLOAD for size in self.shape):
             raise InvalidRequest(
-                f"tensor {self.name!r}: shape {self.shape} must have at most {MAX_DIMS} sizes of 0 or more"
+                f"tensor {self.name!r}: shape {self.shape} must have at most {MAX_DIMS} sizes from 0 to {MAX_PAYLOAD}"
             )
 
     @property
@@ -90,8 +93,9 @@ def pack(frame: Frame) -> bytes:
     """Encode a frame's prefix and header.
 
     Raises:
-        InvalidRequest: the header or the tensors exceed the limits.
+        InvalidRequest: the header or the tensors exceed the limits, or two tensors have one name.
     """
+    check_names(frame.tensors)
     header = msgspec.json.encode(
         _Header(
             type=type(frame.message).__name__,
@@ -109,18 +113,33 @@ def pack(frame: Frame) -> bytes:
     return PREFIX.pack(MAGIC, VERSION, len(header)) + header
 
 
+def check_names(tensors: tuple[TensorMeta, ...]) -> None:
+    """Refuse two tensors of one name, of which a receiver would keep one.
+
+    Raises:
+        InvalidRequest: the message has the name.
+    """
+    names = [meta.name for meta in tensors]
+    twice = next((name for name in names if names.count(name) > 1), None) if len(set(names)) < len(names) else None
+    if twice is not None:
+        raise InvalidRequest(f"two tensors have the name {twice!r}: each needs a name of its own")
+
+
 def unpack(header: bytes) -> Frame:
     """Decode a header, without its prefix, to a frame.
 
     Raises:
-        ProtocolError: the header does not decode to a known message, or its tensors exceed the limits.
+        ProtocolError: the header does not decode to a known message, or its tensors exceed the limits or share a name.
     """
     try:
         parts = msgspec.json.decode(header, type=_Header)
         message: Any = msgspec.json.decode(parts.body, type=MESSAGES[parts.type])
+        check_names(parts.tensors)
     except KeyError as error:
         raise ProtocolError(f"unknown message {error}") from error
-    except (msgspec.DecodeError, ValueError) as error:
+    except RecursionError as error:
+        raise ProtocolError("a message is nested too deeply") from error
+    except ValueError as error:
         raise ProtocolError(f"a message does not decode: {error}") from error
     if len(parts.tensors) > MAX_TENSORS or sum(meta.nbytes for meta in parts.tensors) > MAX_PAYLOAD:
         raise ProtocolError(f"a message announces more than {MAX_TENSORS} tensors or {MAX_PAYLOAD} bytes")

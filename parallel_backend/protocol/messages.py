@@ -7,6 +7,7 @@ import uuid
 from dataclasses import dataclass, field
 from typing import Literal
 
+from ..errors import InvalidRequest
 from .model_spec import Adapter, ModelSpec, Overlay
 from .status import Status, StatusQuery
 
@@ -21,12 +22,24 @@ def new_id() -> str:
     return uuid.uuid4().hex
 
 
+MAX_ID = 64
+"""Characters of a request id, which logs and the status show."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class RankRequest:
-    """Base class of the requests that the ranks run."""
+    """Base class of the requests that the ranks run.
+
+    Raises:
+        InvalidRequest: the id is empty, too long or not printable.
+    """
 
     model: ModelSpec
     request_id: str = field(default_factory=new_id)
+
+    def __post_init__(self) -> None:
+        if not 0 < len(self.request_id) <= MAX_ID or not self.request_id.isprintable():
+            raise InvalidRequest(f"request id {self.request_id!r}: must have 1 to {MAX_ID} printable characters")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from ..errors import InvalidRequest
 from ..layout.parallel_layout import ParallelLayout
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
@@ -12,6 +13,23 @@ VISIBLE = (
     "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL",
 )  # fmt: skip
 """The variables that say which GPUs a process sees, and in which order: CUDA's and ROCm's."""
+
+MAX_RANKS = 64
+"""Most ranks of one set: each is a process."""
+MAX_INDEX = 1023
+"""Largest number of a GPU."""
+MAX_PATH = 4096
+"""Characters of a path (``PATH_MAX`` in limits.h)."""
+
+
+def check_path(path: str) -> None:
+    """Refuse a path that no file can have.
+
+    Raises:
+        InvalidRequest: it is too long, or has a NUL character.
+    """
+    if len(path) > MAX_PATH or "\0" in path:
+        raise InvalidRequest(f"path {path!r}: must have at most {MAX_PATH} characters, none of them NUL")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,12 +41,24 @@ class Devices:
         indices: one GPU index for each rank; on the CPU they only count the ranks.
         visible: name and value of those of the variables ``VISIBLE`` that are set where the indices come from.
         collectives: the communication backend of GPU ranks; CPU ranks always use gloo.
+
+    Raises:
+        InvalidRequest: there are too many indices, or one cannot be, or a variable's value has a NUL character.
     """
 
     kind: Literal["cuda", "cpu"]
     indices: tuple[int, ...]
     visible: tuple[tuple[str, str], ...] = ()
     collectives: Collectives = "nccl"
+
+    def __post_init__(self) -> None:
+        if len(self.indices) > MAX_RANKS:
+            raise InvalidRequest(f"{len(self.indices)} devices are more than {MAX_RANKS}: name fewer")
+        wrong = [index for index in self.indices if not 0 <= index <= MAX_INDEX]
+        if wrong:
+            raise InvalidRequest(f"device {wrong[0]}: the number of a device is from 0 to {MAX_INDEX}")
+        if any("\0" in value for _, value in self.visible):
+            raise InvalidRequest("a variable that lists GPUs has a NUL character: leave it out")
 
     def of_rank(self, rank: int) -> str:
         """PyTorch's name of a rank's device."""
@@ -54,6 +84,9 @@ class ModelSpec:
         devices: those of the ranks.
         layout: None means ``auto``. Layouts that keep weights whole share the loaded weights.
         attention: a name in ``kernels.KERNELS``, or ``auto``.
+
+    Raises:
+        InvalidRequest: no file can have the path.
     """
 
     path: str
@@ -62,6 +95,9 @@ class ModelSpec:
     devices: Devices
     layout: ParallelLayout | None = None
     attention: str = "auto"
+
+    def __post_init__(self) -> None:
+        check_path(self.path)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,11 +108,17 @@ class Adapter:
         path: the file with its factors, see ``checkpoint.adapter_file``. Ranks read it at the first use.
         id: hash of its content. Ranks that have read a file with this id do not read it again.
         strength: the factor of what it adds.
+
+    Raises:
+        InvalidRequest: no file can have the path.
     """
 
     path: str
     id: str
     strength: float
+
+    def __post_init__(self) -> None:
+        check_path(self.path)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +128,13 @@ class Overlay:
     Attributes:
         path: the file that holds them, see ``checkpoint.overlay_file``.
         id: hash of its content.
+
+    Raises:
+        InvalidRequest: no file can have the path.
     """
 
     path: str
     id: str
+
+    def __post_init__(self) -> None:
+        check_path(self.path)

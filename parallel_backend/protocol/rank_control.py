@@ -5,13 +5,14 @@ descriptors (``SCM_RIGHTS``, unix(7)). Both ends run the same code, so messages 
 """
 
 import array
+import os
 import socket
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
-from ..errors import Cancelled, InvalidRequest, NoRoom
+from ..errors import Cancelled, InvalidRequest, NoRoom, ProtocolError
 from .frames import MAX_HEADER
 from .model_spec import Collectives
 from .status import RankStatus
@@ -117,6 +118,7 @@ def receive(sock: socket.socket, kind: Any) -> tuple[Any, tuple[int, ...]]:
     Raises:
         BlockingIOError: no message has arrived.
         ConnectionError: the peer is gone.
+        ProtocolError: the message does not decode. Its descriptor is closed.
     """
     space = socket.CMSG_SPACE(MAX_DESCRIPTORS * array.array("i").itemsize)
     data, ancillary, _, _ = sock.recvmsg(MAX_DATAGRAM, space, socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC)
@@ -125,4 +127,9 @@ def receive(sock: socket.socket, kind: Any) -> tuple[Any, tuple[int, ...]]:
     descriptors = array.array("i")
     for _, _, content in ancillary:
         descriptors.frombytes(content)
-    return msgspec.json.decode(data, type=kind), tuple(descriptors)
+    try:
+        return msgspec.json.decode(data, type=kind), tuple(descriptors)
+    except (ValueError, RecursionError) as error:
+        for descriptor in descriptors:
+            os.close(descriptor)
+        raise ProtocolError(f"a message does not decode: {error}") from error

@@ -1,10 +1,15 @@
 """What the backend says about itself: its ranks, the models that they hold, and what it does."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
+
+import msgspec
 
 from ..layout.parallel_layout import ParallelLayout
 from ..progress import RankProgress
+
+Bytes = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+"""A size in bytes, which is checked when it arrives."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,8 +42,8 @@ class RankStatus:
     rank: int
     pid: int
     device: str
-    memory: int
-    device_memory: int = 0
+    memory: Bytes
+    device_memory: Bytes = 0
     models: tuple[LoadedModel, ...] = ()
     steps: int = 0
     progress: RankProgress = field(default_factory=RankProgress)
@@ -59,9 +64,12 @@ class SpareStatus:
 
 @dataclass(frozen=True, kw_only=True)
 class Status:
-    """The backend at one moment. ``layout`` is that of the running request, or of the most recent one.
+    """The backend at one moment.
 
-    ``logs`` is the folder of the logs, and ``log_problem`` says what keeps lines from it; "" if nothing does.
+    ``layout`` is that of the running request, or of the most recent one. ``logs`` is the folder of the logs, and
+    ``log_problem`` says what keeps lines from it; "" if nothing does. ``internal_errors`` counts the exceptions that
+    should not have happened: each closed one connection, or ended the ranks and their request, and its trace is in the
+    log.
     """
 
     pid: int
@@ -72,11 +80,12 @@ class Status:
     queued: tuple[str, ...]
     layout: ParallelLayout | None
     idle_timeout: float
-    memory: int
+    memory: Bytes
     ranks: tuple[RankStatus, ...]
     logs: str = ""
     log_problem: str = ""
     spares: tuple[SpareStatus, ...] = ()
+    internal_errors: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,11 +1,8 @@
 """What a rank reports of an error: whether it is out of memory, and whether another rank is the likely cause."""
 
 from ..error_texts import Cause, cause
-from ..errors import OutOfMemory, RankFailed
+from ..errors import MAX_MESSAGE, OutOfMemory, RankFailed
 from ..protocol.rank_control import Finished
-
-MAX_ERROR_LENGTH = 4000
-"""Characters of an error that reach the client; the log has them all."""
 
 
 def diagnose(error: BaseException, request_id: str, *, when: str = "") -> Finished:
@@ -19,7 +16,7 @@ def diagnose(error: BaseException, request_id: str, *, when: str = "") -> Finish
     from ..distributed.device_memory import ran_out
 
     origin = error.__cause__ if isinstance(error, OutOfMemory) else error
-    text = " ".join(str(origin).split())[:MAX_ERROR_LENGTH] or "no message"
+    text = " ".join(str(origin).split())[:MAX_MESSAGE] or "no message"
     if isinstance(error, OutOfMemory) or ran_out(error):
         return Finished(request_id=request_id, code=OutOfMemory.code, message=f"ran out of memory{when}: {text}")
     message = f"failed{when}: {type(error).__name__}: {text}"

@@ -24,14 +24,21 @@ def echo(
     tensors: "Mapping[str, Tensor] | None",
     report: "Callable[[Progress, Mapping[str, Tensor]], None]",
 ) -> "dict[str, Tensor]":
-    """Return the request's tensors on rank 0, an empty dict on other ranks."""
+    """Return the request's tensors on rank 0, an empty dict on other ranks.
+
+    Raises:
+        InvalidRequest: the numbers to make are too many.
+    """
     import torch
 
     if tensors is None:
         return {}
     results = dict(tensors)
     if message.make:
-        results["made"] = torch.full((message.make,), 0.5)
+        try:
+            results["made"] = torch.full((message.make,), 0.5)
+        except (RuntimeError, TypeError) as error:
+            raise InvalidRequest(f"{message.make} numbers cannot be made, or do not fit into memory") from error
     report(Progress(phase="reply", value=0, total=1), {})
     return results
 

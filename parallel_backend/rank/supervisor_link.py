@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from ..errors import ProtocolError, RankFailed, shortened
 from ..protocol import frames, rank_control
 from ..protocol.status import RankStatus
 
@@ -97,13 +98,24 @@ class SupervisorLink:
             rank_control.send(self._control, rank_control.Heartbeat(status=self.describe()))
 
     def _receive(self) -> None:
+        try:
+            self._take_message()
+        except ProtocolError as error:
+            text = f"got a message from the supervisor that cannot be read: {error}"
+            self.report_finished(rank_control.Finished(request_id="", code=RankFailed.code, message=shortened(text)))
+
+    def _take_message(self) -> None:
         message, descriptors = rank_control.receive(self._control, rank_control.ToRank)
         if isinstance(message, rank_control.Run):
             if not descriptors:
                 raise RuntimeError("a request arrived without its connection")
-            header = bytes(message.header)
-            connection = socket.socket(fileno=descriptors[0])
-            self._current = ReceivedRequest(frame=frames.unpack(header), header=header, connection=connection)
+            header, connection = bytes(message.header), socket.socket(fileno=descriptors[0])
+            try:
+                frame = frames.unpack(header)
+            except ProtocolError:
+                connection.close()
+                raise
+            self._current = ReceivedRequest(frame=frame, header=header, connection=connection)
             self._requests.put(self._current)
         elif self._current and self._current.frame.message.request_id == message.request_id:
             self._current.cancelled.set()

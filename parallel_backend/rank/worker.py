@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from ..errors import BackendError, Cancelled, DeadlineExceeded, InvalidRequest, NoRoom
+from ..errors import BackendError, Cancelled, DeadlineExceeded, InvalidRequest, NoRoom, shortened
 from ..progress import CLIENT, PREPARING, PROGRESS
 from ..protocol import deadlines, frames, rank_control
 from ..protocol.messages import Continue, Done, Echo, Error, Exchange, Progress
@@ -84,7 +84,7 @@ class Worker:
                 with account.timed("receiving"):
                     tensors = _receive_tensors(request)
             except InvalidRequest as error:
-                self._reply(request, _finished(request, error.code, str(error)), {}, account)
+                self._reply(request, _finished(request.frame, error.code, str(error)), {}, account)
                 return
             except (BackendError, ConnectionError) as error:
                 self._reply(request, _cancelled(request, f"its tensors did not arrive: {error}"), {}, account)
@@ -146,11 +146,11 @@ class Worker:
                 else:
                     results = self._engine.handle(message, frame.tensors, tensors, report=report, cancelled=cancelled)
         except (InvalidRequest, Cancelled, NoRoom) as error:
-            return rank_control.Finished(request_id=message.request_id, code=error.code, message=str(error)), {}
+            return _finished(frame, error.code, str(error)), {}
         except BaseException as error:
             log.exception("request %s failed", message.request_id)
             return diagnose(error, message.request_id), {}
-        return rank_control.Finished(request_id=message.request_id, code=rank_control.DONE), results
+        return _finished(frame, rank_control.DONE, ""), results
 
 
 def report_end(link: SupervisorLink, finished: rank_control.Finished) -> None:
@@ -196,11 +196,11 @@ def _receive_tensors(request: ReceivedRequest) -> "dict[str, Tensor]":
 
 
 def _cancelled(request: ReceivedRequest, reason: str) -> rank_control.Finished:
-    return _finished(request, Cancelled.code, f"the request was cancelled: {reason}")
+    return _finished(request.frame, Cancelled.code, f"the request was cancelled: {reason}")
 
 
-def _finished(request: ReceivedRequest, code: str, message: str) -> rank_control.Finished:
-    return rank_control.Finished(request_id=request.frame.message.request_id, code=code, message=message)
+def _finished(frame: frames.Frame, code: str, message: str) -> rank_control.Finished:
+    return rank_control.Finished(request_id=frame.message.request_id, code=code, message=shortened(message))
 
 
 def _ignore(progress: Progress, tensors: "Mapping[str, Tensor]") -> None:

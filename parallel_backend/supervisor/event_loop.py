@@ -5,35 +5,76 @@ although only a rank may read the connection's bytes. ``epoll`` would still repo
 here but is open in the process that it was passed to; ``poll`` does not.
 """
 
+import logging
 import math
 import select
 from collections.abc import Callable
+from dataclasses import dataclass
+
+log = logging.getLogger(__name__)
 
 READ = select.POLLIN
 DISCONNECT = 0
 """Report only errors and disconnections."""
 
+Callback = Callable[[], object]
+Discard = Callable[[Exception], object]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Watched:
+    callback: Callback
+    discard: Discard
+
 
 class EventLoop:
-    """Calls the callback of each watched descriptor that has an event."""
+    """Calls the callback of each watched descriptor that has an event.
+
+    What one descriptor brings cannot end the loop, which serves the others, too: an exception of its callback is logged
+    and counted, and the descriptor is discarded.
+
+    Attributes:
+        internal_errors: how many exceptions the loop has counted.
+    """
 
     def __init__(self) -> None:
         self._poll = select.poll()
-        self._callbacks: dict[int, Callable[[], object]] = {}
+        self._watched: dict[int, _Watched] = {}
+        self.internal_errors = 0
 
-    def watch(self, descriptor: int, events: int, callback: Callable[[], object]) -> None:
-        """Call ``callback`` on any of ``events``, and always on an error or a disconnection."""
+    def watch(self, descriptor: int, events: int, callback: Callback, *, discard: Discard) -> None:
+        """Call ``callback`` on any of ``events``, and always on an error or a disconnection.
+
+        ``discard`` is called with an exception of the callback, once the descriptor is no longer watched. It closes
+        what the descriptor belongs to.
+        """
         self._poll.register(descriptor, events)
-        self._callbacks[descriptor] = callback
+        self._watched[descriptor] = _Watched(callback=callback, discard=discard)
 
     def forget(self, descriptor: int) -> None:
         """Stop watching a descriptor. Call this before closing it."""
-        if self._callbacks.pop(descriptor, None):
+        if self._watched.pop(descriptor, None):
             self._poll.unregister(descriptor)
 
     def run_once(self, seconds: float) -> None:
         """Wait up to ``seconds`` for events, and call the callbacks of those that happened."""
         for descriptor, _ in self._poll.poll(math.ceil(seconds * 1000)):
-            callback = self._callbacks.get(descriptor)
-            if callback:
-                callback()
+            watched = self._watched.get(descriptor)
+            if watched:
+                self._call(descriptor, watched)
+
+    def _call(self, descriptor: int, watched: _Watched) -> None:
+        try:
+            watched.callback()
+        except Exception as error:
+            self.count(error)
+            self.forget(descriptor)
+            try:
+                watched.discard(error)
+            except Exception as another:
+                self.count(another)
+
+    def count(self, error: Exception) -> None:
+        """Log the trace of an exception that should not have happened, and count it."""
+        self.internal_errors += 1
+        log.error("an error that should not have happened", exc_info=error)

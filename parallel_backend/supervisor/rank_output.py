@@ -37,7 +37,7 @@ class RankOutput:
         with contextlib.suppress(OSError):  # the user's limit is reached: it stays smaller
             fcntl.fcntl(self._read_end, fcntl.F_SETPIPE_SZ, _ROOM)
         logs.write(self._name, f"--- {title} ---")
-        events.watch(self._read_end, READ, self.read)
+        events.watch(self._read_end, READ, self.read, discard=lambda error: self._close())
 
     @contextlib.contextmanager
     def writable(self) -> Iterator[int]:

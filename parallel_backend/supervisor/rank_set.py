@@ -12,7 +12,7 @@ import msgspec
 
 from .. import last_words, processes
 from ..error_texts import Cause, cause
-from ..errors import OutOfMemory, RankFailed
+from ..errors import OutOfMemory, ProtocolError, RankFailed
 from ..progress import STARTING, RankProgress
 from ..protocol import rank_control
 from ..protocol.endpoint import rank_log
@@ -143,8 +143,9 @@ class RankSet:
         added = RankProcess(
             rank=rank, process=started.process, control=started.control, pidfd=started.pidfd, status=status
         )
-        self._events.watch(added.control.fileno(), READ, lambda: self._receive(added))
-        self._events.watch(added.pidfd, READ, lambda: self._reap(added))
+        fail = self._fail_on(added)
+        self._events.watch(added.control.fileno(), READ, lambda: self._receive(added), discard=fail)
+        self._events.watch(added.pidfd, READ, lambda: self._reap(added), discard=fail)
         self.ranks.append(added)
         log.info("generation %d: %s on %s %s", self.generation, added.name, device, how)
 
@@ -154,6 +155,15 @@ class RankSet:
         message = rank_control.Become(device=device, collectives=collectives, environment=environment)
         descriptors = [output] + ([store.fileno()] if rank.rank == 0 else [])
         self._send(rank, message, descriptors)
+
+    def _fail_on(self, rank: RankProcess) -> Callable[[Exception], None]:
+        """Return what takes an exception from handling a rank's event: the set fails by it."""
+
+        def fail(error: Exception) -> None:
+            text = f"the supervisor failed on an event of {rank.name}: {type(error).__name__}: {error}"
+            self._record(Failure(kind=RAISED, message=text))
+
+        return fail
 
     def covers(self, devices: Devices) -> bool:
         """Whether the set can run a request for ``devices``: its first ranks use exactly these."""
@@ -191,8 +201,9 @@ class RankSet:
             message, _ = rank_control.receive(rank.control, rank_control.FromRank)
         except BlockingIOError:
             return
-        except msgspec.DecodeError as error:
-            self._record(Failure(kind=RAISED, message=f"{rank.name} sent a message that does not decode: {error}"))
+        except ProtocolError as error:
+            self._events.forget(rank.control.fileno())
+            self._record(Failure(kind=RAISED, message=f"{rank.name} sent what is no message: {error}"))
             return
         except ConnectionError:
             self._events.forget(rank.control.fileno())

@@ -47,7 +47,7 @@ def start_process(
                 stderr=output,
                 pass_fds=[theirs.fileno(), *pass_fds],
                 env=environment,
-                # Not later, since a spare rank may be suspended before its first line. Safe with one thread here.
+                # Not later, since a spare rank may be suspended before its first line. Safe, since the other thread here only writes logs.
                 preexec_fn=die_with_parent,
             )
         except OSError:

@@ -124,7 +124,12 @@ class RequestQueue:
             message=frame.message, header=header, connection=sock, metas=frame.tensors, devices=devices
         )
         self._queued.append(request)
-        self._events.watch(sock.fileno(), DISCONNECT, lambda: self._disconnected(request))
+        self._events.watch(
+            sock.fileno(),
+            DISCONNECT,
+            lambda: self._disconnected(request),
+            discard=lambda error: self._on_disconnect(request),
+        )
         self._send_progress(request, phase_if_first="accepted")
         return request
 

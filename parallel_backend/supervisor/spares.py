@@ -11,9 +11,8 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-import msgspec
-
 from .. import last_words, processes
+from ..errors import ProtocolError
 from ..protocol import rank_control
 from ..protocol.endpoint import Endpoint
 from ..protocol.fingerprint import is_outdated
@@ -162,8 +161,12 @@ class Spares:
             return
         spare = _Spare(started=started, environment=environment)
         self._spares.append(spare)
-        self._events.watch(started.control.fileno(), READ, lambda: self._receive(spare))
-        self._events.watch(started.pidfd, READ, lambda: self._reap(spare))
+        self._events.watch(
+            started.control.fileno(), READ, lambda: self._receive(spare), discard=lambda error: self._fail(spare, error)
+        )
+        self._events.watch(
+            started.pidfd, READ, lambda: self._reap(spare), discard=lambda error: self._fail(spare, error)
+        )
         log.info("spare rank (pid %d) started", spare.pid)
 
     def _end_if_outdated(self) -> bool:
@@ -181,8 +184,8 @@ class Spares:
             return
         except ConnectionError:
             self._leave(spare)  # it is exiting
-        except msgspec.DecodeError as error:
-            self._dismiss(spare, f"sent a message that does not decode: {error}")
+        except ProtocolError as error:
+            self._dismiss(spare, f"sent what cannot be read: {error}")
         else:
             spare.ready = True
 
@@ -201,6 +204,11 @@ class Spares:
     def _dismiss(self, spare: _Spare, why: str) -> None:
         self._postpone(f"spare rank (pid {spare.pid}) {why}")
         self._end([spare])
+
+    def _fail(self, spare: _Spare, error: Exception) -> None:
+        """Handling an event of a spare has failed."""
+        if spare in self._spares:
+            self._dismiss(spare, f"is ended, since the supervisor failed on it: {type(error).__name__}: {error}")
 
     def _postpone(self, message: str) -> None:
         delay = min(MAX_DELAY, 2.0**self._deaths)

@@ -17,7 +17,7 @@ from types import FrameType
 from typing import Literal
 
 from .. import processes
-from ..errors import BackendError, BackendUnavailable, Cancelled, ProtocolError, RankFailed
+from ..errors import BackendError, BackendFailure, BackendUnavailable, Cancelled, ProtocolError, RankFailed
 from ..layout.parallel_layout import ParallelLayout
 from ..protocol import frames, rank_control
 from ..protocol.endpoint import REQUEST_LOG, Endpoint, listen, peer
@@ -31,7 +31,8 @@ from .generations import Generations
 from .limits import Limits
 from .listener import Listener, answer, refuse
 from .log_files import LogFiles
-from .rank_set import STUCK, Failure
+from .overdue import overdue
+from .rank_set import STUCK
 from .request_queue import EarlyFailure, QueuedRequest, RequestQueue
 from .spares import Spares
 
@@ -100,9 +101,23 @@ class Supervisor:
         try:
             while self._stopping is None:
                 self._events.run_once(TICK)
-                self._tick()
+                self._guard(self._tick)
         finally:
             self._shut_down()
+
+    def _guard(self, step: Callable[[], None]) -> None:
+        """Take a step for the request whose turn it is. An exception ends that request and its ranks, and no more."""
+        try:
+            step()
+        except Exception as error:
+            first = self._queue.first
+            if not (self._queue.running or first or self._generations.current):
+                raise  # no client is the cause
+            self._events.count(error)
+            failed = Error(code=BackendFailure.code, message=f"the backend failed: {type(error).__name__}: {error}")
+            self._fail_ranks(failed)
+            if first and first in self._queue.queued:
+                self._queue.end_queued(first, failed)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         log.info("%s received", signal.Signals(number).name)
@@ -149,6 +164,7 @@ class Supervisor:
             logs=str(self._endpoint.logs),
             log_problem=self.logs.problem,
             spares=self._spares.statuses(),
+            internal_errors=self._events.internal_errors,
         )
 
     def _state(self) -> Literal["idle", "starting", "busy", "stopping"]:
@@ -184,9 +200,8 @@ class Supervisor:
             self._queue.add(sock, frame)
         except BackendError as error:
             self.logs.write(REQUEST_LOG, request_lines.of_refused(frame.message, frame.tensors, error.code))
-            refuse(sock, error)
-        else:
-            self._run_next()
+            return refuse(sock, error)
+        self._guard(self._run_next)
 
     def _log_end(self, request: QueuedRequest, outcome: Done | Error) -> None:
         code = outcome.code if isinstance(outcome, Error) else rank_control.DONE
@@ -252,7 +267,7 @@ class Supervisor:
         self._listener.tick()
         failure = self._generations.current.verdict() if self._generations.current else None
         if self._queue.running and (failure is None or failure.kind == STUCK):
-            failure = self._overdue(self._queue.running, stuck=failure is not None) or failure
+            failure = overdue(self._queue.running, self._limits, stuck=failure is not None) or failure
         if failure:
             self._fail_ranks(Error(code=failure.code, message=failure.message, not_started=failure.not_started))
         self._generations.forget_exited()
@@ -278,16 +293,6 @@ class Supervisor:
             return False
         # A client that has just connected may be about to send a request.
         return not self._listener.accept() and not self._listener.pending
-
-    def _overdue(self, request: QueuedRequest, *, stuck: bool) -> Failure | None:
-        now = time.monotonic()
-        if request.cancelled_at and now - request.cancelled_at > self._limits.cancel:
-            message = f"the ranks did not end a cancelled request within {self._limits.cancel:g} s"
-            return Failure(code=Cancelled.code, message=message)
-        failure = request.early_failure
-        if failure and (stuck or now - failure.at > self._limits.agree):
-            return Failure(message=f"rank {failure.rank} alone ended the request: {failure.finished.message}")
-        return None
 
     def _fail_ranks(self, error: Error) -> None:
         log.error("killing generation %d: %s", self._generations.number, error.message)

@@ -83,7 +83,7 @@ class FakeEngine:
         kind, rank, name = (*message.sampler.split(" ", 2), "", "")[:3]
         total = next(meta.shape[0] for meta in metas if meta.name == "sigmas") - 1
         if kind == "refuse":
-            raise InvalidRequest("this request cannot work")
+            raise InvalidRequest(f"this request cannot work: {message.sampler}")
         phase = {"load": LOADING, "slowload": LOADING, "connect": CONNECTING}.get(kind, "sampling")
         with PROGRESS.phase(phase):
             for step in range(total):

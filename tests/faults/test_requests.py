@@ -186,24 +186,6 @@ def test_half_a_header_and_a_disconnection(client: Client) -> None:
     assert client.status().state == "idle"
 
 
-def test_silent_connections_are_bounded(client: Client) -> None:
-    connections = [connect(client.endpoint, seconds=5) for _ in range(64)]
-    try:
-        with pytest.raises(QueueFull, match="64 connections"):
-            client.status()
-    finally:
-        for sock in connections:
-            sock.close()
-    wait_until(lambda: is_idle(client), 10.0, "the supervisor has noticed the disconnections")
-
-
-def is_idle(client: Client) -> bool:
-    try:
-        return client.status().state == "idle"
-    except QueueFull:
-        return False
-
-
 def test_a_client_that_never_sends_its_tensors_can_be_cancelled(client: Client) -> None:
     message = sample()
     metas = describe({"x": torch.zeros(1000)})

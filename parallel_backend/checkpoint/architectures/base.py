@@ -57,7 +57,7 @@ class Weights:
         """Return what the metadata's ``config`` says about a component, as ComfyUI reads it."""
         try:
             entries = json.loads(self.metadata.get("config", "{}")).get(component)
-        except (ValueError, AttributeError):
+        except (ValueError, RecursionError, AttributeError):
             return {}
         return entries if isinstance(entries, dict) else {}
 

@@ -96,6 +96,27 @@ def test_layout_larger_than_the_ranks(load: Callable[..., Loaded]) -> None:
 
 
 @pytest.mark.parametrize(
+    "name",
+    [
+        "..", ".", "", "/", "/etc", "tiny/../../tiny", "tiny/../..", "\0", "a\nb",
+        "/etc/passwd", "diffusion_models//etc/passwd", "diffusion_models/../../../../../etc/passwd",
+        "checkpoints/../diffusion_models/..", "vae/../../secret.safetensors", "unet_gguf/../../secret.gguf",
+    ],
+)  # fmt: skip
+def test_a_name_that_leads_out_of_the_model_folders_is_no_model(
+    models: Path, load: Callable[..., Loaded], name: str
+) -> None:
+    """Neither by what ComfyUI makes of it, nor by ours. The files that the names would lead to exist."""
+    tiny = models / "tiny"
+    shutil.copytree(tiny, models.parent / "tiny", dirs_exist_ok=True)
+    for suffix in ("safetensors", "gguf"):
+        (models.parent / f"secret.{suffix}").write_text("secret")
+    with pytest.raises(InvalidRequest, match="no model "):
+        load(name=name)
+    assert "no model " in str(ParallelLoader.validate_inputs(name, "fp32", "0,1"))
+
+
+@pytest.mark.parametrize(
     ("name", "message"),
     [
         ("nowhere", "no model 'nowhere'; available: shapes"),

@@ -60,7 +60,7 @@ def test_a_truncated_file_is_refused(file, length):
         (8, struct.pack("<Q", 1 << 60), "claims 1152921504606846976 tensors"),
         (16, struct.pack("<Q", 1 << 40), "claims 3 tensors and 1099511627776 fields"),
         (16, struct.pack("<Q", 20), "cannot be read as a GGUF file"),
-        (24, struct.pack("<Q", 1 << 62), "claims 4611686018427387904 numbers"),
+        (24, struct.pack("<Q", 1 << 62), "a name or text claims 4611686018427387904 bytes"),
     ],
 )
 def test_absurd_counts_are_refused(file, at, value, message):
@@ -153,3 +153,12 @@ def test_a_long_array_costs_no_object_for_each_value(tmp_path, values):
 def test_a_shape_that_is_not_the_tensors_is_refused(tmp_path):
     path = with_field(tmp_path / "model.gguf", lambda writer: writer.add_array("comfy.gguf.orig_shape.a", [4, 5]))
     refused(path, r"orig_shape.a is \[4, 5\], and the tensor has the shape \[12\]")
+
+
+@pytest.mark.parametrize(("at", "words"), [(8, "65537 tensors"), (16, "65537 fields")])
+def test_more_tensors_or_fields_than_any_model_has_are_refused_unread(file, at, words):
+    """Each takes some KB of memory, so a file of some MB could take GBs."""
+    content = bytearray(file.read_bytes())
+    content[at : at + 8] = struct.pack("<Q", (1 << 16) + 1)
+    file.write_bytes(content + bytes(4 << 20))
+    refused(file, words)

@@ -2,6 +2,7 @@
 
 import json
 import struct
+import time
 
 import pytest
 import torch
@@ -75,6 +76,16 @@ def test_other_content_is_refused(tmp_path, content, message):
     (tmp_path / "model.safetensors").write_bytes(content)
     with pytest.raises(InvalidRequest, match=message):
         read_header(tmp_path / "model.safetensors")
+
+
+@pytest.mark.parametrize("shape", [[1 << 62] * 200_000, [10**4000] * 8], ids=["dims", "digits"])
+def test_absurd_shapes_are_refused_before_they_are_multiplied(tmp_path, shape):
+    """The product of so many takes a minute, and a number of so many digits cannot be written into a message."""
+    path = write(tmp_path / "model.safetensors", {"a": ENTRY | {"shape": shape}}, b"\0" * 24)
+    start = time.process_time()
+    with pytest.raises(InvalidRequest, match="entry for a is not valid"):
+        read_header(path)
+    assert time.process_time() - start < 5.0
 
 
 def test_a_missing_file_is_refused(tmp_path):

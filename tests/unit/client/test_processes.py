@@ -217,6 +217,8 @@ def test_a_status_as_text_and_as_json() -> None:
     ):
         assert words in text
     assert "parts done" not in text
+    assert "errors" not in text
+    assert "errors       2 that should not have happened" in format_status(replace(status, internal_errors=2))
     busy = format_status(replace(status, ranks=(replace(rank, progress=sampling),)))
     assert "40 steps, sampling (step 3 of 20), 7 parts done, progress 1 s ago" in busy
     displaced = replace(status, layout=ParallelLayout(ring=2, stale="previous"))

@@ -16,6 +16,7 @@ import pytest
 from parallel_backend.errors import BackendUnavailable, DeadlineExceeded
 from parallel_backend.protocol import deadlines, frames
 from parallel_backend.protocol.endpoint import Endpoint, connect, listen, peer
+from parallel_backend.protocol.messages import Error
 from parallel_backend.protocol.status import StatusQuery
 from parallel_backend.supervisor.event_loop import EventLoop
 from parallel_backend.supervisor.listener import Listener
@@ -136,6 +137,8 @@ def test_a_client_that_sends_its_header_too_slowly_is_disconnected(folder: Path)
         assert connections.pending
         connections.tick()
         assert not connections.pending
+        answer = frames.recv_header(sock, deadline=deadlines.Deadline(1, "an answer")).message
+        assert answer == Error(code="deadline", message="the message did not arrive within 0 s")
         assert sock.recv(1) == b""
     connections.close()
     os.close(lock)

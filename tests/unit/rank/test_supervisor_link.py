@@ -1,6 +1,10 @@
 """What a rank tells its supervisor arrives in the order in which it was true."""
 
+import socket
 import threading
+
+import msgspec
+import pytest
 
 from parallel_backend.protocol import rank_control
 from parallel_backend.protocol.status import RankStatus
@@ -34,3 +38,25 @@ def test_a_status_read_earlier_never_arrives_after_a_later_one():
     received = [rank_control.receive(supervisor, rank_control.FromRank)[0] for _ in range(3)]
     assert [message.status.steps for message in received[:2]] == [1, 2]
     assert isinstance(received[2], rank_control.Finished)
+
+
+@pytest.mark.parametrize(
+    "header", [b'{"type":"Gone","body":{}}', b'{"type":"Done","body":{},"x":' + b"[" * 5000 + b"]" * 5000 + b"}"]
+)
+def test_a_request_that_does_not_decode_is_reported_and_its_connection_closed(header):
+    """The report names what is wrong; the supervisor then ends the set."""
+    supervisor, rank = rank_control.pair()
+    link = SupervisorLink(rank, describe=lambda: status(0))
+    client, connection = socket.socketpair()
+    message = msgspec.json.encode(rank_control.Run(header=msgspec.Raw(b"1"))).replace(b":1", b":" + header)
+    with connection:
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, connection.fileno().to_bytes(4, "little"))]
+        supervisor.sendmsg([message], rights)
+    link._receive()
+    assert isinstance(rank_control.receive(supervisor, rank_control.FromRank)[0], rank_control.Heartbeat)
+    finished, _ = rank_control.receive(supervisor, rank_control.FromRank)
+    assert finished.code == "rank_failed"
+    assert finished.message.startswith("got a message from the supervisor that cannot be read: ")
+    client.settimeout(1.0)
+    assert client.recv(1) == b""
+    assert link.take(0.0) is None

@@ -38,6 +38,7 @@ class Pool:
     def __init__(self, folder: Path, number: int | None) -> None:
         self.events = EventLoop()
         command = (sys.executable, "-c", PROGRAM)
+        (folder / "logs").mkdir(exist_ok=True)
         self.spares = Spares(endpoint=Endpoint(folder=folder), command=command, number=number, events=self.events)
 
     def run_until(self, condition: Callable[[], bool], *, idle: bool = True, seconds: float = 20.0) -> None:
