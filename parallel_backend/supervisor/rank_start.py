@@ -47,13 +47,20 @@ def start_process(
                 stderr=output,
                 pass_fds=[theirs.fileno(), *pass_fds],
                 env=environment,
-                # Not later, since a spare rank may be suspended before its first line. Safe, since the other thread here only writes logs.
+                # A spare rank may be suspended before its first line. Safe: the other thread here only writes logs.
                 preexec_fn=die_with_parent,
             )
         except OSError:
             ours.close()
             raise
-    return StartedProcess(process=process, control=ours, pidfd=os.pidfd_open(process.pid))
+    try:
+        pidfd = os.pidfd_open(process.pid)
+    except OSError:  # no descriptor is left: nothing would end this process later
+        process.kill()
+        process.wait()
+        ours.close()
+        raise
+    return StartedProcess(process=process, control=ours, pidfd=pidfd)
 
 
 def common_environment(devices: Devices) -> dict[str, str]:

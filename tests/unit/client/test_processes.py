@@ -52,6 +52,7 @@ def test_ranks_stay_on_their_share_of_the_cores(monkeypatch, ranks, threads, wan
     monkeypatch.setenv("OMP_NUM_THREADS", str(threads))
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 7})
     monkeypatch.setattr(processes, "_core_position", lambda cpu: (0, cpu, cpu))
+    monkeypatch.setattr(os, "listdir", lambda _: ["7"])
     monkeypatch.setattr(os, "sched_setaffinity", lambda _, cores: affinities.append(set(cores)))
     for rank in range(ranks):
         processes.pin_to_core_share(rank, ranks)

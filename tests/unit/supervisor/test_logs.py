@@ -15,8 +15,8 @@ from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.protocol import request_log
 from parallel_backend.protocol.endpoint import BACKEND_LOG
 from parallel_backend.protocol.frames import TensorMeta
-from parallel_backend.protocol.messages import Decode, RankRequest, Sample
-from parallel_backend.protocol.model_spec import Devices, ModelSpec
+from parallel_backend.protocol.messages import MAX_ID, Decode, RankRequest, Sample
+from parallel_backend.protocol.model_spec import MAX_PATH, Devices, ModelSpec
 from parallel_backend.protocol.rank_control import Finished
 from parallel_backend.protocol.status import LoadedModel
 from parallel_backend.supervisor import log_files, request_lines
@@ -239,11 +239,11 @@ def test_strange_requests_are_logged_too():
     """A client may send any names and shapes."""
     strange = (TensorMeta(name="sigmas", dtype="float32", shape=()),)
     message = Sample(
-        model=ModelSpec(path="/" + "p" * 60_000, devices=DEVICES),
+        model=ModelSpec(path="/" + "p" * (MAX_PATH - 1), devices=DEVICES),
         branches=1,
         sampler="",
         cfg=0.0,
-        request_id="i" * 60_000,
+        request_id="i" * MAX_ID,
     )
     text = request_lines.of_refused(message, strange, "queue_full")
     assert len(text) < log_files.MAX_LINE

@@ -20,7 +20,7 @@ from parallel_backend.supervisor.limits import Patience
 from parallel_backend.supervisor.log_files import LogFiles
 from parallel_backend.supervisor.rank_set import Failure, RankSet
 
-SENDS = "import os, sys, time; os.write(int(sys.argv[2]), {!r}); time.sleep(60)"
+SENDS = "import os, sys, time; os.write(int(sys.argv[sys.argv.index('--control-fd') + 1]), {!r}); time.sleep(60)"
 """The program of a rank that sends a datagram to its supervisor."""
 
 
