@@ -167,7 +167,8 @@ class ParallelSampler(io.ComfyNode):  # type: ignore[misc]
             disable_pbar=not comfy.utils.PROGRESS_BAR_ENABLED,
             seed=seed,
         )
-        _label_if_approximate(cls.hidden, layout, len(schedule.sigmas) - 1)
+        used = model.model.diffusion_model.handle.current.layout  # another one if memory or a device was lacking
+        _label_if_approximate(cls.hidden, used, len(schedule.sigmas) - 1)
         ratios = _downscale_ratios(latent_image)
         other_entries = {key: value for key, value in latent_image.items() if key not in ratios}
         return io.NodeOutput({**other_entries, "samples": samples}, ui={"text": (shown,)})

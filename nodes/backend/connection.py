@@ -97,7 +97,7 @@ def _unload(spec: ModelSpec, *, only_cache: bool = False) -> Literal["freed", "b
     deadline = time.monotonic() + UNLOAD_PATIENCE
     try:
         client().status()
-        unload = Unload(model=spec, only_cache=only_cache)
+        unload = Unload(model=_lost_devices.without(memory_ladder.settled(spec)), only_cache=only_cache)
         client().call(unload, {}, interrupted=lambda: time.monotonic() > deadline)
     except (Cancelled, QueueFull):
         logging.info("Parallel DiT: the ranks are busy; they keep their memory for now")
@@ -151,9 +151,15 @@ class Handle:
         weakref.finalize(self, _release, self.spec, user).atexit = False
 
     @property
+    def current(self) -> ModelSpec:
+        """The model as its requests run: without devices that are lost, and in a layout that has had room."""
+        return _lost_devices.without(memory_ladder.settled(self.spec))
+
+    @property
     def ranks(self) -> int:
         """The number of ranks that the model may use."""
-        return self.spec.layout.ranks if self.spec.layout else len(self.spec.devices.indices)
+        spec = self.current
+        return spec.layout.ranks if spec.layout else len(spec.devices.indices)
 
     def holds(self, components: Collection[str], *, ranks: int) -> bool:
         """Whether each of the first ``ranks`` ranks holds these components. The status is at most a second old.
@@ -172,7 +178,7 @@ class Handle:
 
     def _usable(self, model: LoadedModel) -> set[str]:
         """Return those components of a loaded model that this model can use."""
-        spec = self.spec
+        spec = self.current
         if (model.path, model.stamp) != (spec.path, spec.stamp) or spec.dtype not in ("auto", model.dtype):
             return set()
         wanted = [spec.layout.cut] if spec.layout else self._automatic_layouts()
@@ -186,7 +192,7 @@ class Handle:
 
     def layout(self, branches: int) -> ParallelLayout:
         """Return the layout for ``branches`` branches (2 with guidance), with ``auto`` resolved."""
-        return self.spec.layout or auto(self.ranks, branches=branches)
+        return self.current.layout or auto(self.ranks, branches=branches)
 
     def call(
         self,
@@ -258,13 +264,14 @@ class Handle:
 
     def describe(self, state: str) -> str:
         """Return ranks, layout and state as one line."""
-        kind = "GPU" if self.spec.devices.kind == "cuda" else "CPU"
-        layout = f"layout {self.spec.layout}" if self.spec.layout else f"layout auto (guided: {self.layout(2)})"
-        if self.spec.layout and self.spec.layout.approximate:
-            elsewhere = "one stage at a time" if self.spec.layout.pipe > 1 else "without it"
-            approximation = self.spec.layout.approximation
+        spec = self.current
+        kind = "GPU" if spec.devices.kind == "cuda" else "CPU"
+        layout = f"layout {spec.layout}" if spec.layout else f"layout auto (guided: {self.layout(2)})"
+        if spec.layout and spec.layout.approximate:
+            elsewhere = "one stage at a time" if spec.layout.pipe > 1 else "without it"
+            approximation = spec.layout.approximation
             layout += f" ({approximation} in Parallel Sampler, approximate; {elsewhere} in other samplers, exact)"
-        elif self.spec.layout and self.spec.layout.pipe > 1:
+        elif spec.layout and spec.layout.pipe > 1:
             layout += " (one stage at a time, exact)"
         return f"{self.ranks} {kind} rank{'s' if self.ranks > 1 else ''}, {layout}: {state}"
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...parallel_backend.client.recovery import RecoveringCall
 from ...parallel_backend.errors import NoRoom, OutOfMemory
-from ...parallel_backend.layout.parallel_layout import ParallelLayout, least_memory
+from ...parallel_backend.layout.parallel_layout import ParallelLayout, less_memory
 from ...parallel_backend.protocol.messages import Forward, RankRequest, Sample
 from ...parallel_backend.protocol.model_spec import ModelSpec
 from . import comfyui_models
@@ -18,15 +18,17 @@ _settled: dict[ModelSpec, ParallelLayout] = {}
 """Layouts in which models have room, by the spec that has too little."""
 
 
-def settled(message: RankRequest) -> RankRequest:
-    """Return a request in the layout in which the model has had room."""
-    layout = _settled.get(message.model)
-    return replace(message, model=replace(message.model, layout=layout)) if layout else message
+def settled(spec: ModelSpec) -> ModelSpec:
+    """Return a model's spec in the layout in which it has had room."""
+    layout = _settled.get(spec)
+    return replace(spec, layout=layout) if layout else spec
 
 
 def forget(spec: ModelSpec) -> None:
-    """Start on the first rung again."""
-    _settled.pop(spec, None)
+    """Start on the first rung again, for every layout of the model."""
+    for each in list(_settled):
+        if (each.path, each.stamp, each.dtype) == (spec.path, spec.stamp, spec.dtype):
+            del _settled[each]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +46,7 @@ class Rung:
 
 def first_try(message: RankRequest, shared: set[torch.device]) -> RankRequest:
     """Return the request as it is tried first. On GPUs that ComfyUI uses, too, its models leave before ours adapt."""
-    message = settled(message)
+    message = replace(message, model=settled(message.model))
     return replace(message, adapt=False) if shared and isinstance(message, Forward | Sample) else message
 
 
@@ -65,15 +67,15 @@ def climb(
     try:
         return call.run()
     except OutOfMemory as error:
-        first = last = error
+        first = last = error.with_traceback(None)  # which would keep the request's tensors
     tried: list[ParallelLayout] = []
-    for rung in _rungs(settled(message), shared, first):
+    for rung in _rungs(replace(message, model=settled(message.model)), shared, first):
         tell(f"{rung.action}, since {last}")
         call.change(**rung.options)
         try:
             results = call.run()
         except OutOfMemory as error:
-            last = error
+            last = error.with_traceback(None)
         else:
             if "model" in rung.options:
                 _settled[message.model] = rung.options["model"].layout
@@ -90,10 +92,9 @@ def _rungs(message: RankRequest, shared: set[torch.device], first: OutOfMemory) 
     elif shared and isinstance(first, NoRoom) and isinstance(message, Forward | Sample):
         yield Rung(action="fitting the weights into less memory", options=_adapting(message))
     if isinstance(message, Forward | Sample):
-        for layout in least_memory(len(message.model.devices.indices)):
-            if layout != message.model.layout:
-                model = replace(message.model, layout=layout)
-                yield Rung(action=f"trying again with layout {layout}", options={**_adapting(message), "model": model})
+        for layout in less_memory(message.model.layout, len(message.model.devices.indices)):
+            model = replace(message.model, layout=layout)
+            yield Rung(action=f"trying again with layout {layout}", options={**_adapting(message), "model": model})
 
 
 def _adapting(message: RankRequest) -> dict[str, Any]:

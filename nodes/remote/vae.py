@@ -184,13 +184,14 @@ class RemoteVAE(comfy.sd.VAE):  # type: ignore[misc]
         try:
             return self._ask(message, tensors, latent_size[0], on_progress)
         except comfy.model_management.OOM_EXCEPTION as error:
-            first = last = error
-        for tile in self._tiles(min(fallback, message.tile // 2 or fallback), latent_size):
+            first = last = error.with_traceback(None)  # which would keep the tensors
+        smaller = [tile for tile in self._tiles(fallback, latent_size) if not 0 < message.tile <= tile]
+        for tile in smaller:
             self.handle.tell(f"going on in VAE tiles of {tile} pixels, which is approximate, since {last}")
             try:
                 return self._ask(replace(message, tile=tile), tensors, latent_size[0], on_progress)
             except comfy.model_management.OOM_EXCEPTION as error:
-                last = error
+                last = error.with_traceback(None)
         raise first
 
     def _ask(

@@ -5,7 +5,7 @@ other request is asked once more. Where a device no longer starts a rank, the re
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,7 +26,7 @@ class LostDevices:
     def __init__(self) -> None:
         self._lost: dict[Devices, frozenset[int]] = {}
 
-    def add(self, devices: Devices, ranks: tuple[int, ...]) -> None:
+    def add(self, devices: Devices, ranks: Sequence[int]) -> None:
         """Note that these ranks do not start on their devices."""
         key = replace(devices, indices=())
         self._lost[key] = self._lost.get(key, frozenset()) | {devices.indices[rank] for rank in ranks}
@@ -73,7 +73,7 @@ class RecoveringCall:
         self._message: RankRequest = replace(message, keep=True) if isinstance(message, Sample) else message
         self._interrupted, self._on_progress, self._notify = interrupted, on_progress, notify
         self._lost = lost or LostDevices()
-        self._begun = False
+        self._begun = self._lost_some = False
         self._note = ""
         self._failed_at: int | None = None
 
@@ -128,9 +128,12 @@ class RecoveringCall:
         Raises:
             BackendError: ``error``, if that makes no sense.
         """
-        not_started = error.not_started if isinstance(error, RankFailed) else ()
-        if not_started and self._failed_at is not None and len(not_started) < len(spec.devices.indices):
+        ranks = len(spec.devices.indices)
+        # The set may have had more ranks than this request asks for.
+        not_started = [rank for rank in getattr(error, "not_started", ()) if rank < ranks]
+        if not_started and self._failed_at is not None and not self._lost_some and len(not_started) < ranks:
             self._lost.add(spec.devices, not_started)
+            self._lost_some = True  # a second one has another reason than a device that is gone
         elif not_started or self._failed_at == self._step:
             raise error
         else:

@@ -225,11 +225,14 @@ def sharing(layout: ParallelLayout) -> list[ParallelLayout]:
     return [*same, *together, ParallelLayout(tensor=layout.ranks)]
 
 
-def least_memory(ranks: int) -> list[ParallelLayout]:
-    """Return layouts in which each rank holds little: the fewest tokens, then only its share of the weights, too."""
+def less_memory(layout: ParallelLayout | None, ranks: int) -> list[ParallelLayout]:
+    """Return layouts in which each rank holds less than in this one: the fewest tokens, then a share of the weights."""
     if ranks == 1:
         return []
-    return [ParallelLayout(ulysses=ranks), ParallelLayout(ulysses=ranks, shard_weights=True)]
+    rungs = [ParallelLayout(ulysses=ranks), ParallelLayout(ulysses=ranks, shard_weights=True)]
+    if layout in rungs:
+        return rungs[rungs.index(layout) + 1 :]
+    return rungs[1:] if layout and layout.splits_weights else rungs
 
 
 def _parse_value(word: str, name: str, value: str) -> Any:

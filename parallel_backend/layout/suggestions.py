@@ -41,10 +41,17 @@ def suggestion(wanted: ParallelLayout, ranks: int, works: Works) -> str:
 
 
 def fitting(wanted: ParallelLayout, ranks: int) -> ParallelLayout:
-    """Return the layout itself if it fits on so many ranks, otherwise the nearest that demands no more of the model."""
+    """Return the layout itself if it fits on so many ranks, otherwise the nearest that demands no more of the model.
+
+    It splits the weights if the wanted one does, as far as there are ranks to.
+    """
     if wanted.ranks <= ranks:
         return wanted
-    return nearest(wanted, ranks, lambda other: _covers(wanted, other))[0]
+
+    def works(other: ParallelLayout) -> bool:
+        return _covers(wanted, other) and (ranks == 1 or other.splits_weights == wanted.splits_weights)
+
+    return nearest(wanted, ranks, works)[0]
 
 
 def nearest(wanted: ParallelLayout, ranks: int, works: Works, *, count: int = 3) -> list[ParallelLayout]:

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..client.client import Client
 from ..client.recovery import RecoveringCall
 from ..client.temporary_backend import temporary_backend
-from ..errors import BackendError, BackendUnavailable
+from ..errors import BackendError
 from ..protocol.messages import Progress
 from .faults import FAULTS, Fault, Target
 from .ledger import ASKED_AGAIN, ENDED, LOST, RESUMED, RIGHT, WRONG, Footprint, Ledger, processes_of
@@ -26,35 +26,38 @@ EXIT = 20.0
 
 def soak(options: SoakOptions) -> Ledger:
     """Make prompts until the time is up, and return what came of them."""
-    ledger, start = Ledger(seed=options.seed), time.monotonic()
+    ledger, start = Ledger(seed=options.seed, wants_faults=options.faults), time.monotonic()
     with tempfile.TemporaryDirectory(prefix="pdit-soak-") as name:
         folder = Path(name)
-        chooser = random.Random(options.seed)
+        # What a fault draws depends on the ranks that live, so prompts have numbers of their own.
+        chooser, targets = random.Random(options.seed), random.Random(options.seed + 1)
         prompts = Prompts(folder, chooser, options.ranks)
         with temporary_backend(folder) as client:
             while not ledger.prompts or time.monotonic() - start < 60 * options.minutes:
-                _one(client, prompts, chooser, ledger, faults=options.faults)
-                ledger.end = _footprint(client)
-                ledger.start = ledger.start or ledger.end
-                ledger.memory.append(ledger.end.memory)
+                name = chooser.choice(list(FAULTS)) if chooser.random() < FAULT_RATE and options.faults else ""
+                _one(client, prompts, name, chooser, targets, ledger)
+                ledger.note(_footprint(client))
         ledger.left = _left(client.endpoint.folder)
     ledger.seconds = time.monotonic() - start
     return ledger
 
 
-def _one(client: Client, prompts: Prompts, chooser: random.Random, ledger: Ledger, *, faults: bool) -> None:
-    """Make one prompt, and disturb it or not."""
+def _one(
+    client: Client, prompts: Prompts, name: str, chooser: random.Random, targets: random.Random, ledger: Ledger
+) -> None:
+    """Make one prompt, and disturb it with the fault of this name, if any."""
     prompt = prompts.next()
-    name = chooser.choice(list(FAULTS)) if faults and chooser.random() < FAULT_RATE else ""
-    step = chooser.randrange(1, prompt.steps)
-    prompts.prepare(client, prompt)
-    if name:
-        ledger.faults[name] += 1
-    run = _Run(client, prompts, prompt, FAULTS.get(name), step, chooser)
-    outcome, error = run.run()
+    run = _Run(client, prompts, prompt, FAULTS.get(name), chooser.randrange(1, prompt.steps), targets)
+    try:
+        prompts.prepare(client, prompt)
+        outcome, error = run.run()
+    except BackendError as failure:
+        outcome, error = LOST, f"on one rank: {type(failure).__name__}: {failure}"
     ledger.prompts[outcome] += 1
     if outcome in (WRONG, LOST):
         ledger.bad.append(f"{outcome}: {prompt}, {name or 'no fault'}: {error}")
+    if run.disturbed:
+        ledger.faults[name] += 1
     if run.recovery is not None:
         ledger.recoveries.setdefault(name, []).append(run.recovery)
 
@@ -63,7 +66,8 @@ class _Run:
     """One prompt, disturbed after a step.
 
     Attributes:
-        recovery: seconds from the fault to the next finished step; None without one.
+        disturbed: whether the fault has happened.
+        recovery: seconds from the fault to the next step of ranks that go on; None if nothing had to.
     """
 
     def __init__(
@@ -73,6 +77,7 @@ class _Run:
         self._target = Target(client=client, chooser=chooser)
         self._said: list[str] = []
         self._disturbed_at: float | None = None
+        self.disturbed = False
         self.recovery: float | None = None
 
     def run(self) -> tuple[str, str]:
@@ -87,8 +92,10 @@ class _Run:
         try:
             samples = call.run()["samples"]
         except BackendError as error:
-            wanted = self._fault is not None and self._fault.ends and self._disturbed_at is not None
-            return ENDED if wanted else LOST, f"{type(error).__name__}: {error}"
+            wanted = self._fault.ends if self._fault and self.disturbed else None
+            return ENDED if wanted and isinstance(error, wanted) else LOST, f"{type(error).__name__}: {error}"
+        finally:
+            self._target.release()
         if not prompts.is_right(prompt, samples):
             return WRONG, "; ".join(self._said)
         if not self._said:
@@ -99,20 +106,22 @@ class _Run:
         if progress.phase != "sampling":
             return
         if self._disturbed_at is not None:
-            self.recovery = self.recovery or time.monotonic() - self._disturbed_at
+            if self._said and self.recovery is None:
+                self.recovery = time.monotonic() - self._disturbed_at
         elif self._fault and progress.value >= self._step:
             self._disturb(self._fault)
 
     def _disturb(self, fault: Fault) -> None:
         self._disturbed_at = time.monotonic()
-        with suppress(BackendUnavailable):  # nothing is left to disturb
+        with suppress(BackendError, OSError):  # nothing is left to disturb
             fault.inject(self._target)
+            self.disturbed = True
 
 
 def _footprint(client: Client) -> Footprint:
     try:
         supervisor = client.status().pid
-    except BackendUnavailable:
+    except BackendError:
         supervisor = None
     return Footprint.measure(client.endpoint.folder, supervisor)
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from ..client.client import Client
-from ..errors import BackendError, BackendUnavailable
+from ..errors import BackendError, BackendUnavailable, Cancelled
 from ..protocol.endpoint import connect
 
 NAP = 3.0
@@ -28,19 +28,33 @@ class Target:
         client: of the backend.
         chooser: chooses ranks.
         interrupt: tells the request's client to interrupt it.
+        held: connections that stay open until the request has ended.
     """
 
     client: Client
     chooser: random.Random
     interrupt: threading.Event = field(default_factory=threading.Event)
+    held: list[socket.socket] = field(default_factory=list)
 
     def rank(self) -> int:
         """Return the process id of a random rank."""
         return self.chooser.choice(self.ranks())
 
     def ranks(self) -> list[int]:
-        """Return the process ids of the ranks."""
-        return [rank.pid for rank in self.client.status().ranks]
+        """Return the process ids of the ranks.
+
+        Raises:
+            BackendUnavailable: there are none.
+        """
+        pids = [rank.pid for rank in self.client.status().ranks]
+        if not pids:
+            raise BackendUnavailable("no ranks run")
+        return pids
+
+    def release(self) -> None:
+        """Close the connections that are held."""
+        for sock in self.held:
+            sock.close()
 
     def supervisor(self) -> int:
         """Return the supervisor's process id."""
@@ -56,12 +70,12 @@ class Fault:
 
     Attributes:
         inject: does it, and returns at once or after ``NAP`` seconds.
-        ends: whether the request may end with an error, because somebody wanted that.
+        ends: the error with which the request may end, because somebody wanted that.
         idle: whether it happens before the request instead of during it.
     """
 
     inject: Inject
-    ends: bool = False
+    ends: type[BackendError] | None = None
     idle: bool = False
 
 
@@ -121,7 +135,8 @@ def _send_garbage(target: Target) -> None:
 
 def _leave_connections(target: Target) -> None:
     for _ in range(20):
-        _send(target, b"PDiT")
+        target.held.append(connect(target.client.endpoint, seconds=CONNECT))
+        target.held[-1].sendall(b"PDiT", socket.MSG_NOSIGNAL)
 
 
 def _send(target: Target, sent: bytes) -> None:
@@ -139,8 +154,8 @@ FAULTS: dict[str, Fault] = {
     "SIGKILL of the idle supervisor": Fault(inject=_kill_supervisor, idle=True),
     "SIGSTOP of the supervisor for a while": Fault(inject=_stop_supervisor_for_a_while),
     "SIGSTOP of all for a while": Fault(inject=_stop_all_for_a_while),
-    "interrupt": Fault(inject=_interrupt, ends=True),
-    "stop of the backend": Fault(inject=_stop_backend, ends=True),
+    "interrupt": Fault(inject=_interrupt, ends=Cancelled),
+    "stop of the backend": Fault(inject=_stop_backend, ends=BackendUnavailable),
     "garbage on the socket": Fault(inject=_send_garbage),
     "connections that say nothing": Fault(inject=_leave_connections),
 }

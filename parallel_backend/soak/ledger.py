@@ -16,6 +16,8 @@ result; with an error although it could have been kept."""
 BAD = (WRONG, LOST)
 NOISE = 20_000_000
 """Bytes by which memory varies without a leak."""
+ROOM = 24
+"""Open files by which a supervisor varies: four for each of a few ranks and spare ranks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +25,7 @@ class Footprint:
     """What a run's processes take.
 
     Attributes:
+        supervisor_pid: process id of the supervisor; 0 if none runs.
         processes: number of processes of the runtime folder.
         descriptors: open files of this process.
         memory: resident bytes of this process.
@@ -30,6 +33,7 @@ class Footprint:
         supervisor_descriptors: its open files.
     """
 
+    supervisor_pid: int
     processes: int
     descriptors: int
     memory: int
@@ -45,6 +49,7 @@ class Footprint:
             supervisor: its supervisor's process id; None if none runs.
         """
         return cls(
+            supervisor_pid=supervisor or 0,
             processes=len(processes_of(folder)),
             descriptors=_descriptors(os.getpid()),
             memory=processes.resident_memory(os.getpid()),
@@ -65,6 +70,8 @@ class Ledger:
         bad: what was wrong or lost, with the error.
         start: footprint after the first prompt.
         end: footprint after the last prompt.
+        same: footprint after the first prompt of the supervisor that is left at the end.
+        wants_faults: whether there are to be faults.
         left: processes that have outlived the backend.
         memory: resident bytes of this process after each prompt.
         seconds: how long it took.
@@ -77,6 +84,8 @@ class Ledger:
     bad: list[str] = field(default_factory=list)
     start: Footprint | None = None
     end: Footprint | None = None
+    same: Footprint | None = None
+    wants_faults: bool = False
     left: int = 0
     memory: list[int] = field(default_factory=list)
     seconds: float = 0.0
@@ -91,18 +100,31 @@ class Ledger:
 
     @property
     def descriptors_leaked(self) -> int:
-        """Open files of this process and the supervisor at the end that were not there at the start."""
-        if not (self.start and self.end):
+        """Open files of this process and of the last supervisor that were not there after its first prompt.
+
+        A supervisor has some for each rank and spare rank, so only more than ``ROOM`` of them count.
+        """
+        if not (self.start and self.end and self.same):
             return 0
         here = self.end.descriptors - self.start.descriptors
-        there = self.end.supervisor_descriptors - self.start.supervisor_descriptors
-        return max(0, here) + max(0, there)
+        there = self.end.supervisor_descriptors - self.same.supervisor_descriptors
+        return max(0, here) + (there if there > ROOM else 0)
+
+    def note(self, footprint: Footprint) -> None:
+        """Note what is taken after a prompt."""
+        self.start, self.end = self.start or footprint, footprint
+        self.memory.append(footprint.memory)
+        if self.same is None or self.same.supervisor_pid != footprint.supervisor_pid:
+            self.same = footprint
 
     @property
     def passed(self) -> bool:
         """Whether nothing was lost, wrong or leaked."""
         kept = not any(self.prompts[outcome] for outcome in BAD)
-        return kept and not self.left and not self.descriptors_leaked and self.growth <= NOISE
+        disturbed = bool(self.faults) or not self.wants_faults
+        supervisor = self.end.supervisor - self.same.supervisor if self.end and self.same else 0
+        steady = max(self.growth, supervisor) <= NOISE and not self.descriptors_leaked
+        return kept and disturbed and steady and not self.left
 
     def __str__(self) -> str:
         total, faults = sum(self.prompts.values()), sum(self.faults.values())
@@ -143,6 +165,8 @@ class Ledger:
         before, after = asdict(self.start), asdict(self.end)
         rows = []
         for name, number in before.items():
+            if name == "supervisor_pid":
+                continue
             in_bytes = name in ("memory", "supervisor")
             shown = [f"{value / 1e6:.1f} MB" if in_bytes else str(value) for value in (number, after[name])]
             rows.append(f"| {name.replace('_', ' ')} | {shown[0]} | {shown[1]} |")

@@ -1,7 +1,7 @@
 """How the latent returns from the last pipeline stage, which runs the sampler, to the first.
 
-The last stage sends the model's next input unit by unit. A unit is one patch, or all patches in a call on the whole
-latent. After the last call it sends the final latent.
+The last stage sends the sampler's next latent unit by unit, and the first makes the model's input of it. A unit is one
+patch, or all patches in a call on the whole latent. After the last call it sends the final latent.
 """
 
 from collections import deque
@@ -68,7 +68,7 @@ class LastStage:
     def step(self, unit: Sequence[int], prediction: Tensor) -> None:
         """Advance the samplers of the patches in ``unit`` with the guided prediction ``[B, C, ...]``.
 
-        Send their next model inputs (or final latents) and previews.
+        Send their next noised latents (or final latents) and previews.
         """
         flat, parts, previews = prediction.flatten(1), [], []
         for patch in unit:
@@ -78,7 +78,7 @@ class LastStage:
                 previews.append(x0[:1])
             try:
                 self._calls[patch] = call = self._steps[patch].send(x0)
-                parts.append(inpainting.model_input(call.x, call.sigma))
+                parts.append(call.x)
             except StopIteration as end:
                 parts.append(end.value)
         message = torch.cat([part.reshape(-1) for part in (*parts, *previews)])
@@ -110,6 +110,7 @@ class FirstStage:
     """The receiving end.
 
     Args:
+        sigmas: of all calls.
         return_axis: axis over which the last stage sends latents to the first.
         on_call: called with the index of a finished call and the first sample's x0 of the step's first call, or, with
             ``preview=False``, the initial model input (``[1, C, ...]``).
@@ -117,12 +118,14 @@ class FirstStage:
 
     Attributes:
         x: next input of the model, ``[B, C, ...]``; after the last call the final latent.
+        noised: the noised latent that it is made of.
     """
 
     def __init__(
         self,
         setting: Setting,
         patches: PatchIndices,
+        sigmas: Sequence[Tensor],
         return_axis: Axis,
         on_call: Callable[[int, Tensor], None],
         *,
@@ -131,7 +134,10 @@ class FirstStage:
         self.indices_by_patch, self.return_axis = patches.indices_by_patch, return_axis
         self.on_call, self.preview = on_call, preview
         call = setting.first_call()
+        self.noised = call.x.clone(memory_format=torch.contiguous_format)
         self.x = setting.inpainting.model_input(call.x, call.sigma).clone(memory_format=torch.contiguous_format)
+        self._sigmas = sigmas
+        self._inpainting = [setting.inpainting.select(setting.x.shape, indices) for indices in self.indices_by_patch]
         self._preview = self.x[:1].clone()
         self._receives: deque[_PendingReceive] = deque()
 
@@ -158,8 +164,13 @@ class FirstStage:
         sizes = [len(self.indices_by_patch[patch]) for patch in result.unit]
         previews = sizes if len(result.flat) > batch * sum(sizes) else []
         parts = result.flat.split([batch * size for size in sizes] + previews)
+        following = result.index + 1
         for patch, part in zip(result.unit, parts, strict=False):
-            self.x.flatten(1)[:, self.indices_by_patch[patch]] = part.view(batch, -1)
+            noised, indices = part.view(batch, -1), self.indices_by_patch[patch]
+            self.noised.flatten(1)[:, indices] = noised
+            if following < len(self._sigmas):
+                noised = self._inpainting[patch].model_input(noised, self._sigmas[following])
+            self.x.flatten(1)[:, indices] = noised
         for patch, part in zip(result.unit, parts[len(sizes) :], strict=False):
             self._preview.flatten(1)[:, self.indices_by_patch[patch]] = part.view(1, -1)
         if result.unit[-1] == len(self.indices_by_patch) - 1:

@@ -92,7 +92,8 @@ class PipeFusion:
         patches = PatchIndices.of(family, self.image, extent.values, size)
         preview = setting.message.previews and return_axis.ranks[0] == 0
         if self.boundary.first:
-            self.first = FirstStage(setting, patches, return_axis, self._on_call, preview=preview)
+            sigmas = [call.sigma for call in self.calls]
+            self.first = FirstStage(setting, patches, sigmas, return_axis, self._on_call, preview=preview)
         if self.boundary.last:
             self.last = LastStage(setting, patches, return_axis, preview=preview)
             self._tokens = setting.x.new_zeros(len(setting.x), self.image.total, extent.values)
@@ -144,7 +145,7 @@ class PipeFusion:
             return
         kept: dict[str, Tensor] = {}
         if following and self.first and self.setting.message.keep and self.mesh.layout.data == 1:
-            kept = self.setting.kept(replace(following, x=self.first.x.clone(), history=()))
+            kept = self.setting.kept(replace(following, x=self.first.noised.clone(), history=()))
         self.setting.report_step(self._step_of(index), preview, kept, self.report)
 
     def _step_of(self, index: int) -> int:

@@ -295,6 +295,8 @@ class Supervisor:
         return not self._listener.accept() and not self._listener.pending
 
     def _fail_ranks(self, error: Error) -> None:
+        if self._queue.running and self._queue.running.cancelled_at:  # or its client would go on with it
+            error = Error(code=Cancelled.code, message=f"the request was cancelled, and then {error.message}")
         log.error("killing generation %d: %s", self._generations.number, error.message)
         current = self._generations.current
         # Spare ranks may have died unnoticed, or have failed in a way that new processes do not.

@@ -83,6 +83,19 @@ def test_two_calls_a_step_are_kept_after_the_second(pools, checkpoints):
     assert error(rest, whole) <= SAME_RANKS
 
 
+@pytest.mark.parametrize("layout", ["pipe=2 patches=1", "ulysses=2"])
+@pytest.mark.parametrize("kind", ["eps", "soft mask"])
+def test_what_is_kept_is_the_samplers_latent_and_not_the_models_input(pools, checkpoints, layout, kind):
+    path, shape = checkpoints(heads=3, layers=3), Case().latent.shape
+    extra = {"log_sigmas": torch.linspace(-3, 3, 1000)}
+    options = {"prediction": "eps", "timestep_scale": 1.0} if kind == "eps" else {}
+    if kind == "soft mask":
+        extra = {"mask": torch.full(shape, 0.5), "latent": torch.ones(shape), "noise": torch.zeros(shape)}
+    whole = run(pools, path, layout, resumed=extra, keep=True, **options)
+    rest = run(pools, path, layout, resumed=extra | steps(whole)[3], first_step=3, **options)
+    assert error(rest, whole) <= SAME_RANKS
+
+
 def test_nothing_is_kept_unless_asked_or_after_the_last_step(pools, checkpoints):
     path = checkpoints(heads=3)
     assert list(map(bool, steps(run(pools, path, "ulysses=2", keep=True)).values())) == [True] * 5 + [False]

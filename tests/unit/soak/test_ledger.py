@@ -9,14 +9,20 @@ from typing import Any
 import pytest
 
 from parallel_backend.errors import InvalidRequest
-from parallel_backend.soak.ledger import LOST, NOISE, RESUMED, RIGHT, WRONG, Footprint, Ledger, processes_of
+from parallel_backend.soak.ledger import LOST, NOISE, RESUMED, RIGHT, ROOM, WRONG, Footprint, Ledger, processes_of
 from parallel_backend.soak.options import SoakOptions
+from scripts.processes import wait_until
 
-START = Footprint(processes=4, descriptors=6, memory=100, supervisor=10, supervisor_descriptors=11)
+START = Footprint(supervisor_pid=1, processes=4, descriptors=6, memory=100, supervisor=10, supervisor_descriptors=11)
 
 
 def ledger(**changes: Any) -> Ledger:
-    entries: dict[str, Any] = {"prompts": Counter({RIGHT: 3, RESUMED: 2}), "start": START, "end": START} | changes
+    entries: dict[str, Any] = {
+        "prompts": Counter({RIGHT: 3, RESUMED: 2}),
+        "start": START,
+        "same": START,
+        "end": START,
+    } | changes
     return Ledger(seed=7, **entries)
 
 
@@ -36,8 +42,10 @@ def test_nothing_lost_passes():
         {"prompts": Counter({RIGHT: 3, LOST: 1})},
         {"prompts": Counter({RIGHT: 3, WRONG: 1})},
         {"left": 1},
+        {"wants_faults": True},
+        {"end": replace(START, supervisor=START.supervisor + NOISE + 1)},
         {"end": replace(START, descriptors=7)},
-        {"end": replace(START, supervisor_descriptors=12)},
+        {"end": replace(START, supervisor_descriptors=12 + ROOM)},
         {"memory": [0, 0, 0, 0, NOISE + 1, NOISE + 1]},
     ],
 )
@@ -56,7 +64,7 @@ def test_processes_of_a_folder_are_found_by_their_environment(tmp_path):
     assert processes_of(tmp_path) == []
     pid = os.posix_spawn("/bin/sleep", ["sleep", "30"], {"PARALLEL_DIT_RUNTIME": str(tmp_path)})
     try:
-        assert processes_of(tmp_path) == [pid]
+        wait_until(lambda: processes_of(tmp_path) == [pid], 10.0, "the process is found")
     finally:
         os.kill(pid, 9)
     os.waitpid(pid, 0)
