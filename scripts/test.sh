@@ -80,6 +80,7 @@ everything() {
 case "$*" in
 --quick) quick ;;
 --grid*) PARALLEL_DIT_GRID="${2:-}" pytest -m grid tests/comfyui ;;
+--long) pytest -m long ;;
 "") install_chromium && everything ;;
 *) install_chromium && pytest "$@" ;;
 esac

@@ -44,10 +44,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect tests marked ``newest`` for all versions but the newest, and ``grid`` unless ``-m`` names it."""
+    """Deselect tests marked ``newest`` for all versions but the newest, and ``grid`` or ``long`` unless ``-m`` does."""
     unwanted = [item for item in items if item.get_closest_marker("newest") and _path_of(item) in VERSIONS[:-1]]
-    if "grid" not in config.option.markexpr:
-        unwanted += [item for item in items if item.get_closest_marker("grid")]
+    for name in {"grid", "long"} - set(config.option.markexpr.split()):
+        unwanted += [item for item in items if item.get_closest_marker(name)]
     config.hook.pytest_deselected(items=unwanted)
     items[:] = [item for item in items if item not in unwanted]
 

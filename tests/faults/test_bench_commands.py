@@ -69,6 +69,7 @@ def test_bench(runtime: Path) -> None:
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.long
 def test_bench_recovery(runtime: Path) -> None:
     completed = run_command(runtime, "bench-recovery", "--rounds", "1", "--json", timeout=500, TMPDIR=str(runtime))
     assert completed.returncode in (0, 1), completed.stderr  # 1 if it is slow

@@ -24,8 +24,10 @@ from .conftest import runtime_folder
 from .losing_rank import LOST_DEVICES, SELF, SIGNALS, SUPERVISOR
 
 Tensors = dict[str, torch.Tensor]
+LONG = pytest.mark.long
 STEPS, HALF = 20, 10
 SAME_RANKS, FEWER_RANKS = 1e-5, 1e-4
+SAMPLERS = ("uni_pc", "euler", "dpmpp_2m", "euler_ancestral")
 
 
 def start(folder: Path) -> Client:
@@ -98,7 +100,7 @@ def computed(client: Client) -> int:
     return now
 
 
-@pytest.mark.parametrize("sampler", ["euler", "dpmpp_2m", "uni_pc", "euler_ancestral"])
+@pytest.mark.parametrize("sampler", ["uni_pc", *(pytest.param(name, marks=LONG) for name in SAMPLERS[1:])])
 def test_a_run_goes_on_after_a_rank_dies(client: Client, path: str, sampler: str) -> None:
     message, inputs = request(model(path, "ulysses=3"), sampler)
     wanted = client.call(message, inputs)["samples"]
@@ -118,7 +120,9 @@ def test_a_run_goes_on_after_a_rank_dies(client: Client, path: str, sampler: str
     assert call.notes == {"", f"going on after step {STEPS - resumed}"}
 
 
-@pytest.mark.parametrize(("layout", "ranks"), [("ulysses=3", 3), ("cfg=2", 2), (None, 3)])
+@pytest.mark.parametrize(
+    ("layout", "ranks"), [("ulysses=3", 3), pytest.param("cfg=2", 2, marks=LONG), pytest.param(None, 3, marks=LONG)]
+)
 def test_a_run_goes_on_with_one_device_fewer(client: Client, path: str, layout: str | None, ranks: int) -> None:
     spec, last = model(path, layout, ranks), ranks - 1
     message, inputs = request(spec, "dpmpp_2m")
@@ -141,6 +145,7 @@ def test_a_run_goes_on_with_one_device_fewer(client: Client, path: str, layout: 
     assert call.lost.without(spec) == spec
 
 
+@LONG
 def test_an_approximate_run_warms_up_again_and_says_so(client: Client, path: str) -> None:
     message, inputs = request(model(path, "pipe=3 patches=3"))
     wanted = client.call(message, inputs)["samples"]
@@ -161,6 +166,7 @@ def test_a_forward_is_asked_again(client: Client, path: str) -> None:
     assert call.said[0].startswith("asking again, since rank 2")
 
 
+@LONG
 def test_ranks_that_die_again_and_again_do_not_end_the_run(client: Client, path: str) -> None:
     message, inputs = request(model(path, "ulysses=2", 2))
     wanted = client.call(message, inputs)["samples"]
@@ -189,6 +195,7 @@ def test_a_run_survives_its_supervisor(runtime: Path, path: str) -> None:
     assert "the backend ended in the middle of a request" in call.said[0]
 
 
+@LONG
 def test_a_run_whose_backend_is_stopped_starts_no_other(runtime: Path, path: str) -> None:
     message, inputs = request(model(path, "ulysses=2", 2))
     client = start(runtime)

@@ -99,6 +99,7 @@ BUGS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", BUGS)
 def test_a_planted_bug_is_found(name: str, tmp_path: Path) -> None:
     """From inputs that are accepted alone: those that are refused would show it at once."""
