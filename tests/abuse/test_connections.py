@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import psutil
 import pytest
@@ -184,12 +183,21 @@ def test_without_any_descriptor_connections_wait_and_nothing_spins(client: Clien
     assert "a connection is not accepted: [Errno 24]" in client.endpoint.log.read_text()
 
 
+def _settled_descriptors(pid: int) -> set[int]:
+    """Return a process's descriptors, once those of earlier connections are closed."""
+    before: set[int] = set()
+    while (now := {int(name) for name in os.listdir(f"/proc/{pid}/fd")}) != before:
+        before = now
+        time.sleep(0.5)
+    return now
+
+
 @contextlib.contextmanager
 def few_descriptors(client: Client, *, spare: int) -> Iterator[None]:
     """Let the supervisor open only ``spare`` more descriptors."""
     pid = client.status().pid
     soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
-    used = {int(entry.name) for entry in Path(f"/proc/{pid}/fd").iterdir()}
+    used = _settled_descriptors(pid)
     free = (number for number in range(soft) if number not in used)
     limit = [next(free) for _ in range(spare + 1)][-1]  # the first that it may not have
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (limit, hard))
