@@ -170,6 +170,7 @@ def test_without_descriptors_the_supervisor_lives_and_serves_again(client: Clien
         assert client.call(Echo(model=TWO_RANKS), {"x": torch.zeros(3)})
 
 
+@pytest.mark.long
 def test_without_any_descriptor_connections_wait_and_nothing_spins(client: Client) -> None:
     pid = client.status().pid
     with few_descriptors(client, spare=0):

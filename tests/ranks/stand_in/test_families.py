@@ -9,8 +9,16 @@ from tests.support.stand_in.requests import FEW, HYBRID, LAYOUTS
 COUNTS = numbers(PAGE.read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("family", FIRSTS)
-@pytest.mark.parametrize("layout", LAYOUTS)
+def spread(cases):
+    """Every family with every case, of which a third, with each family and each case, run without ``-m long``."""
+    return [
+        pytest.param(family, case, marks=[] if (i + j) % 3 == 0 else [pytest.mark.long])
+        for i, family in enumerate(FIRSTS)
+        for j, case in enumerate(cases)
+    ]
+
+
+@pytest.mark.parametrize(("family", "layout"), spread(LAYOUTS))
 def test_loop_and_forward(check, small, layout, family):
     answers = check(small(family).loop(layout, texts_differ=layout == HYBRID))
     if "pipe" not in layout:  # which prepares each patch when it first streams
@@ -20,7 +28,7 @@ def test_loop_and_forward(check, small, layout, family):
         check(small(family).forward(layout))
 
 
-@pytest.mark.parametrize("family", FIRSTS)
-@pytest.mark.parametrize(("layout", "text"), FEW)
-def test_ranks_without_tokens(check, small, layout, text, family):
+@pytest.mark.parametrize(("family", "case"), spread(FEW))
+def test_ranks_without_tokens(check, small, family, case):
+    layout, text = case
     check(small(family).forward(layout, text=text))
