@@ -148,8 +148,8 @@ def _control(data: bytes) -> None:
             theirs.send(data[1:])
         else:
             theirs.close()
-        message, descriptor = rank_control.receive(ours, kind)
-        _expect(descriptor is None, "a descriptor from nowhere")
+        message, descriptors = rank_control.receive(ours, kind)
+        _expect(not descriptors, "a descriptor from nowhere")
         if isinstance(message, rank_control.Run):
             frames.unpack(bytes(message.header))
 

@@ -39,6 +39,7 @@ GOOD: tuple[Any, ...] = (
     messages.ReadWeights(model=CPU, request_id="a", component="vae", names=("a", "b")),
     messages.Unload(model=CPU, request_id="a"),
     messages.Echo(model=CPU, request_id="a", make=3),
+    messages.Exchange(model=CPU, request_id="a", nbytes=4),
     messages.Cancel(request_id="a"),
     messages.Outcome(request_id="a"),
     StatusQuery(),
@@ -58,6 +59,7 @@ def accepted() -> dict[str, Seeds]:
     control: tuple[Any, ...] = (
         rank_control.Run(header=msgspec.Raw(named["Echo"][PREFIX:])),
         rank_control.CancelRun(request_id="a"),
+        rank_control.Prepared(),
         rank_control.Ready(),
         rank_control.Heartbeat(status=RANK),
         rank_control.Finished(request_id="a", code="done"),
