@@ -64,6 +64,7 @@ class Pool:
 def new_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Pool]]:
     monkeypatch.chdir(tmp_path)
     pools: list[Pool] = []
+    before = {child.pid for child in psutil.Process().children()}  # of other tests' fixtures
 
     def make(number: int | None = 2) -> Pool:
         pools.append(Pool(tmp_path, number))
@@ -73,7 +74,7 @@ def new_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callab
     for each in pools:
         each.spares.kill()
         each.run_until(lambda each=each: each.spares.exited)  # type: ignore[misc]
-    assert not psutil.Process().children()
+    assert not {child.pid for child in psutil.Process().children()} - before
 
 
 def end(pool: Pool, taken: list[StartedProcess]) -> None:
