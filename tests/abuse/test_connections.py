@@ -19,7 +19,7 @@ from parallel_backend.client.client import Client
 from parallel_backend.errors import BackendError, Cancelled, DeadlineExceeded, QueueFull
 from parallel_backend.protocol import frames
 from parallel_backend.protocol.endpoint import connect
-from parallel_backend.protocol.messages import Echo, Error
+from parallel_backend.protocol.messages import Echo, Error, Progress
 from parallel_backend.protocol.status import Status, StatusQuery
 from scripts.processes import wait_until
 from tests.faults.backend import TWO_RANKS, Running, sample
@@ -170,10 +170,11 @@ def test_without_descriptors_the_supervisor_lives_and_serves_again(client: Clien
         assert client.call(Echo(model=TWO_RANKS), {"x": torch.zeros(3)})
 
 
-@pytest.mark.long
 def test_without_any_descriptor_connections_wait_and_nothing_spins(client: Client) -> None:
+    """While a request runs and others wait for it."""
+    running = Running(client=client, message=sample()).in_step()
     pid = client.status().pid
-    with few_descriptors(client, spare=0):
+    with queued_requests(client, pid), few_descriptors(client, spare=0):
         supervisor = psutil.Process(pid)
         busy, start = sum(supervisor.cpu_times()[:2]), time.monotonic()
         with pytest.raises(DeadlineExceeded):
@@ -182,6 +183,25 @@ def test_without_any_descriptor_connections_wait_and_nothing_spins(client: Clien
         assert busy < 0.25 * elapsed
     assert answered_in(client) < 2.0
     assert "a connection is not accepted: [Errno 24]" in client.endpoint.log.read_text()
+    running.stop.set()
+    assert isinstance(running.ended(5.0), Cancelled)
+
+
+@contextlib.contextmanager
+def queued_requests(client: Client, pid: int) -> Iterator[None]:
+    """Queue requests until the supervisor's descriptors are 0 to some number, without a gap.
+
+    A limit of its descriptors is then not below their number, at which poll(2) would fail.
+    """
+    used = _settled_descriptors(pid)
+    with contextlib.ExitStack() as stack:
+        for _ in set(range(max(used))) - used:
+            sock = stack.enter_context(connect(client.endpoint, seconds=SECONDS))
+            sock.sendall(frame(header()))
+            answer = answers(sock)
+            assert isinstance(answer, Progress)
+            assert answer.phase == "queued"
+        yield
 
 
 def _settled_descriptors(pid: int) -> set[int]:
