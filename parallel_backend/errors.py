@@ -8,6 +8,7 @@ BackendError
     ├── ProtocolError         the peer speaks another protocol version, or its bytes do not decode
     ├── QueueFull             the queue has no room
     ├── DeadlineExceeded      a phase missed its deadline; the message names the phase
+    ├── ClientStalled         the client neither sent nor read anything for too long; the ranks stay usable
     ├── RankFailed            a rank died, hung or raised; the message names the rank
     └── OutOfMemory           a rank ran out of device memory; the message names the rank
         └── NoRoom                a rank would run out of memory; all ranks keep their weights
@@ -67,6 +68,12 @@ class DeadlineExceeded(BackendFailure):
     code = "deadline"
 
 
+class ClientStalled(BackendFailure):
+    """The client neither sent nor read anything for too long, as a stopped process does. The ranks stay usable."""
+
+    code = "client_stalled"
+
+
 class RankFailed(BackendFailure):
     """A rank died, hung or raised; the whole set of ranks was killed.
 
@@ -100,6 +107,7 @@ _CLASSES: tuple[type[BackendError], ...] = (
     ProtocolError,
     QueueFull,
     DeadlineExceeded,
+    ClientStalled,
     RankFailed,
     OutOfMemory,
     NoRoom,

@@ -1,23 +1,29 @@
 """Requests that survive the death of a rank: they go on, from the last finished step, on a fresh set of ranks.
 
-After each step of a ``Sample``, rank 0 sends what the next step begins with, and this process keeps the newest. Any
-other request is asked once more. Where a device no longer starts a rank, the rest goes on with one device fewer.
+So do those that the backend gave up because this process stood still. After each step of a ``Sample``, rank 0 sends
+what the next step begins with, and this process keeps the newest. Any other request is asked once more. Where a device
+no longer starts a rank, the rest goes on with one device fewer.
 """
 
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
-from ..errors import BackendError, BackendUnavailable, RankFailed
+from ..errors import BackendError, BackendUnavailable, Cancelled, ClientStalled, QueueFull, RankFailed
 from ..layout.suggestions import fitting
+from ..protocol.deadlines import Deadline
 from ..protocol.messages import HISTORY, KEPT, Progress, RankRequest, Sample, new_id
 from ..protocol.model_spec import Devices, ModelSpec
-from .client import Client, Interrupted, OnProgress
+from .client import POLL, Client, Interrupted, OnProgress
 
 log = logging.getLogger(__name__)
+
+BUSY_POLL = 1.0
+"""Seconds between two attempts to get into a full queue."""
 
 
 class LostDevices:
@@ -76,6 +82,7 @@ class RecoveringCall:
         self._begun = self._lost_some = False
         self._note = ""
         self._failed_at: int | None = None
+        self._queueing: Deadline | None = None
 
     def run(self) -> dict[str, Tensor]:
         """Return the reply's tensors.
@@ -92,8 +99,10 @@ class RecoveringCall:
                 return self._client.call(
                     asked, self._tensors, interrupted=self._interrupted, on_progress=self._progressed
                 )
-            except RankFailed as error:
+            except (RankFailed, ClientStalled) as error:
                 self._recover(error, spec)
+            except QueueFull as error:
+                self._wait_for_room(error)
             except BackendUnavailable as error:
                 if not (self._begun and self._client.endpoint.socket.exists()):
                     raise  # none started, or it was told to end: it removes its socket then
@@ -117,6 +126,22 @@ class RecoveringCall:
             notes = [note for note in (progress.note, self._note) if note]
             self._on_progress(replace(progress, note=", ".join(notes)), tensors)
 
+    def _wait_for_room(self, error: QueueFull) -> None:
+        """Wait a moment before asking again: others have filled the queue while this request recovered.
+
+        Raises:
+            QueueFull: ``error``, if nothing has run yet that would be lost.
+            Cancelled: ``interrupted`` returned true.
+            DeadlineExceeded: the queue stays full.
+        """
+        if self._queueing is None:
+            raise error
+        end = time.monotonic() + min(BUSY_POLL, self._queueing.remaining())
+        while time.monotonic() < end:
+            if self._interrupted is not None and self._interrupted():
+                raise Cancelled("the request was cancelled")
+            time.sleep(POLL)
+
     def _keep(self, step: int, kept: Mapping[str, Tensor]) -> None:
         rest = {name: tensor for name, tensor in self._tensors.items() if not name.startswith(HISTORY)}
         self._tensors = {**rest, **kept}
@@ -138,6 +163,7 @@ class RecoveringCall:
             raise error
         else:
             self._failed_at = self._step
+        self._queueing = Deadline(self._client.timeouts.silence, "waiting for room in the queue to go on")
         self._tell(error, self._lost.without(self._message.model))
 
     def _tell(self, error: BackendError, spec: ModelSpec) -> None:

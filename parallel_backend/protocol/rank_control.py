@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from ..errors import Cancelled, InvalidRequest, NoRoom, ProtocolError
+from ..errors import Cancelled, ClientStalled, InvalidRequest, NoRoom, ProtocolError
 from .frames import MAX_HEADER
 from .model_spec import Collectives
 from .status import RankStatus
@@ -22,7 +22,7 @@ BUFFER = 4 * MAX_DATAGRAM
 MAX_DESCRIPTORS = 2
 DONE = "done"
 """The code of a request that succeeded; the other codes are those of ``errors``."""
-RECOVERABLE = (DONE, InvalidRequest.code, Cancelled.code, NoRoom.code)
+RECOVERABLE = (DONE, InvalidRequest.code, Cancelled.code, NoRoom.code, ClientStalled.code)
 """Codes after which the ranks stay usable; after any other, the supervisor kills the set."""
 
 

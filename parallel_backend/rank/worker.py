@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from ..errors import BackendError, Cancelled, DeadlineExceeded, InvalidRequest, NoRoom, shortened
+from ..errors import BackendError, Cancelled, ClientStalled, DeadlineExceeded, InvalidRequest, NoRoom, shortened
 from ..progress import CLIENT, PREPARING, PROGRESS
 from ..protocol import deadlines, frames, rank_control
 from ..protocol.messages import Continue, Done, Echo, Error, Exchange, Progress
@@ -87,12 +87,15 @@ class Worker:
                 self._reply(request, _finished(request.frame, error.code, str(error)), {}, account)
                 return
             except (BackendError, ConnectionError) as error:
-                self._reply(request, _cancelled(request, f"its tensors did not arrive: {error}"), {}, account)
+                self._reply(request, _abandoned(request, error, "its tensors did not arrive"), {}, account)
                 return
             self._publish(request)
+            reporter = _Reporter(request, account)
             finished, results = self._run_request(
-                request.frame, tensors, report=_Reporter(request, account), cancelled=request.cancelled.is_set
+                request.frame, tensors, report=reporter, cancelled=request.cancelled.is_set
             )
+            if reporter.failure and finished.code == Cancelled.code:
+                finished = _abandoned(request, reporter.failure, "its progress was not read")
             account.add_phases(PROGRESS.spent())
             self._reply(request, finished, results, account)
 
@@ -117,10 +120,10 @@ class Worker:
                 if finished.code == rank_control.DONE:
                     send(request.connection, Done(), results, deadline=deadline)
                     account.count(results)
-                elif finished.code in rank_control.RECOVERABLE:
+                elif finished.code in rank_control.RECOVERABLE and finished.code != ClientStalled.code:
                     send(request.connection, Error(code=finished.code, message=finished.message), deadline=deadline)
         except (DeadlineExceeded, ConnectionError) as error:
-            finished = _cancelled(request, f"the client did not read the reply: {error}")
+            finished = _abandoned(request, error, "its reply was not read")
         request.connection.close()
         report_end(self._link, account.added_to(finished))
 
@@ -162,10 +165,15 @@ def report_end(link: SupervisorLink, finished: rank_control.Finished) -> None:
 
 
 class _Reporter:
-    """Sends progress to the client; cancels the request if the client does not read it."""
+    """Sends progress to the client; cancels the request if the client does not read it.
+
+    Attributes:
+        failure: why it did not; None if it did.
+    """
 
     def __init__(self, request: ReceivedRequest, account: Account) -> None:
         self._request, self._account = request, account
+        self.failure: BackendError | ConnectionError | None = None
 
     def __call__(self, progress: Progress, tensors: "Mapping[str, Tensor]") -> None:
         from ..protocol.tensors import send
@@ -179,6 +187,7 @@ class _Reporter:
             self._account.count(tensors)
         except (DeadlineExceeded, ConnectionError) as error:
             log.info("cancelling request %s: %s", self._request.frame.message.request_id, error)
+            self.failure = error
             self._request.cancelled.set()
 
 
@@ -195,8 +204,10 @@ def _receive_tensors(request: ReceivedRequest) -> "dict[str, Tensor]":
     return recv_tensors(request.connection, request.frame.tensors, deadline=deadline, poll=poll)
 
 
-def _cancelled(request: ReceivedRequest, reason: str) -> rank_control.Finished:
-    return _finished(request.frame, Cancelled.code, f"the request was cancelled: {reason}")
+def _abandoned(request: ReceivedRequest, error: BackendError | ConnectionError, what: str) -> rank_control.Finished:
+    """The end of a request whose client is gone, has cancelled it, or is there but stands still."""
+    code = ClientStalled.code if isinstance(error, DeadlineExceeded) else Cancelled.code
+    return _finished(request.frame, code, f"the request was cancelled: {what}: {error}")
 
 
 def _finished(frame: frames.Frame, code: str, message: str) -> rank_control.Finished:

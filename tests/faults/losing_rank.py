@@ -6,10 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from parallel_backend.progress import PROGRESS
+from parallel_backend.rank import worker
 from parallel_backend.rank.__main__ import main
 
 LOST_DEVICES = Path("lost-devices")
 """Lists the numbers of ranks that do not start."""
+CLIENT_TIMEOUT = Path("client-timeout")
+"""The seconds that ranks wait for a client that reads nothing."""
 SIGNALS = Path("signals")
 """Lines ``rank step target signal``: after that step the rank of the first line sends it, and the line goes."""
 SELF, SUPERVISOR = "self", "supervisor"
@@ -21,6 +24,8 @@ def _engine(*, rank: int, world_size: int, device: Any) -> Any:
 
     if LOST_DEVICES.exists() and str(rank) in LOST_DEVICES.read_text().split():
         raise RuntimeError("CUDA error: the device is not there")
+    if CLIENT_TIMEOUT.exists():
+        vars(worker)["CLIENT_TIMEOUT"] = float(CLIENT_TIMEOUT.read_text())
     vars(PROGRESS)["step"] = _signalling(PROGRESS.step, rank)
     return Engine(rank=rank, world_size=world_size, device=device)
 

@@ -2,8 +2,9 @@
 
 import signal
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import psutil
@@ -12,16 +13,18 @@ import torch
 
 from parallel_backend.client.client import Client
 from parallel_backend.client.recovery import LostDevices, RecoveringCall
-from parallel_backend.errors import BackendUnavailable, RankFailed
+from parallel_backend.errors import BackendUnavailable, QueueFull, RankFailed
 from parallel_backend.layout.parallel_layout import ParallelLayout
-from parallel_backend.protocol.messages import Forward, Progress, RankRequest, Sample
+from parallel_backend.protocol import request_log
+from parallel_backend.protocol.messages import Echo, Forward, Progress, RankRequest, Sample, new_id
 from parallel_backend.protocol.model_spec import Devices, ModelSpec
 from parallel_backend.supervisor.limits import Limits
+from scripts.processes import wait_until
 from tests.support import tiny
 
 from .backend import start_fake
 from .conftest import runtime_folder
-from .losing_rank import LOST_DEVICES, SELF, SIGNALS, SUPERVISOR
+from .losing_rank import CLIENT_TIMEOUT, LOST_DEVICES, SELF, SIGNALS, SUPERVISOR
 
 Tensors = dict[str, torch.Tensor]
 LONG = pytest.mark.long
@@ -60,9 +63,16 @@ def request(spec: ModelSpec, sampler: str = "euler") -> tuple[Sample, Tensors]:
 
 @dataclass(kw_only=True)
 class Call:
-    """A call whose ranks fail, with what it reports."""
+    """A call whose ranks fail, with what it reports.
+
+    Attributes:
+        stands_still_at: the step after which it reads nothing until the backend has given it up; 0 for none.
+        before_asking: called when the call has noticed a failure and will ask again.
+    """
 
     client: Client
+    stands_still_at: int = 0
+    before_asking: Callable[[], None] = lambda: None
     lost: LostDevices = field(default_factory=LostDevices)
     steps: list[int] = field(default_factory=list)
     said: list[str] = field(default_factory=list)
@@ -70,7 +80,7 @@ class Call:
 
     def run(self, message: RankRequest, tensors: Tensors) -> Tensors:
         call = RecoveringCall(
-            self.client, message, tensors, on_progress=self._progressed, notify=self.said.append, lost=self.lost
+            self.client, message, tensors, on_progress=self._progressed, notify=self._notified, lost=self.lost
         )
         return call.run()
 
@@ -79,6 +89,13 @@ class Call:
             assert not tensors, "what is kept does not reach the caller"
             self.steps.append(progress.value)
             self.notes.add(progress.note)
+            if progress.value == self.stands_still_at:
+                self.stands_still_at = 0
+                wait_until(lambda: self.client.status().state == "idle", 60.0, "the backend has given the request up")
+
+    def _notified(self, sentence: str) -> None:
+        self.said.append(sentence)
+        self.before_asking()
 
 
 def let_die(client: Client, *deaths: tuple[int, int], target: str = SELF, number: int = signal.SIGKILL) -> None:
@@ -193,6 +210,43 @@ def test_a_run_survives_its_supervisor(runtime: Path, path: str) -> None:
     call = Call(client=client)
     assert relative_error(call.run(message, inputs)["samples"], wanted) <= SAME_RANKS
     assert "the backend ended in the middle of a request" in call.said[0]
+
+
+def test_a_run_goes_on_after_its_client_stood_still(runtime: Path, path: str) -> None:
+    (runtime / CLIENT_TIMEOUT).write_text("2")
+    client = start(runtime)
+    message, inputs = request(model(path, "ulysses=2", 2), "dpmpp_2m")
+    inputs["x"] = torch.randn(2, 16, 1, 80, 80)  # a few of these fill the buffers of a socket
+    wanted = client.call(message, inputs)["samples"]
+    call = Call(client=client, stands_still_at=3)
+    assert relative_error(call.run(message, inputs)["samples"], wanted) <= SAME_RANKS
+    assert call.steps == list(range(1, STEPS + 1))
+    (said,) = call.said
+    assert "since the request was cancelled: its progress was not read: sending progress took longer than 2 s" in said
+
+
+@LONG
+def test_a_run_that_goes_on_waits_for_room_in_the_queue(client: Client, path: str) -> None:
+    message, inputs = request(model(path, "ulysses=2", 2))
+    wanted = client.call(message, inputs)["samples"]
+    let_die(client, (0, HALF))
+    with ThreadPoolExecutor(Limits().queue) as others:
+        answers: list[Future[Tensors]] = []
+
+        def fill_the_queue() -> None:
+            echo = Echo(model=message.model)
+            answers.extend(
+                others.submit(client.call, replace(echo, request_id=new_id()), {"x": torch.zeros(3)})
+                for _ in range(Limits().queue)
+            )
+            wait_until(lambda: len(client.status().queued) == Limits().queue, 20.0, "the queue is full")
+
+        call = Call(client=client, before_asking=fill_the_queue)
+        assert relative_error(call.run(message, inputs)["samples"], wanted) <= SAME_RANKS
+        assert all(answer.result(60.0) for answer in answers)
+    assert call.steps == list(range(1, STEPS + 1))
+    codes = [line.outcome for line in request_log.read(client.endpoint.request_log)]
+    assert QueueFull.code in codes
 
 
 @LONG
