@@ -27,12 +27,12 @@ from ..protocol.model_spec import Devices
 from ..protocol.status import Status, StatusQuery
 from . import request_lines
 from .event_loop import EventLoop
+from .failures import STUCK
 from .generations import Generations
 from .limits import Limits
 from .listener import Listener, answer, refuse
 from .log_files import LogFiles
 from .overdue import overdue
-from .rank_set import STUCK
 from .request_queue import EarlyFailure, QueuedRequest, RequestQueue
 from .spares import Spares
 
