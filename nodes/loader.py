@@ -136,6 +136,27 @@ def check_devices(devices: Any) -> bool | str:
     return True
 
 
+def _inputs() -> list[Any]:
+    return [
+        io.Combo.Input(
+            "model_name",
+            options=checkpoints.listed_names(),
+            tooltip="The shipped checkpoint, a folder in diffusers layout under models/diffusers, or a safetensors or "
+            "GGUF file under models/diffusion_models or models/checkpoints.",
+        ),
+        io.Combo.Input(
+            "dtype",
+            options=list(DTYPES),
+            default="auto",
+            tooltip="Data type of the weights. auto: the one that ComfyUI itself would compute in. The VAE is always "
+            "fp32.",
+        ),
+        io.String.Input("devices", default="all", tooltip=DEVICES_TOOLTIP),
+        LayoutType.Input("layout", optional=True, tooltip=LAYOUT_TOOLTIP),
+        io.Combo.Input("attention", options=[AUTO, *KERNELS], default=AUTO, optional=True, tooltip=ATTENTION_TOOLTIP),
+    ]
+
+
 class ParallelLoader(io.ComfyNode):  # type: ignore[misc]
     """Outputs a MODEL, a CLIP and a VAE that run on several ranks. Weights load at their first use."""
 
@@ -148,38 +169,7 @@ class ParallelLoader(io.ComfyNode):  # type: ignore[misc]
             category="Parallel DiT",
             description="Loads a diffusion transformer on several GPUs. Its outputs work with ComfyUI's sampling, text "
             "and VAE nodes.",
-            inputs=[
-                io.Combo.Input(
-                    "model_name",
-                    options=checkpoints.listed_names(),
-                    tooltip="The shipped checkpoint, a folder in diffusers layout under models/diffusers, or a "
-                    "safetensors or GGUF file under models/diffusion_models or models/checkpoints.",
-                ),
-                io.Combo.Input(
-                    "dtype",
-                    options=list(DTYPES),
-                    default="auto",
-                    tooltip="Data type of the weights. auto: the one that ComfyUI itself would compute in. The VAE is "
-                    "always fp32.",
-                ),
-                io.String.Input(
-                    "devices",
-                    default="all",
-                    tooltip=DEVICES_TOOLTIP,
-                ),
-                LayoutType.Input(
-                    "layout",
-                    optional=True,
-                    tooltip=LAYOUT_TOOLTIP,
-                ),
-                io.Combo.Input(
-                    "attention",
-                    options=[AUTO, *KERNELS],
-                    default=AUTO,
-                    optional=True,
-                    tooltip=ATTENTION_TOOLTIP,
-                ),
-            ],
+            inputs=_inputs(),
             outputs=[
                 io.Model.Output(tooltip="For KSampler and every other sampling node, and for Parallel Sampler."),
                 io.Clip.Output(tooltip="For CLIPTextEncode."),

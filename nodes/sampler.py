@@ -79,6 +79,40 @@ def _show_loop(hidden: Any, reason: str) -> str:
     return text
 
 
+def _step_inputs() -> list[Any]:
+    """Return the inputs that say how many steps are taken, from which noise, and how."""
+    return [
+        io.Int.Input(
+            "seed",
+            default=0,
+            min=0,
+            max=0xFFFFFFFFFFFFFFFF,
+            control_after_generate=True,
+            tooltip="The noise seed. The same seed gives the same noise as in KSampler.",
+        ),
+        io.Int.Input("steps", default=20, min=1, max=10000, tooltip="The number of denoising steps."),
+        io.Float.Input(
+            "cfg",
+            default=8.0,
+            min=0.0,
+            max=100.0,
+            step=0.1,
+            round=0.01,
+            tooltip="How strongly the prompt guides the image. At 1.0 the negative prompt is not computed.",
+        ),
+        io.Combo.Input(
+            "sampler_name",
+            options=comfy.samplers.KSampler.SAMPLERS,
+            tooltip=f"The sampling algorithm. In the backend run: {SAMPLER_NAMES}. All others run in ComfyUI's loop.",
+        ),
+        io.Combo.Input(
+            "scheduler",
+            options=comfy.samplers.KSampler.SCHEDULERS,
+            tooltip="The noise schedule. All of ComfyUI's schedules work.",
+        ),
+    ]
+
+
 class ParallelSampler(io.ComfyNode):  # type: ignore[misc]
     """KSampler's inputs and output, with one request to the backend for all steps."""
 
@@ -92,35 +126,7 @@ class ParallelSampler(io.ComfyNode):  # type: ignore[misc]
             description=DESCRIPTION,
             inputs=[
                 io.Model.Input("model", tooltip="The MODEL of Parallel Loader or Parallel Model."),
-                io.Int.Input(
-                    "seed",
-                    default=0,
-                    min=0,
-                    max=0xFFFFFFFFFFFFFFFF,
-                    control_after_generate=True,
-                    tooltip="The noise seed. The same seed gives the same noise as in KSampler.",
-                ),
-                io.Int.Input("steps", default=20, min=1, max=10000, tooltip="The number of denoising steps."),
-                io.Float.Input(
-                    "cfg",
-                    default=8.0,
-                    min=0.0,
-                    max=100.0,
-                    step=0.1,
-                    round=0.01,
-                    tooltip="How strongly the prompt guides the image. At 1.0 the negative prompt is not computed.",
-                ),
-                io.Combo.Input(
-                    "sampler_name",
-                    options=comfy.samplers.KSampler.SAMPLERS,
-                    tooltip=f"The sampling algorithm. In the backend run: {SAMPLER_NAMES}. All others run in ComfyUI's "
-                    "loop.",
-                ),
-                io.Combo.Input(
-                    "scheduler",
-                    options=comfy.samplers.KSampler.SCHEDULERS,
-                    tooltip="The noise schedule. All of ComfyUI's schedules work.",
-                ),
+                *_step_inputs(),
                 io.Conditioning.Input("positive", tooltip="What the image should show."),
                 io.Conditioning.Input("negative", tooltip="What the image should not show."),
                 io.Latent.Input("latent_image", tooltip="The latent to denoise."),

@@ -5,13 +5,12 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
-import msgspec
-
+from .bench import measurements
 from .bench import options as bench
-from .client import devices, query
+from .client import query
 from .client.launch import ALREADY_RUNS, START_TIMEOUT, connect_or_start
 from .client.status_text import format_json, format_status
 from .doctor import options as doctor
@@ -34,6 +33,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
+class _Command(NamedTuple):
+    """One command.
+
+    Attributes:
+        name: its name.
+        run: runs it and returns the exit status.
+        add_arguments: adds its options to its parser.
+        help: what it does.
+    """
+
+    name: str
+    run: Callable[[argparse.Namespace], int]
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+    help: str
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m parallel_backend", description="The backend of Parallel DiT.")
     commands = parser.add_subparsers(
@@ -41,70 +56,10 @@ def _parser() -> argparse.ArgumentParser:
         metavar="serve | status | stop | logs | doctor | verify | soak | "
         "bench | bench-wire | bench-memory | bench-lora | bench-streaming | bench-recovery",
     )
-    serve = commands.add_parser("serve", help="run the backend (the first node that needs it starts it automatically)")
-    serve.add_argument(
-        "--idle-timeout", type=_seconds, metavar="SECONDS", help="idle time after which it ends; 0 means never"
-    )
-    serve.add_argument(
-        "--spares", type=_count, metavar="N",
-        help="number of spare ranks, which take the place of dead ones; 0 for none (default: as many as there are "
-        "ranks, if they take little of the machine's memory)",
-    )  # fmt: skip
-    serve.add_argument("--detach", action="store_true", help="run in the background; return once the backend answers")
-    serve.add_argument("--quiet", action="store_true", help="log to the log folder alone, not to stderr as well")
-    serve.set_defaults(run=_serve)
-    status = commands.add_parser("status", help="show ranks, memory, models, layout and queue")
-    status.add_argument("--json", action="store_true", help="print JSON")
-    status.set_defaults(run=_status)
-    stop = commands.add_parser("stop", help="stop the backend and all its ranks")
-    stop.set_defaults(run=_stop)
-    logs = commands.add_parser("logs", help="show the folder of the logs, and the last requests")
-    logs.add_argument("--last", type=int, default=20, metavar="N", help="requests to show (default %(default)s)")
-    logs.set_defaults(run=_logs)
-    examiner = commands.add_parser("doctor", help="check this machine and this installation, and say what to do")
-    doctor.add_arguments(examiner)
-    examiner.set_defaults(run=_doctor)
-    wire_bench = commands.add_parser("bench-wire", help="measure how fast requests and pixels are transferred")
-    wire_bench.add_argument("--megabytes", type=int, default=900, help="size of the large reply (default %(default)s)")
-    devices.add_option(wire_bench)
-    wire_bench.add_argument("--json", action="store_true", help="print JSON")
-    wire_bench.set_defaults(run=_bench_wire)
-    memory_bench = commands.add_parser("bench-memory", help="measure the memory that a model file takes on two ranks")
-    memory_bench.add_argument("--gigabytes", type=float, default=4.0, help="size of the file (default %(default)g)")
-    memory_bench.add_argument(
-        "--format", choices=("plain", "fp8", "int8", "mxfp8", "nvfp4", "gguf"), default="plain",
-        help="how its weights are stored (default %(default)s, which is fp32)",
-    )  # fmt: skip
-    devices.add_option(memory_bench)
-    memory_bench.add_argument("--json", action="store_true", help="print JSON")
-    memory_bench.set_defaults(run=_bench_memory)
-    lora_bench = commands.add_parser("bench-lora", help="measure what a LoRA costs in a step")
-    lora_bench.add_argument("--rounds", type=int, default=9, help="pairs of steps (default %(default)s)")
-    devices.add_option(lora_bench)
-    lora_bench.add_argument("--json", action="store_true", help="print JSON")
-    lora_bench.set_defaults(run=_bench_lora)
-    streaming_bench = commands.add_parser("bench-streaming", help="measure what a step costs whose blocks stream")
-    streaming_bench.add_argument("--gigabytes", type=float, default=1.0, help="size of the model (default %(default)g)")
-    streaming_bench.add_argument("--rounds", type=int, default=7, help="steps of each kind (default %(default)s)")
-    devices.add_option(streaming_bench)
-    streaming_bench.add_argument("--json", action="store_true", help="print JSON")
-    streaming_bench.set_defaults(run=_bench_streaming)
-    soak_parser = commands.add_parser("soak", help="make random prompts and faults, and tell what came of them")
-    soak.add_arguments(soak_parser)
-    soak_parser.set_defaults(run=_soak)
-    recovery_bench = commands.add_parser("bench-recovery", help="measure how long a prompt takes after a rank died")
-    recovery_bench.add_argument("--rounds", type=int, default=3, help="backends of each kind (default %(default)s)")
-    devices.add_option(recovery_bench)
-    recovery_bench.add_argument("--json", action="store_true", help="print JSON")
-    recovery_bench.set_defaults(run=_bench_recovery)
-    step_bench = commands.add_parser(
-        "bench", help="time a denoiser step in several layouts, against one process and against other projects"
-    )
-    bench.add_arguments(step_bench)
-    step_bench.set_defaults(run=_bench)
-    verifier = commands.add_parser("verify", help="compare families and layouts with diffusers' own forward")
-    verify.add_arguments(verifier)
-    verifier.set_defaults(run=_verify)
+    for command in _COMMANDS:
+        added = commands.add_parser(command.name, help=command.help)
+        command.add_arguments(added)
+        added.set_defaults(run=command.run)
     return parser
 
 
@@ -142,6 +97,19 @@ def _idle_timeout(option: float | None) -> float:
         raise InvalidRequest(f"PARALLEL_DIT_IDLE_TIMEOUT: {error}") from error
 
 
+def _add_serve(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--idle-timeout", type=_seconds, metavar="SECONDS", help="idle time after which it ends; 0 means never"
+    )
+    parser.add_argument(
+        "--spares", type=_count, metavar="N",
+        help="number of spare ranks, which take the place of dead ones; 0 for none (default: as many as there are "
+        "ranks, if they take little of the machine's memory)",
+    )  # fmt: skip
+    parser.add_argument("--detach", action="store_true", help="run in the background; return once the backend answers")
+    parser.add_argument("--quiet", action="store_true", help="log to the log folder alone, not to stderr as well")
+
+
 def _serve_detached(endpoint: Endpoint, idle_timeout: float, spares: int | None) -> int:
     if spares is not None:
         os.environ["PARALLEL_DIT_SPARES"] = str(spares)  # the backend inherits it
@@ -171,16 +139,28 @@ def _serve(options: argparse.Namespace) -> int:
     return 0
 
 
+def _add_status(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
 def _status(options: argparse.Namespace) -> int:
     status = query.status(Endpoint.default())
     print(format_json(status) if options.json else format_status(status))
     return 0
 
 
+def _add_nothing(parser: argparse.ArgumentParser) -> None:
+    """The command has no options."""
+
+
 def _stop(options: argparse.Namespace) -> int:
     query.stop(Endpoint.default())
     print("stopped")
     return 0
+
+
+def _add_logs(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--last", type=int, default=20, metavar="N", help="requests to show (default %(default)s)")
 
 
 def _logs(options: argparse.Namespace) -> int:
@@ -203,32 +183,6 @@ def _doctor(options: argparse.Namespace) -> int:
     return command.run(options)
 
 
-def _bench_wire(options: argparse.Namespace) -> int:
-    from .bench.wire import measure_alone
-
-    measured = measure_alone(devices_text=options.devices, pixels=options.megabytes * 250_000)
-    print(msgspec.json.encode(measured).decode() if options.json else measured.describe())
-    return 0
-
-
-def _bench_memory(options: argparse.Namespace) -> int:
-    from .bench.memory import measure
-
-    return _print_results(measure(options.gigabytes, options.format, options.devices), as_json=options.json)
-
-
-def _bench_lora(options: argparse.Namespace) -> int:
-    from .bench.lora import measure
-
-    return _print_results(measure(options.rounds, options.devices), as_json=options.json)
-
-
-def _bench_streaming(options: argparse.Namespace) -> int:
-    from .bench.streaming import measure
-
-    return _print_results(iter([measure(options.gigabytes, options.rounds, options.devices)]), as_json=options.json)
-
-
 def _soak(options: argparse.Namespace) -> int:
     checked = soak.parse(options)
     from .soak.command import soak as run
@@ -236,25 +190,6 @@ def _soak(options: argparse.Namespace) -> int:
     ledger = run(checked)
     print(ledger.as_json() if options.json else ledger)
     return 0 if ledger.passed else 1
-
-
-def _bench_recovery(options: argparse.Namespace) -> int:
-    from .bench.recovery import describe, measure
-
-    results = measure(options.rounds, options.devices)
-    print(msgspec.json.encode(results).decode() if options.json else describe(*results))
-    return int(any(result.failed for result in results))
-
-
-def _print_results(measured: Iterator[Any], *, as_json: bool) -> int:
-    results = []
-    for result in measured:
-        results.append(result)
-        if not as_json:
-            print(result.describe(), flush=True)
-    if as_json:
-        print(msgspec.json.encode(results).decode())
-    return int(any(result.failed for result in results))
 
 
 def _bench(options: argparse.Namespace) -> int:
@@ -268,6 +203,39 @@ def _verify(options: argparse.Namespace) -> int:
 
     return command.run(options)
 
+
+_COMMANDS = (
+    _Command(
+        "serve", _serve, _add_serve, "run the backend (the first node that needs it starts it automatically)"
+    ),
+    _Command("status", _status, _add_status, "show ranks, memory, models, layout and queue"),
+    _Command("stop", _stop, _add_nothing, "stop the backend and all its ranks"),
+    _Command("logs", _logs, _add_logs, "show the folder of the logs, and the last requests"),
+    _Command("doctor", _doctor, doctor.add_arguments, "check this machine and this installation, and say what to do"),
+    _Command(
+        "bench-wire", measurements.wire, measurements.add_wire, "measure how fast requests and pixels are transferred"
+    ),
+    _Command(
+        "bench-memory", measurements.memory, measurements.add_memory,
+        "measure the memory that a model file takes on two ranks",
+    ),
+    _Command("bench-lora", measurements.lora, measurements.add_lora, "measure what a LoRA costs in a step"),
+    _Command(
+        "bench-streaming", measurements.streaming, measurements.add_streaming,
+        "measure what a step costs whose blocks stream",
+    ),
+    _Command("soak", _soak, soak.add_arguments, "make random prompts and faults, and tell what came of them"),
+    _Command(
+        "bench-recovery", measurements.recovery, measurements.add_recovery,
+        "measure how long a prompt takes after a rank died",
+    ),
+    _Command(
+        "bench", _bench, bench.add_arguments,
+        "time a denoiser step in several layouts, against one process and against other projects",
+    ),
+    _Command("verify", _verify, verify.add_arguments, "compare families and layouts with diffusers' own forward"),
+)  # fmt: skip
+"""In the order in which ``--help`` lists them."""
 
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that every with block exits cleanly

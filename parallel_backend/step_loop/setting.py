@@ -21,7 +21,7 @@ from .request_sampler import RequestSampler
 from .schedule import whole_calls
 
 Report = Callable[[Progress, Mapping[str, Tensor]], None]
-"""Takes progress, and a preview where one is asked for."""
+"""Takes progress, and tensors that go with it: a preview, and what another request needs to go on after this step."""
 
 
 class Setting:

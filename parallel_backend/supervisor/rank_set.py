@@ -2,17 +2,15 @@
 
 import logging
 import os
-import signal
 import socket
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import msgspec
 
 from .. import last_words, processes
-from ..error_texts import Cause, cause
-from ..errors import OutOfMemory, ProtocolError, RankFailed
+from ..errors import OutOfMemory, ProtocolError
 from ..progress import STARTING, RankProgress
 from ..protocol import rank_control
 from ..protocol.endpoint import rank_log
@@ -20,6 +18,7 @@ from ..protocol.model_spec import Devices
 from ..protocol.status import RankStatus
 from . import stuck_ranks
 from .event_loop import READ, EventLoop
+from .failures import BY_PEER, CLOSED, HUNG, OUT_OF_MEMORY, RAISED, STUCK, Failure, Failures, kind_of_exit
 from .limits import Patience
 from .log_files import LogFiles
 from .rank_output import RankOutput
@@ -27,31 +26,6 @@ from .rank_process import RankProcess
 from .rank_start import THREADS, StartedProcess, common_environment, own_environment, start_process
 
 log = logging.getLogger(__name__)
-
-DIED, HUNG, OUT_OF_MEMORY, RAISED, STUCK, BY_PEER, CLOSED = range(7)
-"""Kinds of failure, the likeliest root cause first: when a rank dies, the others soon raise because it is missing."""
-
-
-_BY_CAUSE = {Cause.FULL: (OUT_OF_MEMORY, OutOfMemory.code), Cause.PEER: (BY_PEER, RankFailed.code)}
-"""Kind and code of the failure of a process whose log says why it ended itself: NCCL's watchdog ends the processes of
-all ranks that wait for one."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Failure:
-    """Why a set must be killed.
-
-    Attributes:
-        kind: one of the constants above.
-        code: one of ``errors``.
-        not_started: see ``RankFailed``.
-    """
-
-    message: str
-    kind: int = RAISED
-    code: str = RankFailed.code
-    not_started: tuple[int, ...] = ()
-
 
 SUSPENDED = 2.0
 """Seconds between two checks of the ranks above which this process itself must have been suspended."""
@@ -92,7 +66,7 @@ class RankSet:
         self._logs, self._command, self._patience = logs, tuple(command), patience
         self._events, self._on_finished, self._take_spares = events, on_finished, take_spares
         self._started = self._last_check = time.monotonic()
-        self._failures: list[tuple[float, Failure]] = []
+        self._failures = Failures(generation=generation, patience=patience)
         self._outputs: dict[int, RankOutput] = {}
         self.ranks: list[RankProcess] = []
         self.killed_at: float | None = None
@@ -247,26 +221,19 @@ class RankSet:
         if self.killed_at is not None:
             return
         reason = last_words.of(returncode, output.tail)
-        explained = returncode > 0 or returncode == -signal.SIGABRT
-        kind, code = _BY_CAUSE.get(cause(reason) if explained else Cause.UNKNOWN, (DIED, RankFailed.code))
+        kind, code = kind_of_exit(returncode, reason)
         how = processes.describe_exit(returncode) + ("" if rank.ready else " while starting")
         text = f"{rank.name} {how}{': ' + reason if reason else ''} {self._log_of(rank.rank)}"
         self._record(Failure(kind=kind, code=code, message=text, not_started=self._not_started(rank.rank)))
 
     def _record(self, failure: Failure) -> None:
         if self.killed_at is None:
-            log.error("generation %d: %s", self.generation, failure.message)
-            self._failures.append((time.monotonic(), failure))
+            self._failures.add(failure)
 
     def verdict(self) -> Failure | None:
         """The likeliest root cause, once a rank has failed and the others have had time to report."""
         self._check_for_hangs()
-        if not self._failures:
-            return None
-        waited = time.monotonic() - self._failures[0][0]
-        likeliest = min((failure for _, failure in self._failures), key=lambda failure: failure.kind)
-        waits = {DIED: 0.0, BY_PEER: self._patience.blame, CLOSED: self._patience.blame}
-        return likeliest if waited >= waits.get(likeliest.kind, self._patience.evidence) else None
+        return self._failures.likeliest()
 
     def _check_for_hangs(self) -> None:
         now = time.monotonic()

@@ -17,13 +17,11 @@ from types import FrameType
 from typing import Literal
 
 from .. import processes
-from ..errors import BackendError, BackendFailure, BackendUnavailable, Cancelled, ProtocolError, RankFailed
-from ..layout.parallel_layout import ParallelLayout
+from ..errors import BackendError, BackendUnavailable, ProtocolError
 from ..protocol import frames, rank_control
 from ..protocol.endpoint import REQUEST_LOG, Endpoint, listen, peer
 from ..protocol.fingerprint import fingerprint
 from ..protocol.messages import Cancel, Done, Error, Outcome, RankRequest, Stop, Unload
-from ..protocol.model_spec import Devices
 from ..protocol.status import Status, StatusQuery
 from . import request_lines
 from .event_loop import EventLoop
@@ -31,9 +29,8 @@ from .generations import Generations
 from .limits import Limits
 from .listener import Listener, answer, refuse
 from .log_files import LogFiles
-from .overdue import overdue
-from .rank_set import STUCK
-from .request_queue import EarlyFailure, QueuedRequest, RequestQueue
+from .request_queue import QueuedRequest, RequestQueue
+from .request_runner import RequestRunner
 from .spares import Spares
 
 log = logging.getLogger(__name__)
@@ -71,27 +68,39 @@ class Supervisor:
         self._listener = Listener(
             listener=listener, uid=os.getuid(), events=self._events, on_frame=self._dispatch, uid_of=uid_of
         )
-        self._queue = RequestQueue(
+        self._queue = self._make_queue()
+        self._spares = Spares(endpoint=endpoint, command=command, number=self._limits.spares, events=self._events)
+        self._generations = self._make_generations(command)
+        self._runner = RequestRunner(
+            queue=self._queue,
+            generations=self._generations,
+            limits=self._limits,
+            events=self._events,
+            may_start=lambda: self._stopping is None,
+        )
+        self._stopping: list[socket.socket] | None = None  # once set, connections that wait for the end
+        self._last_keepalive = time.monotonic()
+        self._program = fingerprint()
+
+    def _make_queue(self) -> RequestQueue:
+        return RequestQueue(
             size=self._limits.queue,
             outcomes=self._limits.outcomes,
             events=self._events,
-            on_disconnect=lambda request: self._cancel(request.id),
+            on_disconnect=lambda request: self._runner.cancel(request.id),
             on_end=self._log_end,
         )
-        self._spares = Spares(endpoint=endpoint, command=command, number=self._limits.spares, events=self._events)
-        self._generations = Generations(
+
+    def _make_generations(self, command: Sequence[str]) -> Generations:
+        return Generations(
             logs=self.logs,
             command=command,
             patience=self._limits.patience,
             exit_patience=self._limits.end,
             events=self._events,
-            on_finished=self._on_finished,
+            on_finished=lambda rank, finished: self._runner.finish(rank, finished),
             take_spares=self._spares.take,
         )
-        self._layout: ParallelLayout | None = None
-        self._stopping: list[socket.socket] | None = None  # once set, connections that wait for the end
-        self._last_keepalive = time.monotonic()
-        self._program = fingerprint()
 
     def serve(self) -> None:
         """Run until stopped. On return, every process has exited, or was killed ``Limits.end`` seconds ago."""
@@ -101,23 +110,9 @@ class Supervisor:
         try:
             while self._stopping is None:
                 self._events.run_once(TICK)
-                self._guard(self._tick)
+                self._runner.guard(self._tick)
         finally:
             self._shut_down()
-
-    def _guard(self, step: Callable[[], None]) -> None:
-        """Take a step for the request whose turn it is. An exception ends that request and its ranks, and no more."""
-        try:
-            step()
-        except Exception as error:
-            first = self._queue.first
-            if not (self._queue.running or first or self._generations.current):
-                raise  # no client is the cause
-            self._events.count(error)
-            failed = Error(code=BackendFailure.code, message=f"the backend failed: {type(error).__name__}: {error}")
-            self._fail_ranks(failed)
-            if first and first in self._queue.queued:
-                self._queue.end_queued(first, failed)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         log.info("%s received", signal.Signals(number).name)
@@ -138,7 +133,7 @@ class Supervisor:
         if isinstance(message, StatusQuery):
             answer(sock, self.status())
         elif isinstance(message, Cancel):
-            self._cancel(message.request_id)
+            self._runner.cancel(message.request_id)
             answer(sock, Done())
         elif isinstance(message, Outcome):
             answer(sock, self._queue.outcome(message.request_id))
@@ -157,7 +152,7 @@ class Supervisor:
             state=self._state(),
             running=running.id if running else None,
             queued=tuple(request.id for request in self._queue.queued),
-            layout=self._layout,
+            layout=self._runner.layout,
             idle_timeout=self._idle_timeout,
             memory=processes.resident_memory(os.getpid()),
             ranks=self._generations.current.statuses() if self._generations.current else (),
@@ -201,7 +196,7 @@ class Supervisor:
         except BackendError as error:
             self.logs.write(REQUEST_LOG, request_lines.of_refused(frame.message, frame.tensors, error.code))
             return refuse(sock, error)
-        self._guard(self._run_next)
+        self._runner.guard(self._runner.run_next)
 
     def _log_end(self, request: QueuedRequest, outcome: Done | Error) -> None:
         code = outcome.code if isinstance(outcome, Error) else rank_control.DONE
@@ -209,73 +204,17 @@ class Supervisor:
         line = request_lines.of_request(request, code, ranks[0].status.models if ranks else ())
         self.logs.write(REQUEST_LOG, line)
 
-    def _cancel(self, request_id: str) -> None:
-        running = self._queue.running
-        if running and running.id == request_id and running.cancelled_at is None and self._generations.current:
-            running.cancelled_at = time.monotonic()
-            self._generations.current.cancel(request_id)
-        for request in self._queue.queued:
-            if request.id == request_id:
-                self._queue.end_queued(request, Cancelled("the request was cancelled before it ran"))
-
-    def _run_next(self) -> None:
-        request = self._queue.first
-        if request is None or self._queue.running or self._stopping is not None:
-            return
-        covered = self._generations.current is not None and self._generations.current.covers(request.devices)
-        if isinstance(request.message, Unload) and not covered:
-            # No rank holds the model, so there is nothing to free, and no reason to start or kill ranks.
-            self._queue.end_queued(request, Done())
-            self._run_next()
-            return
-        if not (covered and self._generations.current and self._generations.current.ready):
-            request.first_at = request.first_at or time.monotonic()
-        if not covered:
-            self._generations.kill()
-        if self._generations.current is None:
-            self._start_ranks(request.devices)
-        elif self._generations.current.ready:
-            self._queue.take()
-            self._layout = request.layout or self._layout
-            self._generations.current.run(request.header, request.connection)
-
-    # The ranks
-
-    def _start_ranks(self, devices: Devices) -> None:
-        try:
-            self._generations.start(devices)
-        except OSError as error:
-            message, ranks = f"the ranks do not start: {error}", tuple(range(len(devices.indices)))
-            self._fail_ranks(Error(code=RankFailed.code, message=message, not_started=ranks))
-
-    def _on_finished(self, rank: int, finished: rank_control.Finished) -> None:
-        request = self._queue.running
-        if self._generations.current and finished.code not in rank_control.RECOVERABLE:
-            # Even after rank 0 has answered, since this rank will run nothing more.
-            self._generations.current.record_error(rank, finished)
-        elif not self._generations.current or not request or finished.request_id != request.id:
-            return
-        elif rank == 0:
-            request.finished = finished
-            error = Error(code=finished.code, message=finished.message)
-            self._queue.end_running(Done() if finished.code == rank_control.DONE else error, answered=True)
-            self._run_next()
-        elif finished.code != rank_control.DONE:
-            request.early_failure = EarlyFailure(at=time.monotonic(), rank=rank, finished=finished)
+    # What is done from time to time
 
     def _tick(self) -> None:
         self._listener.tick()
-        failure = self._generations.current.verdict() if self._generations.current else None
-        if self._queue.running and (failure is None or failure.kind == STUCK):
-            failure = overdue(self._queue.running, self._limits, stuck=failure is not None) or failure
-        if failure:
-            self._fail_ranks(Error(code=failure.code, message=failure.message, not_started=failure.not_started))
+        self._runner.check_ranks()
         self._generations.forget_exited()
         now = time.monotonic()
         if now - self._last_keepalive > self._limits.keepalive_interval:
             self._last_keepalive = now
             self._queue.send_keepalives()
-        self._run_next()
+        self._runner.run_next()
         self._spares.tick(idle=self._queue.unused_for(now) > self._limits.idle)
         self._stop_if_unused(now)
 
@@ -293,20 +232,6 @@ class Supervisor:
             return False
         # A client that has just connected may be about to send a request.
         return not self._listener.accept() and not self._listener.pending
-
-    def _fail_ranks(self, error: Error) -> None:
-        if self._queue.running and self._queue.running.cancelled_at:  # or its client would go on with it
-            error = Error(code=Cancelled.code, message=f"the request was cancelled, and then {error.message}")
-        log.error("killing generation %d: %s", self._generations.number, error.message)
-        current = self._generations.current
-        # Spare ranks may have died unnoticed, or have failed in a way that new processes do not.
-        may_retry = bool(current and (current.ready or current.uses_spares))
-        self._generations.kill()
-        first = self._queue.first
-        if self._queue.running:
-            self._queue.end_running(error, answered=False)
-        elif first and not may_retry:
-            self._queue.end_queued(first, error)
 
     def _shut_down(self) -> None:
         if self._endpoint.has_socket(self._socket_stat):

@@ -9,6 +9,14 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command to its parser."""
+    _add_cells(parser)
+    _add_other_comparisons(parser)
+    devices.add_option(parser)
+    parser.add_argument("--json", action="store_true", help="print the results as JSON")
+
+
+def _add_cells(parser: argparse.ArgumentParser) -> None:
+    """Add what is compared: models, layouts and sizes."""
     parser.add_argument(
         "model", nargs="?", metavar="MODEL",
         help="a checkpoint's folder or name: compare this checkpoint with diffusers' own forward; without MODEL, "
@@ -29,6 +37,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--text-tokens", type=int, metavar="N", help="length of the text in tokens")
     parser.add_argument("--ci", action="store_true", help="only the part of the matrix that CI runs")
     parser.add_argument("--named", action="store_true", help="only the part of the matrix with sizes from real use")
+
+
+def _add_other_comparisons(parser: argparse.ArgumentParser) -> None:
+    """Add what is done instead of comparing single forwards."""
     parser.add_argument(
         "--memory", action="store_true",
         help="instead: measure the memory that the ranks need for 2 GB of sharded weights",
@@ -50,5 +62,3 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--encode", action="store_true", help="with --vae: encode instead of decode")
     parser.add_argument("--width", type=int, metavar="N", help="with --vae: channels of its first level (default 32)")
-    devices.add_option(parser)
-    parser.add_argument("--json", action="store_true", help="print the results as JSON")

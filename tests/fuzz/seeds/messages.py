@@ -101,56 +101,79 @@ def _devices(**changes: Any) -> bytes:
 
 def refused() -> dict[str, Seeds]:
     """Return inputs that are refused, by target and what is wrong with them."""
+    return {
+        "message": _refused_headers() | _refused_models() | _refused_layouts(),
+        "control": _refused_control(),
+        "stream": _refused_stream(),
+    }
+
+
+def _refused_headers() -> Seeds:
+    return {
+        "no_json": b"{",
+        "memory": _header("Status", msgspec.to_builtins(STATUS) | {"memory": 10**4000}),
+        "not_utf8": b'{"type":"\xff"}',
+        "nested": b'{"a":' + b"[" * 1200,
+        "unknown": _header("Exec"),
+        "body": _header("Cancel", {"request_id": 1}),
+        "dtype": _tensor(dtype="float64"),
+        "negative": _tensor(shape=[-1]),
+        "nine_dims": _tensor(shape=[1] * 9),
+        "name": _tensor(name="a\n"),
+        "bytes": _tensor(shape=[1 << 37, 2]),
+        "twice": _header(tensors=json.loads(_tensor())["tensors"] * 2),
+        "too_many": _header(tensors=[{"name": str(i), "dtype": "bool", "shape": []} for i in range(257)]),
+        "id": _header("Unload", {"model": json.loads(_model())["body"]["model"], "request_id": "a\n"}),
+    }
+
+
+def _refused_models() -> Seeds:
+    """Models with what belongs to them: files, adapters, devices."""
     adapter = {"path": "a\0", "id": "a", "strength": 1.0}
     body = {"model": json.loads(_model())["body"]["model"], "adapters": [adapter]}
     overlay = {**body, "adapters": [], "overlay": {"path": "a\0", "id": "a"}}
+    return {
+        "path": _model(path="a\0"),
+        "adapter": _header("EncodeText", body),
+        "overlay": _header("EncodeText", overlay),
+        "many_devices": _devices(indices=[0] * 65),
+        "no_device": _devices(indices=[]),
+        "device": _devices(indices=[-1]),
+        "visible": _devices(kind="cuda", visible=[["CUDA_VISIBLE_DEVICES", "\0"]]),
+    }
+
+
+def _refused_layouts() -> Seeds:
+    return {
+        "degree": _layout(ulysses=0),
+        "large_degree": _layout(ulysses=10**12),
+        "warmup": _layout(warmup=-1),
+        "stale": _layout(stale="x"),
+        "speed": _layout(pipe=2, balance=[0.0, 1.0]),
+        "ranks": _layout(cfg=3),
+        "combination": _layout(shard_weights=True),
+        "balance": _layout(ulysses=2, balance=[1.0, 2.0]),
+        "speeds": _layout(pipe=2, balance=[1.0]),
+    }
+
+
+def _refused_control() -> Seeds:
+    return {
+        "no_json": b"\0{",
+        "nested": b"\1" + b'{"type":"Heartbeat","a":' + b"[" * 1200,
+        "direction": b'\0{"type":"Ready"}',
+        "header": b'\0{"type":"Run","header":{"type":"Exec"}}',
+        "truncated": b"\1" + b"x" * 64,
+        "empty": b"\0",
+    }
+
+
+def _refused_stream() -> Seeds:
     prefix = frames.PREFIX.pack
     return {
-        "message": {
-            "no_json": b"{",
-            "memory": _header("Status", msgspec.to_builtins(STATUS) | {"memory": 10**4000}),
-            "not_utf8": b'{"type":"\xff"}',
-            "nested": b'{"a":' + b"[" * 1200,
-            "unknown": _header("Exec"),
-            "body": _header("Cancel", {"request_id": 1}),
-            "dtype": _tensor(dtype="float64"),
-            "negative": _tensor(shape=[-1]),
-            "nine_dims": _tensor(shape=[1] * 9),
-            "name": _tensor(name="a\n"),
-            "bytes": _tensor(shape=[1 << 37, 2]),
-            "twice": _header(tensors=json.loads(_tensor())["tensors"] * 2),
-            "too_many": _header(tensors=[{"name": str(i), "dtype": "bool", "shape": []} for i in range(257)]),
-            "id": _header("Unload", {"model": json.loads(_model())["body"]["model"], "request_id": "a\n"}),
-            "path": _model(path="a\0"),
-            "adapter": _header("EncodeText", body),
-            "overlay": _header("EncodeText", overlay),
-            "many_devices": _devices(indices=[0] * 65),
-            "no_device": _devices(indices=[]),
-            "device": _devices(indices=[-1]),
-            "visible": _devices(kind="cuda", visible=[["CUDA_VISIBLE_DEVICES", "\0"]]),
-            "degree": _layout(ulysses=0),
-            "large_degree": _layout(ulysses=10**12),
-            "warmup": _layout(warmup=-1),
-            "stale": _layout(stale="x"),
-            "speed": _layout(pipe=2, balance=[0.0, 1.0]),
-            "ranks": _layout(cfg=3),
-            "combination": _layout(shard_weights=True),
-            "balance": _layout(ulysses=2, balance=[1.0, 2.0]),
-            "speeds": _layout(pipe=2, balance=[1.0]),
-        },
-        "control": {
-            "no_json": b"\0{",
-            "nested": b"\1" + b'{"type":"Heartbeat","a":' + b"[" * 1200,
-            "direction": b'\0{"type":"Ready"}',
-            "header": b'\0{"type":"Run","header":{"type":"Exec"}}',
-            "truncated": b"\1" + b"x" * 64,
-            "empty": b"\0",
-        },
-        "stream": {
-            "magic": b"\x0fpDiT" + bytes(6),
-            "version": b"\x0f" + prefix(frames.MAGIC, 1, 9),
-            "length": b"\x0f" + prefix(frames.MAGIC, frames.VERSION, (1 << 32) - 1),
-            "no_length": b"\x0f" + prefix(frames.MAGIC, frames.VERSION, 0),
-            "cut_off": b"\x0f" + prefix(frames.MAGIC, frames.VERSION, 100) + b"{",
-        },
+        "magic": b"\x0fpDiT" + bytes(6),
+        "version": b"\x0f" + prefix(frames.MAGIC, 1, 9),
+        "length": b"\x0f" + prefix(frames.MAGIC, frames.VERSION, (1 << 32) - 1),
+        "no_length": b"\x0f" + prefix(frames.MAGIC, frames.VERSION, 0),
+        "cut_off": b"\x0f" + prefix(frames.MAGIC, frames.VERSION, 100) + b"{",
     }

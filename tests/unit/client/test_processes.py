@@ -1,4 +1,4 @@
-"""Process helpers, the control socket, the devices of a request, hang detection, and the text of a status."""
+"""Process helpers, the control socket, the devices of a request, and hang detection."""
 
 import os
 import signal
@@ -17,13 +17,11 @@ import psutil
 import pytest
 
 from parallel_backend import processes
-from parallel_backend.client.status_text import format_json, format_status
 from parallel_backend.layout.parallel_layout import ParallelLayout
-from parallel_backend.progress import RankProgress
 from parallel_backend.protocol import rank_control
 from parallel_backend.protocol.messages import Echo
 from parallel_backend.protocol.model_spec import VISIBLE, Devices, ModelSpec
-from parallel_backend.protocol.status import LoadedModel, RankStatus, SpareStatus, Status
+from parallel_backend.protocol.status import RankStatus
 from parallel_backend.supervisor.event_loop import EventLoop
 from parallel_backend.supervisor.limits import Patience
 from parallel_backend.supervisor.log_files import LogFiles
@@ -183,46 +181,3 @@ def test_ranks_see_the_gpus_of_the_process_that_counted_them_and_not_the_supervi
     assert {name: environment[name] for name in VISIBLE if name in environment} == dict(visible)
     environment = common_environment(Devices(kind="cuda", indices=(0, 1)))
     assert not environment.keys() & set(VISIBLE)
-
-
-def test_a_status_as_text_and_as_json() -> None:
-    model = LoadedModel(path="/models/shapes", dtype="float32", parts=("transformer", "vae"), loads=2)
-    copied = LoadedModel(path="/proc/10/fd/7", dtype="bfloat16", parts=("vae",), loads=1)
-    models = (model, copied)
-    rank = RankStatus(rank=0, pid=12, device="cuda:0", memory=3 << 30, device_memory=5 << 20, models=models, steps=40)
-    sampling = RankProgress(phase="sampling", step=2, steps=20, count=7, quiet=1.2)
-    status = Status(
-        pid=11,
-        protocol=1,
-        generation=3,
-        state="busy",
-        running="abc",
-        queued=("def", "ghi"),
-        layout=ParallelLayout(cfg=2, ulysses=2),
-        idle_timeout=600.0,
-        memory=20 << 20,
-        ranks=(rank,),
-        spares=(SpareStatus(pid=13, memory=7 << 20, ready=True), SpareStatus(pid=14, memory=1 << 20, ready=False)),
-    )
-    text = format_status(status)
-    for words in (
-        "pid 11, busy, 20 MiB, ends after 600 s without work",
-        "cfg=2 ulysses=2",
-        "abc",
-        "def, ghi",
-        "1, generation 3",
-        "rank 0     pid 12, cuda:0, 3.00 GiB, 5 MiB on the device, 40 steps",
-        "/models/shapes as float32: transformer, vae (loaded 2 times)",
-        "spares       2\n  spare      pid 13, ready, 7 MiB\n  spare      pid 14, starting, 1 MiB",
-        "a copied model as bfloat16: vae (loaded once)",
-    ):
-        assert words in text
-    assert "parts done" not in text
-    assert "errors" not in text
-    assert "errors       2 that should not have happened" in format_status(replace(status, internal_errors=2))
-    busy = format_status(replace(status, ranks=(replace(rank, progress=sampling),)))
-    assert "40 steps, sampling (step 3 of 20), 7 parts done, progress 1 s ago" in busy
-    displaced = replace(status, layout=ParallelLayout(ring=2, stale="previous"))
-    for shown, kind in ((status, ""), (replace(status, layout=None), ""), (displaced, "displaced patch")):
-        assert msgspec.json.decode(format_json(shown))["approximation"] == kind
-        assert msgspec.json.decode(format_json(shown), type=Status) == shown

@@ -1,118 +1,20 @@
-"""Each check finds what is fine, slow, broken or not here, with its view of the machine faked."""
+"""The checks of the machine, the backend and the packages find what is fine, slow or broken, with their view faked."""
 
 import importlib.metadata
 import os
 import resource
 import shutil
 import stat
-import subprocess
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from parallel_backend import processes
-from parallel_backend.client import gpus as known_gpus
 from parallel_backend.client import query
-from parallel_backend.doctor.checks import comfyui, gpus, machine, running, trial, versions
-from parallel_backend.doctor.finding import Finding, Setting
-from parallel_backend.doctor.registry import CHECKS
-from parallel_backend.errors import BackendUnavailable, DeadlineExceeded, InvalidRequest
-from parallel_backend.layout.parallel_layout import ParallelLayout
+from parallel_backend.doctor.checks import machine, running, versions
+from parallel_backend.errors import BackendUnavailable, DeadlineExceeded
 from parallel_backend.protocol.endpoint import Endpoint
-from parallel_backend.protocol.model_spec import Devices
-
-SETTING = Setting(folder="/none")
-CARD = ["A card", "570.1", "16", "16"]
-
-
-def verdicts(found: list[Finding]) -> list[str]:
-    assert all(finding.text for finding in found)
-    assert all(finding.advice for finding in found if finding.verdict in ("slow", "broken"))
-    assert {finding.check for finding in found} <= {check.name for check in CHECKS}
-    return [finding.verdict for finding in found]
-
-
-def have(monkeypatch: pytest.MonkeyPatch, count: int, cards: list[list[str]] | None = None) -> None:
-    """Let torch see this many GPUs, and nvidia-smi list these."""
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(known_gpus, "count", lambda: count)
-    monkeypatch.setattr(known_gpus, "other_accelerator", lambda: "")
-    monkeypatch.setattr(gpus, "_cards", lambda: [CARD] * count if cards is None else cards)
-    monkeypatch.setattr(gpus, "_try", lambda index: (f"A card {index}", 78_000_000_000, 80_000_000_000))
-
-
-def test_gpus(monkeypatch):
-    have(monkeypatch, 0)
-    assert verdicts(gpus.gpus(SETTING)) == ["not here"]
-    have(monkeypatch, 2)
-    assert verdicts(gpus.gpus(SETTING)) == ["fine", "fine"]
-    have(monkeypatch, 2, [CARD, ["A card", "570.1", "4", "16"]])
-    assert verdicts(gpus.gpus(SETTING)) == ["fine", "slow"]
-    have(monkeypatch, 1, [["A card", "570.1", "[N/A]", "[N/A]"]])
-    assert verdicts(gpus.gpus(SETTING)) == ["fine"]
-    monkeypatch.setattr(gpus, "_try", lambda index: ("A card", 1_000_000_000, 80_000_000_000))
-    assert verdicts(gpus.gpus(SETTING)) == ["slow"]
-
-
-def test_a_gpu_that_does_not_compute(monkeypatch):
-    def fails(index: int) -> tuple[str, int, int]:
-        raise RuntimeError("CUDA error: no kernel image is available\nfor execution")
-
-    have(monkeypatch, 1)
-    monkeypatch.setattr(gpus, "_try", fails)
-    assert verdicts(gpus.gpus(SETTING)) == ["broken"]
-    assert "no kernel image is available for execution" in gpus.gpus(SETTING)[0].text
-
-
-@pytest.mark.parametrize(("cuda", "advice"), [(None, "has no CUDA"), ("13.0", "too old for CUDA 13.0")])
-def test_gpus_that_torch_does_not_see(monkeypatch, cuda, advice):
-    have(monkeypatch, 0, [CARD])
-    monkeypatch.setattr(gpus, "_torch_build", lambda: ("2.9.0", cuda))
-    found = gpus.gpus(SETTING)
-    assert verdicts(found) == ["broken"]
-    assert advice in found[0].advice
-
-
-def test_hidden_gpus_and_other_accelerators(monkeypatch):
-    have(monkeypatch, 0, [CARD])
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert verdicts(gpus.gpus(SETTING)) == ["not here"]
-    have(monkeypatch, 0, [])
-    monkeypatch.setattr(known_gpus, "other_accelerator", lambda: "Intel GPUs (xpu)")
-    assert "Intel GPUs (xpu)" in gpus.gpus(SETTING)[0].text
-
-
-def test_what_nvidia_smi_says(monkeypatch, tmp_path):
-    tool = tmp_path / "nvidia-smi"
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert gpus._cards() == []
-    tool.write_text('#!/bin/sh\necho "A card, 570.1, 8, 16"\n')
-    tool.chmod(0o700)
-    assert gpus._cards() == [["A card", "570.1", "8", "16"]]
-    tool.write_text('#!/bin/sh\necho "Driver/library version mismatch"; exit 18\n')
-    with pytest.raises(RuntimeError, match="mismatch"):
-        gpus._cards()
-
-
-def test_nccl(monkeypatch):
-    have(monkeypatch, 0)
-    assert verdicts(gpus.nccl(SETTING)) == ["not here"]
-    have(monkeypatch, 2)
-    for version, verdict in (((2, 27, 3), "fine"), ((2, 14, 3), "slow"), (None, "broken")):
-        monkeypatch.setattr(gpus, "_nccl_version", lambda version=version: version)
-        assert verdicts(gpus.nccl(SETTING)) == [verdict]
-
-
-def test_links(monkeypatch):
-    have(monkeypatch, 1)
-    assert verdicts(gpus.links(SETTING)) == ["not here"]
-    have(monkeypatch, 3)
-    monkeypatch.setattr(gpus, "_linked", lambda one, other: True)
-    assert verdicts(gpus.links(SETTING)) == ["fine"]
-    monkeypatch.setattr(gpus, "_linked", lambda one, other: (one, other) != (0, 2))
-    assert verdicts(gpus.links(SETTING)) == ["slow"]
-    assert "between GPUs 0 and 2" in gpus.links(SETTING)[0].text
+from tests.unit.doctor.faked_machine import SETTING, have, verdicts
 
 
 @pytest.mark.parametrize(
@@ -239,91 +141,3 @@ def test_kernels(monkeypatch):
     monkeypatch.setattr(versions, "_installed", lambda package: True)
     assert verdicts(versions.kernels(SETTING)) == ["slow"]
     assert "sageattention: it is older than 2" in versions.kernels(SETTING)[0].text
-
-
-@pytest.fixture
-def checkout(tmp_path) -> Path:
-    (tmp_path / "main.py").touch()
-    (tmp_path / "comfyui_version.py").write_text('__version__ = "0.27.0"\n')
-    return tmp_path
-
-
-def test_comfyui(monkeypatch, checkout, tmp_path):
-    setting = Setting(folder="/none", comfyui=str(checkout))
-    monkeypatch.setattr(comfyui, "_contract", lambda path: ("ComfyUI 0.27.0: no differences\n", False))
-    assert verdicts(comfyui.comfyui(setting)) == ["fine"]
-    differences = "".join(f"difference {number}\n" for number in range(5)) + "5 differences\n"
-    monkeypatch.setattr(comfyui, "_contract", lambda path: (differences, True))
-    found = comfyui.comfyui(setting)
-    assert verdicts(found) == ["broken"]
-    assert found[0].text.endswith("difference 0 difference 1 difference 2 (and 2 more)")
-    monkeypatch.setattr(comfyui, "CONTRACT", tmp_path / "none")
-    assert "not part of this installation" in comfyui.comfyui(setting)[0].text
-    (checkout / "comfyui_version.py").write_text('__version__ = "0.3.64"\n')
-    assert verdicts(comfyui.comfyui(setting)) == ["broken"]
-    with pytest.raises(InvalidRequest, match="it is not a ComfyUI's folder"):
-        comfyui.comfyui(Setting(folder="/none", comfyui=str(tmp_path / "none")))
-
-
-def test_where_comfyui_is(monkeypatch, checkout):
-    monkeypatch.setattr(comfyui, "ROOT", checkout / "custom_nodes" / "parallel-dit")
-    assert comfyui._find(None) == checkout
-    monkeypatch.setattr(comfyui, "ROOT", checkout / "elsewhere" / "parallel-dit")
-    assert verdicts(comfyui.comfyui(SETTING)) == ["not here"]
-
-
-def test_the_contract_of_a_folder_that_lacks_everything(checkout):
-    output, differs = comfyui._contract(checkout)
-    assert differs
-    assert len(output.splitlines()) > 10
-
-
-def test_a_contract_that_cannot_be_checked(monkeypatch, checkout):
-    done = subprocess.CompletedProcess([], 2, stdout="", stderr="a\nNameError: b\n")
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: done)
-    with pytest.raises(RuntimeError, match="NameError: b"):
-        comfyui._contract(checkout)
-
-
-@pytest.mark.parametrize(("measured", "verdict"), [((1e-3, 1e9), "fine"), ((9e-3, 1e9), "slow"), ((1e-3, 1e8), "slow")])
-def test_exchange(monkeypatch, measured, verdict):
-    have(monkeypatch, 0)
-    monkeypatch.setattr(trial, "_measure", lambda folder, devices: measured)
-    assert verdicts(trial.exchange(SETTING)) == [verdict]
-
-
-@pytest.mark.parametrize(("error", "verdict"), [(1e-6, "fine"), (2e-4, "broken"), (float("nan"), "broken")])
-def test_forward(monkeypatch, error, verdict):
-    have(monkeypatch, 0)
-    monkeypatch.setattr(trial, "_difference", lambda folder, devices: error)
-    assert verdicts(trial.forward(SETTING)) == [verdict]
-
-
-def test_devices_of_the_trials(monkeypatch):
-    seen = 3
-    monkeypatch.setattr(known_gpus, "count", lambda: seen)
-    monkeypatch.setattr("parallel_backend.client.devices.gpu_count", lambda: seen)
-    monkeypatch.setenv("PARALLEL_DIT_COLLECTIVES", "")
-    assert trial._devices(SETTING).indices == (0, 1)
-    assert trial._devices(Setting(folder="", devices="2,1")).indices == (2, 1)
-    seen = 1
-    one = trial._devices(SETTING)
-    assert (one.kind, one.indices, one.collectives) == ("cuda", (0, 0), "gloo")
-    seen = 0
-    assert trial._devices(SETTING) == Devices(kind="cpu", indices=(0, 1))
-
-
-def test_a_forward_that_differs_is_found(monkeypatch, tmp_path):
-    class Wrong:
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *_):
-            pass
-
-        def call(self, message, inputs):
-            whole = inputs["0.hidden_states"]
-            return {"0": whole + 0.01 * whole.abs().max() * (message.model.layout != ParallelLayout())}
-
-    monkeypatch.setattr(trial, "temporary_backend", lambda folder: Wrong())
-    assert trial._difference(tmp_path, Devices(kind="cpu", indices=(0, 1))) == pytest.approx(0.01, rel=1e-3)

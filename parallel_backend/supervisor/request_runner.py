@@ -1,0 +1,138 @@
+"""Runs queued requests on ranks, one at a time, and ends the ranks that fail."""
+
+import logging
+import time
+from collections.abc import Callable
+
+from ..errors import BackendFailure, Cancelled, RankFailed
+from ..layout.parallel_layout import ParallelLayout
+from ..protocol import rank_control
+from ..protocol.messages import Done, Error, Unload
+from ..protocol.model_spec import Devices
+from .event_loop import EventLoop
+from .failures import STUCK
+from .generations import Generations
+from .limits import Limits
+from .overdue import overdue
+from .request_queue import EarlyFailure, RequestQueue
+
+log = logging.getLogger(__name__)
+
+
+class RequestRunner:
+    """Takes requests from the queue and gives them to the current set of ranks.
+
+    Args:
+        queue: the queued requests.
+        generations: the sets of ranks.
+        limits: how long a request may take to end.
+        events: the supervisor's event loop.
+        may_start: whether another request may begin.
+
+    Attributes:
+        layout: the newest layout of a request.
+    """
+
+    def __init__(
+        self,
+        *,
+        queue: RequestQueue,
+        generations: Generations,
+        limits: Limits,
+        events: EventLoop,
+        may_start: Callable[[], bool],
+    ) -> None:
+        self._queue, self._generations, self._limits = queue, generations, limits
+        self._events, self._may_start = events, may_start
+        self.layout: ParallelLayout | None = None
+
+    def guard(self, step: Callable[[], None]) -> None:
+        """Take a step for the request whose turn it is. An exception ends that request and its ranks, and no more."""
+        try:
+            step()
+        except Exception as error:
+            first = self._queue.first
+            if not (self._queue.running or first or self._generations.current):
+                raise  # no client is the cause
+            self._events.count(error)
+            failed = Error(code=BackendFailure.code, message=f"the backend failed: {type(error).__name__}: {error}")
+            self._fail_ranks(failed)
+            if first and first in self._queue.queued:
+                self._queue.end_queued(first, failed)
+
+    def run_next(self) -> None:
+        """Send the next request to its ranks if nothing runs and they are ready; start them if they are not there."""
+        request = self._queue.first
+        if request is None or self._queue.running or not self._may_start():
+            return
+        covered = self._generations.current is not None and self._generations.current.covers(request.devices)
+        if isinstance(request.message, Unload) and not covered:
+            # No rank holds the model, so there is nothing to free, and no reason to start or kill ranks.
+            self._queue.end_queued(request, Done())
+            self.run_next()
+            return
+        if not (covered and self._generations.current and self._generations.current.ready):
+            request.first_at = request.first_at or time.monotonic()
+        if not covered:
+            self._generations.kill()
+        if self._generations.current is None:
+            self._start_ranks(request.devices)
+        elif self._generations.current.ready:
+            self._queue.take()
+            self.layout = request.layout or self.layout
+            self._generations.current.run(request.header, request.connection)
+
+    def _start_ranks(self, devices: Devices) -> None:
+        try:
+            self._generations.start(devices)
+        except OSError as error:
+            message, ranks = f"the ranks do not start: {error}", tuple(range(len(devices.indices)))
+            self._fail_ranks(Error(code=RankFailed.code, message=message, not_started=ranks))
+
+    def cancel(self, request_id: str) -> None:
+        """Cancel a request, whether it is queued or runs."""
+        running = self._queue.running
+        if running and running.id == request_id and running.cancelled_at is None and self._generations.current:
+            running.cancelled_at = time.monotonic()
+            self._generations.current.cancel(request_id)
+        for request in self._queue.queued:
+            if request.id == request_id:
+                self._queue.end_queued(request, Cancelled("the request was cancelled before it ran"))
+
+    def finish(self, rank: int, finished: rank_control.Finished) -> None:
+        """Take what a rank says about the end of a request."""
+        request = self._queue.running
+        if self._generations.current and finished.code not in rank_control.RECOVERABLE:
+            # Even after rank 0 has answered, since this rank will run nothing more.
+            self._generations.current.record_error(rank, finished)
+        elif not self._generations.current or not request or finished.request_id != request.id:
+            return
+        elif rank == 0:
+            request.finished = finished
+            error = Error(code=finished.code, message=finished.message)
+            self._queue.end_running(Done() if finished.code == rank_control.DONE else error, answered=True)
+            self.run_next()
+        elif finished.code != rank_control.DONE:
+            request.early_failure = EarlyFailure(at=time.monotonic(), rank=rank, finished=finished)
+
+    def check_ranks(self) -> None:
+        """Kill the ranks if one of them has failed, or if they do not end the running request."""
+        failure = self._generations.current.verdict() if self._generations.current else None
+        if self._queue.running and (failure is None or failure.kind == STUCK):
+            failure = overdue(self._queue.running, self._limits, stuck=failure is not None) or failure
+        if failure:
+            self._fail_ranks(Error(code=failure.code, message=failure.message, not_started=failure.not_started))
+
+    def _fail_ranks(self, error: Error) -> None:
+        if self._queue.running and self._queue.running.cancelled_at:  # or its client would go on with it
+            error = Error(code=Cancelled.code, message=f"the request was cancelled, and then {error.message}")
+        log.error("killing generation %d: %s", self._generations.number, error.message)
+        current = self._generations.current
+        # Spare ranks may have died unnoticed, or have failed in a way that new processes do not.
+        may_retry = bool(current and (current.ready or current.uses_spares))
+        self._generations.kill()
+        first = self._queue.first
+        if self._queue.running:
+            self._queue.end_running(error, answered=False)
+        elif first and not may_retry:
+            self._queue.end_queued(first, error)
