@@ -54,7 +54,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(
         required=True,
         metavar="serve | status | stop | logs | doctor | verify | soak | "
-        "bench | bench-wire | bench-memory | bench-lora | bench-streaming | bench-recovery",
+        "bench | bench-wire | bench-memory | bench-lora | bench-streaming | bench-recovery | bench-resume",
     )
     for command in _COMMANDS:
         added = commands.add_parser(command.name, help=command.help)
@@ -228,6 +228,10 @@ _COMMANDS = (
     _Command(
         "bench-recovery", measurements.recovery, measurements.add_recovery,
         "measure how long a prompt takes after a rank died",
+    ),
+    _Command(
+        "bench-resume", measurements.resume, measurements.add_resume,
+        "measure what it costs to keep what a run goes on from",
     ),
     _Command(
         "bench", _bench, bench.add_arguments,

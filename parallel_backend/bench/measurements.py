@@ -86,6 +86,19 @@ def recovery(options: argparse.Namespace) -> int:
     return int(any(result.failed for result in results))
 
 
+def add_resume(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``bench-resume``."""
+    parser.add_argument("--rounds", type=int, default=15, help="pairs of runs (default %(default)s)")
+    _add_common(parser)
+
+
+def resume(options: argparse.Namespace) -> int:
+    """Measure what it costs to keep what a run goes on from."""
+    from .kept_state import measure
+
+    return _print_results(iter([measure(options.rounds, options.devices)]), as_json=options.json)
+
+
 def _add_common(parser: argparse.ArgumentParser) -> None:
     devices.add_option(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from parallel_backend.__main__ import main
+from parallel_backend.bench.kept_state import KeptState
 from parallel_backend.bench.recovery import ROWS, Recovery
 from parallel_backend.bench.step.report import describe
 from parallel_backend.bench.step.run import Table
@@ -84,6 +85,15 @@ def test_bench_recovery(runtime: Path) -> None:
         assert_positive(*(second for seconds in recovery.seconds.values() for second in seconds))
 
 
+@pytest.mark.long
+def test_bench_resume(runtime: Path) -> None:
+    completed = run_command(runtime, "bench-resume", "--rounds", "1", "--json", timeout=200, TMPDIR=str(runtime))
+    (kept,) = msgspec.json.decode(completed.stdout, type=list[KeptState])
+    assert completed.returncode == int(kept.failed), completed.stderr  # 1 if it is slow
+    assert kept.nbytes == 2 << 20, "a latent of 1 MiB, and the one prediction that the sampler remembers"
+    assert_positive(kept.step, kept.sending)
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -101,6 +111,7 @@ def test_bench_recovery(runtime: Path) -> None:
         (("bench-lora", "--devices", "0"), 'layout "ulysses=2" needs 2 ranks'),
         (("bench-recovery", "--rounds", "0"), "--rounds 0: at least one is needed"),
         (("bench-recovery", "--devices", "0"), 'layout "ulysses=2" needs 2 ranks'),
+        (("bench-resume", "--rounds", "0"), "--rounds 0: at least one is needed"),
         (("bench-streaming", "--devices", "0"), 'layout "ulysses=2" needs 2 ranks'),
         (("bench-memory", "--devices", "0"), 'layout "ulysses=2 shard_weights" needs 2 ranks'),
         (("bench", "--plot", "/no/such/folder/plot.png"), "/no/such/folder/plot.png"),
