@@ -21,7 +21,7 @@ Callback = Callable[[], object]
 Discard = Callable[[Exception], object]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class _Watched:
     callback: Callback
     discard: Discard
@@ -58,9 +58,10 @@ class EventLoop:
 
     def run_once(self, seconds: float) -> None:
         """Wait up to ``seconds`` for events, and call the callbacks of those that happened."""
-        for descriptor, _ in self._poll.poll(math.ceil(seconds * 1000)):
-            watched = self._watched.get(descriptor)
-            if watched:
+        ready = self._poll.poll(math.ceil(seconds * 1000))
+        # A callback may close a descriptor and watch a new one of the same number, which has had no event.
+        for descriptor, watched in [(descriptor, self._watched[descriptor]) for descriptor, _ in ready]:
+            if self._watched.get(descriptor) is watched:
                 self._call(descriptor, watched)
 
     def _call(self, descriptor: int, watched: _Watched) -> None:

@@ -73,6 +73,33 @@ def test_a_discard_that_fails_is_counted_too() -> None:
     assert events.internal_errors == 2
 
 
+def test_a_descriptor_that_takes_the_number_of_a_closed_one_does_not_get_its_event() -> None:
+    events, (first, first_sender), (second, second_sender) = EventLoop(), socket.socketpair(), socket.socketpair()
+    called, replaced = list[str](), list[socket.socket]()
+
+    def replace(old: socket.socket) -> None:
+        """Close a descriptor that has an event, and watch a new one with its number."""
+        if replaced:
+            return
+        number = old.fileno()
+        events.forget(number)
+        old.close()
+        replaced.extend(socket.socketpair())
+        assert number in [sock.fileno() for sock in replaced]
+        events.watch(number, READ, lambda: called.append("new"), discard=lambda error: None)
+
+    events.watch(first.fileno(), READ, lambda: replace(second), discard=lambda error: None)
+    events.watch(second.fileno(), READ, lambda: replace(first), discard=lambda error: None)
+    for sender in (first_sender, second_sender):
+        sender.send(b"x")
+    events.run_once(1.0)
+    assert replaced
+    assert called == []
+    assert events.internal_errors == 0
+    for sock in (first, first_sender, second, second_sender, *replaced):
+        sock.close()
+
+
 @pytest.fixture
 def serving(folder: Path) -> Iterator[Callable[[], Supervisor]]:
     """Start a supervisor in a thread of this process, so that a test can plant bugs in it."""
