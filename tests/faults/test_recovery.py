@@ -2,9 +2,9 @@
 
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -12,30 +12,20 @@ import pytest
 import torch
 
 from parallel_backend.client.client import Client
-from parallel_backend.client.recovery import LostDevices, RecoveringCall
 from parallel_backend.errors import BackendUnavailable, QueueFull, RankFailed
-from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.protocol import request_log
-from parallel_backend.protocol.messages import Echo, Forward, Progress, RankRequest, Sample, new_id
-from parallel_backend.protocol.model_spec import Devices, ModelSpec
+from parallel_backend.protocol.messages import Echo, Forward, new_id
 from parallel_backend.supervisor.limits import Limits
 from scripts.processes import wait_until
 from tests.support import tiny
 
-from .backend import start_fake
 from .conftest import runtime_folder
-from .losing_rank import CLIENT_TIMEOUT, LOST_DEVICES, SELF, SIGNALS, SUPERVISOR
+from .losing_rank import CLIENT_TIMEOUT, LOST_DEVICES, SUPERVISOR
+from .real_ranks import HALF, STEPS, Call, Tensors, let_die, model, relative_error, request, start
 
-Tensors = dict[str, torch.Tensor]
 LONG = pytest.mark.long
-STEPS, HALF = 20, 10
 SAME_RANKS, FEWER_RANKS = 1e-5, 1e-4
 SAMPLERS = ("uni_pc", "euler", "dpmpp_2m", "euler_ancestral")
-
-
-def start(folder: Path) -> Client:
-    """Start a backend of real ranks, which may take long to start."""
-    return Client(endpoint=start_fake(folder, worker="losing_rank.py", idle_timeout=600.0, limits=Limits()).endpoint)
 
 
 @pytest.fixture(scope="module")
@@ -47,65 +37,6 @@ def client() -> Iterator[Client]:
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(tiny.write(tmp_path_factory.mktemp("tiny") / "model", tiny.Tiny(heads=3, layers=3)))
-
-
-def model(path: str, layout: str | None, ranks: int = 3) -> ModelSpec:
-    devices = Devices(kind="cpu", indices=tuple(range(ranks)))
-    return ModelSpec(path=path, devices=devices, layout=None if layout is None else ParallelLayout.parse(layout))
-
-
-def request(spec: ModelSpec, sampler: str = "euler") -> tuple[Sample, Tensors]:
-    torch.manual_seed(0)
-    inputs = {"x": torch.randn(2, 16, 1, 9, 7), "sigmas": torch.linspace(1, 0, STEPS + 1)}
-    inputs |= {f"{i}.encoder_hidden_states": torch.randn(2, 6 - i, 32) for i in range(2)}
-    return Sample(model=spec, branches=2, sampler=sampler, cfg=3.0), inputs
-
-
-@dataclass(kw_only=True)
-class Call:
-    """A call whose ranks fail, with what it reports.
-
-    Attributes:
-        stands_still_at: the step after which it reads nothing until the backend has given it up; 0 for none.
-        before_asking: called when the call has noticed a failure and will ask again.
-    """
-
-    client: Client
-    stands_still_at: int = 0
-    before_asking: Callable[[], None] = lambda: None
-    lost: LostDevices = field(default_factory=LostDevices)
-    steps: list[int] = field(default_factory=list)
-    said: list[str] = field(default_factory=list)
-    notes: set[str] = field(default_factory=set)
-
-    def run(self, message: RankRequest, tensors: Tensors) -> Tensors:
-        call = RecoveringCall(
-            self.client, message, tensors, on_progress=self._progressed, notify=self._notified, lost=self.lost
-        )
-        return call.run()
-
-    def _progressed(self, progress: Progress, tensors: Tensors) -> None:
-        if progress.phase == "sampling":
-            assert not tensors, "what is kept does not reach the caller"
-            self.steps.append(progress.value)
-            self.notes.add(progress.note)
-            if progress.value == self.stands_still_at:
-                self.stands_still_at = 0
-                wait_until(lambda: self.client.status().state == "idle", 60.0, "the backend has given the request up")
-
-    def _notified(self, sentence: str) -> None:
-        self.said.append(sentence)
-        self.before_asking()
-
-
-def let_die(client: Client, *deaths: tuple[int, int], target: str = SELF, number: int = signal.SIGKILL) -> None:
-    """Let ranks, or the supervisor, get a signal after steps of ranks: pairs of rank and step, in order."""
-    lines = [f"{rank} {step} {target} {int(number)}" for rank, step in deaths]
-    (client.endpoint.folder / SIGNALS).write_text("\n".join(lines))
-
-
-def relative_error(got: torch.Tensor, wanted: torch.Tensor) -> float:
-    return float((got - wanted).abs().max() / wanted.abs().max())
 
 
 def computed(client: Client) -> int:
