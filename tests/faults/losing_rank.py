@@ -1,4 +1,4 @@
-"""A real rank that does not start, or sends a signal after a step, as files in the runtime folder say."""
+"""A real rank that does not start, or sends a signal, as files in the runtime folder say."""
 
 import os
 from collections.abc import Callable
@@ -14,32 +14,49 @@ LOST_DEVICES = Path("lost-devices")
 CLIENT_TIMEOUT = Path("client-timeout")
 """The seconds that ranks wait for a client that reads nothing."""
 SIGNALS = Path("signals")
-"""Lines ``rank step target signal``: after that step the rank of the first line sends it, and the line goes."""
+"""Lines ``rank step target signal``: after that step the rank of the first line sends it, and the line goes. The step
+may be one of sampling or of the VAE, or ``UNLOAD``."""
+UNLOAD = "unload"
+"""Stands for a step: the model's weights have been freed, and the request has not ended."""
 SELF, SUPERVISOR = "self", "supervisor"
 """Targets of signals."""
 
 
 def _engine(*, rank: int, world_size: int, device: Any) -> Any:
-    from parallel_backend.engine.engine import Engine
+    from parallel_backend.engine import engine
 
     if LOST_DEVICES.exists() and str(rank) in LOST_DEVICES.read_text().split():
         raise RuntimeError("CUDA error: the device is not there")
     if CLIENT_TIMEOUT.exists():
         vars(worker)["CLIENT_TIMEOUT"] = float(CLIENT_TIMEOUT.read_text())
     vars(PROGRESS)["step"] = _signalling(PROGRESS.step, rank)
-    return Engine(rank=rank, world_size=world_size, device=device)
+    vars(engine)["free"] = _freeing(engine.free, rank)
+    return engine.Engine(rank=rank, world_size=world_size, device=device)
 
 
 def _signalling(count: Callable[[int, int], None], rank: int) -> Callable[[int, int], None]:
     def step(done: int, total: int) -> None:
         count(done, total)
-        lines = SIGNALS.read_text().splitlines() if SIGNALS.exists() else []
-        if lines and lines[0].split()[:2] == [str(rank), str(done)]:
-            target, number = lines[0].split()[2:]
-            SIGNALS.write_text("\n".join(lines[1:]))
-            os.kill(os.getpid() if target == SELF else os.getppid(), int(number))
+        _send(rank, str(done))
 
     return step
+
+
+def _freeing(free: Callable[[Any], None], rank: int) -> Callable[[Any], None]:
+    def signalling(device: Any) -> None:
+        free(device)
+        _send(rank, UNLOAD)
+
+    return signalling
+
+
+def _send(rank: int, step: str) -> None:
+    """Send the signal that this rank is to send after a step, if there is one."""
+    lines = SIGNALS.read_text().splitlines() if SIGNALS.exists() else []
+    if lines and lines[0].split()[:2] == [str(rank), step]:
+        target, number = lines[0].split()[2:]
+        SIGNALS.write_text("\n".join(lines[1:]))
+        os.kill(os.getpid() if target == SELF else os.getppid(), int(number))
 
 
 if __name__ == "__main__":

@@ -76,8 +76,9 @@ class Call:
         self.before_asking()
 
 
-def let_die(client: Client, *deaths: tuple[int, int], target: str = SELF, number: int = signal.SIGKILL) -> None:
-    """Let ranks, or the supervisor, get a signal after steps of ranks: pairs of rank and step, in order."""
+def let_die(client: Client, *deaths: tuple[int, int | str], target: str = SELF, number: int = signal.SIGKILL) -> None:
+    """Let ranks, or the supervisor, get a signal after steps of ranks: pairs of rank and step (see ``SIGNALS``), in
+    order."""
     lines = [f"{rank} {step} {target} {int(number)}" for rank, step in deaths]
     (client.endpoint.folder / SIGNALS).write_text("\n".join(lines))
 
