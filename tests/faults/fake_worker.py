@@ -7,6 +7,7 @@ Like a real rank, it imports torch only after its link to the supervisor has sta
 import atexit
 import ctypes
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -82,6 +83,9 @@ class FakeEngine:
             raise InvalidRequest("there is nothing to unload")
         kind, rank, name = (*message.sampler.split(" ", 2), "", "")[:3]
         total = next(meta.shape[0] for meta in metas if meta.name == "sigmas") - 1
+        if kind == "stubborn":
+            for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+                signal.signal(number, signal.SIG_IGN)
         if kind == "refuse":
             raise InvalidRequest(f"this request cannot work: {message.sampler}")
         phase = {"load": LOADING, "slowload": LOADING, "connect": CONNECTING}.get(kind, "sampling")
