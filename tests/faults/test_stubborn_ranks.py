@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,15 +15,18 @@ from parallel_backend.protocol.model_spec import Devices, ModelSpec
 from scripts import processes
 from scripts.processes import wait_until
 
-from .backend import Running, sample, start_fake, tensors
+from .backend import IMPATIENT, Running, sample, start_fake, tensors
 
 LONG = pytest.mark.long
-SECONDS = 5.0
+SECONDS = IMPATIENT.end / 2
 """Within which all processes must have ended: half of what the supervisor waits for killed ranks."""
 
 
 def stop(client: Client) -> None:
-    query.stop(client.endpoint, seconds=SECONDS)
+    """Stop it without force."""
+    start = time.monotonic()
+    query.stop(client.endpoint, seconds=60.0)
+    assert time.monotonic() - start < SECONDS
 
 
 def end_supervisor(client: Client) -> None:
