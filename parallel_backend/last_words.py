@@ -18,6 +18,8 @@ _BELOW = (
     "Extension modules: ",
 )  # fmt: skip
 """Beginnings of lines that come after the reason."""
+_BUS_ERROR = "a file that it used was cut off, or its disk failed, or /dev/shm is full"
+"""What may end a process by SIGBUS: what it has mapped into its memory cannot be read any more."""
 _CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
 
 
@@ -48,7 +50,8 @@ def of(returncode: int, output: str) -> str:
     if returncode == -signal.SIGABRT:
         return abort_reason(output)
     place = _crash_place(output) if -returncode in _CRASHES else ""
-    return place or quoted(output)
+    words = place or quoted(output)
+    return f"{_BUS_ERROR}{'; ' if words else ''}{words}" if returncode == -signal.SIGBUS else words
 
 
 def quoted(output: str) -> str:

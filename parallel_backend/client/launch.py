@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO
@@ -43,17 +44,18 @@ class Launch:
         command = [python, "-m", "parallel_backend", "serve", "--quiet"]
         command += [] if idle_timeout is None else ["--idle-timeout", f"{idle_timeout:g}"]
         try:
-            with _start_log(endpoint) as output:
-                self._start = output.tell()
-                self._process = subprocess.Popen(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=output,
-                    cwd=endpoint.folder,
-                    env=environment(endpoint),
-                    start_new_session=True,
-                )
+            self._output = _start_log(endpoint)
+            weakref.finalize(self, self._output.close)
+            self._start = self._output.tell()
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=self._output,
+                stderr=self._output,
+                cwd=endpoint.folder,
+                env=environment(endpoint),
+                start_new_session=True,
+            )
         except OSError as error:
             raise BackendUnavailable(f"{python} does not start: {error.strerror}") from error
         # Reaps the supervisor when it exits, maybe hours later, so that it never shows as a zombie.
@@ -68,20 +70,21 @@ class Launch:
         status = self._process.poll()
         if status in (None, ALREADY_RUNS):
             return status is not None
-        output = last_words.tail(self._endpoint.start_log, after=self._start)
+        output = last_words.tail(Path(f"/proc/self/fd/{self._output.fileno()}"), after=self._start)
         how, why = processes.describe_exit(status or 0), last_words.of(status or 0, output) or "it wrote nothing"
-        raise BackendUnavailable(f"the starting backend {how}: {why} (log: {self._endpoint.start_log})")
+        log = f" (log: {self._endpoint.start_log})" if self._endpoint.start_log.exists() else ""
+        raise BackendUnavailable(f"the starting backend {how}: {why}{log}")
 
 
 def _start_log(endpoint: Endpoint) -> IO[bytes]:
-    """Open the file for what a supervisor's process writes, or, if the disk refuses, what takes and forgets it."""
+    """Open the file for what a supervisor's process writes or, if the disk refuses, memory that lasts as long as it."""
     path = endpoint.start_log
     try:
         if path.exists() and path.stat().st_size > MAX_START_LOG:
             path.replace(path.with_name(f"{path.name}.1"))
         return append_to(path)
     except OSError:  # ``LogFiles`` meets the same error, and ``status`` shows it
-        return open(os.devnull, "ab")
+        return os.fdopen(os.memfd_create("start-log"), "ab")
 
 
 def connect_or_start(

@@ -1,14 +1,16 @@
 """The endpoint of a backend: a private runtime folder with its socket, its lock and its logs."""
 
+import contextlib
 import fcntl
 import os
 import socket
 import stat
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import BackendUnavailable, DeadlineExceeded
+from ..errors import BackendFailure, BackendUnavailable, DeadlineExceeded
 
 MAX_SOCKET_PATH = 107
 """Longest path of a Unix socket, in bytes (``sun_path`` in unix(7))."""
@@ -158,23 +160,41 @@ def listen(endpoint: Endpoint, *, backlog: int) -> tuple[int, socket.socket]:
 
     Raises:
         BackendUnavailable: another supervisor holds the lock.
+        BackendFailure: the disk refuses the lock or the socket.
     """
     endpoint.prepare()
-    lock = os.open(endpoint.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    with _named_if_refused(endpoint.lock):
+        lock = os.open(endpoint.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         os.close(lock)
         raise BackendUnavailable(f"a backend already runs at {endpoint.socket}") from error
-    endpoint.socket.unlink(missing_ok=True)
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     mask = os.umask(0o177)
     try:
-        sock.bind(str(endpoint.socket))
+        with _named_if_refused(endpoint.socket):
+            endpoint.socket.unlink(missing_ok=True)
+            sock.bind(str(endpoint.socket))
+    except BackendFailure:
+        sock.close()
+        os.close(lock)
+        raise
     finally:
         os.umask(mask)
     sock.listen(backlog)
     return lock, sock
+
+
+@contextlib.contextmanager
+def _named_if_refused(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise BackendFailure(
+            f"{path} cannot be made: {error.strerror}; make room and give this user the right to write there, or set "
+            "PARALLEL_DIT_RUNTIME to another folder"
+        ) from error
 
 
 def peer(sock: socket.socket) -> tuple[int, int]:

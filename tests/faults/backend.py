@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import threading
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -44,14 +45,21 @@ def run_command(
 
 
 def start_fake(
-    runtime: Path, *, idle_timeout: float = 60.0, limits: Limits = IMPATIENT, worker: str = "fake_worker.py"
+    runtime: Path,
+    *,
+    idle_timeout: float = 60.0,
+    limits: Limits = IMPATIENT,
+    worker: str = "fake_worker.py",
+    prefix: Sequence[str] = (),
+    variables: Mapping[str, str] | None = None,
 ) -> Client:
-    """Start ``fake_serve`` and wait until it answers."""
-    command = [sys.executable, str(Path(__file__).with_name("fake_serve.py")), str(idle_timeout)]
+    """Start ``fake_serve``, by the command ``prefix`` and with more ``variables``, and wait until it answers."""
+    command = [*prefix, sys.executable, str(Path(__file__).with_name("fake_serve.py")), str(idle_timeout)]
     command += [msgspec.json.encode(limits).decode(), worker]
     client = Client(endpoint=Endpoint(folder=runtime), timeouts=Timeouts(connect=20.0, silence=30.0, cancel=20.0))
     with append_to(client.endpoint.start_log) as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, cwd=runtime, env=environment(runtime))
+        env = environment(runtime) | dict(variables or {})
+        process = subprocess.Popen(command, stdout=log, stderr=log, cwd=runtime, env=env)
     threading.Thread(target=process.wait, daemon=True).start()
     wait_until(lambda: _answers(client), 20.0, "the backend answers")
     return client

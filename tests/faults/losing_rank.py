@@ -18,6 +18,8 @@ SIGNALS = Path("signals")
 may be one of sampling or of the VAE, or ``UNLOAD``."""
 UNLOAD = "unload"
 """Stands for a step: the model's weights have been freed, and the request has not ended."""
+CUT_OFF = Path("cut-off")
+"""Holds the number of a rank and a weight file, which is cut off once the rank has mapped a part of it."""
 SELF, SUPERVISOR = "self", "supervisor"
 """Targets of signals."""
 
@@ -29,9 +31,26 @@ def _engine(*, rank: int, world_size: int, device: Any) -> Any:
         raise RuntimeError("CUDA error: the device is not there")
     if CLIENT_TIMEOUT.exists():
         vars(worker)["CLIENT_TIMEOUT"] = float(CLIENT_TIMEOUT.read_text())
+    _cut_off(rank)
     vars(PROGRESS)["step"] = _signalling(PROGRESS.step, rank)
     vars(engine)["free"] = _freeing(engine.free, rank)
     return engine.Engine(rank=rank, world_size=world_size, device=device)
+
+
+def _cut_off(rank: int) -> None:
+    import numpy as np
+
+    mapped = np.memmap
+
+    def cutting_off(file: Any, *arguments: Any, **options: Any) -> Any:
+        data = mapped(file, *arguments, **options)
+        number, _, wanted = CUT_OFF.read_text().partition(" ") if CUT_OFF.exists() else ("", "", "")
+        if (number, wanted) == (str(rank), str(file)):
+            CUT_OFF.unlink()
+            os.truncate(file, os.path.getsize(file) // 2)
+        return data
+
+    vars(np)["memmap"] = cutting_off
 
 
 def _signalling(count: Callable[[int, int], None], rank: int) -> Callable[[int, int], None]:

@@ -1,5 +1,6 @@
 """A run goes on after the death of a rank, of the supervisor or of a device, and gives the same latent."""
 
+import shutil
 import signal
 import time
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 from parallel_backend.client.client import Client
-from parallel_backend.errors import BackendUnavailable, QueueFull, RankFailed
+from parallel_backend.errors import BackendUnavailable, InvalidRequest, QueueFull, RankFailed
 from parallel_backend.protocol import request_log
 from parallel_backend.protocol.messages import Echo, Forward, new_id
 from parallel_backend.supervisor.limits import Limits
@@ -20,7 +21,7 @@ from scripts.processes import wait_until
 from tests.support import tiny
 
 from .conftest import runtime_folder
-from .losing_rank import CLIENT_TIMEOUT, LOST_DEVICES, SUPERVISOR
+from .losing_rank import CLIENT_TIMEOUT, CUT_OFF, LOST_DEVICES, SUPERVISOR
 from .real_ranks import HALF, STEPS, Call, Tensors, let_die, model, relative_error, request, start
 
 LONG = pytest.mark.long
@@ -112,6 +113,43 @@ def test_a_forward_is_asked_again(client: Client, path: str) -> None:
     call = Call(client=client)
     assert torch.equal(call.run(message, inputs)["0"], wanted)
     assert call.said[0].startswith("asking again, since rank 2")
+
+
+@pytest.fixture
+def own(path: str, tmp_path: Path) -> tuple[Path, Path]:
+    """A model, and the file of its transformer."""
+    copied = Path(shutil.copytree(path, tmp_path / "model"))
+    return copied, copied / "transformer" / "diffusion_pytorch_model.safetensors"
+
+
+def test_a_weight_file_that_is_cut_off_while_it_is_read(client: Client, path: str, own: tuple[Path, Path]) -> None:
+    folder, file = own
+    message, inputs = request(model(str(folder), "ulysses=3"))
+    (client.endpoint.folder / CUT_OFF).write_text(f"1 {file}")
+    call = Call(client=client)
+    with pytest.raises(InvalidRequest, match=f"{file} has .* bytes of weights, and its header lists"):
+        call.run(message, inputs)
+    (said,) = call.said  # of one of the ranks that were reading
+    assert " was killed by SIGBUS: a file that it used was cut off, or its disk failed" in said
+    assert "Bus error in File " in said
+    intact = model(path, "ulysses=3")
+    assert torch.isfinite(client.call(*request(intact))["samples"]).all()
+
+
+@LONG
+def test_a_weight_file_that_is_deleted_while_its_model_is_loaded(
+    client: Client, path: str, own: tuple[Path, Path]
+) -> None:
+    folder, file = own
+    message, inputs = request(model(str(folder), "ulysses=3"))
+    wanted = client.call(message, inputs)["samples"]
+    file.unlink()
+    assert torch.equal(client.call(message, inputs)["samples"], wanted), "the ranks have it in memory"
+    let_die(client, (1, HALF))
+    with pytest.raises(InvalidRequest, match=str(file.parent)):
+        Call(client=client).run(message, inputs)
+    intact = model(path, "ulysses=3")
+    assert torch.equal(client.call(*request(intact))["samples"], wanted)
 
 
 @LONG

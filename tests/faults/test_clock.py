@@ -1,0 +1,58 @@
+"""The wall clock is set forward and back by a day while the ranks work."""
+
+import shutil
+import subprocess
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import pytest
+import torch
+
+from parallel_backend.errors import Cancelled
+from parallel_backend.protocol import request_log
+from scripts.processes import wait_until
+
+from .backend import IMPATIENT, Running, sample, start_fake, tensors
+
+DAY = timedelta(days=1)
+STEPS_AFTERWARDS = 2 * IMPATIENT.patience.hang / 0.05
+"""So many steps, at least 50 ms each, take longer than the limits of this backend; half of them follow each jump."""
+
+
+def shifted(offset: Path) -> dict[str, str]:
+    """The variables that make a process shift its wall clock by the seconds in a file."""
+    compiler, library = shutil.which("cc"), offset.with_suffix(".so")
+    if compiler is None:
+        pytest.skip("there is no C compiler, which makes the library that shifts a process's clock")
+    source = Path(__file__).with_name("shifted_clock.c")
+    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", str(library), str(source), "-ldl"], check=True)
+    offset.write_text("0")
+    return {"CLOCK_OFFSET": str(offset), "LD_PRELOAD": str(library)}
+
+
+def test_a_clock_that_jumps_ends_no_wait(runtime: Path, tmp_path: Path) -> None:
+    offset = tmp_path / "offset"
+    client = start_fake(runtime, variables=shifted(offset))
+    client.call(sample(), tensors(2))
+    running = Running(client=client, message=sample()).in_step()
+    queued = Running(client=client, message=sample(), tensors=tensors(3))
+    wait_until(lambda: client.status().queued, 10.0, "a request waits")
+    before = client.status()
+    for jump in (DAY, -DAY):
+        offset.write_text(f"{jump.total_seconds():.0f}")
+        made = len(running.progress) + STEPS_AFTERWARDS / 2
+        wait_until(lambda enough=made: running.error or len(running.progress) >= enough, 60.0, "many steps are made")
+    assert running.error is None
+    assert queued.error is None
+    running.stop.set()
+    assert isinstance(running.ended(10.0), Cancelled)
+    assert queued.ended(10.0) is None
+    assert client.status().generation == before.generation
+    assert torch.equal(client.call(sample(), tensors(4))["samples"], tensors(4)["x"] * 2)
+
+    log = client.endpoint.request_log
+    lines = wait_until(lambda: len(read := list(request_log.read(log))) == 4 and read, 10.0, "all requests are logged")
+    assert [line.steps for line in lines] == [2, 1000, 3, 4], "in the order in which they ended"
+    times = [datetime.fromisoformat(line.time) for line in lines]
+    assert times[0] - times[3] > DAY / 2, "the clock was set back"
+    assert all(0.0 <= seconds < 600.0 for line in lines for seconds in line.seconds.values())
