@@ -40,8 +40,11 @@ def test_a_clock_that_jumps_ends_no_wait(runtime: Path, tmp_path: Path) -> None:
     before = client.status()
     for jump in (DAY, -DAY):
         offset.write_text(f"{jump.total_seconds():.0f}")
+        keepalives, steps = len(queued.progress), client.status().ranks[1].steps
         made = len(running.progress) + STEPS_AFTERWARDS / 2
         wait_until(lambda enough=made: running.error or len(running.progress) >= enough, 60.0, "many steps are made")
+        wait_until(lambda heard=keepalives: len(queued.progress) > heard + 1, 10.0, "keepalives go on")
+        wait_until(lambda heard=steps: client.status().ranks[1].steps > heard, 10.0, "heartbeats go on")
     assert running.error is None
     assert queued.error is None
     running.stop.set()

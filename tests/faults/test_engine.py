@@ -1,7 +1,10 @@
 """The real engine behind the real supervisor: a rank that dies in a step, a cancel, and the status."""
 
+import ipaddress
 import os
 import signal
+import socket
+import stat
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -90,6 +93,32 @@ def test_sampling_twice_loads_once_and_the_status_is_true(client: Client, model:
     for rank in status.ranks:
         assert psutil.Process(rank.pid).ppid() == status.pid
         assert [(loaded.path, loaded.loads) for loaded in rank.models] == [(model.path, 1)]
+
+
+def _is_loopback(ip: str) -> bool:
+    address = ipaddress.ip_address(ip)
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return (mapped or address).is_loopback
+
+
+def test_nobody_else_can_reach_a_backend_that_works(client: Client, model: ModelSpec) -> None:
+    """Whatever listens, listens on this machine alone, and only this user can open what is in the folder."""
+    running = start_sampling(client, model)
+    found = [psutil.Process(client.status().pid), *(psutil.Process(rank.pid) for rank in client.status().ranks)]
+    sockets = [connection for process in found for connection in process.net_connections("inet")]
+    listening = [connection.laddr.ip for connection in sockets if connection.status == psutil.CONN_LISTEN]
+    assert listening, "the store of rank 0 listens, at least"
+    assert {_is_loopback(ip) for ip in listening} == {True}, listening
+    peers = {connection.raddr.ip for connection in sockets if connection.raddr}
+    assert peers, "the ranks are connected"
+    assert {_is_loopback(ip) for ip in peers} == {True}, peers
+    assert not [each for each in sockets if each.type == socket.SOCK_DGRAM]
+    modes = {path: path.lstat().st_mode for path in [client.endpoint.folder, *client.endpoint.folder.rglob("*")]}
+    assert {stat.S_IMODE(mode) for mode in modes.values() if stat.S_ISDIR(mode)} == {0o700}
+    assert {stat.S_IMODE(mode) for mode in modes.values() if not stat.S_ISDIR(mode)} == {0o600}
+    assert {"socket", "lock", "backend.log", "rank0.log"} <= {path.name for path in modes}
+    running.stop.set()
+    assert isinstance(running.ended(30.0), Cancelled)
 
 
 @pytest.mark.parametrize("layout", ["ulysses=2", "pipe=3"])
