@@ -33,7 +33,7 @@ def _engine(*, rank: int, world_size: int, device: Any) -> Any:
         vars(worker)["CLIENT_TIMEOUT"] = float(CLIENT_TIMEOUT.read_text())
     _cut_off(rank)
     vars(PROGRESS)["step"] = _signalling(PROGRESS.step, rank)
-    vars(engine)["free"] = _freeing(engine.free, rank)
+    vars(engine)["free"] = _freeing(vars(engine)["free"], rank)
     return engine.Engine(rank=rank, world_size=world_size, device=device)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from parallel_backend.client.client import Client
 from parallel_backend.errors import Cancelled
 from parallel_backend.protocol import request_log
 from scripts.processes import wait_until
@@ -15,8 +16,8 @@ from scripts.processes import wait_until
 from .backend import IMPATIENT, Running, sample, start_fake, tensors
 
 DAY = timedelta(days=1)
-STEPS_AFTERWARDS = 2 * IMPATIENT.patience.hang / 0.05
-"""So many steps, at least 50 ms each, take longer than the limits of this backend; half of them follow each jump."""
+STEPS = int(1.1 * IMPATIENT.patience.hang / 0.05)
+"""So many steps, of 50 ms each, take longer than any limit of this backend."""
 
 
 def shifted(offset: Path) -> dict[str, str]:
@@ -30,6 +31,21 @@ def shifted(offset: Path) -> dict[str, str]:
     return {"CLOCK_OFFSET": str(offset), "LD_PRELOAD": str(library)}
 
 
+def go_on(client: Client, running: Running, queued: Running) -> None:
+    """Wait until the ranks have made many steps, and the client of a queued request and the supervisor hear more."""
+    enough, keepalives, steps = len(running.progress) + STEPS, len(queued.progress), client.status().ranks[1].steps
+    wait_until(lambda: running.error or len(running.progress) >= enough, 60.0, "many steps are made")
+    wait_until(lambda: len(queued.progress) > keepalives + 1, 10.0, "keepalives go on")
+    wait_until(lambda: client.status().ranks[1].steps > steps, 10.0, "heartbeats go on")
+
+
+def logged(client: Client, count: int) -> list[request_log.RequestLine]:
+    """Wait until this many requests are in the log, and return their lines."""
+    log = client.endpoint.request_log
+    wait_until(lambda: len(list(request_log.read(log))) == count, 10.0, "all requests are logged")
+    return list(request_log.read(log))
+
+
 def test_a_clock_that_jumps_ends_no_wait(runtime: Path, tmp_path: Path) -> None:
     offset = tmp_path / "offset"
     client = start_fake(runtime, variables=shifted(offset))
@@ -40,11 +56,7 @@ def test_a_clock_that_jumps_ends_no_wait(runtime: Path, tmp_path: Path) -> None:
     before = client.status()
     for jump in (DAY, -DAY):
         offset.write_text(f"{jump.total_seconds():.0f}")
-        keepalives, steps = len(queued.progress), client.status().ranks[1].steps
-        made = len(running.progress) + STEPS_AFTERWARDS / 2
-        wait_until(lambda enough=made: running.error or len(running.progress) >= enough, 60.0, "many steps are made")
-        wait_until(lambda heard=keepalives: len(queued.progress) > heard + 1, 10.0, "keepalives go on")
-        wait_until(lambda heard=steps: client.status().ranks[1].steps > heard, 10.0, "heartbeats go on")
+        go_on(client, running, queued)
     assert running.error is None
     assert queued.error is None
     running.stop.set()
@@ -53,8 +65,7 @@ def test_a_clock_that_jumps_ends_no_wait(runtime: Path, tmp_path: Path) -> None:
     assert client.status().generation == before.generation
     assert torch.equal(client.call(sample(), tensors(4))["samples"], tensors(4)["x"] * 2)
 
-    log = client.endpoint.request_log
-    lines = wait_until(lambda: len(read := list(request_log.read(log))) == 4 and read, 10.0, "all requests are logged")
+    lines = logged(client, 4)
     assert [line.steps for line in lines] == [2, 1000, 3, 4], "in the order in which they ended"
     times = [datetime.fromisoformat(line.time) for line in lines]
     assert times[0] - times[3] > DAY / 2, "the clock was set back"

@@ -122,6 +122,7 @@ def own(path: str, tmp_path: Path) -> tuple[Path, Path]:
     return copied, copied / "transformer" / "diffusion_pytorch_model.safetensors"
 
 
+@LONG
 def test_a_weight_file_that_is_cut_off_while_it_is_read(client: Client, path: str, own: tuple[Path, Path]) -> None:
     folder, file = own
     message, inputs = request(model(str(folder), "ulysses=3"))

@@ -46,8 +46,8 @@ def suspended(pids: Sequence[int]) -> Iterator[None]:
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
     try:
-        for pid in pids:
-            wait_until(lambda pid=pid: psutil.Process(pid).status() == psutil.STATUS_STOPPED, 5.0, "it has stopped")
+        found = [psutil.Process(pid) for pid in pids]
+        wait_until(lambda: {each.status() for each in found} == {psutil.STATUS_STOPPED}, 5.0, "all have stopped")
         yield
     finally:
         for pid in pids:
@@ -58,9 +58,13 @@ def steps_on(running: Running, seconds: float) -> None:
     """Let a run go on for a while, and check that it makes steps until the end of it."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        another = len(running.progress) + 1
-        wait_until(lambda more=another: running.error or len(running.progress) >= more, 10.0, "there is another step")
-        assert running.error is None, running.error
+        another_step(running)
+
+
+def another_step(running: Running) -> None:
+    enough = len(running.progress) + 1
+    wait_until(lambda: running.error or len(running.progress) >= enough, 10.0, "there is another step")
+    assert running.error is None, running.error
 
 
 @pytest.mark.parametrize(
@@ -86,6 +90,7 @@ def test_a_backend_that_sleeps_goes_on(client: Client, seconds: float, resumed_f
     assert isinstance(running.ended(10.0), Cancelled)
 
 
+@LONG
 def test_ranks_that_sleep_a_little_go_on(client: Client) -> None:
     running = Running(client=client, message=sample()).in_step()
     before = client.status()
@@ -128,7 +133,8 @@ def test_clients_that_sleep_get_their_answers(client: Client) -> None:
     ahead = Running(client=client, message=sample()).in_step()
     generation, folder = client.status().generation, client.endpoint.folder
     with call_in_a_process(folder, steps) as one, call_in_a_process(folder, steps) as other:
-        ids = wait_until(lambda: len(queued := client.status().queued) == 2 and queued, 60.0, "both wait")
+        wait_until(lambda: len(client.status().queued) == 2, 60.0, "both wait")
+        ids = client.status().queued
         ahead.stop.set()
         assert isinstance(ahead.ended(10.0), Cancelled)
         wait_until(lambda: client.status().running in ids, 5.0, "one of them runs")
