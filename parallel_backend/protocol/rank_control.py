@@ -78,6 +78,7 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         by_peer: the error is one of communication, so another rank probably caused it.
         seconds: of rank 0, what it spent on the request by phase, see ``RequestLine``.
         sent: of rank 0, bytes of tensors that it sent to the client.
+        unheard: of rank 0, whether the other ranks have not heard of the request.
     """
 
     request_id: str
@@ -86,6 +87,7 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     by_peer: bool = False
     seconds: dict[str, float] = {}
     sent: int = 0
+    unheard: bool = False
 
 
 ToRank = Run | CancelRun

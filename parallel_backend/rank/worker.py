@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from ..errors import BackendError, Cancelled, ClientStalled, DeadlineExceeded, InvalidRequest, NoRoom, shortened
 from ..progress import CLIENT, PREPARING, PROGRESS
 from ..protocol import deadlines, frames, rank_control
@@ -83,11 +85,8 @@ class Worker:
             try:
                 with account.timed("receiving"):
                     tensors = _receive_tensors(request)
-            except InvalidRequest as error:
-                self._reply(request, _finished(request.frame, error.code, str(error)), {}, account)
-                return
             except (BackendError, ConnectionError) as error:
-                self._reply(request, _abandoned(request, error, "its tensors did not arrive"), {}, account)
+                self._reply(request, _not_received(request, error), {}, account)
                 return
             self._publish(request)
             reporter = _Reporter(request, account)
@@ -202,6 +201,15 @@ def _receive_tensors(request: ReceivedRequest) -> "dict[str, Tensor]":
     deadline = deadlines.Deadline(CLIENT_TIMEOUT, "receiving a request's tensors")
     send(request.connection, Continue(), deadline=deadline)
     return recv_tensors(request.connection, request.frame.tensors, deadline=deadline, poll=poll)
+
+
+def _not_received(request: ReceivedRequest, error: BackendError | ConnectionError) -> rank_control.Finished:
+    """The end of a request whose tensors are wrong or did not arrive, so that the other ranks do not hear of it."""
+    if isinstance(error, InvalidRequest):
+        finished = _finished(request.frame, error.code, str(error))
+    else:
+        finished = _abandoned(request, error, "its tensors did not arrive")
+    return msgspec.structs.replace(finished, unheard=True)
 
 
 def _abandoned(request: ReceivedRequest, error: BackendError | ConnectionError, what: str) -> rank_control.Finished:

@@ -49,6 +49,7 @@ class QueuedRequest:
         ran_at: when it was sent to the ranks; None if it was not.
         finished: rank 0's report of its end; None if there is none.
         cancelled_at: ``time.monotonic()`` of the cancellation; None if not cancelled.
+        ended_on: the other ranks that ended it before rank 0.
         early_failure: the failure that a rank other than 0 reported while rank 0 was still running; None if there is
             none.
     """
@@ -63,6 +64,7 @@ class QueuedRequest:
     ran_at: float | None = None
     finished: rank_control.Finished | None = None
     cancelled_at: float | None = None
+    ended_on: set[int] = field(default_factory=set)
     early_failure: EarlyFailure | None = None
 
     @property

@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from ..errors import BackendFailure, Cancelled, RankFailed
 from ..layout.parallel_layout import ParallelLayout
@@ -10,13 +11,32 @@ from ..protocol import rank_control
 from ..protocol.messages import Done, Error, Unload
 from ..protocol.model_spec import Devices
 from .event_loop import EventLoop
-from .failures import STUCK
+from .failures import STUCK, Failure
 from .generations import Generations
 from .limits import Limits
 from .overdue import overdue
-from .request_queue import EarlyFailure, RequestQueue
+from .request_queue import EarlyFailure, QueuedRequest, RequestQueue
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Unsettled:
+    """A request that rank 0 has ended without a result, while other ranks may still wait for it in a collective.
+
+    Another request that began now might meet them there.
+
+    Attributes:
+        id: the request.
+        outcome: what rank 0 says.
+        waiting: the ranks that have not ended it.
+        since: ``time.monotonic()`` of rank 0's end.
+    """
+
+    id: str
+    outcome: str
+    waiting: set[int]
+    since: float
 
 
 class RequestRunner:
@@ -45,6 +65,7 @@ class RequestRunner:
         self._queue, self._generations, self._limits = queue, generations, limits
         self._events, self._may_start = events, may_start
         self.layout: ParallelLayout | None = None
+        self._unsettled: _Unsettled | None = None
 
     def guard(self, step: Callable[[], None]) -> None:
         """Take a step for the request whose turn it is. An exception ends that request and its ranks, and no more."""
@@ -63,7 +84,7 @@ class RequestRunner:
     def run_next(self) -> None:
         """Send the next request to its ranks if nothing runs and they are ready; start them if they are not there."""
         request = self._queue.first
-        if request is None or self._queue.running or not self._may_start():
+        if request is None or self._queue.running or self._unsettled or not self._may_start():
             return
         covered = self._generations.current is not None and self._generations.current.covers(request.devices)
         if isinstance(request.message, Unload) and not covered:
@@ -101,25 +122,52 @@ class RequestRunner:
 
     def finish(self, rank: int, finished: rank_control.Finished) -> None:
         """Take what a rank says about the end of a request."""
-        request = self._queue.running
-        if self._generations.current and finished.code not in rank_control.RECOVERABLE:
+        request, current = self._queue.running, self._generations.current
+        if current is None:
+            return
+        if finished.code not in rank_control.RECOVERABLE:
             # Even after rank 0 has answered, since this rank will run nothing more.
-            self._generations.current.record_error(rank, finished)
-        elif not self._generations.current or not request or finished.request_id != request.id:
+            current.record_error(rank, finished)
+        elif self._unsettled and finished.request_id == self._unsettled.id:
+            self._unsettled.waiting.discard(rank)
+            self._settle()
+        elif request is None or finished.request_id != request.id:
             return
         elif rank == 0:
-            request.finished = finished
-            error = Error(code=finished.code, message=finished.message)
-            self._queue.end_running(Done() if finished.code == rank_control.DONE else error, answered=True)
-            self.run_next()
-        elif finished.code != rank_control.DONE:
-            request.early_failure = EarlyFailure(at=time.monotonic(), rank=rank, finished=finished)
+            self._end(request, finished, set(range(1, len(current.ranks))))
+        else:
+            request.ended_on.add(rank)
+            if finished.code != rank_control.DONE:
+                request.early_failure = EarlyFailure(at=time.monotonic(), rank=rank, finished=finished)
+
+    def _end(self, request: QueuedRequest, finished: rank_control.Finished, others: set[int]) -> None:
+        """End the running request as rank 0 says."""
+        request.finished = finished
+        if finished.code == rank_control.DONE:
+            self._queue.end_running(Done(), answered=True)
+        else:
+            self._queue.end_running(Error(code=finished.code, message=finished.message), answered=True)
+            waiting = set() if finished.unheard else others - request.ended_on
+            self._unsettled = _Unsettled(
+                id=request.id, outcome=finished.message, waiting=waiting, since=time.monotonic()
+            )
+        self._settle()
+
+    def _settle(self) -> None:
+        """Go on with the next request, unless ranks have not ended the last one."""
+        if self._unsettled and not self._unsettled.waiting:
+            self._unsettled = None
+        self.run_next()
 
     def check_ranks(self) -> None:
         """Kill the ranks if one of them has failed, or if they do not end the running request."""
         failure = self._generations.current.verdict() if self._generations.current else None
         if self._queue.running and (failure is None or failure.kind == STUCK):
             failure = overdue(self._queue.running, self._limits, stuck=failure is not None) or failure
+        left = self._unsettled
+        if left and failure is None and time.monotonic() - left.since > self._limits.agree:
+            message = f"rank {min(left.waiting)} has not ended a request that rank 0 has ended: {left.outcome}"
+            failure = Failure(message=message)
         if failure:
             self._fail_ranks(Error(code=failure.code, message=failure.message, not_started=failure.not_started))
 
@@ -131,6 +179,7 @@ class RequestRunner:
         # Spare ranks may have died unnoticed, or have failed in a way that new processes do not.
         may_retry = bool(current and (current.ready or current.uses_spares))
         self._generations.kill()
+        self._unsettled = None
         first = self._queue.first
         if self._queue.running:
             self._queue.end_running(error, answered=False)

@@ -169,6 +169,18 @@ def test_a_refusal_by_one_rank_alone_does_not_hang_the_others(client: Client) ->
     assert works(client)
 
 
+def test_the_next_request_does_not_meet_ranks_that_wait_in_one_that_rank_0_refused(client: Client) -> None:
+    assert works(client)
+    before = client.status().generation
+    with pytest.raises(InvalidRequest, match="only I think so"):
+        client.call(sample("alone 0"), tensors(6))
+    answer = client.call(sample(), tensors(6))["samples"]
+    assert torch.equal(answer, tensors(6)["x"] * 2)
+    assert client.status().generation == before + 1
+    log = client.endpoint.log.read_text()
+    assert "rank 1 has not ended a request that rank 0 has ended: only I think so" in log
+
+
 def test_a_refused_request_leaves_the_ranks_as_they_are(client: Client) -> None:
     assert works(client)
     before = client.status()
