@@ -20,7 +20,7 @@ from torch import Tensor
 from ...parallel_backend.checkpoint.checkpoint import HIGH_NOISE, LOW_NOISE, Checkpoint
 from ...parallel_backend.client.client import Client
 from ...parallel_backend.client.recovery import LostDevices, RecoveringCall
-from ...parallel_backend.errors import BackendError, BackendUnavailable, Cancelled, OutOfMemory, QueueFull
+from ...parallel_backend.errors import BackendError, BackendUnavailable, Cancelled, OutOfMemory, QueueFull, RankFailed
 from ...parallel_backend.layout.parallel_layout import ParallelLayout, auto, sharing
 from ...parallel_backend.protocol.messages import (
     Decode,
@@ -102,7 +102,7 @@ def _unload(spec: ModelSpec, *, only_cache: bool = False) -> Literal["freed", "b
     except (Cancelled, QueueFull):
         logging.info("Parallel DiT: the ranks are busy; they keep their memory for now")
         return "busy"
-    except BackendUnavailable:
+    except (BackendUnavailable, RankFailed):  # the processes are gone, and their memory with them
         return "freed"
     except BackendError as error:
         logging.warning("Parallel DiT: the ranks could not free memory: %s", error)

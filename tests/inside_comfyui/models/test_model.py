@@ -90,6 +90,18 @@ def test_unloading_reaches_ranks_that_only_encoded_or_decoded(loaded: Loaded, mo
         assert len(loaded.client.of_kind("Unload")) == count
 
 
+def test_ranks_that_die_as_they_unload_hold_no_weights(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[str] = []
+
+    def die(*args: Any, **options: Any) -> Any:
+        raise RankFailed("rank 0 (pid 7) was killed by SIGKILL")
+
+    monkeypatch.setattr(connection, "show_on_node", lambda node_id, text: shown.append(text))
+    monkeypatch.setattr(loaded.client, "call", die)
+    dataclasses.replace(loaded.model.model.diffusion_model.handle, node_id="7").unload()
+    assert shown[-1].endswith("unloaded; weights load at next use")
+
+
 @pytest.mark.parametrize(
     ("kind", "values"),
     [(comfy_extras.nodes_custom_sampler.Guider_DualCFG, (4.0, 3.0)), (Guider_PerpNeg, (1.0, 0.5))],
