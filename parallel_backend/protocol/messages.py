@@ -86,7 +86,7 @@ class Sample(RankRequest):
     With ``keep``, progress of a step that is not the last carries what another request needs to go on after it, each
     tensor under its name there with the prefix ``kept.``. In that request ``first_step`` is the progress's ``value``,
     ``x`` is the noised latent with which that step begins, and ``history.{n}`` is what the sampler remembers. Without
-    ``history.{n}``, multistep samplers begin anew. Pipelines keep none, and nothing at all with ``data``.
+    ``history.{n}``, multistep samplers begin anew. Pipelines keep none, and nothing at all where ``data`` exceeds B.
     With ``previews``, progress carries ``preview`` ``[1, C, 1, H, W]``, or ``[1, C, H, W]`` for an image: the predicted
     x0 of the first item's first frame. ``adapters`` has the LoRAs of all branches. ``adapt`` is that of ``Forward``.
     Tensors out: ``samples`` ``[B, C, T, H, W]`` float32, as the last step leaves them (the caller applies ComfyUI's

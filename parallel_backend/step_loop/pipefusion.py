@@ -144,7 +144,9 @@ class PipeFusion:
         if following and following.step is None:
             return
         kept: dict[str, Tensor] = {}
-        if following and self.first and self.setting.message.keep and self.mesh.layout.data == 1:
+        # A data group without samples does not come here, so the others cannot gather.
+        whole_batch = self.plan.latents[0][0] >= self.mesh.layout.data
+        if following and self.first and self.setting.message.keep and whole_batch:
             kept = self.setting.kept(replace(following, x=self.first.noised.clone(), history=()))
         self.setting.report_step(self._step_of(index), preview, kept, self.report)
 

@@ -108,12 +108,21 @@ class Setting:
         return {"samples": torch.cat(received).view(latent)} if mesh.whole.index == 0 else {}
 
     def kept(self, call: ModelCall) -> dict[str, Tensor]:
-        """On rank 0, what another request needs to begin with this call, by name. Collective with data groups."""
+        """On rank 0, what another request needs to begin with this call, by name; empty on other ranks.
+
+        Collective with data groups, for the first rank of each.
+        """
         tensors = {f"{KEPT}x": call.x, **{f"{KEPT}{HISTORY}{i}": tensor for i, tensor in enumerate(call.history)}}
-        if self.denoiser.mesh.layout.data == 1:
-            return tensors if self.denoiser.mesh.whole.index == 0 else {}
-        gathered = {name: self.gather(tensor) for name, tensor in tensors.items()}
-        return {name: whole["samples"] for name, whole in gathered.items() if whole}
+        mesh, latent = self.denoiser.mesh, torch.Size(self.denoiser.plan.latents[0])
+        if any(index for axis, index in mesh.layout.coordinates(mesh.whole.index).items() if axis != "data"):
+            return {}
+        if mesh.layout.data == 1:
+            return tensors
+        sizes = [samples * latent[1:].numel() for samples in Partition.even(latent[0], mesh.layout.data).sizes]
+        gathered = {name: gather(tensor, sizes, mesh.axes["data"]) for name, tensor in tensors.items()}
+        if mesh.whole.index:
+            return {}
+        return {name: torch.cat(parts).view(latent) for name, parts in gathered.items()}
 
     def report_step(self, step: int, denoised: Tensor, kept: Mapping[str, Tensor], report: Report) -> None:
         """Count a step that is done. Rank 0 reports it, with a preview of its x0 if the request asks for previews."""

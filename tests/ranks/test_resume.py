@@ -52,7 +52,16 @@ def test_every_sampler_goes_on(pools, checkpoints, sampler):
 
 
 @pytest.mark.parametrize(
-    "layout", ["data=3", "data=2 cfg=2", "cfg=2 ring=2", "tensor=3", "ulysses=2 shard_weights", "pipe=3 patches=1"]
+    "layout",
+    [
+        "data=3",
+        "data=2 cfg=2",
+        "cfg=2 ring=2",
+        "tensor=3",
+        "ulysses=2 shard_weights",
+        "pipe=3 patches=1",
+        "data=2 pipe=2 patches=1",
+    ],
 )
 @pytest.mark.parametrize("sampler", ["dpmpp_2m", "euler_ancestral"])
 def test_every_layout_goes_on(pools, checkpoints, layout, sampler):
@@ -65,7 +74,9 @@ def test_every_layout_goes_on(pools, checkpoints, layout, sampler):
     assert list(steps(rest)) == [4, 5, 6]
 
 
-@pytest.mark.parametrize("layout", ["pipe=3 patches=4", "cfg=2 pipe=2 patches=3", "ring=3 stale=previous"])
+@pytest.mark.parametrize(
+    "layout", ["pipe=3 patches=4", "cfg=2 pipe=2 patches=3", "data=2 pipe=2 patches=3", "ring=3 stale=previous"]
+)
 def test_approximate_layouts_go_on_with_a_step_of_warm_up(pools, checkpoints, layout):
     path = checkpoints(heads=3, layers=3)
     exact, whole = run(pools, path, "ulysses=2"), run(pools, path, layout, keep=True)
