@@ -102,11 +102,11 @@ def _unload(spec: ModelSpec, *, only_cache: bool = False) -> Literal["freed", "b
     except (Cancelled, QueueFull):
         logging.info("Parallel DiT: the ranks are busy; they keep their memory for now")
         return "busy"
-    except (BackendUnavailable, RankFailed):  # the processes are gone, and their memory with them
+    except BackendUnavailable:
         return "freed"
     except BackendError as error:
         logging.warning("Parallel DiT: the ranks could not free memory: %s", error)
-        return "failed"
+        return "freed" if isinstance(error, RankFailed) else "failed"  # dead processes hold no memory
     return "freed"
 
 

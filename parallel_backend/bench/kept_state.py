@@ -123,7 +123,7 @@ def _run(client: Client, spec: ModelSpec, *, keep: bool) -> _Run:
     client.call(message, inputs, on_progress=count)
     seconds = time.perf_counter() - start
     spent = _line(client, message.request_id).seconds
-    return _Run(step=seconds / STEPS, client=spent["client"] / STEPS, nbytes=kept)
+    return _Run(step=seconds / STEPS, client=spent.get("client", 0.0) / STEPS, nbytes=kept)
 
 
 def _line(client: Client, request_id: str) -> RequestLine:

@@ -39,12 +39,11 @@ class Launch:
 
     def __init__(self, endpoint: Endpoint, *, idle_timeout: float | None = None) -> None:
         endpoint.prepare()
-        self._endpoint = endpoint
         python = os.environ.get("PARALLEL_DIT_PYTHON") or sys.executable
         command = [python, "-m", "parallel_backend", "serve", "--quiet"]
         command += [] if idle_timeout is None else ["--idle-timeout", f"{idle_timeout:g}"]
         try:
-            self._output = _start_log(endpoint)
+            self._output, self._log = _start_log(endpoint)
             weakref.finalize(self, self._output.close)
             self._start = self._output.tell()
             self._process = subprocess.Popen(
@@ -72,19 +71,22 @@ class Launch:
             return status is not None
         output = last_words.tail(Path(f"/proc/self/fd/{self._output.fileno()}"), after=self._start)
         how, why = processes.describe_exit(status or 0), last_words.of(status or 0, output) or "it wrote nothing"
-        log = f" (log: {self._endpoint.start_log})" if self._endpoint.start_log.exists() else ""
-        raise BackendUnavailable(f"the starting backend {how}: {why}{log}")
+        raise BackendUnavailable(f"the starting backend {how}: {why}{self._log}")
 
 
-def _start_log(endpoint: Endpoint) -> IO[bytes]:
-    """Open the file for what a supervisor's process writes or, if the disk refuses, memory that lasts as long as it."""
+def _start_log(endpoint: Endpoint) -> tuple[IO[bytes], str]:
+    """Open the file for what a supervisor's process writes or, if the disk refuses, memory that lasts as long as it.
+
+    Returns:
+        The open file, and for the end of an error's sentence where it is; "" for memory.
+    """
     path = endpoint.start_log
     try:
         if path.exists() and path.stat().st_size > MAX_START_LOG:
             path.replace(path.with_name(f"{path.name}.1"))
-        return append_to(path)
+        return append_to(path), f" (log: {path})"
     except OSError:  # ``LogFiles`` meets the same error, and ``status`` shows it
-        return os.fdopen(os.memfd_create("start-log"), "ab")
+        return os.fdopen(os.memfd_create("start-log"), "ab"), ""
 
 
 def connect_or_start(

@@ -24,6 +24,8 @@ log = logging.getLogger(__name__)
 
 BUSY_POLL = 1.0
 """Seconds between two attempts to get into a full queue."""
+STOOD_STILL = 60.0
+"""Seconds without a sign of life of this process after which the backend may have given its request up."""
 
 
 class LostDevices:
@@ -83,6 +85,7 @@ class RecoveringCall:
         self._note = ""
         self._failed_at: int | None = None
         self._queueing: Deadline | None = None
+        self._last_alive, self._stood_still = time.monotonic(), False
 
     def run(self) -> dict[str, Tensor]:
         """Return the reply's tensors.
@@ -92,20 +95,20 @@ class RecoveringCall:
                 fail twice at the same step.
         """
         while True:
-            self._begun = False
+            self._begun = self._stood_still = False
             spec = self._lost.without(self._message.model)
             asked = replace(self._message, model=spec, request_id=new_id())
             try:
-                return self._client.call(
-                    asked, self._tensors, interrupted=self._interrupted, on_progress=self._progressed
-                )
+                return self._client.call(asked, self._tensors, interrupted=self._poll, on_progress=self._progressed)
             except (RankFailed, ClientStalled) as error:
                 self._recover(error, spec)
             except QueueFull as error:
                 self._wait_for_room(error)
             except BackendUnavailable as error:
-                if not (self._begun and self._client.endpoint.socket.exists()):
-                    raise  # none started, or it was told to end: it removes its socket then
+                self._live()
+                if not (self._begun and (self._stood_still or self._client.endpoint.socket.exists())):
+                    # None started, or it was told to end: it removes its socket then, as it does when it is idle.
+                    raise
                 self._recover(error, spec)
 
     def change(self, **options: Any) -> None:
@@ -118,7 +121,8 @@ class RecoveringCall:
         return self._message.first_step if isinstance(self._message, Sample) else 0
 
     def _progressed(self, progress: Progress, tensors: dict[str, Tensor]) -> None:
-        self._begun = True
+        self._live()
+        self._begun, self._queueing = True, None
         kept = {name: tensors.pop(name) for name in list(tensors) if name.startswith(KEPT)}
         if kept:
             self._keep(progress.value, {name.removeprefix(KEPT): tensor for name, tensor in kept.items()})
@@ -134,13 +138,25 @@ class RecoveringCall:
             Cancelled: ``interrupted`` returned true.
             DeadlineExceeded: the queue stays full.
         """
-        if self._queueing is None:
+        if self._failed_at is None and not self._step:
             raise error
+        phase = "waiting for room in the queue to go on"
+        self._queueing = self._queueing or Deadline(self._client.timeouts.silence, phase)
         end = time.monotonic() + min(BUSY_POLL, self._queueing.remaining())
         while time.monotonic() < end:
-            if self._interrupted is not None and self._interrupted():
+            if self._poll():
                 raise Cancelled("the request was cancelled")
             time.sleep(POLL)
+
+    def _poll(self) -> bool:
+        self._live()
+        return self._interrupted is not None and self._interrupted()
+
+    def _live(self) -> None:
+        """Note that this process is alive, and whether it was not for a while."""
+        now = time.monotonic()
+        self._stood_still = self._stood_still or now - self._last_alive > STOOD_STILL
+        self._last_alive = now
 
     def _keep(self, step: int, kept: Mapping[str, Tensor]) -> None:
         rest = {name: tensor for name, tensor in self._tensors.items() if not name.startswith(HISTORY)}
@@ -163,7 +179,6 @@ class RecoveringCall:
             raise error
         else:
             self._failed_at = self._step
-        self._queueing = Deadline(self._client.timeouts.silence, "waiting for room in the queue to go on")
         self._tell(error, self._lost.without(self._message.model))
 
     def _tell(self, error: BackendError, spec: ModelSpec) -> None:

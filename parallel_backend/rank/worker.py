@@ -93,7 +93,8 @@ class Worker:
             finished, results = self._run_request(
                 request.frame, tensors, report=reporter, cancelled=request.cancelled.is_set
             )
-            if reporter.failure and finished.code == Cancelled.code:
+            if reporter.failure and finished.code in rank_control.RECOVERABLE:
+                # A message may have been sent in part, so nothing can follow it.
                 finished = _abandoned(request, reporter.failure, "its progress was not read")
             account.add_phases(PROGRESS.spent())
             self._reply(request, finished, results, account)
@@ -122,7 +123,8 @@ class Worker:
                 elif finished.code in rank_control.RECOVERABLE and finished.code != ClientStalled.code:
                     send(request.connection, Error(code=finished.code, message=finished.message), deadline=deadline)
         except (DeadlineExceeded, ConnectionError) as error:
-            finished = _abandoned(request, error, "its reply was not read")
+            abandoned = _abandoned(request, error, "its reply was not read")
+            finished = msgspec.structs.replace(abandoned, unheard=finished.unheard)
         request.connection.close()
         report_end(self._link, account.added_to(finished))
 
@@ -214,8 +216,9 @@ def _not_received(request: ReceivedRequest, error: BackendError | ConnectionErro
 
 def _abandoned(request: ReceivedRequest, error: BackendError | ConnectionError, what: str) -> rank_control.Finished:
     """The end of a request whose client is gone, has cancelled it, or is there but stands still."""
-    code = ClientStalled.code if isinstance(error, DeadlineExceeded) else Cancelled.code
-    return _finished(request.frame, code, f"the request was cancelled: {what}: {error}")
+    if isinstance(error, DeadlineExceeded):
+        return _finished(request.frame, ClientStalled.code, f"ComfyUI stood still: {what} within {CLIENT_TIMEOUT:g} s")
+    return _finished(request.frame, Cancelled.code, f"the request was cancelled: {what}: {error}")
 
 
 def _finished(frame: frames.Frame, code: str, message: str) -> rank_control.Finished:

@@ -21,7 +21,7 @@ Callback = Callable[[], object]
 Discard = Callable[[Exception], object]
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True)
 class _Watched:
     callback: Callback
     discard: Discard

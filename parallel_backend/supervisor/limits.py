@@ -56,6 +56,7 @@ class Limits:
         outcomes: remembered outcomes.
         cancel: for a cancelled request to end.
         agree: for rank 0 to end a request that another rank refused; it may be waiting for a client that does not read.
+        settle: for the other ranks to end a request that rank 0 has ended without a result.
         end: for killed ranks to exit.
         keepalive_interval: between two keepalives to the clients of queued requests.
         idle: without a request before spare ranks start; longer than between two steps of one prompt.
@@ -67,6 +68,7 @@ class Limits:
     outcomes: int = 64
     cancel: float = 120.0
     agree: float = 70.0
+    settle: float = 20.0
     end: float = 10.0
     keepalive_interval: float = 5.0
     idle: float = 2.0

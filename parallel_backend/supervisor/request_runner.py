@@ -67,6 +67,11 @@ class RequestRunner:
         self.layout: ParallelLayout | None = None
         self._unsettled: _Unsettled | None = None
 
+    @property
+    def settling(self) -> bool:
+        """Whether ranks have not ended a request that rank 0 has ended."""
+        return self._unsettled is not None
+
     def guard(self, step: Callable[[], None]) -> None:
         """Take a step for the request whose turn it is. An exception ends that request and its ranks, and no more."""
         try:
@@ -84,7 +89,7 @@ class RequestRunner:
     def run_next(self) -> None:
         """Send the next request to its ranks if nothing runs and they are ready; start them if they are not there."""
         request = self._queue.first
-        if request is None or self._queue.running or self._unsettled or not self._may_start():
+        if request is None or self._queue.running or not self._may_start():
             return
         covered = self._generations.current is not None and self._generations.current.covers(request.devices)
         if isinstance(request.message, Unload) and not covered:
@@ -92,10 +97,13 @@ class RequestRunner:
             self._queue.end_queued(request, Done())
             self.run_next()
             return
+        if covered and self._unsettled:
+            return
         if not (covered and self._generations.current and self._generations.current.ready):
             request.first_at = request.first_at or time.monotonic()
         if not covered:
             self._generations.kill()
+            self._unsettled = None
         if self._generations.current is None:
             self._start_ranks(request.devices)
         elif self._generations.current.ready:
@@ -165,7 +173,7 @@ class RequestRunner:
         if self._queue.running and (failure is None or failure.kind == STUCK):
             failure = overdue(self._queue.running, self._limits, stuck=failure is not None) or failure
         left = self._unsettled
-        if left and failure is None and time.monotonic() - left.since > self._limits.agree:
+        if left and failure is None and time.monotonic() - left.since > self._limits.settle:
             message = f"rank {min(left.waiting)} has not ended a request that rank 0 has ended: {left.outcome}"
             failure = Failure(message=message)
         if failure:

@@ -48,6 +48,7 @@ class Supervisor:
 
     Raises:
         BackendUnavailable: another supervisor serves the endpoint.
+        BackendFailure: the disk refuses the lock or the socket.
     """
 
     def __init__(
@@ -165,7 +166,7 @@ class Supervisor:
     def _state(self) -> Literal["idle", "starting", "busy", "stopping"]:
         if self._stopping is not None:
             return "stopping"
-        if self._queue.running:
+        if self._queue.running or self._runner.settling:
             return "busy"
         return "starting" if self._queue.first else "idle"
 

@@ -21,7 +21,7 @@ from parallel_backend.supervisor.limits import Limits, Patience
 from scripts.processes import wait_until
 
 TWO_RANKS = ModelSpec(path="/no/such/model", devices=Devices(kind="cpu", indices=(0, 1)))
-IMPATIENT = Limits(patience=Patience(hang=3.0), cancel=3.0, agree=1.0, keepalive_interval=0.5)
+IMPATIENT = Limits(patience=Patience(hang=3.0), cancel=3.0, agree=1.0, settle=1.0, keepalive_interval=0.5)
 
 
 def environment(runtime: Path) -> dict[str, str]:

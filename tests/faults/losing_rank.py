@@ -12,7 +12,7 @@ from parallel_backend.rank.__main__ import main
 LOST_DEVICES = Path("lost-devices")
 """Lists the numbers of ranks that do not start."""
 CLIENT_TIMEOUT = Path("client-timeout")
-"""The seconds that ranks wait for a client that reads nothing."""
+"""The seconds that ranks wait for a client that reads nothing. The buffers of its socket are small then."""
 SIGNALS = Path("signals")
 """Lines ``rank step target signal``: after that step the rank of the first line sends it, and the line goes. The step
 may be one of sampling or of the VAE, or ``UNLOAD``."""
@@ -26,11 +26,13 @@ SELF, SUPERVISOR = "self", "supervisor"
 
 def _engine(*, rank: int, world_size: int, device: Any) -> Any:
     from parallel_backend.engine import engine
+    from parallel_backend.protocol import tensors
 
     if LOST_DEVICES.exists() and str(rank) in LOST_DEVICES.read_text().split():
         raise RuntimeError("CUDA error: the device is not there")
     if CLIENT_TIMEOUT.exists():
         vars(worker)["CLIENT_TIMEOUT"] = float(CLIENT_TIMEOUT.read_text())
+        vars(tensors)["SOCKET_BUFFER"] = 1 << 16
     _cut_off(rank)
     vars(PROGRESS)["step"] = _signalling(PROGRESS.step, rank)
     vars(engine)["free"] = _freeing(vars(engine)["free"], rank)

@@ -9,6 +9,7 @@ import torch
 
 from parallel_backend.client.client import Client
 from parallel_backend.client.recovery import LostDevices, RecoveringCall
+from parallel_backend.errors import BackendUnavailable
 from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.protocol.messages import Progress, RankRequest, Sample
 from parallel_backend.protocol.model_spec import Devices, ModelSpec
@@ -22,9 +23,10 @@ Tensors = dict[str, torch.Tensor]
 STEPS, HALF = 20, 10
 
 
-def start(folder: Path) -> Client:
+def start(folder: Path, *, idle_timeout: float = 600.0) -> Client:
     """Start a backend of real ranks, which may take long to start."""
-    return Client(endpoint=start_fake(folder, worker="losing_rank.py", idle_timeout=600.0, limits=Limits()).endpoint)
+    started = start_fake(folder, worker="losing_rank.py", idle_timeout=idle_timeout, limits=Limits())
+    return Client(endpoint=started.endpoint)
 
 
 def model(path: str, layout: str | None, ranks: int = 3) -> ModelSpec:
@@ -45,11 +47,13 @@ class Call:
 
     Attributes:
         stands_still_at: the step after which it reads nothing until the backend has given it up; 0 for none.
+        until_it_ends: it stands still until the backend has ended, too.
         before_asking: called when the call has noticed a failure and will ask again.
     """
 
     client: Client
     stands_still_at: int = 0
+    until_it_ends: bool = False
     before_asking: Callable[[], None] = lambda: None
     lost: LostDevices = field(default_factory=LostDevices)
     steps: list[int] = field(default_factory=list)
@@ -69,7 +73,13 @@ class Call:
             self.notes.add(progress.note)
             if progress.value == self.stands_still_at:
                 self.stands_still_at = 0
-                wait_until(lambda: self.client.status().state == "idle", 60.0, "the backend has given the request up")
+                wait_until(self._given_up, 60.0, "the backend has given the request up")
+
+    def _given_up(self) -> bool:
+        try:
+            return self.client.status().state == "idle" and not self.until_it_ends
+        except BackendUnavailable:
+            return True
 
     def _notified(self, sentence: str) -> None:
         self.said.append(sentence)

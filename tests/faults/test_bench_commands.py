@@ -90,8 +90,11 @@ def test_bench_resume(runtime: Path) -> None:
     completed = run_command(runtime, "bench-resume", "--rounds", "1", "--json", timeout=200, TMPDIR=str(runtime))
     (kept,) = msgspec.json.decode(completed.stdout, type=list[KeptState])
     assert completed.returncode == int(kept.failed), completed.stderr  # 1 if it is slow
+    assert not processes.find("TMPDIR", lambda value: value == str(runtime))
+    assert not list(runtime.glob("bench-*"))
     assert kept.nbytes == 2 << 20, "a latent of 1 MiB, and the one prediction that the sampler remembers"
-    assert_positive(kept.step, kept.sending)
+    assert_positive(kept.step)
+    assert math.isfinite(kept.sending)
 
 
 @pytest.mark.parametrize(

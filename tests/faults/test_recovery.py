@@ -12,10 +12,11 @@ import psutil
 import pytest
 import torch
 
+from parallel_backend.client import recovery
 from parallel_backend.client.client import Client
 from parallel_backend.errors import BackendUnavailable, InvalidRequest, QueueFull, RankFailed
 from parallel_backend.protocol import request_log
-from parallel_backend.protocol.messages import Echo, Forward, new_id
+from parallel_backend.protocol.messages import Echo, Forward, Sample, new_id
 from parallel_backend.supervisor.limits import Limits
 from scripts.processes import wait_until
 from tests.support import tiny
@@ -182,17 +183,46 @@ def test_a_run_survives_its_supervisor(runtime: Path, path: str) -> None:
     assert "the backend ended in the middle of a request" in call.said[0]
 
 
-def test_a_run_goes_on_after_its_client_stood_still(runtime: Path, path: str) -> None:
+@pytest.mark.parametrize(
+    ("layout", "first"),
+    [
+        ("ulysses=2", 3),
+        # Its last report but one, which carries what is kept, follows the last flag that could stop it.
+        pytest.param("pipe=2 patches=1", STEPS - 2, marks=LONG),
+    ],
+)
+def test_a_run_goes_on_after_its_client_stood_still(runtime: Path, path: str, layout: str, first: int) -> None:
     (runtime / CLIENT_TIMEOUT).write_text("2")
     client = start(runtime)
-    message, inputs = request(model(path, "ulysses=2", 2), "dpmpp_2m")
-    inputs["x"] = torch.randn(2, 16, 1, 80, 80)  # a few of these fill the buffers of a socket
+    message, inputs = slow_to_read(path, layout)
     wanted = client.call(message, inputs)["samples"]
-    call = Call(client=client, stands_still_at=3)
+    call = Call(client=client, stands_still_at=first)
     assert relative_error(call.run(message, inputs)["samples"], wanted) <= SAME_RANKS
     assert call.steps == list(range(1, STEPS + 1))
     (said,) = call.said
-    assert "since the request was cancelled: its progress was not read: sending progress took longer than 2 s" in said
+    assert said.endswith("since ComfyUI stood still: its progress was not read within 2 s")
+
+
+@LONG
+def test_a_run_goes_on_after_its_client_stood_still_for_so_long_that_the_backend_ended(
+    runtime: Path, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (runtime / CLIENT_TIMEOUT).write_text("2")
+    monkeypatch.setattr(recovery, "STOOD_STILL", 3.0)
+    client = start(runtime, idle_timeout=5.0)
+    message, inputs = slow_to_read(path, "ulysses=2")
+    wanted = client.call(message, inputs)["samples"]
+    call = Call(client=client, stands_still_at=3, until_it_ends=True)
+    assert relative_error(call.run(message, inputs)["samples"], wanted) <= SAME_RANKS
+    assert call.steps == list(range(1, STEPS + 1))
+    (said,) = call.said
+    assert "since the backend ended in the middle of a request" in said
+
+
+def slow_to_read(path: str, layout: str) -> tuple[Sample, Tensors]:
+    """A request of which one step's report fills the buffers of a socket."""
+    message, inputs = request(model(path, layout, 2))
+    return message, inputs | {"x": torch.randn(2, 16, 1, 40, 40)}
 
 
 @LONG

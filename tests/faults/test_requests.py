@@ -193,7 +193,9 @@ def test_a_client_that_never_sends_its_tensors_can_be_cancelled(client: Client) 
         sock.sendall(frames.pack(frames.Frame(message=message, tensors=metas)))
         wait_until(lambda: client.status().running == message.request_id, 30.0, "rank 0 waits for the tensors")
     wait_until(lambda: client.status().running is None, 5.0, "the request is over")
+    generation = client.status().generation
     assert client.call(sample(), tensors(1))
+    assert client.status().generation == generation, "the other ranks, which have not heard of it, stay"
 
 
 def test_an_unknown_outcome(client: Client) -> None:

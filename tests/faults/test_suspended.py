@@ -23,7 +23,7 @@ from .conftest import runtime_folder
 
 LONG = pytest.mark.long
 HANG = IMPATIENT.patience.hang
-SHORT, LONGER = HANG - 1.5, HANG + 1.5
+SHORT, LONGER = HANG - 2.0, HANG + 1.5
 """Seconds of a pause below and above the limit of a rank's silence."""
 AFTERWARDS = 1.5 * HANG
 """Seconds within which a rank would be given up, if the pause counted."""
@@ -130,7 +130,7 @@ def call_in_a_process(runtime: Path, steps: int) -> "subprocess.Popen[str]":
 def test_clients_that_sleep_get_their_answers(client: Client) -> None:
     """One of them while its request runs, the other in the queue, for longer than there is between keepalives."""
     steps = 80
-    ahead = Running(client=client, message=sample()).in_step()
+    ahead = Running(client=client, message=sample(), tensors=tensors(4000)).in_step()
     generation, folder = client.status().generation, client.endpoint.folder
     with call_in_a_process(folder, steps) as one, call_in_a_process(folder, steps) as other:
         wait_until(lambda: len(client.status().queued) == 2, 60.0, "both wait")
