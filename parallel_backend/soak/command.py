@@ -20,6 +20,8 @@ from .prompts import Prompt, Prompts
 
 FAULT_RATE = 0.6
 """How many of the prompts are disturbed."""
+WAIT_RATE, WAIT = 0.5, 60.0
+"""How many of the disturbed prompts wait for spare ranks first, and for how many seconds at most."""
 EXIT = 20.0
 """Seconds in which the processes of a stopped backend have to be gone."""
 
@@ -32,7 +34,7 @@ def soak(options: SoakOptions) -> Ledger:
         # What a fault draws depends on the ranks that live, so prompts have numbers of their own.
         chooser, targets = random.Random(options.seed), random.Random(options.seed + 1)
         prompts = Prompts(folder, chooser, options.ranks)
-        with temporary_backend(folder) as client:
+        with temporary_backend(folder, spares=options.ranks) as client:
             while not ledger.prompts or time.monotonic() - start < 60 * options.minutes:
                 name = chooser.choice(list(FAULTS)) if chooser.random() < FAULT_RATE and options.faults else ""
                 _one(client, prompts, name, chooser, targets, ledger)
@@ -48,8 +50,11 @@ def _one(
     """Make one prompt, and disturb it with the fault of this name, if any."""
     prompt = prompts.next()
     run = _Run(client, prompts, prompt, FAULTS.get(name), chooser.randrange(1, prompt.steps), targets)
+    waits = chooser.random() < WAIT_RATE and bool(name)
     try:
         prompts.prepare(client, prompt)
+        if waits:
+            run.wait_for_spares()
         outcome, error = run.run()
     except BackendError as failure:
         outcome, error = LOST, f"on one rank: {type(failure).__name__}: {failure}"
@@ -59,7 +64,8 @@ def _one(
     if run.disturbed:
         ledger.faults[name] += 1
     if run.recovery is not None:
-        ledger.recoveries.setdefault(name, []).append(run.recovery)
+        recoveries = ledger.with_spares if run.had_spares else ledger.recoveries
+        recoveries.setdefault(name, []).append(run.recovery)
 
 
 class _Run:
@@ -67,6 +73,7 @@ class _Run:
 
     Attributes:
         disturbed: whether the fault has happened.
+        had_spares: whether spare ranks were ready then.
         recovery: seconds from the fault to the next step of ranks that go on; None if nothing had to.
     """
 
@@ -77,8 +84,15 @@ class _Run:
         self._target = Target(client=client, chooser=chooser)
         self._said: list[str] = []
         self._disturbed_at: float | None = None
-        self.disturbed = False
+        self.disturbed = self.had_spares = False
         self.recovery: float | None = None
+
+    def wait_for_spares(self) -> None:
+        """Wait until spare ranks are ready, which they become while the backend has nothing to do."""
+        end = time.monotonic() + WAIT
+        with suppress(BackendError):  # no backend runs, so the prompt starts one
+            while not self._target.has_spares() and time.monotonic() < end:
+                time.sleep(0.1)
 
     def run(self) -> tuple[str, str]:
         """Return the outcome, and the error if there was one."""
@@ -114,6 +128,7 @@ class _Run:
     def _disturb(self, fault: Fault) -> None:
         self._disturbed_at = time.monotonic()
         with suppress(BackendError, OSError):  # nothing is left to disturb
+            self.had_spares = self._target.has_spares()
             fault.inject(self._target)
             self.disturbed = True
 

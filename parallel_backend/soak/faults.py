@@ -51,6 +51,22 @@ class Target:
             raise BackendUnavailable("no ranks run")
         return pids
 
+    def spare(self) -> int:
+        """Return the process id of a random spare rank.
+
+        Raises:
+            BackendUnavailable: there are none.
+        """
+        pids = [spare.pid for spare in self.client.status().spares]
+        if not pids:
+            raise BackendUnavailable("no spare ranks run")
+        return self.chooser.choice(pids)
+
+    def has_spares(self) -> bool:
+        """Whether all spare ranks are ready."""
+        spares = self.client.status().spares
+        return bool(spares) and all(spare.ready for spare in spares)
+
     def release(self) -> None:
         """Close the connections that are held."""
         for sock in self.held:
@@ -87,6 +103,10 @@ def _signal(pids: list[int], number: signal.Signals) -> None:
 
 def _kill_rank(target: Target) -> None:
     _signal([target.rank()], signal.SIGKILL)
+
+
+def _kill_spare(target: Target) -> None:
+    _signal([target.spare()], signal.SIGKILL)
 
 
 def _kill_rank_0(target: Target) -> None:
@@ -149,6 +169,7 @@ FAULTS: dict[str, Fault] = {
     "SIGKILL of rank 0": Fault(inject=_kill_rank_0),
     "SIGKILL of all ranks": Fault(inject=_kill_all_ranks),
     "SIGKILL of an idle rank": Fault(inject=_kill_rank, idle=True),
+    "SIGKILL of a spare rank": Fault(inject=_kill_spare),
     "SIGSTOP of a rank": Fault(inject=_stop_rank),
     "SIGKILL of the supervisor": Fault(inject=_kill_supervisor),
     "SIGKILL of the idle supervisor": Fault(inject=_kill_supervisor, idle=True),

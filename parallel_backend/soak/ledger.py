@@ -66,7 +66,8 @@ class Ledger:
         seed: repeats its prompts and faults.
         prompts: number of prompts by outcome.
         faults: number of faults by name.
-        recoveries: seconds from a fault to the next finished step, by fault.
+        recoveries: seconds from a fault to the next finished step, by fault, where spare ranks were not ready.
+        with_spares: the same where they were.
         bad: what was wrong or lost, with the error.
         start: footprint after the first prompt.
         end: footprint after the last prompt.
@@ -81,6 +82,7 @@ class Ledger:
     prompts: Counter[str] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)
     recoveries: dict[str, list[float]] = field(default_factory=dict)
+    with_spares: dict[str, list[float]] = field(default_factory=dict)
     bad: list[str] = field(default_factory=list)
     start: Footprint | None = None
     end: Footprint | None = None
@@ -136,9 +138,12 @@ class Ledger:
             "|---|---|",
             *(f"| {outcome} | {self.prompts[outcome]} |" for outcome in _OUTCOMES),
             "",
-            "| fault | times | longest until the next step, s |",
-            "|---|---|---|",
-            *(f"| {name} | {count} | {self._longest(name)} |" for name, count in sorted(self.faults.items())),
+            "| fault | times | longest until the next step, s: with ready spare ranks | without |",
+            "|---|---|---|---|",
+            *(
+                f"| {name} | {count} | {_longest(self.with_spares, name)} | {_longest(self.recoveries, name)} |"
+                for name, count in sorted(self.faults.items())
+            ),
             "",
             "| | start | end |",
             "|---|---|---|",
@@ -155,10 +160,6 @@ class Ledger:
         numbers = {"passed": self.passed, "growth": self.growth, "descriptors_leaked": self.descriptors_leaked}
         return msgspec.json.encode({**msgspec.to_builtins(self), **numbers}).decode()
 
-    def _longest(self, fault: str) -> str:
-        seconds = self.recoveries.get(fault)
-        return f"{max(seconds):.1f}" if seconds else ""
-
     def _footprints(self) -> list[str]:
         if not (self.start and self.end):
             return []
@@ -174,6 +175,11 @@ class Ledger:
 
 
 _OUTCOMES = (RIGHT, RESUMED, ASKED_AGAIN, ENDED, WRONG, LOST)
+
+
+def _longest(recoveries: dict[str, list[float]], fault: str) -> str:
+    seconds = recoveries.get(fault)
+    return f"{max(seconds):.1f}" if seconds else ""
 
 
 def processes_of(folder: Path) -> list[int]:

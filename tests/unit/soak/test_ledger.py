@@ -27,11 +27,12 @@ def ledger(**changes: Any) -> Ledger:
 
 
 def test_nothing_lost_passes():
-    passed = ledger(faults=Counter({"SIGKILL of a rank": 2}), recoveries={"SIGKILL of a rank": [1.0, 4.25]})
+    killed = "SIGKILL of a rank"
+    passed = ledger(faults=Counter({killed: 3}), recoveries={killed: [1.0, 4.25]}, with_spares={killed: [0.5]})
     text = str(passed)
-    assert text.startswith("passed: 5 prompts and 2 faults in 0 s, seed 7\n")
+    assert text.startswith("passed: 5 prompts and 3 faults in 0 s, seed 7\n")
     assert "| resumed | 2 |" in text
-    assert "| SIGKILL of a rank | 2 | 4.2 |" in text
+    assert "| SIGKILL of a rank | 3 | 0.5 | 4.2 |" in text
     assert "| supervisor descriptors | 11 | 11 |" in text
     assert json.loads(passed.as_json())["passed"] is True
 
