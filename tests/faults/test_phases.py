@@ -64,6 +64,7 @@ def test_a_rank_killed_in_the_vae_costs_one_more_request(
     assert not processes_left(client) & {status.pid for status in before.ranks}
 
 
+@LONG
 def test_a_rank_killed_in_an_unload_frees_everything(client: Client, path: str) -> None:
     """The request says what happened, and asking again needs no rank: there is nothing left to free."""
     message, inputs = vae_request(Decode, path)

@@ -55,10 +55,10 @@ def busy(client: Client, kind: str) -> Running:
     ("end", "kind"),
     [
         (stop, "stopped"),
-        (end_supervisor, "ignoring"),
         *(
             pytest.param(end, kind, marks=LONG)
             for end, kind in (
+                (end_supervisor, "ignoring"),
                 (stop, "ignoring"),
                 (end_supervisor, "stopped"),
                 (kill_supervisor, "ignoring"),

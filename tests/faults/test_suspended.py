@@ -91,6 +91,7 @@ def test_a_backend_that_sleeps_goes_on(client: Client, seconds: float, resumed_f
 
 
 @LONG
+@LONG
 def test_ranks_that_sleep_a_little_go_on(client: Client) -> None:
     running = Running(client=client, message=sample()).in_step()
     before = client.status()
@@ -127,6 +128,7 @@ def call_in_a_process(runtime: Path, steps: int) -> "subprocess.Popen[str]":
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment(runtime), cwd=runtime)
 
 
+@LONG
 def test_clients_that_sleep_get_their_answers(client: Client) -> None:
     """One of them while its request runs, the other in the queue, for longer than there is between keepalives."""
     steps = 80

@@ -60,7 +60,7 @@ def test_every_sampler_goes_on(pools, checkpoints, sampler):
         "tensor=3",
         "ulysses=2 shard_weights",
         "pipe=3 patches=1",
-        "data=2 pipe=2 patches=1",
+        pytest.param("data=2 pipe=2 patches=1", marks=pytest.mark.long),
     ],
 )
 @pytest.mark.parametrize("sampler", ["dpmpp_2m", "euler_ancestral"])
