@@ -95,6 +95,7 @@ class RecoveringCall:
                 fail twice at the same step.
         """
         while True:
+            self._live()
             self._begun = self._stood_still = False
             spec = self._lost.without(self._message.model)
             asked = replace(self._message, model=spec, request_id=new_id())

@@ -84,20 +84,14 @@ class FakeEngine:
         kind, rank, name = (*message.sampler.split(" ", 2), "", "")[:3]
         total = next(meta.shape[0] for meta in metas if meta.name == "sigmas") - 1
         if kind == "stubborn":
-            for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
-                signal.signal(number, signal.SIG_IGN)
+            _ignore_signals()
         if kind == "refuse":
             raise InvalidRequest(f"this request cannot work: {message.sampler}")
         phase = {"load": LOADING, "slowload": LOADING, "connect": CONNECTING}.get(kind, "sampling")
         with PROGRESS.phase(phase):
             for step in range(total):
                 PROGRESS.step(step, total)
-                if step == 2 and kind in ("blame", "accuse"):
-                    _blame(name, rank == str(self.rank), aborts=kind == "accuse")
-                if step == 0 and kind == "talk" and rank == str(self.rank):
-                    os.write(2, b"its last words\n")
-                if step == 2 and rank == str(self.rank):
-                    _misbehave(kind, name)
+                _fail_in(step, kind, name, culprit=rank == str(self.rank))
                 time.sleep(STEP)
                 PROGRESS.tick()
                 flag = torch.tensor([int(cancelled() and kind != "deaf")])
@@ -142,6 +136,21 @@ def _blame(name: str, culprit: bool, *, aborts: bool = False) -> None:
     if aborts:
         _abort("PEER/timeout")
     raise _error("PEER/lost")
+
+
+def _ignore_signals() -> None:
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _fail_in(step: int, kind: str, name: str, *, culprit: bool) -> None:
+    """Do before a step what the kind of the request asks for. ``culprit``: whether this is the rank that it names."""
+    if step == 2 and kind in ("blame", "accuse"):
+        _blame(name, culprit, aborts=kind == "accuse")
+    if step == 0 and kind == "talk" and culprit:
+        os.write(2, b"its last words\n")
+    if step == 2 and culprit:
+        _misbehave(kind, name)
 
 
 def _misbehave(kind: str, name: str) -> None:
