@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import pytest
@@ -22,7 +23,7 @@ from parallel_backend.protocol.endpoint import connect
 from parallel_backend.protocol.messages import Echo, Error, Progress
 from parallel_backend.protocol.status import Status, StatusQuery
 from scripts.processes import wait_until
-from tests.faults.backend import TWO_RANKS, Running, sample
+from tests.faults.backend import TWO_RANKS, Running, sample, start_fake
 
 from .raw import ECHO, SECONDS, answers, frame, header
 
@@ -170,8 +171,12 @@ def test_without_descriptors_the_supervisor_lives_and_serves_again(client: Clien
         assert client.call(Echo(model=TWO_RANKS), {"x": torch.zeros(3)})
 
 
-def test_without_any_descriptor_connections_wait_and_nothing_spins(client: Client) -> None:
-    """While a request runs and others wait for it."""
+def test_without_any_descriptor_connections_wait_and_nothing_spins(runtime: Path) -> None:
+    """While a request runs and others wait for it.
+
+    The supervisor is new: other tests leave more gaps between its descriptors than its queue can fill.
+    """
+    client = start_fake(runtime)
     running = Running(client=client, message=sample()).in_step()
     pid = client.status().pid
     with queued_requests(client, pid), few_descriptors(client, spare=0):

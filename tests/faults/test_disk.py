@@ -95,9 +95,12 @@ def test_a_full_shared_memory_is_no_obstacle_to_cpu_ranks(runtime: Path) -> None
 def test_what_a_dead_backend_leaves_is_no_obstacle(runtime: Path) -> None:
     client = start_fake(runtime)
     client.call(sample(), tensors(1))
+    endpoint = client.endpoint
+    wait_until(
+        lambda: endpoint.request_log.exists() and endpoint.request_log.read_text(), 10.0, "the request is logged"
+    )
     os.kill(client.status().pid, signal.SIGKILL)
     assert processes.wait_for_exit(runtime, 10.0) == []
-    endpoint = client.endpoint
     assert {path.name for path in runtime.iterdir()} == {"socket", "lock", "logs"}
     assert run_command(runtime, "status").stderr == f"no backend answers at {endpoint.socket}\n"
     before = endpoint.request_log.read_text()
