@@ -8,6 +8,7 @@ import pytest
 from any_folder_name.nodes.remote.adopt import copy_model
 from any_folder_name.parallel_backend.checkpoint.opening import open_checkpoint
 from any_folder_name.parallel_backend.errors import InvalidRequest
+from natives import HEAVY
 from natives.loadable import CASES, FIRST, file_name, with_assumed_sizes, write
 
 
@@ -17,7 +18,9 @@ def assumed_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(comfy.model_detection, "detect_unet_config", detect)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.newest if name in HEAVY else ()) for name in CASES]
+)
 def test_a_copy_is_recognised_as_its_file_is(name: str, tmp_path: Path) -> None:
     write(name, tmp_path)
     path = tmp_path / file_name(name)
