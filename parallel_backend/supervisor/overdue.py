@@ -3,8 +3,8 @@
 import time
 
 from ..errors import Cancelled
-from .failures import Failure
 from .limits import Limits
+from .ranks.failures import Failure
 from .request_queue import QueuedRequest
 
 

@@ -11,10 +11,10 @@ from ..protocol import rank_control
 from ..protocol.messages import Done, Error, Unload
 from ..protocol.model_spec import Devices
 from .event_loop import EventLoop
-from .failures import STUCK, Failure
-from .generations import Generations
 from .limits import Limits
 from .overdue import overdue
+from .ranks.failures import STUCK, Failure
+from .ranks.generations import Generations
 from .request_queue import EarlyFailure, QueuedRequest, RequestQueue
 
 log = logging.getLogger(__name__)

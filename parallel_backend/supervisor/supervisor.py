@@ -25,13 +25,13 @@ from ..protocol.messages import Cancel, Done, Error, Outcome, RankRequest, Stop,
 from ..protocol.status import Status, StatusQuery
 from . import request_lines
 from .event_loop import EventLoop
-from .generations import Generations
 from .limits import Limits
 from .listener import Listener, answer, refuse
 from .log_files import LogFiles
+from .ranks.generations import Generations
+from .ranks.spares import Spares
 from .request_queue import QueuedRequest, RequestQueue
 from .request_runner import RequestRunner
-from .spares import Spares
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from parallel_backend.bench.recovery import ROWS, Recovery
 from parallel_backend.bench.step.report import describe
 from parallel_backend.bench.step.run import Table
 from parallel_backend.bench.wire import WireMeasurement
-from parallel_backend.supervisor.spares import MEMORY
+from parallel_backend.supervisor.ranks.spares import MEMORY
 from scripts import processes
 
 from .backend import run_command

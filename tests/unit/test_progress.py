@@ -15,9 +15,9 @@ from parallel_backend.engine.counting import counted
 from parallel_backend.progress import CLIENT, CONNECTING, IDLE, LOADING, PROGRESS, ProgressCounter, RankProgress
 from parallel_backend.protocol.model_spec import Devices
 from parallel_backend.protocol.status import RankStatus
-from parallel_backend.supervisor import stuck_ranks
 from parallel_backend.supervisor.limits import Patience
-from parallel_backend.supervisor.rank_process import RankProcess
+from parallel_backend.supervisor.ranks import stuck_ranks
+from parallel_backend.supervisor.ranks.rank_process import RankProcess
 
 GPUS = Devices(kind="cuda", indices=(0, 1))
 

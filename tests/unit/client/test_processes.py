@@ -25,9 +25,9 @@ from parallel_backend.protocol.status import RankStatus
 from parallel_backend.supervisor.event_loop import EventLoop
 from parallel_backend.supervisor.limits import Patience
 from parallel_backend.supervisor.log_files import LogFiles
-from parallel_backend.supervisor.rank_process import RankProcess
-from parallel_backend.supervisor.rank_set import RankSet
-from parallel_backend.supervisor.rank_start import common_environment
+from parallel_backend.supervisor.ranks.rank_process import RankProcess
+from parallel_backend.supervisor.ranks.rank_set import RankSet
+from parallel_backend.supervisor.ranks.rank_start import common_environment
 from parallel_backend.supervisor.request_queue import devices_for
 
 

@@ -23,7 +23,7 @@ from parallel_backend.protocol.messages import MESSAGES, Error, Outcome, RankReq
 from parallel_backend.protocol.model_spec import Devices, ModelSpec
 from parallel_backend.supervisor.event_loop import READ, EventLoop
 from parallel_backend.supervisor.listener import Listener
-from parallel_backend.supervisor.rank_set import RankSet
+from parallel_backend.supervisor.ranks.rank_set import RankSet
 from parallel_backend.supervisor.supervisor import Supervisor
 
 SPEC = ModelSpec(path="/", devices=Devices(kind="cpu", indices=(0,)))

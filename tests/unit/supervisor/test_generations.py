@@ -15,9 +15,9 @@ from parallel_backend.protocol import rank_control
 from parallel_backend.protocol.model_spec import Devices
 from parallel_backend.protocol.rank_control import DONE, Finished
 from parallel_backend.supervisor.event_loop import EventLoop
-from parallel_backend.supervisor.generations import Generations
 from parallel_backend.supervisor.limits import Patience
 from parallel_backend.supervisor.log_files import LogFiles
+from parallel_backend.supervisor.ranks.generations import Generations
 
 DEVICES = Devices(kind="cpu", indices=(0,))
 EXIT = 1.0

@@ -22,7 +22,7 @@ from parallel_backend.protocol.status import LoadedModel
 from parallel_backend.supervisor import log_files, request_lines
 from parallel_backend.supervisor.event_loop import EventLoop
 from parallel_backend.supervisor.log_files import LogFiles
-from parallel_backend.supervisor.rank_output import RankOutput
+from parallel_backend.supervisor.ranks.rank_output import RankOutput
 from parallel_backend.supervisor.request_queue import QueuedRequest
 
 DEVICES = Devices(kind="cpu", indices=(0, 1))

@@ -16,10 +16,10 @@ from parallel_backend.errors import RankFailed
 from parallel_backend.protocol.model_spec import Devices
 from parallel_backend.protocol.rank_control import Finished
 from parallel_backend.supervisor.event_loop import EventLoop
-from parallel_backend.supervisor.failures import Failure
 from parallel_backend.supervisor.limits import Patience
 from parallel_backend.supervisor.log_files import LogFiles
-from parallel_backend.supervisor.rank_set import RankSet
+from parallel_backend.supervisor.ranks.failures import Failure
+from parallel_backend.supervisor.ranks.rank_set import RankSet
 
 SENDS = "import os, sys, time; os.write(int(sys.argv[sys.argv.index('--control-fd') + 1]), {!r}); time.sleep(60)"
 """The program of a rank that sends a datagram to its supervisor."""

@@ -14,11 +14,11 @@ import pytest
 from parallel_backend import processes
 from parallel_backend.protocol.endpoint import Endpoint
 from parallel_backend.protocol.model_spec import VISIBLE, Devices
-from parallel_backend.supervisor import spares as pool
 from parallel_backend.supervisor.event_loop import EventLoop
-from parallel_backend.supervisor.expected_devices import expected_devices
-from parallel_backend.supervisor.rank_start import StartedProcess
-from parallel_backend.supervisor.spares import Spares
+from parallel_backend.supervisor.ranks import spares as pool
+from parallel_backend.supervisor.ranks.expected_devices import expected_devices
+from parallel_backend.supervisor.ranks.rank_start import StartedProcess
+from parallel_backend.supervisor.ranks.spares import Spares
 
 PROGRAM = """
 import os, socket, sys

@@ -6,9 +6,9 @@ import subprocess
 import time
 from dataclasses import dataclass, field, replace
 
-from .. import processes
-from ..protocol.status import RankStatus
-from .limits import Patience
+from ... import processes
+from ...protocol.status import RankStatus
+from ..limits import Patience
 
 
 @dataclass(kw_only=True)

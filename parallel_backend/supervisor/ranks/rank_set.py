@@ -9,18 +9,18 @@ from dataclasses import replace
 
 import msgspec
 
-from .. import last_words, processes
-from ..errors import OutOfMemory, ProtocolError
-from ..progress import STARTING, RankProgress
-from ..protocol import rank_control
-from ..protocol.endpoint import rank_log
-from ..protocol.model_spec import Devices
-from ..protocol.status import RankStatus
+from ... import last_words, processes
+from ...errors import OutOfMemory, ProtocolError
+from ...progress import STARTING, RankProgress
+from ...protocol import rank_control
+from ...protocol.endpoint import rank_log
+from ...protocol.model_spec import Devices
+from ...protocol.status import RankStatus
+from ..event_loop import READ, EventLoop
+from ..limits import Patience
+from ..log_files import LogFiles
 from . import stuck_ranks
-from .event_loop import READ, EventLoop
 from .failures import BY_PEER, CLOSED, HUNG, OUT_OF_MEMORY, RAISED, STUCK, Failure, Failures, kind_of_exit
-from .limits import Patience
-from .log_files import LogFiles
 from .rank_output import RankOutput
 from .rank_process import RankProcess
 from .rank_start import THREADS, StartedProcess, common_environment, own_environment, start_process

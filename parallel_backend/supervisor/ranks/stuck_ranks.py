@@ -6,9 +6,9 @@ long as one does, the others may be waiting for it.
 
 from collections.abc import Sequence
 
-from ..progress import CONNECTING, IDLE, RankProgress
-from ..protocol.model_spec import Devices
-from .limits import Patience
+from ...progress import CONNECTING, IDLE, RankProgress
+from ...protocol.model_spec import Devices
+from ..limits import Patience
 from .rank_process import RankProcess
 
 _NCCL_ADVICE = (

@@ -5,9 +5,9 @@ import signal
 import time
 from dataclasses import dataclass
 
-from ..error_texts import Cause, cause
-from ..errors import OutOfMemory, RankFailed
-from .limits import Patience
+from ...error_texts import Cause, cause
+from ...errors import OutOfMemory, RankFailed
+from ..limits import Patience
 
 log = logging.getLogger(__name__)
 

@@ -4,11 +4,11 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
-from ..protocol import rank_control
-from ..protocol.model_spec import Devices
-from .event_loop import EventLoop
-from .limits import Patience
-from .log_files import LogFiles
+from ...protocol import rank_control
+from ...protocol.model_spec import Devices
+from ..event_loop import EventLoop
+from ..limits import Patience
+from ..log_files import LogFiles
 from .rank_set import RankSet
 from .rank_start import StartedProcess
 

@@ -5,9 +5,9 @@ import fcntl
 import os
 from collections.abc import Iterator
 
-from ..protocol.endpoint import rank_log
-from .event_loop import READ, EventLoop
-from .log_files import MAX_LINE, LogFiles
+from ...protocol.endpoint import rank_log
+from ..event_loop import READ, EventLoop
+from ..log_files import MAX_LINE, LogFiles
 
 _CHUNK = 64 << 10
 _ROOM = 1 << 20

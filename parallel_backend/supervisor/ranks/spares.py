@@ -11,14 +11,14 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from .. import last_words, processes
-from ..errors import ProtocolError
-from ..protocol import rank_control
-from ..protocol.endpoint import Endpoint
-from ..protocol.fingerprint import is_outdated
-from ..protocol.model_spec import Devices
-from ..protocol.status import SpareStatus
-from .event_loop import READ, EventLoop
+from ... import last_words, processes
+from ...errors import ProtocolError
+from ...protocol import rank_control
+from ...protocol.endpoint import Endpoint
+from ...protocol.fingerprint import is_outdated
+from ...protocol.model_spec import Devices
+from ...protocol.status import SpareStatus
+from ..event_loop import READ, EventLoop
 from .expected_devices import expected_devices
 from .rank_start import THREADS, StartedProcess, common_environment, start_process
 

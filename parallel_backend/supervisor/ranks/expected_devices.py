@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from ..protocol.model_spec import VISIBLE, Devices
+from ...protocol.model_spec import VISIBLE, Devices
 
 _LISTS = [name for name in VISIBLE if name != "CUDA_DEVICE_ORDER"]
 _CPU_RANKS, _DEFAULT_CPU_RANKS = "PARALLEL_DIT_CPU_RANKS", "2"

@@ -6,9 +6,9 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ..processes import die_with_parent
-from ..protocol import rank_control
-from ..protocol.model_spec import VISIBLE, Devices
+from ...processes import die_with_parent
+from ...protocol import rank_control
+from ...protocol.model_spec import VISIBLE, Devices
 
 THREADS = "OMP_NUM_THREADS"
 _ALLOCATORS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
