@@ -2,7 +2,6 @@
 
 import math
 import socket
-import subprocess
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import cast
@@ -17,6 +16,7 @@ from parallel_backend.protocol.model_spec import Devices
 from parallel_backend.protocol.status import RankStatus
 from parallel_backend.supervisor.limits import Patience
 from parallel_backend.supervisor.ranks import stuck_ranks
+from parallel_backend.supervisor.ranks.process import Process
 from parallel_backend.supervisor.ranks.rank_process import RankProcess
 
 GPUS = Devices(kind="cuda", indices=(0, 1))
@@ -107,7 +107,7 @@ def test_the_layers_of_a_module_are_counted_while_the_context_lasts():
 def rank(number: int, quiet: float, progress: RankProgress, device: str = "cuda:0") -> RankProcess:
     return RankProcess(
         rank=number,
-        process=cast("subprocess.Popen[bytes]", SimpleNamespace(pid=10 + number)),
+        process=cast(Process, SimpleNamespace(pid=10 + number, host="")),
         control=cast(socket.socket, None),
         pidfd=0,
         status=RankStatus(rank=number, pid=10 + number, device=device, memory=0, progress=progress),

@@ -2,13 +2,12 @@
 
 import math
 import socket
-import subprocess
 import time
 from dataclasses import dataclass, field, replace
 
-from ... import processes
 from ...protocol.status import RankStatus
 from ..limits import Patience
+from .process import Process
 
 
 @dataclass(kw_only=True)
@@ -30,7 +29,7 @@ class RankProcess:
     """
 
     rank: int
-    process: subprocess.Popen[bytes]
+    process: Process
     control: socket.socket
     pidfd: int
     status: RankStatus
@@ -44,7 +43,8 @@ class RankProcess:
     @property
     def name(self) -> str:
         """Its name in error messages."""
-        return f"rank {self.rank} (pid {self.process.pid})"
+        where = f" on {self.process.host}" if self.process.host else ""
+        return f"rank {self.rank} (pid {self.process.pid}{where})"
 
     def heard(self) -> None:
         """Note that a message has arrived from the rank."""
@@ -67,7 +67,7 @@ class RankProcess:
         silence = now - self.last_heard
         if not self.ready or silence < patience.hang / 4:
             return False
-        activity = processes.activity(self.process.pid)
+        activity = self.process.activity()
         if activity and (activity.cpu_ticks != self.cpu_ticks or activity.busy):
             # The first check has no earlier CPU time to compare with, so only a busy process counts as active.
             self.last_active = self.last_heard if self.cpu_ticks is None and not activity.busy else now

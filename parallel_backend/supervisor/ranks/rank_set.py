@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import msgspec
 
-from ... import last_words, processes
+from ... import last_words
 from ...errors import OutOfMemory, ProtocolError
 from ...progress import STARTING, RankProgress
 from ...protocol import rank_control
@@ -222,7 +222,7 @@ class RankSet:
             return
         reason = last_words.of(returncode, output.tail)
         kind, code = kind_of_exit(returncode, reason)
-        how = processes.describe_exit(returncode) + ("" if rank.ready else " while starting")
+        how = rank.process.describe_exit() + ("" if rank.ready else " while starting")
         text = f"{rank.name} {how}{': ' + reason if reason else ''} {self._log_of(rank.rank)}"
         self._record(Failure(kind=kind, code=code, message=text, not_started=self._not_started(rank.rank)))
 
@@ -263,7 +263,7 @@ class RankSet:
 
     def statuses(self) -> tuple[RankStatus, ...]:
         """The last status of each rank, with its current memory from the process table."""
-        return tuple(replace(rank.status, memory=processes.resident_memory(rank.process.pid)) for rank in self.ranks)
+        return tuple(replace(rank.status, memory=rank.process.memory()) for rank in self.ranks)
 
     def kill(self) -> None:
         """Kill every rank; ``exited`` tells when all are gone."""

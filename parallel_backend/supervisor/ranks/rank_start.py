@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from ...processes import die_with_parent
 from ...protocol import rank_control
 from ...protocol.model_spec import VISIBLE, Devices
+from .process import LocalProcess, Process
 
 THREADS = "OMP_NUM_THREADS"
 _ALLOCATORS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
@@ -24,7 +25,7 @@ class StartedProcess:
         pidfd: becomes readable when the process exits.
     """
 
-    process: subprocess.Popen[bytes]
+    process: Process
     control: socket.socket
     pidfd: int
 
@@ -60,7 +61,7 @@ def start_process(
         process.wait()
         ours.close()
         raise
-    return StartedProcess(process=process, control=ours, pidfd=pidfd)
+    return StartedProcess(process=LocalProcess(process), control=ours, pidfd=pidfd)
 
 
 def common_environment(devices: Devices) -> dict[str, str]:

@@ -196,7 +196,7 @@ class Spares:
         self._leaving.remove(spare)
         self._events.forget(spare.started.pidfd)
         os.close(spare.started.pidfd)
-        how = processes.describe_exit(spare.started.process.wait(timeout=5))
+        how = processes.describe_exit(spare.started.process.wait(timeout=5.0))
         if not spare.dismissed:
             reason = "" if spare.ready else last_words.last_line(last_words.tail(self._endpoint.spare_log))
             self._postpone(f"spare rank (pid {spare.pid}) {how}{': ' + reason if reason else ''}")

@@ -25,6 +25,7 @@ from parallel_backend.protocol.status import RankStatus
 from parallel_backend.supervisor.event_loop import EventLoop
 from parallel_backend.supervisor.limits import Patience
 from parallel_backend.supervisor.log_files import LogFiles
+from parallel_backend.supervisor.ranks.process import Process
 from parallel_backend.supervisor.ranks.rank_process import RankProcess
 from parallel_backend.supervisor.ranks.rank_set import RankSet
 from parallel_backend.supervisor.ranks.rank_start import common_environment
@@ -147,10 +148,10 @@ def test_a_rank_that_could_run_and_does_not_is_hung(
 ) -> None:
     clock = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(processes, "activity", lambda pid: processes.Activity(states=states, cpu_ticks=7))
     ranks = rank_set(tmp_path, Devices(kind="cpu", indices=(0,)))
     ranks._outputs[0] = ranks._open_output(0)
-    process = cast(subprocess.Popen[bytes], SimpleNamespace(pid=1, returncode=None))
+    activity = processes.Activity(states=states, cpu_ticks=7)
+    process = cast(Process, SimpleNamespace(pid=1, host="", returncode=None, activity=lambda: activity))
     with socket.socket() as control_socket:
         status = RankStatus(rank=0, pid=1, device="cpu", memory=0)
         ranks.ranks.append(

@@ -1,0 +1,84 @@
+"""What a supervisor needs of a rank's process, whether it runs on this host or on another."""
+
+import subprocess
+from typing import Protocol
+
+from ... import processes
+from ...processes import Activity
+
+
+class Process(Protocol):
+    """A process that somebody here, or an agent on another host, has started."""
+
+    @property
+    def pid(self) -> int:
+        """Its process id on its host."""
+
+    @property
+    def host(self) -> str:
+        """The name of its host; "" for this one."""
+
+    @property
+    def returncode(self) -> int | None:
+        """See ``Popen.returncode``."""
+
+    def poll(self) -> int | None:
+        """See ``Popen.poll``."""
+
+    def wait(self, timeout: float) -> int:
+        """See ``Popen.wait``."""
+
+    def kill(self) -> None:
+        """Have the process killed; ``returncode`` tells when it is gone."""
+
+    def memory(self) -> int:
+        """Resident bytes, as far as known; 0 once it is gone."""
+
+    def activity(self) -> Activity | None:
+        """What it does, as far as known; None once it is gone."""
+
+    def describe_exit(self) -> str:
+        """How it has ended, as a sentence's predicate."""
+
+
+class LocalProcess:
+    """A child of this process.
+
+    Attributes:
+        host: "", which means this host.
+    """
+
+    host = ""
+
+    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
+        self._process = process
+        self.pid = process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        """See ``Popen.returncode``."""
+        return self._process.returncode
+
+    def poll(self) -> int | None:
+        """See ``Popen.poll``."""
+        return self._process.poll()
+
+    def wait(self, timeout: float) -> int:
+        """See ``Popen.wait``."""
+        return self._process.wait(timeout)
+
+    def kill(self) -> None:
+        """See ``Popen.kill``."""
+        self._process.kill()
+
+    def memory(self) -> int:
+        """Resident bytes, 0 once it is gone."""
+        return processes.resident_memory(self.pid)
+
+    def activity(self) -> Activity | None:
+        """What it does, None once it is gone."""
+        return processes.activity(self.pid)
+
+    def describe_exit(self) -> str:
+        """How it has ended, as a sentence's predicate."""
+        return processes.describe_exit(self._process.returncode)
