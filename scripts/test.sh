@@ -62,16 +62,21 @@ quick() {
     [ -z "$failed" ]
 }
 
-static_and_checkpoint() {
+INSIDE=tests/comfyui/test_nodes_inside.py
+
+background() { # what nobody has to wait for, since much of the rest keeps one core busy
     structure
+    pytest "$INSIDE" -m older || [ $? = 5 ] # 5: there is only one ComfyUI
     pytest tests/checkpoint --timeout 1500
 }
 
 everything() {
     local failed=
     style
-    beside static_and_checkpoint
-    pytest --ignore tests/checkpoint --ignore tests/unit/scripts --durations 20 --durations-min 3 || failed=1
+    beside background
+    pytest "$INSIDE" -m "not older" || failed=1
+    pytest --ignore "$INSIDE" --ignore tests/checkpoint --ignore tests/unit/scripts --durations 20 --durations-min 3 ||
+        failed=1
     python -m parallel_backend verify --ci || failed=1
     joined || failed=1
     [ -z "$failed" ]
