@@ -22,6 +22,10 @@ MAX_PATH = 4096
 """Characters of a path (``PATH_MAX`` in limits.h)."""
 
 
+FIRST = ""
+"""The name of the first host, on which the supervisor and the first rank run."""
+
+
 def check_path(path: str) -> None:
     """Refuse a path that no file can have.
 
@@ -41,15 +45,18 @@ class Devices:
         indices: one GPU index for each rank; on the CPU they only count the ranks.
         visible: name and value of those of the variables ``VISIBLE`` that are set where the indices come from.
         collectives: the communication backend of GPU ranks; CPU ranks always use gloo.
+        hosts: the name of each rank's host; empty if all ranks are on ``FIRST``, where the first rank has to be.
 
     Raises:
-        InvalidRequest: there are too many indices, or one cannot be, or a variable's value has a NUL character.
+        InvalidRequest: there are too many indices, or one cannot be, a variable's value has a NUL character, or the
+            hosts do not fit.
     """
 
     kind: Literal["cuda", "cpu"]
     indices: tuple[int, ...]
     visible: tuple[tuple[str, str], ...] = ()
     collectives: Collectives = "nccl"
+    hosts: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.indices) > MAX_RANKS:
@@ -59,18 +66,31 @@ class Devices:
             raise InvalidRequest(f"device {wrong[0]}: the number of a device is from 0 to {MAX_INDEX}")
         if any("\0" in value for _, value in self.visible):
             raise InvalidRequest("a variable that lists GPUs has a NUL character: leave it out")
+        if self.hosts and (len(self.hosts) != len(self.indices) or self.hosts[0]):
+            raise InvalidRequest("the devices need one host each, and the first device has to be on the first host")
 
     def of_rank(self, rank: int) -> str:
         """PyTorch's name of a rank's device."""
         return "cpu" if self.kind == "cpu" else f"cuda:{self.indices[rank]}"
 
+    def host_of(self, rank: int) -> str:
+        """The name of a rank's host."""
+        return self.hosts[rank] if self.hosts else FIRST
+
+    def on_host(self, host: str) -> int:
+        """How many ranks are on a host."""
+        return self.hosts.count(host) if self.hosts else len(self.indices) * (host == FIRST)
+
     def first(self, ranks: int) -> "Devices":
         """The devices of the first ranks."""
-        return replace(self, indices=self.indices[:ranks])
+        hosts = self.hosts[:ranks]
+        return replace(self, indices=self.indices[:ranks], hosts=hosts if any(hosts) else ())
 
     def __str__(self) -> str:
         unit = "GPU" if self.kind == "cuda" else "CPU rank"
-        return f"{len(self.indices)} {unit}{'s' if len(self.indices) > 1 else ''}"
+        hosts = len(set(self.hosts))
+        where = f" on {hosts} hosts" if hosts > 1 else ""
+        return f"{len(self.indices)} {unit}{'s' if len(self.indices) > 1 else ''}{where}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ import socket
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from ..errors import BackendError, InvalidRequest, QueueFull
 from ..layout.parallel_layout import ParallelLayout, auto
@@ -218,7 +218,7 @@ def devices_for(request: RankRequest) -> Devices:
     if spec.layout is None:
         return spec.devices
     check_fits(spec.layout, len(spec.devices.indices))
-    return replace(spec.devices, indices=spec.devices.indices[: spec.layout.ranks])
+    return spec.devices.first(spec.layout.ranks)
 
 
 def _shut_down(request: QueuedRequest) -> None:

@@ -15,6 +15,7 @@ from .limits import Limits
 from .overdue import overdue
 from .ranks.failures import STUCK, Failure
 from .ranks.generations import Generations
+from .ranks.rank_start import NotStarted
 from .request_queue import EarlyFailure, QueuedRequest, RequestQueue
 
 log = logging.getLogger(__name__)
@@ -115,7 +116,8 @@ class RequestRunner:
         try:
             self._generations.start(devices)
         except OSError as error:
-            message, ranks = f"the ranks do not start: {error}", tuple(range(len(devices.indices)))
+            ranks = error.ranks if isinstance(error, NotStarted) else tuple(range(len(devices.indices)))
+            message = f"the ranks do not start: {error}"
             self._fail_ranks(Error(code=RankFailed.code, message=message, not_started=ranks))
 
     def cancel(self, request_id: str) -> None:

@@ -9,6 +9,7 @@ from ...protocol.model_spec import Devices
 from ..event_loop import EventLoop
 from ..limits import Patience
 from ..log_files import LogFiles
+from .other_hosts import NoOtherHosts, OtherHosts
 from .rank_set import RankSet
 from .rank_start import StartedProcess
 
@@ -35,10 +36,11 @@ class Generations:
         events: EventLoop,
         on_finished: Callable[[int, rank_control.Finished], None],
         take_spares: Callable[[Devices], Sequence[StartedProcess]],
+        hosts: OtherHosts | None = None,
     ) -> None:
         self._logs, self._command, self._patience = logs, command, patience
         self._exit_patience, self._events, self._on_finished = exit_patience, events, on_finished
-        self._take_spares = take_spares
+        self._take_spares, self._hosts = take_spares, hosts or NoOtherHosts()
         self._killed: list[RankSet] = []
         self.current: RankSet | None = None
         self.number = 0
@@ -61,6 +63,7 @@ class Generations:
             events=self._events,
             on_finished=self._on_finished,
             take_spares=self._take_spares,
+            hosts=self._hosts,
         )
         self.current.start()
 

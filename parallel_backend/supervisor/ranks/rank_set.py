@@ -21,9 +21,11 @@ from ..limits import Patience
 from ..log_files import LogFiles
 from . import stuck_ranks
 from .failures import BY_PEER, CLOSED, HUNG, OUT_OF_MEMORY, RAISED, STUCK, Failure, Failures, kind_of_exit
+from .other_hosts import NoOtherHosts, OtherHosts
 from .rank_output import RankOutput
 from .rank_process import RankProcess
-from .rank_start import THREADS, StartedProcess, common_environment, own_environment, start_process
+from .rank_start import StartedProcess
+from .set_start import SetStart
 
 log = logging.getLogger(__name__)
 
@@ -43,11 +45,13 @@ class RankSet:
         events: the supervisor's event loop.
         on_finished: called with a rank's number and its ``Finished``.
         take_spares: returns spare ranks for devices; those that it returns become ranks.
+        hosts: the other hosts.
 
     Attributes:
         ranks: the ranks.
         killed_at: ``time.monotonic()`` when they were killed, None before.
         uses_spares: whether a rank was a spare one.
+        store_port: the port of the store, on this host's loopback interface; 0 until ``start``.
     """
 
     def __init__(
@@ -61,47 +65,39 @@ class RankSet:
         events: EventLoop,
         on_finished: Callable[[int, rank_control.Finished], None],
         take_spares: Callable[[Devices], Sequence[StartedProcess]] = lambda devices: (),
+        hosts: OtherHosts | None = None,
     ) -> None:
         self.generation, self.devices = generation, devices
         self._logs, self._command, self._patience = logs, tuple(command), patience
         self._events, self._on_finished, self._take_spares = events, on_finished, take_spares
+        self._hosts = hosts or NoOtherHosts()
         self._started = self._last_check = time.monotonic()
         self._failures = Failures(generation=generation, patience=patience)
         self._outputs: dict[int, RankOutput] = {}
         self.ranks: list[RankProcess] = []
         self.killed_at: float | None = None
         self.uses_spares = False
+        self.store_port = 0
 
     def start(self) -> None:
         """Start the processes; ``ready`` tells when all have joined the process group.
 
         Raises:
             OSError: a process does not start. The caller must still kill those that did.
+            NotStarted: a host is not there.
         """
-        spares = list(self._take_spares(self.devices))
-        self.uses_spares = bool(spares)
         with socket.create_server(("127.0.0.1", 0)) as store:
+            self.store_port = store.getsockname()[1]
+            spares = list(self._take_spares(self.devices))
+            self.uses_spares = bool(spares)
+            start = SetStart(
+                generation=self.generation, devices=self.devices, command=self._command, hosts=self._hosts,
+                store=store, spares=spares,
+            )  # fmt: skip
             for rank in range(len(self.devices.indices)):
-                self._start_rank(rank, store, spares.pop(0) if spares else None)
-
-    def _start_rank(self, rank: int, store: socket.socket, spare: StartedProcess | None) -> None:
-        own = own_environment(rank, len(self.devices.indices), store.getsockname()[1])
-        environment = common_environment(self.devices) | own
-        output = self._outputs[rank] = self._open_output(rank)
-        with output.writable() as write_end:
-            if spare:
-                self._add(rank, spare, "takes the place of a spare rank")
-                self._adopt(self.ranks[rank], own | {THREADS: environment[THREADS]}, write_end, store)
-                return
-            arguments = ["--device", self.devices.of_rank(rank), "--collectives", self.devices.collectives]
-            arguments += ["--store-fd", str(store.fileno())] if rank == 0 else []
-            pass_fds = [store.fileno()] if rank == 0 else []
-            command = [*self._command, *arguments]
-            self._add(
-                rank,
-                start_process(command, environment=environment, output=write_end, pass_fds=pass_fds),
-                "started",
-            )
+                output = self._outputs[rank] = self._open_output(rank)
+                with output.writable() as write_end:
+                    self._add(rank, *start.start(rank, write_end))
 
     def _open_output(self, rank: int) -> RankOutput:
         title = f"generation {self.generation}: rank {rank} on {self.devices.of_rank(rank)}"
@@ -122,13 +118,6 @@ class RankSet:
         self._events.watch(added.pidfd, READ, lambda: self._reap(added), discard=fail)
         self.ranks.append(added)
         log.info("generation %d: %s on %s %s", self.generation, added.name, device, how)
-
-    def _adopt(self, rank: RankProcess, environment: dict[str, str], output: int, store: socket.socket) -> None:
-        """Make a spare rank this rank."""
-        device, collectives = self.devices.of_rank(rank.rank), self.devices.collectives
-        message = rank_control.Become(device=device, collectives=collectives, environment=environment)
-        descriptors = [output] + ([store.fileno()] if rank.rank == 0 else [])
-        self._send(rank, message, descriptors)
 
     def _fail_on(self, rank: RankProcess) -> Callable[[Exception], None]:
         """Return what takes an exception from handling a rank's event: the set fails by it."""
@@ -162,9 +151,7 @@ class RankSet:
         """Tell rank 0 to cancel a request at its next step."""
         self._send(self.ranks[0], rank_control.CancelRun(request_id=request_id))
 
-    def _send(
-        self, rank: RankProcess, message: rank_control.ToRank | rank_control.Become, descriptors: Sequence[int] = ()
-    ) -> None:
+    def _send(self, rank: RankProcess, message: rank_control.ToRank, descriptors: Sequence[int] = ()) -> None:
         try:
             rank_control.send(rank.control, message, descriptors=descriptors)
         except OSError as error:

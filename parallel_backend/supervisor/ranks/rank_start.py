@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 from ...processes import die_with_parent
 from ...protocol import rank_control
-from ...protocol.model_spec import VISIBLE, Devices
+from ...protocol.model_spec import FIRST, VISIBLE, Devices
 from .process import LocalProcess, Process
 
 THREADS = "OMP_NUM_THREADS"
+_INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 _ALLOCATORS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
 
@@ -64,13 +65,30 @@ def start_process(
     return StartedProcess(process=LocalProcess(process), control=ours, pidfd=pidfd)
 
 
-def common_environment(devices: Devices) -> dict[str, str]:
-    """Return the environment that all ranks on these devices have in common."""
+class NotStarted(OSError):
+    """Ranks do not start.
+
+    Attributes:
+        ranks: their numbers.
+    """
+
+    def __init__(self, message: str, *, ranks: tuple[int, ...]) -> None:
+        super().__init__(message)
+        self.ranks = ranks
+
+
+def common_environment(devices: Devices, *, interface: str = "") -> dict[str, str]:
+    """Return the environment that all ranks on this host have in common.
+
+    Args:
+        devices: those of all ranks, of which the ones on the first host are on this one.
+        interface: the network interface over which they talk with those of other hosts; "" if there are none.
+    """
     environment = {
-        THREADS: str(max(1, len(os.sched_getaffinity(0)) // len(devices.indices))),
-        "GLOO_SOCKET_IFNAME": "lo",
-        "NCCL_SOCKET_IFNAME": "lo",
+        THREADS: str(max(1, len(os.sched_getaffinity(0)) // devices.on_host(FIRST))),
+        **dict.fromkeys(_INTERFACES, "lo"),
         **os.environ,
+        **(dict.fromkeys(_INTERFACES, interface) if interface else {}),
     }
     if devices.kind == "cuda":
         for name in VISIBLE:
@@ -82,15 +100,20 @@ def common_environment(devices: Devices) -> dict[str, str]:
     return environment
 
 
-def own_environment(rank: int, ranks: int, port: int) -> dict[str, str]:
-    """Return the variables that each rank has of its own. ``port`` is that of the store."""
+def own_environment(rank: int, devices: Devices) -> dict[str, str]:
+    """Return the variables that each rank on these devices has of its own, but for ``store_environment``."""
+    host = devices.host_of(rank)
     return {
         "RANK": str(rank),
-        "WORLD_SIZE": str(ranks),
-        "LOCAL_RANK": str(rank),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
+        "WORLD_SIZE": str(len(devices.indices)),
+        "LOCAL_RANK": str(sum(devices.host_of(other) == host for other in range(rank))),
+        "LOCAL_WORLD_SIZE": str(devices.on_host(host)),
     }
+
+
+def store_environment(port: int) -> dict[str, str]:
+    """Return the variables that say where the store is: at this port of the loopback interface, on every host."""
+    return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
 
 
 def _set_or_remove(environment: dict[str, str], name: str, value: str | None) -> None:

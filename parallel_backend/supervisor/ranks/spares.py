@@ -16,10 +16,11 @@ from ...errors import ProtocolError
 from ...protocol import rank_control
 from ...protocol.endpoint import Endpoint
 from ...protocol.fingerprint import is_outdated
-from ...protocol.model_spec import Devices
+from ...protocol.model_spec import FIRST, Devices
 from ...protocol.status import SpareStatus
 from ..event_loop import READ, EventLoop
 from .expected_devices import expected_devices
+from .other_hosts import NoOtherHosts, OtherHosts
 from .rank_start import THREADS, StartedProcess, common_environment, start_process
 
 log = logging.getLogger(__name__)
@@ -69,10 +70,20 @@ class Spares:
         command: starts a rank.
         number: how many there are to be; None for as many as the last set had ranks and memory allows.
         events: the supervisor's event loop.
+        hosts: the other hosts.
     """
 
-    def __init__(self, *, endpoint: Endpoint, command: Sequence[str], number: int | None, events: EventLoop) -> None:
+    def __init__(
+        self,
+        *,
+        endpoint: Endpoint,
+        command: Sequence[str],
+        number: int | None,
+        events: EventLoop,
+        hosts: OtherHosts | None = None,
+    ) -> None:
         self._endpoint, self._command, self._number, self._events = endpoint, tuple(command), number, events
+        self._hosts = hosts or NoOtherHosts()
         self._spares: list[_Spare] = []
         self._leaving: list[_Spare] = []
         self._deaths, self._next_start = 0, 0.0
@@ -88,10 +99,10 @@ class Spares:
         self._devices = devices
         if self._spares:
             self._end_if_outdated()
-        wanted = common_environment(devices)
+        wanted = common_environment(devices, interface=self._hosts.interface(devices))
         alive = [spare for spare in self._spares if spare.started.process.poll() is None]
         fitting = sorted((s for s in alive if _fits(s, wanted)), key=lambda s: (not s.ready, s.since))
-        taken = fitting[: len(devices.indices)]
+        taken = fitting[: devices.on_host(FIRST)]
         for spare in taken:
             self._spares.remove(spare)
             self._events.forget(spare.started.control.fileno())
@@ -132,7 +143,8 @@ class Spares:
 
     def _adjust(self) -> None:
         """End those that are too many or do not fit, or start one that is missing."""
-        wanted, number = common_environment(self._devices), self._wanted()
+        wanted = common_environment(self._devices, interface=self._hosts.interface(self._devices))
+        number = self._wanted()
         useless = [spare for spare in self._spares if not _fits(spare, wanted)]
         self._end(useless or self._spares[number:])
         changing = self._leaving or any(not spare.ready for spare in self._spares)
@@ -143,7 +155,7 @@ class Spares:
         if self._number is not None:
             return self._number
         available, total = processes.machine_memory()
-        ranks = len(self._devices.indices)
+        ranks = self._devices.on_host(FIRST)
         if ranks * MEMORY > SHARE * total:
             return 0  # fewer spares than ranks would make no set start earlier
         return ranks if available - MEMORY >= KEPT_FREE * total else min(ranks, len(self._spares))

@@ -1,0 +1,171 @@
+"""The connection to the agent of one host."""
+
+import itertools
+import logging
+import socket
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from ...errors import ProtocolError
+from ...protocol import host_control
+from ...protocol.hosts import HostInfo, HostStatus
+from ...protocol.model_spec import Collectives
+from ..event_loop import READ, EventLoop
+from ..ranks.rank_start import StartedProcess
+from .remote_process import LOST, RemoteProcess
+
+log = logging.getLogger(__name__)
+
+PING = 1.0
+"""Seconds between two questions to an agent."""
+
+
+class HostLink:
+    """A host that has joined.
+
+    Args:
+        info: what its agent says about it.
+        sock: the connection to its agent.
+        events: the supervisor's event loop.
+        on_lost: called once when the host is lost.
+
+    Attributes:
+        info: what its agent says about it.
+        status: as of its last report.
+        last_heard: ``time.monotonic()`` of the last message.
+    """
+
+    def __init__(
+        self, info: HostInfo, sock: socket.socket, *, events: EventLoop, on_lost: Callable[["HostLink"], None]
+    ) -> None:
+        self.info, self._events, self._on_lost = info, events, on_lost
+        self.status = HostStatus(
+            node=info.node, state="joined", name=info.name, address=info.address, devices=info.devices,
+            versions=info.versions,
+        )  # fmt: skip
+        self._stream = host_control.MessageStream(sock, host_control.FromHost)
+        self._processes: dict[int, RemoteProcess] = {}
+        self._keys = itertools.count()
+        self._pings: dict[int, float] = {}
+        self._next_ping = 0.0
+        self.last_heard = time.monotonic()
+        events.watch(
+            self._stream.fileno(), READ, self._receive,
+            discard=lambda error: self.lose(f"the supervisor failed on its message: {error}"),
+        )  # fmt: skip
+
+    @property
+    def lost(self) -> bool:
+        """Whether it is lost."""
+        return self.status.state == "lost"
+
+    def start(
+        self,
+        *,
+        generation: int,
+        device: str,
+        collectives: Collectives,
+        ranks: int,
+        environment: Mapping[str, str],
+        output: int,
+    ) -> StartedProcess:
+        """Have the agent start a rank; see ``host_control.StartRank``.
+
+        Args:
+            generation: the set that it belongs to.
+            device: PyTorch's name of its device.
+            collectives: the communication backend of GPU ranks.
+            ranks: how many ranks of its set run on the host.
+            environment: the variables that the rank has of its own.
+            output: where what the process writes goes.
+        """
+        key = next(self._keys)
+        process = RemoteProcess(host=self.info.name, output=output, kill=lambda: self._kill(key))
+        self._processes[key] = process
+        self._send(
+            host_control.StartRank(
+                key=key, generation=generation, device=device, collectives=collectives, ranks=ranks,
+                environment=dict(environment),
+            )
+        )  # fmt: skip
+        return StartedProcess(process=process, control=process.control, pidfd=process.exited)
+
+    def tick(self, now: float) -> None:
+        """Ask the agent how its host is, and send what waits."""
+        if now >= self._next_ping:
+            self._next_ping = now + PING
+            number = next(self._keys)
+            self._pings = {n: at for n, at in self._pings.items() if now - at < 60 * PING} | {number: now}
+            self._send(host_control.Ping(number=number))
+        else:
+            self._send(None)
+
+    def lose(self, why: str) -> None:
+        """Give the host up: its ranks are gone for this supervisor, and its agent ends them by itself.
+
+        Args:
+            why: the end of a sentence about the host.
+        """
+        if self.lost:
+            return
+        log.error("host %s (%s) %s", self.info.name, self.info.address, why)
+        self.status = replace(self.status, state="lost", problem=why)
+        self._events.forget(self._stream.fileno())
+        self._stream.close()
+        for process in self._processes.values():
+            process.ended(LOST, f"is lost with its host {self.info.name} ({self.info.address}), which {why}")
+        self._on_lost(self)
+
+    def _kill(self, key: int) -> None:
+        self._send(host_control.KillRank(key=key))
+
+    def _send(self, message: host_control.ToHost | None) -> None:
+        if self.lost:
+            return
+        try:
+            if message is None:
+                self._stream.flush()
+            else:
+                self._stream.send(message)
+        except OSError as error:
+            self.lose(f"closed its connection ({error})")
+
+    def _receive(self) -> None:
+        try:
+            messages = self._stream.receive()
+        except ProtocolError as error:
+            self.lose(f"sent what is no message: {error}")
+        except OSError:
+            self.lose("closed its connection")
+        else:
+            self.last_heard = time.monotonic()
+            for message in messages:
+                self._handle(message)
+
+    def _handle(self, message: Any) -> None:
+        if isinstance(message, host_control.Report):
+            return self._take_report(message)
+        process = self._processes.get(message.key)
+        if process is None:
+            return
+        if isinstance(message, host_control.RankStarted):
+            process.started(message.pid)
+        elif isinstance(message, host_control.RankSaid):
+            process.said(bytes(message.message))
+        elif isinstance(message, host_control.RankWrote):
+            process.wrote(message.text)
+        else:
+            del self._processes[message.key]
+            process.ended(message.returncode, f"does not start: {message.error}" if message.error else "")
+
+    def _take_report(self, report: host_control.Report) -> None:
+        for key, activity in report.ranks.items():
+            if key in self._processes:
+                self._processes[key].report(activity)
+        asked = self._pings.pop(report.number, None)
+        if asked is not None:
+            round_trip = time.monotonic() - asked
+            clock = report.time - (time.time() - round_trip / 2)
+            self.status = replace(self.status, round_trip=round_trip, clock=clock)

@@ -1,0 +1,182 @@
+"""The hosts that are expected, and those that have joined."""
+
+import importlib.metadata
+import logging
+import os
+import socket
+import time
+from collections.abc import Mapping
+
+from ...errors import BackendUnavailable, InvalidRequest
+from ...protocol.hosts import HostInfo, HostStatus
+from ...protocol.messages import Done
+from ...protocol.model_spec import Collectives, Devices
+from ..event_loop import EventLoop
+from ..listener import answer, refuse
+from ..ranks.rank_start import StartedProcess
+from .host_link import HostLink
+
+log = logging.getLogger(__name__)
+
+SILENCE = 8.0
+"""Seconds without a message after which a host is lost."""
+REPLACE = 3.0
+"""Seconds without a message after which an agent's new connection takes the place of its old one."""
+ANNOUNCE = 30.0
+"""Seconds between two lines in the log about hosts that are missing."""
+PACKAGES = ("torch", "nvidia-nccl-cu12", "nvidia-nccl-cu13", "diffusers")
+"""Packages whose versions have to be the same on all hosts, where they are installed."""
+
+
+def versions() -> dict[str, str]:
+    """The versions of those of ``PACKAGES`` that are installed here."""
+    found = {}
+    for package in PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+class Hosts:
+    """All hosts but the first.
+
+    Args:
+        expected: how many are expected, the first host included.
+        interface: the network interface over which ranks of different hosts talk.
+        events: the supervisor's event loop.
+    """
+
+    def __init__(self, *, expected: int, interface: str, events: EventLoop) -> None:
+        self._expected, self._interface, self._events = expected, interface, events
+        self._links: dict[str, HostLink] = {}
+        self._gone: dict[int, HostStatus] = {}
+        self._versions = versions()
+        self._next_announcement = 0.0
+
+    def join(self, sock: socket.socket, info: HostInfo) -> None:
+        """Take a host in, or refuse it."""
+        try:
+            self._check(info)
+        except (InvalidRequest, BackendUnavailable) as error:
+            log.warning("host %s (%s) is refused: %s", info.name, info.address, error)
+            return refuse(sock, error)
+        answer(sock, Done())
+        self._links[info.name] = HostLink(info, sock, events=self._events, on_lost=self._forget)
+        self._gone.pop(info.node, None)
+        log.info("host %s (%s) has joined as host %d with %s", info.name, info.address, info.node, info.devices)
+
+    def _check(self, info: HostInfo) -> None:
+        if info.node >= self._expected:
+            raise InvalidRequest(
+                f"host {info.name} has the number {info.node}, and the backend was started for {self._expected} hosts: "
+                f"--nnodes {info.node + 1} there would work"
+            )
+        for package in sorted(self._versions.keys() | info.versions.keys()):
+            ours, theirs = (each.get(package, "none") for each in (self._versions, info.versions))
+            if ours != theirs:
+                raise InvalidRequest(
+                    f"host {info.name} has {package} {theirs}, and the first host has {ours}: install the same version"
+                )
+        for link in list(self._links.values()):
+            if info.name == link.info.name or info.node == link.info.node:
+                self._replace(link, info)
+
+    def _replace(self, link: HostLink, info: HostInfo) -> None:
+        """Make room for a host whose name or number another one has, if that seems to be gone."""
+        if time.monotonic() - link.last_heard < REPLACE:
+            same = f"the name {info.name}" if info.name == link.info.name else f"the number {info.node}"
+            raise BackendUnavailable(f"a host with {same} has joined from {link.info.address}: give it another one")
+        link.lose("has connected again")
+
+    def _forget(self, link: HostLink) -> None:
+        if self._links.get(link.info.name) is link:
+            del self._links[link.info.name]
+        self._gone[link.info.node] = link.status
+
+    def interface(self, devices: Devices) -> str:
+        """The network interface over which ranks on these devices talk; "" for the loopback interface."""
+        return self._interface if devices.hosts else ""
+
+    def start(
+        self,
+        host: str,
+        *,
+        generation: int,
+        device: str,
+        collectives: Collectives,
+        ranks: int,
+        environment: Mapping[str, str],
+        output: int,
+    ) -> StartedProcess:
+        """Start a rank on a host, see ``HostLink.start``.
+
+        Raises:
+            OSError: the host is not there; the message says why.
+        """
+        link = self._links.get(host)
+        if link is None:
+            gone = next((status for status in self._gone.values() if status.name == host), None)
+            why = f"host {host} ({gone.address}) {gone.problem}" if gone else f"host {host} has not joined"
+            raise OSError(why)
+        return link.start(
+            generation=generation, device=device, collectives=collectives, ranks=ranks, environment=environment,
+            output=output,
+        )  # fmt: skip
+
+    def tick(self) -> None:
+        """Give up hosts that are silent, ask the others how they are, and log which are missing."""
+        now = time.monotonic()
+        for link in list(self._links.values()):
+            if now - link.last_heard > SILENCE:
+                link.lose(f"has not answered for {now - link.last_heard:.0f} s")
+            else:
+                link.tick(now)
+        missing = self._missing()
+        if missing and now >= self._next_announcement:
+            self._next_announcement = now + ANNOUNCE
+            names = " and ".join(f"host {node}" for node in missing)
+            log.info("%s of %d: not there yet", names, self._expected)
+
+    def _missing(self) -> list[int]:
+        there = {link.info.node for link in self._links.values()}
+        return [node for node in range(1, self._expected) if node not in there]
+
+    def statuses(self) -> tuple[HostStatus, ...]:
+        """All hosts, the first one included; empty if no others are expected."""
+        if self._expected == 1:
+            return ()
+        first = HostStatus(node=0, state="joined", name=socket.gethostname(), versions=self._versions, clock=0.0)
+        others = {link.info.node: link.status for link in self._links.values()}
+        missing = {node: self._gone.get(node) or HostStatus(node=node, state="missing") for node in self._missing()}
+        return (first, *(status for _, status in sorted((others | missing).items())))
+
+    def close(self) -> None:
+        """Close all connections; the agents end their ranks and wait for another supervisor."""
+        for link in list(self._links.values()):
+            link.lose("is not needed any more")
+
+
+def address_of(interface: str) -> str:
+    """The IPv4 address of a network interface.
+
+    Raises:
+        InvalidRequest: there is no such interface, or it has no address.
+    """
+    import fcntl
+    import struct
+
+    request = struct.pack("256s", os.fsencode(interface)[:15])
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        try:
+            return socket.inet_ntoa(fcntl.ioctl(sock.fileno(), _SIOCGIFADDR, request)[20:24])
+        except OSError as error:
+            names = ", ".join(name for _, name in socket.if_nameindex())
+            raise InvalidRequest(
+                f"interface {interface!r} has no IPv4 address here ({error.strerror}); there are: {names}"
+            ) from error
+
+
+_SIOCGIFADDR = 0x8915
+"""netdevice(7)."""

@@ -1,0 +1,107 @@
+"""A rank's process on another host, as its agent reports it."""
+
+import contextlib
+import os
+import socket
+from collections.abc import Callable
+
+from ... import processes
+from ...processes import Activity
+from ...protocol import rank_control
+from ...protocol.host_control import RankActivity
+
+LOST = -1000
+"""The exit status of a process whose host was lost."""
+
+
+class RemoteProcess:
+    """The process of one rank, see ``ranks.process.Process``.
+
+    Args:
+        host: the host's name.
+        output: where what it writes goes; it owns a copy of this descriptor.
+        kill: asks the agent to kill it.
+
+    Attributes:
+        host: the host's name.
+        pid: its process id there, 0 until the agent has started it.
+        returncode: its exit status, ``LOST`` if the host was lost, None while it runs.
+        control: the supervisor's end of a socket on which the rank's messages arrive, as from a rank of this host.
+        exited: a descriptor that becomes readable when ``returncode`` is set. The caller closes it.
+    """
+
+    def __init__(self, *, host: str, output: int, kill: Callable[[], None]) -> None:
+        self.host, self.pid, self._kill = host, 0, kill
+        self.returncode: int | None = None
+        self.control, self._rank_end = rank_control.pair()
+        self.exited = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._exit_event = os.dup(self.exited)
+        self._output = os.dup(output)
+        os.set_blocking(self._output, False)
+        self._activity: RankActivity | None = None
+        self._end = ""
+
+    # What the supervisor asks
+
+    def poll(self) -> int | None:
+        """See ``Popen.poll``."""
+        return self.returncode
+
+    def wait(self, timeout: float) -> int:
+        """Return the exit status of a process that has exited."""
+        assert self.returncode is not None, "only the event loop waits for processes of other hosts"
+        return self.returncode
+
+    def kill(self) -> None:
+        """Have the agent kill the process."""
+        self._kill()
+
+    def memory(self) -> int:
+        """Resident bytes at the last report, 0 once it is gone."""
+        return self._activity.memory if self._activity and self.returncode is None else 0
+
+    def activity(self) -> Activity | None:
+        """What it did at the last report, None once it is gone."""
+        if self._activity is None or self.returncode is not None:
+            return None
+        states = frozenset("R" if self._activity.busy else "S")
+        return Activity(states=states, cpu_ticks=self._activity.cpu_ticks)
+
+    def describe_exit(self) -> str:
+        """How it has ended, as a sentence's predicate."""
+        return self._end or processes.describe_exit(self.returncode or 0)
+
+    # What the agent reports
+
+    def started(self, pid: int) -> None:
+        """It runs."""
+        self.pid = pid
+
+    def report(self, activity: RankActivity) -> None:
+        """Note what it does."""
+        self._activity = activity
+
+    def said(self, message: bytes) -> None:
+        """The rank has sent a message. One that is not read in time is lost, as a heartbeat may be."""
+        with contextlib.suppress(OSError):
+            self._rank_end.send(message, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+
+    def wrote(self, text: str) -> None:
+        """The process has written to stdout or stderr. What finds no room in the pipe is lost."""
+        with contextlib.suppress(OSError):
+            os.write(self._output, text.encode())
+
+    def ended(self, returncode: int, how: str = "") -> None:
+        """It has exited, or cannot be asked any more.
+
+        Args:
+            returncode: see ``Popen.returncode``.
+            how: describes the end, where the exit status does not.
+        """
+        if self.returncode is not None:
+            return
+        self.returncode, self._end = returncode, how
+        os.close(self._output)
+        self._rank_end.close()
+        os.eventfd_write(self._exit_event, 1)
+        os.close(self._exit_event)

@@ -1,0 +1,52 @@
+"""What sets of ranks need of the hosts that this supervisor does not run on."""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from ...protocol.model_spec import Collectives, Devices
+from .rank_start import StartedProcess
+
+
+class OtherHosts(Protocol):
+    """The hosts on which agents start ranks."""
+
+    def interface(self, devices: Devices) -> str:
+        """The network interface over which ranks on these devices talk; "" for the loopback interface."""
+
+    def start(
+        self,
+        host: str,
+        *,
+        generation: int,
+        device: str,
+        collectives: Collectives,
+        ranks: int,
+        environment: Mapping[str, str],
+        output: int,
+    ) -> StartedProcess:
+        """Start a rank on a host.
+
+        Args:
+            host: the host's name.
+            generation: the set that it belongs to.
+            device: PyTorch's name of its device.
+            collectives: the communication backend of GPU ranks.
+            ranks: how many ranks of its set run on the host.
+            environment: the variables that the rank has of its own.
+            output: where what the process writes goes.
+
+        Raises:
+            OSError: the host is not there; the message says why.
+        """
+
+
+class NoOtherHosts:
+    """This host is the only one."""
+
+    def interface(self, devices: Devices) -> str:
+        """No interface."""
+        return ""
+
+    def start(self, host: str, **options: object) -> StartedProcess:
+        """Raise, as there is no such host."""
+        raise OSError(f"host {host} is not known: the backend was started for one host")

@@ -1,0 +1,100 @@
+"""How each rank of a set starts: as a new process, as a spare one, or on another host."""
+
+import contextlib
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ...protocol import rank_control
+from ...protocol.model_spec import FIRST, Devices
+from .other_hosts import OtherHosts
+from .rank_start import (
+    THREADS,
+    NotStarted,
+    StartedProcess,
+    common_environment,
+    own_environment,
+    start_process,
+    store_environment,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SetStart:
+    """The start of one set.
+
+    Attributes:
+        generation: the set's number.
+        devices: the devices of its ranks.
+        command: starts a rank; options are appended.
+        hosts: the other hosts.
+        store: the listening socket for the store of rank 0.
+        spares: spare ranks, which become the first ranks of this host.
+    """
+
+    generation: int
+    devices: Devices
+    command: Sequence[str]
+    hosts: OtherHosts
+    store: socket.socket
+    spares: list[StartedProcess] = field(default_factory=list)
+
+    def start(self, rank: int, output: int) -> tuple[StartedProcess, str]:
+        """Start a rank.
+
+        Args:
+            rank: its number.
+            output: where what its process writes goes.
+
+        Returns:
+            The process, and how it was started, as a sentence's predicate.
+
+        Raises:
+            OSError: it does not start.
+            NotStarted: its host is not there.
+        """
+        host = self.devices.host_of(rank)
+        if host != FIRST:
+            return self._start_on_host(rank, host, output), f"is asked for on host {host}"
+        if self.spares:
+            return self._adopt(rank, self.spares.pop(0), output), "takes the place of a spare rank"
+        return self._start_new(rank, output), "started"
+
+    def _environments(self, rank: int) -> tuple[dict[str, str], dict[str, str]]:
+        common = common_environment(self.devices, interface=self.hosts.interface(self.devices))
+        return common, own_environment(rank, self.devices) | store_environment(self.store.getsockname()[1])
+
+    def _start_new(self, rank: int, output: int) -> StartedProcess:
+        common, own = self._environments(rank)
+        arguments = ["--device", self.devices.of_rank(rank), "--collectives", self.devices.collectives]
+        pass_fds = [self.store.fileno()] if rank == 0 else []
+        arguments += ["--store-fd", str(self.store.fileno())] if rank == 0 else []
+        return start_process([*self.command, *arguments], environment=common | own, output=output, pass_fds=pass_fds)
+
+    def _adopt(self, rank: int, spare: StartedProcess, output: int) -> StartedProcess:
+        """Make a spare rank this rank."""
+        common, own = self._environments(rank)
+        message = rank_control.Become(
+            device=self.devices.of_rank(rank),
+            collectives=self.devices.collectives,
+            environment=own | {THREADS: common[THREADS]},
+        )
+        descriptors = [output] + ([self.store.fileno()] if rank == 0 else [])
+        with contextlib.suppress(OSError):  # it has just died, which its set notices like the death of any rank
+            rank_control.send(spare.control, message, descriptors=descriptors)
+        return spare
+
+    def _start_on_host(self, rank: int, host: str, output: int) -> StartedProcess:
+        try:
+            return self.hosts.start(
+                host,
+                generation=self.generation,
+                device=self.devices.of_rank(rank),
+                collectives=self.devices.collectives,
+                ranks=self.devices.on_host(host),
+                environment=own_environment(rank, self.devices),
+                output=output,
+            )
+        except OSError as error:
+            ranks = tuple(rank for rank, each in enumerate(self.devices.hosts) if each == host)
+            raise NotStarted(str(error), ranks=ranks) from error
