@@ -19,7 +19,8 @@ from torch import Tensor
 
 from ...parallel_backend.checkpoint.checkpoint import HIGH_NOISE, LOW_NOISE, Checkpoint
 from ...parallel_backend.client.client import Client
-from ...parallel_backend.client.recovery import LostDevices, RecoveringCall
+from ...parallel_backend.client.lost_devices import LostDevices
+from ...parallel_backend.client.recovery import RecoveringCall
 from ...parallel_backend.errors import BackendError, BackendUnavailable, Cancelled, OutOfMemory, QueueFull, RankFailed
 from ...parallel_backend.layout.parallel_layout import ParallelLayout, auto, sharing
 from ...parallel_backend.protocol.messages import (

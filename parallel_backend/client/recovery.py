@@ -7,18 +7,18 @@ no longer starts a rank, the rest goes on with one device fewer.
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
 from ..errors import BackendError, BackendUnavailable, Cancelled, ClientStalled, QueueFull, RankFailed
-from ..layout.suggestions import fitting
 from ..protocol.deadlines import Deadline
 from ..protocol.messages import HISTORY, KEPT, Progress, RankRequest, Sample, new_id
-from ..protocol.model_spec import Devices, ModelSpec
+from ..protocol.model_spec import ModelSpec
 from .client import POLL, Client, Interrupted, OnProgress
+from .lost_devices import LostDevices
 
 log = logging.getLogger(__name__)
 
@@ -26,31 +26,6 @@ BUSY_POLL = 1.0
 """Seconds between two attempts to get into a full queue."""
 STOOD_STILL = 60.0
 """Seconds without a sign of life of this process after which the backend may have given its request up."""
-
-
-class LostDevices:
-    """Devices that were in use and on which no rank starts any more."""
-
-    def __init__(self) -> None:
-        self._lost: dict[Devices, frozenset[int]] = {}
-
-    def add(self, devices: Devices, ranks: Sequence[int]) -> None:
-        """Note that these ranks do not start on their devices."""
-        key = replace(devices, indices=())
-        self._lost[key] = self._lost.get(key, frozenset()) | {devices.indices[rank] for rank in ranks}
-
-    def without(self, spec: ModelSpec) -> ModelSpec:
-        """Return a model's spec with the devices that are left, and the nearest layout that they have room for."""
-        lost = self._lost.get(replace(spec.devices, indices=()), frozenset())
-        left = tuple(index for index in spec.devices.indices if index not in lost)
-        if not left or left == spec.devices.indices:
-            return spec
-        layout = spec.layout and fitting(spec.layout, len(left))
-        return replace(spec, devices=replace(spec.devices, indices=left), layout=layout)
-
-    def forget(self) -> None:
-        """Try all devices again."""
-        self._lost.clear()
 
 
 class RecoveringCall:
@@ -97,6 +72,7 @@ class RecoveringCall:
         while True:
             self._live()
             self._begun = self._stood_still = False
+            self._lost.try_hosts_again(self._client)
             spec = self._lost.without(self._message.model)
             asked = replace(self._message, model=spec, request_id=new_id())
             try:
@@ -175,6 +151,7 @@ class RecoveringCall:
         not_started = [rank for rank in getattr(error, "not_started", ()) if rank < ranks]
         if not_started and self._failed_at is not None and not self._lost_some and len(not_started) < ranks:
             self._lost.add(spec.devices, not_started)
+            self._lost.note_missing_hosts(self._client)
             self._lost_some = True  # a second one has another reason than a device that is gone
         elif not_started or self._failed_at == self._step:
             raise error

@@ -1,5 +1,6 @@
 """What hosts and the supervisor say to each other before a host has joined, and what the status says of hosts."""
 
+import importlib.metadata
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -8,6 +9,21 @@ from .model_spec import Devices
 
 MAX_NAME = 64
 """Characters of a host's name, which logs, errors and the status show."""
+
+
+PACKAGES = ("torch", "nvidia-nccl-cu12", "nvidia-nccl-cu13", "diffusers")
+"""Packages whose versions have to be the same on all hosts, where they are installed."""
+
+
+def versions() -> dict[str, str]:
+    """The versions of those of ``PACKAGES`` that are installed here."""
+    found = {}
+    for package in PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
 
 
 def check_name(name: str) -> None:

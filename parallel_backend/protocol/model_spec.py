@@ -1,5 +1,6 @@
 """What a request says about a model: which one, in which dtype, on which devices, and what is changed in it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -83,8 +84,17 @@ class Devices:
 
     def first(self, ranks: int) -> "Devices":
         """The devices of the first ranks."""
-        hosts = self.hosts[:ranks]
-        return replace(self, indices=self.indices[:ranks], hosts=hosts if any(hosts) else ())
+        return self.of_ranks(range(min(ranks, len(self.indices))))
+
+    def of_ranks(self, ranks: Sequence[int]) -> "Devices":
+        """The devices of some ranks.
+
+        Raises:
+            InvalidRequest: the first of them is not on the first host.
+        """
+        hosts = tuple(self.host_of(rank) for rank in ranks)
+        indices = tuple(self.indices[rank] for rank in ranks)
+        return replace(self, indices=indices, hosts=hosts if any(hosts) else ())
 
     def __str__(self) -> str:
         unit = "GPU" if self.kind == "cuda" else "CPU rank"

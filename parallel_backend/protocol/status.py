@@ -7,6 +7,7 @@ import msgspec
 
 from ..layout.parallel_layout import ParallelLayout
 from ..progress import RankProgress
+from .hosts import HostStatus
 
 Bytes = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 """A size in bytes, which is checked when it arrives."""
@@ -69,7 +70,7 @@ class Status:
     ``layout`` is that of the running request, or of the most recent one. ``logs`` is the folder of the logs, and
     ``log_problem`` says what keeps lines from it; "" if nothing does. ``internal_errors`` counts the exceptions that
     should not have happened: each closed one connection, or ended the ranks and their request, and its trace is in the
-    log.
+    log. ``hosts`` are all that are expected or have joined, and none where this host is the only one.
     """
 
     pid: int
@@ -86,6 +87,7 @@ class Status:
     log_problem: str = ""
     spares: tuple[SpareStatus, ...] = ()
     internal_errors: int = 0
+    hosts: tuple[HostStatus, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,8 @@ from pathlib import Path
 import torch
 
 from parallel_backend.client.client import Client
-from parallel_backend.client.recovery import LostDevices, RecoveringCall
+from parallel_backend.client.lost_devices import LostDevices
+from parallel_backend.client.recovery import RecoveringCall
 from parallel_backend.errors import BackendUnavailable
 from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.protocol.messages import Progress, RankRequest, Sample

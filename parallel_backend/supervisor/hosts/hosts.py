@@ -1,14 +1,12 @@
 """The hosts that are expected, and those that have joined."""
 
-import importlib.metadata
 import logging
-import os
 import socket
 import time
 from collections.abc import Mapping
 
 from ...errors import BackendUnavailable, InvalidRequest
-from ...protocol.hosts import HostInfo, HostStatus
+from ...protocol.hosts import HostInfo, HostStatus, versions
 from ...protocol.messages import Done
 from ...protocol.model_spec import Collectives, Devices
 from ..event_loop import EventLoop
@@ -24,19 +22,6 @@ REPLACE = 3.0
 """Seconds without a message after which an agent's new connection takes the place of its old one."""
 ANNOUNCE = 30.0
 """Seconds between two lines in the log about hosts that are missing."""
-PACKAGES = ("torch", "nvidia-nccl-cu12", "nvidia-nccl-cu13", "diffusers")
-"""Packages whose versions have to be the same on all hosts, where they are installed."""
-
-
-def versions() -> dict[str, str]:
-    """The versions of those of ``PACKAGES`` that are installed here."""
-    found = {}
-    for package in PACKAGES:
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
 
 
 class Hosts:
@@ -156,27 +141,3 @@ class Hosts:
         """Close all connections; the agents end their ranks and wait for another supervisor."""
         for link in list(self._links.values()):
             link.lose("is not needed any more")
-
-
-def address_of(interface: str) -> str:
-    """The IPv4 address of a network interface.
-
-    Raises:
-        InvalidRequest: there is no such interface, or it has no address.
-    """
-    import fcntl
-    import struct
-
-    request = struct.pack("256s", os.fsencode(interface)[:15])
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        try:
-            return socket.inet_ntoa(fcntl.ioctl(sock.fileno(), _SIOCGIFADDR, request)[20:24])
-        except OSError as error:
-            names = ", ".join(name for _, name in socket.if_nameindex())
-            raise InvalidRequest(
-                f"interface {interface!r} has no IPv4 address here ({error.strerror}); there are: {names}"
-            ) from error
-
-
-_SIOCGIFADDR = 0x8915
-"""netdevice(7)."""

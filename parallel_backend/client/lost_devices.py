@@ -1,0 +1,69 @@
+"""Devices to do without, because no rank starts on them any more."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ..errors import BackendError
+from ..layout.suggestions import fitting
+from ..protocol.model_spec import FIRST, Devices, ModelSpec
+from .client import Client
+
+
+class LostDevices:
+    """Devices that were in use and on which no rank starts any more."""
+
+    def __init__(self) -> None:
+        self._lost: dict[Devices, frozenset[tuple[str, int]]] = {}
+        self._missing_hosts: frozenset[str] = frozenset()
+
+    def add(self, devices: Devices, ranks: Sequence[int]) -> None:
+        """Note that these ranks do not start on their devices."""
+        key = _kind(devices)
+        self._lost[key] = self._lost.get(key, frozenset()) | {_place(devices, rank) for rank in ranks}
+
+    def without(self, spec: ModelSpec) -> ModelSpec:
+        """Return a model's spec with the devices that are left, and the nearest layout that they have room for."""
+        devices, lost = spec.devices, self._lost.get(_kind(spec.devices), frozenset())
+        left = [rank for rank in range(len(devices.indices)) if _place(devices, rank) not in lost]
+        if not left or len(left) == len(devices.indices) or devices.host_of(left[0]) != FIRST:
+            return spec
+        layout = spec.layout and fitting(spec.layout, len(left))
+        return replace(spec, devices=devices.of_ranks(left), layout=layout)
+
+    def note_missing_hosts(self, client: Client) -> None:
+        """Note which of the hosts whose devices are lost are not there, so that they are tried once they are."""
+        hosts = self._hosts()
+        self._missing_hosts = hosts and hosts - _joined(client)
+
+    def try_hosts_again(self, client: Client) -> None:
+        """Try the devices of hosts again that were missing and are there now."""
+        if self._missing_hosts and (back := self._missing_hosts & _joined(client)):
+            self._missing_hosts -= back
+            self._lost = {
+                kind: frozenset(place for place in lost if place[0] not in back) for kind, lost in self._lost.items()
+            }
+
+    def _hosts(self) -> frozenset[str]:
+        return frozenset(host for lost in self._lost.values() for host, _ in lost if host != FIRST)
+
+    def forget(self) -> None:
+        """Try all devices again."""
+        self._lost.clear()
+        self._missing_hosts = frozenset()
+
+
+def _kind(devices: Devices) -> Devices:
+    """What devices of different lists have in common."""
+    return replace(devices, indices=(), hosts=())
+
+
+def _place(devices: Devices, rank: int) -> tuple[str, int]:
+    return devices.host_of(rank), devices.indices[rank]
+
+
+def _joined(client: Client) -> frozenset[str]:
+    """The names of the hosts that are there, as far as the backend answers."""
+    try:
+        return frozenset(host.name for host in client.status().hosts if host.state == "joined")
+    except BackendError:
+        return frozenset()

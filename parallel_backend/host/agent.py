@@ -1,0 +1,83 @@
+"""Joins this host to a backend on another one, and joins again whenever the connection ends."""
+
+import logging
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..errors import BackendFailure, BackendUnavailable, DeadlineExceeded, from_code
+from ..protocol import frames
+from ..protocol.deadlines import Deadline
+from ..protocol.endpoint import Endpoint, connect
+from ..protocol.hosts import HostInfo, JoinHost
+from ..protocol.messages import Done, Error
+from .session import RANK_COMMAND, Session
+
+log = logging.getLogger(__name__)
+
+JOIN_TIMEOUT = 20.0
+"""Seconds that the backend has to answer."""
+RETRY = 1.0
+"""Seconds between two attempts to join."""
+REMIND = 60.0
+"""Seconds between two lines in the log that say the same."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Agent:
+    """The agent of one host.
+
+    Attributes:
+        info: the host.
+        endpoint: the backend's, on the first host.
+        interface: the network interface over which its ranks talk with those of other hosts.
+        command: starts a rank; options are appended.
+    """
+
+    info: HostInfo
+    endpoint: Endpoint
+    interface: str
+    command: Sequence[str] = RANK_COMMAND
+
+    def run(self) -> None:
+        """Serve until the process is ended. No rank is left then, or while there is no connection.
+
+        Raises:
+            InvalidRequest: the backend refuses this host, or this host's certificates cannot be used.
+        """
+        said, said_at = "", 0.0
+        while True:
+            try:
+                sock = self._join()
+            except (BackendUnavailable, DeadlineExceeded, OSError) as error:
+                if str(error) != said or time.monotonic() - said_at > REMIND:
+                    said, said_at = str(error), time.monotonic()
+                    log.warning("waiting for the first host: %s", error)
+            else:
+                said = ""
+                self._serve(sock)
+            time.sleep(RETRY)
+
+    def _serve(self, sock: socket.socket) -> None:
+        log.info("joined the backend at %s as host %d, %s", self.endpoint, self.info.node, self.info.name)
+        session = Session(
+            sock, endpoint=self.endpoint, devices=self.info.devices, interface=self.interface, command=self.command
+        )
+        log.warning("the first host %s; the ranks here are ended", session.serve())
+
+    def _join(self) -> socket.socket:
+        deadline = Deadline(JOIN_TIMEOUT, f"joining the backend at {self.endpoint}")
+        sock = connect(self.endpoint, seconds=JOIN_TIMEOUT)
+        try:
+            message = JoinHost(host=self.info)
+            frames.send_header(sock, frames.pack(frames.Frame(message=message)), deadline=deadline)
+            answer = frames.recv_header(sock, deadline=deadline).message
+            if isinstance(answer, Error):
+                raise from_code(answer.code, answer.message)
+            if not isinstance(answer, Done):
+                raise BackendFailure(f"the backend answered {type(answer).__name__} where Done was expected")
+        except BaseException:
+            sock.close()
+            raise
+        return sock

@@ -1,0 +1,118 @@
+"""One rank's process on this host, of which the supervisor on the first host hears everything."""
+
+import contextlib
+import os
+import socket
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+
+from .. import processes
+from ..protocol import host_control, rank_control
+from ..supervisor.event_loop import READ, EventLoop
+from ..supervisor.ranks.rank_start import StartedProcess, start_process
+
+_CHUNK = 64 << 10
+_LAST = 1 << 20
+"""Bytes that are read at most when the process has ended: as many as a pipe may hold."""
+
+
+class HostedRank:
+    """A rank's process.
+
+    Args:
+        key: what messages call it.
+        command: starts it.
+        environment: its whole environment.
+        events: the agent's event loop.
+        send: sends a message to the supervisor.
+
+    Attributes:
+        started: its process.
+        exited: whether it has exited, and the supervisor has been told.
+
+    Raises:
+        OSError: it does not start.
+    """
+
+    def __init__(
+        self,
+        *,
+        key: int,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        events: EventLoop,
+        send: Callable[[host_control.FromHost], None],
+    ) -> None:
+        self._key, self._events, self._send, self.exited = key, events, send, False
+        self._output, write_end = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(self._output, False)
+        try:
+            self.started: StartedProcess = start_process(command, environment=environment, output=write_end)
+        except OSError:
+            os.close(self._output)
+            raise
+        finally:
+            os.close(write_end)
+        for descriptor, read in (
+            (self._output, self._read_output),
+            (self.started.control.fileno(), self._read_message),
+            (self.started.pidfd, self._reap),
+        ):
+            events.watch(descriptor, READ, read, discard=lambda error: self.kill())
+        send(host_control.RankStarted(key=key, pid=self.started.process.pid))
+
+    def kill(self) -> None:
+        """Kill it, if it has not exited."""
+        if self.started.process.returncode is None:
+            self.started.process.kill()
+
+    def activity(self) -> host_control.RankActivity | None:
+        """What its process does, None once it is gone."""
+        activity = self.started.process.activity()
+        if activity is None:
+            return None
+        memory = processes.resident_memory(self.started.process.pid)
+        return host_control.RankActivity(memory=memory, cpu_ticks=activity.cpu_ticks, busy=activity.busy)
+
+    def _read_output(self) -> int:
+        try:
+            chunk = os.read(self._output, _CHUNK)
+        except BlockingIOError:
+            return 0
+        if chunk:
+            self._send(host_control.RankWrote(key=self._key, text=chunk.decode(errors="replace")))
+        else:
+            self._events.forget(self._output)
+        return len(chunk)
+
+    def _read_message(self) -> int:
+        try:
+            message = self.started.control.recv(rank_control.MAX_DATAGRAM, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return 0
+        except OSError:
+            message = b""
+        if message:
+            self._send(host_control.RankSaid(key=self._key, message=msgspec.Raw(message)))
+        else:
+            self._events.forget(self.started.control.fileno())
+        return len(message)
+
+    def _reap(self) -> None:
+        """The process has exited: pass on what it said last, and then how it ended."""
+        returncode = self.started.process.wait(timeout=5.0)
+        taken = 0
+        while taken < _LAST and (count := self._read_output() + self._read_message()):
+            taken += count
+        self._close()
+        self._send(host_control.RankExited(key=self._key, returncode=returncode))
+
+    def _close(self) -> None:
+        self.exited = True
+        for descriptor in (self._output, self.started.control.fileno(), self.started.pidfd):
+            self._events.forget(descriptor)
+        self.started.control.close()
+        for descriptor in (self._output, self.started.pidfd):
+            with contextlib.suppress(OSError):
+                os.close(descriptor)

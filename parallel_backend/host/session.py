@@ -1,0 +1,156 @@
+"""What an agent does from the moment at which its host has joined until the connection ends."""
+
+import logging
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from ..errors import ProtocolError
+from ..protocol import host_control
+from ..protocol.endpoint import Endpoint
+from ..protocol.model_spec import Devices
+from ..supervisor.event_loop import READ, EventLoop
+from ..supervisor.ranks.rank_start import common_environment, store_environment
+from .hosted_rank import HostedRank
+from .store_tunnel import StoreTunnel
+
+log = logging.getLogger(__name__)
+
+RANK_COMMAND = (sys.executable, "-m", "parallel_backend.rank")
+TICK = 0.25
+"""Seconds between two looks at the clock."""
+SILENCE = 8.0
+"""Seconds without a message from the supervisor, which asks each second, after which it is gone."""
+EXIT = 10.0
+"""Seconds that killed ranks have to exit."""
+SUSPENDED = 2.0
+"""Seconds between two looks at the clock above which this process itself must have been suspended."""
+
+
+class Session:
+    """A host that has joined.
+
+    Args:
+        sock: the connection to the supervisor.
+        endpoint: the backend's.
+        devices: those of this host.
+        interface: the network interface over which its ranks talk with those of other hosts.
+        command: starts a rank; options are appended.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        *,
+        endpoint: Endpoint,
+        devices: Devices,
+        interface: str,
+        command: Sequence[str] = RANK_COMMAND,
+    ) -> None:
+        self._endpoint, self._devices, self._interface, self._command = endpoint, devices, interface, tuple(command)
+        self._events = EventLoop()
+        self._stream = host_control.MessageStream(sock, host_control.ToHost)
+        self._ranks: dict[int, HostedRank] = {}
+        self._tunnel: StoreTunnel | None = None
+        self._last_heard = time.monotonic()
+        self._ended = ""
+        self._events.watch(
+            self._stream.fileno(), READ, self._receive, discard=lambda error: self._end(f"failed: {error}")
+        )
+
+    def serve(self) -> str:
+        """Do what the supervisor says until the connection ends. Return why it did; no rank is left.
+
+        The ranks are killed whatever ends it, an exception such as ``SystemExit`` included.
+        """
+        try:
+            last = time.monotonic()
+            while not self._ended:
+                self._events.run_once(TICK)
+                self._check_silence(time.monotonic() - last)
+                last = time.monotonic()
+        finally:
+            self._close()
+        return self._ended
+
+    def _check_silence(self, elapsed: float) -> None:
+        if elapsed > SUSPENDED:
+            self._last_heard = time.monotonic()  # what has arrived meanwhile is read next
+        silence = time.monotonic() - self._last_heard
+        if silence > SILENCE:
+            self._end(f"has not sent anything for {silence:.0f} s")
+
+    def _end(self, why: str) -> None:
+        self._ended = self._ended or why
+
+    def _send(self, message: host_control.FromHost) -> None:
+        if not self._ended:
+            try:
+                self._stream.send(message)
+            except OSError as error:
+                self._end(f"closed the connection ({error})")
+
+    def _receive(self) -> None:
+        try:
+            messages = self._stream.receive()
+        except ProtocolError as error:
+            return self._end(f"sent what is no message: {error}")
+        except OSError:
+            return self._end("closed the connection")
+        self._last_heard = time.monotonic()
+        for message in messages:
+            self._handle(message)
+
+    def _handle(self, message: Any) -> None:
+        if isinstance(message, host_control.StartRank):
+            self._start(message)
+        elif isinstance(message, host_control.KillRank):
+            if message.key in self._ranks:
+                self._ranks[message.key].kill()
+        else:
+            self._forget_exited()
+            activities = {key: rank.activity() for key, rank in self._ranks.items()}
+            known = {key: activity for key, activity in activities.items() if activity}
+            self._send(host_control.Report(number=message.number, time=time.time(), ranks=known))
+
+    def _start(self, message: host_control.StartRank) -> None:
+        try:
+            self._ranks[message.key] = HostedRank(
+                key=message.key,
+                command=[*self._command, "--device", message.device, "--collectives", message.collectives],
+                environment=self._environment(message),
+                events=self._events,
+                send=self._send,
+            )
+        except OSError as error:
+            self._send(host_control.RankExited(key=message.key, returncode=1, error=str(error)))
+        else:
+            log.info("rank %s on %s started", message.environment.get("RANK"), message.device)
+
+    def _environment(self, message: host_control.StartRank) -> dict[str, str]:
+        if self._tunnel is None or self._tunnel.generation != message.generation:
+            self._close_tunnel()
+            self._tunnel = StoreTunnel(self._endpoint, message.generation)
+        local = Devices(kind=self._devices.kind, indices=tuple(range(message.ranks)), visible=self._devices.visible)
+        common = common_environment(local, interface=self._interface)
+        return common | message.environment | store_environment(self._tunnel.port)
+
+    def _forget_exited(self) -> None:
+        self._ranks = {key: rank for key, rank in self._ranks.items() if not rank.exited}
+
+    def _close_tunnel(self) -> None:
+        if self._tunnel:
+            self._tunnel.close()
+
+    def _close(self) -> None:
+        self._end("is told that this host ends")
+        self._events.forget(self._stream.fileno())
+        self._stream.close()
+        self._close_tunnel()
+        for rank in self._ranks.values():
+            rank.kill()
+        overdue = time.monotonic() + EXIT
+        while time.monotonic() < overdue and not all(rank.exited for rank in self._ranks.values()):
+            self._events.run_once(TICK)

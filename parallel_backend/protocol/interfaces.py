@@ -1,0 +1,29 @@
+"""Network interfaces of this host."""
+
+import fcntl
+import os
+import socket
+import struct
+
+from ..errors import InvalidRequest
+
+_SIOCGIFADDR = 0x8915
+_IFNAMSIZ = 16
+"""netdevice(7)."""
+
+
+def address_of(interface: str) -> str:
+    """The IPv4 address of a network interface.
+
+    Raises:
+        InvalidRequest: there is no such interface, or it has no address.
+    """
+    request = struct.pack("256s", os.fsencode(interface)[: _IFNAMSIZ - 1])
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        try:
+            return socket.inet_ntoa(fcntl.ioctl(sock.fileno(), _SIOCGIFADDR, request)[20:24])
+        except OSError as error:
+            names = ", ".join(name for _, name in socket.if_nameindex())
+            raise InvalidRequest(
+                f"interface {interface!r} has no IPv4 address here ({error.strerror}); there are: {names}"
+            ) from error
