@@ -6,18 +6,23 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from .bench import measurements
 from .bench import options as bench
+from .certificates import options as certificates
 from .client import query
 from .client.launch import ALREADY_RUNS, START_TIMEOUT, connect_or_start
 from .client.status_text import format_json, format_status
 from .doctor import options as doctor
 from .errors import BackendError, BackendUnavailable, InvalidRequest
-from .protocol.endpoint import Endpoint
+from .protocol.address import Address
+from .protocol.endpoint import REMOTE, Endpoint
 from .soak import options as soak
 from .verify import options as verify
+
+if TYPE_CHECKING:
+    from .supervisor.gateway_process import Listening
 
 IDLE_TIMEOUT = 600.0
 """Default for the seconds without work after which a backend ends."""
@@ -53,7 +58,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m parallel_backend", description="The backend of Parallel DiT.")
     commands = parser.add_subparsers(
         required=True,
-        metavar="serve | status | stop | logs | doctor | verify | soak | "
+        metavar="serve | status | stop | logs | certificates | doctor | verify | soak | "
         "bench | bench-wire | bench-memory | bench-lora | bench-streaming | bench-recovery | bench-resume",
     )
     for command in _COMMANDS:
@@ -87,12 +92,12 @@ def _spares(option: int | None) -> int | None:
         raise InvalidRequest(f"PARALLEL_DIT_SPARES: {error}") from error
 
 
-def _idle_timeout(option: float | None) -> float:
+def _idle_timeout(option: float | None, default: float | None) -> float:
     if option is not None:
         return option
     text = os.environ.get("PARALLEL_DIT_IDLE_TIMEOUT")
     try:
-        return _seconds(text) if text else IDLE_TIMEOUT
+        return _seconds(text) if text else IDLE_TIMEOUT if default is None else default
     except argparse.ArgumentTypeError as error:
         raise InvalidRequest(f"PARALLEL_DIT_IDLE_TIMEOUT: {error}") from error
 
@@ -106,30 +111,55 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
         help="number of spare ranks, which take the place of dead ones; 0 for none (default: as many as there are "
         "ranks, if they take little of the machine's memory)",
     )  # fmt: skip
+    parser.add_argument(
+        "--listen", metavar="ADDRESS:PORT",
+        help="let other machines connect here, with TLS and certificates; the backend then runs until it is stopped, "
+        "unless an idle time is given",
+    )  # fmt: skip
     parser.add_argument("--detach", action="store_true", help="run in the background; return once the backend answers")
     parser.add_argument("--quiet", action="store_true", help="log to the log folder alone, not to stderr as well")
 
 
-def _serve_detached(endpoint: Endpoint, idle_timeout: float, spares: int | None) -> int:
+def _listening(text: str | None) -> "Listening | None":
+    """Where to listen for other machines, once its certificates are known to be usable."""
+    if text is None:
+        return None
+    from .protocol.tls import Credentials, default_folder
+    from .supervisor.gateway_process import Listening
+
+    address, folder = Address.parse(text, what="--listen"), default_folder()
+    Credentials.of_server(folder).server_context()
+    return Listening(address=address, certificates=folder)
+
+
+def _serve_detached(endpoint: Endpoint, idle_timeout: float, spares: int | None, listen: str | None) -> int:
     if spares is not None:
         os.environ["PARALLEL_DIT_SPARES"] = str(spares)  # the backend inherits it
     connect_or_start(
-        endpoint, connect_seconds=query.ANSWER_TIMEOUT, start_seconds=START_TIMEOUT, idle_timeout=idle_timeout
-    ).close()
-    print(f"the backend runs, pid {query.status(endpoint).pid}")
+        endpoint, connect_seconds=query.ANSWER_TIMEOUT, start_seconds=START_TIMEOUT, idle_timeout=idle_timeout,
+        options=("--listen", listen) if listen else (),
+    ).close()  # fmt: skip
+    status = query.status(endpoint)
+    if listen and not status.listens:
+        raise BackendUnavailable("a backend that does not listen for other machines already runs: stop it first")
+    print(f"the backend runs, pid {status.pid}" + (f", and listens at {status.listens}" if status.listens else ""))
     return 0
 
 
 def _serve(options: argparse.Namespace) -> int:
-    endpoint, idle_timeout = Endpoint.default(), _idle_timeout(options.idle_timeout)
-    spares = _spares(options.spares)
+    endpoint, idle_timeout = Endpoint.default(), _idle_timeout(options.idle_timeout, 0.0 if options.listen else None)
+    if endpoint.remote is not None:
+        raise InvalidRequest(f"{REMOTE} names the backend at {endpoint.remote}: unset it to run one on this machine")
+    spares, listening = _spares(options.spares), _listening(options.listen)
     if options.detach:
-        return _serve_detached(endpoint, idle_timeout, spares)
+        return _serve_detached(endpoint, idle_timeout, spares, options.listen)
     from .supervisor.limits import Limits
     from .supervisor.supervisor import Supervisor
 
     try:
-        supervisor = Supervisor(endpoint=endpoint, idle_timeout=idle_timeout, limits=Limits(spares=spares))
+        supervisor = Supervisor(
+            endpoint=endpoint, idle_timeout=idle_timeout, limits=Limits(spares=spares), listening=listening
+        )
     except BackendUnavailable as error:
         print(error, file=sys.stderr)
         return ALREADY_RUNS
@@ -168,6 +198,9 @@ def _logs(options: argparse.Namespace) -> int:
     from .protocol.request_log import read
 
     endpoint = Endpoint.default()
+    if endpoint.remote is not None:
+        host = endpoint.remote.host
+        raise InvalidRequest(f"the logs are on {host}: run python -m parallel_backend logs there, without {REMOTE}")
     try:
         lines = list(read(endpoint.request_log))[-options.last :] if options.last > 0 else []
     except OSError as error:
@@ -211,6 +244,10 @@ _COMMANDS = (
     _Command("status", _status, _add_status, "show ranks, memory, models, layout and queue"),
     _Command("stop", _stop, _add_nothing, "stop the backend and all its ranks"),
     _Command("logs", _logs, _add_logs, "show the folder of the logs, and the last requests"),
+    _Command(
+        "certificates", certificates.run, certificates.add_arguments,
+        "make the certificates with which other machines connect to this one",
+    ),
     _Command("doctor", _doctor, doctor.add_arguments, "check this machine and this installation, and say what to do"),
     _Command(
         "bench-wire", measurements.wire, measurements.add_wire, "measure how fast requests and pixels are transferred"

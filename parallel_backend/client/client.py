@@ -87,7 +87,7 @@ class Client:
         model = replace(message.model, path=os.path.abspath(message.model.path))
         message = replace(message, model=model)
         call = _Call(self, message, tensors or {}, interrupted or _never, on_progress or _ignore)
-        deadline = deadlines.Deadline(self.timeouts.start, f"finding a backend that stays (log: {self.endpoint.log})")
+        deadline = deadlines.Deadline(self.timeouts.start, f"finding a backend that stays ({self.endpoint.log_place})")
         while True:
             with contextlib.suppress(_NotAcknowledged):
                 return call.run()
@@ -213,9 +213,14 @@ class _Call:
         try:
             self._query(Outcome(request_id=self._message.request_id))
         except BackendUnavailable:
-            log = self._client.endpoint.log
-            return BackendUnavailable(f"the backend ended in the middle of a request (log: {log})")
-        except (BackendFailure, Cancelled, InvalidRequest) as error:
+            place = self._client.endpoint.log_place
+            return BackendUnavailable(f"the backend ended in the middle of a request ({place})")
+        except Cancelled as error:
+            # Not by this client: the supervisor cancels a request whose connection breaks, as that to another machine
+            # may do.
+            remote = self._client.endpoint.remote
+            return BackendUnavailable(f"the connection to the backend at {remote} broke") if remote else error
+        except (BackendFailure, InvalidRequest) as error:
             return error
         return BackendFailure("the backend finished the request, but the connection broke during its reply")
 

@@ -8,14 +8,14 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
 
 from .. import last_words, processes
 from ..errors import BackendUnavailable, Cancelled
 from ..protocol.deadlines import Deadline
-from ..protocol.endpoint import Endpoint, connect
+from ..protocol.endpoint import REMOTE, Endpoint, connect
 from ..protocol.private_file import append_to
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -37,10 +37,10 @@ START_TIMEOUT = 60.0
 class Launch:
     """A supervisor that this process has started."""
 
-    def __init__(self, endpoint: Endpoint, *, idle_timeout: float | None = None) -> None:
+    def __init__(self, endpoint: Endpoint, *, idle_timeout: float | None = None, options: Sequence[str] = ()) -> None:
         endpoint.prepare()
         python = os.environ.get("PARALLEL_DIT_PYTHON") or sys.executable
-        command = [python, "-m", "parallel_backend", "serve", "--quiet"]
+        command = [python, "-m", "parallel_backend", "serve", "--quiet", *options]
         command += [] if idle_timeout is None else ["--idle-timeout", f"{idle_timeout:g}"]
         try:
             self._output, self._log = _start_log(endpoint)
@@ -96,14 +96,17 @@ def connect_or_start(
     start_seconds: float,
     idle_timeout: float | None = None,
     interrupted: Callable[[], bool] = lambda: False,
+    options: Sequence[str] = (),
 ) -> socket.socket:
-    """Connect to the backend, and start it if none runs.
+    """Connect to the backend, and start it if none runs. One on another machine is not started.
 
     Raises:
-        BackendUnavailable: it does not start; the message quotes its log.
+        BackendUnavailable: it does not start; the message quotes its log. Or it is on another machine and unreachable.
         DeadlineExceeded: it takes too long.
         Cancelled: ``interrupted`` returned true.
     """
+    if endpoint.remote is not None:
+        return connect(endpoint, seconds=connect_seconds)
     with contextlib.suppress(BackendUnavailable):
         return connect(endpoint, seconds=connect_seconds)
     deadline = Deadline(start_seconds, f"starting the backend (log: {endpoint.log})")
@@ -111,7 +114,7 @@ def connect_or_start(
     while True:
         # The supervisor that it gave way to may be shutting down, and holds the lock until its ranks are gone.
         if launch is None or launch.gave_way():
-            launch = Launch(endpoint, idle_timeout=idle_timeout)
+            launch = Launch(endpoint, idle_timeout=idle_timeout, options=options)
         with contextlib.suppress(BackendUnavailable):
             return connect(endpoint, seconds=min(deadline.remaining(), connect_seconds))
         if interrupted():
@@ -123,4 +126,5 @@ def environment(endpoint: Endpoint) -> dict[str, str]:
     """The environment of the processes of an endpoint's backend: this one's, with the module path and the folders."""
     path = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     folders = {"PARALLEL_DIT_RUNTIME": str(endpoint.folder), "PARALLEL_DIT_LOGS": str(endpoint.logs)}
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(path), **folders}
+    inherited = {name: value for name, value in os.environ.items() if name != REMOTE}  # this backend is here
+    return {**inherited, "PYTHONPATH": os.pathsep.join(path), **folders}

@@ -7,7 +7,7 @@ from .. import processes
 from ..errors import BackendFailure, BackendUnavailable, DeadlineExceeded, ProtocolError, RankFailed, from_code
 from ..protocol import deadlines, frames
 from ..protocol.endpoint import Endpoint, connect, peer
-from ..protocol.messages import Error, Stop
+from ..protocol.messages import Done, Error, Stop
 from ..protocol.status import Status, StatusQuery
 
 ANSWER_TIMEOUT = 20.0
@@ -46,12 +46,15 @@ def status(endpoint: Endpoint, *, seconds: float = ANSWER_TIMEOUT) -> Status:
 
 
 def stop(endpoint: Endpoint, *, seconds: float = STOP_TIMEOUT) -> None:
-    """Stop the backend, by force if it does not answer, and wait until its processes are gone.
+    """Stop the backend, and wait until its processes are gone. One on this machine that does not answer is killed.
 
     Raises:
         BackendUnavailable: no backend runs.
         DeadlineExceeded: it does not exit.
     """
+    if endpoint.remote is not None:
+        ask(endpoint, Stop(), Done, seconds=seconds)
+        return
     with connect(endpoint, seconds=seconds) as sock:
         pid, _ = peer(sock)
         deadline = deadlines.Deadline(seconds, "stopping the backend")

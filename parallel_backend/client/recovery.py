@@ -83,10 +83,17 @@ class RecoveringCall:
                 self._wait_for_room(error)
             except BackendUnavailable as error:
                 self._live()
-                if not (self._begun and (self._stood_still or self._client.endpoint.socket.exists())):
-                    # None started, or it was told to end: it removes its socket then, as it does when it is idle.
+                if not (self._begun and (self._stood_still or self._may_go_on())):
                     raise
                 self._recover(error, spec)
+
+    def _may_go_on(self) -> bool:
+        """Whether the backend that broke off was not told to end: it removes its socket then, as it does when idle.
+
+        On another machine that cannot be seen, so it is asked once more.
+        """
+        endpoint = self._client.endpoint
+        return endpoint.remote is not None or endpoint.socket.exists()
 
     def change(self, **options: Any) -> None:
         """Ask with other options from now on."""

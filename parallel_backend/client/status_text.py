@@ -18,6 +18,8 @@ def format_status(status: Status) -> str:
         f"ranks        {len(status.ranks)}" + (f", generation {status.generation}" if status.ranks else ""),
     ]
     lines.append(f"logs         {status.logs}" + (f" ({status.log_problem})" if status.log_problem else ""))
+    if status.listens:
+        lines.append(f"listens      {status.listens}")
     if status.internal_errors:
         lines.append(f"errors       {status.internal_errors} that should not have happened, in backend.log")
     for rank in status.ranks:

@@ -1,4 +1,4 @@
-"""The endpoint of a backend: a private runtime folder with its socket, its lock and its logs."""
+"""The endpoint of a backend: a private runtime folder with its socket, its lock and its logs, or another machine."""
 
 import contextlib
 import fcntl
@@ -11,12 +11,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import BackendFailure, BackendUnavailable, DeadlineExceeded
+from . import remote
+from .address import Address
 
 MAX_SOCKET_PATH = 107
 """Longest path of a Unix socket, in bytes (``sun_path`` in unix(7))."""
 
 BACKEND_LOG = "backend.log"
 REQUEST_LOG = "requests.log"
+GATEWAY_LOG = "gateway.log"
+
+REMOTE = "PARALLEL_DIT_BACKEND"
+"""The variable that names a backend on another machine."""
 
 _CREDENTIALS = struct.Struct("3i")
 _TIMEVAL = struct.Struct("@ll")
@@ -34,10 +40,20 @@ class Endpoint:
     Attributes:
         folder: the runtime folder.
         log_folder: of the logs; None for ``logs`` in the runtime folder, which vanishes with a reboot or a logout.
+        remote: where the backend's gateway listens on another machine. The folders mean nothing then.
     """
 
     folder: Path
     log_folder: Path | None = None
+    remote: Address | None = None
+
+    def __str__(self) -> str:
+        return str(self.remote or self.socket)
+
+    @property
+    def log_place(self) -> str:
+        """Where a user finds the supervisor's log, for the end of a sentence."""
+        return f"log: backend.log on {self.remote.host}" if self.remote else f"log: {self.log}"
 
     @property
     def socket(self) -> Path:
@@ -90,10 +106,17 @@ class Endpoint:
         """The endpoint that the environment names.
 
         The folder is ``PARALLEL_DIT_RUNTIME`` if set, otherwise one in ``XDG_RUNTIME_DIR`` or in /tmp for this user.
-        ``PARALLEL_DIT_LOGS`` is that of the logs.
+        ``PARALLEL_DIT_LOGS`` is that of the logs. ``PARALLEL_DIT_BACKEND`` names a backend on another machine.
+
+        Raises:
+            InvalidRequest: that is not an address.
         """
-        logs = os.environ.get("PARALLEL_DIT_LOGS")
-        return cls(folder=_default_folder(), log_folder=Path(logs).absolute() if logs else None)
+        logs, backend = os.environ.get("PARALLEL_DIT_LOGS"), os.environ.get(REMOTE)
+        return cls(
+            folder=_default_folder(),
+            log_folder=Path(logs).absolute() if logs else None,
+            remote=Address.parse(backend, what=REMOTE) if backend else None,
+        )
 
     def prepare(self) -> None:
         """Create the folder with access for only this user.
@@ -130,15 +153,18 @@ def _default_folder() -> Path:
 
 
 def connect(endpoint: Endpoint, *, seconds: float) -> socket.socket:
-    """Connect to the supervisor, and return a blocking socket.
+    """Connect to the supervisor, on this machine or another one, and return a blocking Unix socket.
 
     The kernel's send timeout limits the wait. Python's own timeout would make the socket non-blocking, and connecting
     to a Unix socket whose backlog is full for a moment would then fail at once (unix(7), EAGAIN).
 
     Raises:
-        BackendUnavailable: no process listens there.
+        BackendUnavailable: no process listens there, or the other machine refuses.
         DeadlineExceeded: a process listens there, but accepts no connection.
+        InvalidRequest: this machine's certificates for another one cannot be used.
     """
+    if endpoint.remote is not None:
+        return remote.connect(endpoint.remote, seconds=seconds)
     endpoint.prepare()
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:

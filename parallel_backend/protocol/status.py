@@ -70,7 +70,8 @@ class Status:
     ``layout`` is that of the running request, or of the most recent one. ``logs`` is the folder of the logs, and
     ``log_problem`` says what keeps lines from it; "" if nothing does. ``internal_errors`` counts the exceptions that
     should not have happened: each closed one connection, or ended the ranks and their request, and its trace is in the
-    log. ``hosts`` are all that are expected or have joined, and none where this host is the only one.
+    log. ``listens`` is the address for other machines; "" if there is none.
+    ``hosts`` are all that are expected or have joined, and none where this host is the only one.
     """
 
     pid: int
@@ -88,6 +89,7 @@ class Status:
     spares: tuple[SpareStatus, ...] = ()
     internal_errors: int = 0
     hosts: tuple[HostStatus, ...] = ()
+    listens: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

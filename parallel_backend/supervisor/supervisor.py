@@ -25,6 +25,7 @@ from ..protocol.messages import Cancel, Done, Error, Outcome, RankRequest, Stop,
 from ..protocol.status import Status, StatusQuery
 from . import request_lines
 from .event_loop import EventLoop
+from .gateway_process import GatewayProcess, Listening
 from .limits import Limits
 from .listener import Listener, answer, refuse
 from .log_files import LogFiles
@@ -48,6 +49,7 @@ class Supervisor:
 
     Raises:
         BackendUnavailable: another supervisor serves the endpoint.
+        InvalidRequest: nothing can listen where other machines are to connect.
         BackendFailure: the disk refuses the lock or the socket.
     """
 
@@ -59,6 +61,7 @@ class Supervisor:
         command: Sequence[str] = RANK_COMMAND,
         limits: Limits | None = None,
         uid_of: Callable[[socket.socket], int] = lambda sock: peer(sock)[1],
+        listening: Listening | None = None,
     ) -> None:
         self._endpoint, self._idle_timeout = endpoint, idle_timeout
         self._limits = limits or Limits()
@@ -66,6 +69,7 @@ class Supervisor:
         self._lock, listener = listen(endpoint, backlog=64)
         self._socket_stat = endpoint.socket.stat()
         self.logs = LogFiles(endpoint.logs)
+        self._gateway = self._make_gateway(listening) if listening else None
         self._listener = Listener(
             listener=listener, uid=os.getuid(), events=self._events, on_frame=self._dispatch, uid_of=uid_of
         )
@@ -102,6 +106,15 @@ class Supervisor:
             on_finished=lambda rank, finished: self._runner.finish(rank, finished),
             take_spares=self._spares.take,
         )
+
+    def _make_gateway(self, listening: Listening) -> GatewayProcess:
+        try:
+            return GatewayProcess(listening=listening, endpoint=self._endpoint, logs=self.logs, events=self._events)
+        except BackendError:
+            self._endpoint.socket.unlink()
+            self.logs.close()
+            os.close(self._lock)
+            raise
 
     def serve(self) -> None:
         """Run until stopped. On return, every process has exited, or was killed ``Limits.end`` seconds ago."""
@@ -161,6 +174,7 @@ class Supervisor:
             log_problem=self.logs.problem,
             spares=self._spares.statuses(),
             internal_errors=self._events.internal_errors,
+            listens=str(self._gateway or ""),
         )
 
     def _state(self) -> Literal["idle", "starting", "busy", "stopping"]:
@@ -179,7 +193,14 @@ class Supervisor:
             self._enqueue(sock, frame)
 
     def _yield_to_client(self, sock: socket.socket, message: object) -> None:
-        """The client runs different code: end, so that it starts a backend from its own files, or refuse while busy."""
+        """The client runs different code: end, so that it starts a backend from its own files, or refuse while busy.
+
+        One on another machine could start none here.
+        """
+        if self._gateway is not None and peer(sock)[0] == self._gateway.pid:
+            different = "the backend runs different code from this ComfyUI: install the same version on both machines"
+            refuse(sock, BackendUnavailable(different))
+            return
         if self._queue.running or self._queue.first:
             busy = "the backend is busy and runs different code from this ComfyUI: try again later"
             refuse(sock, BackendUnavailable(busy))
@@ -209,6 +230,8 @@ class Supervisor:
 
     def _tick(self) -> None:
         self._listener.tick()
+        if self._gateway is not None:
+            self._gateway.tick()
         self._runner.check_ranks()
         self._generations.forget_exited()
         now = time.monotonic()
@@ -238,6 +261,8 @@ class Supervisor:
         if self._endpoint.has_socket(self._socket_stat):
             self._endpoint.socket.unlink(missing_ok=True)
         self._stopping = self._stopping or []
+        if self._gateway is not None:
+            self._gateway.end()
         stopped = BackendUnavailable("the backend was stopped")
         self._queue.end_running(Error(code=stopped.code, message=str(stopped)), answered=False)
         for request in self._queue.queued:
@@ -251,6 +276,15 @@ class Supervisor:
         for sock in self._stopping:
             answer(sock, Done())
             sock.close()
+        self._await_gateway()
         log.info("ended")
         self.logs.close()
         os.close(self._lock)
+
+    def _await_gateway(self) -> None:
+        """Let the gateway pass on what was sent last, but not for long."""
+        overdue = time.monotonic() + self._limits.end
+        while self._gateway is not None and not self._gateway.exited:
+            if time.monotonic() > overdue:
+                self._gateway.kill()
+            self._events.run_once(TICK)

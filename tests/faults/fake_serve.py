@@ -1,4 +1,7 @@
-"""Run a supervisor with ranks of a test. Arguments: the idle timeout, the ``Limits`` as JSON, and the rank's file."""
+"""Run a supervisor with ranks of a test.
+
+Arguments: the idle timeout, the ``Limits`` as JSON, the rank's file, and a folder of certificates if it is to listen.
+"""
 
 import logging
 import sys
@@ -6,15 +9,20 @@ from pathlib import Path
 
 import msgspec
 
+from parallel_backend.protocol.address import Address
 from parallel_backend.protocol.endpoint import Endpoint
+from parallel_backend.supervisor.gateway_process import Listening
 from parallel_backend.supervisor.limits import Limits
 from parallel_backend.supervisor.supervisor import Supervisor
 
 if __name__ == "__main__":
     worker = str(Path(__file__).with_name(sys.argv[3]))
     limits = msgspec.json.decode(sys.argv[2], type=Limits)
+    address = Address(host="127.0.0.1", port=0)
+    listening = Listening(address=address, certificates=Path(sys.argv[4])) if len(sys.argv) > 4 else None
     supervisor = Supervisor(
-        endpoint=Endpoint.default(), idle_timeout=float(sys.argv[1]), command=(sys.executable, worker), limits=limits
-    )
+        endpoint=Endpoint.default(), idle_timeout=float(sys.argv[1]), command=(sys.executable, worker), limits=limits,
+        listening=listening,
+    )  # fmt: skip
     logging.basicConfig(level=logging.DEBUG, handlers=[supervisor.logs.handler()])
     supervisor.serve()
