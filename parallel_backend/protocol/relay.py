@@ -8,6 +8,7 @@ import contextlib
 import select
 import socket
 import ssl
+import struct
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -19,12 +20,16 @@ TURN = 1 << 20
 LOOK = 1.0
 """Seconds between two looks at whether a side has gone whose bytes are not read now, because the other takes none."""
 FLUSH = 60.0
-"""Seconds for which a side may take none of the bytes that are left for it once the other has ended."""
+"""Seconds for which a client may take none of the bytes that are left for it once the supervisor has closed."""
 LINGER = 5.0
-"""Seconds in which a side is to close its end. A socket that is closed earlier may lose the last bytes sent to it."""
+"""The same for what a client has left when it closes, and seconds in which the other machine is to close its end: a
+socket that is closed earlier may lose the last bytes sent to it."""
 
 _KEEPALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4, "TCP_USER_TIMEOUT": 120_000}
 """How soon a machine that has vanished is noticed; see tcp(7)."""
+
+_RESET = struct.pack("ii", 1, 0)
+"""For ``SO_LINGER``: closing resets the connection."""
 
 Value = TypeVar("Value")
 
@@ -114,8 +119,13 @@ class Relay:
         if not leaving:
             return True
         if self._end_by is None or self._outgoing.moved != self._moved:
-            self._end_by, self._moved = time.monotonic() + FLUSH, self._outgoing.moved
-        return time.monotonic() < self._end_by
+            patience = FLUSH if self._serves else LINGER
+            self._end_by, self._moved = time.monotonic() + patience, self._outgoing.moved
+        if time.monotonic() < self._end_by:
+            return True
+        # Else the kernel would go on sending, and the other machine would see no end before it has read all.
+        self._tls.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        return False
 
     def _shut_down(self) -> None:
         """Tell the other machine that all has been sent, and wait for its end."""
