@@ -1,31 +1,23 @@
 """Manage the backend by hand: ``python -m parallel_backend --help``."""
 
 import argparse
-import logging
-import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from . import serve
 from .bench import measurements
 from .bench import options as bench
 from .certificates import options as certificates
 from .client import query
-from .client.launch import ALREADY_RUNS, START_TIMEOUT, connect_or_start
 from .client.status_text import format_json, format_status
 from .doctor import options as doctor
-from .errors import BackendError, BackendUnavailable, InvalidRequest
-from .protocol.address import Address
+from .errors import BackendError, InvalidRequest
+from .host import command as host
 from .protocol.endpoint import REMOTE, Endpoint
 from .soak import options as soak
 from .verify import options as verify
-
-if TYPE_CHECKING:
-    from .supervisor.gateway_process import Listening
-
-IDLE_TIMEOUT = 600.0
-"""Default for the seconds without work after which a backend ends."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -58,7 +50,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m parallel_backend", description="The backend of Parallel DiT.")
     commands = parser.add_subparsers(
         required=True,
-        metavar="serve | status | stop | logs | certificates | doctor | verify | soak | "
+        metavar="serve | host | status | stop | logs | certificates | doctor | verify | soak | "
         "bench | bench-wire | bench-memory | bench-lora | bench-streaming | bench-recovery | bench-resume",
     )
     for command in _COMMANDS:
@@ -66,107 +58,6 @@ def _parser() -> argparse.ArgumentParser:
         command.add_arguments(added)
         added.set_defaults(run=command.run)
     return parser
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds, 0 or more")
-    return seconds
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number, 0 or more")
-    return int(text)
-
-
-def _spares(option: int | None) -> int | None:
-    text = os.environ.get("PARALLEL_DIT_SPARES")
-    try:
-        return _count(text) if option is None and text else option
-    except argparse.ArgumentTypeError as error:
-        raise InvalidRequest(f"PARALLEL_DIT_SPARES: {error}") from error
-
-
-def _idle_timeout(option: float | None, default: float | None) -> float:
-    if option is not None:
-        return option
-    text = os.environ.get("PARALLEL_DIT_IDLE_TIMEOUT")
-    try:
-        return _seconds(text) if text else IDLE_TIMEOUT if default is None else default
-    except argparse.ArgumentTypeError as error:
-        raise InvalidRequest(f"PARALLEL_DIT_IDLE_TIMEOUT: {error}") from error
-
-
-def _add_serve(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--idle-timeout", type=_seconds, metavar="SECONDS", help="idle time after which it ends; 0 means never"
-    )
-    parser.add_argument(
-        "--spares", type=_count, metavar="N",
-        help="number of spare ranks, which take the place of dead ones; 0 for none (default: as many as there are "
-        "ranks, if they take little of the machine's memory)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--listen", metavar="ADDRESS:PORT",
-        help="let other machines connect here, with TLS and certificates; the backend then runs until it is stopped, "
-        "unless an idle time is given",
-    )  # fmt: skip
-    parser.add_argument("--detach", action="store_true", help="run in the background; return once the backend answers")
-    parser.add_argument("--quiet", action="store_true", help="log to the log folder alone, not to stderr as well")
-
-
-def _listening(text: str | None) -> "Listening | None":
-    """Where to listen for other machines, once its certificates are known to be usable."""
-    if text is None:
-        return None
-    from .protocol.tls import Credentials, default_folder
-    from .supervisor.gateway_process import Listening
-
-    address, folder = Address.parse(text, what="--listen"), default_folder()
-    Credentials.of_server(folder).server_context()
-    return Listening(address=address, certificates=folder)
-
-
-def _serve_detached(endpoint: Endpoint, idle_timeout: float, spares: int | None, listen: str | None) -> int:
-    if spares is not None:
-        os.environ["PARALLEL_DIT_SPARES"] = str(spares)  # the backend inherits it
-    connect_or_start(
-        endpoint, connect_seconds=query.ANSWER_TIMEOUT, start_seconds=START_TIMEOUT, idle_timeout=idle_timeout,
-        options=("--listen", listen) if listen else (),
-    ).close()  # fmt: skip
-    status = query.status(endpoint)
-    if listen and not status.listens:
-        raise BackendUnavailable("a backend that does not listen for other machines already runs: stop it first")
-    print(f"the backend runs, pid {status.pid}" + (f", and listens at {status.listens}" if status.listens else ""))
-    return 0
-
-
-def _serve(options: argparse.Namespace) -> int:
-    endpoint, idle_timeout = Endpoint.default(), _idle_timeout(options.idle_timeout, 0.0 if options.listen else None)
-    if endpoint.remote is not None:
-        raise InvalidRequest(f"{REMOTE} names the backend at {endpoint.remote}: unset it to run one on this machine")
-    spares, listening = _spares(options.spares), _listening(options.listen)
-    if options.detach:
-        return _serve_detached(endpoint, idle_timeout, spares, options.listen)
-    from .supervisor.limits import Limits
-    from .supervisor.supervisor import Supervisor
-
-    try:
-        supervisor = Supervisor(
-            endpoint=endpoint, idle_timeout=idle_timeout, limits=Limits(spares=spares), listening=listening
-        )
-    except BackendUnavailable as error:
-        print(error, file=sys.stderr)
-        return ALREADY_RUNS
-    handlers = [supervisor.logs.handler(), *([] if options.quiet else [logging.StreamHandler()])]
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s supervisor: %(message)s", handlers=handlers)
-    supervisor.serve()
-    return 0
 
 
 def _add_status(parser: argparse.ArgumentParser) -> None:
@@ -239,8 +130,10 @@ def _verify(options: argparse.Namespace) -> int:
 
 _COMMANDS = (
     _Command(
-        "serve", _serve, _add_serve, "run the backend (the first node that needs it starts it automatically)"
+        "serve", serve.run, serve.add_arguments,
+        "run the backend (the first node that needs it starts it automatically)",
     ),
+    _Command("host", host.run, host.add_arguments, "let a backend on another host run ranks on this host's devices"),
     _Command("status", _status, _add_status, "show ranks, memory, models, layout and queue"),
     _Command("stop", _stop, _add_nothing, "stop the backend and all its ranks"),
     _Command("logs", _logs, _add_logs, "show the folder of the logs, and the last requests"),

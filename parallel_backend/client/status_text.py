@@ -4,6 +4,7 @@ import msgspec
 
 from ..checkpoint.single_file import is_in_memory
 from ..progress import IDLE, RankProgress
+from ..protocol.hosts import HostStatus
 from ..protocol.status import LoadedModel, RankStatus, SpareStatus, Status
 
 
@@ -22,6 +23,7 @@ def format_status(status: Status) -> str:
         lines.append(f"listens      {status.listens}")
     if status.internal_errors:
         lines.append(f"errors       {status.internal_errors} that should not have happened, in backend.log")
+    lines += [_host(host) for host in status.hosts]
     for rank in status.ranks:
         lines.append(_rank(rank))
         lines += [f"             {_model(model)}" for model in rank.models]
@@ -45,10 +47,23 @@ def _approximation_note(status: Status) -> str:
     return f" ({approximation}: approximate in Parallel Sampler, exact in other samplers)" if approximation else ""
 
 
+def _host(host: HostStatus) -> str:
+    name = f"{host.name} ({host.address})" if host.address else host.name or "unknown"
+    parts = [f"  host {host.node}     {name}, {host.state}"]
+    parts += [str(host.devices)] if host.devices else []
+    if host.round_trip is not None:
+        parts.append(f"answers in {1000 * host.round_trip:.1f} ms")
+    if host.clock is not None and host.node:
+        parts.append(f"clock {host.clock:+.3f} s")
+    parts += [f"{package} {version}" for package, version in host.versions.items()]
+    return ", ".join(parts) + (f": {host.problem}" if host.problem else "")
+
+
 def _rank(rank: RankStatus) -> str:
     device = f", {_size(rank.device_memory)} on the device" if rank.device_memory else ""
+    host = f" on {rank.host}" if rank.host else ""
     return (
-        f"  rank {rank.rank}     pid {rank.pid}, {rank.device}, {_size(rank.memory)}{device}, {rank.steps} steps"
+        f"  rank {rank.rank}     pid {rank.pid}{host}, {rank.device}, {_size(rank.memory)}{device}, {rank.steps} steps"
         f"{_progress(rank.progress)}"
     )
 

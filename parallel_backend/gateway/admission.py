@@ -13,6 +13,7 @@ from ..errors import BackendError, BackendUnavailable, DeadlineExceeded, Protoco
 from ..protocol import greeting
 from ..protocol.deadlines import Deadline
 from ..protocol.relay import set_options
+from .store import store_of
 from .waiting import drained, received, retried, sent
 
 LINGER = 2.0
@@ -59,9 +60,11 @@ class Admission:
         try:
             await self._shake_hands(tls, deadline)
             try:
-                await self._check(tls, deadline)
+                store = await self._check(tls, deadline)
                 check_room()
                 supervisor = await self._connect(deadline)
+                if store != greeting.SUPERVISOR:
+                    supervisor = await store_of(supervisor, store, deadline)
             except BackendError as error:
                 await _refuse(tls, error)
                 raise
@@ -90,16 +93,16 @@ class Admission:
                 await drained(raw.fileno(), lambda: raw.recv(1 << 16), LINGER)
             raise ProtocolError(f"the handshake failed: {_described(error)}") from error
 
-    async def _check(self, tls: ssl.SSLSocket, deadline: Deadline) -> None:
-        """Read the greeting.
+    async def _check(self, tls: ssl.SSLSocket, deadline: Deadline) -> int:
+        """Read the greeting. Return whose store is wanted.
 
         Raises:
             BackendError: the client is not known.
         """
-        length = greeting.token_length(await received(tls, greeting.HEAD.size, deadline))
+        store, length = greeting.unpack_head(await received(tls, greeting.HEAD.size, deadline))
         token = await received(tls, length, deadline)
         if tls.getpeercert():  # OpenSSL has verified it
-            return
+            return store
         if not token:
             raise BackendUnavailable(
                 "this machine has neither a certificate nor a token: copy client.pem and client.key, or token, from "
@@ -109,6 +112,7 @@ class Admission:
             raise BackendUnavailable("the backend has no token, and takes clients with a certificate alone")
         if not hmac.compare_digest(token, self.token.encode()):
             raise BackendUnavailable("this machine's token is not the backend's: copy the file token again")
+        return store
 
     async def _connect(self, deadline: Deadline) -> socket.socket:
         """Connect to the supervisor.

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 from ..errors import BackendFailure, BackendUnavailable, DeadlineExceeded, from_code
 from ..protocol import frames
+from ..protocol.address import Address
 from ..protocol.deadlines import Deadline
-from ..protocol.endpoint import Endpoint, connect
 from ..protocol.hosts import HostInfo, JoinHost
 from ..protocol.messages import Done, Error
+from ..protocol.remote import connect
 from .session import RANK_COMMAND, Session
 
 log = logging.getLogger(__name__)
@@ -30,13 +31,13 @@ class Agent:
 
     Attributes:
         info: the host.
-        endpoint: the backend's, on the first host.
+        first_host: where the backend's gateway listens.
         interface: the network interface over which its ranks talk with those of other hosts.
         command: starts a rank; options are appended.
     """
 
     info: HostInfo
-    endpoint: Endpoint
+    first_host: Address
     interface: str
     command: Sequence[str] = RANK_COMMAND
 
@@ -60,15 +61,15 @@ class Agent:
             time.sleep(RETRY)
 
     def _serve(self, sock: socket.socket) -> None:
-        log.info("joined the backend at %s as host %d, %s", self.endpoint, self.info.node, self.info.name)
+        log.info("joined the backend at %s as host %d, %s", self.first_host, self.info.node, self.info.name)
         session = Session(
-            sock, endpoint=self.endpoint, devices=self.info.devices, interface=self.interface, command=self.command
+            sock, first_host=self.first_host, devices=self.info.devices, interface=self.interface, command=self.command
         )
         log.warning("the first host %s; the ranks here are ended", session.serve())
 
     def _join(self) -> socket.socket:
-        deadline = Deadline(JOIN_TIMEOUT, f"joining the backend at {self.endpoint}")
-        sock = connect(self.endpoint, seconds=JOIN_TIMEOUT)
+        deadline = Deadline(JOIN_TIMEOUT, f"joining the backend at {self.first_host}")
+        sock = connect(self.first_host, seconds=JOIN_TIMEOUT)
         try:
             message = JoinHost(host=self.info)
             frames.send_header(sock, frames.pack(frames.Frame(message=message)), deadline=deadline)

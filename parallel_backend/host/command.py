@@ -7,6 +7,7 @@ import socket
 import sys
 from dataclasses import dataclass, replace
 
+from .. import serve
 from ..errors import InvalidRequest
 from ..protocol.address import Address
 from ..protocol.endpoint import Endpoint
@@ -15,9 +16,6 @@ from ..protocol.interfaces import address_of
 from ..protocol.model_spec import Devices
 from ..supervisor.ranks.expected_devices import expected_devices
 from .agent import Agent
-
-PORT = 7400
-"""Where the first host listens, unless an address says otherwise."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options to a command's parser."""
     parser.add_argument(
         "--connect", metavar="ADDRESS[:PORT]",
-        help=f"where the first host listens (default: MASTER_ADDR, which launchers set, and port {PORT})",
+        help=f"where the first host listens (default: MASTER_ADDR, which launchers set, and port {serve.PORT})",
     )  # fmt: skip
     parser.add_argument(
         "--interface",
@@ -77,12 +75,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Join, and serve until the process is ended.
+    """Join, and serve until the process is ended. Where a launcher starts all hosts, the first one is the backend's.
 
     Raises:
-        InvalidRequest: an option does not fit, or the backend refuses this host.
+        BackendError: an option does not fit, the backend refuses this host, or does not start here.
     """
-    agent = parse(options, Launched.read())
+    launched = Launched.read()
+    if options.node is None and launched.node == 0:
+        return serve.serve(_first_host_of(options, launched))
+    agent = parse(options, launched)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s host: %(message)s", stream=sys.stderr)
     agent.run()
     return 0
@@ -104,15 +105,30 @@ def parse(options: argparse.Namespace, launched: Launched) -> Agent:
         devices=_devices(options.devices),
         versions=versions(),
     )
-    endpoint = replace(Endpoint.default(), remote=_first_host(options.connect, launched))
-    return Agent(info=info, endpoint=endpoint, interface=options.interface)
+    return Agent(info=info, first_host=_first_host(options.connect, launched), interface=options.interface)
+
+
+def _first_host_of(options: argparse.Namespace, launched: Launched) -> serve.Serving:
+    """Return what the first host of those that a launcher starts does.
+
+    Raises:
+        InvalidRequest: an option does not fit.
+    """
+    return serve.Serving(
+        endpoint=Endpoint.default(),
+        idle_timeout=0.0,
+        spares=serve.spares_asked(None),
+        listening=serve.listening_at(options.connect or f"{address_of(options.interface)}:{serve.PORT}"),
+        nodes=launched.nodes,
+        interface=options.interface,
+    )
 
 
 def _first_host(option: str | None, launched: Launched) -> Address:
     text = option or launched.first
     if not text:
         raise InvalidRequest("the first host is not known: --connect ADDRESS:PORT, as serve prints it, would work")
-    return Address.parse(text if ":" in text else f"{text}:{PORT}", what="--connect" if option else "MASTER_ADDR")
+    return Address.parse(text if ":" in text else f"{text}:{serve.PORT}", what="--connect" if option else "MASTER_ADDR")
 
 
 def _devices(text: str | None) -> Devices:

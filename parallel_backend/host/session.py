@@ -9,7 +9,7 @@ from typing import Any
 
 from ..errors import ProtocolError
 from ..protocol import host_control
-from ..protocol.endpoint import Endpoint
+from ..protocol.address import Address
 from ..protocol.model_spec import Devices
 from ..supervisor.event_loop import READ, EventLoop
 from ..supervisor.ranks.rank_start import common_environment, store_environment
@@ -34,7 +34,7 @@ class Session:
 
     Args:
         sock: the connection to the supervisor.
-        endpoint: the backend's.
+        first_host: where the gateway of the first host listens.
         devices: those of this host.
         interface: the network interface over which its ranks talk with those of other hosts.
         command: starts a rank; options are appended.
@@ -44,12 +44,13 @@ class Session:
         self,
         sock: socket.socket,
         *,
-        endpoint: Endpoint,
+        first_host: Address,
         devices: Devices,
         interface: str,
         command: Sequence[str] = RANK_COMMAND,
     ) -> None:
-        self._endpoint, self._devices, self._interface, self._command = endpoint, devices, interface, tuple(command)
+        self._first_host, self._devices, self._interface = first_host, devices, interface
+        self._command = tuple(command)
         self._events = EventLoop()
         self._stream = host_control.MessageStream(sock, host_control.ToHost)
         self._ranks: dict[int, HostedRank] = {}
@@ -132,7 +133,7 @@ class Session:
     def _environment(self, message: host_control.StartRank) -> dict[str, str]:
         if self._tunnel is None or self._tunnel.generation != message.generation:
             self._close_tunnel()
-            self._tunnel = StoreTunnel(self._endpoint, message.generation)
+            self._tunnel = StoreTunnel(self._first_host, message.generation)
         local = Devices(kind=self._devices.kind, indices=tuple(range(message.ranks)), visible=self._devices.visible)
         common = common_environment(local, interface=self._interface)
         return common | message.environment | store_environment(self._tunnel.port)

@@ -9,12 +9,9 @@ import socket
 import threading
 
 from ..errors import BackendError
-from ..protocol import frames
-from ..protocol.deadlines import Deadline
-from ..protocol.endpoint import Endpoint, connect
-from ..protocol.hosts import OpenStore
-from ..protocol.messages import Done
-from ..protocol.relay import relay
+from ..protocol.address import Address
+from ..protocol.relay import Relay
+from ..protocol.remote import open_way
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +23,7 @@ class StoreTunnel:
     """The way to the store of one set of ranks.
 
     Args:
-        endpoint: the backend's.
+        first_host: where the gateway of the first host listens.
         generation: the set.
 
     Attributes:
@@ -34,8 +31,8 @@ class StoreTunnel:
         port: where ranks of this host find the store, on the loopback interface.
     """
 
-    def __init__(self, endpoint: Endpoint, generation: int) -> None:
-        self._endpoint, self.generation = endpoint, generation
+    def __init__(self, first_host: Address, generation: int) -> None:
+        self._first_host, self.generation = first_host, generation
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         threading.Thread(target=self._accept, name=f"store-{generation}", daemon=True).start()
@@ -55,24 +52,11 @@ class StoreTunnel:
             threading.Thread(target=self._serve, args=(sock,), name="store-connection", daemon=True).start()
 
     def _serve(self, sock: socket.socket) -> None:
-        with sock:
-            try:
-                with self._open() as way:
-                    relay(sock, way)
-            except (BackendError, OSError) as error:
-                log.warning("a rank does not reach the store: %s", error)
-
-    def _open(self) -> socket.socket:
-        deadline = Deadline(OPEN_TIMEOUT, "opening a connection to the store")
-        way = connect(self._endpoint, seconds=OPEN_TIMEOUT)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         try:
-            frames.send_header(
-                way, frames.pack(frames.Frame(message=OpenStore(generation=self.generation))), deadline=deadline
-            )
-            answer = frames.recv_header(way, deadline=deadline).message
-            if not isinstance(answer, Done):
-                raise ConnectionRefusedError(getattr(answer, "message", "the store is not there"))
-        except BaseException:
-            way.close()
-            raise
-        return way
+            way = open_way(self._first_host, seconds=OPEN_TIMEOUT, store=self.generation)
+        except (BackendError, OSError) as error:
+            log.warning("a rank does not reach the store: %s", error)
+            sock.close()
+        else:
+            Relay(way, sock, serves=False).run()

@@ -1,6 +1,7 @@
 """What a client says first over TLS, and what it is answered: who it is, and why it is refused.
 
-A greeting is ``MAGIC``, a version and a token, which may be empty for a client with a certificate. The answer is one
+A greeting is ``MAGIC``, a version, whom the client wants to reach, and a token, which may be empty for a client with a
+certificate. That is the supervisor, or the store of one set of ranks, for ranks of another host. The answer is one
 byte, and after ``REFUSED`` an error's code and sentence. Nothing else has passed the gateway until then.
 """
 
@@ -11,26 +12,27 @@ from .tls import MAX_TOKEN
 
 MAGIC = b"PDiT-TLS"
 VERSION = 1
-HEAD = struct.Struct("!8sHH")
-"""Magic, version and the length of the token."""
+HEAD = struct.Struct("!8sHIH")
+"""Magic, version, the generation whose store is wanted or ``SUPERVISOR``, and the length of the token."""
+SUPERVISOR = 0
 ACCEPTED, REFUSED = b"\x01", b"\x00"
 LENGTH = struct.Struct("!H")
 """The length of a refusal's text: code, line break, sentence."""
 
 
-def pack(token: str) -> bytes:
-    """Return a client's greeting."""
+def pack(token: str, *, store: int = SUPERVISOR) -> bytes:
+    """Return a client's greeting. ``store`` is the generation whose store is wanted."""
     encoded = token.encode()
-    return HEAD.pack(MAGIC, VERSION, len(encoded)) + encoded
+    return HEAD.pack(MAGIC, VERSION, store, len(encoded)) + encoded
 
 
-def token_length(head: bytes) -> int:
-    """Check the head of a greeting, and return how many bytes of the token follow.
+def unpack_head(head: bytes) -> tuple[int, int]:
+    """Check the head of a greeting, and return whose store is wanted and how many bytes of the token follow.
 
     Raises:
         ProtocolError: it is not one, or of another version.
     """
-    magic, version, length = HEAD.unpack(head)
+    magic, version, store, length = HEAD.unpack(head)
     if magic != MAGIC:
         raise ProtocolError("the peer does not speak Parallel DiT's protocol")
     if version != VERSION:
@@ -40,7 +42,7 @@ def token_length(head: bytes) -> int:
         )
     if length > MAX_TOKEN:
         raise ProtocolError(f"a token of {length} bytes exceeds the limit of {MAX_TOKEN}")
-    return int(length)
+    return int(store), int(length)
 
 
 def pack_refusal(error: BackendError) -> bytes:

@@ -1,5 +1,6 @@
 """Network interfaces of this host."""
 
+import errno
 import fcntl
 import os
 import socket
@@ -8,7 +9,6 @@ import struct
 from ..errors import InvalidRequest
 
 _SIOCGIFADDR = 0x8915
-_IFNAMSIZ = 16
 """netdevice(7)."""
 
 
@@ -18,9 +18,11 @@ def address_of(interface: str) -> str:
     Raises:
         InvalidRequest: there is no such interface, or it has no address.
     """
-    request = struct.pack("256s", os.fsencode(interface)[: _IFNAMSIZ - 1])
+    request = struct.pack("256s", os.fsencode(interface))
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         try:
+            if interface not in (name for _, name in socket.if_nameindex()):
+                raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))  # the kernel would cut a longer name off
             return socket.inet_ntoa(fcntl.ioctl(sock.fileno(), _SIOCGIFADDR, request)[20:24])
         except OSError as error:
             names = ", ".join(name for _, name in socket.if_nameindex())

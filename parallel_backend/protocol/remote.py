@@ -34,12 +34,23 @@ _AGAIN = "make certificates with python -m parallel_backend certificates there, 
 
 
 def connect(address: Address, *, seconds: float, folder: Path | None = None) -> socket.socket:
-    """Connect to a backend's gateway, and return a blocking socket that behaves like one to a backend here.
+    """Connect to a backend's supervisor, and return a blocking socket that behaves like one to a backend here.
+
+    The arguments and errors are those of ``open_way``.
+    """
+    return _relayed(open_way(address, seconds=seconds, folder=folder), address)
+
+
+def open_way(
+    address: Address, *, seconds: float, folder: Path | None = None, store: int = greeting.SUPERVISOR
+) -> ssl.SSLSocket:
+    """Connect to a backend's gateway, and through it to the supervisor or a store.
 
     Args:
         address: where it listens.
         seconds: for all of it.
         folder: of this machine's certificates, if not the default one.
+        store: the generation of the ranks whose store is wanted.
 
     Raises:
         InvalidRequest: this machine's certificates cannot be used.
@@ -55,9 +66,10 @@ def connect(address: Address, *, seconds: float, folder: Path | None = None) -> 
         set_options(sock)
         with _explained(address, deadline):
             sock.settimeout(deadline.remaining())
-            sock = context.wrap_socket(sock, server_hostname=address.host)
-            _greet(sock, credentials.token, deadline)
-        return _relayed(sock, address)
+            way = context.wrap_socket(sock, server_hostname=address.host)
+            sock = way
+            _greet(way, greeting.pack(credentials.token, store=store), deadline)
+        return way
     except BaseException:
         sock.close()
         raise
@@ -80,14 +92,14 @@ def _connect_tcp(address: Address, deadline: Deadline) -> socket.socket:
         raise unavailable(address, error.strerror or str(error)) from error
 
 
-def _greet(sock: ssl.SSLSocket, token: str, deadline: Deadline) -> None:
+def _greet(sock: ssl.SSLSocket, words: bytes, deadline: Deadline) -> None:
     """Say who this is, and wait until the gateway agrees.
 
     Raises:
         BackendError: it refuses.
         OSError: the connection breaks.
     """
-    sock.sendall(greeting.pack(token))
+    sock.sendall(words)
     if _received(sock, 1, deadline) == greeting.ACCEPTED:
         return
     (length,) = greeting.LENGTH.unpack(_received(sock, greeting.LENGTH.size, deadline))

@@ -38,7 +38,10 @@ class LoadedModel:
 
 @dataclass(frozen=True, kw_only=True)
 class RankStatus:
-    """One rank, according to the process table and the rank itself. Memory in bytes; ``steps`` since its start."""
+    """One rank, according to the process table and the rank itself. Memory in bytes; ``steps`` since its start.
+
+    ``host`` is the name of its host, "" for the first; ``pid`` is its process id there.
+    """
 
     rank: int
     pid: int
@@ -48,6 +51,7 @@ class RankStatus:
     models: tuple[LoadedModel, ...] = ()
     steps: int = 0
     progress: RankProgress = field(default_factory=RankProgress)
+    host: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,11 +21,13 @@ from ..errors import BackendError, BackendUnavailable, ProtocolError
 from ..protocol import frames, rank_control
 from ..protocol.endpoint import REQUEST_LOG, Endpoint, listen, peer
 from ..protocol.fingerprint import fingerprint
+from ..protocol.hosts import JoinHost, OpenStore
 from ..protocol.messages import Cancel, Done, Error, Outcome, RankRequest, Stop, Unload
 from ..protocol.status import Status, StatusQuery
 from . import request_lines
 from .event_loop import EventLoop
 from .gateway_process import GatewayProcess, Listening
+from .hosts.hosts import Hosts
 from .limits import Limits
 from .listener import Listener, answer, refuse
 from .log_files import LogFiles
@@ -62,6 +64,8 @@ class Supervisor:
         limits: Limits | None = None,
         uid_of: Callable[[socket.socket], int] = lambda sock: peer(sock)[1],
         listening: Listening | None = None,
+        nodes: int = 1,
+        interface: str = "",
     ) -> None:
         self._endpoint, self._idle_timeout = endpoint, idle_timeout
         self._limits = limits or Limits()
@@ -74,7 +78,10 @@ class Supervisor:
             listener=listener, uid=os.getuid(), events=self._events, on_frame=self._dispatch, uid_of=uid_of
         )
         self._queue = self._make_queue()
-        self._spares = Spares(endpoint=endpoint, command=command, number=self._limits.spares, events=self._events)
+        self._hosts = Hosts(expected=nodes, interface=interface, events=self._events)
+        self._spares = Spares(
+            endpoint=endpoint, command=command, number=self._limits.spares, events=self._events, hosts=self._hosts
+        )
         self._generations = self._make_generations(command)
         self._runner = RequestRunner(
             queue=self._queue,
@@ -105,6 +112,7 @@ class Supervisor:
             events=self._events,
             on_finished=lambda rank, finished: self._runner.finish(rank, finished),
             take_spares=self._spares.take,
+            hosts=self._hosts,
         )
 
     def _make_gateway(self, listening: Listening) -> GatewayProcess:
@@ -140,6 +148,8 @@ class Supervisor:
             self._handle_request(sock, frame)
         elif isinstance(message, Stop):
             self._stopping = [*(self._stopping or []), sock]
+        elif isinstance(message, JoinHost):
+            self._hosts.join(sock, message.host, same_program=frame.program == self._program)
         else:
             self._answer_query(sock, message)
 
@@ -151,6 +161,8 @@ class Supervisor:
             answer(sock, Done())
         elif isinstance(message, Outcome):
             answer(sock, self._queue.outcome(message.request_id))
+        elif isinstance(message, OpenStore):
+            answer(sock, self._generations.store_of(message.generation))
         else:
             text = f"{type(message).__name__} is not a request"
             answer(sock, Error(code=ProtocolError.code, message=text))
@@ -175,6 +187,7 @@ class Supervisor:
             spares=self._spares.statuses(),
             internal_errors=self._events.internal_errors,
             listens=str(self._gateway or ""),
+            hosts=self._hosts.statuses(),
         )
 
     def _state(self) -> Literal["idle", "starting", "busy", "stopping"]:
@@ -232,6 +245,7 @@ class Supervisor:
         self._listener.tick()
         if self._gateway is not None:
             self._gateway.tick()
+        self._hosts.tick()
         self._runner.check_ranks()
         self._generations.forget_exited()
         now = time.monotonic()
@@ -268,6 +282,7 @@ class Supervisor:
         for request in self._queue.queued:
             self._queue.end_queued(request, stopped)
         self._generations.kill()
+        self._hosts.close()
         self._spares.kill()
         self._listener.close()
         overdue = time.monotonic() + self._limits.end

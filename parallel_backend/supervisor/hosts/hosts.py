@@ -40,9 +40,13 @@ class Hosts:
         self._versions = versions()
         self._next_announcement = 0.0
 
-    def join(self, sock: socket.socket, info: HostInfo) -> None:
-        """Take a host in, or refuse it."""
+    def join(self, sock: socket.socket, info: HostInfo, *, same_program: bool) -> None:
+        """Take a host in, or refuse it. ``same_program`` says whether it runs the same files as this process."""
         try:
+            if not same_program:
+                raise InvalidRequest(
+                    f"host {info.name} has another version of Parallel DiT than the first host: install the same one"
+                )
             self._check(info)
         except (InvalidRequest, BackendUnavailable) as error:
             log.warning("host %s (%s) is refused: %s", info.name, info.address, error)

@@ -4,7 +4,10 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
+from ...errors import BackendUnavailable
 from ...protocol import rank_control
+from ...protocol.hosts import StorePort
+from ...protocol.messages import Error
 from ...protocol.model_spec import Devices
 from ..event_loop import EventLoop
 from ..limits import Patience
@@ -66,6 +69,12 @@ class Generations:
             hosts=self._hosts,
         )
         self.current.start()
+
+    def store_of(self, generation: int) -> StorePort | Error:
+        """Where the store of a set is, for ranks on other hosts."""
+        if self.current and self.current.generation == generation:
+            return StorePort(port=self.current.store_port)
+        return Error(code=BackendUnavailable.code, message=f"generation {generation} of the ranks has ended")
 
     def kill(self) -> None:
         """Kill the current set, if there is one."""

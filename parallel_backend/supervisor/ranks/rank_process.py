@@ -52,7 +52,7 @@ class RankProcess:
 
     def report(self, status: RankStatus) -> None:
         """Note a status that has just arrived from the rank."""
-        self.status = replace(status, pid=self.process.pid)
+        self.status = replace(status, pid=self.process.pid, host=self.process.host)
         self.last_progress = max(self.last_progress, self.last_heard - status.progress.quiet)
         if status.progress.computing and status.device == "cpu":  # the host of a GPU may wait for it in a loop
             self.last_computing = self.last_heard

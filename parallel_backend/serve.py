@@ -1,0 +1,219 @@
+"""``python -m parallel_backend serve``: run the backend by hand, for this machine, others, and with their devices."""
+
+import argparse
+import logging
+import os
+import sys
+from dataclasses import dataclass
+
+from .client import query
+from .client.launch import ALREADY_RUNS, START_TIMEOUT, connect_or_start
+from .errors import BackendUnavailable, InvalidRequest
+from .protocol.address import Address
+from .protocol.endpoint import REMOTE, Endpoint
+from .protocol.interfaces import address_of
+from .protocol.tls import Credentials, default_folder
+from .supervisor.gateway_process import Listening
+from .supervisor.limits import Limits
+from .supervisor.supervisor import Supervisor
+
+log = logging.getLogger(__name__)
+
+IDLE_TIMEOUT = 600.0
+"""Default for the seconds without work after which a backend ends that only this machine uses."""
+PORT = 7400
+"""Where a backend with several hosts listens, unless an address says otherwise."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Serving:
+    """What is asked of ``serve``.
+
+    Attributes:
+        endpoint: the backend's.
+        idle_timeout: seconds without work after which it ends; 0 for never.
+        spares: number of spare ranks; None for as many as fit.
+        listening: where it listens for other machines; None if it does not.
+        nodes: number of hosts whose devices ranks may use.
+        interface: the network interface over which ranks of different hosts talk.
+    """
+
+    endpoint: Endpoint
+    idle_timeout: float
+    spares: int | None
+    listening: Listening | None
+    nodes: int = 1
+    interface: str = ""
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """The options that a process in the background has to be given; it inherits the environment."""
+        listen = ("--listen", str(self.listening.address)) if self.listening else ()
+        return listen + (("--nnodes", str(self.nodes), "--interface", self.interface) if self.interface else ())
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options to its parser."""
+    parser.add_argument(
+        "--idle-timeout", type=_seconds, metavar="SECONDS", help="idle time after which it ends; 0 means never"
+    )
+    parser.add_argument(
+        "--spares", type=_count, metavar="N",
+        help="number of spare ranks, which take the place of dead ones; 0 for none (default: as many as there are "
+        "ranks, if they take little of the machine's memory)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--listen", metavar="ADDRESS:PORT",
+        help="let other machines connect here, with TLS and certificates; the backend then runs until it is stopped, "
+        "unless an idle time is given",
+    )  # fmt: skip
+    parser.add_argument(
+        "--nnodes", type=_count, default=1, metavar="N",
+        help="number of hosts whose devices ranks may use, this one included; the others join with the command that "
+        f"is printed, at the interface's address and port {PORT} unless --listen says otherwise",
+    )  # fmt: skip
+    parser.add_argument(
+        "--interface", default="", metavar="NAME",
+        help="the private network interface over which ranks of different hosts talk, without encryption",
+    )  # fmt: skip
+    parser.add_argument("--detach", action="store_true", help="run in the background; return once the backend answers")
+    parser.add_argument("--quiet", action="store_true", help="log to the log folder alone, not to stderr as well")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Serve until stopped, or start a backend in the background.
+
+    Raises:
+        BackendError: an option does not fit, or the backend does not start.
+    """
+    serving = parse(options)
+    if options.detach:
+        return _detach(serving)
+    return serve(serving, quiet=options.quiet)
+
+
+def parse(options: argparse.Namespace) -> Serving:
+    """Check the options and the environment.
+
+    Raises:
+        InvalidRequest: one of them does not fit.
+    """
+    endpoint = Endpoint.default()
+    if endpoint.remote is not None:
+        raise InvalidRequest(f"{REMOTE} names the backend at {endpoint.remote}: unset it to run one on this machine")
+    if options.nnodes < 1 or (options.nnodes > 1) != bool(options.interface):
+        raise InvalidRequest(
+            f"--nnodes {options.nnodes} with --interface {options.interface or 'missing'}: several hosts need the name "
+            "of the private network interface between them, and one host has no use for it"
+        )
+    listen = options.listen or (f"{address_of(options.interface)}:{PORT}" if options.interface else None)
+    return Serving(
+        endpoint=endpoint,
+        idle_timeout=_idle_timeout(options.idle_timeout, 0.0 if listen else IDLE_TIMEOUT),
+        spares=spares_asked(options.spares),
+        listening=listening_at(listen) if listen else None,
+        nodes=options.nnodes,
+        interface=options.interface,
+    )
+
+
+def listening_at(text: str) -> Listening:
+    """Return where to listen for other machines, once the certificates for that are known to be usable.
+
+    Raises:
+        InvalidRequest: it is no address, or a certificate is missing or unusable.
+    """
+    address, folder = Address.parse(text, what="--listen"), default_folder()
+    Credentials.of_server(folder).server_context()
+    return Listening(address=address, certificates=folder)
+
+
+def serve(serving: Serving, *, quiet: bool = False) -> int:
+    """Serve until stopped, and return the exit status.
+
+    Raises:
+        BackendError: the backend does not start.
+    """
+    try:
+        supervisor = Supervisor(
+            endpoint=serving.endpoint, idle_timeout=serving.idle_timeout, limits=Limits(spares=serving.spares),
+            listening=serving.listening, nodes=serving.nodes, interface=serving.interface,
+        )  # fmt: skip
+    except BackendUnavailable as error:
+        print(error, file=sys.stderr)
+        return ALREADY_RUNS
+    handlers = [supervisor.logs.handler(), *([] if quiet else [logging.StreamHandler()])]
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s supervisor: %(message)s", handlers=handlers)
+    for line in _advice(serving):
+        log.warning(line)
+    supervisor.serve()
+    return 0
+
+
+def _advice(serving: Serving) -> list[str]:
+    """Return what whoever starts several hosts has to know and do."""
+    if serving.nodes == 1 or not serving.listening:
+        return []
+    warning = (
+        f"ranks of different hosts talk over {serving.interface} without encryption or authentication: nobody else may "
+        "be in that network"
+    )
+    command = (
+        f"python -m parallel_backend host --connect {serving.listening.address} --interface NAME --node "
+        f"{'1' if serving.nodes == 2 else f'1 to {serving.nodes - 1}'}"
+    )
+    return [warning, f"on the other hosts, with the files of this one's certificates, run: {command}"]
+
+
+def _detach(serving: Serving) -> int:
+    if serving.spares is not None:
+        os.environ["PARALLEL_DIT_SPARES"] = str(serving.spares)  # the backend inherits it
+    connect_or_start(
+        serving.endpoint, connect_seconds=query.ANSWER_TIMEOUT, start_seconds=START_TIMEOUT,
+        idle_timeout=serving.idle_timeout, options=serving.arguments,
+    ).close()  # fmt: skip
+    status = query.status(serving.endpoint)
+    if serving.listening and not status.listens:
+        raise BackendUnavailable("a backend that does not listen for other machines already runs: stop it first")
+    print(f"the backend runs, pid {status.pid}" + (f", and listens at {status.listens}" if status.listens else ""))
+    print(*_advice(serving), sep="\n", end="\n" if serving.nodes > 1 else "")
+    return 0
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds, 0 or more")
+    return seconds
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number, 0 or more")
+    return int(text)
+
+
+def spares_asked(option: int | None) -> int | None:
+    """Return the number of spare ranks that the option or the environment asks for, None for neither.
+
+    Raises:
+        InvalidRequest: the environment's is no number.
+    """
+    text = os.environ.get("PARALLEL_DIT_SPARES")
+    try:
+        return _count(text) if option is None and text else option
+    except argparse.ArgumentTypeError as error:
+        raise InvalidRequest(f"PARALLEL_DIT_SPARES: {error}") from error
+
+
+def _idle_timeout(option: float | None, default: float) -> float:
+    if option is not None:
+        return option
+    text = os.environ.get("PARALLEL_DIT_IDLE_TIMEOUT")
+    try:
+        return _seconds(text) if text else default
+    except argparse.ArgumentTypeError as error:
+        raise InvalidRequest(f"PARALLEL_DIT_IDLE_TIMEOUT: {error}") from error
