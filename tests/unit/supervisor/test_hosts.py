@@ -1,0 +1,259 @@
+"""Ranks on another host, whose agent runs in a thread here: started, heard, killed, and lost with their host."""
+
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from parallel_backend.host import session as session_module
+from parallel_backend.host.session import Session
+from parallel_backend.processes import wait_for_exit
+from parallel_backend.protocol import frames
+from parallel_backend.protocol.address import Address
+from parallel_backend.protocol.deadlines import Deadline
+from parallel_backend.protocol.hosts import HostInfo, versions
+from parallel_backend.protocol.messages import Done, Error
+from parallel_backend.protocol.model_spec import Devices
+from parallel_backend.supervisor.event_loop import EventLoop
+from parallel_backend.supervisor.hosts import hosts as hosts_module
+from parallel_backend.supervisor.hosts.hosts import Hosts
+from parallel_backend.supervisor.limits import Patience
+from parallel_backend.supervisor.log_files import LogFiles
+from parallel_backend.supervisor.ranks.failures import Failure
+from parallel_backend.supervisor.ranks.rank_set import RankSet
+from parallel_backend.supervisor.ranks.rank_start import NotStarted
+
+READY = """
+import os, socket, sys, time
+control = socket.socket(fileno=int(sys.argv[sys.argv.index("--control-fd") + 1]))
+control.send(b'{"type":"Ready"}')
+print("hello from", os.environ["RANK"], os.environ["LOCAL_RANK"], os.environ["GLOO_SOCKET_IFNAME"], flush=True)
+"""
+SLEEPS = READY + "time.sleep(60)"
+FAILS = (
+    READY
+    + """
+if os.environ["RANK"] == "1":
+    sys.exit("nothing works here")
+time.sleep(60)
+"""
+)
+TWO_HOSTS = Devices(kind="cpu", indices=(0, 0, 1), hosts=("", "b", "b"))
+INFO = HostInfo(name="b", node=1, address="10.9.8.7", devices=Devices(kind="cpu", indices=(0, 1)), versions=versions())
+
+
+class Machines:
+    """A supervisor's side, and host ``b`` in a thread.
+
+    Attributes:
+        events: the supervisor's event loop.
+        hosts: the supervisor's hosts.
+        session: what the agent of ``b`` does.
+        why: why the agent's session ended.
+    """
+
+    def __init__(self, folder: Path, program: str) -> None:
+        self.events, self.logs, self._program = EventLoop(), LogFiles(folder / "logs"), program
+        self.hosts = Hosts(expected=2, interface="eth7", events=self.events)
+        self.sets: list[RankSet] = []
+        self.why: list[str] = []
+        self._thread: threading.Thread | None = None
+
+    def join(self) -> None:
+        """Have ``b`` join, and serve it."""
+        ours, theirs = socket.socketpair()
+        self.hosts.join(ours, INFO, same_program=True)
+        assert frames.recv_header(theirs, deadline=Deadline(5.0, "an answer")).message == Done()
+        self.session = Session(
+            theirs, first_host=Address(host="127.0.0.1", port=1), devices=INFO.devices, interface="eth7",
+            command=(sys.executable, "-c", self._program),
+        )  # fmt: skip
+        self._thread = threading.Thread(target=lambda: self.why.append(self.session.serve()))
+        self._thread.start()
+
+    def start(self, devices: Devices = TWO_HOSTS) -> RankSet:
+        """Start a set of ranks."""
+        ranks = RankSet(
+            generation=3, devices=devices, logs=self.logs, command=(sys.executable, "-c", self._program),
+            patience=Patience(), events=self.events, on_finished=lambda *_: None, hosts=self.hosts,
+        )  # fmt: skip
+        self.sets.append(ranks)
+        ranks.start()
+        return ranks
+
+    def until(self, happened: Callable[[], object], seconds: float = 20.0) -> None:
+        """Run the supervisor's loop until something is true."""
+        end = time.monotonic() + seconds
+        while not happened():
+            assert time.monotonic() < end
+            self.events.run_once(0.05)
+            self.hosts.tick()
+
+    def verdict(self, ranks: RankSet) -> Failure:
+        """Return why a set fails."""
+        found: list[Failure] = []
+
+        def look() -> bool:
+            failure = ranks.verdict()
+            found.extend([failure] if failure else [])
+            return bool(found)
+
+        self.until(look)
+        return found[0]
+
+    def close(self) -> None:
+        """End everything."""
+        for ranks in self.sets:
+            ranks.kill()
+        self.until(lambda: all(ranks.exited for ranks in self.sets))
+        self.hosts.close()
+        if self._thread:
+            self._thread.join(20.0)
+            assert not self._thread.is_alive()
+        self.logs.close()
+
+
+@pytest.fixture
+def machines(tmp_path: Path) -> Iterator[Callable[[str], Machines]]:
+    made: list[Machines] = []
+
+    def make(program: str) -> Machines:
+        made.append(Machines(tmp_path, program))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def test_ranks_of_another_host_start_report_and_end(machines: Callable[[str], Machines], tmp_path: Path) -> None:
+    both = machines(SLEEPS)
+    both.join()
+    ranks = both.start()
+    both.until(lambda: ranks.ready)
+    both.until(lambda: all(status.memory for status in ranks.statuses()))
+    assert [rank.process.host for rank in ranks.ranks] == ["", "b", "b"]
+    assert ranks.ranks[2].name == f"rank 2 (pid {ranks.ranks[2].process.pid} on b)"
+    log = tmp_path / "logs" / "rank2.log"
+    both.until(lambda: log.exists() and "hello from 2 1 eth7" in log.read_text())
+    assert ranks.ranks[1].process.activity() is not None
+    ranks.kill()
+    both.until(lambda: ranks.exited)
+    for rank in ranks.ranks:
+        assert wait_for_exit(rank.process.pid, 5.0)
+        assert rank.process.activity() is None
+        assert rank.process.describe_exit() == "was killed by SIGKILL"
+
+
+def test_a_rank_of_another_host_that_ends_is_named_with_its_last_words(machines: Callable[[str], Machines]) -> None:
+    both = machines(FAILS)
+    both.join()
+    failure = both.verdict(both.start())
+    assert " on b) exited with status 1: nothing works here (log: " in failure.message
+    assert failure.message.startswith("rank 1 (pid ")
+
+
+@pytest.mark.parametrize("how", ["closes", "is silent", "sends rubbish"])
+def test_a_lost_host_is_named_and_its_ranks_end(
+    machines: Callable[[str], Machines], monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    both = machines(SLEEPS)
+    both.join()
+    ranks = both.start()
+    both.until(lambda: ranks.ready)
+    pids = [rank.process.pid for rank in ranks.ranks[1:]]
+    if how == "closes":
+        both.session._end("is closed by the test")
+    elif how == "sends rubbish":
+        both.session._stream._sock.send(b"\0\0\0\2{]")
+    else:
+        monkeypatch.setattr(hosts_module, "SILENCE", 1.0)
+        monkeypatch.setattr(both.session, "_handle", lambda message: None)
+    failure = both.verdict(ranks)
+    words = {
+        "closes": "which closed its connection",
+        "sends rubbish": "which sent what is no message",
+        "is silent": "which has not answered for 1 s",
+    }
+    assert " is lost with its host b (10.9.8.7), " + words[how] in failure.message
+    both.until(lambda: both.why)
+    assert all(wait_for_exit(pid, 5.0) for pid in pids)
+    (first, other) = both.hosts.statuses()
+    assert (first.node, other.node, other.state, other.name) == (0, 1, "lost", "b")
+    both.join()
+    assert [host.state for host in both.hosts.statuses()] == ["joined", "joined"]
+
+
+def test_an_agent_ends_its_ranks_when_the_supervisor_says_nothing(
+    machines: Callable[[str], Machines], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = machines(SLEEPS)
+    both.join()
+    ranks = both.start()
+    both.until(lambda: ranks.ready)
+    pids = [rank.process.pid for rank in ranks.ranks[1:]]
+    monkeypatch.setattr(session_module, "SILENCE", 1.0)
+    assert all(wait_for_exit(pid, 10.0) for pid in pids)
+    both.until(lambda: both.why)
+    assert both.why == ["has not sent anything for 1 s"]
+
+
+def test_a_host_that_is_not_there_fails_the_start_of_its_ranks_alone(machines: Callable[[str], Machines]) -> None:
+    both = machines(SLEEPS)
+    with pytest.raises(NotStarted, match="host b has not joined") as error:
+        both.start()
+    assert error.value.ranks == (1, 2)
+    both.join()
+    both.session._end("is closed by the test")
+    both.until(lambda: both.hosts.statuses()[1].state == "lost")
+    with pytest.raises(NotStarted, match=r"host b \(10.9.8.7\) closed its connection"):
+        both.start()
+
+
+@pytest.mark.parametrize(
+    ("info", "same_program", "words"),
+    [
+        (replace(INFO, node=2), True, "host b has the number 2, and the backend was started for 2 hosts: --nnodes 3"),
+        (
+            replace(INFO, versions=INFO.versions | {"torch": "1.0"}),
+            True,
+            "host b has torch 1.0, and the first host has",
+        ),
+        (INFO, False, "host b has another version of Parallel DiT"),
+    ],
+    ids=["number", "torch", "program"],
+)
+def test_hosts_that_do_not_fit_are_refused(info: HostInfo, same_program: bool, words: str) -> None:
+    hosts = Hosts(expected=2, interface="eth7", events=EventLoop())
+    ours, theirs = socket.socketpair()
+    with theirs:
+        hosts.join(ours, info, same_program=same_program)
+        answer = frames.recv_header(theirs, deadline=Deadline(5.0, "an answer")).message
+    assert isinstance(answer, Error)
+    assert answer.code == "invalid_request"
+    assert words in answer.message
+    assert [host.state for host in hosts.statuses()] == ["joined", "missing"]
+
+
+def test_a_second_host_of_the_same_name_takes_the_place_of_a_silent_one_alone(
+    machines: Callable[[str], Machines], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = machines(SLEEPS)
+    both.join()
+    ours, theirs = socket.socketpair()
+    with theirs:
+        both.hosts.join(ours, INFO, same_program=True)
+        answer = frames.recv_header(theirs, deadline=Deadline(5.0, "an answer")).message
+    assert isinstance(answer, Error)
+    assert answer.message == "a host with the name b has joined from 10.9.8.7: give it another one"
+    monkeypatch.setattr(hosts_module, "REPLACE", 0.0)
+    ours, theirs = socket.socketpair()
+    with theirs:
+        both.hosts.join(ours, INFO, same_program=True)
+        assert frames.recv_header(theirs, deadline=Deadline(5.0, "an answer")).message == Done()
+    both.until(lambda: both.why)
