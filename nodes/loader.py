@@ -9,7 +9,7 @@ from comfy_api.latest import io
 from ..parallel_backend.attention.kernels import AUTO, KERNELS
 from ..parallel_backend.checkpoint.checkpoint import Checkpoint
 from ..parallel_backend.checkpoint.opening import open_checkpoint
-from ..parallel_backend.errors import InvalidRequest
+from ..parallel_backend.errors import BackendError, InvalidRequest
 from ..parallel_backend.layout.parallel_layout import ParallelLayout
 from ..parallel_backend.layout.suggestions import check_fits
 from ..parallel_backend.protocol.model_spec import Devices, DType, ModelSpec
@@ -131,7 +131,7 @@ def check_devices(devices: Any) -> bool | str:
     """Return why devices cannot work, or True. A linked value is not known yet."""
     try:
         parse_devices(devices or "all")
-    except InvalidRequest as error:
+    except BackendError as error:
         return str(error)
     return True
 
@@ -189,7 +189,7 @@ class ParallelLoader(io.ComfyNode):  # type: ignore[misc]
             return True
         try:
             open_model(model_name, dtype or "auto", devices or "all", None)
-        except InvalidRequest as error:
+        except BackendError as error:
             return str(error)
         return True
 

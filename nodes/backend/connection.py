@@ -188,12 +188,12 @@ class Handle:
 
     def _automatic_layouts(self) -> list[ParallelLayout]:
         """Return the layouts that ``auto`` may choose. The first keeps the weights whole."""
-        roomy = [auto(self.ranks, branches=branches) for branches in (1, 2)]
+        roomy = [auto(self.current.devices.host_sizes, branches=branches) for branches in (1, 2)]
         return [*roomy, *(each for layout in roomy for each in sharing(layout))]
 
     def layout(self, branches: int) -> ParallelLayout:
         """Return the layout for ``branches`` branches (2 with guidance), with ``auto`` resolved."""
-        return self.current.layout or auto(self.ranks, branches=branches)
+        return self.current.layout or auto(self.current.devices.host_sizes, branches=branches)
 
     def call(
         self,

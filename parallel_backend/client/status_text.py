@@ -23,7 +23,7 @@ def format_status(status: Status) -> str:
         lines.append(f"listens      {status.listens}")
     if status.internal_errors:
         lines.append(f"errors       {status.internal_errors} that should not have happened, in backend.log")
-    lines += [_host(host) for host in status.hosts]
+    lines += [_host(host) for host in status.hosts] if len(status.hosts) > 1 else []
     for rank in status.ranks:
         lines.append(_rank(rank))
         lines += [f"             {_model(model)}" for model in rank.models]

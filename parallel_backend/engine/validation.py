@@ -115,8 +115,9 @@ def _denoising(
     world_size: int,
     skipped: tuple[frozenset[int], ...],
 ) -> DenoisingPlan:
-    ranks = min(world_size, len(message.model.devices.indices))
-    layout = message.model.layout or auto(ranks, branches=len(branches))
+    devices = message.model.devices.first(world_size)
+    ranks = len(devices.indices)
+    layout = message.model.layout or auto(devices.host_sizes, branches=len(branches))
     adapters = _adapters(message, len(branches))
     plan = DenoisingPlan(
         layout=layout,

@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -205,15 +206,27 @@ class ParallelLayout:
         return cls(**values)
 
 
-def auto(ranks: int, *, branches: int) -> ParallelLayout:
+def auto(hosts: Sequence[int], *, branches: int) -> ParallelLayout:
     """Return the layout for a request that names none: CFG first, because it sends the least, then Ulysses.
 
     With guidance (two or more branches) and an even number of ranks, two groups split the branches, and the ranks of
     each group split the tokens. Otherwise all ranks split the tokens.
+
+    Between hosts, links are slower than inside them. There, branches are split, and otherwise a ring passes keys and
+    values on, which sends less over each link than Ulysses and overlaps with the computation (USP,
+    https://arxiv.org/abs/2405.07719). Ulysses stays inside a host.
+
+    Args:
+        hosts: numbers of adjacent ranks on one host, in the order of the ranks.
+        branches: how many the request has.
     """
-    if branches >= 2 and ranks % 2 == 0:
-        return ParallelLayout(cfg=2, ulysses=ranks // 2)
-    return ParallelLayout(ulysses=ranks)
+    ranks, inside = sum(hosts), math.gcd(*hosts)
+    if len(hosts) == 1:
+        inside = ranks // 2 if branches >= 2 and ranks % 2 == 0 else ranks
+    across = ranks // inside
+    if branches >= 2 and across % 2 == 0:
+        return ParallelLayout(cfg=2, ring=across // 2, ulysses=inside)
+    return ParallelLayout(ring=across, ulysses=inside)
 
 
 def sharing(layout: ParallelLayout) -> list[ParallelLayout]:

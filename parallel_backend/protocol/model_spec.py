@@ -1,5 +1,6 @@
 """What a request says about a model: which one, in which dtype, on which devices, and what is changed in it."""
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -81,6 +82,13 @@ class Devices:
     def on_host(self, host: str) -> int:
         """How many ranks are on a host."""
         return self.hosts.count(host) if self.hosts else len(self.indices) * (host == FIRST)
+
+    @property
+    def host_sizes(self) -> tuple[int, ...]:
+        """Numbers of adjacent ranks on one host, in the order of the ranks."""
+        if not self.hosts:
+            return (len(self.indices),)
+        return tuple(len(list(ranks)) for _, ranks in itertools.groupby(self.hosts))
 
     def first(self, ranks: int) -> "Devices":
         """The devices of the first ranks."""

@@ -75,7 +75,7 @@ class Status:
     ``log_problem`` says what keeps lines from it; "" if nothing does. ``internal_errors`` counts the exceptions that
     should not have happened: each closed one connection, or ended the ranks and their request, and its trace is in the
     log. ``listens`` is the address for other machines; "" if there is none.
-    ``hosts`` are all that are expected or have joined, and none where this host is the only one.
+    ``hosts`` are all that are expected or have joined, the first one included.
     """
 
     pid: int

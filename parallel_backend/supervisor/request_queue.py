@@ -78,7 +78,7 @@ class QueuedRequest:
         branches = getattr(self.message, "branches", None)
         if self.message.model.layout or branches is None:
             return self.message.model.layout
-        return auto(len(self.devices.indices), branches=branches)
+        return auto(self.devices.host_sizes, branches=branches)
 
 
 class RequestQueue:

@@ -11,6 +11,7 @@ from ...protocol.messages import Done
 from ...protocol.model_spec import Collectives, Devices
 from ..event_loop import EventLoop
 from ..listener import answer, refuse
+from ..ranks.expected_devices import expected_devices
 from ..ranks.rank_start import StartedProcess
 from .host_link import HostLink
 
@@ -37,7 +38,7 @@ class Hosts:
         self._expected, self._interface, self._events = expected, interface, events
         self._links: dict[str, HostLink] = {}
         self._gone: dict[int, HostStatus] = {}
-        self._versions = versions()
+        self._versions, self._devices = versions(), expected_devices()
         self._next_announcement = 0.0
 
     def join(self, sock: socket.socket, info: HostInfo, *, same_program: bool) -> None:
@@ -133,10 +134,10 @@ class Hosts:
         return [node for node in range(1, self._expected) if node not in there]
 
     def statuses(self) -> tuple[HostStatus, ...]:
-        """All hosts, the first one included; empty if no others are expected."""
-        if self._expected == 1:
-            return ()
-        first = HostStatus(node=0, state="joined", name=socket.gethostname(), versions=self._versions, clock=0.0)
+        """All hosts, the first one included."""
+        first = HostStatus(
+            node=0, state="joined", name=socket.gethostname(), devices=self._devices, versions=self._versions, clock=0.0
+        )
         others = {link.info.node: link.status for link in self._links.values()}
         missing = {node: self._gone.get(node) or HostStatus(node=node, state="missing") for node in self._missing()}
         return (first, *(status for _, status in sorted((others | missing).items())))

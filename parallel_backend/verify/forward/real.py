@@ -181,7 +181,7 @@ def layouts_on(ranks: int) -> list[ParallelLayout]:
     if ranks == 1:
         return [ParallelLayout()]
     alone = ["cfg=2", "data=2", *(f"{axis}={ranks}" for axis in ("ulysses", "ring", "tensor", "pipe"))]
-    texts = [str(auto(ranks, branches=BRANCHES)), *alone, f"ulysses={ranks} shard_weights"]
+    texts = [str(auto((ranks,), branches=BRANCHES)), *alone, f"ulysses={ranks} shard_weights"]
     return [ParallelLayout.parse(text) for text in dict.fromkeys(texts)]
 
 

@@ -84,4 +84,24 @@ def test_text_that_is_not_a_layout(text):
     [(1, 2, ""), (2, 2, "cfg=2"), (4, 2, "cfg=2 ulysses=2"), (3, 2, "ulysses=3"), (4, 1, "ulysses=4")],
 )
 def test_auto(ranks, branches, text):
-    assert auto(ranks, branches=branches) == ParallelLayout.parse(text)
+    assert auto((ranks,), branches=branches) == ParallelLayout.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "branches", "text"),
+    [
+        ((4, 4), 2, "cfg=2 ulysses=4"),
+        ((4, 4), 1, "ring=2 ulysses=4"),
+        ((8, 8, 8, 8), 2, "cfg=2 ring=2 ulysses=8"),
+        ((2, 2, 2), 2, "ring=3 ulysses=2"),
+        ((4, 2), 2, "ring=3 ulysses=2"),
+        ((1, 1), 2, "cfg=2"),
+        ((3, 2), 1, "ring=5"),
+    ],
+)
+def test_auto_keeps_ulysses_inside_a_host(hosts: tuple[int, ...], branches: int, text: str) -> None:
+    layout = auto(hosts, branches=branches)
+    assert layout == ParallelLayout.parse(text)
+    host_of = [host for host, ranks in enumerate(hosts) for _ in range(ranks)]
+    for rank in range(0, sum(hosts), layout.ulysses):
+        assert len(set(host_of[rank : rank + layout.ulysses])) == 1

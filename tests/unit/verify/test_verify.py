@@ -87,7 +87,7 @@ def test_a_size_beyond_the_model_is_refused(tmp_path):
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 def test_layouts_of_a_checkpoint(ranks):
     layouts = real.layouts_on(ranks)
-    assert layouts[0] == auto(ranks, branches=2)
+    assert layouts[0] == auto((ranks,), branches=2)
     assert len(set(layouts)) == len(layouts)
     assert max(layout.ranks for layout in layouts) == ranks
     if ranks > 1:
