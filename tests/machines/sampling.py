@@ -1,0 +1,54 @@
+"""Sample and decode with ranks on several hosts: a program that tests run on a host.
+
+Arguments: the model's folder, the file for the results, devices, the layout or "", and the number of steps. It prints a
+line of JSON for each step and each notice.
+"""
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from parallel_backend.client.client import Client
+from parallel_backend.client.host_devices import devices_of
+from parallel_backend.client.recovery import RecoveringCall
+from parallel_backend.layout.parallel_layout import ParallelLayout
+from parallel_backend.protocol.messages import Progress, Sample
+from parallel_backend.protocol.model_spec import ModelSpec
+
+SHAPE = (2, 16, 1, 9, 7)
+"""Of the latents, whose tokens divide by no number of ranks."""
+
+
+def say(**fields: object) -> None:
+    """Print one line."""
+    print(json.dumps(fields | {"at": time.monotonic()}), flush=True)
+
+
+def main(folder: str, results: Path, devices: str, layout: str, steps: int) -> None:
+    """Sample, and write the latents."""
+    client = Client()
+    spec = ModelSpec(
+        path=folder, devices=devices_of(client, devices), layout=ParallelLayout.parse(layout) if layout else None
+    )
+    torch.manual_seed(0)
+    inputs = {"x": torch.randn(*SHAPE), "sigmas": torch.linspace(1, 0, steps + 1)}
+    inputs |= {f"{i}.encoder_hidden_states": torch.randn(2, 6 - i, 32) for i in range(2)}
+
+    def progressed(progress: Progress, tensors: dict[str, torch.Tensor]) -> None:
+        if progress.phase == "sampling":
+            say(step=progress.value, note=progress.note)
+
+    call = RecoveringCall(
+        client, Sample(model=spec, branches=2, sampler="euler", cfg=3.0), inputs, on_progress=progressed,
+        notify=lambda sentence: say(notice=sentence),
+    )  # fmt: skip
+    save_file({"samples": call.run()["samples"]}, results)
+    say(layout=str(client.status().layout), ranks=[[rank.host, rank.device] for rank in client.status().ranks])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]), sys.argv[3], sys.argv[4], int(sys.argv[5]))

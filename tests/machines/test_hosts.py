@@ -1,0 +1,122 @@
+"""Ranks on two and three hosts give what one rank gives, and hosts that are lost and come back do no harm."""
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from scripts.processes import wait_until
+from tests.support import tiny
+
+from .backend import PYTHON, Backend
+from .conftest import NewNetwork
+from .hosts import Host, kill_all, link_down, link_up, listeners
+
+SECONDS = 240.0
+NOTICED = 20.0
+"""Seconds within which a lost host has to be named."""
+
+
+class Run:
+    """A program of ``sampling.py`` on a host."""
+
+    def __init__(self, backend: Backend, host: Host, model: Path, results: Path, *arguments: str, **env: str) -> None:
+        self._results, self._output = results, results.with_suffix(".txt")
+        program = ["-m", "tests.machines.sampling", str(model), str(results), *arguments]
+        self._process = host.popen([PYTHON, *program], backend.environment(**env), output=self._output.open("w"))
+
+    def said(self) -> list[dict[str, Any]]:
+        """The lines that it has printed so far."""
+        lines = [line for line in self._output.read_text().splitlines() if line.startswith("{")]
+        return [json.loads(line) for line in lines]
+
+    def reaches(self, step: int) -> None:
+        """Wait until it has done a step."""
+        wait_until(lambda: any(line.get("step", 0) >= step for line in self.said()), SECONDS, f"step {step} is done")
+
+    def samples(self) -> torch.Tensor:
+        """Wait for its end, and return its latents."""
+        assert self._process.wait(SECONDS) == 0, self._output.read_text()
+        return load_file(self._results)["samples"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.write(tmp_path_factory.mktemp("tiny") / "model", tiny.Tiny(heads=3, layers=3))
+
+
+@pytest.fixture
+def new_backend(new_network: NewNetwork, tmp_path: Path) -> Callable[..., Backend]:
+    def start(*names: str, **options: Any) -> Backend:
+        backend = Backend(hosts=new_network(*names, **options), certificates=tmp_path / "certificates")
+        backend.start()
+        return backend
+
+    return start
+
+
+def close(got: torch.Tensor, wanted: torch.Tensor) -> bool:
+    """Whether latents are equal at 1e-4."""
+    return bool((got - wanted).abs().max() <= 1e-4 * wanted.abs().max())
+
+
+def test_two_hosts_equal_one(new_backend: Callable[..., Backend], model: Path, tmp_path: Path) -> None:
+    backend = new_backend("alpha", "beta")
+    alpha, beta = backend.hosts
+    one = Run(backend, alpha, model, tmp_path / "one.safetensors", "0", "", "4").samples()
+    for number, (devices, layout) in enumerate(
+        [("all", ""), ("0,0@beta", "ring=2"), ("0,1,0@beta", "ulysses=3"), ("0,0@beta,1@beta", "pipe=3 patches=1")]
+    ):
+        run = Run(backend, alpha, model, tmp_path / f"{number}.safetensors", devices, layout, "4")
+        assert close(run.samples(), one), (devices, layout)
+    ranks = backend.status()["ranks"]
+    assert [rank["host"] for rank in ranks] == ["", "beta", "beta"]
+    # Nothing listens for others but the gateway and, on the interface that was named, gloo.
+    for host in (alpha, beta):
+        addresses = {listener.address for listener in listeners(host)}
+        assert addresses <= {"127.0.0.1", host.address}, addresses
+    backend.stop()
+    wait_until(lambda: not listeners(beta), SECONDS, "nothing listens on the other host")
+
+
+def test_a_third_host_asks(new_backend: Callable[..., Backend], model: Path, tmp_path: Path) -> None:
+    backend = new_backend("alpha", "beta", "gamma")
+    gamma = backend.hosts[2]
+    remote = {"PARALLEL_DIT_BACKEND": backend.address}
+    one = Run(backend, gamma, model, tmp_path / "one.safetensors", "0", "", "3", **remote).samples()
+    three = Run(backend, gamma, model, tmp_path / "3.safetensors", "0,0@beta,0@gamma", "", "3", **remote)
+    assert close(three.samples(), one)
+    assert three.said()[-1]["layout"] == "ring=3"
+
+
+@pytest.mark.parametrize("cut", [link_down, kill_all], ids=["link down", "power cut"])
+def test_a_host_that_is_cut_off_is_named_and_the_run_goes_on_without_it(
+    new_backend: Callable[..., Backend], model: Path, tmp_path: Path, cut: Callable[[Host], None]
+) -> None:
+    backend = new_backend("alpha", "beta")
+    alpha, beta = backend.hosts
+    steps = "300"
+    whole = Run(backend, alpha, model, tmp_path / "whole.safetensors", "0,0@beta", "", steps).samples()
+    run = Run(backend, alpha, model, tmp_path / "cut.safetensors", "0,0@beta", "", steps)
+    run.reaches(20)
+    cut(beta)
+    cut_at = time.monotonic()
+    assert close(run.samples(), whole)
+    notices = [line for line in run.said() if "notice" in line]
+    assert "is lost with its host beta" in notices[0]["notice"]
+    assert notices[0]["at"] - cut_at < NOTICED
+    assert "host beta" in notices[1]["notice"]
+    assert "on 1 CPU rank" in notices[1]["notice"]
+    if cut is link_down:
+        link_up(beta)
+    else:
+        backend.join(beta, 1)
+    backend.wait_for(["joined", "joined"])
+    again = Run(backend, alpha, model, tmp_path / "again.safetensors", "0,0@beta", "", "3")
+    again.samples()
+    assert [host for host, _ in again.said()[-1]["ranks"]] == ["", "beta"]
