@@ -16,7 +16,7 @@ import psutil
 import pytest
 import torch
 
-from parallel_backend.client.client import Client, Timeouts
+from parallel_backend.client.client import Client, OnProgress, Timeouts
 from parallel_backend.client.recovery import RecoveringCall
 from parallel_backend.errors import BackendUnavailable, Cancelled, InvalidRequest
 from parallel_backend.protocol import deadlines, frames
@@ -99,6 +99,10 @@ def own(runtime: Path, certificates: Path, monkeypatch: pytest.MonkeyPatch) -> M
     return Machines(local=local, remote=client_of(local.status().listens), certificates=certificates)
 
 
+def _noted(steps: list[int]) -> OnProgress:
+    return lambda progress, _: steps.append(progress.value)
+
+
 def is_idle(client: Client) -> bool:
     return client.status().state == "idle"
 
@@ -107,7 +111,7 @@ def test_a_sample_gives_what_it_gives_on_the_same_machine(machines: Machines) ->
     found = []
     for client in (machines.local, machines.remote):
         steps: list[int] = []
-        samples = client.call(sample(), tensors(3), on_progress=lambda p, _, steps=steps: steps.append(p.value))
+        samples = client.call(sample(), tensors(3), on_progress=_noted(steps))
         found.append((samples["samples"], steps[-3:]))
     assert torch.equal(found[0][0], found[1][0])
     assert found[0][1] == found[1][1] == [1, 2, 3]
@@ -189,11 +193,11 @@ def test_nothing_listens_unless_asked_for(client: Client) -> None:
 def test_commands_work_or_say_what_to_do(machines: Machines, tmp_path: Path) -> None:
     address = machines.local.status().listens
     variables = {"PARALLEL_DIT_BACKEND": address, VARIABLE: str(machines.certificates)}
-    status = run_command(tmp_path, "status", **variables)
+    status = run_command(tmp_path, "status", timeout=60.0, **variables)
     assert f"pid {machines.local.status().pid}" in status.stdout
     assert f"listens      {address}\n" in status.stdout
     for command, words in (("logs", "the logs are on 127.0.0.1: run"), ("serve", "PARALLEL_DIT_BACKEND names")):
-        refused = run_command(tmp_path, command, **variables)
+        refused = run_command(tmp_path, command, timeout=60.0, **variables)
         assert refused.returncode == 1
         assert words in refused.stderr
         assert refused.stderr.count("\n") == 1
@@ -252,7 +256,9 @@ def test_a_port_in_use_is_one_sentence(own: Machines, tmp_path: Path) -> None:
     folder.mkdir(mode=0o700)
     address = own.local.status().listens
     for options in ((), ("--detach",)):
-        refused = run_command(folder, "serve", "--listen", address, *options, **{VARIABLE: str(own.certificates)})
+        refused = run_command(
+            folder, "serve", "--listen", address, *options, timeout=60.0, **{VARIABLE: str(own.certificates)}
+        )
         assert refused.returncode == 1
         assert f"nothing can listen at {address}: Address already in use" in refused.stderr
         assert "Traceback" not in refused.stderr

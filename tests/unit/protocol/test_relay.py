@@ -117,7 +117,12 @@ def test_whoever_sends_waits_for_whoever_reads(line: Line, sender: str) -> None:
 
 def test_all_that_the_supervisor_has_sent_arrives_before_the_end(line: Line) -> None:
     sent = os.urandom(1 << 20)
-    writing = threading.Thread(target=lambda: (line.supervisor.sendall(sent), line.supervisor.close()))
+
+    def write() -> None:
+        line.supervisor.sendall(sent)
+        line.supervisor.close()
+
+    writing = threading.Thread(target=write)
     writing.start()
     assert read(line.client, 2 * len(sent)) == sent
     writing.join(SECONDS)

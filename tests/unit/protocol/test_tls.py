@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from parallel_backend.errors import InvalidRequest
-from parallel_backend.protocol import tls
+from parallel_backend.protocol.certificate_dates import valid_until
 from parallel_backend.protocol.tls import CLIENT, CLIENT_KEY, SERVER, TOKEN, Credentials, default_folder
 from tests.support.certificates import WITH_CERTIFICATE, WITH_TOKEN, authority_of, copied, made, write_client
 
@@ -80,10 +80,10 @@ def test_what_is_no_certificate_is_refused(folder: Path, tmp_path: Path, content
 def test_every_cut_of_a_certificate_is_refused(folder: Path) -> None:
     """Of one that is cut behind its dates, the dates are still read; OpenSSL refuses it later."""
     der = ssl.PEM_cert_to_DER_cert((folder / SERVER).read_text())
-    whole = tls.valid_until(ssl.DER_cert_to_PEM_cert(der))
+    whole = valid_until(ssl.DER_cert_to_PEM_cert(der))
     for length in range(len(der)):
         with contextlib.suppress(ValueError):
-            assert tls.valid_until(ssl.DER_cert_to_PEM_cert(der[:length])) == whole
+            assert valid_until(ssl.DER_cert_to_PEM_cert(der[:length])) == whole
 
 
 @pytest.mark.parametrize("token", ["short", "x" * 600, "x" * 40 + "\u00e9", "two\nlines" + "x" * 40])
