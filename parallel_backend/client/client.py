@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
+from ..checkpoint.single_file import is_in_memory
 from ..errors import BackendFailure, BackendUnavailable, Cancelled, InvalidRequest
 from ..protocol import deadlines, frames
 from ..protocol.endpoint import Endpoint
@@ -80,10 +81,16 @@ class Client:
             The reply's tensors, on the CPU.
 
         Raises:
+            InvalidRequest: the request cannot work; or the weights are in memory, and the backend on another machine.
             Cancelled: ``interrupted`` returned true, or another client cancelled the request.
             DeadlineExceeded: a phase took too long; the message names it.
             BackendError: any other error of ``errors``.
         """
+        if self.endpoint.remote is not None and is_in_memory(message.model.path):
+            raise InvalidRequest(
+                f"the weights are in this machine's memory, which the backend at {self.endpoint.remote} cannot read: "
+                "load the model from a file that has the same path there"
+            )
         model = replace(message.model, path=os.path.abspath(message.model.path))
         message = replace(message, model=model)
         call = _Call(self, message, tensors or {}, interrupted or _never, on_progress or _ignore)

@@ -19,6 +19,9 @@ _NAME = "runtime folder"
 def runtime_folder(_: Setting) -> list[Finding]:
     """Who may enter the runtime folder and the logs, and whether they have room."""
     endpoint = Endpoint.default()
+    if endpoint.remote is not None:
+        text = f"the backend is on another machine, at {endpoint.remote}"
+        return [Finding(check=_NAME, verdict="not here", text=text)]
     endpoint.prepare()
     open_to_others = list(_open_to_others(endpoint))
     if open_to_others:
@@ -59,7 +62,9 @@ def backend(_: Setting) -> list[Finding]:
     stop = "python -m parallel_backend stop ends it, and the next prompt starts a new one."
     try:
         status = query.status(Endpoint.default())
-    except BackendUnavailable:
+    except BackendUnavailable as error:
+        if Endpoint.default().remote is not None:
+            return [Finding(check="backend", verdict="broken", text=str(error), advice="Start it on its machine.")]
         return [Finding(check="backend", verdict="fine", text="none runs: the first node that needs it starts it")]
     except BackendError as error:
         return [Finding(check="backend", verdict="broken", text=str(error), advice=stop)]
