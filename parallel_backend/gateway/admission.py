@@ -141,7 +141,7 @@ async def _refuse(tls: ssl.SSLSocket, error: BackendError) -> None:
     deadline = Deadline(LINGER, "telling a client why it is refused")
     with contextlib.suppress(OSError, DeadlineExceeded):
         await sent(tls, greeting.pack_refusal(error), deadline)
-        with contextlib.suppress(ssl.SSLWantReadError):
+        with contextlib.suppress(OSError):  # the client's answer is not waited for
             tls.unwrap()
         raw = socket.socket(fileno=tls.detach())
         with raw:

@@ -123,8 +123,7 @@ class Relay:
             self._end_by, self._moved = time.monotonic() + patience, self._outgoing.moved
         if time.monotonic() < self._end_by:
             return True
-        # Else the kernel would go on sending, and the other machine would see no end before it has read all.
-        self._tls.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        _reset(self._tls.sock)
         return False
 
     def _shut_down(self) -> None:
@@ -149,10 +148,21 @@ class Relay:
             while sock.recv(ROOM):
                 pass
         except BlockingIOError:
-            return self._end_by is not None and time.monotonic() < self._end_by
+            if self._end_by is None or time.monotonic() < self._end_by:
+                return True
+            if not self._serves:
+                _reset(sock)
         except OSError:
             pass
         return False
+
+
+def _reset(sock: socket.socket) -> None:
+    """Have the kernel drop what a connection has not sent when it is closed.
+
+    Else it would go on sending, and a gateway whose supervisor reads nothing would see no end before all has arrived.
+    """
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
 
 
 class _End:
