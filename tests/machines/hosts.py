@@ -115,7 +115,11 @@ class Host:
         return subprocess.CompletedProcess(command, process.returncode, output)
 
     def _prelude(self) -> str:
-        folder, lines = self.folder, ["set -e", f"hostname {shlex.quote(self.name)}"]
+        folder, lines = self.folder, ["set -e"]
+        for kind in ("mnt", "uts"):  # whatever went wrong before, the machine itself keeps its name and its mounts
+            machine = os.readlink(f"/proc/self/ns/{kind}")
+            lines.append(f'[ "$(readlink /proc/self/ns/{kind})" != "{machine}" ]')
+        lines.append(f"hostname {shlex.quote(self.name)}")
 
         def bind(inner: Path, place: str) -> None:
             lines.append(f"mount --bind {shlex.quote(str(inner))} {shlex.quote(place)}")

@@ -190,7 +190,7 @@ def test_each_host_has_its_own_places(new_network: NewNetwork, tmp_path: Path):
             path.mkdir(parents=True, exist_ok=True)
             print(*(found.name for found in path.iterdir()), end=";")
             path.joinpath(os.uname().nodename).touch()
-        print(os.listdir("/sys/class/net"), pathlib.Path("/proc/sys/kernel/random/boot_id").read_text())
+        print(sorted(os.listdir("/sys/class/net")), pathlib.Path("/proc/sys/kernel/random/boot_id").read_text())
         print(*os.listdir("/sys/fs/cgroup"))
     """
     first = alpha.run(python(script, tmp_path, alpha.here))
@@ -198,7 +198,9 @@ def test_each_host_has_its_own_places(new_network: NewNetwork, tmp_path: Path):
     assert (first.returncode, second.returncode) == (0, 0), first.stdout + second.stdout
     assert "alpha" not in second.stdout
     assert "of the machine" not in first.stdout + second.stdout
-    assert first.stdout.split("[")[1] != second.stdout.split("[")[1], "interfaces and boot id"
+    seen = [(*done.stdout.splitlines()[0].rpartition(";")[2].rpartition(" ")[::2],) for done in (first, second)]
+    assert [interfaces for interfaces, _ in seen] == [str([host.interface, "lo"]) for host in (alpha, beta)]
+    assert seen[0][1] != seen[1][1], "both hosts have one boot id"
     assert alpha.outside(str(tmp_path)).joinpath("alpha").exists()
     assert alpha.folder.joinpath("alpha").exists()
     assert not tmp_path.joinpath("alpha").exists()

@@ -88,8 +88,8 @@ from torch.distributed import TCPStore
 bound = socket.create_server(("127.0.0.1", 0))
 port = bound.getsockname()[1]
 store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=bound.detach())
-TCPStore("127.0.0.1", port).set("key", "value")
-print(port, store.get("key").decode(), flush=True)
+TCPStore("127.0.0.1", store.port).set("key", "value")
+print(store.port, store.get("key").decode(), flush=True)
 time.sleep(1000)
 """
     alpha = two_hosts[0]
