@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import tiny
+
 from . import network
 from .hosts import Host
 
@@ -38,3 +40,9 @@ def new_network() -> Iterator[NewNetwork]:
 def two_hosts(new_network: NewNetwork) -> tuple[Host, ...]:
     """Hosts "alpha" and "beta"."""
     return new_network("alpha", "beta")
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Wan, which all hosts find at the same path."""
+    return tiny.write(tmp_path_factory.mktemp("tiny") / "model", tiny.Tiny(heads=3, layers=3))

@@ -1,53 +1,21 @@
 """Ranks on two and three hosts give what one rank gives, and hosts that are lost and come back do no harm."""
 
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from safetensors.torch import load_file
 
 from scripts.processes import wait_until
-from tests.support import tiny
 
-from .backend import PYTHON, Backend
+from .backend import Backend
 from .conftest import NewNetwork
 from .hosts import Host, kill_all, link_down, link_up, listeners
+from .run import SECONDS, Run, close
 
-SECONDS = 240.0
 NOTICED = 20.0
 """Seconds within which a lost host has to be named."""
-
-
-class Run:
-    """A program of ``sampling.py`` on a host."""
-
-    def __init__(self, backend: Backend, host: Host, model: Path, results: Path, *arguments: str, **env: str) -> None:
-        self._results, self._output = results, results.with_suffix(".txt")
-        program = ["-m", "tests.machines.sampling", str(model), str(results), *arguments]
-        self._process = host.popen([PYTHON, *program], backend.environment(**env), output=self._output.open("w"))
-
-    def said(self) -> list[dict[str, Any]]:
-        """The lines that it has printed so far."""
-        lines = [line for line in self._output.read_text().splitlines() if line.startswith("{")]
-        return [json.loads(line) for line in lines]
-
-    def reaches(self, step: int) -> None:
-        """Wait until it has done a step."""
-        wait_until(lambda: any(line.get("step", 0) >= step for line in self.said()), SECONDS, f"step {step} is done")
-
-    def samples(self) -> torch.Tensor:
-        """Wait for its end, and return its latents."""
-        assert self._process.wait(SECONDS) == 0, self._output.read_text()
-        return load_file(self._results)["samples"]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.write(tmp_path_factory.mktemp("tiny") / "model", tiny.Tiny(heads=3, layers=3))
 
 
 @pytest.fixture
@@ -60,11 +28,7 @@ def new_backend(new_network: NewNetwork, tmp_path: Path) -> Callable[..., Backen
     return start
 
 
-def close(got: torch.Tensor, wanted: torch.Tensor) -> bool:
-    """Whether latents are equal at 1e-4."""
-    return bool((got - wanted).abs().max() <= 1e-4 * wanted.abs().max())
-
-
+@pytest.mark.everyday
 def test_two_hosts_equal_one(new_backend: Callable[..., Backend], model: Path, tmp_path: Path) -> None:
     backend = new_backend("alpha", "beta")
     alpha, beta = backend.hosts
@@ -94,7 +58,9 @@ def test_a_third_host_asks(new_backend: Callable[..., Backend], model: Path, tmp
     assert three.said()[-1]["layout"] == "ring=3"
 
 
-@pytest.mark.parametrize("cut", [link_down, kill_all], ids=["link down", "power cut"])
+@pytest.mark.parametrize(
+    "cut", [pytest.param(link_down, marks=pytest.mark.everyday), kill_all], ids=["link down", "power cut"]
+)
 def test_a_host_that_is_cut_off_is_named_and_the_run_goes_on_without_it(
     new_backend: Callable[..., Backend], model: Path, tmp_path: Path, cut: Callable[[Host], None]
 ) -> None:

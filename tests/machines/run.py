@@ -1,0 +1,43 @@
+"""A run of ``sampling.py`` on a host of a test network."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+from scripts.processes import wait_until
+
+from .backend import PYTHON, Backend
+from .hosts import Host
+
+SECONDS = 240.0
+
+
+class Run:
+    """A program of ``sampling.py`` on a host."""
+
+    def __init__(self, backend: Backend, host: Host, model: Path, results: Path, *arguments: str, **env: str) -> None:
+        self._results, self._output = results, results.with_suffix(".txt")
+        program = ["-m", "tests.machines.sampling", str(model), str(results), *arguments]
+        self._process = host.popen([PYTHON, *program], backend.environment(**env), output=self._output.open("w"))
+
+    def said(self) -> list[dict[str, Any]]:
+        """The lines that it has printed so far."""
+        lines = [line for line in self._output.read_text().splitlines() if line.startswith("{")]
+        return [json.loads(line) for line in lines]
+
+    def reaches(self, step: int) -> None:
+        """Wait until it has done a step."""
+        wait_until(lambda: any(line.get("step", 0) >= step for line in self.said()), SECONDS, f"step {step} is done")
+
+    def samples(self) -> torch.Tensor:
+        """Wait for its end, and return its latents."""
+        assert self._process.wait(SECONDS) == 0, self._output.read_text()
+        return load_file(self._results)["samples"]
+
+
+def close(got: torch.Tensor, wanted: torch.Tensor) -> bool:
+    """Whether latents are equal at 1e-4."""
+    return bool((got - wanted).abs().max() <= 1e-4 * wanted.abs().max())
