@@ -81,7 +81,7 @@ class _Run:
         self, client: Client, prompts: Prompts, prompt: Prompt, fault: Fault | None, step: int, chooser: random.Random
     ) -> None:
         self._client, self._prompts, self._prompt, self._fault, self._step = client, prompts, prompt, fault, step
-        self._target = Target(client=client, chooser=chooser)
+        self._target = Target(client=client, chooser=chooser, most_ranks=prompts.ranks)
         self._said: list[str] = []
         self._disturbed_at: float | None = None
         self.disturbed = self.had_spares = False

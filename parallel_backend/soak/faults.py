@@ -27,12 +27,14 @@ class Target:
     Attributes:
         client: of the backend.
         chooser: chooses ranks.
+        most_ranks: how many a prompt has at most.
         interrupt: tells the request's client to interrupt it.
         held: connections that stay open until the request has ended.
     """
 
     client: Client
     chooser: random.Random
+    most_ranks: int
     interrupt: threading.Event = field(default_factory=threading.Event)
     held: list[socket.socket] = field(default_factory=list)
 
@@ -63,9 +65,8 @@ class Target:
         return self.chooser.choice(pids)
 
     def has_spares(self) -> bool:
-        """Whether all spare ranks are ready."""
-        spares = self.client.status().spares
-        return bool(spares) and all(spare.ready for spare in spares)
+        """Whether there is a ready spare rank for each rank."""
+        return sum(spare.ready for spare in self.client.status().spares) >= self.most_ranks
 
     def release(self) -> None:
         """Close the connections that are held."""

@@ -68,10 +68,13 @@ class Prompts:
         folder: where models are written.
         chooser: chooses.
         ranks: number of ranks.
+
+    Attributes:
+        ranks: number of ranks.
     """
 
     def __init__(self, folder: Path, chooser: random.Random, ranks: int) -> None:
-        self._folder, self._random, self._ranks = folder, chooser, ranks
+        self._folder, self._random, self.ranks = folder, chooser, ranks
         self._references: dict[tuple[str, str, int], Tensor] = {}
 
     def next(self) -> Prompt:
@@ -81,14 +84,14 @@ class Prompts:
             loop = Loop(
                 class_name=class_name,
                 variant=variant,
-                layout=ParallelLayout.parse(self._random.choice(LAYOUTS).format(self._ranks)),
+                layout=ParallelLayout.parse(self._random.choice(LAYOUTS).format(self.ranks)),
                 sigmas=SIGMAS[: self._random.choice((5, 7, 9)) - 1] + SIGMAS[-1:],
                 sampler=self._random.choice(SAMPLERS),
             )
-            prompt = Prompt(loop=loop, ranks=self._ranks)
+            prompt = Prompt(loop=loop, ranks=self.ranks)
             with suppress(InvalidRequest):
                 folder = self.model(prompt)
-                check_sample(prompt.message(folder), describe(loop.tensors()), open_checkpoint(folder), self._ranks)
+                check_sample(prompt.message(folder), describe(loop.tensors()), open_checkpoint(folder), self.ranks)
                 return prompt
 
     def model(self, prompt: Prompt) -> Path:
