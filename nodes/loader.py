@@ -16,7 +16,7 @@ from ..parallel_backend.protocol.model_spec import Devices, DType, ModelSpec
 from ..parallel_backend.vaes import vae_of
 from .backend import checkpoints
 from .backend.connection import Handle
-from .backend.devices import parse_devices
+from .backend.devices import content_for, parse_devices
 from .bridges.announcements import Part, flags_without_effect
 from .bridges.bridge import BackendText, Bridge
 from .bridges.compute_dtype import auto_dtype
@@ -83,6 +83,7 @@ def handle_for(
         devices=resolved,
         layout=layout,
         attention=attention,
+        content=content_for(checkpoint, resolved),
     )
     return Handle(spec=spec, checkpoint=checkpoint, node_id=node_id, keeps=keeps)
 
@@ -107,6 +108,7 @@ def open_vae(path: Path, devices: str, node_id: str, keeps: object = None) -> Ha
         dtype=_model_dtype(checkpoint, resolved),
         devices=resolved,
         layout=None,
+        content=content_for(checkpoint, resolved),
     )
     return Handle(spec=spec, checkpoint=checkpoint, node_id=node_id, keeps=keeps)
 

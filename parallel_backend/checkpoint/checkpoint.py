@@ -101,6 +101,14 @@ class Checkpoint(ABC):
     def stamp(self) -> str:
         """Return a hash of the current state of the files, which changes when one of them does."""
 
+    @abstractmethod
+    def content(self) -> str:
+        """Return a hash of what the files hold, which is the same for copies of them, see ``content_of``.
+
+        Raises:
+            InvalidRequest: a file cannot be read.
+        """
+
     def check_known(self, component: str) -> None:
         """Refuse a component that a file holds but that cannot be used.
 

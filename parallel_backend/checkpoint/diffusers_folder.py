@@ -8,6 +8,7 @@ from typing import Any
 
 from ..errors import InvalidRequest
 from .checkpoint import HIGH_NOISE, LOW_NOISE, Checkpoint, StoredComponent, file_state
+from .content import content_of
 from .json_file import read_json
 from .quantised import mark_of_compression
 from .weight_files import folder_files
@@ -56,9 +57,17 @@ class DiffusersFolder(Checkpoint):
 
     def stamp(self) -> str:
         """See ``Checkpoint``. Covers names, sizes and modification times of configs and weights."""
-        files = [file for pattern in ("*.json", "*/*.json", "*/*.safetensors") for file in self.path.glob(pattern)]
-        states = [(str(file.relative_to(self.path)), file_state(file)) for file in sorted(files)]
+        states = [(name, file_state(file)) for name, file in self._files()]
         return hashlib.sha256(repr(states).encode()).hexdigest()[:16]
+
+    def content(self) -> str:
+        """See ``Checkpoint``."""
+        return content_of(self._files())
+
+    def _files(self) -> list[tuple[str, Path]]:
+        """Return configs and weights, by their names in the folder."""
+        files = [file for pattern in ("*.json", "*/*.json", "*/*.safetensors") for file in self.path.glob(pattern)]
+        return [(str(file.relative_to(self.path)), file) for file in sorted(files)]
 
     def config(self, component: str) -> dict[str, Any]:
         """See ``Checkpoint``. A component's config is its ``config.json``, a scheduler's ``scheduler_config.json``."""

@@ -9,6 +9,7 @@ from typing import Any
 from ..errors import InvalidRequest
 from .architectures import TRANSFORMERS, VAES, Recognised, recognise
 from .checkpoint import Checkpoint, StoredComponent, file_state
+from .content import content_of
 from .stored_tensor import StoredTensor, check_readable
 from .weight_headers import GGUF_SUFFIX, read_files, weights_under
 
@@ -131,6 +132,10 @@ class SingleFile(Checkpoint):
     def stamp(self) -> str:
         """See ``Checkpoint``."""
         return hashlib.sha256(repr([file_state(file) for file in self.files]).encode()).hexdigest()[:16]
+
+    def content(self) -> str:
+        """See ``Checkpoint``. A file may have any name."""
+        return content_of((str(number), file) for number, file in enumerate(self.files))
 
     def _find_prefixes(self) -> dict[str, str]:
         names = self._header.tensors.keys()

@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from ..checkpoint.single_file import is_in_memory
-from ..errors import BackendFailure, BackendUnavailable, Cancelled, InvalidRequest
+from ..errors import BackendError, BackendFailure, BackendUnavailable, Cancelled, InvalidRequest
 from ..protocol import deadlines, frames
 from ..protocol.endpoint import Endpoint
 from ..protocol.fingerprint import is_outdated
+from ..protocol.hosts import HostStatus
 from ..protocol.messages import Cancel, Continue, Done, Outcome, Progress, RankRequest
 from ..protocol.status import Status
 from ..protocol.tensors import describe, recv_tensors, send_tensors
@@ -22,6 +23,9 @@ from .launch import START_TIMEOUT, connect_or_start
 
 POLL = 0.05
 """Seconds between two calls of ``interrupted``."""
+
+HOSTS_TIMEOUT = 5.0
+"""Seconds that the backend has to say which hosts there are."""
 
 Interrupted = Callable[[], bool]
 OnProgress = Callable[[Progress, dict[str, Tensor]], None]
@@ -102,6 +106,24 @@ class Client:
                 raise BackendUnavailable("the extension's files have changed since ComfyUI started: restart ComfyUI")
             # The backend was shutting down as this client connected, because it was idle or runs older code.
             time.sleep(min(deadline.remaining(), POLL))
+
+    @property
+    def remote(self) -> bool:
+        """Whether the backend is on another machine."""
+        return self.endpoint.remote is not None
+
+    def hosts(self) -> tuple[HostStatus, ...]:
+        """The backend's hosts, the first one included; none if no backend answers on this machine.
+
+        Raises:
+            BackendError: the backend on another machine does not answer.
+        """
+        try:
+            return query.status(self.endpoint, seconds=HOSTS_TIMEOUT).hosts
+        except BackendError:
+            if self.remote:
+                raise
+            return ()
 
     def status(self) -> Status:
         """The current status of the backend.

@@ -4,15 +4,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ..errors import BackendError, InvalidRequest
+from ..errors import InvalidRequest
 from ..protocol.hosts import HostStatus
 from ..protocol.model_spec import FIRST, Devices
-from . import query
 from .client import Client
 from .devices import parse_devices
-
-ANSWER_TIMEOUT = 5.0
-"""Seconds that the backend has to say which hosts there are."""
 
 
 def devices_of(client: Client, text: str) -> Devices:
@@ -25,13 +21,7 @@ def devices_of(client: Client, text: str) -> Devices:
         InvalidRequest: a device or a host is not there.
         BackendError: the backend is on another machine, and cannot be asked.
     """
-    remote = client.endpoint.remote is not None
-    hosts: Sequence[HostStatus] = ()
-    try:
-        hosts = query.status(client.endpoint, seconds=ANSWER_TIMEOUT).hosts
-    except BackendError:
-        if remote:
-            raise
+    remote, hosts = client.remote, client.hosts()
     others = [host for host in hosts if host.node and host.state == "joined" and host.devices]
     if not remote and not others and "@" not in text:
         return parse_devices(text)

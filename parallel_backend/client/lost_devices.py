@@ -64,6 +64,6 @@ def _place(devices: Devices, rank: int) -> tuple[str, int]:
 def _joined(client: Client) -> frozenset[str]:
     """The names of the hosts that are there, as far as the backend answers."""
     try:
-        return frozenset(host.name for host in client.status().hosts if host.state == "joined")
+        return frozenset(host.name for host in client.hosts() if host.state == "joined")
     except BackendError:
         return frozenset()

@@ -1,6 +1,7 @@
 """What a rank does with each kind of request. No sockets."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import timedelta
 
 import torch
@@ -29,6 +30,7 @@ from .agreements import Agreements
 from .autoencoding import Autoencoding
 from .counting import counted
 from .denoising import Denoising
+from .host_files import HostFiles
 from .request import ActiveRequest, Tensors
 from .validation import read_shapes
 from .working_memory import text_bytes
@@ -54,6 +56,7 @@ class Engine:
         self._models: dict[_Key, ComponentCache] = {}
         self._memory = DeviceMemory(device, self._parts, world_size)
         self._agreements = Agreements(world=world(rank, world_size))
+        self._files = HostFiles(self._agreements.world)
         self._meshes = MeshCache(rank, world_size, device, timeout=timeout, in_use=self._meshes_in_use)
 
     def handle(
@@ -84,8 +87,9 @@ class Engine:
             NoRoom: on every rank that takes part, alike. The weights stay.
             OutOfMemory: this rank's device is full, and other ranks may wait for it. Names the rank.
         """
-        request = ActiveRequest(message=message, metas=metas, tensors=tensors, report=report, cancelled=cancelled)
         try:
+            message = self._files.localised(message)
+            request = ActiveRequest(message=message, metas=metas, tensors=tensors, report=report, cancelled=cancelled)
             with torch.inference_mode():
                 return _HANDLERS[type(message)](self, request)
         except RuntimeError as error:
@@ -98,7 +102,7 @@ class Engine:
         """Loaded models, bytes of device memory, and number of transformer forwards. Safe to call from any thread."""
         stamps = {components: stamp for (_, stamp, _), components in list(self._models.items())}
         described = [components.describe(stamp) for components, stamp in stamps.items()]
-        models = tuple(model for model in described if model.parts)
+        models = tuple(replace(each, path=self._files.original(each.path)) for each in described if each.parts)
         memory = torch.cuda.memory_reserved(self.device) if self.device.type == "cuda" else 0
         return models, memory, self.steps
 
@@ -147,6 +151,7 @@ class Engine:
         if not request.message.only_cache:
             self._models.pop(_key(request.message.model), None)
             self._agreements.forget_layouts(request.message.model.path)
+            self._files.forget(request.message.model)
         free(self.device)
         return {}
 

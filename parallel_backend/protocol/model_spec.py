@@ -26,6 +26,8 @@ MAX_PATH = 4096
 
 FIRST = ""
 """The name of the first host, on which the supervisor and the first rank run."""
+HOST = "PARALLEL_DIT_HOST"
+"""The variable that tells a rank its host's name; not set where all ranks are on the first host."""
 
 
 def check_path(path: str) -> None:
@@ -122,6 +124,7 @@ class ModelSpec:
         devices: those of the ranks.
         layout: None means ``auto``. Layouts that keep weights whole share the loaded weights.
         attention: a name in ``kernels.KERNELS``, or ``auto``.
+        content: ``Checkpoint.content``, by which other hosts find their copies; "" where all ranks read the path.
 
     Raises:
         InvalidRequest: no file can have the path.
@@ -133,6 +136,7 @@ class ModelSpec:
     devices: Devices
     layout: ParallelLayout | None = None
     attention: str = "auto"
+    content: str = ""
 
     def __post_init__(self) -> None:
         check_path(self.path)

@@ -15,12 +15,14 @@ from torch.distributed.tensor import DTensor
 
 from parallel_backend.distributed.mesh import DeviceMesh
 from parallel_backend.engine.engine import Engine
+from parallel_backend.engine.host_files import FOLDERS, HostFiles
 from parallel_backend.errors import Cancelled, InvalidRequest, NoRoom
 from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.loading import transformers
 from parallel_backend.loading.residency import decide
 from parallel_backend.loading.room import MEMORY_LIMIT
 from parallel_backend.protocol.messages import Progress, RankRequest
+from parallel_backend.protocol.model_spec import HOST
 from parallel_backend.protocol.tensors import describe
 from parallel_backend.strategies import sharded_weights
 
@@ -63,6 +65,23 @@ def handle(
     except (InvalidRequest, Cancelled, NoRoom) as error:
         answer["error"] = f"{type(error).__name__}: {error}"
     return answer | {"steps": mine.steps - before, "reports": reports, "models": mine.snapshot()[0]}
+
+
+def place(rank: int, hosts: list[tuple[str, str]]) -> None:
+    """Let each rank be on a host, with a folder in which it looks for models; what it knew of files is forgotten."""
+    os.environ[HOST], os.environ[FOLDERS] = hosts[rank]
+    mine = engine(rank)
+    mine._files = HostFiles(mine._agreements.world)
+
+
+def host_paths(rank: int) -> list[str]:
+    """Where this rank's host has the files of requests, the newest last."""
+    return list(engine(rank)._files._paths.values())
+
+
+def files_in_memory(rank: int) -> int:
+    """How many files this rank keeps for its host."""
+    return len(engine(rank)._files._memory._descriptors)
 
 
 def limit_memory(rank: int, limit: int | None) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ...processes import die_with_parent
 from ...protocol import rank_control
-from ...protocol.model_spec import FIRST, VISIBLE, Devices
+from ...protocol.model_spec import FIRST, HOST, VISIBLE, Devices
 from .process import LocalProcess, Process
 
 THREADS = "OMP_NUM_THREADS"
@@ -108,7 +108,7 @@ def own_environment(rank: int, devices: Devices) -> dict[str, str]:
         "WORLD_SIZE": str(len(devices.indices)),
         "LOCAL_RANK": str(sum(devices.host_of(other) == host for other in range(rank))),
         "LOCAL_WORLD_SIZE": str(devices.on_host(host)),
-    }
+    } | ({HOST: host} if host != FIRST else {})
 
 
 def store_environment(port: int) -> dict[str, str]:

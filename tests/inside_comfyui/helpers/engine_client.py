@@ -11,8 +11,14 @@ from torch import Tensor
 class EngineClient:
     """Executes requests when ``call`` sends them."""
 
+    remote = False
+
     def __init__(self) -> None:
         self.engine = Engine(rank=0, world_size=1, device=torch.device("cpu"))
+
+    def hosts(self) -> tuple[()]:
+        """Say that there is no other host."""
+        return ()
 
     def status(self) -> None:
         """Say that the backend runs."""

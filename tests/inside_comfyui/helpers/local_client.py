@@ -22,12 +22,18 @@ class LocalClient:
         requests: every message with its tensors.
     """
 
+    remote = False
+
     def __init__(self, folder: Path, sampler: Callable[..., Any], progress: type) -> None:
         self.requests: list[tuple[Any, dict[str, Tensor]]] = []
         self._sampler, self._progress = sampler, progress
         self._transformer = WanTransformer3DModel.from_pretrained(folder, subfolder="transformer")
         self.vae = AutoencoderKLWan.from_pretrained(folder, subfolder="vae")
         self.text_encoder = UMT5EncoderModel.from_pretrained(folder / "text_encoder")
+
+    def hosts(self) -> tuple[()]:
+        """Say that there is no other host."""
+        return ()
 
     def status(self) -> None:
         """Say that the backend runs."""
