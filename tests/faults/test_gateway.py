@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
@@ -79,12 +79,10 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made(tmp_path_factory.mktemp("gateway") / "certificates")
 
 
-@pytest.fixture(scope="module", params=[WITH_CERTIFICATE, WITH_TOKEN], ids=["certificate", "token"])
-def machines(
-    certificates: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
-) -> Iterator[Machines]:
-    """A backend that the tests of a module share, and a client that has a certificate or a token."""
-    mine = copied(certificates, tmp_path_factory.mktemp("client") / "certificates", request.param)
+@pytest.fixture(scope="module")
+def machines(certificates: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
+    """A backend that the tests of a module share, and a client that has a certificate."""
+    mine = copied(certificates, tmp_path_factory.mktemp("client") / "certificates", WITH_CERTIFICATE)
     with runtime_folder() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setenv(VARIABLE, str(mine))
         local = start_fake(folder, certificates=certificates)
@@ -107,7 +105,11 @@ def is_idle(client: Client) -> bool:
     return client.status().state == "idle"
 
 
-def test_a_sample_gives_what_it_gives_on_the_same_machine(machines: Machines) -> None:
+@pytest.mark.parametrize("files", [WITH_CERTIFICATE, WITH_TOKEN], ids=["certificate", "token"])
+def test_a_sample_gives_what_it_gives_on_the_same_machine(
+    machines: Machines, files: tuple[str, ...], certificates: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, str(copied(certificates, tmp_path / "mine", files)))
     found = []
     for client in (machines.local, machines.remote):
         steps: list[int] = []
@@ -123,6 +125,12 @@ def test_large_tensors_travel_both_ways(machines: Machines) -> None:
     assert torch.equal(reply["x"], sent["x"])
     assert torch.equal(reply["y"], sent["y"])
     assert reply["made"].shape == (4 << 20,)
+
+
+def test_weights_in_the_clients_memory_are_refused(machines: Machines) -> None:
+    spec = replace(TWO_RANKS, path=f"/proc/{os.getpid()}/fd/3")
+    with pytest.raises(InvalidRequest, match="the weights are in this machine's memory, which the backend at 127"):
+        machines.remote.call(sample(spec=spec), tensors(3))
 
 
 def test_a_refused_request_is_refused_in_the_same_words(machines: Machines) -> None:
