@@ -41,6 +41,8 @@ def test_a_status_as_text() -> None:
 
 def test_what_the_text_has_only_at_times() -> None:
     assert "errors       2 that should not have happened" in format_status(replace(STATUS, internal_errors=2))
+    assert "listens" not in format_status(STATUS)
+    assert "listens      10.0.0.1:7400\n" in format_status(replace(STATUS, listens="10.0.0.1:7400"))
     sampling = RankProgress(phase="sampling", step=2, steps=20, count=7, quiet=1.2)
     busy = format_status(replace(STATUS, ranks=(replace(RANK, progress=sampling),)))
     assert "40 steps, sampling (step 3 of 20), 7 parts done, progress 1 s ago" in busy

@@ -117,6 +117,19 @@ def test_backend(monkeypatch, endpoint, answer, verdict):
     assert verdicts(running.backend(SETTING)) == [verdict]
 
 
+def test_a_backend_on_another_machine(monkeypatch, tmp_path):
+    """Nothing of this machine's runtime folder matters, and that it does not answer is an error."""
+    monkeypatch.setenv("PARALLEL_DIT_RUNTIME", str(tmp_path / "none"))
+    monkeypatch.setenv("PARALLEL_DIT_CERTIFICATES", str(tmp_path / "none"))
+    monkeypatch.setenv("PARALLEL_DIT_BACKEND", "127.0.0.1:1")
+    (found,) = running.runtime_folder(SETTING)
+    assert (found.verdict, found.text) == ("not here", "the backend is on another machine, at 127.0.0.1:1")
+    assert verdicts(running.backend(SETTING)) == ["broken"]
+    monkeypatch.setattr(query, "status", lambda endpoint: (_ for _ in ()).throw(BackendUnavailable("no answer")))
+    assert verdicts(running.backend(SETTING)) == ["broken"]
+    assert not (tmp_path / "none").exists()
+
+
 def test_packages(monkeypatch, tmp_path):
     assert verdicts(versions.packages(SETTING)) == ["fine"]
     wanted = tmp_path / "requirements.txt"
