@@ -154,7 +154,7 @@ def refusal(answer: bytes) -> str:
         (greeting.pack("é" * 20), "this machine's token is not the backend's"),
         (b"GET / HTTP/1.1\r\nHost: here\r\n\r\n", "does not speak Parallel DiT's protocol"),
         (greeting.HEAD.pack(greeting.MAGIC, 9, 0, 0), "greets in version 9 and this gateway in version 1"),
-        (greeting.HEAD.pack(greeting.MAGIC, 1, 0, 60000) + bytes(60000), "a token of 60000 bytes exceeds"),
+        (greeting.HEAD.pack(greeting.MAGIC, 1, 0, 60000) + bytes(4 << 20), "a token of 60000 bytes exceeds"),
     ],
 )
 def test_what_is_no_good_greeting_is_refused(
