@@ -8,10 +8,12 @@ from dataclasses import dataclass
 
 from .client import query
 from .client.launch import ALREADY_RUNS, START_TIMEOUT, connect_or_start
+from .client.local_devices import local_devices
 from .errors import BackendUnavailable, InvalidRequest
 from .protocol.address import Address
 from .protocol.endpoint import REMOTE, Endpoint
 from .protocol.interfaces import address_of
+from .protocol.model_spec import Devices
 from .protocol.tls import Credentials, default_folder
 from .supervisor.gateway_process import Listening
 from .supervisor.limits import Limits
@@ -36,6 +38,7 @@ class Serving:
         listening: where it listens for other machines; None if it does not.
         nodes: number of hosts whose devices ranks may use.
         interface: the network interface over which ranks of different hosts talk.
+        devices: those of this machine that ranks may use, if other machines are to know them.
     """
 
     endpoint: Endpoint
@@ -44,6 +47,7 @@ class Serving:
     listening: Listening | None
     nodes: int = 1
     interface: str = ""
+    devices: Devices | None = None
 
     @property
     def arguments(self) -> tuple[str, ...]:
@@ -98,9 +102,7 @@ def parse(options: argparse.Namespace) -> Serving:
     Raises:
         InvalidRequest: one of them does not fit.
     """
-    endpoint = Endpoint.default()
-    if endpoint.remote is not None:
-        raise InvalidRequest(f"{REMOTE} names the backend at {endpoint.remote}: unset it to run one on this machine")
+    endpoint = own_endpoint()
     if options.nnodes < 1 or (options.nnodes > 1) != bool(options.interface):
         raise InvalidRequest(
             f"--nnodes {options.nnodes} with --interface {options.interface or 'missing'}: several hosts need the name "
@@ -114,7 +116,20 @@ def parse(options: argparse.Namespace) -> Serving:
         listening=listening_at(listen) if listen else None,
         nodes=options.nnodes,
         interface=options.interface,
+        devices=local_devices("all") if listen and not options.detach else None,
     )
+
+
+def own_endpoint() -> Endpoint:
+    """Return the endpoint of a backend on this machine.
+
+    Raises:
+        InvalidRequest: the environment names one on another machine.
+    """
+    endpoint = Endpoint.default()
+    if endpoint.remote is not None:
+        raise InvalidRequest(f"{REMOTE} names the backend at {endpoint.remote}: unset it to run one on this machine")
+    return endpoint
 
 
 def listening_at(text: str) -> Listening:
@@ -137,7 +152,7 @@ def serve(serving: Serving, *, quiet: bool = False) -> int:
     try:
         supervisor = Supervisor(
             endpoint=serving.endpoint, idle_timeout=serving.idle_timeout, limits=Limits(spares=serving.spares),
-            listening=serving.listening, nodes=serving.nodes, interface=serving.interface,
+            listening=serving.listening, nodes=serving.nodes, interface=serving.interface, devices=serving.devices,
         )  # fmt: skip
     except BackendUnavailable as error:
         print(error, file=sys.stderr)
@@ -173,8 +188,9 @@ def _detach(serving: Serving) -> int:
         idle_timeout=serving.idle_timeout, options=serving.arguments,
     ).close()  # fmt: skip
     status = query.status(serving.endpoint)
-    if serving.listening and not status.listens:
-        raise BackendUnavailable("a backend that does not listen for other machines already runs: stop it first")
+    if serving.listening and (not status.listens or len(status.hosts) != serving.nodes):
+        other = "does not listen for other machines" if not status.listens else f"has {len(status.hosts)} hosts"
+        raise BackendUnavailable(f"a backend that {other} already runs: stop it first")
     print(f"the backend runs, pid {status.pid}" + (f", and listens at {status.listens}" if status.listens else ""))
     print(*_advice(serving), sep="\n", end="\n" if serving.nodes > 1 else "")
     return 0

@@ -6,7 +6,8 @@ ComfyUI frees memory only for its own models, and the ranks are other processes.
 import comfy.model_management
 import torch
 
-from ...parallel_backend.protocol.model_spec import Devices
+from ...parallel_backend.protocol.endpoint import Endpoint
+from ...parallel_backend.protocol.model_spec import FIRST, Devices
 
 EVERYTHING = 1e30
 """Bytes that ComfyUI itself asks for when it unloads all models of a device."""
@@ -21,8 +22,11 @@ def shared_gpus(devices: Devices, ranks: int) -> set[torch.device]:
 
 
 def gpus(devices: Devices, ranks: int) -> list[torch.device]:
-    """Return the GPUs of the first ``ranks`` ranks, by this process's numbering, which the node's input uses."""
-    return [torch.device("cuda", index) for index in devices.indices[:ranks]] if devices.kind == "cuda" else []
+    """Return the GPUs of this machine among the first ``ranks`` ranks', by this process's numbering."""
+    if devices.kind != "cuda" or Endpoint.default().remote:
+        return []
+    here = [rank for rank in range(min(ranks, len(devices.indices))) if devices.host_of(rank) == FIRST]
+    return [torch.device("cuda", devices.indices[rank]) for rank in here]
 
 
 def unload(shared: set[torch.device]) -> bool:

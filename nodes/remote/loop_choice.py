@@ -8,6 +8,7 @@ import torch
 from ...parallel_backend.errors import InvalidRequest
 from ...parallel_backend.layout.parallel_layout import ParallelLayout
 from ...parallel_backend.samplers.samplers import SAMPLERS
+from ..backend.connection import client
 from ..bridges.refusals import VARYING_CONDS
 from .added_to_steps import added_to_steps
 from .backend_sampler import prediction_of
@@ -89,9 +90,14 @@ def _varying(name: str, conditioning: list[Any]) -> str:
 def _noise(model: Any, sampler_name: str) -> str:
     """Return why the ranks would draw other noise than ComfyUI does from the same seed."""
     device, devices = model.load_device, model.model.diffusion_model.handle.spec.devices
+    elsewhere = bool(devices.hosts) or client().remote
     if device.type == "cpu" or SAMPLERS[sampler_name].noise not in ("gaussian", "brownian on device"):
         return ""
-    if device.type == devices.kind and len({_gpu(index) for index in (device, *devices.indices)}) == 1:
+    if (
+        not elsewhere
+        and device.type == devices.kind
+        and len({_gpu(index) for index in (device, *devices.indices)}) == 1
+    ):
         return ""
     return f"the ranks' devices would draw other noise for {sampler_name} than ComfyUI's {device} does"
 

@@ -22,6 +22,11 @@ def devices_of(client: Client, text: str) -> Devices:
         BackendError: the backend is on another machine, and cannot be asked.
     """
     remote, hosts = client.remote, client.hosts()
+    if "@" in text and len(hosts) < 2:
+        raise InvalidRequest(
+            f"devices {text!r}: no backend of several hosts answers; python -m parallel_backend serve --nnodes N "
+            "--interface NAME, before ComfyUI needs one, would work"
+        )
     others = [host for host in hosts if host.node and host.state == "joined" and host.devices]
     if not remote and not others and "@" not in text:
         return parse_devices(text)

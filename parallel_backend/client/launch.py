@@ -101,7 +101,8 @@ def connect_or_start(
     """Connect to the backend, and start it if none runs. One on another machine is not started.
 
     Raises:
-        BackendUnavailable: it does not start; the message quotes its log. Or it is on another machine and unreachable.
+        BackendUnavailable: it does not start; the message quotes its log. Or it is one of several machines, or on
+            another one, and does not answer.
         DeadlineExceeded: it takes too long.
         Cancelled: ``interrupted`` returned true.
     """
@@ -109,6 +110,11 @@ def connect_or_start(
         return connect(endpoint, seconds=connect_seconds)
     with contextlib.suppress(BackendUnavailable):
         return connect(endpoint, seconds=connect_seconds)
+    if endpoint.by_hand.exists() and not options:
+        raise BackendUnavailable(
+            "the backend for several machines has ended, and ComfyUI cannot start such a one: run python -m "
+            "parallel_backend serve again as before, or python -m parallel_backend stop to do without other machines"
+        )
     deadline = Deadline(start_seconds, f"starting the backend (log: {endpoint.log})")
     launch = None
     while True:

@@ -1,5 +1,6 @@
 """Devices to do without, because no rank starts on them any more."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -8,6 +9,9 @@ from ..layout.suggestions import fitting
 from ..protocol.model_spec import FIRST, Devices, ModelSpec
 from .client import Client
 
+AGAIN = 1.0
+"""Seconds between two looks at whether a missing host is there again."""
+
 
 class LostDevices:
     """Devices that were in use and on which no rank starts any more."""
@@ -15,6 +19,7 @@ class LostDevices:
     def __init__(self) -> None:
         self._lost: dict[Devices, frozenset[tuple[str, int]]] = {}
         self._missing_hosts: frozenset[str] = frozenset()
+        self._next_look = 0.0
 
     def add(self, devices: Devices, ranks: Sequence[int]) -> None:
         """Note that these ranks do not start on their devices."""
@@ -30,21 +35,28 @@ class LostDevices:
         layout = spec.layout and fitting(spec.layout, len(left))
         return replace(spec, devices=devices.of_ranks(left), layout=layout)
 
-    def note_missing_hosts(self, client: Client) -> None:
-        """Note which of the hosts whose devices are lost are not there, so that they are tried once they are."""
-        hosts = self._hosts()
-        self._missing_hosts = hosts and hosts - _joined(client)
+    def add_missing_hosts(self, devices: Devices, ranks: Sequence[int], client: Client) -> bool:
+        """Note all devices of those hosts of ranks that did not start that are not there. Return whether there are any.
+
+        They are tried again once their hosts are there.
+        """
+        hosts = {devices.host_of(rank) for rank in ranks} - {FIRST}
+        missing = hosts - _joined(client) if hosts else hosts
+        self._missing_hosts |= missing
+        self.add(devices, [rank for rank, host in enumerate(devices.hosts) if host in missing])
+        return bool(missing)
 
     def try_hosts_again(self, client: Client) -> None:
-        """Try the devices of hosts again that were missing and are there now."""
-        if self._missing_hosts and (back := self._missing_hosts & _joined(client)):
-            self._missing_hosts -= back
-            self._lost = {
-                kind: frozenset(place for place in lost if place[0] not in back) for kind, lost in self._lost.items()
-            }
-
-    def _hosts(self) -> frozenset[str]:
-        return frozenset(host for lost in self._lost.values() for host, _ in lost if host != FIRST)
+        """Try the devices of hosts again that were missing and are there now, at most once in ``AGAIN`` seconds."""
+        now = time.monotonic()
+        if not self._missing_hosts or now < self._next_look:
+            return
+        self._next_look = now + AGAIN
+        back = self._missing_hosts & _joined(client)
+        self._missing_hosts -= back
+        self._lost = {
+            kind: frozenset(place for place in lost if place[0] not in back) for kind, lost in self._lost.items()
+        }
 
     def forget(self) -> None:
         """Try all devices again."""

@@ -48,6 +48,8 @@ def status(endpoint: Endpoint, *, seconds: float = ANSWER_TIMEOUT) -> Status:
 def stop(endpoint: Endpoint, *, seconds: float = STOP_TIMEOUT) -> None:
     """Stop the backend, and wait until its processes are gone. One on this machine that does not answer is killed.
 
+    One for several machines that has ended is not waited for any more: a client may start another one then.
+
     Raises:
         BackendUnavailable: no backend runs.
         DeadlineExceeded: it does not exit.
@@ -55,7 +57,14 @@ def stop(endpoint: Endpoint, *, seconds: float = STOP_TIMEOUT) -> None:
     if endpoint.remote is not None:
         ask(endpoint, Stop(), Done, seconds=seconds)
         return
-    with connect(endpoint, seconds=seconds) as sock:
+    try:
+        sock = connect(endpoint, seconds=seconds)
+    except BackendUnavailable:
+        if not endpoint.by_hand.exists():
+            raise
+        endpoint.by_hand.unlink(missing_ok=True)
+        return
+    with sock:
         pid, _ = peer(sock)
         deadline = deadlines.Deadline(seconds, "stopping the backend")
         try:

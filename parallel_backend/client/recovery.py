@@ -16,7 +16,7 @@ from torch import Tensor
 from ..errors import BackendError, BackendUnavailable, Cancelled, ClientStalled, QueueFull, RankFailed
 from ..protocol.deadlines import Deadline
 from ..protocol.messages import HISTORY, KEPT, Progress, RankRequest, Sample, new_id
-from ..protocol.model_spec import ModelSpec
+from ..protocol.model_spec import FIRST, ModelSpec
 from .client import POLL, Client, Interrupted, OnProgress
 from .lost_devices import LostDevices
 
@@ -156,11 +156,14 @@ class RecoveringCall:
         ranks = len(spec.devices.indices)
         # The set may have had more ranks than this request asks for.
         not_started = [rank for rank in getattr(error, "not_started", ()) if rank < ranks]
-        if not_started and self._failed_at is not None and not self._lost_some and len(not_started) < ranks:
+        here = any(spec.devices.host_of(rank) == FIRST for rank in not_started)
+        missing = self._lost.add_missing_hosts(spec.devices, not_started, self._client)
+        if missing and not here and self._lost.without(self._message.model) != spec:
+            pass
+        elif not_started and self._failed_at is not None and not self._lost_some and len(not_started) < ranks:
             self._lost.add(spec.devices, not_started)
-            self._lost.note_missing_hosts(self._client)
             self._lost_some = True  # a second one has another reason than a device that is gone
-        elif not_started or self._failed_at == self._step:
+        elif here or self._failed_at == self._step:
             raise error
         else:
             self._failed_at = self._step

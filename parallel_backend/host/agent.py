@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..errors import BackendFailure, BackendUnavailable, DeadlineExceeded, from_code
+from ..errors import BackendFailure, from_code
 from ..protocol import frames
 from ..protocol.address import Address
 from ..protocol.deadlines import Deadline
@@ -51,7 +51,7 @@ class Agent:
         while True:
             try:
                 sock = self._join()
-            except (BackendUnavailable, DeadlineExceeded, OSError) as error:
+            except (BackendFailure, OSError) as error:
                 if str(error) != said or time.monotonic() - said_at > REMIND:
                     said, said_at = str(error), time.monotonic()
                     log.warning("waiting for the first host: %s", error)

@@ -5,16 +5,14 @@ import logging
 import os
 import socket
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from .. import serve
+from ..client.local_devices import local_devices
 from ..errors import InvalidRequest
 from ..protocol.address import Address
-from ..protocol.endpoint import Endpoint
 from ..protocol.hosts import HostInfo, versions
-from ..protocol.interfaces import address_of
-from ..protocol.model_spec import Devices
-from ..supervisor.ranks.expected_devices import expected_devices
+from ..protocol.interfaces import address_of, is_here
 from .agent import Agent
 
 
@@ -102,7 +100,7 @@ def parse(options: argparse.Namespace, launched: Launched) -> Agent:
         name=options.name or socket.gethostname(),
         node=node,
         address=address_of(options.interface),
-        devices=_devices(options.devices),
+        devices=local_devices(options.devices or "all"),
         versions=versions(),
     )
     return Agent(info=info, first_host=_first_host(options.connect, launched), interface=options.interface)
@@ -114,13 +112,15 @@ def _first_host_of(options: argparse.Namespace, launched: Launched) -> serve.Ser
     Raises:
         InvalidRequest: an option does not fit.
     """
+    here = launched.first if is_here(launched.first) else address_of(options.interface)
     return serve.Serving(
-        endpoint=Endpoint.default(),
+        endpoint=serve.own_endpoint(),
         idle_timeout=0.0,
         spares=serve.spares_asked(None),
-        listening=serve.listening_at(options.connect or f"{address_of(options.interface)}:{serve.PORT}"),
+        listening=serve.listening_at(options.connect or f"{here}:{serve.PORT}"),
         nodes=launched.nodes,
         interface=options.interface,
+        devices=local_devices(options.devices or "all"),
     )
 
 
@@ -129,22 +129,3 @@ def _first_host(option: str | None, launched: Launched) -> Address:
     if not text:
         raise InvalidRequest("the first host is not known: --connect ADDRESS:PORT, as serve prints it, would work")
     return Address.parse(text if ":" in text else f"{text}:{serve.PORT}", what="--connect" if option else "MASTER_ADDR")
-
-
-def _devices(text: str | None) -> Devices:
-    """Return the devices that ranks here may use.
-
-    Raises:
-        InvalidRequest: one of those that are named is not there.
-    """
-    there = expected_devices()
-    if text is None:
-        return there
-    words = [word.strip() for word in text.split(",")]
-    known = [str(index) for index in there.indices]
-    for word in words:
-        if there.kind == "cuda" and word not in known:
-            raise InvalidRequest(f"--devices {text!r}: {word!r} is not a GPU here; any of {','.join(known)} would work")
-        if not word.isdecimal() or words.count(word) > 1:
-            raise InvalidRequest(f'--devices {text!r}: {word!r} is not a number that is listed once; "0,1" would work')
-    return replace(there, indices=tuple(int(word) for word in words))

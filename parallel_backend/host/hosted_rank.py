@@ -12,7 +12,8 @@ from ..protocol import host_control, rank_control
 from ..supervisor.event_loop import READ, EventLoop
 from ..supervisor.ranks.rank_start import StartedProcess, start_process
 
-_CHUNK = 64 << 10
+_CHUNK = 32 << 10
+"""Bytes of one message, which JSON may make six times as long."""
 _LAST = 1 << 20
 """Bytes that are read at most when the process has ended: as many as a pipe may hold."""
 
@@ -45,6 +46,7 @@ class HostedRank:
         send: Callable[[host_control.FromHost], None],
     ) -> None:
         self._key, self._events, self._send, self.exited = key, events, send, False
+        self._paused = self._silent = False
         self._output, write_end = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(self._output, False)
         try:
@@ -83,6 +85,7 @@ class HostedRank:
         if chunk:
             self._send(host_control.RankWrote(key=self._key, text=chunk.decode(errors="replace")))
         else:
+            self._silent = True
             self._events.forget(self._output)
         return len(chunk)
 
@@ -94,10 +97,19 @@ class HostedRank:
         except OSError:
             message = b""
         if message:
-            self._send(host_control.RankSaid(key=self._key, message=msgspec.Raw(message)))
+            self._send(host_control.RankSaid(key=self._key, message=_checked(message)))
         else:
             self._events.forget(self.started.control.fileno())
         return len(message)
+
+    def pause_output(self, paused: bool) -> None:
+        """Leave what the process writes in its pipe for now, or read it again."""
+        if paused != self._paused and not (self.exited or self._silent):
+            self._paused = paused
+            if paused:
+                self._events.forget(self._output)
+            else:
+                self._events.watch(self._output, READ, self._read_output, discard=lambda error: self.kill())
 
     def _reap(self) -> None:
         """The process has exited: pass on what it said last, and then how it ended."""
@@ -116,3 +128,12 @@ class HostedRank:
         for descriptor in (self._output, self.started.pidfd):
             with contextlib.suppress(OSError):
                 os.close(descriptor)
+
+
+def _checked(message: bytes) -> msgspec.Raw:
+    """Return a rank's message, or JSON that is none, if it is no JSON: its set then fails, and its host does not."""
+    try:
+        msgspec.json.decode(message, type=msgspec.Raw)
+        return msgspec.Raw(message)
+    except (ValueError, RecursionError):
+        return msgspec.Raw(b'"no JSON"')

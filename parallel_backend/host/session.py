@@ -25,6 +25,8 @@ SILENCE = 8.0
 """Seconds without a message from the supervisor, which asks each second, after which it is gone."""
 EXIT = 10.0
 """Seconds that killed ranks have to exit."""
+MUCH = 256 << 10
+"""Bytes that wait to be sent, above which what ranks write stays in their pipes."""
 SUSPENDED = 2.0
 """Seconds between two looks at the clock above which this process itself must have been suspended."""
 
@@ -70,11 +72,21 @@ class Session:
             last = time.monotonic()
             while not self._ended:
                 self._events.run_once(TICK)
+                self._flush()
                 self._check_silence(time.monotonic() - last)
                 last = time.monotonic()
         finally:
             self._close()
         return self._ended
+
+    def _flush(self) -> None:
+        """Send what waits, and read no more of what ranks write while that is much."""
+        try:
+            self._stream.flush()
+        except OSError as error:
+            self._end(f"closed the connection ({error})")
+        for rank in self._ranks.values():
+            rank.pause_output(self._stream.waiting > MUCH)
 
     def _check_silence(self, elapsed: float) -> None:
         if elapsed > SUSPENDED:

@@ -66,6 +66,11 @@ class Endpoint:
         return self.folder / "lock"
 
     @property
+    def by_hand(self) -> Path:
+        """A file that is there while a backend for several machines is to run, which no client could start."""
+        return self.folder / "started-by-hand"
+
+    @property
     def logs(self) -> Path:
         """The folder of the logs."""
         return self.log_folder or self.folder / "logs"

@@ -129,6 +129,11 @@ class MessageStream:
         """The socket's descriptor."""
         return self._sock.fileno()
 
+    @property
+    def waiting(self) -> int:
+        """Bytes that the peer has not taken yet."""
+        return len(self._waiting)
+
     def send(self, message: ToHost | FromHost) -> None:
         """Send a message.
 

@@ -12,6 +12,17 @@ _SIOCGIFADDR = 0x8915
 """netdevice(7)."""
 
 
+def is_here(host: str) -> bool:
+    """Whether a name or address is one of this host, on which a process can listen."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, socket.SOCK_STREAM) as sock:
+            sock.bind(address)
+    except OSError:
+        return False
+    return bool(host)
+
+
 def address_of(interface: str) -> str:
     """The IPv4 address of a network interface.
 

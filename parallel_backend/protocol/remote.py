@@ -78,8 +78,8 @@ def open_way(
 def unavailable(address: Address, reason: str) -> BackendUnavailable:
     """Return the error of a backend on another machine that cannot be reached."""
     return BackendUnavailable(
-        f"no backend answers at {address}: {reason}; start it there with "
-        f"python -m parallel_backend serve --listen {address}"
+        f"no backend answers at {address}: {reason}; start it there with python -m parallel_backend serve "
+        f"--listen {address}, or --nnodes and --interface for several hosts"
     )
 
 

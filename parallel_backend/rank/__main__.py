@@ -1,6 +1,7 @@
 """The process of one rank, which the supervisor starts: ``python -m parallel_backend.rank --control-fd N``.
 
-It reads ``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT`` from the environment, where launchers set them.
+It reads ``RANK``, ``WORLD_SIZE``, ``LOCAL_RANK``, ``LOCAL_WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT`` from the
+environment, where launchers set them.
 With ``--spare`` it first waits for the supervisor to say which rank it is.
 """
 
@@ -64,7 +65,7 @@ def main(
 def _run(role: Role, control: socket.socket, engine: "Callable[..., Engine] | None") -> None:
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if role.device == "cpu":
-        pin_to_core_share(rank, world_size)
+        pin_to_core_share(int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"]))
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s rank {rank} %(name)s: %(message)s")
     status = RankStatus(rank=rank, pid=os.getpid(), device=role.device, memory=0)
     link = SupervisorLink(control, describe=lambda: replace(status, progress=PROGRESS.read()))

@@ -23,6 +23,7 @@ from ..protocol.endpoint import REQUEST_LOG, Endpoint, listen, peer
 from ..protocol.fingerprint import fingerprint
 from ..protocol.hosts import JoinHost, OpenStore
 from ..protocol.messages import Cancel, Done, Error, Outcome, RankRequest, Stop, Unload
+from ..protocol.model_spec import Devices
 from ..protocol.status import Status, StatusQuery
 from . import request_lines
 from .event_loop import EventLoop
@@ -66,6 +67,7 @@ class Supervisor:
         listening: Listening | None = None,
         nodes: int = 1,
         interface: str = "",
+        devices: Devices | None = None,
     ) -> None:
         self._endpoint, self._idle_timeout = endpoint, idle_timeout
         self._limits = limits or Limits()
@@ -74,11 +76,13 @@ class Supervisor:
         self._socket_stat = endpoint.socket.stat()
         self.logs = LogFiles(endpoint.logs)
         self._gateway = self._make_gateway(listening) if listening else None
+        if listening:
+            endpoint.by_hand.touch()
         self._listener = Listener(
             listener=listener, uid=os.getuid(), events=self._events, on_frame=self._dispatch, uid_of=uid_of
         )
         self._queue = self._make_queue()
-        self._hosts = Hosts(expected=nodes, interface=interface, events=self._events)
+        self._hosts = Hosts(expected=nodes, interface=interface, devices=devices, events=self._events)
         self._spares = Spares(
             endpoint=endpoint, command=command, number=self._limits.spares, events=self._events, hosts=self._hosts
         )
@@ -208,10 +212,13 @@ class Supervisor:
     def _yield_to_client(self, sock: socket.socket, message: object) -> None:
         """The client runs different code: end, so that it starts a backend from its own files, or refuse while busy.
 
-        One on another machine could start none here.
+        It could start none for several machines.
         """
-        if self._gateway is not None and peer(sock)[0] == self._gateway.pid:
-            different = "the backend runs different code from this ComfyUI: install the same version on both machines"
+        if self._gateway is not None:
+            different = (
+                "the backend runs different code from this ComfyUI: install the same version on all machines, and "
+                "start the backend again"
+            )
             refuse(sock, BackendUnavailable(different))
             return
         if self._queue.running or self._queue.first:
@@ -276,6 +283,7 @@ class Supervisor:
             self._endpoint.socket.unlink(missing_ok=True)
         self._stopping = self._stopping or []
         if self._gateway is not None:
+            self._endpoint.by_hand.unlink(missing_ok=True)
             self._gateway.end()
         stopped = BackendUnavailable("the backend was stopped")
         self._queue.end_running(Error(code=stopped.code, message=str(stopped)), answered=False)

@@ -111,12 +111,20 @@ class HostLink:
         if self.lost:
             return
         log.error("host %s (%s) %s", self.info.name, self.info.address, why)
+        self._end(why)
+        self._on_lost(self)
+
+    def close(self) -> None:
+        """End the connection in order: the host's ranks are not needed any more."""
+        if not self.lost:
+            self._end("is not needed any more")
+
+    def _end(self, why: str) -> None:
         self.status = replace(self.status, state="lost", problem=why)
         self._events.forget(self._stream.fileno())
         self._stream.close()
         for process in self._processes.values():
             process.ended(LOST, f"is lost with its host {self.info.name} ({self.info.address}), which {why}")
-        self._on_lost(self)
 
     def _kill(self, key: int) -> None:
         self._send(host_control.KillRank(key=key))

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from ...errors import BackendUnavailable, InvalidRequest
 from ...protocol.hosts import HostInfo, HostStatus, versions
 from ...protocol.messages import Done
-from ...protocol.model_spec import Collectives, Devices
+from ...protocol.model_spec import FIRST, Collectives, Devices
 from ..event_loop import EventLoop
 from ..listener import answer, refuse
 from ..ranks.expected_devices import expected_devices
@@ -17,8 +17,8 @@ from .host_link import HostLink
 
 log = logging.getLogger(__name__)
 
-SILENCE = 8.0
-"""Seconds without a message after which a host is lost."""
+SILENCE = 6.0
+"""Seconds without a message after which a host is lost: fewer than for a rank, so that the host is named."""
 REPLACE = 3.0
 """Seconds without a message after which an agent's new connection takes the place of its old one."""
 ANNOUNCE = 30.0
@@ -31,14 +31,15 @@ class Hosts:
     Args:
         expected: how many are expected, the first host included.
         interface: the network interface over which ranks of different hosts talk.
+        devices: of the first host; None for those that it probably has.
         events: the supervisor's event loop.
     """
 
-    def __init__(self, *, expected: int, interface: str, events: EventLoop) -> None:
+    def __init__(self, *, expected: int, interface: str, events: EventLoop, devices: Devices | None = None) -> None:
         self._expected, self._interface, self._events = expected, interface, events
         self._links: dict[str, HostLink] = {}
         self._gone: dict[int, HostStatus] = {}
-        self._versions, self._devices = versions(), expected_devices()
+        self._versions, self._devices = versions(), devices or expected_devices()
         self._next_announcement = 0.0
 
     def join(self, sock: socket.socket, info: HostInfo, *, same_program: bool) -> None:
@@ -69,16 +70,13 @@ class Hosts:
                 raise InvalidRequest(
                     f"host {info.name} has {package} {theirs}, and the first host has {ours}: install the same version"
                 )
-        for link in list(self._links.values()):
-            if info.name == link.info.name or info.node == link.info.node:
-                self._replace(link, info)
-
-    def _replace(self, link: HostLink, info: HostInfo) -> None:
-        """Make room for a host whose name or number another one has, if that seems to be gone."""
-        if time.monotonic() - link.last_heard < REPLACE:
-            same = f"the name {info.name}" if info.name == link.info.name else f"the number {info.node}"
-            raise BackendUnavailable(f"a host with {same} has joined from {link.info.address}: give it another one")
-        link.lose("has connected again")
+        alike = [link for link in self._links.values() if info.name == link.info.name or info.node == link.info.node]
+        for link in alike:
+            if time.monotonic() - link.last_heard < REPLACE:
+                same = f"the name {info.name}" if info.name == link.info.name else f"the number {info.node}"
+                raise BackendUnavailable(f"a host with {same} has joined from {link.info.address}: give it another one")
+        for link in alike:
+            link.lose("has connected again")
 
     def _forget(self, link: HostLink) -> None:
         if self._links.get(link.info.name) is link:
@@ -88,6 +86,14 @@ class Hosts:
     def interface(self, devices: Devices) -> str:
         """The network interface over which ranks on these devices talk; "" for the loopback interface."""
         return self._interface if devices.hosts else ""
+
+    def missing(self, devices: Devices) -> dict[str, str]:
+        """The hosts of these devices that are not there, and a sentence about each."""
+        return {host: self._absence(host) for host in sorted(set(devices.hosts) - {FIRST} - self._links.keys())}
+
+    def _absence(self, host: str) -> str:
+        gone = next((status for status in self._gone.values() if status.name == host), None)
+        return f"host {host} ({gone.address}) {gone.problem}" if gone else f"host {host} has not joined"
 
     def start(
         self,
@@ -100,17 +106,8 @@ class Hosts:
         environment: Mapping[str, str],
         output: int,
     ) -> StartedProcess:
-        """Start a rank on a host, see ``HostLink.start``.
-
-        Raises:
-            OSError: the host is not there; the message says why.
-        """
-        link = self._links.get(host)
-        if link is None:
-            gone = next((status for status in self._gone.values() if status.name == host), None)
-            why = f"host {host} ({gone.address}) {gone.problem}" if gone else f"host {host} has not joined"
-            raise OSError(why)
-        return link.start(
+        """Start a rank on a host that is not missing, see ``HostLink.start``."""
+        return self._links[host].start(
             generation=generation, device=device, collectives=collectives, ranks=ranks, environment=environment,
             output=output,
         )  # fmt: skip
@@ -145,4 +142,4 @@ class Hosts:
     def close(self) -> None:
         """Close all connections; the agents end their ranks and wait for another supervisor."""
         for link in list(self._links.values()):
-            link.lose("is not needed any more")
+            link.close()

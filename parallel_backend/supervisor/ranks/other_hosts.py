@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Protocol
 
-from ...protocol.model_spec import Collectives, Devices
+from ...protocol.model_spec import FIRST, Collectives, Devices
 from .rank_start import StartedProcess
 
 
@@ -12,6 +12,9 @@ class OtherHosts(Protocol):
 
     def interface(self, devices: Devices) -> str:
         """The network interface over which ranks on these devices talk; "" for the loopback interface."""
+
+    def missing(self, devices: Devices) -> dict[str, str]:
+        """The hosts of these devices that are not there, and a sentence about each."""
 
     def start(
         self,
@@ -36,7 +39,7 @@ class OtherHosts(Protocol):
             output: where what the process writes goes.
 
         Raises:
-            OSError: the host is not there; the message says why.
+            OSError: the process has no descriptor left for it.
         """
 
 
@@ -47,6 +50,11 @@ class NoOtherHosts:
         """No interface."""
         return ""
 
+    def missing(self, devices: Devices) -> dict[str, str]:
+        """All but the first."""
+        names = sorted(set(devices.hosts) - {FIRST})
+        return {host: f"host {host} is not known: the backend was started for one host" for host in names}
+
     def start(self, host: str, **options: object) -> StartedProcess:
-        """Raise, as there is no such host."""
-        raise OSError(f"host {host} is not known: the backend was started for one host")
+        """Never called, since all other hosts are missing."""
+        raise AssertionError(f"host {host} is missing")

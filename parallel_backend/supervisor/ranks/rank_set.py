@@ -24,7 +24,7 @@ from .failures import BY_PEER, CLOSED, HUNG, OUT_OF_MEMORY, RAISED, STUCK, Failu
 from .other_hosts import NoOtherHosts, OtherHosts
 from .rank_output import RankOutput
 from .rank_process import RankProcess
-from .rank_start import StartedProcess
+from .rank_start import NotStarted, StartedProcess
 from .set_start import SetStart
 
 log = logging.getLogger(__name__)
@@ -84,8 +84,12 @@ class RankSet:
 
         Raises:
             OSError: a process does not start. The caller must still kill those that did.
-            NotStarted: a host is not there.
+            NotStarted: hosts are not there.
         """
+        missing = self._hosts.missing(self.devices)
+        if missing:
+            ranks = tuple(rank for rank, host in enumerate(self.devices.hosts) if host in missing)
+            raise NotStarted(" and ".join(missing.values()), ranks=ranks)
         with socket.create_server(("127.0.0.1", 0)) as store:
             self.store_port = store.getsockname()[1]
             spares = list(self._take_spares(self.devices))
@@ -109,7 +113,10 @@ class RankSet:
 
     def _add(self, rank: int, started: StartedProcess, how: str) -> None:
         device, progress = self.devices.of_rank(rank), RankProgress(phase=STARTING)
-        status = RankStatus(rank=rank, pid=started.process.pid, device=device, memory=0, progress=progress)
+        process = started.process
+        status = RankStatus(
+            rank=rank, pid=process.pid, device=device, memory=0, progress=progress, host=process.host
+        )  # fmt: skip
         added = RankProcess(
             rank=rank, process=started.process, control=started.control, pidfd=started.pidfd, status=status
         )
@@ -250,7 +257,7 @@ class RankSet:
 
     def statuses(self) -> tuple[RankStatus, ...]:
         """The last status of each rank, with its current memory from the process table."""
-        return tuple(replace(rank.status, memory=rank.process.memory()) for rank in self.ranks)
+        return tuple(replace(rank.status, pid=rank.process.pid, memory=rank.process.memory()) for rank in self.ranks)
 
     def kill(self) -> None:
         """Kill every rank; ``exited`` tells when all are gone."""

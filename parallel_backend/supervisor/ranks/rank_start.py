@@ -12,7 +12,7 @@ from ...protocol.model_spec import FIRST, HOST, VISIBLE, Devices
 from .process import LocalProcess, Process
 
 THREADS = "OMP_NUM_THREADS"
-_INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+GLOO_INTERFACE, NCCL_INTERFACE = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 _ALLOCATORS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
 
@@ -86,9 +86,11 @@ def common_environment(devices: Devices, *, interface: str = "") -> dict[str, st
     """
     environment = {
         THREADS: str(max(1, len(os.sched_getaffinity(0)) // devices.on_host(FIRST))),
-        **dict.fromkeys(_INTERFACES, "lo"),
+        GLOO_INTERFACE: "lo",
+        NCCL_INTERFACE: "lo",
         **os.environ,
-        **(dict.fromkeys(_INTERFACES, interface) if interface else {}),
+        # NCCL takes a plain name as the beginning of the names of several.
+        **({GLOO_INTERFACE: interface, NCCL_INTERFACE: f"={interface}"} if interface else {}),
     }
     if devices.kind == "cuda":
         for name in VISIBLE:

@@ -10,7 +10,6 @@ from ...protocol.model_spec import FIRST, Devices
 from .other_hosts import OtherHosts
 from .rank_start import (
     THREADS,
-    NotStarted,
     StartedProcess,
     common_environment,
     own_environment,
@@ -51,7 +50,6 @@ class SetStart:
 
         Raises:
             OSError: it does not start.
-            NotStarted: its host is not there.
         """
         host = self.devices.host_of(rank)
         if host != FIRST:
@@ -85,16 +83,12 @@ class SetStart:
         return spare
 
     def _start_on_host(self, rank: int, host: str, output: int) -> StartedProcess:
-        try:
-            return self.hosts.start(
-                host,
-                generation=self.generation,
-                device=self.devices.of_rank(rank),
-                collectives=self.devices.collectives,
-                ranks=self.devices.on_host(host),
-                environment=own_environment(rank, self.devices),
-                output=output,
-            )
-        except OSError as error:
-            ranks = tuple(rank for rank, each in enumerate(self.devices.hosts) if each == host)
-            raise NotStarted(str(error), ranks=ranks) from error
+        return self.hosts.start(
+            host,
+            generation=self.generation,
+            device=self.devices.of_rank(rank),
+            collectives=self.devices.collectives,
+            ranks=self.devices.on_host(host),
+            environment=own_environment(rank, self.devices),
+            output=output,
+        )

@@ -1,0 +1,64 @@
+"""An agent waits for the first host whatever that says, but for what no waiting mends."""
+
+import os
+import socket
+from collections.abc import Callable
+
+import pytest
+
+from parallel_backend.client.local_devices import local_devices
+from parallel_backend.errors import BackendUnavailable, InvalidRequest, ProtocolError, QueueFull
+from parallel_backend.host import agent as agent_module
+from parallel_backend.host.agent import Agent
+from parallel_backend.host.loopback_peer import uid_of_peer
+from parallel_backend.protocol.address import Address
+from parallel_backend.protocol.hosts import HostInfo
+from parallel_backend.protocol.model_spec import Devices
+
+AGENT = Agent(
+    info=HostInfo(name="b", node=1, address="10.0.0.2", devices=Devices(kind="cpu", indices=(0,))),
+    first_host=Address(host="10.0.0.1", port=7400),
+    interface="eth0",
+)
+
+
+def failing(*errors: Exception) -> Callable[..., socket.socket]:
+    """A ``connect`` that fails with each of these in turn."""
+    left = list(errors)
+
+    def connect(address: Address, *, seconds: float) -> socket.socket:
+        raise left.pop(0)
+
+    return connect
+
+
+def test_an_agent_tries_again_until_it_is_refused_for_good(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    passing = [QueueFull("too many"), ProtocolError("what?"), BackendUnavailable("not there"), ConnectionResetError()]
+    monkeypatch.setattr(agent_module, "connect", failing(*passing, InvalidRequest("another version")))
+    monkeypatch.setattr(agent_module, "RETRY", 0.0)
+    with pytest.raises(InvalidRequest, match="another version"):
+        AGENT.run()
+    assert [record.message for record in caplog.records] == [
+        f"waiting for the first host: {error}" for error in passing
+    ]
+
+
+def test_the_kernel_says_whose_a_connection_is() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            accepted, peer = server.accept()
+            with accepted:
+                assert uid_of_peer(peer[1], port) == os.getuid()
+                assert uid_of_peer(port, peer[1]) == os.getuid()
+            assert client
+    assert uid_of_peer(1, port) is None
+
+
+def test_devices_are_what_torch_sees(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PARALLEL_DIT_CPU_RANKS", "3")
+    assert local_devices("all") == Devices(kind="cpu", indices=(0, 1, 2))
+    with pytest.raises(InvalidRequest, match="'gpu' is not a device"):
+        local_devices("gpu")
