@@ -90,11 +90,7 @@ class Client:
             DeadlineExceeded: a phase took too long; the message names it.
             BackendError: any other error of ``errors``.
         """
-        if self.endpoint.remote is not None and is_in_memory(message.model.path):
-            raise InvalidRequest(
-                f"the weights are in this machine's memory, which the backend at {self.endpoint.remote} cannot read: "
-                "load the model from a file that has the same path there"
-            )
+        self._check_readable(message)
         model = replace(message.model, path=os.path.abspath(message.model.path))
         message = replace(message, model=model)
         call = _Call(self, message, tensors or {}, interrupted or _never, on_progress or _ignore)
@@ -141,6 +137,24 @@ class Client:
             DeadlineExceeded: it does not exit.
         """
         query.stop(self.endpoint, seconds=self.timeouts.stop)
+
+    def _check_readable(self, message: RankRequest) -> None:
+        """Refuse what only this machine's memory has, if the backend is on another one.
+
+        Raises:
+            InvalidRequest: the request has such a file.
+        """
+        if not self.remote:
+            return
+        if is_in_memory(message.model.path):
+            what, remedy = "the weights are", "load the model from a file that is there, too"
+        elif getattr(message, "adapters", ()) or getattr(message, "overlay", None):
+            what, remedy = "LoRAs and changed weights are", "leave them out, or run ComfyUI on the backend's first host"
+        else:
+            return
+        raise InvalidRequest(
+            f"{what} in this machine's memory, which the backend at {self.endpoint.remote} cannot read: {remedy}"
+        )
 
     def start(self, interrupted: Interrupted | None = None) -> None:
         """Start the backend unless it already runs.
