@@ -18,9 +18,11 @@ SECONDS = 240.0
 class Run:
     """A program of ``sampling.py`` on a host."""
 
-    def __init__(self, backend: Backend, host: Host, model: Path, results: Path, *arguments: str, **env: str) -> None:
+    def __init__(
+        self, backend: Backend, host: Host, model: Path, results: Path, *arguments: str, again: str = "", **env: str
+    ) -> None:
         self._results, self._output = results, results.with_suffix(".txt")
-        program = ["-m", "tests.machines.sampling", str(model), str(results), *arguments]
+        program = ["-m", "tests.machines.sampling", str(model), str(results), *arguments, again]
         self._process = host.popen([PYTHON, *program], backend.environment(**env), output=self._output.open("w"))
 
     def said(self) -> list[dict[str, Any]]:
@@ -31,6 +33,16 @@ class Run:
     def reaches(self, step: int) -> None:
         """Wait until it has done a step."""
         wait_until(lambda: any(line.get("step", 0) >= step for line in self.said()), SECONDS, f"step {step} is done")
+
+    def ends(self, times: int = 1) -> list[dict[str, Any]]:
+        """Wait until it has sampled, and return what it says of each time."""
+
+        def found() -> list[dict[str, Any]]:
+            return [line for line in self.said() if "ranks" in line]
+
+        wait_until(lambda: len(found()) >= times or self._process.poll(), SECONDS, f"it has sampled {times} times")
+        assert len(found()) >= times, self._output.read_text()
+        return found()
 
     def samples(self) -> torch.Tensor:
         """Wait for its end, and return its latents."""

@@ -1,7 +1,8 @@
 """Sample and decode with ranks on several hosts: a program that tests run on a host.
 
-Arguments: the model's folder, the file for the results, devices, the layout or "", and the number of steps. It prints a
-line of JSON for each step and each notice.
+Arguments: the model's folder, the file for the results, devices, the layout or "", the number of steps, and a file or
+"". It prints a line of JSON for each step, each notice and each end. Once the file is there, it samples again, with few
+steps and what it knows of lost devices.
 """
 
 import json
@@ -12,8 +13,10 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
+from parallel_backend.checkpoint.opening import open_checkpoint
 from parallel_backend.client.client import Client
 from parallel_backend.client.host_devices import devices_of
+from parallel_backend.client.lost_devices import LostDevices
 from parallel_backend.client.recovery import RecoveringCall
 from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.protocol.messages import Progress, Sample
@@ -21,6 +24,8 @@ from parallel_backend.protocol.model_spec import ModelSpec
 
 SHAPE = (2, 16, 1, 9, 7)
 """Of the latents, whose tokens divide by no number of ranks."""
+AGAIN = 3
+"""Steps of the second time."""
 
 
 def say(**fields: object) -> None:
@@ -28,12 +33,22 @@ def say(**fields: object) -> None:
     print(json.dumps(fields | {"at": time.monotonic()}), flush=True)
 
 
-def main(folder: str, results: Path, devices: str, layout: str, steps: int) -> None:
+def main(folder: str, results: Path, devices: str, layout: str, steps: int, again: str) -> None:
     """Sample, and write the latents."""
-    client = Client()
+    client, lost = Client(), LostDevices()
     spec = ModelSpec(
-        path=folder, devices=devices_of(client, devices), layout=ParallelLayout.parse(layout) if layout else None
-    )
+        path=folder, devices=devices_of(client, devices), layout=ParallelLayout.parse(layout) if layout else None,
+        content=open_checkpoint(Path(folder)).content(),
+    )  # fmt: skip
+    save_file(sample(client, spec, steps, lost), results)
+    if again:
+        while not Path(again).exists():
+            time.sleep(0.1)
+        sample(client, spec, AGAIN, lost)
+
+
+def sample(client: Client, spec: ModelSpec, steps: int, lost: LostDevices) -> dict[str, torch.Tensor]:
+    """Return the latents."""
     torch.manual_seed(0)
     inputs = {"x": torch.randn(*SHAPE), "sigmas": torch.linspace(1, 0, steps + 1)}
     inputs |= {f"{i}.encoder_hidden_states": torch.randn(2, 6 - i, 32) for i in range(2)}
@@ -44,11 +59,12 @@ def main(folder: str, results: Path, devices: str, layout: str, steps: int) -> N
 
     call = RecoveringCall(
         client, Sample(model=spec, branches=2, sampler="euler", cfg=3.0), inputs, on_progress=progressed,
-        notify=lambda sentence: say(notice=sentence),
+        notify=lambda sentence: say(notice=sentence), lost=lost,
     )  # fmt: skip
-    save_file({"samples": call.run()["samples"]}, results)
+    samples = call.run()["samples"]
     say(layout=str(client.status().layout), ranks=[[rank.host, rank.device] for rank in client.status().ranks])
+    return {"samples": samples}
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), sys.argv[3], sys.argv[4], int(sys.argv[5]))
+    main(sys.argv[1], Path(sys.argv[2]), sys.argv[3], sys.argv[4], int(sys.argv[5]), sys.argv[6])
