@@ -9,17 +9,18 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from ..checkpoint.single_file import is_in_memory
 from ..errors import BackendError, BackendFailure, BackendUnavailable, Cancelled, InvalidRequest
 from ..protocol import deadlines, frames
 from ..protocol.endpoint import Endpoint
 from ..protocol.fingerprint import is_outdated
 from ..protocol.hosts import HostStatus
 from ..protocol.messages import Cancel, Continue, Done, Outcome, Progress, RankRequest
+from ..protocol.request_files import to_be_sent
 from ..protocol.status import Status
 from ..protocol.tensors import describe, recv_tensors, send_tensors
 from . import query
 from .launch import START_TIMEOUT, connect_or_start
+from .sent_files import send_files
 
 POLL = 0.05
 """Seconds between two calls of ``interrupted``."""
@@ -85,15 +86,16 @@ class Client:
             The reply's tensors, on the CPU.
 
         Raises:
-            InvalidRequest: the request cannot work; or the weights are in memory, and the backend on another machine.
+            InvalidRequest: the request cannot work.
             Cancelled: ``interrupted`` returned true, or another client cancelled the request.
             DeadlineExceeded: a phase took too long; the message names it.
             BackendError: any other error of ``errors``.
         """
-        self._check_readable(message)
         model = replace(message.model, path=os.path.abspath(message.model.path))
-        message = replace(message, model=model)
-        call = _Call(self, message, tensors or {}, interrupted or _never, on_progress or _ignore)
+        message, files = replace(message, model=model), dict[str, str]()
+        if self.remote:
+            message, files = to_be_sent(message)
+        call = _Call(self, message, tensors or {}, files, interrupted or _never, on_progress or _ignore)
         deadline = deadlines.Deadline(self.timeouts.start, f"finding a backend that stays ({self.endpoint.log_place})")
         while True:
             with contextlib.suppress(_NotAcknowledged):
@@ -138,24 +140,6 @@ class Client:
         """
         query.stop(self.endpoint, seconds=self.timeouts.stop)
 
-    def _check_readable(self, message: RankRequest) -> None:
-        """Refuse what only this machine's memory has, if the backend is on another one.
-
-        Raises:
-            InvalidRequest: the request has such a file.
-        """
-        if not self.remote:
-            return
-        if is_in_memory(message.model.path):
-            what, remedy = "the weights are", "load the model from a file that is there, too"
-        elif getattr(message, "adapters", ()) or getattr(message, "overlay", None):
-            what, remedy = "LoRAs and changed weights are", "leave them out, or run ComfyUI on the backend's first host"
-        else:
-            return
-        raise InvalidRequest(
-            f"{what} in this machine's memory, which the backend at {self.endpoint.remote} cannot read: {remedy}"
-        )
-
     def start(self, interrupted: Interrupted | None = None) -> None:
         """Start the backend unless it already runs.
 
@@ -188,10 +172,11 @@ class _Call:
         client: Client,
         message: RankRequest,
         tensors: Mapping[str, Tensor],
+        files: Mapping[str, str],
         interrupted: Interrupted,
         on_progress: OnProgress,
     ) -> None:
-        self._client, self._message, self._tensors = client, message, tensors
+        self._client, self._message, self._tensors, self._files = client, message, tensors, files
         self._interrupted, self._on_progress = interrupted, on_progress
         self._header = frames.pack(frames.Frame(message=message, tensors=describe(tensors)))
         self._last_poll = 0.0
@@ -221,6 +206,8 @@ class _Call:
             received = recv_tensors(sock, frame.tensors, deadline=silence, poll=self._poll)
             if isinstance(frame.message, Continue):
                 sending.renew()
+                if frame.message.missing:
+                    send_files(sock, frame.message.missing, self._files, deadline=sending, poll=self._poll)
                 send_tensors(sock, self._tensors, deadline=sending, poll=self._poll)
                 silence = deadlines.Deadline(timeouts.silence, "waiting for a message from the ranks")
             elif isinstance(frame.message, Progress):

@@ -1,6 +1,7 @@
 """What a rank does with each kind of request. No sockets."""
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import timedelta
 
@@ -58,6 +59,14 @@ class Engine:
         self._agreements = Agreements(world=world(rank, world_size))
         self._files = HostFiles(self._agreements.world)
         self._meshes = MeshCache(rank, world_size, device, timeout=timeout, in_use=self._meshes_in_use)
+
+    def missing_files(self, message: RankRequest) -> tuple[str, ...]:
+        """Return the ids of the files that the client of a request has to send to rank 0."""
+        return self._files.missing(message)
+
+    def receiving_file(self, identity: str, size: int) -> AbstractContextManager[memoryview]:
+        """Return where a file of the client goes, see ``HostFiles.receiving``."""
+        return self._files.receiving(identity, size)
 
     def handle(
         self,

@@ -230,7 +230,17 @@ class Stop:
 
 @dataclass(frozen=True, kw_only=True)
 class Continue:
-    """To a client: rank 0 has the connection, and is ready to receive the bytes of the request's tensors."""
+    """To a client: rank 0 has the connection, and is ready to receive the bytes of the request's tensors.
+
+    Before them it needs ``Files`` with those whose ids are ``missing``, if there are any.
+    """
+
+    missing: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Files:
+    """To rank 0: the files that ``Continue`` asks for (``request_files``). Tensors in: ``{id}`` ``[bytes]`` uint8."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -267,7 +277,8 @@ MESSAGES: dict[str, type] = {
     cls.__name__: cls
     for cls in (
         Forward, Sample, EncodeText, Decode, Encode, ReadWeights, Unload, Echo, Exchange,
-        Cancel, Outcome, StatusQuery, Stop, Continue, Done, Progress, Error, Status, JoinHost, OpenStore, StorePort,
+        Cancel, Outcome, StatusQuery, Stop, Continue, Done, Progress, Error, Status, Files,
+        JoinHost, OpenStore, StorePort,
     )
 }  # fmt: skip
 """Every message by its name on the wire."""

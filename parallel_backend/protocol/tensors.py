@@ -79,7 +79,7 @@ def recv_tensors(
     for meta in metas:
         tensor = _empty(meta)
         if tensor.numel():
-            _recv_into(sock, _bytes_of(tensor), deadline=deadline, poll=poll)
+            recv_into(sock, _bytes_of(tensor), deadline=deadline, poll=poll)
         received[meta.name] = tensor
     return received
 
@@ -96,7 +96,10 @@ def _bytes_of(tensor: Tensor) -> memoryview:
     return memoryview(flat)
 
 
-def _recv_into(sock: socket.socket, view: memoryview, *, deadline: Deadline, poll: Callable[[], None] | None) -> None:
+def recv_into(
+    sock: socket.socket, view: memoryview, *, deadline: Deadline, poll: Callable[[], None] | None = None
+) -> None:
+    """Receive as many bytes as the memory has. Raises what ``recv_tensors`` does."""
     while view:
         try:
             count = sock.recv_into(view, len(view), socket.MSG_DONTWAIT)

@@ -84,7 +84,7 @@ class Worker:
         with request.connection:
             try:
                 with account.timed("receiving"):
-                    tensors = _receive_tensors(request)
+                    tensors = _receive_tensors(request, self._engine)
             except (BackendError, ConnectionError) as error:
                 self._reply(request, _not_received(request, error), {}, account)
                 return
@@ -192,8 +192,9 @@ class _Reporter:
             self._request.cancelled.set()
 
 
-def _receive_tensors(request: ReceivedRequest) -> "dict[str, Tensor]":
+def _receive_tensors(request: ReceivedRequest, engine: "Engine") -> "dict[str, Tensor]":
     from ..protocol.tensors import recv_tensors, send
+    from .received_files import receive_files
 
     def poll() -> None:
         if request.cancelled.is_set():
@@ -201,7 +202,10 @@ def _receive_tensors(request: ReceivedRequest) -> "dict[str, Tensor]":
 
     poll()
     deadline = deadlines.Deadline(CLIENT_TIMEOUT, "receiving a request's tensors")
-    send(request.connection, Continue(), deadline=deadline)
+    missing = engine.missing_files(request.frame.message)
+    send(request.connection, Continue(missing=missing), deadline=deadline)
+    if missing:
+        receive_files(request.connection, missing, engine, deadline=deadline, poll=poll)
     return recv_tensors(request.connection, request.frame.tensors, deadline=deadline, poll=poll)
 
 

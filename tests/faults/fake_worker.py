@@ -67,6 +67,10 @@ class FakeEngine:
     def snapshot(self) -> tuple[tuple[LoadedModel, ...], int, int]:
         return (), 0, self.steps
 
+    def missing_files(self, message: Any) -> tuple[str, ...]:
+        """No request of a test names a file."""
+        return ()
+
     def handle(
         self,
         message: Sample | Unload,
