@@ -13,16 +13,26 @@ from .backend import PYTHON, Backend
 from .hosts import Host
 
 SECONDS = 240.0
+ODD = "1x9x7"
+"""Frames, height and width of latents whose tokens divide by no number of ranks."""
 
 
 class Run:
     """A program of ``sampling.py`` on a host."""
 
     def __init__(
-        self, backend: Backend, host: Host, model: Path, results: Path, *arguments: str, again: str = "", **env: str
+        self,
+        backend: Backend,
+        host: Host,
+        model: Path,
+        results: Path,
+        *arguments: str,
+        size: str = ODD,
+        again: str = "",
+        **env: str,
     ) -> None:
         self._results, self._output = results, results.with_suffix(".txt")
-        program = ["-m", "tests.machines.sampling", str(model), str(results), *arguments, again]
+        program = ["-m", "tests.machines.sampling", str(model), str(results), *arguments, size, again]
         self._process = host.popen([PYTHON, *program], backend.environment(**env), output=self._output.open("w"))
 
     def said(self) -> list[dict[str, Any]]:

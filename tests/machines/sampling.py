@@ -1,8 +1,8 @@
 """Sample and decode with ranks on several hosts: a program that tests run on a host.
 
-Arguments: the model's folder, the file for the results, devices, the layout or "", the number of steps, and a file or
-"". It prints a line of JSON for each step, each notice and each end. Once the file is there, it samples again, with few
-steps and what it knows of lost devices.
+Arguments: the model's folder, the file for the results, devices, the layout or "", the number of steps, the latents'
+size as in 1x9x7, and a file or "". It prints a line of JSON for each step, each notice and each end. Once the file is
+there, it samples again, with few steps and what it knows of lost devices.
 """
 
 import json
@@ -22,8 +22,6 @@ from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.protocol.messages import Progress, Sample
 from parallel_backend.protocol.model_spec import ModelSpec
 
-SHAPE = (2, 16, 1, 9, 7)
-"""Of the latents, whose tokens divide by no number of ranks."""
 AGAIN = 3
 """Steps of the second time."""
 
@@ -33,24 +31,27 @@ def say(**fields: object) -> None:
     print(json.dumps(fields | {"at": time.monotonic()}), flush=True)
 
 
-def main(folder: str, results: Path, devices: str, layout: str, steps: int, again: str) -> None:
+def main(folder: str, results: Path, devices: str, layout: str, steps: int, size: str, again: str) -> None:
     """Sample, and write the latents."""
     client, lost = Client(), LostDevices()
     spec = ModelSpec(
         path=folder, devices=devices_of(client, devices), layout=ParallelLayout.parse(layout) if layout else None,
         content=open_checkpoint(Path(folder)).content(),
     )  # fmt: skip
-    save_file(sample(client, spec, steps, lost), results)
+    shape = (2, 16, *map(int, size.split("x")))
+    save_file(sample(client, spec, steps, shape, lost), results)
     if again:
         while not Path(again).exists():
             time.sleep(0.1)
-        sample(client, spec, AGAIN, lost)
+        sample(client, spec, AGAIN, shape, lost)
 
 
-def sample(client: Client, spec: ModelSpec, steps: int, lost: LostDevices) -> dict[str, torch.Tensor]:
+def sample(
+    client: Client, spec: ModelSpec, steps: int, shape: tuple[int, ...], lost: LostDevices
+) -> dict[str, torch.Tensor]:
     """Return the latents."""
     torch.manual_seed(0)
-    inputs = {"x": torch.randn(*SHAPE), "sigmas": torch.linspace(1, 0, steps + 1)}
+    inputs = {"x": torch.randn(*shape), "sigmas": torch.linspace(1, 0, steps + 1)}
     inputs |= {f"{i}.encoder_hidden_states": torch.randn(2, 6 - i, 32) for i in range(2)}
 
     def progressed(progress: Progress, tensors: dict[str, torch.Tensor]) -> None:
@@ -67,4 +68,4 @@ def sample(client: Client, spec: ModelSpec, steps: int, lost: LostDevices) -> di
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), sys.argv[3], sys.argv[4], int(sys.argv[5]), sys.argv[6])
+    main(sys.argv[1], Path(sys.argv[2]), sys.argv[3], sys.argv[4], int(sys.argv[5]), sys.argv[6], sys.argv[7])
