@@ -8,7 +8,7 @@ import itertools
 import os
 import socket
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -20,7 +20,7 @@ from parallel_backend.checkpoint.safetensors_file import read_header
 from parallel_backend.checkpoint.stored_tensor import DTYPE_BYTES, PACKED_BYTES, Header
 from parallel_backend.client.status_text import format_json, format_status
 from parallel_backend.errors import InvalidRequest, ProtocolError
-from parallel_backend.protocol import frames, rank_control
+from parallel_backend.protocol import frames, host_control, rank_control
 from parallel_backend.protocol.messages import RankRequest
 from parallel_backend.protocol.status import Status
 from parallel_backend.supervisor.request_queue import QueuedRequest, devices_for
@@ -154,6 +154,25 @@ def _control(data: bytes) -> None:
             frames.unpack(bytes(message.header))
 
 
+AGENTS = (host_control.ToHost, host_control.FromHost)
+"""What the connection to another host's agent carries, in both directions."""
+
+
+def _agent(data: bytes) -> None:
+    """Receive messages of an agent, or of the supervisor, as the first byte says."""
+    ours, theirs = socket.socketpair()
+    stream = host_control.MessageStream(ours, AGENTS[data[0] % 2 if data else 0])
+    with ours, theirs:
+        for at in range(1, len(data), _CHUNK):
+            theirs.sendall(data[at : at + _CHUNK])
+            stream.receive()
+        theirs.close()
+        with suppress(ConnectionError):
+            stream.receive()
+
+
+_CHUNK = 16 << 10
+
 # Files
 
 
@@ -232,6 +251,7 @@ TARGETS: Mapping[str, Target] = {
     "stream": Target(run=_stream, refusals=MESSAGE_ERRORS, json_at=1 + frames.PREFIX.size, length=(4, "big")),
     "message": Target(run=_message, refusals=MESSAGE_ERRORS, json_at=0),
     "control": Target(run=_control, refusals=MESSAGE_ERRORS, json_at=1),
+    "agent": Target(run=_agent, refusals=MESSAGE_ERRORS, json_at=5, length=(4, "big")),
     "safetensors": Target(run=_safetensors, refusals=(InvalidRequest,), json_at=8, length=(8, "little")),
     "gguf": Target(run=_gguf, refusals=(InvalidRequest,)),
     "changes": Target(run=_changes, refusals=(InvalidRequest,), json_at=8, length=(8, "little")),

@@ -22,6 +22,8 @@ READERS = (
     "layout.parallel_layout",
     "layout.suggestions",
     "protocol.frames",
+    "protocol.host_control",
+    "protocol.hosts",
     "protocol.messages",
     "protocol.model_spec",
     "protocol.rank_control",
@@ -36,6 +38,7 @@ OTHER_FUNCTIONS = {
     "parse_balance": "reads what a user writes into a node",
     "add": "refuses by the length of the queue",
     "recv_header": "waits on a socket",
+    "flush": "refuses to wait for a peer that does not read",
     "_content": "refuses a file that is deleted while it is read; its other refusal is an input of its own",
     "read_gguf": "refuses without the package gguf; its other refusals are inputs",
 }

@@ -25,7 +25,7 @@ def test_a_short_run_finds_nothing(tmp_path: Path) -> None:
     for name, result in results.items():
         assert not result.findings, f"{name}: {result.findings[0]}"
         assert result.executions > 300, name
-        assert result.features > 30, name
+        assert result.features > 15, name
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,8 +7,9 @@ import msgspec
 
 from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.progress import RankProgress
-from parallel_backend.protocol import frames, messages, rank_control
+from parallel_backend.protocol import frames, host_control, messages, rank_control
 from parallel_backend.protocol.frames import Frame, TensorMeta, pack
+from parallel_backend.protocol.hosts import HostInfo, JoinHost, OpenStore, StorePort
 from parallel_backend.protocol.model_spec import Adapter, Devices, ModelSpec, Overlay
 from parallel_backend.protocol.status import LoadedModel, RankStatus, Status, StatusQuery
 
@@ -21,6 +22,7 @@ SPEC = ModelSpec(
 )  # fmt: skip
 CPU = ModelSpec(path="/m", devices=Devices(kind="cpu", indices=(0, 1)))
 ADAPTER, OVERLAY = Adapter(path="/a", id="a", strength=0.5), Overlay(path="/o", id="o")
+HOST = HostInfo(name="b", node=1, address="10.0.0.2", devices=CPU.devices, versions={"torch": "2"})
 MODEL = LoadedModel(path="/m", layout=ParallelLayout(), dtype="float32", parts=("vae",), loads=1, note="n")
 RANK = RankStatus(
     rank=0, pid=2, device="cpu", memory=1, models=(MODEL,), progress=RankProgress(phase="sampling", steps=2)
@@ -48,6 +50,10 @@ GOOD: tuple[Any, ...] = (
     messages.Done(),
     messages.Progress(phase="sampling", value=1, total=2),
     messages.Error(code="protocol", message="no"),
+    messages.Files(),
+    JoinHost(host=HOST),
+    OpenStore(generation=1),
+    StorePort(port=2),
     STATUS,
 )
 assert {type(message) for message in GOOD} == set(messages.MESSAGES.values())
@@ -69,6 +75,7 @@ def accepted() -> dict[str, Seeds]:
     return {
         "message": {name: packed[PREFIX:] for name, packed in named.items()},
         "control": sent,
+        "agent": _of_agents(),
         "stream": {
             "nothing": b"",
             "byte_by_byte": b"\0" + named["Done"],
@@ -76,6 +83,30 @@ def accepted() -> dict[str, Seeds]:
             "two": b"\x40" + named["Done"] + named["Unload"],
         },
     }
+
+
+AGENTS: tuple[Any, ...] = (
+    host_control.StartRank(key=1, generation=2, device="cpu", collectives="gloo", ranks=1, environment={"RANK": "1"}),
+    host_control.KillRank(key=1),
+    host_control.Ping(number=3),
+    host_control.RankStarted(key=1, pid=4),
+    host_control.RankSaid(key=1, message=msgspec.Raw(b'{"type":"Ready"}')),
+    host_control.RankWrote(key=1, text="x"),
+    host_control.RankExited(key=1, returncode=-9),
+    host_control.Report(number=3, time=1.0, ranks={1: host_control.RankActivity(memory=1, cpu_ticks=2, busy=True)}),
+)
+
+
+def _framed(body: bytes) -> bytes:
+    return len(body).to_bytes(4, "big") + body
+
+
+def _of_agents() -> Seeds:
+    to_host = (host_control.StartRank, host_control.KillRank, host_control.Ping)
+    return {
+        type(each).__name__: bytes([not isinstance(each, to_host)]) + _framed(msgspec.json.encode(each))
+        for each in AGENTS
+    } | {"two": b"\0" + 2 * _framed(msgspec.json.encode(AGENTS[2])), "part": b"\0\0\0"}
 
 
 def _header(kind: str = "Done", body: Any = None, tensors: Any = ()) -> bytes:
@@ -104,6 +135,7 @@ def refused() -> dict[str, Seeds]:
     return {
         "message": _refused_headers() | _refused_models() | _refused_layouts(),
         "control": _refused_control(),
+        "agent": _refused_agents(),
         "stream": _refused_stream(),
     }
 
@@ -139,7 +171,25 @@ def _refused_models() -> Seeds:
         "many_devices": _devices(indices=[0] * 65),
         "no_device": _devices(indices=[]),
         "device": _devices(indices=[-1]),
+        "hosts": _devices(hosts=["", "b", "b"]),
+        "first_host": _devices(hosts=["b", ""]),
+        "host_name": _host(name="a b"),
+        "host_number": _host(node=0),
         "visible": _devices(kind="cuda", visible=[["CUDA_VISIBLE_DEVICES", "\0"]]),
+    }
+
+
+def _host(**changes: Any) -> bytes:
+    return _header("JoinHost", {"host": msgspec.to_builtins(HOST) | changes})
+
+
+def _refused_agents() -> Seeds:
+    return {
+        "long": b"\0\xff\xff\xff\xff",
+        "no_json": b"\0" + _framed(b"{"),
+        "nested": b"\1" + _framed(b'{"type":"Report","a":' + b"[" * 1200),
+        "direction": b"\0" + _framed(b'{"type":"RankStarted","key":1,"pid":2}'),
+        "empty": b"\1" + _framed(b""),
     }
 
 
