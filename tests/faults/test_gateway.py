@@ -253,6 +253,16 @@ def test_a_supervisor_that_is_killed_takes_the_gateway_along(own: Machines) -> N
         own.remote.status()
 
 
+def test_no_client_starts_a_backend_in_the_place_of_one_for_several_machines(own: Machines) -> None:
+    """It would lock the real one out, which somebody or a launcher is about to start again."""
+    os.kill(own.local.status().pid, signal.SIGKILL)
+    wait_until(lambda: not processes_of(own.local.endpoint.folder), 20.0, "nothing is left")
+    with pytest.raises(BackendUnavailable, match="the backend for several machines has ended"):
+        own.local.call(sample(), tensors(1))
+    assert run_command(own.local.endpoint.folder, "stop").stdout == "stopped\n"
+    assert not own.local.endpoint.by_hand.exists()
+
+
 def test_a_port_in_use_is_one_sentence(own: Machines, tmp_path: Path) -> None:
     folder = tmp_path / "r"
     folder.mkdir(mode=0o700)
