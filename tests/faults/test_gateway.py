@@ -174,7 +174,7 @@ def test_a_client_of_other_code_is_refused_and_ends_no_backend(machines: Machine
         frames.send_header(sock, frames.pack(frame), deadline=deadline)
         answer = frames.recv_header(sock, deadline=deadline).message
     assert isinstance(answer, Error)
-    assert answer.message.endswith("install the same version on both machines")
+    assert answer.message.endswith("install the same version on all machines, and start the backend again")
     assert machines.remote.status().state == "idle"
 
 

@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import comfy.model_sampling
 import comfy.samplers
@@ -13,6 +13,7 @@ from any_folder_name.nodes.remote import loop_choice, preflight
 from any_folder_name.nodes.sampler import ParallelSampler
 from any_folder_name.parallel_backend.errors import InvalidRequest
 from any_folder_name.parallel_backend.layout.parallel_layout import ParallelLayout
+from any_folder_name.parallel_backend.protocol.model_spec import Devices
 from any_folder_name.parallel_backend.samplers.samplers import SAMPLERS
 from comfy_extras import nodes_model_advanced
 from helpers.inside_fixtures import (
@@ -197,12 +198,23 @@ def test_the_loader_refuses_a_sampler_for_its_layout(load: Callable[..., Loaded]
 
 
 @pytest.mark.parametrize(
-    ("counts", "kind", "same"), [((132, 132), "cuda", True), ((132, 114), "cuda", False), ((132, 132), "cpu", False)]
+    ("counts", "kind", "hosts", "same"),
+    [
+        ((8, 8), "cuda", (), True),
+        ((8, 4), "cuda", (), False),
+        ((8, 8), "cpu", (), False),
+        ((8, 8), "cuda", ("", "b"), False),
+    ],
 )
 def test_gpus_that_draw_other_noise(
-    loaded: Loaded, monkeypatch: pytest.MonkeyPatch, counts: tuple[int, int], kind: str, same: bool
+    loaded: Loaded,
+    monkeypatch: pytest.MonkeyPatch,
+    counts: tuple[int, int],
+    kind: Literal["cuda", "cpu"],
+    hosts: tuple[str, ...],
+    same: bool,
 ) -> None:
-    """Random numbers of a GPU depend on how many threads draw them."""
+    """Random numbers of a GPU depend on how many threads draw them; nobody knows here how many another host's has."""
     properties = {
         index: SimpleNamespace(name=f"GPU of {count}", multi_processor_count=count)
         for index, count in enumerate(counts)
@@ -210,7 +222,7 @@ def test_gpus_that_draw_other_noise(
     monkeypatch.setattr(
         torch.cuda, "get_device_properties", lambda device: properties[getattr(device, "index", device)]
     )
-    spec = SimpleNamespace(devices=SimpleNamespace(kind=kind, indices=(0, 1)))
+    spec = SimpleNamespace(devices=Devices(kind=kind, indices=(0, 1), hosts=hosts))
     model = loaded.model.clone()
     model.load_device = torch.device("cuda", 0)
     monkeypatch.setattr(loaded.model.model.diffusion_model, "handle", SimpleNamespace(spec=spec))
