@@ -1,25 +1,28 @@
-"""Whose a TCP connection over the loopback interface is, which the kernel says in ``/proc/net/tcp`` (proc(5))."""
+"""Whose a TCP connection over the loopback interface is, which the kernel says in ``/proc/net`` (proc(5))."""
 
 import struct
 from pathlib import Path
 
-_LOOPBACK = struct.unpack("=I", bytes([127, 0, 0, 1]))[0]
+_V4 = f"{struct.unpack('=I', bytes([127, 0, 0, 1]))[0]:08X}"
+_MAPPED = f"{0:016X}{struct.unpack('=I', bytes([0, 0, 255, 255]))[0]:08X}{_V4}"
+"""127.0.0.1, as sockets of IPv4 and of IPv6 have it. torch's store uses the latter."""
+_TABLES = {Path("/proc/net/tcp"): _V4, Path("/proc/net/tcp6"): _MAPPED}
 
 
-def uid_of_peer(peer: int, here: int, table: Path = Path("/proc/net/tcp")) -> int | None:
+def uid_of_peer(peer: int, here: int) -> int | None:
     """Return the user of the socket that is connected to a port of the loopback interface.
 
     Args:
         peer: that socket's port.
         here: the port to which it is connected.
-        table: the kernel's table of connections.
 
     Returns:
         The user's id, or None if there is no such connection any more.
     """
-    wanted = [f"{_LOOPBACK:08X}:{port:04X}" for port in (peer, here)]
-    for line in table.read_text().splitlines()[1:]:
-        fields = line.split()
-        if fields[1:3] == wanted:
-            return int(fields[7])
+    for table, address in _TABLES.items():
+        wanted = [f"{address}:{port:04X}" for port in (peer, here)]
+        for line in table.read_text().splitlines()[1:] if table.exists() else ():
+            fields = line.split()
+            if fields[1:3] == wanted:
+                return int(fields[7])
     return None
