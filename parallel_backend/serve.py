@@ -13,9 +13,8 @@ from .errors import BackendUnavailable, InvalidRequest
 from .protocol.address import Address
 from .protocol.endpoint import REMOTE, Endpoint
 from .protocol.interfaces import address_of
-from .protocol.model_spec import Devices
 from .protocol.tls import Credentials, default_folder
-from .supervisor.gateway_process import Listening
+from .supervisor.gateway_process import Listening, OtherMachines
 from .supervisor.limits import Limits
 from .supervisor.supervisor import Supervisor
 
@@ -35,25 +34,20 @@ class Serving:
         endpoint: the backend's.
         idle_timeout: seconds without work after which it ends; 0 for never.
         spares: number of spare ranks; None for as many as fit.
-        listening: where it listens for other machines; None if it does not.
-        nodes: number of hosts whose devices ranks may use.
-        interface: the network interface over which ranks of different hosts talk.
-        devices: those of this machine that ranks may use, if other machines are to know them.
+        machines: what other machines have to do with it.
     """
 
     endpoint: Endpoint
     idle_timeout: float
     spares: int | None
-    listening: Listening | None
-    nodes: int = 1
-    interface: str = ""
-    devices: Devices | None = None
+    machines: OtherMachines
 
     @property
     def arguments(self) -> tuple[str, ...]:
         """The options that a process in the background has to be given; it inherits the environment."""
-        listen = ("--listen", str(self.listening.address)) if self.listening else ()
-        return listen + (("--nnodes", str(self.nodes), "--interface", self.interface) if self.interface else ())
+        listening, nodes, interface = self.machines.listening, self.machines.nodes, self.machines.interface
+        listen = ("--listen", str(listening.address)) if listening else ()
+        return listen + (("--nnodes", str(nodes), "--interface", interface) if interface else ())
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -113,10 +107,12 @@ def parse(options: argparse.Namespace) -> Serving:
         endpoint=endpoint,
         idle_timeout=_idle_timeout(options.idle_timeout, 0.0 if listen else IDLE_TIMEOUT),
         spares=spares_asked(options.spares),
-        listening=listening_at(listen) if listen else None,
-        nodes=options.nnodes,
-        interface=options.interface,
-        devices=local_devices("all") if listen and not options.detach else None,
+        machines=OtherMachines(
+            listening=listening_at(listen) if listen else None,
+            nodes=options.nnodes,
+            interface=options.interface,
+            devices=local_devices("all") if listen and not options.detach else None,
+        ),
     )
 
 
@@ -152,7 +148,7 @@ def serve(serving: Serving, *, quiet: bool = False) -> int:
     try:
         supervisor = Supervisor(
             endpoint=serving.endpoint, idle_timeout=serving.idle_timeout, limits=Limits(spares=serving.spares),
-            listening=serving.listening, nodes=serving.nodes, interface=serving.interface, devices=serving.devices,
+            machines=serving.machines,
         )  # fmt: skip
     except BackendUnavailable as error:
         print(error, file=sys.stderr)
@@ -167,15 +163,15 @@ def serve(serving: Serving, *, quiet: bool = False) -> int:
 
 def _advice(serving: Serving) -> list[str]:
     """Return what whoever starts several hosts has to know and do."""
-    if serving.nodes == 1 or not serving.listening:
+    if serving.machines.nodes == 1 or not serving.machines.listening:
         return []
     warning = (
-        f"ranks of different hosts talk over {serving.interface} without encryption or authentication: nobody else may "
-        "be in that network"
+        f"ranks of different hosts talk over {serving.machines.interface} without encryption or authentication: nobody "
+        "else may be in that network"
     )
     command = (
-        f"python -m parallel_backend host --connect {serving.listening.address} --interface NAME --node "
-        f"{'1' if serving.nodes == 2 else f'1 to {serving.nodes - 1}'}"
+        f"python -m parallel_backend host --connect {serving.machines.listening.address} --interface NAME --node "
+        f"{'1' if serving.machines.nodes == 2 else f'1 to {serving.machines.nodes - 1}'}"
     )
     return [warning, f"on the other hosts, with the files of this one's certificates, run: {command}"]
 
@@ -188,11 +184,11 @@ def _detach(serving: Serving) -> int:
         idle_timeout=serving.idle_timeout, options=serving.arguments,
     ).close()  # fmt: skip
     status = query.status(serving.endpoint)
-    if serving.listening and (not status.listens or len(status.hosts) != serving.nodes):
+    if serving.machines.listening and (not status.listens or len(status.hosts) != serving.machines.nodes):
         other = "does not listen for other machines" if not status.listens else f"has {len(status.hosts)} hosts"
         raise BackendUnavailable(f"a backend that {other} already runs: stop it first")
     print(f"the backend runs, pid {status.pid}" + (f", and listens at {status.listens}" if status.listens else ""))
-    print(*_advice(serving), sep="\n", end="\n" if serving.nodes > 1 else "")
+    print(*_advice(serving), sep="\n", end="\n" if serving.machines.nodes > 1 else "")
     return 0
 
 

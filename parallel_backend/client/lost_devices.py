@@ -74,8 +74,8 @@ def _place(devices: Devices, rank: int) -> tuple[str, int]:
 
 
 def _joined(client: Client) -> frozenset[str]:
-    """The names of the hosts that are there, as far as the backend answers."""
+    """The names of the other hosts that are there, as far as the backend answers."""
     try:
-        return frozenset(host.name for host in client.hosts() if host.state == "joined")
+        return frozenset(host.name for host in client.hosts() if host.node and host.state == "joined")
     except BackendError:
         return frozenset()

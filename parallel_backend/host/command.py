@@ -13,6 +13,7 @@ from ..errors import InvalidRequest
 from ..protocol.address import Address
 from ..protocol.hosts import HostInfo, versions
 from ..protocol.interfaces import address_of, is_here
+from ..supervisor.gateway_process import OtherMachines
 from .agent import Agent
 
 
@@ -117,10 +118,12 @@ def _first_host_of(options: argparse.Namespace, launched: Launched) -> serve.Ser
         endpoint=serve.own_endpoint(),
         idle_timeout=0.0,
         spares=serve.spares_asked(None),
-        listening=serve.listening_at(options.connect or f"{here}:{serve.PORT}"),
-        nodes=launched.nodes,
-        interface=options.interface,
-        devices=local_devices(options.devices or "all"),
+        machines=OtherMachines(
+            listening=serve.listening_at(options.connect or f"{here}:{serve.PORT}"),
+            nodes=launched.nodes,
+            interface=options.interface,
+            devices=local_devices(options.devices or "all"),
+        ),
     )
 
 

@@ -16,12 +16,15 @@ from pathlib import Path
 from .. import last_words, processes
 from ..protocol.address import UNSPECIFIED, Address, bound_to, listen_on
 from ..protocol.endpoint import GATEWAY_LOG, Endpoint
+from ..protocol.model_spec import Devices
 from .event_loop import READ, EventLoop
 from .log_files import MAX_LINE, LogFiles
 
 log = logging.getLogger(__name__)
 
 BACKLOG = 128
+TICK = 0.25
+"""Seconds between two looks at the clock while it ends."""
 MAX_DELAY = 30.0
 """Longest time in seconds from the death of a gateway to the start of the next; it doubles with each death."""
 STEADY = 60.0
@@ -40,6 +43,23 @@ class Listening:
 
     address: Address
     certificates: Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class OtherMachines:
+    """What other machines have to do with a backend.
+
+    Attributes:
+        listening: where it listens for them; None if it does not.
+        nodes: number of hosts whose devices ranks may use.
+        interface: the network interface over which ranks of different hosts talk.
+        devices: those of this machine, if others are to know them; None for those that it probably has.
+    """
+
+    listening: Listening | None = None
+    nodes: int = 1
+    interface: str = ""
+    devices: Devices | None = None
 
 
 @dataclass(kw_only=True)
@@ -72,6 +92,7 @@ class GatewayProcess:
         self._socket = listen_on(listening.address, backlog=BACKLOG)
         self._running: _Running | None = None
         self._deaths, self._next_start, self._ending = 0, 0.0, False
+        endpoint.by_hand.touch()
         self.address = bound_to(self._socket)
 
     @property
@@ -90,6 +111,7 @@ class GatewayProcess:
     def end(self) -> None:
         """Have it accept no more; it exits once the supervisor has closed the connections that are open."""
         self._ending = True
+        self._endpoint.by_hand.unlink(missing_ok=True)
         self._socket.close()
         if self._running is not None:
             processes.send_signal(self.pid, signal.SIGTERM)
@@ -99,10 +121,13 @@ class GatewayProcess:
         if self._running is not None:
             self._running.process.kill()
 
-    @property
-    def exited(self) -> bool:
-        """Whether no process of it is left."""
-        return self._running is None
+    def wait(self, seconds: float) -> None:
+        """Let it pass on what was sent last, but not for long."""
+        overdue = time.monotonic() + seconds
+        while self._running is not None:
+            if time.monotonic() > overdue:
+                self.kill()
+            self._events.run_once(TICK)
 
     def _start(self) -> None:
         command = [sys.executable, "-m", "parallel_backend.gateway", "--listen-fd", str(self._socket.fileno())]

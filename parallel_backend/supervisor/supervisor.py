@@ -23,11 +23,10 @@ from ..protocol.endpoint import REQUEST_LOG, Endpoint, listen, peer
 from ..protocol.fingerprint import fingerprint
 from ..protocol.hosts import JoinHost, OpenStore
 from ..protocol.messages import Cancel, Done, Error, Outcome, RankRequest, Stop, Unload
-from ..protocol.model_spec import Devices
 from ..protocol.status import Status, StatusQuery
 from . import request_lines
 from .event_loop import EventLoop
-from .gateway_process import GatewayProcess, Listening
+from .gateway_process import GatewayProcess, Listening, OtherMachines
 from .hosts.hosts import Hosts
 from .limits import Limits
 from .listener import Listener, answer, refuse
@@ -64,10 +63,7 @@ class Supervisor:
         command: Sequence[str] = RANK_COMMAND,
         limits: Limits | None = None,
         uid_of: Callable[[socket.socket], int] = lambda sock: peer(sock)[1],
-        listening: Listening | None = None,
-        nodes: int = 1,
-        interface: str = "",
-        devices: Devices | None = None,
+        machines: OtherMachines | None = None,
     ) -> None:
         self._endpoint, self._idle_timeout = endpoint, idle_timeout
         self._limits = limits or Limits()
@@ -75,14 +71,13 @@ class Supervisor:
         self._lock, listener = listen(endpoint, backlog=64)
         self._socket_stat = endpoint.socket.stat()
         self.logs = LogFiles(endpoint.logs)
-        self._gateway = self._make_gateway(listening) if listening else None
-        if listening:
-            endpoint.by_hand.touch()
+        machines = machines or OtherMachines()
+        self._gateway = self._make_gateway(machines.listening) if machines.listening else None
         self._listener = Listener(
             listener=listener, uid=os.getuid(), events=self._events, on_frame=self._dispatch, uid_of=uid_of
         )
         self._queue = self._make_queue()
-        self._hosts = Hosts(expected=nodes, interface=interface, devices=devices, events=self._events)
+        self._hosts = Hosts(machines, self._events)
         self._spares = Spares(
             endpoint=endpoint, command=command, number=self._limits.spares, events=self._events, hosts=self._hosts
         )
@@ -283,7 +278,6 @@ class Supervisor:
             self._endpoint.socket.unlink(missing_ok=True)
         self._stopping = self._stopping or []
         if self._gateway is not None:
-            self._endpoint.by_hand.unlink(missing_ok=True)
             self._gateway.end()
         stopped = BackendUnavailable("the backend was stopped")
         self._queue.end_running(Error(code=stopped.code, message=str(stopped)), answered=False)
@@ -299,15 +293,8 @@ class Supervisor:
         for sock in self._stopping:
             answer(sock, Done())
             sock.close()
-        self._await_gateway()
+        if self._gateway is not None:
+            self._gateway.wait(self._limits.end)
         log.info("ended")
         self.logs.close()
         os.close(self._lock)
-
-    def _await_gateway(self) -> None:
-        """Let the gateway pass on what was sent last, but not for long."""
-        overdue = time.monotonic() + self._limits.end
-        while self._gateway is not None and not self._gateway.exited:
-            if time.monotonic() > overdue:
-                self._gateway.kill()
-            self._events.run_once(TICK)

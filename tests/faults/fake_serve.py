@@ -11,7 +11,7 @@ import msgspec
 
 from parallel_backend.protocol.address import Address
 from parallel_backend.protocol.endpoint import Endpoint
-from parallel_backend.supervisor.gateway_process import Listening
+from parallel_backend.supervisor.gateway_process import Listening, OtherMachines
 from parallel_backend.supervisor.limits import Limits
 from parallel_backend.supervisor.supervisor import Supervisor
 
@@ -22,7 +22,7 @@ if __name__ == "__main__":
     listening = Listening(address=address, certificates=Path(sys.argv[4])) if len(sys.argv) > 4 else None
     supervisor = Supervisor(
         endpoint=Endpoint.default(), idle_timeout=float(sys.argv[1]), command=(sys.executable, worker), limits=limits,
-        listening=listening,
+        machines=OtherMachines(listening=listening),
     )  # fmt: skip
     logging.basicConfig(level=logging.DEBUG, handlers=[supervisor.logs.handler()])
     supervisor.serve()

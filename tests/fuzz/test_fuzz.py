@@ -25,7 +25,8 @@ def test_a_short_run_finds_nothing(tmp_path: Path) -> None:
     for name, result in results.items():
         assert not result.findings, f"{name}: {result.findings[0]}"
         assert result.executions > 300, name
-        assert result.features > 15, name
+        # Nearly all of an agent's message is read by msgspec, which is not measured.
+        assert result.features > (15 if name == "agent" else 30), name
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,15 +4,15 @@ import itertools
 import logging
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from ...errors import ProtocolError
 from ...protocol import host_control
 from ...protocol.hosts import HostInfo, HostStatus
-from ...protocol.model_spec import Collectives
 from ..event_loop import READ, EventLoop
+from ..ranks.other_hosts import RankOrder
 from ..ranks.rank_start import StartedProcess
 from .remote_process import LOST, RemoteProcess
 
@@ -61,33 +61,15 @@ class HostLink:
         """Whether it is lost."""
         return self.status.state == "lost"
 
-    def start(
-        self,
-        *,
-        generation: int,
-        device: str,
-        collectives: Collectives,
-        ranks: int,
-        environment: Mapping[str, str],
-        output: int,
-    ) -> StartedProcess:
-        """Have the agent start a rank; see ``host_control.StartRank``.
-
-        Args:
-            generation: the set that it belongs to.
-            device: PyTorch's name of its device.
-            collectives: the communication backend of GPU ranks.
-            ranks: how many ranks of its set run on the host.
-            environment: the variables that the rank has of its own.
-            output: where what the process writes goes.
-        """
+    def start(self, order: RankOrder) -> StartedProcess:
+        """Have the agent start a rank."""
         key = next(self._keys)
-        process = RemoteProcess(host=self.info.name, output=output, kill=lambda: self._kill(key))
+        process = RemoteProcess(host=self.info.name, output=order.output, kill=lambda: self._kill(key))
         self._processes[key] = process
         self._send(
             host_control.StartRank(
-                key=key, generation=generation, device=device, collectives=collectives, ranks=ranks,
-                environment=dict(environment),
+                key=key, generation=order.generation, device=order.device, collectives=order.collectives,
+                ranks=order.ranks, environment=dict(order.environment),
             )
         )  # fmt: skip
         return StartedProcess(process=process, control=process.control, pidfd=process.exited)

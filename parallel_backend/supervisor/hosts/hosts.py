@@ -3,15 +3,16 @@
 import logging
 import socket
 import time
-from collections.abc import Mapping
 
 from ...errors import BackendUnavailable, InvalidRequest
 from ...protocol.hosts import HostInfo, HostStatus, versions
 from ...protocol.messages import Done
-from ...protocol.model_spec import FIRST, Collectives, Devices
+from ...protocol.model_spec import FIRST, Devices
 from ..event_loop import EventLoop
+from ..gateway_process import OtherMachines
 from ..listener import answer, refuse
 from ..ranks.expected_devices import expected_devices
+from ..ranks.other_hosts import RankOrder
 from ..ranks.rank_start import StartedProcess
 from .host_link import HostLink
 
@@ -29,17 +30,15 @@ class Hosts:
     """All hosts but the first.
 
     Args:
-        expected: how many are expected, the first host included.
-        interface: the network interface over which ranks of different hosts talk.
-        devices: of the first host; None for those that it probably has.
+        machines: how many hosts are expected, the first one included, and what else is asked for.
         events: the supervisor's event loop.
     """
 
-    def __init__(self, *, expected: int, interface: str, events: EventLoop, devices: Devices | None = None) -> None:
-        self._expected, self._interface, self._events = expected, interface, events
+    def __init__(self, machines: OtherMachines, events: EventLoop) -> None:
+        self._expected, self._interface, self._events = machines.nodes, machines.interface, events
         self._links: dict[str, HostLink] = {}
         self._gone: dict[int, HostStatus] = {}
-        self._versions, self._devices = versions(), devices or expected_devices()
+        self._versions, self._devices = versions(), machines.devices or expected_devices()
         self._next_announcement = 0.0
 
     def join(self, sock: socket.socket, info: HostInfo, *, same_program: bool) -> None:
@@ -95,22 +94,9 @@ class Hosts:
         gone = next((status for status in self._gone.values() if status.name == host), None)
         return f"host {host} ({gone.address}) {gone.problem}" if gone else f"host {host} has not joined"
 
-    def start(
-        self,
-        host: str,
-        *,
-        generation: int,
-        device: str,
-        collectives: Collectives,
-        ranks: int,
-        environment: Mapping[str, str],
-        output: int,
-    ) -> StartedProcess:
+    def start(self, host: str, order: RankOrder) -> StartedProcess:
         """Start a rank on a host that is not missing, see ``HostLink.start``."""
-        return self._links[host].start(
-            generation=generation, device=device, collectives=collectives, ranks=ranks, environment=environment,
-            output=output,
-        )  # fmt: skip
+        return self._links[host].start(order)
 
     def tick(self) -> None:
         """Give up hosts that are silent, ask the others how they are, and log which are missing."""

@@ -1,10 +1,32 @@
 """What sets of ranks need of the hosts that this supervisor does not run on."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 from ...protocol.model_spec import FIRST, Collectives, Devices
 from .rank_start import StartedProcess
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankOrder:
+    """A rank that is to start on another host.
+
+    Attributes:
+        generation: the set that it belongs to.
+        device: PyTorch's name of its device.
+        collectives: the communication backend of GPU ranks.
+        ranks: how many ranks of its set run on the host.
+        environment: the variables that the rank has of its own.
+        output: where what the process writes goes.
+    """
+
+    generation: int
+    device: str
+    collectives: Collectives
+    ranks: int
+    environment: Mapping[str, str]
+    output: int
 
 
 class OtherHosts(Protocol):
@@ -16,27 +38,8 @@ class OtherHosts(Protocol):
     def missing(self, devices: Devices) -> dict[str, str]:
         """The hosts of these devices that are not there, and a sentence about each."""
 
-    def start(
-        self,
-        host: str,
-        *,
-        generation: int,
-        device: str,
-        collectives: Collectives,
-        ranks: int,
-        environment: Mapping[str, str],
-        output: int,
-    ) -> StartedProcess:
+    def start(self, host: str, order: RankOrder) -> StartedProcess:
         """Start a rank on a host.
-
-        Args:
-            host: the host's name.
-            generation: the set that it belongs to.
-            device: PyTorch's name of its device.
-            collectives: the communication backend of GPU ranks.
-            ranks: how many ranks of its set run on the host.
-            environment: the variables that the rank has of its own.
-            output: where what the process writes goes.
 
         Raises:
             OSError: the process has no descriptor left for it.
@@ -55,6 +58,6 @@ class NoOtherHosts:
         names = sorted(set(devices.hosts) - {FIRST})
         return {host: f"host {host} is not known: the backend was started for one host" for host in names}
 
-    def start(self, host: str, **options: object) -> StartedProcess:
+    def start(self, host: str, order: RankOrder) -> StartedProcess:
         """Never called, since all other hosts are missing."""
         raise AssertionError(f"host {host} is missing")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from ...protocol import rank_control
 from ...protocol.model_spec import FIRST, Devices
-from .other_hosts import OtherHosts
+from .other_hosts import OtherHosts, RankOrder
 from .rank_start import (
     THREADS,
     StartedProcess,
@@ -83,8 +83,7 @@ class SetStart:
         return spare
 
     def _start_on_host(self, rank: int, host: str, output: int) -> StartedProcess:
-        return self.hosts.start(
-            host,
+        order = RankOrder(
             generation=self.generation,
             device=self.devices.of_rank(rank),
             collectives=self.devices.collectives,
@@ -92,3 +91,4 @@ class SetStart:
             environment=own_environment(rank, self.devices),
             output=output,
         )
+        return self.hosts.start(host, order)

@@ -40,7 +40,9 @@ class Backend:
     def hosts(self) -> tuple[HostStatus, ...]:
         """The hosts."""
         self.questions += 1
-        return tuple(HostStatus(node=node, state="joined", name=name) for node, name in enumerate(sorted(self.joined)))
+        first = HostStatus(node=0, state="joined", name="b")  # the first host may be called like another one
+        others = [HostStatus(node=node, state="joined", name=name) for node, name in enumerate(sorted(self.joined), 1)]
+        return first, *others
 
     def call(self, message: RankRequest, tensors: Mapping[str, Tensor], **options: Any) -> dict[str, Tensor]:
         """Run a request, or say which ranks do not start: only those of one missing host."""

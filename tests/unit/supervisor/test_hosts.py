@@ -20,6 +20,7 @@ from parallel_backend.protocol.hosts import HostInfo, versions
 from parallel_backend.protocol.messages import Done, Error
 from parallel_backend.protocol.model_spec import Devices
 from parallel_backend.supervisor.event_loop import EventLoop
+from parallel_backend.supervisor.gateway_process import OtherMachines
 from parallel_backend.supervisor.hosts import hosts as hosts_module
 from parallel_backend.supervisor.hosts.hosts import Hosts
 from parallel_backend.supervisor.limits import Patience
@@ -59,7 +60,7 @@ class Machines:
 
     def __init__(self, folder: Path, program: str) -> None:
         self.events, self.logs, self._program = EventLoop(), LogFiles(folder / "logs"), program
-        self.hosts = Hosts(expected=2, interface="eth7", events=self.events)
+        self.hosts = Hosts(OtherMachines(nodes=2, interface="eth7"), self.events)
         self.sets: list[RankSet] = []
         self.why: list[str] = []
         self._thread: threading.Thread | None = None
@@ -229,7 +230,7 @@ def test_a_host_that_is_not_there_fails_the_start_of_its_ranks_alone(machines: C
     ids=["number", "torch", "program"],
 )
 def test_hosts_that_do_not_fit_are_refused(info: HostInfo, same_program: bool, words: str) -> None:
-    hosts = Hosts(expected=2, interface="eth7", events=EventLoop())
+    hosts = Hosts(OtherMachines(nodes=2, interface="eth7"), EventLoop())
     ours, theirs = socket.socketpair()
     with theirs:
         hosts.join(ours, info, same_program=same_program)
