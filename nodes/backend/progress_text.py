@@ -13,6 +13,7 @@ WAIT_TEXTS: dict[str, str] = {
     "queued": "waiting for another request",
     "start": "starting ranks",
     "loading": "loading weights",
+    "receiving": "hosts receive the model",
 }
 
 
@@ -29,7 +30,8 @@ def shown_progress(phase: str, show: Callable[[str], None], on_progress: OnProgr
         if progress.phase != phase:
             if progress.phase in WAIT_TEXTS:
                 loaded = progress.phase == "loading" and progress.value
-                show(phase if loaded else WAIT_TEXTS[progress.phase])
+                far = f" {progress.value}/{progress.total} MiB" if progress.phase == "receiving" else ""
+                show(phase if loaded else WAIT_TEXTS[progress.phase] + far)
             return
         note = f" ({progress.note})" if progress.note else ""
         show(f"{phase} {progress.value}/{progress.total}{note}")

@@ -5,7 +5,7 @@ import msgspec
 from ..checkpoint.single_file import is_in_memory
 from ..progress import IDLE, RankProgress
 from ..protocol.hosts import HostStatus
-from ..protocol.status import LoadedModel, RankStatus, SpareStatus, Status
+from ..protocol.status import HostLink, LoadedModel, RankStatus, SpareStatus, Status
 
 
 def format_status(status: Status) -> str:
@@ -23,7 +23,8 @@ def format_status(status: Status) -> str:
         lines.append(f"listens      {status.listens}")
     if status.internal_errors:
         lines.append(f"errors       {status.internal_errors} that should not have happened, in backend.log")
-    lines += [_host(host) for host in status.hosts] if len(status.hosts) > 1 else []
+    links = {rank.host: rank.link for rank in status.ranks if rank.link}
+    lines += [_host(host, links.get(host.name)) for host in status.hosts] if len(status.hosts) > 1 else []
     for rank in status.ranks:
         lines.append(_rank(rank))
         lines += [f"             {_model(model)}" for model in rank.models]
@@ -47,7 +48,7 @@ def _approximation_note(status: Status) -> str:
     return f" ({approximation}: approximate in Parallel Sampler, exact in other samplers)" if approximation else ""
 
 
-def _host(host: HostStatus) -> str:
+def _host(host: HostStatus, link: HostLink | None) -> str:
     name = f"{host.name} ({host.address})" if host.address else host.name or "unknown"
     parts = [f"  host {host.node}     {name}, {host.state}"]
     parts += [str(host.devices)] if host.devices else []
@@ -55,6 +56,9 @@ def _host(host: HostStatus) -> str:
         parts.append(f"answers in {1000 * host.round_trip:.1f} ms")
     if host.clock is not None and host.node:
         parts.append(f"clock {host.clock:+.3f} s")
+    if link:
+        whose = f"host {link.host}" if link.host else "the first host"
+        parts.append(f"{link.bandwidth / 1e6:.0f} MB/s and {1000 * link.latency:.1f} ms from {whose}")
     parts += [f"{package} {version}" for package, version in host.versions.items()]
     return ", ".join(parts) + (f": {host.problem}" if host.problem else "")
 

@@ -43,9 +43,9 @@ class SentBytes(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace in ("c10d", "_c10d_functional", "_dtensor"):
             name = func._schema.name.partition("::")[2]
-            if name not in _BYTES_SENT:
+            if name not in BYTES_SENT:
                 raise NotImplementedError(f"{func.namespace}::{name} is not counted")
-            self.by_kind[name] += _BYTES_SENT[name](*args)
+            self.by_kind[name] += BYTES_SENT[name](*args)
         return func(*args, **(kwargs or {}))
 
 
@@ -138,7 +138,7 @@ def _nothing(*_: Any) -> int:
     return 0
 
 
-_BYTES_SENT: dict[str, Callable[..., int | Fraction]] = {
+BYTES_SENT: dict[str, Callable[..., int | Fraction]] = {
     "alltoall_base_": _all_to_all,
     "all_to_all_single": _functional_all_to_all,
     "all_gather_into_tensor": _functional_all_gather,

@@ -1,7 +1,9 @@
 """The denoiser's part of a request: check it, load what is missing, and run one forward or a whole step loop."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
+from functools import partial
 
 from torch import Tensor
 
@@ -28,6 +30,7 @@ from ..step_loop.sample_loop import SampleLoop
 from ..step_loop.setting import Setting
 from .agreements import Agreements, KernelKey
 from .automatic_layout import fit
+from .crossing import Crossing, HostMap
 from .request import ActiveRequest, Tensors, measured
 from .tensor_values import first_outside
 from .validation import check_forward, check_sample
@@ -38,6 +41,7 @@ class Denoising:
     """One ``Forward`` or ``Sample`` request on this rank.
 
     Args:
+        hosts: where the ranks are.
         on_forward: called once for each forward of a transformer.
     """
 
@@ -47,10 +51,11 @@ class Denoising:
         components: ComponentCache,
         meshes: MeshCache,
         agreements: Agreements,
+        hosts: HostMap,
         on_forward: Callable[[], None],
     ) -> None:
         self.request, self.components, self.meshes, self.agreements = request, components, meshes, agreements
-        self.on_forward = on_forward
+        self.hosts, self.on_forward = hosts, on_forward
 
     def forward(self) -> Tensors:
         """Run a ``Forward``: the prediction of each branch on rank 0, an empty dict on other ranks."""
@@ -85,8 +90,11 @@ class Denoising:
         loop_class = PipeFusion if denoiser.plan.layout.pipe > 1 else SampleLoop
         with PROGRESS.phase("sampling"), measured(message, denoiser.mesh.whole, self.components.device) as measurement:
             PROGRESS.step(message.first_step, len(setting.sigmas) - 1)
-            loop = loop_class(setting, report=self._report, cancelled=self.request.cancelled)
-            results = {name: tensor.cpu() for name, tensor in loop.run().items()}
+            crossing = self._crossing(denoiser.plan)
+            report = partial(self._report, crossing)
+            loop = loop_class(setting, report=report, cancelled=self.request.cancelled)
+            with closing(crossing):
+                results = {name: tensor.cpu() for name, tensor in loop.run().items()}
         return results | (measurement.of_all_ranks() if measurement else {})
 
     def _prepare(self, plan: DenoisingPlan) -> tuple[Denoiser, Tensors] | None:
@@ -133,9 +141,15 @@ class Denoising:
                 "in two calls"
             )
 
-    def _report(self, progress: Progress, extra: Mapping[str, Tensor]) -> None:
-        """Report progress, and that blocks stream."""
-        self.request.report(replace(progress, note=self.components.transformers.note), extra)
+    def _crossing(self, plan: DenoisingPlan) -> Crossing:
+        message = self.request.message
+        hosts = HostMap() if message.measure else self.hosts  # which counts bytes itself
+        return Crossing(plan.layout, hosts, chosen=message.model.layout is None)
+
+    def _report(self, crossing: Crossing, progress: Progress, extra: Mapping[str, Tensor]) -> None:
+        """Report progress, that blocks stream, and what crosses between hosts."""
+        notes = (self.components.transformers.note, crossing.step_done())
+        self.request.report(replace(progress, note="; ".join(filter(None, notes))), extra)
 
     def _kernel(self, plan: DenoisingPlan, mesh: DeviceMesh) -> Kernel:
         """Return the attention kernel. The ranks of a mesh agree on it once: devices and weights' dtype do not change.

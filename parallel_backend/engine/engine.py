@@ -30,9 +30,11 @@ from . import text_encoding
 from .agreements import Agreements
 from .autoencoding import Autoencoding
 from .counting import counted
+from .crossing import HostMap
 from .denoising import Denoising
 from .host_files import HostFiles
 from .request import ActiveRequest, Tensors
+from .sharing import Sharing
 from .validation import read_shapes
 from .working_memory import text_bytes
 
@@ -46,18 +48,28 @@ class Engine:
     Args:
         timeout: deadline of one collective. A rank that waits longer for another rank raises, which ends the set of
             ranks. It has to be long enough for a slower rank to load its weights.
+        hosts: where the ranks are; None if all are on one host.
+        sharing: how hosts that lack a model get it; None if they do not.
     """
 
     def __init__(
-        self, *, rank: int, world_size: int, device: torch.device, timeout: timedelta = timedelta(minutes=10)
+        self,
+        *,
+        rank: int,
+        world_size: int,
+        device: torch.device,
+        timeout: timedelta = timedelta(minutes=10),
+        hosts: HostMap | None = None,
+        sharing: Sharing | None = None,
     ) -> None:
         self.rank, self.world_size, self.device, self.timeout = rank, world_size, device, timeout
         self.steps = 0
         self._bfloat16 = bfloat16.native_everywhere(device, world_size)
         self._models: dict[_Key, ComponentCache] = {}
+        self._hosts = hosts or HostMap()
         self._memory = DeviceMemory(device, self._parts, world_size)
         self._agreements = Agreements(world=world(rank, world_size))
-        self._files = HostFiles(self._agreements.world)
+        self._files = HostFiles(self._agreements.world, sharing or Sharing())
         self._meshes = MeshCache(rank, world_size, device, timeout=timeout, in_use=self._meshes_in_use)
 
     def missing_files(self, message: RankRequest) -> tuple[str, ...]:
@@ -97,7 +109,7 @@ class Engine:
             OutOfMemory: this rank's device is full, and other ranks may wait for it. Names the rank.
         """
         try:
-            message = self._files.localised(message)
+            message = self._files.localised(message, report=report, cancelled=cancelled)
             request = ActiveRequest(message=message, metas=metas, tensors=tensors, report=report, cancelled=cancelled)
             with torch.inference_mode():
                 return _HANDLERS[type(message)](self, request)
@@ -123,7 +135,7 @@ class Engine:
 
     def _denoising(self, request: ActiveRequest[Forward] | ActiveRequest[Sample]) -> Denoising:
         components = self._components(request.message.model)
-        return Denoising(request, components, self._meshes, self._agreements, self._count_forward)
+        return Denoising(request, components, self._meshes, self._agreements, self._hosts, self._count_forward)
 
     def _encode_text(self, request: ActiveRequest[EncodeText]) -> Tensors:
         if request.tensors is None:

@@ -1,27 +1,26 @@
 """Where this host has the files of a request, whose paths are those of ComfyUI's machine.
 
-A model's file is the one at the same path, or one of the same name in a folder of ``PARALLEL_DIT_MODELS``. The factors
+A model's file is on this host's disk (``model_folders``), or comes there from the first host (``sharing``). The factors
 of LoRAs and changed weights only exist in ComfyUI's memory, and come from rank 0. So do models that only exist there.
 """
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from ..checkpoint.opening import open_checkpoint
 from ..distributed.collectives import gather_numbers, gather_texts, refused_alike
 from ..distributed.file_broadcast import FilesInMemory, broadcast_file, path_of
 from ..distributed.mesh import Axis
 from ..errors import InvalidRequest
-from ..progress import LOADING, PROGRESS
+from ..progress import LOADING, PROGRESS, RECEIVING
 from ..protocol.messages import RankRequest, Unload
 from ..protocol.model_spec import FIRST, HOST, ModelSpec
 from ..protocol.request_files import SENT, File, Key, M, files_of, is_only_in_memory, key_of, with_files
-
-FOLDERS = "PARALLEL_DIT_MODELS"
-_COMFYUI = Path(__file__).resolve().parents[3]
+from ..step_loop.setting import Report
+from .model_folders import find
+from .sharing import Sharing, is_allowed, receive
 
 KEPT = 8
 """How many LoRAs and changed weights a host keeps in memory."""
@@ -32,19 +31,23 @@ class HostFiles:
 
     Args:
         world: all ranks.
+        sharing: how hosts that lack a model get it.
     """
 
-    def __init__(self, world: Axis) -> None:
-        self._world, self._memory = world, FilesInMemory()
+    def __init__(self, world: Axis, sharing: Sharing) -> None:
+        self._world, self._sharing, self._memory = world, sharing, FilesInMemory()
         self._paths: dict[Key, str] = {}
         self._models: set[Key] = set()
         self._sent: dict[str, str] = {}
 
-    def localised(self, message: M) -> M:
+    def localised(self, message: M, *, report: Report, cancelled: Callable[[], bool]) -> M:
         """Return a request whose paths are those of this host. Collective over the world where files are new.
+
+        ``report`` and ``cancelled`` are those of ``Engine.handle``.
 
         Raises:
             InvalidRequest: on all ranks alike; a rank's host lacks a file, or has another one of its name.
+            Cancelled: on all ranks alike.
         """
         files = files_of(message)
         new = [file for key, file in files.items() if key not in self._paths]
@@ -53,7 +56,7 @@ class HostFiles:
         self._make_room(keep=files)
         with PROGRESS.phase(LOADING):
             for file in new:
-                self._paths[key_of(file)] = self._find(file)
+                self._paths[key_of(file)] = self._find(file, report, cancelled)
         return with_files(message, lambda file: replace(file, path=self._paths[key_of(file)]))
 
     def missing(self, message: RankRequest) -> tuple[str, ...]:
@@ -86,14 +89,28 @@ class HostFiles:
         """Return the path by which requests call a file of this host."""
         return next((theirs for (theirs, _), ours in self._paths.items() if ours == path), path)
 
-    def _find(self, file: File) -> str:
+    def _find(self, file: File, report: Report, cancelled: Callable[[], bool]) -> str:
+        if not isinstance(file, ModelSpec) or is_only_in_memory(file.path):
+            path = self._received(file)
+        else:
+            path = self._on_disk(file, report, cancelled)
         if isinstance(file, ModelSpec):
             self._models.add(key_of(file))
-        if not isinstance(file, ModelSpec) or is_only_in_memory(file.path):
-            return self._received(file)
-        path = ""
+        return path
+
+    def _on_disk(self, model: ModelSpec, report: Report, cancelled: Callable[[], bool]) -> str:
+        path, refusal = _found(model)
+        with_it = [not text for text in gather_texts(refusal, self._world)]
+        if with_it[0] and not all(with_it) and is_allowed(self._sharing, self._world):
+            with PROGRESS.phase(RECEIVING):
+                receive(
+                    path, model.content, self._world, self._sharing,
+                    lacks=bool(refusal), report=report, cancelled=cancelled,
+                )  # fmt: skip
+            path, refusal = _found(model)
         with refused_alike(self._world):
-            path = str(_on_disk(file, os.environ.get(HOST, FIRST)))
+            if refusal:
+                raise InvalidRequest(refusal)
         return path
 
     def _received(self, file: File) -> str:
@@ -119,39 +136,9 @@ class HostFiles:
         self._sent = {identity: each for identity, each in self._sent.items() if each != path}
 
 
-def _on_disk(file: ModelSpec, host: str) -> Path:
-    """Return where this host has a model.
-
-    Raises:
-        InvalidRequest: it has none of this name, or only others.
-    """
-    path, here = Path(file.path), f"host {host}" if host else "the first host"
-    candidates = [each for each in (path, *_named(path.name)) if each.exists()]
-    for candidate in candidates:
-        if open_checkpoint(candidate).content() == file.content:
-            return candidate
-    if candidates:
-        raise InvalidRequest(
-            f"{here} has another {path.name} ({candidates[0]}) than ComfyUI: copy the file there again"
-        )
-    raise InvalidRequest(
-        f"{here} has no {path.name}: copy it there, to {path} or into a folder of {FOLDERS} ({_text(_folders())})"
-    )
-
-
-def _named(name: str) -> Iterator[Path]:
-    for folder in _folders():
-        yield from sorted(folder.rglob(name))
-
-
-def _folders() -> Sequence[Path]:
-    """The folders in which models are looked for: those that are named, or those of the ComfyUI around this folder."""
-    named = os.environ.get(FOLDERS)
-    if named:
-        return [Path(each) for each in named.split(os.pathsep) if each]
-    around = _COMFYUI.parent if _COMFYUI.name == "custom_nodes" else None
-    return [around / "models"] if around else []
-
-
-def _text(folders: Sequence[Path]) -> str:
-    return ", ".join(map(str, folders)) or "which is not set"
+def _found(model: ModelSpec) -> tuple[str, str]:
+    """Return where this host has a model, and why it has none; one of the two is empty."""
+    try:
+        return str(find(model)), ""
+    except InvalidRequest as error:
+        return "", str(error)

@@ -12,7 +12,9 @@ from pathlib import Path
 from ..errors import BackendError, BackendUnavailable, DeadlineExceeded, ProtocolError
 from ..protocol import greeting
 from ..protocol.deadlines import Deadline
+from ..protocol.greeting import Goal
 from ..protocol.relay import set_options
+from .shared_file import file_of
 from .store import store_of
 from .waiting import drained, received, retried, sent
 
@@ -39,7 +41,7 @@ class Admission:
     patience: float = 10.0
 
     async def admit(self, sock: socket.socket, check_room: Callable[[], None]) -> tuple[ssl.SSLSocket, socket.socket]:
-        """Return a client's TLS connection, and one to the supervisor for it. Closes ``sock`` otherwise.
+        """Return a client's TLS connection, and one to what it wants to reach. Closes ``sock`` otherwise.
 
         ``check_room`` raises a ``BackendError`` for a client that is known, if there are too many of them.
 
@@ -56,25 +58,36 @@ class Admission:
         except OSError:
             sock.close()
             raise
-        supervisor = None
+        wanted = None
         try:
             await self._shake_hands(tls, deadline)
             try:
-                store = await self._check(tls, deadline)
+                goal = await self._check(tls, deadline)
                 check_room()
-                supervisor = await self._connect(deadline)
-                if store != greeting.SUPERVISOR:
-                    supervisor = await store_of(supervisor, store, deadline)
+                wanted = await self._reach(goal, deadline)
             except BackendError as error:
                 await _refuse(tls, error)
                 raise
             await sent(tls, greeting.ACCEPTED, deadline)
-            return tls, supervisor
+            return tls, wanted
         except BaseException:
             tls.close()
-            if supervisor is not None:
-                supervisor.close()
+            if wanted is not None:
+                wanted.close()
             raise
+
+    async def _reach(self, goal: Goal, deadline: Deadline) -> socket.socket:
+        """Return a connection to what a client wants to reach.
+
+        Raises:
+            BackendError: that fails.
+        """
+        supervisor = await self._connect(deadline)
+        if goal == greeting.SUPERVISOR:
+            return supervisor
+        if goal.file == greeting.STORE:
+            return await store_of(supervisor, goal.generation, deadline)
+        return await file_of(supervisor, goal, deadline)
 
     async def _shake_hands(self, tls: ssl.SSLSocket, deadline: Deadline) -> None:
         """Make the handshake.
@@ -93,16 +106,16 @@ class Admission:
                 await drained(raw.fileno(), lambda: raw.recv(1 << 16), LINGER)
             raise ProtocolError(f"the handshake failed: {_described(error)}") from error
 
-    async def _check(self, tls: ssl.SSLSocket, deadline: Deadline) -> int:
-        """Read the greeting. Return whose store is wanted.
+    async def _check(self, tls: ssl.SSLSocket, deadline: Deadline) -> Goal:
+        """Read the greeting. Return what is wanted.
 
         Raises:
             BackendError: the client is not known.
         """
-        store, length = greeting.unpack_head(await received(tls, greeting.HEAD.size, deadline))
+        goal, length = greeting.unpack_head(await received(tls, greeting.HEAD.size, deadline))
         token = await received(tls, length, deadline)
         if tls.getpeercert():  # OpenSSL has verified it
-            return store
+            return goal
         if not token:
             raise BackendUnavailable(
                 "this machine has neither a certificate nor a token: copy client.pem and client.key, or token, from "
@@ -112,7 +125,7 @@ class Admission:
             raise BackendUnavailable("the backend has no token, and takes clients with a certificate alone")
         if not hmac.compare_digest(token, self.token.encode()):
             raise BackendUnavailable("this machine's token is not the backend's: copy the file token again")
-        return store
+        return goal
 
     async def _connect(self, deadline: Deadline) -> socket.socket:
         """Connect to the supervisor.

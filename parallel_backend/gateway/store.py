@@ -3,12 +3,10 @@
 import asyncio
 import socket
 
-from ..errors import BackendUnavailable, ProtocolError, from_code
-from ..protocol import frames
-from ..protocol.deadlines import READABLE, Deadline
+from ..errors import BackendUnavailable
+from ..protocol.deadlines import Deadline
 from ..protocol.hosts import OpenStore, StorePort
-from ..protocol.messages import Error
-from .waiting import wait_for
+from .questions import asked
 
 
 async def store_of(supervisor: socket.socket, generation: int, deadline: Deadline) -> socket.socket:
@@ -17,8 +15,7 @@ async def store_of(supervisor: socket.socket, generation: int, deadline: Deadlin
     Raises:
         BackendError: there is no such set now, or the store does not answer.
     """
-    with supervisor:
-        port = await _ask(supervisor, generation, deadline)
+    port = (await asked(supervisor, OpenStore(generation=generation), StorePort, deadline)).port
     sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     sock.setblocking(False)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -32,18 +29,3 @@ async def store_of(supervisor: socket.socket, generation: int, deadline: Deadlin
         sock.close()
         raise
     return sock
-
-
-async def _ask(supervisor: socket.socket, generation: int, deadline: Deadline) -> int:
-    try:
-        supervisor.sendall(frames.pack(frames.Frame(message=OpenStore(generation=generation))))
-        reader = frames.HeaderReader(supervisor)
-        while (frame := reader.advance()) is None:
-            await wait_for({supervisor.fileno(): READABLE}, deadline.remaining())
-    except OSError as error:
-        raise BackendUnavailable("the backend behind the gateway is ending") from error
-    if isinstance(frame.message, Error):
-        raise from_code(frame.message.code, frame.message.message)
-    if not isinstance(frame.message, StorePort):
-        raise ProtocolError(f"the supervisor answered {type(frame.message).__name__} where StorePort was expected")
-    return frame.message.port

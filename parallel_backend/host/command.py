@@ -71,6 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--devices", metavar="LIST", help='numbers of the devices that ranks may use, such as "0,1" (default: all)'
     )
+    serve.add_share_models(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -80,6 +81,7 @@ def run(options: argparse.Namespace) -> int:
         BackendError: an option does not fit, the backend refuses this host, or does not start here.
     """
     launched = Launched.read()
+    serve.share_models(options)
     if options.node is None and launched.node == 0:
         return serve.serve(_first_host_of(options, launched))
     agent = parse(options, launched)

@@ -10,6 +10,7 @@ from typing import Any
 from ..errors import ProtocolError
 from ..protocol import host_control
 from ..protocol.address import Address
+from ..protocol.hosts import GATEWAY, GENERATION
 from ..protocol.model_spec import Devices
 from ..supervisor.event_loop import READ, EventLoop
 from ..supervisor.ranks.rank_start import common_environment, store_environment
@@ -148,7 +149,8 @@ class Session:
             self._tunnel = StoreTunnel(self._first_host, message.generation)
         local = Devices(kind=self._devices.kind, indices=tuple(range(message.ranks)), visible=self._devices.visible)
         common = common_environment(local, interface=self._interface)
-        return common | message.environment | store_environment(self._tunnel.port)
+        way = {GATEWAY: str(self._first_host), GENERATION: str(message.generation)}
+        return common | message.environment | store_environment(self._tunnel.port) | way
 
     def _forget_exited(self) -> None:
         self._ranks = {key: rank for key, rank in self._ranks.items() if not rank.exited}

@@ -12,6 +12,7 @@ import time
 
 from ..errors import BackendError
 from ..protocol.address import Address
+from ..protocol.greeting import Goal
 from ..protocol.relay import Relay
 from ..protocol.remote import open_way
 from .loopback_peer import uid_of_peer
@@ -67,7 +68,7 @@ class StoreTunnel:
     def _serve(self, sock: socket.socket) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         try:
-            way = open_way(self._first_host, seconds=OPEN_TIMEOUT, store=self.generation)
+            way = open_way(self._first_host, seconds=OPEN_TIMEOUT, goal=Goal(generation=self.generation))
         except (BackendError, OSError) as error:
             log.warning("a rank does not reach the store: %s", error)
             sock.close()

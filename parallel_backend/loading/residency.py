@@ -83,7 +83,6 @@ class TransformerClaim(Claim):
         work: bytes that the request's tensors take at least.
         resident: what the ranks of this part have agreed on: blocks that stay, ``ALL`` or ``UNDECIDED``.
         part: a number for the part, the same on all ranks that hold it.
-        host: a number for the machine.
         host_free: the machine's memory that processes can still use.
         experts: number of transformers with these numbers.
         host_idle: the machine's memory from which blocks of other models stream, as far as this rank has made it.
@@ -97,7 +96,6 @@ class TransformerClaim(Claim):
     work: int
     resident: int
     part: int
-    host: int
     host_free: int
     experts: int
     host_idle: int
@@ -182,7 +180,7 @@ def _share_of_device(claims: Sequence[TransformerClaim], mine: TransformerClaim)
     """
     if mine.on_cpu:
         return mine.limit if mine.limit < mine.total else 0
-    ranks = [each for each in claims if each.device == mine.device]
+    ranks = [each for each in claims if each.memory == mine.memory]
     together = min(each.free for each in ranks) + sum(each.freeable for each in ranks)
     needed = sum(_least(each) + each.work for each in ranks)
     return min(mine.limit, together * (_least(mine) + mine.work) // needed)

@@ -12,6 +12,7 @@ from .. import processes
 from ..distributed.collectives import gather_numbers
 from ..distributed.mesh import Axis
 from ..errors import InvalidRequest, NoRoom
+from .host_store import machine_number
 
 MEMORY_LIMIT = "PARALLEL_DIT_MEMORY_LIMIT"
 """The environment variable that limits the memory of a rank."""
@@ -54,15 +55,22 @@ class Claim(Room):
     Attributes:
         needed: bytes that it loads; 0 if it has everything.
         device: index of its GPU, -1 for the machine's memory.
+        host: a number for the machine.
     """
 
     needed: int
     device: int
+    host: int = 0
 
     @property
     def on_cpu(self) -> bool:
         """Whether it is the machine's memory that the rank claims."""
         return self.device == _CPU
+
+    @property
+    def memory(self) -> tuple[int, int]:
+        """What tells the memory that the rank claims from others."""
+        return self.host, self.device
 
 
 C = TypeVar("C", bound=Claim)
@@ -102,7 +110,8 @@ def room_on(device: torch.device, held: int) -> Room:
 
 def claim(device: torch.device, room: Room, needed: int) -> Claim:
     """Return the claim to ``needed`` bytes of a rank that has this room."""
-    return Claim(**asdict(room), needed=needed, device=device.index if device.type == "cuda" else _CPU)
+    index = device.index if device.type == "cuda" else _CPU
+    return Claim(**asdict(room), needed=needed, device=index, host=machine_number())
 
 
 def claims_of_all(axis: Axis, mine: C) -> list[C]:
@@ -162,13 +171,14 @@ def shortage(claims: Sequence[Claim]) -> Shortage | None:
             return Shortage(
                 ranks=(rank,), device=each.device, needed=each.needed, room=each.limit, total=each.total, limited=True
             )
-    for device in dict.fromkeys(each.device for each in claims):
-        by_rank = {rank: each for rank, each in enumerate(claims) if each.device == device and each.needed}
+    for memory in dict.fromkeys(each.memory for each in claims):
+        by_rank = {rank: each for rank, each in enumerate(claims) if each.memory == memory and each.needed}
         needed = sum(each.needed for each in by_rank.values())
         freeable = sum(each.freeable for each in by_rank.values())
         total = max((each.total for each in by_rank.values()), default=0)
         room = min(min((each.free for each in by_rank.values()), default=0) + freeable, total)
         if needed > room:
+            device = memory[1]
             return Shortage(ranks=tuple(by_rank), device=device, needed=needed, room=room, total=total, limited=False)
     return None
 

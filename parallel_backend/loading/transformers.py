@@ -13,7 +13,7 @@ from ..distributed.mesh import DeviceMesh
 from ..interfaces.family import Family
 from ..protocol.model_spec import Adapter, Overlay
 from .device_memory import free
-from .host_store import machine_number, share
+from .host_store import share
 from .parts import Parts
 from .residency import ALL, SLOTS, UNDECIDED, PartSizes, TransformerClaim, decide, lacks_host_memory, with_slack
 from .room import claims_of_all
@@ -190,7 +190,7 @@ class Transformers:
             block=max(max(each.blocks) for each in sizes), blocks=blocks,
             resident=agreed.pop() if len(agreed) == 1 else UNDECIDED,
             part=mesh.axes["pipe"].index * mesh.axes["tensor"].size + mesh.axes["tensor"].index,
-            experts=len(sizes), host=machine_number(),
+            experts=len(sizes),
             host_free=mine.free if mine.on_cpu else processes.machine_memory()[0],
             # Ranks outside of the mesh would keep the memory.
             host_idle=memory.idle_host_bytes(self.parts) if mesh.whole.size == memory.ranks else 0,

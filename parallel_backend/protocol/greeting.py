@@ -1,38 +1,58 @@
 """What a client says first over TLS, and what it is answered: who it is, and why it is refused.
 
-A greeting is ``MAGIC``, a version, whom the client wants to reach, and a token, which may be empty for a client with a
-certificate. That is the supervisor, or the store of one set of ranks, for ranks of another host. The answer is one
-byte, and after ``REFUSED`` an error's code and sentence. Nothing else has passed the gateway until then.
+A greeting is ``MAGIC``, a version, a ``Goal``, and a token, which may be empty for a client with a certificate. The
+answer is one byte, and after ``REFUSED`` an error's code and sentence. Nothing else has passed the gateway until then.
 """
 
 import struct
+from dataclasses import dataclass
 
 from ..errors import BackendError, ProtocolError, from_code, shortened
 from .tls import MAX_TOKEN
 
 MAGIC = b"PDiT-TLS"
-VERSION = 1
-HEAD = struct.Struct("!8sHIH")
-"""Magic, version, the generation whose store is wanted or ``SUPERVISOR``, and the length of the token."""
-SUPERVISOR = 0
+VERSION = 2
+HEAD = struct.Struct("!8sHIiQH")
+"""Magic, version, the goal's three numbers, and the length of the token."""
 ACCEPTED, REFUSED = b"\x01", b"\x00"
 LENGTH = struct.Struct("!H")
 """The length of a refusal's text: code, line break, sentence."""
 
 
-def pack(token: str, *, store: int = SUPERVISOR) -> bytes:
-    """Return a client's greeting. ``store`` is the generation whose store is wanted."""
+STORE = -1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Goal:
+    """What a client wants to reach: the supervisor, or what a set of ranks on several hosts has on the first one.
+
+    Attributes:
+        generation: the set of ranks; 0 for the supervisor.
+        file: the number of a file that it shares, or ``STORE``.
+        offset: the first byte of the file that is wanted.
+    """
+
+    generation: int = 0
+    file: int = STORE
+    offset: int = 0
+
+
+SUPERVISOR = Goal()
+
+
+def pack(token: str, goal: Goal = SUPERVISOR) -> bytes:
+    """Return a client's greeting."""
     encoded = token.encode()
-    return HEAD.pack(MAGIC, VERSION, store, len(encoded)) + encoded
+    return HEAD.pack(MAGIC, VERSION, goal.generation, goal.file, goal.offset, len(encoded)) + encoded
 
 
-def unpack_head(head: bytes) -> tuple[int, int]:
-    """Check the head of a greeting, and return whose store is wanted and how many bytes of the token follow.
+def unpack_head(head: bytes) -> tuple[Goal, int]:
+    """Check the head of a greeting, and return what is wanted and how many bytes of the token follow.
 
     Raises:
         ProtocolError: it is not one, or of another version.
     """
-    magic, version, store, length = HEAD.unpack(head)
+    magic, version, generation, file, offset, length = HEAD.unpack(head)
     if magic != MAGIC:
         raise ProtocolError("the peer does not speak Parallel DiT's protocol")
     if version != VERSION:
@@ -42,7 +62,7 @@ def unpack_head(head: bytes) -> tuple[int, int]:
         )
     if length > MAX_TOKEN:
         raise ProtocolError(f"a token of {length} bytes exceeds the limit of {MAX_TOKEN}")
-    return int(store), int(length)
+    return Goal(generation=generation, file=file, offset=offset), int(length)
 
 
 def pack_refusal(error: BackendError) -> bytes:

@@ -42,15 +42,15 @@ def connect(address: Address, *, seconds: float, folder: Path | None = None) -> 
 
 
 def open_way(
-    address: Address, *, seconds: float, folder: Path | None = None, store: int = greeting.SUPERVISOR
+    address: Address, *, seconds: float, folder: Path | None = None, goal: greeting.Goal = greeting.SUPERVISOR
 ) -> ssl.SSLSocket:
-    """Connect to a backend's gateway, and through it to the supervisor or a store.
+    """Connect to a backend's gateway, and through it to the supervisor, a store or a file.
 
     Args:
         address: where it listens.
         seconds: for all of it.
         folder: of this machine's certificates, if not the default one.
-        store: the generation of the ranks whose store is wanted.
+        goal: what is wanted.
 
     Raises:
         InvalidRequest: this machine's certificates cannot be used.
@@ -68,7 +68,7 @@ def open_way(
             sock.settimeout(deadline.remaining())
             way = context.wrap_socket(sock, server_hostname=address.host)
             sock = way
-            _greet(way, greeting.pack(credentials.token, store=store), deadline)
+            _greet(way, greeting.pack(credentials.token, goal), deadline)
         return way
     except BaseException:
         sock.close()

@@ -37,10 +37,26 @@ class LoadedModel:
 
 
 @dataclass(frozen=True, kw_only=True)
+class HostLink:
+    """The network to a host, as a rank of another one has measured it.
+
+    Attributes:
+        host: the name of that host, "" for the first.
+        latency: seconds of a message one way.
+        bandwidth: bytes a second.
+    """
+
+    host: str
+    latency: float
+    bandwidth: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class RankStatus:
     """One rank, according to the process table and the rank itself. Memory in bytes; ``steps`` since its start.
 
-    ``host`` is the name of its host, "" for the first; ``pid`` is its process id there.
+    ``host`` is the name of its host, "" for the first; ``pid`` is its process id there. ``link`` is that to the host
+    before its own, if the rank is the first one of its host.
     """
 
     rank: int
@@ -52,6 +68,7 @@ class RankStatus:
     steps: int = 0
     progress: RankProgress = field(default_factory=RankProgress)
     host: str = ""
+    link: HostLink | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ..errors import ProtocolError, RankFailed, shortened
@@ -59,15 +59,23 @@ class SupervisorLink:
         except queue.Empty:
             return None
 
+    def share(self, paths: Sequence[str]) -> None:
+        """Let other hosts read these files, and no others."""
+        self._send(rank_control.Shares(paths=tuple(paths)))
+
     def report_finished(self, finished: rank_control.Finished) -> None:
-        """Report how a request ended on this rank, and the rank's status after it.
+        """Report how a request ended on this rank, and the rank's status after it."""
+        self._send_heartbeat()
+        self._send(finished)
+
+    def _send(self, message: rank_control.FromRank) -> None:
+        """Send a message.
 
         Blocks while the supervisor does not read, without a deadline: if the supervisor dies, so does this process.
         """
-        self._send_heartbeat()
         while True:
             try:
-                rank_control.send(self._control, finished)
+                rank_control.send(self._control, message)
                 return
             except BlockingIOError:
                 time.sleep(HEARTBEAT_INTERVAL / 10)

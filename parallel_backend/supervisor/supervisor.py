@@ -21,7 +21,7 @@ from ..errors import BackendError, BackendUnavailable, ProtocolError
 from ..protocol import frames, rank_control
 from ..protocol.endpoint import REQUEST_LOG, Endpoint, listen, peer
 from ..protocol.fingerprint import fingerprint
-from ..protocol.hosts import JoinHost, OpenStore
+from ..protocol.hosts import JoinHost, OpenShared, OpenStore
 from ..protocol.messages import Cancel, Done, Error, Outcome, RankRequest, Stop, Unload
 from ..protocol.status import Status, StatusQuery
 from . import request_lines
@@ -162,6 +162,8 @@ class Supervisor:
             answer(sock, self._queue.outcome(message.request_id))
         elif isinstance(message, OpenStore):
             answer(sock, self._generations.store_of(message.generation))
+        elif isinstance(message, OpenShared):
+            answer(sock, self._generations.shared_path(message))
         else:
             text = f"{type(message).__name__} is not a request"
             answer(sock, Error(code=ProtocolError.code, message=text))

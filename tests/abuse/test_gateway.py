@@ -17,6 +17,7 @@ from parallel_backend.errors import BackendUnavailable, DeadlineExceeded, Invali
 from parallel_backend.protocol import greeting, tls
 from parallel_backend.protocol.address import Address
 from parallel_backend.protocol.endpoint import GATEWAY_LOG, Endpoint, connect
+from parallel_backend.protocol.greeting import Goal
 from parallel_backend.protocol.messages import Echo
 from parallel_backend.protocol.tls import TOKEN, VARIABLE, Credentials
 from scripts.processes import wait_until
@@ -153,8 +154,8 @@ def refusal(answer: bytes) -> str:
         (greeting.pack(""), "neither a certificate nor a token"),
         (greeting.pack("é" * 20), "this machine's token is not the backend's"),
         (b"GET / HTTP/1.1\r\nHost: here\r\n\r\n", "does not speak Parallel DiT's protocol"),
-        (greeting.HEAD.pack(greeting.MAGIC, 9, 0, 0), "greets in version 9 and this gateway in version 1"),
-        (greeting.HEAD.pack(greeting.MAGIC, 1, 0, 60000) + bytes(4 << 20), "a token of 60000 bytes exceeds"),
+        (greeting.HEAD.pack(greeting.MAGIC, 9, 0, 0, 0, 0), "greets in version 9 and this gateway in version 2"),
+        (greeting.HEAD.pack(greeting.MAGIC, 2, 0, 0, 0, 60000) + bytes(4 << 20), "a token of 60000 bytes exceeds"),
     ],
 )
 def test_what_is_no_good_greeting_is_refused(
@@ -169,6 +170,23 @@ def test_a_certificate_needs_no_token(address: Address, certificates: Path) -> N
     answer = greeted(address, certificates, greeting.pack("") + b"x" * 100, certificate=True)
     assert answer[:1] == greeting.ACCEPTED
     assert b"does not speak Parallel DiT's protocol" in answer
+
+
+@pytest.mark.parametrize(
+    ("goal", "words"),
+    [
+        (Goal(generation=7), "generation 7 of the ranks has ended"),
+        (Goal(generation=7, file=0), "generation 7 of the ranks shares no file 0 now"),
+        (Goal(generation=1, file=0), "generation 1 of the ranks shares no file 0 now"),
+        (Goal(generation=1, file=-2, offset=(1 << 64) - 1), "generation 1 of the ranks shares no file -2 now"),
+    ],
+)
+def test_a_known_client_gets_no_store_and_no_file_that_is_not_shared(
+    backend: Client, address: Address, certificates: Path, goal: Goal, words: str
+) -> None:
+    backend.call(Echo(model=TWO_RANKS), {"x": torch.zeros(3)})
+    with one_more_refusal(backend):
+        assert words in refusal(greeted(address, certificates, greeting.pack("", goal), certificate=True))
 
 
 @pytest.mark.parametrize("data", [b"GET / HTTP/1.1\r\n\r\n", bytes(100), b"\x16\x03\x01\xff\xff" + bytes(70000), b""])

@@ -55,7 +55,7 @@ frame #0: c10::Error::Error(c10::SourceLocation) + 0x96
 class FakeEngine:
     """Runs steps that take ``STEP`` seconds and end with a collective, and fails as asked in the third one."""
 
-    def __init__(self, *, rank: int, world_size: int, device: "torch.device") -> None:
+    def __init__(self, *, rank: int, world_size: int, device: "torch.device", **hosts: object) -> None:
         self.rank, self.steps = rank, 0
         if DIES_AS_A_RANK.exists() and "--spare" in sys.argv:
             os._exit(5)

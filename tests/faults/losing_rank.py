@@ -24,7 +24,7 @@ SELF, SUPERVISOR = "self", "supervisor"
 """Targets of signals."""
 
 
-def _engine(*, rank: int, world_size: int, device: Any) -> Any:
+def _engine(*, rank: int, **options: Any) -> Any:
     from parallel_backend.engine import engine
     from parallel_backend.protocol import tensors
 
@@ -36,7 +36,7 @@ def _engine(*, rank: int, world_size: int, device: Any) -> Any:
     _cut_off(rank)
     vars(PROGRESS)["step"] = _signalling(PROGRESS.step, rank)
     vars(engine)["free"] = _freeing(vars(engine)["free"], rank)
-    return engine.Engine(rank=rank, world_size=world_size, device=device)
+    return engine.Engine(rank=rank, **options)
 
 
 def _cut_off(rank: int) -> None:

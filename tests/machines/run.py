@@ -54,6 +54,10 @@ class Run:
         assert len(found()) >= times, self._output.read_text()
         return found()
 
+    def kill(self) -> None:
+        """Kill it."""
+        self._process.kill()
+
     def samples(self) -> torch.Tensor:
         """Wait for its end, and return its latents."""
         assert self._process.wait(SECONDS) == 0, self._output.read_text()

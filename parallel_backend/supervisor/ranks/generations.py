@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from ...errors import BackendUnavailable
 from ...protocol import rank_control
-from ...protocol.hosts import StorePort
+from ...protocol.hosts import OpenShared, SharedPath, StorePort
 from ...protocol.messages import Error
 from ...protocol.model_spec import Devices
 from ..event_loop import EventLoop
@@ -75,6 +75,16 @@ class Generations:
         if self.current and self.current.generation == generation:
             return StorePort(port=self.current.store_port)
         return Error(code=BackendUnavailable.code, message=f"generation {generation} of the ranks has ended")
+
+    def shared_path(self, wanted: OpenShared) -> SharedPath | Error:
+        """Where a file is that a set shares with other hosts."""
+        shared = self.current.shared if self.current and self.current.generation == wanted.generation else ()
+        if 0 <= wanted.file < len(shared):
+            return SharedPath(path=shared[wanted.file])
+        return Error(
+            code=BackendUnavailable.code,
+            message=f"generation {wanted.generation} of the ranks shares no file {wanted.file} now",
+        )
 
     def kill(self) -> None:
         """Kill the current set, if there is one."""

@@ -52,6 +52,7 @@ class RankSet:
         killed_at: ``time.monotonic()`` when they were killed, None before.
         uses_spares: whether a rank was a spare one.
         store_port: the port of the store, on this host's loopback interface; 0 until ``start``.
+        shared: the files that rank 0 shares with other hosts.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class RankSet:
         self.killed_at: float | None = None
         self.uses_spares = False
         self.store_port = 0
+        self.shared: tuple[str, ...] = ()
 
     def start(self) -> None:
         """Start the processes; ``ready`` tells when all have joined the process group.
@@ -187,6 +189,8 @@ class RankSet:
             rank.ready = True
         elif isinstance(message, rank_control.Finished):
             self._on_finished(rank.rank, message)
+        elif isinstance(message, rank_control.Shares) and rank.rank == 0:  # other hosts may not choose files here
+            self.shared = message.paths
 
     def record_error(self, rank: int, finished: rank_control.Finished) -> None:
         """Record an error of a rank that makes the set unusable."""

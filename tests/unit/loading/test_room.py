@@ -1,5 +1,7 @@
 """The numbers of a device's memory, what is planned to go there, and the refusal of what does not fit."""
 
+from dataclasses import replace
+
 import psutil
 import pytest
 import torch
@@ -8,7 +10,7 @@ from parallel_backend import processes
 from parallel_backend.checkpoint.opening import open_checkpoint
 from parallel_backend.errors import InvalidRequest
 from parallel_backend.loading import load, room, transformer
-from parallel_backend.loading.room import MEMORY_LIMIT, Claim, Room, check_fits, memory_limit, room_on
+from parallel_backend.loading.room import MEMORY_LIMIT, Claim, Room, check_fits, memory_limit, room_on, shortage
 from parallel_backend.protocol.messages import EncodeText
 from tests.support import tiny
 from tests.unit.conftest import one_rank
@@ -67,6 +69,14 @@ def test_the_sentence_names_rank_device_numbers_and_remedies():
         "rank 1 (cuda:1) has room for 11.2 of 24.0 GB, and its weights of flux.safetensors take 23.8 GB: "
         "end other programs that use this memory, share them, or choose a smaller model"
     )
+
+
+def test_ranks_on_different_hosts_share_no_memory():
+    two = [gpu(12, 13, 0, index=index) for index in (0, 0)]
+    found = shortage(two)
+    assert found is not None
+    assert found.needed == 24 * GB
+    assert shortage([two[0], replace(two[1], host=9)]) is None
 
 
 def test_ranks_of_one_memory_share_it():

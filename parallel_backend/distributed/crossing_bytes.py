@@ -1,0 +1,52 @@
+"""Counts on one rank what all ranks of its kind send from host to host."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import _resolve_process_group  # type: ignore[attr-defined]
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from .sent_bytes import BYTES_SENT
+
+_GROUP_ARGUMENT = {"alltoall_base_": 2, "allreduce_": 1, "_allgather_base_": 2, "send": 1, "broadcast_": 1}
+"""Which argument of an operator is the group; the others end with the group's name."""
+
+
+class CrossingBytes(TorchDispatchMode):
+    """Counts while it is entered.
+
+    Args:
+        hosts: the host of each rank.
+        ranks: number of ranks that do what this one does, in groups of their own or in its groups.
+
+    Attributes:
+        total: bytes that cross from all of these ranks. It takes each rank to send equally much to each other one, and
+            what goes around a ring to go in the order of ranks.
+    """
+
+    def __init__(self, hosts: Sequence[str], ranks: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._hosts, self._ranks = hosts, ranks
+        self.total = 0.0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func._schema.name.partition("::")[2]
+        if func.namespace in ("c10d", "_c10d_functional") and name in BYTES_SENT:
+            sent = float(BYTES_SENT[name](*args))
+            if sent:
+                self.total += sent * self._share(name, args) * self._ranks
+        return func(*args, **(kwargs or {}))
+
+    def _share(self, name: str, args: Any) -> float:
+        """Return how much crosses in a group, as a part of what its ranks send if each sends what this one does."""
+        place = _GROUP_ARGUMENT.get(name)
+        group = _resolve_process_group(args[-1]) if place is None else dist.ProcessGroup.unbox(args[place])
+        hosts = [self._hosts[rank] for rank in dist.get_process_group_ranks(group)]
+        others = [len(hosts) - hosts.count(host) for host in hosts]
+        mean, here = sum(others) / len(hosts), others[group.rank()]
+        if name == "send":
+            return mean / here if hosts[args[2]] != hosts[group.rank()] else 0.0
+        if name in ("alltoall_base_", "all_to_all_single"):
+            return mean / (len(hosts) - 1)
+        return sum(hosts[i] != hosts[i - 1] for i in range(len(hosts))) / len(hosts)

@@ -1,0 +1,117 @@
+"""Brings a model of the first host to the hosts that lack it, if that is allowed."""
+
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+
+from ..checkpoint.opening import open_checkpoint
+from ..distributed.collectives import gather_numbers, gather_texts, refused_alike
+from ..distributed.mesh import Axis
+from ..errors import Cancelled, InvalidRequest
+from ..progress import PROGRESS
+from ..protocol.messages import Progress
+from ..protocol.model_spec import FIRST, HOST
+from ..step_loop.setting import Report
+from .download import Download, Open, SharedFile
+
+log = logging.getLogger(__name__)
+
+ROUND = 0.5
+"""Seconds between two agreements of the ranks on whether to go on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sharing:
+    """How a rank takes part in it.
+
+    Attributes:
+        offer: of rank 0: lets other hosts read these files, and no others. None if models are not shared.
+        open_file: of the other hosts' ranks, see ``Download``.
+    """
+
+    offer: Callable[[Sequence[str]], None] | None = None
+    open_file: Open | None = None
+
+
+def is_allowed(sharing: Sharing, world: Axis) -> bool:
+    """Whether rank 0 may share models; all ranks know it then. Collective."""
+    return gather_numbers([int(sharing.offer is not None)], world)[0] == (1,)
+
+
+def receive(
+    path: str,
+    content: str,
+    world: Axis,
+    sharing: Sharing,
+    *,
+    lacks: bool,
+    report: Report,
+    cancelled: Callable[[], bool],
+) -> None:
+    """Bring a model from the first host to others. Collective over the world.
+
+    Args:
+        path: where rank 0 has the model.
+        content: the model's.
+        world: all ranks.
+        sharing: how this rank takes part.
+        lacks: whether this rank's host lacks the model.
+        report: takes progress in MiB. Called on rank 0 only.
+        cancelled: whether the client cancelled, read on rank 0 only.
+
+    Raises:
+        InvalidRequest: a host does not get it; on all ranks alike.
+        Cancelled: on all ranks alike.
+    """
+    files, download = _offered(path, world, sharing), None
+    if _is_first_of_host(world) and lacks and sharing.open_file:
+        download = Download(files, content, sharing.open_file)
+        log.info("receiving %s from the first host, %.1f GB", content, download.total / 1e9)
+        download.start()
+    try:
+        _wait(download, world, report, cancelled)
+    finally:
+        if download:
+            download.stop()
+        if sharing.offer:
+            sharing.offer(())
+    with refused_alike(world):
+        if download and download.error:
+            raise InvalidRequest(download.error)
+
+
+def _offered(path: str, world: Axis, sharing: Sharing) -> list[SharedFile]:
+    """Return the model's files, which rank 0 shares from now on."""
+    text = ""
+    if world.index == 0:
+        assert sharing.offer
+        files = open_checkpoint(path).shared_files()
+        sharing.offer([str(file) for _, file in files])
+        text = json.dumps([asdict(SharedFile(name=name, size=file.stat().st_size)) for name, file in files])
+    return [SharedFile(**file) for file in json.loads(gather_texts(text, world)[0])]
+
+
+def _is_first_of_host(world: Axis) -> bool:
+    hosts = gather_texts(os.environ.get(HOST, FIRST), world)
+    return hosts.index(hosts[world.index]) == world.index
+
+
+def _wait(download: Download | None, world: Axis, report: Report, cancelled: Callable[[], bool]) -> None:
+    """Wait until no host receives any more, or the client cancels."""
+    while True:
+        if download is None:
+            time.sleep(ROUND)
+        ended = download is None or download.ended(ROUND)
+        got, total = (download.received, download.total) if download else (0, 0)
+        states = gather_numbers([got, total, ended, world.index == 0 and cancelled()], world)
+        done, of = (sum(state[i] for state in states) >> 20 for i in range(2))
+        PROGRESS.step(done, of)
+        if world.index == 0:
+            report(Progress(phase="receiving", value=done, total=of), {})
+        if states[0][3]:
+            raise Cancelled("the request was cancelled while hosts received the model; what has arrived is kept")
+        if all(state[2] for state in states):
+            return

@@ -1,0 +1,70 @@
+"""What goes from host to host is measured and counted."""
+
+import re
+
+import pytest
+
+from parallel_backend.engine.crossing import HostMap
+from tests.ranks import driver, requests
+from tests.ranks.conftest import Pools
+from tests.ranks.requests import Case
+
+THREE = ("", "b", "b")
+
+
+def test_neighbouring_hosts_measure_their_link(pools: Pools) -> None:
+    first, second, third = pools(3).run(driver.link, ("", "b", "c"))
+    assert first is None
+    assert (second.host, third.host) == ("", "b")
+    for link in (second, third):
+        assert 0 < link.latency < 0.1
+        assert 1e6 < link.bandwidth < 1e12
+    assert [link and link.host for link in pools(3).run(driver.link, THREE)] == [None, "", None]
+    assert pools(3).run(driver.link, ("", "", "")) == [None] * 3
+
+
+@pytest.mark.parametrize(
+    ("layout", "hosts", "what"),
+    [
+        ("ulysses=3", THREE, "ulysses=3"),
+        ("tensor=3", THREE, "tensor=3"),
+        ("ring=3 shard_weights", THREE, "shard_weights"),
+    ],
+)
+def test_a_layout_that_crosses_badly_says_what_it_sends(pools: Pools, checkpoints, layout, hosts, what) -> None:
+    message, tensors = requests.sample(requests.spec(checkpoints(heads=3), layout, ranks=3), Case(), previews=False)
+    pools(3).run(driver.place_ranks, HostMap(names=hosts, bandwidth=2e6))
+    answers = pools(3).run(driver.handle, message, tensors)
+    pools(3).run(driver.place_ranks, HostMap())
+    notes = [progress.note for progress, _ in answers[0]["reports"] if progress.phase == "sampling"]
+    assert notes[0] == "", "the first step loads the weights"
+    assert notes[1] == notes[2]
+    found = re.fullmatch(
+        rf"{what} across hosts sends about ([0-9.]+) MB between them in a step, ([0-9.]+) s at 2 MB/s; without a "
+        "layout, only CFG or a ring crosses",
+        notes[1],
+    )
+    assert found, notes[1]
+    first, second, third = sent(pools, checkpoints, layout)
+    # To each other rank as much; in a ring of three, two of three hops cross.
+    crossing = first + (second + third) / 2 if what == "ulysses=3" else (first + second + third) * 2 / 3
+    assert float(found[1]) == pytest.approx(crossing / 3 / 1e6, rel=0.25, abs=0.05)
+    assert float(found[2]) == pytest.approx(float(found[1]) / 2, abs=0.03)
+
+
+def sent(pools: Pools, checkpoints, layout: str) -> list[int]:
+    """Bytes that each rank sends in three steps."""
+    model = requests.spec(checkpoints(heads=3), layout, ranks=3)
+    message, tensors = requests.sample(model, Case(), measure=True)
+    answers = pools(3).run(driver.handle, message, tensors)
+    return answers[0]["tensors"]["sent_bytes"].tolist()
+
+
+@pytest.mark.parametrize("layout", ["ring=3", "data=3", "pipe=2"])
+def test_layouts_that_cross_well_say_nothing(pools: Pools, checkpoints, layout: str) -> None:
+    message, tensors = requests.sample(requests.spec(checkpoints(heads=3), layout, ranks=3), Case(batch=3))
+    pools(3).run(driver.place_ranks, HostMap(names=THREE, bandwidth=2e6))
+    answers = pools(3).run(driver.handle, message, tensors)
+    pools(3).run(driver.place_ranks, HostMap())
+    assert answers[0]["error"] is None
+    assert {progress.note for progress, _ in answers[0]["reports"]} == {""}
