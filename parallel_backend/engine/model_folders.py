@@ -33,7 +33,7 @@ def find(model: ModelSpec) -> Path:
     path = Path(model.path)
     candidates = [each for each in (path, *_named(path.name)) if each.exists()]
     for candidate in candidates:
-        if open_checkpoint(candidate).content() == model.content:
+        if _is(model, candidate):
             return candidate
     if candidates:
         raise InvalidRequest(
@@ -43,6 +43,14 @@ def find(model: ModelSpec) -> Path:
     raise InvalidRequest(
         f"{this_host()} has no {path.name}: copy it there, to {path} or into a folder of {FOLDERS} ({named})"
     )
+
+
+def _is(model: ModelSpec, path: Path) -> bool:
+    """Whether this is the model. Another one may be broken."""
+    try:
+        return open_checkpoint(path).content() == model.content
+    except InvalidRequest:
+        return False
 
 
 def _named(name: str) -> Iterator[Path]:

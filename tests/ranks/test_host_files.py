@@ -102,6 +102,12 @@ def test_a_host_that_lacks_a_model_gets_it(pools: Pools, folders: tuple[Path, Pa
     reports = [report for report, _ in answers[0]["reports"] if report.phase == "receiving"]
     assert reports[-1].value == reports[-1].total
     assert offers.read_text() == "[]", "nothing is offered any more"
+    # A copy that cannot be read does not stand in the way.
+    broken = second / "a" / "model"
+    broken.mkdir(parents=True)
+    (broken / "model_index.json").write_text("{")
+    pools(3).run(driver.share, str(offers))
+    assert [answer["error"] for answer in run(pools, *asked(given, content))] == [None] * 3
     # Rank 0's host has to have it itself.
     shutil.rmtree(path)
     pools(3).run(driver.share, str(offers))
