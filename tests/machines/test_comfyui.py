@@ -29,8 +29,9 @@ def test_workflows_equal_those_of_one_machine(new_network: NewNetwork, comfyui_p
         plain, _ = comfyui.run(prompt(kind, variant, "0", lora=False)) if lora else (latent * 2, None)
         assert not close(latent, plain), "the LoRA changes something"
         got, drawn = comfyui.run(prompt(kind, variant, devices, lora=lora))
-        ranks = [rank["host"] for rank in backend.status()["ranks"]]
-        assert ranks == [place.partition("@")[2] for place in devices.split(",")]
+        places = [place.partition("@")[2] for place in devices.split(",")]
+        ranks = [rank["host"] for rank in backend.status()["ranks"]]  # those of an earlier request may be more
+        assert ranks[: len(places)] == places
         assert close(got, latent), (kind, variant)
         assert (drawn.int() - frames.int()).abs().max() <= 1
         assert frames.float().std() > 5, "the image is blank"

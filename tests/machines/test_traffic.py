@@ -13,7 +13,7 @@ from .hosts import sent_bytes
 from .run import Run
 
 RATE = "200mbit"
-SIZE = "1x64x64"
+SIZE = "1x48x48"
 STEPS = 6
 DEVICES = "0,1,0@beta,1@beta"
 
