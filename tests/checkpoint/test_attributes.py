@@ -68,7 +68,8 @@ def test_clips_of_unseen_prompts_move_as_prompted(pipeline: WanPipeline, size: t
     check(accuracies)
 
 
-@pytest.mark.parametrize(("frames", "count"), [(1, 48), pytest.param(9, 24, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize(("frames", "count"), [(1, 48), (9, 24)])
 def test_an_empty_prompt_reads_near_chance(pipeline: WanPipeline, frames: int, count: int) -> None:
     """Otherwise the reader or the checkpoint would favour the expected answers. Chance is 1/4 for the direction, and
     less for the other attributes."""

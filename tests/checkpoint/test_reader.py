@@ -28,6 +28,7 @@ def test_reads_rendered_scenes_without_a_miss(frames: int, height: int, width: i
         assert all(read(clip).hits(scene).values()), scene
 
 
+@pytest.mark.long
 def test_reads_scenes_that_passed_the_vae(pipeline: WanPipeline) -> None:
     rng = random.Random(8)
     hits: list[bool] = []

@@ -28,14 +28,21 @@ def new_backend(new_network: NewNetwork, tmp_path: Path) -> Callable[..., Backen
     return start
 
 
-@pytest.mark.everyday
-def test_two_hosts_equal_one(new_backend: Callable[..., Backend], model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "layouts",
+    [
+        pytest.param((("0,0@beta,1@beta", ""),), marks=pytest.mark.everyday),
+        (("all", ""), ("0,0@beta", "ring=2"), ("0,1,0@beta", "ulysses=3"), ("0,0@beta,1@beta", "pipe=3 patches=1")),
+    ],
+    ids=["three ranks", "layouts"],
+)
+def test_two_hosts_equal_one(
+    new_backend: Callable[..., Backend], model: Path, tmp_path: Path, layouts: tuple[tuple[str, str], ...]
+) -> None:
     backend = new_backend("alpha", "beta")
     alpha, beta = backend.hosts
     one = Run(backend, alpha, model, tmp_path / "one.safetensors", "0", "", "4").samples()
-    for number, (devices, layout) in enumerate(
-        [("all", ""), ("0,0@beta", "ring=2"), ("0,1,0@beta", "ulysses=3"), ("0,0@beta,1@beta", "pipe=3 patches=1")]
-    ):
+    for number, (devices, layout) in enumerate(layouts):
         run = Run(backend, alpha, model, tmp_path / f"{number}.safetensors", devices, layout, "4")
         assert close(run.samples(), one), (devices, layout)
     ranks = backend.status()["ranks"]

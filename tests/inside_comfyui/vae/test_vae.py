@@ -124,7 +124,7 @@ def test_a_note_stays_on_the_node(loaded: Loaded, latent: dict[str, Any], monkey
     assert shown[-2:] == ["decoding 1/1 (on one rank: why)", "ready; on one rank: why"]
 
 
-@pytest.mark.newest
+@pytest.mark.grid
 def test_pixels_take_their_size_here_and_nothing_in_the_supervisor(load_remote: Callable[..., Loaded]) -> None:
     loaded, decode = load_remote(ParallelLayout(ulysses=2)), core_nodes.VAEDecode().decode
     decode(loaded.vae, {"samples": torch.zeros(1, 16, 1, 8, 8)})
