@@ -12,10 +12,12 @@ import comfy.utils
 import latent_preview
 import pytest
 import torch
+from any_folder_name.nodes.backend.progress_text import shown_progress
 from any_folder_name.nodes.layout import ParallelLayoutNode
 from any_folder_name.nodes.loader import ParallelLoader
 from any_folder_name.parallel_backend.errors import InvalidRequest
 from any_folder_name.parallel_backend.layout.parallel_layout import ParallelLayout
+from any_folder_name.parallel_backend.protocol.messages import Progress
 from helpers.inside_fixtures import Loaded, empty_latent, ksampler, loader_node, parallel_sampler
 
 ONES = {"data": 1, "cfg": 1, "pipe": 1, "ring": 1, "ulysses": 1, "tensor": 1}
@@ -192,3 +194,17 @@ def test_progress_bar_and_previews(
     assert [(value, total) for value, total, _ in updates] == [(1, 3), (2, 3), (3, 3)]
     sizes = [preview[1].size for _, _, preview in updates if preview is not None]
     assert sizes == ([] if method is comfy.cli_args.LatentPreviewMethod.NoPreviews else [(5, 6)] * 3)
+
+
+def test_the_node_says_what_is_waited_for() -> None:
+    shown: list[str] = []
+    progressed = shown_progress("sampling", shown.append, None)
+    for phase, value, total in [
+        ("queued", 0, 1), ("start", 0, 1), ("receiving", 3, 40), ("loading", 0, 1), ("loading", 1, 1), ("other", 1, 2),
+    ]:  # fmt: skip
+        progressed(Progress(phase=phase, value=value, total=total), {})
+    progressed(Progress(phase="sampling", value=1, total=2, note="slowly"), {})
+    assert shown == [
+        "waiting for another request", "starting ranks", "hosts receive the model 3/40 MiB", "loading weights",
+        "sampling", "sampling 1/2 (slowly)",
+    ]  # fmt: skip
