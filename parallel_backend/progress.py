@@ -16,9 +16,9 @@ STARTING = "starting"
 CONNECTING = "connecting to the other ranks"
 PREPARING = "preparing the request"
 LOADING = "loading weights"
-RECEIVING = "receiving a model"
 CLIENT = "waiting for the client"
 """Phases that the supervisor treats in a way of their own, and ``PREPARING``, which a request begins with."""
+RECEIVING = "receiving a model"
 
 _KEPT = 64
 """Durations that are kept of each phase."""

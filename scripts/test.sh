@@ -15,13 +15,15 @@ style() {
 }
 
 structure() { # types, import layers, and what the nodes rely on in each ComfyUI
+    local failed=
     # nodes/ imports the backend relatively, so both tools need the checkout as a package, whatever its folder's name.
     local package_path="$PWD/.venv/as_package"
     mkdir -p "$package_path" && ln -sfn "$PWD" "$package_path/parallel_dit"
-    mypy
-    MYPYPATH="$package_path" mypy -p parallel_dit.nodes
-    PYTHONPATH="$package_path" lint-imports
-    pytest tests/unit/scripts
+    mypy || failed=1
+    MYPYPATH="$package_path" mypy -p parallel_dit.nodes || failed=1
+    PYTHONPATH="$package_path" lint-imports || failed=1
+    pytest tests/unit/scripts || failed=1
+    [ -z "$failed" ]
 }
 
 beside() { # Run a function at low priority beside what follows; joined() waits, prints its output and gives its status.

@@ -58,7 +58,7 @@ def _host(host: HostStatus, link: HostLink | None) -> str:
         parts.append(f"clock {host.clock:+.3f} s")
     if link:
         whose = f"host {link.host}" if link.host else "the first host"
-        parts.append(f"{link.bandwidth / 1e6:.0f} MB/s and {1000 * link.latency:.1f} ms from {whose}")
+        parts.append(f"{link.bandwidth / 1e6:.0f} MB/s and {1000 * link.latency:.1f} ms to {whose}")
     parts += [f"{package} {version}" for package, version in host.versions.items()]
     return ", ".join(parts) + (f": {host.problem}" if host.problem else "")
 

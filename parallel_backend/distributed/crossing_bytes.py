@@ -21,8 +21,8 @@ class CrossingBytes(TorchDispatchMode):
         ranks: number of ranks that do what this one does, in groups of their own or in its groups.
 
     Attributes:
-        total: bytes that cross from all of these ranks. It takes each rank to send equally much to each other one, and
-            what goes around a ring to go in the order of ranks.
+        total: bytes that cross from all of these ranks, if each sends as much as this one to the rank that is as many
+            places on. What a collective sends goes around its group in the order of ranks.
     """
 
     def __init__(self, hosts: Sequence[str], ranks: int) -> None:
@@ -40,13 +40,13 @@ class CrossingBytes(TorchDispatchMode):
 
     def _share(self, name: str, args: Any) -> float:
         """Return how much crosses in a group, as a part of what its ranks send if each sends what this one does."""
-        place = _GROUP_ARGUMENT.get(name)
-        group = _resolve_process_group(args[-1]) if place is None else dist.ProcessGroup.unbox(args[place])
+        argument = _GROUP_ARGUMENT.get(name)
+        group = _resolve_process_group(args[-1]) if argument is None else dist.ProcessGroup.unbox(args[argument])
         hosts = [self._hosts[rank] for rank in dist.get_process_group_ranks(group)]
-        others = [len(hosts) - hosts.count(host) for host in hosts]
-        mean, here = sum(others) / len(hosts), others[group.rank()]
-        if name == "send":
-            return mean / here if hosts[args[2]] != hosts[group.rank()] else 0.0
         if name in ("alltoall_base_", "all_to_all_single"):
-            return mean / (len(hosts) - 1)
-        return sum(hosts[i] != hosts[i - 1] for i in range(len(hosts))) / len(hosts)
+            places = range(1, len(hosts))
+        else:
+            place = args[2] - group.rank() if name == "send" else 1
+            places = range(place, place + 1)
+        pairs = [(host, hosts[(i + place) % len(hosts)]) for place in places for i, host in enumerate(hosts)]
+        return sum(one != other for one, other in pairs) / len(pairs)

@@ -25,7 +25,8 @@ def measure(world: Axis, hosts: Sequence[str], device: torch.device) -> HostLink
         device: this rank's.
 
     Returns:
-        The link to the host before this rank's; None for a rank of the first host, and for any but its host's first.
+        The link to the host before this rank's, as fast as this rank sends to it. None for a rank of the first host,
+        and for any but its host's first.
     """
     firsts = [rank for rank, host in enumerate(hosts) if host not in hosts[:rank]]
     if world.index not in firsts or len(firsts) == 1:

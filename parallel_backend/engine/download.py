@@ -14,14 +14,14 @@ from typing import BinaryIO
 
 from ..errors import BackendError, Cancelled, DeadlineExceeded, InvalidRequest
 from ..protocol.shared_file import DIGEST, PIECE, digest_of
-from .model_folders import FOLDERS, PART, folders, this_host
+from .model_folders import FOLDERS, PART, shared_folder, this_host
 
 PATIENCE = 60.0
 """Seconds in which at least one piece of a file has to arrive, however often it has to be asked for."""
-LOCKED = 25.0
-"""Seconds in which another process, or a request that was cancelled, has to leave the files alone."""
+LOCKED = 90.0
+"""Seconds in which another process has to leave the files alone."""
 RETRY = 1.0
-"""Seconds between two attempts to open a way to the first host."""
+"""Seconds between two attempts to open a way to the first host, and between two looks at whether to stop."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,13 +31,23 @@ class SharedFile:
     name: str
     size: int
 
+    def __post_init__(self) -> None:
+        path = PurePosixPath(self.name)
+        if path.is_absolute() or ".." in path.parts:
+            raise InvalidRequest(f"a file is called {self.name!r}, which is outside of the model's folder")
+
+    def bytes_in(self, folder: Path) -> int:
+        """How many of its bytes a folder has."""
+        path = folder / self.name
+        return min(self.size, path.stat().st_size) if path.is_file() else 0
+
 
 Open = Callable[[int, int], socket.socket]
 """Opens a way to the file of a number, from an offset on. Raises ``BackendError`` or ``OSError``."""
 
 
 class Download:
-    """Receives one model into ``shared`` in the first of this host's model folders.
+    """Receives one model into a folder that has the name of its content, see ``shared_folder``.
 
     Args:
         files: of the model, in the first host's order.
@@ -76,34 +86,41 @@ class Download:
             self.error = f"{this_host()} does not get the model from the first host: {error} ({done} and are kept)"
 
     def _receive_all(self) -> None:
-        folder = _folder()
+        folder = shared_folder()
+        if folder is None:
+            raise InvalidRequest(f"there is no folder for it: set {FOLDERS} there")
         unfinished, finished = folder / f"{self._content}{PART}", folder / self._content
-        unfinished.mkdir(parents=True, exist_ok=True)
-        with self._locked(unfinished):
+        folder.mkdir(parents=True, exist_ok=True)
+        with self._locked(folder / f".{self._content}.lock"):
+            if all(file.bytes_in(finished) == file.size for file in self._files):
+                return  # another process has received it meanwhile
+            unfinished.mkdir(exist_ok=True)
             self._check_space(unfinished)
             for number, file in enumerate(self._files):
-                with _opened(unfinished / _safe(file.name), file.size) as (out, kept):
+                with _opened(unfinished / file.name, file.size) as (out, kept):
                     self.received += kept
                     self._receive(number, file.size - kept, out)
-            if finished.exists():  # it was changed after it had arrived
+            if finished.exists():
                 shutil.rmtree(finished)
             unfinished.rename(finished)
 
     @contextlib.contextmanager
-    def _locked(self, folder: Path) -> Iterator[None]:
-        descriptor, overdue = os.open(folder, os.O_RDONLY | os.O_CLOEXEC), time.monotonic() + LOCKED
-        try:
-            while not _lock(descriptor):
-                if time.monotonic() > overdue or self._stopped.is_set():
-                    raise InvalidRequest(f"another process receives it into {folder}: try again later")
-                time.sleep(RETRY / 10)
+    def _locked(self, path: Path) -> Iterator[None]:
+        overdue = time.monotonic() + LOCKED
+        with path.open("ab") as file:
+            while not _lock(file):
+                if time.monotonic() > overdue:
+                    raise InvalidRequest(f"another process receives it into {path.parent}: try again later")
+                self._pause(RETRY / 10)
             yield
-        finally:
-            os.close(descriptor)
+
+    def _pause(self, seconds: float) -> None:
+        if self._stopped.wait(seconds):
+            raise Cancelled("the request was cancelled")
 
     def _check_space(self, folder: Path) -> None:
-        present = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-        free, needed = shutil.disk_usage(folder).free, self.total - present
+        needed = self.total - sum(file.bytes_in(folder) for file in self._files)
+        free = shutil.disk_usage(folder).free
         if needed > free:
             raise InvalidRequest(f"{folder} needs {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free there")
 
@@ -115,16 +132,14 @@ class Download:
                 with self._open_file(number, out.tell()) as way:
                     while left:
                         piece = self._piece(way, min(PIECE, left))
-                        out.write(piece)
-                        out.flush()
-                        os.fdatasync(out.fileno())  # what has this length later is on the disk
+                        _append(out, piece)
                         left -= len(piece)
                         self.received += len(piece)
                         overdue = time.monotonic() + PATIENCE
-            except (BackendError, ConnectionError, TimeoutError) as error:
-                if isinstance(error, Cancelled) or time.monotonic() > overdue:
+            except (BackendError, ConnectionError) as error:
+                if isinstance(error, Cancelled | InvalidRequest) or time.monotonic() > overdue:
                     raise
-                time.sleep(RETRY)
+                self._pause(RETRY)
 
     def _piece(self, way: socket.socket, size: int) -> bytearray:
         piece, digest = self._read(way, size), self._read(way, DIGEST)
@@ -137,38 +152,33 @@ class Download:
         room = memoryview(found)
         way.settimeout(RETRY)
         while room:
-            if self._stopped.is_set():
-                raise Cancelled("the request was cancelled")
-            with contextlib.suppress(TimeoutError):
+            self._pause(0.0)
+            try:
                 count = way.recv_into(room)
-                if not count:
-                    raise ConnectionResetError("the first host closed the connection")
-                room = room[count:]
+            except TimeoutError:
+                count = None
+            except OSError as error:
+                raise ConnectionError(str(error)) from error
+            if count == 0:
+                raise ConnectionResetError("the first host closed the connection")
+            room = room[count or 0 :]
             if time.monotonic() > overdue:
                 raise DeadlineExceeded(f"no piece of a file arrived within {PATIENCE:g} s")
         return found
 
 
-def _folder() -> Path:
-    where = folders()
-    if not where:
-        raise InvalidRequest(f"there is no folder for it: set {FOLDERS} there")
-    return where[0] / "shared"
-
-
-def _safe(name: str) -> PurePosixPath:
-    path = PurePosixPath(name)
-    if path.is_absolute() or ".." in path.parts:
-        raise InvalidRequest(f"a file is called {name!r}, which is outside of the model's folder")
-    return path
-
-
-def _lock(descriptor: int) -> bool:
+def _lock(file: BinaryIO) -> bool:
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True
+
+
+def _append(out: BinaryIO, piece: bytearray) -> None:
+    out.write(piece)
+    out.flush()
+    os.fdatasync(out.fileno())  # what a file's length says later is on the disk
 
 
 @contextlib.contextmanager

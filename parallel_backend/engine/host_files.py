@@ -103,11 +103,14 @@ class HostFiles:
         with_it = [not text for text in gather_texts(refusal, self._world)]
         if with_it[0] and not all(with_it) and is_allowed(self._sharing, self._world):
             with PROGRESS.phase(RECEIVING):
-                receive(
+                error = receive(
                     path, model.content, self._world, self._sharing,
                     lacks=bool(refusal), report=report, cancelled=cancelled,
                 )  # fmt: skip
             path, refusal = _found(model)
+            failures = [text for text in gather_texts(error if refusal else "", self._world) if text]
+            if failures:
+                raise InvalidRequest(failures[0])
         with refused_alike(self._world):
             if refusal:
                 raise InvalidRequest(refusal)

@@ -1,8 +1,10 @@
 """Where this host has models, which requests call by paths of ComfyUI's machine.
 
-A model is at the same path, or has the same name in a folder of ``PARALLEL_DIT_MODELS``, and the same content.
+A model is at the same path, or has come from the first host, or has the same name in a folder of
+``PARALLEL_DIT_MODELS``. Its content is the same.
 """
 
+import glob
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -31,10 +33,11 @@ def find(model: ModelSpec) -> Path:
         InvalidRequest: it has none of this name, or only others.
     """
     path = Path(model.path)
-    candidates = [each for each in (path, *_named(path.name)) if each.exists()]
-    for candidate in candidates:
-        if _is(model, candidate):
-            return candidate
+    candidates = [path, *_received(model.content), *_named(path.name)]
+    found = next((each for each in candidates if each.exists() and _is(model, each)), None)
+    if found:
+        return found
+    candidates = [each for each in candidates if each.exists()]
     if candidates:
         raise InvalidRequest(
             f"{this_host()} has another {path.name} ({candidates[0]}) than ComfyUI: copy the file there again"
@@ -55,8 +58,21 @@ def _is(model: ModelSpec, path: Path) -> bool:
 
 def _named(name: str) -> Iterator[Path]:
     for folder in folders():
-        found = (each for each in folder.rglob(name) if not any(part.endswith(PART) for part in each.parts))
-        yield from sorted(found)
+        named = folder.rglob(glob.escape(name))
+        yield from sorted(each for each in named if not any(part.endswith(PART) for part in each.parts))
+
+
+def _received(content: str) -> Iterator[Path]:
+    """What has come from the first host: its name may be that of another request for the same content."""
+    folder = shared_folder()
+    if folder and (folder / content).is_dir():
+        yield from sorted((folder / content).iterdir())
+
+
+def shared_folder() -> Path | None:
+    """Return where models of the first host go; None without a model folder."""
+    where = folders()
+    return where[0] / "shared" if where else None
 
 
 def folders() -> Sequence[Path]:

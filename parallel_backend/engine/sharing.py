@@ -15,12 +15,14 @@ from ..progress import PROGRESS
 from ..protocol.messages import Progress
 from ..protocol.model_spec import FIRST, HOST
 from ..step_loop.setting import Report
-from .download import Download, Open, SharedFile
+from .download import PATIENCE, Download, Open, SharedFile
 
 log = logging.getLogger(__name__)
 
 ROUND = 0.5
 """Seconds between two agreements of the ranks on whether to go on."""
+STALLED = 3 * PATIENCE
+"""Seconds in which at least one host has to receive something; each gives up by itself earlier, if its disk lets it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +52,7 @@ def receive(
     lacks: bool,
     report: Report,
     cancelled: Callable[[], bool],
-) -> None:
+) -> str:
     """Bring a model from the first host to others. Collective over the world.
 
     Args:
@@ -62,8 +64,11 @@ def receive(
         report: takes progress in MiB. Called on rank 0 only.
         cancelled: whether the client cancelled, read on rank 0 only.
 
+    Returns:
+        Why this rank's host has not got it; "" if it has, or if another rank of it knows.
+
     Raises:
-        InvalidRequest: a host does not get it; on all ranks alike.
+        InvalidRequest: rank 0 cannot share it, or nothing arrives anywhere; on all ranks alike.
         Cancelled: on all ranks alike.
     """
     files, download = _offered(path, world, sharing), None
@@ -78,19 +83,21 @@ def receive(
             download.stop()
         if sharing.offer:
             sharing.offer(())
-    with refused_alike(world):
-        if download and download.error:
-            raise InvalidRequest(download.error)
+    return download.error if download else ""
 
 
 def _offered(path: str, world: Axis, sharing: Sharing) -> list[SharedFile]:
     """Return the model's files, which rank 0 shares from now on."""
     text = ""
-    if world.index == 0:
-        assert sharing.offer
-        files = open_checkpoint(path).shared_files()
-        sharing.offer([str(file) for _, file in files])
-        text = json.dumps([asdict(SharedFile(name=name, size=file.stat().st_size)) for name, file in files])
+    with refused_alike(world):
+        if world.index == 0:
+            assert sharing.offer
+            try:
+                files = open_checkpoint(path).shared_files()
+                text = json.dumps([asdict(SharedFile(name=name, size=file.stat().st_size)) for name, file in files])
+                sharing.offer([str(file) for _, file in files])
+            except (OSError, UnicodeError) as error:
+                raise InvalidRequest(f"{path} cannot be shared: {error}") from error
     return [SharedFile(**file) for file in json.loads(gather_texts(text, world)[0])]
 
 
@@ -100,18 +107,32 @@ def _is_first_of_host(world: Axis) -> bool:
 
 
 def _wait(download: Download | None, world: Axis, report: Report, cancelled: Callable[[], bool]) -> None:
-    """Wait until no host receives any more, or the client cancels."""
+    """Wait until all hosts have received it, one has failed, or the client cancels."""
+    before, moved_at = -1, time.monotonic()
     while True:
         if download is None:
             time.sleep(ROUND)
         ended = download is None or download.ended(ROUND)
+        failed = download is not None and bool(download.error)
         got, total = (download.received, download.total) if download else (0, 0)
-        states = gather_numbers([got, total, ended, world.index == 0 and cancelled()], world)
-        done, of = (sum(state[i] for state in states) >> 20 for i in range(2))
-        PROGRESS.step(done, of)
-        if world.index == 0:
-            report(Progress(phase="receiving", value=done, total=of), {})
-        if states[0][3]:
+        silence = time.monotonic() - moved_at
+        states = gather_numbers([got, total, ended, failed, int(silence), world.index == 0 and cancelled()], world)
+        received, of = (sum(state[i] for state in states) for i in range(2))
+        if received != before:
+            before, moved_at = received, time.monotonic()
+        _report(received, of, world, report)
+        if states[0][5]:
             raise Cancelled("the request was cancelled while hosts received the model; what has arrived is kept")
-        if all(state[2] for state in states):
+        if states[0][4] > STALLED:
+            raise InvalidRequest(
+                f"no host has received anything of the model for {states[0][4]} s; see the ranks' logs"
+            )
+        if all(state[2] for state in states) or any(state[3] for state in states):
             return
+
+
+def _report(received: int, of: int, world: Axis, report: Report) -> None:
+    done, total = received >> 20, of >> 20
+    PROGRESS.step(done, total)
+    if world.index == 0:
+        report(Progress(phase="receiving", value=done, total=total), {})

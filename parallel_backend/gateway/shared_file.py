@@ -29,7 +29,7 @@ async def file_of(supervisor: socket.socket, goal: Goal, deadline: Deadline) -> 
     question = OpenShared(generation=goal.generation, file=goal.file)
     path = Path((await asked(supervisor, question, SharedPath, deadline)).path)
     try:
-        file = await asyncio.to_thread(_opened, path, goal.offset)
+        file = await asyncio.wait_for(asyncio.to_thread(_opened, path, goal.offset), deadline.remaining())
     except (OSError, OverflowError) as error:
         raise BackendUnavailable(f"the first host cannot read {path.name} from byte {goal.offset}: {error}") from error
     ours, theirs = socket.socketpair()

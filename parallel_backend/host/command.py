@@ -82,6 +82,8 @@ def run(options: argparse.Namespace) -> int:
     """
     launched = Launched.read()
     serve.share_models(options)
+    if options.share_models and options.node:
+        raise InvalidRequest(f"--share-models with --node {options.node}: the first host shares its models, with serve")
     if options.node is None and launched.node == 0:
         return serve.serve(_first_host_of(options, launched))
     agent = parse(options, launched)

@@ -5,7 +5,7 @@ So what has arrived of a file is known to be right, and a transfer that was brok
 
 import hashlib
 
-PIECE = 16 << 20
+PIECE = 4 << 20
 """Bytes of each piece but the last."""
 DIGEST = 32
 """Bytes of the digest that follows each piece."""

@@ -26,8 +26,9 @@ def test_workflows_equal_those_of_one_machine(new_network: NewNetwork, comfyui_p
     comfyui = Comfy(backend, desk, comfyui_path, tmp_path)
     for kind, variant, devices, lora in CASES:
         latent, frames = comfyui.run(prompt(kind, variant, "0", lora=lora))
-        plain, _ = comfyui.run(prompt(kind, variant, "0", lora=False)) if lora else (latent * 2, None)
-        assert not close(latent, plain), "the LoRA changes something"
+        if lora:
+            plain, _ = comfyui.run(prompt(kind, variant, "0", lora=False))
+            assert not close(latent, plain), "the LoRA changes something"
         got, drawn = comfyui.run(prompt(kind, variant, devices, lora=lora))
         places = [place.partition("@")[2] for place in devices.split(",")]
         ranks = [rank["host"] for rank in backend.status()["ranks"]]  # those of an earlier request may be more

@@ -22,10 +22,8 @@ def test_a_model_goes_to_a_host_that_lacks_it_once(new_network: NewNetwork, tmp_
     )
     for host in hosts:
         (host.folder / "models").mkdir()
-    size = 40 << 20
     tiny.write(alpha.folder / "models" / "model", tiny.Tiny(heads=8, head_dim=64, layers=12))
     weights = sum(file.stat().st_size for file in (alpha.folder / "models").rglob("*.safetensors"))
-    assert weights > size, "several pieces"
     backend.start()
     one = Run(backend, alpha, folder / "model", tmp_path / "one.safetensors", "0", "", "3").samples()
 
@@ -33,15 +31,15 @@ def test_a_model_goes_to_a_host_that_lacks_it_once(new_network: NewNetwork, tmp_
     broken_off = Run(backend, alpha, folder / "model", tmp_path / "cut.safetensors", "0,0@beta", "", "3")
     unfinished = beta.folder / "models" / "shared"
     wait_until(
-        lambda: sum(file.stat().st_size for file in unfinished.rglob("*.safetensors")) >= size // 2,
+        lambda: sum(file.stat().st_size for file in unfinished.rglob("*.safetensors")) >= weights * 2 // 3,
         SECONDS,
-        "half of the model has arrived",
+        "two thirds of the model have arrived",
     )
     broken_off.kill()
     wait_until(lambda: backend.status()["state"] == "idle", SECONDS, "the request has ended")
     run = Run(backend, alpha, folder / "model", tmp_path / "all.safetensors", "0,0@beta", "", "3")
     assert close(run.samples(), one)
-    assert sent_bytes(alpha) - before < 1.6 * weights, "what had arrived is not sent again"
+    assert sent_bytes(alpha) - before < 1.3 * weights, "what had arrived is not sent again"
     [arrived] = unfinished.glob("*/model")
     assert not list(unfinished.glob("*.part"))
 

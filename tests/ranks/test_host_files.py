@@ -102,6 +102,12 @@ def test_a_host_that_lacks_a_model_gets_it(pools: Pools, folders: tuple[Path, Pa
     reports = [report for report, _ in answers[0]["reports"] if report.phase == "receiving"]
     assert reports[-1].value == reports[-1].total
     assert offers.read_text() == "[]", "nothing is offered any more"
+    # Another name for the same content needs no other copy.
+    renamed = path.rename(first / "model [2]")
+    pools(3).run(driver.share, str(offers))
+    assert [answer["error"] for answer in run(pools, *asked(tmp_path / "model [2]", content))] == [None] * 3
+    assert pools(3).run(driver.host_paths) == [[str(renamed)], [str(arrived)], [str(arrived)]]
+    renamed.rename(path)
     # A copy that cannot be read does not stand in the way.
     broken = second / "a" / "model"
     broken.mkdir(parents=True)

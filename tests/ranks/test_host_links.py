@@ -29,13 +29,15 @@ def test_neighbouring_hosts_measure_their_link(pools: Pools) -> None:
         ("ulysses=3", THREE, "ulysses=3"),
         ("tensor=3", THREE, "tensor=3"),
         ("ring=3 shard_weights", THREE, "shard_weights"),
+        ("ring=4 shard_weights", ("", "", "b", "b"), "shard_weights"),
     ],
 )
 def test_a_layout_that_crosses_badly_says_what_it_sends(pools: Pools, checkpoints, layout, hosts, what) -> None:
-    message, tensors = requests.sample(requests.spec(checkpoints(heads=3), layout, ranks=3), Case(), previews=False)
-    pools(3).run(driver.place_ranks, HostMap(names=hosts, bandwidth=2e6))
-    answers = pools(3).run(driver.handle, message, tensors)
-    pools(3).run(driver.place_ranks, HostMap())
+    pool, ranks = pools(len(hosts)), len(hosts)
+    message, tensors = requests.sample(requests.spec(checkpoints(heads=3), layout, ranks=ranks), Case())
+    pool.run(driver.place_ranks, HostMap(names=hosts, bandwidth=2e6))
+    answers = pool.run(driver.handle, message, tensors)
+    pool.run(driver.place_ranks, HostMap())
     notes = [progress.note for progress, _ in answers[0]["reports"] if progress.phase == "sampling"]
     assert notes[0] == "", "the first step loads the weights"
     assert notes[1] == notes[2]
@@ -45,18 +47,18 @@ def test_a_layout_that_crosses_badly_says_what_it_sends(pools: Pools, checkpoint
         notes[1],
     )
     assert found, notes[1]
-    first, second, third = sent(pools, checkpoints, layout)
-    # To each other rank as much; in a ring of three, two of three hops cross.
-    crossing = first + (second + third) / 2 if what == "ulysses=3" else (first + second + third) * 2 / 3
+    bytes_of_rank = sent(pools, checkpoints, layout, ranks)
+    # Each sends to each other rank as much, or around a ring, of which two hops cross.
+    crossing = sum(bytes_of_rank) * 2 / ranks if what != "ulysses=3" else bytes_of_rank[0] + sum(bytes_of_rank[1:]) / 2
     assert float(found[1]) == pytest.approx(crossing / 3 / 1e6, rel=0.25, abs=0.05)
     assert float(found[2]) == pytest.approx(float(found[1]) / 2, abs=0.03)
 
 
-def sent(pools: Pools, checkpoints, layout: str) -> list[int]:
+def sent(pools: Pools, checkpoints, layout: str, ranks: int) -> list[int]:
     """Bytes that each rank sends in three steps."""
-    model = requests.spec(checkpoints(heads=3), layout, ranks=3)
+    model = requests.spec(checkpoints(heads=3), layout, ranks=ranks)
     message, tensors = requests.sample(model, Case(), measure=True)
-    answers = pools(3).run(driver.handle, message, tensors)
+    answers = pools(ranks).run(driver.handle, message, tensors)
     return answers[0]["tensors"]["sent_bytes"].tolist()
 
 

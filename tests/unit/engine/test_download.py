@@ -15,7 +15,7 @@ import pytest
 from parallel_backend.engine import download as module
 from parallel_backend.engine.download import Download, SharedFile
 from parallel_backend.engine.model_folders import FOLDERS
-from parallel_backend.errors import BackendUnavailable
+from parallel_backend.errors import BackendUnavailable, InvalidRequest
 from parallel_backend.protocol.shared_file import DIGEST, digest_of
 
 PIECE = 1000
@@ -74,7 +74,8 @@ def receive(first: FirstHost, **changes: object) -> Download:
 def arrived(first: FirstHost, tmp_path: Path) -> None:
     for file, path in zip(first.files, first.paths, strict=True):
         assert (tmp_path / "models" / "shared" / CONTENT / file.name).read_bytes() == path.read_bytes()
-    assert [path.name for path in (tmp_path / "models" / "shared").iterdir()] == [CONTENT]
+    left = {path.name for path in (tmp_path / "models" / "shared").iterdir()}
+    assert left == {CONTENT, f".{CONTENT}.lock"}
 
 
 @pytest.mark.parametrize(
@@ -170,10 +171,9 @@ def test_what_stands_in_the_way_is_said(
 
 
 def test_a_second_process_does_not_write_the_same_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    unfinished = tmp_path / "models" / "shared" / f"{CONTENT}.part"
-    unfinished.mkdir(parents=True)
-    first = FirstHost(tmp_path / "first")
-    descriptor = os.open(unfinished, os.O_RDONLY)
+    folder, first = tmp_path / "models" / "shared", FirstHost(tmp_path / "first")
+    folder.mkdir(parents=True)
+    descriptor = os.open(folder / f".{CONTENT}.lock", os.O_RDWR | os.O_CREAT)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     monkeypatch.setattr(module, "LOCKED", 0.1)
     assert "another process receives it into" in receive(first).error
@@ -181,15 +181,69 @@ def test_a_second_process_does_not_write_the_same_files(tmp_path: Path, monkeypa
     waiting = Download(first.files, CONTENT, first.open_file)
     waiting.start()
     assert not waiting.ended(0.3)
+    shutil.copytree(tmp_path / "first", folder / CONTENT)  # the other process has received it
     os.close(descriptor)
     assert waiting.ended(20.0)
+    assert (waiting.error, first.asked) == ("", [])
     arrived(first, tmp_path)
 
 
-def test_a_name_outside_of_the_folder_is_refused(tmp_path: Path) -> None:
+def test_a_waiting_download_can_be_cancelled(tmp_path: Path) -> None:
+    folder, first = tmp_path / "models" / "shared", FirstHost(tmp_path / "first")
+    folder.mkdir(parents=True)
+    descriptor = os.open(folder / f".{CONTENT}.lock", os.O_RDWR | os.O_CREAT)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    waiting = Download(first.files, CONTENT, first.open_file)
+    waiting.start()
+    waiting.stop()
+    assert waiting.ended(5.0)
+    os.close(descriptor)
+
+
+def test_a_download_that_opens_no_way_can_be_cancelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "RETRY", 60.0)
+    first, tried = FirstHost(tmp_path / "first"), threading.Event()
+
+    def refuses(number: int, offset: int) -> socket.socket:
+        tried.set()
+        raise BackendUnavailable("not now")
+
+    found = Download(first.files, CONTENT, refuses)
+    found.start()
+    assert tried.wait(10.0)
+    found.stop()
+    assert found.ended(5.0)
+    assert "was cancelled" in found.error
+
+
+def test_a_network_that_is_not_there_is_tried_again(tmp_path: Path) -> None:
     first = FirstHost(tmp_path / "first")
-    first.files = [SharedFile(name="../../x", size=8)]
-    assert "'../../x', which is outside of the model's folder" in receive(first).error
+
+    class Broken:
+        """A way that breaks as no router finds the first host any more."""
+
+        def __enter__(self) -> "Broken":
+            return self
+
+        def __exit__(self, *error: object) -> None:
+            pass
+
+        def settimeout(self, seconds: float) -> None:
+            pass
+
+        def recv_into(self, room: memoryview) -> int:
+            raise OSError(113, "No route to host")
+
+    ways: list[object] = [Broken()]
+    changed = receive(first, _open_file=lambda *place: ways.pop() if ways else first.open_file(*place))
+    assert changed.error == ""
+    arrived(first, tmp_path)
+
+
+def test_a_name_outside_of_the_folder_is_refused() -> None:
+    for name in ("../../x", "/x", "a/../../x"):
+        with pytest.raises(InvalidRequest, match=f"'{name}', which is outside of the model's folder"):
+            SharedFile(name=name, size=8)
 
 
 def test_an_error_of_the_gateway_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
