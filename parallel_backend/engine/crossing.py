@@ -2,7 +2,8 @@
 
 import logging
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from ..distributed.crossing_bytes import CrossingBytes
@@ -41,7 +42,7 @@ def _crosses(layout: ParallelLayout, axes: Sequence[str], hosts: Sequence[str]) 
 
 
 class Crossing:
-    """Counts, on rank 0, what the second step of a loop sends between hosts, if the layout lies badly.
+    """Counts, on rank 0, what the second step of a loop, or forward, sends between hosts, if the layout lies badly.
 
     The first one may load weights.
 
@@ -59,16 +60,34 @@ class Crossing:
 
     def step_done(self) -> str:
         """Count a step. Return what the user has to know; "" for nothing."""
-        self._steps += 1
-        if self._badly and self._steps == 1:
+        self._done("step")
+        if self._steps == 1:
+            self._begin()
+        return self._note
+
+    @contextmanager
+    def forward(self) -> Iterator[None]:
+        """Compute one forward of its own while the context lasts."""
+        if self._steps == 1:
+            self._begin()
+        try:
+            yield
+            self._done("forward")
+        finally:
+            self.close()
+
+    def _begin(self) -> None:
+        if self._badly:
             self._counter = CrossingBytes(self._hosts.names, self._ranks)
             self._counter.__enter__()  # type: ignore[no-untyped-call]
-        elif self._counter:
+
+    def _done(self, what: str) -> None:
+        self._steps += 1
+        if self._counter:
             counted = self._counter.total
             self.close()
-            self._note = self._sentence(counted)
+            self._note = self._sentence(counted, what)
             log.warning(self._note)
-        return self._note
 
     def close(self) -> None:
         """Count no more."""
@@ -76,9 +95,34 @@ class Crossing:
             self._counter.__exit__(None, None, None)  # type: ignore[no-untyped-call]
             self._counter = None
 
-    def _sentence(self, count: float) -> str:
+    def _sentence(self, count: float, part: str) -> str:
         what = " and ".join(self._badly)
-        text = f"{what} across hosts sends about {count / 1e6:.1f} MB between them in a step"
+        text = f"{what} across hosts sends about {count / 1e6:.1f} MB between them in a {part}"
         if self._hosts.bandwidth:
             text += f", {count / self._hosts.bandwidth:.2f} s at {self._hosts.bandwidth / 1e6:.0f} MB/s"
         return text if self._chosen else f"{text}; without a layout, only CFG or a ring crosses"
+
+
+class Crossings:
+    """Makes a ``Crossing`` for each loop, and one for all forwards of a model in a layout.
+
+    Args:
+        hosts: where the ranks are.
+    """
+
+    def __init__(self, hosts: HostMap) -> None:
+        self._hosts = hosts
+        self._of_forwards: dict[tuple[str, ParallelLayout], Crossing] = {}
+
+    def of_loop(self, layout: ParallelLayout, *, chosen: bool) -> Crossing:
+        """Return a new one. ``chosen`` says whether the layout was chosen for the user."""
+        return Crossing(layout, self._hosts, chosen=chosen)
+
+    def of_forwards(self, model: str, layout: ParallelLayout, *, chosen: bool) -> Crossing:
+        """Return the one of a model's forwards, by the model's path."""
+        return self._of_forwards.setdefault((model, layout), self.of_loop(layout, chosen=chosen))
+
+    def forget(self, model: str) -> None:
+        """Forget a model that is unloaded."""
+        for key in [key for key in self._of_forwards if key[0] == model]:
+            del self._of_forwards[key]

@@ -1,7 +1,7 @@
 """The denoiser's part of a request: check it, load what is missing, and run one forward or a whole step loop."""
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import replace
 from functools import partial
 
@@ -30,7 +30,7 @@ from ..step_loop.sample_loop import SampleLoop
 from ..step_loop.setting import Setting
 from .agreements import Agreements, KernelKey
 from .automatic_layout import fit
-from .crossing import Crossing, HostMap
+from .crossing import Crossing, Crossings
 from .request import ActiveRequest, Tensors, measured
 from .tensor_values import first_outside
 from .validation import check_forward, check_sample
@@ -41,7 +41,7 @@ class Denoising:
     """One ``Forward`` or ``Sample`` request on this rank.
 
     Args:
-        hosts: where the ranks are.
+        crossings: count what goes from host to host.
         on_forward: called once for each forward of a transformer.
     """
 
@@ -51,11 +51,11 @@ class Denoising:
         components: ComponentCache,
         meshes: MeshCache,
         agreements: Agreements,
-        hosts: HostMap,
+        crossings: Crossings,
         on_forward: Callable[[], None],
     ) -> None:
         self.request, self.components, self.meshes, self.agreements = request, components, meshes, agreements
-        self.hosts, self.on_forward = hosts, on_forward
+        self.crossings, self.on_forward = crossings, on_forward
 
     def forward(self) -> Tensors:
         """Run a ``Forward``: the prediction of each branch on rank 0, an empty dict on other ranks."""
@@ -71,7 +71,8 @@ class Denoising:
         }
         denoiser.load(local)
         with PROGRESS.phase("denoising"):
-            with measured(message, denoiser.mesh.whole, self.components.device) as measurement:
+            crossing = self._crossing_counted(denoiser)
+            with measured(message, denoiser.mesh.whole, self.components.device) as measurement, crossing:
                 predictions = denoiser.gather(denoiser.shards(local))
             results = {str(i): prediction.cpu() for i, prediction in predictions.items()}
         return results | (measurement.of_all_ranks() if measurement else {})
@@ -90,7 +91,7 @@ class Denoising:
         loop_class = PipeFusion if denoiser.plan.layout.pipe > 1 else SampleLoop
         with PROGRESS.phase("sampling"), measured(message, denoiser.mesh.whole, self.components.device) as measurement:
             PROGRESS.step(message.first_step, len(setting.sigmas) - 1)
-            crossing = self._crossing(denoiser.plan)
+            crossing = self.crossings.of_loop(denoiser.plan.layout, chosen=message.model.layout is None)
             report = partial(self._report, crossing)
             loop = loop_class(setting, report=report, cancelled=self.request.cancelled)
             with closing(crossing):
@@ -141,10 +142,11 @@ class Denoising:
                 "in two calls"
             )
 
-    def _crossing(self, plan: DenoisingPlan) -> Crossing:
-        message = self.request.message
-        hosts = HostMap() if message.measure else self.hosts  # which counts bytes itself
-        return Crossing(plan.layout, hosts, chosen=message.model.layout is None)
+    def _crossing_counted(self, denoiser: Denoiser) -> AbstractContextManager[None]:
+        if denoiser.mesh.whole.index:
+            return nullcontext()
+        model = self.request.message.model
+        return self.crossings.of_forwards(model.path, denoiser.plan.layout, chosen=model.layout is None).forward()
 
     def _report(self, crossing: Crossing, progress: Progress, extra: Mapping[str, Tensor]) -> None:
         """Report progress, that blocks stream, and what crosses between hosts."""

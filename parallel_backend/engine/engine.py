@@ -30,7 +30,7 @@ from . import text_encoding
 from .agreements import Agreements
 from .autoencoding import Autoencoding
 from .counting import counted
-from .crossing import HostMap
+from .crossing import Crossings, HostMap
 from .denoising import Denoising
 from .host_files import HostFiles
 from .request import ActiveRequest, Tensors
@@ -66,7 +66,7 @@ class Engine:
         self.steps = 0
         self._bfloat16 = bfloat16.native_everywhere(device, world_size)
         self._models: dict[_Key, ComponentCache] = {}
-        self._hosts = hosts or HostMap()
+        self._crossings = Crossings(hosts or HostMap())
         self._memory = DeviceMemory(device, self._parts, world_size)
         self._agreements = Agreements(world=world(rank, world_size))
         self._files = HostFiles(self._agreements.world, sharing or Sharing())
@@ -135,7 +135,7 @@ class Engine:
 
     def _denoising(self, request: ActiveRequest[Forward] | ActiveRequest[Sample]) -> Denoising:
         components = self._components(request.message.model)
-        return Denoising(request, components, self._meshes, self._agreements, self._hosts, self._count_forward)
+        return Denoising(request, components, self._meshes, self._agreements, self._crossings, self._count_forward)
 
     def _encode_text(self, request: ActiveRequest[EncodeText]) -> Tensors:
         if request.tensors is None:
@@ -173,6 +173,7 @@ class Engine:
             self._models.pop(_key(request.message.model), None)
             self._agreements.forget_layouts(request.message.model.path)
             self._files.forget(request.message.model)
+            self._crossings.forget(request.message.model.path)
         free(self.device)
         return {}
 

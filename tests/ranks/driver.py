@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 
 from parallel_backend.distributed import host_links
 from parallel_backend.distributed.mesh import DeviceMesh
-from parallel_backend.engine.crossing import HostMap
+from parallel_backend.engine.crossing import Crossings, HostMap
 from parallel_backend.engine.engine import Engine
 from parallel_backend.engine.host_files import HostFiles
 from parallel_backend.engine.model_folders import FOLDERS
@@ -107,7 +107,12 @@ def share(rank: int, offers: str, delay: float = 0.0) -> None:
 
 def place_ranks(rank: int, hosts: HostMap) -> None:
     """Say where the ranks are."""
-    engine(rank)._hosts = hosts
+    engine(rank)._crossings = Crossings(hosts)
+
+
+def forward_notes(rank: int) -> list[str]:
+    """What this rank has to say about single forwards that cross from host to host."""
+    return [crossing._note for crossing in engine(rank)._crossings._of_forwards.values()]
 
 
 def link(rank: int, hosts: Sequence[str]) -> HostLink | None:
