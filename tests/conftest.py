@@ -39,10 +39,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     reason = "no ComfyUI found: set COMFYUI_PATHS, or put one into ~/ComfyUI"
     skipped = pytest.param(None, marks=pytest.mark.skip(reason=reason), id="none")
-    versions = [
-        pytest.param(path, id=comfy_paths.version(path), marks=[pytest.mark.older] if path != VERSIONS[-1] else [])
-        for path in VERSIONS
-    ]
+    versions = [pytest.param(path, id=comfy_paths.version(path)) for path in VERSIONS]
     metafunc.parametrize("comfyui_path", versions or [skipped], scope="session", indirect=True)
 
 

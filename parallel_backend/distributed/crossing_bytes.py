@@ -22,7 +22,7 @@ class CrossingBytes(TorchDispatchMode):
 
     Attributes:
         total: bytes that cross from all of these ranks, if each sends as much as this one to the rank that is as many
-            places on. What a collective sends goes around its group in the order of ranks.
+            places on in its group. What a collective sends goes around its group in the order of ranks.
     """
 
     def __init__(self, hosts: Sequence[str], ranks: int) -> None:
@@ -39,14 +39,27 @@ class CrossingBytes(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
     def _share(self, name: str, args: Any) -> float:
-        """Return how much crosses in a group, as a part of what its ranks send if each sends what this one does."""
+        """Return how much crosses, as a part of what all ranks send if each sends what this one does."""
         argument = _GROUP_ARGUMENT.get(name)
         group = _resolve_process_group(args[-1]) if argument is None else dist.ProcessGroup.unbox(args[argument])
-        hosts = [self._hosts[rank] for rank in dist.get_process_group_ranks(group)]
+        ranks = dist.get_process_group_ranks(group)
         if name in ("alltoall_base_", "all_to_all_single"):
-            places = range(1, len(hosts))
+            places = range(1, len(ranks))
         else:
             place = args[2] - group.rank() if name == "send" else 1
             places = range(place, place + 1)
-        pairs = [(host, hosts[(i + place) % len(hosts)]) for place in places for i, host in enumerate(hosts)]
+        pairs = [
+            (hosts[i], hosts[(i + place) % len(hosts)])
+            for hosts in self._groups_like(ranks) for place in places for i in range(len(hosts))
+        ]  # fmt: skip
         return sum(one != other for one, other in pairs) / len(pairs)
+
+    def _groups_like(self, ranks: Sequence[int]) -> list[list[str]]:
+        """Return the hosts of this group and of those that lie like it in the grid of ranks."""
+        groups, left = [], set(range(self._ranks))
+        for base in range(self._ranks):
+            group = [base + rank - ranks[0] for rank in ranks]
+            if left.issuperset(group):
+                left.difference_update(group)
+                groups.append([self._hosts[rank] for rank in group])
+        return groups

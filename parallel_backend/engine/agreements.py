@@ -25,9 +25,9 @@ class KernelKey:
 
 @dataclass(frozen=True, kw_only=True)
 class LayoutKey:
-    """A model, by path, stamp and dtype, and the layout that suits roomy devices."""
+    """A model, by its identity, stamp and dtype, and the layout that suits roomy devices."""
 
-    path: str
+    model: str
     stamp: str
     dtype: torch.dtype
     layout: ParallelLayout
@@ -55,7 +55,7 @@ class Agreements:
     kernels: dict[KernelKey, Kernel] = field(default_factory=dict)
     layouts: dict[LayoutKey, ChosenLayout] = field(default_factory=dict)
 
-    def forget_layouts(self, path: str) -> None:
+    def forget_layouts(self, model: str) -> None:
         """Forget the layouts of a model that was unloaded: there may be more room now."""
-        for key in [key for key in self.layouts if key.path == path]:
+        for key in [key for key in self.layouts if key.model == model]:
             del self.layouts[key]

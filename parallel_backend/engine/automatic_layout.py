@@ -36,7 +36,7 @@ def fit(
         adapt: whether to look for another layout if none is chosen yet.
     """
     work = _work(plan, components)
-    key = LayoutKey(path=model.path, stamp=model.stamp, dtype=components.dtype, layout=plan.layout)
+    key = LayoutKey(model=model.identity, stamp=model.stamp, dtype=components.dtype, layout=plan.layout)
     chosen = agreements.layouts.get(key)
     if chosen is None or (adapt and work > chosen.work):
         if not adapt:

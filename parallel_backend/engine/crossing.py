@@ -112,7 +112,7 @@ class Crossings:
 
     def __init__(self, hosts: HostMap) -> None:
         self._hosts = hosts
-        self._of_forwards: dict[tuple[str, ParallelLayout], Crossing] = {}
+        self._of_forwards: dict[tuple[str, ParallelLayout, bool], Crossing] = {}
 
     def of_loop(self, layout: ParallelLayout, *, chosen: bool) -> Crossing:
         """Return a new one. ``chosen`` says whether the layout was chosen for the user."""
@@ -120,7 +120,10 @@ class Crossings:
 
     def of_forwards(self, model: str, layout: ParallelLayout, *, chosen: bool) -> Crossing:
         """Return the one of a model's forwards, by the model's path."""
-        return self._of_forwards.setdefault((model, layout), self.of_loop(layout, chosen=chosen))
+        key = (model, layout, chosen)
+        if key not in self._of_forwards:
+            self._of_forwards[key] = self.of_loop(layout, chosen=chosen)
+        return self._of_forwards[key]
 
     def forget(self, model: str) -> None:
         """Forget a model that is unloaded."""

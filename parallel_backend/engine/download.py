@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import logging
 import os
 import shutil
 import socket
@@ -12,14 +13,17 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
+from ..checkpoint.opening import open_checkpoint
 from ..errors import BackendError, Cancelled, DeadlineExceeded, InvalidRequest
 from ..protocol.shared_file import DIGEST, PIECE, digest_of
 from .model_folders import FOLDERS, PART, shared_folder, this_host
 
+log = logging.getLogger(__name__)
+
 PATIENCE = 60.0
 """Seconds in which at least one piece of a file has to arrive, however often it has to be asked for."""
 LOCKED = 90.0
-"""Seconds in which another process has to leave the files alone."""
+"""Seconds in which another process has to receive some of the same files, or to leave them alone."""
 RETRY = 1.0
 """Seconds between two attempts to open a way to the first host, and between two looks at whether to stop."""
 
@@ -91,27 +95,49 @@ class Download:
             raise InvalidRequest(f"there is no folder for it: set {FOLDERS} there")
         unfinished, finished = folder / f"{self._content}{PART}", folder / self._content
         folder.mkdir(parents=True, exist_ok=True)
-        with self._locked(folder / f".{self._content}.lock"):
-            if all(file.bytes_in(finished) == file.size for file in self._files):
-                return  # another process has received it meanwhile
+        with self._locked(folder / f".{self._content}.lock", unfinished):
+            if self._is_complete(finished):  # another process has received it meanwhile
+                self.received = self.total
+                return
             unfinished.mkdir(exist_ok=True)
             self._check_space(unfinished)
             for number, file in enumerate(self._files):
                 with _opened(unfinished / file.name, file.size) as (out, kept):
                     self.received += kept
                     self._receive(number, file.size - kept, out)
+            self._remove_others(unfinished)
+            if not self._is_complete(unfinished):
+                shutil.rmtree(unfinished)
+                raise InvalidRequest("its files there have changed meanwhile")
             if finished.exists():
                 shutil.rmtree(finished)
             unfinished.rename(finished)
 
+    def _is_complete(self, folder: Path) -> bool:
+        if any(file.bytes_in(folder) != file.size for file in self._files):
+            return False
+        try:
+            return open_checkpoint(folder / PurePosixPath(self._files[0].name).parts[0]).content() == self._content
+        except InvalidRequest:
+            return False
+
+    def _remove_others(self, folder: Path) -> None:
+        """Remove files that are there under names which the model had before."""
+        wanted = {folder / file.name for file in self._files}
+        for path in [path for path in folder.rglob("*") if path.is_file() and path not in wanted]:
+            path.unlink()
+
     @contextlib.contextmanager
-    def _locked(self, path: Path) -> Iterator[None]:
-        overdue = time.monotonic() + LOCKED
+    def _locked(self, path: Path, unfinished: Path) -> Iterator[None]:
+        overdue, present = time.monotonic() + LOCKED, 0
         with path.open("ab") as file:
             while not _lock(file):
+                if present != (present := sum(each.bytes_in(unfinished) for each in self._files)):
+                    self.received, overdue = present, time.monotonic() + LOCKED
                 if time.monotonic() > overdue:
                     raise InvalidRequest(f"another process receives it into {path.parent}: try again later")
                 self._pause(RETRY / 10)
+            self.received = 0
             yield
 
     def _pause(self, seconds: float) -> None:
@@ -139,6 +165,7 @@ class Download:
             except (BackendError, ConnectionError) as error:
                 if isinstance(error, Cancelled | InvalidRequest) or time.monotonic() > overdue:
                     raise
+                log.warning("a file of the first host is asked for again: %s", error)
                 self._pause(RETRY)
 
     def _piece(self, way: socket.socket, size: int) -> bytearray:

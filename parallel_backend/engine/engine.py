@@ -171,7 +171,7 @@ class Engine:
     def _unload(self, request: ActiveRequest[Unload]) -> Tensors:
         if not request.message.only_cache:
             self._models.pop(_key(request.message.model), None)
-            self._agreements.forget_layouts(request.message.model.path)
+            self._agreements.forget_layouts(request.message.model.identity)
             self._files.forget(request.message.model)
             self._crossings.forget(request.message.model.path)
         free(self.device)

@@ -143,5 +143,5 @@ def _found(model: ModelSpec) -> tuple[str, str]:
     """Return where this host has a model, and why it has none; one of the two is empty."""
     try:
         return str(find(model)), ""
-    except InvalidRequest as error:
+    except (InvalidRequest, OSError) as error:  # another process may be moving files just now
         return "", str(error)

@@ -4,7 +4,6 @@ A model is at the same path, or has come from the first host, or has the same na
 ``PARALLEL_DIT_MODELS``. Its content is the same.
 """
 
-import glob
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -57,9 +56,18 @@ def _is(model: ModelSpec, path: Path) -> bool:
 
 
 def _named(name: str) -> Iterator[Path]:
+    """Look into linked folders, too, as ComfyUI does, but into none twice."""
+    seen: set[tuple[int, int]] = set()
     for folder in folders():
-        named = folder.rglob(glob.escape(name))
-        yield from sorted(each for each in named if not any(part.endswith(PART) for part in each.parts))
+        for root, subfolders, files in os.walk(folder, followlinks=True):
+            here = os.stat(root)
+            if (here.st_dev, here.st_ino) in seen:
+                subfolders.clear()
+                continue
+            seen.add((here.st_dev, here.st_ino))
+            subfolders[:] = sorted(each for each in subfolders if not each.endswith(PART))
+            if name in subfolders or name in files:
+                yield Path(root, name)
 
 
 def _received(content: str) -> Iterator[Path]:

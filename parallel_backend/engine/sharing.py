@@ -21,8 +21,8 @@ log = logging.getLogger(__name__)
 
 ROUND = 0.5
 """Seconds between two agreements of the ranks on whether to go on."""
-STALLED = 3 * PATIENCE
-"""Seconds in which at least one host has to receive something; each gives up by itself earlier, if its disk lets it."""
+STALLED = 5 * PATIENCE
+"""Seconds in which at least one host has to receive something. Each gives up earlier, unless its disk hangs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,15 +118,13 @@ def _wait(download: Download | None, world: Axis, report: Report, cancelled: Cal
         silence = time.monotonic() - moved_at
         states = gather_numbers([got, total, ended, failed, int(silence), world.index == 0 and cancelled()], world)
         received, of = (sum(state[i] for state in states) for i in range(2))
-        if received != before:
-            before, moved_at = received, time.monotonic()
         _report(received, of, world, report)
         if states[0][5]:
             raise Cancelled("the request was cancelled while hosts received the model; what has arrived is kept")
-        if states[0][4] > STALLED:
-            raise InvalidRequest(
-                f"no host has received anything of the model for {states[0][4]} s; see the ranks' logs"
-            )
+        if received != before:
+            before, moved_at = received, time.monotonic()
+        elif states[0][4] > STALLED:
+            raise InvalidRequest(f"no host has received any of it for {states[0][4]} s: see the ranks' logs")
         if all(state[2] for state in states) or any(state[3] for state in states):
             return
 

@@ -30,6 +30,8 @@ async def file_of(supervisor: socket.socket, goal: Goal, deadline: Deadline) -> 
     path = Path((await asked(supervisor, question, SharedPath, deadline)).path)
     try:
         file = await asyncio.wait_for(asyncio.to_thread(_opened, path, goal.offset), deadline.remaining())
+    except asyncio.TimeoutError as error:
+        raise BackendUnavailable(f"the first host's disk does not open {path.name} in time") from error
     except (OSError, OverflowError) as error:
         raise BackendUnavailable(f"the first host cannot read {path.name} from byte {goal.offset}: {error}") from error
     ours, theirs = socket.socketpair()

@@ -22,7 +22,7 @@ async def store_of(supervisor: socket.socket, generation: int, deadline: Deadlin
     try:
         connecting = asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", port))
         await asyncio.wait_for(connecting, deadline.remaining())
-    except OSError as error:  # ``TimeoutError``, too
+    except (OSError, asyncio.TimeoutError) as error:
         sock.close()
         raise BackendUnavailable(f"the store of generation {generation} does not answer") from error
     except BaseException:

@@ -141,6 +141,11 @@ class ModelSpec:
     def __post_init__(self) -> None:
         check_path(self.path)
 
+    @property
+    def identity(self) -> str:
+        """What tells the model from others, on all hosts alike."""
+        return self.content or self.path
+
 
 @dataclass(frozen=True, kw_only=True)
 class Adapter:

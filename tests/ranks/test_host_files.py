@@ -32,9 +32,9 @@ def folders(pools: Pools, tmp_path: Path) -> Iterator[tuple[Path, Path]]:
     pools(3).run(driver.place, [("", "")] * 3)
 
 
-def asked(path: Path, content: str, **options: Any) -> Any:
+def asked(path: Path, content: str, layout: str | None = "ulysses=3", **options: Any) -> Any:
     """A forward of three ranks and its tensors."""
-    model = replace(requests.spec(path, "ulysses=3", ranks=3), content=content)
+    model = replace(requests.spec(path, layout, ranks=3), content=content)
     message, tensors = requests.forward(model, Case())
     return replace(message, **options), tensors
 
@@ -102,10 +102,14 @@ def test_a_host_that_lacks_a_model_gets_it(pools: Pools, folders: tuple[Path, Pa
     reports = [report for report, _ in answers[0]["reports"] if report.phase == "receiving"]
     assert reports[-1].value == reports[-1].total
     assert offers.read_text() == "[]", "nothing is offered any more"
-    # Another name for the same content needs no other copy.
+    # Another name for the same content needs no other copy, and all ranks still decide alike.
+    assert [answer["error"] for answer in run(pools, *asked(given, content, None))] == [None] * 3
     renamed = path.rename(first / "model [2]")
     pools(3).run(driver.share, str(offers))
-    assert [answer["error"] for answer in run(pools, *asked(tmp_path / "model [2]", content))] == [None] * 3
+    for _ in range(2):
+        unnamed = asked(tmp_path / "model [2]", content, None)
+        assert [answer["error"] for answer in run(pools, *unnamed)] == [None] * 3
+        run(pools, Unload(model=replace(unnamed[0].model, path=str(given))), {})
     assert pools(3).run(driver.host_paths) == [[str(renamed)], [str(arrived)], [str(arrived)]]
     renamed.rename(path)
     # A copy that cannot be read does not stand in the way.

@@ -30,6 +30,7 @@ def test_neighbouring_hosts_measure_their_link(pools: Pools) -> None:
         ("tensor=3", THREE, "tensor=3"),
         ("ring=3 shard_weights", THREE, "shard_weights"),
         ("ring=4 shard_weights", ("", "", "b", "b"), "shard_weights"),
+        ("cfg=2 ulysses=2", ("", "", "", "b"), "ulysses=2"),
     ],
 )
 def test_a_layout_that_crosses_badly_says_what_it_sends(pools: Pools, checkpoints, layout, hosts, what) -> None:

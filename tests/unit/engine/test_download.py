@@ -9,6 +9,7 @@ import threading
 from collections import namedtuple
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -60,6 +61,7 @@ def _small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(module, "PIECE", PIECE)
     monkeypatch.setattr(module, "RETRY", 0.01)
     monkeypatch.setenv(FOLDERS, str(tmp_path / "models"))
+    monkeypatch.setattr(module, "open_checkpoint", lambda path: SimpleNamespace(content=lambda: CONTENT))
 
 
 def receive(first: FirstHost, **changes: object) -> Download:
@@ -237,6 +239,35 @@ def test_a_network_that_is_not_there_is_tried_again(tmp_path: Path) -> None:
     ways: list[object] = [Broken()]
     changed = receive(first, _open_file=lambda *place: ways.pop() if ways else first.open_file(*place))
     assert changed.error == ""
+    arrived(first, tmp_path)
+
+
+def test_files_that_change_meanwhile_are_received_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, contents = FirstHost(tmp_path / "first"), ["another", CONTENT]
+    monkeypatch.setattr(module, "open_checkpoint", lambda path: SimpleNamespace(content=lambda: contents.pop(0)))
+    assert "its files there have changed meanwhile" in receive(first).error
+    assert list((tmp_path / "models" / "shared").iterdir()) == [tmp_path / "models" / "shared" / f".{CONTENT}.lock"]
+    assert receive(first).error == ""
+    arrived(first, tmp_path)
+
+
+def test_a_copy_that_was_changed_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = FirstHost(tmp_path / "first")
+    assert receive(first).error == ""
+    contents = ["another", CONTENT]
+    monkeypatch.setattr(module, "open_checkpoint", lambda path: SimpleNamespace(content=lambda: contents.pop(0)))
+    assert receive(first).error == ""
+    assert len(first.asked) == 4
+    arrived(first, tmp_path)
+
+
+def test_what_a_model_had_under_other_names_does_not_stay(tmp_path: Path) -> None:
+    first = FirstHost(tmp_path / "first")
+    old = tmp_path / "models" / "shared" / f"{CONTENT}.part" / "old" / "c.safetensors"
+    old.parent.mkdir(parents=True)
+    old.write_text("x")
+    assert receive(first).error == ""
+    assert not list((tmp_path / "models" / "shared").rglob("c.safetensors"))
     arrived(first, tmp_path)
 
 
