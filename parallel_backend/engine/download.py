@@ -5,13 +5,12 @@ import fcntl
 import logging
 import os
 import shutil
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
 
 from ..checkpoint.opening import open_checkpoint
 from ..errors import BackendError, Cancelled, DeadlineExceeded, InvalidRequest
@@ -25,7 +24,7 @@ PATIENCE = 60.0
 LOCKED = 90.0
 """Seconds in which another process has to receive some of the same files, or to leave them alone."""
 RETRY = 1.0
-"""Seconds between two attempts to open a way to the first host, and between two looks at whether to stop."""
+"""Seconds between two attempts to open a way to the first host."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,8 +45,23 @@ class SharedFile:
         return min(self.size, path.stat().st_size) if path.is_file() else 0
 
 
-Open = Callable[[int, int], socket.socket]
-"""Opens a way to the file of a number, from an offset on. Raises ``BackendError`` or ``OSError``."""
+class Way(Protocol):
+    """A file's bytes and digests as they come."""
+
+    def read_into(self, room: memoryview) -> int | None:
+        """Return how many bytes were read, 0 at the end, None if none has come within about a second.
+
+        Raises:
+            ConnectionError: it is broken.
+        """
+
+    def __enter__(self) -> "Way": ...
+
+    def __exit__(self, *error: object) -> None: ...
+
+
+Open = Callable[[int, int], Way]
+"""Opens a way to the file of a number, from an offset on. Raises ``BackendError`` or ``ConnectionError``."""
 
 
 class Download:
@@ -168,24 +182,18 @@ class Download:
                 log.warning("a file of the first host is asked for again: %s", error)
                 self._pause(RETRY)
 
-    def _piece(self, way: socket.socket, size: int) -> bytearray:
+    def _piece(self, way: Way, size: int) -> bytearray:
         piece, digest = self._read(way, size), self._read(way, DIGEST)
         if digest_of(piece) != digest:
             raise ConnectionError("a piece of a file arrived with errors")
         return piece
 
-    def _read(self, way: socket.socket, size: int) -> bytearray:
+    def _read(self, way: Way, size: int) -> bytearray:
         found, overdue = bytearray(size), time.monotonic() + PATIENCE
         room = memoryview(found)
-        way.settimeout(RETRY)
         while room:
             self._pause(0.0)
-            try:
-                count = way.recv_into(room)
-            except TimeoutError:
-                count = None
-            except OSError as error:
-                raise ConnectionError(str(error)) from error
+            count = way.read_into(room)
             if count == 0:
                 raise ConnectionResetError("the first host closed the connection")
             room = room[count or 0 :]

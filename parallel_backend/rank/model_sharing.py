@@ -17,16 +17,39 @@ OPEN_TIMEOUT = 20.0
 """Seconds that a way to a file has to be opened."""
 
 
+class SocketWay:
+    """A ``Way`` that a socket is. It closes the socket."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        sock.settimeout(1.0)
+
+    def read_into(self, room: memoryview) -> int | None:
+        """See ``Way``."""
+        try:
+            return self._sock.recv_into(room)
+        except TimeoutError:
+            return None
+        except OSError as error:
+            raise ConnectionError(str(error)) from error
+
+    def __enter__(self) -> "SocketWay":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._sock.close()
+
+
 def sharing_of(rank: int, link: SupervisorLink) -> "Sharing":
     """Return what the environment says about it."""
     from ..engine.sharing import Sharing
 
     gateway, generation = os.environ.get(GATEWAY), os.environ.get(GENERATION, "0")
 
-    def open_file(number: int, offset: int) -> socket.socket:
+    def open_file(number: int, offset: int) -> SocketWay:
         assert gateway
         goal = Goal(generation=int(generation), file=number, offset=offset)
-        return open_way(Address.parse(gateway, what=GATEWAY), seconds=OPEN_TIMEOUT, goal=goal)
+        return SocketWay(open_way(Address.parse(gateway, what=GATEWAY), seconds=OPEN_TIMEOUT, goal=goal))
 
     return Sharing(
         offer=link.share if rank == 0 and os.environ.get(SHARE_MODELS) == "1" else None,

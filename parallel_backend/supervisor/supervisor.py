@@ -160,10 +160,8 @@ class Supervisor:
             answer(sock, Done())
         elif isinstance(message, Outcome):
             answer(sock, self._queue.outcome(message.request_id))
-        elif isinstance(message, OpenStore):
-            answer(sock, self._generations.store_of(message.generation))
-        elif isinstance(message, OpenShared):
-            answer(sock, self._generations.shared_path(message))
+        elif isinstance(message, OpenStore | OpenShared):
+            answer(sock, self._generations.place_of(message))
         else:
             text = f"{type(message).__name__} is not a request"
             answer(sock, Error(code=ProtocolError.code, message=text))

@@ -176,7 +176,7 @@ def test_a_certificate_needs_no_token(address: Address, certificates: Path) -> N
     ("goal", "words"),
     [
         (Goal(generation=7), "generation 7 of the ranks has ended"),
-        (Goal(generation=7, file=0), "generation 7 of the ranks shares no file 0 now"),
+        (Goal(generation=7, file=0), "generation 7 of the ranks has ended"),
         (Goal(generation=1, file=0), "generation 1 of the ranks shares no file 0 now"),
         (Goal(generation=1, file=-2, offset=(1 << 64) - 1), "generation 1 of the ranks shares no file -2 now"),
     ],

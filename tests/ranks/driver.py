@@ -34,6 +34,7 @@ from parallel_backend.protocol.messages import Progress, RankRequest
 from parallel_backend.protocol.model_spec import HOST
 from parallel_backend.protocol.status import HostLink
 from parallel_backend.protocol.tensors import describe
+from parallel_backend.rank.model_sharing import SocketWay
 from parallel_backend.strategies import sharded_weights
 
 _ENGINES: list[Engine] = []
@@ -91,12 +92,12 @@ def share(rank: int, offers: str, delay: float = 0.0) -> None:
     """
     listed = Path(offers)
 
-    def open_file(number: int, offset: int) -> socket.socket:
+    def open_file(number: int, offset: int) -> SocketWay:
         ours, theirs = socket.socketpair()
         time.sleep(delay)
         file = _opened(Path(json.loads(listed.read_text())[number]), offset)
         threading.Thread(target=_feed, args=(file, theirs), daemon=True).start()
-        return ours
+        return SocketWay(ours)
 
     def offer(paths: Sequence[str]) -> None:
         listed.write_text(json.dumps(paths))

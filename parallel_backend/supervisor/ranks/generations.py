@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from ...errors import BackendUnavailable
 from ...protocol import rank_control
-from ...protocol.hosts import OpenShared, SharedPath, StorePort
+from ...protocol.hosts import OpenShared, OpenStore, SharedPath, StorePort
 from ...protocol.messages import Error
 from ...protocol.model_spec import Devices
 from ..event_loop import EventLoop
@@ -70,21 +70,17 @@ class Generations:
         )
         self.current.start()
 
-    def store_of(self, generation: int) -> StorePort | Error:
-        """Where the store of a set is, for ranks on other hosts."""
-        if self.current and self.current.generation == generation:
-            return StorePort(port=self.current.store_port)
-        return Error(code=BackendUnavailable.code, message=f"generation {generation} of the ranks has ended")
-
-    def shared_path(self, wanted: OpenShared) -> SharedPath | Error:
-        """Where a file is that a set shares with other hosts."""
-        shared = self.current.shared if self.current and self.current.generation == wanted.generation else ()
-        if 0 <= wanted.file < len(shared):
-            return SharedPath(path=shared[wanted.file])
-        return Error(
-            code=BackendUnavailable.code,
-            message=f"generation {wanted.generation} of the ranks shares no file {wanted.file} now",
-        )
+    def place_of(self, wanted: OpenStore | OpenShared) -> StorePort | SharedPath | Error:
+        """Where the store of a set is, or a file that it shares, for ranks on other hosts."""
+        asked = self.current if self.current and self.current.generation == wanted.generation else None
+        reason = "has ended"
+        if asked and isinstance(wanted, OpenStore):
+            return StorePort(port=asked.store_port)
+        if asked and isinstance(wanted, OpenShared):
+            if 0 <= wanted.file < len(asked.shared):
+                return SharedPath(path=asked.shared[wanted.file])
+            reason = f"shares no file {wanted.file} now"
+        return Error(code=BackendUnavailable.code, message=f"generation {wanted.generation} of the ranks {reason}")
 
     def kill(self) -> None:
         """Kill the current set, if there is one."""

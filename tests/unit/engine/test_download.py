@@ -18,6 +18,7 @@ from parallel_backend.engine.download import Download, SharedFile
 from parallel_backend.engine.model_folders import FOLDERS
 from parallel_backend.errors import BackendUnavailable, InvalidRequest
 from parallel_backend.protocol.shared_file import DIGEST, digest_of
+from parallel_backend.rank.model_sharing import SocketWay
 
 PIECE = 1000
 CONTENT = "abc"
@@ -35,7 +36,7 @@ class FirstHost:
         self.asked: list[tuple[int, int]] = []
         self._breaks, self._spoilt = list(breaks), spoilt
 
-    def open_file(self, number: int, offset: int) -> socket.socket:
+    def open_file(self, number: int, offset: int) -> SocketWay:
         self.asked.append((number, offset))
         ours, theirs = socket.socketpair()
         data = bytearray()
@@ -48,7 +49,7 @@ class FirstHost:
             self._spoilt = -1
         end = self._breaks.pop(0) if self._breaks else len(data)
         threading.Thread(target=_send, args=(theirs, data[:end]), daemon=True).start()
-        return ours
+        return SocketWay(ours)
 
 
 def _send(sock: socket.socket, data: bytes) -> None:
@@ -114,10 +115,10 @@ def test_a_way_that_is_silent_is_given_up(tmp_path: Path, monkeypatch: pytest.Mo
     first, ends = FirstHost(tmp_path / "first"), []
     monkeypatch.setattr(module, "PATIENCE", 0.2)
 
-    def silent(number: int, offset: int) -> socket.socket:
+    def silent(number: int, offset: int) -> SocketWay:
         ours, theirs = socket.socketpair()
         ends.append(theirs)
-        return ours
+        return SocketWay(ours)
 
     found = Download(first.files, CONTENT, silent)
     found.start()
@@ -128,13 +129,13 @@ def test_a_way_that_is_silent_is_given_up(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_cancelled_download_ends_at_once_and_keeps_its_pieces(tmp_path: Path) -> None:
     first, opened = FirstHost(tmp_path / "first"), threading.Event()
 
-    def slow(number: int, offset: int) -> socket.socket:
+    def slow(number: int, offset: int) -> SocketWay:
         ours, theirs = socket.socketpair()
         piece = first.paths[0].read_bytes()[:PIECE]
         theirs.sendall(piece + digest_of(piece))
         slow.end = theirs  # type: ignore[attr-defined]
         opened.set()
-        return ours
+        return SocketWay(ours)
 
     found = Download(first.files, CONTENT, slow)
     found.start()
@@ -206,7 +207,7 @@ def test_a_download_that_opens_no_way_can_be_cancelled(tmp_path: Path, monkeypat
     monkeypatch.setattr(module, "RETRY", 60.0)
     first, tried = FirstHost(tmp_path / "first"), threading.Event()
 
-    def refuses(number: int, offset: int) -> socket.socket:
+    def refuses(number: int, offset: int) -> SocketWay:
         tried.set()
         raise BackendUnavailable("not now")
 
@@ -221,22 +222,13 @@ def test_a_download_that_opens_no_way_can_be_cancelled(tmp_path: Path, monkeypat
 def test_a_network_that_is_not_there_is_tried_again(tmp_path: Path) -> None:
     first = FirstHost(tmp_path / "first")
 
-    class Broken:
-        """A way that breaks as no router finds the first host any more."""
+    class Broken(socket.socket):
+        """What is read when no router finds the first host any more."""
 
-        def __enter__(self) -> "Broken":
-            return self
-
-        def __exit__(self, *error: object) -> None:
-            pass
-
-        def settimeout(self, seconds: float) -> None:
-            pass
-
-        def recv_into(self, room: memoryview) -> int:
+        def recv_into(self, *arguments: object) -> int:
             raise OSError(113, "No route to host")
 
-    ways: list[object] = [Broken()]
+    ways = [SocketWay(Broken())]
     changed = receive(first, _open_file=lambda *place: ways.pop() if ways else first.open_file(*place))
     assert changed.error == ""
     arrived(first, tmp_path)
@@ -281,7 +273,7 @@ def test_an_error_of_the_gateway_is_said(tmp_path: Path, monkeypatch: pytest.Mon
     first = FirstHost(tmp_path / "first")
     monkeypatch.setattr(module, "PATIENCE", 0.1)
 
-    def refuses(number: int, offset: int) -> socket.socket:
+    def refuses(number: int, offset: int) -> SocketWay:
         raise BackendUnavailable("generation 3 of the ranks shares no file 0 now")
 
     assert "shares no file 0 now" in receive(first, _open_file=refuses).error
