@@ -24,7 +24,15 @@ from ...parallel_backend.client.recovery import RecoveringCall
 from ...parallel_backend.errors import BackendError, BackendUnavailable, Cancelled, OutOfMemory, QueueFull, RankFailed
 from ...parallel_backend.layout.parallel_layout import ParallelLayout, auto, sharing
 from ...parallel_backend.protocol.messages import (
-    Decode, Encode, EncodeText, Forward, Progress, RankRequest, ReadWeights, Sample, Unload,
+    Decode,
+    Encode,
+    EncodeText,
+    Forward,
+    Progress,
+    RankRequest,
+    ReadWeights,
+    Sample,
+    Unload,
 )  # fmt: skip
 from ...parallel_backend.protocol.model_spec import ModelSpec
 from ...parallel_backend.protocol.status import LoadedModel, RankStatus
