@@ -51,7 +51,6 @@ PHASES: dict[type[RankRequest], str] = {
 
 UNLOAD_PATIENCE = 10.0
 """Seconds that an unload waits for its turn; the ranks may be busy with another client's request."""
-
 FREE_DELAY = 5.0
 """Seconds until the weights of a dropped model are freed; a loader that runs again may reuse them."""
 

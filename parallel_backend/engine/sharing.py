@@ -71,11 +71,9 @@ def receive(
         InvalidRequest: rank 0 cannot share it, or nothing arrives anywhere; on all ranks alike.
         Cancelled: on all ranks alike.
     """
-    files, download = _offered(path, world, sharing), None
-    if _is_first_of_host(world) and lacks and sharing.open_file:
-        download = Download(files, content, sharing.open_file)
-        log.info("receiving %s from the first host, %.1f GB", content, download.total / 1e9)
-        download.start()
+    files = _offered(path, world, sharing)
+    receives = _is_first_of_host(world) and lacks
+    download = _started(files, content, sharing) if receives else None
     try:
         _wait(download, world, report, cancelled)
     finally:
@@ -99,6 +97,14 @@ def _offered(path: str, world: Axis, sharing: Sharing) -> list[SharedFile]:
             except (OSError, UnicodeError) as error:
                 raise InvalidRequest(f"{path} cannot be shared: {error}") from error
     return [SharedFile(**file) for file in json.loads(gather_texts(text, world)[0])]
+
+
+def _started(files: Sequence[SharedFile], content: str, sharing: Sharing) -> Download:
+    assert sharing.open_file, "a rank of another host knows the way to the first one"
+    download = Download(files, content, sharing.open_file)
+    log.info("receiving %s from the first host, %.1f GB", content, download.total / 1e9)
+    download.start()
+    return download
 
 
 def _is_first_of_host(world: Axis) -> bool:

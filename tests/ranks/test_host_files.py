@@ -102,7 +102,17 @@ def test_a_host_that_lacks_a_model_gets_it(pools: Pools, folders: tuple[Path, Pa
     reports = [report for report, _ in answers[0]["reports"] if report.phase == "receiving"]
     assert reports[-1].value == reports[-1].total
     assert offers.read_text() == "[]", "nothing is offered any more"
-    # Another name for the same content needs no other copy, and all ranks still decide alike.
+
+
+def test_another_name_for_a_content_needs_no_other_copy(
+    pools: Pools, folders: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """All ranks still decide alike."""
+    first, second = folders
+    path, given, offers = tiny.write(first / "model", SIZES), tmp_path / "comfyui" / "model", tmp_path / "offers"
+    content = open_checkpoint(path).content()
+    arrived = second / "shared" / content / "model"
+    pools(3).run(driver.share, str(offers))
     assert [answer["error"] for answer in run(pools, *asked(given, content, None))] == [None] * 3
     renamed = path.rename(first / "model [2]")
     pools(3).run(driver.share, str(offers))
