@@ -56,11 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--idle-timeout", type=_seconds, metavar="SECONDS", help="idle time after which it ends; 0 means never"
     )
-    parser.add_argument(
-        "--spares", type=_count, metavar="N",
-        help="number of spare ranks, which take the place of dead ones; 0 for none (default: as many as there are "
-        "ranks, if they take little of the machine's memory)",
-    )  # fmt: skip
+    add_spares(parser)
     parser.add_argument(
         "--listen", metavar="ADDRESS:PORT",
         help="let other machines connect here, with TLS and certificates; the backend then runs until it is stopped, "
@@ -78,6 +74,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_share_models(parser)
     parser.add_argument("--detach", action="store_true", help="run in the background; return once the backend answers")
     parser.add_argument("--quiet", action="store_true", help="log to the log folder alone, not to stderr as well")
+
+
+def add_spares(parser: argparse.ArgumentParser) -> None:
+    """Add the option that sets the number of spare ranks on this host."""
+    parser.add_argument(
+        "--spares", type=_count, metavar="N",
+        help="number of spare ranks, which take the place of dead ones; 0 for none (default: as many as there are "
+        "ranks on this machine, if they take little of its memory)",
+    )  # fmt: skip
 
 
 def add_share_models(parser: argparse.ArgumentParser) -> None:

@@ -73,7 +73,8 @@ def _rank(rank: RankStatus) -> str:
 
 
 def _spare(spare: SpareStatus) -> str:
-    return f"  spare      pid {spare.pid}, {'ready' if spare.ready else 'starting'}, {_size(spare.memory)}"
+    host = f" on {spare.host}" if spare.host else ""
+    return f"  spare      pid {spare.pid}{host}, {'ready' if spare.ready else 'starting'}, {_size(spare.memory)}"
 
 
 def _progress(progress: RankProgress) -> str:

@@ -33,12 +33,14 @@ class Agent:
         info: the host.
         first_host: where the backend's gateway listens.
         interface: the network interface over which its ranks talk with those of other hosts.
+        spares: number of spare ranks; None for as many as the last set had ranks here and memory allows.
         command: starts a rank; options are appended.
     """
 
     info: HostInfo
     first_host: Address
     interface: str
+    spares: int | None = None
     command: Sequence[str] = RANK_COMMAND
 
     def run(self) -> None:
@@ -63,8 +65,9 @@ class Agent:
     def _serve(self, sock: socket.socket) -> None:
         log.info("joined the backend at %s as host %d, %s", self.first_host, self.info.node, self.info.name)
         session = Session(
-            sock, first_host=self.first_host, devices=self.info.devices, interface=self.interface, command=self.command
-        )
+            sock, first_host=self.first_host, devices=self.info.devices, interface=self.interface, spares=self.spares,
+            command=self.command,
+        )  # fmt: skip
         log.warning("the first host %s; the ranks here are ended", session.serve())
 
     def _join(self) -> socket.socket:

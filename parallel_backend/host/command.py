@@ -71,6 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--devices", metavar="LIST", help='numbers of the devices that ranks may use, such as "0,1" (default: all)'
     )
+    serve.add_spares(parser)
     serve.add_share_models(parser)
 
 
@@ -108,7 +109,12 @@ def parse(options: argparse.Namespace, launched: Launched) -> Agent:
         devices=local_devices(options.devices or "all"),
         versions=versions(),
     )
-    return Agent(info=info, first_host=_first_host(options.connect, launched), interface=options.interface)
+    return Agent(
+        info=info,
+        first_host=_first_host(options.connect, launched),
+        interface=options.interface,
+        spares=serve.spares_asked(options.spares),
+    )
 
 
 def _first_host_of(options: argparse.Namespace, launched: Launched) -> serve.Serving:
@@ -121,7 +127,7 @@ def _first_host_of(options: argparse.Namespace, launched: Launched) -> serve.Ser
     return serve.Serving(
         endpoint=serve.own_endpoint(),
         idle_timeout=0.0,
-        spares=serve.spares_asked(None),
+        spares=serve.spares_asked(options.spares),
         machines=OtherMachines(
             listening=serve.listening_at(options.connect or f"{here}:{serve.PORT}"),
             nodes=launched.nodes,

@@ -3,14 +3,14 @@
 import contextlib
 import os
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 
 import msgspec
 
 from .. import processes
 from ..protocol import host_control, rank_control
 from ..supervisor.event_loop import READ, EventLoop
-from ..supervisor.ranks.rank_start import StartedProcess, start_process
+from ..supervisor.ranks.rank_start import StartedProcess
 
 _CHUNK = 32 << 10
 """Bytes of one message, which JSON may make six times as long."""
@@ -23,8 +23,7 @@ class HostedRank:
 
     Args:
         key: what messages call it.
-        command: starts it.
-        environment: its whole environment.
+        start: starts it, with the descriptor to which it writes.
         events: the agent's event loop.
         send: sends a message to the supervisor.
 
@@ -40,8 +39,7 @@ class HostedRank:
         self,
         *,
         key: int,
-        command: Sequence[str],
-        environment: Mapping[str, str],
+        start: Callable[[int], StartedProcess],
         events: EventLoop,
         send: Callable[[host_control.FromHost], None],
     ) -> None:
@@ -50,7 +48,7 @@ class HostedRank:
         self._output, write_end = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(self._output, False)
         try:
-            self.started: StartedProcess = start_process(command, environment=environment, output=write_end)
+            self.started = start(write_end)
         except OSError:
             os.close(self._output)
             raise
@@ -62,7 +60,8 @@ class HostedRank:
             (self.started.pidfd, self._reap),
         ):
             events.watch(descriptor, READ, read, discard=lambda error: self.kill())
-        send(host_control.RankStarted(key=key, pid=self.started.process.pid))
+        process = self.started.process
+        send(host_control.RankStarted(key=key, pid=process.pid, was_spare=process.was_spare))
 
     def kill(self) -> None:
         """Kill it, if it has not exited."""

@@ -13,7 +13,15 @@ from ..protocol.address import Address
 from ..protocol.hosts import GATEWAY, GENERATION
 from ..protocol.model_spec import Devices
 from ..supervisor.event_loop import READ, EventLoop
-from ..supervisor.ranks.rank_start import common_environment, store_environment
+from ..supervisor.ranks.rank_start import (
+    THREADS,
+    StartedProcess,
+    adopt,
+    common_environment,
+    start_process,
+    store_environment,
+)
+from ..supervisor.ranks.spares import Spares
 from .hosted_rank import HostedRank
 from .store_tunnel import StoreTunnel
 
@@ -40,6 +48,7 @@ class Session:
         first_host: where the gateway of the first host listens.
         devices: those of this host.
         interface: the network interface over which its ranks talk with those of other hosts.
+        spares: number of spare ranks; None for as many as the last set had ranks here and memory allows.
         command: starts a rank; options are appended.
     """
 
@@ -50,6 +59,7 @@ class Session:
         first_host: Address,
         devices: Devices,
         interface: str,
+        spares: int | None = 0,
         command: Sequence[str] = RANK_COMMAND,
     ) -> None:
         self._first_host, self._devices, self._interface = first_host, devices, interface
@@ -58,6 +68,10 @@ class Session:
         self._stream = host_control.MessageStream(sock, host_control.ToHost)
         self._ranks: dict[int, HostedRank] = {}
         self._tunnel: StoreTunnel | None = None
+        self._spares = Spares(
+            command=command, number=spares, events=self._events, devices=devices, interface=lambda _: interface
+        )
+        self._idle = False
         self._last_heard = time.monotonic()
         self._ended = ""
         self._events.watch(
@@ -73,6 +87,7 @@ class Session:
             last = time.monotonic()
             while not self._ended:
                 self._events.run_once(TICK)
+                self._spares.tick(idle=self._idle)
                 self._flush()
                 self._check_silence(time.monotonic() - last)
                 last = time.monotonic()
@@ -124,36 +139,51 @@ class Session:
             if message.key in self._ranks:
                 self._ranks[message.key].kill()
         else:
-            self._forget_exited()
-            activities = {key: rank.activity() for key, rank in self._ranks.items()}
-            known = {key: activity for key, activity in activities.items() if activity}
-            self._send(host_control.Report(number=message.number, time=time.time(), ranks=known))
+            self._idle = message.idle
+            self._report(message.number)
+
+    def _report(self, number: int) -> None:
+        self._ranks = {key: rank for key, rank in self._ranks.items() if not rank.exited}
+        activities = {key: rank.activity() for key, rank in self._ranks.items()}
+        known = {key: activity for key, activity in activities.items() if activity}
+        spares = self._spares.statuses()
+        self._send(host_control.Report(number=number, time=time.time(), ranks=known, spares=spares))
 
     def _start(self, message: host_control.StartRank) -> None:
+        self._idle = False
         try:
-            self._ranks[message.key] = HostedRank(
+            rank = self._ranks[message.key] = HostedRank(
                 key=message.key,
-                command=[*self._command, "--device", message.device, "--collectives", message.collectives],
-                environment=self._environment(message),
+                start=lambda output: self._start_process(message, output),
                 events=self._events,
                 send=self._send,
             )
         except OSError as error:
             self._send(host_control.RankExited(key=message.key, returncode=1, error=str(error)))
         else:
-            log.info("rank %s on %s started", message.environment.get("RANK"), message.device)
+            how = "takes the place of a spare rank" if rank.started.process.was_spare else "started"
+            log.info("rank %s on %s %s", message.environment.get("RANK"), message.device, how)
 
-    def _environment(self, message: host_control.StartRank) -> dict[str, str]:
-        if self._tunnel is None or self._tunnel.generation != message.generation:
-            self._close_tunnel()
-            self._tunnel = StoreTunnel(self._first_host, message.generation)
+    def _start_process(self, message: host_control.StartRank, output: int) -> StartedProcess:
         local = Devices(kind=self._devices.kind, indices=tuple(range(message.ranks)), visible=self._devices.visible)
         common = common_environment(local, interface=self._interface)
-        way = {GATEWAY: str(self._first_host), GENERATION: str(message.generation)}
-        return common | message.environment | store_environment(self._tunnel.port) | way
+        own = message.environment | self._ways_to_first_host(message.generation)
+        for spare in self._spares.take(local, most=1):
+            adopt(
+                spare, device=message.device, collectives=message.collectives,
+                environment=own | {THREADS: common[THREADS]}, output=output,
+            )  # fmt: skip
+            return spare
+        arguments = ["--device", message.device, "--collectives", message.collectives]
+        return start_process([*self._command, *arguments], environment=common | own, output=output)
 
-    def _forget_exited(self) -> None:
-        self._ranks = {key: rank for key, rank in self._ranks.items() if not rank.exited}
+    def _ways_to_first_host(self, generation: int) -> dict[str, str]:
+        """The variables that say where a rank finds the store and the gateway."""
+        if self._tunnel is None or self._tunnel.generation != generation:
+            self._close_tunnel()
+            self._tunnel = StoreTunnel(self._first_host, generation)
+        gateway = {GATEWAY: str(self._first_host), GENERATION: str(generation)}
+        return store_environment(self._tunnel.port) | gateway
 
     def _close_tunnel(self) -> None:
         if self._tunnel:
@@ -166,6 +196,9 @@ class Session:
         self._close_tunnel()
         for rank in self._ranks.values():
             rank.kill()
+        self._spares.kill()
         overdue = time.monotonic() + EXIT
-        while time.monotonic() < overdue and not all(rank.exited for rank in self._ranks.values()):
+        while time.monotonic() < overdue and not (
+            self._spares.exited and all(rank.exited for rank in self._ranks.values())
+        ):
             self._events.run_once(TICK)

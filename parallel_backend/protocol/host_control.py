@@ -12,6 +12,7 @@ import msgspec
 from ..errors import ProtocolError
 from .model_spec import Collectives
 from .rank_control import MAX_DATAGRAM
+from .status import SpareStatus
 
 MAX_MESSAGE = 2 * MAX_DATAGRAM
 MAX_WAITING = 4 << 20
@@ -47,16 +48,27 @@ class KillRank(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Ping(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """To an agent, once a second: answer with a ``Report`` of the same number."""
+    """To an agent, once a second: answer with a ``Report`` of the same number.
+
+    Attributes:
+        number: any.
+        idle: whether the backend has nothing to do.
+    """
 
     number: int
+    idle: bool
 
 
 class RankStarted(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """From an agent: a rank's process runs."""
+    """From an agent: a rank's process runs.
+
+    Attributes:
+        was_spare: whether it waited to be made a rank.
+    """
 
     key: int
     pid: int
+    was_spare: bool
 
 
 class RankSaid(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -101,11 +113,13 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         number: that of the ``Ping``.
         time: of the host's clock, in seconds since the epoch.
         ranks: its ranks' processes.
+        spares: its spare ranks, without a host's name.
     """
 
     number: int
     time: float
     ranks: dict[int, RankActivity]
+    spares: tuple[SpareStatus, ...]
 
 
 ToHost = StartRank | KillRank | Ping

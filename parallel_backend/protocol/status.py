@@ -77,11 +77,13 @@ class SpareStatus:
 
     Attributes:
         ready: whether it has imported what ranks need.
+        host: the name of its host, "" for the first; ``pid`` is its process id there.
     """
 
     pid: int
-    memory: int
+    memory: Bytes
     ready: bool
+    host: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,6 +31,7 @@ from .hosts.hosts import Hosts
 from .limits import Limits
 from .listener import Listener, answer, refuse
 from .log_files import LogFiles
+from .ranks.expected_devices import expected_devices
 from .ranks.generations import Generations
 from .ranks.spares import Spares
 from .request_queue import QueuedRequest, RequestQueue
@@ -79,8 +80,9 @@ class Supervisor:
         self._queue = self._make_queue()
         self._hosts = Hosts(machines, self._events)
         self._spares = Spares(
-            endpoint=endpoint, command=command, number=self._limits.spares, events=self._events, hosts=self._hosts
-        )
+            command=command, number=self._limits.spares, events=self._events, devices=expected_devices(),
+            interface=self._hosts.interface, log=endpoint.spare_log,
+        )  # fmt: skip
         self._generations = self._make_generations(command)
         self._runner = RequestRunner(
             queue=self._queue,
@@ -143,8 +145,10 @@ class Supervisor:
 
     def _dispatch(self, sock: socket.socket, frame: frames.Frame) -> None:
         message = frame.message
-        if isinstance(message, RankRequest):
-            self._handle_request(sock, frame)
+        if isinstance(message, RankRequest) and frame.program != self._program:
+            self._yield_to_client(sock, message)
+        elif isinstance(message, RankRequest):
+            self._enqueue(sock, frame)
         elif isinstance(message, Stop):
             self._stopping = [*(self._stopping or []), sock]
         elif isinstance(message, JoinHost):
@@ -163,8 +167,7 @@ class Supervisor:
         elif isinstance(message, OpenStore | OpenShared):
             answer(sock, self._generations.place_of(message))
         else:
-            text = f"{type(message).__name__} is not a request"
-            answer(sock, Error(code=ProtocolError.code, message=text))
+            return refuse(sock, ProtocolError(f"{type(message).__name__} is not a request"))
         sock.close()
 
     def status(self) -> Status:
@@ -183,7 +186,7 @@ class Supervisor:
             ranks=self._generations.current.statuses() if self._generations.current else (),
             logs=str(self._endpoint.logs),
             log_problem=self.logs.problem,
-            spares=self._spares.statuses(),
+            spares=self._spares.statuses() + self._hosts.spares(),
             internal_errors=self._events.internal_errors,
             listens=str(self._gateway or ""),
             hosts=self._hosts.statuses(),
@@ -197,12 +200,6 @@ class Supervisor:
         return "starting" if self._queue.first else "idle"
 
     # The queue
-
-    def _handle_request(self, sock: socket.socket, frame: frames.Frame) -> None:
-        if frame.program != self._program:
-            self._yield_to_client(sock, frame.message)
-        else:
-            self._enqueue(sock, frame)
 
     def _yield_to_client(self, sock: socket.socket, message: object) -> None:
         """The client runs different code: end, so that it starts a backend from its own files, or refuse while busy.
@@ -247,15 +244,16 @@ class Supervisor:
         self._listener.tick()
         if self._gateway is not None:
             self._gateway.tick()
-        self._hosts.tick()
+        now = time.monotonic()
+        unused = self._queue.unused_for(now) > self._limits.idle
+        self._hosts.tick(idle=unused)
         self._runner.check_ranks()
         self._generations.forget_exited()
-        now = time.monotonic()
         if now - self._last_keepalive > self._limits.keepalive_interval:
             self._last_keepalive = now
             self._queue.send_keepalives()
         self._runner.run_next()
-        self._spares.tick(idle=self._queue.unused_for(now) > self._limits.idle)
+        self._spares.tick(idle=unused)
         self._stop_if_unused(now)
 
     def _stop_if_unused(self, now: float) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 from ...errors import ProtocolError
 from ...protocol import host_control
 from ...protocol.hosts import HostInfo, HostStatus
+from ...protocol.status import SpareStatus
 from ..event_loop import READ, EventLoop
 from ..ranks.other_hosts import RankOrder
 from ..ranks.rank_start import StartedProcess
@@ -34,6 +35,7 @@ class HostLink:
     Attributes:
         info: what its agent says about it.
         status: as of its last report.
+        spares: its spare ranks, as of its last report.
         last_heard: ``time.monotonic()`` of the last message.
     """
 
@@ -45,6 +47,7 @@ class HostLink:
             node=info.node, state="joined", name=info.name, address=info.address, devices=info.devices,
             versions=info.versions,
         )  # fmt: skip
+        self.spares: tuple[SpareStatus, ...] = ()
         self._stream = host_control.MessageStream(sock, host_control.FromHost)
         self._processes: dict[int, RemoteProcess] = {}
         self._keys = itertools.count()
@@ -74,13 +77,13 @@ class HostLink:
         )  # fmt: skip
         return StartedProcess(process=process, control=process.control, pidfd=process.exited)
 
-    def tick(self, now: float) -> None:
-        """Ask the agent how its host is, and send what waits."""
+    def tick(self, now: float, *, idle: bool) -> None:
+        """Ask the agent how its host is, and send what waits. ``idle`` says whether the backend has nothing to do."""
         if now >= self._next_ping:
             self._next_ping = now + PING
             number = next(self._keys)
             self._pings = {n: at for n, at in self._pings.items() if now - at < 60 * PING} | {number: now}
-            self._send(host_control.Ping(number=number))
+            self._send(host_control.Ping(number=number, idle=idle))
         else:
             self._send(None)
 
@@ -141,7 +144,7 @@ class HostLink:
         if process is None:
             return
         if isinstance(message, host_control.RankStarted):
-            process.started(message.pid)
+            process.started(message.pid, was_spare=message.was_spare)
         elif isinstance(message, host_control.RankSaid):
             process.said(bytes(message.message))
         elif isinstance(message, host_control.RankWrote):
@@ -154,6 +157,7 @@ class HostLink:
         for key, activity in report.ranks.items():
             if key in self._processes:
                 self._processes[key].report(activity)
+        self.spares = tuple(replace(spare, host=self.info.name) for spare in report.spares)
         asked = self._pings.pop(report.number, None)
         if asked is not None:
             round_trip = time.monotonic() - asked

@@ -8,6 +8,7 @@ from ...errors import BackendUnavailable, InvalidRequest
 from ...protocol.hosts import HostInfo, HostStatus, versions
 from ...protocol.messages import Done
 from ...protocol.model_spec import FIRST, Devices
+from ...protocol.status import SpareStatus
 from ..event_loop import EventLoop
 from ..gateway_process import OtherMachines
 from ..listener import answer, refuse
@@ -98,14 +99,17 @@ class Hosts:
         """Start a rank on a host that is not missing, see ``HostLink.start``."""
         return self._links[host].start(order)
 
-    def tick(self) -> None:
-        """Give up hosts that are silent, ask the others how they are, and log which are missing."""
+    def tick(self, *, idle: bool) -> None:
+        """Give up hosts that are silent, ask the others how they are, and log which are missing.
+
+        ``idle`` says whether the backend has nothing to do.
+        """
         now = time.monotonic()
         for link in list(self._links.values()):
             if now - link.last_heard > SILENCE:
                 link.lose(f"has not answered for {now - link.last_heard:.0f} s")
             else:
-                link.tick(now)
+                link.tick(now, idle=idle)
         missing = self._missing()
         if missing and now >= self._next_announcement:
             self._next_announcement = now + ANNOUNCE
@@ -124,6 +128,10 @@ class Hosts:
         others = {link.info.node: link.status for link in self._links.values()}
         missing = {node: self._gone.get(node) or HostStatus(node=node, state="missing") for node in self._missing()}
         return (first, *(status for _, status in sorted((others | missing).items())))
+
+    def spares(self) -> tuple[SpareStatus, ...]:
+        """The spare ranks of the hosts that have joined."""
+        return tuple(spare for link in self._links.values() for spare in link.spares)
 
     def close(self) -> None:
         """Close all connections; the agents end their ranks and wait for another supervisor."""

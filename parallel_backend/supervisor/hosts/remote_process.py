@@ -25,13 +25,14 @@ class RemoteProcess:
     Attributes:
         host: the host's name.
         pid: its process id there, 0 until the agent has started it.
+        was_spare: whether it waited there to be made a rank.
         returncode: its exit status, ``LOST`` if the host was lost, None while it runs.
         control: the supervisor's end of a socket on which the rank's messages arrive, as from a rank of this host.
         exited: a descriptor that becomes readable when ``returncode`` is set. The caller closes it.
     """
 
     def __init__(self, *, host: str, output: int, kill: Callable[[], None]) -> None:
-        self.host, self.pid, self._kill = host, 0, kill
+        self.host, self.pid, self.was_spare, self._kill = host, 0, False, kill
         self.returncode: int | None = None
         self.control, self._rank_end = rank_control.pair()
         self.exited = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -73,9 +74,9 @@ class RemoteProcess:
 
     # What the agent reports
 
-    def started(self, pid: int) -> None:
+    def started(self, pid: int, *, was_spare: bool) -> None:
         """It runs."""
-        self.pid = pid
+        self.pid, self.was_spare = pid, was_spare
 
     def report(self, activity: RankActivity) -> None:
         """Note what it does."""

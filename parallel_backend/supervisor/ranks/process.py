@@ -18,6 +18,9 @@ class Process(Protocol):
     def host(self) -> str:
         """The name of its host; "" for this one."""
 
+    was_spare: bool
+    """Whether it waited to be made a rank."""
+
     @property
     def returncode(self) -> int | None:
         """See ``Popen.returncode``."""
@@ -46,12 +49,14 @@ class LocalProcess:
 
     Attributes:
         host: "", which means this host.
+        was_spare: whether it waited to be made a rank.
     """
 
     host = ""
 
     def __init__(self, process: "subprocess.Popen[bytes]") -> None:
         self._process = process
+        self.was_spare = False
         self.pid = process.pid
 
     @property

@@ -50,7 +50,6 @@ class RankSet:
     Attributes:
         ranks: the ranks.
         killed_at: ``time.monotonic()`` when they were killed, None before.
-        uses_spares: whether a rank was a spare one.
         store_port: the port of the store, on this host's loopback interface; 0 until ``start``.
         shared: the files that rank 0 shares with other hosts.
     """
@@ -77,7 +76,6 @@ class RankSet:
         self._outputs: dict[int, RankOutput] = {}
         self.ranks: list[RankProcess] = []
         self.killed_at: float | None = None
-        self.uses_spares = False
         self.store_port = 0
         self.shared: tuple[str, ...] = ()
 
@@ -94,11 +92,9 @@ class RankSet:
             raise NotStarted(" and ".join(missing.values()), ranks=ranks)
         with socket.create_server(("127.0.0.1", 0)) as store:
             self.store_port = store.getsockname()[1]
-            spares = list(self._take_spares(self.devices))
-            self.uses_spares = bool(spares)
             start = SetStart(
                 generation=self.generation, devices=self.devices, command=self._command, hosts=self._hosts,
-                store=store, spares=spares,
+                store=store, spares=list(self._take_spares(self.devices)),
             )  # fmt: skip
             for rank in range(len(self.devices.indices)):
                 output = self._outputs[rank] = self._open_output(rank)
@@ -145,6 +141,11 @@ class RankSet:
     def ready(self) -> bool:
         """Whether every rank has joined the process group."""
         return bool(self.ranks) and all(rank.ready for rank in self.ranks)
+
+    @property
+    def uses_spares(self) -> bool:
+        """Whether a rank was a spare one."""
+        return any(rank.process.was_spare for rank in self.ranks)
 
     @property
     def exited(self) -> bool:

@@ -1,5 +1,6 @@
 """Starts the processes of ranks and of spare ranks."""
 
+import contextlib
 import os
 import socket
 import subprocess
@@ -8,7 +9,7 @@ from dataclasses import dataclass
 
 from ...processes import die_with_parent
 from ...protocol import rank_control
-from ...protocol.model_spec import FIRST, HOST, VISIBLE, Devices
+from ...protocol.model_spec import FIRST, HOST, VISIBLE, Collectives, Devices
 from .process import LocalProcess, Process
 
 THREADS = "OMP_NUM_THREADS"
@@ -63,6 +64,32 @@ def start_process(
         ours.close()
         raise
     return StartedProcess(process=LocalProcess(process), control=ours, pidfd=pidfd)
+
+
+def adopt(
+    spare: StartedProcess,
+    *,
+    device: str,
+    collectives: Collectives,
+    environment: Mapping[str, str],
+    output: int,
+    store: int | None = None,
+) -> None:
+    """Make a spare rank a rank.
+
+    Args:
+        spare: its process. If it has just died, its set notices that like the death of any rank.
+        device: PyTorch's name of its device.
+        collectives: the communication backend of GPU ranks.
+        environment: what differs from the environment that it was started with.
+        output: where what it writes goes.
+        store: the listening socket for the store of rank 0.
+    """
+    spare.process.was_spare = True
+    message = rank_control.Become(device=device, collectives=collectives, environment=dict(environment))
+    descriptors = [output] if store is None else [output, store]
+    with contextlib.suppress(OSError):
+        rank_control.send(spare.control, message, descriptors=descriptors)
 
 
 class NotStarted(OSError):

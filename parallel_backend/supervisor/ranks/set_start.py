@@ -1,16 +1,15 @@
 """How each rank of a set starts: as a new process, as a spare one, or on another host."""
 
-import contextlib
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ...protocol import rank_control
 from ...protocol.model_spec import FIRST, Devices
 from .other_hosts import OtherHosts, RankOrder
 from .rank_start import (
     THREADS,
     StartedProcess,
+    adopt,
     common_environment,
     own_environment,
     start_process,
@@ -72,14 +71,11 @@ class SetStart:
     def _adopt(self, rank: int, spare: StartedProcess, output: int) -> StartedProcess:
         """Make a spare rank this rank."""
         common, own = self._environments(rank)
-        message = rank_control.Become(
-            device=self.devices.of_rank(rank),
-            collectives=self.devices.collectives,
-            environment=own | {THREADS: common[THREADS]},
-        )
-        descriptors = [output] + ([self.store.fileno()] if rank == 0 else [])
-        with contextlib.suppress(OSError):  # it has just died, which its set notices like the death of any rank
-            rank_control.send(spare.control, message, descriptors=descriptors)
+        adopt(
+            spare, device=self.devices.of_rank(rank), collectives=self.devices.collectives,
+            environment=own | {THREADS: common[THREADS]}, output=output,
+            store=self.store.fileno() if rank == 0 else None,
+        )  # fmt: skip
         return spare
 
     def _start_on_host(self, rank: int, host: str, output: int) -> StartedProcess:

@@ -1,26 +1,26 @@
 """Spare ranks: processes that have made the imports of a rank, and take the places of ranks that start.
 
-They are started one at a time, and only while the backend has nothing to do. One that is still importing when a request
+The supervisor has some, and so has the agent of each other host. They are started one at a time, and only while the
+backend has nothing to do. One that is still importing when a request
 arrives is suspended until there is nothing to do again, unless the request needs it.
 """
 
+import contextlib
 import logging
 import os
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from ... import last_words, processes
 from ...errors import ProtocolError
 from ...protocol import rank_control
-from ...protocol.endpoint import Endpoint
 from ...protocol.fingerprint import is_outdated
 from ...protocol.model_spec import FIRST, Devices
 from ...protocol.status import SpareStatus
 from ..event_loop import READ, EventLoop
-from .expected_devices import expected_devices
-from .other_hosts import NoOtherHosts, OtherHosts
 from .rank_start import THREADS, StartedProcess, common_environment, start_process
 
 log = logging.getLogger(__name__)
@@ -32,6 +32,7 @@ SHARE, KEPT_FREE = 1 / 16, 1 / 10
 stay free when one starts."""
 PREPARE = 120.0
 """Seconds that one has for its imports."""
+_STDERR = 2
 MAX_DELAY = 300.0
 """Longest time in seconds from the death of one to the start of the next; it doubles with each death."""
 
@@ -63,46 +64,47 @@ class _Spare:
 
 
 class Spares:
-    """The spare ranks of one supervisor.
+    """The spare ranks of one host.
 
     Args:
-        endpoint: has the folder of the log.
         command: starts a rank.
-        number: how many there are to be; None for as many as the last set had ranks and memory allows.
-        events: the supervisor's event loop.
-        hosts: the other hosts.
+        number: how many there are to be; None for as many as the last set had ranks here and memory allows.
+        events: the event loop of this process.
+        devices: those of the ranks that are to be replaced, until others are taken.
+        interface: the network interface over which ranks on some devices talk; "" for the loopback interface.
+        log: where the newest of them writes; None for this process's stderr.
     """
 
     def __init__(
         self,
         *,
-        endpoint: Endpoint,
         command: Sequence[str],
         number: int | None,
         events: EventLoop,
-        hosts: OtherHosts | None = None,
+        devices: Devices,
+        interface: Callable[[Devices], str] = lambda devices: "",
+        log: Path | None = None,
     ) -> None:
-        self._endpoint, self._command, self._number, self._events = endpoint, tuple(command), number, events
-        self._hosts = hosts or NoOtherHosts()
+        self._command, self._number, self._events = tuple(command), number, events
+        self._devices, self._interface, self._log = devices, interface, log
         self._spares: list[_Spare] = []
         self._leaving: list[_Spare] = []
         self._deaths, self._next_start = 0, 0.0
-        self._devices = expected_devices()
 
     # For ranks that start
 
-    def take(self, devices: Devices) -> list[StartedProcess]:
-        """Hand over at most as many processes as there are devices, the readiest first.
+    def take(self, devices: Devices, *, most: int | None = None) -> list[StartedProcess]:
+        """Hand over at most as many processes as there are devices, or as ``most`` says, the readiest first.
 
         They are no longer watched here. From now on, the ranks on ``devices`` are those that are to be replaced.
         """
         self._devices = devices
         if self._spares:
             self._end_if_outdated()
-        wanted = common_environment(devices, interface=self._hosts.interface(devices))
+        wanted = common_environment(devices, interface=self._interface(devices))
         alive = [spare for spare in self._spares if spare.started.process.poll() is None]
         fitting = sorted((s for s in alive if _fits(s, wanted)), key=lambda s: (not s.ready, s.since))
-        taken = fitting[: devices.on_host(FIRST)]
+        taken = fitting[: devices.on_host(FIRST) if most is None else most]
         for spare in taken:
             self._spares.remove(spare)
             self._events.forget(spare.started.control.fileno())
@@ -111,7 +113,7 @@ class Spares:
             self._deaths = 0
         return [spare.started for spare in taken]
 
-    # For the supervisor
+    # For the event loop
 
     def tick(self, *, idle: bool) -> None:
         """Start, suspend, resume or end spares. ``idle`` says whether the backend has nothing to do."""
@@ -143,7 +145,7 @@ class Spares:
 
     def _adjust(self) -> None:
         """End those that are too many or do not fit, or start one that is missing."""
-        wanted = common_environment(self._devices, interface=self._hosts.interface(self._devices))
+        wanted = common_environment(self._devices, interface=self._interface(self._devices))
         number = self._wanted()
         useless = [spare for spare in self._spares if not _fits(spare, wanted)]
         self._end(useless or self._spares[number:])
@@ -164,10 +166,8 @@ class Spares:
         if self._end_if_outdated():
             return
         try:
-            with self._endpoint.spare_log.open("wb"):
-                pass
-            with self._endpoint.spare_log.open("ab") as output:
-                started = start_process([*self._command, "--spare"], environment=environment, output=output.fileno())
+            with self._output() as output:
+                started = start_process([*self._command, "--spare"], environment=environment, output=output)
         except OSError as error:
             self._postpone(f"a spare rank does not start: {error}")
             return
@@ -180,6 +180,17 @@ class Spares:
             started.pidfd, READ, lambda: self._reap(spare), discard=lambda error: self._fail(spare, error)
         )
         log.info("spare rank (pid %d) started", spare.pid)
+
+    @contextlib.contextmanager
+    def _output(self) -> Iterator[int]:
+        """Where a new one writes."""
+        if self._log is None:
+            yield _STDERR
+            return
+        with self._log.open("wb"):
+            pass
+        with self._log.open("ab") as output:
+            yield output.fileno()
 
     def _end_if_outdated(self) -> bool:
         """End all for good if the program's files have changed: ranks of one set have to run the same code."""
@@ -210,7 +221,7 @@ class Spares:
         os.close(spare.started.pidfd)
         how = processes.describe_exit(spare.started.process.wait(timeout=5.0))
         if not spare.dismissed:
-            reason = "" if spare.ready else last_words.last_line(last_words.tail(self._endpoint.spare_log))
+            reason = last_words.last_line(last_words.tail(self._log)) if self._log and not spare.ready else ""
             self._postpone(f"spare rank (pid {spare.pid}) {how}{': ' + reason if reason else ''}")
 
     def _dismiss(self, spare: _Spare, why: str) -> None:
@@ -226,7 +237,8 @@ class Spares:
         delay = min(MAX_DELAY, 2.0**self._deaths)
         self._deaths += 1
         self._next_start = time.monotonic() + delay
-        log.warning("%s (log: %s); the next one starts in %g s or later", message, self._endpoint.spare_log, delay)
+        where = f" (log: {self._log})" if self._log else ""
+        log.warning("%s%s; the next one starts in %g s or later", message, where, delay)
 
     def _suspend(self, spare: _Spare, suspended: bool) -> None:
         if suspended != spare.suspended:

@@ -11,7 +11,7 @@ from parallel_backend.protocol import frames, host_control, messages, rank_contr
 from parallel_backend.protocol.frames import Frame, TensorMeta, pack
 from parallel_backend.protocol.hosts import HostInfo, JoinHost, OpenShared, OpenStore, SharedPath, StorePort
 from parallel_backend.protocol.model_spec import Adapter, Devices, ModelSpec, Overlay
-from parallel_backend.protocol.status import LoadedModel, RankStatus, Status, StatusQuery
+from parallel_backend.protocol.status import LoadedModel, RankStatus, SpareStatus, Status, StatusQuery
 
 Seeds = dict[str, bytes]
 PREFIX = frames.PREFIX.size
@@ -90,12 +90,17 @@ def accepted() -> dict[str, Seeds]:
 AGENTS: tuple[Any, ...] = (
     host_control.StartRank(key=1, generation=2, device="cpu", collectives="gloo", ranks=1, environment={"RANK": "1"}),
     host_control.KillRank(key=1),
-    host_control.Ping(number=3),
-    host_control.RankStarted(key=1, pid=4),
+    host_control.Ping(number=3, idle=True),
+    host_control.RankStarted(key=1, pid=4, was_spare=False),
     host_control.RankSaid(key=1, message=msgspec.Raw(b'{"type":"Ready"}')),
     host_control.RankWrote(key=1, text="x"),
     host_control.RankExited(key=1, returncode=-9),
-    host_control.Report(number=3, time=1.0, ranks={1: host_control.RankActivity(memory=1, cpu_ticks=2, busy=True)}),
+    host_control.Report(
+        number=3,
+        time=1.0,
+        ranks={1: host_control.RankActivity(memory=1, cpu_ticks=2, busy=True)},
+        spares=(SpareStatus(pid=5, memory=1, ready=True),),
+    ),
 )
 
 

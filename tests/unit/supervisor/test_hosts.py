@@ -35,6 +35,16 @@ control = socket.socket(fileno=int(sys.argv[sys.argv.index("--control-fd") + 1])
 control.send(b'{"type":"Ready"}')
 print("hello from", os.environ["RANK"], os.environ["LOCAL_RANK"], os.environ["GLOO_SOCKET_IFNAME"], flush=True)
 """
+WAITS = """
+import json, os, socket, sys
+if "--spare" in sys.argv:
+    control = socket.socket(fileno=int(sys.argv[sys.argv.index("--control-fd") + 1]))
+    control.send(b'{"type":"Prepared"}')
+    text, (output, *_), *_ = socket.recv_fds(control, 1 << 16, 4)
+    control.detach()
+    os.environ.update(json.loads(text)["environment"])
+    os.dup2(output, 1)
+"""
 SLEEPS = READY + "time.sleep(60)"
 FAILS = (
     READY
@@ -56,10 +66,12 @@ class Machines:
         hosts: the supervisor's hosts.
         session: what the agent of ``b`` does.
         why: why the agent's session ended.
+        idle: what the supervisor says of itself.
     """
 
-    def __init__(self, folder: Path, program: str) -> None:
+    def __init__(self, folder: Path, program: str, spares: int) -> None:
         self.events, self.logs, self._program = EventLoop(), LogFiles(folder / "logs"), program
+        self._spares, self.idle = spares, True
         self.hosts = Hosts(OtherMachines(nodes=2, interface="eth7"), self.events)
         self.sets: list[RankSet] = []
         self.why: list[str] = []
@@ -72,7 +84,7 @@ class Machines:
         assert frames.recv_header(theirs, deadline=Deadline(5.0, "an answer")).message == Done()
         self.session = Session(
             theirs, first_host=Address(host="127.0.0.1", port=1), devices=INFO.devices, interface="eth7",
-            command=(sys.executable, "-c", self._program),
+            spares=self._spares, command=(sys.executable, "-c", self._program),
         )  # fmt: skip
         self._thread = threading.Thread(target=lambda: self.why.append(self.session.serve()))
         self._thread.start()
@@ -93,7 +105,7 @@ class Machines:
         while not happened():
             assert time.monotonic() < end
             self.events.run_once(0.05)
-            self.hosts.tick()
+            self.hosts.tick(idle=self.idle)
 
     def verdict(self, ranks: RankSet) -> Failure:
         """Return why a set fails."""
@@ -123,8 +135,8 @@ class Machines:
 def machines(tmp_path: Path) -> Iterator[Callable[[str], Machines]]:
     made: list[Machines] = []
 
-    def make(program: str) -> Machines:
-        made.append(Machines(tmp_path, program))
+    def make(program: str, spares: int = 0) -> Machines:
+        made.append(Machines(tmp_path, program, spares))
         return made[-1]
 
     yield make
@@ -157,6 +169,37 @@ def test_a_rank_of_another_host_that_ends_is_named_with_its_last_words(machines:
     failure = both.verdict(both.start())
     assert " on b) exited with status 1: nothing works here (log: " in failure.message
     assert failure.message.startswith("rank 1 (pid ")
+
+
+def test_spare_ranks_of_another_host_become_ranks_and_end_with_the_connection(
+    machines: Callable[..., Machines], tmp_path: Path
+) -> None:
+    both = machines(WAITS + SLEEPS, spares=2)
+    both.join()
+
+    def ready() -> list[int]:
+        return [spare.pid for spare in both.hosts.spares() if spare.ready and spare.host == "b"]
+
+    both.until(lambda: len(ready()) == 2)
+    waiting = ready()
+    both.idle = False
+    ranks = both.start()
+    both.until(lambda: ranks.ready)
+    assert [rank.process.was_spare for rank in ranks.ranks] == [False, True, True]
+    assert ranks.uses_spares
+    assert {rank.process.pid for rank in ranks.ranks[1:]} == set(waiting)
+    log = tmp_path / "logs" / "rank2.log"
+    both.until(lambda: log.exists() and "hello from 2 1 eth7" in log.read_text())
+    asked = time.monotonic()
+    both.until(lambda: time.monotonic() > asked + 2.5)
+    assert not both.hosts.spares()
+    both.idle = True
+    both.until(lambda: len(ready()) == 2)
+    pids = waiting + ready()
+    both.session._end("is closed by the test")
+    assert all(wait_for_exit(pid, 10.0) for pid in pids)
+    both.until(lambda: both.hosts.statuses()[1].state == "lost")
+    assert not both.hosts.spares()
 
 
 @pytest.mark.parametrize("how", ["closes", "is silent", "sends rubbish"])

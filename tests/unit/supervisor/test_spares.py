@@ -39,7 +39,10 @@ class Pool:
         self.events = EventLoop()
         command = (sys.executable, "-c", PROGRAM)
         (folder / "logs").mkdir(exist_ok=True)
-        self.spares = Spares(endpoint=Endpoint(folder=folder), command=command, number=number, events=self.events)
+        self.spares = Spares(
+            command=command, number=number, events=self.events, devices=expected_devices(),
+            log=Endpoint(folder=folder).spare_log,
+        )  # fmt: skip
 
     def run_until(self, condition: Callable[[], bool], *, idle: bool = True, seconds: float = 20.0) -> None:
         end = time.monotonic() + seconds
