@@ -14,6 +14,7 @@ from .protocol.address import Address
 from .protocol.endpoint import REMOTE, Endpoint
 from .protocol.hosts import SHARE_MODELS
 from .protocol.interfaces import address_of
+from .protocol.status import Status
 from .protocol.tls import Credentials, default_folder
 from .supervisor.gateway_process import Listening, OtherMachines
 from .supervisor.limits import Limits
@@ -114,7 +115,7 @@ def run(options: argparse.Namespace) -> int:
     """
     serving = parse(options)
     if options.detach:
-        return _detach(serving)
+        return _detach(serving, options)
     return serve(serving, quiet=options.quiet)
 
 
@@ -207,7 +208,7 @@ def _advice(serving: Serving) -> list[str]:
     return [warning, f"on the other hosts, with the files of this one's certificates, run: {command}"]
 
 
-def _detach(serving: Serving) -> int:
+def _detach(serving: Serving, options: argparse.Namespace) -> int:
     if serving.spares is not None:
         os.environ["PARALLEL_DIT_SPARES"] = str(serving.spares)  # the backend inherits it
     connect_or_start(
@@ -215,12 +216,27 @@ def _detach(serving: Serving) -> int:
         idle_timeout=serving.idle_timeout, options=serving.arguments,
     ).close()  # fmt: skip
     status = query.status(serving.endpoint)
-    if serving.machines.listening and (not status.listens or len(status.hosts) != serving.machines.nodes):
-        other = "does not listen for other machines" if not status.listens else f"has {len(status.hosts)} hosts"
+    if other := _difference(status, serving.machines, options):
         raise BackendUnavailable(f"a backend that {other} already runs: stop it first")
     print(f"the backend runs, pid {status.pid}" + (f", and listens at {status.listens}" if status.listens else ""))
     print(*_advice(serving), sep="\n", end="\n" if serving.machines.nodes > 1 else "")
     return 0
+
+
+def _difference(status: Status, machines: OtherMachines, options: argparse.Namespace) -> str:
+    """Return what a backend does otherwise than the options say, as the end of a sentence; "" for nothing."""
+    if machines.listening and not status.listens:
+        return "does not listen for other machines"
+    if machines.listening and len(status.hosts) != machines.nodes:
+        return f"was started with --nnodes {len(status.hosts)}"
+    if options.share_models and not status.shares_models:
+        return "does not share models"
+    if options.idle_timeout not in (None, status.idle_timeout):
+        return f"ends after {status.idle_timeout:g} s without work" if status.idle_timeout else "never ends by itself"
+    if options.spares not in (None, status.most_spares):
+        kept = "as many spare ranks as fit" if status.most_spares is None else f"{status.most_spares} spare ranks"
+        return f"keeps {kept}"
+    return ""
 
 
 def _seconds(text: str) -> float:

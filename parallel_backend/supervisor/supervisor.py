@@ -21,7 +21,7 @@ from ..errors import BackendError, BackendUnavailable, ProtocolError
 from ..protocol import frames, rank_control
 from ..protocol.endpoint import REQUEST_LOG, Endpoint, listen, peer
 from ..protocol.fingerprint import fingerprint
-from ..protocol.hosts import JoinHost, OpenShared, OpenStore
+from ..protocol.hosts import SHARE_MODELS, JoinHost, OpenShared, OpenStore
 from ..protocol.messages import Cancel, Done, Error, Outcome, RankRequest, Stop, Unload
 from ..protocol.status import Status, StatusQuery
 from . import request_lines
@@ -187,9 +187,11 @@ class Supervisor:
             logs=str(self._endpoint.logs),
             log_problem=self.logs.problem,
             spares=self._spares.statuses() + self._hosts.spares(),
+            most_spares=self._limits.spares,
             internal_errors=self._events.internal_errors,
             listens=str(self._gateway or ""),
             hosts=self._hosts.statuses(),
+            shares_models=os.environ.get(SHARE_MODELS) == "1",
         )
 
     def _state(self) -> Literal["idle", "starting", "busy", "stopping"]:

@@ -1,0 +1,43 @@
+"""``serve --detach`` beside a backend that already runs: what it does otherwise is named."""
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from parallel_backend import serve
+from parallel_backend.protocol.address import Address
+from parallel_backend.protocol.hosts import HostStatus
+from parallel_backend.protocol.status import Status
+from parallel_backend.supervisor.gateway_process import Listening, OtherMachines
+
+HOSTS = (HostStatus(node=0, state="joined"), HostStatus(node=1, state="missing"))
+RUNS = Status(
+    pid=1, protocol=1, generation=0, state="idle", running=None, queued=(), layout=None, idle_timeout=600.0, memory=1,
+    ranks=(), listens="10.0.0.1:7400", hosts=HOSTS,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "difference"),
+    [
+        ("", RUNS, ""),
+        ("--share-models", RUNS, "does not share models"),
+        ("--share-models", replace(RUNS, shares_models=True), ""),
+        ("", replace(RUNS, shares_models=True), ""),
+        ("", replace(RUNS, listens=""), "does not listen for other machines"),
+        ("", replace(RUNS, hosts=HOSTS[:1]), "was started with --nnodes 1"),
+        ("--idle-timeout 0", RUNS, "ends after 600 s without work"),
+        ("--idle-timeout 600", RUNS, ""),
+        ("--spares 2", RUNS, "keeps as many spare ranks as fit"),
+        ("--spares 2", replace(RUNS, most_spares=2), ""),
+    ],
+)
+def test_what_a_running_backend_does_otherwise_is_named(arguments: str, status: Status, difference: str) -> None:
+    parser = argparse.ArgumentParser()
+    serve.add_arguments(parser)
+    options = parser.parse_args(["--nnodes", "2", "--interface", "eth0", *arguments.split()])
+    listening = Listening(address=Address.parse("10.0.0.1:7400", what="--listen"), certificates=Path("certificates"))
+    machines = OtherMachines(listening=listening, nodes=2, interface="eth0")
+    assert serve._difference(status, machines, options) == difference
