@@ -229,6 +229,11 @@ def _difference(status: Status, machines: OtherMachines, options: argparse.Names
         return "does not listen for other machines"
     if machines.listening and len(status.hosts) != machines.nodes:
         return f"was started with --nnodes {len(status.hosts)}"
+    address = machines.listening and machines.listening.address
+    if options.listen and address and address.port and status.listens.partition(",")[0] != str(address):
+        return f"listens at {status.listens}"
+    if machines.interface not in ("", status.interface):
+        return f"was started with --interface {status.interface}"
     if options.share_models and not status.shares_models:
         return "does not share models"
     if options.idle_timeout not in (None, status.idle_timeout):

@@ -41,7 +41,7 @@ class Launch:
         endpoint.prepare()
         python = os.environ.get("PARALLEL_DIT_PYTHON") or sys.executable
         command = [python, "-m", "parallel_backend", "serve", "--quiet", *options]
-        command += [] if idle_timeout is None else ["--idle-timeout", f"{idle_timeout:g}"]
+        command += [] if idle_timeout is None else ["--idle-timeout", repr(idle_timeout)]
         try:
             self._output, self._log = _start_log(endpoint)
             weakref.finalize(self, self._output.close)

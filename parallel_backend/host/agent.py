@@ -13,7 +13,9 @@ from ..protocol.deadlines import Deadline
 from ..protocol.hosts import HostInfo, JoinHost
 from ..protocol.messages import Done, Error
 from ..protocol.remote import connect
-from .session import RANK_COMMAND, Session
+from ..supervisor.event_loop import EventLoop
+from ..supervisor.ranks.spares import Spares
+from .session import EXIT, RANK_COMMAND, TICK, Session
 
 log = logging.getLogger(__name__)
 
@@ -46,9 +48,22 @@ class Agent:
     def run(self) -> None:
         """Serve until the process is ended. No rank is left then, or while there is no connection.
 
+        Spare ranks stay while there is none, since they are needed when there is one again.
+
         Raises:
             InvalidRequest: the backend refuses this host, or this host's certificates cannot be used.
         """
+        events = EventLoop()
+        spares = Spares(command=self.command, number=self.spares, events=events, devices=self.info.devices)
+        try:
+            self._join_and_serve(events, spares)
+        finally:
+            spares.kill()
+            overdue = time.monotonic() + EXIT
+            while not spares.exited and time.monotonic() < overdue:
+                events.run_once(TICK)
+
+    def _join_and_serve(self, events: EventLoop, spares: Spares) -> None:
         said, said_at = "", 0.0
         while True:
             try:
@@ -59,14 +74,14 @@ class Agent:
                     log.warning("waiting for the first host: %s", error)
             else:
                 said = ""
-                self._serve(sock)
+                self._serve(sock, events, spares)
             time.sleep(RETRY)
 
-    def _serve(self, sock: socket.socket) -> None:
+    def _serve(self, sock: socket.socket, events: EventLoop, spares: Spares) -> None:
         log.info("joined the backend at %s as host %d, %s", self.first_host, self.info.node, self.info.name)
         session = Session(
-            sock, first_host=self.first_host, devices=self.info.devices, interface=self.interface, spares=self.spares,
-            command=self.command,
+            sock, first_host=self.first_host, devices=self.info.devices, interface=self.interface, events=events,
+            spares=spares, command=self.command,
         )  # fmt: skip
         log.warning("the first host %s; the ranks here are ended", session.serve())
 

@@ -4,7 +4,7 @@ import logging
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ..errors import ProtocolError
@@ -14,7 +14,6 @@ from ..protocol.hosts import GATEWAY, GENERATION
 from ..protocol.model_spec import Devices
 from ..supervisor.event_loop import READ, EventLoop
 from ..supervisor.ranks.rank_start import (
-    THREADS,
     StartedProcess,
     adopt,
     common_environment,
@@ -48,7 +47,8 @@ class Session:
         first_host: where the gateway of the first host listens.
         devices: those of this host.
         interface: the network interface over which its ranks talk with those of other hosts.
-        spares: number of spare ranks; None for as many as the last set had ranks here and memory allows.
+        events: an event loop.
+        spares: the spare ranks of this host, which stay after the end.
         command: starts a rank; options are appended.
     """
 
@@ -59,18 +59,17 @@ class Session:
         first_host: Address,
         devices: Devices,
         interface: str,
-        spares: int | None = 0,
+        events: EventLoop,
+        spares: Spares,
         command: Sequence[str] = RANK_COMMAND,
     ) -> None:
         self._first_host, self._devices, self._interface = first_host, devices, interface
         self._command = tuple(command)
-        self._events = EventLoop()
+        self._events, self._spares = events, spares
+        self._adopted: Iterator[StartedProcess] = iter(())
         self._stream = host_control.MessageStream(sock, host_control.ToHost)
         self._ranks: dict[int, HostedRank] = {}
         self._tunnel: StoreTunnel | None = None
-        self._spares = Spares(
-            command=command, number=spares, events=self._events, devices=devices, interface=lambda _: interface
-        )
         self._idle = False
         self._last_heard = time.monotonic()
         self._ended = ""
@@ -166,24 +165,18 @@ class Session:
 
     def _start_process(self, message: host_control.StartRank, output: int) -> StartedProcess:
         local = Devices(kind=self._devices.kind, indices=tuple(range(message.ranks)), visible=self._devices.visible)
+        if self._tunnel is None or self._tunnel.generation != message.generation:
+            self._close_tunnel()
+            self._tunnel = StoreTunnel(self._first_host, message.generation)
+            self._adopted = self._spares.take(local)
         common = common_environment(local, interface=self._interface)
-        own = message.environment | self._ways_to_first_host(message.generation)
-        for spare in self._spares.take(local, most=1):
-            adopt(
-                spare, device=message.device, collectives=message.collectives,
-                environment=own | {THREADS: common[THREADS]}, output=output,
-            )  # fmt: skip
+        gateway = {GATEWAY: str(self._first_host), GENERATION: str(message.generation)}
+        own = message.environment | store_environment(self._tunnel.port) | gateway
+        if spare := next(self._adopted, None):
+            adopt(spare, device=message.device, collectives=message.collectives, common=common, own=own, output=output)
             return spare
         arguments = ["--device", message.device, "--collectives", message.collectives]
         return start_process([*self._command, *arguments], environment=common | own, output=output)
-
-    def _ways_to_first_host(self, generation: int) -> dict[str, str]:
-        """The variables that say where a rank finds the store and the gateway."""
-        if self._tunnel is None or self._tunnel.generation != generation:
-            self._close_tunnel()
-            self._tunnel = StoreTunnel(self._first_host, generation)
-        gateway = {GATEWAY: str(self._first_host), GENERATION: str(generation)}
-        return store_environment(self._tunnel.port) | gateway
 
     def _close_tunnel(self) -> None:
         if self._tunnel:
@@ -196,9 +189,6 @@ class Session:
         self._close_tunnel()
         for rank in self._ranks.values():
             rank.kill()
-        self._spares.kill()
         overdue = time.monotonic() + EXIT
-        while time.monotonic() < overdue and not (
-            self._spares.exited and all(rank.exited for rank in self._ranks.values())
-        ):
+        while time.monotonic() < overdue and not all(rank.exited for rank in self._ranks.values()):
             self._events.run_once(TICK)

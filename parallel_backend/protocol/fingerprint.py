@@ -13,7 +13,10 @@ def fingerprint() -> str:
 
 def is_outdated() -> bool:
     """Whether the files have changed since, so that a backend started now would run other code than this process."""
-    return _digest() != fingerprint()
+    try:
+        return _digest() != fingerprint()
+    except OSError:  # a file has just been replaced or removed
+        return True
 
 
 def _digest() -> str:

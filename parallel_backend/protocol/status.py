@@ -94,9 +94,9 @@ class Status:
     ``log_problem`` says what keeps lines from it; "" if nothing does. ``internal_errors`` counts the exceptions that
     should not have happened: each closed one connection, or ended the ranks and their request, and its trace is in the
     log. ``listens`` is the address for other machines; "" if there is none.
-    ``hosts`` are all that are expected or have joined, the first one included. ``shares_models`` says whether they get
-    models from the first one. ``most_spares`` is how many spare ranks the first host is to have, None for as many as
-    fit.
+    ``hosts`` are all that are expected or have joined, the first one included. ``interface`` is the one over which
+    their ranks talk, and ``shares_models`` says whether they get models from the first one. ``most_spares`` is how many
+    spare ranks the first host is to have, None for as many as fit.
     """
 
     pid: int
@@ -115,6 +115,7 @@ class Status:
     internal_errors: int = 0
     hosts: tuple[HostStatus, ...] = ()
     listens: str = ""
+    interface: str = ""
     shares_models: bool = False
     most_spares: int | None = None
 

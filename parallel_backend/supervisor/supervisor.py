@@ -72,7 +72,7 @@ class Supervisor:
         self._lock, listener = listen(endpoint, backlog=64)
         self._socket_stat = endpoint.socket.stat()
         self.logs = LogFiles(endpoint.logs)
-        machines = machines or OtherMachines()
+        self._machines = machines = machines or OtherMachines()
         self._gateway = self._make_gateway(machines.listening) if machines.listening else None
         self._listener = Listener(
             listener=listener, uid=os.getuid(), events=self._events, on_frame=self._dispatch, uid_of=uid_of
@@ -80,8 +80,8 @@ class Supervisor:
         self._queue = self._make_queue()
         self._hosts = Hosts(machines, self._events)
         self._spares = Spares(
-            command=command, number=self._limits.spares, events=self._events, devices=expected_devices(),
-            interface=self._hosts.interface, log=endpoint.spare_log,
+            command=command, number=self._limits.spares, events=self._events, log=endpoint.spare_log,
+            devices=machines.devices or expected_devices(),
         )  # fmt: skip
         self._generations = self._make_generations(command)
         self._runner = RequestRunner(
@@ -191,6 +191,7 @@ class Supervisor:
             internal_errors=self._events.internal_errors,
             listens=str(self._gateway or ""),
             hosts=self._hosts.statuses(),
+            interface=self._machines.interface,
             shares_models=os.environ.get(SHARE_MODELS) == "1",
         )
 

@@ -15,7 +15,7 @@ from parallel_backend.supervisor.gateway_process import Listening, OtherMachines
 HOSTS = (HostStatus(node=0, state="joined"), HostStatus(node=1, state="missing"))
 RUNS = Status(
     pid=1, protocol=1, generation=0, state="idle", running=None, queued=(), layout=None, idle_timeout=600.0, memory=1,
-    ranks=(), listens="10.0.0.1:7400", hosts=HOSTS,
+    ranks=(), interface="eth0", listens="10.0.0.1:7400", hosts=HOSTS,
 )  # fmt: skip
 
 
@@ -32,6 +32,15 @@ RUNS = Status(
         ("--idle-timeout 600", RUNS, ""),
         ("--spares 2", RUNS, "keeps as many spare ranks as fit"),
         ("--spares 2", replace(RUNS, most_spares=2), ""),
+        ("--spares 0", replace(RUNS, most_spares=2), "keeps 2 spare ranks"),
+        ("--spares 0", RUNS, "keeps as many spare ranks as fit"),
+        ("--spares 0", replace(RUNS, most_spares=0), ""),
+        ("--idle-timeout 5", replace(RUNS, idle_timeout=0.0), "never ends by itself"),
+        ("", replace(RUNS, interface="eth1"), "was started with --interface eth1"),
+        ("--listen 10.0.0.1:7400", RUNS, ""),
+        ("--listen 10.0.0.1:7400", replace(RUNS, listens="10.0.0.1:7400, whose gateway is starting again"), ""),
+        ("--listen 10.0.0.1:7400", replace(RUNS, listens="10.0.0.1:7401"), "listens at 10.0.0.1:7401"),
+        ("", replace(RUNS, listens="10.0.0.1:7401"), ""),
     ],
 )
 def test_what_a_running_backend_does_otherwise_is_named(arguments: str, status: Status, difference: str) -> None:

@@ -52,7 +52,7 @@ class HostLink:
         self._processes: dict[int, RemoteProcess] = {}
         self._keys = itertools.count()
         self._pings: dict[int, float] = {}
-        self._next_ping = 0.0
+        self._next_ping, self._said_idle = 0.0, False
         self.last_heard = time.monotonic()
         events.watch(
             self._stream.fileno(), READ, self._receive,
@@ -79,8 +79,8 @@ class HostLink:
 
     def tick(self, now: float, *, idle: bool) -> None:
         """Ask the agent how its host is, and send what waits. ``idle`` says whether the backend has nothing to do."""
-        if now >= self._next_ping:
-            self._next_ping = now + PING
+        if now >= self._next_ping or idle != self._said_idle:
+            self._next_ping, self._said_idle = now + PING, idle
             number = next(self._keys)
             self._pings = {n: at for n, at in self._pings.items() if now - at < 60 * PING} | {number: now}
             self._send(host_control.Ping(number=number, idle=idle))
@@ -145,6 +145,7 @@ class HostLink:
             return
         if isinstance(message, host_control.RankStarted):
             process.started(message.pid, was_spare=message.was_spare)
+            self.spares = tuple(spare for spare in self.spares if spare.pid != message.pid)
         elif isinstance(message, host_control.RankSaid):
             process.said(bytes(message.message))
         elif isinstance(message, host_control.RankWrote):

@@ -14,7 +14,7 @@ from ..gateway_process import OtherMachines
 from ..listener import answer, refuse
 from ..ranks.expected_devices import expected_devices
 from ..ranks.other_hosts import RankOrder
-from ..ranks.rank_start import StartedProcess
+from ..ranks.rank_start import NotStarted, StartedProcess
 from .host_link import HostLink
 
 log = logging.getLogger(__name__)
@@ -96,7 +96,13 @@ class Hosts:
         return f"host {host} ({gone.address}) {gone.problem}" if gone else f"host {host} has not joined"
 
     def start(self, host: str, order: RankOrder) -> StartedProcess:
-        """Start a rank on a host that is not missing, see ``HostLink.start``."""
+        """Start a rank on a host, see ``HostLink.start``.
+
+        Raises:
+            NotStarted: the host is missing.
+        """
+        if host not in self._links:
+            raise NotStarted(self._absence(host), ranks=(int(order.environment["RANK"]),))
         return self._links[host].start(order)
 
     def tick(self, *, idle: bool) -> None:

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from ...errors import BackendUnavailable
 from ...protocol import rank_control
@@ -38,7 +38,7 @@ class Generations:
         exit_patience: float,
         events: EventLoop,
         on_finished: Callable[[int, rank_control.Finished], None],
-        take_spares: Callable[[Devices], Sequence[StartedProcess]],
+        take_spares: Callable[[Devices], Iterator[StartedProcess]],
         hosts: OtherHosts | None = None,
     ) -> None:
         self._logs, self._command, self._patience = logs, command, patience

@@ -4,7 +4,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import msgspec
@@ -44,7 +44,7 @@ class RankSet:
         patience: how long to wait for ranks.
         events: the supervisor's event loop.
         on_finished: called with a rank's number and its ``Finished``.
-        take_spares: returns spare ranks for devices; those that it returns become ranks.
+        take_spares: yields spare ranks for devices; those that it yields become ranks.
         hosts: the other hosts.
 
     Attributes:
@@ -64,7 +64,7 @@ class RankSet:
         patience: Patience,
         events: EventLoop,
         on_finished: Callable[[int, rank_control.Finished], None],
-        take_spares: Callable[[Devices], Sequence[StartedProcess]] = lambda devices: (),
+        take_spares: Callable[[Devices], Iterator[StartedProcess]] = lambda devices: iter(()),
         hosts: OtherHosts | None = None,
     ) -> None:
         self.generation, self.devices = generation, devices
@@ -94,7 +94,7 @@ class RankSet:
             self.store_port = store.getsockname()[1]
             start = SetStart(
                 generation=self.generation, devices=self.devices, command=self._command, hosts=self._hosts,
-                store=store, spares=list(self._take_spares(self.devices)),
+                store=store, spares=self._take_spares(self.devices),
             )  # fmt: skip
             for rank in range(len(self.devices.indices)):
                 output = self._outputs[rank] = self._open_output(rank)

@@ -14,6 +14,8 @@ from .process import LocalProcess, Process
 
 THREADS = "OMP_NUM_THREADS"
 GLOO_INTERFACE, NCCL_INTERFACE = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
+CHANGEABLE = frozenset((THREADS, GLOO_INTERFACE, NCCL_INTERFACE))
+"""Variables that a spare rank can change: those that are read when a process group is made, and the threads."""
 _ALLOCATORS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
 
@@ -50,7 +52,7 @@ def start_process(
                 stderr=output,
                 pass_fds=[theirs.fileno(), *pass_fds],
                 env=environment,
-                # A spare rank may be suspended before its first line. Safe: the other thread here only writes logs.
+                # A spare rank may be suspended before its first line. Safe beside other threads: one call of libc.
                 preexec_fn=die_with_parent,
             )
         except OSError:
@@ -71,7 +73,8 @@ def adopt(
     *,
     device: str,
     collectives: Collectives,
-    environment: Mapping[str, str],
+    common: Mapping[str, str],
+    own: Mapping[str, str],
     output: int,
     store: int | None = None,
 ) -> None:
@@ -81,12 +84,14 @@ def adopt(
         spare: its process. If it has just died, its set notices that like the death of any rank.
         device: PyTorch's name of its device.
         collectives: the communication backend of GPU ranks.
-        environment: what differs from the environment that it was started with.
+        common: see ``common_environment``.
+        own: the variables that the rank has of its own.
         output: where what it writes goes.
         store: the listening socket for the store of rank 0.
     """
     spare.process.was_spare = True
-    message = rank_control.Become(device=device, collectives=collectives, environment=dict(environment))
+    environment = {**own, **{name: common[name] for name in CHANGEABLE}}
+    message = rank_control.Become(device=device, collectives=collectives, environment=environment)
     descriptors = [output] if store is None else [output, store]
     with contextlib.suppress(OSError):
         rank_control.send(spare.control, message, descriptors=descriptors)

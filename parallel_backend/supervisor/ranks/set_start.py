@@ -1,13 +1,12 @@
 """How each rank of a set starts: as a new process, as a spare one, or on another host."""
 
 import socket
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from ...protocol.model_spec import FIRST, Devices
 from .other_hosts import OtherHosts, RankOrder
 from .rank_start import (
-    THREADS,
     StartedProcess,
     adopt,
     common_environment,
@@ -27,7 +26,7 @@ class SetStart:
         command: starts a rank; options are appended.
         hosts: the other hosts.
         store: the listening socket for the store of rank 0.
-        spares: spare ranks, which become the first ranks of this host.
+        spares: spare ranks, which become the first ranks of this host; none is taken that is not needed.
     """
 
     generation: int
@@ -35,7 +34,7 @@ class SetStart:
     command: Sequence[str]
     hosts: OtherHosts
     store: socket.socket
-    spares: list[StartedProcess] = field(default_factory=list)
+    spares: Iterator[StartedProcess]
 
     def start(self, rank: int, output: int) -> tuple[StartedProcess, str]:
         """Start a rank.
@@ -53,8 +52,8 @@ class SetStart:
         host = self.devices.host_of(rank)
         if host != FIRST:
             return self._start_on_host(rank, host, output), f"is asked for on host {host}"
-        if self.spares:
-            return self._adopt(rank, self.spares.pop(0), output), "takes the place of a spare rank"
+        if spare := next(self.spares, None):
+            return self._adopt(rank, spare, output), "takes the place of a spare rank"
         return self._start_new(rank, output), "started"
 
     def _environments(self, rank: int) -> tuple[dict[str, str], dict[str, str]]:
@@ -73,8 +72,7 @@ class SetStart:
         common, own = self._environments(rank)
         adopt(
             spare, device=self.devices.of_rank(rank), collectives=self.devices.collectives,
-            environment=own | {THREADS: common[THREADS]}, output=output,
-            store=self.store.fileno() if rank == 0 else None,
+            common=common, own=own, output=output, store=self.store.fileno() if rank == 0 else None,
         )  # fmt: skip
         return spare
 

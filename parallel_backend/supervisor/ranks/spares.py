@@ -1,16 +1,17 @@
 """Spare ranks: processes that have made the imports of a rank, and take the places of ranks that start.
 
 The supervisor has some, and so has the agent of each other host. They are started one at a time, and only while the
-backend has nothing to do. One that is still importing when a request
-arrives is suspended until there is nothing to do again, unless the request needs it.
+backend has nothing to do. One that is still importing when a request arrives is suspended until there is nothing to do
+again, unless the request needs it.
 """
 
 import contextlib
+import itertools
 import logging
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from ...protocol.fingerprint import is_outdated
 from ...protocol.model_spec import FIRST, Devices
 from ...protocol.status import SpareStatus
 from ..event_loop import READ, EventLoop
-from .rank_start import THREADS, StartedProcess, common_environment, start_process
+from .rank_start import CHANGEABLE, StartedProcess, common_environment, start_process
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +72,6 @@ class Spares:
         number: how many there are to be; None for as many as the last set had ranks here and memory allows.
         events: the event loop of this process.
         devices: those of the ranks that are to be replaced, until others are taken.
-        interface: the network interface over which ranks on some devices talk; "" for the loopback interface.
         log: where the newest of them writes; None for this process's stderr.
     """
 
@@ -82,36 +82,37 @@ class Spares:
         number: int | None,
         events: EventLoop,
         devices: Devices,
-        interface: Callable[[Devices], str] = lambda devices: "",
         log: Path | None = None,
     ) -> None:
         self._command, self._number, self._events = tuple(command), number, events
-        self._devices, self._interface, self._log = devices, interface, log
+        self._devices, self._log = devices, log
         self._spares: list[_Spare] = []
         self._leaving: list[_Spare] = []
         self._deaths, self._next_start = 0, 0.0
 
     # For ranks that start
 
-    def take(self, devices: Devices, *, most: int | None = None) -> list[StartedProcess]:
-        """Hand over at most as many processes as there are devices, or as ``most`` says, the readiest first.
+    def take(self, devices: Devices) -> Iterator[StartedProcess]:
+        """Hand over at most as many processes as there are devices on this host, one at a time, the readiest first.
 
         They are no longer watched here. From now on, the ranks on ``devices`` are those that are to be replaced.
         """
         self._devices = devices
         if self._spares:
             self._end_if_outdated()
-        wanted = common_environment(devices, interface=self._interface(devices))
-        alive = [spare for spare in self._spares if spare.started.process.poll() is None]
-        fitting = sorted((s for s in alive if _fits(s, wanted)), key=lambda s: (not s.ready, s.since))
-        taken = fitting[: devices.on_host(FIRST) if most is None else most]
-        for spare in taken:
-            self._spares.remove(spare)
-            self._events.forget(spare.started.control.fileno())
-            self._events.forget(spare.started.pidfd)
-            processes.send_signal(spare.pid, signal.SIGCONT)
-            self._deaths = 0
-        return [spare.started for spare in taken]
+        wanted = common_environment(devices)
+        fitting = sorted((s for s in self._spares if _fits(s, wanted)), key=lambda s: (not s.ready, s.since))
+        return itertools.islice(self._hand_over(fitting), devices.on_host(FIRST))
+
+    def _hand_over(self, spares: Sequence[_Spare]) -> Iterator[StartedProcess]:
+        for spare in spares:
+            if spare in self._spares and spare.started.process.poll() is None:
+                self._spares.remove(spare)
+                self._events.forget(spare.started.control.fileno())
+                self._events.forget(spare.started.pidfd)
+                processes.send_signal(spare.pid, signal.SIGCONT)
+                self._deaths = 0
+                yield spare.started
 
     # For the event loop
 
@@ -145,7 +146,7 @@ class Spares:
 
     def _adjust(self) -> None:
         """End those that are too many or do not fit, or start one that is missing."""
-        wanted = common_environment(self._devices, interface=self._interface(self._devices))
+        wanted = common_environment(self._devices)
         number = self._wanted()
         useless = [spare for spare in self._spares if not _fits(spare, wanted)]
         self._end(useless or self._spares[number:])
@@ -231,7 +232,7 @@ class Spares:
     def _fail(self, spare: _Spare, error: Exception) -> None:
         """Handling an event of a spare has failed."""
         if spare in self._spares:
-            self._dismiss(spare, f"is ended, since the supervisor failed on it: {type(error).__name__}: {error}")
+            self._dismiss(spare, f"is ended after an event of it failed: {type(error).__name__}: {error}")
 
     def _postpone(self, message: str) -> None:
         delay = min(MAX_DELAY, 2.0**self._deaths)
@@ -241,7 +242,7 @@ class Spares:
         log.warning("%s%s; the next one starts in %g s or later", message, where, delay)
 
     def _suspend(self, spare: _Spare, suspended: bool) -> None:
-        if suspended != spare.suspended:
+        if suspended != spare.suspended and spare.started.process.returncode is None:
             processes.send_signal(spare.pid, signal.SIGSTOP if suspended else signal.SIGCONT)
             spare.suspended, spare.since = suspended, time.monotonic()
 
@@ -260,5 +261,8 @@ class Spares:
 
 
 def _fits(spare: _Spare, environment: Mapping[str, str]) -> bool:
-    """Whether a spare's environment is that of a rank, except for the number of threads, which it can change."""
-    return {**spare.environment, THREADS: ""} == {**environment, THREADS: ""}
+    """Whether a spare's environment is that of a rank, except for what it can change."""
+    return all(
+        name in CHANGEABLE or spare.environment.get(name) == environment.get(name)
+        for name in spare.environment.keys() | environment.keys()
+    )

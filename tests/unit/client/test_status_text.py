@@ -17,7 +17,9 @@ RANK = RankStatus(rank=0, pid=12, device="cuda:0", memory=3 << 30, device_memory
 STATUS = Status(
     pid=11, protocol=1, generation=3, state="busy", running="abc", queued=("def", "ghi"),
     layout=ParallelLayout(cfg=2, ulysses=2), idle_timeout=600.0, memory=20 << 20, ranks=(RANK,),
-    spares=(SpareStatus(pid=13, memory=7 << 20, ready=True), SpareStatus(pid=14, memory=1 << 20, ready=False)),
+    spares=(
+        SpareStatus(pid=13, memory=7 << 20, ready=True), SpareStatus(pid=14, memory=1 << 20, ready=False, host="b"),
+    ),
 )  # fmt: skip
 
 
@@ -31,7 +33,7 @@ def test_a_status_as_text() -> None:
         "1, generation 3",
         "rank 0     pid 12, cuda:0, 3.00 GiB, 5 MiB on the device, 40 steps",
         "/models/shapes as float32: transformer, vae (loaded 2 times)",
-        "spares       2\n  spare      pid 13, ready, 7 MiB\n  spare      pid 14, starting, 1 MiB",
+        "spares       2\n  spare      pid 13, ready, 7 MiB\n  spare      pid 14 on b, starting, 1 MiB",
         "a copied model as bfloat16: vae (loaded once)",
     ):
         assert words in text

@@ -1,5 +1,6 @@
 """An agent waits for the first host whatever that says, but for what no waiting mends."""
 
+import argparse
 import os
 import socket
 from collections.abc import Callable
@@ -9,6 +10,7 @@ import pytest
 from parallel_backend.client.local_devices import local_devices
 from parallel_backend.errors import BackendUnavailable, InvalidRequest, ProtocolError, QueueFull
 from parallel_backend.host import agent as agent_module
+from parallel_backend.host import command
 from parallel_backend.host.agent import Agent
 from parallel_backend.host.loopback_peer import uid_of_peer
 from parallel_backend.protocol.address import Address
@@ -54,6 +56,18 @@ def test_the_kernel_says_whose_a_connection_is(family: int, address: str) -> Non
         with accepted:
             assert uid_of_peer(peer[1], port) == os.getuid()
     assert uid_of_peer(1, port) is None
+
+
+@pytest.mark.parametrize(("option", "variable", "spares"), [([], "", None), ([], "3", 3), (["--spares", "0"], "3", 0)])
+def test_the_number_of_spare_ranks_is_that_of_the_option_or_the_variable(
+    monkeypatch: pytest.MonkeyPatch, option: list[str], variable: str, spares: int | None
+) -> None:
+    monkeypatch.setenv("PARALLEL_DIT_SPARES", variable)
+    monkeypatch.setenv("PARALLEL_DIT_CPU_RANKS", "1")
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    options = parser.parse_args(["--connect", "10.0.0.1", "--interface", "lo", "--node", "1", *option])
+    assert command.parse(options, command.Launched()).spares == spares
 
 
 def test_devices_are_what_torch_sees(monkeypatch: pytest.MonkeyPatch) -> None:

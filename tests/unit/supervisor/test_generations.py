@@ -42,7 +42,7 @@ class Sets:
             exit_patience=EXIT,
             events=self.events,
             on_finished=lambda rank, finished: self.finished.append((rank, finished.request_id)),
-            take_spares=lambda devices: (),
+            take_spares=lambda devices: iter(()),
         )
 
     def forget(self) -> float:

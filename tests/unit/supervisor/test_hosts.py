@@ -2,9 +2,9 @@
 
 import socket
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,6 +28,7 @@ from parallel_backend.supervisor.log_files import LogFiles
 from parallel_backend.supervisor.ranks.failures import Failure
 from parallel_backend.supervisor.ranks.rank_set import RankSet
 from parallel_backend.supervisor.ranks.rank_start import NotStarted
+from parallel_backend.supervisor.ranks.spares import Spares
 
 READY = """
 import os, socket, sys, time
@@ -44,6 +45,8 @@ if "--spare" in sys.argv:
     control.detach()
     os.environ.update(json.loads(text)["environment"])
     os.dup2(output, 1)
+    if os.path.exists("dies"):
+        sys.exit("a spare one")
 """
 SLEEPS = READY + "time.sleep(60)"
 FAILS = (
@@ -70,12 +73,14 @@ class Machines:
     """
 
     def __init__(self, folder: Path, program: str, spares: int) -> None:
-        self.events, self.logs, self._program = EventLoop(), LogFiles(folder / "logs"), program
-        self._spares, self.idle = spares, True
+        self.events, self.logs = EventLoop(), LogFiles(folder / "logs")
+        self._command = (sys.executable, "-c", program)
         self.hosts = Hosts(OtherMachines(nodes=2, interface="eth7"), self.events)
+        self.idle, self._agent_events = True, EventLoop()
+        self.spares = Spares(command=self._command, number=spares, events=self._agent_events, devices=INFO.devices)
         self.sets: list[RankSet] = []
         self.why: list[str] = []
-        self._thread: threading.Thread | None = None
+        self._agent = ThreadPoolExecutor(1)  # its thread stays: with it, spare ranks end
 
     def join(self) -> None:
         """Have ``b`` join, and serve it."""
@@ -84,15 +89,14 @@ class Machines:
         assert frames.recv_header(theirs, deadline=Deadline(5.0, "an answer")).message == Done()
         self.session = Session(
             theirs, first_host=Address(host="127.0.0.1", port=1), devices=INFO.devices, interface="eth7",
-            spares=self._spares, command=(sys.executable, "-c", self._program),
+            events=self._agent_events, spares=self.spares, command=self._command,
         )  # fmt: skip
-        self._thread = threading.Thread(target=lambda: self.why.append(self.session.serve()))
-        self._thread.start()
+        self._agent.submit(lambda: self.why.append(self.session.serve()))
 
     def start(self, devices: Devices = TWO_HOSTS) -> RankSet:
         """Start a set of ranks."""
         ranks = RankSet(
-            generation=3, devices=devices, logs=self.logs, command=(sys.executable, "-c", self._program),
+            generation=len(self.sets), devices=devices, logs=self.logs, command=self._command,
             patience=Patience(), events=self.events, on_finished=lambda *_: None, hosts=self.hosts,
         )  # fmt: skip
         self.sets.append(ranks)
@@ -125,10 +129,14 @@ class Machines:
             ranks.kill()
         self.until(lambda: all(ranks.exited for ranks in self.sets))
         self.hosts.close()
-        if self._thread:
-            self._thread.join(20.0)
-            assert not self._thread.is_alive()
+        self._agent.submit(self._end_spares).result(20.0)
+        self._agent.shutdown()
         self.logs.close()
+
+    def _end_spares(self) -> None:
+        self.spares.kill()
+        while not self.spares.exited:
+            self._agent_events.run_once(5.0)
 
 
 @pytest.fixture
@@ -171,7 +179,7 @@ def test_a_rank_of_another_host_that_ends_is_named_with_its_last_words(machines:
     assert failure.message.startswith("rank 1 (pid ")
 
 
-def test_spare_ranks_of_another_host_become_ranks_and_end_with_the_connection(
+def test_spare_ranks_of_another_host_become_ranks_and_outlive_the_connection(
     machines: Callable[..., Machines], tmp_path: Path
 ) -> None:
     both = machines(WAITS + SLEEPS, spares=2)
@@ -195,11 +203,42 @@ def test_spare_ranks_of_another_host_become_ranks_and_end_with_the_connection(
     assert not both.hosts.spares()
     both.idle = True
     both.until(lambda: len(ready()) == 2)
-    pids = waiting + ready()
+    new = ready()
     both.session._end("is closed by the test")
-    assert all(wait_for_exit(pid, 10.0) for pid in pids)
+    assert all(wait_for_exit(pid, 10.0) for pid in waiting)
     both.until(lambda: both.hosts.statuses()[1].state == "lost")
     assert not both.hosts.spares()
+    both.join()
+    both.until(lambda: ready() == new)
+
+
+def test_a_set_whose_spare_ranks_die_is_known_for_it(
+    machines: Callable[..., Machines], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "dies").touch()
+    both = machines(WAITS + SLEEPS, spares=1)
+    both.join()
+    both.until(lambda: [spare.ready for spare in both.hosts.spares()] == [True])
+    both.idle = False
+    failure = both.verdict(both.start())
+    assert " on b) exited with status 1" in failure.message
+    assert both.sets[-1].uses_spares
+    both.sets[-1].kill()
+    both.until(lambda: both.sets[-1].exited)
+    again = both.start()
+    both.until(lambda: again.ready)
+    assert not again.uses_spares
+
+
+def test_a_host_that_is_lost_while_its_ranks_start_is_not_asked_for_more(machines: Callable[..., Machines]) -> None:
+    both = machines(SLEEPS)
+    both.join()
+    both.until(lambda: both.hosts.statuses()[1].round_trip is not None)
+    both.hosts._links["b"]._stream._sock.shutdown(socket.SHUT_RDWR)
+    with pytest.raises(NotStarted, match=r"host b \(10.9.8.7\) closed its connection") as error:
+        both.start()
+    assert error.value.ranks == (2,)
 
 
 @pytest.mark.parametrize("how", ["closes", "is silent", "sends rubbish"])

@@ -104,14 +104,14 @@ def test_without_a_number_it_is_that_of_the_ranks_if_memory_allows(
 ) -> None:  # fmt: skip
     monkeypatch.setattr(processes, "machine_memory", lambda: (int(available * 2**30), int(total * 2**30)))
     spares = new_pool(None).spares
-    assert spares.take(Devices(kind="cpu", indices=tuple(range(ranks)))) == []
+    assert list(spares.take(Devices(kind="cpu", indices=tuple(range(ranks))))) == []
     assert spares._wanted() == number
 
 
 def test_the_readiest_are_used_and_only_as_many_as_there_are_ranks(new_pool: Callable[..., Pool]) -> None:
     three = new_pool(3)
     first, second, third = three.ready(3)
-    taken = three.spares.take(TWO)
+    taken = list(three.spares.take(TWO))
     assert [started.process.pid for started in taken] == [first, second]
     assert three.pids() == [third]
     end(three, taken)
@@ -128,7 +128,7 @@ def test_one_that_is_not_ready_is_the_last_choice(new_pool: Callable[..., Pool])
     two.spares._start(two.spares._spares[0].environment)
     while not any(spare.ready for spare in two.spares.statuses()):
         two.events.run_once(10.0)
-    taken = two.spares.take(TWO)
+    taken = list(two.spares.take(TWO))
     assert [started.process.pid for started in taken][1] == slow
     end(two, taken)
 
@@ -136,13 +136,13 @@ def test_one_that_is_not_ready_is_the_last_choice(new_pool: Callable[..., Pool])
 def test_ranks_that_see_other_gpus_do_not_use_them_and_get_their_own(new_pool: Callable[..., Pool]) -> None:
     two = new_pool()
     before = two.ready(2)
-    assert two.spares.take(GPUS) == []
+    assert list(two.spares.take(GPUS)) == []
     assert two.pids() == before
     two.run_until(lambda: not set(two.pids()) & set(before))
     after = two.ready(2)
     for pid in after:
         assert psutil.Process(pid).environ()["CUDA_VISIBLE_DEVICES"] == "3,4"
-    taken = two.spares.take(replace(GPUS, indices=(0,)))
+    taken = list(two.spares.take(replace(GPUS, indices=(0,))))
     assert [started.process.pid for started in taken] == after[:1]
     end(two, taken)
 
@@ -178,7 +178,7 @@ def test_after_the_files_have_changed_none_is_used_and_none_starts(
     two = new_pool()
     two.ready(2)
     monkeypatch.setattr(pool, "is_outdated", lambda: True)
-    assert two.spares.take(TWO) == []
+    assert list(two.spares.take(TWO)) == []
     two.run_for(0.5)
     assert two.pids() == []
     other = new_pool()
