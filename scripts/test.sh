@@ -34,7 +34,7 @@ beside() { # Run a function at low priority beside what follows; joined() waits,
         "$@"
     } >"$report" 2>&1 &
     set +m
-    trap 'kill -- -$! 2>/dev/null || true; rm -f "$report"' EXIT
+    trap 'kill -- -$! 2>/dev/null || true; rm -f "$report"*' EXIT
 }
 
 joined() {
@@ -42,7 +42,7 @@ joined() {
     wait $! || status=1
     cat "$report"
     trap - EXIT
-    rm -f "$report"
+    rm -f "$report"*
     return $status
 }
 
@@ -66,11 +66,13 @@ quick() {
 
 INSIDE=tests/comfyui/test_nodes_inside.py
 
-background() { # what does not mind to wait for cores, since the rest often leaves one idle
-    local failed=
+background() { # what does not mind to wait for cores, since the rest often leaves one or both idle
+    local failed= inside="$report.inside"
+    pytest "$INSIDE" >"$inside" 2>&1 &
     structure || failed=1
-    pytest "$INSIDE" || failed=1
     pytest tests/unit tests/ranks --ignore tests/unit/scripts || failed=1
+    wait $! || failed=1
+    cat "$inside"
     [ -z "$failed" ]
 }
 
