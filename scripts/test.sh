@@ -70,7 +70,7 @@ background() { # what does not mind to wait for cores, since the rest often leav
     local failed= inside="$report.inside"
     pytest "$INSIDE" >"$inside" 2>&1 &
     structure || failed=1
-    pytest tests/unit tests/ranks --ignore tests/unit/scripts || failed=1
+    pytest tests/unit tests/ranks --ignore tests/unit/scripts --durations 40 --durations-min 3 || failed=1
     wait $! || failed=1
     cat "$inside"
     [ -z "$failed" ]
