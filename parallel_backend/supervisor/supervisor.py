@@ -214,12 +214,10 @@ class Supervisor:
                 "the backend runs different code from this ComfyUI: install the same version on all machines, and "
                 "start the backend again"
             )
-            refuse(sock, BackendUnavailable(different))
-            return
+            return refuse(sock, BackendUnavailable(different))
         if self._queue.running or self._queue.first:
             busy = "the backend is busy and runs different code from this ComfyUI: try again later"
-            refuse(sock, BackendUnavailable(busy))
-            return
+            return refuse(sock, BackendUnavailable(busy))
         log.info("ending: the extension's files have changed, and a client runs different code")
         self._endpoint.socket.unlink(missing_ok=True)
         self._stopping = self._stopping or []
