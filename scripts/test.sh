@@ -30,7 +30,7 @@ beside() { # Run a function at low priority beside what follows; joined() waits,
     report=$(mktemp)
     set -m # gives the job a process group of its own, which the trap ends
     {
-        renice -n 15 "$BASHPID" >/dev/null
+        renice -n 10 "$BASHPID" >/dev/null
         "$@"
     } >"$report" 2>&1 &
     set +m

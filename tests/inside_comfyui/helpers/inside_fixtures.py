@@ -97,7 +97,7 @@ def loaded(load: Callable[..., Loaded]) -> Loaded:
 @pytest.fixture(scope="session")
 def backend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FreeingClient]:
     """A real backend in its own runtime folder."""
-    client = FreeingClient(tmp_path_factory.mktemp("run"), idle_timeout=120.0)
+    client = FreeingClient(tmp_path_factory.mktemp("run"), idle_timeout=900.0)
     client.start()
     yield client
     client.stop()
