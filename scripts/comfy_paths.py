@@ -3,12 +3,13 @@
 import math
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 OLDEST = (0, 8, 0)
 """The oldest release that the extension supports."""
-NEWEST_TESTED = (0, 27, 0)
+NEWEST_TESTED = (0, 33, 0)
 """The newest release that the tests have run with. Newer ones are used too."""
 CLONE_URL = "https://github.com/Comfy-Org/ComfyUI"
 CLONE_TAG = "v" + ".".join(map(str, NEWEST_TESTED))
@@ -46,6 +47,11 @@ def cache_folder() -> Path:
 def candidates() -> list[Path]:
     """The checkouts that are new enough, each once, in order of preference."""
     return [path for path in checkouts() if is_new_enough(path)]
+
+
+def ends(paths: Sequence[Path]) -> list[Path]:
+    """The first and the last, each once, as of checkouts that are sorted by release."""
+    return list(dict.fromkeys([*paths[:1], *paths[-1:]]))
 
 
 def checkouts() -> list[Path]:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from scripts import processes
+from scripts import install, processes
 from scripts.comfy_api import ComfyClient
 from scripts.comfy_paths import ROOT
 
@@ -107,8 +107,8 @@ class ComfyServer:
         }
         if "PYTHONPYCACHEPREFIX" not in env:
             env["PYTHONDONTWRITEBYTECODE"] = "1"  # keeps the checkout clean
-        if self._cpu:
-            env["PYTHONPATH"] = str(CPU_SHIM)
+        behind = str(CPU_SHIM) if self._cpu else os.environ.get("PYTHONPATH", "")
+        env["PYTHONPATH"] = os.pathsep.join([str(install.packages_folder(self.comfyui)), behind])
         return {**env, **self._env}
 
     @property

@@ -39,9 +39,14 @@ def pip(*arguments: str) -> None:
     subprocess.run([*command, *arguments], check=True)
 
 
-def write_constraints() -> Path:
-    """Write ``constraints.txt`` into the environment, with an installed torch and the torchvision that matches it."""
+def write_constraints(comfyui: Path | None) -> Path:
+    """Write ``constraints.txt`` into the environment, with an installed torch and the torchvision that matches it.
+
+    A version that the ComfyUI asks for goes before the file's.
+    """
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    wanted = pinned(comfyui) if comfyui else {}
+    lines = [line for line in lines if line.split("==")[0] not in wanted]
     if importlib.util.find_spec("torch") is not None:
         version = importlib.metadata.version("torch").split("+")[0]
         minor = int(version.split(".")[1])
@@ -57,6 +62,30 @@ def comfyui_requirements(comfyui: Path) -> list[str]:
     lines = (comfyui / "requirements.txt").read_text(encoding="utf-8").splitlines()
     requirements = [line.split("#")[0].strip() for line in lines]
     return [line for line in requirements if line and not NOT_NEEDED.match(line)] + ["torchvision"]
+
+
+def pinned(comfyui: Path) -> dict[str, str]:
+    """The packages of which a ComfyUI takes one version alone, as ``{"comfy-kitchen": "0.2.31"}``."""
+    exact = (re.fullmatch(r"([\w.-]+)==([\w.]+)", line) for line in comfyui_requirements(comfyui))
+    return {match[1]: match[2] for match in exact if match}
+
+
+def own_packages(comfyui: Path, newest: Path) -> list[str]:
+    """The requirements of a ComfyUI that contradict those of the newest one, whose packages the environment has."""
+    others = pinned(newest)
+    return [f"{name}=={version}" for name, version in pinned(comfyui).items() if others.get(name, version) != version]
+
+
+def packages_folder(comfyui: Path) -> Path:
+    """The folder of a ComfyUI's own packages, which has to come first on its path; often there is none."""
+    return Path(sys.prefix) / "comfyuis" / comfy_paths.version(comfyui)
+
+
+def install_own_packages(comfyui: Path, newest: Path) -> None:
+    """Install what a ComfyUI cannot share with the newest one, outside of the environment's packages."""
+    shutil.rmtree(packages_folder(comfyui), ignore_errors=True)
+    if packages := own_packages(comfyui, newest):
+        pip("--no-deps", "--target", str(packages_folder(comfyui)), *packages)
 
 
 def missing(comfyui: Path) -> list[str]:
@@ -113,17 +142,23 @@ def clone_comfyui() -> Path | None:
 
 
 def install(comfyuis: list[Path], *, dev: bool) -> None:
-    """Install everything with one call of pip, which resolves all requirements together. An installed torch is kept."""
-    packages = [requirement for path in comfyuis for requirement in comfyui_requirements(path)]
+    """Install with one call of pip, which resolves all requirements together. An installed torch is kept.
+
+    Of what two ComfyUIs want in different versions, each older one gets its own.
+    """
+    newest = max(comfyuis, key=comfy_paths.release, default=None)
+    own = {path: own_packages(path, newest) for path in comfyuis if newest}
+    packages = [line for path in comfyuis for line in comfyui_requirements(path) if line not in own[path]]
     files = ["requirements.txt", *(["requirements-dev.txt"] if dev else [])]
     pip(
         "-c",
-        str(write_constraints()),
+        str(write_constraints(newest)),
         *[f"-r{ROOT / name}" for name in files],
         *dict.fromkeys([*QUICKSTART, *packages]),
     )
-    if dev:
-        for path in comfyuis:
+    for path in own:
+        install_own_packages(path, newest or path)
+        if dev:
             install_frontend(path)
 
 

@@ -34,12 +34,16 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run a test that uses ``comfyui_path`` once for each version. Without any version, skip it with the reason."""
+    """Run a test that uses ``comfyui_path`` with the oldest and the newest ComfyUI, and one of the grid with each.
+
+    Without any ComfyUI, skip it with the reason.
+    """
     if "comfyui_path" not in metafunc.fixturenames:
         return
     reason = "no ComfyUI found: set COMFYUI_PATHS, or put one into ~/ComfyUI"
     skipped = pytest.param(None, marks=pytest.mark.skip(reason=reason), id="none")
-    versions = [pytest.param(path, id=comfy_paths.version(path)) for path in VERSIONS]
+    paths = VERSIONS if metafunc.definition.get_closest_marker("grid") else comfy_paths.ends(VERSIONS)
+    versions = [pytest.param(path, id=comfy_paths.version(path)) for path in paths]
     metafunc.parametrize("comfyui_path", versions or [skipped], scope="session", indirect=True)
 
 

@@ -8,7 +8,7 @@ from typing import IO
 
 import pytest
 
-from scripts import comfy_paths, processes
+from scripts import comfy_paths, install, processes
 
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE = 1800.0
@@ -45,10 +45,11 @@ def run_inside(comfyui_path: Path, markers: str, runtime: Path, output: IO[str] 
         output: takes what they print, instead of the terminal.
         deadline: seconds.
     """
+    path = [install.packages_folder(comfyui_path), comfyui_path, ROOT]
     environment = os.environ | {
         "PARALLEL_DIT_INSIDE_COMFYUI": "1",
         "PARALLEL_DIT_RUNTIME": str(runtime),
-        "PYTHONPATH": os.pathsep.join([str(comfyui_path), str(ROOT), os.environ.get("PYTHONPATH", "")]),
+        "PYTHONPATH": os.pathsep.join([*map(str, path), os.environ.get("PYTHONPATH", "")]),
         "OMP_NUM_THREADS": "1",
     }
     options = ["-o", "pythonpath=", "-o", "addopts=--import-mode=importlib -p no:cacheprovider", "-q", "-rs"]

@@ -70,9 +70,34 @@ def test_requirements_without_torch_and_the_web_page(home):
     assert install.frontend_version(comfyui) == "1.2.3"
 
 
+def test_what_two_comfyuis_cannot_share(home):
+    old = make(home / "ComfyUI-a", "0.27.0", "torchsde\nav>=14\ncomfy-kitchen==0.2.16\ncomfy-aimdo==0.4.10\nsame==1\n")
+    new = make(home / "ComfyUI-b", "0.33.0", "torchsde\nav>=16\ncomfy-kitchen==0.2.31\ncomfy-aimdo==0.4.13\nsame==1\n")
+    assert install.own_packages(old, new) == ["comfy-kitchen==0.2.16", "comfy-aimdo==0.4.10"]
+    assert install.own_packages(new, new) == []
+
+
+def test_a_version_that_comfyui_asks_for_goes_before_ours(home, monkeypatch):
+    (comfy_paths.ROOT).mkdir(parents=True)
+    (comfy_paths.ROOT / "constraints.txt").write_text("comfy-kitchen==0.2.31\neinops==0.8.2\n", encoding="utf-8")
+    monkeypatch.setattr(install, "ROOT", comfy_paths.ROOT)
+    monkeypatch.setattr(install.sys, "prefix", str(home))
+    newer = make(home / "ComfyUI", "0.46.0", "comfy-kitchen==0.3.0\neinops\n")
+    lines = install.write_constraints(newer).read_text(encoding="utf-8").splitlines()
+    assert "einops==0.8.2" in lines
+    assert not any(line.startswith("comfy-kitchen") for line in lines)
+
+
+def test_everyday_tests_take_the_oldest_and_the_newest():
+    paths = [Path(name) for name in ("0.8.0", "0.27.0", "0.33.0")]
+    assert comfy_paths.ends(paths) == [Path("0.8.0"), Path("0.33.0")]
+    assert comfy_paths.ends(paths[:1]) == [Path("0.8.0")]
+    assert comfy_paths.ends([]) == []
+
+
 def test_supported_versions_agree():
     oldest = ".".join(map(str, comfy_paths.OLDEST))
     text = (Path(__file__).parents[3] / "pyproject.toml").read_text(encoding="utf-8")
     assert f'requires-comfyui = ">={oldest}"' in text
     assert comfy_paths.OLDEST <= comfy_paths.NEWEST_TESTED
-    assert comfy_paths.CLONE_TAG == "v0.27.0"
+    assert comfy_paths.CLONE_TAG == "v0.33.0"
