@@ -72,6 +72,7 @@ class LTXVideo(Bridge):
         """See ``Bridge``. A mask gives the factor of each token's timestep."""
         mask = call_args.pop("denoise_mask", None)
         _check_guides(call_args.pop("guide_attention_entries", None) or ())
+        call_args.pop("generated_keyframes", None)  # marks tokens for LTX-2 alone
         inputs = {
             "hidden_states": x,
             "timestep": timestep,

@@ -40,7 +40,7 @@ def _to_tekken(tokenizer: dict[str, Any]) -> dict[str, Any]:
     ]
     pattern = tokenizer["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"]
     return {
-        "config": {"pattern": pattern, "default_vocab_size": total},
+        "config": {"pattern": pattern, "default_vocab_size": total, "default_num_special_tokens": first},
         "vocab": vocab,
         "special_tokens": [{"rank": token_id, "token_str": token} for token_id, token in sorted(special.items())],
     }

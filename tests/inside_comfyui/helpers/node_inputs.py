@@ -201,6 +201,7 @@ OBJECTS: Mapping[str, Callable[[Scene], Any]] = {
         "audio_feature": seeded(3)(1, 50, 35), "fps": 30.0,
     },
     "WAN_CAMERA_EMBEDDING": lambda scene: seeded(3)(1, 24, *scene.pixels),
+    "VOXEL": lambda scene: SimpleNamespace(data=(seeded(11)(1, 4, 4, 4) > 0).float()),
     "COMFY_AUTOGROW_V3": lambda scene: {"image0": seeded(8)(1, *scene.pixels[1:], 3).sigmoid()},
 }  # fmt: skip
 """Objects by type. Where they hold numbers, these are random."""

@@ -72,7 +72,7 @@ class Chosen(Exception):
 def chosen(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], torch.dtype]:
     """Return the dtype that ComfyUI chooses to compute a file in, without its weights' shapes having to fit."""
 
-    def choose(_config: Any, dtype: torch.dtype, manual_cast: torch.dtype | None) -> None:
+    def choose(_config: Any, dtype: torch.dtype, manual_cast: torch.dtype | None, **_: Any) -> None:
         raise Chosen(manual_cast or dtype)
 
     def run(path: Path) -> torch.dtype:

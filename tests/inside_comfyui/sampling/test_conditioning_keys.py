@@ -33,7 +33,7 @@ OF_SAMPLING = {"device", "noise", "seed", "latent_image", "denoise_mask"}
 WORKING = {
     "cross_attn", "pooled_output", "attention_mask", "attention_mask_img_shape", "guidance", "width", "height",
     "aspect_ratio", "frame_rate", "keyframe_idxs", "guide_attention_entries", "guiding_frame_index", "ofs",
-    "concat_mask_index", "reference_latents_method", "cross_attn_controlnet",
+    "concat_mask_index", "reference_latents_method", "cross_attn_controlnet", "generated_keyframes",
 }  # fmt: skip
 """What a family's bridge takes or checks. Tests of the families show it, and those below."""
 

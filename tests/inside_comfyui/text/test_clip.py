@@ -116,6 +116,8 @@ def test_no_weight_is_missing(name: str, saved: Callable[[Weights], Weights], mo
         return missing, unexpected
 
     monkeypatch.setattr(comfy.sd.CLIP, "load_sd", spy)
+    # Copies of ComfyUI's repository often lack this tokenizer's file, which has nothing to do with weights.
+    monkeypatch.setattr(comfy.text_encoders.hunyuan_video, "LLAMA3Tokenizer", lambda **_: None)
     state_dicts = [clip.with_comfyui_names(saved(weights(*component))) for component in components]
     options = {"initial_device": META}
     comfy.sd.load_text_encoder_state_dicts(state_dicts, clip_type=comfy.sd.CLIPType[kind], model_options=options)
