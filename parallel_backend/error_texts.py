@@ -1,7 +1,7 @@
-"""What the text of an error says of its cause: errors of CUDA, NCCL, gloo and torch's store, of torch 2.7 to 2.13.
+"""What the text of an error says of its cause: errors of CUDA, NCCL, gloo and torch's store, of torch 2.8 to 2.13.
 
-Types tell little: all errors of NCCL have one, torch before 2.8 has none for CUDA, and of a process that aborts only
-its log is left.
+Types tell little: all errors of NCCL have one, and so have all of CUDA, and of a process that aborts only its log is
+left.
 """
 
 from enum import Enum, auto

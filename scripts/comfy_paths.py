@@ -49,6 +49,11 @@ def candidates() -> list[Path]:
     return [path for path in checkouts() if is_new_enough(path)]
 
 
+def oldest() -> list[Path]:
+    """The oldest checkout that is new enough; none if there is none."""
+    return sorted(candidates(), key=release)[:1]
+
+
 def ends(paths: Sequence[Path]) -> list[Path]:
     """The first and the last, each once, as of checkouts that are sorted by release."""
     return list(dict.fromkeys([*paths[:1], *paths[-1:]]))

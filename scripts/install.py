@@ -21,6 +21,8 @@ from scripts.comfy_paths import ROOT
 CLONE_DEADLINE = 60.0
 QUICKSTART = ("Pillow", "psutil")
 """Packages that the quickstart imports and the extension does not."""
+LOWEST = ROOT / "constraints-lowest.txt"
+"""The lowest versions that ``requirements.txt`` allows, and what else the tests have run with beside them."""
 NOT_NEEDED = re.compile(r"(torch|torchvision|torchaudio|comfyui-[a-z-]+)\b(?!-)")
 """ComfyUI's requirements that are not installed.
 
@@ -141,7 +143,7 @@ def clone_comfyui() -> Path | None:
     return target
 
 
-def install(comfyuis: list[Path], *, dev: bool) -> None:
+def install(comfyuis: list[Path], *, dev: bool, lowest: bool) -> None:
     """Install with one call of pip, which resolves all requirements together. An installed torch is kept.
 
     Of what two ComfyUIs want in different versions, each older one gets its own.
@@ -152,19 +154,19 @@ def install(comfyuis: list[Path], *, dev: bool) -> None:
     files = ["requirements.txt", *(["requirements-dev.txt"] if dev else [])]
     pip(
         "-c",
-        str(write_constraints(newest)),
+        str(LOWEST if lowest else write_constraints(newest)),
         *[f"-r{ROOT / name}" for name in files],
         *dict.fromkeys([*QUICKSTART, *packages]),
     )
     for path in own:
         install_own_packages(path, newest or path)
-        if dev:
+        if dev and not lowest:
             install_frontend(path)
 
 
 def stamp(comfyuis: list[Path], *, dev: bool) -> str:
     """A digest of every file that an installation depends on."""
-    files = [ROOT / name for name in ("requirements.txt", "requirements-dev.txt", "constraints.txt")]
+    files = [ROOT / name for name in ("requirements.txt", "requirements-dev.txt", "constraints.txt", LOWEST.name)]
     files += [path / "requirements.txt" for path in comfyuis]
     digest = hashlib.sha256(Path(__file__).read_bytes() + bytes([dev]))
     for file in files:
@@ -172,19 +174,24 @@ def stamp(comfyuis: list[Path], *, dev: bool) -> str:
     return digest.hexdigest()
 
 
-def find_comfyuis(*, dev: bool) -> list[Path]:
-    """The ComfyUIs to install for: for the tests all, for the quickstart the first; a clone if there are none."""
+def find_comfyuis(*, dev: bool, lowest: bool = False) -> list[Path]:
+    """The ComfyUIs to install for: for the tests all, for the quickstart the first; a clone if there are none.
+
+    For the lowest versions it is the oldest, since newer ones ask for newer packages.
+    """
     for path in comfy_paths.checkouts():
         if not comfy_paths.is_new_enough(path):
             oldest = ".".join(map(str, comfy_paths.OLDEST))
             print(f"Skipping ComfyUI {comfy_paths.version(path)} in {path}: {oldest} is the oldest version that works.")
+    if lowest:
+        return comfy_paths.oldest()
     comfyuis = comfy_paths.candidates()
     if not comfyuis and not comfy_paths.are_named() and (clone := clone_comfyui()):
         comfyuis = [clone]
     return comfyuis if dev else comfyuis[:1]
 
 
-def install_and_stamp(comfyuis: list[Path], stamp_file: Path, *, dev: bool) -> None:
+def install_and_stamp(comfyuis: list[Path], stamp_file: Path, *, dev: bool, lowest: bool = False) -> None:
     """Install, unless ``stamp_file`` shows that nothing has changed since the last installation.
 
     Raises:
@@ -195,19 +202,19 @@ def install_and_stamp(comfyuis: list[Path], stamp_file: Path, *, dev: bool) -> N
         return
     print("Installing into the virtual environment (the first time takes a few minutes) ...", flush=True)
     started = time.monotonic()
-    install(comfyuis, dev=dev)
+    install(comfyuis, dev=dev, lowest=lowest)
     stamp_file.write_text(current)
     print(f"Installed in {time.monotonic() - started:.0f} s.", flush=True)
 
 
-def install_with_fallback(comfyuis: list[Path], stamp_file: Path, *, dev: bool) -> None:
+def install_with_fallback(comfyuis: list[Path], stamp_file: Path, *, dev: bool, lowest: bool) -> None:
     """Install; if that fails without ``dev``, install without ComfyUI.
 
     Raises:
         subprocess.CalledProcessError: pip fails.
     """
     try:
-        install_and_stamp(comfyuis, stamp_file, dev=dev)
+        install_and_stamp(comfyuis, stamp_file, dev=dev, lowest=lowest)
     except subprocess.CalledProcessError:
         if dev or not comfyuis:
             raise
@@ -221,11 +228,15 @@ def main() -> None:
     parser.add_argument(
         "--dev", action=argparse.BooleanOptionalAction, help="also install what the checks and the tests need"
     )
-    dev = bool(parser.parse_args().dev)
-    comfyuis = find_comfyuis(dev=dev)
+    parser.add_argument(
+        "--lowest", action="store_true", help="install the lowest versions, for the oldest ComfyUI that is found"
+    )
+    arguments = parser.parse_args()
+    dev, lowest = bool(arguments.dev), bool(arguments.lowest)
+    comfyuis = find_comfyuis(dev=dev, lowest=lowest)
     stamp_file = Path(sys.prefix) / f"parallel-dit-{'dev' if dev else 'run'}.stamp"
     try:
-        install_with_fallback(comfyuis, stamp_file, dev=dev)
+        install_with_fallback(comfyuis, stamp_file, dev=dev, lowest=lowest)
     except subprocess.CalledProcessError:
         raise SystemExit("The requirements could not be installed; see pip's messages above.") from None
 

@@ -1,9 +1,12 @@
 #!/usr/bin/env bash
 # Check everything: bash scripts/test.sh. With --quick, what needs a few minutes; with --grid, every family and VAE in
 # every layout with every ComfyUI, which takes long; a second argument chooses tests of the grid, as pytest's -k does.
+# With --lowest, unit tests and prompts with the lowest versions that requirements.txt allows, in .venv-lowest.
 # Other arguments go to pytest alone.
 set -euo pipefail
-. "$(dirname "${BASH_SOURCE[0]}")/setup.sh" --dev
+options=(--dev)
+if [ "$*" = --lowest ]; then options+=(--lowest); fi
+. "$(dirname "${BASH_SOURCE[0]}")/setup.sh" "${options[@]}"
 export OMP_NUM_THREADS=1
 if python -c "import sys, torch; sys.exit(torch.version.cuda is not None)"; then
     export PYTHONPATH="$PWD/scripts/cpu_shim"
@@ -87,8 +90,15 @@ everything() {
     [ -z "$failed" ]
 }
 
+lowest() { # Unit tests alone do not see that no rank starts.
+    COMFYUI_PATHS="$(python -c 'from scripts import comfy_paths; print(*comfy_paths.oldest())')"
+    export COMFYUI_PATHS
+    pytest tests/unit tests/comfyui/test_quickstart.py --ignore tests/unit/scripts
+}
+
 case "$*" in
 --quick) quick ;;
+--lowest) lowest ;;
 --grid*) PARALLEL_DIT_GRID="${2:-}" pytest -m grid tests/comfyui ;;
 --long) pytest -m long ;;
 "") install_chromium && everything ;;

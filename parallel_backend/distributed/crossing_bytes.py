@@ -31,7 +31,7 @@ class CrossingBytes(TorchDispatchMode):
         self.total = 0.0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func._schema.name.partition("::")[2]
+        name = func.overloadpacket.__name__
         if func.namespace in ("c10d", "_c10d_functional") and name in BYTES_SENT:
             sent = float(BYTES_SENT[name](*args))
             if sent:

@@ -39,7 +39,7 @@ def join(
     if nccl and world_size > 1:
         peer_access.log_missing(device)
     bound = device if nccl and eager and world_size > 1 else None
-    # torch 2.7.0 makes non-blocking communicators for a bound device, which hang (pytorch/pytorch#153960).
+    # Non-blocking communicators may hang. Some versions of torch make them for a bound device (pytorch/pytorch#153960).
     os.environ.setdefault("TORCH_NCCL_USE_COMM_NONBLOCKING", "0")
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if nccl else "gloo",

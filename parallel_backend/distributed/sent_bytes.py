@@ -42,7 +42,7 @@ class SentBytes(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace in ("c10d", "_c10d_functional", "_dtensor"):
-            name = func._schema.name.partition("::")[2]
+            name = func.overloadpacket.__name__
             if name not in BYTES_SENT:
                 raise NotImplementedError(f"{func.namespace}::{name} is not counted")
             self.by_kind[name] += BYTES_SENT[name](*args)

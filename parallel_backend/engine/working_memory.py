@@ -57,8 +57,11 @@ _CODING: dict[tuple[str, bool], tuple[float, float, float]] = {
 Those of one frame alone; of a video what is fixed and what each frame adds.
 """
 
-_TEXT: dict[str, tuple[float, float]] = {"T5EncoderModel": (2.4, 3.0), "UMT5EncoderModel": (2.4, 3.0)}
-"""Values for each hidden feature of a token, and for each head of a pair of tokens, by the text encoder's class."""
+_TEXT: dict[str, tuple[float, float]] = {"T5EncoderModel": (2.4, 6.0), "UMT5EncoderModel": (2.4, 6.0)}
+"""Values for each hidden feature of a token, and for each head of a pair of tokens, by the text encoder's class.
+
+Those of pairs are transformers 4's, which keeps the scores of attention. Newer versions take as few as half.
+"""
 
 _WIDTHS = ("decoder_base_dim", "base_dim", "decoder_block_out_channels", "block_out_channels")
 _NARROWEST = 64

@@ -129,7 +129,7 @@ class Family(ABC):
         dropped_modules = {part for block in dropped for module in block.modules for part in module.modules()} - shared
         self.attentions = [site for site in self.attentions if site.module not in dropped_modules]
         for module in dropped_modules:
-            for name in module._parameters:
+            for name, _ in list(module.named_parameters(recurse=False, remove_duplicate=False)):
                 module.register_parameter(name, None)
 
     @abstractmethod

@@ -78,14 +78,14 @@ class CompressedLinear(nn.Linear):
         """
         self.weight_cut = dim, parts
         if dim == 0:
-            names = [name for name in (PACKED, "row_scale", "block_scale") if name in self._parameters]
+            names = [name for name in (PACKED, "row_scale", "block_scale") if hasattr(self, name)]
             return {self._keep(name, 0, parts): (0, parts) for name in names}
         unit, block, size = self.compression.unit, self.compression.block, self.compression.block_bytes
         wide = tuple(slice(part.start // unit * unit, -(-part.stop // unit) * unit) for part in parts)
         self.columns = _inside(parts, wide)
         in_bytes = tuple(slice(part.start // block * size, part.stop // block * size) for part in wide)
         kept = {self._keep(PACKED, 1, in_bytes): (1, in_bytes)}
-        if "block_scale" in self._parameters:
+        if hasattr(self, "block_scale"):
             in_blocks = tuple(slice(part.start // block, part.stop // block) for part in wide)
             kept |= {self._keep("block_scale", 1, in_blocks): (1, in_blocks)}
         return kept

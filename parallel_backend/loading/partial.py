@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from ..interfaces.tensor_cuts import Slices
 from .weight_source import WeightSource
@@ -74,5 +73,6 @@ def _local_rows(target: Tensor) -> tuple[Tensor, slice | None]:
     """Return this rank's shard of a tensor, and which rows of the tensor it is; None for all."""
     if not isinstance(target, DTensor):
         return target.detach(), None
-    shape, offset = compute_local_shape_and_global_offset(target.shape, target.device_mesh, target.placements)
-    return target.to_local().detach(), slice(offset[0], offset[0] + shape[0])
+    local, mesh = target.to_local().detach(), target.device_mesh
+    start = min(mesh.get_local_rank() * -(-len(target) // mesh.size()), len(target))  # FSDP cuts as torch.chunk does
+    return local, slice(start, start + len(local))

@@ -104,7 +104,7 @@ def plan_transformer(
     name = checkpoint.components[component]
     source = WeightSource(checkpoint.stored(component), name)
     whole = _whole(checkpoint, component, dtype, source)
-    part, slices = _cut(family_of(name), whole, checkpoint.config(component), device.type, mesh)
+    part, slices = _cut(family_of(name), whole, checkpoint.config(component), mesh)
     sizes = sizes_of(part, sharers=mesh.sequence.size if mesh.weights_axis else 1)
     moved = streamed(len(sizes.blocks), resident)
     if mesh.weights_axis and not moved:
@@ -146,16 +146,14 @@ def _whole(checkpoint: Checkpoint, component: str, dtype: torch.dtype, source: W
     return module
 
 
-def _cut(
-    family: type[Family], module: nn.Module, config: dict[str, Any], device_type: str, mesh: DeviceMesh
-) -> tuple[Family, Slices]:
+def _cut(family: type[Family], module: nn.Module, config: dict[str, Any], mesh: DeviceMesh) -> tuple[Family, Slices]:
     """Reduce a whole transformer on the meta device to this rank's part, and return the slices of what was cut."""
     from ..strategies import tensor
 
     layout = mesh.layout
     slices: Slices = {}
     if layout.tensor > 1:
-        slices = tensor.cut(module, family.cuts(config), mesh.axes["tensor"], device_type)
+        slices = tensor.cut(module, family.cuts(config), mesh.axes["tensor"])
     part = family(module)
     if layout.pipe > 1:
         part.keep_blocks(stage_cut.blocks(part, mesh.speeds("pipe")).slice(mesh.axes["pipe"].index))

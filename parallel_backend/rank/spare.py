@@ -36,6 +36,8 @@ class Role:
 
 def imports() -> Iterator[None]:
     """Import what a rank uses from its start to the end of its first request, and yield after each part."""
+    # diffusers asks for a GPU when it is imported. With this, torch answers without initialising NVIDIA's driver.
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     for name in ("torch", "torch.distributed", "..engine.engine", "..distributed.process_group", "..protocol.tensors"):
         importlib.import_module(name, __package__)
         yield

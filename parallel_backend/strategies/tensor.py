@@ -1,17 +1,17 @@
-"""Tensor parallelism (Megatron-LM, https://arxiv.org/abs/1909.08053) on ``torch.distributed.tensor``.
+"""Tensor parallelism (Megatron-LM, https://arxiv.org/abs/1909.08053).
 
 Attention is cut by heads, the feed-forward by hidden features. The ranks' partial outputs of a layer are summed; a norm
 over all heads sums its squares. The numbers of heads and features need not be divisible by the number of
 ranks, but every rank needs at least one of each. Exact.
 """
 
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh as TorchMesh
-from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 
 from ..distributed.mesh import Axis
 from ..errors import InvalidRequest
@@ -68,32 +68,38 @@ class TensorParallel:
         return 2 * (layout.tensor - 1) * summed_bytes // layout.tensor
 
 
-def cut(module: nn.Module, cuts: Cuts, axis: Axis, device_type: str) -> Slices:
+def cut(module: nn.Module, cuts: Cuts, axis: Axis) -> Slices:
     """Cut a transformer on the meta device, so that it computes this rank's part once the weights are loaded.
 
     Args:
         module: the transformer, modified in place.
-        cuts: how to cut its layers, by name.
+        cuts: how to cut its layers, by name, with ``*`` for all children of a module.
         axis: the ranks that share the layers.
-        device_type: ``"cuda"`` or ``"cpu"``.
 
     Returns:
         The slices to load of each parameter that was cut.
     """
-    assert axis.group is not None
-    mesh = TorchMesh.from_group(axis.group, device_type)
     slices: dict[nn.Parameter, tuple[int, tuple[slice, ...]]] = {}
-    parallelize_module(module, mesh, {name: _Style(each, axis, slices) for name, each in cuts.items()})
+    for pattern, each in cuts.items():
+        for layer in _named(module, pattern.split(".")):
+            _Style(each, axis, slices).apply(layer)
     return {name: slices[parameter] for name, parameter in module.named_parameters() if parameter in slices}
 
 
-class _Style(ParallelStyle):
+def _named(module: nn.Module, pattern: list[str]) -> Iterator[nn.Module]:
+    for path, layer in module.named_modules():
+        parts = path.split(".")
+        if len(parts) == len(pattern) and all(map(fnmatchcase, parts, pattern)):
+            yield layer
+
+
+class _Style:
     """Applies one ``Cut`` to a module, and records in ``slices`` what this rank holds of each parameter."""
 
     def __init__(self, cut: Cut, axis: Axis, slices: dict[nn.Parameter, tuple[int, tuple[slice, ...]]]) -> None:
         self.cut, self.axis, self.slices = cut, axis, slices
 
-    def _apply(self, module: nn.Module, device_mesh: TorchMesh) -> nn.Module:
+    def apply(self, module: nn.Module) -> None:
         match self.cut:
             case ColumnParallel(segments):
                 self._shrink(module, "weight", 0, segments)
@@ -115,7 +121,6 @@ class _Style(ParallelStyle):
             case HeadCounts(attributes):
                 for name, (units, size) in attributes.items():
                     setattr(module, name, Partition.even(units, self.axis.size).sizes[self.axis.index] * size)
-        return module
 
     def _shrink(self, module: nn.Module, name: str, dim: int, segments: tuple[Segment, ...]) -> None:
         """Replace a parameter by one of the size of this rank's part along ``dim``."""

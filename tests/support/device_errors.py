@@ -1,4 +1,4 @@
-"""Errors of CUDA, NCCL, gloo and torch's store with their texts, as torch 2.7 to 2.13 raises them, and their cause.
+"""Errors of CUDA, NCCL, gloo and torch's store with their texts, as torch 2.8 to 2.13 raises them, and their cause.
 
 The texts of CUDA and NCCL are from reports of users, of torch's and NCCL's sources; those of gloo and the store were
 provoked with torch 2.13.
@@ -26,11 +26,11 @@ class TorchError:
     breaks: bool = False
 
     def make(self) -> Exception:
-        """Return the exception. torch before 2.8 has no ``AcceleratorError``."""
+        """Return the exception."""
         import torch
 
         kinds = {**vars(torch.distributed), **vars(torch), "RuntimeError": RuntimeError, "KeyError": KeyError}
-        made: Exception = kinds.get(self.kind, RuntimeError)(self.text)
+        made: Exception = kinds[self.kind](self.text)
         return made
 
 
@@ -94,7 +94,6 @@ def _gloo(where: str, text: str) -> TorchError:
 FULL: dict[str, TorchError] = {
     "torch": _dist("CUDA out of memory. Tried to allocate 3.00 GiB. GPU 0 has a total", Cause.FULL, "OutOfMemoryError"),
     "cuda": _cuda("out of memory", "cudaErrorMemoryAllocation", breaks=False, cause=Cause.FULL),
-    "cuda before torch 2.8": _dist(f"CUDA error: out of memory\n{_HINTS}", Cause.FULL, "RuntimeError"),
     "driver": _dist("CUDA driver error: out of memory", Cause.FULL, "RuntimeError"),
     "triton": _dist("Triton Error [CUDA]: out of memory", Cause.FULL, "RuntimeError"),
     "cublas": _dist(
@@ -111,9 +110,6 @@ FULL: dict[str, TorchError] = {
 }
 OWN: dict[str, TorchError] = {
     "illegal address": _cuda("an illegal memory access was encountered", "cudaErrorIllegalAddress"),
-    "illegal address before torch 2.8": _dist(
-        f"CUDA error: an illegal memory access was encountered\n{_HINTS}", Cause.OWN, "RuntimeError", breaks=True
-    ),
     "launch failure": _cuda("unspecified launch failure", "cudaErrorLaunchFailure"),
     "assert": _cuda("device-side assert triggered", "cudaErrorAssert"),
     "misaligned": _cuda("misaligned address", "cudaErrorMisalignedAddress"),

@@ -19,12 +19,15 @@ import logging, os, sys, threading
 import torch
 
 asked = []
-for name in ("is_available", "device_count", "init", "_lazy_init", "current_device", "get_device_capability",
+torch.cuda._device_count_nvml = lambda: 1  # as on a machine with NVIDIA's driver
+for name in ("_cuda_getDeviceCount", "init", "_lazy_init", "current_device", "get_device_capability",
              "get_device_properties", "get_device_name", "is_bf16_supported", "mem_get_info"):
-    def ask(*arguments, name=name, then=getattr(torch.cuda, name), **options):
+    owner = torch._C if name.startswith("_cuda") else torch.cuda
+    def ask(*arguments, name=name, then=getattr(owner, name, None), **options):
         asked.append(name)
         return then(*arguments, **options)
-    setattr(torch.cuda, name, ask)
+    if hasattr(owner, name):  # a CPU build lacks the first
+        setattr(owner, name, ask)
 
 from parallel_backend.rank.spare import imports
 for _ in imports():

@@ -63,6 +63,22 @@ def test_the_quickstart_takes_the_first_and_the_tests_all(home):
     assert install.find_comfyuis(dev=True) == [newer, older]
 
 
+def test_the_lowest_versions_go_with_the_oldest(home, monkeypatch):
+    commands: list[tuple[str, ...]] = []
+    for name in ("clone_comfyui", "install_frontend"):
+        monkeypatch.setattr(install, name, lambda *_: pytest.fail("the lowest versions need neither"))
+    monkeypatch.setattr(install, "pip", lambda *arguments: commands.append(arguments))
+    monkeypatch.setattr(install.sys, "prefix", str(home))
+    assert install.find_comfyuis(dev=True, lowest=True) == []
+    make(home / "ComfyUI-b", "0.33.0", "comfy-kitchen==0.2.31\n")
+    older = make(home / "ComfyUI-a", "0.8.0", "comfy-kitchen>=0.2.3\n")
+    found = install.find_comfyuis(dev=True, lowest=True)
+    install.install(found, dev=True, lowest=True)
+    assert found == [older]
+    assert commands[0][:2] == ("-c", str(install.ROOT / "constraints-lowest.txt"))
+    assert "comfy-kitchen>=0.2.3" in commands[0]
+
+
 def test_requirements_without_torch_and_the_web_page(home):
     lines = "comfyui-frontend-package==1.2.3\ntorch\ntorchsde\ntorchaudio\nav>=16 # video\n\ncomfy-aimdo==0.4.10\n"
     comfyui = make(home / "ComfyUI", "0.27.0", lines)

@@ -225,11 +225,11 @@ def test_missing_packages_are_named_by_a_python_that_has_none_of_them():
     isolated = [sys.executable, "-S", "-m", "scripts.gpu_check"]
     result = subprocess.run(isolated, cwd=packages.ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert result.returncode == 2, result.stderr
-    assert "msgspec>=0.18" in result.stdout
+    assert "msgspec>=0.21" in result.stdout
 
 
 def test_missing_packages_end_the_command_before_anything_runs(monkeypatch, tmp_path):
-    monkeypatch.setattr(packages, "missing", lambda: ["msgspec>=0.18"])
+    monkeypatch.setattr(packages, "missing", lambda: ["msgspec>=0.21"])
     assert start.main(["--out", str(tmp_path / "out")]) == 2
     assert not (tmp_path / "out").exists()
 
