@@ -15,7 +15,7 @@ from .client.status_text import format_json, format_status
 from .doctor import options as doctor
 from .errors import BackendError, InvalidRequest
 from .host import command as host
-from .protocol.endpoint import REMOTE, Endpoint
+from .protocol.endpoint import REMOTE, Endpoint, passed_over
 from .soak import options as soak
 from .verify import options as verify
 
@@ -65,8 +65,11 @@ def _add_status(parser: argparse.ArgumentParser) -> None:
 
 
 def _status(options: argparse.Namespace) -> int:
-    status = query.status(Endpoint.default())
+    endpoint = Endpoint.default()
+    status, note = query.status(endpoint), passed_over(endpoint)
     print(format_json(status) if options.json else format_status(status))
+    if note:
+        print(note, file=sys.stderr)
     return 0
 
 

@@ -10,6 +10,7 @@ BackendError
     ├── DeadlineExceeded      a phase missed its deadline; the message names the phase
     ├── ClientStalled         the client neither sent nor read anything for too long; the ranks stay usable
     ├── RankFailed            a rank died, hung or raised; the message names the rank
+    ├── BrokenPackage         a Python package is missing or cannot be imported; the message says what mends it
     └── OutOfMemory           a rank ran out of device memory; the message names the rank
         └── NoRoom                a rank would run out of memory; all ranks keep their weights
 """
@@ -85,6 +86,20 @@ class RankFailed(BackendFailure):
     not_started: tuple[int, ...] = ()
 
 
+class BrokenPackage(BackendFailure):
+    """A Python package that is needed is missing or cannot be imported. The ranks end, since it may soon be mended.
+
+    Attributes:
+        package: the name by which it is imported; "" in an error that has crossed the socket.
+    """
+
+    code = "broken_package"
+
+    def __init__(self, message: str, *, package: str = "") -> None:
+        super().__init__(message)
+        self.package = package
+
+
 class OutOfMemory(BackendFailure):
     """A rank ran out of device memory; the whole set of ranks was killed."""
 
@@ -109,6 +124,7 @@ _CLASSES: tuple[type[BackendError], ...] = (
     DeadlineExceeded,
     ClientStalled,
     RankFailed,
+    BrokenPackage,
     OutOfMemory,
     NoRoom,
     BackendFailure,

@@ -11,7 +11,7 @@ from .client.launch import ALREADY_RUNS, START_TIMEOUT, connect_or_start
 from .client.local_devices import local_devices
 from .errors import BackendUnavailable, InvalidRequest
 from .protocol.address import Address
-from .protocol.endpoint import REMOTE, Endpoint
+from .protocol.endpoint import REMOTE, Endpoint, passed_over
 from .protocol.hosts import SHARE_MODELS
 from .protocol.interfaces import address_of
 from .protocol.status import Status
@@ -187,7 +187,7 @@ def serve(serving: Serving, *, quiet: bool = False) -> int:
         return ALREADY_RUNS
     handlers = [supervisor.logs.handler(), *([] if quiet else [logging.StreamHandler()])]
     logging.basicConfig(level=logging.INFO, format="%(asctime)s supervisor: %(message)s", handlers=handlers)
-    for line in _advice(serving):
+    for line in filter(None, (passed_over(serving.endpoint), *_advice(serving))):
         log.warning(line)
     supervisor.serve()
     return 0

@@ -1,6 +1,5 @@
 """The package FlashAttention (https://arxiv.org/abs/2307.08691), if one is installed that runs on this GPU."""
 
-import importlib
 import logging
 import math
 from collections.abc import Callable
@@ -10,7 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .. import packages
 from ..error_texts import breaks_device
+from ..errors import BrokenPackage
 
 log = logging.getLogger(__name__)
 
@@ -27,16 +28,16 @@ def flash_package(device: torch.device) -> Callable[..., Any] | None:
     # AMD's GPUs have capabilities of their own, some of which are the same numbers.
     hopper = torch.version.hip is None and torch.cuda.get_device_capability(device) == _HOPPER
     for name in ("flash_attn_interface", "flash_attn") if hopper else ("flash_attn",):
+        if not packages.is_installed(name):
+            continue
         try:
-            function: Callable[..., Any] = importlib.import_module(name).flash_attn_func
+            function: Callable[..., Any] = packages.load(name).flash_attn_func
             tokens = torch.zeros(1, 1, 16, 64, dtype=torch.float16, device=device)
             lse = call_package(function, tokens, tokens, tokens, None)[1]
             torch.cuda.synchronize(device)
             if not torch.allclose(lse, torch.full_like(lse, math.log(16)), atol=1e-2):
                 raise ValueError("its log-sum-exp is another one")
-        except ModuleNotFoundError:
-            continue
-        except (ImportError, OSError, RuntimeError, AttributeError, TypeError, ValueError) as error:
+        except (BrokenPackage, OSError, RuntimeError, AttributeError, TypeError, ValueError) as error:
             if breaks_device(str(error)):
                 raise  # no other kernel would run either
             log.warning("the package %s does not run on %s and is not used: %s", name, device, error)

@@ -5,7 +5,6 @@ the log of the softmax's denominator (the log-sum-exp), ``[B, heads, query token
 partial results with it.
 """
 
-import importlib.util
 import inspect
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -15,7 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..errors import InvalidRequest
+from .. import packages
+from ..errors import BrokenPackage, InvalidRequest
 from . import amd
 from .flash_package import call_package, flash_package
 
@@ -152,12 +152,12 @@ class Sage:
 
     def unavailable(self, device: torch.device, dtype: torch.dtype) -> str | None:
         """See ``Kernel.unavailable``."""
-        if not _installed("sageattention"):
+        if not packages.is_installed("sageattention"):
             return f"the package sageattention is not installed: {_GET_SAGE}"
         try:
-            from sageattention import sageattn
-        except (ImportError, OSError, RuntimeError) as error:
-            return f"the installed sageattention cannot be imported ({error}): {_GET_SAGE}"
+            sageattn = packages.load("sageattention").sageattn
+        except (BrokenPackage, AttributeError) as error:
+            return f"the installed sageattention cannot be used ({error.__cause__ or error}): {_GET_SAGE}"
         if "return_lse" not in inspect.signature(sageattn).parameters:
             return f"the installed sageattention is older than 2: {_GET_SAGE}"
         return _needs_nvidia() or _needs_half_on_cuda(device, dtype)
@@ -174,9 +174,8 @@ class Sage:
 
     @staticmethod
     def _run(query: Tensor, key: Tensor, value: Tensor, scale: float | None, *, return_lse: bool) -> Any:
-        from sageattention import sageattn
-
-        result: Any = sageattn(query, key, value, tensor_layout="HND", sm_scale=scale, return_lse=return_lse)
+        attend = packages.load("sageattention").sageattn
+        result: Any = attend(query, key, value, tensor_layout="HND", sm_scale=scale, return_lse=return_lse)
         return result
 
 
@@ -263,7 +262,3 @@ def _needs_half_on_cuda(device: torch.device, dtype: torch.dtype) -> str | None:
     if dtype not in _HALF:
         return f"it computes in float16 or bfloat16, and the model is in {str(dtype).removeprefix('torch.')}"
     return None
-
-
-def _installed(package: str) -> bool:
-    return importlib.util.find_spec(package) is not None

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import InvalidRequest
+from .. import packages
+from ..errors import BrokenPackage, InvalidRequest
 from .stored_tensor import Compression, Header, StoredTensor
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ def read_gguf(file: Path) -> Header:
             overlaps, or has a block type that is not supported.
     """
     try:
+        packages.load("gguf")
         _check_counts(file)
         reader = _reader(file)
         tensors = [_stored(file, reader, each) for each in reader.tensors]
@@ -52,10 +54,8 @@ def read_gguf(file: Path) -> Header:
         said = {"general.architecture": str(architecture.contents())} if architecture else {}
     except InvalidRequest:
         raise
-    except ImportError as error:
-        raise InvalidRequest(
-            f"{file.name} is not loaded: GGUF files need the package gguf ({error}); install requirements.txt"
-        ) from error
+    except BrokenPackage as error:
+        raise InvalidRequest(f"{file.name} is not loaded: {error}") from error
     except (OSError, ValueError, IndexError, KeyError, TypeError, OverflowError, MemoryError) as error:
         raise InvalidRequest(f"{file} cannot be read as a GGUF file ({error}): download it again") from error
     _check_spans(file, reader.data_offset, tensors)

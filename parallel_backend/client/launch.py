@@ -1,6 +1,7 @@
 """Start a backend that outlives the process that starts it."""
 
 import contextlib
+import logging
 import os
 import socket
 import subprocess
@@ -14,9 +15,12 @@ from typing import IO
 
 from .. import last_words, processes
 from ..errors import BackendUnavailable, Cancelled
+from ..inherited import PYTHON, inherited
 from ..protocol.deadlines import Deadline
-from ..protocol.endpoint import REMOTE, Endpoint, connect
+from ..protocol.endpoint import REMOTE, RUNTIME, Endpoint, connect, passed_over
 from ..protocol.private_file import append_to
+
+log = logging.getLogger(__name__)
 
 ROOT = Path(__file__).resolve().parents[2]
 """The folder that contains ``parallel_backend``; only the backend's processes have it on their module path."""
@@ -39,7 +43,9 @@ class Launch:
 
     def __init__(self, endpoint: Endpoint, *, idle_timeout: float | None = None, options: Sequence[str] = ()) -> None:
         endpoint.prepare()
-        python = os.environ.get("PARALLEL_DIT_PYTHON") or sys.executable
+        if note := passed_over(endpoint):
+            log.warning("%s", note)
+        python = os.environ.get(PYTHON) or sys.executable
         command = [python, "-m", "parallel_backend", "serve", "--quiet", *options]
         command += [] if idle_timeout is None else ["--idle-timeout", repr(idle_timeout)]
         try:
@@ -130,7 +136,13 @@ def connect_or_start(
 
 def environment(endpoint: Endpoint) -> dict[str, str]:
     """The environment of the processes of an endpoint's backend: this one's, with the module path and the folders."""
-    path = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    folders = {"PARALLEL_DIT_RUNTIME": str(endpoint.folder), "PARALLEL_DIT_LOGS": str(endpoint.logs)}
-    inherited = {name: value for name, value in os.environ.items() if name != REMOTE}  # this backend is here
-    return {**inherited, "PYTHONPATH": os.pathsep.join(path), **folders}
+    folders = {RUNTIME: str(endpoint.folder), "PARALLEL_DIT_LOGS": str(endpoint.logs)}
+    kept = {name: value for name, value in with_backend().items() if name != REMOTE}  # this backend is here
+    return kept | folders
+
+
+def with_backend() -> dict[str, str]:
+    """This process's environment as the backend's inherit it, with ``parallel_backend`` on the module path."""
+    kept = inherited(os.environ)
+    path = [str(ROOT), *filter(None, [kept.get("PYTHONPATH")])]
+    return kept | {"PYTHONPATH": os.pathsep.join(path)}

@@ -12,7 +12,8 @@ from pathlib import Path
 import msgspec
 
 from .. import processes
-from ..client.launch import ROOT
+from ..client.launch import with_backend
+from ..inherited import PYTHON
 from .finding import Check, Finding, Setting
 
 CHILD_LOG = "doctor.log"
@@ -45,15 +46,14 @@ class _Child:
     def __init__(self, checks: Sequence[Check], setting: Setting) -> None:
         self._pipe, write_end = os.pipe2(os.O_CLOEXEC)
         self._buffer = b""
-        python = os.environ.get("PARALLEL_DIT_PYTHON") or sys.executable  # the one that the backend runs with
+        python = os.environ.get(PYTHON) or sys.executable  # the one that the backend runs with
         command = [python, "-m", f"{__package__}.child", str(write_end)]
         command += [msgspec.json.encode(part).decode() for part in (setting, list(checks))]
-        path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         try:
             with (Path(setting.folder) / CHILD_LOG).open("ab") as output:
                 self._process = subprocess.Popen(
                     command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, pass_fds=[write_end],
-                    env={**os.environ, "PYTHONPATH": path},
+                    env=with_backend(),
                 )  # fmt: skip
         except BaseException:
             os.close(self._pipe)

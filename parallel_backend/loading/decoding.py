@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 from torch import Tensor
 
+from .. import packages
 from ..checkpoint.dtypes import TORCH_DTYPES
 from ..checkpoint.stored_tensor import FP8_DTYPES, Compression
 from .kitchen import kitchen
@@ -74,10 +75,10 @@ def _nvfp4(compression: Compression, packed: Tensor, scales: Scales, dtype: torc
 
 def _gguf(compression: Compression, packed: Tensor, scales: Scales, dtype: torch.dtype) -> Tensor:
     """Decode in float16 unless float32 is wanted, as diffusers and ComfyUI-GGUF do: GGUF's scales are float16."""
+    kinds = packages.load("gguf").GGMLQuantizationType  # before diffusers, which cannot find it
     from diffusers.quantizers.gguf.utils import dequantize_functions
-    from gguf import GGMLQuantizationType
 
-    dequantize = dequantize_functions[GGMLQuantizationType[compression.format]]
+    dequantize = dequantize_functions[kinds[compression.format]]
     blocks = packed.reshape(-1, compression.block_bytes)
     between = torch.float32 if dtype == torch.float32 else torch.float16
     numbers: Tensor = dequantize(blocks, compression.block, compression.block_bytes, dtype=between)

@@ -1,18 +1,26 @@
 """comfy-kitchen, ComfyUI's own kernels and decoders of compressed weights, set up as ComfyUI sets it up."""
 
+import logging
 from functools import cache
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 
-from ..errors import InvalidRequest
+from .. import packages
+from ..errors import BrokenPackage
+
+log = logging.getLogger(__name__)
 
 
 @cache
-def is_installed() -> bool:
-    """Whether the package is there."""
-    return find_spec("comfy_kitchen") is not None
+def is_usable() -> bool:
+    """Whether the package can be imported; the log says why not."""
+    try:
+        kitchen()
+    except BrokenPackage as error:
+        log.warning("fp8 weights are decoded before each product, which is slower: %s", error)
+        return False
+    return True
 
 
 @cache
@@ -23,14 +31,9 @@ def kitchen() -> Any:
     (``comfy/quant_ops.py``). Without them it computes with torch's operators.
 
     Raises:
-        InvalidRequest: it is not installed.
+        BrokenPackage: it is missing or cannot be imported.
     """
-    try:
-        import comfy_kitchen
-    except ImportError as error:
-        raise InvalidRequest(
-            f"these weights need the package comfy-kitchen ({error}): install requirements.txt in the backend's Python"
-        ) from error
+    comfy_kitchen = packages.load("comfy_kitchen")
     cuda = torch.version.cuda
     if cuda is None or int(cuda.split(".")[0]) < 13:
         comfy_kitchen.disable_backend("cuda")

@@ -159,7 +159,7 @@ def _load(model_class: Any, checkpoint: Checkpoint, component: str, device: torc
             subfolder=component,
             local_files_only=True,
             use_safetensors=True,
-            low_cpu_mem_usage=True,
+            low_cpu_mem_usage=False,  # else diffusers needs accelerate; transformers has no such choice
             output_loading_info=True,
             **options,
         )

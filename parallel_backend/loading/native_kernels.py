@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from ..checkpoint.stored_tensor import Compression
 from .decoding import Scales
-from .kitchen import is_installed, kitchen
+from .kitchen import is_usable, kitchen
 
 Product = Callable[[Tensor, Tensor, Scales, Tensor | None], Tensor]
 """Computes from inputs ``[tokens, columns]``, the packed weight, its scales and the bias."""
@@ -38,7 +38,7 @@ def product(compression: Compression, rows: int, device: torch.device) -> Produc
     allowed = compression.native and not (compression.format == "F8_E4M3" and compression.row_scale)
     if not allowed or rows % _ROWS.get(compression.format, 1) or not _has_cores(compression.format, device):
         return None
-    if not is_installed():
+    if not is_usable():
         return None  # fp8 is decoded without the package; weights in the other formats are refused
     if compression.format == "int8_tensorwise":
         return _Int8(compression.rotation)

@@ -1,11 +1,13 @@
 """Fills a module with the weights that a rank holds, directly on its device. What it does not hold is never read."""
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from ..interfaces.tensor_cuts import Slices
 from .weight_source import WeightSource
@@ -13,9 +15,7 @@ from .weight_source import WeightSource
 
 def empty(model_class: Any, config: Mapping[str, Any], dtype: torch.dtype) -> nn.Module:
     """Create a diffusers model with parameters on the meta device, in the dtypes in which it would be loaded."""
-    from accelerate import init_empty_weights
-
-    with init_empty_weights(include_buffers=False):
+    with _parameters_on_meta():
         module: nn.Module = model_class.from_config(config)
     keep = model_class._keep_in_fp32_modules or []
     floats = [(name, value) for name, value in module.state_dict(keep_vars=True).items() if value.is_floating_point()]
@@ -23,6 +23,20 @@ def empty(model_class: Any, config: Mapping[str, Any], dtype: torch.dtype) -> nn
         kept = any(part in name.split(".") for part in keep)
         value.data = value.data.to(torch.float32 if kept else dtype)
     return module
+
+
+@contextmanager
+def _parameters_on_meta() -> Iterator[None]:
+    """Have every parameter that a module gets while the context lasts on the meta device. Buffers keep their values."""
+
+    def without_memory(module: nn.Module, name: str, parameter: nn.Parameter) -> nn.Parameter:
+        return nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
+
+    hook = register_module_parameter_registration_hook(without_memory)  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def fill(module: nn.Module, source: WeightSource, device: torch.device) -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InvalidRequest
+from ..packages import broken_by
 
 Shape = tuple[int, ...]
 Converter = Callable[[dict[str, Tensor]], dict[str, Tensor]]
@@ -63,12 +64,15 @@ def converted(shapes: Mapping[str, Shape], convert: Converter) -> dict[str, Rows
 
     Raises:
         InvalidRequest: the converter needs a tensor that the file lacks.
+        BrokenPackage: the converter cannot be imported.
     """
     names = list(shapes)
     numbered = {name: _numbered(i, shapes[name]) for i, name in enumerate(names, start=1)}
     try:
         result = convert(numbered)
     except (KeyError, IndexError, RuntimeError, ValueError, TypeError) as error:
+        if broken := broken_by(error):
+            raise broken from error
         raise InvalidRequest(f"the file lacks a weight or has one of another shape ({error}): download it") from error
     return {target: _rows(target, tensor, names, shapes) for target, tensor in result.items()}
 

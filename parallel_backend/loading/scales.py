@@ -54,7 +54,8 @@ def check_scales(weight: StoredTensor) -> None:
     Numbers themselves, of 8 bits or more, are not checked, whatever the format.
 
     Raises:
-        InvalidRequest: names the scale, or comfy-kitchen is needed and not installed.
+        InvalidRequest: names the scale.
+        BrokenPackage: comfy-kitchen is needed and cannot be imported.
     """
     compression = weight.compression
     if compression is None:

@@ -24,6 +24,10 @@ GATEWAY_LOG = "gateway.log"
 REMOTE = "PARALLEL_DIT_BACKEND"
 """The variable that names a backend on another machine."""
 
+RUNTIME, _SESSION = "PARALLEL_DIT_RUNTIME", "XDG_RUNTIME_DIR"
+"""The variables that name the runtime folder, and a folder in which it may be."""
+_NAME = "parallel-dit"
+
 _CREDENTIALS = struct.Struct("3i")
 _TIMEVAL = struct.Struct("@ll")
 
@@ -110,7 +114,8 @@ class Endpoint:
     def default(cls) -> "Endpoint":
         """The endpoint that the environment names.
 
-        The folder is ``PARALLEL_DIT_RUNTIME`` if set, otherwise one in ``XDG_RUNTIME_DIR`` or in /tmp for this user.
+        The folder is ``PARALLEL_DIT_RUNTIME`` if set, otherwise one in ``XDG_RUNTIME_DIR``, which is made here to see
+        that it can be, or else in /tmp for this user.
         ``PARALLEL_DIT_LOGS`` is that of the logs. ``PARALLEL_DIT_BACKEND`` names a backend on another machine.
 
         Raises:
@@ -130,31 +135,59 @@ class Endpoint:
             BackendUnavailable: the path is too long for a socket, or the folder cannot be created, belongs to
                 another user, or is accessible to others.
         """
-        if len(os.fsencode(self.socket)) > MAX_SOCKET_PATH:
-            raise BackendUnavailable(
-                f"the path {self.socket} is longer than {MAX_SOCKET_PATH} bytes, the limit for a Unix socket: "
-                "set PARALLEL_DIT_RUNTIME to a shorter folder"
-            )
-        try:
-            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            info = self.folder.lstat()
-        except OSError as error:
-            raise BackendUnavailable(f"the runtime folder {self.folder} cannot be created: {error.strerror}") from error
+        info = self._made()
         if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid() or stat.S_IMODE(info.st_mode) & 0o077:
             raise BackendUnavailable(
                 f"{self.folder} must be a folder that you own, with mode 0700: "
-                "remove it, or set PARALLEL_DIT_RUNTIME to another one"
+                f"remove it, or set {RUNTIME} to another one"
             )
+
+    def _made(self) -> os.stat_result:
+        if len(os.fsencode(self.socket)) > MAX_SOCKET_PATH:
+            raise BackendUnavailable(
+                f"the path {self.socket} is longer than {MAX_SOCKET_PATH} bytes, the limit for a Unix socket: "
+                f"set {RUNTIME} to a shorter folder"
+            )
+        try:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            return self.folder.lstat()
+        except OSError as error:
+            raise BackendUnavailable(
+                f"the runtime folder {self.folder} cannot be created ({error.strerror}): set {RUNTIME} to another one"
+            ) from error
 
 
 def _default_folder() -> Path:
-    chosen = os.environ.get("PARALLEL_DIT_RUNTIME")
+    chosen, session = os.environ.get(RUNTIME), os.environ.get(_SESSION)
     if chosen:
         return Path(chosen).absolute()
-    session = os.environ.get("XDG_RUNTIME_DIR", "")
-    if session and os.access(session, os.W_OK):
-        return Path(session) / "parallel-dit"
-    return Path("/tmp") / f"parallel-dit-{os.getuid()}"
+    return _in_temporary() if not session or _unusable(session) else Path(session) / _NAME
+
+
+def _in_temporary() -> Path:
+    return Path("/tmp") / f"{_NAME}-{os.getuid()}"
+
+
+def _unusable(session: str) -> str:
+    """Return why there can be no runtime folder in ``XDG_RUNTIME_DIR``; "" if there can. Makes it."""
+    if not os.path.isabs(session):
+        return f"{session} is no absolute path"
+    if not os.access(session, os.W_OK):
+        return f"{session} is not there, or cannot be written to"
+    try:
+        Endpoint(folder=Path(session) / _NAME)._made()
+    except BackendUnavailable as error:
+        return str(error).partition(": ")[0]  # without the advice for a folder that somebody has chosen
+    return ""
+
+
+def passed_over(endpoint: Endpoint) -> str:
+    """Return the sentence that an endpoint's folder takes the place of one in ``XDG_RUNTIME_DIR``; "" if not."""
+    session = os.environ.get(_SESSION)
+    if endpoint.remote is not None or endpoint.folder != _in_temporary() or not session:
+        return ""
+    reason = _unusable(session)
+    return f"the runtime folder is {endpoint.folder}, not one in {_SESSION}: {reason}" if reason else ""
 
 
 def connect(endpoint: Endpoint, *, seconds: float) -> socket.socket:

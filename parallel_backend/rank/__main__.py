@@ -16,6 +16,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from .. import packages
 from ..processes import die_with_parent, pin_to_core_share
 from ..progress import CONNECTING, PROGRESS, STARTING
 from ..protocol.status import RankStatus
@@ -55,6 +56,7 @@ def main(
     die_with_parent()
     faulthandler.enable()  # says where a signal such as SIGSEGV ended this process
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the supervisor's terminal is only for the supervisor
+    packages.hide()
     options = _parse(argv)
     control = socket.socket(fileno=options.control_fd)
     if options.spare:

@@ -1,7 +1,8 @@
 """What a rank reports of an error: whether it is out of memory, and whether another rank is the likely cause."""
 
 from ..error_texts import Cause, cause
-from ..errors import MAX_MESSAGE, OutOfMemory, RankFailed
+from ..errors import MAX_MESSAGE, BrokenPackage, OutOfMemory, RankFailed
+from ..packages import broken_by
 from ..protocol.rank_control import Finished
 
 
@@ -13,6 +14,9 @@ def diagnose(error: BaseException, request_id: str, *, when: str = "") -> Finish
         request_id: the request that it ended; "" outside of requests.
         when: what the rank did, as in ``" while starting"``.
     """
+    if broken := broken_by(error):
+        message = f"failed{when}: {broken}"[:MAX_MESSAGE]
+        return Finished(request_id=request_id, code=BrokenPackage.code, message=message)
     from ..distributed.device_memory import ran_out
 
     origin = error.__cause__ if isinstance(error, OutOfMemory) else error

@@ -9,6 +9,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from .. import packages
+
 Draw = Callable[[Tensor, Tensor], Tensor]
 """``(sigma, next sigma)`` of a step to its noise of variance 1."""
 
@@ -40,7 +42,7 @@ def brownian(shape: Sequence[int], device: torch.device, seed: int, sigmas: Tens
     The motion (https://github.com/google-research/torchsde) is a function of the seed alone, whatever the steps. See
     ``gaussian`` for the other arguments.
     """
-    import torchsde  # slow to import, and not needed by other samplers
+    torchsde = packages.load("torchsde")  # slow to import, and not needed by other samplers
 
     positive = sigmas[sigmas > 0].cpu()
     start = torch.zeros(tuple(shape), device=device)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ...client import query
 from ...errors import BackendError, BackendUnavailable
-from ...protocol.endpoint import Endpoint
+from ...protocol.endpoint import Endpoint, passed_over
 from ..finding import Finding, Setting
 
 _ROOM = 100e6
@@ -37,7 +37,8 @@ def runtime_folder(_: Setting) -> list[Finding]:
         text = f"{free / 1e6:.0f} MB are free for the logs in {endpoint.logs}"
         advice = "Free some space, or set PARALLEL_DIT_LOGS to a folder on another disk."
         return [Finding(check=_NAME, verdict="slow", text=text, advice=advice)]
-    return [Finding(check=_NAME, verdict="fine", text=f"{endpoint.folder}, logs in {endpoint.logs}")]
+    text = ", ".join(filter(None, (str(endpoint.folder), f"logs in {endpoint.logs}", passed_over(endpoint))))
+    return [Finding(check=_NAME, verdict="fine", text=text)]
 
 
 def _open_to_others(endpoint: Endpoint) -> Iterator[str]:

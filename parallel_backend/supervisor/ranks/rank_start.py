@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ...inherited import inherited, number_of_threads
 from ...processes import die_with_parent
 from ...protocol import rank_control
 from ...protocol.model_spec import FIRST, HOST, VISIBLE, Collectives, Devices
@@ -116,13 +117,14 @@ def common_environment(devices: Devices, *, interface: str = "") -> dict[str, st
         devices: those of all ranks, of which the ones on the first host are on this one.
         interface: the network interface over which they talk with those of other hosts; "" if there are none.
     """
+    threads = number_of_threads(os.environ.get(THREADS, "")) or len(os.sched_getaffinity(0)) // devices.on_host(FIRST)
     environment = {
-        THREADS: str(max(1, len(os.sched_getaffinity(0)) // devices.on_host(FIRST))),
-        GLOO_INTERFACE: "lo",
-        NCCL_INTERFACE: "lo",
-        **os.environ,
-        # NCCL takes a plain name as the beginning of the names of several.
-        **({GLOO_INTERFACE: interface, NCCL_INTERFACE: f"={interface}"} if interface else {}),
+        **inherited(os.environ),
+        THREADS: str(max(1, threads)),
+        # Whatever the environment says: it may be made for another machine. NCCL takes a plain name as the beginning of
+        # the names of several.
+        GLOO_INTERFACE: interface or "lo",
+        NCCL_INTERFACE: f"={interface}" if interface else "lo",
     }
     if devices.kind == "cuda":
         for name in VISIBLE:

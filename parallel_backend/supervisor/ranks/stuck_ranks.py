@@ -17,7 +17,7 @@ _NCCL_ADVICE = (
 )
 _GLOO_ADVICE = (
     "gloo does not connect these ranks: a firewall or sandbox has to allow them connections to each other, which go "
-    "over the network interface that GLOO_SOCKET_IFNAME names, and over lo without it"
+    "over the loopback interface lo, and to other hosts over the one that --interface names"
 )
 
 

@@ -28,7 +28,6 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     sage = ModuleType("sageattention")
     sage.sageattn = lambda q, k, v, tensor_layout="HND", sm_scale=None, return_lse=False: q  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "sageattention", sage)
-    monkeypatch.setattr(kernels, "_installed", lambda package: True)
     monkeypatch.setattr(kernels, "flash_package", lambda device: None)
     monkeypatch.setattr(torch.backends.cudnn, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 6))

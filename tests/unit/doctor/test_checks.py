@@ -5,15 +5,18 @@ import os
 import resource
 import shutil
 import stat
+import sys
 from types import SimpleNamespace
 
 import pytest
 
-from parallel_backend import processes
+from parallel_backend import packages, processes
 from parallel_backend.client import query
 from parallel_backend.doctor.checks import machine, running, versions
 from parallel_backend.errors import BackendUnavailable, DeadlineExceeded
 from parallel_backend.protocol.endpoint import Endpoint
+from parallel_backend.rank import spare
+from tests.support import broken_packages
 from tests.unit.doctor.faked_machine import SETTING, have, verdicts
 
 
@@ -131,14 +134,39 @@ def test_a_backend_on_another_machine(monkeypatch, tmp_path):
 
 
 def test_packages(monkeypatch, tmp_path):
+    monkeypatch.setattr(packages, "hide", lambda: None)  # this process needs some of them
     assert verdicts(versions.packages(SETTING)) == ["fine"]
     wanted = tmp_path / "requirements.txt"
     wanted.write_text("torch>=2.7\nmsgspec>=99\nno-such-package\n# a comment\n\n")
-    monkeypatch.setattr(versions, "REQUIREMENTS", wanted)
+    monkeypatch.setattr(packages, "REQUIREMENTS", wanted)
     found = versions.packages(SETTING)
     assert verdicts(found) == ["broken"]
     version = importlib.metadata.version("msgspec")
     assert found[0].text.endswith(f"; msgspec {version} is not >=99; no-such-package is missing")
+
+
+def test_a_broken_package(monkeypatch, tmp_path):
+    monkeypatch.setattr(packages, "hide", lambda: None)
+    monkeypatch.setattr(spare, "imports", lambda: iter(()))
+    monkeypatch.setattr(versions, "_SOME_MODELS", ("torchsde", "gguf"))
+    for module in [name for name in sys.modules if name.partition(".")[0] == "gguf"]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.syspath_prepend(str(broken_packages.write(tmp_path, ["gguf"], version="0.1", errors=("OSError",))))
+    monkeypatch.setattr(versions, "_unmet", list)
+    (found,) = versions.packages(SETTING)
+    assert found.verdict == "broken"
+    assert "the package gguf 0.1 cannot be imported (OSError: gguf does not work here): run " in found.text
+
+
+def test_packages_that_ranks_do_without(monkeypatch, tmp_path):
+    broken_packages.write(tmp_path, ["peft"], version="0.12.0", errors=("RuntimeError",))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(versions, "_OTHERS", ("peft", "no_such_package", "einops"))
+    (found,) = versions.other_packages(SETTING)
+    assert found.verdict == "fine"
+    assert found.text.startswith("ranks do without peft 0.12.0, einops ")
+    assert "cannot be imported here, which other nodes may notice: peft 0.12.0 (RuntimeError: peft does" in found.text
 
 
 def test_kernels(monkeypatch):
@@ -149,8 +177,8 @@ def test_kernels(monkeypatch):
     have(monkeypatch, 1)
     refusals = {"sdpa": None, "flash": None, "sage": "it is older than 2"}
     monkeypatch.setattr(versions, "_refusals", lambda: refusals)
-    monkeypatch.setattr(versions, "_installed", lambda package: False)
+    monkeypatch.setattr(packages, "is_installed", lambda package: False)
     assert verdicts(versions.kernels(SETTING)) == ["fine"]
-    monkeypatch.setattr(versions, "_installed", lambda package: True)
+    monkeypatch.setattr(packages, "is_installed", lambda package: True)
     assert verdicts(versions.kernels(SETTING)) == ["slow"]
     assert "sageattention: it is older than 2" in versions.kernels(SETTING)[0].text

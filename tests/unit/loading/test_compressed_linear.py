@@ -126,7 +126,7 @@ def test_nvfp4_takes_the_input_scale_of_the_file_or_of_the_tokens(layer, with_co
 
 
 def test_without_comfy_kitchen_fp8_is_decoded(layer, with_cores, monkeypatch):
-    monkeypatch.setattr(native_kernels, "is_installed", lambda: False)
+    monkeypatch.setattr(native_kernels, "is_usable", lambda: False)
     made, decoded = layer("fp8 e4m3")
     x = torch.randn(3, COLUMNS)
     assert torch.allclose(made(x), functional.linear(x, decoded, made.bias), atol=1e-4)
