@@ -111,6 +111,15 @@ def announce_text_only(lora: str) -> None:
     _say_once(f"{lora} fits no weight of the transformer: only its changes of the text encoder are used")
 
 
+def unused_weights(file: str, names: Sequence[str]) -> str:
+    """Return a sentence about what a file holds besides its model, or nothing. Log it once."""
+    if not names:
+        return ""
+    sentence = f"{file} has {_listed(names)} besides the model, left aside as in ComfyUI"
+    _say_once(sentence)
+    return sentence
+
+
 def _listed(names: Sequence[str]) -> str:
     others = len(names) - _MOST_NAMED
     return ", ".join(names[:_MOST_NAMED]) + (f" and {others} more weights" if others > 0 else "")
