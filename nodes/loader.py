@@ -18,7 +18,7 @@ from ..parallel_backend.vaes import vae_of
 from .backend import checkpoints
 from .backend.connection import Handle
 from .backend.devices import content_for, parse_devices
-from .bridges.announcements import Part, flags_without_effect, unused_weights
+from .bridges.announcements import Part, besides_the_model, flags_without_effect
 from .bridges.bridge import BackendText, Bridge
 from .bridges.compute_dtype import auto_dtype
 from .bridges.left_over import left_over
@@ -124,12 +124,11 @@ def _model_dtype(checkpoint: Checkpoint, devices: Devices) -> DType:
         return "float32"
 
 
-def besides_the_model(bridge: Bridge) -> str:
-    """Return what a node says about a file with more than its model, or with less than its name says."""
+def told_of_file(bridge: Bridge) -> str:
+    """Return what a node says about a file that holds more than its model, or less than its name says."""
     checkpoint = bridge.checkpoint
     missing = checkpoint.missing_part if isinstance(checkpoint, SingleFile) else None
-    alone = f"{checkpoint.name} is taken for the whole model, since {missing.name} does not exist" if missing else ""
-    return "; ".join(filter(None, [unused_weights(checkpoint.name, left_over(bridge)), alone]))
+    return besides_the_model(checkpoint.name, left_over(bridge), missing.name if missing else "")
 
 
 def _run_by_ranks(bridge: Bridge) -> list[Part]:
@@ -221,7 +220,7 @@ class ParallelLoader(io.ComfyNode):  # type: ignore[misc]
         check_prompt(cls.hidden.prompt or {}, cls.hidden.unique_id, handle)
         handle.keep_weights()
         bridge = bridge_for(handle.checkpoint)
-        said = [flags_without_effect(*_run_by_ranks(bridge)), besides_the_model(bridge)]
+        said = [flags_without_effect(*_run_by_ranks(bridge)), told_of_file(bridge)]
         state = "; ".join(filter(None, ["weights load at first use", *said]))
         handle.show(state)
         model = remote_patcher(parallel_model(handle, bridge))

@@ -14,10 +14,10 @@ from .loader import (
     ATTENTION_TOOLTIP,
     DEVICES_TOOLTIP,
     LAYOUT_TOOLTIP,
-    besides_the_model,
     check_devices,
     handle_for,
     open_model,
+    told_of_file,
 )
 from .remote.adopt import COPY_TEXT, adopt, copy_model, fill_copy, source_file
 from .remote.memory_file import MemoryFile
@@ -126,7 +126,7 @@ def _from_loaded(
     if isinstance(origin, MemoryFile):
         fill_copy(origin)
     handle.keep_weights()
-    said = [flags_without_effect("model"), besides_the_model(bridge)]
+    said = [flags_without_effect("model"), told_of_file(bridge)]
     text = "; ".join(filter(None, [name, "weights load at first use", *said]))
     if source.model.model_config.optimizations.get("fp8"):  # ComfyUI would multiply matrices in fp8
         text += f"; the ranks compute in {handle.spec.dtype}, not in fp8"

@@ -128,9 +128,7 @@ class WeightSource:
         for name in superfluous:
             self._check_beside(name, used)
             if counted and any(first in used for first in _in_first_block(name)):
-                raise InvalidRequest(
-                    f"{self._name} has {name} and lacks a block before it: download the model again"
-                )
+                raise InvalidRequest(f"{self._name} has {name} and lacks a block before it: download the model again")
         named = ", ".join(superfluous[:_MOST_NAMED])
         log.warning("%d weights of %s have no use: %s", len(superfluous), self._name, named)
 
