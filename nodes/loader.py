@@ -9,6 +9,7 @@ from comfy_api.latest import io
 from ..parallel_backend.attention.kernels import AUTO, KERNELS
 from ..parallel_backend.checkpoint.checkpoint import Checkpoint
 from ..parallel_backend.checkpoint.opening import open_checkpoint
+from ..parallel_backend.checkpoint.single_file import SingleFile
 from ..parallel_backend.errors import BackendError, InvalidRequest
 from ..parallel_backend.layout.parallel_layout import ParallelLayout
 from ..parallel_backend.layout.suggestions import check_fits
@@ -17,9 +18,10 @@ from ..parallel_backend.vaes import vae_of
 from .backend import checkpoints
 from .backend.connection import Handle
 from .backend.devices import content_for, parse_devices
-from .bridges.announcements import Part, flags_without_effect
+from .bridges.announcements import Part, besides_the_model, flags_without_effect
 from .bridges.bridge import BackendText, Bridge
 from .bridges.compute_dtype import auto_dtype
+from .bridges.left_over import left_over
 from .families.registry import bridge_for
 from .layout import LayoutType
 from .remote.clip import checkpoint_clip
@@ -73,6 +75,7 @@ def handle_for(
         raise InvalidRequest(f"dtype {dtype!r}: choose one of {', '.join(DTYPES)}")
     checkpoint = open_checkpoint(path)
     bridge = bridge_for(checkpoint)
+    left_over(bridge)  # refuses what ComfyUI takes for another model
     resolved = parse_devices(devices)
     if layout is not None:
         check_fits(layout, len(resolved.indices))
@@ -119,6 +122,13 @@ def _model_dtype(checkpoint: Checkpoint, devices: Devices) -> DType:
         return auto_dtype(bridge_for(checkpoint), devices)
     except InvalidRequest:  # no MODEL can come from this file
         return "float32"
+
+
+def told_of_file(bridge: Bridge) -> str:
+    """Return what a node says about a file that holds more than its model, or less than its name says."""
+    checkpoint = bridge.checkpoint
+    missing = checkpoint.missing_part if isinstance(checkpoint, SingleFile) else None
+    return besides_the_model(checkpoint.name, left_over(bridge), missing.name if missing else "")
 
 
 def _run_by_ranks(bridge: Bridge) -> list[Part]:
@@ -210,7 +220,8 @@ class ParallelLoader(io.ComfyNode):  # type: ignore[misc]
         check_prompt(cls.hidden.prompt or {}, cls.hidden.unique_id, handle)
         handle.keep_weights()
         bridge = bridge_for(handle.checkpoint)
-        state = "; ".join(filter(None, ["weights load at first use", flags_without_effect(*_run_by_ranks(bridge))]))
+        said = [flags_without_effect(*_run_by_ranks(bridge)), told_of_file(bridge)]
+        state = "; ".join(filter(None, ["weights load at first use", *said]))
         handle.show(state)
         model = remote_patcher(parallel_model(handle, bridge))
         return io.NodeOutput(

@@ -10,7 +10,15 @@ from ..parallel_backend.layout.parallel_layout import ParallelLayout
 from .bridges.announcements import flags_without_effect
 from .families.registry import bridge_for
 from .layout import LayoutType
-from .loader import ATTENTION_TOOLTIP, DEVICES_TOOLTIP, LAYOUT_TOOLTIP, check_devices, handle_for, open_model
+from .loader import (
+    ATTENTION_TOOLTIP,
+    DEVICES_TOOLTIP,
+    LAYOUT_TOOLTIP,
+    check_devices,
+    handle_for,
+    open_model,
+    told_of_file,
+)
 from .remote.adopt import COPY_TEXT, adopt, copy_model, fill_copy, source_file
 from .remote.memory_file import MemoryFile
 from .remote.model import parallel_model
@@ -112,12 +120,14 @@ def _from_loaded(
     shown_on = hidden.dynprompt.get_display_node_id(hidden.unique_id)
     handle = handle_for(path, "auto", devices, layout, shown_on, attention, origin)
     check_prompt(hidden.prompt or {}, hidden.unique_id, handle)
-    remote = remote_patcher(parallel_model(handle, bridge_for(handle.checkpoint)))
+    bridge = bridge_for(handle.checkpoint)
+    remote = remote_patcher(parallel_model(handle, bridge))
     adopt(remote, source)
     if isinstance(origin, MemoryFile):
         fill_copy(origin)
     handle.keep_weights()
-    text = "; ".join(filter(None, [name, "weights load at first use", flags_without_effect("model")]))
+    said = [flags_without_effect("model"), told_of_file(bridge)]
+    text = "; ".join(filter(None, [name, "weights load at first use", *said]))
     if source.model.model_config.optimizations.get("fp8"):  # ComfyUI would multiply matrices in fp8
         text += f"; the ranks compute in {handle.spec.dtype}, not in fp8"
     return remote, handle.describe(text)

@@ -111,6 +111,24 @@ def announce_text_only(lora: str) -> None:
     _say_once(f"{lora} fits no weight of the transformer: only its changes of the text encoder are used")
 
 
+def besides_the_model(file: str, names: Sequence[str], missing_part: str) -> str:
+    """Return sentences about a file that holds more than its model, or less than its name says. Log each once.
+
+    Args:
+        file: its name.
+        names: of weights that are left aside.
+        missing_part: the file of another part that does not exist, if its name says that there are some.
+    """
+    sentences = []
+    if names:
+        sentences.append(f"{file} has {_listed(names)} besides the model, left aside as in ComfyUI")
+    if missing_part:
+        sentences.append(f"{file} is taken for the whole model, since {missing_part} does not exist")
+    for sentence in sentences:
+        _say_once(sentence)
+    return "; ".join(sentences)
+
+
 def _listed(names: Sequence[str]) -> str:
     others = len(names) - _MOST_NAMED
     return ", ".join(names[:_MOST_NAMED]) + (f" and {others} more weights" if others > 0 else "")

@@ -80,7 +80,7 @@ class Checkpoint(ABC):
             InvalidRequest: see ``stored``.
         """
         counts: Counter[str] = Counter()
-        for tensor in self._weights_of(component).values():
+        for tensor in self.weights(component).values():
             counts[tensor.dtype] += math.prod(tensor.shape)
         return counts
 
@@ -90,10 +90,19 @@ class Checkpoint(ABC):
         Raises:
             InvalidRequest: see ``stored``.
         """
-        compressions = (tensor.compression for tensor in self._weights_of(component).values())
+        compressions = (tensor.compression for tensor in self.weights(component).values())
         return any(compression is not None and compression.scales for compression in compressions)
 
-    def _weights_of(self, component: str) -> dict[str, StoredTensor]:
+    def left_over(self, component: str) -> frozenset[str]:
+        """Return names of weights that the component's class is known to have no use for, as ComfyUI's has not."""
+        return frozenset()
+
+    def weights(self, component: str) -> Mapping[str, StoredTensor]:
+        """Return the component's weights by the files' names, without what those begin with.
+
+        Raises:
+            InvalidRequest: see ``stored``.
+        """
         stored = self.stored(component)
         return weights_under(stored.prefix, read_files(stored.files))
 

@@ -7,18 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InvalidRequest
-from .architectures import TRANSFORMERS, VAES, Recognised, recognise
+from .architectures import TRANSFORMERS, VAES, Recognised, in_shape, recognise
 from .checkpoint import Checkpoint, StoredComponent, file_state
 from .content import content_of
+from .prefixes import possible_prefixes
 from .stored_tensor import StoredTensor, check_readable
-from .weight_headers import GGUF_SUFFIX, read_files, weights_under
+from .weight_headers import GGUF_SUFFIX, read_file, read_files, weights_under
 
 SUFFIXES = (".safetensors", ".sft", GGUF_SUFFIX)
 """Endings of the names of files that can be read."""
-
-_TRANSFORMER_PREFIX = "model.diffusion_model."
-_VAE_PREFIXES = ("vae.", "first_stage_model.")
-"""Beginnings of names in files that hold a whole model."""
 
 _TEXT_PREFIX = "text_encoders."
 """Beginning of the names of text encoders in files that hold a whole model. ComfyUI reads these itself.
@@ -45,7 +42,12 @@ def is_in_memory(path: str | Path) -> bool:
 
 
 class SingleFile(Checkpoint):
-    """A transformer, a VAE, or both with other parts, in one file in original or diffusers' names."""
+    """A transformer, a VAE, or both with other parts, in one file in original or diffusers' names.
+
+    Attributes:
+        files: the file, or all parts of a model in parts.
+        missing_part: a part that does not exist, according to the name of a file that holds the whole model.
+    """
 
     def __init__(self, path: Path) -> None:
         """Read the headers, and check that the file holds something that is supported.
@@ -57,16 +59,24 @@ class SingleFile(Checkpoint):
         if path.suffix.lower() not in SUFFIXES and not is_in_memory(path):
             reason = _REFUSED.get(path.suffix.lower(), f"choose a {SUFFIXES[0]} file")
             raise InvalidRequest(f"{path.name} is not loaded: {reason}")
-        self.files = _parts(path)
+        self.files, self.missing_part = _parts(path)
         self._header = read_files(self.files)
         self._weights: dict[str, dict[str, StoredTensor]] = {}
-        self._prefixes = self._find_prefixes()
+        self._prefixes: dict[str, str] = {}
         self._recognised: dict[str, Recognised] = {}
         self._unknown: dict[str, str] = {}
-        for component, prefix in self._prefixes.items():
-            self._recognise(component, prefix)
-        if not self._recognised:
-            raise InvalidRequest(next(iter(self._unknown.values())))
+        self._recognise_all()
+
+    def _recognise_all(self) -> None:
+        reasons: list[str] = []
+        for prefixes in possible_prefixes(self._header.tensors.keys()):
+            self._unknown = {}
+            for component, prefix in prefixes.items():
+                self._recognise(component, prefix)
+            if self._recognised:
+                return
+            reasons += self._unknown.values()
+        raise InvalidRequest(f"{self.missing_part} does not exist" if self.missing_part else reasons[0])
 
     def _recognise(self, component: str, prefix: str) -> None:
         """Find out what a component is. The others of a whole model are usable without it."""
@@ -77,7 +87,8 @@ class SingleFile(Checkpoint):
         except InvalidRequest as error:
             self._unknown[component] = f"{self.name}: {error}"
         else:
-            self._recognised[component], self._weights[component] = found, weights
+            self._recognised[component], self._prefixes[component] = found, prefix
+            self._weights[component] = in_shape(found.class_name, weights)
 
     @property
     def name(self) -> str:
@@ -112,7 +123,7 @@ class SingleFile(Checkpoint):
                 f"{self.name}: ComfyUI cannot read text encoders from a model in {len(self.files)} parts"
             )
         if component in self._recognised:
-            self._check_dtypes(self._weights[component])
+            self._check_dtypes(component)
 
     def config(self, component: str) -> dict[str, Any]:
         """See ``Checkpoint``. The config follows from names and shapes."""
@@ -121,8 +132,17 @@ class SingleFile(Checkpoint):
     def stored(self, component: str) -> StoredComponent:
         """See ``Checkpoint``."""
         native, prefix = self._found(component).native, self._prefixes[component]
-        self._check_dtypes(self._weights[component])
+        self._check_dtypes(component)
         return StoredComponent(files=self.files, name=self.name, prefix=prefix, native=native)
+
+    def weights(self, component: str) -> Mapping[str, StoredTensor]:
+        """See ``Checkpoint``."""
+        self.stored(component)
+        return self._weights[component]
+
+    def left_over(self, component: str) -> frozenset[str]:
+        """See ``Checkpoint``."""
+        return self._found(component).left_over
 
     def _found(self, component: str) -> Recognised:
         if component not in self._recognised:
@@ -141,36 +161,28 @@ class SingleFile(Checkpoint):
         """See ``Checkpoint``. A file may have any name."""
         return content_of((str(number), file) for number, file in enumerate(self.files))
 
-    def _find_prefixes(self) -> dict[str, str]:
-        names = self._header.tensors.keys()
-        if any(name.startswith(_TRANSFORMER_PREFIX) for name in names):
-            vae = next((start for start in _VAE_PREFIXES if any(name.startswith(start) for name in names)), None)
-            return {"transformer": _TRANSFORMER_PREFIX, **({} if vae is None else {"vae": vae})}
-        holds_vae = any(name.startswith(("decoder.", "decoder_ema.", *_VAE_PREFIXES)) for name in names)
-        prefix = next((start for start in _VAE_PREFIXES if all(name.startswith(start) for name in names)), "")
-        return {"vae": prefix} if holds_vae else {"transformer": ""}
-
-    def _check_dtypes(self, tensors: Mapping[str, StoredTensor]) -> None:
+    def _check_dtypes(self, component: str) -> None:
+        left_over = self._recognised[component].left_over
         try:
-            for tensor in tensors.values():
-                check_readable(tensor)
+            for name, tensor in self._weights[component].items():
+                if name not in left_over:
+                    check_readable(tensor)
         except InvalidRequest as error:
             raise InvalidRequest(f"{self.name}: {error}") from error
 
 
-def _parts(path: Path) -> tuple[Path, ...]:
-    """Return the file, or all parts of the set that it is one of.
+def _parts(path: Path) -> tuple[tuple[Path, ...], Path | None]:
+    """Return the file, or all parts of the set that it is one of, and a part that does not exist.
 
-    Raises:
-        InvalidRequest: a part is missing.
+    A file that is named as a part may hold all, as ComfyUI takes it: others are then missing, or hold the same names.
     """
     found = _PART.search(path.stem)
     if found is None:
-        files: tuple[Path, ...] = (path,)
-    else:
-        start, count = path.stem[: found.start()], int(found[2])
-        files = tuple(path.with_name(f"{start}-{i:05d}-of-{count:05d}{path.suffix}") for i in range(1, count + 1))
-    for file in files:
-        if not file.is_file():
-            raise InvalidRequest(f"{file} does not exist")
-    return files
+        return (path,), None
+    start, count = path.stem[: found.start()], int(found[2])
+    files = tuple(path.with_name(f"{start}-{i:05d}-of-{count:05d}{path.suffix}") for i in range(1, count + 1))
+    missing = next((file for file in files if not file.is_file()), None)
+    if missing is not None or not files:
+        return (path,), missing
+    names = [name for file in files for name in read_file(file).tensors]
+    return ((path,) if len(set(names)) < len(names) else files), None

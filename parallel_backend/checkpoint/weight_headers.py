@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from .quantised import with_compression
+from .quantised import MARK, with_compression
 from .safetensors_file import read_header
 from .stored_tensor import Header, StoredTensor
 
@@ -45,7 +45,10 @@ def weights_under(prefix: str, header: Header, replacements: Iterable[Path] = ()
     Raises:
         InvalidRequest: a compressed weight lacks a scale, or has an unknown format.
     """
-    weights = with_compression(_under(prefix, header.tensors), header.layers, prefix)
+    under = _under(prefix, header.tensors)
+    if MARK in header.tensors:  # which some files have before the names' beginning, too
+        under.setdefault(MARK, header.tensors[MARK])
+    weights = with_compression(under, header.layers, prefix)
     for file in replacements:
         weights |= with_compression(read_header(file).tensors, ())
     return weights

@@ -141,7 +141,7 @@ def _whole(checkpoint: Checkpoint, component: str, dtype: torch.dtype, source: W
 
     module_class = getattr(diffusers, checkpoint.components[component])
     module = partial.empty(module_class, checkpoint.config(component), dtype)
-    source.check(shapes_of(module), only=not checkpoint.path.is_dir())
+    source.check(shapes_of(module), counted=not checkpoint.path.is_dir())
     keep_compressed(module, source)
     return module
 

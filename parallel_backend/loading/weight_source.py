@@ -1,6 +1,7 @@
 """The weights of one component on disk, by the names of diffusers' parameters, whatever the files call them."""
 
 import logging
+import re
 from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager
 from copy import copy
@@ -9,7 +10,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ..checkpoint.architectures import TRANSFORMERS, VAES, architecture_of
+from ..checkpoint.architectures import TRANSFORMERS, VAES, architecture_of, in_shape
 from ..checkpoint.checkpoint import StoredComponent
 from ..checkpoint.dtypes import TORCH_DTYPES
 from ..checkpoint.overlay_file import OverlayFile
@@ -52,7 +53,7 @@ class WeightSource:
     """
 
     def __init__(self, stored: StoredComponent, class_name: str) -> None:
-        self._tensors = weights_under(stored.prefix, read_files(stored.files))
+        self._tensors = in_shape(class_name, weights_under(stored.prefix, read_files(stored.files)))
         shapes = _shapes(self._tensors)
         self._rows = published_rows(shapes, class_name) if stored.native else identity(shapes)
         self._name = stored.name
@@ -70,18 +71,19 @@ class WeightSource:
         source.overlaid = frozenset(changed)
         return source
 
-    def check(self, shapes: Mapping[str, tuple[int, ...]], *, only: bool = False) -> None:
+    def check(self, shapes: Mapping[str, tuple[int, ...]], *, counted: bool = False) -> None:
         """Check the files against the shapes of all tensors of the whole model.
 
         All ranks then refuse the same files, even if only one of them would read the tensor in question.
 
         Args:
             shapes: shapes of the model's tensors.
-            only: whether the files may hold nothing else. Names alone say what a file holds, so one with other weights
-                may be another model.
+            counted: whether the number of blocks was counted in the files. A block that is left over then means that
+                another one is missing.
 
         Raises:
-            InvalidRequest: a tensor is missing, has another shape, a scale that cannot be meant, or no use.
+            InvalidRequest: a tensor is missing, has another shape or a scale that cannot be meant, or a block is left
+                over.
         """
         missing = [name for name in shapes if name not in self._rows]
         if missing:
@@ -90,7 +92,7 @@ class WeightSource:
             )
         for name, shape in shapes.items():
             self._check_shape(name, shape)
-        self._check_unused(shapes, only=only)
+        self._check_unused(shapes, counted=counted)
         try:
             for source in dict.fromkeys(self._rows[name].source for name in shapes):
                 check_readable(self._tensors[source])
@@ -118,19 +120,16 @@ class WeightSource:
                 "again"
             )
 
-    def _check_unused(self, shapes: Mapping[str, Shape], *, only: bool) -> None:
+    def _check_unused(self, shapes: Mapping[str, Shape], *, counted: bool) -> None:
         used = {self._rows[name].source for name in shapes} | _unused(self._class_name)
         superfluous = [name for name in self._tensors if name not in used]
         if not superfluous:
             return
         for name in superfluous:
             self._check_beside(name, used)
+            if counted and any(first in used for first in _in_first_block(name)):
+                raise InvalidRequest(f"{self._name} has {name} and lacks a block before it: download the model again")
         named = ", ".join(superfluous[:_MOST_NAMED])
-        if only:
-            raise InvalidRequest(
-                f"{self._name} has {len(superfluous)} weights that {self._class_name} has no use for ({named}): it "
-                "holds another model; choose another file, or load this one with ComfyUI's own loader"
-            )
         log.warning("%d weights of %s have no use: %s", len(superfluous), self._name, named)
 
     def _check_beside(self, name: str, used: Container[str]) -> None:
@@ -245,10 +244,16 @@ def comfyui_rows(shapes: Mapping[str, Shape], class_name: str) -> dict[str, Rows
 def published_rows(shapes: Mapping[str, Shape], class_name: str) -> dict[str, Rows]:
     """Return the rows of each parameter in tensors of these shapes, which have original names."""
     architecture = architecture_of(class_name)
-    used = [name for name in shapes if name not in architecture.unused]
-    in_file = {architecture.published(name): name for name in used}
+    known = [name for name in shapes if architecture.knows(architecture.published(name))]
+    in_file = {architecture.published(name): name for name in known if name not in architecture.unused}
     rows = converted({published: shapes[name] for published, name in in_file.items()}, converter(class_name))
     return {name: replace(each, source=in_file[each.source]) for name, each in rows.items()}
+
+
+def _in_first_block(name: str) -> Iterator[str]:
+    """Yield the names that a weight would have in the first entry of each list that it is in."""
+    for number in re.finditer(r"(?<=\.)\d+(?=\.)", name):
+        yield f"{name[: number.start()]}0{name[number.end() :]}"
 
 
 def _shapes(tensors: Mapping[str, StoredTensor]) -> dict[str, Shape]:

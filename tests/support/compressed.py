@@ -136,6 +136,32 @@ def write_scaled(path: Path, weights: Mapping[str, Tensor], dtype: torch.dtype =
     return decoded
 
 
+def write_mixed(path: Path, weights: Mapping[str, Tensor], prefix: str = "") -> Tensors:
+    """Write a file with three dialects of fp8: matrices in the older one, described ones, and plain numbers, in turn.
+
+    Returns the decoded weights, without the prefix.
+    """
+    stored: Tensors = {"scaled_fp8": torch.zeros(2, dtype=torch.float8_e4m3fn)}
+    decoded: Tensors = {}
+    dialects = cycle(("older", "described", "plain"))
+    for name, weight in weights.items():
+        if not is_matrix(name, weight, 1):
+            stored[name] = decoded[name] = weight.clone().contiguous()
+            continue
+        result, layer, dialect = _fp8(weight), name.removesuffix(".weight"), next(dialects)
+        stored[name], decoded[name] = result.stored["weight"], result.decoded
+        if dialect == "older":
+            stored[f"{layer}.scale_weight"] = result.stored["weight_scale"].reshape(1)
+        elif dialect == "described":
+            stored[f"{layer}.weight_scale"] = result.stored["weight_scale"]
+            stored[f"{layer}.comfy_quant"] = _json_bytes(result.description)
+        else:
+            stored[name] = weight.to(torch.float8_e4m3fn)
+            decoded[name] = stored[name].float()
+    save_file({prefix + name: tensor for name, tensor in stored.items()}, path)
+    return decoded
+
+
 def _json_bytes(description: Mapping[str, Any]) -> Tensor:
     return torch.tensor(list(json.dumps(description).encode()), dtype=torch.uint8)
 

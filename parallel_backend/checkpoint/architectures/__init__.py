@@ -5,9 +5,10 @@ Recognition and configs need names and shapes only: no torch, no diffusers, no d
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ...errors import InvalidRequest
+from ..stored_tensor import StoredTensor
 from .base import Architecture, Config, Shape, Weights, layer
 from .cogvideox import COGVIDEOX
 from .flux import FLUX
@@ -44,6 +45,14 @@ def architecture_of(class_name: str) -> Architecture:
     return next(each for each in (*TRANSFORMERS, *VAES) if each.class_name == class_name)
 
 
+def in_shape(class_name: str, weights: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """Return a component's weights in the shapes that its class has, where GGUF files lack a dim."""
+    found = next((each for each in (*TRANSFORMERS, *VAES) if each.class_name == class_name), None)
+    if found is None:
+        return dict(weights)
+    return {name: replace(each, shape=found.shape(name, each.shape)) for name, each in weights.items()}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Recognised:
     """What a file's component is.
@@ -53,12 +62,14 @@ class Recognised:
         config: the config of that class.
         native: whether the names are the original ones, which diffusers' converter maps.
         pipeline: the class of diffusers' pipeline, or "".
+        left_over: names of layers that the class does not have. ComfyUI leaves them aside, too.
     """
 
     class_name: str
     config: Config
     native: bool
     pipeline: str
+    left_over: frozenset[str] = frozenset()
 
 
 def recognise(
@@ -76,12 +87,16 @@ def recognise(
     """
     candidates = tuple(architectures)
     for architecture in candidates:
-        published = {architecture.published(name): shape for name, shape in shapes.items()}
-        for native, names, marks in ((True, published, architecture.native), (False, shapes, architecture.diffusers)):
+        published = {architecture.published(name): name for name in shapes}
+        plain = {name: name for name in shapes}
+        for native, names, marks in ((True, published, architecture.native), (False, plain, architecture.diffusers)):
             if marks and all(mark in names for mark in marks):
-                _refuse_foreign(architecture, names)
-                _refuse_leftovers(architecture, names)
-                return _recognised(architecture, native, names, metadata)
+                _refuse_foreign(architecture, shapes)
+                known = {name: stored for name, stored in names.items() if architecture.knows(name)}
+                _refuse_gaps(architecture, known)
+                ours = {name: architecture.shape(stored, shapes[stored]) for name, stored in known.items()}
+                found = _recognised(architecture, native, ours, metadata)
+                return replace(found, left_over=frozenset(shapes).difference(known.values()))
     raise _not_recognised(shapes, candidates)
 
 
@@ -113,15 +128,21 @@ def _refuse_foreign(architecture: Architecture, shapes: Mapping[str, Shape]) -> 
             )
 
 
-def _refuse_leftovers(architecture: Architecture, shapes: Mapping[str, Shape]) -> None:
-    """Refuse weights that the class has no use for: a model that has more layers computes something else."""
-    known = architecture.layers | architecture.unused
-    name = next((name for name in shapes if layer(name) not in known and name not in known), None)
-    if architecture.layers and name is not None:
-        raise InvalidRequest(
-            f"the file has {name}, and {architecture.class_name} has no such layer: it holds another model; choose "
-            "another file, or load this one with ComfyUI's own loader"
-        )
+def _refuse_gaps(architecture: Architecture, names: Iterable[str]) -> None:
+    """Refuse a list of blocks that lacks one: the config would count those before it alone.
+
+    Raises:
+        InvalidRequest: names what is there and what is not.
+    """
+    lists: dict[str, dict[int, str]] = {}
+    for name in names:
+        if "." in layer(name) and layer(name) in architecture.layers:
+            top, number, *_ = name.split(".")
+            lists.setdefault(top, {}).setdefault(int(number), name)
+    for top, blocks in lists.items():
+        missing = next(number for number in range(len(blocks) + 1) if number not in blocks)
+        if missing < len(blocks):
+            raise InvalidRequest(f"the file has {blocks[max(blocks)]} and lacks {top}.{missing}: download it again")
 
 
 def _recognised(

@@ -84,6 +84,8 @@ class Architecture:
         in_diffusers: returns diffusers' names by the published ones, without those of weights that the class has no use
             for; None if diffusers' converter maps them.
         unused: names that the class has no use for, as ComfyUI's has not.
+        one_first: the number of dims of weights whose first dim is 1, by name without numbers of blocks. GGUF files
+            that llama.cpp has written lack that dim.
         expected: returns the values that the metadata may give to the settings that ComfyUI reads from it, by setting.
             ComfyUI has other classes or computes something else for other values.
         foreign: parts of names that only other models have, and what those are.
@@ -99,9 +101,21 @@ class Architecture:
     published: Callable[[str], str] = field(default=lambda name: name)
     in_diffusers: Callable[[Iterable[str]], Mapping[str, str]] | None = None
     unused: frozenset[str] = frozenset()
+    one_first: Mapping[str, int] = field(default_factory=dict)
     expected: Callable[[Config], Mapping[str, tuple[Any, ...]]] = field(default=lambda config: {})
     foreign: Mapping[str, str] = field(default_factory=dict)
     pipeline: Callable[[Weights], str] = field(default=lambda weights: "")
+
+    def knows(self, name: str) -> bool:
+        """Whether a weight of this name, a published one or diffusers', may be of this architecture."""
+        if name in self.unused:
+            return True
+        return not is_of_lora(name) and (not self.layers or layer(name) in self.layers)
+
+    def shape(self, name: str, stored: Shape) -> Shape:
+        """Return the shape of a weight that a file stores in this one."""
+        dims = self.one_first.get(re.sub(r"\.\d+(?=\.)", "", name), 0)
+        return (1,) * (dims - len(stored)) + stored
 
 
 def not_supported(what: str) -> InvalidRequest:
@@ -120,6 +134,17 @@ def layer(name: str) -> str:
     """Return the beginning of a weight's name: the top-level layer, and for entries of a list the layer inside."""
     top, number, inner, *_ = (*name.split("."), "", "")
     return f"{top}.{inner}" if number.isdigit() and inner not in ("", "weight", "bias") else top
+
+
+_LORA = (
+    ".lora_up.", ".lora_down.", ".lora_A.", ".lora_B.", ".lora.up.", ".lora.down.", ".lokr_w", ".hada_w", ".dora_scale",
+)  # fmt: skip
+"""Parts of names, one of which every file of a LoRA has."""
+
+
+def is_of_lora(name: str) -> bool:
+    """Whether a weight is part of a LoRA, whose names contain those of its model."""
+    return any(part in name for part in _LORA)
 
 
 def renamed(name: str, parts: Iterable[tuple[str, str]]) -> str:

@@ -64,5 +64,6 @@ COGVIDEOX = Architecture(
     diffusers=("transformer_blocks.0.norm1.linear.weight", "patch_embed.text_proj.weight"),
     config=_config,
     layers=_LAYERS,
+    foreign={"time_condition_embed.": "CogView4"},
     renamed={"transformer_blocks": "blocks", "ofs_embedding.linear_1": "ofs_embedding_linear_1"},
 )

@@ -3,10 +3,8 @@
 from collections.abc import Iterable
 
 from ...errors import InvalidRequest
+from .base import is_of_lora
 
-_LORA = (
-    ".lora_up.", ".lora_down.", ".lora_A.", ".lora_B.", ".lora.up.", ".lora.down.", ".lokr_w", ".hada_w", ".dora_scale",
-)  # fmt: skip
 _UNET = ("input_blocks.0.", "input_blocks.1.", "down_blocks.0.attentions.", "down_blocks.1.attentions.")
 _TEXT_ENCODER = (
     "encoder.block.0.layer.0.SelfAttention.", "text_model.encoder.layers.", "text_model.embeddings.",
@@ -15,12 +13,6 @@ _TEXT_ENCODER = (
 """Parts of the names of T5, of CLIP, and of language models."""
 
 _KINDS: tuple[tuple[tuple[str, ...], str, str], ...] = (
-    (
-        _LORA,
-        "a LoRA",
-        "choose the model's own file, and apply this one with ComfyUI's LoraLoaderModelOnly and Parallel Model behind "
-        "it",
-    ),
     (
         _UNET,
         "a UNet, as Stable Diffusion 1.5 and SDXL have",
@@ -37,7 +29,14 @@ def refuse_lora(names: Iterable[str]) -> None:
     Raises:
         InvalidRequest: the file holds one.
     """
-    _refuse(names, _KINDS[:1])
+    name = next(filter(is_of_lora, names), None)
+    if name is not None:
+        raise _holds(
+            name,
+            "a LoRA",
+            "choose the model's own file, and apply this one with ComfyUI's LoraLoaderModelOnly and Parallel Model "
+            "behind it",
+        )
 
 
 def refuse_other_kinds(names: Iterable[str]) -> None:
@@ -46,12 +45,12 @@ def refuse_other_kinds(names: Iterable[str]) -> None:
     Raises:
         InvalidRequest: the file holds a UNet or a text encoder.
     """
-    _refuse(names, _KINDS[1:])
-
-
-def _refuse(names: Iterable[str], kinds: Iterable[tuple[tuple[str, ...], str, str]]) -> None:
     names = tuple(names)
-    for parts, what, advice in kinds:
+    for parts, what, advice in _KINDS:
         name = next((name for name in names if any(part in name for part in parts)), None)
         if name is not None:
-            raise InvalidRequest(f"the file holds {what} (it has {name}): {advice}")
+            raise _holds(name, what, advice)
+
+
+def _holds(name: str, what: str, advice: str) -> InvalidRequest:
+    return InvalidRequest(f"the file holds {what} (it has {name}): {advice}")

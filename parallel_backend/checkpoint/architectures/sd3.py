@@ -49,5 +49,6 @@ SD3 = Architecture(
         "transformer_blocks.0.attn.norm_q.weight": "joint_blocks.0.x_block.attn.ln_q.weight",
         "time_text_embed.text_embedder.linear_1": "y_embedder.mlp.0",
     },
+    one_first={"pos_embed": 3, "pos_embed.pos_embed": 3},
     foreign={"context_processor.": "Stable Diffusion 3 with a context processor"},
 )  # fmt: skip

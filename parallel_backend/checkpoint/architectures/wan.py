@@ -84,11 +84,16 @@ WAN = Architecture(
         "blocks.0.norm2": "blocks.0.norm3",
         "blocks.0.attn2.add_k_proj": "blocks.0.cross_attn.k_img",
     },
+    one_first={
+        "blocks.modulation": 3, "head.modulation": 3, "img_emb.emb_pos": 3,
+        "blocks.scale_shift_table": 3, "scale_shift_table": 3, "condition_embedder.image_embedder.pos_embed": 3,
+    },
     expected=_expected,
     foreign={
         "vace_": "Wan VACE", "control_adapter.": "Wan Fun Camera", "casual_audio_encoder.": "Wan S2V",
         "audio_proj.": "HuMo or InfiniteTalk", "face_adapter.": "Wan Animate", "pose_patch_embedding.": "Wan Animate",
         "patch_embedding_": "SCAIL or WanDancer", "delta_embedder.": "AnyFlow",
-        "ref_conv.": "Wan Fun Control with a reference image",
+        "ref_conv.": "Wan Fun Control with a reference image", "fps_embedding.": "SkyReels V2 with a frame rate",
+        "audio_cross_attn": "HuMo or InfiniteTalk",
     },
 )  # fmt: skip

@@ -50,6 +50,7 @@ Z_IMAGE = Architecture(
     config=_config,
     layers=_LAYERS,
     unused=frozenset({"norm_final.weight"}),
+    one_first={"cap_pad_token": 2, "x_pad_token": 2},
     renamed={"layers.0.attention.norm_q": "layers.0.attention.q_norm", "all_x_embedder.2-1": "x_embedder"},
     foreign={"siglip_embedder.": "Z-Image-Omni", "dec_net.": "Z-Image in pixel space",
              "clip_text_pooled_proj.": "NewBie"},

@@ -6,7 +6,7 @@ from scripts.core_contract.model_kinds import Detects, Equals
 
 BRIDGE, CUSTOM_MODEL, LATENTS = "nodes/bridges/bridge.py", "nodes/bridges/custom_model.py", "nodes/bridges/latents.py"
 MODEL, CORE_MODEL, PREVIEWS = "nodes/remote/transformer.py", "nodes/remote/model.py", "nodes/remote/previews.py"
-FAMILIES = "nodes/families"
+LEFT_OVER, FAMILIES = "nodes/bridges/left_over.py", "nodes/families"
 FLUX, FLUX2, HUNYUAN = f"{FAMILIES}/flux.py", f"{FAMILIES}/flux2.py", f"{FAMILIES}/hunyuan_video.py"
 LTX, MOCHI, PIXART, QWEN = (f"{FAMILIES}/{name}.py" for name in ("ltx", "mochi", "pixart", "qwen_image"))
 STABLE_DIFFUSION, WAN, Z_IMAGE = f"{FAMILIES}/sd3.py", f"{FAMILIES}/wan.py", f"{FAMILIES}/z_image.py"
@@ -25,6 +25,7 @@ ENTRIES = (
     *core_module(
         "comfy.model_detection",
         Calls("model_config_from_unet_config(unet_config)", by=BRIDGE, why="core's class of a checkpoint"),
+        Calls("detect_unet_config(state_dict, key_prefix)", by=LEFT_OVER, why="what core takes a file's weights for"),
     ),
     *core_module(
         "comfy.supported_models",

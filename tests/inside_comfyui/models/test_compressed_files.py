@@ -102,6 +102,37 @@ def test_sampling_equals_comfyui_with_a_file_in_the_older_dialect(
     assert difference(file, load_remote) < CLOSE
 
 
+def test_scaled_e5m2_is_decoded_as_such(folder: Path, load_remote: Callable[..., Loaded]) -> None:
+    """ComfyUI 0.8.0 to 0.33.0 take the older dialect for e4m3, so their picture is another one."""
+    file = folder / "scaled e5m2.safetensors"
+    decoded = compressed_files.write_scaled(file, small_weights(), torch.float8_e5m2)
+    reference = CASE.native()
+    reference.model.diffusion_model.load_state_dict(decoded)
+    model = load_remote(ParallelLayout.parse("tensor=2"), name=f"diffusion_models/{file.name}").model
+    assert relative_error(sampled(ksampler, model, CASE), sampled(ksampler, reference, CASE)) < CLOSE
+
+
+@pytest.mark.parametrize("prefix", ["", "model.diffusion_model.", "net."])
+def test_sampling_equals_comfyui_with_three_dialects_of_fp8_in_a_file(
+    prefix: str, folder: Path, load_remote: Callable[..., Loaded]
+) -> None:
+    file = folder / f"mixed {prefix}.safetensors"
+    compressed_files.write_mixed(file, small_weights(), prefix)
+    assert difference(file, load_remote) < CLOSE
+
+
+def test_names_in_gguf_files_may_begin_as_comfyui_takes_them(folder: Path, load_remote: Callable[..., Loaded]) -> None:
+    """ComfyUI-GGUF takes the first beginning away, and ComfyUI the others."""
+    for number, prefix in enumerate(("model.diffusion_model.", "net.", "model.", "model.model.")):
+        file = folder / f"begins {number}.gguf"
+        named = {prefix + name: weight for name, weight in small_weights().items()}
+        decoded = compressed_files.write_gguf(file, named, *BLOCKS, architecture="sd3")
+        reference = CASE.native()
+        reference.model.diffusion_model.load_state_dict({name.removeprefix(prefix): decoded[name] for name in decoded})
+        model = load_remote(ParallelLayout.parse("ulysses=2"), name=f"diffusion_models/{file.name}").model
+        assert relative_error(sampled(ksampler, model, CASE), sampled(ksampler, reference, CASE)) < CLOSE
+
+
 @pytest.mark.parametrize("name", ["int8", "int8 by row", "int8 rotated"])
 def test_comfyui_rounds_what_int8_layers_get_and_cpu_ranks_do_not(
     name: str, folder: Path, load_remote: Callable[..., Loaded]
