@@ -3,6 +3,7 @@
 import torch
 from comfy_api.latest import io
 
+from .bridges.given_numbers import as_int
 from .families.dit import LABEL, NO_CLASS
 
 
@@ -37,5 +38,5 @@ class ParallelClassLabel(io.ComfyNode):  # type: ignore[misc]
     def execute(cls, label: int) -> io.NodeOutput:
         """Return the conditioning of a class and of no class."""
         # ComfyUI needs a tensor in every conditioning. This one is unused.
-        positive, negative = ([[torch.zeros(1, 1, 1), {LABEL: number}]] for number in (label, NO_CLASS))
+        positive, negative = ([[torch.zeros(1, 1, 1), {LABEL: number}]] for number in (as_int(label, LABEL), NO_CLASS))
         return io.NodeOutput(positive, negative)

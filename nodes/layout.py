@@ -6,6 +6,7 @@ from comfy_api.latest import io
 
 from ..parallel_backend.errors import InvalidRequest
 from ..parallel_backend.layout.parallel_layout import STALE, ParallelLayout, parse_balance
+from .bridges.given_numbers import as_int
 
 LayoutType = io.Custom("PARALLEL_LAYOUT")
 Degree = int | None
@@ -94,7 +95,10 @@ class ParallelLayoutNode(io.ComfyNode):  # type: ignore[misc]
         stale: str = OFF, patches: int = 0, warmup: int = 1, balance: str = "",
     ) -> io.NodeOutput:  # fmt: skip
         """Return the validated layout."""
-        degrees = {"data": data, "cfg": cfg, "pipe": pipe, "ring": ring, "ulysses": ulysses, "tensor": tensor}
+        inputs = {"data": data, "cfg": cfg, "pipe": pipe, "ring": ring, "ulysses": ulysses, "tensor": tensor}
+        degrees = {axis: as_int(degree, f"layout {axis}") for axis, degree in inputs.items()}
+        shard_weights = bool(as_int(shard_weights, "layout shard_weights"))
+        patches, warmup = as_int(patches, "layout patches"), as_int(warmup, "layout warmup")
         return io.NodeOutput(_layout(degrees, shard_weights, stale, patches, warmup, balance))
 
 

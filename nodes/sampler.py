@@ -13,6 +13,7 @@ from torch import Tensor
 from ..parallel_backend.errors import InvalidRequest
 from ..parallel_backend.layout.parallel_layout import ParallelLayout
 from .backend.connection import show_on_node
+from .bridges.given_numbers import as_float, as_int
 from .bridges.refusals import check_latent, check_model_options
 from .picture_metadata import label_saved_images
 from .remote.backend_sampler import BackendSampler
@@ -151,6 +152,8 @@ class ParallelSampler(io.ComfyNode):  # type: ignore[misc]
     ) -> io.NodeOutput:  # fmt: skip
         """Run all steps on the ranks, in the backend's loop if it can run them."""
         check_model(model)
+        seed, steps = as_int(seed, "seed"), as_int(steps, "steps")
+        cfg, denoise = as_float(cfg, "cfg"), as_float(denoise, "denoise")
         latent = _checked_samples(model, latent_image)
         layout = model.model.diffusion_model.handle.spec.layout
         reason = reason_for_comfyui(model, sampler_name, positive=positive, negative=negative)

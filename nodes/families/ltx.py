@@ -12,6 +12,7 @@ from torch import Tensor
 from ...parallel_backend.errors import InvalidRequest
 from ...parallel_backend.vaes import LatentScale
 from ..bridges.bridge import Bridge, CoreText, pop_text
+from ..bridges.given_numbers import as_float
 
 PATCHIFIER = SymmetricPatchifier(1)
 
@@ -77,7 +78,7 @@ class LTXVideo(Bridge):
             "hidden_states": x,
             "timestep": timestep,
             "encoder_hidden_states": pop_text(call_args),
-            "frame_rate": torch.full((len(x),), float(call_args.pop("frame_rate"))),
+            "frame_rate": torch.full((len(x),), as_float(call_args.pop("frame_rate"), "frame_rate")),
             "video_coords": self._video_coords(x, call_args.pop("keyframe_idxs", None), mask),
         }
         if mask is not None:

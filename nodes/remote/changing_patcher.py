@@ -10,7 +10,7 @@ from ..bridges.announcements import announce_unpatched
 from .bypassed_loras import bypass_patches, check_injections
 from .lora_files import remember_group
 from .recent_files import begin_sampling
-from .weight_changes import Changeable, WeightChanges, changes_of, fit_added, fit_injected
+from .weight_changes import Changeable, WeightChanges, changes_of, fit_added, fit_injected, plain_strengths
 from .weightless_patcher import WeightlessPatcher
 
 
@@ -38,13 +38,14 @@ class ChangingPatcher(WeightlessPatcher):
         """Note changes of weights.
 
         Raises:
-            InvalidRequest: none fits its weight, or the ranks cannot apply one.
+            InvalidRequest: a strength is not a number, none fits its weight, or the ranks cannot apply one.
         """
         lora = executing_lora()
         self.check_patches(patches, lora)
         remember_group(patches.values())
-        fitting = fit_added(self.target, patches, strength_patch, strength_model, lora)
-        matched = list(super().add_patches(fitting, strength_patch, strength_model))
+        strengths = plain_strengths(strength_patch, strength_model, lora)
+        fitting = fit_added(self.target, patches, *strengths, lora)
+        matched = list(super().add_patches(fitting, *strengths))
         names = {key if isinstance(key, str) else key[0] for key in matched}
         announce_unpatched(lora, sorted(name for name in names if not self._is_patched(name)))
         return matched
@@ -60,8 +61,9 @@ class ChangingPatcher(WeightlessPatcher):
         lora = executing_lora(hook=True)
         self.check_patches(patches, lora, hook)
         remember_group(patches.values())
-        fitting = fit_added(self.target, patches, strength_patch, strength_model, lora)
-        return list(super().add_hook_patches(hook, fitting, strength_patch, strength_model))
+        strengths = plain_strengths(strength_patch, strength_model, lora)
+        fitting = fit_added(self.target, patches, *strengths, lora)
+        return list(super().add_hook_patches(hook, fitting, *strengths))
 
     def set_injections(self, key: str, injections: list[Any]) -> None:
         """Note what nodes inject into layers. The LoRAs of LoraLoaderBypass are changes of weights here.

@@ -1,17 +1,22 @@
-"""Send all branches of a step to the backend in one request, however ComfyUI batches them.
+"""Send the branches of a step to the backend together, however ComfyUI batches them.
 
 ComfyUI decides from its own device's memory and from equal shapes whether cond and uncond share a call. So its
 ``calc_cond_batch`` runs twice. In the first run a ``CallRecorder`` records the calls and answers zeros. In the second
-run a ``CallReplayer`` sends all recorded calls as one request when the first answer is needed.
+run a ``CallReplayer`` sends all recorded calls when the first answer is needed: as one request, unless there are very
+many.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from ...parallel_backend.protocol.frames import MAX_TENSORS
 from .weight_changes import WeightChanges
+
+MOST_BRANCHES = 8
+"""Branches of one request. The ranks compute those of equal shapes as one batch, which has to fit into memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +50,17 @@ class BranchCall:
         )
 
 
+def requests_of(calls: Sequence[BranchCall]) -> Iterator[range]:
+    """Yield the places of the calls that make up one request, as few requests and as equal as possible.
+
+    A prompt of many regions has as many branches, with more tensors than a message may have.
+    """
+    most = max(1, min(MOST_BRANCHES, MAX_TENSORS // max(len(call.inputs) for call in calls)))
+    count = -(-len(calls) // most)
+    for i in range(count):
+        yield range(i * len(calls) // count, (i + 1) * len(calls) // count)
+
+
 Predict = Callable[[list[BranchCall]], list[Tensor]]
 
 
@@ -67,7 +83,7 @@ class CallReplayer:
     """
 
     def __init__(self, recorded: list[BranchCall]) -> None:
-        self._recorded = recorded
+        self._recorded, self._next = recorded, 0
         self._predictions: list[Tensor] | None = None
 
     def answer(self, calls: list[BranchCall], predict: Predict) -> list[Tensor]:
@@ -81,4 +97,9 @@ class CallReplayer:
         return [self._predictions[position] for position in recorded]
 
     def _position(self, call: BranchCall) -> int | None:
-        return next((i for i, recorded in enumerate(self._recorded) if recorded.equals(call)), None)
+        """Return a recorded call's place. ComfyUI repeats the calls in their order, so the next one comes first."""
+        count = len(self._recorded)
+        places = ((self._next + i) % count for i in range(count))
+        found = next((place for place in places if self._recorded[place].equals(call)), None)
+        self._next = self._next if found is None else found + 1
+        return found

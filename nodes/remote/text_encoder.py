@@ -22,6 +22,7 @@ from ...parallel_backend.errors import InvalidRequest
 from ...parallel_backend.protocol.messages import EncodeText
 from ..backend.connection import Handle
 from ..bridges.bridge import BackendText, MetaWeights
+from ..bridges.given_numbers import as_int
 from .changing_patcher import ChangingPatcher
 from .layer_path import layer_at
 from .patcher import RemotePatcher, prepare_component
@@ -180,7 +181,7 @@ class RemoteTextEncoder(torch.nn.Module, comfy.sd1_clip.ClipTokenWeightEncoder):
     def set_clip_options(self, options: dict[str, Any]) -> None:
         """Select CLIPSetLastLayer's ``layer``. The other options concern pooled outputs and devices."""
         layer = options.get("layer")
-        self._layer = self._layer if layer is None else layer
+        self._layer = self._layer if layer is None else as_int(layer, "the layer of the text encoder")
 
     def encode_token_weights(self, token_weight_pairs: dict[str, list[list[Pair]]]) -> Any:
         """Return embeddings ``[1, L, D]``, weighted by ComfyUI's own formula, and no pooled output."""

@@ -24,7 +24,7 @@ from ..bridges.refusals import (
 )
 from ..bridges.skipped_layers import skipped_blocks
 from .layer_path import layer_at
-from .record_replay import BranchCall, CallRecorder, CallReplayer
+from .record_replay import BranchCall, CallRecorder, CallReplayer, requests_of
 from .stand_in_layers import StandInLayers
 from .weight_changes import WeightChanges
 
@@ -249,7 +249,7 @@ class RemoteTransformer(nn.Module):
         return skipped_blocks(transformer_options, self.bridge.replaceable_blocks)
 
     def request(self, calls: list[BranchCall]) -> list[Tensor]:
-        """Return the predictions of all calls, from one request for those whose weights have the same overlay.
+        """Return the predictions of all calls, from requests for those whose weights have the same overlay.
 
         In a step with one branch the layout's ``cfg`` axis shrinks to one rank: ComfyUI skips the negative prompt
         outside its time range.
@@ -264,7 +264,9 @@ class RemoteTransformer(nn.Module):
             by_overlay.setdefault(call.changes.overlay, []).append(i)
         answers: dict[int, Tensor] = {}
         for overlay, places in by_overlay.items():
-            answers |= zip(places, self._request([calls[i] for i in places], overlay), strict=True)
+            for part in requests_of([calls[i] for i in places]):
+                chosen = [places[i] for i in part]
+                answers |= zip(chosen, self._request([calls[i] for i in chosen], overlay), strict=True)
         return [answers[i] for i in range(len(calls))]
 
     def _request(self, calls: list[BranchCall], overlay: Overlay | None) -> list[Tensor]:

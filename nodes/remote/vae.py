@@ -17,6 +17,7 @@ from ...parallel_backend.protocol.messages import Decode, Encode, Progress
 from ...parallel_backend.vaes import MIN_TILE, LatentScale
 from ..backend.connection import Handle, progress_bar
 from ..backend.progress_text import OnProgress
+from ..bridges.given_numbers import as_int
 from ..bridges.refusals import check_latent
 from .patcher import RemotePatcher, prepare_component, remote_patcher
 from .weightless_patcher import WeightlessPatcher
@@ -103,6 +104,7 @@ class RemoteVAE(comfy.sd.VAE):  # type: ignore[misc]
             fallback: the side of the tiles that follow if a rank runs out of memory. Halved while it still does.
         """
         self.throw_exception_if_invalid()
+        tile, fallback = as_int(tile, "tile"), as_int(fallback, "the tile size")
         check_latent(latent, self.latent_channels)
         if latent.ndim != self.latent_dim + 2:
             latent = latent.unsqueeze(2) if self.latent_dim == 3 else latent[:, :, 0]
@@ -137,6 +139,7 @@ class RemoteVAE(comfy.sd.VAE):  # type: ignore[misc]
             fallback: see ``decode_with``.
         """
         self.throw_exception_if_invalid()
+        tile, fallback = as_int(tile, "tile"), as_int(fallback, "the tile size")
         pixels = self._cropped_rgb(pixel_samples)
         if pixels.shape[-1] != 3:
             raise InvalidRequest(

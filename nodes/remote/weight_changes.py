@@ -9,6 +9,7 @@ from ...parallel_backend.protocol.model_spec import Adapter, Overlay
 from ..backend.connection import Handle
 from ..bridges.announcements import announce_misfits
 from ..bridges.bridge import MetaWeights
+from ..bridges.given_numbers import as_float
 from . import lora_files, overlays
 from .sealed_file import SealedFile
 from .weight_fit import misfit
@@ -54,6 +55,15 @@ class Changeable(Protocol):
     @property
     def components(self) -> tuple[str, ...]:
         """See above."""
+
+
+def plain_strengths(strength: Any, weight_strength: Any, lora: str) -> tuple[float, float]:
+    """Return the strengths of what a node adds to weights, and of the weights themselves, as floats.
+
+    Raises:
+        InvalidRequest: one is not a number. The message names the LoRA.
+    """
+    return as_float(strength, f"the strength of {lora}"), as_float(weight_strength, f"the weights' factor with {lora}")
 
 
 def fit_added(
@@ -147,8 +157,19 @@ def changes_of(target: Changeable, patches: Patches) -> WeightChanges:
 
 def _sort(target: Changeable, patches: Patches) -> SortedPatches:
     start = target.weight_prefix
-    own = {name.removeprefix(start): changes for name, changes in patches.items() if name.startswith(start)}
+    own = {
+        name.removeprefix(start): [_plain(change) for change in changes]
+        for name, changes in patches.items()
+        if name.startswith(start)
+    }
     return sort_patches(own, _shapes(target.weights), target.weights.linear)
+
+
+def _plain(change: Patch) -> Patch:
+    """Return a change with plain numbers: keyframes of hooks and links of nodes may make tensors of its strengths."""
+    strength, value, weight_strength, *of = change
+    strength, weight_strength = plain_strengths(strength, weight_strength, "a hook")
+    return (strength, value, weight_strength, *of)
 
 
 def _full_shapes(target: Changeable) -> dict[str, tuple[int, ...]]:
