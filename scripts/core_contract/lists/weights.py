@@ -37,7 +37,7 @@ ENTRIES = (
     *core_module(
         "comfy.lora",
         Calls(
-            "calculate_weight(patches, weight, key, *, original_weights)", by=f"{OVERLAYS} {FIT}", why="changed weights"
+            "calculate_weight(patches, weight, key, *, original_weights)", by=FIT, why="changed weights"
         ),
     ),
     *core_module(
