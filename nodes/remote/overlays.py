@@ -9,7 +9,6 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-import comfy.lora
 import comfy.model_management
 import comfy.utils
 import torch
@@ -24,7 +23,7 @@ from ..backend.executing import executing_lora
 from .digests import described
 from .recent_files import recent
 from .sealed_file import SealedFile, Slot
-from .weight_fit import check_enlarged, said_by_comfyui
+from .weight_fit import changed_weight, check_enlarged, said_by_comfyui
 from .weight_patches import Patch
 
 _BATCH_BYTES, _BATCH_WEIGHTS = 1 << 28, 64
@@ -109,11 +108,8 @@ def _read(
 
 
 def _changed(name: str, weight: Tensor, changes: Sequence[Patch]) -> Tensor:
-    original = weight.float()
     with said_by_comfyui() as messages:
-        changed: Tensor = comfy.lora.calculate_weight(
-            list(changes), original.clone(), name, original_weights={name: [(original, None)]}
-        )
+        changed = changed_weight(name, weight.to(torch.float32, copy=True), changes)
     if messages:
         lora = executing_lora()
         raise InvalidRequest(

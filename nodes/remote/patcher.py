@@ -26,6 +26,7 @@ from ..bridges.refusals import (
 from .changing_patcher import ChangingPatcher
 from .recorded_step import one_request_per_step
 from .transformer import RemoteTransformer
+from .unknown_lora import unknown_lora
 
 KEY = "parallel_dit"
 REFUSES_SAVING = "state_dict_for_saving"
@@ -60,8 +61,7 @@ class RemotePatcher(ChangingPatcher):
         if patches or (hook is not None and not hook._strength_model):
             return
         if hook is None or not any(_of_text(name) for name in hook.weights or ()):
-            name = self.target.handle.checkpoint.name
-            raise InvalidRequest(f"{lora} fits no weight of {name}: it is for another model")
+            raise unknown_lora(lora, self.target.handle.checkpoint.name, (hook and hook.weights) or ())
         announce_text_only(lora)
 
 

@@ -21,6 +21,8 @@ from .digests import is_finite
 from .weight_patches import Patch
 
 _AGAIN = "download the file again"
+_MODEL_AS_LORA = "model_as_lora"
+"""ComfyUI's kind of change that turns a weight into another model's."""
 
 
 def misfit(name: str, shape: Sequence[int], change: Patch) -> str:
@@ -86,7 +88,7 @@ def _sizes(up: Tensor, down: Tensor) -> str:
 
 def _misfit_tensor(name: str, wanted: list[int], value: tuple[Any, ...]) -> str:
     kind, parts = value if len(value) == 2 else ("diff", value)
-    if kind not in ("diff", "set", "model_as_lora"):
+    if kind not in ("diff", "set", _MODEL_AS_LORA):
         return f"the change of {name} is of the unknown kind {kind}"
     if parts[0] is None:  # only the weight's own factor changes
         return ""
@@ -119,13 +121,24 @@ def _misfit_by_trial(name: str, wanted: list[int], adapter: WeightAdapterBase) -
     weight = torch.empty(wanted, device="meta")
     with said_by_comfyui() as messages:
         try:
-            comfy.lora.calculate_weight(
-                [(1.0, adapter, 1.0, None, None)], weight, name, original_weights={name: [(weight, None)]}
-            )
+            changed_weight(name, weight, [(1.0, adapter, 1.0, None, None)])
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
             messages.append(str(error))
     # What looks at numbers cannot be tried so: ``_changed`` in ``overlays`` will see.
     return "" if not messages or "meta" in messages[0] else f"{name} cannot be changed ({messages[0].strip()})"
+
+
+def changed_weight(name: str, weight: Tensor, changes: Sequence[Patch]) -> Tensor:
+    """Return a weight with all its changes, by ComfyUI's own function, which may change ``weight`` in place.
+
+    Packs replace that function by one of an older signature. So the weight before all changes is passed only where
+    ComfyUI passes it and a change asks for it.
+    """
+    given: dict[str, Any] = {}
+    if any(isinstance(value, tuple) and value[0] == _MODEL_AS_LORA for _, value, *_ in changes):
+        given = {"original_weights": {name: [(weight.clone(), None)]}}
+    changed: Tensor = comfy.lora.calculate_weight(list(changes), weight, name, **given)
+    return changed
 
 
 @contextmanager

@@ -59,6 +59,7 @@ ENTRIES = (
         "folder_paths",
         Calls("get_filename_list(folder_name)", by="nodes/backend/checkpoints.py", why="the files that are listed"),
         Calls("get_full_path(folder_name, filename)", by="nodes/backend/checkpoints.py", why="a listed file"),
+        Calls("get_full_path(folder_name, filename)", by="nodes/remote/unknown_lora.py", why="a LoRA's file"),
     ),
     *core_module(
         "comfy.sd",

@@ -36,9 +36,7 @@ ENTRIES = (
     *core_module("comfy.weight_adapter.base", Has("WeightAdapterBase", "weights", by=PATCHES, why="a LoRA's factors")),
     *core_module(
         "comfy.lora",
-        Calls(
-            "calculate_weight(patches, weight, key, *, original_weights)", by=f"{OVERLAYS} {FIT}", why="changed weights"
-        ),
+        Calls("calculate_weight(patches, weight, key, *, original_weights)", by=FIT, why="changed weights"),
     ),
     *core_module(
         "comfy.hooks", Has("WeightHook", "weights _strength_model", by=PATCHER, why="a LoRA for the text encoder alone")

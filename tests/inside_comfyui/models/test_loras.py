@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import comfy.hooks
+import comfy.lora
 import comfy.sd
 import node_helpers
 import pytest
@@ -80,6 +81,28 @@ def test_other_kinds_beside_a_lora_equal_comfyui(kind: str, load_case: Callable[
         error = relative_error(sample(loras.on_model(remote, *changes), latent, **options), reference)
         assert error < CLOSE, f"{layout}: {error:.1e}"
         assert relative_error(sample(remote, latent, **options), unchanged) < CLOSE
+
+
+@pytest.mark.parametrize("kind", ["dora", "lokr", "diff"])
+def test_a_pack_with_an_older_calculate_weight_equals_comfyui(
+    kind: str, load_case: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core = comfy.lora.calculate_weight
+
+    def older(patches: Any, weight: Any, key: str, intermediate_dtype: Any = torch.float32) -> Any:
+        return core(patches, weight, key, intermediate_dtype)
+
+    case = CASES["wan t2v"]
+    native, latent, options = case.native(), case.samples(), loras.options_of(case)
+    change = (loras.other(native, kind, seed=2), 0.8)
+    reference = ksampler(loras.on_model(native, change), latent, **options)
+    remote = load_case("wan t2v", ParallelLayout.parse("ulysses=2"))
+    assert relative_error(ksampler(remote, latent, **options), reference) > 100 * CLOSE
+    with monkeypatch.context() as pack:
+        pack.setattr(comfy.lora, "calculate_weight", older)
+        changed = loras.on_model(remote, change)
+        assert relative_error(ksampler(changed, latent, **options), reference) < CLOSE
+    assert relative_error(ksampler(changed, latent, **options), reference) < CLOSE
 
 
 @pytest.mark.parametrize("kind", ["plain", "dora"])

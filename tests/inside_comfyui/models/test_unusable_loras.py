@@ -3,15 +3,18 @@
 import logging
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import comfy.hooks
 import comfy.lora
 import comfy.sd
+import folder_paths
 import node_helpers
 import pytest
 import torch
 from any_folder_name.nodes.bridges import announcements
+from any_folder_name.nodes.remote import changing_patcher
 from any_folder_name.nodes.remote.digests import described
 from any_folder_name.nodes.remote.weight_fit import said_by_comfyui
 from any_folder_name.nodes.remote.weight_patches import _row_order
@@ -20,6 +23,7 @@ from any_folder_name.parallel_backend.layout.parallel_layout import ParallelLayo
 from helpers import loras
 from helpers.inside_fixtures import Loaded, ksampler, relative_error
 from natives import CASES
+from safetensors.torch import save_file
 from torch import Tensor
 
 LAYER = "diffusion_model.blocks.0.self_attn.q"
@@ -71,9 +75,20 @@ def test_a_file_that_cannot_be_used_is_refused_before_anything_moves(kind: str, 
     assert not loaded.client.requests
 
 
-def test_a_lora_for_no_layer_is_refused(load: Callable[..., Loaded]) -> None:
-    with pytest.raises(InvalidRequest, match=f"the LoRA fits no weight of tiny: {OTHER}"):
-        loras.on_model(load().model, ({"another.layer.lora_up.weight": torch.ones(2, 2)}, 1.0))
+@pytest.mark.parametrize("start", ["base_model.model.", "another."])
+def test_a_lora_whose_names_comfyui_does_not_know_is_refused_with_the_first(
+    start: str, load: Callable[..., Loaded], native: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lora = {f"{start}blocks.0.self_attn.q.{end}": tensor for end, tensor in FITS.items()}
+    assert comfy.lora.load_lora(lora, comfy.lora.model_lora_keys_unet(native.model, {})) == {}
+    unknown = "file.safetensors fits no weight of tiny: ComfyUI knows none of its names for this model"
+    with pytest.raises(InvalidRequest, match=f"^{unknown.replace('file.safetensors', 'the LoRA')}, and would ignore"):
+        loras.on_model(load().model, (lora, 1.0))
+    save_file(lora, tmp_path / "file.safetensors")
+    monkeypatch.setitem(folder_paths.folder_names_and_paths, "loras", ([str(tmp_path)], {".safetensors"}))
+    monkeypatch.setattr(changing_patcher, "executing_lora", lambda: "file.safetensors")
+    with pytest.raises(InvalidRequest, match=rf"^{unknown}, such as {start}blocks\.0\.self_attn\.q\.lora_"):
+        loras.on_model(load().model, (lora, 1.0))
 
 
 def test_a_strength_that_is_not_finite_is_refused(load: Callable[..., Loaded]) -> None:
@@ -151,7 +166,7 @@ def test_a_hook_for_the_text_encoder_alone_is_as_good_as_none(load_case: Callabl
         assert torch.equal(ksampler(remote, latent, **hooked), plain)
     hooks = comfy.hooks.create_hook_lora({"another.layer.lora_up.weight": torch.ones(2, 2)}, 1.0, 1.0)
     hooked = options | {"positive": node_helpers.conditioning_set_values(options["positive"], {"hooks": hooks})}
-    with pytest.raises(InvalidRequest, match="fits no weight of sd3 medium"):
+    with pytest.raises(InvalidRequest, match=r"fits no weight of sd3 medium: .* such as another\.layer\."):
         ksampler(remote, latent, **hooked)
 
 
