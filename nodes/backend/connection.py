@@ -139,6 +139,9 @@ class Handle:
     node_id: str | None = None
     keeps: object = None
 
+    def __deepcopy__(self, memo: object) -> "Handle":
+        return self
+
     def keep_weights(self) -> None:
         """Keep the model's weights on the ranks as long as this handle lives, and free them soon after.
 

@@ -144,13 +144,13 @@ def check_changed_layer(changed_layer: str | None) -> None:
         raise layers_unavailable(f"a node wraps or replaces the layer {changed_layer}")
 
 
-class LayersUnavailable(InvalidRequest, AttributeError):
-    """A node needs the layers in ComfyUI's process. As an ``AttributeError`` it lets ``hasattr`` answer False."""
+class Unavailable(InvalidRequest, AttributeError):
+    """A node needs what is not in ComfyUI's process. As an ``AttributeError`` it lets ``hasattr`` answer False."""
 
 
-def layers_unavailable(action: str) -> LayersUnavailable:
+def layers_unavailable(action: str) -> Unavailable:
     """Return the refusal of a node that needs the layers in ComfyUI's process."""
-    return LayersUnavailable(
+    return Unavailable(
         f"{action}; the layers of a parallel model run in the backend's processes: remove that node, "
         "or load the model with ComfyUI's own loader"
     )

@@ -18,6 +18,7 @@ from .mistral_tokenizer import tekken_json
 from .patcher import RemotePatcher
 from .preflight import CLIP_OUTPUT, check_output
 from .text_encoder import backend_clip
+from .unread_clip import LazyCoreClip
 
 _PREFIXES = {
     # A vision-language model, as transformers 5 and transformers 4 save it.
@@ -45,30 +46,20 @@ def checkpoint_clip(handle: Handle, text: BackendText | CoreText, model: RemoteP
         model: the patcher of the loader's MODEL.
     """
     if isinstance(handle.checkpoint, SingleFile):
-        return LazyCoreClip(handle.checkpoint, partial(_from_file, handle.checkpoint))
+        return LazyCoreClip(partial(_checked, handle.checkpoint, partial(_from_file, handle.checkpoint)))
     if isinstance(text, BackendText):
         return backend_clip(handle, text, model)
     return core_clip(handle.checkpoint, text)
 
 
-def core_clip(checkpoint: Checkpoint, text: CoreText) -> "LazyCoreClip":
+def core_clip(checkpoint: Checkpoint, text: CoreText) -> LazyCoreClip:
     """Return ComfyUI's own CLIP for the text encoders of a folder."""
-    return LazyCoreClip(checkpoint, partial(_from_folder, checkpoint, text))
+    return LazyCoreClip(partial(_checked, checkpoint, partial(_from_folder, checkpoint, text)))
 
 
-class LazyCoreClip(comfy.sd.CLIP):  # type: ignore[misc]
-    """ComfyUI's CLIP, which reads its weights when an attribute is first used."""
-
-    def __init__(self, checkpoint: Checkpoint, load: Callable[[], comfy.sd.CLIP]) -> None:
-        super().__init__(no_init=True)
-        self._checkpoint, self._load = checkpoint, load
-
-    def __getattr__(self, name: str) -> Any:
-        if "tokenizer" in self.__dict__ or name.startswith("__"):
-            raise AttributeError(name)
-        check_output(self._checkpoint, CLIP_OUTPUT)
-        self.__dict__.update(self._load().__dict__)
-        return getattr(self, name)
+def _checked(checkpoint: Checkpoint, read: Callable[[], comfy.sd.CLIP]) -> comfy.sd.CLIP:
+    check_output(checkpoint, CLIP_OUTPUT)
+    return read()
 
 
 def _from_folder(checkpoint: Checkpoint, text: CoreText) -> comfy.sd.CLIP:

@@ -5,6 +5,7 @@ ComfyUI's own functions past wrappers, callbacks and what is set on the model.
 """
 
 from collections.abc import Mapping
+from functools import cache, partial
 from typing import Any
 
 from torch import Tensor
@@ -16,12 +17,12 @@ def one_request_per_step(executor: Any, model: Any, conds: Any, x_in: Tensor, ti
     """Run ``calc_cond_batch`` twice, recording and replaying."""
     remote: RemoteTransformer = model.diffusion_model
     if remote.recording_now:
-        return executor.original(_BareModel(model), conds, x_in, timestep, _without_wrapper(options))
+        return executor.original(_bare(model), conds, x_in, timestep, _without_wrapper(options))
     if remote.intercepting:
         return executor(model, conds, x_in, timestep, options)
     hooks = model.current_patcher.current_hooks
     with remote.recording() as calls:
-        executor.original(_BareModel(model), conds, x_in, timestep, _without_wrapper(options))
+        executor.original(_bare(model), conds, x_in, timestep, _without_wrapper(options))
     # So that the hooks of the first prompt count as applied anew, for callbacks that ask for it.
     model.current_patcher.patch_hooks(hooks)
     with remote.replaying(calls):
@@ -32,15 +33,15 @@ def _without_wrapper(model_options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in model_options.items() if name != "model_function_wrapper"}
 
 
-class _BareModel:
-    """A model whose calls reach its transformer past other nodes' APPLY_MODEL wrappers, and past what is set on it."""
+def _bare(model: Any) -> Any:
+    """Return a second object for a model, whose calls reach its transformer past other nodes' code."""
+    kind = _bare_class(type(model))
+    bare = kind.__new__(kind)
+    object.__setattr__(bare, "__dict__", vars(model))
+    return bare
 
-    def __init__(self, model: Any) -> None:
-        self._model = model
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._model, name)
-
-    def apply_model(self, *args: Any, **kwargs: Any) -> Any:
-        """See ``BaseModel``."""
-        return type(self._model)._apply_model(self._model, *args, **kwargs)
+@cache
+def _bare_class(kind: Any) -> Any:
+    """Return a model's class past APPLY_MODEL wrappers. A property comes before what a node sets on the object."""
+    return type(kind.__name__, (kind,), {"apply_model": property(lambda self: partial(kind._apply_model, self))})

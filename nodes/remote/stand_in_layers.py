@@ -59,6 +59,11 @@ class StandInLayers:
         self._before: dict[str, dict[str, Any]] = {name: _state(layer) for name, layer in module.named_modules()}
 
     @property
+    def classes(self) -> dict[str, type[nn.Module]]:
+        """The class of each layer by name."""
+        return {name: type(layer) for name, layer in self.module.named_modules()}
+
+    @property
     def numbers(self) -> dict[str, Any]:
         """The transformer's attributes that are plain values, such as ``in_channels``."""
         known = vars(nn.Module())

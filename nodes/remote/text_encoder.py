@@ -5,7 +5,6 @@ and only the encoder's forward runs on the ranks.
 """
 
 from collections.abc import Iterable, Sequence
-from functools import cached_property
 from typing import Any, NoReturn
 
 import comfy.hooks
@@ -24,7 +23,7 @@ from ..backend.connection import Handle
 from ..bridges.bridge import BackendText, MetaWeights
 from ..bridges.given_numbers import as_int
 from .changing_patcher import ChangingPatcher
-from .layer_path import layer_at
+from .layer_path import Layers
 from .patcher import RemotePatcher, prepare_component
 from .preflight import CLIP_OUTPUT, check_output
 from .weight_changes import WeightChanges
@@ -147,28 +146,21 @@ class RemoteTextEncoder(torch.nn.Module, comfy.sd1_clip.ClipTokenWeightEncoder):
         self.dtypes: set[torch.dtype] = set()
         self._layer = -1
         self.special_tokens = special_tokens(handle.checkpoint)
+        self.weights = _weights(handle.checkpoint)
         self.changes = WeightChanges()
         self.weight_prefix = f"{text.key}.transformer."
         self.components = ("text_encoder",)
 
-    @cached_property
-    def weights(self) -> MetaWeights:
-        """Names and shapes of the weights, from the headers of the checkpoint's files."""
-        if "text_encoder" not in self.handle.checkpoint.components:
-            return MetaWeights(tensors={}, linear=frozenset())
-        stored = self.handle.checkpoint.stored("text_encoder")
-        tensors = {
-            name: torch.empty(each.shape, device="meta")
-            for name, each in weights_under(stored.prefix, read_files(stored.files)).items()
-        }
-        linear = {name for name, tensor in tensors.items() if tensor.ndim == 2 and name.endswith(".weight")}
-        return MetaWeights(tensors=tensors, linear=frozenset(linear - _embeddings(linear)))
-
     def __getattr__(self, name: str) -> Any:
         """Return a layer's path under ComfyUI's name."""
-        if name != self.__dict__.get("weight_prefix", "").partition(".")[0]:
+        own = vars(self)
+        if "weight_prefix" not in own or name != own["weight_prefix"].partition(".")[0]:
             return super().__getattr__(name)
-        return layer_at(self.state_dict(), name)
+        return Layers(weights=self.state_dict()).at(name)
+
+    def __deepcopy__(self, memo: Any) -> "RemoteTextEncoder":
+        """Return this module: the weights are in the ranks, and are not copied."""
+        return self
 
     def state_dict(self, *args: Any, **_: Any) -> Any:
         """Return meta tensors under ComfyUI's names, from which its LoRA nodes learn what they would change."""
@@ -210,6 +202,21 @@ class RemoteTextEncoder(torch.nn.Module, comfy.sd1_clip.ClipTokenWeightEncoder):
             InvalidRequest: always.
         """
         raise InvalidRequest("weights cannot be loaded into this text encoder: it lives in the backend's processes")
+
+
+def _weights(checkpoint: Checkpoint) -> MetaWeights:
+    """Return names and shapes of the weights, from the headers of the checkpoint's files.
+
+    None if they cannot be read: whoever encodes is told why.
+    """
+    try:
+        stored = checkpoint.stored("text_encoder") if "text_encoder" in checkpoint.components else None
+        read = weights_under(stored.prefix, read_files(stored.files)) if stored else {}
+    except InvalidRequest:
+        read = {}
+    tensors = {name: torch.empty(each.shape, device="meta") for name, each in read.items()}
+    linear = {name for name, tensor in tensors.items() if tensor.ndim == 2 and name.endswith(".weight")}
+    return MetaWeights(tensors=tensors, linear=frozenset(linear - _embeddings(linear)))
 
 
 def _embeddings(names: Iterable[str]) -> set[str]:

@@ -23,7 +23,7 @@ from ..bridges.refusals import (
     layers_unavailable,
 )
 from ..bridges.skipped_layers import skipped_blocks
-from .layer_path import layer_at
+from .layer_path import Layers
 from .record_replay import BranchCall, CallRecorder, CallReplayer, requests_of
 from .stand_in_layers import StandInLayers
 from .weight_changes import WeightChanges
@@ -60,10 +60,11 @@ class RemoteTransformer(nn.Module):
         module = bridge.module(core_config.unet_config)
         self.weights = bridge.weights(module)
         self.changes = WeightChanges()
-        self._layers = StandInLayers(nn.Module() if module is None else module)
+        self._stand_ins = StandInLayers(nn.Module() if module is None else module)
+        self._paths = Layers(weights=self.weights.tensors, classes=self._stand_ins.classes)
         self._interceptor: CallRecorder | CallReplayer | None = None
         self._checked: set[type] = set()
-        for name, value in (self._layers.numbers | bridge.attributes(self.weights.tensors)).items():
+        for name, value in (self._stand_ins.numbers | bridge.attributes(self.weights.tensors)).items():
             setattr(self, name, value)
         self.dtype, self.channels = DTYPES[handle.spec.dtype], core_config.latent_format.latent_channels
         self._own = {*vars(self), "forward"}
@@ -73,20 +74,24 @@ class RemoteTransformer(nn.Module):
         try:
             return super().__getattr__(name)
         except AttributeError:
-            found = layer_at(vars(self)["weights"].tensors, name) if "weights" in vars(self) else None
+            found = vars(self)["_paths"].at(name) if "_paths" in vars(self) else None
             if found is None:
                 raise layers_unavailable(f"a node uses {TRANSFORMER}.{name}") from None
             return found
 
+    def __deepcopy__(self, memo: Any) -> "RemoteTransformer":
+        """Return this module: the weights are in the ranks, and are not copied."""
+        return self
+
     def named_modules(self, memo: set[nn.Module] | None = None, prefix: str = "", remove_duplicate: bool = True) -> Any:
         """See ``nn.Module``. The layers after this module are ``StandInLayers``."""
         yield from super().named_modules(memo, prefix, remove_duplicate)
-        layers = self._layers.module.named_modules(memo, prefix, remove_duplicate)
-        yield from ((name, layer) for name, layer in layers if layer is not self._layers.module)
+        layers = self._stand_ins.module.named_modules(memo, prefix, remove_duplicate)
+        yield from ((name, layer) for name, layer in layers if layer is not self._stand_ins.module)
 
     def named_children(self) -> Any:
         """See ``nn.Module``."""
-        yield from self._layers.module.named_children()
+        yield from self._stand_ins.module.named_children()
 
     def get_submodule(self, target: str) -> nn.Module:
         """Return this module for an empty name, and refuse the names of its layers.
@@ -124,7 +129,7 @@ class RemoteTransformer(nn.Module):
         """Return the name of a layer or method of the native transformer that a node wrapped or set, or None."""
         added = vars(self).keys() | self._modules.keys() - self._own
         native = [name for name in sorted(added - self._own) if hasattr(self.bridge.native_class, name)]
-        return next(iter([*self._modules, *native]), None) or self._layers.changed()
+        return next(iter([*self._modules, *native]), None) or self._stand_ins.changed()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run ``forward``, or, while calls are recorded, what is left of it without other nodes' code."""

@@ -18,7 +18,7 @@ from ...parallel_backend.vaes import MIN_TILE, LatentScale
 from ..backend.connection import Handle, progress_bar
 from ..backend.progress_text import OnProgress
 from ..bridges.given_numbers import as_int
-from ..bridges.refusals import check_latent
+from ..bridges.refusals import Unavailable, check_latent
 from .patcher import RemotePatcher, prepare_component, remote_patcher
 from .weightless_patcher import WeightlessPatcher
 
@@ -261,8 +261,11 @@ class _AbsentModule(torch.nn.Module):
 
     def __getattr__(self, name: str) -> Any:
         if name in ("encode", "decode", "per_channel_statistics", "encoder", "decoder"):
-            raise InvalidRequest(
+            raise Unavailable(
                 f"a node uses the VAE's own {name}, which is in the backend's processes: remove that node, or load the "
                 "VAE with ComfyUI's Load VAE"
             )
         return super().__getattr__(name)
+
+    def __deepcopy__(self, memo: Any) -> "_AbsentModule":
+        return self

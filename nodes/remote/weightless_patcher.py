@@ -10,6 +10,11 @@ from ...parallel_backend.errors import InvalidRequest
 class WeightlessPatcher(comfy.model_patcher.ModelPatcher):  # type: ignore[misc]
     """Reports zero sizes on ComfyUI's device, so using what it holds evicts none of ComfyUI's own models."""
 
+    def __deepcopy__(self, memo: Any) -> "WeightlessPatcher":
+        """Return a clone: the weights are in the ranks, and are not copied."""
+        clone: WeightlessPatcher = self.clone()
+        return clone
+
     def model_size(self) -> int:
         """Return the bytes on ComfyUI's device: none."""
         return 0
