@@ -40,9 +40,9 @@ def test_a_measurement_gives_the_rows():
     measured = vae_factors(KINDS["image"], encode=False)
     assert measured == pytest.approx(working_memory._CODING["AutoencoderKL", False], rel=0.05, abs=0.05)
     for name, (by_feature, by_pair) in working_memory._TEXT.items():
-        measured = text_factors(name)
-        assert measured[0] == pytest.approx(by_feature, rel=0.05)
-        assert 0.45 * by_pair <= measured[1] <= 1.05 * by_pair  # by the version of transformers
+        feature, pair = text_factors(name)
+        assert feature == pytest.approx(by_feature, rel=0.05)
+        assert 0.45 * by_pair <= pair <= 1.05 * by_pair  # by the version of transformers
 
 
 def test_a_vae_takes_what_its_pixels_its_width_and_its_frames_take():

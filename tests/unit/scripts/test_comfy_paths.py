@@ -1,5 +1,6 @@
 """Which ComfyUI checkouts are found, and in which order."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -68,14 +69,14 @@ def test_the_lowest_versions_go_with_the_oldest(home, monkeypatch):
     for name in ("clone_comfyui", "install_frontend"):
         monkeypatch.setattr(install, name, lambda *_: pytest.fail("the lowest versions need neither"))
     monkeypatch.setattr(install, "pip", lambda *arguments: commands.append(arguments))
-    monkeypatch.setattr(install.sys, "prefix", str(home))
+    monkeypatch.setattr(sys, "prefix", str(home))
     assert install.find_comfyuis(dev=True, lowest=True) == []
     make(home / "ComfyUI-b", "0.33.0", "comfy-kitchen==0.2.31\n")
     older = make(home / "ComfyUI-a", "0.8.0", "comfy-kitchen>=0.2.3\n")
     found = install.find_comfyuis(dev=True, lowest=True)
     install.install(found, dev=True, lowest=True)
     assert found == [older]
-    assert commands[0][:2] == ("-c", str(install.ROOT / "constraints-lowest.txt"))
+    assert commands[0][:2] == ("-c", str(install.LOWEST))
     assert "comfy-kitchen>=0.2.3" in commands[0]
 
 
@@ -97,7 +98,7 @@ def test_a_version_that_comfyui_asks_for_goes_before_ours(home, monkeypatch):
     (comfy_paths.ROOT).mkdir(parents=True)
     (comfy_paths.ROOT / "constraints.txt").write_text("comfy-kitchen==0.2.31\neinops==0.8.2\n", encoding="utf-8")
     monkeypatch.setattr(install, "ROOT", comfy_paths.ROOT)
-    monkeypatch.setattr(install.sys, "prefix", str(home))
+    monkeypatch.setattr(sys, "prefix", str(home))
     newer = make(home / "ComfyUI", "0.46.0", "comfy-kitchen==0.3.0\neinops\n")
     lines = install.write_constraints(newer).read_text(encoding="utf-8").splitlines()
     assert "einops==0.8.2" in lines

@@ -1,0 +1,243 @@
+"""Names of other libraries that they do not promise to keep: each is here, and is as we use it, in this version."""
+
+import importlib.metadata
+import importlib.util
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed
+
+from parallel_backend.distributed import crossing_bytes
+from tests.support import private_names
+
+ROOT = Path(__file__).parents[2]
+FILES = [file for folder in ("parallel_backend", "nodes") for file in sorted((ROOT / folder).rglob("*.py"))]
+CONVERTERS = "parallel_backend/loading/converters.py"
+GGUF = "parallel_backend/checkpoint/gguf_file.py"
+KERNELS = "parallel_backend/attention/kernels.py"
+STAND_INS = "nodes/remote/stand_in_layers.py"
+STOCK = "parallel_backend/verify/vae/stock.py"
+
+
+@dataclass(frozen=True)
+class Use:
+    """A name, and how it is used.
+
+    Attributes:
+        name: where it is; a part that ends with ``()`` is called.
+        by: the files that use it, with spaces between them.
+        takes: what is given to it: ``a, b, *, c`` are two by position and one by name. "" if it is not called.
+        overridden: whether ours takes its place, so that it may take nothing else.
+    """
+
+    name: str
+    by: str
+    takes: str = ""
+    overridden: bool = False
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def installed(self) -> str:
+        """The library and its version."""
+        library = self.name.partition(".")[0]
+        return f"{library} {importlib.metadata.version(library)}"
+
+
+BYTES = "parallel_backend/distributed/sent_bytes.py parallel_backend/distributed/crossing_bytes.py"
+SINGLE_FILE = "diffusers.loaders.single_file_utils.convert_"
+USES = (
+    Use("torch.Tensor._base", "nodes/remote/digests.py"),
+    Use("torch.distributed.distributed_c10d._resolve_process_group", BYTES),
+    Use("torch.nn.Module._apply", "parallel_backend/loading/partial.py", "fn"),
+    Use("torch.nn.Module()._buffers", STAND_INS),
+    Use("torch.nn.Module()._forward_hooks", "nodes/remote/added_to_steps.py"),
+    Use("torch.nn.Module()._forward_pre_hooks", "nodes/remote/added_to_steps.py"),
+    Use("torch.nn.Module()._modules", "nodes/remote/transformer.py"),
+    Use("torch.nn.Module()._parameters", STAND_INS),
+    Use("torch.ops.aten._scaled_dot_product_cudnn_attention", KERNELS,
+        "query, key, value, attn_bias, *, compute_log_sumexp, scale"),
+    Use("torch.ops.aten._scaled_dot_product_efficient_attention", KERNELS,
+        "query, key, value, attn_bias, *, compute_log_sumexp, scale"),
+    Use("torch.ops.aten._scaled_dot_product_flash_attention", KERNELS, "query, key, value, *, scale"),
+    Use("torch.ops.aten._scaled_dot_product_flash_attention_for_cpu", KERNELS, "query, key, value, *, scale"),
+    Use("torch.utils._python_dispatch.TorchDispatchMode", BYTES),
+    Use("torch.utils._python_dispatch.TorchDispatchMode.__torch_dispatch__", BYTES, "func, types, args, kwargs",
+        overridden=True),
+    Use("diffusers.Flux2Pipeline._patchify_latents", STOCK, "latents"),
+    Use("diffusers.Flux2Pipeline._unpatchify_latents", STOCK, "latents"),
+    Use("diffusers.LTXPipeline._denormalize_latents", STOCK, "latents, latents_mean, latents_std"),
+    Use("diffusers.LTXPipeline._normalize_latents", STOCK, "latents, latents_mean, latents_std"),
+    Use("diffusers.ModelMixin._keep_in_fp32_modules", "parallel_backend/loading/partial.py"),
+    Use("diffusers.ZImageTransformer2DModel._prepare_sequence", "parallel_backend/models/z_image.py",
+        "feats, pos_ids, inner_pad_mask, pad_token, noise_mask, device"),
+    Use(f"{SINGLE_FILE}flux2_transformer_checkpoint_to_diffusers", CONVERTERS, "checkpoint"),
+    Use(f"{SINGLE_FILE}flux_transformer_checkpoint_to_diffusers", CONVERTERS, "checkpoint"),
+    Use(f"{SINGLE_FILE}hunyuan_video_transformer_to_diffusers", CONVERTERS, "checkpoint"),
+    Use(f"{SINGLE_FILE}ltx_transformer_checkpoint_to_diffusers", CONVERTERS, "checkpoint"),
+    Use(f"{SINGLE_FILE}mochi_transformer_checkpoint_to_diffusers", CONVERTERS, "checkpoint"),
+    Use(f"{SINGLE_FILE}sd3_transformer_checkpoint_to_diffusers", CONVERTERS, "checkpoint"),
+    Use(f"{SINGLE_FILE}wan_transformer_to_diffusers", CONVERTERS, "checkpoint"),
+    Use(f"{SINGLE_FILE}z_image_transformer_checkpoint_to_diffusers", CONVERTERS, "checkpoint"),
+    Use("diffusers.models.attention_dispatch._native_attention_forward_op", "parallel_backend/bench/ranks/peers.py",
+        "ctx, query, key, value, attn_mask, dropout_p, is_causal, scale"),
+    Use("diffusers.models.embeddings.get_2d_sincos_pos_embed", "parallel_backend/models/pixart.py",
+        "embed_dim, grid_size, *, base_size, device"),
+    Use("diffusers.models.embeddings.get_3d_rotary_pos_embed", "parallel_backend/models/cogvideox.py",
+        "embed_dim, *, crops_coords, grid_size, temporal_size, grid_type, max_size, device"),
+    Use("diffusers.pipelines.cogvideo.pipeline_cogvideox.get_resize_crop_region_for_grid",
+        "parallel_backend/models/cogvideox.py", "src, tgt_width, tgt_height"),
+    Use("diffusers.quantizers.gguf.utils.dequantize_functions", "parallel_backend/loading/decoding.py"),
+    Use("gguf.GGUFReader._get", GGUF, "offset, dtype, count, override_order", overridden=True),
+    Use("gguf.GGUFReader._get_field_parts", GGUF, "orig_offs, raw_type", overridden=True),
+    Use("gguf.GGUFReader._get_str", GGUF, "offset", overridden=True),
+    Use("gguf.GGUFReader._get_tensor_info_field", GGUF, "orig_offs", overridden=True),
+    Use("gguf.gguf_reader.ReaderField", GGUF),
+    Use("gguf.gguf_reader.ReaderTensor", GGUF),
+    Use("xfuser.core.distributed.runtime_state._RUNTIME", "parallel_backend/bench/ranks/xfuser_peer.py"),
+)  # fmt: skip
+
+OF_INSTANCES = {("parallel_backend/autoencoder/spatial/layers.py", "_padding")}
+"""Attributes that only constructors set; a test below looks at them."""
+
+
+@pytest.mark.parametrize("use", USES, ids=str)
+def test_it_is_as_we_use_it(use):
+    if importlib.util.find_spec(use.name.partition(".")[0]) is None:
+        pytest.skip(f"{use.name.partition('.')[0]} is not installed")
+    try:
+        value = private_names.value_of(use.name)
+    except (ImportError, AttributeError):
+        pytest.fail(f"{use.installed} has no {use.name}, which {use.by} needs")
+    if not use.takes:
+        return
+    actual = private_names.parameters(value)
+    if not private_names.fits(use.takes, actual, exactly=use.overridden):
+        pytest.fail(f"{use.installed}: {use.name} takes ({', '.join(actual)}); {use.by} has ({use.takes})")
+
+
+def test_every_use_is_listed():
+    watched = "".join(file.read_text(encoding="utf-8") for file in (ROOT / "scripts/core_contract/lists").glob("*.py"))
+    comfyuis = set(re.findall(r"\b_\w+", watched))
+    unlisted = [
+        f"{file}: {name}"
+        for path, names in private_names.found(FILES).items()
+        for name in sorted(names)
+        if (file := path.relative_to(ROOT).as_posix(), name) not in OF_INSTANCES
+        and not (file.startswith("nodes/") and name in comfyuis)
+        and not any(file in use.by.split() and _is_of(name, use.name) for use in USES)
+    ]
+    assert unlisted == [], "use public names instead, or list in this test what version after version has to keep"
+
+
+def _is_of(name: str, listed: str) -> bool:
+    return listed == name or listed.startswith(f"{name}.") or listed.endswith(f".{name}")
+
+
+def test_everything_listed_is_used():
+    for use in USES:
+        last = use.name.rpartition(".")[2]
+        assert [file for file in use.by.split() if last not in (ROOT / file).read_text(encoding="utf-8")] == [], use
+
+
+def test_every_converter_is_listed():
+    names = re.findall(r'"(convert_\w+)"', (ROOT / CONVERTERS).read_text(encoding="utf-8"))
+    assert {f"diffusers.loaders.single_file_utils.{name}" for name in names} == {
+        use.name for use in USES if use.by == CONVERTERS
+    }
+
+
+def test_attention_returns_the_log_sum_exp_second():
+    for use in USES:
+        if use.by == KERNELS:
+            returns = private_names.value_of(use.name).default._schema.returns
+            assert [each.name.replace("_", "") for each in returns][:2] == ["output", "logsumexp"], use
+
+
+def test_operators_of_collectives_have_their_group_where_we_look_for_it():
+    for name, place in crossing_bytes._GROUP_ARGUMENT.items():
+        assert list(private_names.parameters(getattr(torch.ops.c10d, name)))[place] == "process_group", name
+    for name in ("all_to_all_single", "all_gather_into_tensor"):
+        assert list(private_names.parameters(getattr(torch.ops._c10d_functional, name)))[-1] == "group_name", name
+
+
+def test_an_operator_has_the_name_by_which_its_bytes_are_counted():
+    assert torch.ops.c10d.allreduce_.default.overloadpacket.__name__ == "allreduce_"
+
+
+@pytest.mark.parametrize("kind", ["wan.WanCausalConv3d", "qwenimage.QwenImageCausalConv3d"])
+def test_causal_convolutions_pad_rows_by_the_third_number(kind):
+    module, _, name = kind.partition(".")
+    conv = private_names.value_of(f"diffusers.models.autoencoders.autoencoder_kl_{module}.{name}")
+    assert list(conv(1, 1, 3, padding=(4, 5, 6))._padding) == [6, 6, 5, 5, 8, 0]
+
+
+def test_the_parts_of_a_gguf_tensor(tmp_path):
+    gguf = pytest.importorskip("gguf")
+    writer = gguf.GGUFWriter(tmp_path / "file.gguf", "flux")
+    writer.add_tensor("a", torch.zeros(2, 3).numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    (tensor,) = gguf.GGUFReader(tmp_path / "file.gguf").tensors
+    assert tensor.field.parts[3].tolist() == [3, 2]
+    assert tensor.field.parts[4].tolist() == [gguf.GGMLQuantizationType.F32]
+
+
+def test_weights_that_stay_in_float32_are_names_or_none():
+    import diffusers
+
+    assert diffusers.ModelMixin._keep_in_fp32_modules is None
+    assert all(isinstance(name, str) for name in diffusers.WanTransformer3DModel._keep_in_fp32_modules)
+
+
+def test_the_cuda_library_registers_memory():
+    library = getattr(torch._C, "_cudart", None)
+    if library is None:
+        pytest.skip("this torch is not built for CUDA")
+    assert callable(library.cudaHostRegister)
+    assert callable(library.cudaHostUnregister)
+
+
+PLANTED = """
+import os
+import diffusers.utils.private_thing
+from torch import nn
+from torch._inductor import config
+from gguf import GGUFReader
+from collections import OrderedDict
+class Mine(nn.Module):
+    def _apply(self, fn, recurse=True): ...
+    def _fine(self): self._also_fine = self._parameters
+class Reader(GGUFReader):
+    def _get_str(self, offset): ...
+def use(module, own):
+    own._also_fine
+    os._exit(OrderedDict()._asdict())
+    return module._buffers, getattr(module, "_hooks"), nn._reduction
+"""
+
+
+def test_a_planted_use_is_found(tmp_path):
+    file = tmp_path / "planted.py"
+    file.write_text(PLANTED)
+    assert private_names.found([file])[file] == {
+        "diffusers.utils.private_thing", "torch._inductor.config", "_apply", "_parameters", "_get_str", "_buffers",
+        "_hooks", "_reduction",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("takes", "exactly", "right"),
+    [
+        ("a, b", False, True), ("a, *, c", False, False), ("a, *, b, c", False, True), ("b, a", False, False),
+        ("a", False, False), ("a, b, d", False, False), ("a, b", True, False), ("a, b, c", True, True),
+    ],
+)  # fmt: skip
+def test_a_changed_signature_is_found(takes, exactly, right):
+    assert private_names.fits(takes, {"a": True, "b": True, "c": False}, exactly=exactly) is right
