@@ -7,6 +7,7 @@ and transformers import each optional package that is installed, so one of these
 import importlib
 import importlib.metadata
 import importlib.util
+import os
 import re
 import shlex
 import sys
@@ -19,11 +20,15 @@ from .errors import BrokenPackage
 
 HIDDEN = (
     "accelerate", "aiter", "apex", "bitsandbytes", "flash_attn", "flash_attn_3", "flash_attn_interface", "flashinfer",
-    "gguf", "hqq", "jax", "kernels", "librosa", "mistral_common", "peft", "sageattention", "scipy", "sentencepiece",
-    "soundfile", "soxr", "tensorflow", "torch_xla", "torchao", "torchaudio", "torchdistx", "torchvision", "xformers",
+    "gguf", "hqq", "kernels", "librosa", "mistral_common", "peft", "sageattention", "scipy", "sentencepiece",
+    "soundfile", "soxr", "torch_xla", "torchao", "torchaudio", "torchdistx", "torchvision", "xformers",
 )  # fmt: skip
 """What diffusers 0.38 to 0.42 and transformers 4.56 to 5.23 import where they find it, and no model needs. The kernels
 and formats that do need one of these import it by ``load``."""
+
+_FRAMEWORKS = {"USE_TORCH": "1", "USE_TF": "0", "USE_FLAX": "0"}
+"""Variables by which older versions do without TensorFlow and JAX. Hiding these would not do: einops imports each
+framework whose name is in ``sys.modules``."""
 
 REQUIREMENTS = Path(__file__).resolve().parents[1] / "requirements.txt"
 _OURS = __package__.rpartition(".")[2]
@@ -36,6 +41,7 @@ def hide() -> None:
 
     Python refuses to import a name that ``sys.modules`` maps to None, and ``find_spec`` then finds nothing.
     """
+    os.environ.update(_FRAMEWORKS)
     for name in HIDDEN:
         sys.modules.setdefault(name, None)  # type: ignore[arg-type]
 

@@ -1,5 +1,6 @@
 """One rank's process on this host, of which the supervisor on the first host hears everything."""
 
+import codecs
 import contextlib
 import os
 import socket
@@ -45,6 +46,7 @@ class HostedRank:
     ) -> None:
         self._key, self._events, self._send, self.exited = key, events, send, False
         self._paused = self._silent = False
+        self._text = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._output, write_end = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(self._output, False)
         try:
@@ -81,12 +83,15 @@ class HostedRank:
             chunk = os.read(self._output, _CHUNK)
         except BlockingIOError:
             return 0
-        if chunk:
-            self._send(host_control.RankWrote(key=self._key, text=chunk.decode(errors="replace")))
-        else:
+        self._pass_on(chunk)
+        if not chunk:
             self._silent = True
             self._events.forget(self._output)
         return len(chunk)
+
+    def _pass_on(self, chunk: bytes, *, last: bool = False) -> None:
+        if text := self._text.decode(chunk, final=last):  # a character may go on in the next chunk
+            self._send(host_control.RankWrote(key=self._key, text=text))
 
     def _read_message(self) -> int:
         try:
@@ -116,6 +121,7 @@ class HostedRank:
         taken = 0
         while taken < _LAST and (count := self._read_output() + self._read_message()):
             taken += count
+        self._pass_on(b"", last=True)
         self._close()
         self._send(host_control.RankExited(key=self._key, returncode=returncode))
 

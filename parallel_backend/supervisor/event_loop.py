@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 log = logging.getLogger(__name__)
 
-READ = select.POLLIN
+READ, WRITE = select.POLLIN, select.POLLOUT
 DISCONNECT = 0
 """Report only errors and disconnections."""
 

@@ -67,7 +67,9 @@ class HostLink:
     def start(self, order: RankOrder) -> StartedProcess:
         """Have the agent start a rank."""
         key = next(self._keys)
-        process = RemoteProcess(host=self.info.name, output=order.output, kill=lambda: self._kill(key))
+        process = RemoteProcess(
+            host=self.info.name, output=order.output, kill=lambda: self._kill(key), events=self._events
+        )
         self._processes[key] = process
         self._send(
             host_control.StartRank(

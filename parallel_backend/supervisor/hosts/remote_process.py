@@ -3,15 +3,21 @@
 import contextlib
 import os
 import socket
+from collections import deque
 from collections.abc import Callable
+
+import msgspec
 
 from ... import processes
 from ...processes import Activity
 from ...protocol import rank_control
 from ...protocol.host_control import RankActivity
+from ..event_loop import WRITE, EventLoop
 
 LOST = -1000
 """The exit status of a process whose host was lost."""
+_MAX_WAITING = 256
+"""Messages that may wait for the supervisor, but for heartbeats a rank sends few. One that sends more is killed."""
 
 
 class RemoteProcess:
@@ -21,6 +27,7 @@ class RemoteProcess:
         host: the host's name.
         output: where what it writes goes; it owns a copy of this descriptor.
         kill: asks the agent to kill it.
+        events: the supervisor's event loop.
 
     Attributes:
         host: the host's name.
@@ -31,10 +38,11 @@ class RemoteProcess:
         exited: a descriptor that becomes readable when ``returncode`` is set. The caller closes it.
     """
 
-    def __init__(self, *, host: str, output: int, kill: Callable[[], None]) -> None:
-        self.host, self.pid, self.was_spare, self._kill = host, 0, False, kill
+    def __init__(self, *, host: str, output: int, kill: Callable[[], None], events: EventLoop) -> None:
+        self.host, self.pid, self.was_spare, self._kill, self._events = host, 0, False, kill, events
         self.returncode: int | None = None
         self.control, self._rank_end = rank_control.pair()
+        self._waiting: deque[bytes] = deque()
         self.exited = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._exit_event = os.dup(self.exited)
         self._output = os.dup(output)
@@ -83,9 +91,33 @@ class RemoteProcess:
         self._activity = activity
 
     def said(self, message: bytes) -> None:
-        """The rank has sent a message. One that is not read in time is lost, as a heartbeat may be."""
-        with contextlib.suppress(OSError):
+        """The rank has sent a message. What the supervisor does not read in time waits; only heartbeats are lost."""
+        if (not self._waiting and self._sent(message)) or _is_heartbeat(message):
+            return
+        if not self._waiting:
+            self._events.watch(self._rank_end.fileno(), WRITE, self._flush, discard=lambda error: self.kill())
+        if len(self._waiting) < _MAX_WAITING:
+            self._waiting.append(message)
+        else:
+            self.kill()
+
+    def _sent(self, message: bytes) -> bool:
+        """Send a message, and return whether there was room for it, as there is if nobody will read it."""
+        try:
             self._rank_end.send(message, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+        except BlockingIOError:
+            return False
+        except OSError:
+            pass
+        return True
+
+    def _flush(self) -> None:
+        while self._waiting and self._sent(self._waiting[0]):
+            self._waiting.popleft()
+        if not self._waiting:
+            self._events.forget(self._rank_end.fileno())
+            if self.returncode is not None:
+                self._tell_of_end()
 
     def wrote(self, text: str) -> None:
         """The process has written to stdout or stderr. What finds no room in the pipe is lost."""
@@ -103,6 +135,17 @@ class RemoteProcess:
             return
         self.returncode, self._end = returncode, how
         os.close(self._output)
+        if not self._waiting:
+            self._tell_of_end()
+
+    def _tell_of_end(self) -> None:
         self._rank_end.close()
         os.eventfd_write(self._exit_event, 1)
         os.close(self._exit_event)
+
+
+def _is_heartbeat(message: bytes) -> bool:
+    try:
+        return isinstance(msgspec.json.decode(message, type=rank_control.FromRank), rank_control.Heartbeat)
+    except (msgspec.MsgspecError, RecursionError):
+        return False

@@ -15,7 +15,7 @@ import pytest
 
 from parallel_backend.errors import BackendUnavailable, DeadlineExceeded
 from parallel_backend.protocol import deadlines, frames
-from parallel_backend.protocol.endpoint import Endpoint, connect, listen, peer
+from parallel_backend.protocol.endpoint import Endpoint, connect, listen, passed_over, peer
 from parallel_backend.protocol.messages import Error
 from parallel_backend.protocol.status import StatusQuery
 from parallel_backend.supervisor.event_loop import EventLoop
@@ -37,6 +37,54 @@ def test_the_default_folder(monkeypatch: pytest.MonkeyPatch, folder: Path) -> No
     assert Endpoint.default().folder == folder / "parallel-dit"
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder / "not-there"))
     assert Endpoint.default().folder == Path(f"/tmp/parallel-dit-{os.getuid()}")
+
+
+@pytest.mark.parametrize(
+    ("session", "reason"),
+    [
+        ("/proc", "the runtime folder /proc/parallel-dit cannot be created"),
+        ("/tmp/" + "x" * 115, "is not there"),
+        ("relative", "relative is no absolute path"),
+    ],
+)
+def test_a_folder_that_cannot_be_is_passed_over_and_said(
+    monkeypatch: pytest.MonkeyPatch, session: str, reason: str
+) -> None:
+    monkeypatch.delenv("PARALLEL_DIT_RUNTIME", raising=False)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", session)
+    endpoint = Endpoint.default()
+    assert endpoint.folder == Path(f"/tmp/parallel-dit-{os.getuid()}")
+    said = passed_over(endpoint)
+    assert said.startswith(f"the runtime folder is {endpoint.folder}, not one in XDG_RUNTIME_DIR: ")
+    assert reason in said
+    monkeypatch.setenv("PARALLEL_DIT_RUNTIME", str(endpoint.folder))  # as its supervisor has it
+    assert passed_over(Endpoint.default()) == said
+
+
+def test_a_folder_whose_path_is_too_long_is_passed_over(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    monkeypatch.delenv("PARALLEL_DIT_RUNTIME", raising=False)
+    session = folder / ("x" * 120)
+    session.mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(session))
+    endpoint = Endpoint.default()
+    assert endpoint.folder == Path(f"/tmp/parallel-dit-{os.getuid()}")
+    assert "is longer than 107 bytes, the limit for a Unix socket" in passed_over(endpoint)
+    assert list(session.iterdir()) == []
+
+
+def test_nothing_is_passed_over_where_the_folder_can_be(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    monkeypatch.delenv("PARALLEL_DIT_RUNTIME", raising=False)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
+    assert passed_over(Endpoint.default()) == ""
+    assert passed_over(Endpoint(folder=folder / "another")) == ""
+    monkeypatch.delenv("XDG_RUNTIME_DIR")
+    assert passed_over(Endpoint.default()) == ""
+
+
+def test_a_chosen_folder_that_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PARALLEL_DIT_RUNTIME", "/proc/there")
+    with pytest.raises(BackendUnavailable, match=r"/proc/there cannot be created .*: set PARALLEL_DIT_RUNTIME to"):
+        connect(Endpoint.default(), seconds=1)
 
 
 def test_folder_and_socket_are_private(folder: Path) -> None:
