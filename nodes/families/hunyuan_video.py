@@ -96,9 +96,8 @@ class HunyuanVideo(Bridge):
             x: the latent.
             index: the given frame, or None.
         """
-        optional = isinstance(self.checkpoint, SingleFile)
-        self._check_guiding_frame(index, optional=optional)
-        if not (self._replaces_first_frame and optional):
+        self._check_guiding_frame(index, optional=isinstance(self.checkpoint, SingleFile))
+        if not self._replaces_first_frame:
             return {}
         return {"noisy_first_frame": x.new_full((len(x),), float(index is None))}
 

@@ -36,6 +36,8 @@ _DEFAULTS: dict[str, Any] = {
 
 _REPLACE = "token_replace"
 _CONDITIONS = (None, "latent_concat", _REPLACE)
+_HEAD = "first in head"
+"""The context's entry for a first frame that the last layer takes as one without noise."""
 
 
 class HunyuanVideo(Family):
@@ -54,7 +56,8 @@ class HunyuanVideo(Family):
     - ``first_guidance`` ``[B]``: guidance of the first frame, for "token_replace" models. These models take the
       latent's first frame as an image without noise. diffusers gives that frame no guidance; ComfyUI does;
     - ``noisy_first_frame`` ``[B]``: 1 for samples of a "token_replace" model whose first frame has noise like the
-      others, which makes it a text-to-video model; 0 for the others. Without it, no first frame has noise.
+      others, which makes it a text-to-video model; 0 for the others. Without it, no first frame has noise. With it,
+      the last layer takes a first frame without noise as such, too, as in ComfyUI; in diffusers only the blocks do.
     """
 
     float16: ClassVar[bool] = False
@@ -143,9 +146,12 @@ class HunyuanVideo(Family):
             first = first + self._embed_guidance(inputs["first_guidance"].to(self.dtype) * 1000)
         text = self._text(inputs, timestep)
         tables = {"cos": cos[None], "sin": sin[None]}
+        context = {"temb": temb}
         if "noisy_first_frame" in inputs:
             first = torch.where(inputs["noisy_first_frame"].bool()[:, None], temb, first)
+            context[_HEAD] = first
         if first is not None:
+            context["first"] = first
             # On the CPU, so that the blocks can count these tokens without waiting for the accelerator.
             per_frame = len(cos) // self.geometry.grid(latent.shape[2:])[0]
             tables["first"] = (torch.arange(len(cos)) < per_frame)[None]
@@ -153,12 +159,19 @@ class HunyuanVideo(Family):
             streams={IMAGE: self.image(inputs), TEXT: text},
             tables={IMAGE: tables},
             masks={} if mask is None else {TEXT: mask.bool()},
-            context={"temb": temb} | ({} if first is None else {"first": first}),
+            context=context,
         )
 
     def head(self, state: State) -> Tensor:
         """See ``Family.head``."""
-        prediction: Tensor = self.module.proj_out(self.module.norm_out(state.streams[IMAGE], state.context["temb"]))
+        image, context, norm_out = state.streams[IMAGE], state.context, self.module.norm_out
+        if _HEAD in context:
+            count = int(state.tables[IMAGE]["first"].sum())
+            parts = (norm_out(image[:, :count], context[_HEAD]), norm_out(image[:, count:], context["temb"]))
+            normed = torch.cat(parts, dim=1)
+        else:
+            normed = norm_out(image, context["temb"])
+        prediction: Tensor = self.module.proj_out(normed)
         return prediction
 
     def unpatchify(self, tokens: Tensor, size: Sequence[int]) -> Tensor:

@@ -53,6 +53,19 @@ def test_a_run_goes_on_after_a_rank_is_killed(tiny_server: ComfyServer, sampler:
     assert status(tiny_server).ranks[1].pid != pid
 
 
+@pytest.mark.parametrize("sampler", ["KSampler", "ParallelSampler"])
+def test_a_run_goes_on_after_free_is_called(tiny_server: ComfyServer, sampler: str) -> None:
+    client, seed = tiny_server.client, 100 + len(sampler)
+    wanted = pixels(client, client.run(prompt(seed=seed), deadline=START))
+    with Events(client) as events:
+        prompt_id = client.submit(prompt(sampler, steps=LONG, seed=seed))
+        events.wait(lambda event: event.kind == "progress" and event.data["value"] >= LONG // 20, START)
+        client.request("/free", {"unload_models": True, "free_memory": True})
+        long = pixels(client, client.wait(prompt_id, deadline=START))
+    assert difference(pixels(client, client.run(prompt(seed=seed), deadline=START)), wanted) == 0
+    assert difference(long, pixels(client, client.run(prompt(sampler, steps=LONG, seed=seed), deadline=START))) <= 1
+
+
 def test_ranks_and_weights_outlive_a_restart_of_comfyui(new_server: Callable[..., ComfyServer]) -> None:
     server = new_server()
     tiny.write(server.base / "models" / "diffusers" / "tiny")

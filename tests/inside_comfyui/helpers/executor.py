@@ -40,6 +40,18 @@ class Given:
         return (self.values[key],)
 
 
+class NodeFailed(RuntimeError):
+    """A node failed. The text is the node's.
+
+    Attributes:
+        kind: the name of the error's class.
+    """
+
+    def __init__(self, text: str, kind: str) -> None:
+        super().__init__(text)
+        self.kind = kind
+
+
 class Executor:
     """Runs prompts one after the other with one cache, as a ComfyUI server does.
 
@@ -62,14 +74,14 @@ class Executor:
         """Run a prompt and return what its ``Recorder`` nodes got.
 
         Raises:
-            RuntimeError: a node failed. The text is the node's.
+            NodeFailed: a node failed.
         """
         Recorder.kept, self.executed, self.texts = [], [], {}
         outputs = [node_id for node_id, node in prompt.items() if node["class_type"] == "Recorder"]
         self._executor.execute(prompt, uuid.uuid4().hex, {"client_id": "test"}, outputs)
         failed = [data for event, data in self._executor.status_messages if event == "execution_error"]
         if failed:
-            raise RuntimeError(failed[0]["exception_message"])
+            raise NodeFailed(failed[0]["exception_message"], failed[0]["exception_type"])
         return Recorder.kept
 
     def _sent(self, event: Any, data: Any, sid: Any = None) -> None:

@@ -88,3 +88,16 @@ def test_several_prompts_equal_comfyui(name: str, load_case: Callable[..., Any])
         assert relative_error(without, reference) > FAR
     for layout in (ParallelLayout(ulysses=2), ParallelLayout(cfg=2), ParallelLayout(data=2)):
         assert relative_error(ksampler(load_case(name, layout), latent, **options), reference) < CLOSE
+
+
+@pytest.mark.parametrize("name", ["hunyuan_video i2v replace", "hunyuan_video i2v replace without guidance"])
+def test_a_given_first_frame_that_no_mask_keeps_equals_comfyui(name: str, load_case: Callable[..., Any]) -> None:
+    """As does one of which nodes compare all frames, such as APG."""
+    case = CASES[name]
+    latent = {"samples": seeded(3)(1, *case.latent[1:])}
+    options = {"positive": case.conditioning(1), "negative": case.conditioning(2), "steps": 2, "cfg": 1.0}
+    reference = ksampler(native_case(name), latent, **options)
+    assert relative_error(ksampler(native_case(name), case.samples(), **options), reference) > FAR
+    for layout in (ParallelLayout(ulysses=2), ParallelLayout(pipe=2, patches=1)):
+        for sample in (ksampler, parallel_sampler):
+            assert relative_error(sample(load_case(name, layout), latent, **options), reference) < CLOSE

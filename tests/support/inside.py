@@ -1,0 +1,52 @@
+"""Runs tests of ``tests/inside_comfyui`` in a process of a ComfyUI."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+from scripts import install, processes
+from scripts.comfy_paths import ROOT
+
+FOLDER = ROOT / "tests" / "inside_comfyui"
+
+
+def run_inside(
+    comfyui_path: Path,
+    arguments: Sequence[str],
+    *,
+    runtime: Path,
+    output: IO[str] | None = None,
+    deadline: float | None,
+    variables: Mapping[str, str] | None = None,
+) -> int:
+    """Run tests and return pytest's exit status. No process of theirs is left.
+
+    Args:
+        comfyui_path: the ComfyUI to run them in.
+        arguments: pytest's, which say which tests.
+        runtime: the folder of their backend.
+        output: takes what they print, instead of the terminal.
+        deadline: seconds. None: whoever started it looks on.
+        variables: further variables of the environment.
+    """
+    path = [install.packages_folder(comfyui_path), comfyui_path, ROOT]
+    environment = os.environ | {
+        "PARALLEL_DIT_INSIDE_COMFYUI": "1",
+        "PARALLEL_DIT_RUNTIME": str(runtime),
+        "PYTHONPATH": os.pathsep.join([*map(str, path), os.environ.get("PYTHONPATH", "")]),
+        "OMP_NUM_THREADS": "1",
+        **(variables or {}),
+    }
+    options = ["-o", "pythonpath=", "-o", "addopts=--import-mode=importlib -p no:cacheprovider", "-q", "-rs"]
+    command = [sys.executable, "-P", "-m", "pytest", "-c", str(ROOT / "pyproject.toml"), "--rootdir", str(ROOT)]
+    try:
+        return subprocess.run(
+            [*command, *options, *arguments],
+            cwd=comfyui_path, env=environment, stdout=output, stderr=output and subprocess.STDOUT, timeout=deadline,
+            check=False,
+        ).returncode  # fmt: skip
+    finally:
+        processes.kill(processes.processes_of(runtime))
