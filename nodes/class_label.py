@@ -2,6 +2,7 @@
 
 import torch
 from comfy_api.latest import io
+from typing_extensions import override
 
 from .families.dit import LABEL, NO_CLASS
 
@@ -10,6 +11,7 @@ class ParallelClassLabel(io.ComfyNode):  # type: ignore[misc]
     """The conditioning of a class, and that of no class as its negative."""
 
     @classmethod
+    @override
     def define_schema(cls) -> io.Schema:
         """Return the node's name, inputs and outputs."""
         return io.Schema(
@@ -34,6 +36,7 @@ class ParallelClassLabel(io.ComfyNode):  # type: ignore[misc]
         )
 
     @classmethod
+    @override
     def execute(cls, label: int) -> io.NodeOutput:
         """Return the conditioning of a class and of no class."""
         # ComfyUI needs a tensor in every conditioning. This one is unused.
