@@ -1,6 +1,7 @@
 """The ComfyUI nodes. Only this package imports ``comfy``."""
 
 from comfy_api.latest import ComfyExtension, io
+from typing_extensions import override
 
 from ..parallel_backend.protocol.fingerprint import fingerprint
 from .class_label import ParallelClassLabel
@@ -14,6 +15,7 @@ from .vae import ParallelVAE, ParallelVAEDecode, ParallelVAEEncode
 class ParallelDiT(ComfyExtension):  # type: ignore[misc]
     """The extension that ComfyUI registers."""
 
+    @override
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
         # Fingerprint the code as imported: its files may be updated while ComfyUI runs.
         fingerprint()

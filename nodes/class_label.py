@@ -2,6 +2,7 @@
 
 import torch
 from comfy_api.latest import io
+from typing_extensions import override
 
 from .bridges.given_numbers import as_int
 from .families.dit import LABEL, NO_CLASS
@@ -11,6 +12,7 @@ class ParallelClassLabel(io.ComfyNode):  # type: ignore[misc]
     """The conditioning of a class, and that of no class as its negative."""
 
     @classmethod
+    @override
     def define_schema(cls) -> io.Schema:
         """Return the node's name, inputs and outputs."""
         return io.Schema(
@@ -35,6 +37,7 @@ class ParallelClassLabel(io.ComfyNode):  # type: ignore[misc]
         )
 
     @classmethod
+    @override
     def execute(cls, label: int) -> io.NodeOutput:
         """Return the conditioning of a class and of no class."""
         # ComfyUI needs a tensor in every conditioning. This one is unused.

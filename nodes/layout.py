@@ -3,6 +3,7 @@
 from typing import Any
 
 from comfy_api.latest import io
+from typing_extensions import override
 
 from ..parallel_backend.errors import InvalidRequest
 from ..parallel_backend.layout.parallel_layout import STALE, ParallelLayout, parse_balance
@@ -46,6 +47,7 @@ class ParallelLayoutNode(io.ComfyNode):  # type: ignore[misc]
     """One degree per axis. Their product is the number of ranks used."""
 
     @classmethod
+    @override
     def define_schema(cls) -> io.Schema:
         """Return the node's name, inputs and outputs."""
         return io.Schema(
@@ -68,6 +70,7 @@ class ParallelLayoutNode(io.ComfyNode):  # type: ignore[misc]
         )
 
     @classmethod
+    @override
     def validate_inputs(
         cls, data: Degree = 1, cfg: Degree = 1, pipe: Degree = 1, ring: Degree = 1, ulysses: Degree = 1,
         tensor: Degree = 1, shard_weights: bool | None = False, stale: str | None = OFF, patches: int | None = 0,
@@ -90,6 +93,7 @@ class ParallelLayoutNode(io.ComfyNode):  # type: ignore[misc]
         return True
 
     @classmethod
+    @override
     def execute(
         cls, data: int, cfg: int, pipe: int, ring: int, ulysses: int, tensor: int, shard_weights: bool = False,
         stale: str = OFF, patches: int = 0, warmup: int = 1, balance: str = "",

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from comfy_api.latest import io
+from typing_extensions import override
 
 from ..parallel_backend.attention.kernels import AUTO, KERNELS
 from ..parallel_backend.checkpoint.checkpoint import Checkpoint
@@ -173,6 +174,7 @@ class ParallelLoader(io.ComfyNode):  # type: ignore[misc]
     """Outputs a MODEL, a CLIP and a VAE that run on several ranks. Weights load at their first use."""
 
     @classmethod
+    @override
     def define_schema(cls) -> io.Schema:
         """Return the node's name, inputs and outputs."""
         return io.Schema(
@@ -191,6 +193,7 @@ class ParallelLoader(io.ComfyNode):  # type: ignore[misc]
         )
 
     @classmethod
+    @override
     def validate_inputs(cls, model_name: Any = None, dtype: Any = "auto", devices: Any = "all") -> bool | str:
         """Return why the inputs cannot work, or True.
 
@@ -206,11 +209,13 @@ class ParallelLoader(io.ComfyNode):  # type: ignore[misc]
         return True
 
     @classmethod
+    @override
     def fingerprint_inputs(cls, model_name: Any = None, **_: Any) -> str:
         """Return a stamp of the model's files, so that the node runs again when they change."""
         return checkpoints.stamp(model_name) if model_name else ""
 
     @classmethod
+    @override
     def execute(
         cls, model_name: str, dtype: str, devices: str, layout: ParallelLayout | None = None, attention: str = AUTO
     ) -> io.NodeOutput:

@@ -3,6 +3,7 @@
 from typing import Any
 
 from comfy_api.latest import io
+from typing_extensions import override
 
 from ..parallel_backend.attention.kernels import AUTO, KERNELS
 from ..parallel_backend.errors import InvalidRequest
@@ -38,6 +39,7 @@ class ParallelModel(io.ComfyNode):  # type: ignore[misc]
     """Stands behind a loader, and behind nodes that patch its MODEL. Outputs the same MODEL on several ranks."""
 
     @classmethod
+    @override
     def define_schema(cls) -> io.Schema:
         """Return the node's name, inputs and outputs."""
         return io.Schema(
@@ -66,21 +68,25 @@ class ParallelModel(io.ComfyNode):  # type: ignore[misc]
         )
 
     @classmethod
+    @override
     def validate_inputs(cls, devices: Any = "all") -> bool | str:
         """Return why the inputs cannot work, or True. ComfyUI calls this when the prompt is queued."""
         return check_devices(devices)
 
     @classmethod
+    @override
     def fingerprint_inputs(cls, **_: Any) -> int:
         """Return how often the model's file has changed, so that the node runs again when it does."""
         return source_changes(cls.hidden.unique_id)
 
     @classmethod
+    @override
     def check_lazy_status(cls, **_: Any) -> list[str]:
         """Ask for the MODEL only if its file does not follow from the prompt."""
         return [] if find_upstream(cls.hidden.dynprompt, cls.hidden.unique_id) else ["model"]
 
     @classmethod
+    @override
     def execute(
         cls,
         model: Any = None,

@@ -9,6 +9,7 @@ import comfy.samplers
 import comfy.utils
 from comfy_api.latest import io
 from torch import Tensor
+from typing_extensions import override
 
 from ..parallel_backend.errors import InvalidRequest
 from ..parallel_backend.layout.parallel_layout import ParallelLayout
@@ -118,6 +119,7 @@ class ParallelSampler(io.ComfyNode):  # type: ignore[misc]
     """KSampler's inputs and output, with one request to the backend for all steps."""
 
     @classmethod
+    @override
     def define_schema(cls) -> io.Schema:
         """Return the node's name, inputs and outputs."""
         return io.Schema(
@@ -146,6 +148,7 @@ class ParallelSampler(io.ComfyNode):  # type: ignore[misc]
         )
 
     @classmethod
+    @override
     def execute(
         cls, model: Any, seed: int, steps: int, cfg: float, sampler_name: str, scheduler: str, positive: list[Any],
         negative: list[Any], latent_image: dict[str, Any], denoise: float,

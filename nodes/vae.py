@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from comfy_api.latest import io
 from einops import rearrange
+from typing_extensions import override
 
 from ..parallel_backend.errors import InvalidRequest
 from ..parallel_backend.vaes import vae_of
@@ -37,6 +38,7 @@ class ParallelVAE(io.ComfyNode):  # type: ignore[misc]
     """Stands behind a loader of a VAE. Outputs the same VAE on several ranks."""
 
     @classmethod
+    @override
     def define_schema(cls) -> io.Schema:
         """Return the node's name, inputs and outputs."""
         return io.Schema(
@@ -59,21 +61,25 @@ class ParallelVAE(io.ComfyNode):  # type: ignore[misc]
         )
 
     @classmethod
+    @override
     def validate_inputs(cls, devices: Any = "all") -> bool | str:
         """Return why the inputs cannot work, or True. ComfyUI calls this when the prompt is queued."""
         return check_devices(devices)
 
     @classmethod
+    @override
     def fingerprint_inputs(cls, **_: Any) -> int:
         """Return how often the VAE's file has changed, so that the node runs again when it does."""
         return source_changes(cls.hidden.unique_id)
 
     @classmethod
+    @override
     def check_lazy_status(cls, **_: Any) -> list[str]:
         """Ask for the VAE only if its file does not follow from the prompt."""
         return [] if _vae_upstream(cls.hidden) else ["vae"]
 
     @classmethod
+    @override
     def execute(cls, vae: Any = None, devices: str = "all") -> io.NodeOutput:
         """Open the VAE's file, or take the VAE that ComfyUI has loaded. Weights load at their first use."""
         prompt, node_id = cls.hidden.dynprompt, cls.hidden.unique_id
@@ -117,6 +123,7 @@ class ParallelVAEDecode(io.ComfyNode):  # type: ignore[misc]
     """LATENT to IMAGE on all ranks."""
 
     @classmethod
+    @override
     def define_schema(cls) -> io.Schema:
         """Return the node's name, inputs and outputs."""
         return io.Schema(
@@ -130,6 +137,7 @@ class ParallelVAEDecode(io.ComfyNode):  # type: ignore[misc]
         )
 
     @classmethod
+    @override
     def execute(cls, samples: dict[str, Any], vae: Any, tile: int = 0) -> io.NodeOutput:
         """Decode on the ranks."""
         latent: torch.Tensor = samples["samples"]
@@ -143,6 +151,7 @@ class ParallelVAEEncode(io.ComfyNode):  # type: ignore[misc]
     """IMAGE to LATENT on all ranks."""
 
     @classmethod
+    @override
     def define_schema(cls) -> io.Schema:
         """Return the node's name, inputs and outputs."""
         return io.Schema(
@@ -159,6 +168,7 @@ class ParallelVAEEncode(io.ComfyNode):  # type: ignore[misc]
         )
 
     @classmethod
+    @override
     def execute(cls, pixels: torch.Tensor, vae: Any, tile: int = 0) -> io.NodeOutput:
         """Encode on the ranks."""
         remote = _remote_vae(vae, "Parallel VAE Encode", "VAEEncode")

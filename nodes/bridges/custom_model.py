@@ -17,6 +17,7 @@ from comfy.ldm.modules.diffusionmodules.util import make_beta_schedule
 from comfy.model_sampling import rescale_zero_terminal_snr_sigmas
 from safetensors import safe_open
 from torch import Tensor, nn
+from typing_extensions import override
 
 from ...parallel_backend.checkpoint.checkpoint import Checkpoint
 from ...parallel_backend.errors import InvalidRequest
@@ -112,6 +113,7 @@ class CustomModel(comfy.model_base.BaseModel):  # type: ignore[misc]
         super().__init__(config, model_type=config.schedule.prediction)
         self.model_sampling.set_sigmas(config.schedule.sigmas())
 
+    @override
     def extra_conds(self, **kwargs: Any) -> dict[str, Any]:
         """See ``BaseModel``."""
         return self.transformer_conds(kwargs)
@@ -139,6 +141,7 @@ class CustomConfig(comfy.supported_models_base.BASE):  # type: ignore[misc]
         self.schedule = Schedule.from_checkpoint(bridge.checkpoint, bridge.scheduler_defaults)
         self.sampling_settings = {**self.schedule.betas, "zsnr": self.schedule.zero_snr}
 
+    @override
     def get_model(self, state_dict: Any, prefix: str = "", device: Any = None) -> CustomModel:
         """Return the model without weights."""
         return self.bridge.model_class(self)

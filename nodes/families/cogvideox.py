@@ -12,6 +12,7 @@ import comfy.latent_formats
 import comfy.supported_models
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from ...parallel_backend.checkpoint.checkpoint import Checkpoint
 from ...parallel_backend.checkpoint.single_file import SingleFile
@@ -32,6 +33,7 @@ class CogVideoXModel(CustomModel):
 
     concat_keys: tuple[str, ...]
 
+    @override
     def concat_cond(self, **conditioning: Any) -> Tensor | None:
         """Return the image's latent ``[B, 16, T, H, W]``, zero in unknown frames.
 

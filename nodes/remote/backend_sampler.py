@@ -6,6 +6,7 @@ import comfy.model_sampling
 import comfy.samplers
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from ...parallel_backend.errors import InvalidRequest
 from ...parallel_backend.protocol.messages import Progress, Sample
@@ -27,6 +28,7 @@ class BackendSampler(comfy.samplers.Sampler):  # type: ignore[misc]
     def __init__(self, name: str, *, cfg: float, previews: bool) -> None:
         self.name, self.cfg, self.previews = name, cfg, previews
 
+    @override
     def sample(
         self,
         model_wrap: Any,

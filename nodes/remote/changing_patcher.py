@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from typing_extensions import override
+
 from ..backend.executing import executing_lora
 from ..bridges.announcements import announce_unpatched
 from .bypassed_loras import bypass_patches, check_injections
@@ -32,6 +34,7 @@ class ChangingPatcher(WeightlessPatcher):
         """
         return
 
+    @override
     def add_patches(
         self, patches: dict[Any, Any], strength_patch: float = 1.0, strength_model: float = 1.0
     ) -> list[Any]:
@@ -50,6 +53,7 @@ class ChangingPatcher(WeightlessPatcher):
         announce_unpatched(lora, sorted(name for name in names if not self._is_patched(name)))
         return matched
 
+    @override
     def add_hook_patches(
         self, hook: Any, patches: dict[Any, Any], strength_patch: float = 1.0, strength_model: float = 1.0
     ) -> list[Any]:
@@ -65,6 +69,7 @@ class ChangingPatcher(WeightlessPatcher):
         fitting = fit_added(self.target, patches, *strengths, lora)
         return list(super().add_hook_patches(hook, fitting, *strengths))
 
+    @override
     def set_injections(self, key: str, injections: list[Any]) -> None:
         """Note what nodes inject into layers. The LoRAs of LoraLoaderBypass are changes of weights here.
 
@@ -77,12 +82,15 @@ class ChangingPatcher(WeightlessPatcher):
         fit_injected(self.target, patches, executing_lora())
         super().set_injections(key, injections)
 
+    @override
     def inject_model(self) -> None:
         """Inject nothing: the layers are not here."""
 
+    @override
     def eject_model(self) -> None:
         """See ``inject_model``."""
 
+    @override
     def patch_hooks(self, hooks: Any) -> None:
         """Let the next requests use the changes of these hooks, besides this patcher's own."""
         self.current_hooks = hooks

@@ -9,6 +9,7 @@ import comfy.samplers
 import torch
 from comfy.patcher_extension import CallbacksMP, WrappersMP
 from torch import Tensor
+from typing_extensions import override
 
 from ...parallel_backend.errors import InvalidRequest
 from ..backend.memory import make_room
@@ -42,10 +43,12 @@ class RemotePatcher(ChangingPatcher):
         remote: RemoteTransformer = self.model.diffusion_model
         return remote
 
+    @override
     def _load_list(self, *args: Any, **kwargs: Any) -> list[Any]:
         """Return the layers that ComfyUI loads: none. What ``modules()`` lists has no weights."""
         return []
 
+    @override
     def get_all_callbacks(self, call_type: str) -> list[Any]:
         """Return the callbacks of a kind. While calls are recorded there are none: they run with real predictions."""
         return [] if self.target.recording_now else list(super().get_all_callbacks(call_type))

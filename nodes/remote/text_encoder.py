@@ -14,6 +14,7 @@ import comfy.sd1_clip
 import torch
 from comfy.text_encoders.spiece_tokenizer import SPieceTokenizer
 from torch import Tensor
+from typing_extensions import override
 
 from ...parallel_backend.checkpoint.checkpoint import Checkpoint
 from ...parallel_backend.checkpoint.weight_headers import read_files, weights_under
@@ -121,6 +122,7 @@ class TextPatcher(ChangingPatcher):
         encoder: RemoteTextEncoder = self.model
         return encoder
 
+    @override
     def patch_model(self, *args: Any, **kwargs: Any) -> Any:
         """Refuse what nodes set on a CLIP besides LoRAs. ComfyUI calls this before it encodes a prompt.
 
@@ -175,6 +177,7 @@ class RemoteTextEncoder(torch.nn.Module, comfy.sd1_clip.ClipTokenWeightEncoder):
         layer = options.get("layer")
         self._layer = self._layer if layer is None else as_int(layer, "the layer of the text encoder")
 
+    @override
     def encode_token_weights(self, token_weight_pairs: dict[str, list[list[Pair]]]) -> Any:
         """Return embeddings ``[1, L, D]``, weighted by ComfyUI's own formula, and no pooled output."""
         return super().encode_token_weights(token_weight_pairs[self._text.key])

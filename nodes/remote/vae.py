@@ -11,6 +11,7 @@ import comfy.sd
 import torch
 from einops import rearrange
 from torch import Tensor
+from typing_extensions import override
 
 from ...parallel_backend.errors import InvalidRequest
 from ...parallel_backend.protocol.messages import Decode, Encode, Progress
@@ -73,6 +74,7 @@ class RemoteVAE(comfy.sd.VAE):  # type: ignore[misc]
             )  # fmt: skip
             self.upscale_index_formula = self.downscale_index_formula = (temporal, spatial, spatial)
 
+    @override
     def throw_exception_if_invalid(self) -> None:
         """Refuse to work without a supported VAE.
 
@@ -81,6 +83,7 @@ class RemoteVAE(comfy.sd.VAE):  # type: ignore[misc]
         """
         self._check()
 
+    @override
     def decode(self, samples_in: Tensor, vae_options: Any = None) -> Tensor:
         """Return the pixels of latents ``[B, C, T, H, W]``: ``[B, T, H, W, 3]``, or ``[B, H, W, 3]`` of an image VAE.
 
@@ -112,11 +115,13 @@ class RemoteVAE(comfy.sd.VAE):  # type: ignore[misc]
         answer = self._request(message, {"latent": latent}, latent.shape[-2:], on_progress, fallback)
         return answer["pixels"].to(self.output_device)
 
+    @override
     def decode_tiled(self, samples: Tensor, tile_x: int | None = None, *args: Any, **kwargs: Any) -> Tensor:
         """Decode like ``decode``; if a rank runs out of memory, in tiles of ``tile_x`` latent columns."""
         fallback = (tile_x or DEFAULT_TILE // self._spatial) * self._spatial
         return self.decode_with(samples, progress_bar(), fallback=fallback)
 
+    @override
     def encode(self, pixel_samples: Tensor) -> Tensor:
         """Return latents ``[B, C, T, H, W]`` of the frames ``[T, H, W, C]`` of one video, or of ``[B, T, H, W, C]``.
 
@@ -150,6 +155,7 @@ class RemoteVAE(comfy.sd.VAE):  # type: ignore[misc]
         answer = self._request(message, {"pixels": pixels.float()}, size, on_progress, fallback)
         return answer["latent"].to(self.output_device)
 
+    @override
     def encode_tiled(self, pixel_samples: Tensor, tile_x: int | None = None, *args: Any, **kwargs: Any) -> Tensor:
         """Encode like ``encode``; if a rank runs out of memory, in tiles of ``tile_x`` pixels."""
         return self.encode_with(pixel_samples, progress_bar(), fallback=tile_x or DEFAULT_TILE)
@@ -234,6 +240,7 @@ class RemoteVAE(comfy.sd.VAE):  # type: ignore[misc]
         cropped: Tensor = rearrange(frames, "(b t) h w c -> b t h w c", b=len(videos))
         return cropped if self.latent_dim == 3 else cropped[0]
 
+    @override
     def get_sd(self) -> NoReturn:
         """Refuse to save the VAE, for which ComfyUI calls this.
 

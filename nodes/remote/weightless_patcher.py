@@ -3,6 +3,7 @@
 from typing import Any, NoReturn
 
 import comfy.model_patcher
+from typing_extensions import override
 
 from ...parallel_backend.errors import InvalidRequest
 
@@ -15,18 +16,22 @@ class WeightlessPatcher(comfy.model_patcher.ModelPatcher):  # type: ignore[misc]
         clone: WeightlessPatcher = self.clone()
         return clone
 
+    @override
     def model_size(self) -> int:
         """Return the bytes on ComfyUI's device: none."""
         return 0
 
+    @override
     def loaded_size(self) -> int:
         """Return the bytes on ComfyUI's device: none."""
         return 0
 
+    @override
     def memory_required(self, input_shape: Any) -> int:
         """Return the bytes that a step needs on ComfyUI's device beyond the latents: none."""
         return 0
 
+    @override
     def get_key_patches(self, filter_prefix: str | None = None) -> NoReturn:
         """Refuse model merging, which reads weights.
 
@@ -35,7 +40,7 @@ class WeightlessPatcher(comfy.model_patcher.ModelPatcher):  # type: ignore[misc]
         """
         raise InvalidRequest("a parallel model cannot be merged or saved: its weights live in the backend's processes")
 
-    def deepclone_multigpu(self, *args: Any, **kwargs: Any) -> NoReturn:
+    def deepclone_multigpu(self, *args: Any, **kwargs: Any) -> NoReturn:  # type: ignore[explicit-override, unused-ignore]
         """Refuse ComfyUI's own multi-GPU cloning, which would only copy the stand-in.
 
         Raises:
