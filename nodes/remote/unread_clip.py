@@ -61,7 +61,9 @@ def _reads_first(*names: str, of: type = object, but: Iterable[str] = ()) -> Cal
 
 def _read_first(name: str) -> Any:
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        self.become_read()
+        # What is bound to a stand-in may be called after the stand-in has turned.
+        if isinstance(self, _Part | LazyCoreClip):
+            self.become_read()
         return getattr(self, name)(*args, **kwargs)
 
     return call

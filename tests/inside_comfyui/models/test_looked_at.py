@@ -1,6 +1,7 @@
 """What we hand to ComfyUI bears being looked at by any code of it, in any thread.
 
-An attribute that is not there is an ``AttributeError``. Nothing loads, asks the backend or waits because somebody looks.
+Core's caches, memory management and executor read attributes of outputs, patchers, models, CLIPs and VAEs, in any
+thread.
 """
 
 import copy
@@ -24,7 +25,6 @@ from any_folder_name.nodes.remote.clip import checkpoint_clip, core_clip
 from any_folder_name.nodes.remote.recorded_step import one_request_per_step
 from any_folder_name.nodes.remote.vae import vae_alone
 from any_folder_name.parallel_backend.checkpoint.opening import open_checkpoint
-from any_folder_name.parallel_backend.errors import InvalidRequest
 from any_folder_name.parallel_backend.layout.parallel_layout import ParallelLayout
 from helpers.core_names import core_names
 from helpers.inside_fixtures import Loaded, empty_latent
@@ -169,7 +169,7 @@ LOOKS: dict[str, Callable[[Any], Any]] = {
     "patcher": lambda each: isinstance(getattr(each, "patcher", None), comfy.model_patcher.ModelPatcher),
     "bool": bool,
     "text": lambda each: [repr(each), str(each), f"{each}", dir(each)],
-    "equality": lambda each: [each == each, each != MISSING, each in [MISSING, each]],  # noqa: PLR0124
+    "equality": lambda each: [each == each, each != MISSING, each in [MISSING, each]],
     "hash": lambda each: {each: 1}[each],
     "size": sys.getsizeof,
     "weak reference": lambda each: weakref.ref(each)(),
