@@ -1,7 +1,7 @@
 """What we hand to ComfyUI bears being looked at by any code of it, in any thread.
 
-Core's caches, memory management and executor read attributes of outputs, patchers, models, CLIPs and VAEs, in any
-thread.
+An attribute that is not there is an ``AttributeError``. Nothing loads, asks the backend or waits because somebody
+looks.
 """
 
 import copy
