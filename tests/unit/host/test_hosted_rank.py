@@ -17,7 +17,8 @@ while data:
 
 
 def test_a_character_on_the_edge_of_a_chunk_is_whole():
-    events, sent = EventLoop(), []
+    events = EventLoop()
+    sent: list[host_control.FromHost] = []
     code = WRITES.replace("CHUNK", str(_CHUNK))
     rank = HostedRank(
         key=1, events=events, send=sent.append,

@@ -49,7 +49,7 @@ def fill(process):
 
 def read(process, *, only=None):
     """Return the kinds of the messages that can be read, without reading more than ``only``."""
-    found = []
+    found: list[str] = []
     while only is None or len(found) < only:
         try:
             found.append(type(rank_control.receive(process.control, rank_control.FromRank)[0]).__name__)
