@@ -42,6 +42,8 @@ class BackendSampler(comfy.samplers.Sampler):  # type: ignore[misc]
     ) -> Tensor:
         """Return samples ``[B, C, T, H, W]`` in the model's latent space, like ``comfy.samplers.KSAMPLER.sample``.
 
+        They are in float32, in which newer versions of ComfyUI sample a latent of any dtype.
+
         Raises:
             InvalidRequest: a node has added something to the steps since the loop was chosen.
         """
@@ -49,6 +51,8 @@ class BackendSampler(comfy.samplers.Sampler):  # type: ignore[misc]
         if added := added_to_steps(model.current_patcher):
             raise InvalidRequest(f"{added} after sampling began, where Parallel Sampler cannot run it: use KSampler")
         remote: RemoteTransformer = model.diffusion_model
+        sigmas, noise, latent_image = sigmas.float(), noise.float(), latent_image.float()
+        denoise_mask = None if denoise_mask is None else denoise_mask.float()
         x = model.model_sampling.noise_scaling(sigmas[0], noise, latent_image, self.max_denoise(model_wrap, sigmas))
         with remote.recording() as calls:
             model_wrap(x, sigmas[:1].expand(len(x)), model_options=extra_args["model_options"], seed=seed)

@@ -101,7 +101,7 @@ class RemoteVAE(comfy.sd.VAE):  # type: ignore[misc]
         """Decode with a given progress callback.
 
         Args:
-            latent: see ``decode``.
+            latent: see ``decode``. Of any dtype, as in ComfyUI.
             on_progress: gets the request's progress.
             tile: the side of a tile in pixels. 0 decodes the whole image exactly.
             fallback: the side of the tiles that follow if a rank runs out of memory. Halved while it still does.
@@ -112,7 +112,7 @@ class RemoteVAE(comfy.sd.VAE):  # type: ignore[misc]
         if latent.ndim != self.latent_dim + 2:
             latent = latent.unsqueeze(2) if self.latent_dim == 3 else latent[:, :, 0]
         message = Decode(model=self.handle.spec, tile=tile)
-        answer = self._request(message, {"latent": latent}, latent.shape[-2:], on_progress, fallback)
+        answer = self._request(message, {"latent": latent.float()}, latent.shape[-2:], on_progress, fallback)
         return answer["pixels"].to(self.output_device)
 
     @override
