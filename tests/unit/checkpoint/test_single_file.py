@@ -75,6 +75,7 @@ def test_a_whole_model_may_be_named_as_a_part(tmp_path, others):
         save_file(tensors, tmp_path / f"model-{number:05d}-of-00003.safetensors")
     path = tmp_path / "model-00002-of-00003.safetensors"
     checkpoint = open_checkpoint(path)
+    assert isinstance(checkpoint, SingleFile)
     assert checkpoint.stored("transformer").files == (path,)
     assert (checkpoint.missing_part is None) == (others == [1, 3])
     into = torch.empty(weights(WAN)["proj_out.bias"].shape)
