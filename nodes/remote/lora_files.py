@@ -1,7 +1,7 @@
 """The files with LoRA factors that the ranks read, one for each LoRA that is in use.
 
-A file's id is a hash of its content. So a changed strength, a copied node, or a LoRA that is taken out and put back
-reads and sends nothing.
+A file's id is a hash of its content, to which the shapes of the model's weights belong. So a changed strength, a copied
+node, or a LoRA that is taken out and put back reads and sends nothing.
 """
 
 import hashlib
@@ -53,7 +53,7 @@ def adapters_for(
 def _adapter(
     patches: Sequence[LowRankPatch], strength: float, shapes: Mapping[str, Sequence[int]]
 ) -> tuple[Adapter, SealedFile]:
-    file_id = _id(patches)
+    file_id = _id(patches, shapes)
     file = recent(file_id, lambda: _new(file_id, patches, shapes))
     return Adapter(path=str(file.path), id=file_id, strength=strength), file
 
@@ -70,12 +70,13 @@ def _new(
     return SealedFile(slots, adapter_file.metadata(layers, shapes, file_id)), tensors.values()
 
 
-def _id(patches: Sequence[LowRankPatch]) -> str:
-    described = [
+def _id(patches: Sequence[LowRankPatch], shapes: Mapping[str, Sequence[int]]) -> str:
+    layers = [
         [each.weight, each.start, each.scale, digest(each.up), digest(each.down), _numbers(each.order)]
         for each in patches
     ]
-    return hashlib.blake2b(json.dumps(described).encode(), digest_size=16).hexdigest()
+    content = json.dumps([layers, sorted((name, *shape) for name, shape in shapes.items())])
+    return hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
 
 
 def _numbers(order: Tensor | None) -> list[int] | None:

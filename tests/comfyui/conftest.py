@@ -45,12 +45,16 @@ def client(server: ComfyServer) -> ComfyClient:
 
 @pytest.fixture
 def new_server(comfyui_path: Path) -> Iterator[Callable[..., ComfyServer]]:
-    """``new_server(env={"PARALLEL_DIT_IDLE_TIMEOUT": "3"})`` starts another server with these options."""
+    """``new_server(env={"PARALLEL_DIT_IDLE_TIMEOUT": "3"})`` starts another server with these options.
+
+    ``prepare`` gets its base folder before it starts.
+    """
     started: list[ComfyServer] = []
 
-    def start(**options: object) -> ComfyServer:
+    def start(prepare: Callable[[Path], None] = lambda base: None, **options: object) -> ComfyServer:
         server = ComfyServer(comfyui_path, **options)  # type: ignore[arg-type]
         started.append(server)
+        prepare(server.base)
         return server.start()
 
     yield start
