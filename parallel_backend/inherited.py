@@ -10,12 +10,12 @@ from collections.abc import Mapping
 PYTHON = "PARALLEL_DIT_PYTHON"
 """The variable that names another Python for the backend."""
 
-_PREFIXES = ("DIFFUSERS_", "TORCHELASTIC_")
+_PREFIX = "DIFFUSERS_"
 _LEFT_OUT = frozenset((
     # Without docstrings, with warnings as errors, or with a prompt at the end, imports or exits go another way.
-    "PYTHONOPTIMIZE", "PYTHONWARNINGS", "PYTHONINSPECT", "PYTHONSTARTUP",
+    "PYTHONOPTIMIZE", "PYTHONWARNINGS", "PYTHONINSPECT",
     # These make diffusers and transformers do without torch, or load in a way that ranks do not.
-    "USE_TF", "USE_TORCH", "USE_FLAX", "USE_JAX", "USE_SAFETENSORS", "FORCE_TF_AVAILABLE", "_CHECK_PEFT",
+    "USE_TF", "USE_TORCH", "USE_FLAX", "USE_JAX", "USE_SAFETENSORS", "FORCE_TF_AVAILABLE",
     "HF_ENABLE_PARALLEL_LOADING",
     # Of another launcher's ranks, and a transport that needs certificates.
     "NCCL_COMM_ID", "GLOO_DEVICE_TRANSPORT",
@@ -38,7 +38,7 @@ def inherited(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _is_left_out(name: str) -> bool:
-    return name in _LEFT_OUT or name.startswith(_PREFIXES)
+    return name in _LEFT_OUT or name.startswith(_PREFIX)
 
 
 def number_of_threads(text: str) -> int | None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
 
-from .. import last_words, processes
+from .. import last_words, packages, processes
 from ..errors import BackendUnavailable, Cancelled
 from ..inherited import PYTHON, inherited
 from ..protocol.deadlines import Deadline
@@ -45,7 +45,7 @@ class Launch:
         endpoint.prepare()
         if note := passed_over(endpoint):
             log.warning("%s", note)
-        python = os.environ.get(PYTHON) or sys.executable
+        self._python = python = os.environ.get(PYTHON) or sys.executable
         command = [python, "-m", "parallel_backend", "serve", "--quiet", *options]
         command += [] if idle_timeout is None else ["--idle-timeout", repr(idle_timeout)]
         try:
@@ -77,7 +77,9 @@ class Launch:
             return status is not None
         output = last_words.tail(Path(f"/proc/self/fd/{self._output.fileno()}"), after=self._start)
         how, why = processes.describe_exit(status or 0), last_words.of(status or 0, output) or "it wrote nothing"
-        raise BackendUnavailable(f"the starting backend {how}: {why}{self._log}")
+        missing = any(name in why for name in ("ModuleNotFoundError", "ImportError"))
+        remedy = f": run {self._python} -m pip install -r {packages.REQUIREMENTS}" if missing else ""
+        raise BackendUnavailable(f"the starting backend {how}: {why}{remedy}{self._log}")
 
 
 def _start_log(endpoint: Endpoint) -> tuple[IO[bytes], str]:

@@ -125,6 +125,17 @@ def test_a_backend_that_cannot_start_is_quoted(runtime: Path, monkeypatch: pytes
     assert str(client.endpoint.start_log) in str(caught.value)
 
 
+def test_another_interpreter_that_lacks_a_package(
+    runtime: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
+    python.chmod(0o700)
+    monkeypatch.setenv("PARALLEL_DIT_PYTHON", str(python))
+    with pytest.raises(BackendUnavailable, match=f"No module named .*: run {python} -m pip install -r /.*requirements"):
+        Client(endpoint=Endpoint(folder=runtime)).call(Echo(model=TWO_RANKS))
+
+
 def test_another_interpreter_that_is_not_there(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PARALLEL_DIT_PYTHON", "/no/python")
     with pytest.raises(BackendUnavailable, match="/no/python does not start"):

@@ -14,8 +14,7 @@ TWO = Devices(kind="cpu", indices=(0, 1))
 @pytest.mark.parametrize(
     "name",
     ["DIFFUSERS_ATTN_BACKEND", "DIFFUSERS_SLOW_IMPORT", "USE_TF", "USE_TORCH", "HF_ENABLE_PARALLEL_LOADING",
-     "PYTHONOPTIMIZE", "PYTHONWARNINGS", "PYTHONINSPECT", "NCCL_COMM_ID", "GLOO_DEVICE_TRANSPORT",
-     "TORCHELASTIC_USE_AGENT_STORE"],
+     "PYTHONOPTIMIZE", "PYTHONWARNINGS", "PYTHONINSPECT", "NCCL_COMM_ID", "GLOO_DEVICE_TRANSPORT"],
 )  # fmt: skip
 def test_what_is_left_out(name):
     assert inherited({name: "1", "HF_HOME": "/models", "NCCL_DEBUG": "INFO"}) == {
