@@ -205,12 +205,8 @@ class Bridge(ABC):
             unpatched=frozenset(tensors) - patched,
         )
 
-    def attributes(self, weights: Mapping[str, Tensor]) -> dict[str, Any]:
-        """Return the other attributes that ComfyUI reads from its transformer.
-
-        Args:
-            weights: the transformer's weights under ComfyUI's names.
-        """
+    def attributes(self) -> dict[str, Any]:
+        """Return what ComfyUI reads from its transformer besides layers and plain values."""
         return {}
 
 
@@ -277,11 +273,6 @@ def split_channels(x: Tensor, channels: int) -> dict[str, Tensor]:
     """Split ``x`` into the latent ``[B, channels, ...]`` and, if there are more channels, ComfyUI's ``concat``."""
     latent, concat = x[:, :channels], x[:, channels:]
     return {"hidden_states": latent, **({"concat": concat} if concat.shape[1] else {})}
-
-
-def layer_stub(weights: Mapping[str, Tensor], name: str) -> SimpleNamespace:
-    """Return a stand-in for a layer of which ComfyUI reads only the weight's shape."""
-    return SimpleNamespace(weight=weights[f"{name}.weight"])
 
 
 def meta_module(native_class: type[nn.Module], unet_config: Mapping[str, Any]) -> nn.Module:

@@ -209,7 +209,7 @@ class NativeCogVideoX(Bridge):
         """See ``Bridge``."""
         return SCALE
 
-    def attributes(self, weights: Mapping[str, Tensor]) -> dict[str, Any]:
+    def attributes(self) -> dict[str, Any]:
         """See ``Bridge``."""
         return {"in_channels": self.config["in_channels"], "ofs_proj_dim": self.config.get("ofs_embed_dim")}
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...parallel_backend.errors import InvalidRequest
 from ...parallel_backend.vaes import LatentScale
-from ..bridges.bridge import Bridge, CoreText, layer_stub, pop_guidance, pop_pooled_text, pop_text, split_channels
+from ..bridges.bridge import Bridge, CoreText, pop_guidance, pop_pooled_text, pop_text, split_channels
 from ..bridges.refusals import INPAINTING_CONDS
 
 
@@ -100,9 +100,9 @@ class Flux(Bridge):
         """See ``Bridge``."""
         return LatentScale(channels=16, spatial=8, video=False)
 
-    def attributes(self, weights: Mapping[str, Tensor]) -> dict[str, Any]:
+    def attributes(self) -> dict[str, Any]:
         """See ``Bridge``."""
-        return {"patch_size": self.patch, "img_in": layer_stub(weights, "img_in")}
+        return {"patch_size": self.patch}
 
 
 class _PackingProbe:

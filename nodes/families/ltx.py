@@ -107,7 +107,7 @@ class LTXVideo(Bridge):
         """See ``Bridge``."""
         return LatentScale(channels=self.config["in_channels"], temporal=SCALE[0], spatial=SCALE[1])
 
-    def attributes(self, weights: Mapping[str, Tensor]) -> dict[str, Any]:
+    def attributes(self) -> dict[str, Any]:
         """See ``Bridge``."""
         return {"patchifier": PATCHIFIER}
 

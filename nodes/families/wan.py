@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...parallel_backend.errors import InvalidRequest
 from ...parallel_backend.vaes import LatentScale
-from ..bridges.bridge import BackendText, Bridge, layer_stub, non_default, pop_text, split_channels
+from ..bridges.bridge import BackendText, Bridge, non_default, pop_text, split_channels
 from ..bridges.refusals import INPAINTING_CONDS
 
 
@@ -95,10 +95,9 @@ class Wan(Bridge):
         """See ``Bridge``."""
         return _SCALES.get(self.config["out_channels"], _SCALES[16])
 
-    def attributes(self, weights: Mapping[str, Tensor]) -> dict[str, Any]:
+    def attributes(self) -> dict[str, Any]:
         """See ``Bridge``."""
-        patch_size = tuple(self.config["patch_size"])
-        return {"patch_size": patch_size, "patch_embedding": layer_stub(weights, "patch_embedding")}
+        return {"patch_size": tuple(self.config["patch_size"])}
 
 
 _SCALES = {

@@ -57,7 +57,7 @@ class LayerPath:
     def __init__(self, layers: Layers, name: str) -> None:
         vars(self).update(_layers=layers, _name=name)
 
-    @property
+    @property  # type: ignore[misc]
     def __class__(self) -> type:
         """The class that ``isinstance`` finds: that of ComfyUI's layer."""
         return self._layers.classes.get(self._name, LayerPath)

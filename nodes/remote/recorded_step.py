@@ -35,8 +35,8 @@ def _without_wrapper(model_options: Mapping[str, Any]) -> dict[str, Any]:
 
 def _bare(model: Any) -> Any:
     """Return a second object for a model, whose calls reach its transformer past other nodes' code."""
-    kind = _bare_class(type(model))
-    bare = kind.__new__(kind)
+    kind: Any = type(model)
+    bare = object.__new__(_bare_class(kind))
     object.__setattr__(bare, "__dict__", vars(model))
     return bare
 

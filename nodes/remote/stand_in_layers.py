@@ -48,11 +48,10 @@ class StandInLayers:
     def __init__(self, module: nn.Module) -> None:
         self.module = module.eval()
         for layer_name, layer in module.named_modules():
-            for name, weight in list(layer._parameters.items()):
-                del layer._parameters[name]
-                layer.__dict__[name] = weight if weight is None else StandInWeight(weight.data, requires_grad=False)
-            for name, buffer in layer._buffers.items():
-                layer._buffers[name] = None if buffer is None else StandInWeight(buffer, requires_grad=False)
+            for held in (layer._parameters, layer._buffers):
+                for name, weight in list(held.items()):
+                    del held[name]
+                    layer.__dict__[name] = weight if weight is None else StandInWeight(weight.data, requires_grad=False)
             if layer is not module:
                 layer.forward = partial(_refuse, "calls", layer_name)
                 layer.__dict__["load_state_dict"] = partial(_refuse, "loads weights into", layer_name)

@@ -64,7 +64,7 @@ class RemoteTransformer(nn.Module):
         self._paths = Layers(weights=self.weights.tensors, classes=self._stand_ins.classes)
         self._interceptor: CallRecorder | CallReplayer | None = None
         self._checked: set[type] = set()
-        for name, value in (self._stand_ins.numbers | bridge.attributes(self.weights.tensors)).items():
+        for name, value in (self._stand_ins.numbers | bridge.attributes()).items():
             setattr(self, name, value)
         self.dtype, self.channels = DTYPES[handle.spec.dtype], core_config.latent_format.latent_channels
         self._own = {*vars(self), "forward"}
@@ -78,6 +78,16 @@ class RemoteTransformer(nn.Module):
             if found is None:
                 raise layers_unavailable(f"a node uses {TRANSFORMER}.{name}") from None
             return found
+
+    @property
+    def __class__(self) -> type[Any]:
+        """The class that ``isinstance`` finds besides this one: ComfyUI's of the family. Setting it is refused."""
+        bridge = vars(self).get("bridge")
+        return RemoteTransformer if bridge is None else bridge.native_class
+
+    @__class__.setter
+    def __class__(self, changed: type[Any]) -> None:
+        raise layers_unavailable(f"a node makes {changed.__name__} of the model's layers")
 
     def __deepcopy__(self, memo: Any) -> "RemoteTransformer":
         """Return this module: the weights are in the ranks, and are not copied."""
@@ -94,24 +104,26 @@ class RemoteTransformer(nn.Module):
         yield from self._stand_ins.module.named_children()
 
     def get_submodule(self, target: str) -> nn.Module:
-        """Return this module for an empty name, and refuse the names of its layers.
+        """Return this module for an empty name, or one of ``StandInLayers``.
 
         Raises:
-            InvalidRequest: a node asks for a layer.
+            InvalidRequest: there is no such layer. It is an ``AttributeError``, too.
         """
-        if target:
-            raise layers_unavailable(f"a node uses {TRANSFORMER}.{target}")
-        return self
+        return self._stand_in(target, nn.Module) if target else self
 
-    def get_parameter(self, target: str) -> NoReturn:
-        """Refuse: there are no weights here.
-
-        Raises:
-            InvalidRequest: always.
-        """
-        raise layers_unavailable(f"a node uses {TRANSFORMER}.{target}")
+    def get_parameter(self, target: str) -> Any:
+        """Return a weight of ``StandInLayers``. See ``get_submodule``."""
+        return self._stand_in(target, Tensor)
 
     get_buffer = get_parameter
+
+    def _stand_in(self, target: str, kind: type) -> Any:
+        found: Any = self._stand_ins.module
+        for name in target.split("."):
+            found = getattr(found, name, None)
+        if not isinstance(found, kind):
+            raise layers_unavailable(f"a node uses {TRANSFORMER}.{target}")
+        return found
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Refuse weights: they come from the checkpoint only.

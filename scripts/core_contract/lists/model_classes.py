@@ -58,9 +58,7 @@ ENTRIES = (
             why="the stand-in has these",
             word="dtype state_dict",
         ),
-        ReadsOnly(
-            "Flux", "self.diffusion_model", "patch_size img_in", by=FLUX, why="the stand-in", word="patch_size img_in"
-        ),
+        ReadsOnly("Flux", "self.diffusion_model", "patch_size img_in", by=FLUX, why="the stand-in", word="patch_size"),
         ReadsOnly(
             "HunyuanVideo",
             "self.diffusion_model",
@@ -70,9 +68,7 @@ ENTRIES = (
             word="HunyuanVideo",
         ),
         ReadsOnly("LTXV", "self.diffusion_model", "patchifier", by=LTX, why="the stand-in has it", word="patchifier"),
-        ReadsOnly(
-            "WAN21", "self.diffusion_model", "patch_embedding", by=WAN, why="the stand-in", word="patch_embedding"
-        ),
+        ReadsOnly("WAN21", "self.diffusion_model", "patch_embedding", by=WAN, why="the stand-in", word="WanModel"),
         ReadsOnly("WAN22", "self.diffusion_model", "", by=WAN, why="the stand-in has none", word="WanModel"),
         ReadsOnly(
             "GenmoMochi", "self.diffusion_model", "", by=MOCHI, why="the stand-in has none", word="AsymmDiTJoint"

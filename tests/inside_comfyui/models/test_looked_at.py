@@ -1,7 +1,6 @@
 """What we hand to ComfyUI bears being looked at by any code of it, in any thread.
 
-An attribute that is not there is an ``AttributeError``. Nothing loads, asks the backend or waits because somebody
-looks.
+An attribute that is not there is an ``AttributeError``. Nothing loads, asks the backend or waits for a look.
 """
 
 import copy
@@ -26,6 +25,7 @@ from any_folder_name.nodes.remote.recorded_step import one_request_per_step
 from any_folder_name.nodes.remote.vae import vae_alone
 from any_folder_name.parallel_backend.checkpoint.opening import open_checkpoint
 from any_folder_name.parallel_backend.layout.parallel_layout import ParallelLayout
+from comfy.ldm.wan.model import WanModel
 from helpers.core_names import core_names
 from helpers.inside_fixtures import Loaded, empty_latent
 from helpers.watched import SilentClient, watched
@@ -167,6 +167,9 @@ def test_it_can_be_asked_for_every_name_in_comfyuis_source(outputs: Outputs, nam
 LOOKS: dict[str, Callable[[Any], Any]] = {
     "kind": lambda each: [isinstance(each, kind) for kind in (dict, torch.nn.Module, comfy.sd.CLIP, comfy.sd.VAE)],
     "patcher": lambda each: isinstance(getattr(each, "patcher", None), comfy.model_patcher.ModelPatcher),
+    "layers": lambda each: (
+        isinstance(each, WanModel) and [each.get_submodule(LAYER), each.get_parameter(f"{LAYER}.bias")]
+    ),
     "bool": bool,
     "text": lambda each: [repr(each), str(each), f"{each}", dir(each)],
     "equality": lambda each: [each == each, each != MISSING, each in [MISSING, each]],
@@ -199,6 +202,24 @@ def test_it_can_be_looked_at(outputs: Outputs, native: Any, name: str) -> None:
     looks = {each: look for each, look in LOOKS.items() if not isinstance(looked_at, NATIVELY_WITHOUT.get(each, ()))}
     answers = watched(lambda: {each: said(name, native, looked_at, look) for each, look in looks.items()})
     assert answers == dict.fromkeys(looks, "")
+
+
+def test_it_is_of_comfyuis_class(outputs: Outputs, native: Any) -> None:
+    model = native.model
+    for ours, theirs in (
+        (outputs.model, native), (outputs.model.model, model), (recording_model(outputs), model),
+        (outputs.transformer, model.diffusion_model), (outputs.transformer.blocks, model.diffusion_model.blocks),
+        (outputs.transformer.get_submodule(LAYER), model.diffusion_model.get_submodule(LAYER)),
+    ):  # fmt: skip
+        assert isinstance(ours, type(theirs))
+    for clip in (outputs.clip, outputs.file_clip, outputs.folder_clip):
+        assert isinstance(clip, comfy.sd.CLIP)
+        assert isinstance(clip.patcher, comfy.model_patcher.ModelPatcher)
+        assert isinstance(clip.cond_stage_model, torch.nn.Module)
+        assert clip.patcher.model is clip.cond_stage_model
+    for vae in (outputs.vae, outputs.vae_alone):
+        assert isinstance(vae, comfy.sd.VAE)
+        assert isinstance(vae.patcher, comfy.model_patcher.ModelPatcher)
 
 
 @every_object

@@ -8,6 +8,7 @@ import torch
 from any_folder_name.parallel_backend.errors import InvalidRequest
 from comfy.patcher_extension import CallbacksMP, WrappersMP
 from helpers.inside_fixtures import Loaded, empty_latent, ksampler, parallel_sampler
+from natives import FIRST
 
 Change = Callable[[Any], Any]
 LAYER = "blocks.0.self_attn.q"
@@ -72,16 +73,43 @@ def test_another_class_is_refused(load: Callable[..., Loaded], sample: Callable[
     assert not loaded.client.requests
 
 
-def test_names_of_layers_are_refused_with_what_to_do(loaded: Loaded) -> None:
-    transformer = loaded.model.model.diffusion_model
-    assert transformer.get_submodule("") is transformer
-    for find, name in (
-        (transformer.get_submodule, "blocks.0"),
-        (transformer.get_parameter, f"{LAYER}.weight"),
-        (transformer.get_buffer, "freqs"),
-    ):
-        with pytest.raises(AttributeError, match=f"^a node uses diffusion_model.*; {END}"):
+def test_layers_are_found_by_name(native: Any, loaded: Loaded) -> None:
+    ours, theirs = loaded.model.model.diffusion_model, native.model.diffusion_model
+    assert ours.get_submodule("") is ours
+    assert type(ours.get_submodule(LAYER)) is type(theirs.get_submodule(LAYER))
+    assert ours.get_parameter(f"{LAYER}.weight").shape == theirs.get_parameter(f"{LAYER}.weight").shape
+    for find, name in ((ours.get_submodule, "blocks.9"), (ours.get_parameter, LAYER), (ours.get_buffer, "freqs")):
+        with pytest.raises(AttributeError, match=f"^a node uses diffusion_model.{name}; {END}"):
             find(name)
+
+
+def test_a_layer_is_of_comfyuis_class_and_as_long(native: Any, loaded: Loaded) -> None:
+    for name, theirs in native.model.diffusion_model.named_modules(prefix="diffusion_model"):
+        ours = loaded.model.get_model_object(name)
+        assert isinstance(ours, type(theirs)), name
+        assert bool(ours) == bool(theirs), name
+        assert ours == loaded.model.get_model_object(name)
+        assert hash(ours) == hash(loaded.model.get_model_object(name))
+        if isinstance(theirs, torch.nn.ModuleList | torch.nn.Sequential):
+            assert len(ours) == len(theirs)
+            assert all(isinstance(layer, type(their_layer)) for layer, their_layer in zip(ours, theirs, strict=True))
+            assert ours[-1:] == [ours[len(theirs) - 1]]
+        else:
+            with pytest.raises(TypeError):
+                len(ours)
+    assert loaded.model.model.diffusion_model.blocks[0] != loaded.model.model.diffusion_model.blocks[1]
+
+
+@pytest.mark.parametrize("name", FIRST)
+def test_what_modules_answer_without_weights(load_case: Callable[..., Any], name: str) -> None:
+    model = load_case(name, None).model
+    transformer = model.diffusion_model
+    channels_last = {"memory_format": torch.channels_last}
+    assert transformer.requires_grad_(False) is transformer
+    assert transformer.eval() is transformer.to("cpu") is transformer.to(**channels_last) is transformer
+    assert model.to("cpu") is model.share_memory() is model
+    assert list(transformer.parameters()) == list(transformer.buffers()) == []
+    assert transformer.changed_layer() is None
 
 
 @pytest.mark.parametrize("strict", [True, False])
