@@ -24,6 +24,7 @@ from ..bridges.refusals import (
 )
 from ..bridges.skipped_layers import skipped_blocks
 from .layer_path import layer_at
+from .looks_native import LooksNative
 from .record_replay import BranchCall, CallRecorder, CallReplayer
 from .stand_in_layers import StandInLayers
 from .weight_changes import WeightChanges
@@ -40,7 +41,7 @@ CONTROLNET_TEXT = "crossattn_controlnet"
 """A prompt that ComfyUI passes to every transformer, and only a ControlNet uses."""
 
 
-class RemoteTransformer(nn.Module):
+class RemoteTransformer(LooksNative, nn.Module):
     """Takes the calls that ComfyUI makes to its own transformer of the family.
 
     It has no parameters. ``state_dict`` lists meta tensors. ``named_modules`` and ``named_children`` list ComfyUI's
@@ -75,6 +76,7 @@ class RemoteTransformer(nn.Module):
         except AttributeError:
             found = layer_at(vars(self)["weights"].tensors, name) if "weights" in vars(self) else None
             if found is None:
+                self.note_asked(name)
                 raise layers_unavailable(f"a node uses {TRANSFORMER}.{name}") from None
             return found
 
