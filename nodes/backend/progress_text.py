@@ -1,5 +1,6 @@
 """A request's progress as the text of the loader's node."""
 
+import logging
 from collections.abc import Callable
 
 import comfy.model_management
@@ -26,14 +27,19 @@ def shown_progress(phase: str, show: Callable[[str], None], on_progress: OnProgr
         on_progress: takes the progress of the phase.
     """
 
+    said: set[str] = set()
+
     def progressed(progress: Progress, extra: dict[str, Tensor]) -> None:
+        note = f" ({progress.note})" if progress.note else ""
         if progress.phase != phase:
+            if progress.note and progress.note not in said:  # keepalives repeat it
+                said.add(progress.note)
+                logging.warning("Parallel DiT: %s", progress.note)
             if progress.phase in WAIT_TEXTS:
                 loaded = progress.phase == "loading" and progress.value
                 far = f" {progress.value}/{progress.total} MiB" if progress.phase == "receiving" else ""
-                show(phase if loaded else WAIT_TEXTS[progress.phase] + far)
+                show(phase if loaded else WAIT_TEXTS[progress.phase] + far + note)
             return
-        note = f" ({progress.note})" if progress.note else ""
         show(f"{phase} {progress.value}/{progress.total}{note}")
         # On an interrupt the call ends by itself; ComfyUI's progress bar would raise in the middle of it.
         if on_progress is not None and not comfy.model_management.processing_interrupted():

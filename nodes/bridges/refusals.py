@@ -3,14 +3,18 @@
 Each check names the cause and runs before anything is sent.
 """
 
+import re
 from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
 import torch
+from comfy.model_management import OOM_EXCEPTION, InterruptProcessingException
 from torch import Tensor
 
 from ...parallel_backend.errors import InvalidRequest
 from ...parallel_backend.layout.parallel_layout import ParallelLayout
+from ..backend.packs import calling_node, failed_node, maker
+from .instead import instead_of
 
 LAYER_OPTIONS = {
     "patches": "changes what the model's layers compute, as HyperTile, FreeU and DiffSynth's ControlNets do",
@@ -107,11 +111,13 @@ def check_options(transformer_options: Mapping[str, Any]) -> None:
     """
     for option, action in LAYER_OPTIONS.items():
         if transformer_options.get(option):
-            raise layers_unavailable(f"a node {action} ({option})")
+            raise layers_unavailable(f"a node {action} ({option})", maker(transformer_options[option]))
     replaced = transformer_options.get(REPLACEMENTS) or {}
-    if any(functions for kind, functions in replaced.items() if kind != BLOCKS):
+    others = [functions for kind, functions in replaced.items() if functions and kind != BLOCKS]
+    if others:
         raise layers_unavailable(
-            f"a node replaces attention in the model, as PerturbedAttentionGuidance does ({REPLACEMENTS})"
+            f"a node replaces attention in the model, as PerturbedAttentionGuidance does ({REPLACEMENTS})",
+            maker(others),
         )
 
 
@@ -127,7 +133,9 @@ def check_layer_changes(patcher: Any, changed_layer: str | None) -> None:
     """
     replaced = sorted(name for name in patcher.object_patches if name.partition(".")[0] == TRANSFORMER)
     if replaced:
-        raise layers_unavailable(f"a node replaces {replaced[0]}")
+        value = patcher.object_patches[replaced[0]]
+        action = "compiles" if type(value).__name__ == "OptimizedModule" else "replaces"  # torch's
+        raise layers_unavailable(f"a node {action} {replaced[0]}", maker(value))
     wrapped = sorted(patcher.weight_wrapper_patches.keys() & patcher.model.state_dict().keys())
     if wrapped:
         raise layers_unavailable(f"a node computes the weight {wrapped[0]} anew at each use")
@@ -148,12 +156,33 @@ class Unavailable(InvalidRequest, AttributeError):
     """A node needs what is not in ComfyUI's process. As an ``AttributeError`` it lets ``hasattr`` answer False."""
 
 
-def layers_unavailable(action: str) -> Unavailable:
-    """Return the refusal of a node that needs the layers in ComfyUI's process."""
+def layers_unavailable(action: str, node: str = "") -> Unavailable:
+    """Return the refusal of a node that needs the layers in ComfyUI's process.
+
+    Args:
+        action: what it does, which begins with "a node" if the node is not known.
+        node: which one it is. If it is not given, that of another pack whose code is being run.
+    """
+    node = node or calling_node()
+    action = re.sub("^a node", node, action) if node else action
     return Unavailable(
-        f"{action}; the layers of a parallel model run in the backend's processes: remove that node, "
+        f"{action}; the layers of a parallel model run in the backend's processes: {instead_of(node)}, "
         "or load the model with ComfyUI's own loader"
     )
+
+
+def failed_for_layers(error: Exception, asked: Mapping[str, str]) -> LayersUnavailable | None:
+    """Return the refusal that stands for an error of another pack's node that asked for layers; None for other errors.
+
+    Args:
+        error: what ended a sampling.
+        asked: the name that each node asked for last and that ComfyUI's own transformer has.
+    """
+    node = failed_node(error)
+    if node not in asked or isinstance(error, InvalidRequest | InterruptProcessingException | OOM_EXCEPTION):
+        return None
+    text = next(iter(str(error).splitlines()), "")  # a module's text has a line for each layer
+    return layers_unavailable(f"a node uses {TRANSFORMER}.{asked[node]} ({type(error).__name__}: {text})", node)
 
 
 def accepted_conds(supported: frozenset[str], *, masked: bool) -> frozenset[str]:

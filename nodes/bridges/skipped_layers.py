@@ -7,6 +7,7 @@ its arguments as they are, so the block is left out, which the ranks can do. Any
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ..backend.packs import maker
 from .refusals import BLOCKS, REPLACEMENTS, layers_unavailable
 
 _ARGUMENTS = (
@@ -34,7 +35,8 @@ def skipped_blocks(options: Options, replaceable: Mapping[str, int]) -> tuple[in
     blocks = [(kind, i) for kind, count in replaceable.items() for i in range(count)]
     for block in blocks:
         if block in replaced and not _returns_its_arguments(replaced[block], options):
-            raise layers_unavailable(f"a node replaces {block[0]} {block[1]} of the model, and not to leave it out")
+            action = f"a node replaces {block[0]} {block[1]} of the model, and not to leave it out"
+            raise layers_unavailable(action, maker(replaced[block]))
     return tuple(number for number, block in enumerate(blocks) if block in replaced)
 
 

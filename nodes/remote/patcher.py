@@ -23,6 +23,7 @@ from ..bridges.refusals import (
     check_latent,
     check_layer_changes,
     check_model_options,
+    failed_for_layers,
 )
 from .changing_patcher import ChangingPatcher
 from .recorded_step import one_request_per_step
@@ -113,6 +114,10 @@ def _check_before_sampling(
     try:
         with guider.model_patcher.prepared_changes():
             samples: Tensor = executor(noise, latent_image, sampler, sigmas, denoise_mask, *args, **kwargs)
+    except Exception as error:
+        if refusal := failed_for_layers(error, remote.asked):
+            raise refusal from error
+        raise
     finally:
         remote.handle.give_back_cache()
     remote.handle.show("ready")

@@ -24,6 +24,7 @@ from ..bridges.refusals import (
 )
 from ..bridges.skipped_layers import skipped_blocks
 from .layer_path import Layers
+from .looks_native import LooksNative
 from .record_replay import BranchCall, CallRecorder, CallReplayer, requests_of
 from .stand_in_layers import StandInLayers
 from .weight_changes import WeightChanges
@@ -40,7 +41,7 @@ CONTROLNET_TEXT = "crossattn_controlnet"
 """A prompt that ComfyUI passes to every transformer, and only a ControlNet uses."""
 
 
-class RemoteTransformer(nn.Module):
+class RemoteTransformer(LooksNative, nn.Module):
     """Takes the calls that ComfyUI makes to its own transformer of the family.
 
     It has no parameters. ``state_dict`` lists meta tensors. ``named_modules`` and ``named_children`` list ComfyUI's
@@ -76,18 +77,9 @@ class RemoteTransformer(nn.Module):
         except AttributeError:
             found = vars(self)["_paths"].at(name) if "_paths" in vars(self) else None
             if found is None:
+                self.note_asked(name)
                 raise layers_unavailable(f"a node uses {TRANSFORMER}.{name}") from None
             return found
-
-    @property
-    def __class__(self) -> type[Any]:
-        """The class that ``isinstance`` finds besides this one: ComfyUI's of the family. Setting it is refused."""
-        bridge = vars(self).get("bridge")
-        return RemoteTransformer if bridge is None else bridge.native_class
-
-    @__class__.setter
-    def __class__(self, changed: type[Any]) -> None:
-        raise layers_unavailable(f"a node makes {changed.__name__} of the model's layers")
 
     def __deepcopy__(self, memo: Any) -> "RemoteTransformer":
         """Return this module: the weights are in the ranks, and are not copied."""

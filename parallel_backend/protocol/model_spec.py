@@ -106,6 +106,15 @@ class Devices:
         indices = tuple(self.indices[rank] for rank in ranks)
         return replace(self, indices=indices, hosts=hosts if any(hosts) else ())
 
+    @property
+    def listed(self) -> str:
+        """The devices by their numbers, as ``devices 0,1``, with the hosts of those that are elsewhere."""
+        places = [
+            f"{index} of {self.host_of(rank)}" if self.host_of(rank) else str(index)
+            for rank, index in enumerate(self.indices)
+        ]
+        return f"devices {','.join(places)}"
+
     def __str__(self) -> str:
         unit = "GPU" if self.kind == "cuda" else "CPU rank"
         hosts = len(set(self.hosts))

@@ -52,6 +52,7 @@ class QueuedRequest:
         ended_on: the other ranks that ended it before rank 0.
         early_failure: the failure that a rank other than 0 reported while rank 0 was still running; None if there is
             none.
+        note: what its client is told while ranks start.
     """
 
     message: RankRequest
@@ -66,6 +67,7 @@ class QueuedRequest:
     cancelled_at: float | None = None
     ended_on: set[int] = field(default_factory=set)
     early_failure: EarlyFailure | None = None
+    note: str = ""
 
     @property
     def id(self) -> str:
@@ -197,13 +199,19 @@ class RequestQueue:
         for request in self._queued:
             self._send_progress(request, phase_if_first="start")
 
+    def tell(self, request: QueuedRequest, note: str) -> None:
+        """Tell the client of the first queued request something about the ranks that start for it."""
+        request.note = note
+        self._send_progress(request, phase_if_first="start")
+
     def _send_progress(self, request: QueuedRequest, *, phase_if_first: str) -> None:
         """Tell the client how many requests are ahead.
 
         If none are, report ``phase_if_first`` instead: the request then waits only for the ranks to start.
         """
         ahead = self._queued.index(request) + (self.running is not None)
-        answer(request.connection, Progress(phase="queued" if ahead else phase_if_first, value=0, total=max(1, ahead)))
+        phase, note = ("queued", "") if ahead else (phase_if_first, request.note)
+        answer(request.connection, Progress(phase=phase, value=0, total=max(1, ahead), note=note))
 
 
 def devices_for(request: RankRequest) -> Devices:

@@ -103,6 +103,8 @@ class RequestRunner:
         if not (covered and self._generations.current and self._generations.current.ready):
             request.first_at = request.first_at or time.monotonic()
         if not covered:
+            if self._generations.current is not None:
+                self._say_why(self._generations.current.devices, request)
             self._generations.kill()
             self._unsettled = None
         if self._generations.current is None:
@@ -111,6 +113,15 @@ class RequestRunner:
             self._queue.take()
             self.layout = request.layout or self.layout
             self._generations.current.run(request.header, request.connection)
+
+    def _say_why(self, running: Devices, request: QueuedRequest) -> None:
+        """Say why ranks end and others start, which takes seconds and reads the weights again."""
+        note = (
+            f"the ranks on {running.listed} end, because this request names {request.devices.listed}: one set of ranks "
+            "serves several models only if the devices of each are the first of the longest list, such as 0,1 and 0"
+        )
+        log.info("request %s: %s", request.id, note)
+        self._queue.tell(request, note)
 
     def _start_ranks(self, devices: Devices) -> None:
         try:

@@ -80,6 +80,24 @@ def test_ranks_and_weights_outlive_a_restart_of_comfyui(new_server: Callable[...
     assert sum(rank.steps for rank in after.ranks) > sum(rank.steps for rank in before.ranks)
 
 
+def test_two_comfyuis_at_once_share_the_ranks(tiny_server: ComfyServer, new_server: Callable[..., ComfyServer]) -> None:
+    other = new_server(env={processes.RUNTIME: str(tiny_server.runtime)})
+    tiny.write(other.base / "models" / "diffusers" / "tiny")
+    clients = (tiny_server.client, other.client)
+    prompts = [prompt(sampler, steps=60, seed=9) for sampler in ("KSampler", "ParallelSampler")]
+    prompts[1]["2"]["inputs"]["text"] = "a blue square"
+    submitted = [client.submit(each) for client, each in zip(clients, prompts, strict=True)]
+    together = [
+        pixels(client, client.wait(each, deadline=START)) for client, each in zip(clients, submitted, strict=True)
+    ]
+    alone = [
+        pixels(client, client.run(each, deadline=START)) for client, each in zip(clients[::-1], prompts, strict=True)
+    ]
+    assert [difference(*pair) for pair in zip(together, alone, strict=True)] == [0, 0]
+    assert difference(*together) > 1
+    assert not processes.processes_of(other.runtime)
+
+
 def test_no_process_is_left_after_comfyui_is_killed(new_server: Callable[..., ComfyServer]) -> None:
     server = new_server(env={"PARALLEL_DIT_IDLE_TIMEOUT": str(IDLE)})
     tiny.write(server.base / "models" / "diffusers" / "tiny")

@@ -53,6 +53,25 @@ def test_progress_comes_with_previews(client: Client) -> None:
     assert reports[0][0].phase in ("accepted", "queued")
 
 
+def test_a_client_hears_that_its_devices_end_the_ranks_of_others(runtime: Path) -> None:
+    client = start_fake(runtime)
+
+    def notes(*indices: int) -> list[str]:
+        reports: list[Progress] = []
+        spec = ModelSpec(path="/", devices=Devices(kind="cpu", indices=indices))
+        client.call(sample(spec=spec), tensors(1), on_progress=lambda progress, extra: reports.append(progress))
+        return list(dict.fromkeys(report.note for report in reports if report.note))
+
+    assert notes(0, 1) == []
+    first = client.status().generation
+    assert notes(0) == []
+    assert client.status().generation == first
+    (note,) = notes(1, 0)
+    assert note.startswith("the ranks on devices 0,1 end, because this request names devices 1,0: one set of ranks ")
+    assert client.status().generation == first + 1
+    assert f": {note}" in client.endpoint.log.read_text()
+
+
 def test_an_interrupt_ends_a_running_request_within_a_step(client: Client) -> None:
     running = Running(client=client, message=sample()).in_step()
     running.stop.set()

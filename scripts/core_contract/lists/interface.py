@@ -7,6 +7,7 @@ LOADER, SAMPLER, LAYOUT, VAE = "nodes/loader.py", "nodes/sampler.py", "nodes/lay
 CLASS_LABEL, CONNECTION, PREVIEWS = "nodes/class_label.py", "nodes/backend/connection.py", "nodes/remote/previews.py"
 PREFLIGHT, CHECKPOINTS = "nodes/remote/preflight.py", "nodes/backend/checkpoints.py"
 NODES = f"{LOADER} {SAMPLER} {LAYOUT} {VAE} {CLASS_LABEL}"
+PACKS = "nodes/backend/packs.py"
 
 ENTRIES = (
     *core_module(
@@ -72,11 +73,13 @@ ENTRIES = (
         "folder_paths",
         Calls(
             "get_folder_paths(folder_name)",
-            by=f"{CHECKPOINTS} nodes/remote/clip.py",
-            why="models/diffusers, embeddings",
+            by=f"{CHECKPOINTS} {PACKS} nodes/remote/clip.py",
+            why="models/diffusers, embeddings, packs",
         ),
         Calls("recursive_search(directory, *, excluded_dir_names)", by=CHECKPOINTS, why="GGUF files"),
         Has("", "folder_names_and_paths", by=CHECKPOINTS, why="whether ComfyUI-GGUF has folders of its own"),
+        Has("", "base_path", by=PACKS, why="which code is ComfyUI's"),
+        Mentions("", "custom_nodes", by=PACKS, why="the folder of packs"),
         Mentions("", "diffusers embeddings", by=f"{CHECKPOINTS} nodes/remote/clip.py", why="names of the folders"),
     ),
     *core_module(
@@ -105,7 +108,7 @@ ENTRIES = (
     *core_module(
         "nodes",
         Mentions("common_ksampler", "samples batch_index noise_mask", by=SAMPLER, why="keys of LATENT"),
-        Has("", "NODE_CLASS_MAPPINGS", plain=True, by=PREFLIGHT, why="classes of the queued nodes"),
+        Has("", "NODE_CLASS_MAPPINGS", plain=True, by=f"{PREFLIGHT} {PACKS}", why="classes of nodes"),
         Mentions(
             "load_custom_node", "comfy_entrypoint WEB_DIRECTORY", by="__init__.py", why="how the extension is found"
         ),

@@ -88,7 +88,8 @@ ENTRIES = (
         Calls("cpu_mode()", by=DTYPE, why="the dtype of auto"),
         Calls("processing_interrupted()", by=CONNECTION, why="the user's interruption"),
         Calls("throw_exception_if_processing_interrupted()", by=CONNECTION, why="core's own exception"),
-        Has("", "OOM_EXCEPTION", by=f"{CONNECTION} {VAE}", why="core's handling of too little memory"),
+        Has("", "OOM_EXCEPTION", by=f"{CONNECTION} {VAE} {REFUSALS}", why="core's handling of too little memory"),
+        Has("", "InterruptProcessingException", by=REFUSALS, why="an interruption is no node's fault"),
     ),
     *core_module(
         "comfy.hooks",

@@ -196,6 +196,15 @@ def test_progress_bar_and_previews(
     assert sizes == ([] if method is comfy.cli_args.LatentPreviewMethod.NoPreviews else [(5, 6)] * 3)
 
 
+def test_the_node_and_the_log_say_why_ranks_start_again(caplog: pytest.LogCaptureFixture) -> None:
+    shown: list[str] = []
+    progressed = shown_progress("sampling", shown.append, None)
+    for _ in range(2):  # as keepalives do
+        progressed(Progress(phase="start", value=0, total=1, note="the ranks on devices 0 end"), {})
+    assert shown == ["starting ranks (the ranks on devices 0 end)"] * 2
+    assert [each.getMessage() for each in caplog.records] == ["Parallel DiT: the ranks on devices 0 end"]
+
+
 def test_the_node_says_what_is_waited_for() -> None:
     shown: list[str] = []
     progressed = shown_progress("sampling", shown.append, None)

@@ -1,0 +1,85 @@
+"""Nodes of other packs that need the layers are refused by their name, with what to use instead."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import comfy.model_management
+import folder_paths
+import pytest
+from any_folder_name.nodes.bridges.refusals import LayersUnavailable
+from any_folder_name.parallel_backend.errors import InvalidRequest
+from helpers.inside_fixtures import Loaded, empty_latent, ksampler, relative_error
+from helpers.packs import load_pack
+
+SOURCE = Path(__file__).parents[1] / "helpers" / "their_pack"
+CACHE = "use ComfyUI's EasyCache or LazyCache instead"
+REMOVE = "remove that node"
+REFUSED = {
+    "TeaCacheLike": (r"uses diffusion_model\.forward_orig \(AttributeError: .*'forward_orig'\)", CACHE),
+    "FirstBlockCacheLike": ("wraps or replaces the layer blocks", CACHE),
+    "RegionalLike": (r"replaces diffusion_model\.__class__", REMOVE),
+    "LegacyRegionalLike": ("makes Regional of the model's layers", REMOVE),
+    "CompileLike": ("compiles diffusion_model", REMOVE),
+    "SageAttentionLike": (
+        "chooses an attention kernel, .*",
+        "the input attention of Parallel Loader or Parallel Model",
+    ),
+    "BlockSwapLike": (r"uses diffusion_model\.blocks\.0\.to", "ranks stream by themselves what they have no room for"),
+    "RopeLike": (r"replaces diffusion_model\.rope_embedder", REMOVE),
+    "SkipLayerLike": ("replaces double_block 0 of the model, .*", "use ComfyUI's SkipLayerGuidanceDiT instead"),
+}
+UNNAMED = ("RegionalLike", "CompileLike", "RopeLike")
+"""What these set has no code of the node: its pack is named, or nothing."""
+
+
+@pytest.fixture
+def pack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The nodes of the pack that does what others do."""
+    shutil.copytree(SOURCE, tmp_path / "Their-Pack")
+    monkeypatch.setitem(folder_paths.folder_names_and_paths, "custom_nodes", ([str(tmp_path)], set()))
+    return load_pack(tmp_path / "Their-Pack", monkeypatch)
+
+
+def sampled(kind: Any, model: Any) -> Any:
+    """Run a node, and KSampler behind it."""
+    return ksampler(kind().run(model)[0], empty_latent(), steps=1)
+
+
+@pytest.mark.parametrize("node", REFUSED)
+def test_a_node_of_another_pack_is_refused_by_its_name_and_says_what_to_use(
+    node: str, pack: dict[str, Any], load: Callable[..., Loaded]
+) -> None:
+    loaded = load()
+    what, instead = REFUSED[node]
+    by = "(a node|a node of Their-Pack)" if node in UNNAMED else f"{node} of Their-Pack"
+    with pytest.raises(InvalidRequest, match=f"^{by} {what}; the layers of a parallel model run in .*: {instead}"):
+        sampled(pack[node], loaded.model)
+    assert not loaded.client.requests
+    ksampler(loaded.model, empty_latent(), steps=1)
+
+
+def test_what_such_a_node_asks_for_is_an_attribute_error(pack: dict[str, Any], load: Callable[..., Loaded]) -> None:
+    with pytest.raises(AttributeError) as error:
+        sampled(pack["TeaCacheLike"], load().model)
+    assert isinstance(error.value, LayersUnavailable)
+    assert "\n" not in str(error.value)
+
+
+def test_the_class_is_that_of_comfyuis_transformer(native: Any, loaded: Loaded) -> None:
+    ours, theirs = loaded.model.model.diffusion_model, native.model.diffusion_model
+    assert ours.__class__ is theirs.__class__
+    assert isinstance(ours, theirs.__class__)
+    assert type(ours).__name__ == "RemoteTransformer"
+
+
+def test_other_faults_of_packs_stay_theirs(pack: dict[str, Any], native: Any, load: Callable[..., Loaded]) -> None:
+    loaded = load()
+    with pytest.raises(ValueError, match=r"^a fault of their own$") as fault:
+        sampled(pack["AskingLike"], loaded.model)
+    assert not isinstance(fault.value, InvalidRequest)
+    with pytest.raises(comfy.model_management.InterruptProcessingException):
+        sampled(pack["InterruptedLike"], loaded.model)
+    result = ksampler(loaded.model, empty_latent())
+    assert relative_error(result, ksampler(native, empty_latent())) < 1e-4
