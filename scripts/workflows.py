@@ -47,9 +47,15 @@ def graph(name: str) -> dict[str, Any]:
 
 
 def declared_inputs(info: dict[str, Any]) -> dict[str, tuple[str, dict[str, Any]]]:
-    """The inputs of a node class in order, as name: (type, options). A list of choices has the type ``COMBO``."""
+    """The inputs of a node class in order, as name: (type, options).
+
+    A list of choices has the type ``COMBO``, and so has one whose choices bring inputs along.
+    """
     entries = {**info["input"].get("required", {}), **info["input"].get("optional", {})}
-    kinds = {name: "COMBO" if isinstance(entry[0], list) else entry[0] for name, entry in entries.items()}
+    kinds = {
+        name: "COMBO" if isinstance(entry[0], list) or entry[0] == "COMFY_DYNAMICCOMBO_V3" else entry[0]
+        for name, entry in entries.items()
+    }
     return {name: (kinds[name], entry[1] if len(entry) > 1 else {}) for name, entry in entries.items()}
 
 
@@ -63,15 +69,25 @@ def with_options(prompt: Prompt, object_info: dict[str, Any]) -> Prompt:
     return {
         key: {
             "class_type": entry["class_type"],
-            "inputs": _defaults(object_info[entry["class_type"]]) | entry["inputs"],
+            "inputs": _defaults(object_info[entry["class_type"]], entry["inputs"]) | entry["inputs"],
         }
         for key, entry in prompt.items()
     }
 
 
-def _defaults(info: dict[str, Any]) -> dict[str, Any]:
+def _defaults(info: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
     widgets = {name: options for name, (kind, options) in declared_inputs(info).items() if is_widget(kind, options)}
-    return {name: options["default"] for name, options in widgets.items() if "default" in options}
+    defaults = {name: options["default"] for name, options in widgets.items() if "default" in options}
+    for name, options in widgets.items():
+        defaults |= _brought_along(name, options, given.get(name))
+    return defaults
+
+
+def _brought_along(name: str, options: dict[str, Any], chosen: Any) -> dict[str, Any]:
+    """Defaults of the lists that a choice brings along: the first choice of each."""
+    choices = [choice for choice in options.get("options", ()) if isinstance(choice, dict) and choice["key"] == chosen]
+    lists = {inner: more for each in choices for inner, (_, more) in declared_inputs({"input": each["inputs"]}).items()}
+    return {f"{name}.{inner}": more["options"][0]["key"] for inner, more in lists.items()}
 
 
 def to_graph(prompt: Prompt, object_info: dict[str, Any]) -> dict[str, Any]:

@@ -34,7 +34,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run a test that uses ``comfyui_path`` with the oldest and the newest ComfyUI, and one of the grid with each.
+    """Run a test that uses ``comfyui_path`` with the oldest and the newest ComfyUI, or with each if it is marked so.
 
     Without any ComfyUI, skip it with the reason.
     """
@@ -42,7 +42,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     reason = "no ComfyUI found: set COMFYUI_PATHS, or put one into ~/ComfyUI"
     skipped = pytest.param(None, marks=pytest.mark.skip(reason=reason), id="none")
-    paths = VERSIONS if metafunc.definition.get_closest_marker("grid") else comfy_paths.ends(VERSIONS)
+    every = any(metafunc.definition.get_closest_marker(name) for name in ("grid", "each_version"))
+    paths = VERSIONS if every else comfy_paths.ends(VERSIONS)
     versions = [pytest.param(path, id=comfy_paths.version(path)) for path in paths]
     metafunc.parametrize("comfyui_path", versions or [skipped], scope="session", indirect=True)
 

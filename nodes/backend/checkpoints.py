@@ -65,9 +65,9 @@ def path_of(name: str) -> Path:
         raise InvalidRequest(f"{name} is a file in {' and in '.join(FILE_KINDS)}: write {FILE_KINDS[0]}/{name}")
     roots = [Path(root).absolute() for root in folder_paths.get_folder_paths("diffusers")]
     for root in roots:
-        path = Path(os.path.normpath(root / name))
-        if root in path.parents and path.is_dir():
-            return path
+        folder = Path(os.path.normpath(root / name))
+        if root in folder.parents and folder.is_dir():
+            return folder
     if found:
         return Path(found[0])
     raise InvalidRequest(f"no model {name!r}; available: {', '.join(listed_names())}")

@@ -133,7 +133,7 @@ class CustomModel(comfy.model_base.BaseModel):  # type: ignore[misc]
 class CustomConfig(comfy.supported_models_base.BASE):  # type: ignore[misc]
     """The counterpart of an entry of ``comfy.supported_models``."""
 
-    unet_extra_config: ClassVar[dict[str, Any]] = {}
+    unet_extra_config: ClassVar[dict[str, Any]] = {}  # type: ignore[misc, unused-ignore]
 
     def __init__(self, bridge: "CustomBridge") -> None:
         super().__init__(bridge.unet_config())

@@ -171,7 +171,7 @@ def layers_unavailable(action: str, node: str = "") -> Unavailable:
     )
 
 
-def failed_for_layers(error: Exception, asked: Mapping[str, str]) -> LayersUnavailable | None:
+def failed_for_layers(error: Exception, asked: Mapping[str, str]) -> Unavailable | None:
     """Return the refusal that stands for an error of another pack's node that asked for layers; None for other errors.
 
     Args:

@@ -31,7 +31,7 @@ VAES = ("AutoencoderKLCogVideoX",)
 class CogVideoXModel(CustomModel):
     """Concatenates an image's latent with the noise if the transformer has channels for it."""
 
-    concat_keys: tuple[str, ...]
+    concat_keys: tuple[str, ...]  # type: ignore[assignment, unused-ignore]
 
     @override
     def concat_cond(self, **conditioning: Any) -> Tensor | None:
@@ -154,9 +154,9 @@ class NativeCogVideoX(Bridge):
     @property
     def native_class(self) -> type[Any]:  # type: ignore[override]
         """See ``Bridge``. Older versions of ComfyUI lack the module."""
-        from comfy.ldm.cogvideo.model import CogVideoXTransformer3DModel
+        import comfy.ldm.cogvideo.model as core  # type: ignore[import-not-found, unused-ignore]
 
-        native_class: type[Any] = CogVideoXTransformer3DModel
+        native_class: type[Any] = core.CogVideoXTransformer3DModel
         return native_class
 
     @staticmethod

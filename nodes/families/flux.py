@@ -85,7 +85,7 @@ class Flux(Bridge):
         references: dict[str, Any] = {name: call_args.pop(name) for name in names if name in call_args}
         if "ref_latents" not in references:
             return {}
-        probe = _PackingProbe(self.native_class, self.unet_config())
+        probe: Any = _PackingProbe(self.native_class, self.unet_config())
         self.native_class._forward(probe, x, timestep, x.new_zeros(len(x), 0, 1), **references)
         if probe.timestep_zero:
             method = references.get("ref_latents_method", "index_timestep_zero")

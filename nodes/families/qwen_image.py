@@ -59,7 +59,7 @@ class QwenImage(Bridge):
         references: dict[str, Any] = {name: call_args.pop(name) for name in names if name in call_args}
         self._check_reference_method(references)
         inputs |= {f"reference_{i}": latent for i, latent in enumerate(references.get("ref_latents", ()), start=1)}
-        probe = _PositionProbe(self.native_class)
+        probe: Any = _PositionProbe(self.native_class)
         self.native_class._forward(probe, x, timestep, text, transformer_options={}, **references)
         return inputs | {"start_ids": torch.cat(probe.starts, dim=1)}
 

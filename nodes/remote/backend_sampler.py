@@ -29,7 +29,7 @@ class BackendSampler(comfy.samplers.Sampler):  # type: ignore[misc]
         self.name, self.cfg, self.previews = name, cfg, previews
 
     @override
-    def sample(
+    def sample(  # type: ignore[override, unused-ignore]
         self,
         model_wrap: Any,
         sigmas: Tensor,

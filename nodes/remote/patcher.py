@@ -177,7 +177,8 @@ def _prepare(model: Any, noise_shape: Any, conds: Any, model_options: Any = None
     for entry in [entry for entry in loaded if model.is_clone(entry.model)]:
         loaded.remove(entry)
         entry.model.detach(unpatch_all=False)
-        entry.model_finalizer.detach()
+        finalizer: Any = entry.model_finalizer
+        finalizer.detach()
     _add_to_loaded(model)
     return model.model, conds, additional
 

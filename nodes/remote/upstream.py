@@ -251,5 +251,6 @@ def _type_of(prompt: DynamicPrompt, value: Any) -> str | None:
 
     if not is_link(value) or not prompt.has_node(value[0]):
         return None
-    types = nodes.NODE_CLASS_MAPPINGS[prompt.get_node(value[0])["class_type"]].RETURN_TYPES
+    classes: dict[str, Any] = nodes.NODE_CLASS_MAPPINGS
+    types = classes[prompt.get_node(value[0])["class_type"]].RETURN_TYPES
     return str(types[value[1]]) if value[1] < len(types) else None

@@ -54,7 +54,7 @@ class RemoteVAE(comfy.sd.VAE):  # type: ignore[misc]
         # The smallest VAE that ComfyUI can detect sets all attributes to the running version's defaults.
         super().__init__(sd={"pixel_space_vae": torch.tensor(1.0)})
         self.handle, self._model, self._check = handle, model, check
-        self.first_stage_model = _AbsentModule()
+        self.first_stage_model: Any = _AbsentModule()
         self.patcher = WeightlessPatcher(self.first_stage_model, load_device=self.device, offload_device=self.device)
         self.size = 0
         self.memory_used_encode = self.memory_used_decode = lambda shape, dtype: 0

@@ -48,9 +48,12 @@ class Changeable(Protocol):
     """
 
     handle: Handle
-    weights: MetaWeights
     changes: WeightChanges
     weight_prefix: str
+
+    @property
+    def weights(self) -> MetaWeights:
+        """See above."""
 
     @property
     def components(self) -> tuple[str, ...]:

@@ -68,7 +68,7 @@ def _misfit_lora(name: str, wanted: list[int], adapter: LoRAAdapter) -> str:
     if 0 in up.shape or 0 in down.shape:
         raise InvalidRequest(f"the factors for {name} have rank 0 ({_sizes(up, down)}): {_AGAIN}")
     if reshape is not None:
-        check_enlarged(name, wanted, reshape)
+        check_enlarged(name, wanted, [*reshape])
     unfit = f"the factors for {name} have shapes {_sizes(up, down)}, and the weight has {wanted}"
     if not up.ndim or not down.ndim or up[0].numel() != len(down):
         return unfit

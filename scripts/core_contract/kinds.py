@@ -6,7 +6,7 @@ Signatures have Python's syntax, without ``self``. Arguments before ``*`` are pa
 import ast
 from abc import abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from scripts.core_contract.core_source import CoreSource, Found
 from scripts.core_contract.entry import Entry, moved
@@ -20,12 +20,10 @@ class Has(Entry):
     Attributes:
         owner: the class inside the module; empty for the module itself.
         attributes: the names, separated by spaces.
-        plain: whether they are plain lists or dictionaries, whose methods need no entry.
     """
 
     owner: str
     attributes: str
-    plain: bool = field(default=False, kw_only=True)
 
     @property
     def name(self) -> str:

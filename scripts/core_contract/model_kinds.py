@@ -127,7 +127,7 @@ class Node(Entry):
         return "there is no node of this id" + moved(core, self.node_id)
 
     def compare(self, core: CoreSource, found: Found) -> Iterator[str]:
-        inputs = [*_dict_keys(found.node), *_schema_inputs(found.node)]
+        inputs = [*_dict_keys(found.node), *_schema_inputs(core, found)]
         unknown = [name for name in self.inputs.split() if name not in inputs]
         if unknown:
             yield f"no input {', '.join(unknown)}: it has {', '.join(inputs)}, in {found.place}"
@@ -164,15 +164,15 @@ def _dict_keys(function: ast.AST) -> Iterator[str]:
                     yield from (str(literal(inner)) for inner in value.keys if inner is not None)
 
 
-def _schema_inputs(function: ast.AST) -> Iterator[str]:
-    for node in ast.walk(function):
-        if (
-            isinstance(node, ast.Call)
-            and isinstance(node.func, ast.Attribute)
-            and node.func.attr == "Input"
-            and node.args
-        ):
+def _schema_inputs(core: CoreSource, found: Found) -> Iterator[str]:
+    """Inputs that a function makes itself, or with functions of core that it calls."""
+    for node in ast.walk(found.node):
+        if not isinstance(node, ast.Call):
+            continue
+        if isinstance(node.func, ast.Attribute) and node.func.attr == "Input" and node.args:
             yield str(literal(node.args[0]))
+        elif isinstance(node.func, ast.Name) and (helper := core.expression(found.module, node.func)):
+            yield from _schema_inputs(core, helper) if isinstance(helper.node, Function) else ()
 
 
 def literal(node: ast.AST) -> Any:

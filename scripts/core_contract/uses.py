@@ -16,18 +16,26 @@ CORE = {
 
 @dataclass(frozen=True, order=True)
 class Use:
-    """A dotted name of ComfyUI that a line imports or reads."""
+    """A dotted name of ComfyUI that a line imports or reads.
+
+    Attributes:
+        path: the name.
+        file: the file.
+        line: the line.
+        quoted: whether the line passes the last part as a string, to ``getattr`` or ``hasattr``.
+    """
 
     path: str
     file: str
     line: int
+    quoted: bool = False
 
 
 def uses(file: Path, name: str) -> list[Use]:
     """Every use in a file, which the result calls ``name``."""
     visitor = _Visitor()
     visitor.visit(ast.parse(file.read_text(encoding="utf-8")))
-    return [Use(path, name, line) for path, line in visitor.found]
+    return [Use(path, name, line, quoted) for path, line, quoted in visitor.found]
 
 
 def words(file: Path) -> set[str]:
@@ -58,21 +66,21 @@ class _Visitor(ast.NodeVisitor):
     """Follows imports and local names such as ``management = comfy.model_management``."""
 
     def __init__(self) -> None:
-        self.found: list[tuple[str, int]] = []
+        self.found: list[tuple[str, int, bool]] = []
         self._names: dict[str, str] = {}
 
     def visit_Import(self, node: ast.Import) -> None:
         for alias in node.names:
             first = alias.name.split(".")[0]
             if first in CORE:
-                self.found.append((alias.name, node.lineno))
+                self.found.append((alias.name, node.lineno, False))
                 self._names[alias.asname or first] = alias.name if alias.asname else first
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
         if node.level or (node.module or "").split(".")[0] not in CORE:
             return
         for alias in node.names:
-            self.found.append((f"{node.module}.{alias.name}", node.lineno))
+            self.found.append((f"{node.module}.{alias.name}", node.lineno, False))
             self._names[alias.asname or alias.name] = f"{node.module}.{alias.name}"
 
     def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
@@ -89,7 +97,7 @@ class _Visitor(ast.NodeVisitor):
             return
         owner, name = self._path(node.args[0]), node.args[1]
         if owner and isinstance(name, ast.Constant) and isinstance(name.value, str):
-            self.found.append((f"{owner}.{name.value}", node.lineno))
+            self.found.append((f"{owner}.{name.value}", node.lineno, True))
 
     def visit_Assign(self, node: ast.Assign) -> None:
         self.generic_visit(node)
@@ -112,7 +120,7 @@ class _Visitor(ast.NodeVisitor):
         if path is None:
             self.generic_visit(node)
         else:
-            self.found.append((path, node.lineno))
+            self.found.append((path, node.lineno, False))
 
     def _path(self, node: ast.AST) -> str | None:
         if isinstance(node, ast.Name):

@@ -11,30 +11,16 @@ SAMPLER = "nodes/sampler.py"
 ENTRIES = (
     *core_module(
         "comfy_execution.graph",
-        Calls("DynamicPrompt.get_node(node_id)", by=UPSTREAM, why="nodes upstream"),
-        Calls("DynamicPrompt.has_node(node_id)", by=UPSTREAM, why="nodes upstream"),
-        Calls("DynamicPrompt.all_node_ids()", by=UPSTREAM, why="what else uses a loader"),
-        Calls("DynamicPrompt.get_original_prompt()", by=UPSTREAM, why="nodes that others expanded into"),
         Calls("DynamicPrompt.get_display_node_id(node_id)", by=f"{LOADER} {SAMPLER} {VAE}", why="where a text shows"),
-        Has("", "DynamicPrompt", by=UPSTREAM, why="the prompt with expanded nodes"),
     ),
     *core_module(
         "comfy_execution.graph_utils",
-        Calls("GraphBuilder()", by=UPSTREAM, why="an expansion"),
-        Calls("GraphBuilder.node(class_type, **kwargs)", by=UPSTREAM, why="an expansion"),
         Calls("Node.set_input(key, value)", by=UPSTREAM, why="inputs of a copied node"),
-        Calls("GraphBuilder.finalize()", by=UPSTREAM, why="an expansion"),
         Calls("Node.out(index)", by=UPSTREAM, why="an expansion"),
-        Calls("is_link(obj)", by=UPSTREAM, why="links among inputs"),
     ),
     *core_module(
         "comfy_api.latest.io",
-        Has("Hidden", "dynprompt", by=f"{LOADER} {MODEL} {SAMPLER} {VAE}", why="the prompt with expanded nodes"),
         Has("HiddenHolder", "dynprompt", by=f"{LOADER} {MODEL} {SAMPLER} {VAE}", why="the prompt with expanded nodes"),
-        Calls("Schema(*, node_id, enable_expand)", by=MODEL, why="an expansion"),
-        Calls("NodeOutput(*args, expand, ui)", by=MODEL, why="an expansion"),
-        Calls("Model.Input(id, *, lazy, tooltip)", by=MODEL, why="a MODEL that need not be loaded"),
-        Calls("Vae.Input(id, *, lazy, tooltip)", by=VAE, why="a VAE that need not be loaded"),
         Overrides("ComfyNode.check_lazy_status(**kwargs)", by=f"{MODEL} {VAE}", why="whether a loader has to run"),
     ),
     *core_module(
@@ -57,17 +43,11 @@ ENTRIES = (
     ),
     *core_module(
         "folder_paths",
-        Calls("get_filename_list(folder_name)", by="nodes/backend/checkpoints.py", why="the files that are listed"),
         Calls("get_full_path(folder_name, filename)", by="nodes/backend/checkpoints.py", why="a listed file"),
         Calls("get_full_path(folder_name, filename)", by="nodes/remote/unknown_lora.py", why="a LoRA's file"),
     ),
     *core_module(
         "comfy.sd",
-        Calls(
-            "load_checkpoint_guess_config(ckpt_path, *, output_vae, output_model, embedding_directory)",
-            by="nodes/remote/clip.py",
-            why="text encoders of a whole file",
-        ),
         Calls("load_diffusion_model(unet_path, *, model_options)", by=ADOPT, why="the file of a loaded MODEL"),
         Calls("load_vae_patcher(vae_path)", by=ADOPT, why="the file of a loaded VAE", since=(0, 27, 0)),
         Calls(
@@ -81,7 +61,6 @@ ENTRIES = (
         "comfy.lora",
         Calls("calculate_weight(patches, weight, key)", by=MEMORY_FILE, why="merged and patched weights"),
     ),
-    *core_module("comfy.quant_ops", Has("", "QuantizedTensor", by=MEMORY_FILE, why="compressed weights")),
     *core_module(
         "comfy.float",
         Calls("stochastic_rounding(value, dtype, *, seed)", by=MEMORY_FILE, why="patched weights in fp8"),
@@ -90,20 +69,13 @@ ENTRIES = (
         "comfy.model_patcher",
         Calls("get_key_weight(model, key)", by=MEMORY_FILE, why="weights, and how compressed ones are decoded"),
         Calls("ModelPatcher.model_state_dict(filter_prefix)", by=MEMORY_FILE, why="names of weights"),
-        Has("ModelPatcher", "backup hook_backup patches", by=MEMORY_FILE, why="weights and their patches"),
+        Has("ModelPatcher", "backup hook_backup", by=MEMORY_FILE, why="weights and their patches"),
         Has(
             "ModelPatcher",
             "cached_patcher_init",
             by=ADOPT,
             why="the file of a loaded MODEL",
             since=(0, 27, 0),
-        ),
-        Has(
-            "ModelPatcher",
-            "object_patches model_options attachments additional_models callbacks wrappers injections hook_patches "
-            "weight_wrapper_patches patches",
-            by=ADOPT,
-            why="what nodes set on a MODEL",
         ),
     ),
 )

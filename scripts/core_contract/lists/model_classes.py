@@ -1,7 +1,7 @@
 """Core's model classes and conditioning: what a MODEL is made of, and what it reads from our stand-in."""
 
 from scripts.core_contract.entry import core_module
-from scripts.core_contract.kinds import Calls, Has, Mentions, Overrides, Passes, ReadsOnly
+from scripts.core_contract.kinds import Calls, Has, Mentions, Passes, ReadsOnly
 
 BRIDGE, CUSTOM_MODEL, REFUSALS = "nodes/bridges/bridge.py", "nodes/bridges/custom_model.py", "nodes/bridges/refusals.py"
 MODEL, CORE_MODEL, PATCHER = "nodes/remote/transformer.py", "nodes/remote/model.py", "nodes/remote/patcher.py"
@@ -9,15 +9,11 @@ SAMPLER, FAMILIES = "nodes/remote/backend_sampler.py", "nodes/families"
 FLUX, HUNYUAN, LTX = f"{FAMILIES}/flux.py", f"{FAMILIES}/hunyuan_video.py", f"{FAMILIES}/ltx.py"
 MOCHI, PIXART, QWEN = f"{FAMILIES}/mochi.py", f"{FAMILIES}/pixart.py", f"{FAMILIES}/qwen_image.py"
 STABLE_DIFFUSION, WAN, Z_IMAGE = f"{FAMILIES}/sd3.py", f"{FAMILIES}/wan.py", f"{FAMILIES}/z_image.py"
-COGVIDEOX, CLASSES = f"{FAMILIES}/cogvideox.py", f"{FAMILIES}/dit.py"
+COGVIDEOX = f"{FAMILIES}/cogvideox.py"
 
 ENTRIES = (
     *core_module(
         "comfy.model_base",
-        Has("ModelType", "EPS V_PREDICTION", by=CUSTOM_MODEL, why="what a custom model predicts"),
-        Calls("BaseModel(model_config, *, model_type)", by=CUSTOM_MODEL, why="a custom model class"),
-        Overrides("BaseModel.extra_conds(**kwargs)", by=CUSTOM_MODEL, why="arguments of a call"),
-        Calls("BaseModel.concat_cond(**kwargs)", by=f"{CUSTOM_MODEL} {COGVIDEOX}", why="an image beside the noise"),
         Mentions(
             "BaseModel.concat_cond",
             "concat_mask concat_latent_image concat_image mask_inverted noise",
@@ -53,7 +49,7 @@ ENTRIES = (
         ReadsOnly(
             "BaseModel",
             "self.diffusion_model",
-            "dtype eval to load_state_dict state_dict",
+            "dtype eval to load_state_dict requires_grad_ state_dict",
             by=MODEL,
             why="the stand-in has these",
             word="dtype state_dict",
@@ -133,14 +129,5 @@ ENTRIES = (
             since=(0, 27, 0),
         ),
         Mentions("BaseModel.extra_conds", "crossattn_controlnet", by=MODEL, why="only ControlNets use it"),
-    ),
-    *core_module(
-        "comfy.conds",
-        Calls("CONDRegular(cond)", by=f"{CUSTOM_MODEL} {CLASSES}", why="an argument of a call"),
-        Calls("CONDNoiseShape(cond)", by=CUSTOM_MODEL, why="an image beside the noise"),
-    ),
-    *core_module(
-        "comfy.ops",
-        Has("", "disable_weight_init", by=BRIDGE, why="core's transformer on the meta device"),
     ),
 )

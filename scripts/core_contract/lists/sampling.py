@@ -29,11 +29,8 @@ ENTRIES = (
     ),
     *core_module(
         "comfy.samplers",
-        Has("KSampler", "SAMPLERS SCHEDULERS sigmas", by=NODE, why="the node's lists, and the schedule"),
         Calls("KSampler(model, steps, device, sampler, scheduler, denoise)", by=NODE, why="the schedule"),
-        Calls("sampler_object(name)", by=NODE, why="samplers that the backend's loop lacks"),
         Calls("Sampler.max_denoise(model_wrap, sigmas)", by=SAMPLER, why="whether noise is all there is"),
-        Has("", "Sampler", by=SAMPLER, why="the base of ours"),
         Has("KSAMPLER", "sampler_function", by=PATCHER, why="a sampler's name"),
         Overrides(
             "KSAMPLER.sample(model_wrap, sigmas, extra_args, callback, noise, latent_image, denoise_mask, "
@@ -70,7 +67,6 @@ ENTRIES = (
         ),
         Has("CFGGuider", "inner_model", by=SAMPLER, why="the model that a sampler is called with"),
         Has("CFGGuider", "cfg conds model_options model_patcher", by=PATCHER, why="checks before sampling begins"),
-        Has("CFGGuider", "predict_noise", by=PATCHER, why="tells the plain guider from others"),
         Overrides(
             "CFGGuider.outer_sample(noise, latent_image, sampler, sigmas, denoise_mask, *args, **kwargs)",
             by=PATCHER,
@@ -135,9 +131,6 @@ ENTRIES = (
     *core_module(
         "comfy.sampler_helpers",
         Calls("get_models_from_cond(cond, model_type)", by=PATCHER, why="models that conditioning brings along"),
-        Calls(
-            "get_additional_models_from_model_options(model_options)", by=PATCHER, why="models that hooks bring along"
-        ),
         Mentions("get_additional_models", "additional_models", by=PATCHER, why="their key"),
         Overrides(
             "_prepare_sampling(model, noise_shape, conds, model_options, **kwargs)",
@@ -157,10 +150,6 @@ ENTRIES = (
     ),
     *core_module(
         "comfy.patcher_extension",
-        Has("WrappersMP", "OUTER_SAMPLE PREPARE_SAMPLING CALC_COND_BATCH", by=PATCHER, why="our wrappers"),
-        Has("WrappersMP", "DIFFUSION_MODEL", by=CUSTOM_MODEL, why="other nodes' wrappers of the transformer"),
-        Has("CallbacksMP", "ON_DETACH", by=PATCHER, why="unloading reaches the ranks"),
-        Has("CallbacksMP", "ON_PREPARE_STATE ON_APPLY_HOOKS", by=ADDED, why="what other nodes do in each step"),
         Calls("get_all_wrappers(wrapper_type, transformer_options)", by=CUSTOM_MODEL, why="other nodes' wrappers"),
         Calls("WrapperExecutor.new_class_executor(original, class_obj, wrappers)", by=CUSTOM_MODEL, why="runs them"),
         Calls("WrapperExecutor.execute(*args, **kwargs)", by=CUSTOM_MODEL, why="runs them"),
@@ -176,7 +165,6 @@ ENTRIES = (
     ),
     *core_module(
         "comfy.model_sampling",
-        Has("", "CONST V_PREDICTION EPS", by=SAMPLER, why="what the backend's loop can predict"),
         Has("", "V_PREDICTION_DDPM", by=LOOP, why="refused: made for VOIDSampler", optional=True),
         Has("CONST", "calculate_input calculate_denoised noise_scaling", by=SAMPLER, why="tells predictions apart"),
         Has("EPS", "calculate_input calculate_denoised noise_scaling", by=SAMPLER, why="tells predictions apart"),
@@ -199,7 +187,6 @@ ENTRIES = (
             by=CUSTOM_MODEL,
             why="keys of sampling_settings",
         ),
-        Calls("rescale_zero_terminal_snr_sigmas(sigmas)", by=CUSTOM_MODEL, why="schedules that end in pure noise"),
     ),
     *core_module(
         "comfy.ldm.modules.diffusionmodules.util",

@@ -10,22 +10,16 @@ LEFT_OVER, FAMILIES = "nodes/bridges/left_over.py", "nodes/families"
 FLUX, FLUX2, HUNYUAN = f"{FAMILIES}/flux.py", f"{FAMILIES}/flux2.py", f"{FAMILIES}/hunyuan_video.py"
 LTX, MOCHI, PIXART, QWEN = (f"{FAMILIES}/{name}.py" for name in ("ltx", "mochi", "pixart", "qwen_image"))
 STABLE_DIFFUSION, WAN, Z_IMAGE = f"{FAMILIES}/sd3.py", f"{FAMILIES}/wan.py", f"{FAMILIES}/z_image.py"
-COGVIDEOX, LATTE, CLASSES = f"{FAMILIES}/cogvideox.py", f"{FAMILIES}/latte.py", f"{FAMILIES}/dit.py"
+COGVIDEOX, LATTE = f"{FAMILIES}/cogvideox.py", f"{FAMILIES}/latte.py"
 
 ENTRIES = (
     *core_module(
         "comfy.supported_models_base",
-        Calls("BASE(unet_config)", by=CUSTOM_MODEL, why="a custom model's config"),
         Has("BASE", "unet_extra_config sampling_settings latent_format", by=CUSTOM_MODEL, why="what BaseModel reads"),
         Has("BASE", "unet_config", by=f"{BRIDGE} {CUSTOM_MODEL} {MODEL}", why="names and shapes of weights"),
         Has("BASE", "latent_format", by=f"{MODEL} {WAN} {LTX}", why="channels of the latent"),
         Overrides("BASE.get_model(state_dict, prefix, device)", by=CUSTOM_MODEL, why="a custom model class"),
         Calls("BASE.get_model(state_dict, prefix)", by=CORE_MODEL, why="the model class"),
-    ),
-    *core_module(
-        "comfy.model_detection",
-        Calls("model_config_from_unet_config(unet_config)", by=BRIDGE, why="core's class of a checkpoint"),
-        Calls("detect_unet_config(state_dict, key_prefix)", by=LEFT_OVER, why="what core takes a file's weights for"),
     ),
     *core_module(
         "comfy.supported_models",
@@ -165,12 +159,8 @@ ENTRIES = (
     ),
     *core_module(
         "comfy.latent_formats",
-        Has("LatentFormat", "scale_factor latent_channels latent_dimensions", by=COGVIDEOX, why="CogVideoX's latents"),
-        Has("LatentFormat", "scale_factor", by=LATENTS, why="the checkpoint's own VAE"),
-        Has("LatentFormat", "latent_rgb_factors latent_rgb_factors_bias latent_channels", by=PREVIEWS, why="previews"),
-        Has("LatentFormat", "latent_dimensions taesd_decoder_name", by=LATTE, why="latents of a video"),
-        Calls("LatentFormat()", by=COGVIDEOX, why="CogVideoX's latents"),
-        Calls("SD15(scale_factor)", by=f"{LATTE} {CLASSES}", why="latents of Stable Diffusion's VAE"),
+        Has("LatentFormat", "latent_rgb_factors latent_rgb_factors_bias", by=PREVIEWS, why="previews"),
+        Has("LatentFormat", "taesd_decoder_name", by=LATTE, why="latents of a video"),
         Has("SD3", "shift_factor", by=LATENTS, why="the checkpoint's own VAE"),
         Has("Flux", "shift_factor", by=LATENTS, why="the checkpoint's own VAE"),
         Has("Wan21", "latents_mean latents_std", by=LATENTS, why="the checkpoint's own VAE"),

@@ -12,13 +12,6 @@ CLIP_TYPES = " ".join(
 ENTRIES = (
     *core_module(
         "comfy.sd",
-        Calls("CLIP(*, no_init)", by=f"{TEXT} {CLIP}", why="the CLIP: its clones are of core's class"),
-        Has(
-            "CLIP",
-            "cond_stage_model tokenizer patcher apply_hooks_to_conds layer_idx use_clip_schedule tokenizer_options",
-            by=TEXT,
-            why="what CLIP(no_init=True) leaves unset",
-        ),
         ReadsOnly(
             "CLIP",
             "self.cond_stage_model",
@@ -48,34 +41,24 @@ ENTRIES = (
         ),
         Passes("CLIP.load_sd", "self.cond_stage_model.load_sd(sd)", by=TEXT, why="refused"),
         Mentions("CLIP.encode_from_tokens", "layer", by=TEXT, why="CLIPSetLastLayer"),
-        Calls(
-            "load_text_encoder_state_dicts(state_dicts, *, embedding_directory, clip_type)",
-            by=CLIP,
-            why="text encoders that ComfyUI runs",
-        ),
-        Has("", "CLIPType", by=CLIP, why="kinds of text encoders"),
         Has(
             "CLIPType",
             "STABLE_DIFFUSION SD3 FLUX MOCHI LTXV HUNYUAN_VIDEO PIXART LUMINA2 QWEN_IMAGE",
             by=CLIP_TYPES,
             why="the family's text encoders",
         ),
-        Calls("VAE(*, sd)", by=VAE, why="the VAE's defaults"),
         Mentions("VAE.__init__", "pixel_space_vae", by=VAE, why="the smallest VAE"),
         Has(
             "VAE",
-            "first_stage_model patcher device output_device size memory_used_encode memory_used_decode latent_channels "
-            "latent_dim output_channels upscale_ratio downscale_ratio upscale_index_formula downscale_index_formula",
+            "first_stage_model patcher size memory_used_encode memory_used_decode latent_channels latent_dim "
+            "output_channels upscale_ratio downscale_ratio upscale_index_formula downscale_index_formula",
             by=VAE,
             why="what nodes read from a VAE",
         ),
-        Overrides("VAE.throw_exception_if_invalid()", by=VAE, why="checkpoints without a VAE"),
         Overrides("VAE.decode(samples_in, vae_options)", by=VAE, why="runs on the ranks"),
         Overrides("VAE.encode(pixel_samples)", by=VAE, why="runs on the ranks"),
         Overrides("VAE.decode_tiled(samples, tile_x, *args, **kwargs)", by=VAE, why="whole, if it fits"),
         Overrides("VAE.encode_tiled(pixel_samples, tile_x, *args, **kwargs)", by=VAE, why="whole, if it fits"),
-        Overrides("VAE.get_sd()", by=VAE, why="saving is refused"),
-        Calls("VAE.vae_encode_crop_pixels(pixels)", by=VAE, why="sizes that are not divisible"),
         Calls("VAE.spacial_compression_encode()", by="nodes/vae.py", why="whether tiles were used"),
     ),
     *core_module(
@@ -91,14 +74,7 @@ ENTRIES = (
     ),
     *core_module(
         "comfy.sd1_clip",
-        Calls(
-            "SDTokenizer(tokenizer_path, *, tokenizer_class, has_start_token, pad_with_end, pad_token, "
-            "pad_to_max_length, max_length, min_length, embedding_key)",
-            by=TEXT,
-            why="prompt weights, escapes and padding",
-        ),
         Calls("SDTokenizer.tokenize_with_weights(text, return_word_ids, **kwargs)", by=TEXT, why="a prompt's tokens"),
-        Calls("SDTokenizer.untokenize(token_weight_pair)", by=TEXT, why="a prompt's tokens as text"),
         Passes(
             "SDTokenizer.__init__",
             "tokenizer_class.from_pretrained(tokenizer_path, **kwargs)",
@@ -112,7 +88,6 @@ ENTRIES = (
             "SDTokenizer.tokenize_with_weights", "self.tokenizer", "", by=TEXT, why="our tokenizer", word="__call__"
         ),
         Mentions("SDTokenizer.__init__", "input_ids", by=TEXT, why="what our tokenizer gives"),
-        Has("", "ClipTokenWeightEncoder", by=TEXT, why="the base of our text encoder"),
         Overrides("ClipTokenWeightEncoder.encode_token_weights(token_weight_pairs)", by=TEXT, why="prompt weights"),
         Passes(
             "ClipTokenWeightEncoder.encode_token_weights",
@@ -132,7 +107,6 @@ ENTRIES = (
     ),
     *core_module(
         "comfy.text_encoders.spiece_tokenizer",
-        Has("", "SPieceTokenizer", by=TEXT, why="tokenizers in SentencePiece's format"),
         Calls("SPieceTokenizer.from_pretrained(path)", by=TEXT, why="tokenizers in SentencePiece's format"),
     ),
     *core_module(

@@ -60,7 +60,6 @@ ENTRIES = (
             FLUX,
             "context y guidance ref_latents",
         ),
-        Has("", "FluxParams", by=FLUX, why="what this version knows of the architecture"),
         Calls(
             "FluxParams(*, in_channels, out_channels, patch_size, vec_in_dim, context_in_dim, hidden_size, mlp_ratio, "
             "num_heads, depth, depth_single_blocks, axes_dim, theta, qkv_bias, guidance_embed, txt_ids_dims, yak_mlp, "
@@ -132,8 +131,6 @@ ENTRIES = (
     ),
     *core_module(
         "comfy.ldm.lightricks.symmetric_patchifier",
-        Calls("SymmetricPatchifier(patch_size)", by=LTX, why="tokens and their positions"),
-        Calls("SymmetricPatchifier.patchify(latents)", by=LTX, why="tokens and their positions"),
         Calls(
             "latent_to_pixel_coords(latent_coords, scale_factors, *, causal_fix)", by=LTX, why="positions in the video"
         ),

@@ -24,7 +24,7 @@ CLOSE = 1e-5
 """The largest difference of equal results, unless ComfyUI's own result depends on rounding more than that."""
 CHAOTIC = 1e-2
 """A larger difference than rounding may make in a result that says anything."""
-REFUSALS = ("InvalidRequest", "LayersUnavailable")
+REFUSALS = ("InvalidRequest", "Unavailable")
 Kind = Literal["equal", "refused", "invalid", "differs", "fails"]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import comfy.model_management
 import folder_paths
 import pytest
-from any_folder_name.nodes.bridges.refusals import LayersUnavailable
+from any_folder_name.nodes.bridges.refusals import Unavailable
 from any_folder_name.parallel_backend.errors import InvalidRequest
 from helpers.inside_fixtures import Loaded, empty_latent, ksampler, relative_error
 from helpers.packs import load_pack
@@ -63,7 +63,7 @@ def test_a_node_of_another_pack_is_refused_by_its_name_and_says_what_to_use(
 def test_what_such_a_node_asks_for_is_an_attribute_error(pack: dict[str, Any], load: Callable[..., Loaded]) -> None:
     with pytest.raises(AttributeError) as error:
         sampled(pack["TeaCacheLike"], load().model)
-    assert isinstance(error.value, LayersUnavailable)
+    assert isinstance(error.value, Unavailable)
     assert "\n" not in str(error.value)
 
 

@@ -35,6 +35,9 @@ class Record:
     width: int
     height: int = 2
 models = [Record]
+def _size_input(): return io.Int.Input("size")
+class Resize:
+    def define_schema(cls): return io.Schema(node_id="Resize", inputs=[io.Image.Input("image"), _size_input()])
 """,
     "comfy/others.py": "def thing(x, *args, **kwargs): ...\ndef moved_here(): ...\n",
 }
@@ -55,6 +58,7 @@ HOLDS = [
     Mentions("Base.work", "m x", by="", why=""),
     ReadsOnly("Base", "self.stand_in", "read write", by="", why=""),
     Equals("LIMIT", 16, by="", why=""),
+    Node("Resize", "image size", by="", why=""),
     Has("", "absent", by="", why="", optional=True),
     Calls("absent(x)", by="", why="", optional=True),
     Calls("absent(x)", by="", why="", since=(1, 3, 0)),
@@ -82,6 +86,7 @@ DIFFERS = [
     (Calls("work(x)", by="", why="", optional=True), None),
     (Calls("Record(depth)", by="", why="", optional=True), "parameter 1 is width"),
     (Node("Gone", "x", by="", why=""), "there is no node of this id"),
+    (Node("Resize", "image width", by="", why=""), "no input width: it has image, size"),
     (Detects("Gone", {}, "Model", "Format", by="", why=""), "it is missing from comfy/things.py"),
 ]
 

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,10 +14,12 @@ import pytest
 from scripts import comfy_paths, workflows
 from scripts.core_contract.check import differences
 from scripts.core_contract.contract import CONTRACT
+from scripts.core_contract.core_source import CoreSource
 from scripts.core_contract.entry import Entry, core_module
-from scripts.core_contract.kinds import Calls, Has, Overrides
+from scripts.core_contract.kinds import Calls, Overrides
 from scripts.core_contract.model_kinds import Node
 from scripts.core_contract.signatures import Parameters
+from scripts.core_contract.typed import messages
 from scripts.core_contract.uses import Use, uses, words
 from tests.unit.scripts import planted
 
@@ -28,16 +31,38 @@ def all_uses() -> list[Use]:
     return [use for file in FILES for use in uses(file, str(file.relative_to(ROOT)))]
 
 
-def is_listed(path: str) -> bool:
-    """Whether the contract has a name, or says that it is a plain container, whose methods are Python's."""
-    modules = {entry.module for entry in CONTRACT}
-    plain = tuple(f"{path}." for entry in CONTRACT if isinstance(entry, Has) and entry.plain for path in entry.paths)
-    return path in modules or path.startswith(plain) or any(path in entry.paths for entry in CONTRACT)
+def unlisted() -> list[Use]:
+    listed = {path for entry in CONTRACT for path in entry.paths}
+    return [use for use in all_uses() if use.path not in listed]
 
 
-def test_every_import_and_attribute_of_core_is_listed():
-    unlisted = [f"{use.file}:{use.line}: {use.path}" for use in all_uses() if not is_listed(use.path)]
-    assert not unlisted, "not in scripts/core_contract/lists:\n" + "\n".join(unlisted)
+def check_listed(missing: list[Use]) -> None:
+    lines = [f"{use.file}:{use.line}: {use.path}" for use in missing]
+    assert not lines, "no type checker sees this, and scripts/core_contract/lists lacks it:\n" + "\n".join(lines)
+
+
+def test_every_name_of_core_that_is_a_string_is_listed():
+    check_listed([use for use in unlisted() if use.quoted])
+
+
+@pytest.mark.newest
+def test_every_other_name_of_core_is_listed_or_seen_by_mypy(comfyui_path, tmp_path):
+    core = CoreSource(comfyui_path)
+    names = [use for use in unlisted() if not core.module(use.path)]
+    owners = {use.path.rpartition(".")[0] for use in names}
+    unseen = unseen_by_mypy(core, [*owners, "comfy.cli_args.args"], tmp_path / "probe.py")
+    assert "comfy.cli_args.args" in unseen, "the probe cannot fail"
+    check_listed([use for use in names if use.path.rpartition(".")[0] in unseen])
+
+
+def unseen_by_mypy(core: CoreSource, owners: list[str], probe: Path) -> set[str]:
+    """Which of these names have no type that mypy knows, so that it does not name what they lack."""
+    parts = [owner.split(".") for owner in owners]
+    prefixes = {".".join(names[:count]) for names in parts for count in range(1, len(names) + 1)}
+    imports = [f"import {name}" for name in sorted(prefixes) if core.module(name)]
+    probe.write_text("\n".join([*imports, *(f"{owner}.not_there" for owner in owners)]), encoding="utf-8")
+    named = {int(line.split(":")[1]) for line in messages(core.root, str(probe)) if '"not_there"' in line}
+    return {owner for line, owner in enumerate(owners, len(imports) + 1) if line not in named}
 
 
 def test_every_kind_of_text_encoder_is_listed():
@@ -146,8 +171,14 @@ CLIP.clone
     }
 
 
+@pytest.mark.each_version
 def test_the_contract_holds(comfyui_path):
     assert [str(difference) for difference in differences(CONTRACT, comfyui_path)] == []
+
+
+@pytest.mark.each_version
+def test_mypy_sees_no_difference(comfyui_path):
+    assert messages(comfyui_path) == []
 
 
 @pytest.mark.newest
@@ -158,7 +189,28 @@ def test_a_planted_difference_is_named_in_one_line(copy_of_core, plant):
         found = [str(difference) for difference in differences(entries, copy_of_core)]
     assert len(found) == bool(plant.line), found
     if plant.line:
-        assert re.search(".*".join(map(re.escape, plant.line)), found[0]), found[0]
+        assert re.search(in_order(plant.line), found[0]), found[0]
+
+
+@pytest.mark.newest
+def test_mypy_names_the_planted_differences_that_it_sees_and_no_other(copy_of_core):
+    def said_of(plants: list[planted.Planted]) -> list[str]:
+        with ExitStack() as stack:
+            for plant in plants:
+                stack.enter_context(plant.applied(copy_of_core))
+            return messages(copy_of_core, cache="planted")
+
+    seen = [plant for plant in planted.PLANTED if plant.message]
+    found = said_of(seen)
+    unnamed = [p.name for p in seen if not any(re.search(in_order(p.message), line) for line in found)]
+    others = [line for line in found if not any(re.search(in_order(p.message[1:]), line) for p in seen)]
+    assert (unnamed, others) == ([], [])
+    assert said_of([plant for plant in planted.PLANTED if not plant.message]) == []
+
+
+def in_order(parts: tuple[str, ...]) -> str:
+    """A pattern for these texts in this order."""
+    return ".*".join(map(re.escape, parts))
 
 
 @pytest.mark.newest
