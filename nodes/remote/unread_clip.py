@@ -15,6 +15,7 @@ import comfy.model_management
 import comfy.model_patcher
 import comfy.sd
 import torch
+from typing_extensions import override
 
 from ..bridges.refusals import Unavailable
 
@@ -103,9 +104,11 @@ class _Part:
 
 @_reads_first(of=comfy.model_patcher.ModelPatcher, but=_SIZES)
 class _Patcher(_Part, comfy.model_patcher.ModelPatcher):  # type: ignore[misc]
+    @override
     def model_size(self) -> int:
         return 0
 
+    @override
     def __del__(self) -> None:
         """Release nothing, for nothing is loaded."""
 
