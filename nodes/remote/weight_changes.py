@@ -171,7 +171,7 @@ def _sort(target: Changeable, patches: Patches) -> SortedPatches:
 def _plain(change: Patch) -> Patch:
     """Return a change with plain numbers: keyframes of hooks and links of nodes may make tensors of its strengths."""
     strength, value, weight_strength, *of = change
-    strength, weight_strength = plain_strengths(strength, weight_strength, "a hook")
+    strength, weight_strength = plain_strengths(strength, weight_strength, "a LoRA")
     return (strength, value, weight_strength, *of)
 
 
