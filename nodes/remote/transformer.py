@@ -26,7 +26,7 @@ from ..bridges.skipped_layers import skipped_blocks
 from .layer_path import Layers
 from .looks_native import LooksNative
 from .record_replay import BranchCall, CallRecorder, CallReplayer, requests_of
-from .stand_in_layers import StandInLayers
+from .stand_in_layers import StandInLayers, stand_in_weights
 from .weight_changes import WeightChanges
 
 DTYPES: dict[str, torch.dtype] = {
@@ -62,7 +62,7 @@ class RemoteTransformer(LooksNative, nn.Module):
         self.weights = bridge.weights(module)
         self.changes = WeightChanges()
         self._stand_ins = StandInLayers(nn.Module() if module is None else module)
-        self._paths = Layers(weights=self.weights.tensors, classes=self._stand_ins.classes)
+        self._paths = Layers(weights=stand_in_weights(self.weights.tensors), classes=self._stand_ins.classes)
         self._interceptor: CallRecorder | CallReplayer | None = None
         self._checked: set[type] = set()
         for name, value in (self._stand_ins.numbers | bridge.attributes()).items():
@@ -178,7 +178,7 @@ class RemoteTransformer(LooksNative, nn.Module):
     def state_dict(self, *args: Any, destination: Any = None, prefix: str = "", **_: Any) -> Any:
         """Return meta tensors under ComfyUI's names, from which its LoRA nodes learn what they would change."""
         destination = {} if destination is None else destination
-        destination.update({prefix + name: tensor for name, tensor in self.weights.tensors.items()})
+        destination.update({prefix + name: tensor for name, tensor in self._paths.weights.items()})
         return destination
 
     @property
