@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -80,8 +81,11 @@ def graph(draw: Draw) -> Prompt:
     if draw.way.startswith("Parallel Loader"):
         inputs = {"model_name": f"diffusion_models/{draw.file}", "dtype": "auto", "devices": "0,1"}
         nodes["file"] = {"class_type": "ParallelLoader", "inputs": inputs}
-    parallel = {"class_type": "ParallelModel", "inputs": {"devices": "0,1", "attention": "auto"}}
-    lora = {"class_type": "LoraLoaderModelOnly", "inputs": {"lora_name": draw.lora, "strength_model": draw.strength}}
+    parallel: dict[str, Any] = {"class_type": "ParallelModel", "inputs": {"devices": "0,1", "attention": "auto"}}
+    lora: dict[str, Any] = {
+        "class_type": "LoraLoaderModelOnly",
+        "inputs": {"lora_name": draw.lora, "strength_model": draw.strength},
+    }
     chain = [lora] if draw.lora else []
     if draw.way.startswith("Parallel Model"):
         chain = [*chain, parallel] if draw.way.endswith("before") else [parallel, *chain]
