@@ -1,5 +1,6 @@
 """The patcher of a parallel MODEL, and what it does before and during sampling."""
 
+import logging
 import math
 from typing import Any, NoReturn
 
@@ -201,6 +202,12 @@ def _add_to_loaded(patcher: Any) -> None:
 
 
 def _unload_ranks(patcher: Any, unpatch_all: bool) -> None:
-    """Free the ranks' weights when ComfyUI unloads the model (*Unload models*, ``/free``, or its own eviction)."""
+    """Free the ranks' weights when ComfyUI unloads the model (*Unload models*, ``/free``, or its own eviction).
+
+    ComfyUI may do so for another model, in any thread, so no error leaves this.
+    """
     if unpatch_all:
-        patcher.model.diffusion_model.handle.unload()
+        try:
+            patcher.model.diffusion_model.handle.unload()
+        except Exception:
+            logging.exception("Parallel DiT: a model could not be unloaded")
