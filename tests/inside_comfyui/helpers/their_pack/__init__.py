@@ -69,6 +69,20 @@ class CompileLike(Node):
         model.add_object_patch("diffusion_model", torch.compile(transformer, backend="eager"))
 
 
+class LegacyCompileLike(Node):
+    """Does so at once, for all clones."""
+
+    def change(self, model, transformer):
+        model.model.diffusion_model = torch.compile(transformer, backend="eager")
+
+
+class ReplaceLike(Node):
+    """Puts a transformer of its own into the model."""
+
+    def change(self, model, transformer):
+        model.model.diffusion_model = Embedder()
+
+
 class SageAttentionLike(Node):
     """Chooses an attention kernel."""
 
