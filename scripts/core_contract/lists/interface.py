@@ -7,7 +7,7 @@ LOADER, SAMPLER, LAYOUT, VAE = "nodes/loader.py", "nodes/sampler.py", "nodes/lay
 CLASS_LABEL, CONNECTION, PREVIEWS = "nodes/class_label.py", "nodes/backend/connection.py", "nodes/remote/previews.py"
 PREFLIGHT, CHECKPOINTS = "nodes/remote/preflight.py", "nodes/backend/checkpoints.py"
 NODES = f"{LOADER} {SAMPLER} {LAYOUT} {VAE} {CLASS_LABEL}"
-AWAITED = "checks of a queued prompt, which are coroutines"
+CHECKED = f"{LOADER} nodes/model.py {VAE}"
 PACKS = "nodes/backend/packs.py"
 
 ENTRIES = (
@@ -58,11 +58,23 @@ ENTRIES = (
     ),
     *core_module(
         "comfy_api.internal",
-        Passes("make_locked_method_func", "asyncio.iscoroutinefunction(method)", by=NODES, why=AWAITED),
+        Passes(
+            "make_locked_method_func",
+            "asyncio.iscoroutinefunction(method)",
+            by=CHECKED,
+            why="a check may be a coroutine",
+            word="validate_inputs",
+        ),
     ),
     *core_module(
         "execution",
-        Passes("validate_inputs", "resolve_map_node_over_list_results(ret)", by=NODES, why=AWAITED),
+        Passes(
+            "validate_inputs",
+            "resolve_map_node_over_list_results(ret)",
+            by=CHECKED,
+            why="checks of a queued prompt are awaited",
+            word="validate_inputs",
+        ),
         Mentions("", "OUTPUT_NODE", by=PREFLIGHT, why="which nodes of a prompt run"),
     ),
 )

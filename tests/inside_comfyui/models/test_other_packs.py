@@ -67,6 +67,7 @@ def test_a_model_with_another_transformer_is_refused_and_can_be_unloaded(
     node: str, what: str, pack: dict[str, Any], load: Callable[..., Loaded]
 ) -> None:
     loaded = load()
+    comfy.model_management.unload_all_models()  # those of other tests
     ksampler(loaded.model, empty_latent(), steps=1)
     loaded.client.requests.clear()
     changed = pack[node]().run(loaded.model)[0]
