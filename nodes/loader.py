@@ -11,7 +11,7 @@ from ..parallel_backend.attention.kernels import AUTO, KERNELS
 from ..parallel_backend.checkpoint.checkpoint import Checkpoint
 from ..parallel_backend.checkpoint.opening import open_checkpoint
 from ..parallel_backend.checkpoint.single_file import SingleFile
-from ..parallel_backend.errors import BackendError, InvalidRequest
+from ..parallel_backend.errors import InvalidRequest
 from ..parallel_backend.layout.parallel_layout import ParallelLayout
 from ..parallel_backend.layout.suggestions import check_fits
 from ..parallel_backend.protocol.model_spec import Devices, DType, ModelSpec
@@ -19,6 +19,7 @@ from ..parallel_backend.vaes import vae_of
 from .backend import checkpoints
 from .backend.connection import Handle
 from .backend.devices import content_for, parse_devices
+from .backend.queued_checks import refusal_by
 from .bridges.announcements import Part, besides_the_model, flags_without_effect
 from .bridges.bridge import BackendText, Bridge
 from .bridges.compute_dtype import auto_dtype
@@ -140,15 +141,6 @@ def _run_by_ranks(bridge: Bridge) -> list[Part]:
     return ["model", *vae, *text]
 
 
-def check_devices(devices: Any) -> bool | str:
-    """Return why devices cannot work, or True. A linked value is not known yet."""
-    try:
-        parse_devices(devices or "all")
-    except BackendError as error:
-        return str(error)
-    return True
-
-
 def _inputs() -> list[Any]:
     return [
         io.Combo.Input(
@@ -194,7 +186,7 @@ class ParallelLoader(io.ComfyNode):  # type: ignore[misc]
 
     @classmethod
     @override
-    def validate_inputs(cls, model_name: Any = None, dtype: Any = "auto", devices: Any = "all") -> bool | str:
+    async def validate_inputs(cls, model_name: Any = None, dtype: Any = "auto", devices: Any = "all") -> bool | str:
         """Return why the inputs cannot work, or True.
 
         ComfyUI calls this when the prompt is queued, before any node runs. It checks linked inputs when
@@ -202,11 +194,7 @@ class ParallelLoader(io.ComfyNode):  # type: ignore[misc]
         """
         if model_name is None:
             return True
-        try:
-            open_model(model_name, dtype or "auto", devices or "all", None)
-        except BackendError as error:
-            return str(error)
-        return True
+        return await refusal_by(open_model, model_name, dtype or "auto", devices or "all", None)
 
     @classmethod
     @override

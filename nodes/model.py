@@ -8,6 +8,8 @@ from typing_extensions import override
 from ..parallel_backend.attention.kernels import AUTO, KERNELS
 from ..parallel_backend.errors import InvalidRequest
 from ..parallel_backend.layout.parallel_layout import ParallelLayout
+from .backend.devices import parse_devices
+from .backend.queued_checks import refusal_by
 from .bridges.announcements import flags_without_effect
 from .families.registry import bridge_for
 from .layout import LayoutType
@@ -15,7 +17,6 @@ from .loader import (
     ATTENTION_TOOLTIP,
     DEVICES_TOOLTIP,
     LAYOUT_TOOLTIP,
-    check_devices,
     handle_for,
     open_model,
     told_of_file,
@@ -69,9 +70,12 @@ class ParallelModel(io.ComfyNode):  # type: ignore[misc]
 
     @classmethod
     @override
-    def validate_inputs(cls, devices: Any = "all") -> bool | str:
-        """Return why the inputs cannot work, or True. ComfyUI calls this when the prompt is queued."""
-        return check_devices(devices)
+    async def validate_inputs(cls, devices: Any = "all") -> bool | str:
+        """Return why the inputs cannot work, or True. ComfyUI calls this when the prompt is queued.
+
+        A linked input is None here and is checked when the node runs.
+        """
+        return await refusal_by(parse_devices, devices or "all")
 
     @classmethod
     @override

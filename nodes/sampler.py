@@ -158,7 +158,7 @@ class ParallelSampler(io.ComfyNode):  # type: ignore[misc]
         seed, steps = as_int(seed, "seed"), as_int(steps, "steps")
         cfg, denoise = as_float(cfg, "cfg"), as_float(denoise, "denoise")
         latent = _checked_samples(model, latent_image)
-        layout = model.model.diffusion_model.handle.spec.layout
+        layout = model.target.handle.spec.layout
         reason = reason_for_comfyui(model, sampler_name, positive=positive, negative=negative)
         check_layout(layout, reason)
         shown = _show_loop(cls.hidden, reason)

@@ -12,8 +12,10 @@ from ..parallel_backend.errors import InvalidRequest
 from ..parallel_backend.vaes import vae_of
 from .backend import checkpoints
 from .backend.connection import Handle, progress_bar
+from .backend.devices import parse_devices
+from .backend.queued_checks import refusal_by
 from .bridges.announcements import flags_without_effect
-from .loader import DEVICES_TOOLTIP, check_devices, open_vae
+from .loader import DEVICES_TOOLTIP, open_vae
 from .picture_metadata import label_saved_images
 from .remote.adopt import COPY_TEXT, copy_vae, source_file
 from .remote.memory_file import MemoryFile
@@ -62,9 +64,12 @@ class ParallelVAE(io.ComfyNode):  # type: ignore[misc]
 
     @classmethod
     @override
-    def validate_inputs(cls, devices: Any = "all") -> bool | str:
-        """Return why the inputs cannot work, or True. ComfyUI calls this when the prompt is queued."""
-        return check_devices(devices)
+    async def validate_inputs(cls, devices: Any = "all") -> bool | str:
+        """Return why the inputs cannot work, or True. ComfyUI calls this when the prompt is queued.
+
+        A linked input is None here and is checked when the node runs.
+        """
+        return await refusal_by(parse_devices, devices or "all")
 
     @classmethod
     @override

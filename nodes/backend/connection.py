@@ -5,7 +5,6 @@ The client lives at module level because ComfyUI locks V3 node classes, which th
 
 import logging
 import sys
-import threading
 import time
 import weakref
 from collections.abc import Collection, Iterator, Mapping
@@ -37,6 +36,7 @@ from ...parallel_backend.protocol.messages import (
 from ...parallel_backend.protocol.model_spec import ModelSpec
 from ...parallel_backend.protocol.status import LoadedModel, RankStatus
 from . import comfyui_models, memory_ladder
+from .held_models import HeldModels
 from .progress_text import OnProgress, shown_progress
 
 PHASES: dict[type[RankRequest], str] = {
@@ -51,15 +51,10 @@ PHASES: dict[type[RankRequest], str] = {
 
 UNLOAD_PATIENCE = 10.0
 """Seconds that an unload waits for its turn; the ranks may be busy with another client's request."""
-FREE_DELAY = 5.0
-"""Seconds until the weights of a dropped model are freed; a loader that runs again may reuse them."""
 
-_Key = tuple[str, str, str]
 _clients: list[Client] = []
 _lost_devices = LostDevices()
 _shown_texts: dict[str, str] = {}
-_users: dict[_Key, set[object]] = {}
-_dropped: dict[_Key, ModelSpec] = {}
 
 
 def client() -> Client:
@@ -74,25 +69,11 @@ def use_client(replacement: Client) -> None:
     _clients[:] = [replacement]
 
 
-def free_dropped() -> None:
-    """Make the ranks free the models that no node holds. Never raises a ``BackendError``."""
-    for key in list(_dropped):
-        spec = _dropped.pop(key, None)
-        if spec and not _users.get(key) and _unload(spec) == "busy":
-            _dropped.setdefault(key, spec)
-            _free_dropped_soon()
-
-
-def _free_dropped_soon() -> None:
-    timer = threading.Timer(FREE_DELAY, free_dropped)
-    timer.daemon = True
-    timer.start()
-
-
 def _unload(spec: ModelSpec, *, only_cache: bool = False) -> Literal["freed", "busy", "failed"]:
     """Make the ranks free a model's weights, if ranks are running. The log says why that failed.
 
-    With ``only_cache`` they free what they keep for later requests instead.
+    Never raises an error: ComfyUI's memory management calls this while it does something else. With ``only_cache`` the
+    ranks free what they keep for later requests instead.
     """
     deadline = time.monotonic() + UNLOAD_PATIENCE
     try:
@@ -107,20 +88,17 @@ def _unload(spec: ModelSpec, *, only_cache: bool = False) -> Literal["freed", "b
     except BackendError as error:
         logging.warning("Parallel DiT: the ranks could not free memory: %s", error)
         return "freed" if isinstance(error, RankFailed) else "failed"  # dead processes hold no memory
+    except Exception:
+        logging.exception("Parallel DiT: the ranks could not be asked to free memory")
+        return "failed"
     return "freed"
 
 
-def _key(spec: ModelSpec) -> _Key:
-    return spec.path, spec.stamp, spec.dtype
+held_models = HeldModels(lambda spec: _unload(spec) != "busy")
 
 
-def _release(spec: ModelSpec, user: object) -> None:
-    # A finalizer may run at any point, even between the lines that register another user.
-    key = _key(spec)
-    _users[key].discard(user)
-    if not _users[key]:
-        _dropped[key] = spec
-        _free_dropped_soon()
+def _release(spec: ModelSpec, holder: object) -> None:
+    held_models.release(spec, holder)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,9 +127,9 @@ class Handle:
         """
         _lost_devices.forget()
         memory_ladder.forget(self.spec)
-        user = object()
-        _users.setdefault(_key(self.spec), set()).add(user)
-        weakref.finalize(self, _release, self.spec, user).atexit = False
+        holder = object()
+        held_models.hold(self.spec, holder)
+        weakref.finalize(self, _release, self.spec, holder).atexit = False
 
     @property
     def current(self) -> ModelSpec:
@@ -216,7 +194,7 @@ class Handle:
         """
         phase = PHASES[type(message)]
         self.show(phase)
-        free_dropped()
+        held_models.free_dropped()
         progressed = shown_progress(phase, self.show, on_progress)
         shared = comfyui_models.shared_gpus(self.spec.devices, self.ranks)
         call = RecoveringCall(
@@ -261,7 +239,7 @@ class Handle:
             raise
 
     def unload(self) -> None:
-        """Make running ranks free the weights. Never starts ranks and never raises a ``BackendError``."""
+        """Make running ranks free the weights. Never starts ranks and never raises an error."""
         freed = _unload(self.spec) == "freed"
         self.show("unloaded; weights load at next use" if freed else "the weights could not be freed yet")
 
@@ -285,12 +263,15 @@ class Handle:
 
 
 def show_on_node(node_id: str, text: str) -> None:
-    """Show a text on a node, if ComfyUI's server runs and the node does not show it yet."""
+    """Show a text on a node, if ComfyUI's server runs and the node does not show it yet. Never raises an error."""
     # A script has no server, and importing the module would half start one.
     server = getattr(getattr(sys.modules.get("server"), "PromptServer", None), "instance", None)
     if server is not None and _shown_texts.get(node_id) != text:
         _shown_texts[node_id] = text
-        server.send_progress_text(text, node_id)
+        try:
+            server.send_progress_text(text, node_id)
+        except Exception:
+            logging.exception("Parallel DiT: node %s cannot show its text", node_id)
 
 
 def progress_bar() -> OnProgress:

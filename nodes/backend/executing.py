@@ -7,13 +7,20 @@ from typing import Any
 from comfy_execution.graph_utils import is_link
 from comfy_execution.utils import get_executing_context
 
-_expanded: dict[str, Mapping[str, Any]] = {}
-"""Inputs of the nodes into which one of ours expanded, by their ids. ComfyUI's queue has the original nodes only."""
+_expanded: dict[str, dict[str, Mapping[str, Any]]] = {}
+"""Inputs of the nodes into which one of ours expanded, by their ids, by the prompt: the one that runs, or ran last.
+
+ComfyUI's queue has the original nodes only. Their ids repeat in other prompts.
+"""
 
 
 def remember_expanded(node_id: str, inputs: Mapping[str, Any]) -> None:
-    """Note the inputs of a node into which one of ours expands. Ids are unique as long as ComfyUI runs."""
-    _expanded[node_id] = inputs
+    """Note the inputs of a node into which one of ours expands in the prompt that runs."""
+    context = get_executing_context()
+    prompt_id = context.prompt_id if context else ""
+    if prompt_id not in _expanded:
+        _expanded.clear()
+    _expanded.setdefault(prompt_id, {})[node_id] = inputs
 
 
 def executing_lora(*, hook: bool = False) -> str:
@@ -28,7 +35,8 @@ def executing_lora(*, hook: bool = False) -> str:
     if context is None:
         return _UNNAMED
     prompt = _prompt(context.prompt_id)
-    own = _expanded.get(context.node_id) or prompt.get(context.node_id, {}).get("inputs", {})
+    expanded = _expanded.get(context.prompt_id, {}).get(context.node_id)
+    own = prompt.get(context.node_id, {}).get("inputs", {}) if expanded is None else expanded
     names = list(_loras(own)) or [
         name
         for node_id in _upstream(prompt, own)

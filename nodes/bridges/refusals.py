@@ -134,13 +134,17 @@ def check_layer_changes(patcher: Any, changed_layer: str | None) -> None:
     """
     replaced = sorted(name for name in patcher.object_patches if name.partition(".")[0] == TRANSFORMER)
     if replaced:
-        value = patcher.object_patches[replaced[0]]
-        action = "compiles" if type(value).__name__ == "OptimizedModule" else "replaces"  # torch's
-        raise layers_unavailable(f"a node {action} {replaced[0]}", maker(value))
+        raise transformer_replaced(replaced[0], patcher.object_patches[replaced[0]])
     wrapped = sorted(patcher.weight_wrapper_patches.keys() & patcher.model.state_dict().keys())
     if wrapped:
         raise layers_unavailable(f"a node computes the weight {wrapped[0]} anew at each use")
     check_changed_layer(changed_layer)
+
+
+def transformer_replaced(name: str, value: Any) -> "Unavailable":
+    """Return the refusal of something that a node has put into the place of the transformer or of a part of it."""
+    action = "compiles" if type(value).__name__ == "OptimizedModule" else "replaces"  # torch's
+    return layers_unavailable(f"a node {action} {name}", maker(value))
 
 
 def check_changed_layer(changed_layer: str | None) -> None:

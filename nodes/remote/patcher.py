@@ -1,6 +1,7 @@
 """The patcher of a parallel MODEL, and what it does before and during sampling."""
 
 import math
+from functools import partial
 from typing import Any, NoReturn
 
 import comfy.model_management
@@ -12,10 +13,12 @@ from torch import Tensor
 from typing_extensions import override
 
 from ...parallel_backend.errors import InvalidRequest
+from ..backend.connection import Handle
 from ..backend.memory import make_room
 from ..bridges.announcements import announce_attention, announce_callbacks, announce_text_only
 from ..bridges.refusals import (
     NESTED_LATENT,
+    TRANSFORMER,
     accepted_conds,
     check_branches,
     check_compute_dtype,
@@ -24,6 +27,7 @@ from ..bridges.refusals import (
     check_layer_changes,
     check_model_options,
     failed_for_layers,
+    transformer_replaced,
 )
 from .changing_patcher import ChangingPatcher
 from .recorded_step import one_request_per_step
@@ -40,9 +44,15 @@ class RemotePatcher(ChangingPatcher):
 
     @property
     def target(self) -> RemoteTransformer:
-        """See ``ChangingPatcher``."""
-        remote: RemoteTransformer = self.model.diffusion_model
-        return remote
+        """See ``ChangingPatcher``.
+
+        Raises:
+            InvalidRequest: a node has put another transformer into the model.
+        """
+        found = self.model.diffusion_model
+        if not isinstance(found, RemoteTransformer):
+            raise transformer_replaced(TRANSFORMER, found)
+        return found
 
     @override
     def _load_list(self, *args: Any, **kwargs: Any) -> list[Any]:
@@ -51,8 +61,12 @@ class RemotePatcher(ChangingPatcher):
 
     @override
     def get_all_callbacks(self, call_type: str) -> list[Any]:
-        """Return the callbacks of a kind. While calls are recorded there are none: they run with real predictions."""
-        return [] if self.target.recording_now else list(super().get_all_callbacks(call_type))
+        """Return the callbacks of a kind. While calls are recorded there are none: they run with real predictions.
+
+        Memory management asks for them, too, whatever a node has put into the transformer's place.
+        """
+        recording = getattr(self.model.diffusion_model, "recording_now", False)
+        return [] if recording else list(super().get_all_callbacks(call_type))
 
     def check_patches(self, patches: dict[Any, Any], lora: str, hook: Any = None) -> None:
         """Refuse a LoRA that fits nothing.
@@ -83,7 +97,7 @@ def remote_patcher(model: Any) -> RemotePatcher:
     patcher.add_wrapper_with_key(WrappersMP.OUTER_SAMPLE, KEY, _check_before_sampling)
     patcher.add_wrapper_with_key(WrappersMP.PREPARE_SAMPLING, KEY, _prepare_without_loading)
     patcher.add_wrapper_with_key(WrappersMP.CALC_COND_BATCH, KEY, one_request_per_step)
-    patcher.add_callback_with_key(CallbacksMP.ON_DETACH, KEY, _unload_ranks)
+    patcher.add_callback_with_key(CallbacksMP.ON_DETACH, KEY, partial(_unload_ranks, model.diffusion_model.handle))
     return patcher
 
 
@@ -105,7 +119,7 @@ def _check_before_sampling(
     if len(kwargs.get("latent_shapes") or ()) > 1:
         raise InvalidRequest(NESTED_LATENT)
     guider = executor.class_obj
-    remote: RemoteTransformer = guider.model_patcher.model.diffusion_model
+    remote: RemoteTransformer = guider.model_patcher.target
     check_latent(latent_image, remote.channels)
     check_branches(remote.handle.spec.layout, _branches(guider, sampler))
     _check_model(guider.model_patcher, guider.model_options)
@@ -201,7 +215,7 @@ def _add_to_loaded(patcher: Any) -> None:
     comfy.model_management.current_loaded_models.insert(0, entry)
 
 
-def _unload_ranks(patcher: Any, unpatch_all: bool) -> None:
+def _unload_ranks(handle: Handle, patcher: Any, unpatch_all: bool) -> None:
     """Free the ranks' weights when ComfyUI unloads the model (*Unload models*, ``/free``, or its own eviction)."""
     if unpatch_all:
-        patcher.model.diffusion_model.handle.unload()
+        handle.unload()

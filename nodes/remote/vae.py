@@ -260,7 +260,7 @@ class _HandleOwner(torch.nn.Module):
 
     def __init__(self, handle: Handle) -> None:
         super().__init__()
-        self.diffusion_model: Any = SimpleNamespace(handle=handle, recording_now=False)
+        self.diffusion_model: Any = SimpleNamespace(handle=handle)
 
 
 class _AbsentModule(torch.nn.Module):

@@ -3,15 +3,26 @@
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Protocol
 
 from ..errors import InvalidRequest
 from ..protocol.hosts import HostStatus
 from ..protocol.model_spec import FIRST, Devices
-from .client import Client
 from .devices import parse_devices
 
 
-def devices_of(client: Client, text: str) -> Devices:
+class KnowsHosts(Protocol):
+    """What a ``Client`` says about where its ranks run."""
+
+    @property
+    def remote(self) -> bool:
+        """Whether the backend is on another machine."""
+
+    def hosts(self) -> tuple[HostStatus, ...]:
+        """See ``Client``."""
+
+
+def devices_of(client: KnowsHosts, text: str) -> Devices:
     """Parse ``"all"``, ``"0,1"`` or ``"0,1,0@second,1@second"``, with numbers of a host's devices and its name.
 
     ``"all"`` are those of all hosts that have joined, and are of the first host's kind. A list without names is of the

@@ -108,16 +108,19 @@ def load_vae(checkpoint: Checkpoint, device: torch.device) -> Any:
     if checkpoint.path.is_dir():
         module = _load(vae_class, checkpoint, "vae", device, torch_dtype=torch.float32)
     else:
-        module = _load_from_file(vae_class, checkpoint, "vae", device)
+        module = load_whole(vae_class, checkpoint, "vae", device, torch.float32)
     vae_of(checkpoint).prepare(module)
     return module
 
 
-def _load_from_file(model_class: Any, checkpoint: Checkpoint, component: str, device: torch.device) -> nn.Module:
+def load_whole(
+    model_class: Any, checkpoint: Checkpoint, component: str, device: torch.device, dtype: torch.dtype
+) -> nn.Module:
+    """Load a diffusers model with all its weights; some classes keep a part of them in float32."""
     from . import partial
 
     source = WeightSource(checkpoint.stored(component), model_class.__name__)
-    module = partial.empty(model_class, checkpoint.config(component), torch.float32)
+    module = partial.empty(model_class, checkpoint.config(component), dtype)
     source.check(shapes_of(module))
     partial.fill(module, source, device)
     return module.eval().requires_grad_(False)

@@ -17,7 +17,7 @@ TEST = "mixtures/test_mixtures.py::test_the_mixtures_of_the_command"
 
 
 def main() -> int:
-    """Run the mixtures, print a line for each, and return 1 if one differs or fails otherwise than by a sentence."""
+    """Run the mixtures, print a line for each, and return 1 if one differs or fails but for a known refusal."""
     parser = argparse.ArgumentParser(prog="python -m tests.mixtures", description=__doc__.partition("\n")[0])
     parser.add_argument("--seed", type=int, default=0, help="of the first mixture (default %(default)s)")
     parser.add_argument("--count", type=int, default=50, help="of mixtures, with one seed after the other")

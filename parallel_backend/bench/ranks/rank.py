@@ -64,7 +64,7 @@ class Runner:
         self.device = start(options, threads=peer.threads)
         from ...models import FAMILIES
 
-        module = _module(Path(options.model), options.dtype).to(self.device)
+        module = _module(Path(options.model), options.dtype, self.device)
         self.family = FAMILIES[type(module).__name__](peer.prepare(module) if peer.prepare else module)
 
     def run(self, request: StepRequest) -> Result:
@@ -127,13 +127,16 @@ def start(options: argparse.Namespace, *, threads: int, eager: bool = False) -> 
     return device
 
 
-def _module(path: Path, dtype: str) -> Any:
+def _module(path: Path, dtype: str, device: "torch.device") -> Any:
     import diffusers
     import torch
 
-    config = msgspec.json.decode((path / "transformer" / "config.json").read_bytes())
-    module_class = getattr(diffusers, config["_class_name"])
-    return module_class.from_pretrained(path / "transformer", torch_dtype=getattr(torch, dtype)).eval()
+    from ...checkpoint.opening import open_checkpoint
+    from ...loading.load import load_whole
+
+    checkpoint = open_checkpoint(path)
+    module_class = getattr(diffusers, checkpoint.components["transformer"])
+    return load_whole(module_class, checkpoint, "transformer", device, getattr(torch, dtype))
 
 
 def _caught(call: Callable[[], Result]) -> Result:

@@ -1,12 +1,13 @@
 """How ComfyUI finds and shows the nodes: its V3 schema, folders, progress, previews, the web server."""
 
 from scripts.core_contract.entry import core_module
-from scripts.core_contract.kinds import Calls, Has, Mentions, Overrides
+from scripts.core_contract.kinds import Calls, Has, Mentions, Overrides, Passes
 
 LOADER, SAMPLER, LAYOUT, VAE = "nodes/loader.py", "nodes/sampler.py", "nodes/layout.py", "nodes/vae.py"
 CLASS_LABEL, CONNECTION, PREVIEWS = "nodes/class_label.py", "nodes/backend/connection.py", "nodes/remote/previews.py"
 PREFLIGHT, CHECKPOINTS = "nodes/remote/preflight.py", "nodes/backend/checkpoints.py"
 NODES = f"{LOADER} {SAMPLER} {LAYOUT} {VAE} {CLASS_LABEL}"
+CHECKED = f"{LOADER} nodes/model.py {VAE}"
 PACKS = "nodes/backend/packs.py"
 
 ENTRIES = (
@@ -56,7 +57,24 @@ ENTRIES = (
         ),
     ),
     *core_module(
+        "comfy_api.internal",
+        Passes(
+            "make_locked_method_func",
+            "asyncio.iscoroutinefunction(method)",
+            by=CHECKED,
+            why="a check may be a coroutine",
+            word="validate_inputs",
+        ),
+    ),
+    *core_module(
         "execution",
+        Passes(
+            "validate_inputs",
+            "resolve_map_node_over_list_results(ret)",
+            by=CHECKED,
+            why="checks of a queued prompt are awaited",
+            word="validate_inputs",
+        ),
         Mentions("", "OUTPUT_NODE", by=PREFLIGHT, why="which nodes of a prompt run"),
     ),
 )

@@ -1,5 +1,6 @@
 """Fixtures for tiny checkpoints: the same weights in ComfyUI's own models and behind our nodes."""
 
+import asyncio
 import gc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -36,6 +37,12 @@ def loader_node() -> Any:
         (loader.ParallelLoader,),
         {"hidden": SimpleNamespace(unique_id="7", prompt=None, dynprompt=DynamicPrompt({}))},
     )
+
+
+def validated(model_name: str, dtype: str = "fp32", devices: str = "0,1") -> bool | str:
+    """Return why Parallel Loader refuses inputs when a prompt is queued, or True."""
+    checked: bool | str = asyncio.run(loader.ParallelLoader.validate_inputs(model_name, dtype, devices))
+    return checked
 
 
 @dataclass(frozen=True)

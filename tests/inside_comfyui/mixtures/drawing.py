@@ -15,11 +15,7 @@ from natives import HEAVY
 from natives.loadable import CASES
 
 NAMES = tuple(name for name in CASES if name not in HEAVY)
-SCHEDULES = (
-    "simple", "normal", "beta", "karras", "sgm_uniform", "exponential", "ddim_uniform", "linear_quadratic",
-    "kl_optimal",
-)  # fmt: skip
-CFG = (1.0, 1.5, 4.0, 7.5)
+CFG = (1.0, 1.5, 2.5, 4.0, 6.0, 7.5)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +68,8 @@ class _Sampling:
         self.positive = conditioning(source, graph, parts=number.choice((1, 1, 2, 3)))
         self.negative = conditioning(source, graph, parts=number.choice((1, 1, 1, 2)))
         self.sampler = "euler" if source.chance(0.4) else number.choice(comfy.samplers.KSampler.SAMPLERS)
-        self.schedule, self.cfg = number.choice(SCHEDULES), number.choice(CFG)
+        self.schedule = number.choice(comfy.samplers.KSampler.SCHEDULERS)
+        self.cfg = source.number(graph, number.choice(CFG))
         self.steps, self.seed = number.choice((3, 4, 5)), number.randrange(1000)
 
     def run(self) -> Link:
@@ -83,6 +80,8 @@ class _Sampling:
         if self.source.chance(0.15):
             if self.source.chance(0.5):
                 self.model = changed(self.source, self.graph, self.model)
+            if self.source.chance(0.5):
+                latent = self.graph.add("LatentUpscaleBy", samples=latent, upscale_method="bilinear", scale_by=1.5)
             latent = self._whole(latent, denoise=0.5)
         return latent
 

@@ -7,10 +7,13 @@ from mixtures.source import Source
 
 RANGES = ((0.0, 0.5), (0.5, 1.0), (0.2, 0.8), (0.0, 1.0))
 TWEAKS = (
-    "ConditioningSetArea", "ConditioningSetAreaPercentage", "ConditioningSetAreaStrength", "ConditioningSetMask",
-    "ConditioningSetTimestepRange", "FluxGuidance", "ConditioningMultiply", "ConditioningConcat",
+    "ConditioningSetAreaStrength", "ConditioningSetTimestepRange", "FluxGuidance", "ConditioningMultiply",
     "ConditioningAverage", "ConditioningSetProperties", "ConditioningSetProperties",
 )  # fmt: skip
+IMAGE_AREAS = ("ConditioningSetArea", "ConditioningSetAreaPercentage")
+VIDEO_AREAS = ("ConditioningSetAreaPercentageVideo",)
+MASKS = ("ConditioningSetMask",)
+JOINS = ("ConditioningConcat",)
 
 
 def conditioning(source: Source, graph: Graph, *, parts: int) -> Link:
@@ -35,13 +38,12 @@ def _part(source: Source, graph: Graph) -> Link:
 
 def _changed(source: Source, graph: Graph, part: Link) -> Link:
     """Return a prompt behind one of ComfyUI's nodes; as it is, where this version lacks the node."""
-    kind, number = source.random.choice(TWEAKS), source.random
-    if kind == "ConditioningSetAreaPercentage" and source.video:
-        kind = "ConditioningSetAreaPercentageVideo"
+    kind, number = source.random.choice(_tweaks(source)), source.random
     inputs: dict[str, Any] = {"conditioning": part}
     if kind == "ConditioningSetArea":
         inputs |= {"width": number.choice((16, 24, 40)), "height": number.choice((16, 32))}
-        inputs |= {"x": number.choice((0, 8)), "y": number.choice((0, 8, 16)), "strength": number.choice((0.5, 1.0))}
+        inputs |= {"x": number.choice((0, 8)), "y": number.choice((0, 8, 16))}
+        inputs |= {"strength": source.number(graph, number.choice((0.5, 1.0)))}
     elif kind.startswith("ConditioningSetAreaPercentage"):
         inputs |= {"x": number.choice((0.0, 0.4)), "y": number.choice((0.0, 0.3)), "strength": 1.0}
     elif kind == "ConditioningSetAreaStrength":
@@ -57,6 +59,13 @@ def _changed(source: Source, graph: Graph, part: Link) -> Link:
     return graph.add(kind, **inputs) if kind in graph.kinds else part
 
 
+def _tweaks(source: Source) -> tuple[str, ...]:
+    """Return the nodes that ComfyUI alone can run with a model."""
+    areas = VIDEO_AREAS if source.video else IMAGE_AREAS
+    possible = ((areas, source.areas), (MASKS, source.masks), (JOINS, source.joins))
+    return (*TWEAKS, *(kind for kinds, fit in possible if fit for kind in kinds))
+
+
 def _area(source: Source) -> str:
     """Return how a mask limits what is computed. ComfyUI knows bounds in images alone."""
     return "mask bounds" if source.chance(0.3) and not source.video else "default"
@@ -66,7 +75,7 @@ def _properties(source: Source, graph: Graph) -> dict[str, Any]:
     found: dict[str, Any] = {"strength": source.random.choice((1.0, 0.7))}
     if source.chance(0.8):
         found["hooks"] = _hooks(source, graph)
-    if source.chance(0.3):
+    if source.masks and source.chance(0.3):
         found["mask"] = source.mask(graph)
     if source.chance(0.3):
         start, end = source.random.choice(RANGES)
@@ -82,7 +91,7 @@ def _hooks(source: Source, graph: Graph) -> Link:
 
 
 def _hook(source: Source, graph: Graph) -> Link:
-    strength = source.random.choice((0.4, 0.9, -0.5))
+    strength = source.random.choice((0.4, 0.9, -0.5))  # no tensor: ComfyUI multiplies it in place, once a layer
     hook = graph.add("CreateHookLoraModelOnly", lora_name=source.lora(), strength_model=strength)
     if source.chance(0.6):
         hook = graph.add("SetHookKeyframes", hooks=hook, hook_kf=_keyframes(source, graph))

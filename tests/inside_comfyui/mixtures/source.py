@@ -4,12 +4,15 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from helpers import loras
 from mixtures.graph import Graph, Link
 from natives.case import seeded
 from natives.loadable import CASES
 
+WITHOUT_AREAS = ("hunyuan_video", "ltx", "pixart")
+"""Families that ComfyUI alone cannot sample in areas of every size."""
 LORAS = ("plain", "plain", "plain", *loras.KINDS)
 """Kinds of LoRA files; plain ones are as frequent as they are in the world."""
 
@@ -50,15 +53,24 @@ class Source:
         name: the model's case.
         given: takes what the prompt's ``Given`` nodes output.
         files: takes the LoRAs that the prompt names.
+
+    Attributes:
+        batch: the number of samples.
+        video: whether latents have frames.
+        areas: whether prompts may have areas.
+        masks: whether they may have masks. In a video ComfyUI cannot sample both.
+        joins: whether prompts can be joined. ComfyUI does not join their masks.
     """
 
     def __init__(self, number: random.Random, name: str, given: dict[str, Any], files: set[LoraFile]) -> None:
         self.random, self.name, self.case, self._given, self._files = number, name, CASES[name], given, files
-
-    @property
-    def video(self) -> bool:
-        """Whether latents have frames."""
-        return len(self.case.latent) == 5
+        latent = self.case.samples()
+        samples = len(latent["samples"])
+        self.batch = number.choice((1, 2, 3)) if len(latent) == 1 and samples > 1 else samples
+        self.video = len(self.case.latent) == 5
+        self.areas = name.split()[0] not in WITHOUT_AREAS and not (self.video and self.chance(0.5))
+        self.masks = not (self.video and self.areas)
+        self.joins = "attention_mask" not in self.case.conditioning(0)[0][1]
 
     def chance(self, probability: float) -> bool:
         """Return True with a probability."""
@@ -69,6 +81,11 @@ class Source:
         key = str(len(self._given))
         self._given[key] = value
         return graph.add("Given", key=key)
+
+    def number(self, graph: Graph, value: float) -> float | Link:
+        """Return a number as a widget has it, or the output of a node that gives it as another kind of number."""
+        kind = self.random.choice((None, None, None, np.float64, torch.tensor))
+        return value if kind is None else self.given(graph, kind(value))
 
     def text(self, graph: Graph) -> Link:
         """Return a conditioning of one text."""
@@ -89,11 +106,8 @@ class Source:
     def latent(self, graph: Graph) -> Link:
         """Return a latent: empty or not, of one to three samples, with a mask or without."""
         latent = self.case.samples()
-        samples = torch.zeros_like(latent["samples"])
-        batch = self.random.choice((1, 2, 3)) if len(latent) == 1 and len(samples) > 1 else len(samples)
-        samples = samples[:1].repeat(batch, *[1] * (samples.ndim - 1))
-        if self.chance(0.4):
-            samples = seeded(self.random.randrange(8))(*samples.shape)
+        shape = (self.batch, *latent["samples"].shape[1:])
+        samples = seeded(self.random.randrange(8))(*shape) if self.chance(0.4) else torch.zeros(shape)
         link = self.given(graph, {**latent, "samples": samples})
         masked = self.chance(0.25) and "noise_mask" not in latent
         return graph.add("SetLatentNoiseMask", samples=link, mask=self.mask(graph)) if masked else link

@@ -8,24 +8,37 @@ import json
 import os
 import time
 from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import count, islice
 from typing import Any
 
 import comfy.utils
 import pytest
+import torch
 from any_folder_name.nodes.backend import connection
 from any_folder_name.nodes.layout import ParallelLayoutNode
 from any_folder_name.nodes.loader import ParallelLoader
 from any_folder_name.nodes.model import ParallelModel
 from any_folder_name.nodes.sampler import ParallelSampler
-from helpers.executor import Executor
+from helpers.executor import Executor, NodeFailed
 from helpers.freeing_client import FreeingClient
 from mixtures.drawing import Mixture, draw
 from mixtures.graph import alone
-from mixtures.running import Outcome, Runner, assumed_sizes
+from mixtures.running import Outcome, Runner, assumed_sizes, judged, sample_alone
 
 import nodes as core_nodes
 
 SEEDS = range(10)
+FAULTS: dict[str, dict[str, Any]] = {
+    "LoraLoaderModelOnly": {"strength_model": 0.72},
+    "CreateHookLoraModelOnly": {"strength_model": 0.41},
+    "SetHookKeyframes": {"hook_kf": None},
+    "ConditioningSetProperties": {"hooks": None},
+}
+"""Inputs by node that stand for what ours could get wrong."""
+SMALL = ("sd3", "pixart")
+"""Families whose models ComfyUI samples in a moment."""
 WANTED = os.environ.get("PARALLEL_DIT_MIXTURES", "")
 """The first seed and the number of mixtures, of the command."""
 
@@ -55,9 +68,61 @@ def test_mixtures_give_what_comfyui_alone_gives(kinds: dict[str, Any], runner: R
     assert len([each for each in outcomes if each.kind == "equal"]) >= len(SEEDS) // 2
 
 
+@pytest.mark.parametrize("node", FAULTS)
+def test_a_fault_is_seen(node: str, kinds: dict[str, Any], runner: Runner) -> None:
+    """In one of the first mixtures with the node: a negative prompt has no effect where the cfg is 1."""
+    assert any(_sees(runner, mixture, node) for mixture in islice(_with(node, kinds), 5))
+
+
+def _with(node: str, kinds: dict[str, Any]) -> Iterator[Mixture]:
+    """Yield mixtures of small models with a node."""
+    mixtures = (draw(seed, kinds) for seed in count())
+    small = (mixture for mixture in mixtures if all(name.split()[0] in SMALL for name in mixture.names))
+    return (each for each in small if any(found["class_type"] == node for found in each.prompt.values()))
+
+
+def _sees(runner: Runner, mixture: Mixture, node: str) -> bool:
+    wrong = {
+        key: each | {"inputs": each["inputs"] | (FAULTS[node] if each["class_type"] == node else {})}
+        for key, each in mixture.prompt.items()
+    }
+    runner.write(mixture)
+    try:
+        wanted = sample_alone(mixture)
+    except NodeFailed:
+        return False
+    return judged(mixture, wanted, sample_alone(replace(mixture, prompt=wrong))).kind == "differs"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [({"ring": 0}, "InvalidRequest: layout ring=0"), ({"balance": 3}, "AttributeError: 'int' object")],
+    ids=["by a sentence that REFUSALS lacks", "by an error"],
+)
+def test_what_only_ours_cannot_run_fails(
+    wrong: dict[str, int], message: str, kinds: dict[str, Any], runner: Runner
+) -> None:
+    mixture = next(_with("ParallelLayout", kinds))
+    for each in mixture.prompt.values():
+        each["inputs"].update(wrong if each["class_type"] == "ParallelLayout" else {})
+    outcome = runner.run(mixture)
+    assert (outcome.kind, outcome.wrong) == ("fails", True)
+    assert message in outcome.text
+
+
+def test_a_latent_that_is_not_finite_differs(kinds: dict[str, Any]) -> None:
+    """Whatever the other latents are."""
+    fine, broken = torch.ones(2), torch.tensor([1.0, torch.nan])
+    for found in ([fine, broken], [broken, fine]):
+        assert judged(draw(0, kinds), [fine, fine], found).kind == "differs"
+
+
 def test_a_seed_repeats_a_mixture(kinds: dict[str, Any]) -> None:
-    prompts = [draw(seed, kinds).prompt for seed in (3, 3, 4)]
-    assert prompts[0] == prompts[1] != prompts[2]
+    mixtures = [draw(seed, kinds) for seed in (3, 3, 4)]
+    assert mixtures[0].prompt == mixtures[1].prompt != mixtures[2].prompt
+    assert mixtures[0].loras == mixtures[1].loras
+    texts = [str(mixture.given) for mixture in mixtures]
+    assert texts[0] == texts[1] != texts[2]
 
 
 def test_the_mixtures_of_comfyui_alone_have_none_of_our_nodes(kinds: dict[str, Any]) -> None:

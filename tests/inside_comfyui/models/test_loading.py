@@ -18,7 +18,7 @@ from any_folder_name.nodes.loader import ParallelLoader
 from any_folder_name.parallel_backend.errors import InvalidRequest
 from any_folder_name.parallel_backend.layout.parallel_layout import ParallelLayout
 from any_folder_name.parallel_backend.protocol.messages import Progress
-from helpers.inside_fixtures import Loaded, empty_latent, ksampler, loader_node, parallel_sampler
+from helpers.inside_fixtures import Loaded, empty_latent, ksampler, loader_node, parallel_sampler, validated
 
 ONES = {"data": 1, "cfg": 1, "pipe": 1, "ring": 1, "ulysses": 1, "tensor": 1}
 
@@ -115,7 +115,7 @@ def test_a_name_that_leads_out_of_the_model_folders_is_no_model(
         (models.parent / f"secret.{suffix}").write_text("secret")
     with pytest.raises(InvalidRequest, match="no model "):
         load(name=name)
-    assert "no model " in str(ParallelLoader.validate_inputs(name, "fp32", "0,1"))
+    assert "no model " in str(validated(name))
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_unusable_folders_are_refused(models: Path, load: Callable[..., Loaded],
     write(models / "other channels", model_index=wan, transformer__config=config | {"out_channels": 12})
     with pytest.raises(InvalidRequest, match=message):
         load(name=name)
-    assert message.split(";")[0] in str(ParallelLoader.validate_inputs(name, "fp32", "0,1"))
+    assert message.split(";")[0] in str(validated(name))
 
 
 def test_loader_shows_ranks_layout_and_state(models: Path, load: Callable[..., Loaded]) -> None:

@@ -3,7 +3,7 @@
 import dataclasses
 import gc
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import comfy.lora
@@ -15,7 +15,7 @@ import comfy_extras.nodes_custom_sampler
 import pytest
 import torch
 from any_folder_name.nodes.backend import connection
-from any_folder_name.parallel_backend.errors import BackendError, Cancelled, InvalidRequest, RankFailed
+from any_folder_name.parallel_backend.errors import Cancelled, InvalidRequest, RankFailed
 from any_folder_name.parallel_backend.layout.parallel_layout import ParallelLayout
 from comfy_extras.nodes_easycache import EasyCacheNode
 from comfy_extras.nodes_perpneg import Guider_PerpNeg
@@ -194,7 +194,6 @@ def test_a_wrapper_that_changes_the_input_gets_its_prediction(native: Any, loade
 
 
 def test_an_interrupt_raises_comfyuis_own_exception(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
-    from any_folder_name.parallel_backend.errors import Cancelled
 
     def cancelled(*args: Any, interrupted: Any, **kwargs: Any) -> Any:
         comfy.model_management.interrupt_current_processing()
@@ -226,37 +225,11 @@ def test_weights_are_freed_with_the_last_holder_of_a_model(loaded: Loaded, monke
     for holder in holders:
         holder.keep_weights()
     del holder, holders[0]
-    connection.free_dropped()
+    connection.held_models.free_dropped()
     assert not loaded.client.of_kind("Unload")
     holders.clear()
-    connection.free_dropped()
+    connection.held_models.free_dropped()
     assert [message.model.path for message in loaded.client.of_kind("Unload")] == ["/dropped"]
-
-
-@pytest.mark.parametrize(
-    ("error", "counts"), [(Cancelled("its turn did not come"), (1, 2, 2)), (RankFailed("rank 0 died"), (1, 1, 1))]
-)
-def test_freeing_a_dropped_model_is_retried_only_while_the_ranks_are_busy(
-    loaded: Loaded, monkeypatch: pytest.MonkeyPatch, error: BackendError, counts: tuple[int, ...]
-) -> None:
-    spec = dataclasses.replace(loaded.model.model.diffusion_model.handle.spec, path="/busy")
-    answers: Iterator[BackendError | None] = iter([error, None])
-    requests: list[Any] = []
-
-    def call(message: Any, *args: Any, interrupted: Callable[[], bool], **kwargs: Any) -> dict[str, Any]:
-        requests.append(message)
-        answer = next(answers)
-        if answer:
-            raise answer
-        return {}
-
-    monkeypatch.setattr(loaded.client, "call", call)
-    monkeypatch.setattr(connection, "_free_dropped_soon", lambda: None)
-    connection._dropped[connection._key(spec)] = spec
-    for count in counts:
-        connection.free_dropped()
-        assert len(requests) == count
-    assert not connection._dropped
 
 
 def test_only_the_outputs_hold_a_model(load: Callable[..., Loaded]) -> None:

@@ -10,7 +10,7 @@ import folder_paths
 import pytest
 from any_folder_name.nodes.bridges.refusals import Unavailable
 from any_folder_name.parallel_backend.errors import InvalidRequest
-from helpers.inside_fixtures import Loaded, empty_latent, ksampler, relative_error
+from helpers.inside_fixtures import Loaded, empty_latent, ksampler, parallel_sampler, relative_error
 from helpers.packs import load_pack
 
 SOURCE = Path(__file__).parents[1] / "helpers" / "their_pack"
@@ -60,6 +60,24 @@ def test_a_node_of_another_pack_is_refused_by_its_name_and_says_what_to_use(
         sampled(pack[node], loaded.model)
     assert not loaded.client.requests
     ksampler(loaded.model, empty_latent(), steps=1)
+
+
+@pytest.mark.parametrize(
+    ("node", "what"), [("LegacyCompileLike", "a node compiles"), ("ReplaceLike", "a node of Their-Pack replaces")]
+)
+def test_a_model_with_another_transformer_is_refused_and_can_be_unloaded(
+    node: str, what: str, pack: dict[str, Any], load: Callable[..., Loaded]
+) -> None:
+    loaded = load()
+    comfy.model_management.unload_all_models()  # those of other tests
+    ksampler(loaded.model, empty_latent(), steps=1)
+    loaded.client.requests.clear()
+    changed = pack[node]().run(loaded.model)[0]
+    for sample in (ksampler, parallel_sampler):
+        with pytest.raises(InvalidRequest, match=f"^{what} diffusion_model; the layers .*: {REMOVE}"):
+            sample(changed, empty_latent())
+    comfy.model_management.unload_all_models()
+    assert [type(message).__name__ for message, _ in loaded.client.requests] == ["Unload"]
 
 
 def test_what_such_a_node_asks_for_is_an_attribute_error(pack: dict[str, Any], load: Callable[..., Loaded]) -> None:

@@ -124,6 +124,21 @@ def test_the_loras_that_reach_a_node_are_named(monkeypatch: pytest.MonkeyPatch) 
         assert executing.executing_lora() == "elsewhere.safetensors"
 
 
+def test_a_node_of_another_prompt_has_the_same_id_and_not_the_same_lora(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ComfyUI numbers the nodes that others expand into from the beginning in each prompt."""
+    monkeypatch.setattr(executing, "_prompt", lambda prompt_id: {})
+    for prompt_id in ("first", "second"):
+        with CurrentNodeContext(prompt_id, "3"):
+            executing.remember_expanded("3.0.1", {"lora_name": f"{prompt_id}.safetensors"})
+            executing.remember_expanded("3.0.2", {"strength": 1.0})
+        for node_id, name in (("3.0.1", f"{prompt_id}.safetensors"), ("3.0.2", "the LoRA")):
+            with CurrentNodeContext(prompt_id, node_id):
+                assert executing.executing_lora() == name
+    for other in ("first", "third"):
+        with CurrentNodeContext(other, "3.0.1"):
+            assert executing.executing_lora() == "the LoRA"
+
+
 def test_a_name_may_arrive_by_a_link(
     executor: Executor, folder: Path, native_loads: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

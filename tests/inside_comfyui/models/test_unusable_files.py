@@ -9,12 +9,12 @@ import folder_paths
 import pytest
 import torch
 from any_folder_name.nodes.families.registry import bridge_for
-from any_folder_name.nodes.loader import ParallelLoader, open_vae
+from any_folder_name.nodes.loader import open_vae
 from any_folder_name.nodes.remote.clip import checkpoint_clip
 from any_folder_name.nodes.remote.preflight import CLIP_OUTPUT, VAE_OUTPUT, check_output
 from any_folder_name.parallel_backend.checkpoint.opening import open_checkpoint
 from any_folder_name.parallel_backend.errors import InvalidRequest
-from helpers.inside_fixtures import loader_node
+from helpers.inside_fixtures import loader_node, validated
 from helpers.native_vaes import video_weights
 from natives.files import FILE_CASES, FIRST_FILES
 from safetensors.torch import save_file
@@ -61,14 +61,14 @@ def save(path: Path, *weights: Weights) -> Path:
     [(SCALE, "decoder.conv1.scale_weight belongs to no layer"), (INTEGERS, "has dtype I8, which is not supported")],
 )
 def test_a_vae_whose_weights_cannot_be_read_is_refused_before_it_decodes(
-    folder: Path, native: Any, changed: Weights, message: str
+    folder: Path, changed: Weights, message: str
 ) -> None:
-    path = save(folder / "whole.safetensors", transformer(native), vae(), changed)
+    path = save(folder / "whole.safetensors", transformer(FILE_CASES["wan t2v"].native()), vae(), changed)
     with pytest.raises(InvalidRequest, match=f"whole.safetensors.* {message}"):
         open_vae(path, "0,1", "1")
     with pytest.raises(InvalidRequest, match=f"{message}.*; load one with ComfyUI's Load VAE node instead"):
         check_output(open_checkpoint(path), VAE_OUTPUT)
-    assert ParallelLoader.validate_inputs("checkpoints/whole.safetensors", "fp32", "0,1") is True
+    assert validated("checkpoints/whole.safetensors") is True
     node = loader_node()
     node.hidden.prompt = {"9": {"class_type": "PreviewImage", "inputs": {"images": ["7", 2]}}}
     with pytest.raises(InvalidRequest, match=message):
@@ -84,7 +84,7 @@ def test_a_vae_whose_weights_cannot_be_read_is_refused_before_it_decodes(
 )
 def test_a_file_with_a_vae_alone_is_no_model(folder: Path, extra: Weights, message: str) -> None:
     path = save(folder / "whole.safetensors", vae(), extra)
-    assert message in str(ParallelLoader.validate_inputs("checkpoints/whole.safetensors", "fp32", "0,1"))
+    assert message in str(validated("checkpoints/whole.safetensors"))
     assert open_vae(path, "0,1", "1").checkpoint.components == {"vae": "AutoencoderKLWan"}
 
 

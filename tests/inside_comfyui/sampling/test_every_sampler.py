@@ -2,9 +2,11 @@
 
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import comfy.k_diffusion.sampling
 import comfy.samplers
 import pytest
 import torch
@@ -22,6 +24,8 @@ from helpers.inside_fixtures import (
     run_parallel_sampler,
 )  # fmt: skip
 from helpers.sensitivity import CLOSE, limit
+
+FAR = 1e-2
 
 
 def errors(names: Any, ours: Callable[[str], torch.Tensor], native: Any, **options: Any) -> dict[str, str]:
@@ -55,6 +59,35 @@ def test_every_sampler_of_the_list(native: Any, load_remote: Callable[..., Loade
     names = comfy.samplers.KSampler.SAMPLERS
     assert errors(names, ours, native, latent=empty_latent()) == {}
     assert {name for name, text in loops.items() if text == "steps run in the backend's loop"} == SAMPLERS.keys()
+
+
+def sample_theirs(
+    model: Any, x: torch.Tensor, sigmas: torch.Tensor, extra_args: dict[str, Any], **_: Any
+) -> torch.Tensor:
+    """Take midpoint steps in float64, as RES4LYF's samplers do: two calls a step, one of them between two sigmas."""
+
+    def slope(x: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
+        denoised: torch.Tensor = model(x, sigma.expand(len(x)), **extra_args)
+        return (x - denoised) / sigma
+
+    x, sigmas = x.double(), sigmas.double()
+    for sigma, following in pairwise(sigmas):
+        middle = (sigma + following) / 2
+        x = x + slope(x + slope(x, sigma) * (middle - sigma), middle) * (following - sigma)
+    return x.float()
+
+
+@pytest.mark.parametrize("layout", [ParallelLayout(ulysses=2), ParallelLayout(cfg=2)], ids=str)
+def test_a_sampler_of_another_pack(
+    layout: ParallelLayout, native: Any, load_remote: Callable[..., Loaded], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(comfy.k_diffusion.sampling, "sample_theirs", sample_theirs, raising=False)
+    monkeypatch.setattr(comfy.samplers.KSampler, "SAMPLERS", [*comfy.samplers.KSampler.SAMPLERS, "theirs"])
+    model, latent = load_remote(layout).model, empty_latent()
+    for sample in (ksampler, parallel_sampler):
+        found = partial(sample, model, latent)
+        assert errors(["theirs"], lambda name, found=found: found(sampler_name=name), native, latent=latent) == {}
+    assert relative_error(ksampler(native, latent, sampler_name="theirs"), ksampler(native, latent)) > FAR
 
 
 def test_samples_and_a_mask_are_cut_from_the_whole_noise(native: Any, load_remote: Callable[..., Loaded]) -> None:

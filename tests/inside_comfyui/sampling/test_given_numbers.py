@@ -128,6 +128,17 @@ def test_a_strength_that_is_no_number_is_refused_at_its_node(strength: Any, load
         loras.on_model(remote, (lora, strength))
 
 
+@pytest.mark.parametrize("strength", [torch.ones(2), torch.tensor(torch.nan)])
+def test_a_hooks_strength_that_is_no_number_is_refused(strength: Any, load_case: Callable[..., Any]) -> None:
+    case, remote = CASES["sd3 medium"], load_case("sd3 medium", ParallelLayout.parse("ulysses=2"))
+    hooks = comfy.hooks.create_hook_lora(_lora(case.native(), "plain"), strength, 0.0)
+    options = loras.options_of(case)
+    options["positive"] = node_helpers.conditioning_set_values(options["positive"], {"hooks": hooks})
+    for sample in (ksampler, parallel_sampler):
+        with pytest.raises(InvalidRequest, match=r"^the strength of the LoRA (has the shape \[2\]|is nan)"):
+            sample(remote, case.samples(), **options)
+
+
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
 def test_parallel_sampler_takes_them(native: Any, loaded: Loaded, kind: Callable[[float], Any]) -> None:
     plain = {"seed": 1, "steps": 3, "cfg": 4.0, "denoise": 0.5}

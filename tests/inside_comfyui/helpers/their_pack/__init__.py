@@ -90,6 +90,20 @@ class PerturbWeightsLike(Node):
             weights[name] = weights[name] + torch.normal(torch.zeros_like(weights[name]), 0.01).to("cpu")
 
 
+class LegacyCompileLike(Node):
+    """Does so at once, for all clones."""
+
+    def change(self, model, transformer):
+        model.model.diffusion_model = torch.compile(transformer, backend="eager")
+
+
+class ReplaceLike(Node):
+    """Puts a transformer of its own into the model."""
+
+    def change(self, model, transformer):
+        model.model.diffusion_model = Embedder()
+
+
 class SageAttentionLike(Node):
     """Chooses an attention kernel."""
 
