@@ -1,11 +1,12 @@
 """Make docs/nodes.md of what the sweep over ComfyUI's nodes has found: ``python -m scripts.node_table``."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 FOUND = ROOT / "tests" / "inside_comfyui" / "core_nodes.json"
+FOUND_IN_PACKS = FOUND.with_name("pack_nodes.json")
 PAGE = ROOT / "docs" / "nodes.md"
 
 COLUMNS = {"W": "same effect", "N": "no effect", "R": "refused", "F": "error"}
@@ -32,12 +33,22 @@ may also be refused for some of its inputs only; the error then says which. Node
 pages of Parallel Loader and Parallel Model.
 """
 
+PACKS = """
+## Nodes of other packs
 
-def page(found: Mapping[str, object]) -> str:
+Nodes of widespread packs that take and give a MODEL, tried in the same way with {models}. Their code is not in this \
+repository: `PARALLEL_DIT_PACKS` names a folder with packs, and `bash scripts/test.sh --grid test_packs` runs them. A \
+refusal names the node or its pack, and says what to use instead. RES4LYF's samplers give ComfyUI's own latents, to \
+3e-6 in float32 or to their own rounding.
+"""
+
+
+def page(found: Mapping[str, object], found_in_packs: Mapping[str, object]) -> str:
     """Return the text of the page.
 
     Args:
         found: the content of ``FOUND``.
+        found_in_packs: the content of ``FOUND_IN_PACKS``.
     """
     models, outcomes = found["models"], found["outcomes"]
     assert isinstance(models, list)
@@ -51,7 +62,19 @@ def page(found: Mapping[str, object]) -> str:
     ]
     for version in others:
         lines += ["", _differences(version, outcomes[version], outcomes[newest], models)]
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *_packs(found_in_packs)]) + "\n"
+
+
+def _packs(found: Mapping[str, object]) -> Iterator[str]:
+    """Yield the lines about other packs."""
+    models, packs = found["models"], found["packs"]
+    assert isinstance(models, list)
+    assert isinstance(packs, dict)
+    yield PACKS.format(models=", ".join(models))
+    yield f"| pack | node | {' | '.join(COLUMNS.values())} |"
+    yield f"|{'---|' * (2 + len(COLUMNS))}"
+    for pack, nodes in packs.items():
+        yield from (f"| {pack} {_row(node, letters, models)}" for node, letters in nodes.items())
 
 
 def _release(version: str) -> tuple[int, ...]:
@@ -91,7 +114,8 @@ def _listed(items: Iterable[str]) -> str:
 
 def main() -> None:
     """Write the page."""
-    PAGE.write_text(page(json.loads(FOUND.read_text(encoding="utf-8"))), encoding="utf-8")
+    found, in_packs = (json.loads(file.read_text(encoding="utf-8")) for file in (FOUND, FOUND_IN_PACKS))
+    PAGE.write_text(page(found, in_packs), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -6,6 +6,8 @@ from typing import Any, Literal
 
 import comfy.cli_args
 
+from .attention_choice import OVERRIDE
+
 Part = Literal["model", "vae", "text encoder"]
 _ATTENTION = "choose attention in Parallel Loader or Parallel Model"
 _NOTHING = "they have no such option"
@@ -88,6 +90,15 @@ def _as_flag(name: str, value: Any) -> str:
     values = [] if isinstance(value, bool) else sorted(each.value for each in value)
     dashed = name.replace("_", "-").replace("fp8-e", "fp8_e")
     return " ".join([f"--{dashed}", *values])
+
+
+def announce_attention(transformer_options: Mapping[str, Any]) -> None:
+    """Log, once, that a node's choice of torch's attention leaves the ranks' kernel as it is."""
+    if transformer_options.get(OVERRIDE):
+        _say_once(
+            "ModelAttentionBackend chooses torch's attention, and the input attention of Parallel Loader or Parallel "
+            "Model chooses the kernel that computes it in the ranks"
+        )
 
 
 def announce_unpatched(lora: str, names: Sequence[str]) -> None:

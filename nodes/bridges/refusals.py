@@ -14,11 +14,12 @@ from torch import Tensor
 from ...parallel_backend.errors import InvalidRequest
 from ...parallel_backend.layout.parallel_layout import ParallelLayout
 from ..backend.packs import calling_node, failed_node, maker
+from .attention_choice import OVERRIDE, chooses_torch
 from .instead import instead_of
 
 LAYER_OPTIONS = {
-    "patches": "changes what the model's layers compute, as HyperTile, FreeU and DiffSynth's ControlNets do",
-    "optimized_attention_override": "chooses an attention kernel, for which Parallel Loader has the input attention",
+    "patches": "changes what the model's layers compute, as HyperTile, FreeU and model patches (DiffSynth, Uni3C) do",
+    OVERRIDE: "chooses an attention kernel, for which Parallel Loader and Parallel Model have the input attention",
     "rope_options": "scales or shifts the positions inside the model, as ScaleROPE does",
 }
 """What a node does that leaves one of these keys in ``transformer_options``."""
@@ -110,7 +111,7 @@ def check_options(transformer_options: Mapping[str, Any]) -> None:
         InvalidRequest: there is such an option. The message says what the node does.
     """
     for option, action in LAYER_OPTIONS.items():
-        if transformer_options.get(option):
+        if transformer_options.get(option) and not (option == OVERRIDE and chooses_torch(transformer_options[option])):
             raise layers_unavailable(f"a node {action} ({option})", maker(transformer_options[option]))
     replaced = transformer_options.get(REPLACEMENTS) or {}
     others = [functions for kind, functions in replaced.items() if functions and kind != BLOCKS]

@@ -12,6 +12,9 @@ from torch import Tensor, nn
 
 from ..bridges.refusals import TRANSFORMER, layers_unavailable
 
+_COMPILED = ("training", "_is_torch_compile")
+"""What ``torch.compile`` sets on a layer. A MODEL with compiled layers is refused when it is sampled."""
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Layers:
@@ -53,6 +56,7 @@ class LayerPath:
 
     _layers: Layers
     _name: str
+    training = False
 
     def __init__(self, layers: Layers, name: str) -> None:
         vars(self).update(_layers=layers, _name=name)
@@ -102,16 +106,20 @@ class LayerPath:
     def __deepcopy__(self, memo: Any) -> "LayerPath":
         return self
 
-    def __setattr__(self, name: str, value: Any) -> NoReturn:
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _COMPILED:
+            return
         raise layers_unavailable(f"a node sets {TRANSFORMER}.{self._name}.{name}")
 
     def __delattr__(self, name: str) -> NoReturn:
         raise layers_unavailable(f"a node deletes {TRANSFORMER}.{self._name}.{name}")
 
-    def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
+    def forward(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Refuse to compute.
 
         Raises:
             InvalidRequest: always.
         """
         raise layers_unavailable(f"a node calls the layer {TRANSFORMER}.{self._name}")
+
+    __call__ = forward

@@ -15,7 +15,7 @@ from typing_extensions import override
 from ...parallel_backend.errors import InvalidRequest
 from ..backend.connection import Handle
 from ..backend.memory import make_room
-from ..bridges.announcements import announce_callbacks, announce_text_only
+from ..bridges.announcements import announce_attention, announce_callbacks, announce_text_only
 from ..bridges.refusals import (
     NESTED_LATENT,
     TRANSFORMER,
@@ -145,6 +145,7 @@ def _check_model(patcher: RemotePatcher, model_options: dict[str, Any]) -> None:
     patcher.target.begin_sampling()
     check_layer_changes(patcher, patcher.target.changed_layer())
     announce_callbacks(patcher.callbacks, own=KEY)
+    announce_attention(model_options.get("transformer_options", {}))
 
 
 def _branches(guider: Any, sampler: Any) -> int:

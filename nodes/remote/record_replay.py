@@ -9,6 +9,7 @@ many.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import comfy.utils
 import torch
 from torch import Tensor
 
@@ -62,6 +63,13 @@ def requests_of(calls: Sequence[BranchCall]) -> Iterator[range]:
 
 
 Predict = Callable[[list[BranchCall]], list[Tensor]]
+
+
+def chunks(inputs: Mapping[str, Tensor], batch: int, count: int) -> list[dict[str, Tensor]]:
+    """Repeat each input to the size of the batch, and cut all into ``count`` parts."""
+    whole = {name: comfy.utils.repeat_to_batch_size(tensor, batch) for name, tensor in inputs.items()}
+    parts = {name: tensor.chunk(count) for name, tensor in whole.items()}
+    return [{name: each[i] for name, each in parts.items()} for i in range(count)]
 
 
 class CallRecorder:

@@ -16,21 +16,31 @@ _PLAIN = (bool, int, float, str, type(None))
 
 
 class StandInWeight(nn.Parameter):
-    """A weight on the meta device, whose shape can be read. What changes a weight in place is refused."""
+    """A weight on the meta device, whose shape can be read. What reads its values or changes it in place is refused."""
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run a function of torch. Its result is a ``StandInWeight``, too, for it may be a view of this one.
 
         Raises:
-            InvalidRequest: the function changes a tensor.
+            InvalidRequest: the function changes a tensor, or needs its values.
         """
         name = func.__name__
         in_place = name.endswith("_") and not name.endswith("__") and name not in _HARMLESS
         if in_place or name in _SETTING or func == Tensor.data.__set__:  # type: ignore[attr-defined]
             raise layers_unavailable(f"a node changes a weight in place ({name.strip('_')})")
-        # Not ``nn.Parameter``'s, whose results are plain tensors.
-        return super(nn.Parameter, cls).__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
+        try:
+            # Not ``nn.Parameter``'s, whose results are plain tensors.
+            return super(nn.Parameter, cls).__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
+        except RuntimeError as error:
+            if "meta" not in str(error):
+                raise
+            raise layers_unavailable(f"a node reads the values of weights ({name.strip('_')})") from error
+
+
+def stand_in_weights(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return a ``StandInWeight`` for each weight on the meta device."""
+    return {name: StandInWeight(weight, requires_grad=False) for name, weight in weights.items()}
 
 
 _HARMLESS = ("requires_grad_", "retain_grad_")

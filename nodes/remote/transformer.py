@@ -6,7 +6,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NoReturn
 
-import comfy.utils
 import torch
 from torch import Tensor, nn
 
@@ -25,8 +24,8 @@ from ..bridges.refusals import (
 from ..bridges.skipped_layers import skipped_blocks
 from .layer_path import Layers
 from .looks_native import LooksNative
-from .record_replay import BranchCall, CallRecorder, CallReplayer, requests_of
-from .stand_in_layers import StandInLayers
+from .record_replay import BranchCall, CallRecorder, CallReplayer, chunks, requests_of
+from .stand_in_layers import StandInLayers, stand_in_weights
 from .weight_changes import WeightChanges
 
 DTYPES: dict[str, torch.dtype] = {
@@ -62,7 +61,7 @@ class RemoteTransformer(LooksNative, nn.Module):
         self.weights = bridge.weights(module)
         self.changes = WeightChanges()
         self._stand_ins = StandInLayers(nn.Module() if module is None else module)
-        self._paths = Layers(weights=self.weights.tensors, classes=self._stand_ins.classes)
+        self._paths = Layers(weights=stand_in_weights(self.weights.tensors), classes=self._stand_ins.classes)
         self._interceptor: CallRecorder | CallReplayer | None = None
         self._checked: set[type] = set()
         for name, value in (self._stand_ins.numbers | bridge.attributes()).items():
@@ -178,7 +177,7 @@ class RemoteTransformer(LooksNative, nn.Module):
     def state_dict(self, *args: Any, destination: Any = None, prefix: str = "", **_: Any) -> Any:
         """Return meta tensors under ComfyUI's names, from which its LoRA nodes learn what they would change."""
         destination = {} if destination is None else destination
-        destination.update({prefix + name: tensor for name, tensor in self.weights.tensors.items()})
+        destination.update({prefix + name: tensor for name, tensor in self._paths.weights.items()})
         return destination
 
     @property
@@ -234,7 +233,7 @@ class RemoteTransformer(LooksNative, nn.Module):
         indices = list(transformer_options.get("cond_or_uncond") or [0])
         calls = [
             BranchCall(index=index, inputs=each, latent=latent, changes=self.changes, skipped=skipped)
-            for index, each in zip(indices, _chunks(inputs, len(inputs[latent]), len(indices)), strict=True)
+            for index, each in zip(indices, chunks(inputs, len(inputs[latent]), len(indices)), strict=True)
         ]
         answers = self._interceptor.answer(calls, self.request) if self._interceptor else self.request(calls)
         return torch.cat([answer.to(device=inputs[latent].device) for answer in answers])
@@ -295,10 +294,3 @@ class RemoteTransformer(LooksNative, nn.Module):
         if layout is None or layout.cfg <= branches:
             return spec
         return replace(spec, layout=replace(layout, cfg=branches))
-
-
-def _chunks(inputs: Mapping[str, Tensor], batch: int, count: int) -> list[dict[str, Tensor]]:
-    """Repeat each input to the size of the batch, and cut all into ``count`` parts."""
-    whole = {name: comfy.utils.repeat_to_batch_size(tensor, batch) for name, tensor in inputs.items()}
-    chunks = {name: tensor.chunk(count) for name, tensor in whole.items()}
-    return [{name: parts[i] for name, parts in chunks.items()} for i in range(count)]

@@ -34,7 +34,9 @@ ENTRIES = (
         Calls(
             "ProgressBar.update_absolute(value, total, preview)", by=f"{CONNECTION} {PREVIEWS}", why="steps, previews"
         ),
-        Calls("repeat_to_batch_size(tensor, batch_size)", by="nodes/remote/transformer.py", why="inputs of one sample"),
+        Calls(
+            "repeat_to_batch_size(tensor, batch_size)", by="nodes/remote/record_replay.py", why="inputs of one sample"
+        ),
         Calls(
             "state_dict_prefix_replace(state_dict, replace_prefix)", by="nodes/remote/clip.py", why="names of weights"
         ),

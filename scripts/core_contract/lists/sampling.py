@@ -7,7 +7,9 @@ NODE, SAMPLER, LOOP = "nodes/sampler.py", "nodes/remote/backend_sampler.py", "no
 PATCHER, MODEL, STEP, ADDED = (
     f"nodes/remote/{name}.py" for name in ("patcher", "transformer", "recorded_step", "added_to_steps")
 )
-REFUSALS, CUSTOM_MODEL = "nodes/bridges/refusals.py", "nodes/bridges/custom_model.py"
+REFUSALS, CUSTOM_MODEL, CHOICE = (
+    f"nodes/bridges/{name}.py" for name in ("refusals", "custom_model", "attention_choice")
+)
 
 ENTRIES = (
     *core_module(
@@ -203,7 +205,8 @@ ENTRIES = (
     ),
     *core_module(
         "comfy.ldm.modules.attention",
-        Mentions("wrap_attn", "optimized_attention_override", by=REFUSALS, why="refused: attention runs in the ranks"),
+        Mentions("wrap_attn", "optimized_attention_override", by=CHOICE, why="refused: attention runs in the ranks"),
+        Has("", "attention_pytorch", by=CHOICE, why="the choice of a node that the ranks follow"),
     ),
     *core_module(
         "comfy_api.torch_helpers.torch_compile",

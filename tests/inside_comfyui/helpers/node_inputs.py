@@ -1,11 +1,15 @@
 """Inputs for ComfyUI's nodes that take and give a MODEL or a CONDITIONING, chosen so that a node has an effect."""
 
+import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
 import comfy.controlnet
+import comfy.model_patcher
+import comfy.ops
+import torch
 from helpers.loras import Lora
 from natives.case import seeded
 from torch import Tensor
@@ -33,6 +37,7 @@ VALUES: dict[str, dict[str, Any]] = {
     "LoraLoader": {"clip": None},
     "LoraLoaderBypass": {"clip": None},
     "LTXVContextWindows": {"context_length": 9, "context_overlap": 8},
+    "LTXVSpatioTemporalGuidance": {"blocks": "0, 1"},
     "ModelComputeDtype": {"dtype": "bf16"},
     "ModelNoiseScale": {"noise_scale": 1.3},
     "ScaleROPE": {"scale_x": 2.0, "scale_y": 2.0},
@@ -176,8 +181,21 @@ def _model_patch(scene: Scene) -> SimpleNamespace:
         additional_in_dim=0,
         process_input_latent_image=lambda latent: latent,
         audio_proj=FakeAudioProjection(),
+        cond_in_channels=3,
     )
     return SimpleNamespace(model=module)
+
+
+def _uni3c(scene: Scene) -> Any:
+    """Return a small Uni3C ControlNet for Wan, as ComfyUI loads it. Older versions have none."""
+    module = importlib.import_module("comfy.ldm.wan.uni3c").WanUni3CControlnet(
+        conv_out_dim=48, dim=48, ffn_dim=64, num_heads=3, num_layers=2, time_embed_dim=48, out_proj_dim=48,
+        mid_channels=32, dtype=torch.float32, operations=comfy.ops.manual_cast,
+    )  # fmt: skip
+    for place, weight in enumerate(module.parameters()):
+        weight.data = seeded(place)(*weight.shape) * 0.3
+    cpu = torch.device("cpu")
+    return comfy.model_patcher.ModelPatcher(module, load_device=cpu, offload_device=cpu)
 
 
 OBJECTS: Mapping[str, Callable[[Scene], Any]] = {
@@ -205,6 +223,9 @@ OBJECTS: Mapping[str, Callable[[Scene], Any]] = {
     "COMFY_AUTOGROW_V3": lambda scene: {"image0": seeded(8)(1, *scene.pixels[1:], 3).sigmoid()},
 }  # fmt: skip
 """Objects by type. Where they hold numbers, these are random."""
+
+OF_NODES: Mapping[tuple[str, str], Callable[[Scene], Any]] = {("WanUni3CControlnetApply", "model_patch"): _uni3c}
+"""Objects for inputs of nodes that take only one kind of a type."""
 
 
 def apply(node: str, kind: Any, scene: Scene) -> Scene:
@@ -251,6 +272,8 @@ def _value(node: str, name: str, kind: Any, options: Mapping[str, Any], scene: S
     """
     if name in VALUES.get(node, {}):
         return VALUES[node][name]
+    if (node, name) in OF_NODES:
+        return OF_NODES[node, name](scene)
     if name == "lora_name":
         return f"{scene.family}.safetensors"
     if kind == "CONDITIONING":

@@ -49,10 +49,10 @@ class Subject:
     patch: Callable[[Any], Any]
 
 
-def native_subject(name: str) -> Subject:
-    """Return a model of ComfyUI's own class."""
+def native_subject(name: str, *, fresh: bool = False) -> Subject:
+    """Return a model of ComfyUI's own class, which other tests use, too, unless it is to be a fresh one."""
     case = CASES[NATIVE[name]]
-    model = case.patch(native_case(NATIVE[name]))
+    model = case.patch(case.native() if fresh else native_case(NATIVE[name]))
     scene = Scene(
         family=NATIVE[name].split()[0], lora=loras.plain(case.native(), "diffusion_model.", rank=3, seed=1),
         model=model, positive=case.conditioning(1), negative=case.conditioning(2, case.shorter),

@@ -72,7 +72,6 @@ VALUES: dict[str, dict[str, Any]] = {
     "TorchCompileModelSD35": _EAGER,
     "TorchCompileModelWanVideoV2": _EAGER,
     "TorchCompileModels": _EAGER,
-    "VelocatorQuantizeModel": {"quantize": True},
 }
 """Values that are not a node's defaults, where those have no effect, or take a minute to compile."""
 TEACACHE = {"ltx": "ltxv", "hunyuan_video": "hunyuan_video", "wan": "wan2.1_t2v_1.3B", "z_image": "lumina_2"}

@@ -12,15 +12,16 @@ ROUNDING = 10
 """How much more than ``CHANGES`` the ranks' rounding may change a prediction."""
 
 
-def limit(model: Any, sample: Callable[[Any], torch.Tensor], reference: torch.Tensor) -> float:
+def limit(model: Any, sample: Callable[[Any], torch.Tensor], reference: torch.Tensor, *, close: float = CLOSE) -> float:
     """Return how far a result may be from ComfyUI's.
 
     Args:
         model: ComfyUI's own.
         sample: samples with it.
         reference: what that gives.
+        close: how far any result may be.
     """
-    return max(CLOSE, *(ROUNDING * relative_error(_with(model, sample, change), reference) for change in CHANGES))
+    return max(close, *(ROUNDING * relative_error(_with(model, sample, change), reference) for change in CHANGES))
 
 
 def _with(model: Any, sample: Callable[[Any], torch.Tensor], change: float) -> torch.Tensor:

@@ -58,6 +58,18 @@ def test_what_a_loaded_clone_has_in_place_of_the_models_own_is_not_taken_over(
     assert relative_error(parallel, latent(executor.run(prompt("1", **elsewhere)))) < 1e-4
 
 
+@pytest.mark.newest
+def test_torchs_attention_is_left_to_the_ranks(executor: Executor, small_native: Any) -> None:
+    Given.values["model"] = small_native
+    inputs = {"model": ["1", 0], "attention": "pytorch attention"}
+    nodes: Prompt = {
+        "1": {"class_type": "Given", "inputs": {"key": "model"}},
+        "2": {"class_type": "ModelAttentionBackend", "inputs": inputs},
+    }
+    parallel = latent(executor.run(prompt("3", **nodes)))
+    assert relative_error(parallel, latent(executor.run(prompt("2", **nodes)))) < 1e-4
+
+
 @pytest.mark.usefixtures("executor")
 def test_comfyuis_copy_is_released_where_nothing_else_holds_it() -> None:
     source: Any = CASE.native()

@@ -5,11 +5,15 @@ from pathlib import Path
 from typing import Any
 
 import comfy.cli_args
+import comfy.ldm.modules.attention
 import pytest
 import torch
+from any_folder_name.nodes.bridges import announcements
 from any_folder_name.nodes.bridges.announcements import FLAGS, flags_without_effect
+from any_folder_name.nodes.remote.added_to_steps import added_to_steps
 from any_folder_name.parallel_backend.errors import InvalidRequest
 from comfy.patcher_extension import PatcherInjection
+from comfy_extras import nodes_model_advanced
 from comfy_extras.nodes_pag import PerturbedAttentionGuidance
 from comfy_extras.nodes_torch_compile import TorchCompileModel
 from helpers.inside_fixtures import Loaded, empty_latent, ksampler, loader_node, parallel_sampler
@@ -36,7 +40,7 @@ PATCHES: dict[str, tuple[Patch, str]] = {
     "ScaleROPE": (option("rope_options", {"scale_x": 2.0}), "a node scales or shifts the positions .* ScaleROPE"),
     "attention": (
         option("optimized_attention_override", print),
-        "a node chooses an attention kernel, .* Parallel Loader has",
+        "a node chooses an attention kernel, .* Parallel Loader and Parallel Model have",
     ),
 }
 
@@ -49,6 +53,29 @@ def test_nodes_are_refused_before_sampling(
     with pytest.raises(InvalidRequest, match=f"^{message}.*: remove that node"):
         sample(patch(loaded.model.clone()), empty_latent())
     assert not loaded.client.requests
+
+
+@pytest.mark.newest
+@pytest.mark.parametrize("sample", [ksampler, parallel_sampler])
+def test_torchs_attention_is_left_to_the_ranks(
+    loaded: Loaded, sample: Callable[..., Any], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(announcements, "_said", set())
+    model = nodes_model_advanced.ModelAttentionBackend().patch(loaded.model, "pytorch attention")[0]
+    results = [sample(each, empty_latent()) for each in (model, loaded.model, model)]
+    assert torch.equal(results[0], results[1])
+    assert added_to_steps(model) == ""
+    (text,) = [record.message for record in caplog.records if "ModelAttentionBackend" in record.message]
+    assert "the input attention of Parallel Loader or Parallel Model chooses the kernel" in text
+
+
+@pytest.mark.newest
+@pytest.mark.parametrize("sample", [ksampler, parallel_sampler])
+def test_another_attention_is_refused(loaded: Loaded, sample: Callable[..., Any]) -> None:
+    model = loaded.model.clone()
+    model.set_model_optimized_attention(comfy.ldm.modules.attention.attention_split)
+    with pytest.raises(InvalidRequest, match=r"^a node chooses an attention kernel"):
+        sample(model, empty_latent())
 
 
 def walk(model: Any, seen: Callable[[torch.nn.Module], None]) -> Any:

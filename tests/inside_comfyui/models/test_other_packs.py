@@ -22,6 +22,8 @@ REFUSED = {
     "RegionalLike": (r"replaces diffusion_model\.__class__", REMOVE),
     "LegacyRegionalLike": ("makes Regional of the model's layers", REMOVE),
     "CompileLike": ("compiles diffusion_model", REMOVE),
+    "CompileBlocksLike": ("compiles the model, as TorchCompileModel does", REMOVE),
+    "PerturbWeightsLike": (r"reads the values of weights \(to\)", REMOVE),
     "SageAttentionLike": (
         "chooses an attention kernel, .*",
         "the input attention of Parallel Loader or Parallel Model",
@@ -30,7 +32,7 @@ REFUSED = {
     "RopeLike": (r"replaces diffusion_model\.rope_embedder", REMOVE),
     "SkipLayerLike": ("replaces double_block 0 of the model, .*", "use ComfyUI's SkipLayerGuidanceDiT instead"),
 }
-UNNAMED = ("RegionalLike", "CompileLike", "RopeLike")
+UNNAMED = ("RegionalLike", "CompileLike", "CompileBlocksLike", "RopeLike")
 """What these set has no code of the node: its pack is named, or nothing."""
 
 

@@ -4,10 +4,14 @@ import json
 
 from scripts import node_table
 
+IN_PACKS = node_table.FOUND_IN_PACKS
+
 
 def test_the_page_is_up_to_date():
-    found = json.loads(node_table.FOUND.read_text(encoding="utf-8"))
-    assert node_table.PAGE.read_text(encoding="utf-8") == node_table.page(found), "run python -m scripts.node_table"
+    found, in_packs = (json.loads(file.read_text(encoding="utf-8")) for file in (node_table.FOUND, IN_PACKS))
+    assert node_table.PAGE.read_text(encoding="utf-8") == node_table.page(found, in_packs), (
+        "run python -m scripts.node_table"
+    )
 
 
 def test_nothing_is_unknown():
@@ -15,6 +19,10 @@ def test_nothing_is_unknown():
     for outcomes in found["outcomes"].values():
         assert all(set(letters) <= {*node_table.COLUMNS, "-"} for letters in outcomes.values())
         assert all(len(letters) == len(found["models"]) for letters in outcomes.values())
+    in_packs = json.loads(IN_PACKS.read_text(encoding="utf-8"))
+    for nodes in in_packs["packs"].values():
+        assert all(set(letters) <= {*node_table.COLUMNS} for letters in nodes.values())
+        assert all(len(letters) == len(in_packs["models"]) for letters in nodes.values())
 
 
 def test_a_row_names_the_fewest_models():
@@ -25,7 +33,8 @@ def test_a_row_names_the_fewest_models():
             "0.10.0": {"Mixed": "WWWR", "New": "-RRW", "Gone": "FFFF"},
         },
     }
-    text = node_table.page(found)
+    text = node_table.page(found, {"models": ["A", "B"], "packs": {"Their-Pack": {"Cache": "RW"}}})
+    assert "| Their-Pack | Cache | B |  | A |  |" in text
     assert "ComfyUI 0.10.0 that takes" in text
     assert "| Mixed | all but D |  | D |  |" in text
     assert "| New | D |  | all but D |  |" in text

@@ -5,6 +5,7 @@ from unittest.mock import patch
 import comfy.model_management
 import torch
 from comfy.ldm.wan.model import WanModel
+from comfy_api.torch_helpers import set_torch_compile_wrapper
 
 
 class Node:
@@ -67,6 +68,26 @@ class CompileLike(Node):
 
     def change(self, model, transformer):
         model.add_object_patch("diffusion_model", torch.compile(transformer, backend="eager"))
+
+
+class CompileBlocksLike(Node):
+    """Compiles blocks, and has words of its own for what goes wrong."""
+
+    def change(self, model, transformer):
+        keys = [f"diffusion_model.blocks.{place}" for place in range(len(transformer.blocks))]
+        try:
+            set_torch_compile_wrapper(model=model, keys=keys, backend="eager")
+        except Exception as error:
+            raise RuntimeError("Failed to compile model") from error
+
+
+class PerturbWeightsLike(Node):
+    """Reads the values of weights."""
+
+    def change(self, model, transformer):
+        weights = transformer.state_dict()
+        for name in weights:
+            weights[name] = weights[name] + torch.normal(torch.zeros_like(weights[name]), 0.01).to("cpu")
 
 
 class LegacyCompileLike(Node):
