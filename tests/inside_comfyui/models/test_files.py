@@ -153,7 +153,12 @@ def test_sampling_from_a_file_equals_comfyui(name: str, load_file: Callable[...,
 
 @pytest.mark.newest
 @pytest.mark.parametrize(
-    ("stored", "size"), [(None, (34, 40)), (None, (90, 112)), (64, (34, 40)), (64, (130, 64)), (32, (90, 112))], ids=str
+    ("stored", "size"),
+    [
+        *[(None, (34, 40)), (64, (34, 40)), (32, (90, 112))],
+        *[pytest.param(*case, marks=pytest.mark.grid) for case in ((None, (90, 112)), (64, (130, 64)))],
+    ],
+    ids=str,
 )
 def test_pixart_places_tokens_as_comfyui(
     stored: int | None, size: tuple[int, int], files: Path, load_remote: Callable[..., Loaded]

@@ -31,7 +31,7 @@ from safetensors.torch import load_file, save_file
 CLOSE = 1e-4
 BEGINNINGS = ("model.diffusion_model.", "net.", "model.", "model.model.")
 """What ComfyUI's ``unet_prefix_from_state_dict`` knows."""
-NAMES = [pytest.param(name, marks=pytest.mark.newest if name in HEAVY else ()) for name in FIRST]
+NAMES = [pytest.param(name, marks=pytest.mark.grid if name in HEAVY else ()) for name in FIRST]
 Weights = Mapping[str, torch.Tensor]
 
 
