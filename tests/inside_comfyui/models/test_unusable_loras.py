@@ -92,7 +92,7 @@ def test_a_lora_whose_names_comfyui_does_not_know_is_refused_with_the_first(
 
 
 def test_a_strength_that_is_not_finite_is_refused(load: Callable[..., Loaded]) -> None:
-    with pytest.raises(InvalidRequest, match="^the strength of the LoRA is nan: a finite number is needed"):
+    with pytest.raises(InvalidRequest, match="the strength of the LoRA is nan: a finite number is needed"):
         loras.on_model(load().model, ({f"{LAYER}.{end}": tensor for end, tensor in FITS.items()}, math.nan))
 
 
