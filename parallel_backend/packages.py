@@ -4,6 +4,7 @@ Environments of ComfyUI are full of packages that are broken, or older than the 
 and transformers import each optional package that is installed, so one of these ends the import of every model.
 """
 
+import errno
 import importlib
 import importlib.metadata
 import importlib.util
@@ -32,6 +33,8 @@ framework whose name is in ``sys.modules``."""
 
 REQUIREMENTS = Path(__file__).resolve().parents[1] / "requirements.txt"
 _OURS = __package__.rpartition(".")[2]
+_LACKS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC)
+"""Errors of the operating system by which an import fails of a sound package: the machine lacks something."""
 _MAX_TEXT = 300
 """Characters of an import's error that are quoted."""
 
@@ -92,6 +95,8 @@ def broken_by(error: BaseException) -> BrokenPackage | None:
         error = error.__cause__
     if isinstance(error, BrokenPackage):
         return error
+    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in _LACKS):
+        return None
     importing = [name for name in _importing(error) if name != _OURS]
     named = error.name.partition(".")[0] if isinstance(error, ImportError) and error.name else ""
     culprit = named or next(reversed(importing), "")

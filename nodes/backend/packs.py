@@ -14,8 +14,13 @@ _OWN = str(Path(__file__).parents[2])
 
 
 def calling_node() -> str:
-    """Return the node whose code is being run, such as ``TeaCache of ComfyUI-TeaCache``; nothing for ComfyUI's own."""
-    return _node(_stack())
+    """Return the node whose code calls ours, such as ``TeaCache of ComfyUI-TeaCache``; nothing if ComfyUI's code does.
+
+    Libraries call on behalf of those who call them. What is farther out than ComfyUI's code need not have to do with
+    the call: other people's samplers and wrappers are around everything.
+    """
+    codes = [code for code in _stack() if not _is_in(_OWN, code.co_filename)]
+    return _node(codes) if _first_owner_is_a_pack(codes) else ""
 
 
 def failed_node(error: BaseException) -> str:
@@ -24,8 +29,7 @@ def failed_node(error: BaseException) -> str:
     Libraries raise errors on behalf of those who call them.
     """
     codes = [*reversed([*_traceback(error)])]
-    owners = (_pack(code.co_filename) or _is_core_or_ours(code.co_filename) for code in codes)
-    return _node(codes) if isinstance(next(filter(None, owners), None), str) else ""
+    return _node(codes) if _first_owner_is_a_pack(codes) else ""
 
 
 def maker(value: Any) -> str:
@@ -75,13 +79,23 @@ def _node(codes: Iterable[CodeType]) -> str:
 def _pack(file: str) -> str:
     """Return the pack of a file of code, or nothing if it is in none, or ours."""
     for root in folder_paths.get_folder_paths("custom_nodes"):
-        if file.startswith(os.path.join(root, "")) and not file.startswith(os.path.join(_OWN, "")):
+        if _is_in(root, file) and not _is_in(_OWN, file):
             return file[len(root) :].strip(os.sep).partition(os.sep)[0].removesuffix(".py")
     return ""
 
 
-def _is_core_or_ours(file: str) -> bool:
-    return any(file.startswith(os.path.join(root, "")) for root in (folder_paths.base_path, _OWN))
+def _first_owner_is_a_pack(codes: Iterable[CodeType]) -> bool:
+    """Whether the first code that is neither a library's nor Python's is a pack's, rather than ComfyUI's or ours."""
+    for file in (code.co_filename for code in codes):
+        if _pack(file):
+            return True
+        if any(_is_in(root, file) for root in (folder_paths.base_path, _OWN)):
+            return False
+    return False
+
+
+def _is_in(root: str, file: str) -> bool:
+    return file.startswith(os.path.join(root, ""))
 
 
 def _name(code: CodeType) -> str:

@@ -26,9 +26,13 @@ def as_float(value: Any, name: str) -> float:
         raise InvalidRequest(f"{name} has the shape {list(value.shape)}: a single number is needed") from error
     if not isinstance(number, Real):
         raise InvalidRequest(f"{name} is {number!r}: a number is needed")
-    if not math.isfinite(number):
-        raise InvalidRequest(f"{name} is {number}: a finite number is needed; check the node that made it")
-    return float(number)
+    try:
+        plain = float(number)
+    except OverflowError:
+        plain = math.inf
+    if not math.isfinite(plain):
+        raise InvalidRequest(f"{name} is {plain}: a finite number is needed; check the node that made it")
+    return plain
 
 
 def as_int(value: Any, name: str) -> int:

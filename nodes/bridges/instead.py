@@ -8,14 +8,21 @@ _MEMORY = (
     "remove that node"
 )
 _INSTEAD = {
-    r"cache|wavespeed": "use ComfyUI's EasyCache or LazyCache instead",
-    r"sage|flash": _ATTENTION,
-    r"swap|offload|chunk|low_?(v?ram|mem)|memory": _MEMORY,
-    r"skip_?layer|slg": "use ComfyUI's SkipLayerGuidanceDiT instead",
+    r"\b(tea|fb)?cache|\bwave ?speed": "use ComfyUI's EasyCache or LazyCache instead",
+    r"\bsage|\bflash ?att": _ATTENTION,
+    r"\b(block)?swap|\boffload|\bchunk|\blow ?(v?ram|mem)|\bmemory": _MEMORY,
+    r"\bskip ?layer|\bslg\b": "use ComfyUI's SkipLayerGuidanceDiT instead",
 }
-"""By what a node's name tells of its purpose."""
+"""By what the words of a node's name tell of its purpose."""
 
 
 def instead_of(node: str) -> str:
-    """Return what to do instead of using a node, by its name and its pack's."""
-    return next((remedy for words, remedy in _INSTEAD.items() if re.search(words, node.lower())), "remove that node")
+    """Return what to do instead of using a node, by its name, or by its pack's where only that is known.
+
+    Args:
+        node: such as ``TeaCache of ComfyUI-TeaCache``, ``a node of ComfyUI-TeaCache``, or nothing.
+    """
+    name, _, pack = node.partition(" of ")
+    known = pack if name == "a node" else name
+    words = " ".join(re.findall(r"[A-Z]*[a-z]+|[A-Z]+|\d+", known)).lower()
+    return next((remedy for purpose, remedy in _INSTEAD.items() if re.search(purpose, words)), "remove that node")

@@ -122,12 +122,12 @@ def check_options(transformer_options: Mapping[str, Any]) -> None:
         )
 
 
-def check_layer_changes(patcher: Any, changed_layer: str | None) -> None:
+def check_layer_changes(patcher: Any, changed_layer: tuple[str, str] | None) -> None:
     """Refuse what other nodes do to layers that are not in ComfyUI's process.
 
     Args:
         patcher: ComfyUI's ``ModelPatcher`` of the MODEL.
-        changed_layer: the name of a layer that a node has wrapped or replaced, or None.
+        changed_layer: see ``check_changed_layer``.
 
     Raises:
         InvalidRequest: a node replaces a part of the transformer, or wraps a weight or a layer.
@@ -147,14 +147,18 @@ def transformer_replaced(name: str, value: Any) -> "Unavailable":
     return layers_unavailable(f"a node {action} {name}", maker(value))
 
 
-def check_changed_layer(changed_layer: str | None) -> None:
+def check_changed_layer(changed_layer: tuple[str, str] | None) -> None:
     """Refuse a layer that a node has wrapped or replaced, because the ranks have others.
+
+    Args:
+        changed_layer: its name, and the node if that is known; None if there is none.
 
     Raises:
         InvalidRequest: there is one.
     """
     if changed_layer is not None:
-        raise layers_unavailable(f"a node wraps or replaces the layer {changed_layer}")
+        layer, node = changed_layer
+        raise layers_unavailable(f"a node wraps or replaces the layer {layer}", node)
 
 
 class Unavailable(InvalidRequest, AttributeError):
@@ -166,7 +170,7 @@ def layers_unavailable(action: str, node: str = "") -> Unavailable:
 
     Args:
         action: what it does, which begins with "a node" if the node is not known.
-        node: which one it is. If it is not given, that of another pack whose code is being run.
+        node: which one it is. If it is not given, that of another pack whose code calls ours.
     """
     node = node or calling_node()
     action = re.sub("^a node", node, action) if node else action

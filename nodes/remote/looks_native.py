@@ -13,6 +13,7 @@ class LooksNative:
 
     Attributes:
         asked: the names that nodes of other packs asked for last and that ComfyUI's transformer has, by the nodes.
+        set_by: the nodes of other packs that set an attribute, by its name.
     """
 
     @property
@@ -30,6 +31,18 @@ class LooksNative:
         """See above."""
         asked: dict[str, str] = vars(self).setdefault("_asked", {})
         return asked
+
+    @property
+    def set_by(self) -> dict[str, str]:
+        """See above."""
+        set_by: dict[str, str] = vars(self).setdefault("_set_by", {})
+        return set_by
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute, and note the node if another pack's does."""
+        super().__setattr__(name, value)
+        if name not in vars(self).get("_own", (name,)) and (node := calling_node()):
+            self.set_by[name] = node
 
     def note_asked(self, name: str) -> None:
         """Note that a node of another pack asks for something, in vain: it may fail of that later."""

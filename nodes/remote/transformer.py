@@ -128,11 +128,15 @@ class RemoteTransformer(LooksNative, nn.Module):
         """Let the next calls prove that no node has wrapped layers since sampling began."""
         self._checked = set()
 
-    def changed_layer(self) -> str | None:
-        """Return the name of a layer or method of the native transformer that a node wrapped or set, or None."""
+    def changed_layer(self) -> tuple[str, str] | None:
+        """Return the name of a layer or method of the native transformer that a node wrapped or set, and the node."""
         added = vars(self).keys() | self._modules.keys() - self._own
         native = [name for name in sorted(added - self._own) if hasattr(self.bridge.native_class, name)]
-        return next(iter([*self._modules, *native]), None) or self._stand_ins.changed()
+        name = next(iter([*self._modules, *native]), None)
+        if name is not None:
+            return name, self.set_by.get(name, "")
+        changed = self._stand_ins.changed()
+        return (changed, "") if changed else None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run ``forward``, or, while calls are recorded, what is left of it without other nodes' code."""

@@ -5,6 +5,7 @@ patcher, its text encoder and its tokenizer are stand-ins of ComfyUI's classes. 
 turns the stand-in into the object that was read. So does setting an attribute of a part, which would be lost otherwise.
 """
 
+import copy
 import inspect
 import threading
 from collections.abc import Callable, Iterable
@@ -27,25 +28,31 @@ _SIZES = (
 _OWN = ("clip_layer", "set_tokenizer_option", "add_hooks_to_dict")
 """Methods of a CLIP that concern its own attributes alone."""
 
-_reading = threading.RLock()
-
 
 class _Source:
     """Reads a CLIP once.
 
     Attributes:
         found: the CLIP, once it is read.
+        reading: held by the thread that reads it. It may ask for parts meanwhile.
     """
 
     def __init__(self, read: Callable[[], comfy.sd.CLIP]) -> None:
         self._read = read
         self.found: comfy.sd.CLIP | None = None
+        self.reading = threading.RLock()
 
     def clip(self) -> comfy.sd.CLIP:
         """Return the CLIP."""
         if self.found is None:
             self.found = self._read()
         return self.found
+
+    def __deepcopy__(self, memo: Any) -> "_Source":
+        """Return a copy with a lock of its own, since locks cannot be copied."""
+        copied = _Source(self._read)
+        copied.found = copy.deepcopy(self.found, memo)
+        return copied
 
 
 def _reads_first(*names: str, of: type = object, but: Iterable[str] = ()) -> Callable[[type], type]:
@@ -81,9 +88,11 @@ class _Part:
 
     def become_read(self) -> None:
         """Read the weights, and turn this object into what was read."""
-        with _reading:
-            source = vars(self).get("_source")
-            if source is not None:  # no other thread has done it
+        source = vars(self).get("_source")
+        if source is None:
+            return
+        with source.reading:
+            if "_source" in vars(self):  # no other thread has done it
                 read = getattr(source.clip(), vars(self)["_part"])
                 _turn(self, type(read), vars(read))
 
@@ -148,10 +157,12 @@ class LazyCoreClip(comfy.sd.CLIP):  # type: ignore[misc]
 
     def become_read(self) -> None:
         """Read the weights, and turn this object into ComfyUI's CLIP, with what nodes have set on this one."""
-        with _reading:
+        source = vars(self).get("_source")
+        if source is None:
+            return
+        with source.reading:
             own = dict(vars(self))
-            source = own.pop("_source", None)
-            if source is not None:  # no other thread has done it
+            if own.pop("_source", None) is source:  # no other thread has done it
                 kept = {name: value for name, value in own.items() if not isinstance(value, _Part)}
                 _turn(self, comfy.sd.CLIP, {**vars(source.clip()), **kept})
 

@@ -6,7 +6,7 @@ _CHECKS = "parallel_backend.doctor.checks"
 
 CHECKS: tuple[Check, ...] = (
     Check(name="packages", target=f"{_CHECKS}.versions:packages", seconds=240.0),
-    Check(name="other packages", target=f"{_CHECKS}.versions:other_packages", seconds=300.0),
+    Check(name="other packages", target=f"{_CHECKS}.versions:other_packages", seconds=500.0),
     Check(name="GPUs", target=f"{_CHECKS}.gpus:gpus", seconds=120.0),
     Check(name="NCCL", target=f"{_CHECKS}.gpus:nccl", seconds=60.0),
     Check(name="links between GPUs", target=f"{_CHECKS}.gpus:links", seconds=60.0),

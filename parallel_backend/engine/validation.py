@@ -1,6 +1,5 @@
 """Checks of a request's header. Every rank runs the same checks, before any weight is loaded."""
 
-import importlib.util
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 import msgspec
 from torch import Tensor
 
+from .. import packages
 from ..checkpoint.checkpoint import HIGH_NOISE, LOW_NOISE, Checkpoint
 from ..denoiser.plan import DenoisingPlan, Shape, split_names
 from ..errors import InvalidRequest
@@ -264,8 +264,8 @@ def _check_noise(message: Sample) -> None:
             f"{message.sampler} would draw its noise on a GPU, and the ranks run on the CPU, which draws other "
             "numbers; run the sampler in ComfyUI's own loop"
         )
-    if kind in ("brownian", "brownian on device") and importlib.util.find_spec("torchsde") is None:
-        raise InvalidRequest(f"{message.sampler} needs the package torchsde in the backend's Python: install it")
+    if kind in ("brownian", "brownian on device"):
+        packages.load("torchsde")
 
 
 def _check_batch(shapes: Shapes, batch: int) -> None:

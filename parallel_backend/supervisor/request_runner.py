@@ -116,10 +116,7 @@ class RequestRunner:
 
     def _say_why(self, running: Devices, request: QueuedRequest) -> None:
         """Say why ranks end and others start, which takes seconds and reads the weights again."""
-        note = (
-            f"the ranks on {running.listed} end, because this request names {request.devices.listed}: one set of ranks "
-            "serves several models only if the devices of each are the first of the longest list, such as 0,1 and 0"
-        )
+        note = f"the ranks end, and others start: {_difference(running, request.devices)}"
         log.info("request %s: %s", request.id, note)
         self._queue.tell(request, note)
 
@@ -206,3 +203,18 @@ class RequestRunner:
             self._queue.end_running(error, answered=False)
         elif first and not may_retry:
             self._queue.end_queued(first, error)
+
+
+def _difference(running: Devices, wanted: Devices) -> str:
+    """Return why one set of ranks cannot serve what names other devices."""
+    if running.kind != wanted.kind:
+        return f"they are {running}, and this request names {wanted}"
+    if running.visible != wanted.visible:
+        seen = [" ".join(f"{name}={value}" for name, value in each.visible) or "all" for each in (running, wanted)]
+        return f"they see the GPUs of {seen[0]}, and this request comes from a process that sees those of {seen[1]}"
+    if running.listed == wanted.listed:
+        return f"they communicate by {running.collectives}, and this request names {wanted.collectives}"
+    return (
+        f"they run on {running.listed}, and this request names {wanted.listed}: one set of ranks serves several models "
+        "only if the list of each model is the beginning of the longest one, as 0 is of 0,1"
+    )

@@ -67,7 +67,8 @@ def test_a_client_hears_that_its_devices_end_the_ranks_of_others(runtime: Path) 
     assert notes(0) == []
     assert client.status().generation == first
     (note,) = notes(1, 0)
-    assert note.startswith("the ranks on devices 0,1 end, because this request names devices 1,0: one set of ranks ")
+    start = "the ranks end, and others start: they run on devices 0,1, and this request names devices 1,0: one set of "
+    assert note.startswith(start)
     assert client.status().generation == first + 1
     assert f": {note}" in client.endpoint.log.read_text()
 

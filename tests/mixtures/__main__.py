@@ -13,6 +13,8 @@ from pathlib import Path
 from scripts import comfy_paths
 from tests.support.inside import FOLDER, run_inside
 
+START, MOST = 300.0, 300.0
+"""Seconds until the first mixture begins, and for each: more than they take on a busy machine."""
 TEST = "mixtures/test_mixtures.py::test_the_mixtures_of_the_command"
 
 
@@ -30,7 +32,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="mixtures") as folder:
         runtime = Path(folder) / "run"
         arguments = [str(FOLDER / TEST), "--tb=short", f"--basetemp={folder}/tmp"]
-        return run_inside(comfyui.resolve(), arguments, runtime=runtime, deadline=None, variables=wanted)
+        return run_inside(
+            comfyui.resolve(), arguments, runtime=runtime, deadline=START + MOST * options.count, variables=wanted
+        )
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ def run_inside(
     *,
     runtime: Path,
     output: IO[str] | None = None,
-    deadline: float | None,
+    deadline: float,
     variables: Mapping[str, str] | None = None,
 ) -> int:
     """Run tests and return pytest's exit status. No process of theirs is left.
@@ -29,7 +29,7 @@ def run_inside(
         arguments: pytest's, which say which tests.
         runtime: the folder of their backend.
         output: takes what they print, instead of the terminal.
-        deadline: seconds. None: whoever started it looks on.
+        deadline: seconds.
         variables: further variables of the environment.
     """
     path = [install.packages_folder(comfyui_path), comfyui_path, ROOT]

@@ -151,6 +151,15 @@ def test_other_errors_are_of_no_package():
     assert packages.broken_by(caught.value) is None
 
 
+@pytest.mark.parametrize("error", ["MemoryError()", "OSError(24, 'Too many open files')"])
+def test_a_package_is_sound_for_whose_import_the_machine_lacks_something(tmp_path, monkeypatch, error):
+    (tmp_path / "sound.py").write_text(f"raise {error}\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises((MemoryError, OSError)) as caught:
+        import sound  # noqa: F401
+    assert packages.broken_by(caught.value) is None
+
+
 def test_a_hidden_package_is_found_by_those_who_need_it(monkeypatch):
     hidden(monkeypatch, "einops")
     assert find_spec("einops") is None

@@ -83,7 +83,9 @@ def other_packages(_: Setting) -> list[Finding]:
 def _import_error(package: str) -> str:
     command = [sys.executable, "-c", f"import {package}"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_IMPORT_SECONDS, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=_IMPORT_SECONDS, check=False
+        )
     except subprocess.TimeoutExpired:
         return f"no end after {_IMPORT_SECONDS:g} s"
     return last_words.of(done.returncode, done.stderr) or "no reason" if done.returncode else ""

@@ -17,14 +17,10 @@ VARIABLE = "PARALLEL_DIT_PACKS"
 """Names the folder, which has a pack in each of its folders, as ``custom_nodes`` has."""
 
 
-def folder() -> Path:
-    """Return the folder with packs, which need not exist."""
-    return Path(os.environ.get(VARIABLE) or Path.home() / "packs")
-
-
 def pack_folders() -> list[Path]:
-    """Return the packs."""
-    return sorted(path for path in folder().iterdir() if (path / "__init__.py").exists()) if folder().is_dir() else []
+    """Return the packs, of which there are none unless the variable is set."""
+    folder = os.environ.get(VARIABLE)
+    return sorted(path for path in Path(folder).iterdir() if (path / "__init__.py").exists()) if folder else []
 
 
 def load_pack(path: Path, patch: pytest.MonkeyPatch) -> dict[str, Any]:

@@ -8,9 +8,11 @@ from typing import Any
 import comfy.model_management
 import folder_paths
 import pytest
+import torch
+from any_folder_name.nodes.bridges.instead import instead_of
 from any_folder_name.nodes.bridges.refusals import Unavailable
 from any_folder_name.parallel_backend.errors import InvalidRequest
-from helpers.inside_fixtures import Loaded, empty_latent, ksampler, parallel_sampler, relative_error
+from helpers.inside_fixtures import Loaded, conditioning, empty_latent, ksampler, parallel_sampler, relative_error
 from helpers.packs import load_pack
 
 SOURCE = Path(__file__).parents[1] / "helpers" / "their_pack"
@@ -60,6 +62,51 @@ def test_a_node_of_another_pack_is_refused_by_its_name_and_says_what_to_use(
         sampled(pack[node], loaded.model)
     assert not loaded.client.requests
     ksampler(loaded.model, empty_latent(), steps=1)
+
+
+def patched_attention(model: Any) -> Any:
+    """Change what the layers compute, as core's nodes do, in functions that no pack has made."""
+    changed = model.clone()
+    changed.set_model_attn1_patch(lambda q, k, v, options: (q, k, v))
+    return changed
+
+
+def wrapped_layer(model: Any) -> Any:
+    """Wrap a layer, of which nothing tells who did it."""
+    changed = model.clone()
+    layers = changed.model.diffusion_model.named_modules()
+    next(layer for _, layer in layers if isinstance(layer, torch.nn.Linear)).forward = lambda *args: args[0]
+    return changed
+
+
+@pytest.mark.parametrize("change", [patched_attention, wrapped_layer])
+def test_a_packs_sampler_is_not_named_for_what_others_have_done(
+    change: Callable[[Any], Any], pack: dict[str, Any], load: Callable[..., Loaded]
+) -> None:
+    model, sampler = change(load().model), pack["SamplerLike"]()
+    options = {"positive": conditioning(1), "negative": conditioning(2), "latent_image": empty_latent()}
+    with pytest.raises(InvalidRequest, match=f"^a node .*: {REMOVE}"):
+        sampler.sample(model, 5, 3, 4.0, "euler", "simple", denoise=1.0, **options)
+
+
+@pytest.mark.parametrize(
+    ("node", "instead"),
+    [
+        ("TeaCache of ComfyUI-TeaCache", CACHE),
+        ("ApplyFBCacheOnModel of Comfy-WaveSpeed", CACHE),
+        ("a node of ComfyUI-TeaCache", CACHE),
+        ("CompileModel of ComfyUI-TeaCache", REMOVE),
+        ("VelocatorQuantizeModel of Comfy-WaveSpeed", REMOVE),
+        ("PathchSageAttentionKJ of ComfyUI-KJNodes", "the input attention"),
+        ("TokenUsageMessage of Their-Pack", REMOVE),
+        ("SkipLayerGuidanceWanVideo of ComfyUI-KJNodes", "use ComfyUI's SkipLayerGuidanceDiT"),
+        ("wanBlockSwap of Their-Pack", "ranks stream by themselves"),
+        ("WanVideoBlockSwap of Their-Pack", "ranks stream by themselves"),
+        ("", REMOVE),
+    ],
+)
+def test_what_to_use_instead_follows_from_the_words_of_a_nodes_name(node: str, instead: str) -> None:
+    assert instead_of(node).startswith(instead)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """Nodes of widespread packs do the same to a parallel MODEL, or are refused by name.
 
-The packs are not in this repository: ``PARALLEL_DIT_PACKS`` names a folder with them (``~/packs`` without it). What
-they import has to be there, too. With ``PARALLEL_DIT_WRITE_NODES=1`` outcomes are written into ``pack_nodes.json``.
+The packs are not in this repository: ``PARALLEL_DIT_PACKS`` names a folder with them. What they import has to be
+there, too. With ``PARALLEL_DIT_WRITE_NODES=1`` outcomes are written into ``pack_nodes.json``.
 """
 
 import os
@@ -34,9 +34,7 @@ pytestmark = [
 ]
 
 FOLDERS = packs.pack_folders()
-NONE = pytest.param(
-    None, marks=pytest.mark.skip(reason=f"no packs in {packs.folder()}: {packs.VARIABLE} names a folder")
-)
+NONE = pytest.param(None, marks=pytest.mark.skip(reason=f"{packs.VARIABLE} names no folder with packs"))
 SAMPLERS_CLOSE = 3e-6
 
 
@@ -57,7 +55,7 @@ class Pack:
 def load_pack() -> Iterator[Callable[[Path], Pack]]:
     """``load_pack(path)`` returns a pack. Some cannot be loaded twice in a process."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(folder_paths.folder_names_and_paths, "custom_nodes", ([str(packs.folder())], set()))
+        patch.setitem(folder_paths.folder_names_and_paths, "custom_nodes", ([str(FOLDERS[0].parent)], set()))
         patch.setattr(comfy.samplers.KSampler, "SAMPLERS", [*comfy.samplers.KSampler.SAMPLERS])
         # ComfyUI dropped it. TeaCache imports it, though it uses it for LTX-Video alone.
         patch.setattr(comfy.ldm.lightricks.model, "precompute_freqs_cis", None, raising=False)

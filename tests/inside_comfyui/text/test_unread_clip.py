@@ -2,8 +2,10 @@
 
 import copy
 import gc
+import threading
 import weakref
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -174,6 +176,26 @@ def test_one_that_was_read_ends_with_its_last_holder(read: Reader) -> None:
         assert weights() is None
     finally:
         gc.enable()
+
+
+def test_a_look_does_not_wait_while_another_clip_is_read(clip: LazyCoreClip, read: Reader) -> None:
+    begun, may_end = threading.Event(), threading.Event()
+
+    def read_slowly() -> comfy.sd.CLIP:
+        begun.set()
+        assert may_end.wait(30)
+        return read()
+
+    patcher = clip.patcher  # a node holds what stood for it
+    clip.encode_from_tokens(WORDS)
+    with ThreadPoolExecutor(2) as pool:
+        reading = pool.submit(LazyCoreClip(read_slowly).encode_from_tokens, WORDS)
+        assert begun.wait(30)
+        try:
+            assert pool.submit(getattr, patcher, "no_such_name", None).result(10) is None
+        finally:
+            may_end.set()
+        reading.result(30)
 
 
 def test_a_use_that_cannot_read_says_why_each_time() -> None:

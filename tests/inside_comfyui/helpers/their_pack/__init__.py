@@ -7,6 +7,8 @@ import torch
 from comfy.ldm.wan.model import WanModel
 from comfy_api.torch_helpers import set_torch_compile_wrapper
 
+from nodes import KSampler
+
 
 class Node:
     """Takes and gives a MODEL."""
@@ -166,4 +168,12 @@ class InterruptedLike(Node):
         model.set_model_unet_function_wrapper(wrapper)
 
 
-NODE_CLASS_MAPPINGS = {each.__name__: each for each in Node.__subclasses__()}
+class SamplerLike(KSampler):
+    """Samples, as core does, with what others have done to the MODEL."""
+
+    def sample(self, *args, **options):
+        """See the class."""
+        return super().sample(*args, **options)
+
+
+NODE_CLASS_MAPPINGS = {"SamplerLike": SamplerLike} | {each.__name__: each for each in Node.__subclasses__()}
