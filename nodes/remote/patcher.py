@@ -134,6 +134,7 @@ def _check_before_sampling(
         raise
     finally:
         remote.handle.give_back_cache()
+    remote.asked.clear()  # the nodes did without
     remote.handle.show("ready")
     return samples
 

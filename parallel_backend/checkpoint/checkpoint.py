@@ -25,12 +25,14 @@ class StoredComponent:
         prefix: the beginning of its names in the files, which other components' names lack.
         native: whether the names are the model's original ones, which diffusers' converter maps.
         name: what messages call the files.
+        missing_part: a file that does not exist, of which another's name says that it belongs to the model.
     """
 
     files: tuple[Path, ...]
     name: str
     prefix: str = ""
     native: bool = False
+    missing_part: Path | None = None
 
 
 class Checkpoint(ABC):

@@ -133,7 +133,9 @@ class SingleFile(Checkpoint):
         """See ``Checkpoint``."""
         native, prefix = self._found(component).native, self._prefixes[component]
         self._check_dtypes(component)
-        return StoredComponent(files=self.files, name=self.name, prefix=prefix, native=native)
+        return StoredComponent(
+            files=self.files, name=self.name, prefix=prefix, native=native, missing_part=self.missing_part
+        )
 
     def weights(self, component: str) -> Mapping[str, StoredTensor]:
         """See ``Checkpoint``."""

@@ -56,7 +56,7 @@ class WeightSource:
         self._tensors = in_shape(class_name, weights_under(stored.prefix, read_files(stored.files)))
         shapes = _shapes(self._tensors)
         self._rows = published_rows(shapes, class_name) if stored.native else identity(shapes)
-        self._name = stored.name
+        self._name, self._missing_part = stored.name, stored.missing_part
         self._class_name = class_name
         self.overlaid: frozenset[str] = frozenset()
 
@@ -87,9 +87,8 @@ class WeightSource:
         """
         missing = [name for name in shapes if name not in self._rows]
         if missing:
-            raise InvalidRequest(
-                f"{self._name} lacks {len(missing)} weights ({missing[0]}, ...): download the model again"
-            )
+            remedy = f"{self._missing_part} does not exist" if self._missing_part else "download the model again"
+            raise InvalidRequest(f"{self._name} lacks {len(missing)} weights ({missing[0]}, ...): {remedy}")
         for name, shape in shapes.items():
             self._check_shape(name, shape)
         self._check_unused(shapes, counted=counted)

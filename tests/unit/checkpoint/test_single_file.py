@@ -83,6 +83,14 @@ def test_a_whole_model_may_be_named_as_a_part(tmp_path, others):
     assert torch.equal(into, weights(WAN)["proj_out.bias"] + 2)
 
 
+def test_a_part_that_is_recognised_alone_lacks_the_other_one(tmp_path):
+    tensors = {name: tensor for name, tensor in weights(WAN).items() if "time_proj" not in name}
+    save_file(tensors, tmp_path / "model-00001-of-00002.safetensors")
+    read = source(tmp_path / "model-00001-of-00002.safetensors")
+    with pytest.raises(InvalidRequest, match=r"lacks 2 weights .*: .*model-00002-of-00002.safetensors does not exist"):
+        read.check({name: tuple(tensor.shape) for name, tensor in weights(WAN).items()})
+
+
 def test_a_whole_model_holds_other_parts(tmp_path):
     tensors = {PREFIX + name: tensor for name, tensor in weights(WAN).items()}
     others = {"text_encoders.t5xxl.shared.weight": torch.zeros(2, 2, dtype=torch.int8)}
