@@ -70,12 +70,16 @@ quick() {
 INSIDE=tests/comfyui/test_nodes_inside.py
 
 background() { # what does not mind to wait for cores, since the rest often leaves one or both idle
-    local failed= inside="$report.inside"
-    pytest "$INSIDE" >"$inside" 2>&1 &
+    local failed= versions version job jobs=()
+    versions=$(python -c 'from tests.conftest import tested; print(*{*tested().values()})')
+    for version in ${versions:-none}; do
+        pytest "$INSIDE" -k "$version" >"$report.$version" 2>&1 &
+        jobs+=($!)
+    done
     structure || failed=1
     pytest tests/unit tests/ranks --ignore tests/unit/scripts --durations 40 --durations-min 3 || failed=1
-    wait $! || failed=1
-    cat "$inside"
+    for job in "${jobs[@]}"; do wait "$job" || failed=1; done
+    cat "$report".*
     [ -z "$failed" ]
 }
 

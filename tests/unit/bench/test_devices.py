@@ -221,7 +221,9 @@ def test_a_peer_computes_on_its_device_and_waits_for_it(monkeypatch, tmp_path):
 
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setattr(bench_rank, "start", lambda options, threads: META)
-    monkeypatch.setattr(bench_rank, "_module", lambda _, dtype: Stock(2, 2) if dtype == "float16" else None)
+    monkeypatch.setattr(
+        bench_rank, "_module", lambda _, dtype, device: Stock(2, 2, device=device) if dtype == "float16" else None
+    )
     monkeypatch.setattr(rank_speeds, "synchronize", events.append)
     monkeypatch.setitem(FAMILIES, "Stock", lambda module: module)
     save_file({"x": torch.zeros(2)}, tmp_path / "inputs")

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 AUTOGROUPS = "/proc/sys/kernel/sched_autogroup_enabled"
 
 
@@ -22,7 +23,13 @@ def start(folder: Path, tests: str) -> "subprocess.Popen[bytes]":
         (folder / name).parent.mkdir()
         (folder / name).write_text(content, encoding="utf-8")
     (folder / "autogroups").write_text("1\n")
-    return subprocess.Popen(["bash", str(folder / ".ci" / "run")])
+    # A shell cannot trap what it was started to ignore, as what runs in the background may be.
+    return subprocess.Popen(["bash", str(folder / ".ci" / "run")], preexec_fn=heed_signals)
+
+
+def heed_signals() -> None:
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
 
 
 @pytest.mark.parametrize("status", [0, 3])
@@ -33,7 +40,7 @@ def test_autogroups_are_off_for_the_tests_alone(tmp_path: Path, status: int) -> 
     assert (tmp_path / "autogroups").read_text() == "1\n"
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("number", SIGNALS)
 def test_a_signal_ends_the_tests_first(tmp_path: Path, number: signal.Signals) -> None:
     ends = "trap 'sleep 0.3; cat autogroups >seen; kill %1; exit 7' TERM"
     process = start(tmp_path, f"sleep 60 &\n{ends}\ntouch runs\nwait\n")
