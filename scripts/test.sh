@@ -71,7 +71,7 @@ INSIDE=tests/comfyui/test_nodes_inside.py
 
 background() { # what does not mind to wait for cores, since the rest often leaves one or both idle
     local failed= versions version job jobs=()
-    versions=$(python -c 'from tests.conftest import tested; print(*{*tested().values()})')
+    versions=$(python -c 'from tests.conftest import comfyuis; print(*{*comfyuis().values()})')
     for version in ${versions:-none}; do
         pytest "$INSIDE" -k "$version" >"$report.$version" 2>&1 &
         jobs+=($!)

@@ -34,7 +34,7 @@ def pytest_configure(config: pytest.Config) -> None:
     signal.signal(signal.SIGTERM, lambda *_: pytest.exit("SIGTERM", returncode=143))
 
 
-def tested(*, every: bool = False) -> dict[Path, str]:
+def comfyuis(*, every: bool = False) -> dict[Path, str]:
     """Return the ComfyUIs that tests take, the oldest and the newest or each one, with their versions."""
     return {path: comfy_paths.version(path) for path in (VERSIONS if every else comfy_paths.ends(VERSIONS))}
 
@@ -49,7 +49,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     reason = "no ComfyUI found: set COMFYUI_PATHS, or put one into ~/ComfyUI"
     skipped = pytest.param(None, marks=pytest.mark.skip(reason=reason), id="none")
     every = any(metafunc.definition.get_closest_marker(name) for name in ("grid", "each_version"))
-    versions = [pytest.param(path, id=name) for path, name in tested(every=every).items()]
+    versions = [pytest.param(path, id=name) for path, name in comfyuis(every=every).items()]
     metafunc.parametrize("comfyui_path", versions or [skipped], scope="session", indirect=True)
 
 
