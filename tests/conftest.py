@@ -1,6 +1,5 @@
 """What all tests share: ComfyUI versions, hidden GPUs, and an orderly end on SIGTERM."""
 
-import gc
 import os
 import signal
 from pathlib import Path
@@ -34,11 +33,6 @@ def pytest_configure(config: pytest.Config) -> None:
     signal.signal(signal.SIGTERM, lambda *_: pytest.exit("SIGTERM", returncode=143))
 
 
-def comfyuis(*, every: bool = False) -> dict[Path, str]:
-    """Return the ComfyUIs that tests take, the oldest and the newest or each one, with their versions."""
-    return {path: comfy_paths.version(path) for path in (VERSIONS if every else comfy_paths.ends(VERSIONS))}
-
-
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run a test that uses ``comfyui_path`` with the oldest and the newest ComfyUI, or with each if it is marked so.
 
@@ -49,7 +43,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     reason = "no ComfyUI found: set COMFYUI_PATHS, or put one into ~/ComfyUI"
     skipped = pytest.param(None, marks=pytest.mark.skip(reason=reason), id="none")
     every = any(metafunc.definition.get_closest_marker(name) for name in ("grid", "each_version"))
-    versions = [pytest.param(path, id=name) for path, name in comfyuis(every=every).items()]
+    paths = VERSIONS if every else comfy_paths.ends(VERSIONS)
+    versions = [pytest.param(path, id=comfy_paths.version(path)) for path in paths]
     metafunc.parametrize("comfyui_path", versions or [skipped], scope="session", indirect=True)
 
 
@@ -60,12 +55,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         unwanted += [item for item in items if item.get_closest_marker(name)]
     config.hook.pytest_deselected(items=unwanted)
     items[:] = [item for item in items if item not in unwanted]
-
-
-def pytest_collection_finish() -> None:
-    """Keep the garbage collector, which tests call often, from looking at what is imported by now."""
-    gc.collect()
-    gc.freeze()
 
 
 def _path_of(item: pytest.Item) -> Path | None:

@@ -39,6 +39,7 @@ def check(accuracies: dict[str, float]) -> None:
     assert min(accuracies.values()) >= MIN_ACCURACY, accuracies
 
 
+@pytest.mark.long
 def test_stills_of_64_unseen_prompts(pipeline: WanPipeline) -> None:
     triples = held_out()
     assert len(triples) == 64

@@ -185,7 +185,7 @@ def test_loras_and_overlays_change_compressed_weights(pools, files, model, tmp_p
     check(pools, (path, unchanged), layout)
 
 
-@pytest.mark.parametrize("layout", ["ulysses=2", "tensor=3"])
+@pytest.mark.parametrize("layout", [pytest.param("ulysses=2", marks=pytest.mark.long), "tensor=3"])
 def test_compressed_weights_that_stream_are_changed_alike(pools, files, model, tmp_path, streaming, layout):
     streaming(ParallelLayout.parse(layout).ranks)
     for name in list(MIXED)[:2]:

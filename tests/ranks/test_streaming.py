@@ -62,7 +62,7 @@ def matches(answers, wanted):
 
 
 SHARED = [
-    (2, "ulysses=2"),
+    pytest.param(2, "ulysses=2", marks=pytest.mark.long),
     (2, "cfg=2"),
     (2, "tensor=2"),
     (2, "pipe=2 patches=1"),

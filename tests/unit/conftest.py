@@ -1,5 +1,6 @@
 """A tiny checkpoint, made once per session, and an engine of one rank."""
 
+import gc
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,12 @@ from parallel_backend.protocol.tensors import describe
 from tests.support import tiny
 
 Ask = Callable[..., dict[str, Tensor]]
+
+
+def pytest_collection_finish() -> None:
+    """Keep the garbage collector, which tests call often, from looking at what is imported by now."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
