@@ -211,16 +211,23 @@ def _advice(serving: Serving) -> list[str]:
 def _detach(serving: Serving, options: argparse.Namespace) -> int:
     if serving.spares is not None:
         os.environ["PARALLEL_DIT_SPARES"] = str(serving.spares)  # the backend inherits it
-    connect_or_start(
-        serving.endpoint, connect_seconds=query.ANSWER_TIMEOUT, start_seconds=START_TIMEOUT,
-        idle_timeout=serving.idle_timeout, options=serving.arguments,
-    ).close()  # fmt: skip
-    status = query.status(serving.endpoint)
+    try:
+        status = _started(serving)
+    except BackendUnavailable:  # it may end, say of a port in use, once it can be connected to: a new start says why
+        status = _started(serving)
     if other := _difference(status, serving.machines, options):
         raise BackendUnavailable(f"a backend that {other} already runs: stop it first")
     print(f"the backend runs, pid {status.pid}" + (f", and listens at {status.listens}" if status.listens else ""))
     print(*_advice(serving), sep="\n", end="\n" if serving.machines.nodes > 1 else "")
     return 0
+
+
+def _started(serving: Serving) -> Status:
+    connect_or_start(
+        serving.endpoint, connect_seconds=query.ANSWER_TIMEOUT, start_seconds=START_TIMEOUT,
+        idle_timeout=serving.idle_timeout, options=serving.arguments,
+    ).close()  # fmt: skip
+    return query.status(serving.endpoint)
 
 
 def _difference(status: Status, machines: OtherMachines, options: argparse.Namespace) -> str:
