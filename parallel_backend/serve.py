@@ -211,10 +211,12 @@ def _advice(serving: Serving) -> list[str]:
 def _detach(serving: Serving, options: argparse.Namespace) -> int:
     if serving.spares is not None:
         os.environ["PARALLEL_DIT_SPARES"] = str(serving.spares)  # the backend inherits it
+    _connect(serving)
     try:
-        status = _started(serving)
+        status = query.status(serving.endpoint)
     except BackendUnavailable:  # it may end, say of a port in use, once it can be connected to: a new start says why
-        status = _started(serving)
+        _connect(serving)
+        status = query.status(serving.endpoint)
     if other := _difference(status, serving.machines, options):
         raise BackendUnavailable(f"a backend that {other} already runs: stop it first")
     print(f"the backend runs, pid {status.pid}" + (f", and listens at {status.listens}" if status.listens else ""))
@@ -222,12 +224,11 @@ def _detach(serving: Serving, options: argparse.Namespace) -> int:
     return 0
 
 
-def _started(serving: Serving) -> Status:
+def _connect(serving: Serving) -> None:
     connect_or_start(
         serving.endpoint, connect_seconds=query.ANSWER_TIMEOUT, start_seconds=START_TIMEOUT,
         idle_timeout=serving.idle_timeout, options=serving.arguments,
     ).close()  # fmt: skip
-    return query.status(serving.endpoint)
 
 
 def _difference(status: Status, machines: OtherMachines, options: argparse.Namespace) -> str:

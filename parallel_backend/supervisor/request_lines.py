@@ -77,7 +77,7 @@ def _line(
             layout=str(layout or ""),
             size=shapes.get(_LATENTS.get(kind, ""), ()),
             steps=max(0, (shapes.get(_STEPS) or (1,))[0] - 1) if kind == "Sample" else 0,
-            seconds={phase: round(spent, 4) for phase, spent in seconds.items() if spent >= 5e-5},
+            seconds={phase: round(spent, 6) for phase, spent in seconds.items() if spent >= 5e-7},
             received=received,
             sent=sent,
             outcome=outcome,
