@@ -55,7 +55,7 @@ def page(found: Mapping[str, object], found_in_packs: Mapping[str, object]) -> s
     assert isinstance(outcomes, dict)
     newest, *others = sorted(outcomes, key=_release, reverse=True)
     lines = [
-        INTRODUCTION.format(version=newest, models=", ".join(models)),
+        INTRODUCTION.format(version=newest, models=_tried(outcomes[newest], models)),
         f"| node | {' | '.join(COLUMNS.values())} |",
         f"|{'---|' * (1 + len(COLUMNS))}",
         *(_row(node, letters, models) for node, letters in outcomes[newest].items()),
@@ -63,6 +63,14 @@ def page(found: Mapping[str, object], found_in_packs: Mapping[str, object]) -> s
     for version in others:
         lines += ["", _differences(version, outcomes[version], outcomes[newest], models)]
     return "\n".join([*lines, *_packs(found_in_packs)]) + "\n"
+
+
+def _tried(outcomes: Mapping[str, str], models: Sequence[str]) -> str:
+    """Return the models that nodes were tried with, and those that were left out."""
+    left_out = [model for model, letters in zip(models, zip(*outcomes.values(), strict=True), strict=True)
+                if set(letters) == {"-"}]  # fmt: skip
+    tried = ", ".join(model for model in models if model not in left_out)
+    return f"{tried}. Not tried with it: {', '.join(left_out)}" if left_out else tried
 
 
 def _packs(found: Mapping[str, object]) -> Iterator[str]:

@@ -34,6 +34,9 @@ def test_a_row_names_the_fewest_models():
         },
     }
     text = node_table.page(found, {"models": ["A", "B"], "packs": {"Their-Pack": {"Cache": "RW"}}})
+    assert "Not tried" not in text
+    only = {"models": ["A", "B"], "outcomes": {"0.9.0": {"Mixed": "W-"}}}
+    assert "with these models:\n\nA. Not tried with it: B." in node_table.page(only, {"models": [], "packs": {}})
     assert "| Their-Pack | Cache | B |  | A |  |" in text
     assert "ComfyUI 0.10.0 that takes" in text
     assert "| Mixed | all but D |  | D |  |" in text
