@@ -71,9 +71,9 @@ INSIDE=tests/comfyui/test_nodes_inside.py
 
 background() { # what does not mind to wait for cores, since the rest often leaves one or both idle
     local failed= inside="$report.inside"
-    pytest "$INSIDE" >"$inside" 2>&1 & # one ComfyUI after the other: each takes up to 12 GB
+    pytest "$INSIDE" >"$inside" 2>&1 & # one ComfyUI after the other: each takes up to 12 GB; together they take longest
     structure || failed=1
-    pytest tests/unit tests/ranks --ignore tests/unit/scripts --durations 40 --durations-min 3 || failed=1
+    nice -n 5 pytest tests/unit tests/ranks --ignore tests/unit/scripts --durations 40 --durations-min 3 || failed=1
     wait $! || failed=1
     cat "$inside"
     [ -z "$failed" ]
