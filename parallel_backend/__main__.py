@@ -6,9 +6,12 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from lab.bench import measurements
+from lab.bench import options as bench
+from lab.soak import options as soak
+from lab.verify import options as verify
+
 from . import serve
-from .bench import measurements
-from .bench import options as bench
 from .certificates import options as certificates
 from .client import query
 from .client.status_text import format_json, format_status
@@ -16,8 +19,6 @@ from .doctor import options as doctor
 from .errors import BackendError, InvalidRequest
 from .host import command as host
 from .protocol.endpoint import REMOTE, Endpoint, passed_over
-from .soak import options as soak
-from .verify import options as verify
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -112,7 +113,7 @@ def _doctor(options: argparse.Namespace) -> int:
 
 def _soak(options: argparse.Namespace) -> int:
     checked = soak.parse(options)
-    from .soak.command import soak as run
+    from lab.soak.command import soak as run
 
     ledger = run(checked)
     print(ledger.as_json() if options.json else ledger)
@@ -120,13 +121,13 @@ def _soak(options: argparse.Namespace) -> int:
 
 
 def _bench(options: argparse.Namespace) -> int:
-    from .bench import command
+    from lab.bench import command
 
     return command.run(options)
 
 
 def _verify(options: argparse.Namespace) -> int:
-    from .verify import command
+    from lab.verify import command
 
     return command.run(options)
 

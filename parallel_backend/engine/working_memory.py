@@ -1,6 +1,6 @@
 """How much memory a request's tensors take while it computes, beyond weights: estimates from measured tables.
 
-``python -m scripts.working_memory`` measures the tables anew. They count the tensors that are alive at once, but no
+``python -m lab.working_memory`` measures the tables anew. They count the tensors that are alive at once, but no
 workspaces of kernels and no fragments, so what does not fit by an estimate cannot work.
 """
 

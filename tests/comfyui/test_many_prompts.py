@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load, load_file, save_file
 from torch import Tensor
 
-from parallel_backend.bench.model_file import TEXT, write_wan
+from lab.bench.model_file import TEXT, write_wan
 from scripts.comfy_api import ComfyClient, File, Prompt
 from scripts.comfy_server import ComfyServer
 from tests.comfyui.prompts import START

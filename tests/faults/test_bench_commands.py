@@ -7,12 +7,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from lab.bench.kept_state import KeptState
+from lab.bench.recovery import ROWS, Recovery
+from lab.bench.step.report import describe
+from lab.bench.step.run import Table
+from lab.bench.wire import WireMeasurement
 from parallel_backend.__main__ import main
-from parallel_backend.bench.kept_state import KeptState
-from parallel_backend.bench.recovery import ROWS, Recovery
-from parallel_backend.bench.step.report import describe
-from parallel_backend.bench.step.run import Table
-from parallel_backend.bench.wire import WireMeasurement
 from parallel_backend.supervisor.ranks.spares import MEMORY
 from scripts import processes
 

@@ -8,8 +8,8 @@ import psutil
 import pytest
 import torch
 
+from lab.bench.model_file import TEXT, write_wan
 from parallel_backend import packages
-from parallel_backend.bench.model_file import TEXT, write_wan
 from parallel_backend.client.client import Client
 from parallel_backend.engine.engine import Engine
 from parallel_backend.errors import BrokenPackage, InvalidRequest

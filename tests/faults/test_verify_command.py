@@ -8,14 +8,14 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from lab.verify.run import Verifier, verifier
 
+from lab.verify.forward.cells import SmallModels
+from lab.verify.forward.matrix import Cell
+from lab.verify.loops.run import Loop, LoopVerifier, reference_samples
 from parallel_backend.denoiser.plan import DenoisingPlan
 from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.protocol.messages import Sample
-from parallel_backend.verify.forward.cells import SmallModels
-from parallel_backend.verify.forward.matrix import Cell
-from parallel_backend.verify.forward.run import Verifier, verifier
-from parallel_backend.verify.loops.run import Loop, LoopVerifier, reference_samples
 
 from .backend import TWO_RANKS, run_command
 
@@ -69,7 +69,7 @@ def test_step_loops_equal_their_algorithm(
     assert min(report.bytes_sent_per_rank) > 0
     # With another number of exact steps the algorithm is a different one.
     other = 8 if steps == 1 else 1
-    monkeypatch.setattr("parallel_backend.verify.loops.run.reference_samples", _with_warmup(other))
+    monkeypatch.setattr("lab.verify.loops.run.reference_samples", _with_warmup(other))
     assert loops.compare(loop).failed
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from lab.verify.loops import run
 from parallel_backend.checkpoint.opening import open_checkpoint
 from parallel_backend.engine.validation import check_sample
 from parallel_backend.models import FAMILIES
@@ -14,7 +15,6 @@ from parallel_backend.models.shared.patchify import pad_to_patch
 from parallel_backend.protocol.tensors import describe
 from parallel_backend.samplers.deterministic import euler
 from parallel_backend.samplers.interface import run_sampler
-from parallel_backend.verify.loops import run
 from tests.ranks import driver, requests
 from tests.ranks.requests import Case
 from tests.support import tiny

@@ -1,4 +1,4 @@
-"""What ``scripts/gpu_check`` measures between GPUs, on CPU ranks: right exchanges pass, wrong ones are found."""
+"""What ``lab/gpu_check`` measures between GPUs, on CPU ranks: right exchanges pass, wrong ones are found."""
 
 from unittest import mock
 
@@ -7,12 +7,12 @@ import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from lab.gpu_check.several import exchange_kinds
+from lab.gpu_check.several.exchange_kinds import KINDS
+from lab.gpu_check.several.exchanges_rank import axes, check
+from lab.gpu_check.several.overlap_work import ON_CPU, WORKS
 from parallel_backend.distributed import collectives, stop_flags
 from parallel_backend.distributed.sent_bytes import SentBytes
-from scripts.gpu_check.several import exchange_kinds
-from scripts.gpu_check.several.exchange_kinds import KINDS
-from scripts.gpu_check.several.exchanges_rank import axes, check
-from scripts.gpu_check.several.overlap_work import ON_CPU, WORKS
 from tests.ranks import driver
 
 CPU = torch.device("cpu")

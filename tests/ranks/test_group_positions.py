@@ -8,14 +8,14 @@ from dataclasses import replace
 import pytest
 import torch
 
+from lab.verify.vae.kinds import KINDS
+from lab.verify.vae.run import TOLERANCE, VaeCase, VaeComparison
 from parallel_backend.autoencoder.tiles import Tiles
 from parallel_backend.distributed.mesh import _ranks_of
 from parallel_backend.engine.autoencoding import Autoencoding
 from parallel_backend.engine.request import ActiveRequest
 from parallel_backend.layout.parallel_layout import AXES, ParallelLayout
 from parallel_backend.protocol.tensors import describe
-from parallel_backend.verify.vae.kinds import KINDS
-from parallel_backend.verify.vae.run import TOLERANCE, VaeCase, VaeComparison
 from tests.ranks import driver, test_exact, test_forward, test_step_loops
 from tests.ranks.test_vaes import IMAGE_KINDS, NARROW, blended
 

@@ -6,14 +6,15 @@ from dataclasses import replace
 import pytest
 import torch
 
+from lab.verify import examples
+from lab.verify.forward import matrix
+from lab.verify.loops import run as steps
+from lab.verify.loops.run import SIGMAS, Loop
 from parallel_backend.checkpoint.opening import open_checkpoint
 from parallel_backend.engine.validation import check_sample
 from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.protocol.model_spec import Devices
 from parallel_backend.protocol.tensors import describe
-from parallel_backend.verify.forward import examples, matrix
-from parallel_backend.verify.loops import run as steps
-from parallel_backend.verify.loops.run import SIGMAS, Loop
 from tests.ranks import driver, requests
 from tests.ranks.requests import Case
 

@@ -9,13 +9,13 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import nn
 
+from lab.verify.vae.kinds import KINDS
+from lab.verify.vae.run import TOLERANCE, VaeCase, VaeComparison
 from parallel_backend.attention.kernels import KERNELS
 from parallel_backend.autoencoder.spatial import RowSplit, layers, watch
 from parallel_backend.autoencoder.spatial.norms import MergedNorm
 from parallel_backend.autoencoder.tiles import Tiles, TileSpace
 from parallel_backend.layout.partition import Partition
-from parallel_backend.verify.vae.kinds import KINDS
-from parallel_backend.verify.vae.run import TOLERANCE, VaeCase, VaeComparison
 from tests.ranks import driver
 
 NARROW = 8

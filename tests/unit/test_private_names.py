@@ -19,7 +19,7 @@ CONVERTERS = "parallel_backend/loading/converters.py"
 GGUF = "parallel_backend/checkpoint/gguf_file.py"
 KERNELS = "parallel_backend/attention/kernels.py"
 STAND_INS = "nodes/remote/stand_in_layers.py"
-STOCK = "parallel_backend/verify/vae/stock.py"
+STOCK = "lab/verify/vae/stock.py"
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ USES = (
     Use(f"{SINGLE_FILE}sd3_transformer_checkpoint_to_diffusers", CONVERTERS, "checkpoint"),
     Use(f"{SINGLE_FILE}wan_transformer_to_diffusers", CONVERTERS, "checkpoint"),
     Use(f"{SINGLE_FILE}z_image_transformer_checkpoint_to_diffusers", CONVERTERS, "checkpoint"),
-    Use("diffusers.models.attention_dispatch._native_attention_forward_op", "parallel_backend/bench/ranks/peers.py",
+    Use("diffusers.models.attention_dispatch._native_attention_forward_op", "lab/bench/ranks/peers.py",
         "ctx, query, key, value, attn_mask, dropout_p, is_causal, scale"),
     Use("diffusers.models.embeddings.get_2d_sincos_pos_embed", "parallel_backend/models/pixart.py",
         "embed_dim, grid_size, *, base_size, device"),
@@ -98,7 +98,7 @@ USES = (
     Use("gguf.GGUFReader._get_tensor_info_field", GGUF, "orig_offs", overridden=True),
     Use("gguf.gguf_reader.ReaderField", GGUF),
     Use("gguf.gguf_reader.ReaderTensor", GGUF),
-    Use("xfuser.core.distributed.runtime_state._RUNTIME", "parallel_backend/bench/ranks/xfuser_peer.py"),
+    Use("xfuser.core.distributed.runtime_state._RUNTIME", "lab/bench/ranks/xfuser_peer.py"),
 )  # fmt: skip
 
 OF_INSTANCES = {("parallel_backend/autoencoder/spatial/layers.py", "_padding")}

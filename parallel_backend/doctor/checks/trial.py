@@ -100,7 +100,7 @@ def _model(folder: Path) -> Path:
     """Return the shipped checkpoint or, where it is not part of the installation, a random model of its shapes."""
     if SHIPPED.is_dir():
         return SHIPPED
-    from ...verify.forward import examples
+    from ...verify import examples
 
     name = "WanTransformer3DModel"
     variant = next(variant for class_name, variant in examples.variants() if class_name == name)

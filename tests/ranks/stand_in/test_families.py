@@ -2,7 +2,7 @@
 
 import pytest
 
-from scripts.synchronisations import PAGE, numbers
+from lab.synchronisations import PAGE, numbers
 from tests.ranks.stand_in.first_variants import FIRSTS
 from tests.support.stand_in.requests import FEW, HYBRID, LAYOUTS
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from parallel_backend.verify.vae import kinds
-from parallel_backend.verify.vae.kinds import KINDS
+from lab.verify.vae import kinds
+from lab.verify.vae.kinds import KINDS
 from tests.support.stand_in.requests import CODING
 
 NARROW = 8

@@ -12,12 +12,12 @@ import pytest
 import torch
 from einops import rearrange
 
+from lab.verify.vae import stock as vae_stock
 from parallel_backend.autoencoder import codec
 from parallel_backend.checkpoint.opening import open_checkpoint
 from parallel_backend.errors import Cancelled, InvalidRequest
 from parallel_backend.protocol.messages import Decode, Encode
 from parallel_backend.vaes import VAES, LatentScale, Scaling, vae_of
-from parallel_backend.verify.vae import stock as vae_stock
 from tests.unit.autoencoder import vae_examples
 from tests.unit.autoencoder.vae_examples import CONFIGS
 from tests.unit.conftest import one_rank

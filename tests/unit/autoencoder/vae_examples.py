@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from parallel_backend.verify.vae.kinds import Kind
+from lab.verify.vae.kinds import Kind
 
 GROUPS = {"block_out_channels": [8, 8, 16, 16], "norm_num_groups": 4, "layers_per_block": 1}
 WAN = {"base_dim": 4, "dim_mult": [1, 1, 2, 2], "num_res_blocks": 1}

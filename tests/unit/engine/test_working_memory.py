@@ -5,6 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from lab.verify.vae.kinds import KINDS
+from lab.working_memory import text_factors, transformer_factor, vae_factors
 from parallel_backend.checkpoint.opening import open_checkpoint
 from parallel_backend.engine import working_memory
 from parallel_backend.engine.validation import check_sample
@@ -18,8 +20,6 @@ from parallel_backend.protocol import rank_control
 from parallel_backend.protocol.messages import EncodeText
 from parallel_backend.protocol.tensors import describe
 from parallel_backend.vaes import VAES
-from parallel_backend.verify.vae.kinds import KINDS
-from scripts.working_memory import text_factors, transformer_factor, vae_factors
 from tests.ranks import requests
 from tests.ranks.requests import Case
 from tests.support import tiny

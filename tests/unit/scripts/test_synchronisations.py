@@ -4,10 +4,10 @@ from unittest import mock
 
 import pytest
 
+from lab import synchronisations
+from lab.synchronisations import PAGE, grown, page
 from parallel_backend.interfaces.geometry import IMAGE
 from parallel_backend.models.sd3 import SD3
-from scripts import synchronisations
-from scripts.synchronisations import PAGE, grown, page
 from tests.support.stand_in import counts
 
 SMALL = ("SD3Transformer2DModel", "sd3 medium")
@@ -24,7 +24,7 @@ def test_there_are_no_more_waits(counted):
 
 
 def test_the_page_is_up_to_date(counted):
-    assert page(counted) == PAGE.read_text(encoding="utf-8"), "run python -m scripts.synchronisations --write"
+    assert page(counted) == PAGE.read_text(encoding="utf-8"), "run python -m lab.synchronisations --write"
 
 
 def test_one_more_wait_is_found_and_needs_a_reason(tmp_path):

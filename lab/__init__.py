@@ -1,0 +1,1 @@
+"""Measures and checks the product: ``python -m lab --help``."""

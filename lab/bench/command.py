@@ -1,0 +1,130 @@
+"""The command ``python -m parallel_backend bench``."""
+
+import argparse
+import sys
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
+from dataclasses import asdict
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from parallel_backend.client.devices import choose_devices, ranks_of
+from parallel_backend.errors import InvalidRequest
+from parallel_backend.layout.parallel_layout import ParallelLayout
+
+from .loop import links
+from .loop import plot as loop_plot
+from .loop import report as loop_report
+from .loop.run import LoopTable
+from .loop.run import measure as measure_loops
+from .ranks.cases import Case
+from .ranks.peers import chosen_peers
+from .step import plot as step_plot
+from .step import report as step_report
+from .step.run import Table, measure
+
+LAYOUTS = ("ulysses=2", "ring=2", "cfg=2")
+LOOP_LAYOUTS = ("pipe=2", "ring=2 stale=previous", "ulysses=2", "ring=2")
+TOKENS = (4096, 1024)
+ROUNDS, LOOP_ROUNDS = 10, 3
+
+AnyTable = TypeVar("AnyTable", Table, LoopTable)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure what the options ask for and return the exit status."""
+    if options.plot:
+        step_plot.check(Path(options.plot))
+    if options.steps is not None:
+        return _run_loops(options)
+    if options.link:
+        raise InvalidRequest("--link is for whole step loops: give --steps as well")
+    layouts = [ParallelLayout.parse(text) for text in dict.fromkeys(options.layout or LAYOUTS)]
+    rounds = ROUNDS if options.rounds is None else options.rounds
+    cases, peers = _cases(options, layouts), chosen_peers(everyone=not options.no_peers)
+    devices = choose_devices(options.devices, ranks_of(layouts) | {peer.name: peer.ranks for peer in peers})
+    tables = measure(cases, layouts, devices, rounds=rounds, peers=peers, log=_log, dtype=options.dtype)
+    return _show(
+        tables, len(cases), options,
+        describe=step_report.describe, legend=step_report.legend(rounds, devices, options.dtype), draw=step_plot.draw,
+    )  # fmt: skip
+
+
+def _check_loops(options: argparse.Namespace, layouts: Sequence[ParallelLayout]) -> None:
+    if options.steps < 1:
+        raise InvalidRequest(f"--steps {options.steps}: at least one is needed")
+    if options.dtype != "float32":
+        raise InvalidRequest("--steps times loops in float32: leave --dtype out")
+    if any(layout.cfg > 1 for layout in layouts):
+        raise InvalidRequest("--steps times loops of one prompt: leave layouts with cfg out")
+    if options.link and (min(options.link) <= 0 or any(layout.ranks != links.RANKS for layout in layouts)):
+        raise InvalidRequest(f"--link takes megabits above 0, and layouts of {links.RANKS} ranks")
+    if options.plot and not options.link:
+        raise InvalidRequest("--plot of step loops draws seconds by link speed: give --link as well")
+
+
+def _run_loops(options: argparse.Namespace) -> int:
+    layouts = [ParallelLayout.parse(text) for text in dict.fromkeys(options.layout or LOOP_LAYOUTS)]
+    _check_loops(options, layouts)
+    rounds = LOOP_ROUNDS if options.rounds is None else options.rounds
+    cases = _cases(options, layouts)
+    devices = choose_devices(options.devices, ranks_of(layouts))
+    if options.link and devices.kind == "cuda" and devices.collectives == "nccl":
+        raise InvalidRequest(
+            "--link limits a network, which NCCL does not use between the GPUs of one machine: "
+            "PARALLEL_DIT_COLLECTIVES=gloo, or CUDA_VISIBLE_DEVICES= for CPU ranks, would work"
+        )
+    tables = measure_loops(
+        cases, layouts, devices, steps=options.steps, rounds=rounds, megabits=sorted(set(options.link)), log=_log
+    )
+    return _show(
+        tables, len(cases), options,
+        describe=loop_report.describe, legend=loop_report.legend(rounds, devices), draw=loop_plot.draw,
+    )  # fmt: skip
+
+
+def _show(
+    tables: Generator[AnyTable, None, None], count: int, options: argparse.Namespace, *,
+    describe: Callable[[AnyTable], str], legend: str, draw: Callable[[Sequence[AnyTable], Path], None],
+) -> int:  # fmt: skip
+    """Print and plot each table as soon as it is measured, so that an interrupted run keeps its finished tables.
+
+    With ``--json``, print one document at the end instead.
+
+    Args:
+        tables: measures one table after another.
+        count: number of tables to come.
+        options: the command line.
+        describe: formats a table.
+        legend: explains the columns; printed at the end.
+        draw: draws all tables so far into a file.
+    """
+    finished: list[AnyTable] = []
+    with closing(tables):
+        for table in tables:
+            finished.append(table)
+            if not options.json:
+                print(describe(table), end="\n\n", flush=True)
+            if options.plot:
+                draw(finished, Path(options.plot))
+            _log(f"{table.case}: finished, {len(finished)} of {count}")
+    print(msgspec.json.encode([asdict(table) for table in finished]).decode() if options.json else legend, flush=True)
+    return 0
+
+
+def _cases(options: argparse.Namespace, layouts: list[ParallelLayout]) -> list[Case]:
+    """One case per size, and a second one with both guidance branches if a layout splits them."""
+    if options.rounds is not None and options.rounds < 1:
+        raise InvalidRequest(f"--rounds {options.rounds}: at least one is needed")
+    return [
+        Case(family=options.family, tokens=size, text_tokens=options.text_tokens, branches=branches)
+        for size in dict.fromkeys(options.tokens or TOKENS)
+        for branches in sorted({2 if layout.cfg > 1 else 1 for layout in layouts})
+    ]
+
+
+def _log(text: str) -> None:
+    """Report progress on stderr."""
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,150 @@
+"""The memory that a model file takes on several ranks: ``python -m parallel_backend bench-memory``.
+
+Sums the proportional memory (``Pss`` in proc(5)) of this process, the supervisor and two CPU ranks, in which the pages
+of the file count once while they are mapped, or what all processes use of two GPUs. The peak of loading a large file
+and of a forward, less that of the same with a small one, is compared with the file's size.
+"""
+
+import os
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from parallel_backend import processes
+from parallel_backend.client import devices
+from parallel_backend.client.client import Client
+from parallel_backend.client.temporary_backend import temporary_backend
+from parallel_backend.distributed.device_memory import in_use
+from parallel_backend.layout.parallel_layout import ParallelLayout
+from parallel_backend.protocol.messages import Forward
+from parallel_backend.protocol.model_spec import Devices, ModelSpec
+
+from .model_file import FORMATS, LATENT, TEXT, suffix, write_wan
+
+LAYOUTS = ("ulysses=2 shard_weights", "tensor=2", "pipe=2 patches=1")
+LIMIT = {"cpu": 1.15, "cuda": 1.5}
+"""Largest growth that passes, relative to the file's size. On GPUs torch keeps what gathered blocks took for the next
+ones."""
+
+SMALL = {"heads": 2, "layers": 2}
+HEADS, BYTES_OF_LAYER = 9, 105_000_000
+"""The large file's width, and what one of its layers takes in float32: as large a part of 4 GB as one of 40 layers is
+of 14B."""
+
+_INTERVAL = 0.02
+"""Seconds between two samples of the memory."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileMemory:
+    """The growth of all processes' memory with one layout.
+
+    Attributes:
+        kind: of the devices, see ``Devices``.
+        layout: the layout, as text.
+        file: bytes of the file.
+        peak: largest growth while it is loaded and used.
+        after: growth afterwards.
+    """
+
+    kind: Literal["cuda", "cpu"]
+    layout: str
+    file: int
+    peak: int
+    after: int
+
+    @property
+    def failed(self) -> bool:
+        """Whether the peak is above ``LIMIT``."""
+        return self.peak > LIMIT[self.kind] * self.file
+
+    def describe(self) -> str:
+        """Format the result as text."""
+        return (
+            f"{'FAILED' if self.failed else 'passed'}   {self.layout}: a file of {self.file / 1e9:.2f} GB, peak "
+            f"{self.peak / self.file:.2f} of it, afterwards {self.after / self.file:.2f}"
+        )
+
+
+def measure(gigabytes: float, stored_format: str = "plain", devices_text: str | None = None) -> Iterator[FileMemory]:
+    """Measure every layout with a file in a format, each file on a new backend.
+
+    Raises:
+        InvalidRequest: ``devices_text`` does not name enough devices.
+    """
+    layouts = [ParallelLayout.parse(text) for text in LAYOUTS]
+    ranks = devices.choose_devices(devices_text, devices.ranks_of(layouts))
+    with tempfile.TemporaryDirectory(prefix="bench-memory-") as folder:
+        small, large = (Path(folder) / f"{name}{suffix(stored_format)}" for name in ("small", "large"))
+        of_layer = BYTES_OF_LAYER * FORMATS[stored_format] / FORMATS["plain"]
+        write_wan(small, **SMALL, stored_format=stored_format)
+        write_wan(large, heads=HEADS, layers=max(2, round(gigabytes * 1e9 / of_layer)), stored_format=stored_format)
+        for layout in layouts:
+            (peak, after), (usual_peak, usual) = (
+                _memory(Path(folder), ModelSpec(path=str(file), devices=ranks, dtype="float32", layout=layout))
+                for file in (large, small)
+            )
+            yield FileMemory(
+                kind=ranks.kind, layout=str(layout), file=large.stat().st_size, peak=peak - usual_peak,
+                after=after - usual,
+            )  # fmt: skip
+
+
+def _memory(folder: Path, spec: ModelSpec) -> tuple[int, int]:
+    """Return the memory of all processes at its peak, and after a forward."""
+    with temporary_backend(folder) as client:
+        with _sampled(_meter(client, spec.devices)) as samples:
+            _forward(client, spec)
+        return max(samples), samples[-1]
+
+
+def _forward(client: Client, spec: ModelSpec) -> None:
+    inputs = {
+        "0.hidden_states": torch.zeros(1, LATENT, 1, 16, 16),
+        "0.timestep": torch.tensor([500.0]),
+        "0.encoder_hidden_states": torch.zeros(1, 16, TEXT),
+    }
+    client.call(Forward(model=spec, branches=1), inputs)
+
+
+def _meter(client: Client, where: Devices) -> Callable[[], int]:
+    """Return what measures the memory that is used: of the GPUs, or of this process, the supervisor and all ranks."""
+    if where.kind == "cuda":
+        return partial(in_use, where.indices)
+    pids = [os.getpid(), client.status().pid]
+
+    def host() -> int:
+        ranks = [rank.pid for rank in client.status().ranks]
+        return sum(map(processes.proportional_memory, [*pids, *ranks]))
+
+    return host
+
+
+@contextmanager
+def _sampled(used: Callable[[], int]) -> Iterator[list[int]]:
+    """Sample the memory in a thread: a growing list of bytes."""
+    samples: list[int] = []
+    end = threading.Event()
+
+    def sample() -> None:
+        samples.append(used())
+
+    def loop() -> None:
+        while not end.wait(_INTERVAL):
+            sample()
+
+    sampler = threading.Thread(target=loop, daemon=True)
+    sampler.start()
+    try:
+        yield samples
+    finally:
+        end.set()
+        sampler.join(10)
+        sample()

@@ -1,0 +1,124 @@
+"""The models and inputs of benchmarks: heads of a real model's size, few layers, random weights."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from lab.verify.examples import write_checkpoint
+from torch import Tensor
+
+from parallel_backend.errors import InvalidRequest
+from parallel_backend.interfaces.geometry import LATENT, TIMESTEP
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchModel:
+    """A model to time.
+
+    Attributes:
+        class_name: class of diffusers.
+        config: arguments of the class.
+        frames: sizes of the latent's dims before height and width.
+        inputs: by name, shapes after the batch dim of inputs other than latent, timestep and text.
+        text: width of the text embeddings.
+        time: the timestep, on the family's own scale.
+    """
+
+    class_name: str
+    config: Mapping[str, Any]
+    frames: tuple[int, ...]
+    inputs: Mapping[str, tuple[int, ...]]
+    text: int
+    time: float
+
+
+MODELS: dict[str, BenchModel] = {
+    "flux": BenchModel(
+        class_name="FluxTransformer2DModel",
+        config={
+            "num_layers": 2, "num_single_layers": 4, "num_attention_heads": 8, "attention_head_dim": 64,
+            "joint_attention_dim": 512, "pooled_projection_dim": 256, "axes_dims_rope": (16, 24, 24),
+        },
+        frames=(), inputs={"pooled_projections": (256,)}, text=512, time=0.5,
+    ),
+    "wan": BenchModel(
+        class_name="WanTransformer3DModel",
+        config={
+            "num_layers": 2, "num_attention_heads": 12, "attention_head_dim": 128, "ffn_dim": 8960, "text_dim": 512,
+        },
+        frames=(1,), inputs={}, text=512, time=500.0,
+    ),
+}  # fmt: skip
+"""By the name on the command line. Both have latents of 16 channels and patches of 2 x 2."""
+
+
+LONGEST_SIDE = 1024
+"""Tokens along one side of an image for which Wan has positions."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """The step that all contestants run.
+
+    Attributes:
+        family: one of ``MODELS``.
+        tokens: of the latent.
+        text_tokens: of the text.
+        branches: guidance branches, which differ in their text.
+
+    Raises:
+        InvalidRequest: there is no such family, a number is below 1, or every rectangle of that many tokens has a side
+            longer than ``LONGEST_SIDE``.
+    """
+
+    family: str
+    tokens: int
+    text_tokens: int
+    branches: int
+
+    def __post_init__(self) -> None:
+        if self.family not in MODELS:
+            raise InvalidRequest(f"--family {self.family!r} does not exist; choose one of {', '.join(MODELS)}")
+        if min(self.tokens, self.text_tokens) < 1:
+            raise InvalidRequest(f"--tokens {self.tokens}, --text-tokens {self.text_tokens}: each must be at least 1")
+        rows, columns = self.grid
+        if columns > LONGEST_SIDE:
+            raise InvalidRequest(
+                f"--tokens {self.tokens}: the squarest image of that many tokens is {rows} x {columns}, and a side has "
+                f"at most {LONGEST_SIDE}; 4095, which is 63 x 65, would work"
+            )
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Rows and columns of tokens, as square as possible."""
+        rows = max(side for side in range(1, math.isqrt(self.tokens) + 1) if self.tokens % side == 0)
+        return rows, self.tokens // rows
+
+    def __str__(self) -> str:
+        guided = f", {self.branches} branches" if self.branches > 1 else ""
+        return f"{self.family}, {self.tokens} tokens, {self.text_tokens} text tokens{guided}"
+
+    def inputs(self) -> dict[str, Tensor]:
+        """Seeded inputs of all branches, concatenated along the batch."""
+        model, generator = MODELS[self.family], torch.Generator().manual_seed(0)
+        size = (*model.frames, *(2 * side for side in self.grid))
+        latent = torch.randn(1, 16, *size, generator=generator)
+        tensors = {
+            LATENT: latent.expand(self.branches, *latent.shape[1:]).contiguous(),
+            TIMESTEP: torch.full((self.branches,), model.time),
+        }
+        for name, shape in {"encoder_hidden_states": (self.text_tokens, model.text), **model.inputs}.items():
+            tensors[name] = torch.randn(self.branches, *shape, generator=generator)
+        return tensors
+
+
+def write_model(folder: Path, family: str) -> Path:
+    """Write a checkpoint of the family's model, with the same weights in every run."""
+    import diffusers
+
+    model = MODELS[family]
+    torch.manual_seed(0)
+    return write_checkpoint(folder, getattr(diffusers, model.class_name)(**model.config))

@@ -1,0 +1,130 @@
+"""The command: runs the parts one after another.
+
+Each part writes what its checks have found to a file. What is there, from the same commit, is not run again, and a
+check whose time ran out goes on with the rest.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from lab.gpu_check import page, running
+from lab.gpu_check.packages import ROOT
+from lab.gpu_check.parts import LIMIT, PARTS, Part
+
+PAGE = "page.md"
+
+
+def run(argv: Sequence[str] | None = None) -> int:
+    """Run the parts and return the exit status: 1 if a check failed."""
+    options = _parse(argv)
+    options.out.mkdir(parents=True, exist_ok=True)
+    machine, commit, cards = _machine(), _commit(), _cards()
+    print(f"{machine}; commit {commit}", flush=True)
+    for part in PARTS:
+        if options.part in (None, part.number):
+            _run_part(part, options.out, commit=commit, cards=cards, again=options.part is not None)
+    parts = [_content(part, options.out, commit) for part in PARTS]
+    (options.out / PAGE).write_text(page.page(parts, machine=machine, commit=commit), encoding="utf-8")
+    print(f"the page is {options.out / PAGE}")
+    statuses = [outcome["status"] for part in parts for outcome in part["outcomes"]]
+    if "timed out" in statuses:
+        print("run the command again: what timed out goes on with the rest")
+    return int("failed" in statuses or "timed out" in statuses)
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parts = "\n".join(f"  {part.number}  {part.title}" for part in PARTS)
+    parser = argparse.ArgumentParser(
+        prog="bash scripts/gpu_check.sh",
+        description=f"Try the backend on real GPUs, in parts of at most {LIMIT / 60:.0f} minutes:\n{parts}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    numbers = [part.number for part in PARTS]
+    parser.add_argument("--part", type=int, choices=numbers, help="run this part alone, even if it has run")
+    parser.add_argument("--out", type=Path, default=Path("gpu_check"), help="folder of the results (gpu_check)")
+    return parser.parse_args(argv)
+
+
+def _run_part(part: Part, out: Path, *, commit: str, cards: int, again: bool) -> None:
+    """Run a part's checks, or those that are not finished, print their outcomes and write the part's file."""
+    file = _file(out, part)
+    outcomes = _finished(_read(file, commit))
+    if len(outcomes) == len(part.checks):
+        if not again:
+            print(f"part {part.number} has run: {file}", flush=True)
+            return
+        outcomes = {}
+    print(f"part {part.number}: {part.title}", flush=True)
+    end = time.monotonic() + LIMIT
+    for number, check in enumerate(part.checks):
+        if check.title in outcomes:
+            continue
+        kept = out / f"part-{part.number}.{number}.{commit}.kept"
+        outcome = running.run(check, cards=cards, seconds=end - time.monotonic(), kept=kept.absolute())
+        _print(outcome)
+        outcomes[check.title] = asdict(outcome)
+        in_order = [outcomes[each.title] for each in part.checks if each.title in outcomes]
+        content = {"number": part.number, "title": part.title, "commit": commit, "outcomes": in_order}
+        file.write_text(json.dumps(content, indent=1), encoding="utf-8")
+
+
+def _content(part: Part, out: Path, commit: str) -> dict[str, Any]:
+    """Return what a part has found, with an outcome for each check, those included that have not run."""
+    found = _read(_file(out, part), commit)
+    outcomes = {outcome["title"]: outcome for outcome in (found["outcomes"] if found else [])}
+    rest = {check.title: asdict(running.not_run(check)) for check in part.checks}
+    ordered = [outcomes.get(title, missing) for title, missing in rest.items()]
+    return {"number": part.number, "title": part.title, "outcomes": ordered}
+
+
+def _finished(content: dict[str, Any] | None) -> dict[str, Any]:
+    """Return the outcomes of the checks of a part that need not run again, by title."""
+    outcomes = content["outcomes"] if content else []
+    return {outcome["title"]: outcome for outcome in outcomes if outcome["status"] != "timed out"}
+
+
+def _print(outcome: running.Outcome) -> None:
+    left_out = f"; left out: {outcome.left_out}" if outcome.left_out else ""
+    print(f"  {outcome.status:9} {outcome.seconds:4.0f} s  {outcome.title}{left_out}", flush=True)
+    if outcome.status in ("failed", "timed out"):
+        print(outcome.output, flush=True)
+
+
+def _file(out: Path, part: Part) -> Path:
+    return out / f"part-{part.number}.json"
+
+
+def _read(file: Path, commit: str) -> dict[str, Any] | None:
+    """Return what a part has found; None if it has not run at this commit."""
+    if not file.exists():
+        return None
+    content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return content if content["commit"] == commit else None
+
+
+def _commit() -> str:
+    """Return the commit, with a mark if files have changed since; ``unknown`` outside of a checkout."""
+    command = ["git", "describe", "--always", "--dirty", "--exclude=*"]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=30, check=False)
+    return result.stdout.strip() or "unknown"
+
+
+def _cards() -> int:
+    import torch
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def _machine() -> str:
+    import torch
+
+    cards = [torch.cuda.get_device_name(index) for index in range(_cards())]
+    named = ", ".join(f"{cards.count(name)} x {name}" for name in dict.fromkeys(cards)) or "no GPU"
+    return f"{named}, torch {torch.__version__}, Python {sys.version.split()[0]}"

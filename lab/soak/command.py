@@ -1,0 +1,149 @@
+"""Makes prompts and faults for a while, and keeps the ledger."""
+
+import random
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from torch import Tensor
+
+from parallel_backend.client.client import Client
+from parallel_backend.client.recovery import RecoveringCall
+from parallel_backend.client.temporary_backend import temporary_backend
+from parallel_backend.errors import BackendError
+from parallel_backend.protocol.messages import Progress
+
+from .faults import FAULTS, Fault, Target
+from .ledger import ASKED_AGAIN, ENDED, LOST, RESUMED, RIGHT, WRONG, Footprint, Ledger, processes_of
+from .options import SoakOptions
+from .prompts import Prompt, Prompts
+
+FAULT_RATE = 0.6
+"""How many of the prompts are disturbed."""
+WAIT_RATE, WAIT = 0.5, 60.0
+"""How many of the disturbed prompts wait for spare ranks first, and for how many seconds at most."""
+EXIT = 20.0
+"""Seconds in which the processes of a stopped backend have to be gone."""
+
+
+def soak(options: SoakOptions) -> Ledger:
+    """Make prompts until the time is up, and return what came of them."""
+    ledger, start = Ledger(seed=options.seed, wants_faults=options.faults), time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="pdit-soak-") as name:
+        folder = Path(name)
+        # What a fault draws depends on the ranks that live, so prompts have numbers of their own.
+        chooser, targets = random.Random(options.seed), random.Random(options.seed + 1)
+        prompts = Prompts(folder, chooser, options.ranks)
+        with temporary_backend(folder, spares=options.ranks) as client:
+            while not ledger.prompts or time.monotonic() - start < 60 * options.minutes:
+                name = chooser.choice(list(FAULTS)) if chooser.random() < FAULT_RATE and options.faults else ""
+                _one(client, prompts, name, chooser, targets, ledger)
+                ledger.note(_footprint(client))
+        ledger.left = _left(client.endpoint.folder)
+    ledger.seconds = time.monotonic() - start
+    return ledger
+
+
+def _one(
+    client: Client, prompts: Prompts, name: str, chooser: random.Random, targets: random.Random, ledger: Ledger
+) -> None:
+    """Make one prompt, and disturb it with the fault of this name, if any."""
+    prompt = prompts.next()
+    run = _Run(client, prompts, prompt, FAULTS.get(name), chooser.randrange(1, prompt.steps), targets)
+    waits = chooser.random() < WAIT_RATE and bool(name)
+    try:
+        prompts.prepare(client, prompt)
+        if waits:
+            run.wait_for_spares()
+        outcome, error = run.run()
+    except BackendError as failure:
+        outcome, error = LOST, f"on one rank: {type(failure).__name__}: {failure}"
+    ledger.prompts[outcome] += 1
+    if outcome in (WRONG, LOST):
+        ledger.bad.append(f"{outcome}: {prompt}, {name or 'no fault'}: {error}")
+    if run.disturbed:
+        ledger.faults[name] += 1
+    if run.recovery is not None:
+        recoveries = ledger.with_spares if run.had_spares else ledger.recoveries
+        recoveries.setdefault(name, []).append(run.recovery)
+
+
+class _Run:
+    """One prompt, disturbed after a step.
+
+    Attributes:
+        disturbed: whether the fault has happened.
+        had_spares: whether spare ranks were ready then.
+        recovery: seconds from the fault to the next step of ranks that go on; None if nothing had to.
+    """
+
+    def __init__(
+        self, client: Client, prompts: Prompts, prompt: Prompt, fault: Fault | None, step: int, chooser: random.Random
+    ) -> None:
+        self._client, self._prompts, self._prompt, self._fault, self._step = client, prompts, prompt, fault, step
+        self._target = Target(client=client, chooser=chooser, most_ranks=prompts.ranks)
+        self._said: list[str] = []
+        self._disturbed_at: float | None = None
+        self.disturbed = self.had_spares = False
+        self.recovery: float | None = None
+
+    def wait_for_spares(self) -> None:
+        """Wait until spare ranks are ready, which they become while the backend has nothing to do."""
+        end = time.monotonic() + WAIT
+        with suppress(BackendError):  # no backend runs, so the prompt starts one
+            while not self._target.has_spares() and time.monotonic() < end:
+                time.sleep(0.1)
+
+    def run(self) -> tuple[str, str]:
+        """Return the outcome, and the error if there was one."""
+        prompt, prompts = self._prompt, self._prompts
+        if self._fault and self._fault.idle:
+            self._disturb(self._fault)
+        call = RecoveringCall(
+            self._client, prompt.message(prompts.model(prompt)), prompt.loop.tensors(),
+            interrupted=self._target.interrupt.is_set, on_progress=self._progressed, notify=self._said.append,
+        )  # fmt: skip
+        try:
+            samples = call.run()["samples"]
+        except BackendError as error:
+            wanted = self._fault.ends if self._fault and self.disturbed else None
+            return ENDED if wanted and isinstance(error, wanted) else LOST, f"{type(error).__name__}: {error}"
+        finally:
+            self._target.release()
+        if not prompts.is_right(prompt, samples):
+            return WRONG, "; ".join(self._said)
+        if not self._said:
+            return RIGHT, ""
+        return RESUMED if "going on after step" in self._said[-1] else ASKED_AGAIN, ""
+
+    def _progressed(self, progress: Progress, tensors: dict[str, Tensor]) -> None:
+        if progress.phase != "sampling":
+            return
+        if self._disturbed_at is not None:
+            if self._said and self.recovery is None:
+                self.recovery = time.monotonic() - self._disturbed_at
+        elif self._fault and progress.value >= self._step:
+            self._disturb(self._fault)
+
+    def _disturb(self, fault: Fault) -> None:
+        self._disturbed_at = time.monotonic()
+        with suppress(BackendError, OSError):  # nothing is left to disturb
+            self.had_spares = self._target.has_spares()
+            fault.inject(self._target)
+            self.disturbed = True
+
+
+def _footprint(client: Client) -> Footprint:
+    try:
+        supervisor = client.status().pid
+    except BackendError:
+        supervisor = None
+    return Footprint.measure(client.endpoint.folder, supervisor)
+
+
+def _left(folder: Path) -> int:
+    end = time.monotonic() + EXIT
+    while processes_of(folder) and time.monotonic() < end:
+        time.sleep(0.1)
+    return len(processes_of(folder))

@@ -1,0 +1,183 @@
+"""Small random models of every variant of every family, and seeded inputs for them."""
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import InvalidRequest
+from ..interfaces.family import Family, Inputs, Variant
+from ..interfaces.geometry import LATENT, TIMESTEP
+from ..models import FAMILIES
+
+
+def short_name(class_name: str) -> str:
+    """Return a family's name on the command line, which is that of its file."""
+    return FAMILIES[class_name].__module__.rpartition(".")[2]
+
+
+def variants() -> Iterator[tuple[str, str]]:
+    """Yield the class name and the name of each variant of each family."""
+    for class_name, family in FAMILIES.items():
+        yield from ((class_name, name) for name in family.variants())
+
+
+def variant(class_name: str, name: str) -> Variant:
+    """Return a variant by its name."""
+    return FAMILIES[class_name].variants()[name]
+
+
+def module(class_name: str, name: str, seed: int = 0) -> Any:
+    """Return the diffusers module of a variant; see ``random_module``."""
+    return random_module(class_name, variant(class_name, name).config, seed)
+
+
+def random_module(class_name: str, config: Mapping[str, Any], seed: int = 0) -> Any:
+    """Return a diffusers module with random weights.
+
+    Weights have unit gain, and biases are not zero, so that no part of the result vanishes in rounding.
+    """
+    import diffusers
+
+    torch.manual_seed(seed)
+    module = getattr(diffusers, class_name)(**config)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            if parameter.ndim >= 2:
+                parameter.normal_(std=parameter[0].numel() ** -0.5)
+            else:
+                parameter.add_(0.1 * torch.randn_like(parameter))
+    return module.eval().requires_grad_(False)
+
+
+def family(class_name: str, name: str) -> Family:
+    """Return the module of a variant in its family's three parts."""
+    return FAMILIES[class_name](module(class_name, name))
+
+
+def write_checkpoint(folder: Path, module: Any) -> Path:
+    """Write a checkpoint in diffusers layout that holds only a transformer, and return its folder."""
+    module.save_pretrained(folder / "transformer")
+    index = {"_class_name": "DiffusionPipeline", "transformer": ["diffusers", type(module).__name__]}
+    (folder / "model_index.json").write_text(json.dumps(index), encoding="utf-8")
+    return folder
+
+
+def inputs(
+    class_name: str,
+    name: str,
+    *,
+    batch: int,
+    size: Sequence[int] | None = None,
+    text: int | None = None,
+    seed: int = 0,
+) -> dict[str, Tensor]:
+    """Return seeded inputs of a variant's forward.
+
+    Args:
+        class_name: class of diffusers.
+        name: one of the family's variants.
+        batch: samples.
+        size: of the latent; None for the variant's own.
+        text: text tokens; None for the variant's own.
+        seed: of the values.
+    """
+    chosen = variant(class_name, name)
+    shapes = input_shapes(
+        FAMILIES[class_name], chosen.config, chosen.inputs, batch=batch, size=size or chosen.size,
+        text=text or chosen.text,
+    )  # fmt: skip
+    return fill(shapes, seed)
+
+
+def input_shapes(
+    family: type[Family], config: Mapping[str, Any], model_inputs: Inputs, *, batch: int, size: Sequence[int], text: int
+) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of all inputs of a forward.
+
+    Args:
+        family: the model's family.
+        config: the model's config.
+        model_inputs: inputs beside latent and timestep, as in ``Variant.inputs``.
+        batch: samples.
+        size: of the latent.
+        text: text tokens.
+
+    Raises:
+        InvalidRequest: the config lacks a number, or the family refuses it.
+    """
+    geometry = family.describe(config)
+    # A latent with a wrong number of dims is refused later, like any request's.
+    tokens = math.prod(geometry.grid(size)) if len(size) == len(geometry.patch) else math.prod(size)
+    numbers = {**config, "frames": size[0], "tokens": tokens, "text": text}
+    shapes = {LATENT: (batch, geometry.channels, *size), TIMESTEP: (batch,)}
+    return shapes | {name: (batch, *_resolve(name, shape, size, numbers)) for name, shape in model_inputs.items()}
+
+
+def fill(shapes: Mapping[str, tuple[int, ...]], seed: int) -> dict[str, Tensor]:
+    """Return seeded values for inputs of these shapes."""
+    generator = torch.Generator().manual_seed(seed)
+    return {name: _values(name, shape, generator) for name, shape in shapes.items()}
+
+
+def evenly_divisible_size(class_name: str, name: str) -> tuple[tuple[int, ...], int]:
+    """Return a latent size and a text length near the variant's own whose numbers of tokens are divisible by 2 and 4.
+
+    A text of fixed length keeps its length.
+    """
+    chosen = variant(class_name, name)
+    geometry = FAMILIES[class_name].describe(chosen.config)
+    *frames, rows, columns = geometry.grid(chosen.size)
+    grid = (*frames, rows // 2 * 2, columns // 2 * 2)
+    text = chosen.text if chosen.fixed_text else -(-chosen.text // 4) * 4
+    return tuple(length * patch for length, patch in zip(grid, geometry.patch, strict=True)), text
+
+
+def smallest_size(class_name: str, name: str, text: int) -> tuple[tuple[int, ...], int]:
+    """Return the size of a latent of one token per frame, and a text length.
+
+    There is one frame, and the text has ``text`` tokens, unless the variant fixes its number of frames or of tokens.
+    """
+    chosen = variant(class_name, name)
+    geometry = FAMILIES[class_name].describe(chosen.config)
+    fixed_frames = any("frames" in shape for shape in chosen.inputs.values())
+    size = (chosen.size[0], *geometry.patch[1:]) if fixed_frames else geometry.patch
+    return size, chosen.text if chosen.fixed_text else text
+
+
+def branches(several: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Return the inputs of several branches under the names that a ``Forward`` request uses."""
+    return {f"{i}.{key}": value for i, one in enumerate(several) for key, value in one.items()}
+
+
+def _values(name: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    # Timestep and guidance are exact in half precision, even times 1000, because stock forwards round them first.
+    if name == TIMESTEP:  # different for each sample
+        return 0.5 ** torch.arange(1.0, shape[0] + 1)
+    if name == "guidance":
+        return torch.full(shape, 4.0)
+    if name.endswith("_mask"):  # texts of different lengths, all shorter than the maximum
+        lengths = [max(1, shape[1] - 2 * i - 1) for i in range(shape[0])]
+        return torch.stack([torch.arange(shape[1]) < length for length in lengths])
+    if name.endswith("_ids"):  # positions, which all samples share
+        return torch.randn(1, *shape[1:], generator=generator).expand(shape).contiguous()
+    if name.endswith("_labels"):
+        return torch.randint(0, 10, shape, generator=generator)
+    return torch.randn(shape, generator=generator)
+
+
+def _resolve(name: str, shape: Sequence[int | str], size: Sequence[int], numbers: Mapping[str, Any]) -> list[int]:
+    resolved: list[int] = []
+    for dim in shape:
+        if dim == "size":
+            resolved += size
+            continue
+        number = numbers.get(dim) if isinstance(dim, str) else dim
+        if number is None:
+            raise InvalidRequest(f"{name} needs {dim}, which the model's config lacks")
+        resolved.append(int(number))
+    return resolved
