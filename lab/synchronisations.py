@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from lab.verify import examples
 from lab.verify.vae.kinds import KINDS
+from parallel_backend.verify import examples
 from tests.support.stand_in import counts
 from tests.support.stand_in.counts import Counts
 from tests.support.stand_in.notes import Wait

@@ -17,18 +17,18 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from lab.verify import examples
 from lab.verify.vae.kinds import KINDS, Kind
 from parallel_backend.attention.kernels import KERNELS
 from parallel_backend.attention.routing import routed
 from parallel_backend.denoiser.attention_views import FullView
 from parallel_backend.distributed.mesh import alone
 from parallel_backend.engine.working_memory import first_width, vae_kind
+from parallel_backend.families.registry import FAMILIES
 from parallel_backend.interfaces.geometry import IMAGE
 from parallel_backend.loading.load import SUPPORTED
-from parallel_backend.models import FAMILIES
 from parallel_backend.strategies.token_split import TokenSplit
 from parallel_backend.vaes import VAES
+from parallel_backend.verify import examples
 
 _ROWS, _FRAMES = 32, 5
 """Latents have so many rows and columns, and so many frames if they are videos."""

@@ -12,17 +12,17 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from lab.verify.full_float32 import disable_tf32
-from lab.verify.run import Comparison, Verifier, forward_request, verifier
 
 from lab.gpu_check.kept import Kept
 from lab.gpu_check.two_ranks import two_ranks
-from lab.verify import examples, real
 from lab.verify.forward.cells import SmallModels
 from lab.verify.forward.matrix import Cell
 from parallel_backend.errors import BackendError
 from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.protocol.model_spec import Devices
+from parallel_backend.verify import examples, real
+from parallel_backend.verify.full_float32 import disable_tf32
+from parallel_backend.verify.run import Comparison, Verifier, forward_request, verifier
 
 LAYOUTS = ("ulysses=2", "ring=2", "tensor=2", "ulysses=2 shard_weights", "pipe=2", "cfg=2")
 

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from lab.verify.examples import branches, write_checkpoint
 from torch.profiler import ProfilerActivity, profile
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -25,6 +24,7 @@ from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.protocol.messages import Forward
 from parallel_backend.protocol.model_spec import Devices, ModelSpec
 from parallel_backend.protocol.tensors import describe
+from parallel_backend.verify.examples import branches, write_checkpoint
 
 RANKS = (1, 4, 8)
 PUBLISHED: dict[str, tuple[int, Mapping[str, Any]]] = {

@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from lab.verify.full_float32 import disable_tf32
 
 from lab.gpu_check.kept import Kept
 from lab.gpu_check.two_ranks import SHARED
@@ -19,6 +18,7 @@ from lab.verify.vae.run import VaeCase, VaeComparison
 from parallel_backend.client.client import Client
 from parallel_backend.client.temporary_backend import temporary_backend
 from parallel_backend.errors import BackendError
+from parallel_backend.verify.full_float32 import disable_tf32
 
 PICTURES = ("image", "flux2")
 """The kinds that are not for videos."""

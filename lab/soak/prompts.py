@@ -8,7 +8,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from lab.verify import examples
 from parallel_backend.checkpoint.opening import open_checkpoint
 from parallel_backend.client.client import Client
 from parallel_backend.client.recovery import RecoveringCall
@@ -18,6 +17,7 @@ from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.protocol.messages import Sample
 from parallel_backend.protocol.model_spec import Devices, ModelSpec
 from parallel_backend.protocol.tensors import describe
+from parallel_backend.verify import examples
 
 from ..verify.loops.run import SIGMAS, Loop
 

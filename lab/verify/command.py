@@ -10,15 +10,15 @@ from pathlib import Path
 
 import msgspec
 import torch
-from lab.verify.examples import short_name, variants
-from lab.verify.full_float32 import disable_tf32
-from lab.verify.run import Comparison, Report, verifier
 
-from lab.verify import real
 from parallel_backend.client.devices import choose_devices, parse_devices, ranks_of
 from parallel_backend.errors import InvalidRequest
 from parallel_backend.layout.parallel_layout import OPTIONS, ParallelLayout
 from parallel_backend.protocol.model_spec import Devices
+from parallel_backend.verify import real
+from parallel_backend.verify.examples import short_name, variants
+from parallel_backend.verify.full_float32 import disable_tf32
+from parallel_backend.verify.run import Comparison, Report, verifier
 
 from .forward import matrix, memory, pairwise
 from .forward.cells import SmallModels

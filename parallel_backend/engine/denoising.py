@@ -17,11 +17,11 @@ from ..distributed.collectives import agree, broadcast_tensors, refused_alike
 from ..distributed.mesh import DeviceMesh
 from ..distributed.mesh_cache import MeshCache
 from ..errors import InvalidRequest
+from ..families.registry import family_of
 from ..interfaces.family import Family
 from ..loading.components import ComponentCache
 from ..loading.load import check_dtype
 from ..loading.transformer import PlannedTransformer
-from ..models import family_of
 from ..progress import LOADING, PROGRESS
 from ..protocol.messages import Forward, Progress, Sample
 from ..protocol.model_spec import Adapter

@@ -11,12 +11,12 @@ from .. import packages
 from ..checkpoint.checkpoint import HIGH_NOISE, LOW_NOISE, Checkpoint
 from ..denoiser.plan import DenoisingPlan, Shape, split_names
 from ..errors import InvalidRequest
+from ..families.registry import family_of
 from ..interfaces.family import Family
 from ..interfaces.geometry import LATENT, TIMESTEP, Geometry, Shapes
 from ..interfaces.strategy import Workload
 from ..layout.parallel_layout import ParallelLayout, auto
 from ..layout.suggestions import check_fits, suggestion
-from ..models import family_of
 from ..protocol.frames import TensorMeta
 from ..protocol.messages import HISTORY, Forward, Sample
 from ..protocol.model_spec import Adapter

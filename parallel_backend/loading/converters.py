@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..checkpoint.architectures.base import renamed
+from ..families.architecture import renamed
 from .vae_converters import VAE_CONVERTERS
 
 Tensors = dict[str, Tensor]

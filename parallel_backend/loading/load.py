@@ -15,8 +15,8 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from ..checkpoint.checkpoint import Checkpoint
 from ..checkpoint.weight_headers import read_files, weights_under
 from ..errors import InvalidRequest
+from ..families.registry import FAMILIES
 from ..interfaces.family import Family
-from ..models import FAMILIES
 from ..progress import PROGRESS
 from ..protocol.model_spec import DType
 from ..protocol.tensors import DTYPES

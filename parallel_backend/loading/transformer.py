@@ -10,10 +10,10 @@ from torch import nn
 from ..checkpoint.checkpoint import Checkpoint
 from ..distributed.mesh import Axis, DeviceMesh
 from ..distributed.rank_speeds import handicap, slowed
+from ..families.registry import family_of
 from ..interfaces.family import Family
 from ..interfaces.state import State
 from ..interfaces.tensor_cuts import Slices
-from ..models import family_of
 from ..strategies import stage_cut
 from .host_store import HostStore
 from .load import shapes_of

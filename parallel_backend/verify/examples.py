@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from ..errors import InvalidRequest
+from ..families.registry import FAMILIES
 from ..interfaces.family import Family, Inputs, Variant
 from ..interfaces.geometry import LATENT, TIMESTEP
-from ..models import FAMILIES
 
 
 def short_name(class_name: str) -> str:

@@ -16,13 +16,13 @@ from ..checkpoint.checkpoint import HIGH_NOISE, LOW_NOISE, Checkpoint
 from ..checkpoint.opening import open_checkpoint
 from ..distributed import bfloat16, mesh
 from ..errors import InvalidRequest, OutOfMemory
+from ..families.registry import family_of
 from ..interfaces.family import Family
 from ..interfaces.geometry import LATENT, TIMESTEP
 from ..interfaces.strategy import ParameterShapes
 from ..layout.parallel_layout import ParallelLayout, auto
 from ..loading import load
 from ..loading.transformer import load_transformer
-from ..models import family_of
 from ..protocol.model_spec import Devices, DType
 from ..protocol.tensors import NAMES
 from . import examples

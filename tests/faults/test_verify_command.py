@@ -8,7 +8,6 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from lab.verify.run import Verifier, verifier
 
 from lab.verify.forward.cells import SmallModels
 from lab.verify.forward.matrix import Cell
@@ -16,6 +15,7 @@ from lab.verify.loops.run import Loop, LoopVerifier, reference_samples
 from parallel_backend.denoiser.plan import DenoisingPlan
 from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.protocol.messages import Sample
+from parallel_backend.verify.run import Verifier, verifier
 
 from .backend import TWO_RANKS, run_command
 

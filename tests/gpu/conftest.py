@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from lab.verify.full_float32 import disable_tf32
 
+from parallel_backend.verify.full_float32 import disable_tf32
 from tests.support import gpus
 
 TIMEOUT = 120.0

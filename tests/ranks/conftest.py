@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lab.verify import examples
+from parallel_backend.verify import examples
 from tests.ranks import driver
 from tests.support import families, tiny
 from tests.support.pool import Pool

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from parallel_backend.families.shared.patchify import pad_to_patch
 from parallel_backend.layout.parallel_layout import ParallelLayout
-from parallel_backend.models.shared.patchify import pad_to_patch
 from parallel_backend.protocol.messages import Forward, Sample
 from parallel_backend.protocol.model_spec import Devices, ModelSpec
 from parallel_backend.samplers.interface import run_sampler

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from parallel_backend.checkpoint.stored_tensor import Compression, StoredTensor
 from parallel_backend.checkpoint.weight_headers import read_file, weights_under
+from parallel_backend.families.shared.patchify import pad_to_patch
 from parallel_backend.interfaces.tensor_cuts import local_ranges
 from parallel_backend.layout.parallel_layout import ParallelLayout
-from parallel_backend.models.shared.patchify import pad_to_patch
 from tests.ranks import driver, requests
 from tests.ranks.requests import Case
 from tests.support import compressed

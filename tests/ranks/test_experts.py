@@ -10,8 +10,8 @@ import torch
 from lab.verify.loops import run
 from parallel_backend.checkpoint.opening import open_checkpoint
 from parallel_backend.engine.validation import check_sample
-from parallel_backend.models import FAMILIES
-from parallel_backend.models.shared.patchify import pad_to_patch
+from parallel_backend.families.registry import FAMILIES
+from parallel_backend.families.shared.patchify import pad_to_patch
 from parallel_backend.protocol.tensors import describe
 from parallel_backend.samplers.deterministic import euler
 from parallel_backend.samplers.interface import run_sampler

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from parallel_backend.models.shared.patchify import pad_to_patch
+from parallel_backend.families.shared.patchify import pad_to_patch
 from tests.ranks import driver, requests
 from tests.ranks.requests import Case
 from tests.ranks.test_refusals import refused

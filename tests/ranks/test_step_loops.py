@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from lab.verify import examples
 from lab.verify.forward import matrix
 from lab.verify.loops import run as steps
 from lab.verify.loops.run import SIGMAS, Loop
@@ -15,6 +14,7 @@ from parallel_backend.engine.validation import check_sample
 from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.protocol.model_spec import Devices
 from parallel_backend.protocol.tensors import describe
+from parallel_backend.verify import examples
 from tests.ranks import driver, requests
 from tests.ranks.requests import Case
 

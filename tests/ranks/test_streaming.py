@@ -9,7 +9,7 @@ import torch
 from parallel_backend.checkpoint.opening import open_checkpoint
 from parallel_backend.engine.validation import check_sample
 from parallel_backend.engine.working_memory import forward_bytes
-from parallel_backend.models.shared.patchify import pad_to_patch
+from parallel_backend.families.shared.patchify import pad_to_patch
 from parallel_backend.protocol.messages import EncodeText, Unload
 from parallel_backend.protocol.tensors import describe
 from tests.ranks import driver, requests, test_weight_changes

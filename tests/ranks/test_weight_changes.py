@@ -8,7 +8,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from parallel_backend.models.shared.patchify import pad_to_patch
+from parallel_backend.families.shared.patchify import pad_to_patch
 from tests.ranks import driver, requests
 from tests.ranks.requests import Case
 from tests.support import tiny

@@ -3,18 +3,18 @@
 from functools import cache
 from typing import Any
 
-from lab.verify.examples import inputs, variants
 from torch import Tensor
 
-from lab.verify import examples
 from parallel_backend.attention.kernels import KERNELS
 from parallel_backend.attention.routing import routed
 from parallel_backend.denoiser import attention_chain
 from parallel_backend.distributed import mesh
+from parallel_backend.families.registry import FAMILIES
 from parallel_backend.interfaces.family import Family
 from parallel_backend.interfaces.state import State
-from parallel_backend.models import FAMILIES
 from parallel_backend.strategies.token_split import TokenSplit
+from parallel_backend.verify import examples
+from parallel_backend.verify.examples import inputs, variants
 
 __all__ = ["family", "inputs", "module", "run", "variants", "weights"]
 

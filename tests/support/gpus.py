@@ -17,7 +17,7 @@ def hide() -> None:
 def start(visible: tuple[tuple[str, str], ...]) -> None:
     """Show GPUs to this process again, with full float32. Call it before anything initialises CUDA."""
     _set(dict(visible))
-    from lab.verify.full_float32 import disable_tf32
+    from parallel_backend.verify.full_float32 import disable_tf32
 
     disable_tf32()
 

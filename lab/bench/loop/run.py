@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 from torch.utils.benchmark import Timer
 
+from parallel_backend.families.registry import FAMILIES
 from parallel_backend.interfaces.geometry import LATENT, TIMESTEP
 from parallel_backend.layout.parallel_layout import ParallelLayout
-from parallel_backend.models import FAMILIES
 from parallel_backend.protocol.model_spec import Devices
 
 from ..ranks.cases import MODELS, Case, write_model

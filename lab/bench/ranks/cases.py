@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lab.verify.examples import write_checkpoint
 from torch import Tensor
 
 from parallel_backend.errors import InvalidRequest
 from parallel_backend.interfaces.geometry import LATENT, TIMESTEP
+from parallel_backend.verify.examples import write_checkpoint
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -63,7 +63,7 @@ class Runner:
         peer = BY_NAME[options.peer]
         self.rank, self.ranks = int(os.environ["RANK"]), peer.ranks
         self.device = start(options, threads=peer.threads)
-        from parallel_backend.models import FAMILIES
+        from parallel_backend.families.registry import FAMILIES
 
         module = _module(Path(options.model), options.dtype, self.device)
         self.family = FAMILIES[type(module).__name__](peer.prepare(module) if peer.prepare else module)

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
-from lab.verify.examples import branches
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -16,6 +15,7 @@ from parallel_backend.client.temporary_backend import temporary_backend
 from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.protocol.messages import Forward
 from parallel_backend.protocol.model_spec import Devices, DType, ModelSpec
+from parallel_backend.verify.examples import branches
 
 from ..ranks.cases import Case
 from ..ranks.peers import ONE_PROCESS, Peer

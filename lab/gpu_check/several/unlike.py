@@ -13,13 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lab.verify.run import forward_request
 from safetensors.torch import load_file, save_file
 
 from lab.bench.loop.rank import LoopRequest
 from lab.bench.ranks.cases import Case, write_model
 from lab.gpu_check.several.ranks import Ranks, all_cards
-from lab.verify import examples, real
 from parallel_backend.client.temporary_backend import temporary_backend
 from parallel_backend.distributed.rank_speeds import HANDICAP
 from parallel_backend.errors import BackendError
@@ -27,6 +25,8 @@ from parallel_backend.interfaces.geometry import LATENT, TIMESTEP
 from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.loading.room import MEMORY_LIMIT
 from parallel_backend.protocol.model_spec import Devices
+from parallel_backend.verify import examples, real
+from parallel_backend.verify.run import forward_request
 
 CPU_RANKS = 2
 TOKENS = {"cuda": 4096, "cpu": 256}

@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lab.verify.run import Comparison, block_parameters, stages_of
 from torch import Tensor
 
-from lab.verify import examples
-from parallel_backend.models import FAMILIES
+from parallel_backend.families.registry import FAMILIES
+from parallel_backend.verify import examples
+from parallel_backend.verify.run import Comparison, block_parameters, stages_of
 
 from .matrix import Cell
 

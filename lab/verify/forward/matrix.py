@@ -4,9 +4,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from lab.verify.examples import evenly_divisible_size, short_name, smallest_size, variants
-
 from parallel_backend.layout.parallel_layout import ParallelLayout
+from parallel_backend.verify.examples import evenly_divisible_size, short_name, smallest_size, variants
 
 SINGLE = tuple(f"{axis}={ranks}" for axis in ("ulysses", "ring", "tensor") for ranks in (2, 3, 4))
 SHARDED = tuple(f"{axis}={ranks} shard_weights" for axis, ranks in (("ulysses", 2), ("ring", 3), ("ulysses", 4)))

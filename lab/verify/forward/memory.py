@@ -18,18 +18,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lab.verify.run import TOLERANCE, forward_request
 from torch import Tensor
 
-from lab.verify import examples
 from parallel_backend import processes
 from parallel_backend.client import devices as device_list
 from parallel_backend.client.client import Client
 from parallel_backend.client.temporary_backend import temporary_backend
 from parallel_backend.distributed.device_memory import in_use
+from parallel_backend.families.registry import FAMILIES
 from parallel_backend.layout.parallel_layout import ParallelLayout
-from parallel_backend.models import FAMILIES
 from parallel_backend.protocol.model_spec import Devices
+from parallel_backend.verify import examples
+from parallel_backend.verify.run import TOLERANCE, forward_request
 
 LIMIT = 1.3
 """Largest growth that passes, relative to the checkpoint's size. On GPUs only while it is loaded: torch keeps what

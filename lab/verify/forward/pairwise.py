@@ -12,9 +12,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from lab.verify.examples import evenly_divisible_size, smallest_size, variants
-
 from parallel_backend.layout.parallel_layout import ParallelLayout
+from parallel_backend.verify.examples import evenly_divisible_size, smallest_size, variants
 
 from .matrix import FEW, Cell, few_cells
 

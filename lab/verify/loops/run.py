@@ -7,22 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lab.verify.examples import short_name
-from lab.verify.run import TOLERANCE, Report, stages_of
 from torch import Tensor
 
-from lab.verify import examples
 from parallel_backend.checkpoint.opening import open_checkpoint
 from parallel_backend.client.client import Client
 from parallel_backend.denoiser.plan import DenoisingPlan
 from parallel_backend.engine.validation import check_sample
 from parallel_backend.errors import InvalidRequest
+from parallel_backend.families.registry import FAMILIES
 from parallel_backend.interfaces import patch_plan
 from parallel_backend.interfaces.family import Family
 from parallel_backend.interfaces.geometry import IMAGE, LATENT, TIMESTEP
 from parallel_backend.interfaces.strategy import Workload
 from parallel_backend.layout.parallel_layout import ParallelLayout
-from parallel_backend.models import FAMILIES
 from parallel_backend.protocol.messages import Sample
 from parallel_backend.protocol.model_spec import Devices, ModelSpec
 from parallel_backend.protocol.tensors import describe
@@ -31,6 +28,9 @@ from parallel_backend.step_loop.schedule import CallKind, call_kinds, whole_call
 from parallel_backend.strategies import STRATEGIES, displaced
 from parallel_backend.strategies.ring import Ring
 from parallel_backend.strategies.ulysses import Ulysses
+from parallel_backend.verify import examples
+from parallel_backend.verify.examples import short_name
+from parallel_backend.verify.run import TOLERANCE, Report, stages_of
 
 from . import reference
 from .reference import LoopRequest, Transformer

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lab.verify import real
 from parallel_backend.autoencoder import codec
 from parallel_backend.autoencoder.spatial import Unsplittable, formula
 from parallel_backend.checkpoint.opening import open_checkpoint
@@ -23,6 +22,7 @@ from parallel_backend.loading import load
 from parallel_backend.protocol.messages import Decode, Encode
 from parallel_backend.protocol.model_spec import ModelSpec
 from parallel_backend.vaes import vae_of
+from parallel_backend.verify import real
 
 from . import kinds, stock
 from .kinds import KINDS

@@ -8,26 +8,26 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from ...errors import InvalidRequest
+from ...families.architecture import Architecture, Config, Shape, Weights, layer
+from ...families.cogvideox.files import COGVIDEOX
+from ...families.flux.files import FLUX
+from ...families.flux2.files import FLUX2
+from ...families.hunyuan_video.files import HUNYUAN_VIDEO
+from ...families.ltx.files import LTX
+from ...families.mochi.files import MOCHI
+from ...families.pixart.files import PIXART
+from ...families.qwen_image.files import QWEN_IMAGE
+from ...families.sd3.files import SD3
+from ...families.wan.files import WAN
+from ...families.z_image.files import Z_IMAGE
 from ..stored_tensor import StoredTensor
-from .base import Architecture, Config, Shape, Weights, layer
-from .cogvideox import COGVIDEOX
-from .flux import FLUX
-from .flux2 import FLUX2
-from .hunyuan_video import HUNYUAN_VIDEO
-from .ltx import LTX
-from .mochi import MOCHI
 from .other_files import refuse_lora, refuse_other_kinds
-from .pixart import PIXART
-from .qwen_image import QWEN_IMAGE
-from .sd3 import SD3
 from .vae_cogvideox import COGVIDEOX_VAE
 from .vae_hunyuan_video import HUNYUAN_VIDEO_VAE
 from .vae_images import AUTOENCODER_KL, FLUX2_VAE, FORMER_AUTOENCODER_KL
 from .vae_ltx import LTX_VAE
 from .vae_mochi import MOCHI_VAE
 from .vae_wan import WAN_VAE
-from .wan import WAN
-from .z_image import Z_IMAGE
 
 TRANSFORMERS: tuple[Architecture, ...] = (
     COGVIDEOX, FLUX, FLUX2, HUNYUAN_VIDEO, LTX, MOCHI, PIXART, QWEN_IMAGE, SD3, WAN, Z_IMAGE,

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from ...errors import InvalidRequest
-from .base import is_of_lora
+from ...families.architecture import is_of_lora
 
 _UNET = ("input_blocks.0.", "input_blocks.1.", "down_blocks.0.attentions.", "down_blocks.1.attentions.")
 _TEXT_ENCODER = (

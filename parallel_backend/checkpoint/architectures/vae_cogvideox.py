@@ -1,6 +1,6 @@
 """CogVideoX's VAE, whose names in ComfyUI are diffusers'."""
 
-from .base import Architecture, Config, Weights
+from ...families.architecture import Architecture, Config, Weights
 from .vae_images import level_widths
 
 

@@ -1,6 +1,6 @@
 """HunyuanVideo's VAE."""
 
-from .base import Architecture, Config, Weights, not_supported
+from ...families.architecture import Architecture, Config, Weights, not_supported
 from .vae_images import ldm_names, level_widths
 
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable
 
 from ...errors import InvalidRequest
-from .base import Architecture, Config, Weights, not_supported, renamed
+from ...families.architecture import Architecture, Config, Weights, not_supported, renamed
 
 _PARTS = (
     ("encoder.down.", "encoder.down_blocks."), (".block.", ".resnets."), (".downsample.", ".downsamplers.0."),

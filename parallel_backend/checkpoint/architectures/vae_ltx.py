@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from .base import Architecture, Config, Weights, not_supported, substituted
+from ...families.architecture import Architecture, Config, Weights, not_supported, substituted
 
 _POSITIONS = 8
 """Positions that an upsampling makes of one: two frames, rows and columns."""

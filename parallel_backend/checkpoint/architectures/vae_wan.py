@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable
 
-from .base import Architecture, Config, Weights, substituted
+from ...families.architecture import Architecture, Config, Weights, substituted
 
 
 def _config(weights: Weights) -> Config:

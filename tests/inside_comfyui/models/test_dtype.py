@@ -18,7 +18,7 @@ from any_folder_name.nodes.bridges.compute_dtype import auto_dtype
 from any_folder_name.nodes.families.registry import bridge_for
 from any_folder_name.parallel_backend.checkpoint.opening import open_checkpoint
 from any_folder_name.parallel_backend.errors import InvalidRequest
-from any_folder_name.parallel_backend.models import family_of
+from any_folder_name.parallel_backend.families.registry import family_of
 from any_folder_name.parallel_backend.protocol.model_spec import Devices
 from helpers import compressed_files
 from natives.files import FILE_CASES, FIRST_FILES

@@ -8,7 +8,7 @@ import comfy.model_sampling
 import comfy.samplers
 import pytest
 import torch
-from any_folder_name.parallel_backend.models.wan import pad_to_patch
+from any_folder_name.parallel_backend.families.wan.transformer import pad_to_patch
 from any_folder_name.parallel_backend.protocol.messages import Sample
 from any_folder_name.parallel_backend.protocol.model_spec import Devices, ModelSpec
 from any_folder_name.parallel_backend.samplers.interface import run_sampler

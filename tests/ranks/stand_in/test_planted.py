@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 
 from parallel_backend.distributed import collectives
+from parallel_backend.families.wan.transformer import Wan
 from parallel_backend.interfaces.geometry import IMAGE
-from parallel_backend.models.wan import Wan
 from parallel_backend.strategies import ring, token_split
 from tests.support.stand_in import ranks
 from tests.support.stand_in.agreement import faults

@@ -6,12 +6,12 @@ from pathlib import Path
 
 from torch import Tensor
 
-from lab.verify import examples
 from lab.verify.vae import kinds
 from lab.verify.vae.kinds import KINDS
 from parallel_backend.engine.engine import Engine
 from parallel_backend.protocol.messages import RankRequest
 from parallel_backend.protocol.tensors import describe
+from parallel_backend.verify import examples
 
 from .gpu import Gpu
 from .notes import Notes, Wait

@@ -7,13 +7,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from lab.verify import examples
 from parallel_backend.checkpoint.opening import open_checkpoint
 from parallel_backend.interfaces.geometry import LATENT, TIMESTEP
 from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.protocol.messages import Decode, Encode, Forward, RankRequest, Sample
 from parallel_backend.protocol.model_spec import Devices, ModelSpec
 from parallel_backend.vaes import vae_of
+from parallel_backend.verify import examples
 
 RANKS = 4
 HYBRID = "ring=2 ulysses=2"

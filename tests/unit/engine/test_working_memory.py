@@ -12,10 +12,10 @@ from parallel_backend.engine import working_memory
 from parallel_backend.engine.validation import check_sample
 from parallel_backend.engine.working_memory import coding_bytes, first_width, forward_bytes, text_bytes, vae_kind
 from parallel_backend.errors import NoRoom
+from parallel_backend.families.registry import FAMILIES
 from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.loading.load import SUPPORTED
 from parallel_backend.loading.room import MEMORY_LIMIT
-from parallel_backend.models import FAMILIES
 from parallel_backend.protocol import rank_control
 from parallel_backend.protocol.messages import EncodeText
 from parallel_backend.protocol.tensors import describe

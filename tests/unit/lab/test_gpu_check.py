@@ -89,7 +89,7 @@ for module in pkgutil.walk_packages(package.__path__, "lab.gpu_check."):
     if not module.name.endswith("__main__"):
         __import__(module.name)
 import diffusers, gguf, pytest_timeout, torchsde, transformers, comfy_kitchen
-from parallel_backend.models import FAMILIES
+from parallel_backend.families.registry import FAMILIES
 from lab.verify.vae.kinds import KINDS
 for name in (*FAMILIES, *(kind.class_name for kind in KINDS.values())):
     getattr(diffusers, name)

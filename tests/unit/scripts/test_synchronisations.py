@@ -6,8 +6,8 @@ import pytest
 
 from lab import synchronisations
 from lab.synchronisations import PAGE, grown, page
+from parallel_backend.families.sd3.transformer import SD3
 from parallel_backend.interfaces.geometry import IMAGE
-from parallel_backend.models.sd3 import SD3
 from tests.support.stand_in import counts
 
 SMALL = ("SD3Transformer2DModel", "sd3 medium")

@@ -6,14 +6,14 @@ import diffusers
 import pytest
 import torch
 
-from lab.verify import examples
 from lab.verify.forward import matrix
 from lab.verify.loops import run
 from parallel_backend.distributed.rank_speeds import grouped, handicap
 from parallel_backend.errors import InvalidRequest
+from parallel_backend.families.registry import FAMILIES
 from parallel_backend.loading import partial
-from parallel_backend.models import FAMILIES
 from parallel_backend.strategies import stage_cut
+from parallel_backend.verify import examples
 
 
 def empty(class_name, config):

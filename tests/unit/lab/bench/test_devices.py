@@ -28,8 +28,8 @@ from lab.verify.loops import run as loops
 from lab.verify.vae import run as vae
 from parallel_backend.__main__ import main
 from parallel_backend.distributed import peer_access, process_group, rank_speeds
+from parallel_backend.families.registry import FAMILIES
 from parallel_backend.layout.parallel_layout import ParallelLayout
-from parallel_backend.models import FAMILIES
 from parallel_backend.protocol.model_spec import Devices
 
 DIT = "DiTTransformer2DModel"

@@ -12,11 +12,11 @@ import torch
 
 from lab.bench import memory as bench_memory
 from lab.bench.memory import FileMemory
-from lab.verify import examples
 from lab.verify.forward import memory
 from lab.verify.forward.memory import Growth
 from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.protocol.model_spec import Devices, ModelSpec
+from parallel_backend.verify import examples
 
 TWO = Devices(kind="cuda", indices=(0, 1))
 PHASE = 0.5

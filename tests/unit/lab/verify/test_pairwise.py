@@ -3,10 +3,10 @@
 import itertools
 from typing import Any
 
-from lab.verify import examples
 from lab.verify.forward import pairwise
 from lab.verify.forward.matrix import is_first_variant
 from parallel_backend.layout.parallel_layout import ParallelLayout
+from parallel_backend.verify import examples
 
 KINDS = list(examples.variants())
 CELLS = list(pairwise.ci())

@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from lab.verify.run import Report
 
 from lab.verify import command, examples, real
 from lab.verify.forward.matrix import every, named
 from lab.verify.loops import quality
 from parallel_backend.__main__ import main
 from parallel_backend.errors import InvalidRequest
+from parallel_backend.families.registry import FAMILIES
 from parallel_backend.interfaces.geometry import IMAGE
 from parallel_backend.layout.parallel_layout import ParallelLayout, auto
-from parallel_backend.models import FAMILIES
 from parallel_backend.protocol.model_spec import Devices
+from parallel_backend.verify.run import Report
 from tests.support import tiny
 
 SHAPES = str(Path(__file__).parents[3] / "checkpoints" / "shapes")

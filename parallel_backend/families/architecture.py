@@ -1,0 +1,161 @@
+"""What an architecture is: how its weights are named in files, and how the config follows from names and shapes."""
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import InvalidRequest
+
+Shape = tuple[int, ...]
+Config = dict[str, Any]
+
+
+class Weights:
+    """The names and shapes of a component's weights, which can be asked for by diffusers' names.
+
+    Args:
+        shapes: shapes by the file's names, without the file's prefix.
+        renamed: the beginnings of the file's names, by the beginnings of diffusers' names.
+        metadata: the file's metadata.
+    """
+
+    def __init__(self, shapes: Mapping[str, Shape], renamed: Mapping[str, str], metadata: Mapping[str, str]) -> None:
+        self.shapes, self.metadata = shapes, metadata
+        self._renamed = sorted(renamed.items(), key=lambda pair: -len(pair[0]))
+
+    def __contains__(self, name: str) -> bool:
+        return self._in_file(name) in self.shapes
+
+    def shape(self, name: str) -> Shape:
+        """Return the shape of a weight.
+
+        Raises:
+            KeyError: the file has no such weight. Names it as the file would.
+        """
+        return self.shapes[self._in_file(name)]
+
+    def rows(self, name: str) -> int:
+        """Return the first dim of a weight: a linear layer's outputs."""
+        return self.shape(name)[0]
+
+    def columns(self, name: str) -> int:
+        """Return the second dim of a weight: a linear layer's inputs."""
+        return self.shape(name)[1]
+
+    def count(self, layers: str) -> int:
+        """Return how many layers a list has, numbered from 0 without a gap."""
+        start = f"{self._in_file(layers)}."
+        numbers = {name.removeprefix(start).partition(".")[0] for name in self.shapes if name.startswith(start)}
+        count = 0
+        while str(count) in numbers:
+            count += 1
+        return count
+
+    def described(self, component: str) -> dict[str, Any]:
+        """Return what the metadata's ``config`` says about a component, as ComfyUI reads it."""
+        try:
+            entries = json.loads(self.metadata.get("config", "{}")).get(component)
+        except (ValueError, RecursionError, AttributeError):
+            return {}
+        return entries if isinstance(entries, dict) else {}
+
+    def _in_file(self, name: str) -> str:
+        for ours, theirs in self._renamed:
+            if name == ours or name.startswith(f"{ours}."):
+                return theirs + name.removeprefix(ours)
+        return name
+
+
+@dataclass(frozen=True, kw_only=True)
+class Architecture:
+    """One diffusers class whose weights can be recognised in a single file.
+
+    Attributes:
+        class_name: diffusers' class.
+        native: names that only this architecture's files in original names have, all of them.
+        diffusers: names that only its files in diffusers' names have, all of them.
+        config: returns the config of diffusers' class.
+        layers: what ``layer`` returns for all names that files of this architecture have, in either naming. Empty if
+            files may hold anything else.
+        renamed: beginnings of original names by the beginnings of diffusers' names, for what ``config`` asks for.
+        published: returns the published name for an original one that ComfyUI saves under another name.
+        in_diffusers: returns diffusers' names by the published ones, without those of weights that the class has no use
+            for; None if diffusers' converter maps them.
+        unused: names that the class has no use for, as ComfyUI's has not.
+        one_first: the number of dims of weights whose first dim is 1, by name without numbers of blocks. GGUF files
+            that llama.cpp has written lack that dim.
+        expected: returns the values that the metadata may give to the settings that ComfyUI reads from it, by setting.
+            ComfyUI has other classes or computes something else for other values.
+        foreign: parts of names that only other models have, and what those are.
+        pipeline: returns the class of diffusers' pipeline, if it says more than the transformer's config.
+    """
+
+    class_name: str
+    native: tuple[str, ...]
+    diffusers: tuple[str, ...]
+    config: Callable[[Weights], Config]
+    layers: frozenset[str] = frozenset()
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    published: Callable[[str], str] = field(default=lambda name: name)
+    in_diffusers: Callable[[Iterable[str]], Mapping[str, str]] | None = None
+    unused: frozenset[str] = frozenset()
+    one_first: Mapping[str, int] = field(default_factory=dict)
+    expected: Callable[[Config], Mapping[str, tuple[Any, ...]]] = field(default=lambda config: {})
+    foreign: Mapping[str, str] = field(default_factory=dict)
+    pipeline: Callable[[Weights], str] = field(default=lambda weights: "")
+
+    def knows(self, name: str) -> bool:
+        """Whether a weight of this name, a published one or diffusers', may be of this architecture."""
+        if name in self.unused:
+            return True
+        return not is_of_lora(name) and (not self.layers or layer(name) in self.layers)
+
+    def shape(self, name: str, stored: Shape) -> Shape:
+        """Return the shape of a weight that a file stores in this one."""
+        dims = self.one_first.get(re.sub(r"\.\d+(?=\.)", "", name), 0)
+        return (1,) * (dims - len(stored)) + stored
+
+
+def not_supported(what: str) -> InvalidRequest:
+    """Return the error about a file that ComfyUI alone can load. ``what`` is a sentence that says what it holds."""
+    return InvalidRequest(f"{what}, which is not supported: load it with ComfyUI's own loader")
+
+
+def layers(names: str) -> frozenset[str]:
+    """Return names that a text lists. ``blocks(attn ffn)`` stands for ``blocks.attn blocks.ffn``."""
+    inner = re.findall(r"(\w+)\(([^)]*)\)", names)
+    lists = {f"{outer}.{name}" for outer, listed in inner for name in listed.split()}
+    return frozenset(lists | set(re.sub(r"\w+\([^)]*\)", "", names).split()))
+
+
+def layer(name: str) -> str:
+    """Return the beginning of a weight's name: the top-level layer, and for entries of a list the layer inside."""
+    top, number, inner, *_ = (*name.split("."), "", "")
+    return f"{top}.{inner}" if number.isdigit() and inner not in ("", "weight", "bias") else top
+
+
+_LORA = (
+    ".lora_up.", ".lora_down.", ".lora_A.", ".lora_B.", ".lora.up.", ".lora.down.", ".lokr_w", ".hada_w", ".dora_scale",
+)  # fmt: skip
+"""Parts of names, one of which every file of a LoRA has."""
+
+
+def is_of_lora(name: str) -> bool:
+    """Whether a weight is part of a LoRA, whose names contain those of its model."""
+    return any(part in name for part in _LORA)
+
+
+def renamed(name: str, parts: Iterable[tuple[str, str]]) -> str:
+    """Return a name with parts of it replaced, one after the other."""
+    for old, new in parts:
+        name = name.replace(old, new)
+    return name
+
+
+def substituted(name: str, patterns: Iterable[tuple[str, str]]) -> str:
+    """Return a name with regular expressions replaced in it, one after the other."""
+    for pattern, replacement in patterns:
+        name = re.sub(pattern, replacement, name)
+    return name

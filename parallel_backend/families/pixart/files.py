@@ -1,0 +1,72 @@
+"""PixArt alpha and Sigma."""
+
+import math
+
+from ...errors import InvalidRequest
+from ..architecture import Architecture, Config, Weights, layers
+
+HEADS = 16
+_PIXELS_PER_LATENT = 8
+
+
+def _out_channels(weights: Weights, in_channels: int, patch: int) -> int:
+    """Return the number of predicted channels.
+
+    Raises:
+        InvalidRequest: the model does not predict the noise's variance as well. Allegro, with the same names, does not.
+    """
+    out_channels = weights.rows("proj_out.weight") // patch**2
+    if out_channels != 2 * in_channels:
+        raise InvalidRequest(
+            f"the file predicts {out_channels} channels and takes {in_channels}, as Allegro does, which is not "
+            "supported; PixArt predicts twice as many as it takes: choose another file"
+        )
+    return out_channels
+
+
+def _positions(weights: Weights, patch: int) -> Config:
+    """Return what follows from the positions that ComfyUI reads, which it takes for 512 pixels wide without them."""
+    stored = weights.shapes.get("pos_embed")
+    side = math.isqrt(stored[1]) * patch if stored else 128
+    return {
+        "sample_size": side,
+        "interpolation_scale": max(side // (512 // _PIXELS_PER_LATENT), 1) if stored else None,
+    }
+
+
+def _config(weights: Weights) -> Config:
+    width, in_channels, patch, _ = weights.shape("pos_embed.proj.weight")
+    return _positions(weights, patch) | {
+        "num_attention_heads": HEADS,
+        "attention_head_dim": width // HEADS,
+        "in_channels": in_channels,
+        "out_channels": _out_channels(weights, in_channels, patch),
+        "num_layers": weights.count("transformer_blocks"),
+        "cross_attention_dim": width,
+        "patch_size": patch,
+        "use_additional_conditions": "adaln_single.emb.resolution_embedder.linear_1.weight" in weights,
+        "caption_channels": weights.columns("caption_projection.linear_1.weight"),
+    }
+
+
+_LAYERS = layers("""
+    adaln_single caption_projection pos_embed proj_out scale_shift_table
+    transformer_blocks(attn1 attn2 ff scale_shift_table)
+    ar_embedder csize_embedder final_layer t_block t_embedder x_embedder y_embedder
+    blocks(attn cross_attn mlp scale_shift_table)
+""")
+
+PIXART = Architecture(
+    class_name="PixArtTransformer2DModel",
+    native=("t_block.1.weight", "x_embedder.proj.weight", "y_embedder.y_proj.fc1.weight"),
+    diffusers=("adaln_single.emb.timestep_embedder.linear_1.bias", "pos_embed.proj.weight"),
+    config=_config,
+    layers=_LAYERS,
+    foreign={"temporal_transformer_blocks.": "Latte"},
+    unused=frozenset({"y_embedder.y_embedding", "pos_embed", "pos_embed.pos_embed"}),
+    renamed={
+        "pos_embed.proj": "x_embedder.proj", "proj_out": "final_layer.linear",
+        "transformer_blocks": "blocks", "caption_projection.linear_1": "y_embedder.y_proj.fc1",
+        "adaln_single.emb.resolution_embedder.linear_1": "csize_embedder.mlp.0",
+    },
+)  # fmt: skip

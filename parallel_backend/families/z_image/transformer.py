@@ -1,0 +1,244 @@
+"""Z-Image over diffusers' ``ZImageTransformer2DModel``."""
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from ...errors import InvalidRequest
+from ...interfaces.family import AttentionSite, Block, Family, Inputs, Variant
+from ...interfaces.geometry import IMAGE, LATENT, TEXT, TIMESTEP, AllReduce, AttentionKind, Extent, Geometry, Shapes
+from ...interfaces.state import State
+from ...interfaces.tensor_cuts import ColumnParallel, Cuts, RowParallel, attention_cuts
+from ..shared.patchify import check_mask, check_text, pad_to_patch, to_latent
+from ..shared.streams import TEXT_MASK, at_least_one
+
+_DEFAULTS: dict[str, Any] = {
+    "all_patch_size": (2,),
+    "all_f_patch_size": (1,),
+    "in_channels": 16,
+    "dim": 3840,
+    "n_layers": 30,
+    "n_refiner_layers": 2,
+    "n_heads": 30,
+    "cap_feat_dim": 2560,
+    "siglip_feat_dim": None,
+    "axes_lens": (1024, 512, 512),
+}
+"""Defaults of ``ZImageTransformer2DModel`` for numbers that a config leaves out."""
+
+_MULTIPLE = 32
+"""The module pads each stream with learned tokens to a multiple of this. They are attended to like all others."""
+
+
+class ZImage(Family):
+    """Z-Image in three parts.
+
+    Inputs, batch first: the latent ``[B, 16, H, W]``, the timestep ``[B]`` in 0..1 (1 is noise), and
+
+    - ``encoder_hidden_states`` ``[B, L, D]``: text;
+    - ``encoder_hidden_states_mask`` ``[B, L]``: True for text tokens that count. Without it all tokens count.
+    """
+
+    float16: ClassVar[bool] = False
+    required: ClassVar[tuple[str, ...]] = ("encoder_hidden_states",)
+    optional: ClassVar[tuple[str, ...]] = (TEXT_MASK,)
+
+    @staticmethod
+    def describe(config: Mapping[str, Any]) -> Geometry:
+        """See ``Family.describe``."""
+        config = _DEFAULTS | dict(config)
+        _check_supported(config)
+        dim, heads, layers = config["dim"], config["n_heads"], config["n_layers"]
+        refiners, patch = config["n_refiner_layers"], config["all_patch_size"][0]
+        return Geometry(
+            channels=config["in_channels"],
+            out_channels=config["in_channels"],
+            patch=(patch, patch),
+            layers=refiners + layers,
+            sites=(
+                AttentionKind(streams=(IMAGE,), heads=heads, head_dim=dim // heads, count=refiners),
+                AttentionKind(streams=(IMAGE, TEXT), heads=heads, head_dim=dim // heads, count=layers),
+            ),
+            all_reduces=(
+                AllReduce(tokens=IMAGE, width=dim, count=2 * (refiners + layers)),
+                AllReduce(tokens=TEXT, width=dim, count=2 * layers),
+            ),
+            positions=min(config["axes_lens"][1:]),
+        )
+
+    @staticmethod
+    def cuts(config: Mapping[str, Any]) -> Cuts:
+        """See ``Family.cuts``."""
+        config = _DEFAULTS | dict(config)
+        heads, hidden = config["n_heads"], ((int(config["dim"] / 3 * 8), 1),)
+        cuts: dict[str, Any] = {}
+        for prefix in ("noise_refiner.*", "layers.*"):
+            cuts |= attention_cuts(f"{prefix}.attention", heads, config["dim"] // heads)
+            cuts |= {f"{prefix}.feed_forward.{name}": ColumnParallel(hidden) for name in ("w1", "w3")}
+            cuts |= {f"{prefix}.feed_forward.w2": RowParallel(hidden)}
+        return cuts
+
+    @staticmethod
+    def extent(config: Mapping[str, Any], shapes: Shapes) -> Extent:
+        """See ``Family.extent``."""
+        config = _DEFAULTS | dict(config)
+        geometry = ZImage.describe(config)
+        text = check_text(shapes["encoder_hidden_states"], config["cap_feat_dim"])
+        check_mask(TEXT_MASK, shapes, text)
+        # Text positions start at 1, and the image takes the one after the text.
+        most = (config["axes_lens"][0] - 2) // _MULTIPLE * _MULTIPLE
+        if text > most:
+            raise InvalidRequest(f"the text has {text} tokens, and this model has positions for at most {most}")
+        image = math.prod(geometry.grid(shapes[LATENT][2:]))
+        values = geometry.out_channels * math.prod(geometry.patch)
+        return Extent(streams={TEXT: _padded_length(text), IMAGE: _padded_length(image)}, values=values)
+
+    def blocks_and_sites(self) -> tuple[list[Block], list[AttentionSite]]:
+        """See ``Family.blocks_and_sites``."""
+        blocks, sites = [], []
+        for layers, streams in ((self.module.noise_refiner, (IMAGE,)), (self.module.layers, (IMAGE, TEXT))):
+            blocks += [Block(run=partial(_run, layer, streams), modules=(layer,)) for layer in layers]
+            sites += [AttentionSite(module=layer.attention, streams=streams) for layer in layers]
+        return blocks, sites
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """See ``Family.dtype``."""
+        dtype: torch.dtype = self.module.all_x_embedder[self._key].weight.dtype
+        return dtype
+
+    def image(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """See ``Family.image``."""
+        return self._image_stream(self.module.patchify_and_embed(*self._samples(inputs), *self._patch))[0]
+
+    def embed(self, inputs: Mapping[str, Tensor]) -> State:
+        """See ``Family.embed``. Pad the latent to whole patches, as ComfyUI does."""
+        module = self.module
+        images, captions = self._samples(inputs)
+        prepared = module.patchify_and_embed(images, captions, *self._patch)
+        image, image_rope, _ = self._image_stream(prepared)
+        _, captions, _, _, text_ids, _, text_padding = prepared
+        text, text_rope, text_mask = self._stream(
+            module.cap_embedder, captions, text_ids, text_padding, module.cap_pad_token
+        )
+        for layer in module.context_refiner:
+            text = layer(text, text_mask, text_rope)
+        length, masks = _padded_length(inputs["encoder_hidden_states"].shape[1]), {}
+        if TEXT_MASK in inputs:
+            places = torch.arange(length, device=text.device)
+            masks = {TEXT: torch.stack([places < len(caption) for caption in captions])}
+        temb = module.t_embedder(self._time(inputs) * module.t_scale).type_as(image)
+        return State(
+            streams={TEXT: _pad_rows(text, length), IMAGE: image},
+            tables={TEXT: {"rope": _pad_rows(text_rope, length)}, IMAGE: {"rope": image_rope}},
+            masks=masks,
+            context={"temb": temb},
+        )
+
+    def head(self, state: State) -> Tensor:
+        """See ``Family.head``."""
+        prediction: Tensor = self.module.all_final_layer[self._key](state.streams[IMAGE], c=state.context["temb"])
+        return prediction
+
+    def unpatchify(self, tokens: Tensor, size: Sequence[int]) -> Tensor:
+        """See ``Family.unpatchify``. Drop the stream's padding tokens; the sign is ComfyUI's."""
+        latent_tokens = math.prod(self.geometry.grid(size))
+        return -to_latent(tokens[:, :latent_tokens], size, self.geometry, "ph pw c")
+
+    def stock(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """See ``Family.stock``."""
+        images, captions = self._samples(inputs)
+        patch, frames = self._patch
+        out = self.module(
+            images, self._time(inputs), captions, return_dict=False, patch_size=patch, f_patch_size=frames
+        )[0]
+        height, width = inputs[LATENT].shape[2:]
+        return -torch.stack(out)[:, :, 0, :height, :width]
+
+    @property
+    def _patch(self) -> tuple[int, int]:
+        """Patch size in height and width, and in frames."""
+        return self.geometry.patch[0], 1
+
+    @property
+    def _key(self) -> str:
+        """The name of the module's layers for this patch size."""
+        return "{}-{}".format(*self._patch)
+
+    @staticmethod
+    def _time(inputs: Mapping[str, Tensor]) -> Tensor:
+        """Return Z-Image's own time, which runs from noise at 0 to the image at 1."""
+        return 1 - inputs[TIMESTEP].float()
+
+    def _samples(self, inputs: Mapping[str, Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        """Return, per sample, the padded latent ``[C, 1, H, W]`` and the text tokens that count, ``[L', D]``."""
+        images = pad_to_patch(inputs[LATENT].to(self.dtype), self.geometry.patch)[:, :, None]
+        captions = inputs["encoder_hidden_states"].to(self.dtype)
+        if TEXT_MASK not in inputs:
+            return list(images), list(captions)
+        return list(images), [text[mask.bool()] for text, mask in zip(captions, inputs[TEXT_MASK], strict=True)]
+
+    def _image_stream(self, prepared: tuple[Any, ...]) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return the image's stream from the result of ``patchify_and_embed``."""
+        patches, _, _, ids, _, padding, _ = prepared
+        return self._stream(self.module.all_x_embedder[self._key], patches, ids, padding, self.module.x_pad_token)
+
+    def _stream(
+        self, embedder: nn.Module, samples: list[Tensor], ids: list[Tensor], padding: list[Tensor], pad_token: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return tokens ``[B, S, D]``, their rope ``[B, S, R]``, and a mask ``[B, S]`` if samples differ in length."""
+        tokens = embedder(torch.cat(samples)).split([len(sample) for sample in samples])
+        padded, rope, mask, _, _ = self.module._prepare_sequence(
+            list(tokens), ids, padding, pad_token, None, tokens[0].device
+        )
+        return padded, rope, mask
+
+    @staticmethod
+    def variants() -> dict[str, Variant]:
+        """See ``Family.variants``."""
+        small = {
+            "dim": 360, "n_layers": 2, "n_refiner_layers": 2, "n_heads": 30, "n_kv_heads": 30, "cap_feat_dim": 64,
+            "axes_dims": (4, 4, 4), "axes_lens": (128, 64, 64),
+        }  # fmt: skip
+        text: Inputs = {"encoder_hidden_states": ("text", "cap_feat_dim")}
+        return {
+            "image": Variant(config=small, size=(9, 13), text=7, inputs=text),
+            "masked": Variant(config=small, size=(9, 13), text=34, inputs={**text, TEXT_MASK: ("text",)}),
+        }
+
+
+def _run(layer: nn.Module, streams: tuple[str, ...], state: State) -> State:
+    parts = [state.streams[stream] for stream in streams]
+    tokens = torch.cat(parts, dim=1)
+    # diffusers cannot rotate 0 tokens.
+    rope = torch.cat([state.tables[stream]["rope"] for stream in streams], dim=1)
+    out = layer(at_least_one(tokens), None, at_least_one(rope), state.context["temb"])
+    sizes = [part.shape[1] for part in parts]
+    return state.with_streams(**dict(zip(streams, out[:, : tokens.shape[1]].split(sizes, dim=1), strict=True)))
+
+
+def _padded_length(tokens: int) -> int:
+    return -(-tokens // _MULTIPLE) * _MULTIPLE
+
+
+def _pad_rows(rows: Tensor, length: int) -> Tensor:
+    """Pad ``[B, S, ...]`` with zeros to ``[B, length, ...]``, a length that does not depend on the values of masks."""
+    return torch.cat([rows, rows.new_zeros(len(rows), length - rows.shape[1], *rows.shape[2:])], dim=1)
+
+
+def _check_supported(config: Mapping[str, Any]) -> None:
+    if config["siglip_feat_dim"] is not None:
+        raise InvalidRequest(
+            f"Z-Image-Omni (a config with siglip_feat_dim {config['siglip_feat_dim']}) is not supported: Z-Image and "
+            "Z-Image-Turbo would work"
+        )
+    if len(config["all_patch_size"]) != 1 or tuple(config["all_f_patch_size"]) != (1,):
+        raise InvalidRequest(
+            f"Z-Image with all_patch_size {list(config['all_patch_size'])} and all_f_patch_size "
+            f"{list(config['all_f_patch_size'])} is not supported: one patch size for single frames, [2] and [1], "
+            "would work"
+        )
