@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lab.verify import command, examples, real
+from lab.verify import command
 from lab.verify.forward.matrix import every, named
 from lab.verify.loops import quality
 from parallel_backend.__main__ import main
@@ -17,6 +17,7 @@ from parallel_backend.families.registry import FAMILIES
 from parallel_backend.interfaces.geometry import IMAGE
 from parallel_backend.layout.parallel_layout import ParallelLayout, auto
 from parallel_backend.protocol.model_spec import Devices
+from parallel_backend.verify import examples, real
 from parallel_backend.verify.run import Report
 from tests.support import tiny
 
