@@ -119,7 +119,7 @@ def test_it_is_as_we_use_it(use):
 
 
 def test_every_use_is_listed():
-    watched = "".join(file.read_text(encoding="utf-8") for file in (ROOT / "scripts/core_contract/lists").glob("*.py"))
+    watched = "".join(file.read_text(encoding="utf-8") for file in (ROOT / "scripts/core_contract/lists").rglob("*.py"))
     comfyuis = {*re.findall(r"\b_\w+", watched), "_load_list"}  # mypy watches the last one
     unlisted = [
         f"{file}: {name}"

@@ -73,6 +73,7 @@ def _case(channels: int = 16, *, ofs: bool = False, **options: Any) -> Case:
     )  # fmt: skip
 
 
+SINCE = "CogVideoX_T2V"
 CASES = {
     "1.5": _case(),
     "1.5 odd": _case(latent=(1, 16, 3, 5, 9)),

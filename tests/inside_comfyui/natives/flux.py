@@ -48,6 +48,7 @@ def _case(*, guided: bool = True, channels: int = 16, **options: Any) -> Case:
     )  # fmt: skip
 
 
+WIDE = {"hidden_size": 384, "axes_dim": [16, 56, 56]}
 CASES = {
     "dev": _case(),
     "schnell": _case(guided=False, cfg=1.0),

@@ -37,6 +37,7 @@ def _case(*, guided: bool = True, **options: Any) -> Case:
     )  # fmt: skip
 
 
+WIDE = {"hidden_size": 384, "axes_dim": [32, 32, 32, 32]}
 CASES = {
     "dev": _case(),
     "klein": _case(guided=False),

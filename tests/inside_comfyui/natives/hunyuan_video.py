@@ -115,6 +115,7 @@ def _forward_shifted(forward: Any, x: Tensor, *, modulation_dims: Any, transform
 REPLACE: dict[str, Any] = {"extra": _replace, "latent_entries": _first_frame, "cfg": 1.0, "repair": _shift_modulation}
 """ComfyUI's own transformer takes one sample at a time here and with masked text, and even sizes everywhere."""
 
+WIDE = {"hidden_size": 384, "axes_dim": [16, 56, 56]}
 CASES = {
     "t2v": _case(),
     "t2v masked": _case(extra=_masked, latent=(1, 16, 3, 6, 10)),

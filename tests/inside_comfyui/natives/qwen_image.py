@@ -30,6 +30,7 @@ def _case(*, timestep_zero: bool = False, **options: Any) -> Case:
     )  # fmt: skip
 
 
+WIDE = {"attention_head_dim": 128, "axes_dims_rope": [16, 56, 56]}
 CASES = {
     "image": _case(),
     "odd sides": _case(latent=(2, 16, 1, 5, 10)),

@@ -71,6 +71,7 @@ def _converted(weights: Weights) -> Weights:
 
 
 I2V = {"in_channels": 36, **IMAGE}
+WIDE = {"dim": 384}
 CASES = {
     "t2v": _case({}, {}, text=(11, 24)),
     "i2v 2.1": _case(

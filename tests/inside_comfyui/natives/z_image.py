@@ -41,4 +41,5 @@ def _case(**options: Any) -> Case:
     )  # fmt: skip
 
 
+WIDE = {"dim": 1152, "n_heads": 9, "n_kv_heads": 9, "axes_dims": [32, 48, 48]}
 CASES = {"image": _case(), "turbo": _case(cfg=1.0)}
