@@ -51,7 +51,7 @@ BYTES = "parallel_backend/distributed/sent_bytes.py parallel_backend/distributed
 CONVERTERS = tuple(
     Use(f"diffusers.loaders.single_file_utils.{name}", file.relative_to(ROOT).as_posix(), "checkpoint")
     for file in FILES
-    for name in re.findall(r'single_file\("(\w+)"\)', file.read_text(encoding="utf-8"))
+    for name in re.findall(r'"(convert_\w+)"', file.read_text(encoding="utf-8"))
 )
 """diffusers' converters of the families."""
 USES = (

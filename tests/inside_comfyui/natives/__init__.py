@@ -13,8 +13,9 @@ MODULES = sorted(
 )
 """The families' files. A case has the same place in ``CASES`` everywhere: what not every version has comes last.
 
-A file has ``CASES``, and where needed ``SINCE``, the name in ``comfy.supported_models`` that newer versions have, and
-``WIDE``, the entries of ``unet_config`` that differ where sizes are read from a file.
+A file has ``CASES``, and ``SAMPLING``, the family's ModelSampling node. Where needed it has ``SINCE``, the name in
+``comfy.supported_models`` that newer versions have; ``WIDE``, entries of ``unet_config`` that differ where sizes are
+read from a file; and ``ASSUMED``, those that ComfyUI assumes to be the published ones, whatever a file holds.
 """
 PRESENT = [each for each in MODULES if hasattr(comfy.supported_models, getattr(each, "SINCE", "models"))]
 HAS_COGVIDEOX = hasattr(comfy.supported_models, "CogVideoX_T2V")
