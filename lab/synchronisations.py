@@ -34,7 +34,7 @@ _REASONS: Mapping[tuple[str, str], tuple[str, str]] = {
         "Branches with the same positions of reference images run as one batch. The host compares them once a request, "
         "so a loop does it before its first step.",
     ),
-    ("models/z_image.py", "aten.index.Tensor"): (
+    ("z_image/transformer.py", "aten.index.Tensor"): (
         "text",
         "Z-Image's masked text tokens are taken out before the first block, sample by sample, and the number of those "
         "that are left is a shape.",

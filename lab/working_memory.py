@@ -1,4 +1,6 @@
-"""Measures the tables of ``parallel_backend/engine/working_memory.py``: ``python -m lab.working_memory``.
+"""Measures what ``parallel_backend/engine/working_memory.py`` knows, and each family's ``values_alive``.
+
+Call it by ``python -m lab.working_memory``.
 
 Models of published widths compute on fake tensors, which have shapes but no bytes, so this needs neither
 a GPU nor memory. What is counted is the peak of the tensors that are alive, as PyTorch would allocate them.
@@ -23,7 +25,7 @@ from parallel_backend.attention.routing import routed
 from parallel_backend.denoiser.attention_views import FullView
 from parallel_backend.distributed.mesh import alone
 from parallel_backend.engine.working_memory import first_width, vae_kind
-from parallel_backend.families.registry import FAMILIES
+from parallel_backend.families.registry import FAMILIES, family_of
 from parallel_backend.interfaces.geometry import IMAGE
 from parallel_backend.loading.load import SUPPORTED
 from parallel_backend.strategies.token_split import TokenSplit
@@ -103,7 +105,7 @@ def transformer_factor(class_name: str, dtype: torch.dtype = torch.bfloat16) -> 
     import diffusers
 
     mesh = alone()
-    cls, family = getattr(diffusers, class_name), FAMILIES[class_name]
+    cls, family = getattr(diffusers, class_name), family_of(class_name)
     variant = next(iter(family.variants().values()))
     layers = [name for name in inspect.signature(cls).parameters if name in ("num_layers", "num_single_layers")]
     # Mochi picks out tokens by their values, which fake tensors lack.
@@ -180,10 +182,12 @@ def _text_peak(class_name: str, tokens: int, dtype: torch.dtype) -> int:
 
 
 def main() -> None:
-    """Print the tables as Python."""
+    """Print the tables as Python, and where they belong."""
     diffusers_logging.set_verbosity_error()
     for name in FAMILIES:
-        print(f'    "{name}": {transformer_factor(name):.1f},')
+        place = f"parallel_backend/families/{FAMILIES[name].folder}/transformer.py"
+        print(f"{place}: values_alive: ClassVar[float] = {transformer_factor(name):.1f}")
+    print("parallel_backend/engine/working_memory.py:")
     for kind in KINDS.values():
         for encode in (False, True):
             name = vae_kind(kind.class_name, kind.config(_WIDTH))

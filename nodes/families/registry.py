@@ -1,37 +1,18 @@
-"""The bridges by the transformer's class name."""
+"""The bridges, by the rows of the backend's registry of families."""
+
+from importlib import import_module
 
 from ...parallel_backend.checkpoint.checkpoint import Checkpoint
 from ...parallel_backend.errors import InvalidRequest
+from ...parallel_backend.families.registry import FAMILIES
 from ..bridges.bridge import Bridge
-from .cogvideox import CogVideoX
-from .dit import DiT
-from .flux import Flux
-from .flux2 import Flux2
-from .hunyuan_video import HunyuanVideo
-from .latte import Latte
-from .ltx import LTXVideo
-from .mochi import Mochi
-from .pixart import PixArt
-from .qwen_image import QwenImage
-from .sd3 import SD3
-from .wan import Wan
-from .z_image import ZImage
 
-BRIDGES: dict[str, type[Bridge]] = {
-    "CogVideoXTransformer3DModel": CogVideoX,
-    "DiTTransformer2DModel": DiT,
-    "Flux2Transformer2DModel": Flux2,
-    "FluxTransformer2DModel": Flux,
-    "HunyuanVideoTransformer3DModel": HunyuanVideo,
-    "LTXVideoTransformer3DModel": LTXVideo,
-    "LatteTransformer3DModel": Latte,
-    "MochiTransformer3DModel": Mochi,
-    "PixArtTransformer2DModel": PixArt,
-    "QwenImageTransformer2DModel": QwenImage,
-    "SD3Transformer2DModel": SD3,
-    "WanTransformer3DModel": Wan,
-    "ZImageTransformer2DModel": ZImage,
-}
+
+def bridge_class(class_name: str) -> type[Bridge]:
+    """Return the bridge of a diffusers transformer class that the registry lists."""
+    row = FAMILIES[class_name]
+    bridge: type[Bridge] = getattr(import_module(f".{row.folder}", __package__), row.name)
+    return bridge
 
 
 def bridge_for(checkpoint: Checkpoint) -> Bridge:
@@ -47,8 +28,9 @@ def bridge_for(checkpoint: Checkpoint) -> Bridge:
             f"{checkpoint.name} holds no diffusion model (its parts: {', '.join(checkpoint.components)}): choose "
             "a file with one, and load this one with Parallel VAE"
         )
-    if name not in BRIDGES:
-        raise InvalidRequest(f"{checkpoint.name}: transformer {name} is not supported; supported: {', '.join(BRIDGES)}")
-    bridge = BRIDGES[name].of(checkpoint)
+    if name not in FAMILIES:
+        supported = ", ".join(FAMILIES)
+        raise InvalidRequest(f"{checkpoint.name}: transformer {name} is not supported; supported: {supported}")
+    bridge = bridge_class(name).of(checkpoint)
     bridge.check()
     return bridge

@@ -9,7 +9,7 @@ from ...parallel_backend.errors import InvalidRequest
 from ..backend.connection import Handle
 from ..bridges.bridge import BackendText, CoreText
 from ..bridges.refusals import check_branches, layers_unavailable
-from ..families.registry import BRIDGES
+from ..families.registry import bridge_class
 from .loop_choice import check_sampler_for_layout
 from .patcher import is_cfg_pp
 
@@ -98,7 +98,7 @@ def check_output(checkpoint: Checkpoint, output: int) -> None:
         checkpoint.check_known(component)
     except InvalidRequest as error:
         raise InvalidRequest(f"{error}; load one with ComfyUI's {native_loader} node instead") from error
-    bridge, class_name = BRIDGES[checkpoint.components["transformer"]], checkpoint.components.get(component)
+    bridge, class_name = bridge_class(checkpoint.components["transformer"]), checkpoint.components.get(component)
     if class_name is None:
         if output == CLIP_OUTPUT and isinstance(bridge.text, CoreText) and not bridge.text.components:
             raise InvalidRequest(f"{checkpoint.name} takes a class, not a prompt: use Parallel Class Label")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InvalidRequest
-from .architectures import TRANSFORMERS, VAES, Recognised, in_shape, recognise
+from .architectures import VAES, Recognised, architectures, in_shape, recognise
 from .checkpoint import Checkpoint, StoredComponent, file_state
 from .content import content_of
 from .prefixes import possible_prefixes
@@ -83,7 +83,7 @@ class SingleFile(Checkpoint):
         try:
             weights = weights_under(prefix, self._header)
             shapes = {name: tensor.shape for name, tensor in weights.items()}
-            found = recognise(shapes, self._header.metadata, VAES if component == "vae" else TRANSFORMERS)
+            found = recognise(shapes, self._header.metadata, VAES if component == "vae" else architectures())
         except InvalidRequest as error:
             self._unknown[component] = f"{self.name}: {error}"
         else:

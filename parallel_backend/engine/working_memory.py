@@ -1,32 +1,16 @@
 """How much memory a request's tensors take while it computes, beyond weights: estimates from measured tables.
 
-``python -m lab.working_memory`` measures the tables anew. They count the tensors that are alive at once, but no
-workspaces of kernels and no fragments, so what does not fit by an estimate cannot work.
+``python -m lab.working_memory`` measures the tables and each family's ``values_alive`` anew. They count the tensors
+that are alive at once, but no workspaces of kernels and no fragments, so what does not fit by an estimate cannot work.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
 from ..denoiser.plan import DenoisingPlan
+from ..families.registry import family_of
 from ..interfaces.geometry import IMAGE
 from ..interfaces.patch_plan import patch_count
-
-_FORWARD: dict[str, float] = {
-    "CogVideoXTransformer3DModel": 13.2,
-    "DiTTransformer2DModel": 13.0,
-    "Flux2Transformer2DModel": 23.2,
-    "FluxTransformer2DModel": 18.3,
-    "HunyuanVideoTransformer3DModel": 19.1,
-    "LTXVideoTransformer3DModel": 17.0,
-    "LatteTransformer3DModel": 24.4,
-    "MochiTransformer3DModel": 18.6,
-    "PixArtTransformer2DModel": 13.1,
-    "QwenImageTransformer2DModel": 16.1,
-    "SD3Transformer2DModel": 13.8,
-    "WanTransformer3DModel": 12.1,
-    "ZImageTransformer2DModel": 17.0,
-}
-"""Values that are alive at once in a forward, for each value of the streams between blocks."""
 
 _CODING: dict[tuple[str, bool], tuple[float, float, float]] = {
     ("AutoencoderKL", False): (24.0, 24.0, 0.0),
@@ -97,7 +81,7 @@ def forward_bytes(class_name: str, plan: DenoisingPlan, rank: int, itemsize: int
         if layout.pipe > 1:  # stages run one sample, and in a step loop one patch, at a time
             samples, local = min(samples, 1), local // patch_count(layout, plan.extents)
         tokens = max(tokens, samples * local)
-    alive = int(tokens * plan.geometry.width(IMAGE) * _FORWARD[class_name] * itemsize / layout.tensor)
+    alive = int(tokens * plan.geometry.width(IMAGE) * family_of(class_name).values_alive * itemsize / layout.tensor)
     return alive + _kept_bytes(plan, place, itemsize)
 
 

@@ -10,6 +10,21 @@ from ..errors import InvalidRequest
 
 Shape = tuple[int, ...]
 Config = dict[str, Any]
+Tensors = dict[str, Any]
+Converter = Callable[[Tensors], Tensors]
+"""Maps tensors in the published names to those of diffusers' class. It moves rows and renames, and nothing else."""
+
+
+def single_file(name: str) -> Converter:
+    """Return the converter of this name that diffusers has."""
+
+    def convert(tensors: Tensors) -> Tensors:
+        from diffusers.loaders import single_file_utils
+
+        converted: Tensors = getattr(single_file_utils, name)(dict(tensors))
+        return converted
+
+    return convert
 
 
 class Weights:
@@ -82,7 +97,8 @@ class Architecture:
         renamed: beginnings of original names by the beginnings of diffusers' names, for what ``config`` asks for.
         published: returns the published name for an original one that ComfyUI saves under another name.
         in_diffusers: returns diffusers' names by the published ones, without those of weights that the class has no use
-            for; None if diffusers' converter maps them.
+            for; None if only ``convert`` knows them.
+        convert: the converter of original names; None where those are diffusers', or ``in_diffusers`` does it all.
         unused: names that the class has no use for, as ComfyUI's has not.
         one_first: the number of dims of weights whose first dim is 1, by name without numbers of blocks. GGUF files
             that llama.cpp has written lack that dim.
@@ -100,6 +116,7 @@ class Architecture:
     renamed: Mapping[str, str] = field(default_factory=dict)
     published: Callable[[str], str] = field(default=lambda name: name)
     in_diffusers: Callable[[Iterable[str]], Mapping[str, str]] | None = None
+    convert: Converter | None = None
     unused: frozenset[str] = frozenset()
     one_first: Mapping[str, int] = field(default_factory=dict)
     expected: Callable[[Config], Mapping[str, tuple[Any, ...]]] = field(default=lambda config: {})
@@ -111,6 +128,13 @@ class Architecture:
         if name in self.unused:
             return True
         return not is_of_lora(name) and (not self.layers or layer(name) in self.layers)
+
+    def to_diffusers(self, tensors: Tensors) -> Tensors:
+        """Return tensors in the published names by those of diffusers' class."""
+        if self.convert is not None:
+            return self.convert(tensors)
+        assert self.in_diffusers is not None
+        return {new: tensors[name] for name, new in self.in_diffusers(tensors).items()}
 
     def shape(self, name: str, stored: Shape) -> Shape:
         """Return the shape of a weight that a file stores in this one."""

@@ -1,41 +1,57 @@
-"""The registry of families. A new family is a file here, a row below, and a bridge in ``nodes/families``."""
+"""The registry of families, which the backend, the readers of files and the nodes share.
+
+A row says where a family is. Its modules are imported when they are asked for, so the table costs neither torch nor
+diffusers.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 from ..errors import InvalidRequest
-from ..interfaces.family import Family
-from .cogvideox.transformer import CogVideoX
-from .dit.transformer import DiT
-from .flux.transformer import Flux
-from .flux2.transformer import Flux2
-from .hunyuan_video.transformer import HunyuanVideo
-from .latte.transformer import Latte
-from .ltx.transformer import LTXVideo
-from .mochi.transformer import Mochi
-from .pixart.transformer import PixArt
-from .qwen_image.transformer import QwenImage
-from .sd3.transformer import SD3
-from .wan.transformer import Wan
-from .z_image.transformer import ZImage
+from .architecture import Architecture
 
-FAMILIES: dict[str, type[Family]] = {
-    "CogVideoXTransformer3DModel": CogVideoX,
-    "DiTTransformer2DModel": DiT,
-    "Flux2Transformer2DModel": Flux2,
-    "FluxTransformer2DModel": Flux,
-    "HunyuanVideoTransformer3DModel": HunyuanVideo,
-    "LTXVideoTransformer3DModel": LTXVideo,
-    "LatteTransformer3DModel": Latte,
-    "MochiTransformer3DModel": Mochi,
-    "PixArtTransformer2DModel": PixArt,
-    "QwenImageTransformer2DModel": QwenImage,
-    "SD3Transformer2DModel": SD3,
-    "WanTransformer3DModel": Wan,
-    "ZImageTransformer2DModel": ZImage,
+if TYPE_CHECKING:
+    from ..interfaces.family import Family
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """Where a family is.
+
+    Attributes:
+        folder: its folder here. Its bridge is in the file of this name in ``nodes/families``.
+        name: its class in ``transformer.py``, and its bridge's class.
+        in_files: whether single files hold it. Then ``files.py`` has their ``ARCHITECTURE``.
+    """
+
+    folder: str
+    name: str
+    in_files: bool = True
+
+
+FAMILIES: Mapping[str, Row] = {
+    "CogVideoXTransformer3DModel": Row(folder="cogvideox", name="CogVideoX"),
+    "DiTTransformer2DModel": Row(folder="dit", name="DiT", in_files=False),
+    "Flux2Transformer2DModel": Row(folder="flux2", name="Flux2"),
+    "FluxTransformer2DModel": Row(folder="flux", name="Flux"),
+    "HunyuanVideoTransformer3DModel": Row(folder="hunyuan_video", name="HunyuanVideo"),
+    "LTXVideoTransformer3DModel": Row(folder="ltx", name="LTXVideo"),
+    "LatteTransformer3DModel": Row(folder="latte", name="Latte", in_files=False),
+    "MochiTransformer3DModel": Row(folder="mochi", name="Mochi"),
+    "PixArtTransformer2DModel": Row(folder="pixart", name="PixArt"),
+    "QwenImageTransformer2DModel": Row(folder="qwen_image", name="QwenImage"),
+    "SD3Transformer2DModel": Row(folder="sd3", name="SD3"),
+    "WanTransformer3DModel": Row(folder="wan", name="Wan"),
+    "ZImageTransformer2DModel": Row(folder="z_image", name="ZImage"),
 }
 """Families by the name of their diffusers class."""
 
 
-def family_of(class_name: str) -> type[Family]:
-    """Return the family of a diffusers transformer class.
+def row_of(class_name: str) -> Row:
+    """Return the row of a diffusers transformer class.
 
     Raises:
         InvalidRequest: no family supports the class. The message lists those that are supported.
@@ -45,4 +61,19 @@ def family_of(class_name: str) -> type[Family]:
     return FAMILIES[class_name]
 
 
-__all__ = ["FAMILIES", "Family", "family_of"]
+def family_of(class_name: str) -> "type[Family]":
+    """Return the family of a diffusers transformer class.
+
+    Raises:
+        InvalidRequest: no family supports the class. The message lists those that are supported.
+    """
+    row = row_of(class_name)
+    family: type[Family] = getattr(import_module(f".{row.folder}.transformer", __package__), row.name)
+    return family
+
+
+@cache
+def architectures() -> tuple[Architecture, ...]:
+    """Return how the families are recognised that single files hold."""
+    rows = [row for row in FAMILIES.values() if row.in_files]
+    return tuple(import_module(f".{row.folder}.files", __package__).ARCHITECTURE for row in rows)

@@ -81,12 +81,17 @@ class Family(ABC):
     """A loaded transformer in three parts: ``embed``, ``blocks`` and ``head``.
 
     Attributes:
+        defaults: diffusers' default of each number that a config may leave out and the methods read.
+        first_layer: name of the layer that the patches pass first. Its dtype is the activations'.
+        values_alive: values that are alive at once in a forward, for each value of the streams between blocks, as
+            ``python -m lab.working_memory`` measures it.
         frame_timesteps: whether each latent frame may have its own timestep, ``[B, T]``.
         float16: whether its activations fit into float16. As in ComfyUI, by its ``supported_inference_dtypes``.
         required: names of the inputs that a branch must have besides the latent and the timestep. All are batch first.
         optional: names of the inputs that a branch may have. All are batch first.
         geometry: the static numbers of the model.
         module: the diffusers transformer.
+        config: its config, complete.
         blocks: run one after another, each from state to state. A block holds at most one transformer layer, or Latte's
             pair of a spatial and a temporal layer.
         attentions: all attention over tokens of a stream.
@@ -94,6 +99,9 @@ class Family(ABC):
         shared: modules inside blocks whose weights ``embed`` or ``head`` need too.
     """
 
+    defaults: ClassVar[Mapping[str, Any]]
+    first_layer: ClassVar[str]
+    values_alive: ClassVar[float]
     frame_timesteps: ClassVar[bool] = False
     float16: ClassVar[bool] = True
     required: ClassVar[tuple[str, ...]]
@@ -101,6 +109,7 @@ class Family(ABC):
 
     geometry: Geometry
     module: Any
+    config: Mapping[str, Any]
     blocks: Sequence[Block]
     attentions: Sequence[AttentionSite]
     run: Callable[[State], State]
@@ -109,7 +118,8 @@ class Family(ABC):
     def __init__(self, module: Any) -> None:
         """Wrap ``module``, an instance of the family's diffusers class."""
         self.module = module
-        self.geometry = self.describe(module.config)
+        self.config = self.complete(module.config)
+        self.geometry = self._describe(self.config)
         self.blocks, self.attentions = self.blocks_and_sites()
         self.run = self._run_blocks
         self._first_block = 0
@@ -136,18 +146,22 @@ class Family(ABC):
     def blocks_and_sites(self) -> tuple[list[Block], list[AttentionSite]]:
         """Return the blocks of ``module`` in order, and its attention sites."""
 
-    @staticmethod
-    @abstractmethod
-    def describe(config: Mapping[str, Any]) -> Geometry:
+    @classmethod
+    def complete(cls, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a config with the defaults of the numbers that it leaves out."""
+        return {**cls.defaults, **config}
+
+    @classmethod
+    def describe(cls, config: Mapping[str, Any]) -> Geometry:
         """Return the static numbers of a model with this config.
 
         Raises:
             InvalidRequest: the adapter does not support the model. The sentence names the config value.
         """
+        return cls._describe(cls.complete(config))
 
-    @staticmethod
-    @abstractmethod
-    def extent(config: Mapping[str, Any], shapes: Shapes) -> Extent:
+    @classmethod
+    def extent(cls, config: Mapping[str, Any], shapes: Shapes) -> Extent:
         """Check the shapes of a branch's inputs and return its token counts.
 
         ``shapes`` includes the latent's, whose number of dims and channels is already checked.
@@ -155,21 +169,44 @@ class Family(ABC):
         Raises:
             InvalidRequest: an input does not fit. The sentence names it, its shape and what would work.
         """
+        config = cls.complete(config)
+        return cls._extent(config, cls._describe(config), shapes)
+
+    @classmethod
+    def cuts(cls, config: Mapping[str, Any]) -> Cuts:
+        """Return how tensor parallelism cuts the layers of the blocks."""
+        return cls._cuts(cls.complete(config))
+
+    @classmethod
+    def embedding_sizes(cls, config: Mapping[str, Any]) -> Mapping[str, int]:
+        """Return, for each input that is an index into an embedding table, the table's number of rows."""
+        return cls._embedding_sizes(cls.complete(config))
 
     @staticmethod
     @abstractmethod
-    def cuts(config: Mapping[str, Any]) -> Cuts:
-        """Return how tensor parallelism cuts the layers of the blocks."""
+    def _describe(config: Mapping[str, Any]) -> Geometry:
+        """``describe`` of a complete config."""
 
     @staticmethod
-    def embedding_sizes(config: Mapping[str, Any]) -> Mapping[str, int]:
-        """Return, for each input that is an index into an embedding table, the table's number of rows."""
+    @abstractmethod
+    def _extent(config: Mapping[str, Any], geometry: Geometry, shapes: Shapes) -> Extent:
+        """``extent`` of a complete config, which ``geometry`` describes."""
+
+    @staticmethod
+    @abstractmethod
+    def _cuts(config: Mapping[str, Any]) -> Cuts:
+        """``cuts`` of a complete config."""
+
+    @staticmethod
+    def _embedding_sizes(config: Mapping[str, Any]) -> Mapping[str, int]:
+        """``embedding_sizes`` of a complete config."""
         return {}
 
     @property
-    @abstractmethod
     def dtype(self) -> torch.dtype:
         """The dtype of activations and predictions."""
+        dtype: torch.dtype = next(self.module.get_submodule(self.first_layer).parameters()).dtype
+        return dtype
 
     @property
     def device(self) -> torch.device:

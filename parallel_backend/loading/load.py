@@ -15,8 +15,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from ..checkpoint.checkpoint import Checkpoint
 from ..checkpoint.weight_headers import read_files, weights_under
 from ..errors import InvalidRequest
-from ..families.registry import FAMILIES
-from ..interfaces.family import Family
+from ..families.registry import FAMILIES, family_of
 from ..progress import PROGRESS
 from ..protocol.model_spec import DType
 from ..protocol.tensors import DTYPES
@@ -49,10 +48,11 @@ def resolve_dtype(checkpoint: Checkpoint, dtype: DType, device: torch.device, *,
         return DTYPES[dtype]
     if device.type == "cpu":
         return torch.float32
-    family = FAMILIES.get(checkpoint.components.get("transformer", ""), Family)
-    if bfloat16 and not (family.float16 and checkpoint.stored_dtype("transformer") == "F16"):
+    class_name = checkpoint.components.get("transformer", "")
+    float16 = class_name not in FAMILIES or family_of(class_name).float16
+    if bfloat16 and not (float16 and checkpoint.stored_dtype("transformer") == "F16"):
         return torch.bfloat16
-    return torch.float16 if family.float16 else torch.float32
+    return torch.float16 if float16 else torch.float32
 
 
 def check_dtype(dtype: torch.dtype, device: torch.device) -> None:

@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ..checkpoint.architectures import TRANSFORMERS, VAES, architecture_of, in_shape
+from ..checkpoint.architectures import architecture_of, find_architecture, in_shape
 from ..checkpoint.checkpoint import StoredComponent
 from ..checkpoint.dtypes import TORCH_DTYPES
 from ..checkpoint.overlay_file import OverlayFile
@@ -18,7 +18,6 @@ from ..checkpoint.stored_tensor import Compression, StoredTensor, check_readable
 from ..checkpoint.weight_headers import read_files, weights_under
 from ..errors import InvalidRequest
 from ..progress import PROGRESS
-from .converters import converter, has_converter
 from .decoding import decode
 from .row_map import Rows, Shape, converted, identity
 from .scales import check_scales, read_scale
@@ -224,7 +223,8 @@ def _decoder(
 
 def _unused(class_name: str) -> frozenset[str]:
     """Return the names that a class is known to have no use for."""
-    return frozenset(name for each in (*TRANSFORMERS, *VAES) if each.class_name == class_name for name in each.unused)
+    found = find_architecture(class_name)
+    return frozenset() if found is None else found.unused
 
 
 def comfyui_rows(shapes: Mapping[str, Shape], class_name: str) -> dict[str, Rows]:
@@ -232,8 +232,8 @@ def comfyui_rows(shapes: Mapping[str, Shape], class_name: str) -> dict[str, Rows
 
     These are the original ones, or diffusers' own for a transformer that ComfyUI does not have.
     """
-    if has_converter(class_name):
-        architecture = architecture_of(class_name)
+    architecture = find_architecture(class_name)
+    if architecture is not None and architecture.native:
         names = {architecture.published(name) for name in shapes}
         if all(mark in names for mark in architecture.native):
             return published_rows(shapes, class_name)
@@ -245,7 +245,7 @@ def published_rows(shapes: Mapping[str, Shape], class_name: str) -> dict[str, Ro
     architecture = architecture_of(class_name)
     known = [name for name in shapes if architecture.knows(architecture.published(name))]
     in_file = {architecture.published(name): name for name in known if name not in architecture.unused}
-    rows = converted({published: shapes[name] for published, name in in_file.items()}, converter(class_name))
+    rows = converted({published: shapes[name] for published, name in in_file.items()}, architecture.to_diffusers)
     return {name: replace(each, source=in_file[each.source]) for name, each in rows.items()}
 
 

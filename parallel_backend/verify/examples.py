@@ -10,25 +10,25 @@ import torch
 from torch import Tensor
 
 from ..errors import InvalidRequest
-from ..families.registry import FAMILIES
+from ..families.registry import FAMILIES, family_of
 from ..interfaces.family import Family, Inputs, Variant
 from ..interfaces.geometry import LATENT, TIMESTEP
 
 
 def short_name(class_name: str) -> str:
-    """Return a family's name on the command line, which is that of its file."""
-    return FAMILIES[class_name].__module__.rpartition(".")[2]
+    """Return a family's name on the command line, which is that of its folder."""
+    return FAMILIES[class_name].folder
 
 
 def variants() -> Iterator[tuple[str, str]]:
     """Yield the class name and the name of each variant of each family."""
-    for class_name, family in FAMILIES.items():
-        yield from ((class_name, name) for name in family.variants())
+    for class_name in FAMILIES:
+        yield from ((class_name, name) for name in family_of(class_name).variants())
 
 
 def variant(class_name: str, name: str) -> Variant:
     """Return a variant by its name."""
-    return FAMILIES[class_name].variants()[name]
+    return family_of(class_name).variants()[name]
 
 
 def module(class_name: str, name: str, seed: int = 0) -> Any:
@@ -56,7 +56,7 @@ def random_module(class_name: str, config: Mapping[str, Any], seed: int = 0) -> 
 
 def family(class_name: str, name: str) -> Family:
     """Return the module of a variant in its family's three parts."""
-    return FAMILIES[class_name](module(class_name, name))
+    return family_of(class_name)(module(class_name, name))
 
 
 def write_checkpoint(folder: Path, module: Any) -> Path:
@@ -88,7 +88,7 @@ def inputs(
     """
     chosen = variant(class_name, name)
     shapes = input_shapes(
-        FAMILIES[class_name], chosen.config, chosen.inputs, batch=batch, size=size or chosen.size,
+        family_of(class_name), chosen.config, chosen.inputs, batch=batch, size=size or chosen.size,
         text=text or chosen.text,
     )  # fmt: skip
     return fill(shapes, seed)
@@ -130,7 +130,7 @@ def evenly_divisible_size(class_name: str, name: str) -> tuple[tuple[int, ...], 
     A text of fixed length keeps its length.
     """
     chosen = variant(class_name, name)
-    geometry = FAMILIES[class_name].describe(chosen.config)
+    geometry = family_of(class_name).describe(chosen.config)
     *frames, rows, columns = geometry.grid(chosen.size)
     grid = (*frames, rows // 2 * 2, columns // 2 * 2)
     text = chosen.text if chosen.fixed_text else -(-chosen.text // 4) * 4
@@ -143,7 +143,7 @@ def smallest_size(class_name: str, name: str, text: int) -> tuple[tuple[int, ...
     There is one frame, and the text has ``text`` tokens, unless the variant fixes its number of frames or of tokens.
     """
     chosen = variant(class_name, name)
-    geometry = FAMILIES[class_name].describe(chosen.config)
+    geometry = family_of(class_name).describe(chosen.config)
     fixed_frames = any("frames" in shape for shape in chosen.inputs.values())
     size = (chosen.size[0], *geometry.patch[1:]) if fixed_frames else geometry.patch
     return size, chosen.text if chosen.fixed_text else text

@@ -1,7 +1,11 @@
 """The contract: everything in ComfyUI that this project relies on."""
 
+from importlib import import_module
+from pkgutil import iter_modules
+
 from scripts.core_contract.entry import Entry
 from scripts.core_contract.lists import (
+    families,
     graph,
     interface,
     model_classes,
@@ -10,9 +14,10 @@ from scripts.core_contract.lists import (
     sampling,
     supported_models,
     text_and_vae,
-    transformers,
     weights,
 )
+
+_FAMILIES = [import_module(f"{families.__name__}.{module.name}") for module in iter_modules(families.__path__)]
 
 CONTRACT: tuple[Entry, ...] = (
     *graph.ENTRIES,
@@ -23,6 +28,6 @@ CONTRACT: tuple[Entry, ...] = (
     *text_and_vae.ENTRIES,
     *model_classes.ENTRIES,
     *supported_models.ENTRIES,
-    *transformers.ENTRIES,
+    *(entry for family in _FAMILIES for entry in family.ENTRIES),
     *nodes.ENTRIES,
 )

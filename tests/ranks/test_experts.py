@@ -10,7 +10,7 @@ import torch
 from lab.verify.loops import run
 from parallel_backend.checkpoint.opening import open_checkpoint
 from parallel_backend.engine.validation import check_sample
-from parallel_backend.families.registry import FAMILIES
+from parallel_backend.families.registry import family_of
 from parallel_backend.families.shared.patchify import pad_to_patch
 from parallel_backend.protocol.tensors import describe
 from parallel_backend.samplers.deterministic import euler
@@ -80,7 +80,7 @@ def test_a_switch_warms_up_again(pools, two, layout):
     answers = pools(2).run(driver.handle, message, tensors)
     assert [answer["error"] for answer in answers] == [None, None]
     plan = check_sample(message, describe(tensors), open_checkpoint(two), 2)
-    models = [FAMILIES["WanTransformer3DModel"](tiny.transformer(sizes)) for sizes in (HIGH, LOW)]
+    models = [family_of("WanTransformer3DModel")(tiny.transformer(sizes)) for sizes in (HIGH, LOW)]
     wanted, exact = (
         run.reference_samples(
             lambda time: models[int(time < BOUNDARY * 1000)], message, tensors, replace(plan, layout=each)

@@ -9,7 +9,7 @@ from parallel_backend.attention.kernels import KERNELS
 from parallel_backend.attention.routing import routed
 from parallel_backend.denoiser import attention_chain
 from parallel_backend.distributed import mesh
-from parallel_backend.families.registry import FAMILIES
+from parallel_backend.families.registry import family_of
 from parallel_backend.interfaces.family import Family
 from parallel_backend.interfaces.state import State
 from parallel_backend.strategies.token_split import TokenSplit
@@ -33,7 +33,7 @@ def weights(class_name: str, variant: int = 0) -> dict[str, Tensor]:
 
 def family(class_name: str, name: str) -> Family:
     """Return the module as its family."""
-    return FAMILIES[class_name](module(class_name, name))
+    return family_of(class_name)(module(class_name, name))
 
 
 def run(family: Family, state: State) -> State:

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 from torch.utils.benchmark import Timer
 
-from parallel_backend.families.registry import FAMILIES
+from parallel_backend.families.registry import family_of
 from parallel_backend.interfaces.geometry import LATENT, TIMESTEP
 from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.protocol.model_spec import Devices
@@ -201,7 +201,7 @@ def hidden(case: Case, layout: ParallelLayout, device: torch.device) -> float:
     Those are all blocks but the last.
     """
     model = MODELS[case.family]
-    family, seconds = FAMILIES[model.class_name], 0.0
+    family, seconds = family_of(model.class_name), 0.0
     shapes = {name: tuple(tensor.shape) for name, tensor in case.inputs().items()}
     streams = family.extent(model.config, shapes).streams
     for site in family.describe(model.config).sites:

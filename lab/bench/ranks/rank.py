@@ -63,10 +63,10 @@ class Runner:
         peer = BY_NAME[options.peer]
         self.rank, self.ranks = int(os.environ["RANK"]), peer.ranks
         self.device = start(options, threads=peer.threads)
-        from parallel_backend.families.registry import FAMILIES
+        from parallel_backend.families.registry import family_of
 
         module = _module(Path(options.model), options.dtype, self.device)
-        self.family = FAMILIES[type(module).__name__](peer.prepare(module) if peer.prepare else module)
+        self.family = family_of(type(module).__name__)(peer.prepare(module) if peer.prepare else module)
 
     def run(self, request: StepRequest) -> Result:
         """Run one step."""

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from parallel_backend.families.registry import FAMILIES
+from parallel_backend.families.registry import family_of
 from parallel_backend.verify import examples
 from parallel_backend.verify.run import Comparison, block_parameters, stages_of
 
@@ -26,7 +26,7 @@ class SmallModels:
             (self.device, cell.class_name, cell.variant, cell.batch, cell.size, text, branch)
             for branch, text in enumerate(_text_lengths(cell))
         ]
-        family = FAMILIES[cell.class_name](_module(self.device, cell.class_name, cell.variant))
+        family = family_of(cell.class_name)(_module(self.device, cell.class_name, cell.variant))
         return Comparison(
             title=str(cell),
             model=self._path(cell.class_name, cell.variant),
@@ -60,7 +60,7 @@ def _inputs(
 def _stock(device: torch.device, class_name: str, name: str, *arguments: Any) -> Tensor:
     """The stock forward's prediction. Cached, since consecutive cells compare the same inputs in other layouts."""
     inputs = {key: tensor.to(device) for key, tensor in _inputs(class_name, name, *arguments).items()}
-    return FAMILIES[class_name](_module(device, class_name, name)).stock(inputs).cpu()
+    return family_of(class_name)(_module(device, class_name, name)).stock(inputs).cpu()
 
 
 @lru_cache(maxsize=2)

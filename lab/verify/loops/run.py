@@ -14,7 +14,7 @@ from parallel_backend.client.client import Client
 from parallel_backend.denoiser.plan import DenoisingPlan
 from parallel_backend.engine.validation import check_sample
 from parallel_backend.errors import InvalidRequest
-from parallel_backend.families.registry import FAMILIES
+from parallel_backend.families.registry import family_of
 from parallel_backend.interfaces import patch_plan
 from parallel_backend.interfaces.family import Family
 from parallel_backend.interfaces.geometry import IMAGE, LATENT, TIMESTEP
@@ -244,10 +244,10 @@ def module(class_name: str, name: str) -> Any:
 def config(class_name: str, name: str) -> Mapping[str, Any]:
     """Return the config of a variant, with at least ``LAYERS`` layers."""
     original = examples.variant(class_name, name).config
-    too_few = FAMILIES[class_name].describe(original).layers < LAYERS
+    too_few = family_of(class_name).describe(original).layers < LAYERS
     return {**original, "num_layers": LAYERS} if too_few else original
 
 
 def family(class_name: str, name: str) -> Family:
     """Return the module of a variant in its family's three parts."""
-    return FAMILIES[class_name](module(class_name, name))
+    return family_of(class_name)(module(class_name, name))

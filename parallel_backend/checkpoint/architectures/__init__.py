@@ -1,4 +1,4 @@
-"""The registry of architectures that a single file can hold. To add one, write a file here and add a row below.
+"""What a single file holds: the architectures of VAEs here, and those of transformers by the families' registry.
 
 Recognition and configs need names and shapes only: no torch, no diffusers, no download.
 """
@@ -9,17 +9,7 @@ from dataclasses import dataclass, replace
 
 from ...errors import InvalidRequest
 from ...families.architecture import Architecture, Config, Shape, Weights, layer
-from ...families.cogvideox.files import COGVIDEOX
-from ...families.flux.files import FLUX
-from ...families.flux2.files import FLUX2
-from ...families.hunyuan_video.files import HUNYUAN_VIDEO
-from ...families.ltx.files import LTX
-from ...families.mochi.files import MOCHI
-from ...families.pixart.files import PIXART
-from ...families.qwen_image.files import QWEN_IMAGE
-from ...families.sd3.files import SD3
-from ...families.wan.files import WAN
-from ...families.z_image.files import Z_IMAGE
+from ...families.registry import architectures
 from ..stored_tensor import StoredTensor
 from .other_files import refuse_lora, refuse_other_kinds
 from .vae_cogvideox import COGVIDEOX_VAE
@@ -29,25 +19,27 @@ from .vae_ltx import LTX_VAE
 from .vae_mochi import MOCHI_VAE
 from .vae_wan import WAN_VAE
 
-TRANSFORMERS: tuple[Architecture, ...] = (
-    COGVIDEOX, FLUX, FLUX2, HUNYUAN_VIDEO, LTX, MOCHI, PIXART, QWEN_IMAGE, SD3, WAN, Z_IMAGE,
-)  # fmt: skip
-"""Architectures of transformers."""
-
 VAES: tuple[Architecture, ...] = (
     FLUX2_VAE, FORMER_AUTOENCODER_KL, AUTOENCODER_KL, COGVIDEOX_VAE, HUNYUAN_VIDEO_VAE, LTX_VAE, MOCHI_VAE, WAN_VAE,
 )  # fmt: skip
 """Architectures of VAEs. AutoencoderKL comes after those that have all of its names and more."""
 
 
+def find_architecture(class_name: str) -> Architecture | None:
+    """Return the architecture of a diffusers class, or None if no single file holds it."""
+    return next((each for each in (*architectures(), *VAES) if each.class_name == class_name), None)
+
+
 def architecture_of(class_name: str) -> Architecture:
-    """Return the architecture of a diffusers class."""
-    return next(each for each in (*TRANSFORMERS, *VAES) if each.class_name == class_name)
+    """Return the architecture of a diffusers class that single files hold."""
+    found = find_architecture(class_name)
+    assert found is not None, class_name
+    return found
 
 
 def in_shape(class_name: str, weights: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
     """Return a component's weights in the shapes that its class has, where GGUF files lack a dim."""
-    found = next((each for each in (*TRANSFORMERS, *VAES) if each.class_name == class_name), None)
+    found = find_architecture(class_name)
     if found is None:
         return dict(weights)
     return {name: replace(each, shape=found.shape(name, each.shape)) for name, each in weights.items()}
@@ -192,4 +184,4 @@ def _words(names: Iterable[str]) -> set[str]:
     return {word for name in names for word in name.split(".") if not word.isdigit()}
 
 
-__all__ = ["TRANSFORMERS", "VAES", "Architecture", "Recognised", "architecture_of", "recognise"]
+__all__ = ["VAES", "Architecture", "Recognised", "architecture_of", "architectures", "find_architecture", "recognise"]

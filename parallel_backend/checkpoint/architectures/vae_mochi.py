@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable
 
-from ...families.architecture import Architecture, Config, Weights, substituted
+from ...families.architecture import Architecture, Config, Tensors, Weights, substituted
 
 
 def _config(weights: Weights) -> Config:
@@ -81,10 +81,22 @@ def _decoder(stage: int, inner: str, last: int) -> str:
     return f"decoder.up_blocks.{stage - 1}.{inner if inner == 'proj.' else f'resnets.{inner}'}"
 
 
+def _convert(tensors: Tensors) -> Tensors:
+    converted: Tensors = {}
+    for name, new in _names(tensors).items():
+        if ".to_qkv." in new:
+            parts = zip(("to_q", "to_k", "to_v"), tensors[name].chunk(3), strict=True)
+            converted |= {new.replace("to_qkv", layer): part for layer, part in parts}
+        else:
+            converted[new] = tensors[name]
+    return converted
+
+
 MOCHI_VAE = Architecture(
     class_name="AutoencoderKLMochi",
     native=("encoder.output_proj.weight", "decoder.blocks.0.0.weight", "decoder.output_proj.weight"),
     diffusers=("encoder.block_in.resnets.0.conv1.conv.weight", "decoder.block_out.resnets.0.conv1.conv.weight"),
     config=_config,
+    convert=_convert,
     in_diffusers=_names,
 )

@@ -1,7 +1,7 @@
 """CogVideoX 1.5. The files of 2B and 5B do not say how positions and noise are scaled."""
 
 from ...errors import InvalidRequest
-from ..architecture import Architecture, Config, Weights, layers
+from ..architecture import Architecture, Config, Tensors, Weights, layers, renamed
 
 HEAD_DIM = 64
 
@@ -58,11 +58,24 @@ _LAYERS = layers("""
     blocks(attn_out ff_out ff_proj k norm1 norm2 norm_k norm_q q v)
 """)
 
-COGVIDEOX = Architecture(
+_NAMES = (
+    ("blocks.", "transformer_blocks."), (".q.", ".attn1.to_q."), (".k.", ".attn1.to_k."), (".v.", ".attn1.to_v."),
+    ("norm_q.", "attn1.norm_q."), ("norm_k.", "attn1.norm_k."), ("attn_out.", "attn1.to_out.0."),
+    ("ff_proj.", "ff.net.0.proj."), ("ff_out.", "ff.net.2."), ("embedding_linear_", "embedding.linear_"),
+)  # fmt: skip
+"""Parts of ComfyUI's names of CogVideoX, and of diffusers'."""
+
+
+def _convert(tensors: Tensors) -> Tensors:
+    return {renamed(name, _NAMES): tensor for name, tensor in tensors.items()}
+
+
+ARCHITECTURE = Architecture(
     class_name="CogVideoXTransformer3DModel",
     native=("blocks.0.norm1.linear.weight", "patch_embed.text_proj.weight"),
     diffusers=("transformer_blocks.0.norm1.linear.weight", "patch_embed.text_proj.weight"),
     config=_config,
+    convert=_convert,
     layers=_LAYERS,
     foreign={"time_condition_embed.": "CogView4"},
     renamed={"transformer_blocks": "blocks", "ofs_embedding.linear_1": "ofs_embedding_linear_1"},

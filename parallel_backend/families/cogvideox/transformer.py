@@ -17,27 +17,6 @@ from ...interfaces.tensor_cuts import ColumnParallel, Cuts, RowParallel, attenti
 from ..shared.patchify import check_concat, check_text, pad_to_patch, to_latent
 from ..shared.streams import at_least_one
 
-_DEFAULTS: dict[str, Any] = {
-    "num_attention_heads": 30,
-    "attention_head_dim": 64,
-    "in_channels": 16,
-    "out_channels": 16,
-    "ofs_embed_dim": None,
-    "text_embed_dim": 4096,
-    "num_layers": 30,
-    "sample_width": 90,
-    "sample_height": 60,
-    "sample_frames": 49,
-    "patch_size": 2,
-    "patch_size_t": None,
-    "temporal_compression_ratio": 4,
-    "max_text_seq_length": 226,
-    "activation_fn": "gelu-approximate",
-    "use_rotary_positional_embeddings": False,
-    "use_learned_positional_embeddings": False,
-}
-"""Defaults of ``CogVideoXTransformer3DModel`` for numbers that a config leaves out."""
-
 _OFS = 2.0
 """The ``ofs`` that diffusers' pipeline passes to models that embed it."""
 
@@ -54,13 +33,32 @@ class CogVideoX(Family):
     The prediction is v, as in diffusers.
     """
 
+    defaults: ClassVar[Mapping[str, Any]] = {
+        "num_attention_heads": 30,
+        "attention_head_dim": 64,
+        "in_channels": 16,
+        "out_channels": 16,
+        "ofs_embed_dim": None,
+        "text_embed_dim": 4096,
+        "num_layers": 30,
+        "sample_width": 90,
+        "sample_height": 60,
+        "sample_frames": 49,
+        "patch_size": 2,
+        "patch_size_t": None,
+        "temporal_compression_ratio": 4,
+        "max_text_seq_length": 226,
+        "activation_fn": "gelu-approximate",
+        "use_rotary_positional_embeddings": False,
+        "use_learned_positional_embeddings": False,
+    }
+    first_layer: ClassVar[str] = "patch_embed"
+    values_alive: ClassVar[float] = 13.2
     required: ClassVar[tuple[str, ...]] = ("encoder_hidden_states",)
     optional: ClassVar[tuple[str, ...]] = ("concat", "ofs")
 
     @staticmethod
-    def describe(config: Mapping[str, Any]) -> Geometry:
-        """See ``Family.describe``."""
-        config = _DEFAULTS | dict(config)
+    def _describe(config: Mapping[str, Any]) -> Geometry:
         if config["activation_fn"] != "gelu-approximate":
             raise InvalidRequest(
                 f"CogVideoX with activation_fn {config['activation_fn']!r} is not supported: 'gelu-approximate' would "
@@ -80,9 +78,8 @@ class CogVideoX(Family):
         )
 
     @staticmethod
-    def cuts(config: Mapping[str, Any]) -> Cuts:
-        """See ``Family.cuts``. The norms of q and k span one head and need no cut."""
-        config = _DEFAULTS | dict(config)
+    def _cuts(config: Mapping[str, Any]) -> Cuts:
+        """The norms of q and k span one head and need no cut."""
         heads = (config["num_attention_heads"], config["attention_head_dim"])
         hidden = ((4 * math.prod(heads), 1),)
         return attention_cuts("transformer_blocks.*.attn1", *heads) | {
@@ -91,10 +88,8 @@ class CogVideoX(Family):
         }
 
     @staticmethod
-    def extent(config: Mapping[str, Any], shapes: Shapes) -> Extent:
-        """See ``Family.extent``."""
-        config = _DEFAULTS | dict(config)
-        geometry, latent = CogVideoX.describe(config), shapes[LATENT]
+    def _extent(config: Mapping[str, Any], geometry: Geometry, shapes: Shapes) -> Extent:
+        latent = shapes[LATENT]
         text = check_text(shapes["encoder_hidden_states"], config["text_embed_dim"])
         _check_positions(config, text, latent[2:], geometry.grid(latent[2:]))
         check_concat(config["in_channels"] - geometry.channels, shapes, "InstructPixToPixConditioning")
@@ -105,23 +100,15 @@ class CogVideoX(Family):
         return Extent(streams={TEXT: text, IMAGE: math.prod(geometry.grid(latent[2:]))}, values=values)
 
     def blocks_and_sites(self) -> tuple[list[Block], list[AttentionSite]]:
-        """See ``Family.blocks_and_sites``."""
         layers = self.module.transformer_blocks
         blocks = [Block(run=partial(_run, layer), modules=(layer,)) for layer in layers]
         return blocks, [AttentionSite(module=layer.attn1, streams=(TEXT, IMAGE)) for layer in layers]
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """See ``Family.dtype``."""
-        dtype: torch.dtype = self.module.patch_embed.proj.weight.dtype
-        return dtype
-
     def image(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """See ``Family.image``."""
         return self._embed_tokens(inputs)[:, inputs["encoder_hidden_states"].shape[1] :]
 
     def embed(self, inputs: Mapping[str, Tensor]) -> State:
-        """See ``Family.embed``. Pad the latent to whole patches, as ComfyUI does."""
+        """Pad the latent to whole patches, as ComfyUI does."""
         tokens, text_tokens = self._embed_tokens(inputs), inputs["encoder_hidden_states"].shape[1]
         return State(
             streams={TEXT: tokens[:, :text_tokens], IMAGE: tokens[:, text_tokens:]},
@@ -130,18 +117,16 @@ class CogVideoX(Family):
         )
 
     def head(self, state: State) -> Tensor:
-        """See ``Family.head``."""
         module, tokens = self.module, state.streams[IMAGE]
         normed = module.norm_out(module.norm_final(tokens), temb=state.context["temb"])
         prediction: Tensor = module.proj_out(normed)
         return prediction
 
     def unpatchify(self, tokens: Tensor, size: Sequence[int]) -> Tensor:
-        """See ``Family.unpatchify``. Crop what was padded."""
+        """Crop what was padded."""
         return to_latent(tokens, size, self.geometry, "c pt ph pw")
 
     def stock(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """See ``Family.stock``."""
         latent = self._latent(inputs)
         rope = self._rope(latent)
         out: Tensor = self.module(
@@ -192,7 +177,6 @@ class CogVideoX(Family):
 
     @staticmethod
     def variants() -> dict[str, Variant]:
-        """See ``Family.variants``."""
         small = {
             "num_layers": 2, "num_attention_heads": 48, "attention_head_dim": 16, "text_embed_dim": 32,
             "time_embed_dim": 24, "sample_height": 6, "sample_width": 10, "sample_frames": 9, "max_text_seq_length": 7,

@@ -6,7 +6,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -19,19 +18,6 @@ from ..shared.basic_blocks import block_cuts, check_channels, check_norm, withou
 from ..shared.patchify import pad_to_patch, to_latent
 from ..shared.streams import at_least_one
 
-_DEFAULTS: dict[str, Any] = {
-    "num_attention_heads": 16,
-    "attention_head_dim": 72,
-    "in_channels": 4,
-    "out_channels": None,
-    "num_layers": 28,
-    "patch_size": 2,
-    "activation_fn": "gelu-approximate",
-    "num_embeds_ada_norm": 1000,
-    "norm_type": "ada_norm_zero",
-}
-"""Defaults of ``DiTTransformer2DModel`` for numbers that a config leaves out."""
-
 
 class DiT(Family):
     """DiT in three parts.
@@ -41,12 +27,23 @@ class DiT(Family):
     - ``class_labels`` ``[B]``, int64. A label equal to the number of classes means no class.
     """
 
+    defaults: ClassVar[Mapping[str, Any]] = {
+        "num_attention_heads": 16,
+        "attention_head_dim": 72,
+        "in_channels": 4,
+        "out_channels": None,
+        "num_layers": 28,
+        "patch_size": 2,
+        "activation_fn": "gelu-approximate",
+        "num_embeds_ada_norm": 1000,
+        "norm_type": "ada_norm_zero",
+    }
+    first_layer: ClassVar[str] = "pos_embed"
+    values_alive: ClassVar[float] = 13.0
     required: ClassVar[tuple[str, ...]] = ("class_labels",)
 
     @staticmethod
-    def describe(config: Mapping[str, Any]) -> Geometry:
-        """See ``Family.describe``."""
-        config = _DEFAULTS | dict(config)
+    def _describe(config: Mapping[str, Any]) -> Geometry:
         check_norm("DiT", config, "ada_norm_zero")
         check_channels("DiT", config)
         heads, head_dim, layers = config["num_attention_heads"], config["attention_head_dim"], config["num_layers"]
@@ -60,14 +57,12 @@ class DiT(Family):
         )
 
     @staticmethod
-    def cuts(config: Mapping[str, Any]) -> Cuts:
-        """See ``Family.cuts``."""
-        return block_cuts("transformer_blocks.*", _DEFAULTS | dict(config), cross=False)
+    def _cuts(config: Mapping[str, Any]) -> Cuts:
+        return block_cuts("transformer_blocks.*", config, cross=False)
 
     @staticmethod
-    def extent(config: Mapping[str, Any], shapes: Shapes) -> Extent:
-        """See ``Family.extent``."""
-        geometry, latent = DiT.describe(config), shapes[LATENT]
+    def _extent(config: Mapping[str, Any], geometry: Geometry, shapes: Shapes) -> Extent:
+        latent = shapes[LATENT]
         rows, columns = geometry.grid(latent[2:])
         if rows != columns:
             raise InvalidRequest(f"a latent of {latent[2]} x {latent[3]} cannot be used: DiT makes only square images")
@@ -80,47 +75,37 @@ class DiT(Family):
         return Extent(streams={IMAGE: rows * columns}, values=geometry.out_channels * math.prod(geometry.patch))
 
     @staticmethod
-    def embedding_sizes(config: Mapping[str, Any]) -> Mapping[str, int]:
-        """See ``Family.embedding_sizes``. The last row stands for no class."""
-        return {"class_labels": (_DEFAULTS | dict(config))["num_embeds_ada_norm"] + 1}
+    def _embedding_sizes(config: Mapping[str, Any]) -> Mapping[str, int]:
+        """The last row stands for no class."""
+        return {"class_labels": config["num_embeds_ada_norm"] + 1}
 
     def blocks_and_sites(self) -> tuple[list[Block], list[AttentionSite]]:
-        """See ``Family.blocks_and_sites``."""
         layers = self.module.transformer_blocks
         self.shared = (layers[0].norm1.emb,)
         runs = [_run_first, *[_run] * (len(layers) - 1)]
         blocks = [Block(run=partial(run, layer), modules=(layer,)) for run, layer in zip(runs, layers, strict=True)]
         return blocks, [AttentionSite(module=layer.attn1, streams=(IMAGE,)) for layer in layers]
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """See ``Family.dtype``."""
-        dtype: torch.dtype = self.module.pos_embed.proj.weight.dtype
-        return dtype
-
     def image(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """See ``Family.image``."""
         tokens: Tensor = self.module.pos_embed(self._latent(inputs))
         return tokens
 
     def embed(self, inputs: Mapping[str, Tensor]) -> State:
-        """See ``Family.embed``. Pad the latent to whole patches, as ComfyUI does."""
+        """Pad the latent to whole patches, as ComfyUI does."""
         context = {"timestep": inputs[TIMESTEP], "labels": inputs["class_labels"]}
         return State(streams={IMAGE: self.image(inputs)}, context=context)
 
     def head(self, state: State) -> Tensor:
-        """See ``Family.head``."""
         module = self.module
         shift, scale = module.proj_out_1(F.silu(self._conditioning(state))).chunk(2, dim=1)
         normed = module.norm_out(state.streams[IMAGE]) * (1 + scale[:, None]) + shift[:, None]
         return without_variance(module.proj_out_2(normed), module.config)
 
     def unpatchify(self, tokens: Tensor, size: Sequence[int]) -> Tensor:
-        """See ``Family.unpatchify``. Crop what was padded."""
+        """Crop what was padded."""
         return to_latent(tokens, size, self.geometry, "ph pw c")
 
     def stock(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """See ``Family.stock``."""
         out: Tensor = self.module(
             self._latent(inputs), timestep=inputs[TIMESTEP], class_labels=inputs["class_labels"], return_dict=False
         )[0]
@@ -139,7 +124,6 @@ class DiT(Family):
 
     @staticmethod
     def variants() -> dict[str, Variant]:
-        """See ``Family.variants``."""
         small = {
             "num_attention_heads": 16, "attention_head_dim": 8, "num_layers": 2, "sample_size": 8,
             "num_embeds_ada_norm": 10,

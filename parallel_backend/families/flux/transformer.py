@@ -16,19 +16,6 @@ from ..shared import joint_attention
 from ..shared.patchify import check_concat, check_reference, check_text, check_vector, to_latent, to_tokens
 from ..shared.streams import at_least_one
 
-_DEFAULTS: dict[str, Any] = {
-    "in_channels": 64,
-    "out_channels": None,
-    "num_layers": 19,
-    "num_single_layers": 38,
-    "attention_head_dim": 128,
-    "num_attention_heads": 24,
-    "joint_attention_dim": 4096,
-    "pooled_projection_dim": 768,
-    "guidance_embeds": False,
-}
-"""Defaults of ``FluxTransformer2DModel`` for numbers that a config leaves out."""
-
 _PATCH = (2, 2)
 """Flux packs patches into channels before its module, whose own ``patch_size`` is 1."""
 
@@ -49,13 +36,24 @@ class Flux(Family):
       their positions. They follow the latent's tokens.
     """
 
+    defaults: ClassVar[Mapping[str, Any]] = {
+        "in_channels": 64,
+        "out_channels": None,
+        "num_layers": 19,
+        "num_single_layers": 38,
+        "attention_head_dim": 128,
+        "num_attention_heads": 24,
+        "joint_attention_dim": 4096,
+        "pooled_projection_dim": 768,
+        "guidance_embeds": False,
+    }
+    first_layer: ClassVar[str] = "x_embedder"
+    values_alive: ClassVar[float] = 18.3
     required: ClassVar[tuple[str, ...]] = ("encoder_hidden_states", "pooled_projections")
     optional: ClassVar[tuple[str, ...]] = ("guidance", "concat", "reference", "reference_ids")
 
     @staticmethod
-    def describe(config: Mapping[str, Any]) -> Geometry:
-        """See ``Family.describe``."""
-        config = _DEFAULTS | dict(config)
+    def _describe(config: Mapping[str, Any]) -> Geometry:
         heads, head_dim = config["num_attention_heads"], config["attention_head_dim"]
         double, single = config["num_layers"], config["num_single_layers"]
         channels = (config["out_channels"] or config["in_channels"]) // math.prod(_PATCH)
@@ -71,17 +69,13 @@ class Flux(Family):
         )
 
     @staticmethod
-    def cuts(config: Mapping[str, Any]) -> Cuts:
-        """See ``Family.cuts``."""
-        config = _DEFAULTS | dict(config)
+    def _cuts(config: Mapping[str, Any]) -> Cuts:
         heads = (config["num_attention_heads"], config["attention_head_dim"])
         return joint_attention.cuts(heads, (4 * math.prod(heads), 1))
 
     @staticmethod
-    def extent(config: Mapping[str, Any], shapes: Shapes) -> Extent:
-        """See ``Family.extent``."""
-        config = _DEFAULTS | dict(config)
-        geometry, latent = Flux.describe(config), shapes[LATENT]
+    def _extent(config: Mapping[str, Any], geometry: Geometry, shapes: Shapes) -> Extent:
+        latent = shapes[LATENT]
         text = check_text(shapes["encoder_hidden_states"], config["joint_attention_dim"])
         check_vector("pooled_projections", shapes["pooled_projections"], config["pooled_projection_dim"])
         joint_attention.check_guidance("Flux", config, shapes)
@@ -92,28 +86,18 @@ class Flux(Family):
         return Extent(streams={TEXT: text, IMAGE: image}, values=values)
 
     def blocks_and_sites(self) -> tuple[list[Block], list[AttentionSite]]:
-        """See ``Family.blocks_and_sites``."""
         double, single = self.module.transformer_blocks, self.module.single_transformer_blocks
         blocks = [Block(run=partial(_run, layer), modules=(layer,), parts=2) for layer in double]
         blocks += [Block(run=partial(_run, layer), modules=(layer,)) for layer in single]
         layers = [*double, *single]
         return blocks, [AttentionSite(module=layer.attn, streams=(TEXT, IMAGE)) for layer in layers]
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """See ``Family.dtype``."""
-        dtype: torch.dtype = self.module.x_embedder.weight.dtype
-        return dtype
-
     def image(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """See ``Family.image``."""
         tokens: Tensor = self.module.x_embedder(self._tokens(inputs)[0])
         return tokens
 
     def embed(self, inputs: Mapping[str, Tensor]) -> State:
-        """See ``Family.embed``.
-
-        As in ComfyUI, the latent is padded to whole patches, the timestep stays float32, and guidance times 1000 is
+        """As in ComfyUI, the latent is padded to whole patches, the timestep stays float32, and guidance times 1000 is
         rounded to the model's dtype.
         """
         module, text = self.module, inputs["encoder_hidden_states"].to(self.dtype)
@@ -131,17 +115,15 @@ class Flux(Family):
         )
 
     def head(self, state: State) -> Tensor:
-        """See ``Family.head``."""
         prediction: Tensor = self.module.proj_out(self.module.norm_out(state.streams[IMAGE], state.context["temb"]))
         return prediction
 
     def unpatchify(self, tokens: Tensor, size: Sequence[int]) -> Tensor:
-        """See ``Family.unpatchify``. Drop the tokens after the latent's."""
+        """Drop the tokens after the latent's."""
         latent_tokens = math.prod(self.geometry.grid(size))
         return to_latent(tokens[:, :latent_tokens], size, self.geometry, "c ph pw")
 
     def stock(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """See ``Family.stock``."""
         tokens, image_ids = self._tokens(inputs)
         text = inputs["encoder_hidden_states"]
         out: Tensor = self.module(
@@ -166,7 +148,6 @@ class Flux(Family):
 
     @staticmethod
     def variants() -> dict[str, Variant]:
-        """See ``Family.variants``."""
         small = {
             "num_layers": 2, "num_single_layers": 2, "num_attention_heads": 24, "attention_head_dim": 16,
             "joint_attention_dim": 64, "pooled_projection_dim": 32, "axes_dims_rope": (4, 6, 6),

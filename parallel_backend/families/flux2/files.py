@@ -1,6 +1,6 @@
 """Flux.2: dev and klein."""
 
-from ..architecture import Architecture, Config, Weights, layers
+from ..architecture import Architecture, Config, Weights, layers, single_file
 from ..flux.files import published
 
 _FIXED: Config = {
@@ -36,11 +36,12 @@ _LAYERS = layers("""
     double_blocks(img_attn img_mlp txt_attn txt_mlp) single_blocks(linear1 linear2 norm)
 """)
 
-FLUX2 = Architecture(
+ARCHITECTURE = Architecture(
     class_name="Flux2Transformer2DModel",
     native=("double_stream_modulation_img.lin.weight", "single_blocks.0.linear1.weight"),
     diffusers=("double_stream_modulation_img.linear.weight", "single_transformer_blocks.0.attn.to_qkv_mlp_proj.weight"),
     config=_config,
+    convert=single_file("convert_flux2_transformer_checkpoint_to_diffusers"),
     layers=_LAYERS,
     published=published,
     renamed={

@@ -17,20 +17,6 @@ from ..shared import joint_attention
 from ..shared.patchify import check_reference, check_text, to_latent, to_tokens
 from ..shared.streams import at_least_one
 
-_DEFAULTS: dict[str, Any] = {
-    "patch_size": 1,
-    "in_channels": 128,
-    "out_channels": None,
-    "num_layers": 8,
-    "num_single_layers": 48,
-    "attention_head_dim": 128,
-    "num_attention_heads": 48,
-    "joint_attention_dim": 15360,
-    "mlp_ratio": 3.0,
-    "guidance_embeds": True,
-}
-"""Defaults of ``Flux2Transformer2DModel`` for numbers that a config leaves out."""
-
 _PATCH = (1, 1)
 """A token is one pixel of the latent: the VAE already packs patches into the latent's channels."""
 
@@ -49,13 +35,25 @@ class Flux2(Family):
       positions. They follow the latent's tokens.
     """
 
+    defaults: ClassVar[Mapping[str, Any]] = {
+        "patch_size": 1,
+        "in_channels": 128,
+        "out_channels": None,
+        "num_layers": 8,
+        "num_single_layers": 48,
+        "attention_head_dim": 128,
+        "num_attention_heads": 48,
+        "joint_attention_dim": 15360,
+        "mlp_ratio": 3.0,
+        "guidance_embeds": True,
+    }
+    first_layer: ClassVar[str] = "x_embedder"
+    values_alive: ClassVar[float] = 23.2
     required: ClassVar[tuple[str, ...]] = ("encoder_hidden_states",)
     optional: ClassVar[tuple[str, ...]] = ("guidance", "reference", "reference_ids")
 
     @staticmethod
-    def describe(config: Mapping[str, Any]) -> Geometry:
-        """See ``Family.describe``."""
-        config = _DEFAULTS | dict(config)
+    def _describe(config: Mapping[str, Any]) -> Geometry:
         channels, out_channels = config["in_channels"], config["out_channels"] or config["in_channels"]
         if config["patch_size"] != 1 or channels != out_channels:
             raise InvalidRequest(
@@ -76,9 +74,7 @@ class Flux2(Family):
         )
 
     @staticmethod
-    def cuts(config: Mapping[str, Any]) -> Cuts:
-        """See ``Family.cuts``."""
-        config = _DEFAULTS | dict(config)
+    def _cuts(config: Mapping[str, Any]) -> Cuts:
         heads = (config["num_attention_heads"], config["attention_head_dim"])
         hidden = (int(math.prod(heads) * config["mlp_ratio"]), 1)
         cuts = attention_cuts("transformer_blocks.*.attn", *heads, text=True)
@@ -92,10 +88,8 @@ class Flux2(Family):
         return cuts | {f"{single}.to_out": RowParallel((heads, hidden))}
 
     @staticmethod
-    def extent(config: Mapping[str, Any], shapes: Shapes) -> Extent:
-        """See ``Family.extent``."""
-        config = _DEFAULTS | dict(config)
-        geometry, latent = Flux2.describe(config), shapes[LATENT]
+    def _extent(config: Mapping[str, Any], geometry: Geometry, shapes: Shapes) -> Extent:
+        latent = shapes[LATENT]
         text = check_text(shapes["encoder_hidden_states"], config["joint_attention_dim"])
         joint_attention.check_guidance("Flux.2", config, shapes)
         reference = check_reference(shapes, geometry.channels, _POSITION_AXES)
@@ -103,25 +97,17 @@ class Flux2(Family):
         return Extent(streams={TEXT: text, IMAGE: image}, values=geometry.out_channels)
 
     def blocks_and_sites(self) -> tuple[list[Block], list[AttentionSite]]:
-        """See ``Family.blocks_and_sites``."""
         double, single = self.module.transformer_blocks, self.module.single_transformer_blocks
         blocks = [Block(run=partial(_run_double, layer), modules=(layer,), parts=2) for layer in double]
         blocks += [Block(run=partial(_run_single, layer), modules=(layer,)) for layer in single]
         return blocks, [AttentionSite(module=layer.attn, streams=(TEXT, IMAGE)) for layer in (*double, *single)]
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """See ``Family.dtype``."""
-        dtype: torch.dtype = self.module.x_embedder.weight.dtype
-        return dtype
-
     def image(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """See ``Family.image``."""
         tokens: Tensor = self.module.x_embedder(self._tokens(inputs)[0])
         return tokens
 
     def embed(self, inputs: Mapping[str, Tensor]) -> State:
-        """See ``Family.embed``. All double blocks share one modulation, and so do all single blocks."""
+        """All double blocks share one modulation, and so do all single blocks."""
         module, text = self.module, inputs["encoder_hidden_states"].to(self.dtype)
         _, image_ids = self._tokens(inputs)
         temb, tables = self._time(inputs), {TEXT: _text_ids(text), IMAGE: image_ids}
@@ -149,17 +135,15 @@ class Flux2(Family):
         return torch.stack([embedders[name](wave.to(self.dtype)) for name, wave in waves.items()]).sum(0)
 
     def head(self, state: State) -> Tensor:
-        """See ``Family.head``."""
         prediction: Tensor = self.module.proj_out(self.module.norm_out(state.streams[IMAGE], state.context["temb"]))
         return prediction
 
     def unpatchify(self, tokens: Tensor, size: Sequence[int]) -> Tensor:
-        """See ``Family.unpatchify``. Drop the tokens after the latent's."""
+        """Drop the tokens after the latent's."""
         latent_tokens = math.prod(self.geometry.grid(size))
         return to_latent(tokens[:, :latent_tokens], size, self.geometry, "c ph pw")
 
     def stock(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """See ``Family.stock``."""
         tokens, image_ids = self._tokens(inputs)
         text = inputs["encoder_hidden_states"].to(self.dtype)
         out: Tensor = self.module(
@@ -182,7 +166,6 @@ class Flux2(Family):
 
     @staticmethod
     def variants() -> dict[str, Variant]:
-        """See ``Family.variants``."""
         dev = {
             "num_layers": 2, "num_single_layers": 2, "num_attention_heads": 48, "attention_head_dim": 8,
             "joint_attention_dim": 64, "axes_dims_rope": (2, 2, 2, 2), "in_channels": 16,

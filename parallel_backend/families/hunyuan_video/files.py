@@ -3,7 +3,8 @@
 Text to video and a replaced first frame (v2) have the same weights. The config is that of v2, which can do both.
 """
 
-from ..architecture import Architecture, Config, Weights, layers, renamed
+from ..architecture import Architecture, Config, Tensors, Weights, layers, renamed, single_file
+from ..shared.fused_layers import split_linear1
 
 
 def _config(weights: Weights) -> Config:
@@ -63,12 +64,23 @@ _LAYERS = layers("""
     single_blocks(k_norm linear1 linear2 modulation q_norm)
 """)
 
-HUNYUAN_VIDEO = Architecture(
+_CONVERT = single_file("convert_hunyuan_video_transformer_to_diffusers")
+
+
+def _convert(tensors: Tensors) -> Tensors:
+    """Convert HunyuanVideo of any width; diffusers' converter assumes the published one."""
+    width = len(tensors["img_in.proj.weight"])
+    others = {name: tensor for name, tensor in tensors.items() if ".linear1." not in name}
+    return _CONVERT(others) | split_linear1(tensors, width)
+
+
+ARCHITECTURE = Architecture(
     class_name="HunyuanVideoTransformer3DModel",
     native=("txt_in.individual_token_refiner.blocks.0.norm1.weight", "vector_in.in_layer.weight", "img_in.proj.weight"),
     diffusers=("context_embedder.token_refiner.refiner_blocks.0.norm1.weight", "x_embedder.proj.weight",
                "time_text_embed.text_embedder.linear_1.weight"),
     config=_config,
+    convert=_convert,
     layers=_LAYERS,
     renamed={
         "x_embedder": "img_in", "proj_out": "final_layer.linear",

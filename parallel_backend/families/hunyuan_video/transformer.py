@@ -17,23 +17,6 @@ from ..shared import joint_attention
 from ..shared.patchify import check_concat, check_mask, check_text, check_vector, crop, pad_to_patch, to_latent
 from ..shared.streams import at_least_one
 
-_DEFAULTS: dict[str, Any] = {
-    "in_channels": 16,
-    "out_channels": 16,
-    "num_attention_heads": 24,
-    "attention_head_dim": 128,
-    "num_layers": 20,
-    "num_single_layers": 40,
-    "mlp_ratio": 4.0,
-    "patch_size": 2,
-    "patch_size_t": 1,
-    "guidance_embeds": True,
-    "text_embed_dim": 4096,
-    "pooled_projection_dim": 768,
-    "image_condition_type": None,
-}
-"""Defaults of ``HunyuanVideoTransformer3DModel`` for numbers that a config leaves out."""
-
 _REPLACE = "token_replace"
 _CONDITIONS = (None, "latent_concat", _REPLACE)
 _HEAD = "first in head"
@@ -60,6 +43,23 @@ class HunyuanVideo(Family):
       the last layer takes a first frame without noise as such, too, as in ComfyUI; in diffusers only the blocks do.
     """
 
+    defaults: ClassVar[Mapping[str, Any]] = {
+        "in_channels": 16,
+        "out_channels": 16,
+        "num_attention_heads": 24,
+        "attention_head_dim": 128,
+        "num_layers": 20,
+        "num_single_layers": 40,
+        "mlp_ratio": 4.0,
+        "patch_size": 2,
+        "patch_size_t": 1,
+        "guidance_embeds": True,
+        "text_embed_dim": 4096,
+        "pooled_projection_dim": 768,
+        "image_condition_type": None,
+    }
+    first_layer: ClassVar[str] = "x_embedder"
+    values_alive: ClassVar[float] = 19.1
     float16: ClassVar[bool] = False
     required: ClassVar[tuple[str, ...]] = ("encoder_hidden_states", "pooled_projections")
     optional: ClassVar[tuple[str, ...]] = (
@@ -67,9 +67,7 @@ class HunyuanVideo(Family):
     )  # fmt: skip
 
     @staticmethod
-    def describe(config: Mapping[str, Any]) -> Geometry:
-        """See ``Family.describe``."""
-        config = _DEFAULTS | dict(config)
+    def _describe(config: Mapping[str, Any]) -> Geometry:
         if config["image_condition_type"] not in _CONDITIONS:
             raise InvalidRequest(
                 f"HunyuanVideo with image_condition_type {config['image_condition_type']!r} is not supported: "
@@ -90,17 +88,13 @@ class HunyuanVideo(Family):
         )
 
     @staticmethod
-    def cuts(config: Mapping[str, Any]) -> Cuts:
-        """See ``Family.cuts``."""
-        config = _DEFAULTS | dict(config)
+    def _cuts(config: Mapping[str, Any]) -> Cuts:
         heads = (config["num_attention_heads"], config["attention_head_dim"])
         return joint_attention.cuts(heads, (int(math.prod(heads) * config["mlp_ratio"]), 1))
 
     @staticmethod
-    def extent(config: Mapping[str, Any], shapes: Shapes) -> Extent:
-        """See ``Family.extent``."""
-        config = _DEFAULTS | dict(config)
-        geometry, latent = HunyuanVideo.describe(config), shapes[LATENT]
+    def _extent(config: Mapping[str, Any], geometry: Geometry, shapes: Shapes) -> Extent:
+        latent = shapes[LATENT]
         text = check_text(shapes["encoder_hidden_states"], config["text_embed_dim"])
         check_mask("encoder_attention_mask", shapes, text)
         check_vector("pooled_projections", shapes["pooled_projections"], config["pooled_projection_dim"])
@@ -114,29 +108,18 @@ class HunyuanVideo(Family):
         return Extent(streams={IMAGE: image, TEXT: text}, values=geometry.out_channels * math.prod(geometry.patch))
 
     def blocks_and_sites(self) -> tuple[list[Block], list[AttentionSite]]:
-        """See ``Family.blocks_and_sites``."""
         double, single = self.module.transformer_blocks, self.module.single_transformer_blocks
         blocks = [Block(run=partial(_run, layer), modules=(layer,), parts=2) for layer in double]
         blocks += [Block(run=partial(_run, layer), modules=(layer,)) for layer in single]
         layers = [*double, *single]
         return blocks, [AttentionSite(module=layer.attn, streams=(IMAGE, TEXT)) for layer in layers]
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """See ``Family.dtype``."""
-        dtype: torch.dtype = self.module.x_embedder.proj.weight.dtype
-        return dtype
-
     def image(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """See ``Family.image``."""
         tokens: Tensor = self.module.x_embedder(self._latent(inputs))
         return tokens
 
     def embed(self, inputs: Mapping[str, Tensor]) -> State:
-        """See ``Family.embed``.
-
-        Pad the latent to whole patches, circularly. Every rank refines the whole text.
-        """
+        """Pad the latent to whole patches, circularly. Every rank refines the whole text."""
         module, latent, mask = self.module, self._latent(inputs), inputs.get("encoder_attention_mask")
         timestep = inputs[TIMESTEP].float()
         cos, sin = module.rope(latent)
@@ -163,7 +146,6 @@ class HunyuanVideo(Family):
         )
 
     def head(self, state: State) -> Tensor:
-        """See ``Family.head``."""
         image, context, norm_out = state.streams[IMAGE], state.context, self.module.norm_out
         if _HEAD in context:
             count = int(state.tables[IMAGE]["first"].sum())
@@ -175,11 +157,11 @@ class HunyuanVideo(Family):
         return prediction
 
     def unpatchify(self, tokens: Tensor, size: Sequence[int]) -> Tensor:
-        """See ``Family.unpatchify``. Crop what was padded."""
+        """Crop what was padded."""
         return to_latent(tokens, size, self.geometry, "c pt ph pw")
 
     def stock(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """See ``Family.stock``. It knows no ``first_guidance``, ``noisy_first_frame`` and ``mean_text``."""
+        """diffusers' own forward knows no ``first_guidance``, ``noisy_first_frame`` and ``mean_text``."""
         text = inputs["encoder_hidden_states"].to(self.dtype)
         mask = inputs.get("encoder_attention_mask")
         out: Tensor = self.module(
@@ -218,7 +200,6 @@ class HunyuanVideo(Family):
 
     @staticmethod
     def variants() -> dict[str, Variant]:
-        """See ``Family.variants``."""
         small = {
             "num_layers": 2, "num_single_layers": 2, "num_refiner_layers": 1, "num_attention_heads": 24,
             "attention_head_dim": 16, "text_embed_dim": 64, "pooled_projection_dim": 32, "rope_axes_dim": (4, 6, 6),

@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
-import torch
 from einops import rearrange, repeat
 from torch import Tensor, nn
 
@@ -17,21 +16,6 @@ from ...interfaces.tensor_cuts import Cuts
 from ..shared.basic_blocks import block_cuts, check_channels, check_norm, without_variance
 from ..shared.patchify import check_text, pad_to_patch, to_latent
 from ..shared.streams import at_least_one
-
-_DEFAULTS: dict[str, Any] = {
-    "num_attention_heads": 16,
-    "attention_head_dim": 88,
-    "in_channels": None,
-    "out_channels": None,
-    "num_layers": 1,
-    "cross_attention_dim": None,
-    "patch_size": None,
-    "activation_fn": "geglu",
-    "norm_type": "layer_norm",
-    "caption_channels": None,
-    "video_length": 16,
-}
-"""Defaults of ``LatteTransformer3DModel`` for numbers that a config leaves out."""
 
 _REQUIRED_NUMBERS = ("in_channels", "patch_size", "cross_attention_dim", "caption_channels")
 """Numbers that have no default and that every text-to-video model has."""
@@ -48,12 +32,25 @@ class Latte(Family):
     attention goes through the attention seam and temporal attention stays on the rank.
     """
 
+    defaults: ClassVar[Mapping[str, Any]] = {
+        "num_attention_heads": 16,
+        "attention_head_dim": 88,
+        "in_channels": None,
+        "out_channels": None,
+        "num_layers": 1,
+        "cross_attention_dim": None,
+        "patch_size": None,
+        "activation_fn": "geglu",
+        "norm_type": "layer_norm",
+        "caption_channels": None,
+        "video_length": 16,
+    }
+    first_layer: ClassVar[str] = "pos_embed"
+    values_alive: ClassVar[float] = 24.4
     required: ClassVar[tuple[str, ...]] = ("encoder_hidden_states",)
 
     @staticmethod
-    def describe(config: Mapping[str, Any]) -> Geometry:
-        """See ``Family.describe``."""
-        config = _DEFAULTS | dict(config)
+    def _describe(config: Mapping[str, Any]) -> Geometry:
         check_norm("Latte", config, "ada_norm_single")
         _check_numbers(config)
         check_channels("Latte", config)
@@ -68,18 +65,14 @@ class Latte(Family):
         )
 
     @staticmethod
-    def cuts(config: Mapping[str, Any]) -> Cuts:
-        """See ``Family.cuts``."""
-        config = _DEFAULTS | dict(config)
+    def _cuts(config: Mapping[str, Any]) -> Cuts:
         return block_cuts("transformer_blocks.*", config, cross=True) | block_cuts(
             "temporal_transformer_blocks.*", config, cross=False
         )
 
     @staticmethod
-    def extent(config: Mapping[str, Any], shapes: Shapes) -> Extent:
-        """See ``Family.extent``."""
-        config = _DEFAULTS | dict(config)
-        geometry, latent = Latte.describe(config), shapes[LATENT]
+    def _extent(config: Mapping[str, Any], geometry: Geometry, shapes: Shapes) -> Extent:
+        latent = shapes[LATENT]
         frames, rows, columns = geometry.grid(latent[2:])
         if frames not in (1, config["video_length"]):
             raise InvalidRequest(
@@ -93,7 +86,7 @@ class Latte(Family):
         )
 
     def blocks_and_sites(self) -> tuple[list[Block], list[AttentionSite]]:
-        """See ``Family.blocks_and_sites``. A block is a pair of a spatial and a temporal layer."""
+        """A block is a pair of a spatial and a temporal layer."""
         spatial, temporal = self.module.transformer_blocks, self.module.temporal_transformer_blocks
         blocks = [
             Block(run=partial(self._run_pair, i, *pair), modules=pair)
@@ -101,19 +94,12 @@ class Latte(Family):
         ]
         return blocks, [AttentionSite(module=layer.attn1, streams=(IMAGE,)) for layer in spatial]
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """See ``Family.dtype``."""
-        dtype: torch.dtype = self.module.pos_embed.proj.weight.dtype
-        return dtype
-
     def image(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """See ``Family.image``."""
         tokens: Tensor = self.module.pos_embed(rearrange(self._latent(inputs), "b c t h w -> (b t) c h w"))
         return tokens
 
     def embed(self, inputs: Mapping[str, Tensor]) -> State:
-        """See ``Family.embed``. Pad the latent to whole patches, as ComfyUI does."""
+        """Pad the latent to whole patches, as ComfyUI does."""
         module, latent = self.module, self._latent(inputs)
         tokens = self.image(inputs)
         modulation, embedded = module.adaln_single(
@@ -130,7 +116,7 @@ class Latte(Family):
         )
 
     def head(self, state: State) -> Tensor:
-        """See ``Family.head``. A token has the values of all frames."""
+        """A token has the values of all frames."""
         module, tokens, embedded = self.module, state.streams[IMAGE], state.context["embedded"]
         by_frame = repeat(embedded, "b d -> (b t) 1 d", t=len(tokens) // len(embedded))
         shift, scale = (module.scale_shift_table[None] + by_frame).chunk(2, dim=1)
@@ -138,12 +124,11 @@ class Latte(Family):
         return rearrange(values, "(b t) s values -> b s (t values)", b=len(embedded))
 
     def unpatchify(self, tokens: Tensor, size: Sequence[int]) -> Tensor:
-        """See ``Family.unpatchify``. Crop what was padded."""
+        """Crop what was padded."""
         by_frame = rearrange(tokens, "b s (t values) -> b (t s) values", t=size[0])
         return to_latent(by_frame, size, self.geometry, "pt ph pw c")
 
     def stock(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """See ``Family.stock``."""
         out: Tensor = self.module(
             self._latent(inputs),
             timestep=inputs[TIMESTEP],
@@ -174,7 +159,6 @@ class Latte(Family):
 
     @staticmethod
     def variants() -> dict[str, Variant]:
-        """See ``Family.variants``."""
         small = {
             "num_attention_heads": 16, "attention_head_dim": 8, "in_channels": 4, "out_channels": 8, "num_layers": 2,
             "cross_attention_dim": 128, "attention_bias": True, "sample_size": 8, "patch_size": 2,

@@ -3,7 +3,7 @@
 from typing import Any
 
 from ...errors import InvalidRequest
-from ..architecture import Architecture, Config, Weights, layers
+from ..architecture import Architecture, Config, Weights, layers, single_file
 
 HEADS = 32
 
@@ -70,13 +70,14 @@ _LAYERS = layers("""
     adaln_single patchify_proj
 """)
 
-LTX = Architecture(
+ARCHITECTURE = Architecture(
     class_name="LTXVideoTransformer3DModel",
     native=("patchify_proj.weight", "adaln_single.emb.timestep_embedder.linear_1.bias",
             "transformer_blocks.0.attn2.to_k.weight", "caption_projection.linear_1.weight"),
     diffusers=("proj_in.weight", "time_embed.emb.timestep_embedder.linear_1.bias", "caption_projection.linear_1.weight",
                "transformer_blocks.0.attn2.norm_k.weight"),
     config=_config,
+    convert=single_file("convert_ltx_transformer_checkpoint_to_diffusers"),
     layers=_LAYERS,
     renamed={"proj_in": "patchify_proj"},
     expected=_expected,

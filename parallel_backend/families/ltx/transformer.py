@@ -18,20 +18,6 @@ from ...interfaces.tensor_cuts import ColumnParallel, Cuts, HeadOutputs, HeadsNo
 from ..shared.patchify import check_text, to_latent
 from ..shared.streams import at_least_one
 
-_DEFAULTS: dict[str, Any] = {
-    "in_channels": 128,
-    "out_channels": 128,
-    "patch_size": 1,
-    "patch_size_t": 1,
-    "num_attention_heads": 32,
-    "attention_head_dim": 64,
-    "num_layers": 28,
-    "activation_fn": "gelu-approximate",
-    "qk_norm": "rms_norm_across_heads",
-    "caption_channels": 4096,
-}
-"""Defaults of ``LTXVideoTransformer3DModel`` for numbers that a config leaves out."""
-
 _DEFAULT_ONLY = ("patch_size", "patch_size_t", "activation_fn", "qk_norm")
 """Config values of which only the default is supported: no checkpoint has another."""
 
@@ -57,6 +43,20 @@ class LTXVideo(Family):
       for clean ones.
     """
 
+    defaults: ClassVar[Mapping[str, Any]] = {
+        "in_channels": 128,
+        "out_channels": 128,
+        "patch_size": 1,
+        "patch_size_t": 1,
+        "num_attention_heads": 32,
+        "attention_head_dim": 64,
+        "num_layers": 28,
+        "activation_fn": "gelu-approximate",
+        "qk_norm": "rms_norm_across_heads",
+        "caption_channels": 4096,
+    }
+    first_layer: ClassVar[str] = "proj_in"
+    values_alive: ClassVar[float] = 17.0
     frame_timesteps: ClassVar[bool] = True
     float16: ClassVar[bool] = False
     required: ClassVar[tuple[str, ...]] = ("encoder_hidden_states",)
@@ -65,13 +65,11 @@ class LTXVideo(Family):
     )  # fmt: skip
 
     @staticmethod
-    def describe(config: Mapping[str, Any]) -> Geometry:
-        """See ``Family.describe``."""
-        config = _DEFAULTS | dict(config)
+    def _describe(config: Mapping[str, Any]) -> Geometry:
         for name in _DEFAULT_ONLY:
-            if config[name] != _DEFAULTS[name]:
+            if config[name] != LTXVideo.defaults[name]:
                 raise InvalidRequest(
-                    f"LTX-Video with {name} {config[name]!r} is not supported: {_DEFAULTS[name]!r} would work"
+                    f"LTX-Video with {name} {config[name]!r} is not supported: {LTXVideo.defaults[name]!r} would work"
                 )
         heads, head_dim, layers = config["num_attention_heads"], config["attention_head_dim"], config["num_layers"]
         norms = ((IMAGE, 3), ("text", 1))
@@ -88,9 +86,8 @@ class LTXVideo(Family):
         )
 
     @staticmethod
-    def cuts(config: Mapping[str, Any]) -> Cuts:
-        """See ``Family.cuts``. Rotary tables hold the features of all heads, with different angles for each."""
-        config = _DEFAULTS | dict(config)
+    def _cuts(config: Mapping[str, Any]) -> Cuts:
+        """Rotary tables hold the features of all heads, with different angles for each."""
         heads = (config["num_attention_heads"], config["attention_head_dim"])
         hidden = ((4 * math.prod(heads), 1),)
         cuts = attention_cuts("transformer_blocks.*.attn1", *heads)
@@ -103,10 +100,8 @@ class LTXVideo(Family):
         return cuts | {"rope": HeadOutputs(heads)}
 
     @staticmethod
-    def extent(config: Mapping[str, Any], shapes: Shapes) -> Extent:
-        """See ``Family.extent``."""
-        config = _DEFAULTS | dict(config)
-        geometry, (batch, _, *size) = LTXVideo.describe(config), shapes[LATENT]
+    def _extent(config: Mapping[str, Any], geometry: Geometry, shapes: Shapes) -> Extent:
+        batch, _, *size = shapes[LATENT]
         text = check_text(shapes["encoder_hidden_states"], config["caption_channels"])
         tokens = math.prod(size)
         _check(shapes, "encoder_attention_mask", (batch, text), f"the text has {text} tokens")
@@ -117,24 +112,15 @@ class LTXVideo(Family):
         return Extent(streams={IMAGE: tokens}, values=geometry.out_channels, context={"text": text})
 
     def blocks_and_sites(self) -> tuple[list[Block], list[AttentionSite]]:
-        """See ``Family.blocks_and_sites``."""
         layers = self.module.transformer_blocks
         blocks = [Block(run=self._modulate), *(Block(run=partial(_run, layer), modules=(layer,)) for layer in layers)]
         return blocks, [AttentionSite(module=layer.attn1, streams=(IMAGE,)) for layer in layers]
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """See ``Family.dtype``."""
-        dtype: torch.dtype = self.module.proj_in.weight.dtype
-        return dtype
-
     def image(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """See ``Family.image``."""
         tokens: Tensor = self.module.proj_in(self._tokens(inputs))
         return tokens
 
     def embed(self, inputs: Mapping[str, Tensor]) -> State:
-        """See ``Family.embed``."""
         module, tokens = self.module, self._tokens(inputs)
         cos, sin = module.rope(tokens, **_rope_arguments(inputs))
         tables = {"cos": cos, "sin": sin}
@@ -149,18 +135,15 @@ class LTXVideo(Family):
         return State(streams={IMAGE: self.image(inputs)}, tables={IMAGE: tables}, context=context)
 
     def head(self, state: State) -> Tensor:
-        """See ``Family.head``."""
         module, embedded = self.module, _timestep_rows(state, "embedded")
         shift, scale = (module.scale_shift_table + embedded[:, :, None]).unbind(2)
         prediction: Tensor = module.proj_out(module.norm_out(state.streams[IMAGE]) * (1 + scale) + shift)
         return prediction
 
     def unpatchify(self, tokens: Tensor, size: Sequence[int]) -> Tensor:
-        """See ``Family.unpatchify``."""
         return to_latent(tokens, size, self.geometry, "pt ph pw c")
 
     def stock(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """See ``Family.stock``."""
         out: Tensor = self.module(
             hidden_states=self._tokens(inputs),
             encoder_hidden_states=inputs["encoder_hidden_states"].to(self.dtype),
@@ -190,7 +173,6 @@ class LTXVideo(Family):
 
     @staticmethod
     def variants() -> dict[str, Variant]:
-        """See ``Family.variants``."""
         small = {
             "num_layers": 2, "num_attention_heads": 32, "attention_head_dim": 4, "cross_attention_dim": 128,
             "caption_channels": 24, "in_channels": 20, "out_channels": 20,

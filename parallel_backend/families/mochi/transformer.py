@@ -16,19 +16,6 @@ from ...interfaces.state import State
 from ...interfaces.tensor_cuts import ColumnParallel, Cuts, ParameterCut, RowParallel, attention_cuts
 from ..shared.patchify import check_mask, check_text, crop, pad_to_patch, to_latent
 
-_DEFAULTS: dict[str, Any] = {
-    "patch_size": 2,
-    "num_attention_heads": 24,
-    "attention_head_dim": 128,
-    "num_layers": 48,
-    "pooled_projection_dim": 1536,
-    "in_channels": 12,
-    "out_channels": None,
-    "text_embed_dim": 4096,
-    "activation_fn": "swiglu",
-}
-"""Defaults of ``MochiTransformer3DModel`` for numbers that a config leaves out."""
-
 
 class Mochi(Family):
     """Mochi 1 in three parts.
@@ -41,14 +28,25 @@ class Mochi(Family):
     diffusers' module runs from noise at time 0 to the video at 1000 and predicts the velocity in that direction.
     """
 
+    defaults: ClassVar[Mapping[str, Any]] = {
+        "patch_size": 2,
+        "num_attention_heads": 24,
+        "attention_head_dim": 128,
+        "num_layers": 48,
+        "pooled_projection_dim": 1536,
+        "in_channels": 12,
+        "out_channels": None,
+        "text_embed_dim": 4096,
+        "activation_fn": "swiglu",
+    }
+    first_layer: ClassVar[str] = "patch_embed"
+    values_alive: ClassVar[float] = 18.6
     float16: ClassVar[bool] = False
     required: ClassVar[tuple[str, ...]] = ("encoder_hidden_states",)
     optional: ClassVar[tuple[str, ...]] = ("encoder_attention_mask",)
 
     @staticmethod
-    def describe(config: Mapping[str, Any]) -> Geometry:
-        """See ``Family.describe``."""
-        config = _DEFAULTS | dict(config)
+    def _describe(config: Mapping[str, Any]) -> Geometry:
         _check_activation(config["activation_fn"])
         heads, head_dim, layers = config["num_attention_heads"], config["attention_head_dim"], config["num_layers"]
         return Geometry(
@@ -64,9 +62,8 @@ class Mochi(Family):
         )
 
     @staticmethod
-    def cuts(config: Mapping[str, Any]) -> Cuts:
-        """See ``Family.cuts``. Each head has its own position frequencies. The last layer does not update the text."""
-        config = _DEFAULTS | dict(config)
+    def _cuts(config: Mapping[str, Any]) -> Cuts:
+        """Each head has its own position frequencies. The last layer does not update the text."""
         heads = (config["num_attention_heads"], config["attention_head_dim"])
         cuts = attention_cuts("transformer_blocks.*.attn1", *heads, text=True)
         cuts |= _feed_forward("transformer_blocks.*.ff", math.prod(heads))
@@ -76,35 +73,24 @@ class Mochi(Family):
         return cuts | {"": ParameterCut("pos_frequencies", 1, ((heads[0], 1),))}
 
     @staticmethod
-    def extent(config: Mapping[str, Any], shapes: Shapes) -> Extent:
-        """See ``Family.extent``."""
-        config = _DEFAULTS | dict(config)
-        geometry = Mochi.describe(config)
+    def _extent(config: Mapping[str, Any], geometry: Geometry, shapes: Shapes) -> Extent:
         text = check_text(shapes["encoder_hidden_states"], config["text_embed_dim"])
         check_mask("encoder_attention_mask", shapes, text)
         image = math.prod(geometry.grid(shapes[LATENT][2:]))
         return Extent(streams={IMAGE: image, TEXT: text}, values=geometry.out_channels * math.prod(geometry.patch))
 
     def blocks_and_sites(self) -> tuple[list[Block], list[AttentionSite]]:
-        """See ``Family.blocks_and_sites``."""
         layers = self.module.transformer_blocks
         blocks = [Block(run=partial(_run, layer), modules=(layer,)) for layer in layers]
         return blocks, [AttentionSite(module=layer.attn1, streams=(IMAGE, TEXT), each_sample=True) for layer in layers]
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """See ``Family.dtype``."""
-        dtype: torch.dtype = self.module.patch_embed.proj.weight.dtype
-        return dtype
-
     def image(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """See ``Family.image``."""
         latent = self._latent(inputs)
         frames: Tensor = self.module.patch_embed(rearrange(latent, "b c t h w -> (b t) c h w"))
         return rearrange(frames, "(b t) s d -> b (t s) d", b=len(latent))
 
     def embed(self, inputs: Mapping[str, Tensor]) -> State:
-        """See ``Family.embed``. Pad the latent to whole patches, circularly."""
+        """Pad the latent to whole patches, circularly."""
         module, latent, conditions = self.module, self._latent(inputs), self._conditions(inputs)
         temb, text = module.time_embed(**conditions, hidden_dtype=self.dtype)
         grid = self.geometry.grid(latent.shape[2:])
@@ -118,16 +104,14 @@ class Mochi(Family):
         )
 
     def head(self, state: State) -> Tensor:
-        """See ``Family.head``."""
         prediction: Tensor = self.module.proj_out(self.module.norm_out(state.streams[IMAGE], state.context["temb"]))
         return prediction
 
     def unpatchify(self, tokens: Tensor, size: Sequence[int]) -> Tensor:
-        """See ``Family.unpatchify``. Crop what was padded."""
+        """Crop what was padded."""
         return -to_latent(tokens, size, self.geometry, "pt ph pw c")
 
     def stock(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """See ``Family.stock``."""
         out: Tensor = self.module(hidden_states=self._latent(inputs), **self._conditions(inputs), return_dict=False)[0]
         return -crop(out, inputs[LATENT].shape[2:])
 
@@ -146,7 +130,6 @@ class Mochi(Family):
 
     @staticmethod
     def variants() -> dict[str, Variant]:
-        """See ``Family.variants``."""
         small = {
             "num_layers": 3, "num_attention_heads": 24, "attention_head_dim": 16, "pooled_projection_dim": 40,
             "text_embed_dim": 32, "time_embed_dim": 32,

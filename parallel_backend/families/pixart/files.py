@@ -3,7 +3,7 @@
 import math
 
 from ...errors import InvalidRequest
-from ..architecture import Architecture, Config, Weights, layers
+from ..architecture import Architecture, Config, Tensors, Weights, layers, renamed
 
 HEADS = 16
 _PIXELS_PER_LATENT = 8
@@ -56,11 +56,49 @@ _LAYERS = layers("""
     blocks(attn cross_attn mlp scale_shift_table)
 """)
 
-PIXART = Architecture(
+_NAMES = (
+    ("csize_embedder.mlp.0", "adaln_single.emb.resolution_embedder.linear_1"),
+    ("csize_embedder.mlp.2", "adaln_single.emb.resolution_embedder.linear_2"),
+    ("ar_embedder.mlp.0", "adaln_single.emb.aspect_ratio_embedder.linear_1"),
+    ("ar_embedder.mlp.2", "adaln_single.emb.aspect_ratio_embedder.linear_2"),
+    ("t_embedder.mlp.0", "adaln_single.emb.timestep_embedder.linear_1"),
+    ("t_embedder.mlp.2", "adaln_single.emb.timestep_embedder.linear_2"),
+    ("t_block.1", "adaln_single.linear"), ("x_embedder.proj", "pos_embed.proj"),
+    ("y_embedder.y_proj.fc1", "caption_projection.linear_1"), ("y_embedder.y_proj.fc2", "caption_projection.linear_2"),
+    ("final_layer.linear", "proj_out"), ("final_layer.scale_shift_table", "scale_shift_table"),
+    ("blocks.", "transformer_blocks."), (".cross_attn.proj.", ".attn2.to_out.0."), (".attn.proj.", ".attn1.to_out.0."),
+    (".cross_attn.q_linear.", ".attn2.to_q."), (".mlp.fc1.", ".ff.net.0.proj."), (".mlp.fc2.", ".ff.net.2."),
+)  # fmt: skip
+"""Parts of PixArt's names, and of diffusers'."""
+
+_FUSED = {
+    ".attn.qkv.": (".attn1.to_q.", ".attn1.to_k.", ".attn1.to_v."),
+    ".cross_attn.kv_linear.": (".attn2.to_k.", ".attn2.to_v."),
+}
+"""PixArt's fused layers, and the layers that diffusers has instead."""
+
+
+def _convert(tensors: Tensors) -> Tensors:
+    converted = {}
+    for original, tensor in tensors.items():
+        name = renamed(original, _NAMES)
+        fused = next((part for part in _FUSED if part in name), None)
+        if fused is None:
+            converted[name] = tensor
+            continue
+        layers = _FUSED[fused]
+        converted |= {
+            name.replace(fused, layer): part for layer, part in zip(layers, tensor.chunk(len(layers)), strict=True)
+        }
+    return converted
+
+
+ARCHITECTURE = Architecture(
     class_name="PixArtTransformer2DModel",
     native=("t_block.1.weight", "x_embedder.proj.weight", "y_embedder.y_proj.fc1.weight"),
     diffusers=("adaln_single.emb.timestep_embedder.linear_1.bias", "pos_embed.proj.weight"),
     config=_config,
+    convert=_convert,
     layers=_LAYERS,
     foreign={"temporal_transformer_blocks.": "Latte"},
     unused=frozenset({"y_embedder.y_embedding", "pos_embed", "pos_embed.pos_embed"}),

@@ -16,20 +16,6 @@ from ...interfaces.tensor_cuts import Cuts
 from ..shared.basic_blocks import block_cuts, check_channels, without_variance
 from ..shared.patchify import check_text, check_vector, pad_to_patch, to_latent
 
-_DEFAULTS: dict[str, Any] = {
-    "num_attention_heads": 16,
-    "attention_head_dim": 72,
-    "in_channels": 4,
-    "out_channels": 8,
-    "num_layers": 28,
-    "cross_attention_dim": 1152,
-    "patch_size": 2,
-    "activation_fn": "gelu-approximate",
-    "caption_channels": None,
-    "attention_type": "default",
-}
-"""Defaults of ``PixArtTransformer2DModel`` for numbers that a config leaves out."""
-
 _PIXELS = 8
 """Pixels of the image per pixel of the latent, along each dim."""
 
@@ -49,15 +35,27 @@ class PixArt(Family):
     As in ComfyUI, models that were not trained with resolution and aspect ratio (Sigma, alpha at 512) ignore them.
     """
 
+    defaults: ClassVar[Mapping[str, Any]] = {
+        "num_attention_heads": 16,
+        "attention_head_dim": 72,
+        "in_channels": 4,
+        "out_channels": 8,
+        "num_layers": 28,
+        "cross_attention_dim": 1152,
+        "patch_size": 2,
+        "activation_fn": "gelu-approximate",
+        "caption_channels": None,
+        "attention_type": "default",
+    }
+    first_layer: ClassVar[str] = "pos_embed"
+    values_alive: ClassVar[float] = 13.1
     required: ClassVar[tuple[str, ...]] = ("encoder_hidden_states",)
     optional: ClassVar[tuple[str, ...]] = (
         "encoder_attention_mask", "resolution", "aspect_ratio", "position_range",
     )  # fmt: skip
 
     @staticmethod
-    def describe(config: Mapping[str, Any]) -> Geometry:
-        """See ``Family.describe``."""
-        config = _DEFAULTS | dict(config)
+    def _describe(config: Mapping[str, Any]) -> Geometry:
         _check_supported(config)
         heads, head_dim, layers = config["num_attention_heads"], config["attention_head_dim"], config["num_layers"]
         return Geometry(
@@ -70,15 +68,11 @@ class PixArt(Family):
         )
 
     @staticmethod
-    def cuts(config: Mapping[str, Any]) -> Cuts:
-        """See ``Family.cuts``."""
-        return block_cuts("transformer_blocks.*", _DEFAULTS | dict(config), cross=True)
+    def _cuts(config: Mapping[str, Any]) -> Cuts:
+        return block_cuts("transformer_blocks.*", config, cross=True)
 
     @staticmethod
-    def extent(config: Mapping[str, Any], shapes: Shapes) -> Extent:
-        """See ``Family.extent``."""
-        config = _DEFAULTS | dict(config)
-        geometry = PixArt.describe(config)
+    def _extent(config: Mapping[str, Any], geometry: Geometry, shapes: Shapes) -> Extent:
         text = check_text(shapes["encoder_hidden_states"], config["caption_channels"] or config["cross_attention_dim"])
         for name, width in (("encoder_attention_mask", text), ("resolution", 2), ("aspect_ratio", 1)):
             if name in shapes:
@@ -92,19 +86,11 @@ class PixArt(Family):
         )
 
     def blocks_and_sites(self) -> tuple[list[Block], list[AttentionSite]]:
-        """See ``Family.blocks_and_sites``."""
         layers = self.module.transformer_blocks
         blocks = [Block(run=partial(_run, layer), modules=(layer,)) for layer in layers]
         return blocks, [AttentionSite(module=layer.attn1, streams=(IMAGE,)) for layer in layers]
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """See ``Family.dtype``."""
-        dtype: torch.dtype = self.module.pos_embed.proj.weight.dtype
-        return dtype
-
     def image(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """See ``Family.image``."""
         embed, latent = self.module.pos_embed, self._latent(inputs)
         if "position_range" not in inputs:
             tokens: Tensor = embed(latent).contiguous()
@@ -119,7 +105,7 @@ class PixArt(Family):
         return tokens.contiguous()
 
     def embed(self, inputs: Mapping[str, Tensor]) -> State:
-        """See ``Family.embed``. Masked text gets diffusers' bias, which its cross-attention adds."""
+        """Masked text gets diffusers' bias, which its cross-attention adds."""
         module = self.module
         tokens = self.image(inputs)
         modulation, embedded = module.adaln_single(
@@ -136,18 +122,18 @@ class PixArt(Family):
         return State(streams={IMAGE: tokens}, context=context)
 
     def head(self, state: State) -> Tensor:
-        """See ``Family.head``. Drop the learned variance, which follows the noise in the channels."""
+        """Drop the learned variance, which follows the noise in the channels."""
         module = self.module
         shift, scale = (module.scale_shift_table + state.context["embedded"][:, None]).chunk(2, dim=1)
         values = module.proj_out(module.norm_out(state.streams[IMAGE]) * (1 + scale) + shift)
-        return without_variance(values, _DEFAULTS | dict(module.config))
+        return without_variance(values, self.config)
 
     def unpatchify(self, tokens: Tensor, size: Sequence[int]) -> Tensor:
-        """See ``Family.unpatchify``. Crop what was padded."""
+        """Crop what was padded."""
         return to_latent(tokens, size, self.geometry, "ph pw c")
 
     def stock(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """See ``Family.stock``. It knows no ``position_range``."""
+        """diffusers' own forward knows no ``position_range``."""
         height, width = inputs[LATENT].shape[2:]
         out: Tensor = self.module(
             hidden_states=self._latent(inputs),
@@ -178,7 +164,6 @@ class PixArt(Family):
 
     @staticmethod
     def variants() -> dict[str, Variant]:
-        """See ``Family.variants``."""
         small = {
             "num_layers": 2, "num_attention_heads": 16, "attention_head_dim": 12, "cross_attention_dim": 192,
             "caption_channels": 32, "sample_size": 128,

@@ -26,7 +26,7 @@ _LAYERS = layers("""
     transformer_blocks(attn img_mlp img_mod txt_mlp txt_mod)
 """)
 
-QWEN_IMAGE = Architecture(
+ARCHITECTURE = Architecture(
     class_name="QwenImageTransformer2DModel",
     native=(),
     diffusers=_MARKS,

@@ -16,21 +16,6 @@ from ...interfaces.tensor_cuts import ColumnParallel, Cuts, HeadCounts, RowParal
 from ..shared.patchify import check_mask, check_text, to_latent, to_tokens
 from ..shared.streams import TEXT_MASK, at_least_one
 
-_DEFAULTS: dict[str, Any] = {
-    "patch_size": 2,
-    "in_channels": 64,
-    "out_channels": 16,
-    "num_layers": 60,
-    "attention_head_dim": 128,
-    "num_attention_heads": 24,
-    "joint_attention_dim": 3584,
-    "guidance_embeds": False,
-    "zero_cond_t": False,
-    "use_additional_t_cond": False,
-    "use_layer3d_rope": False,
-}
-"""Defaults of ``QwenImageTransformer2DModel`` for numbers that a config leaves out."""
-
 _POSITIONS = 4096
 """Positions on either side of the centre for which ``QwenEmbedRope`` has a table."""
 
@@ -50,14 +35,27 @@ class QwenImage(Family):
       latent and of the first patch of each of the N references. By default they are diffusers' own.
     """
 
+    defaults: ClassVar[Mapping[str, Any]] = {
+        "patch_size": 2,
+        "in_channels": 64,
+        "out_channels": 16,
+        "num_layers": 60,
+        "attention_head_dim": 128,
+        "num_attention_heads": 24,
+        "joint_attention_dim": 3584,
+        "guidance_embeds": False,
+        "zero_cond_t": False,
+        "use_additional_t_cond": False,
+        "use_layer3d_rope": False,
+    }
+    first_layer: ClassVar[str] = "img_in"
+    values_alive: ClassVar[float] = 16.1
     float16: ClassVar[bool] = False
     required: ClassVar[tuple[str, ...]] = ("encoder_hidden_states",)
     optional: ClassVar[tuple[str, ...]] = (TEXT_MASK, *_REFERENCES, _START_IDS)
 
     @staticmethod
-    def describe(config: Mapping[str, Any]) -> Geometry:
-        """See ``Family.describe``."""
-        config = _DEFAULTS | dict(config)
+    def _describe(config: Mapping[str, Any]) -> Geometry:
         _check_supported(config)
         heads, head_dim, layers = config["num_attention_heads"], config["attention_head_dim"], config["num_layers"]
         patch = (1, config["patch_size"], config["patch_size"])
@@ -75,9 +73,7 @@ class QwenImage(Family):
         )
 
     @staticmethod
-    def cuts(config: Mapping[str, Any]) -> Cuts:
-        """See ``Family.cuts``."""
-        config = _DEFAULTS | dict(config)
+    def _cuts(config: Mapping[str, Any]) -> Cuts:
         heads = (config["num_attention_heads"], config["attention_head_dim"])
         hidden = ((4 * math.prod(heads), 1),)
         prefix = "transformer_blocks.*"
@@ -92,10 +88,7 @@ class QwenImage(Family):
         return cuts
 
     @staticmethod
-    def extent(config: Mapping[str, Any], shapes: Shapes) -> Extent:
-        """See ``Family.extent``."""
-        config = _DEFAULTS | dict(config)
-        geometry = QwenImage.describe(config)
+    def _extent(config: Mapping[str, Any], geometry: Geometry, shapes: Shapes) -> Extent:
         text = check_text(shapes["encoder_hidden_states"], config["joint_attention_dim"])
         check_mask(TEXT_MASK, shapes, text)
         for name in _REFERENCES:
@@ -106,27 +99,16 @@ class QwenImage(Family):
         return Extent(streams={TEXT: text, IMAGE: image}, values=geometry.out_channels * math.prod(geometry.patch))
 
     def blocks_and_sites(self) -> tuple[list[Block], list[AttentionSite]]:
-        """See ``Family.blocks_and_sites``."""
         layers = self.module.transformer_blocks
         blocks = [Block(run=partial(_run, layer), modules=(layer,)) for layer in layers]
         return blocks, [AttentionSite(module=layer.attn, streams=(TEXT, IMAGE)) for layer in layers]
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """See ``Family.dtype``."""
-        dtype: torch.dtype = self.module.img_in.weight.dtype
-        return dtype
-
     def image(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """See ``Family.image``."""
         tokens: Tensor = self.module.img_in(self._tokens(inputs)[0])
         return tokens
 
     def embed(self, inputs: Mapping[str, Tensor]) -> State:
-        """See ``Family.embed``.
-
-        As in ComfyUI, the latent is padded to whole patches, and the timestep stays float32.
-        """
+        """As in ComfyUI, the latent is padded to whole patches, and the timestep stays float32."""
         module, text = self.module, inputs["encoder_hidden_states"].to(self.dtype)
         image, grids = self.image(inputs), self._tokens(inputs)[1]
         image_rope, text_rope = self._rope(inputs, grids)
@@ -143,19 +125,17 @@ class QwenImage(Family):
         )
 
     def head(self, state: State) -> Tensor:
-        """See ``Family.head``."""
         module, temb = self.module, state.context["temb"]
         temb = temb.chunk(2)[0] if module.zero_cond_t else temb
         prediction: Tensor = module.proj_out(module.norm_out(state.streams[IMAGE], temb))
         return prediction
 
     def unpatchify(self, tokens: Tensor, size: Sequence[int]) -> Tensor:
-        """See ``Family.unpatchify``. Drop the tokens after the latent's."""
+        """Drop the tokens after the latent's."""
         latent_tokens = math.prod(self.geometry.grid(size))
         return to_latent(tokens[:, :latent_tokens], size, self.geometry, "c pt ph pw")
 
     def stock(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """See ``Family.stock``."""
         tokens, grids = self._tokens(inputs)
         out: Tensor = self.module(
             hidden_states=tokens,
@@ -190,7 +170,6 @@ class QwenImage(Family):
 
     @staticmethod
     def variants() -> dict[str, Variant]:
-        """See ``Family.variants``."""
         small = {
             "num_layers": 2, "num_attention_heads": 24, "attention_head_dim": 16, "joint_attention_dim": 64,
             "axes_dims_rope": (4, 6, 6),

@@ -2,7 +2,7 @@
 
 import math
 
-from ..architecture import Architecture, Config, Weights, layers
+from ..architecture import Architecture, Config, Weights, layers, single_file
 
 HEAD_DIM = 64
 
@@ -37,11 +37,12 @@ _LAYERS = layers("""
     joint_blocks(context_block x_block)
 """)
 
-SD3 = Architecture(
+ARCHITECTURE = Architecture(
     class_name="SD3Transformer2DModel",
     native=("joint_blocks.0.context_block.attn.qkv.weight", "x_embedder.proj.weight", "pos_embed"),
     diffusers=("pos_embed.pos_embed", "transformer_blocks.0.attn.add_q_proj.weight", "context_embedder.weight"),
     config=_config,
+    convert=single_file("convert_sd3_transformer_checkpoint_to_diffusers"),
     layers=_LAYERS,
     renamed={
         "pos_embed.proj": "x_embedder.proj", "pos_embed.pos_embed": "pos_embed",

@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor, nn
 
 from ...errors import InvalidRequest
@@ -14,21 +13,6 @@ from ...interfaces.geometry import IMAGE, LATENT, TEXT, TIMESTEP, AllReduce, Att
 from ...interfaces.state import State
 from ...interfaces.tensor_cuts import ColumnParallel, Cut, Cuts, RowParallel, attention_cuts
 from ..shared.patchify import check_text, check_vector, pad_to_patch, to_latent
-
-_DEFAULTS: dict[str, Any] = {
-    "patch_size": 2,
-    "in_channels": 16,
-    "out_channels": 16,
-    "num_layers": 18,
-    "attention_head_dim": 64,
-    "num_attention_heads": 18,
-    "joint_attention_dim": 4096,
-    "pooled_projection_dim": 2048,
-    "pos_embed_max_size": 96,
-    "dual_attention_layers": (),
-    "qk_norm": None,
-}
-"""Defaults of ``SD3Transformer2DModel`` for numbers that a config leaves out."""
 
 
 class SD3(Family):
@@ -40,12 +24,25 @@ class SD3(Family):
     - ``pooled_projections`` ``[B, D]``: pooled text from both CLIPs.
     """
 
+    defaults: ClassVar[Mapping[str, Any]] = {
+        "patch_size": 2,
+        "in_channels": 16,
+        "out_channels": 16,
+        "num_layers": 18,
+        "attention_head_dim": 64,
+        "num_attention_heads": 18,
+        "joint_attention_dim": 4096,
+        "pooled_projection_dim": 2048,
+        "pos_embed_max_size": 96,
+        "dual_attention_layers": (),
+        "qk_norm": None,
+    }
+    first_layer: ClassVar[str] = "pos_embed"
+    values_alive: ClassVar[float] = 13.8
     required: ClassVar[tuple[str, ...]] = ("encoder_hidden_states", "pooled_projections")
 
     @staticmethod
-    def describe(config: Mapping[str, Any]) -> Geometry:
-        """See ``Family.describe``."""
-        config = _DEFAULTS | dict(config)
+    def _describe(config: Mapping[str, Any]) -> Geometry:
         _check_supported(config)
         heads, head_dim, layers = config["num_attention_heads"], config["attention_head_dim"], config["num_layers"]
         dual, width = len(_dual_layers(config)), heads * head_dim
@@ -64,9 +61,7 @@ class SD3(Family):
         )
 
     @staticmethod
-    def cuts(config: Mapping[str, Any]) -> Cuts:
-        """See ``Family.cuts``."""
-        config = _DEFAULTS | dict(config)
+    def _cuts(config: Mapping[str, Any]) -> Cuts:
         heads = (config["num_attention_heads"], config["attention_head_dim"])
         cuts = attention_cuts("transformer_blocks.*.attn", *heads, text=True)
         cuts |= _feed_forward("transformer_blocks.*.ff", heads)
@@ -78,10 +73,7 @@ class SD3(Family):
         return cuts
 
     @staticmethod
-    def extent(config: Mapping[str, Any], shapes: Shapes) -> Extent:
-        """See ``Family.extent``."""
-        config = _DEFAULTS | dict(config)
-        geometry = SD3.describe(config)
+    def _extent(config: Mapping[str, Any], geometry: Geometry, shapes: Shapes) -> Extent:
         text = check_text(shapes["encoder_hidden_states"], config["joint_attention_dim"])
         check_vector("pooled_projections", shapes["pooled_projections"], config["pooled_projection_dim"])
         return Extent(
@@ -90,25 +82,17 @@ class SD3(Family):
         )
 
     def blocks_and_sites(self) -> tuple[list[Block], list[AttentionSite]]:
-        """See ``Family.blocks_and_sites``."""
         layers = self.module.transformer_blocks
         joint = [AttentionSite(module=layer.attn, streams=(IMAGE, TEXT)) for layer in layers]
         dual = [AttentionSite(module=layer.attn2, streams=(IMAGE,)) for layer in layers if layer.attn2 is not None]
         return [Block(run=partial(_run, layer), modules=(layer,)) for layer in layers], [*joint, *dual]
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """See ``Family.dtype``."""
-        dtype: torch.dtype = self.module.pos_embed.proj.weight.dtype
-        return dtype
-
     def image(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """See ``Family.image``."""
         tokens: Tensor = self.module.pos_embed(self._arguments(inputs)["hidden_states"]).contiguous()
         return tokens
 
     def embed(self, inputs: Mapping[str, Tensor]) -> State:
-        """See ``Family.embed``. Pad the latent to whole patches, as ComfyUI does."""
+        """Pad the latent to whole patches, as ComfyUI does."""
         module = self.module
         arguments = self._arguments(inputs)
         text = module.context_embedder(arguments["encoder_hidden_states"])
@@ -116,16 +100,14 @@ class SD3(Family):
         return State(streams={TEXT: text, IMAGE: self.image(inputs)}, context={"temb": temb})
 
     def head(self, state: State) -> Tensor:
-        """See ``Family.head``."""
         prediction: Tensor = self.module.proj_out(self.module.norm_out(state.streams[IMAGE], state.context["temb"]))
         return prediction
 
     def unpatchify(self, tokens: Tensor, size: Sequence[int]) -> Tensor:
-        """See ``Family.unpatchify``. Crop what was padded."""
+        """Crop what was padded."""
         return to_latent(tokens, size, self.geometry, "ph pw c")
 
     def stock(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """See ``Family.stock``."""
         height, width = inputs[LATENT].shape[2:]
         out: Tensor = self.module(**self._arguments(inputs), return_dict=False)[0]
         return out[..., :height, :width]
@@ -141,7 +123,6 @@ class SD3(Family):
 
     @staticmethod
     def variants() -> dict[str, Variant]:
-        """See ``Family.variants``."""
         small = {
             "num_layers": 3, "num_attention_heads": 24, "attention_head_dim": 8, "caption_projection_dim": 192,
             "joint_attention_dim": 32, "pooled_projection_dim": 24, "sample_size": 16, "pos_embed_max_size": 12,

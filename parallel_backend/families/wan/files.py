@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ..architecture import Architecture, Config, Weights, layers
+from ..architecture import Architecture, Config, Tensors, Weights, layers, single_file
 
 HEAD_DIM = 128
 
@@ -68,11 +68,21 @@ _LAYERS = layers("""
     blocks(cross_attn ffn modulation norm3 self_attn)
 """)
 
-WAN = Architecture(
+_CONVERT = single_file("convert_wan_transformer_to_diffusers")
+
+
+def _convert(tensors: Tensors) -> Tensors:
+    """Convert Wan with the positions of a first and a last frame, which diffusers' converter leaves as they are."""
+    names = {"img_emb.emb_pos": "condition_embedder.image_embedder.pos_embed"}
+    return {names.get(name, name): tensor for name, tensor in _CONVERT(tensors).items()}
+
+
+ARCHITECTURE = Architecture(
     class_name="WanTransformer3DModel",
     native=("head.modulation", "patch_embedding.weight", "blocks.0.self_attn.q.weight"),
     diffusers=("condition_embedder.time_proj.weight", "patch_embedding.weight", "blocks.0.attn1.to_q.weight"),
     config=_config,
+    convert=_convert,
     layers=_LAYERS,
     renamed={
         "proj_out": "head.head",

@@ -18,22 +18,6 @@ from ...interfaces.state import State
 from ...interfaces.tensor_cuts import ColumnParallel, Cuts, HeadsNorm, RowParallel, attention_cuts
 from ..shared.patchify import check_concat, check_text, crop, pad_to_patch, to_latent
 
-_DEFAULTS: dict[str, Any] = {
-    "patch_size": (1, 2, 2),
-    "num_attention_heads": 40,
-    "attention_head_dim": 128,
-    "in_channels": 16,
-    "out_channels": 16,
-    "text_dim": 4096,
-    "ffn_dim": 13824,
-    "num_layers": 40,
-    "image_dim": None,
-    "added_kv_proj_dim": None,
-    "pos_embed_seq_len": None,
-    "rope_max_seq_len": 1024,
-}
-"""Defaults of ``WanTransformer3DModel`` for numbers that a config leaves out."""
-
 _TEXT = 512
 """Text tokens that diffusers' cross-attention expects after the tokens of an image."""
 
@@ -53,14 +37,28 @@ class Wan(Family):
     - ``frame_weights`` ``[B, T]``: factors on a timestep ``[B]``, 0 for clean frames (TI2V of 2.2).
     """
 
+    defaults: ClassVar[Mapping[str, Any]] = {
+        "patch_size": (1, 2, 2),
+        "num_attention_heads": 40,
+        "attention_head_dim": 128,
+        "in_channels": 16,
+        "out_channels": 16,
+        "text_dim": 4096,
+        "ffn_dim": 13824,
+        "num_layers": 40,
+        "image_dim": None,
+        "added_kv_proj_dim": None,
+        "pos_embed_seq_len": None,
+        "rope_max_seq_len": 1024,
+    }
+    first_layer: ClassVar[str] = "patch_embedding"
+    values_alive: ClassVar[float] = 12.1
     frame_timesteps: ClassVar[bool] = True
     required: ClassVar[tuple[str, ...]] = ("encoder_hidden_states",)
     optional: ClassVar[tuple[str, ...]] = ("encoder_hidden_states_image", "concat", "frame_weights")
 
     @staticmethod
-    def describe(config: Mapping[str, Any]) -> Geometry:
-        """See ``Family.describe``."""
-        config = _DEFAULTS | dict(config)
+    def _describe(config: Mapping[str, Any]) -> Geometry:
         _check_embedder(config)
         heads, head_dim, layers = config["num_attention_heads"], config["attention_head_dim"], config["num_layers"]
         out_channels = config["out_channels"] or config["in_channels"]
@@ -76,9 +74,7 @@ class Wan(Family):
         )
 
     @staticmethod
-    def cuts(config: Mapping[str, Any]) -> Cuts:
-        """See ``Family.cuts``."""
-        config = _DEFAULTS | dict(config)
+    def _cuts(config: Mapping[str, Any]) -> Cuts:
         heads, hidden = (config["num_attention_heads"], config["attention_head_dim"]), ((config["ffn_dim"], 1),)
         cuts = attention_cuts("blocks.*.attn1", *heads) | attention_cuts("blocks.*.attn2", *heads)
         cuts |= {f"blocks.*.attn{i}.norm_{x}": HeadsNorm(heads) for i in (1, 2) for x in "qk"}
@@ -88,10 +84,8 @@ class Wan(Family):
         return cuts | {"blocks.*.ffn.net.0.proj": ColumnParallel(hidden), "blocks.*.ffn.net.2": RowParallel(hidden)}
 
     @staticmethod
-    def extent(config: Mapping[str, Any], shapes: Shapes) -> Extent:
-        """See ``Family.extent``."""
-        config = _DEFAULTS | dict(config)
-        geometry, latent = Wan.describe(config), shapes[LATENT]
+    def _extent(config: Mapping[str, Any], geometry: Geometry, shapes: Shapes) -> Extent:
+        latent = shapes[LATENT]
         text = check_text(shapes["encoder_hidden_states"], config["text_dim"])
         context = {"text": text} | _image_context(config, shapes)
         check_concat(config["in_channels"] - geometry.channels, shapes, "WanImageToVideo")
@@ -102,24 +96,16 @@ class Wan(Family):
         return Extent(streams={IMAGE: math.prod(geometry.grid(latent[2:]))}, values=values, context=context)
 
     def blocks_and_sites(self) -> tuple[list[Block], list[AttentionSite]]:
-        """See ``Family.blocks_and_sites``."""
         layers = self.module.blocks
         blocks = [Block(run=self._modulate), *(Block(run=partial(_run, layer), modules=(layer,)) for layer in layers)]
         return blocks, [AttentionSite(module=layer.attn1, streams=(IMAGE,)) for layer in layers]
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """See ``Family.dtype``."""
-        dtype: torch.dtype = self.module.patch_embedding.weight.dtype
-        return dtype
-
     def image(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """See ``Family.image``."""
         tokens: Tensor = self.module.patch_embedding(self._latent(inputs))
         return rearrange(tokens, "b d t h w -> b (t h w) d").contiguous()
 
     def embed(self, inputs: Mapping[str, Tensor]) -> State:
-        """See ``Family.embed``. Pad the latent to whole patches, as ComfyUI does."""
+        """Pad the latent to whole patches, as ComfyUI does."""
         rope_cos, rope_sin = self.module.rope(self._latent(inputs))
         tables = {"rope_cos": rope_cos, "rope_sin": rope_sin}
         context, timestep = self._context(inputs), self._timestep(inputs)
@@ -130,7 +116,6 @@ class Wan(Family):
         return State(streams={IMAGE: self.image(inputs)}, tables={IMAGE: tables}, context=context)
 
     def head(self, state: State) -> Tensor:
-        """See ``Family.head``."""
         module, tokens = self.module, state.streams[IMAGE]
         temb = state.context["temb"].unsqueeze(1) if "temb" in state.context else state.tables[IMAGE]["temb"]
         shift, scale = (module.scale_shift_table.unsqueeze(1) + temb.unsqueeze(2)).unbind(2)
@@ -139,11 +124,10 @@ class Wan(Family):
         return prediction
 
     def unpatchify(self, tokens: Tensor, size: Sequence[int]) -> Tensor:
-        """See ``Family.unpatchify``. Crop what was padded."""
+        """Crop what was padded."""
         return to_latent(tokens, size, self.geometry, "pt ph pw c")
 
     def stock(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """See ``Family.stock``."""
         image = inputs.get("encoder_hidden_states_image")
         if image is not None and self.module.condition_embedder.image_embedder.pos_embed is not None:
             image = rearrange(image, "b (images l) d -> (b images) l d", images=2)
@@ -163,7 +147,6 @@ class Wan(Family):
 
     @staticmethod
     def variants() -> dict[str, Variant]:
-        """See ``Family.variants``."""
         small = {
             "num_attention_heads": 12, "attention_head_dim": 24, "num_layers": 2, "ffn_dim": 100, "text_dim": 32,
             "freq_dim": 32, "rope_max_seq_len": 64,

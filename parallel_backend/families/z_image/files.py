@@ -1,6 +1,6 @@
 """Z-Image and Z-Image-Turbo."""
 
-from ..architecture import Architecture, Config, Weights, layers
+from ..architecture import Architecture, Config, Weights, layers, single_file
 
 _FIXED: Config = {
     "all_patch_size": [2],
@@ -43,11 +43,12 @@ _LAYERS = layers("""
     layers(adaLN_modulation attention attention_norm1 attention_norm2 feed_forward ffn_norm1 ffn_norm2)
 """)
 
-Z_IMAGE = Architecture(
+ARCHITECTURE = Architecture(
     class_name="ZImageTransformer2DModel",
     native=("cap_embedder.1.weight", "noise_refiner.0.attention.k_norm.weight", "cap_pad_token"),
     diffusers=("cap_embedder.1.weight", "noise_refiner.0.attention.norm_k.weight", "cap_pad_token"),
     config=_config,
+    convert=single_file("convert_z_image_transformer_checkpoint_to_diffusers"),
     layers=_LAYERS,
     unused=frozenset({"norm_final.weight"}),
     one_first={"cap_pad_token": 2, "x_pad_token": 2},

@@ -16,20 +16,6 @@ from ...interfaces.tensor_cuts import ColumnParallel, Cuts, RowParallel, attenti
 from ..shared.patchify import check_mask, check_text, pad_to_patch, to_latent
 from ..shared.streams import TEXT_MASK, at_least_one
 
-_DEFAULTS: dict[str, Any] = {
-    "all_patch_size": (2,),
-    "all_f_patch_size": (1,),
-    "in_channels": 16,
-    "dim": 3840,
-    "n_layers": 30,
-    "n_refiner_layers": 2,
-    "n_heads": 30,
-    "cap_feat_dim": 2560,
-    "siglip_feat_dim": None,
-    "axes_lens": (1024, 512, 512),
-}
-"""Defaults of ``ZImageTransformer2DModel`` for numbers that a config leaves out."""
-
 _MULTIPLE = 32
 """The module pads each stream with learned tokens to a multiple of this. They are attended to like all others."""
 
@@ -43,14 +29,26 @@ class ZImage(Family):
     - ``encoder_hidden_states_mask`` ``[B, L]``: True for text tokens that count. Without it all tokens count.
     """
 
+    defaults: ClassVar[Mapping[str, Any]] = {
+        "all_patch_size": (2,),
+        "all_f_patch_size": (1,),
+        "in_channels": 16,
+        "dim": 3840,
+        "n_layers": 30,
+        "n_refiner_layers": 2,
+        "n_heads": 30,
+        "cap_feat_dim": 2560,
+        "siglip_feat_dim": None,
+        "axes_lens": (1024, 512, 512),
+    }
+    first_layer: ClassVar[str] = "all_x_embedder"
+    values_alive: ClassVar[float] = 17.0
     float16: ClassVar[bool] = False
     required: ClassVar[tuple[str, ...]] = ("encoder_hidden_states",)
     optional: ClassVar[tuple[str, ...]] = (TEXT_MASK,)
 
     @staticmethod
-    def describe(config: Mapping[str, Any]) -> Geometry:
-        """See ``Family.describe``."""
-        config = _DEFAULTS | dict(config)
+    def _describe(config: Mapping[str, Any]) -> Geometry:
         _check_supported(config)
         dim, heads, layers = config["dim"], config["n_heads"], config["n_layers"]
         refiners, patch = config["n_refiner_layers"], config["all_patch_size"][0]
@@ -71,9 +69,7 @@ class ZImage(Family):
         )
 
     @staticmethod
-    def cuts(config: Mapping[str, Any]) -> Cuts:
-        """See ``Family.cuts``."""
-        config = _DEFAULTS | dict(config)
+    def _cuts(config: Mapping[str, Any]) -> Cuts:
         heads, hidden = config["n_heads"], ((int(config["dim"] / 3 * 8), 1),)
         cuts: dict[str, Any] = {}
         for prefix in ("noise_refiner.*", "layers.*"):
@@ -83,10 +79,7 @@ class ZImage(Family):
         return cuts
 
     @staticmethod
-    def extent(config: Mapping[str, Any], shapes: Shapes) -> Extent:
-        """See ``Family.extent``."""
-        config = _DEFAULTS | dict(config)
-        geometry = ZImage.describe(config)
+    def _extent(config: Mapping[str, Any], geometry: Geometry, shapes: Shapes) -> Extent:
         text = check_text(shapes["encoder_hidden_states"], config["cap_feat_dim"])
         check_mask(TEXT_MASK, shapes, text)
         # Text positions start at 1, and the image takes the one after the text.
@@ -98,25 +91,17 @@ class ZImage(Family):
         return Extent(streams={TEXT: _padded_length(text), IMAGE: _padded_length(image)}, values=values)
 
     def blocks_and_sites(self) -> tuple[list[Block], list[AttentionSite]]:
-        """See ``Family.blocks_and_sites``."""
         blocks, sites = [], []
         for layers, streams in ((self.module.noise_refiner, (IMAGE,)), (self.module.layers, (IMAGE, TEXT))):
             blocks += [Block(run=partial(_run, layer, streams), modules=(layer,)) for layer in layers]
             sites += [AttentionSite(module=layer.attention, streams=streams) for layer in layers]
         return blocks, sites
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """See ``Family.dtype``."""
-        dtype: torch.dtype = self.module.all_x_embedder[self._key].weight.dtype
-        return dtype
-
     def image(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """See ``Family.image``."""
         return self._image_stream(self.module.patchify_and_embed(*self._samples(inputs), *self._patch))[0]
 
     def embed(self, inputs: Mapping[str, Tensor]) -> State:
-        """See ``Family.embed``. Pad the latent to whole patches, as ComfyUI does."""
+        """Pad the latent to whole patches, as ComfyUI does."""
         module = self.module
         images, captions = self._samples(inputs)
         prepared = module.patchify_and_embed(images, captions, *self._patch)
@@ -140,17 +125,15 @@ class ZImage(Family):
         )
 
     def head(self, state: State) -> Tensor:
-        """See ``Family.head``."""
         prediction: Tensor = self.module.all_final_layer[self._key](state.streams[IMAGE], c=state.context["temb"])
         return prediction
 
     def unpatchify(self, tokens: Tensor, size: Sequence[int]) -> Tensor:
-        """See ``Family.unpatchify``. Drop the stream's padding tokens; the sign is ComfyUI's."""
+        """Drop the stream's padding tokens; the sign is ComfyUI's."""
         latent_tokens = math.prod(self.geometry.grid(size))
         return -to_latent(tokens[:, :latent_tokens], size, self.geometry, "ph pw c")
 
     def stock(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """See ``Family.stock``."""
         images, captions = self._samples(inputs)
         patch, frames = self._patch
         out = self.module(
@@ -199,7 +182,6 @@ class ZImage(Family):
 
     @staticmethod
     def variants() -> dict[str, Variant]:
-        """See ``Family.variants``."""
         small = {
             "dim": 360, "n_layers": 2, "n_refiner_layers": 2, "n_heads": 30, "n_kv_heads": 30, "cap_feat_dim": 64,
             "axes_dims": (4, 4, 4), "axes_lens": (128, 64, 64),

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from any_folder_name.nodes.families.registry import BRIDGES
+from any_folder_name.nodes.families.registry import bridge_class
 from any_folder_name.parallel_backend.checkpoint.opening import open_checkpoint
 from any_folder_name.parallel_backend.errors import InvalidRequest
+from any_folder_name.parallel_backend.families.registry import FAMILIES
 from any_folder_name.parallel_backend.vaes import VAES
 from natives import CASES
 
@@ -23,7 +24,7 @@ def bridge(tmp_path: Path) -> Callable[..., Any]:
     def create(name: str, **changed: Any) -> Any:
         case = CASES[name]
         case.describe(tmp_path, {**case.config, **changed})
-        return BRIDGES[case.transformer](open_checkpoint(tmp_path))
+        return bridge_class(case.transformer)(open_checkpoint(tmp_path))
 
     return create
 
@@ -79,6 +80,6 @@ def test_configs_without_a_model_in_comfyui_are_refused(
         bridge(name, **changed).check()
 
 
-@pytest.mark.parametrize("family", BRIDGES)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_the_ranks_run_every_vae_of_a_family(family: str) -> None:
-    assert set(BRIDGES[family].vaes) <= VAES.keys()
+    assert set(bridge_class(family).vaes) <= VAES.keys()

@@ -15,7 +15,7 @@ import pytest
 import torch
 from any_folder_name.nodes.bridges.bridge import meta_module
 from any_folder_name.nodes.families.registry import bridge_for
-from any_folder_name.parallel_backend.checkpoint.architectures import TRANSFORMERS, architecture_of, recognise
+from any_folder_name.parallel_backend.checkpoint.architectures import architecture_of, architectures, recognise
 from any_folder_name.parallel_backend.checkpoint.opening import open_checkpoint
 from any_folder_name.parallel_backend.errors import InvalidRequest
 from any_folder_name.parallel_backend.layout.parallel_layout import ParallelLayout
@@ -86,7 +86,7 @@ def test_the_published_architecture_is_recognised(name: str, tmp_path: Path) -> 
     folder = open_checkpoint(tmp_path)
     bridge = bridge_for(folder)
     weights = dict(meta_module(bridge.native_class, bridge.unet_config()).state_dict())
-    found = recognise({key: tuple(tensor.shape) for key, tensor in weights.items()}, {}, TRANSFORMERS)
+    found = recognise({key: tuple(tensor.shape) for key, tensor in weights.items()}, {}, architectures())
     assert (found.class_name, found.native) == (case.transformer, case.transformer != "QwenImageTransformer2DModel")
     published = folder.config("transformer")
     given = {key: value for key, value in published.items() if value is not None}

@@ -19,7 +19,7 @@ import comfy.sd
 import pytest
 import torch
 from any_folder_name.nodes.backend import connection
-from any_folder_name.nodes.families.registry import BRIDGES, bridge_for
+from any_folder_name.nodes.families.registry import bridge_class, bridge_for
 from any_folder_name.nodes.remote.clip import checkpoint_clip, core_clip
 from any_folder_name.nodes.remote.recorded_step import one_request_per_step
 from any_folder_name.nodes.remote.vae import vae_alone
@@ -77,7 +77,7 @@ def outputs(loaded: Loaded, plain_file: Path, tmp_path: Path) -> Outputs:
         model=loaded.model, clip=loaded.clip, vae=loaded.vae,
         vae_alone=vae_alone(loaded.vae.handle, bridge_for(loaded.vae.handle.checkpoint).latent_scale()),
         file_clip=checkpoint_clip(handle, bridge_for(file).text, loaded.model),
-        folder_clip=core_clip(folder, BRIDGES[folder.components["transformer"]].text),
+        folder_clip=core_clip(folder, bridge_class(folder.components["transformer"]).text),
     )  # fmt: skip
     connection.use_client(SilentClient())
     return made

@@ -100,6 +100,21 @@ class Case:
         return [[text, extra]]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """The ModelSampling node of a family.
+
+    Attributes:
+        node: its class.
+        inputs: its inputs besides the MODEL.
+        needed: whether ComfyUI's samplers need it, so that it also stands behind a loader.
+    """
+
+    node: str
+    inputs: dict[str, Any]
+    needed: bool = False
+
+
 def seeded(seed: int) -> Random:
     """Return a source of normally distributed numbers."""
     generator = torch.Generator().manual_seed(seed)

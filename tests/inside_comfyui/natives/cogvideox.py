@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from natives.case import Case, Random, Weights
+from natives.case import Case, Random, Sampling, Weights
 
 CONFIG = {
     "num_layers": 2, "num_attention_heads": 3, "attention_head_dim": 64, "text_embed_dim": 24, "time_embed_dim": 32,
@@ -73,6 +73,8 @@ def _case(channels: int = 16, *, ofs: bool = False, **options: Any) -> Case:
     )  # fmt: skip
 
 
+SINCE = "CogVideoX_T2V"
+SAMPLING = Sampling(node="ModelSamplingDiscrete", inputs={"sampling": "v_prediction", "zsnr": True}, needed=True)
 CASES = {
     "1.5": _case(),
     "1.5 odd": _case(latent=(1, 16, 3, 5, 9)),

@@ -5,7 +5,7 @@ from typing import Any
 import comfy.utils
 import diffusers
 
-from natives.case import Case, Random, Weights, by_map
+from natives.case import Case, Random, Sampling, Weights, by_map
 
 CONFIG = {
     "num_layers": 2, "num_single_layers": 2, "num_attention_heads": 3, "attention_head_dim": 16,
@@ -48,6 +48,11 @@ def _case(*, guided: bool = True, channels: int = 16, **options: Any) -> Case:
     )  # fmt: skip
 
 
+WIDE = {"hidden_size": 384, "axes_dim": [16, 56, 56]}
+ASSUMED = {"num_heads": 3}
+SAMPLING = Sampling(
+    node="ModelSamplingFlux", inputs={"max_shift": 1.15, "base_shift": 0.5, "width": 1024, "height": 512}
+)
 CASES = {
     "dev": _case(),
     "schnell": _case(guided=False, cfg=1.0),

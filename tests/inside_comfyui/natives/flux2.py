@@ -4,7 +4,7 @@ from typing import Any
 
 from diffusers.loaders.single_file_utils import convert_flux2_transformer_checkpoint_to_diffusers
 
-from natives.case import Case, Random
+from natives.case import Case, Random, Sampling
 
 CONFIG = {
     "num_layers": 1, "num_single_layers": 2, "num_attention_heads": 3, "attention_head_dim": 16,
@@ -37,6 +37,11 @@ def _case(*, guided: bool = True, **options: Any) -> Case:
     )  # fmt: skip
 
 
+WIDE = {"hidden_size": 384, "axes_dim": [32, 32, 32, 32]}
+ASSUMED = {"num_heads": 3}
+SAMPLING = Sampling(
+    node="ModelSamplingFlux", inputs={"max_shift": 1.15, "base_shift": 0.5, "width": 1024, "height": 512}
+)
 CASES = {
     "dev": _case(),
     "klein": _case(guided=False),

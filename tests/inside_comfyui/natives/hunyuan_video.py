@@ -7,7 +7,7 @@ import torch
 from diffusers.loaders.single_file_utils import convert_hunyuan_video_transformer_to_diffusers
 from torch import Tensor
 
-from natives.case import Case, Random, Weights
+from natives.case import Case, Random, Sampling, Weights
 
 CONFIG = {
     "num_layers": 2, "num_single_layers": 2, "num_attention_heads": 3, "attention_head_dim": 16,
@@ -115,6 +115,8 @@ def _forward_shifted(forward: Any, x: Tensor, *, modulation_dims: Any, transform
 REPLACE: dict[str, Any] = {"extra": _replace, "latent_entries": _first_frame, "cfg": 1.0, "repair": _shift_modulation}
 """ComfyUI's own transformer takes one sample at a time here and with masked text, and even sizes everywhere."""
 
+WIDE = {"hidden_size": 384, "axes_dim": [16, 56, 56]}
+SAMPLING = Sampling(node="ModelSamplingSD3", inputs={"shift": 5.0})
 CASES = {
     "t2v": _case(),
     "t2v masked": _case(extra=_masked, latent=(1, 16, 3, 6, 10)),

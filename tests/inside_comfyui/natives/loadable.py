@@ -6,14 +6,14 @@ or, where they are small enough, those that it assumes. ``ASSUMED`` lists the si
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from safetensors.torch import save_file
 
-from natives import z_image
-from natives.case import Case, Random
+from natives import PRESENT, name_of
+from natives.case import Case, Random, Sampling
 from natives.files import FILE_CASES, FIRST_FILES
 
 Detect = Callable[..., dict[str, Any] | None]
@@ -22,13 +22,10 @@ POOLED, TEXT = 768, 4096
 """Widths of HunyuanVideo's pooled text and of Wan's text, which ComfyUI assumes."""
 
 ASSUMED: dict[str, dict[str, Any]] = {
-    "flux": {"num_heads": 3},
-    "flux2": {"num_heads": 3},
-    "mochi_preview": {"depth": 2, "hidden_size_y": 96, "t5_feat_dim": 24},
-    "pixart_alpha": {"hidden_size": 96, "caption_channels": 24},
-    "pixart_sigma": {"hidden_size": 96, "caption_channels": 24},
-    "qwen_image": {"num_attention_heads": 3, "joint_attention_dim": 24},
-    "lumina2": {name: FILE_CASES["z_image image"].unet[name] for name in z_image.FIXED},
+    case.unet["image_model"]: family.ASSUMED
+    for family in PRESENT
+    for case in family.CASES.values()
+    if hasattr(family, "ASSUMED")
 }
 """Sizes that ComfyUI assumes to be published ones, by ``image_model``. The published models do not fit into a test.
 
@@ -92,33 +89,5 @@ def file_name(name: str) -> str:
     return f"{name}.safetensors"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sampling:
-    """The ModelSampling node of a family.
-
-    Attributes:
-        node: its class.
-        inputs: its inputs besides the MODEL.
-        needed: whether ComfyUI's samplers need it, so that it also stands behind a loader.
-    """
-
-    node: str
-    inputs: dict[str, Any]
-    needed: bool = False
-
-
-_FLUX = Sampling(node="ModelSamplingFlux", inputs={"max_shift": 1.15, "base_shift": 0.5, "width": 1024, "height": 512})
-SAMPLING: dict[str, Sampling] = {
-    "flux": _FLUX,
-    "flux2": _FLUX,
-    "hunyuan_video": Sampling(node="ModelSamplingSD3", inputs={"shift": 5.0}),
-    "ltx": Sampling(node="ModelSamplingLTXV", inputs={"max_shift": 2.05, "base_shift": 0.95}),
-    "mochi": Sampling(node="ModelSamplingAuraFlow", inputs={"shift": 4.0}),
-    "pixart": Sampling(node="ModelSamplingDiscrete", inputs={"sampling": "eps", "zsnr": True}),
-    "qwen_image": Sampling(node="ModelSamplingAuraFlow", inputs={"shift": 3.1}),
-    "sd3": Sampling(node="ModelSamplingSD3", inputs={"shift": 4.0}),
-    "wan": Sampling(node="ModelSamplingSD3", inputs={"shift": 5.0}),
-    "z_image": Sampling(node="ModelSamplingAuraFlow", inputs={"shift": 2.0}),
-    "cogvideox": Sampling(node="ModelSamplingDiscrete", inputs={"sampling": "v_prediction", "zsnr": True}, needed=True),
-}
+SAMPLING: dict[str, Sampling] = {name_of(family): family.SAMPLING for family in PRESENT}
 """By family."""

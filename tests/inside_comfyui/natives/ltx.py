@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from diffusers.loaders.single_file_utils import convert_ltx_transformer_checkpoint_to_diffusers
 
-from natives.case import Case, Random
+from natives.case import Case, Random, Sampling
 
 CONFIG = {
     "num_layers": 2, "num_attention_heads": 32, "attention_head_dim": 4, "cross_attention_dim": 128,
@@ -60,6 +60,7 @@ def _case(*, causal: bool = False, **options: Any) -> Case:
     )  # fmt: skip
 
 
+SAMPLING = Sampling(node="ModelSamplingLTXV", inputs={"max_shift": 2.05, "base_shift": 0.95})
 CASES = {
     "t2v": _case(),
     "t2v causal": _case(causal=True),

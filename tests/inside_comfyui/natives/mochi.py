@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from diffusers.loaders.single_file_utils import swap_proj_gate, swap_scale_shift
 
-from natives.case import Case, Random, Weights
+from natives.case import Case, Random, Sampling, Weights
 
 LAYERS, WIDTH, TEXT_WIDTH = 1, 3072, 48
 """ComfyUI's blocks have a fixed width, so there is only one."""
@@ -57,6 +57,8 @@ def _masked(random: Random) -> dict[str, Any]:
     return {"attention_mask": mask}
 
 
+ASSUMED = {"depth": 2, "hidden_size_y": 96, "t5_feat_dim": 24}
+SAMPLING = Sampling(node="ModelSamplingAuraFlow", inputs={"shift": 4.0})
 CASES = {
     "t2v": Case(
         unet=UNET, transformer="MochiTransformer3DModel", config=CONFIG, published={}, converted=_converted,

@@ -5,7 +5,7 @@ from typing import Any
 import comfy.utils
 import diffusers
 
-from natives.case import Case, Random, Weights, by_map
+from natives.case import Case, Random, Sampling, Weights, by_map
 
 CONFIG = {
     "num_layers": 2, "num_attention_heads": 16, "attention_head_dim": 6, "cross_attention_dim": 96,
@@ -37,6 +37,8 @@ def _case(unet: dict[str, Any], size: tuple[int, int], *, extra: Any = lambda ra
     )  # fmt: skip
 
 
+ASSUMED = {"hidden_size": 96, "caption_channels": 24}
+SAMPLING = Sampling(node="ModelSamplingDiscrete", inputs={"sampling": "eps", "zsnr": True})
 CASES = {
     "alpha": _case({}, (34, 36)),
     "alpha sized": _case({}, (44, 30), extra=_sized),

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from natives.case import Case, Random
+from natives.case import Case, Random, Sampling
 
 CONFIG = {
     "num_layers": 2, "num_attention_heads": 3, "attention_head_dim": 16, "joint_attention_dim": 24,
@@ -30,6 +30,9 @@ def _case(*, timestep_zero: bool = False, **options: Any) -> Case:
     )  # fmt: skip
 
 
+WIDE = {"attention_head_dim": 128, "axes_dims_rope": [16, 56, 56]}
+ASSUMED = {"num_attention_heads": 3, "joint_attention_dim": 24}
+SAMPLING = Sampling(node="ModelSamplingAuraFlow", inputs={"shift": 3.1})
 CASES = {
     "image": _case(),
     "odd sides": _case(latent=(2, 16, 1, 5, 10)),

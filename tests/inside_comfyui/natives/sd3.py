@@ -5,7 +5,7 @@ from typing import Any
 import comfy.utils
 import diffusers
 
-from natives.case import Case, Random, Weights, by_map
+from natives.case import Case, Random, Sampling, Weights, by_map
 
 CONFIG = {
     "num_layers": 2, "num_attention_heads": 2, "attention_head_dim": 64, "caption_projection_dim": 128,
@@ -35,6 +35,7 @@ def _case(unet: dict[str, Any], **config: Any) -> Case:
     )  # fmt: skip
 
 
+SAMPLING = Sampling(node="ModelSamplingSD3", inputs={"shift": 4.0})
 CASES = {
     "medium": _case(UNET),
     "3.5 medium": _case(

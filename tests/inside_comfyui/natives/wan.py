@@ -7,7 +7,7 @@ import torch
 from diffusers.loaders.single_file_utils import convert_wan_transformer_to_diffusers
 from torch import Tensor
 
-from natives.case import Case, Random, Weights
+from natives.case import Case, Random, Sampling, Weights
 
 CONFIG = {
     "num_attention_heads": 3, "attention_head_dim": 16, "text_dim": 24, "freq_dim": 32, "ffn_dim": 64, "num_layers": 2,
@@ -71,6 +71,8 @@ def _converted(weights: Weights) -> Weights:
 
 
 I2V = {"in_channels": 36, **IMAGE}
+WIDE = {"dim": 384}
+SAMPLING = Sampling(node="ModelSamplingSD3", inputs={"shift": 5.0})
 CASES = {
     "t2v": _case({}, {}, text=(11, 24)),
     "i2v 2.1": _case(

@@ -6,7 +6,7 @@ import comfy.utils
 import diffusers
 import torch
 
-from natives.case import Case, Weights, by_map
+from natives.case import Case, Sampling, Weights, by_map
 
 CONFIG = {
     "dim": 288, "n_heads": 3, "n_kv_heads": 3, "n_layers": 1, "n_refiner_layers": 1, "cap_feat_dim": 24,
@@ -41,4 +41,7 @@ def _case(**options: Any) -> Case:
     )  # fmt: skip
 
 
+WIDE = {"dim": 1152, "n_heads": 9, "n_kv_heads": 9, "axes_dims": [32, 48, 48]}
+ASSUMED = {name: {**UNET, **WIDE}[name] for name in FIXED}
+SAMPLING = Sampling(node="ModelSamplingAuraFlow", inputs={"shift": 2.0})
 CASES = {"image": _case(), "turbo": _case(cfg=1.0)}

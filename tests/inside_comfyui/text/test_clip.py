@@ -11,11 +11,12 @@ import pytest
 import torch
 import transformers
 from any_folder_name.nodes.bridges.bridge import CoreText
-from any_folder_name.nodes.families.registry import BRIDGES
+from any_folder_name.nodes.families.registry import bridge_class
 from any_folder_name.nodes.remote import clip
 from any_folder_name.nodes.remote.preflight import CLIP_OUTPUT, VAE_OUTPUT, check_output
 from any_folder_name.parallel_backend.checkpoint.opening import open_checkpoint
 from any_folder_name.parallel_backend.errors import InvalidRequest
+from any_folder_name.parallel_backend.families.registry import FAMILIES
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -129,7 +130,7 @@ MOCHI = "MochiTransformer3DModel"
 
 def core_clip(folder: Path) -> clip.LazyCoreClip:
     checkpoint = open_checkpoint(folder)
-    text = BRIDGES[checkpoint.components["transformer"]].text
+    text = bridge_class(checkpoint.components["transformer"]).text
     assert isinstance(text, CoreText)
     return clip.core_clip(checkpoint, text)
 
@@ -222,6 +223,6 @@ def test_a_text_encoder_that_comfyui_would_mistake_is_refused(
 @pytest.mark.parametrize("name", CASES)
 def test_every_published_text_encoder_is_accepted(name: str) -> None:
     kind, components = CASES[name]
-    texts = [bridge.text for bridge in BRIDGES.values() if isinstance(bridge.text, CoreText)]
+    texts = [text for name in FAMILIES if isinstance(text := bridge_class(name).text, CoreText)]
     supported = [text.components.values() for text in texts if text.clip_type == kind]
     assert any(all(pair[0] in classes for pair, classes in zip(components, each, strict=False)) for each in supported)

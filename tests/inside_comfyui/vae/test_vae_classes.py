@@ -16,12 +16,13 @@ import torch
 from any_folder_name.nodes.backend import connection
 from any_folder_name.nodes.backend.connection import Handle
 from any_folder_name.nodes.bridges.latents import fit_scaling, latent_scale
-from any_folder_name.nodes.families.registry import BRIDGES
+from any_folder_name.nodes.families.registry import bridge_class
 from any_folder_name.nodes.remote.vae import RemoteVAE
 from any_folder_name.nodes.vae import ParallelVAEDecode
 from any_folder_name.parallel_backend.checkpoint.checkpoint import Checkpoint
 from any_folder_name.parallel_backend.checkpoint.opening import open_checkpoint
 from any_folder_name.parallel_backend.errors import InvalidRequest
+from any_folder_name.parallel_backend.families.registry import FAMILIES
 from any_folder_name.parallel_backend.protocol.model_spec import Devices, ModelSpec
 from any_folder_name.parallel_backend.vaes import LatentScale, vae_of
 from helpers.engine_client import EngineClient
@@ -36,7 +37,7 @@ VIDEO, IMAGE = LatentScale(channels=16, spatial=8, temporal=4), LatentScale(chan
 def write(folder: Path, class_name: str, config: dict[str, Any]) -> Checkpoint:
     """Write a checkpoint with only the class names and the VAE's config."""
     (folder / "vae").mkdir(parents=True, exist_ok=True)
-    family = next(name for name, bridge in BRIDGES.items() if class_name in bridge.vaes)
+    family = next(name for name in FAMILIES if class_name in bridge_class(name).vaes)
     index = {"transformer": ["diffusers", family], "vae": ["diffusers", class_name]}
     (folder / "model_index.json").write_text(json.dumps(index))
     (folder / "vae" / "config.json").write_text(json.dumps(config))

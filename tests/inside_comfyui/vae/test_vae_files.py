@@ -8,7 +8,7 @@ import comfy.latent_formats
 import pytest
 import torch
 from any_folder_name.nodes.bridges.latents import fit_scaling
-from any_folder_name.nodes.families.registry import BRIDGES
+from any_folder_name.nodes.families.registry import bridge_class
 from any_folder_name.parallel_backend.checkpoint.checkpoint import Checkpoint
 from any_folder_name.parallel_backend.checkpoint.opening import open_checkpoint
 from any_folder_name.parallel_backend.errors import InvalidRequest
@@ -147,7 +147,7 @@ def test_comfyuis_scaling_stays(tmp_path: Path, kind: str, name: str) -> None:
 
 
 def test_qwen_image_takes_the_class_that_its_file_is_loaded_as() -> None:
-    assert {"AutoencoderKLWan", "AutoencoderKLQwenImage"} <= set(BRIDGES["QwenImageTransformer2DModel"].vaes)
+    assert {"AutoencoderKLWan", "AutoencoderKLQwenImage"} <= set(bridge_class("QwenImageTransformer2DModel").vaes)
 
 
 def test_a_transformer_is_no_vae(tmp_path: Path, native: Any) -> None:

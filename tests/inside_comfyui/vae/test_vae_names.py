@@ -11,9 +11,8 @@ import comfy.ldm.wan.vae2_2
 import diffusers
 import pytest
 import torch
-from any_folder_name.parallel_backend.checkpoint.architectures import VAES, recognise
+from any_folder_name.parallel_backend.checkpoint.architectures import VAES, architecture_of, recognise
 from any_folder_name.parallel_backend.errors import InvalidRequest
-from any_folder_name.parallel_backend.loading.converters import converter
 from any_folder_name.parallel_backend.loading.partial import empty
 from any_folder_name.parallel_backend.loading.row_map import Shape, converted
 from diffusers.loaders import single_file_utils
@@ -72,7 +71,7 @@ def test_a_published_file_fits_diffusers_class(name: str) -> None:
     found = recognise(shapes, {}, VAES)
     assert found.class_name == PUBLISHED[name][0]
     module = empty(getattr(diffusers, found.class_name), found.config, torch.float32)
-    rows = converted(shapes, converter(found.class_name)) if found.native else None
+    rows = converted(shapes, architecture_of(found.class_name).to_diffusers) if found.native else None
     ours = shapes if rows is None else {
         key: (each.count, *shapes[each.source][1:]) if shapes[each.source] else () for key, each in rows.items()
     }  # fmt: skip
@@ -109,7 +108,7 @@ DIFFUSERS = {
 @pytest.mark.parametrize("name", DIFFUSERS)
 def test_names_are_those_of_diffusers_converter(name: str) -> None:
     shapes = published(name)
-    ours = converted(shapes, converter(PUBLISHED[name][0]))
+    ours = converted(shapes, architecture_of(PUBLISHED[name][0]).to_diffusers)
     assert {key: rows for key, rows in ours.items() if not key.startswith("bn.")} == converted(shapes, DIFFUSERS[name])
 
 

@@ -7,14 +7,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from parallel_backend.checkpoint.architectures import TRANSFORMERS, architecture_of
+from parallel_backend.checkpoint.architectures import architecture_of, architectures
 from parallel_backend.checkpoint.opening import open_checkpoint
 from parallel_backend.errors import InvalidRequest
 from parallel_backend.loading.weight_source import WeightSource
 from tests.support import compressed
 from tests.support.families import module, variants, weights
 
-CLASSES = sorted(each.class_name for each in TRANSFORMERS if each.class_name != "CogVideoXTransformer3DModel")
+CLASSES = sorted(each.class_name for each in architectures() if each.class_name != "CogVideoXTransformer3DModel")
 WAN, SD3, Z_IMAGE = "WanTransformer3DModel", "SD3Transformer2DModel", "ZImageTransformer2DModel"
 PREFIXES = ("", "model.diffusion_model.", "model.model.", "net.", "model.")
 CAUSAL = {"config": json.dumps({"transformer": {"causal_temporal_positioning": True}})}

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from parallel_backend.checkpoint.architectures import TRANSFORMERS, recognise
+from parallel_backend.checkpoint.architectures import architectures, recognise
 from parallel_backend.checkpoint.opening import open_checkpoint
 from parallel_backend.errors import InvalidRequest
 from tests.support import families
@@ -68,7 +68,7 @@ def test_a_file_of_another_kind_is_named_in_words(tmp_path, names, message):
 )  # fmt: skip
 def test_a_relative_without_our_names_is_named(names, model):
     with pytest.raises(InvalidRequest, match=rf"the file holds {model} \(it has"):
-        recognise(dict.fromkeys(names, (2, 2)), {}, TRANSFORMERS)
+        recognise(dict.fromkeys(names, (2, 2)), {}, architectures())
 
 
 def test_an_ltx_file_that_does_not_say_its_version_is_refused(tmp_path):
@@ -155,7 +155,7 @@ def test_sibling_classes_are_refused(class_name, config, message):
         module = getattr(diffusers, class_name)(**{"num_layers": 1, **config})
     shapes = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
     with pytest.raises(InvalidRequest, match=message):
-        recognise(shapes, {}, TRANSFORMERS)
+        recognise(shapes, {}, architectures())
 
 
 PUBLISHED_LTX = {

@@ -8,10 +8,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from parallel_backend.checkpoint.architectures import VAES, recognise
+from parallel_backend.checkpoint.architectures import VAES, architecture_of, recognise
 from parallel_backend.checkpoint.opening import open_checkpoint
 from parallel_backend.errors import InvalidRequest
-from parallel_backend.loading.converters import converter
 from parallel_backend.loading.load import load_vae
 from parallel_backend.loading.row_map import converted
 from parallel_backend.vaes import vae_of
@@ -144,12 +143,13 @@ def test_former_names_of_diffusers(tmp_path):
     ids=["ldm", "wan21", "wan22", "mochi", "ltx"],
 )  # fmt: skip
 def test_original_names(class_name, names):
-    rows = converted(dict.fromkeys(names, (2,)), converter(class_name))
+    rows = converted(dict.fromkeys(names, (2,)), architecture_of(class_name).to_diffusers)
     assert {each.source: new for new, each in rows.items()} == names
 
 
 def test_statistics_without_use_are_left_out():
-    assert converter("AutoencoderKLLTXVideo")({"per_channel_statistics.mean-of-stds": torch.zeros(128)}) == {}
+    tensors = {"per_channel_statistics.mean-of-stds": torch.zeros(128)}
+    assert architecture_of("AutoencoderKLLTXVideo").to_diffusers(tensors) == {}
 
 
 def refused(message, path, name, metadata=None, **changes):

@@ -12,7 +12,7 @@ from parallel_backend.engine import working_memory
 from parallel_backend.engine.validation import check_sample
 from parallel_backend.engine.working_memory import coding_bytes, first_width, forward_bytes, text_bytes, vae_kind
 from parallel_backend.errors import NoRoom
-from parallel_backend.families.registry import FAMILIES
+from parallel_backend.families.registry import FAMILIES, family_of
 from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.loading.load import SUPPORTED
 from parallel_backend.loading.room import MEMORY_LIMIT
@@ -27,7 +27,7 @@ from tests.unit.conftest import one_rank
 
 
 def test_every_family_and_every_vae_has_a_row():
-    assert set(working_memory._FORWARD) == set(FAMILIES)
+    assert all(family_of(name).values_alive > 1 for name in FAMILIES)
     kinds = {vae_kind(kind.class_name, kind.config(128)) for kind in KINDS.values()}
     assert set(working_memory._CODING) == {(kind, encode) for kind in kinds for encode in (False, True)}
     assert {kind.split()[0] for kind in kinds} == set(VAES)
@@ -36,7 +36,7 @@ def test_every_family_and_every_vae_has_a_row():
 
 def test_a_measurement_gives_the_rows():
     name = "WanTransformer3DModel"
-    assert transformer_factor(name) == pytest.approx(working_memory._FORWARD[name], rel=0.05)
+    assert transformer_factor(name) == pytest.approx(family_of(name).values_alive, rel=0.05)
     measured = vae_factors(KINDS["image"], encode=False)
     assert measured == pytest.approx(working_memory._CODING["AutoencoderKL", False], rel=0.05, abs=0.05)
     for name, (by_feature, by_pair) in working_memory._TEXT.items():

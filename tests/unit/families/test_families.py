@@ -1,15 +1,26 @@
 """Every family's three parts equal diffusers' own forward."""
 
 import copy
+import inspect
 from dataclasses import replace
 from functools import partial
 
+import diffusers
 import pytest
 import torch
 
+from parallel_backend.families.registry import FAMILIES, family_of
 from parallel_backend.interfaces.geometry import LATENT
 from parallel_backend.loading import partial as weights
 from tests.support import families
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_defaults_are_those_of_the_class(name):
+    signature = inspect.signature(getattr(diffusers, name).__init__).parameters
+    defaults = family_of(name).defaults
+    theirs = {each: signature[each].default for each in defaults}
+    assert {each: tuple(value) if isinstance(value, list) else value for each, value in theirs.items()} == defaults
 
 
 @pytest.mark.parametrize(("name", "kind"), [*families.variants()])

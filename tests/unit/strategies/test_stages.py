@@ -10,14 +10,14 @@ from lab.verify.forward import matrix
 from lab.verify.loops import run
 from parallel_backend.distributed.rank_speeds import grouped, handicap
 from parallel_backend.errors import InvalidRequest
-from parallel_backend.families.registry import FAMILIES
+from parallel_backend.families.registry import family_of
 from parallel_backend.loading import partial
 from parallel_backend.strategies import stage_cut
 from parallel_backend.verify import examples
 
 
 def empty(class_name, config):
-    return FAMILIES[class_name](partial.empty(getattr(diffusers, class_name), config, torch.float32))
+    return family_of(class_name)(partial.empty(getattr(diffusers, class_name), config, torch.float32))
 
 
 def size(modules):

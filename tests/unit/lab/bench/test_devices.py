@@ -28,7 +28,8 @@ from lab.verify.loops import run as loops
 from lab.verify.vae import run as vae
 from parallel_backend.__main__ import main
 from parallel_backend.distributed import peer_access, process_group, rank_speeds
-from parallel_backend.families.registry import FAMILIES
+from parallel_backend.families import registry as families
+from parallel_backend.families.registry import family_of
 from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.protocol.model_spec import Devices
 
@@ -225,7 +226,7 @@ def test_a_peer_computes_on_its_device_and_waits_for_it(monkeypatch, tmp_path):
         bench_rank, "_module", lambda _, dtype, device: Stock(2, 2, device=device) if dtype == "float16" else None
     )
     monkeypatch.setattr(rank_speeds, "synchronize", events.append)
-    monkeypatch.setitem(FAMILIES, "Stock", lambda module: module)
+    monkeypatch.setattr(families, "family_of", lambda _: lambda module: module)
     save_file({"x": torch.zeros(2)}, tmp_path / "inputs")
     runner = Runner(argparse.Namespace(peer="one process", model=tmp_path, dtype="float16"))
     runner.run(StepRequest(inputs=str(tmp_path / "inputs")))
@@ -258,7 +259,7 @@ def test_small_models_and_their_inputs_are_on_the_device(monkeypatch, tmp_path):
         found.extend(tensor.device for tensor in (*inputs.values(), *self.module.parameters()))
         return torch.zeros(1)
 
-    monkeypatch.setattr(FAMILIES[DIT], "stock", stock)
+    monkeypatch.setattr(family_of(DIT), "stock", stock)
     models = SmallModels(tmp_path, META)
     monkeypatch.setattr(models, "_path", lambda *_: tmp_path)
     comparison = models.comparison(Cell(class_name=DIT, variant="fixed variance", layout=ParallelLayout(ulysses=2)))

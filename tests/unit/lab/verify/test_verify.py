@@ -13,7 +13,7 @@ from lab.verify.forward.matrix import every, named
 from lab.verify.loops import quality
 from parallel_backend.__main__ import main
 from parallel_backend.errors import InvalidRequest
-from parallel_backend.families.registry import FAMILIES
+from parallel_backend.families.registry import family_of
 from parallel_backend.interfaces.geometry import IMAGE
 from parallel_backend.layout.parallel_layout import ParallelLayout, auto
 from parallel_backend.protocol.model_spec import Devices
@@ -29,7 +29,7 @@ NOT_OF_THE_CONFIG = ("size", "frames", "tokens", "text")
 
 @pytest.mark.parametrize(("name", "kind"), list(examples.variants()))
 def test_inputs_fit_a_checkpoint_of_other_widths(name, kind):
-    variant, family = examples.variant(name, kind), FAMILIES[name]
+    variant, family = examples.variant(name, kind), family_of(name)
     words = {dim for shape in variant.inputs.values() for dim in shape if isinstance(dim, str)}
     wider = {word: 3 * variant.config[word] for word in words - set(NOT_OF_THE_CONFIG)}
     shapes = examples.input_shapes(
@@ -41,7 +41,7 @@ def test_inputs_fit_a_checkpoint_of_other_widths(name, kind):
 
 @pytest.mark.parametrize(("name", "kind"), list(examples.variants()))
 def test_even_shapes_are_divisible_where_the_model_takes_them(name, kind):
-    variant, family = examples.variant(name, kind), FAMILIES[name]
+    variant, family = examples.variant(name, kind), family_of(name)
     size, text = examples.evenly_divisible_size(name, kind)
     shapes = examples.input_shapes(family, variant.config, variant.inputs, batch=1, size=size, text=text)
     if kind == "5b i2v":
@@ -72,7 +72,7 @@ def test_a_checkpoint_is_opened_without_its_weights():
 def test_a_model_whose_inputs_are_not_known_is_refused(tmp_path, monkeypatch):
     path, variant = tiny.write(tmp_path / "model", tiny.Tiny(vae=False)), examples.variant(WAN, "t2v")
     odd = replace(variant, inputs={"encoder_hidden_states": ("text", "missing_dim")})
-    monkeypatch.setattr(FAMILIES[WAN], "variants", staticmethod(lambda: {"t2v": odd}))
+    monkeypatch.setattr(family_of(WAN), "variants", staticmethod(lambda: {"t2v": odd}))
     with pytest.raises(InvalidRequest, match=r"no example inputs of Wan fit this model.*t2v: .*missing_dim"):
         real.open_real(str(path), "auto", None, None, CPU)
 

@@ -1,0 +1,15 @@
+"""Layers of files in original names that diffusers splits."""
+
+from ..architecture import Tensors
+
+
+def split_linear1(tensors: Tensors, width: int) -> Tensors:
+    """Return the four layers into which diffusers splits the first layer of each single block."""
+    split: Tensors = {}
+    for name, tensor in tensors.items():
+        if ".linear1." in name:
+            parts = tensor.split([width, width, width, len(tensor) - 3 * width])
+            renamed = name.replace("single_blocks", "single_transformer_blocks")
+            layers = ("attn.to_q", "attn.to_k", "attn.to_v", "proj_mlp")
+            split |= {renamed.replace("linear1", layer): part for layer, part in zip(layers, parts, strict=True)}
+    return split
