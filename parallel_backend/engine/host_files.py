@@ -1,12 +1,12 @@
 """Where this host has the files of a request, whose paths are those of ComfyUI's machine.
 
-A model's file is on this host's disk (``model_folders``), or comes there from the first host (``sharing``). The factors
-of LoRAs and changed weights only exist in ComfyUI's memory, and come from rank 0. So do models that only exist there.
+A model's file is on this host's disk (``model_folders``). LoRAs' factors, changed weights and some models only exist in
+ComfyUI's memory, and come from rank 0.
 """
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,13 +14,11 @@ from ..distributed.collectives import gather_numbers, gather_texts, refused_alik
 from ..distributed.file_broadcast import FilesInMemory, broadcast_file, path_of
 from ..distributed.mesh import Axis
 from ..errors import InvalidRequest
-from ..progress import LOADING, PROGRESS, RECEIVING
+from ..progress import LOADING, PROGRESS
 from ..protocol.messages import RankRequest, Unload
 from ..protocol.model_spec import FIRST, HOST, ModelSpec
 from ..protocol.request_files import SENT, File, Key, M, files_of, is_only_in_memory, key_of, with_files
-from ..step_loop.setting import Report
 from .model_folders import find
-from .sharing import Sharing, is_allowed, receive
 
 KEPT = 8
 """How many LoRAs and changed weights a host keeps in memory."""
@@ -31,23 +29,19 @@ class HostFiles:
 
     Args:
         world: all ranks.
-        sharing: how hosts that lack a model get it.
     """
 
-    def __init__(self, world: Axis, sharing: Sharing) -> None:
-        self._world, self._sharing, self._memory = world, sharing, FilesInMemory()
+    def __init__(self, world: Axis) -> None:
+        self._world, self._memory = world, FilesInMemory()
         self._paths: dict[Key, str] = {}
         self._models: set[Key] = set()
         self._sent: dict[str, str] = {}
 
-    def localised(self, message: M, *, report: Report, cancelled: Callable[[], bool]) -> M:
+    def localised(self, message: M) -> M:
         """Return a request whose paths are those of this host. Collective over the world where files are new.
-
-        ``report`` and ``cancelled`` are those of ``Engine.handle``.
 
         Raises:
             InvalidRequest: on all ranks alike; a rank's host lacks a file, or has another one of its name.
-            Cancelled: on all ranks alike.
         """
         files = files_of(message)
         new = [file for key, file in files.items() if key not in self._paths]
@@ -56,7 +50,7 @@ class HostFiles:
         self._make_room(keep=files)
         with PROGRESS.phase(LOADING):
             for file in new:
-                self._paths[key_of(file)] = self._find(file, report, cancelled)
+                self._paths[key_of(file)] = self._find(file)
         return with_files(message, lambda file: replace(file, path=self._paths[key_of(file)]))
 
     def missing(self, message: RankRequest) -> tuple[str, ...]:
@@ -89,31 +83,22 @@ class HostFiles:
         """Return the path by which requests call a file of this host."""
         return next((theirs for (theirs, _), ours in self._paths.items() if ours == path), path)
 
-    def _find(self, file: File, report: Report, cancelled: Callable[[], bool]) -> str:
+    def _find(self, file: File) -> str:
         if not isinstance(file, ModelSpec) or is_only_in_memory(file.path):
             path = self._received(file)
         else:
-            path = self._on_disk(file, report, cancelled)
+            path = self._on_disk(file)
         if isinstance(file, ModelSpec):
             self._models.add(key_of(file))
         return path
 
-    def _on_disk(self, model: ModelSpec, report: Report, cancelled: Callable[[], bool]) -> str:
-        path, refusal = _found(model)
-        with_it = [not text for text in gather_texts(refusal, self._world)]
-        if with_it[0] and not all(with_it) and is_allowed(self._sharing, self._world):
-            with PROGRESS.phase(RECEIVING):
-                error = receive(
-                    path, model.content, self._world, self._sharing,
-                    lacks=bool(refusal), report=report, cancelled=cancelled,
-                )  # fmt: skip
-            path, refusal = _found(model)
-            failures = [text for text in gather_texts(error if refusal else "", self._world) if text]
-            if failures:
-                raise InvalidRequest(failures[0])
+    def _on_disk(self, model: ModelSpec) -> str:
+        path = ""
         with refused_alike(self._world):
-            if refusal:
-                raise InvalidRequest(refusal)
+            try:
+                path = str(find(model))
+            except OSError as error:  # another process may be moving files just now
+                raise InvalidRequest(str(error)) from error
         return path
 
     def _received(self, file: File) -> str:
@@ -137,11 +122,3 @@ class HostFiles:
         path = self._paths.pop(key)
         self._memory.close(path)
         self._sent = {identity: each for identity, each in self._sent.items() if each != path}
-
-
-def _found(model: ModelSpec) -> tuple[str, str]:
-    """Return where this host has a model, and why it has none; one of the two is empty."""
-    try:
-        return str(find(model)), ""
-    except (InvalidRequest, OSError) as error:  # another process may be moving files just now
-        return "", str(error)

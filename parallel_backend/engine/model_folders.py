@@ -1,7 +1,6 @@
 """Where this host has models, which requests call by paths of ComfyUI's machine.
 
-A model is at the same path, or has come from the first host, or has the same name in a folder of
-``PARALLEL_DIT_MODELS``. Its content is the same.
+A model is at the same path, or has the same name in a folder of ``PARALLEL_DIT_MODELS``. Its content is the same.
 """
 
 import os
@@ -13,8 +12,6 @@ from ..errors import InvalidRequest
 from ..protocol.model_spec import FIRST, HOST, ModelSpec
 
 FOLDERS = "PARALLEL_DIT_MODELS"
-PART = ".part"
-"""How the name of a folder ends in which a model is that has not arrived completely."""
 
 _COMFYUI = Path(__file__).resolve().parents[3]
 
@@ -32,7 +29,7 @@ def find(model: ModelSpec) -> Path:
         InvalidRequest: it has none of this name, or only others.
     """
     path = Path(model.path)
-    candidates = [path, *_received(model.content), *_named(path.name)]
+    candidates = [path, *_named(path.name)]
     found = next((each for each in candidates if each.exists() and _is(model, each)), None)
     if found:
         return found
@@ -65,22 +62,9 @@ def _named(name: str) -> Iterator[Path]:
                 subfolders.clear()
                 continue
             seen.add((here.st_dev, here.st_ino))
-            subfolders[:] = sorted(each for each in subfolders if not each.endswith(PART))
+            subfolders[:] = sorted(subfolders)
             if name in subfolders or name in files:
                 yield Path(root, name)
-
-
-def _received(content: str) -> Iterator[Path]:
-    """What has come from the first host: its name may be that of another request for the same content."""
-    folder = shared_folder()
-    if folder and (folder / content).is_dir():
-        yield from sorted((folder / content).iterdir())
-
-
-def shared_folder() -> Path | None:
-    """Return where models of the first host go; None without a model folder."""
-    where = folders()
-    return where[0] / "shared" if where else None
 
 
 def folders() -> Sequence[Path]:

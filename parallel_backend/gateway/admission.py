@@ -14,7 +14,6 @@ from ..protocol import greeting
 from ..protocol.deadlines import Deadline
 from ..protocol.greeting import Goal
 from ..protocol.relay import set_options
-from .shared_file import file_of
 from .store import store_of
 from .waiting import drained, received, retried, sent
 
@@ -85,9 +84,7 @@ class Admission:
         supervisor = await self._connect(deadline)
         if goal == greeting.SUPERVISOR:
             return supervisor
-        if goal.file == greeting.STORE:
-            return await store_of(supervisor, goal.generation, deadline)
-        return await file_of(supervisor, goal, deadline)
+        return await store_of(supervisor, goal.generation, deadline)
 
     async def _shake_hands(self, tls: ssl.SSLSocket, deadline: Deadline) -> None:
         """Make the handshake.

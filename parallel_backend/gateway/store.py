@@ -3,10 +3,12 @@
 import asyncio
 import socket
 
-from ..errors import BackendUnavailable
-from ..protocol.deadlines import Deadline
+from ..errors import BackendUnavailable, ProtocolError, from_code
+from ..protocol import frames
+from ..protocol.deadlines import READABLE, Deadline
 from ..protocol.hosts import OpenStore, StorePort
-from .questions import asked
+from ..protocol.messages import Error
+from .waiting import wait_for
 
 
 async def store_of(supervisor: socket.socket, generation: int, deadline: Deadline) -> socket.socket:
@@ -15,7 +17,7 @@ async def store_of(supervisor: socket.socket, generation: int, deadline: Deadlin
     Raises:
         BackendError: there is no such set now, or the store does not answer.
     """
-    port = (await asked(supervisor, OpenStore(generation=generation), StorePort, deadline)).port
+    port = await _port(supervisor, generation, deadline)
     sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     sock.setblocking(False)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -29,3 +31,19 @@ async def store_of(supervisor: socket.socket, generation: int, deadline: Deadlin
         sock.close()
         raise
     return sock
+
+
+async def _port(supervisor: socket.socket, generation: int, deadline: Deadline) -> int:
+    try:
+        with supervisor:
+            supervisor.sendall(frames.pack(frames.Frame(message=OpenStore(generation=generation))))
+            reader = frames.HeaderReader(supervisor)
+            while (frame := reader.advance()) is None:
+                await wait_for({supervisor.fileno(): READABLE}, deadline.remaining())
+    except OSError as error:
+        raise BackendUnavailable("the backend behind the gateway is ending") from error
+    if isinstance(frame.message, Error):
+        raise from_code(frame.message.code, frame.message.message)
+    if not isinstance(frame.message, StorePort):
+        raise ProtocolError(f"the supervisor answered {type(frame.message).__name__} where StorePort was expected")
+    return frame.message.port

@@ -72,7 +72,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--devices", metavar="LIST", help='numbers of the devices that ranks may use, such as "0,1" (default: all)'
     )
     serve.add_spares(parser)
-    serve.add_share_models(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -82,9 +81,6 @@ def run(options: argparse.Namespace) -> int:
         BackendError: an option does not fit, the backend refuses this host, or does not start here.
     """
     launched = Launched.read()
-    serve.share_models(options)
-    if options.share_models and options.node:
-        raise InvalidRequest(f"--share-models with --node {options.node}: the first host shares its models, with serve")
     if options.node is None and launched.node == 0:
         return serve.serve(_first_host_of(options, launched))
     agent = parse(options, launched)

@@ -10,7 +10,6 @@ from typing import Any
 from ..errors import ProtocolError
 from ..protocol import host_control
 from ..protocol.address import Address
-from ..protocol.hosts import GATEWAY, GENERATION
 from ..protocol.model_spec import Devices
 from ..supervisor.event_loop import READ, EventLoop
 from ..supervisor.ranks.rank_start import (
@@ -170,8 +169,7 @@ class Session:
             self._tunnel = StoreTunnel(self._first_host, message.generation)
             self._adopted = self._spares.take(local)
         common = common_environment(local, interface=self._interface)
-        gateway = {GATEWAY: str(self._first_host), GENERATION: str(message.generation)}
-        own = message.environment | store_environment(self._tunnel.port) | gateway
+        own = message.environment | store_environment(self._tunnel.port)
         if spare := next(self._adopted, None):
             adopt(spare, device=message.device, collectives=message.collectives, common=common, own=own, output=output)
             return spare

@@ -11,30 +11,23 @@ from ..errors import BackendError, ProtocolError, from_code, shortened
 from .tls import MAX_TOKEN
 
 MAGIC = b"PDiT-TLS"
-VERSION = 2
-HEAD = struct.Struct("!8sHIiQH")
-"""Magic, version, the goal's three numbers, and the length of the token."""
+VERSION = 3
+HEAD = struct.Struct("!8sHIH")
+"""Magic, version, the goal, and the length of the token."""
 ACCEPTED, REFUSED = b"\x01", b"\x00"
 LENGTH = struct.Struct("!H")
 """The length of a refusal's text: code, line break, sentence."""
 
 
-STORE = -1
-
-
 @dataclass(frozen=True, kw_only=True)
 class Goal:
-    """What a client wants to reach: the supervisor, or what a set of ranks on several hosts has on the first one.
+    """What a client wants to reach: the supervisor, or the store of a set of ranks on several hosts.
 
     Attributes:
         generation: the set of ranks; 0 for the supervisor.
-        file: the number of a file that it shares, or ``STORE``.
-        offset: the first byte of the file that is wanted.
     """
 
     generation: int = 0
-    file: int = STORE
-    offset: int = 0
 
 
 SUPERVISOR = Goal()
@@ -43,7 +36,7 @@ SUPERVISOR = Goal()
 def pack(token: str, goal: Goal = SUPERVISOR) -> bytes:
     """Return a client's greeting."""
     encoded = token.encode()
-    return HEAD.pack(MAGIC, VERSION, goal.generation, goal.file, goal.offset, len(encoded)) + encoded
+    return HEAD.pack(MAGIC, VERSION, goal.generation, len(encoded)) + encoded
 
 
 def unpack_head(head: bytes) -> tuple[Goal, int]:
@@ -52,7 +45,7 @@ def unpack_head(head: bytes) -> tuple[Goal, int]:
     Raises:
         ProtocolError: it is not one, or of another version.
     """
-    magic, version, generation, file, offset, length = HEAD.unpack(head)
+    magic, version, generation, length = HEAD.unpack(head)
     if magic != MAGIC:
         raise ProtocolError("the peer does not speak Parallel DiT's protocol")
     if version != VERSION:
@@ -62,7 +55,7 @@ def unpack_head(head: bytes) -> tuple[Goal, int]:
         )
     if length > MAX_TOKEN:
         raise ProtocolError(f"a token of {length} bytes exceeds the limit of {MAX_TOKEN}")
-    return Goal(generation=generation, file=file, offset=offset), int(length)
+    return Goal(generation=generation), int(length)
 
 
 def pack_refusal(error: BackendError) -> bytes:

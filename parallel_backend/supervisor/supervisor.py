@@ -21,7 +21,7 @@ from ..errors import BackendError, BackendUnavailable, ProtocolError
 from ..protocol import frames, rank_control
 from ..protocol.endpoint import REQUEST_LOG, Endpoint, listen, peer
 from ..protocol.fingerprint import fingerprint
-from ..protocol.hosts import SHARE_MODELS, JoinHost, OpenShared, OpenStore
+from ..protocol.hosts import JoinHost, OpenStore
 from ..protocol.messages import Cancel, Done, Error, Outcome, RankRequest, Stop, Unload
 from ..protocol.status import Status, StatusQuery
 from . import request_lines
@@ -164,7 +164,7 @@ class Supervisor:
             answer(sock, Done())
         elif isinstance(message, Outcome):
             answer(sock, self._queue.outcome(message.request_id))
-        elif isinstance(message, OpenStore | OpenShared):
+        elif isinstance(message, OpenStore):
             answer(sock, self._generations.place_of(message))
         else:
             return refuse(sock, ProtocolError(f"{type(message).__name__} is not a request"))
@@ -192,7 +192,6 @@ class Supervisor:
             listens=str(self._gateway or ""),
             hosts=self._hosts.statuses(),
             interface=self._machines.interface,
-            shares_models=os.environ.get(SHARE_MODELS) == "1",
         )
 
     def _state(self) -> Literal["idle", "starting", "busy", "stopping"]:

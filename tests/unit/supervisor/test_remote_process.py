@@ -83,12 +83,12 @@ def exit_is_told(process):
 
 def test_messages_keep_their_order(process, events):
     fill(process)
-    say(process, *(rank_control.Shares(paths=(str(number),)) for number in range(5)))
+    say(process, *(rank_control.Prepared() for _ in range(5)))
     read(process, only=1)
     say(process, rank_control.Ready())  # there is room, but others wait
     read(process)
     events.run_once(0.1)
-    assert read(process) == ["Shares"] * 5 + ["Ready"]
+    assert read(process) == ["Prepared"] * 5 + ["Ready"]
 
 
 def test_a_set_that_has_been_killed_hears_of_the_exit(process, events):
