@@ -10,12 +10,12 @@ from .client import query
 from .client.launch import ALREADY_RUNS, START_TIMEOUT, connect_or_start
 from .client.local_devices import local_devices
 from .errors import BackendUnavailable, InvalidRequest
-from .protocol.address import Address
+from .machines.certificates.tls import Credentials, default_folder
+from .machines.gateway.process import Listening, OtherMachines
+from .machines.links.address import Address
+from .machines.links.interfaces import address_of
 from .protocol.endpoint import REMOTE, Endpoint, passed_over
-from .protocol.interfaces import address_of
 from .protocol.status import Status
-from .protocol.tls import Credentials, default_folder
-from .supervisor.gateway_process import Listening, OtherMachines
 from .supervisor.limits import Limits
 from .supervisor.supervisor import Supervisor
 

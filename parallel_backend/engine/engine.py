@@ -20,6 +20,8 @@ from ..loading.device_memory import DeviceMemory, free
 from ..loading.load import check_dtype, resolve_dtype
 from ..loading.original_weights import read_original
 from ..loading.parts import Parts
+from ..machines.ranks.crossing import Crossings, HostMap
+from ..machines.ranks.host_files import HostFiles
 from ..progress import LOADING, PROGRESS
 from ..protocol.frames import TensorMeta
 from ..protocol.messages import Decode, Encode, EncodeText, Forward, RankRequest, ReadWeights, Sample, Unload
@@ -30,9 +32,7 @@ from . import text_encoding
 from .agreements import Agreements
 from .autoencoding import Autoencoding
 from .counting import counted
-from .crossing import Crossings, HostMap
 from .denoising import Denoising
-from .host_files import HostFiles
 from .request import ActiveRequest, Tensors
 from .validation import read_shapes
 from .working_memory import text_bytes

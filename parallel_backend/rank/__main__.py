@@ -17,10 +17,10 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from .. import packages
+from ..machines.ranks import places as hosts
 from ..processes import die_with_parent, pin_to_core_share
 from ..progress import CONNECTING, PROGRESS, STARTING
 from ..protocol.status import RankStatus
-from . import hosts
 from .diagnosis import diagnose
 from .spare import Role, imports, wait_for_role
 from .supervisor_link import SupervisorLink

@@ -18,6 +18,8 @@ from typing import Literal
 
 from .. import processes
 from ..errors import BackendError, BackendUnavailable, ProtocolError
+from ..machines.gateway.process import GatewayProcess, Listening, OtherMachines
+from ..machines.nodes.hosts import Hosts
 from ..protocol import frames, rank_control
 from ..protocol.endpoint import REQUEST_LOG, Endpoint, listen, peer
 from ..protocol.fingerprint import fingerprint
@@ -26,8 +28,6 @@ from ..protocol.messages import Cancel, Done, Error, Outcome, RankRequest, Stop,
 from ..protocol.status import Status, StatusQuery
 from . import request_lines
 from .event_loop import EventLoop
-from .gateway_process import GatewayProcess, Listening, OtherMachines
-from .hosts.hosts import Hosts
 from .limits import Limits
 from .listener import Listener, answer, refuse
 from .log_files import LogFiles

@@ -13,17 +13,17 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from parallel_backend.distributed import host_links
 from parallel_backend.distributed.mesh import DeviceMesh
-from parallel_backend.engine.crossing import Crossings, HostMap
 from parallel_backend.engine.engine import Engine
-from parallel_backend.engine.host_files import HostFiles
-from parallel_backend.engine.model_folders import FOLDERS
 from parallel_backend.errors import Cancelled, InvalidRequest, NoRoom
 from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.loading import transformers
 from parallel_backend.loading.residency import decide
 from parallel_backend.loading.room import MEMORY_LIMIT
+from parallel_backend.machines.ranks import host_links
+from parallel_backend.machines.ranks.crossing import Crossings, HostMap
+from parallel_backend.machines.ranks.host_files import HostFiles
+from parallel_backend.machines.ranks.model_folders import FOLDERS
 from parallel_backend.protocol.messages import Progress, RankRequest
 from parallel_backend.protocol.model_spec import HOST
 from parallel_backend.protocol.status import HostLink

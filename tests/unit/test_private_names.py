@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed
 
-from parallel_backend.distributed import crossing_bytes
+from parallel_backend.machines.ranks import crossing_bytes
 from tests.support import private_names
 
 ROOT = Path(__file__).parents[2]
@@ -48,7 +48,7 @@ class Use:
         return f"{library} {importlib.metadata.version(library)}"
 
 
-BYTES = "parallel_backend/distributed/sent_bytes.py parallel_backend/distributed/crossing_bytes.py"
+BYTES = "parallel_backend/distributed/sent_bytes.py parallel_backend/machines/ranks/crossing_bytes.py"
 SINGLE_FILE = "diffusers.loaders.single_file_utils.convert_"
 USES = (
     Use("torch.Tensor._base", "nodes/remote/digests.py"),

@@ -8,10 +8,10 @@ import pytest
 
 from parallel_backend import serve
 from parallel_backend.errors import InvalidRequest
-from parallel_backend.protocol.address import Address
+from parallel_backend.machines.gateway.process import Listening, OtherMachines
+from parallel_backend.machines.links.address import Address
 from parallel_backend.protocol.hosts import HostStatus
 from parallel_backend.protocol.status import Status
-from parallel_backend.supervisor.gateway_process import Listening, OtherMachines
 
 
 def test_models_are_not_sent_between_hosts() -> None:

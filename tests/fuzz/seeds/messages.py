@@ -6,8 +6,9 @@ from typing import Any
 import msgspec
 
 from parallel_backend.layout.parallel_layout import ParallelLayout
+from parallel_backend.machines.nodes import host_control
 from parallel_backend.progress import RankProgress
-from parallel_backend.protocol import frames, host_control, messages, rank_control
+from parallel_backend.protocol import frames, messages, rank_control
 from parallel_backend.protocol.frames import Frame, TensorMeta, pack
 from parallel_backend.protocol.hosts import HostInfo, JoinHost, OpenStore, StorePort
 from parallel_backend.protocol.model_spec import Adapter, Devices, ModelSpec, Overlay
