@@ -12,12 +12,12 @@ from lab.soak import options as soak
 from lab.verify import options as verify
 
 from . import serve
-from .certificates import options as certificates
 from .client import query
 from .client.status_text import format_json, format_status
 from .doctor import options as doctor
 from .errors import BackendError, InvalidRequest
-from .host import command as host
+from .machines.certificates import options as certificates
+from .machines.nodes import command as host
 from .protocol.endpoint import REMOTE, Endpoint, passed_over
 
 

@@ -18,7 +18,6 @@ PREPARING = "preparing the request"
 LOADING = "loading weights"
 CLIENT = "waiting for the client"
 """Phases that the supervisor treats in a way of their own, and ``PREPARING``, which a request begins with."""
-RECEIVING = "receiving a model"
 
 _KEPT = 64
 """Durations that are kept of each phase."""

@@ -10,13 +10,12 @@ from .client import query
 from .client.launch import ALREADY_RUNS, START_TIMEOUT, connect_or_start
 from .client.local_devices import local_devices
 from .errors import BackendUnavailable, InvalidRequest
-from .protocol.address import Address
+from .machines.certificates.tls import Credentials, default_folder
+from .machines.gateway.process import Listening, OtherMachines
+from .machines.links.address import Address
+from .machines.links.interfaces import address_of
 from .protocol.endpoint import REMOTE, Endpoint, passed_over
-from .protocol.hosts import SHARE_MODELS
-from .protocol.interfaces import address_of
 from .protocol.status import Status
-from .protocol.tls import Credentials, default_folder
-from .supervisor.gateway_process import Listening, OtherMachines
 from .supervisor.limits import Limits
 from .supervisor.supervisor import Supervisor
 
@@ -72,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--interface", default="", metavar="NAME",
         help="the private network interface over which ranks of different hosts talk, without encryption",
     )  # fmt: skip
-    add_share_models(parser)
+    parser.add_argument("--share-models", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--detach", action="store_true", help="run in the background; return once the backend answers")
     parser.add_argument("--quiet", action="store_true", help="log to the log folder alone, not to stderr as well")
 
@@ -84,27 +83,6 @@ def add_spares(parser: argparse.ArgumentParser) -> None:
         help="number of spare ranks, which take the place of dead ones; 0 for none (default: as many as there are "
         "ranks on this machine, if they take little of its memory)",
     )  # fmt: skip
-
-
-def add_share_models(parser: argparse.ArgumentParser) -> None:
-    """Add the option that lets models go from host to host."""
-    parser.add_argument(
-        "--share-models", action="store_true",
-        help="send models to hosts that lack them, into the first of their model folders (also "
-        f"{SHARE_MODELS}=1)",
-    )  # fmt: skip
-
-
-def share_models(options: argparse.Namespace) -> None:
-    """Note in the environment, which ranks inherit, whether models are shared.
-
-    Raises:
-        InvalidRequest: the environment's value is none that is known.
-    """
-    if os.environ.get(SHARE_MODELS, "0") not in ("0", "1"):
-        raise InvalidRequest(f"{SHARE_MODELS}={os.environ[SHARE_MODELS]}: must be 0 or 1")
-    if options.share_models:
-        os.environ[SHARE_MODELS] = "1"
 
 
 def run(options: argparse.Namespace) -> int:
@@ -126,9 +104,11 @@ def parse(options: argparse.Namespace) -> Serving:
         InvalidRequest: one of them does not fit.
     """
     endpoint = own_endpoint()
-    share_models(options)
-    if options.share_models and options.nnodes == 1:
-        raise InvalidRequest("--share-models: there is only one host; --nnodes and --interface name others")
+    if options.share_models:
+        raise InvalidRequest(
+            "--share-models is not there any more: copy the models to each host with rsync, give all hosts one folder "
+            "by NFS, or get them on each with hf download (docs/hosts.md)"
+        )
     if options.nnodes < 1 or (options.nnodes > 1) != bool(options.interface):
         raise InvalidRequest(
             f"--nnodes {options.nnodes} with --interface {options.interface or 'missing'}: several hosts need the name "
@@ -242,8 +222,6 @@ def _difference(status: Status, machines: OtherMachines, options: argparse.Names
         return f"listens at {status.listens}"
     if machines.interface not in ("", status.interface):
         return f"was started with --interface {status.interface}"
-    if options.share_models and not status.shares_models:
-        return "does not share models"
     if options.idle_timeout not in (None, status.idle_timeout):
         return f"ends after {status.idle_timeout:g} s without work" if status.idle_timeout else "never ends by itself"
     if options.spares not in (None, status.most_spares):

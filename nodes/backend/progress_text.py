@@ -14,7 +14,6 @@ WAIT_TEXTS: dict[str, str] = {
     "queued": "waiting for another request",
     "start": "starting ranks",
     "loading": "loading weights",
-    "receiving": "hosts receive the model",
 }
 
 
@@ -37,8 +36,7 @@ def shown_progress(phase: str, show: Callable[[str], None], on_progress: OnProgr
                 logging.warning("Parallel DiT: %s", progress.note)
             if progress.phase in WAIT_TEXTS:
                 loaded = progress.phase == "loading" and progress.value
-                far = f" {progress.value}/{progress.total} MiB" if progress.phase == "receiving" else ""
-                show(phase if loaded else WAIT_TEXTS[progress.phase] + far + note)
+                show(phase if loaded else WAIT_TEXTS[progress.phase] + note)
             return
         show(f"{phase} {progress.value}/{progress.total}{note}")
         # On an interrupt the call ends by itself; ComfyUI's progress bar would raise in the middle of it.

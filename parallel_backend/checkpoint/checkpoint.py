@@ -113,10 +113,6 @@ class Checkpoint(ABC):
         """Return a hash of the current state of the files, which changes when one of them does."""
 
     @abstractmethod
-    def shared_files(self) -> list[tuple[str, Path]]:
-        """Return the files that a host needs to have this model, each by its path below the folder that holds it."""
-
-    @abstractmethod
     def content(self) -> str:
         """Return a hash of what the files hold, which is the same for copies of them, see ``content_of``.
 

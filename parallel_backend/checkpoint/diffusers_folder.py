@@ -60,10 +60,6 @@ class DiffusersFolder(Checkpoint):
         states = [(name, file_state(file)) for name, file in self._files()]
         return hashlib.sha256(repr(states).encode()).hexdigest()[:16]
 
-    def shared_files(self) -> list[tuple[str, Path]]:
-        """See ``Checkpoint``."""
-        return [(f"{self.name}/{name}", file) for name, file in self._files()]
-
     def content(self) -> str:
         """See ``Checkpoint``."""
         return content_of(self._files())

@@ -155,10 +155,6 @@ class SingleFile(Checkpoint):
         """See ``Checkpoint``."""
         return hashlib.sha256(repr([file_state(file) for file in self.files]).encode()).hexdigest()[:16]
 
-    def shared_files(self) -> list[tuple[str, Path]]:
-        """See ``Checkpoint``."""
-        return [(file.name, file) for file in self.files]
-
     def content(self) -> str:
         """See ``Checkpoint``. A file may have any name."""
         return content_of((str(number), file) for number, file in enumerate(self.files))

@@ -10,17 +10,17 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from ..errors import BackendError, BackendFailure, BackendUnavailable, Cancelled, InvalidRequest
+from ..machines.links.request_files import to_be_sent
+from ..machines.links.sent_files import send_files
 from ..protocol import deadlines, frames
 from ..protocol.endpoint import Endpoint
 from ..protocol.fingerprint import is_outdated
 from ..protocol.hosts import HostStatus
 from ..protocol.messages import Cancel, Continue, Done, Outcome, Progress, RankRequest
-from ..protocol.request_files import to_be_sent
 from ..protocol.status import Status
 from ..protocol.tensors import describe, recv_tensors, send_tensors
 from . import query
 from .launch import START_TIMEOUT, connect_or_start
-from .sent_files import send_files
 
 POLL = 0.05
 """Seconds between two calls of ``interrupted``."""

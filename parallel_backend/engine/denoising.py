@@ -22,6 +22,7 @@ from ..interfaces.family import Family
 from ..loading.components import ComponentCache
 from ..loading.load import check_dtype
 from ..loading.transformer import PlannedTransformer
+from ..machines.ranks.crossing import Crossing, Crossings
 from ..progress import LOADING, PROGRESS
 from ..protocol.messages import Forward, Progress, Sample
 from ..protocol.model_spec import Adapter
@@ -30,7 +31,6 @@ from ..step_loop.sample_loop import SampleLoop
 from ..step_loop.setting import Setting
 from .agreements import Agreements, KernelKey
 from .automatic_layout import fit
-from .crossing import Crossing, Crossings
 from .request import ActiveRequest, Tensors, measured
 from .tensor_values import first_outside
 from .validation import check_forward, check_sample

@@ -20,6 +20,8 @@ from ..loading.device_memory import DeviceMemory, free
 from ..loading.load import check_dtype, resolve_dtype
 from ..loading.original_weights import read_original
 from ..loading.parts import Parts
+from ..machines.ranks.crossing import Crossings, HostMap
+from ..machines.ranks.host_files import HostFiles
 from ..progress import LOADING, PROGRESS
 from ..protocol.frames import TensorMeta
 from ..protocol.messages import Decode, Encode, EncodeText, Forward, RankRequest, ReadWeights, Sample, Unload
@@ -30,11 +32,8 @@ from . import text_encoding
 from .agreements import Agreements
 from .autoencoding import Autoencoding
 from .counting import counted
-from .crossing import Crossings, HostMap
 from .denoising import Denoising
-from .host_files import HostFiles
 from .request import ActiveRequest, Tensors
-from .sharing import Sharing
 from .validation import read_shapes
 from .working_memory import text_bytes
 
@@ -49,7 +48,6 @@ class Engine:
         timeout: deadline of one collective. A rank that waits longer for another rank raises, which ends the set of
             ranks. It has to be long enough for a slower rank to load its weights.
         hosts: where the ranks are; None if all are on one host.
-        sharing: how hosts that lack a model get it; None if they do not.
     """
 
     def __init__(
@@ -60,7 +58,6 @@ class Engine:
         device: torch.device,
         timeout: timedelta = timedelta(minutes=10),
         hosts: HostMap | None = None,
-        sharing: Sharing | None = None,
     ) -> None:
         self.rank, self.world_size, self.device, self.timeout = rank, world_size, device, timeout
         self.steps = 0
@@ -69,7 +66,7 @@ class Engine:
         self._crossings = Crossings(hosts or HostMap())
         self._memory = DeviceMemory(device, self._parts, world_size)
         self._agreements = Agreements(world=world(rank, world_size))
-        self._files = HostFiles(self._agreements.world, sharing or Sharing())
+        self._files = HostFiles(self._agreements.world)
         self._meshes = MeshCache(rank, world_size, device, timeout=timeout, in_use=self._meshes_in_use)
 
     def missing_files(self, message: RankRequest) -> tuple[str, ...]:
@@ -109,7 +106,7 @@ class Engine:
             OutOfMemory: this rank's device is full, and other ranks may wait for it. Names the rank.
         """
         try:
-            message = self._files.localised(message, report=report, cancelled=cancelled)
+            message = self._files.localised(message)
             request = ActiveRequest(message=message, metas=metas, tensors=tensors, report=report, cancelled=cancelled)
             with torch.inference_mode():
                 return _HANDLERS[type(message)](self, request)

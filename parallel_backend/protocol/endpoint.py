@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import BackendFailure, BackendUnavailable, DeadlineExceeded
-from . import remote
-from .address import Address
+from ..machines.links import remote
+from ..machines.links.address import Address
 
 MAX_SOCKET_PATH = 107
 """Longest path of a Unix socket, in bytes (``sun_path`` in unix(7))."""

@@ -7,11 +7,6 @@ from typing import Literal
 from ..errors import InvalidRequest
 from .model_spec import Devices
 
-SHARE_MODELS = "PARALLEL_DIT_SHARE_MODELS"
-"""The variable that lets hosts that lack a model get it from the first host; "1" for yes."""
-GATEWAY, GENERATION = "PARALLEL_DIT_GATEWAY", "PARALLEL_DIT_GENERATION"
-"""The variables that tell a rank of another host where the gateway of the first host is, and its set's number."""
-
 MAX_NAME = 64
 """Characters of a host's name, which logs, errors and the status show."""
 
@@ -87,21 +82,6 @@ class StorePort:
     """The answer to ``OpenStore``."""
 
     port: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class OpenShared:
-    """From the gateway: where is a file that rank 0 of this set of ranks shares with the other hosts?"""
-
-    generation: int
-    file: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class SharedPath:
-    """The answer to ``OpenShared``."""
-
-    path: str
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ..errors import InvalidRequest
-from .hosts import JoinHost, OpenShared, OpenStore, SharedPath, StorePort
+from .hosts import JoinHost, OpenStore, StorePort
 from .model_spec import Adapter, ModelSpec, Overlay
 from .status import Status, StatusQuery
 
@@ -278,7 +278,7 @@ MESSAGES: dict[str, type] = {
     for cls in (
         Forward, Sample, EncodeText, Decode, Encode, ReadWeights, Unload, Echo, Exchange,
         Cancel, Outcome, StatusQuery, Stop, Continue, Done, Progress, Error, Status, Files,
-        JoinHost, OpenStore, StorePort, OpenShared, SharedPath,
+        JoinHost, OpenStore, StorePort,
     )
 }  # fmt: skip
 """Every message by its name on the wire."""

@@ -68,12 +68,6 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     status: RankStatus
 
 
-class Shares(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """From rank 0: other hosts may read these files of the first host, until the next such message or the set's end."""
-
-    paths: tuple[str, ...]
-
-
 class Finished(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """From a rank: how a request ended on it, or why it does not start.
 
@@ -97,7 +91,7 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 ToRank = Run | CancelRun
-FromRank = Ready | Heartbeat | Finished | Prepared | Shares
+FromRank = Ready | Heartbeat | Finished | Prepared
 
 
 def pair() -> tuple[socket.socket, socket.socket]:

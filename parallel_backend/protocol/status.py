@@ -95,8 +95,7 @@ class Status:
     should not have happened: each closed one connection, or ended the ranks and their request, and its trace is in the
     log. ``listens`` is the address for other machines; "" if there is none.
     ``hosts`` are all that are expected or have joined, the first one included. ``interface`` is the one over which
-    their ranks talk, and ``shares_models`` says whether they get models from the first one. ``most_spares`` is how many
-    spare ranks the first host is to have, None for as many as fit.
+    their ranks talk. ``most_spares`` is how many spare ranks the first host is to have, None for as many as fit.
     """
 
     pid: int
@@ -116,7 +115,6 @@ class Status:
     hosts: tuple[HostStatus, ...] = ()
     listens: str = ""
     interface: str = ""
-    shares_models: bool = False
     most_spares: int | None = None
 
 

@@ -17,12 +17,11 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from .. import packages
+from ..machines.ranks import places as hosts
 from ..processes import die_with_parent, pin_to_core_share
 from ..progress import CONNECTING, PROGRESS, STARTING
 from ..protocol.status import RankStatus
-from . import hosts
 from .diagnosis import diagnose
-from .model_sharing import sharing_of
 from .spare import Role, imports, wait_for_role
 from .supervisor_link import SupervisorLink
 from .worker import Worker, report_end
@@ -79,9 +78,7 @@ def _run(role: Role, control: socket.socket, engine: "Callable[..., Engine] | No
             device, store = _join_group(role, rank, world_size)
             where, link_to_host = hosts.find(rank, world_size, device)
             status = replace(status, link=link_to_host)
-            rank_engine = (engine or _engine_class())(
-                rank=rank, world_size=world_size, device=device, hosts=where, sharing=sharing_of(rank, link)
-            )
+            rank_engine = (engine or _engine_class())(rank=rank, world_size=world_size, device=device, hosts=where)
         except Exception as error:
             log.exception("the rank does not start")
             report_end(link, diagnose(error, "", when=" while starting"))

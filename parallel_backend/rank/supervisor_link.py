@@ -12,7 +12,7 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ..errors import ProtocolError, RankFailed, shortened
@@ -58,10 +58,6 @@ class SupervisorLink:
             return self._requests.get(timeout=seconds)
         except queue.Empty:
             return None
-
-    def share(self, paths: Sequence[str]) -> None:
-        """Let other hosts read these files, and no others."""
-        self._send(rank_control.Shares(paths=tuple(paths)))
 
     def report_finished(self, finished: rank_control.Finished) -> None:
         """Report how a request ended on this rank, and the rank's status after it."""

@@ -193,8 +193,8 @@ class _Reporter:
 
 
 def _receive_tensors(request: ReceivedRequest, engine: "Engine") -> "dict[str, Tensor]":
+    from ..machines.ranks.received_files import receive_files
     from ..protocol.tensors import recv_tensors, send
-    from .received_files import receive_files
 
     def poll() -> None:
         if request.cancelled.is_set():

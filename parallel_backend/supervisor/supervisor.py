@@ -18,16 +18,16 @@ from typing import Literal
 
 from .. import processes
 from ..errors import BackendError, BackendUnavailable, ProtocolError
+from ..machines.gateway.process import GatewayProcess, Listening, OtherMachines
+from ..machines.nodes.hosts import Hosts
 from ..protocol import frames, rank_control
 from ..protocol.endpoint import REQUEST_LOG, Endpoint, listen, peer
 from ..protocol.fingerprint import fingerprint
-from ..protocol.hosts import SHARE_MODELS, JoinHost, OpenShared, OpenStore
+from ..protocol.hosts import JoinHost, OpenStore
 from ..protocol.messages import Cancel, Done, Error, Outcome, RankRequest, Stop, Unload
 from ..protocol.status import Status, StatusQuery
 from . import request_lines
 from .event_loop import EventLoop
-from .gateway_process import GatewayProcess, Listening, OtherMachines
-from .hosts.hosts import Hosts
 from .limits import Limits
 from .listener import Listener, answer, refuse
 from .log_files import LogFiles
@@ -164,7 +164,7 @@ class Supervisor:
             answer(sock, Done())
         elif isinstance(message, Outcome):
             answer(sock, self._queue.outcome(message.request_id))
-        elif isinstance(message, OpenStore | OpenShared):
+        elif isinstance(message, OpenStore):
             answer(sock, self._generations.place_of(message))
         else:
             return refuse(sock, ProtocolError(f"{type(message).__name__} is not a request"))
@@ -192,7 +192,6 @@ class Supervisor:
             listens=str(self._gateway or ""),
             hosts=self._hosts.statuses(),
             interface=self._machines.interface,
-            shares_models=os.environ.get(SHARE_MODELS) == "1",
         )
 
     def _state(self) -> Literal["idle", "starting", "busy", "stopping"]:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import msgspec
 
-from parallel_backend.protocol.address import Address
+from parallel_backend.machines.gateway.process import Listening, OtherMachines
+from parallel_backend.machines.links.address import Address
 from parallel_backend.protocol.endpoint import Endpoint
-from parallel_backend.supervisor.gateway_process import Listening, OtherMachines
 from parallel_backend.supervisor.limits import Limits
 from parallel_backend.supervisor.supervisor import Supervisor
 

@@ -19,11 +19,11 @@ import torch
 from parallel_backend.client.client import Client, OnProgress, Timeouts
 from parallel_backend.client.recovery import RecoveringCall
 from parallel_backend.errors import BackendUnavailable, Cancelled, InvalidRequest
+from parallel_backend.machines.certificates.tls import VARIABLE
+from parallel_backend.machines.links.address import Address
 from parallel_backend.protocol import deadlines, frames
-from parallel_backend.protocol.address import Address
 from parallel_backend.protocol.endpoint import GATEWAY_LOG, Endpoint, connect
 from parallel_backend.protocol.messages import Echo, Error
-from parallel_backend.protocol.tls import VARIABLE
 from scripts.processes import processes_of, wait_until
 from tests.support.certificates import WITH_CERTIFICATE, WITH_TOKEN, copied, made
 
@@ -71,7 +71,7 @@ class Machines:
 def gateway_of(local: Client) -> int:
     """Return the process id of a backend's gateway; 0 if there is none."""
     children = psutil.Process(local.status().pid).children()
-    return next((child.pid for child in children if "parallel_backend.gateway" in child.cmdline()), 0)
+    return next((child.pid for child in children if "parallel_backend.machines.gateway" in child.cmdline()), 0)
 
 
 @pytest.fixture(scope="module")

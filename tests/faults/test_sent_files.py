@@ -12,9 +12,9 @@ from safetensors.torch import load_file, save
 from parallel_backend.checkpoint.opening import open_checkpoint
 from parallel_backend.client.client import Client
 from parallel_backend.errors import InvalidRequest
+from parallel_backend.machines.certificates.tls import VARIABLE
 from parallel_backend.protocol.messages import Forward, Unload
 from parallel_backend.protocol.model_spec import Adapter, ModelSpec
-from parallel_backend.protocol.tls import VARIABLE
 from parallel_backend.supervisor.limits import Limits
 from tests.ranks import requests
 from tests.ranks.requests import Case

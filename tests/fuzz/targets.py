@@ -20,7 +20,8 @@ from parallel_backend.checkpoint.safetensors_file import read_header
 from parallel_backend.checkpoint.stored_tensor import DTYPE_BYTES, PACKED_BYTES, Header
 from parallel_backend.client.status_text import format_json, format_status
 from parallel_backend.errors import InvalidRequest, ProtocolError
-from parallel_backend.protocol import frames, host_control, rank_control
+from parallel_backend.machines.nodes import host_control
+from parallel_backend.protocol import frames, rank_control
 from parallel_backend.protocol.messages import RankRequest
 from parallel_backend.protocol.status import Status
 from parallel_backend.supervisor.request_queue import QueuedRequest, devices_for

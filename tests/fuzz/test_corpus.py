@@ -22,7 +22,7 @@ READERS = (
     "layout.parallel_layout",
     "layout.suggestions",
     "protocol.frames",
-    "protocol.host_control",
+    "machines.nodes.host_control",
     "protocol.hosts",
     "protocol.messages",
     "protocol.model_spec",

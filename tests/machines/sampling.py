@@ -15,10 +15,10 @@ from safetensors.torch import save_file
 
 from parallel_backend.checkpoint.opening import open_checkpoint
 from parallel_backend.client.client import Client
-from parallel_backend.client.host_devices import devices_of
 from parallel_backend.client.lost_devices import LostDevices
 from parallel_backend.client.recovery import RecoveringCall
 from parallel_backend.layout.parallel_layout import ParallelLayout
+from parallel_backend.machines.nodes.devices import devices_of
 from parallel_backend.protocol.messages import Progress, Sample
 from parallel_backend.protocol.model_spec import ModelSpec
 

@@ -1,11 +1,7 @@
 """What runs on a rank of a pool: an engine that is kept between tests, and requests to it."""
 
 import gc
-import json
 import os
-import socket
-import threading
-import time
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,24 +13,21 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from parallel_backend.distributed import host_links
 from parallel_backend.distributed.mesh import DeviceMesh
-from parallel_backend.engine.crossing import Crossings, HostMap
 from parallel_backend.engine.engine import Engine
-from parallel_backend.engine.host_files import HostFiles
-from parallel_backend.engine.model_folders import FOLDERS
-from parallel_backend.engine.sharing import Sharing
 from parallel_backend.errors import Cancelled, InvalidRequest, NoRoom
-from parallel_backend.gateway.shared_file import _feed, _opened
 from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.loading import transformers
 from parallel_backend.loading.residency import decide
 from parallel_backend.loading.room import MEMORY_LIMIT
+from parallel_backend.machines.ranks import host_links
+from parallel_backend.machines.ranks.crossing import Crossings, HostMap
+from parallel_backend.machines.ranks.host_files import HostFiles
+from parallel_backend.machines.ranks.model_folders import FOLDERS
 from parallel_backend.protocol.messages import Progress, RankRequest
 from parallel_backend.protocol.model_spec import HOST
 from parallel_backend.protocol.status import HostLink
 from parallel_backend.protocol.tensors import describe
-from parallel_backend.rank.model_sharing import SocketWay
 from parallel_backend.strategies import sharded_weights
 
 _ENGINES: list[Engine] = []
@@ -82,28 +75,7 @@ def place(rank: int, hosts: list[tuple[str, str]]) -> None:
     """Let each rank be on a host, with a folder in which it looks for models; what it knew of files is forgotten."""
     os.environ[HOST], os.environ[FOLDERS] = hosts[rank]
     mine = engine(rank)
-    mine._files = HostFiles(mine._agreements.world, Sharing())
-
-
-def share(rank: int, offers: str, delay: float = 0.0) -> None:
-    """Let rank 0 share models with the others, by way of a file that says which files it offers.
-
-    A way to a file takes ``delay`` seconds.
-    """
-    listed = Path(offers)
-
-    def open_file(number: int, offset: int) -> SocketWay:
-        ours, theirs = socket.socketpair()
-        time.sleep(delay)
-        file = _opened(Path(json.loads(listed.read_text())[number]), offset)
-        threading.Thread(target=_feed, args=(file, theirs), daemon=True).start()
-        return SocketWay(ours)
-
-    def offer(paths: Sequence[str]) -> None:
-        listed.write_text(json.dumps(paths))
-
-    mine = engine(rank)
-    mine._files = HostFiles(mine._agreements.world, Sharing(offer=None if rank else offer, open_file=open_file))
+    mine._files = HostFiles(mine._agreements.world)
 
 
 def place_ranks(rank: int, hosts: HostMap) -> None:

@@ -81,60 +81,6 @@ def test_a_host_that_lacks_a_model_or_has_another_says_so(
     assert [answer["error"] for answer in run(pools, *asked(gone, content))] == [None] * 3
 
 
-def test_a_host_that_lacks_a_model_gets_it(pools: Pools, folders: tuple[Path, Path], tmp_path: Path) -> None:
-    first, second = folders
-    path = tiny.write(first / "model", SIZES)
-    tiny.write(second / "model", replace(SIZES, seed=1))  # another one of the same name
-    content = open_checkpoint(path).content()
-    given = tmp_path / "comfyui" / "model"
-    wanted = run(pools, *asked(path, ""))[0]["tensors"]
-    offers = tmp_path / "offers"
-    pools(3).run(driver.share, str(offers), delay=2.0)
-    answers = pools(3).run(driver.handle, *asked(given, content), cancel_after=0)
-    assert [answer["error"].split(":")[0] for answer in answers] == ["Cancelled"] * 3
-    pools(3).run(driver.share, str(offers))
-    answers = run(pools, *asked(given, content))
-    assert [answer["error"] for answer in answers] == [None] * 3
-    for name, tensor in wanted.items():
-        torch.testing.assert_close(answers[0]["tensors"][name], tensor)
-    arrived = second / "shared" / content / "model"
-    assert pools(3).run(driver.host_paths) == [[str(path)], [str(arrived)], [str(arrived)]]
-    reports = [report for report, _ in answers[0]["reports"] if report.phase == "receiving"]
-    assert reports[-1].value == reports[-1].total
-    assert offers.read_text() == "[]", "nothing is offered any more"
-
-
-def test_another_name_for_a_content_needs_no_other_copy(
-    pools: Pools, folders: tuple[Path, Path], tmp_path: Path
-) -> None:
-    """All ranks still decide alike."""
-    first, second = folders
-    path, given, offers = tiny.write(first / "model", SIZES), tmp_path / "comfyui" / "model", tmp_path / "offers"
-    content = open_checkpoint(path).content()
-    arrived = second / "shared" / content / "model"
-    pools(3).run(driver.share, str(offers))
-    assert [answer["error"] for answer in run(pools, *asked(given, content, None))] == [None] * 3
-    renamed = path.rename(first / "model [2]")
-    pools(3).run(driver.share, str(offers))
-    for _ in range(2):
-        unnamed = asked(tmp_path / "model [2]", content, None)
-        assert [answer["error"] for answer in run(pools, *unnamed)] == [None] * 3
-        run(pools, Unload(model=replace(unnamed[0].model, path=str(given))), {})
-    assert pools(3).run(driver.host_paths) == [[str(renamed)], [str(arrived)], [str(arrived)]]
-    renamed.rename(path)
-    # A copy that cannot be read does not stand in the way.
-    broken = second / "a" / "model"
-    broken.mkdir(parents=True)
-    (broken / "model_index.json").write_text("{")
-    pools(3).run(driver.share, str(offers))
-    assert [answer["error"] for answer in run(pools, *asked(given, content))] == [None] * 3
-    # Rank 0's host has to have it itself.
-    shutil.rmtree(path)
-    pools(3).run(driver.share, str(offers))
-    answers = run(pools, *asked(given, content))
-    assert {answer["error"].split(":")[1] for answer in answers} == {" rank 0"}
-
-
 def test_loras_are_sent_once_to_each_host(pools: Pools, folders: tuple[Path, Path], tmp_path: Path) -> None:
     first, second = folders
     path = tiny.write(first / "model", SIZES)

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from parallel_backend.engine.crossing import HostMap
+from parallel_backend.machines.ranks.crossing import HostMap
 from tests.ranks import driver, requests
 from tests.ranks.conftest import Pools
 from tests.ranks.requests import Case

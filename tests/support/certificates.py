@@ -3,10 +3,10 @@
 import shutil
 from pathlib import Path
 
-from parallel_backend.certificates.authority import Authority, Signed
-from parallel_backend.certificates.files import make
+from parallel_backend.machines.certificates.authority import Authority, Signed
+from parallel_backend.machines.certificates.files import make
+from parallel_backend.machines.certificates.tls import CA, CA_KEY, CLIENT, CLIENT_KEY, SERVER, SERVER_KEY, TOKEN
 from parallel_backend.protocol.private_file import opener
-from parallel_backend.protocol.tls import CA, CA_KEY, CLIENT, CLIENT_KEY, SERVER, SERVER_KEY, TOKEN
 
 WITH_CERTIFICATE, WITH_TOKEN = (CA, CLIENT, CLIENT_KEY), (CA, TOKEN)
 """Files of a client."""

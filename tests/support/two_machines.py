@@ -7,16 +7,16 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from parallel_backend.host.session import Session
+from parallel_backend.machines.gateway.process import OtherMachines
+from parallel_backend.machines.links.address import Address
+from parallel_backend.machines.nodes.hosts import Hosts
+from parallel_backend.machines.nodes.session import Session
 from parallel_backend.protocol import frames
-from parallel_backend.protocol.address import Address
 from parallel_backend.protocol.deadlines import Deadline
 from parallel_backend.protocol.hosts import HostInfo, versions
 from parallel_backend.protocol.messages import Done
 from parallel_backend.protocol.model_spec import Devices
 from parallel_backend.supervisor.event_loop import EventLoop
-from parallel_backend.supervisor.gateway_process import OtherMachines
-from parallel_backend.supervisor.hosts.hosts import Hosts
 from parallel_backend.supervisor.limits import Patience
 from parallel_backend.supervisor.log_files import LogFiles
 from parallel_backend.supervisor.ranks.failures import Failure

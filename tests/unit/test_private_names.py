@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed
 
-from parallel_backend.distributed import crossing_bytes
+from parallel_backend.machines.ranks import crossing_bytes
 from tests.support import private_names
 
 ROOT = Path(__file__).parents[2]
@@ -47,7 +47,7 @@ class Use:
         return f"{library} {importlib.metadata.version(library)}"
 
 
-BYTES = "parallel_backend/distributed/sent_bytes.py parallel_backend/distributed/crossing_bytes.py"
+BYTES = "parallel_backend/distributed/sent_bytes.py parallel_backend/machines/ranks/crossing_bytes.py"
 CONVERTERS = tuple(
     Use(f"diffusers.loaders.single_file_utils.{name}", file.relative_to(ROOT).as_posix(), "checkpoint")
     for file in FILES

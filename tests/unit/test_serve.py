@@ -7,10 +7,19 @@ from pathlib import Path
 import pytest
 
 from parallel_backend import serve
-from parallel_backend.protocol.address import Address
+from parallel_backend.errors import InvalidRequest
+from parallel_backend.machines.gateway.process import Listening, OtherMachines
+from parallel_backend.machines.links.address import Address
 from parallel_backend.protocol.hosts import HostStatus
 from parallel_backend.protocol.status import Status
-from parallel_backend.supervisor.gateway_process import Listening, OtherMachines
+
+
+def test_models_are_not_sent_between_hosts() -> None:
+    parser = argparse.ArgumentParser()
+    serve.add_arguments(parser)
+    with pytest.raises(InvalidRequest, match=r"copy the models to each host with rsync, .*NFS, .*hf download"):
+        serve.parse(parser.parse_args(["--share-models"]))
+
 
 HOSTS = (HostStatus(node=0, state="joined"), HostStatus(node=1, state="missing"))
 RUNS = Status(
@@ -23,9 +32,6 @@ RUNS = Status(
     ("arguments", "status", "difference"),
     [
         ("", RUNS, ""),
-        ("--share-models", RUNS, "does not share models"),
-        ("--share-models", replace(RUNS, shares_models=True), ""),
-        ("", replace(RUNS, shares_models=True), ""),
         ("", replace(RUNS, listens=""), "does not listen for other machines"),
         ("", replace(RUNS, hosts=HOSTS[:1]), "was started with --nnodes 1"),
         ("--idle-timeout 0", RUNS, "ends after 600 s without work"),

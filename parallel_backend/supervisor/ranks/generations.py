@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from ...errors import BackendUnavailable
 from ...protocol import rank_control
-from ...protocol.hosts import OpenShared, OpenStore, SharedPath, StorePort
+from ...protocol.hosts import OpenStore, StorePort
 from ...protocol.messages import Error
 from ...protocol.model_spec import Devices
 from ..event_loop import EventLoop
@@ -70,17 +70,12 @@ class Generations:
         )
         self.current.start()
 
-    def place_of(self, wanted: OpenStore | OpenShared) -> StorePort | SharedPath | Error:
-        """Where the store of a set is, or a file that it shares, for ranks on other hosts."""
-        asked = self.current if self.current and self.current.generation == wanted.generation else None
-        reason = "has ended"
-        if asked and isinstance(wanted, OpenStore):
-            return StorePort(port=asked.store_port)
-        if asked and isinstance(wanted, OpenShared):
-            if 0 <= wanted.file < len(asked.shared):
-                return SharedPath(path=asked.shared[wanted.file])
-            reason = f"shares no file {wanted.file} now"
-        return Error(code=BackendUnavailable.code, message=f"generation {wanted.generation} of the ranks {reason}")
+    def place_of(self, wanted: OpenStore) -> StorePort | Error:
+        """Where the store of a set is, for ranks on other hosts."""
+        if self.current and self.current.generation == wanted.generation:
+            return StorePort(port=self.current.store_port)
+        message = f"generation {wanted.generation} of the ranks has ended"
+        return Error(code=BackendUnavailable.code, message=message)
 
     def kill(self) -> None:
         """Kill the current set, if there is one."""

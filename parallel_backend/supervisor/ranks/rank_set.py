@@ -51,7 +51,6 @@ class RankSet:
         ranks: the ranks.
         killed_at: ``time.monotonic()`` when they were killed, None before.
         store_port: the port of the store, on this host's loopback interface; 0 until ``start``.
-        shared: the files that rank 0 shares with other hosts.
     """
 
     def __init__(
@@ -77,7 +76,6 @@ class RankSet:
         self.ranks: list[RankProcess] = []
         self.killed_at: float | None = None
         self.store_port = 0
-        self.shared: tuple[str, ...] = ()
 
     def start(self) -> None:
         """Start the processes; ``ready`` tells when all have joined the process group.
@@ -190,8 +188,6 @@ class RankSet:
             rank.ready = True
         elif isinstance(message, rank_control.Finished):
             self._on_finished(rank.rank, message)
-        elif isinstance(message, rank_control.Shares) and rank.rank == 0:  # other hosts may not choose files here
-            self.shared = message.paths
 
     def record_error(self, rank: int, finished: rank_control.Finished) -> None:
         """Record an error of a rank that makes the set unusable."""

@@ -6,10 +6,11 @@ from typing import Any
 import msgspec
 
 from parallel_backend.layout.parallel_layout import ParallelLayout
+from parallel_backend.machines.nodes import host_control
 from parallel_backend.progress import RankProgress
-from parallel_backend.protocol import frames, host_control, messages, rank_control
+from parallel_backend.protocol import frames, messages, rank_control
 from parallel_backend.protocol.frames import Frame, TensorMeta, pack
-from parallel_backend.protocol.hosts import HostInfo, JoinHost, OpenShared, OpenStore, SharedPath, StorePort
+from parallel_backend.protocol.hosts import HostInfo, JoinHost, OpenStore, StorePort
 from parallel_backend.protocol.model_spec import Adapter, Devices, ModelSpec, Overlay
 from parallel_backend.protocol.status import LoadedModel, RankStatus, SpareStatus, Status, StatusQuery
 
@@ -54,8 +55,6 @@ GOOD: tuple[Any, ...] = (
     JoinHost(host=HOST),
     OpenStore(generation=1),
     StorePort(port=2),
-    OpenShared(generation=1, file=0),
-    SharedPath(path="/m"),
     STATUS,
 )
 assert {type(message) for message in GOOD} == set(messages.MESSAGES.values())

@@ -209,11 +209,11 @@ def test_the_node_says_what_is_waited_for() -> None:
     shown: list[str] = []
     progressed = shown_progress("sampling", shown.append, None)
     for phase, value, total in [
-        ("queued", 0, 1), ("start", 0, 1), ("receiving", 3, 40), ("loading", 0, 1), ("loading", 1, 1), ("other", 1, 2),
+        ("queued", 0, 1), ("start", 0, 1), ("loading", 0, 1), ("loading", 1, 1), ("other", 1, 2),
     ]:  # fmt: skip
         progressed(Progress(phase=phase, value=value, total=total), {})
     progressed(Progress(phase="sampling", value=1, total=2, note="slowly"), {})
     assert shown == [
-        "waiting for another request", "starting ranks", "hosts receive the model 3/40 MiB", "loading weights",
+        "waiting for another request", "starting ranks", "loading weights",
         "sampling", "sampling 1/2 (slowly)",
     ]  # fmt: skip

@@ -8,10 +8,10 @@ from scripts.comfy_paths import ROOT
 FOLDERS = ("parallel_backend", "nodes")
 STAMPS = {"parallel_backend/supervisor/request_lines.py", "parallel_backend/doctor/report.py"}
 """What tells people when something happened."""
-CERTIFICATES = {"parallel_backend/certificates/authority.py", "parallel_backend/protocol/tls.py"}
+CERTIFICATES = {"parallel_backend/machines/certificates/authority.py", "parallel_backend/machines/certificates/tls.py"}
 """What reads and writes until when certificates are valid."""
 
-COMPARED = {"parallel_backend/host/session.py", "parallel_backend/supervisor/hosts/host_link.py"}
+COMPARED = {"parallel_backend/machines/nodes/session.py", "parallel_backend/machines/nodes/host_link.py"}
 """What tells how far the clocks of two hosts are apart."""
 
 

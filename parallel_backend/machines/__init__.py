@@ -1,0 +1,1 @@
+"""Everything that only a backend of several machines needs. With one machine, nothing here is imported."""

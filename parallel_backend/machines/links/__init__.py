@@ -1,0 +1,1 @@
+"""How two machines reach each other: addresses, TLS connections, and the files that go with a request."""

@@ -1,0 +1,76 @@
+"""Where this host has models, which requests call by paths of ComfyUI's machine.
+
+A model is at the same path, or has the same name in a folder of ``PARALLEL_DIT_MODELS``. Its content is the same.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from ...checkpoint.opening import open_checkpoint
+from ...errors import InvalidRequest
+from ...protocol.model_spec import FIRST, HOST, ModelSpec
+
+FOLDERS = "PARALLEL_DIT_MODELS"
+
+_COMFYUI = Path(__file__).resolve().parents[4]
+
+
+def this_host() -> str:
+    """What messages call this host."""
+    name = os.environ.get(HOST, FIRST)
+    return f"host {name}" if name else "the first host"
+
+
+def find(model: ModelSpec) -> Path:
+    """Return where this host has a model.
+
+    Raises:
+        InvalidRequest: it has none of this name, or only others.
+    """
+    path = Path(model.path)
+    candidates = [path, *_named(path.name)]
+    found = next((each for each in candidates if each.exists() and _is(model, each)), None)
+    if found:
+        return found
+    candidates = [each for each in candidates if each.exists()]
+    if candidates:
+        raise InvalidRequest(
+            f"{this_host()} has another {path.name} ({candidates[0]}) than ComfyUI: copy the file there again"
+        )
+    named = ", ".join(map(str, folders())) or "which is not set"
+    raise InvalidRequest(
+        f"{this_host()} has no {path.name}: copy it there, to {path} or into a folder of {FOLDERS} ({named})"
+    )
+
+
+def _is(model: ModelSpec, path: Path) -> bool:
+    """Whether this is the model. Another one may be broken."""
+    try:
+        return open_checkpoint(path).content() == model.content
+    except InvalidRequest:
+        return False
+
+
+def _named(name: str) -> Iterator[Path]:
+    """Look into linked folders, too, as ComfyUI does, but into none twice."""
+    seen: set[tuple[int, int]] = set()
+    for folder in folders():
+        for root, subfolders, files in os.walk(folder, followlinks=True):
+            here = os.stat(root)
+            if (here.st_dev, here.st_ino) in seen:
+                subfolders.clear()
+                continue
+            seen.add((here.st_dev, here.st_ino))
+            subfolders[:] = sorted(subfolders)
+            if name in subfolders or name in files:
+                yield Path(root, name)
+
+
+def folders() -> Sequence[Path]:
+    """The folders in which models are looked for: those that are named, or those of the ComfyUI around this folder."""
+    named = os.environ.get(FOLDERS)
+    if named:
+        return [Path(each) for each in named.split(os.pathsep) if each]
+    around = _COMFYUI.parent if _COMFYUI.name == "custom_nodes" else None
+    return [around / "models"] if around else []
