@@ -1,9 +1,10 @@
-"""Measures the tables of ``parallel_backend/engine/working_memory.py``: ``python -m lab.working_memory``.
+"""Measures the tables of ``parallel_backend/engine/working_memory.py``: ``python -m lab working-memory``.
 
 Models of published widths compute on fake tensors, which have shapes but no bytes, so this needs neither
 a GPU nor memory. What is counted is the peak of the tensors that are alive, as PyTorch would allocate them.
 """
 
+import argparse
 import inspect
 import weakref
 from collections.abc import Iterator
@@ -179,8 +180,12 @@ def _text_peak(class_name: str, tokens: int, dtype: torch.dtype) -> int:
     return peak
 
 
-def main() -> None:
-    """Print the tables as Python."""
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command has no options."""
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the tables as Python; return the exit status."""
     diffusers_logging.set_verbosity_error()
     for name in FAMILIES:
         print(f'    "{name}": {transformer_factor(name):.1f},')
@@ -191,7 +196,4 @@ def main() -> None:
             print(f'    ("{name}", {encode}): ({factors}),')
     for name in SUPPORTED["text_encoder"]:
         print(f'    "{name}": ({", ".join(f"{each:.1f}" for each in text_factors(name))}),')
-
-
-if __name__ == "__main__":
-    main()
+    return 0

@@ -1,5 +1,6 @@
 """How fast requests and pixels travel, compared with a plain socket copy of the same bytes in the same run."""
 
+import argparse
 import contextlib
 import json
 import os
@@ -13,6 +14,7 @@ from operator import sub
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 
 from parallel_backend.client import devices as device_list
@@ -24,6 +26,8 @@ from parallel_backend.protocol.messages import Echo, Forward, Progress, Unload
 from parallel_backend.protocol.model_spec import Devices, ModelSpec
 from parallel_backend.protocol.tensors import SOCKET_BUFFER
 
+from .results import add_common
+
 PIXELS = 225_000_000
 """Values in the large reply: 0.9 GB of float32."""
 LATENT = (1, 16, 1, 128, 128)
@@ -32,6 +36,19 @@ PATCH = (1, 16, 16)
 """Patch size with which this latent is 64 tokens, so that a forward takes next to no time."""
 TEXT = 32
 CALLS = 50
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    parser.add_argument("--megabytes", type=int, default=900, help="size of the large reply (default %(default)s)")
+    add_common(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure how fast requests and pixels are transferred; return the exit status."""
+    measured = measure_alone(devices_text=options.devices, pixels=options.megabytes * 250_000)
+    print(msgspec.json.encode(measured).decode() if options.json else measured.describe())
+    return 0
 
 
 @dataclass(frozen=True, kw_only=True)

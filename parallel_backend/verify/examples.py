@@ -16,8 +16,8 @@ from ..interfaces.geometry import LATENT, TIMESTEP
 
 
 def short_name(class_name: str) -> str:
-    """Return a family's name on the command line, which is that of its file."""
-    return FAMILIES[class_name].__module__.rpartition(".")[2]
+    """Return a family's name on the command line, which is that of its folder."""
+    return FAMILIES[class_name].__module__.split(".")[-2]
 
 
 def variants() -> Iterator[tuple[str, str]]:

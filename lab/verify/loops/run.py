@@ -30,7 +30,8 @@ from parallel_backend.strategies.ring import Ring
 from parallel_backend.strategies.ulysses import Ulysses
 from parallel_backend.verify import examples
 from parallel_backend.verify.examples import short_name
-from parallel_backend.verify.run import TOLERANCE, Report, stages_of
+from parallel_backend.verify.report import TOLERANCE, Report
+from parallel_backend.verify.run import stages_of
 
 from . import reference
 from .reference import LoopRequest, Transformer

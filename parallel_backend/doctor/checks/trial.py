@@ -51,7 +51,8 @@ def forward(setting: Setting) -> list[Finding]:
     if error <= TOLERANCE:
         return [Finding(check="forward", verdict="fine", text=text)]
     advice = (
-        "Exchanges or a kernel return wrong numbers: try NCCL_P2P_DISABLE=1, and run python -m parallel_backend verify."
+        "Exchanges or a kernel return wrong numbers: try NCCL_P2P_DISABLE=1, and run python -m parallel_backend "
+        "verify MODEL."
     )
     return [Finding(check="forward", verdict="broken", text=text, advice=advice)]
 
