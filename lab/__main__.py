@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, NoReturn, Protocol, cast
 
+from lab.engine import lab_ranks
 from parallel_backend.errors import BackendError
 
 
@@ -66,7 +67,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     module.add_arguments(parser)
     options = parser.parse_args(arguments[len(name.split()) :])
     try:
-        return module.run(options)
+        with lab_ranks():
+            return module.run(options)
     except BackendError as error:
         print(error, file=sys.stderr)
         return 1

@@ -136,5 +136,5 @@ def _step(client: Client, spec: ModelSpec, adapters: tuple[Adapter, ...]) -> flo
         "0.timestep": torch.tensor([500.0]),
         "0.encoder_hidden_states": torch.randn(1, TEXT_TOKENS, TEXT, generator=random),
     }
-    answer = client.call(Forward(model=spec, branches=1, adapters=(adapters,), timed=True), inputs)
+    answer = client.call(Forward(model=spec, branches=1, adapters=(adapters,), measure="seconds"), inputs)
     return float(answer["seconds"])

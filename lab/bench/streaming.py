@@ -161,7 +161,7 @@ def _step(client: Client, spec: ModelSpec) -> tuple[Tensor, float]:
         "0.timestep": torch.tensor([500.0]),
         "0.encoder_hidden_states": torch.randn(1, TEXT_TOKENS, TEXT, generator=random),
     }
-    answer = client.call(Forward(model=spec, branches=1, timed=True), inputs)
+    answer = client.call(Forward(model=spec, branches=1, measure="seconds"), inputs)
     return answer["0"], float(answer["seconds"])
 
 

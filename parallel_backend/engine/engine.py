@@ -22,11 +22,11 @@ from ..loading.original_weights import read_original
 from ..loading.parts import Parts
 from ..progress import LOADING, PROGRESS
 from ..protocol.frames import TensorMeta
-from ..protocol.messages import Decode, Encode, EncodeText, Forward, RankRequest, ReadWeights, Sample, Unload
+from ..protocol.messages import Decode, Encode, EncodeText, Forward, RankRequest, ReadWeights, Sample, Trial, Unload
 from ..protocol.model_spec import DType, ModelSpec
 from ..protocol.status import LoadedModel
 from ..step_loop.setting import Report
-from . import text_encoding
+from . import text_encoding, trials
 from .agreements import Agreements
 from .autoencoding import Autoencoding
 from .counting import counted
@@ -177,6 +177,9 @@ class Engine:
         free(self.device)
         return {}
 
+    def _try(self, request: ActiveRequest[Trial]) -> Tensors:
+        return trials.run(request.message, self._agreements.world, self.device)
+
     def _parts(self) -> list[Parts]:
         return [components.parts for components in self._models.values()]
 
@@ -220,4 +223,5 @@ _HANDLERS: dict[type[RankRequest], Callable[..., Tensors]] = {
     Encode: Engine._autoencode,
     ReadWeights: Engine._read_weights,
     Unload: Engine._unload,
+    Trial: Engine._try,
 }

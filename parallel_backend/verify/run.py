@@ -18,7 +18,7 @@ from ..errors import InvalidRequest
 from ..interfaces.family import Family
 from ..interfaces.strategy import ParameterShapes
 from ..layout.parallel_layout import ParallelLayout
-from ..protocol.messages import Forward
+from ..protocol.messages import Forward, Measure
 from ..protocol.model_spec import Devices, DType, ModelSpec
 from ..protocol.status import RankStatus
 from ..protocol.tensors import DTYPES, describe
@@ -84,7 +84,7 @@ class Verifier:
 
     def _seconds(self, comparison: Comparison) -> float:
         """Median seconds of three steps, after one that loads the model."""
-        seconds = [float(self._call(comparison, measure=False)["seconds"]) for _ in range(4)]
+        seconds = [float(self._call(comparison, "seconds")["seconds"]) for _ in range(4)]
         return statistics.median(seconds[1:])
 
     def _formula(self, comparison: Comparison) -> tuple[int, ...]:
@@ -97,7 +97,7 @@ class Verifier:
             for rank in range(comparison.layout.ranks)
         )
 
-    def _call(self, comparison: Comparison, *, measure: bool = True) -> dict[str, Tensor]:
+    def _call(self, comparison: Comparison, measure: Measure = "bytes") -> dict[str, Tensor]:
         message = replace(self._message(comparison), measure=measure)
         return self.client.call(message, examples.branches(comparison.inputs))
 
@@ -110,7 +110,7 @@ class Verifier:
 def forward_request(model: Path, dtype: DType, layout: ParallelLayout, devices: Devices, branches: int) -> Forward:
     """Return the request for one forward that is timed and whose bytes are counted."""
     spec = ModelSpec(path=str(model), devices=devices, dtype=dtype, layout=layout)
-    return Forward(model=spec, branches=branches, measure=True, timed=True)
+    return Forward(model=spec, branches=branches, measure="bytes")
 
 
 def plan(message: Forward, inputs: Sequence[Mapping[str, Tensor]]) -> DenoisingPlan:
