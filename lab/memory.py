@@ -1,4 +1,4 @@
-"""ComfyUI's own memory with a large model file: python -m lab.memory (in .venv, with a ComfyUI).
+"""ComfyUI's own memory with a large model file: python -m lab memory (in .venv, with a ComfyUI).
 
 Runs one step of the same workflow without Parallel Model, with it behind Load Diffusion Model, and with it behind a
 loader that it does not know. Prints the peak growth of ComfyUI's process, proportional memory (``Pss`` in proc(5)), as
@@ -6,13 +6,12 @@ a part of the file's size.
 """
 
 import argparse
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from lab.bench.memory import BYTES_OF_LAYER, HEADS
 from lab.bench.model_file import TEXT, write_wan
+from lab.sampling import sampled
 from parallel_backend import processes
 from scripts import comfy_paths
 from scripts.comfy_api import Prompt
@@ -77,45 +76,25 @@ def growth(comfyui: Path, file: Path, way: str) -> int:
     with server:
         server.client.object_info()
         before = processes.proportional_memory(server.pid)
-        with sampled(server.pid) as samples:
+        with sampled(partial(processes.proportional_memory, server.pid)) as samples:
             server.client.run(workflow(way), deadline=900.0)
-        return max(samples) - before
+        return max(number for _, number in samples) - before
 
 
-@contextmanager
-def sampled(pid: int) -> Iterator[list[int]]:
-    """Sample a process's memory in a thread: a growing list of bytes."""
-    samples: list[int] = [0]
-    end = threading.Event()
-
-    def loop() -> None:
-        while not end.wait(0.05):
-            samples.append(processes.proportional_memory(pid))
-
-    sampler = threading.Thread(target=loop, daemon=True)
-    sampler.start()
-    try:
-        yield samples
-    finally:
-        end.set()
-        sampler.join(10)
-
-
-def main() -> None:
-    """Run the command."""
-    parser = argparse.ArgumentParser(description=__doc__)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
     parser.add_argument("--gigabytes", type=float, default=4.0, help="size of the file (default %(default)g)")
-    gigabytes = parser.parse_args().gigabytes
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure with every ComfyUI that is found; return the exit status."""
     for comfyui in comfy_paths.candidates():
         file = comfyui.parent / f".parallel-dit-{FILE}"
-        write_wan(file, heads=HEADS, layers=max(2, round(gigabytes * 1e9 / BYTES_OF_LAYER)))
+        write_wan(file, heads=HEADS, layers=max(2, round(options.gigabytes * 1e9 / BYTES_OF_LAYER)))
         try:
             for way in WAYS:
                 grown, size = growth(comfyui, file, way), file.stat().st_size
                 print(f"{comfyui.name}, {way}: {grown / 1e6:.0f} MB, {grown / size:.2f} of the file", flush=True)
         finally:
             file.unlink()
-
-
-if __name__ == "__main__":
-    main()
+    return 0

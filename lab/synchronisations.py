@@ -1,4 +1,4 @@
-"""Count how often the host waits for a GPU, and make docs/synchronisations.md: ``python -m lab.synchronisations``.
+"""Count how often the host waits for a GPU, and make docs/synchronisations.md: ``python -m lab synchronisations``.
 
 It needs no GPU: small models run on tensors that say that they are on one (``tests/support/stand_in``).
 """
@@ -61,7 +61,7 @@ layouts add none, but for `pipe`, which reads a mask once for each patch of the 
 
 The models are small, with two samples, and with two branches whose texts differ in length in a step and are equal in \
 a forward. They run without a GPU, on tensors that hold their numbers on the CPU and say that they are on a GPU. \
-`python -m lab.synchronisations --write` makes this page, and a test counts again and fails where there are more.
+`python -m lab synchronisations --write` makes this page, and a test counts again and fails where there are more.
 
 A forward also waits for the copy of each input to the GPU, before there is other work, and for that of each \
 prediction to the CPU, after all of it. Neither these nor the copies of a model that loads are counted.
@@ -133,17 +133,16 @@ def grown(text: str, counted: Iterable[tuple[str, Counts]]) -> list[str]:
     ]
 
 
-def main() -> None:
-    """Print the page, or write it."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
     parser.add_argument("--write", action="store_true", help=f"write {PAGE.name} instead of printing it")
-    options = parser.parse_args()
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the page, or write it; return the exit status."""
     text = page(count_all())
     if options.write:
         PAGE.write_text(text, encoding="utf-8")
     else:
         print(text, end="")
-
-
-if __name__ == "__main__":
-    main()
+    return 0

@@ -1,11 +1,12 @@
 """Measures what ``parallel_backend/engine/working_memory.py`` knows, and each family's ``values_alive``.
 
-Call it by ``python -m lab.working_memory``.
+Call it by ``python -m lab working-memory``.
 
 Models of published widths compute on fake tensors, which have shapes but no bytes, so this needs neither
 a GPU nor memory. What is counted is the peak of the tensors that are alive, as PyTorch would allocate them.
 """
 
+import argparse
 import inspect
 import weakref
 from collections.abc import Iterator
@@ -181,8 +182,12 @@ def _text_peak(class_name: str, tokens: int, dtype: torch.dtype) -> int:
     return peak
 
 
-def main() -> None:
-    """Print the tables as Python, and where they belong."""
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command has no options."""
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the tables as Python; return the exit status."""
     diffusers_logging.set_verbosity_error()
     for name in FAMILIES:
         place = f"parallel_backend/families/{FAMILIES[name].folder}/transformer.py"
@@ -195,7 +200,4 @@ def main() -> None:
             print(f'    ("{name}", {encode}): ({factors}),')
     for name in SUPPORTED["text_encoder"]:
         print(f'    "{name}": ({", ".join(f"{each:.1f}" for each in text_factors(name))}),')
-
-
-if __name__ == "__main__":
-    main()
+    return 0

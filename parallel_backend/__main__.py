@@ -6,11 +6,6 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from lab.bench import measurements
-from lab.bench import options as bench
-from lab.soak import options as soak
-from lab.verify import options as verify
-
 from . import serve
 from .client import query
 from .client.status_text import format_json, format_status
@@ -19,12 +14,15 @@ from .errors import BackendError, InvalidRequest
 from .machines.certificates import options as certificates
 from .machines.nodes import command as host
 from .protocol.endpoint import REMOTE, Endpoint, passed_over
+from .verify import options as verify
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status."""
-    options = _parser().parse_args(argv)
+    arguments = list(sys.argv[1:] if argv is None else argv)
     try:
+        _check_moved(arguments[:1])
+        options = _parser().parse_args(arguments)
         return int(options.run(options))
     except BackendError as error:
         print(error, file=sys.stderr)
@@ -51,14 +49,20 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m parallel_backend", description="The backend of Parallel DiT.")
     commands = parser.add_subparsers(
         required=True,
-        metavar="serve | host | status | stop | logs | certificates | doctor | verify | soak | "
-        "bench | bench-wire | bench-memory | bench-lora | bench-streaming | bench-recovery | bench-resume",
+        metavar="serve | host | status | stop | logs | certificates | doctor | verify",
     )
     for command in _COMMANDS:
         added = commands.add_parser(command.name, help=command.help)
         command.add_arguments(added)
         added.set_defaults(run=command.run)
     return parser
+
+
+def _check_moved(command: Sequence[str]) -> None:
+    """Say where measurements are, which are no part of the product."""
+    for name in command:
+        if name.partition("-")[0] in ("bench", "soak"):
+            raise InvalidRequest(f"{name} is in the checkout alone: run python -m lab {name.replace('-', ' ')} there")
 
 
 def _add_status(parser: argparse.ArgumentParser) -> None:
@@ -111,23 +115,8 @@ def _doctor(options: argparse.Namespace) -> int:
     return command.run(options)
 
 
-def _soak(options: argparse.Namespace) -> int:
-    checked = soak.parse(options)
-    from lab.soak.command import soak as run
-
-    ledger = run(checked)
-    print(ledger.as_json() if options.json else ledger)
-    return 0 if ledger.passed else 1
-
-
-def _bench(options: argparse.Namespace) -> int:
-    from lab.bench import command
-
-    return command.run(options)
-
-
 def _verify(options: argparse.Namespace) -> int:
-    from lab.verify import command
+    from .verify import command
 
     return command.run(options)
 
@@ -146,32 +135,7 @@ _COMMANDS = (
         "make the certificates with which other machines connect to this one",
     ),
     _Command("doctor", _doctor, doctor.add_arguments, "check this machine and this installation, and say what to do"),
-    _Command(
-        "bench-wire", measurements.wire, measurements.add_wire, "measure how fast requests and pixels are transferred"
-    ),
-    _Command(
-        "bench-memory", measurements.memory, measurements.add_memory,
-        "measure the memory that a model file takes on two ranks",
-    ),
-    _Command("bench-lora", measurements.lora, measurements.add_lora, "measure what a LoRA costs in a step"),
-    _Command(
-        "bench-streaming", measurements.streaming, measurements.add_streaming,
-        "measure what a step costs whose blocks stream",
-    ),
-    _Command("soak", _soak, soak.add_arguments, "make random prompts and faults, and tell what came of them"),
-    _Command(
-        "bench-recovery", measurements.recovery, measurements.add_recovery,
-        "measure how long a prompt takes after a rank died",
-    ),
-    _Command(
-        "bench-resume", measurements.resume, measurements.add_resume,
-        "measure what it costs to keep what a run goes on from",
-    ),
-    _Command(
-        "bench", _bench, bench.add_arguments,
-        "time a denoiser step in several layouts, against one process and against other projects",
-    ),
-    _Command("verify", _verify, verify.add_arguments, "compare families and layouts with diffusers' own forward"),
+    _Command("verify", _verify, verify.add_arguments, "compare a checkpoint in many layouts with diffusers' forward"),
 )  # fmt: skip
 """In the order in which ``--help`` lists them."""
 

@@ -10,6 +10,9 @@ from collections.abc import Mapping
 PYTHON = "PARALLEL_DIT_PYTHON"
 """The variable that names another Python for the backend."""
 
+LAB = "PARALLEL_DIT_LAB"
+"""The variable that names a module whose class ``LabEngine``, derived from ``Engine``, ranks use instead."""
+
 _PREFIX = "DIFFUSERS_"
 _LEFT_OUT = frozenset((
     # Without docstrings, with warnings as errors, or with a prompt at the end, imports or exits go another way.

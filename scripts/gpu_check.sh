@@ -3,4 +3,4 @@
 # It runs in the Python that has the GPU's torch, and installs nothing: such a machine may have no network.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-exec "${PYTHON:-python3}" -m lab.gpu_check "$@"
+exec "${PYTHON:-python3}" -m lab gpu-check "$@"

@@ -62,7 +62,7 @@ quick() {
     style
     beside structure
     pytest tests/unit --ignore tests/unit/scripts || failed=1
-    python -m parallel_backend verify --family flux --variant dev --layout ulysses=2 || failed=1
+    python -m lab verify --family flux --variant dev --layout ulysses=2 || failed=1
     joined || failed=1
     [ -z "$failed" ]
 }
@@ -85,7 +85,7 @@ everything() {
     beside background
     pytest --ignore "$INSIDE" --ignore tests/unit --ignore tests/ranks --durations 40 --durations-min 3 \
         -m "everyday or not machines" || failed=1
-    python -m parallel_backend verify --ci || failed=1
+    python -m lab verify --ci || failed=1
     joined || failed=1
     [ -z "$failed" ]
 }

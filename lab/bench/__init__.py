@@ -1,1 +1,1 @@
-"""Benchmarks of layouts against one process and against other projects: ``python -m parallel_backend bench``."""
+"""Benchmarks of layouts against one process and against other projects: ``python -m lab bench``."""

@@ -1,9 +1,10 @@
-"""What a LoRA costs in a step: ``python -m parallel_backend bench-lora``.
+"""What a LoRA costs in a step: ``python -m lab bench lora``.
 
 Steps without, with and again without a LoRA on every linear layer of the blocks take turns. Their ratios are compared,
 so that a machine that slows down over minutes does not matter.
 """
 
+import argparse
 import statistics
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -25,6 +26,7 @@ from parallel_backend.protocol.messages import Forward
 from parallel_backend.protocol.model_spec import Adapter, ModelSpec
 
 from .model_file import LATENT, TEXT, write_wan
+from .results import add_common, print_results
 
 LAYOUTS = ("ulysses=1", "ulysses=2", "tensor=2")
 LIMIT = 1.04
@@ -35,6 +37,17 @@ HEADS, LAYERS, RANK = 24, 1, 32
 
 SIDE, TEXT_TOKENS = 64, 128
 """Latent positions of a side, which are 1,024 image tokens."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    parser.add_argument("--rounds", type=int, default=9, help="pairs of steps (default %(default)s)")
+    add_common(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure what a LoRA costs in a step."""
+    return print_results(measure(options.rounds, options.devices), as_json=options.json)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,5 +136,5 @@ def _step(client: Client, spec: ModelSpec, adapters: tuple[Adapter, ...]) -> flo
         "0.timestep": torch.tensor([500.0]),
         "0.encoder_hidden_states": torch.randn(1, TEXT_TOKENS, TEXT, generator=random),
     }
-    answer = client.call(Forward(model=spec, branches=1, adapters=(adapters,), timed=True), inputs)
+    answer = client.call(Forward(model=spec, branches=1, adapters=(adapters,), measure="seconds"), inputs)
     return float(answer["seconds"])

@@ -1,15 +1,14 @@
-"""The memory that a model file takes on several ranks: ``python -m parallel_backend bench-memory``.
+"""The memory that a model file takes on several ranks: ``python -m lab bench memory``.
 
 Sums the proportional memory (``Pss`` in proc(5)) of this process, the supervisor and two CPU ranks, in which the pages
 of the file count once while they are mapped, or what all processes use of two GPUs. The peak of loading a large file
 and of a forward, less that of the same with a small one, is compared with the file's size.
 """
 
+import argparse
 import os
 import tempfile
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Literal
 
 import torch
 
+from lab.sampling import sampled
 from parallel_backend import processes
 from parallel_backend.client import devices
 from parallel_backend.client.client import Client
@@ -27,6 +27,7 @@ from parallel_backend.protocol.messages import Forward
 from parallel_backend.protocol.model_spec import Devices, ModelSpec
 
 from .model_file import FORMATS, LATENT, TEXT, suffix, write_wan
+from .results import add_common, print_results
 
 LAYOUTS = ("ulysses=2 shard_weights", "tensor=2", "pipe=2 patches=1")
 LIMIT = {"cpu": 1.15, "cuda": 1.5}
@@ -38,8 +39,20 @@ HEADS, BYTES_OF_LAYER = 9, 105_000_000
 """The large file's width, and what one of its layers takes in float32: as large a part of 4 GB as one of 40 layers is
 of 14B."""
 
-_INTERVAL = 0.02
-"""Seconds between two samples of the memory."""
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    parser.add_argument("--gigabytes", type=float, default=4.0, help="size of the file (default %(default)g)")
+    parser.add_argument(
+        "--format", choices=("plain", "fp8", "int8", "mxfp8", "nvfp4", "gguf"), default="plain",
+        help="how its weights are stored (default %(default)s, which is fp32)",
+    )  # fmt: skip
+    add_common(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure the memory that a model file takes on two ranks."""
+    return print_results(measure(options.gigabytes, options.format, options.devices), as_json=options.json)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,9 +113,10 @@ def measure(gigabytes: float, stored_format: str = "plain", devices_text: str | 
 def _memory(folder: Path, spec: ModelSpec) -> tuple[int, int]:
     """Return the memory of all processes at its peak, and after a forward."""
     with temporary_backend(folder) as client:
-        with _sampled(_meter(client, spec.devices)) as samples:
+        with sampled(_meter(client, spec.devices)) as samples:
             _forward(client, spec)
-        return max(samples), samples[-1]
+        used = [number for _, number in samples]
+        return max(used), used[-1]
 
 
 def _forward(client: Client, spec: ModelSpec) -> None:
@@ -125,26 +139,3 @@ def _meter(client: Client, where: Devices) -> Callable[[], int]:
         return sum(map(processes.proportional_memory, [*pids, *ranks]))
 
     return host
-
-
-@contextmanager
-def _sampled(used: Callable[[], int]) -> Iterator[list[int]]:
-    """Sample the memory in a thread: a growing list of bytes."""
-    samples: list[int] = []
-    end = threading.Event()
-
-    def sample() -> None:
-        samples.append(used())
-
-    def loop() -> None:
-        while not end.wait(_INTERVAL):
-            sample()
-
-    sampler = threading.Thread(target=loop, daemon=True)
-    sampler.start()
-    try:
-        yield samples
-    finally:
-        end.set()
-        sampler.join(10)
-        sample()

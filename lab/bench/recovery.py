@@ -1,8 +1,9 @@
-"""How long a prompt takes after a rank has died: ``python -m parallel_backend bench-recovery``.
+"""How long a prompt takes after a rank has died: ``python -m lab bench recovery``.
 
 A backend without spare ranks and one with them take turns.
 """
 
+import argparse
 import signal
 import statistics
 import tempfile
@@ -10,6 +11,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from parallel_backend import processes
 from parallel_backend.client import devices
@@ -21,6 +24,7 @@ from parallel_backend.protocol.deadlines import Deadline
 from parallel_backend.protocol.model_spec import ModelSpec
 
 from .prompt import Prompt, shipped_or_tiny
+from .results import add_common
 
 LAYOUT = ParallelLayout(ulysses=2)
 GOAL = 5.0
@@ -43,6 +47,19 @@ ROWS = {
 """What is measured, by its name in ``Recovery.seconds``."""
 PROMPTS = ("first", "idle", "sampling")
 """The prompts that are compared with a warm one."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    parser.add_argument("--rounds", type=int, default=3, help="backends of each kind (default %(default)s)")
+    add_common(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure how long a prompt takes after a rank died."""
+    results = measure(options.rounds, options.devices)
+    print(msgspec.json.encode(results).decode() if options.json else describe(*results))
+    return int(any(result.failed for result in results))
 
 
 @dataclass(frozen=True, kw_only=True)

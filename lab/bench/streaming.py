@@ -1,10 +1,11 @@
-"""What a step costs whose blocks stream: ``python -m parallel_backend bench-streaming``.
+"""What a step costs whose blocks stream: ``python -m lab bench streaming``.
 
 The limit of each rank's memory is such that the weights are 2.5 times what the ranks may use together. A step then is
 compared with one whose weights all stay on the devices plus a plain copy of as many bytes as stream. The three take
 turns, so that a machine that slows down over minutes does not matter.
 """
 
+import argparse
 import itertools
 import multiprocessing
 import os
@@ -32,6 +33,7 @@ from parallel_backend.protocol.messages import Forward
 from parallel_backend.protocol.model_spec import Devices, ModelSpec
 
 from .model_file import LATENT, TEXT, write_wan
+from .results import add_common, print_results
 
 LAYOUT = ParallelLayout(ulysses=2)
 TIMES = 2.5
@@ -48,6 +50,18 @@ _SOURCE = 1 << 28
 """Bytes that a plain copy reads over and over: more than any cache."""
 _PATIENCE = 120.0
 """Seconds that the copying processes may take."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    parser.add_argument("--gigabytes", type=float, default=1.0, help="size of the model (default %(default)g)")
+    parser.add_argument("--rounds", type=int, default=7, help="steps of each kind (default %(default)s)")
+    add_common(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure what a step costs whose blocks stream."""
+    return print_results([measure(options.gigabytes, options.rounds, options.devices)], as_json=options.json)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,7 +161,7 @@ def _step(client: Client, spec: ModelSpec) -> tuple[Tensor, float]:
         "0.timestep": torch.tensor([500.0]),
         "0.encoder_hidden_states": torch.randn(1, TEXT_TOKENS, TEXT, generator=random),
     }
-    answer = client.call(Forward(model=spec, branches=1, timed=True), inputs)
+    answer = client.call(Forward(model=spec, branches=1, measure="seconds"), inputs)
     return answer["0"], float(answer["seconds"])
 
 

@@ -1,5 +1,6 @@
 """How fast requests and pixels travel, compared with a plain socket copy of the same bytes in the same run."""
 
+import argparse
 import contextlib
 import json
 import os
@@ -13,16 +14,20 @@ from operator import sub
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 
+from lab.engine.echo import ECHO
 from parallel_backend.client import devices as device_list
 from parallel_backend.client.client import Client
 from parallel_backend.client.temporary_backend import temporary_backend
 from parallel_backend.errors import InvalidRequest
 from parallel_backend.layout.parallel_layout import ParallelLayout
-from parallel_backend.protocol.messages import Echo, Forward, Progress, Unload
+from parallel_backend.protocol.messages import Forward, Progress, Trial, Unload
 from parallel_backend.protocol.model_spec import Devices, ModelSpec
 from parallel_backend.protocol.tensors import SOCKET_BUFFER
+
+from .results import add_common
 
 PIXELS = 225_000_000
 """Values in the large reply: 0.9 GB of float32."""
@@ -32,6 +37,19 @@ PATCH = (1, 16, 16)
 """Patch size with which this latent is 64 tokens, so that a forward takes next to no time."""
 TEXT = 32
 CALLS = 50
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    parser.add_argument("--megabytes", type=int, default=900, help="size of the large reply (default %(default)s)")
+    add_common(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure how fast requests and pixels are transferred; return the exit status."""
+    measured = measure_alone(devices_text=options.devices, pixels=options.megabytes * 250_000)
+    print(msgspec.json.encode(measured).decode() if options.json else measured.describe())
+    return 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +101,7 @@ class WireMeasurement:
             f"a reply of {self.reply_bytes / 1e9:.2f} GB: {self.reply:.2f} s, {self.reply_ratio:.2f} times a plain "
             f"socket copy ({self.plain_copy:.2f} s); the supervisor grew by {self.supervisor_growth / 2**20:.1f} MiB",
             f"1 MiB each way, one tiny layer, 64 tokens, one thread per rank; median (best to worst) of {CALLS}:",
-            f"{'Echo':>24}: {self.echo}, the round trip alone",
+            f"{'echo':>24}: {self.echo}, the round trip alone",
             f"{'forward, this process':>24}: {self.here}",
         ]
         for layout, spread in self.forward.items():
@@ -155,7 +173,7 @@ def _small_calls(client: Client, devices: Devices) -> tuple[list[float], list[fl
             for spec in specs:
                 reply = _timed(forward[str(spec.layout)], client.call, Forward(model=spec, branches=1), named)
                 _check(reply["0"], expected)
-            _check(_timed(echo, client.call, Echo(model=specs[0]), latent)["x"], latent["x"])
+            _check(_timed(echo, client.call, Trial(model=specs[0], name=ECHO), latent)["x"], latent["x"])
         client.call(Unload(model=specs[0]))
     return echo[1:], here[1:], {layout: seconds[1:] for layout, seconds in forward.items()}
 
@@ -226,7 +244,7 @@ def _large_reply(client: Client, spec: ModelSpec, pixels: int) -> float:
         if progress.phase == "reply":
             start[0] = time.perf_counter()
 
-    values = client.call(Echo(model=spec, make=pixels), on_progress=progressed)["made"]
+    values = client.call(Trial(model=spec, name=ECHO, amount=pixels), on_progress=progressed)["made"]
     seconds = time.perf_counter() - start[0]
     if values[0] != 0.5 or values[-1] != 0.5:
         raise RuntimeError("the backend returned wrong values")

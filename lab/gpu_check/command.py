@@ -1,15 +1,13 @@
-"""The command: runs the parts one after another.
+"""Runs the parts one after another.
 
 Each part writes what its checks have found to a file. What is there, from the same commit, is not run again, and a
 check whose time ran out goes on with the rest.
 """
 
-import argparse
 import json
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -21,35 +19,26 @@ from lab.gpu_check.parts import LIMIT, PARTS, Part
 PAGE = "page.md"
 
 
-def run(argv: Sequence[str] | None = None) -> int:
-    """Run the parts and return the exit status: 1 if a check failed."""
-    options = _parse(argv)
-    options.out.mkdir(parents=True, exist_ok=True)
-    machine, commit, cards = _machine(), _commit(), _cards()
-    print(f"{machine}; commit {commit}", flush=True)
-    for part in PARTS:
-        if options.part in (None, part.number):
-            _run_part(part, options.out, commit=commit, cards=cards, again=options.part is not None)
-    parts = [_content(part, options.out, commit) for part in PARTS]
-    (options.out / PAGE).write_text(page.page(parts, machine=machine, commit=commit), encoding="utf-8")
-    print(f"the page is {options.out / PAGE}")
-    statuses = [outcome["status"] for part in parts for outcome in part["outcomes"]]
+def run(number: int | None, out: Path) -> int:
+    """Run all parts, or the one with this number, and return the exit status: 1 if a check failed."""
+    statuses = _run_parts(number, out)
     if "timed out" in statuses:
         print("run the command again: what timed out goes on with the rest")
     return int("failed" in statuses or "timed out" in statuses)
 
 
-def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parts = "\n".join(f"  {part.number}  {part.title}" for part in PARTS)
-    parser = argparse.ArgumentParser(
-        prog="bash scripts/gpu_check.sh",
-        description=f"Try the backend on real GPUs, in parts of at most {LIMIT / 60:.0f} minutes:\n{parts}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    numbers = [part.number for part in PARTS]
-    parser.add_argument("--part", type=int, choices=numbers, help="run this part alone, even if it has run")
-    parser.add_argument("--out", type=Path, default=Path("gpu_check"), help="folder of the results (gpu_check)")
-    return parser.parse_args(argv)
+def _run_parts(number: int | None, out: Path) -> list[running.Status]:
+    """Run all parts, or the one with this number, write the page, and return the status of every check."""
+    out.mkdir(parents=True, exist_ok=True)
+    machine, commit, cards = _machine(), _commit(), _cards()
+    print(f"{machine}; commit {commit}", flush=True)
+    for part in PARTS:
+        if number in (None, part.number):
+            _run_part(part, out, commit=commit, cards=cards, again=number is not None)
+    parts = [_content(part, out, commit) for part in PARTS]
+    (out / PAGE).write_text(page.page(parts, machine=machine, commit=commit), encoding="utf-8")
+    print(f"the page is {out / PAGE}")
+    return [outcome["status"] for part in parts for outcome in part["outcomes"]]
 
 
 def _run_part(part: Part, out: Path, *, commit: str, cards: int, again: bool) -> None:

@@ -1,9 +1,11 @@
-"""Makes prompts and faults for a while, and keeps the ledger."""
+"""Random prompts and faults for a while, and their ledger: ``python -m lab soak``."""
 
+import argparse
 import random
 import tempfile
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from torch import Tensor
@@ -11,20 +13,68 @@ from torch import Tensor
 from parallel_backend.client.client import Client
 from parallel_backend.client.recovery import RecoveringCall
 from parallel_backend.client.temporary_backend import temporary_backend
-from parallel_backend.errors import BackendError
+from parallel_backend.errors import BackendError, InvalidRequest
 from parallel_backend.protocol.messages import Progress
 
 from .faults import FAULTS, Fault, Target
 from .ledger import ASKED_AGAIN, ENDED, LOST, RESUMED, RIGHT, WRONG, Footprint, Ledger, processes_of
-from .options import SoakOptions
 from .prompts import Prompt, Prompts
 
 FAULT_RATE = 0.6
 """How many of the prompts are disturbed."""
 WAIT_RATE, WAIT = 0.5, 60.0
 """How many of the disturbed prompts wait for spare ranks first, and for how many seconds at most."""
+MOST_RANKS = 8
 EXIT = 20.0
 """Seconds in which the processes of a stopped backend have to be gone."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SoakOptions:
+    """What to do.
+
+    Attributes:
+        minutes: how long prompts are made.
+        faults: whether anything is done to the backend.
+        seed: of prompts and faults. What depends on time, such as the step in which a fault arrives, still varies.
+        ranks: number of CPU ranks.
+
+    Raises:
+        InvalidRequest: a value that makes no sense.
+    """
+
+    minutes: float
+    faults: bool
+    seed: int
+    ranks: int
+
+    def __post_init__(self) -> None:
+        if not self.minutes > 0:
+            raise InvalidRequest(f"--minutes {self.minutes:g}: a number above 0 works")
+        if not 2 <= self.ranks <= MOST_RANKS:
+            raise InvalidRequest(f"--ranks {self.ranks}: 2 to {MOST_RANKS} works")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("--minutes", type=float, default=10.0, help="how long (default %(default)g)")
+    parser.add_argument("--faults", action="store_true", help="kill, stop and disturb the backend's processes, too")
+    parser.add_argument("--seed", type=int, help="repeats the prompts and faults of a run (default: a new one)")
+    parser.add_argument("--ranks", type=int, default=3, help="number of CPU ranks (default %(default)s)")
+    parser.add_argument("--json", action="store_true", help="print the ledger as JSON")
+
+
+def parse(options: argparse.Namespace) -> SoakOptions:
+    """Return the checked options."""
+    seed = random.SystemRandom().randrange(1 << 32) if options.seed is None else options.seed
+    return SoakOptions(minutes=options.minutes, faults=options.faults, seed=seed, ranks=options.ranks)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Make prompts and faults, print what came of them, and return the exit status."""
+    ledger = soak(parse(options))
+    print(ledger.as_json() if options.json else ledger)
+    return 0 if ledger.passed else 1
 
 
 def soak(options: SoakOptions) -> Ledger:

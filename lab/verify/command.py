@@ -1,24 +1,24 @@
-"""The command ``python -m parallel_backend verify``."""
+"""The command ``python -m lab verify``."""
 
 import argparse
-import re
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import msgspec
 import torch
 
-from parallel_backend.client.devices import choose_devices, parse_devices, ranks_of
+from parallel_backend.client.devices import add_option, choose_devices, ranks_of
 from parallel_backend.errors import InvalidRequest
 from parallel_backend.layout.parallel_layout import OPTIONS, ParallelLayout
 from parallel_backend.protocol.model_spec import Devices
-from parallel_backend.verify import real
 from parallel_backend.verify.examples import short_name, variants
 from parallel_backend.verify.full_float32 import disable_tf32
-from parallel_backend.verify.run import Comparison, Report, verifier
+from parallel_backend.verify.options import add_sizes, check_least, size
+from parallel_backend.verify.report import show
+from parallel_backend.verify.run import Comparison, verifier
 
 from .forward import matrix, memory, pairwise
 from .forward.cells import SmallModels
@@ -30,13 +30,56 @@ from .vae.kinds import WIDTH
 from .vae.run import VaeCase, compare
 
 
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command to its parser."""
+    _add_cells(parser)
+    _add_other_comparisons(parser)
+    add_option(parser)
+    parser.add_argument("--json", action="store_true", help="print the results as JSON")
+
+
+def _add_cells(parser: argparse.ArgumentParser) -> None:
+    """Add what is compared: models, layouts and sizes."""
+    parser.add_argument("--family", metavar="NAME", help="one family only, such as flux")
+    parser.add_argument("--variant", metavar="NAME", help="one variant of a family only, such as dev")
+    parser.add_argument(
+        "--layout", metavar="LAYOUT", help='one layout only, such as "cfg=2 ulysses=2" (default: a matrix of layouts)'
+    )
+    parser.add_argument("--ranks", type=int, metavar="N", help="only layouts of N ranks")
+    add_sizes(parser)
+    parser.add_argument("--ci", action="store_true", help="only the part of the matrix that CI runs")
+    parser.add_argument("--named", action="store_true", help="only the part of the matrix with sizes from real use")
+
+
+def _add_other_comparisons(parser: argparse.ArgumentParser) -> None:
+    """Add what is done instead of comparing single forwards."""
+    parser.add_argument(
+        "--memory", action="store_true",
+        help="instead: measure the memory that the ranks need for 2 GB of sharded weights",
+    )  # fmt: skip
+    parser.add_argument(
+        "--warmup", metavar="N|all",
+        help="instead: run whole step loops of PipeFusion and displaced patch, whose first N steps are exact, and "
+        "compare them with the same algorithm in one process; with all, also with the exact loop",
+    )  # fmt: skip
+    parser.add_argument(
+        "--quality", action="store_true",
+        help="instead: generate pictures with the shipped checkpoint and tabulate how far those of approximate layouts "
+        "are from exact ones",
+    )  # fmt: skip
+    parser.add_argument(
+        "--vae", metavar="KIND",
+        help="instead: compare a VAE whose rows are split over --ranks N with diffusers' own; KIND is a small random "
+        "VAE such as image or wan21, or a checkpoint's folder",
+    )  # fmt: skip
+    parser.add_argument("--encode", action="store_true", help="with --vae: encode instead of decode")
+    parser.add_argument("--width", type=int, metavar="N", help="with --vae: channels of its first level (default 32)")
+
+
 def run(options: argparse.Namespace) -> int:
     """Run the comparisons that the options ask for and return the exit status."""
     disable_tf32()
-    for name, minimum in (("text_tokens", 1), ("ranks", 1), ("width", 8)):
-        value = getattr(options, name)
-        if value is not None and value < minimum:
-            raise InvalidRequest(f"--{name.replace('_', '-')} {value}: at least {minimum} is needed")
+    check_least(options, {"text_tokens": 1, "ranks": 1, "width": 8})
     if options.vae:
         return _run_vae(options)
     if options.encode or options.width is not None:
@@ -47,7 +90,7 @@ def run(options: argparse.Namespace) -> int:
         return _run_quality(options)
     if options.warmup is not None:
         return _run_loops(options)
-    return _run_model(options) if options.model else _run_matrix(options)
+    return _run_matrix(options)
 
 
 def _run_memory(options: argparse.Namespace) -> int:
@@ -72,7 +115,7 @@ def _run_vae(options: argparse.Namespace) -> int:
         )
     report = compare(
         VaeCase(
-            kind=options.vae, ranks=options.ranks or 2, encode=options.encode, size=_size(options),
+            kind=options.vae, ranks=options.ranks or 2, encode=options.encode, size=size(options.size),
             width=options.width or WIDTH, devices=options.devices,
         )
     )  # fmt: skip
@@ -83,7 +126,7 @@ def _run_vae(options: argparse.Namespace) -> int:
 
 
 def _run_loops(options: argparse.Namespace) -> int:
-    for name in ("model", "dtype", "ci", "named"):
+    for name in ("ci", "named"):
         if getattr(options, name):
             raise InvalidRequest(f"--warmup runs the step loops of small models: leave {name} out")
     loops = _loops(options)
@@ -105,8 +148,8 @@ def _loops(options: argparse.Namespace) -> list[Loop]:
     chosen = [loop for loop in loops(_variants(options), warmup, layouts) if options.ranks in (None, loop.layout.ranks)]
     if not chosen:
         raise InvalidRequest(f"no layout has {options.ranks} ranks; leave --ranks out, or change it")
-    size, text = _size(options), options.text_tokens
-    return [replace(loop, size=size or loop.size, text=text or loop.text) for loop in chosen]
+    latent, text = size(options.size), options.text_tokens
+    return [replace(loop, size=latent or loop.size, text=text or loop.text) for loop in chosen]
 
 
 def _run_quality(options: argparse.Namespace) -> int:
@@ -136,7 +179,7 @@ def _quality_layouts(options: argparse.Namespace) -> list[ParallelLayout]:
 
 def _set_options(options: argparse.Namespace) -> set[str]:
     """Return the names of the options that the command line sets."""
-    return {name for name, value in vars(options).items() if value} - {"run"}
+    return {name for name, value in vars(options).items() if value}
 
 
 def _steps(text: str) -> int:
@@ -146,8 +189,6 @@ def _steps(text: str) -> int:
 
 
 def _run_matrix(options: argparse.Namespace) -> int:
-    if options.dtype:
-        raise InvalidRequest("--dtype needs a MODEL; the small models of the matrix run in float32")
     cells = _cells(options)
     devices = choose_devices(options.devices, ranks_of(cell.layout for cell in cells))
     with tempfile.TemporaryDirectory(prefix="verify-models-") as folder:
@@ -155,53 +196,10 @@ def _run_matrix(options: argparse.Namespace) -> int:
         return _compare(map(models.comparison, cells), devices, options, time=len(cells) == 1)
 
 
-def _run_model(options: argparse.Namespace) -> int:
-    for name in ("family", "variant", "ci", "named"):
-        if getattr(options, name):
-            raise InvalidRequest(f"--{name} selects small models: leave it out with MODEL")
-    layout = None if options.layout is None else ParallelLayout.parse(options.layout)
-    devices = _devices_of_model(options, layout)
-    device = torch.device(devices.of_rank(0))
-    model = real.open_real(options.model, options.dtype or "auto", _size(options), options.text_tokens, device)
-    model.check(layout or ParallelLayout(), devices)
-    if not options.json:
-        print(model.describe(devices), flush=True)
-    layouts = [layout] if layout else real.layouts_on(len(devices.indices))
-    comparisons = [comparison for expert in model.experts() for comparison in expert.comparisons(layouts, device)]
-    if not options.json:
-        print(f"equal means a relative error of at most {comparisons[0].tolerance:.1e}", flush=True)
-    return _compare(comparisons, devices, options, time=layout is not None)
-
-
-def _devices_of_model(options: argparse.Namespace, layout: ParallelLayout | None) -> Devices:
-    """Return the devices of ``--ranks`` or of the layout; without both, all that ``--devices`` names."""
-    if options.ranks is not None:
-        return choose_devices(options.devices, {f"--ranks {options.ranks}": options.ranks})
-    return choose_devices(options.devices, ranks_of([layout])) if layout else parse_devices(options.devices or "all")
-
-
 def _compare(comparisons: Iterable[Comparison], devices: Devices, options: argparse.Namespace, *, time: bool) -> int:
     with verifier(devices) as runner:
         reports = (runner.compare(comparison, time=time) for comparison in comparisons)
         return show(reports, as_json=options.json, single=time)
-
-
-def show(incoming: Iterable[Report], *, as_json: bool, single: bool) -> int:
-    """Print each report when it arrives, or all as JSON at the end, and return the exit status.
-
-    With ``single``, the JSON of one report is an object instead of a list.
-    """
-    reports: list[Report] = []
-    for report in incoming:
-        reports.append(report)
-        if not as_json:
-            print(_line(report), flush=True)
-    if as_json:
-        objects = [asdict(report) | {"failed": report.failed} for report in reports]
-        print(msgspec.json.encode(objects[0] if single and len(objects) == 1 else objects).decode())
-    else:
-        print(_summary(reports))
-    return int(any(report.failed for report in reports))
 
 
 def _variants(options: argparse.Namespace) -> list[tuple[str, str]]:
@@ -231,32 +229,6 @@ def _cells(options: argparse.Namespace) -> list[Cell]:
 
 
 def _resized(cell: Cell, options: argparse.Namespace) -> Cell:
-    size = _size(options)
-    cell = cell if size is None else replace(cell, size=size)
+    latent = size(options.size)
+    cell = cell if latent is None else replace(cell, size=latent)
     return cell if options.text_tokens is None else replace(cell, text=options.text_tokens)
-
-
-def _size(options: argparse.Namespace) -> tuple[int, ...] | None:
-    if options.size is None:
-        return None
-    if not re.fullmatch(r"\d+(x\d+){1,2}", options.size):
-        raise InvalidRequest(f"--size {options.size}: write TxHxW, or HxW for images, such as 3x30x52")
-    return tuple(map(int, options.size.split("x")))
-
-
-def _line(report: Report) -> str:
-    if report.skipped:
-        return f"skipped  {report.cell}: {report.skipped}"
-    line = f"{'FAILED' if report.failed else 'equal '}   {report.cell}: {report.max_rel_error:.1e}"
-    if report.bytes_sent_per_rank != report.bytes_formula_per_rank:
-        line += f"; sent {report.bytes_sent_per_rank} bytes, the formulas say {report.bytes_formula_per_rank}"
-    if report.seconds_per_step is not None:
-        line += f"; {report.seconds_per_step:.3f} s per step"
-    if report.seconds_per_step_one_rank is not None:
-        line += f", one rank {report.seconds_per_step_one_rank:.3f} s"
-    return line
-
-
-def _summary(reports: Sequence[Report]) -> str:
-    failed, skipped = sum(report.failed for report in reports), sum(bool(report.skipped) for report in reports)
-    return f"{len(reports) - skipped} run, {failed} failed, {skipped} skipped"

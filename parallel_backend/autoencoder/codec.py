@@ -70,10 +70,8 @@ def decode(
     latent: Tensor,
     on_progress: ProgressCallback,
     split: RowSplit | None = None,
-    *,
-    clamp: bool = True,
 ) -> Tensor:
-    """Decode latents ``[B, C, T, H, W]`` to pixels ``[B, T', H', W', 3]``, float32 on the CPU.
+    """Decode latents ``[B, C, T, H, W]`` to pixels ``[B, T', H', W', 3]``, float32 in 0..1 on the CPU.
 
     Latents ``[B, C, H, W]`` give pixels ``[B, H', W', 3]``. An image VAE decodes a video frame by frame. Decoded
     frames are written directly to their place in the result.
@@ -84,7 +82,6 @@ def decode(
         latent: the latents; with ``split``, only this rank's rows of them.
         on_progress: called after each progress unit (see ``VAE.decode_progress_units``).
         split: how the ranks split the rows; None if one rank works alone.
-        clamp: map the VAE's values from -1..1 to 0..1 and clamp them. Otherwise leave them as they are.
 
     Returns:
         The pixels on rank 0, an empty tensor on other ranks.
@@ -95,7 +92,7 @@ def decode(
     frame_by_frame = latent.ndim == 5 and not vae.scale.video
     samples = rearrange(latent, "b c t h w -> (b t) c h w") if frame_by_frame else latent
     frames = samples.shape[2] if samples.ndim == 5 else 1
-    writer = _PixelWriter(vae, samples, frames, split, clamp)
+    writer = _PixelWriter(vae, samples, frames, split)
     unit_done = _progress_counter(on_progress, len(samples) * vae.decode_progress_units(module, frames))
     for sample in samples:
         vae.decode(module, sample[None].to(module.dtype), writer.write, unit_done)
@@ -157,12 +154,11 @@ class _PixelWriter:
         samples: latents ``[N, C, T, H, W]`` or ``[N, C, H, W]``; only this rank's rows of them if ``split`` is given.
         frames: latent frames of a sample.
         split: how the ranks split the rows; None if one rank works alone.
-        clamp: see ``decode``.
     """
 
-    def __init__(self, vae: VAE, samples: Tensor, frames: int, split: RowSplit | None, clamp: bool) -> None:
+    def __init__(self, vae: VAE, samples: Tensor, frames: int, split: RowSplit | None) -> None:
         height, width = (size * vae.scale.spatial for size in samples.shape[-2:])
-        self._split, self._clamp, self._frame_shape = split, clamp, (height, width, 3)
+        self._split, self._frame_shape = split, (height, width, 3)
         self._total, self._written = len(samples) * vae.pixel_frames(frames), 0
         full_height = split.from_local(height).total if split else height
         shape = (len(samples), vae.pixel_frames(frames), full_height, width, 3)
@@ -188,9 +184,8 @@ class _PixelWriter:
         """Write one frame from its blocks of rows, from the top down. ``blocks`` is empty on ranks without a result."""
         begin = 0
         for block in blocks:
-            pixels = block.float()
             target = self._pixels.flatten(0, 1)[index, begin : begin + len(block)]
-            target.copy_(((pixels + 1.0) / 2.0).clamp_(0.0, 1.0) if self._clamp else pixels)
+            target.copy_(((block.float() + 1.0) / 2.0).clamp_(0.0, 1.0))
             begin += len(block)
 
     def result(self) -> Tensor:

@@ -51,7 +51,7 @@ class MeshCache:
 
     def _create(self, layout: ParallelLayout) -> DeviceMesh | None:
         self._last_serial += 1
-        speeds = self._speeds() if layout.adapts and not layout.balance else ()
+        speeds = self.speeds() if layout.adapts and not layout.balance else ()
         missing = self._groups.hold(mesh.groups_of(layout))
         if missing:
             release_cache(self._device)  # NCCL allocates its buffers outside of torch's cache
@@ -59,11 +59,9 @@ class MeshCache:
             self._groups.make(missing)
         return mesh.create(layout, self._groups.group, rank=self._world.index, serial=self._last_serial, speeds=speeds)
 
-    def _speeds(self) -> tuple[float, ...]:
-        """Return the speed of every rank, measured once so that later cuts are the same."""
-        self._measured_speeds = self._measured_speeds or rank_speeds.measure(
-            self._device, self._world.index, self._world.size
-        )
+    def speeds(self) -> tuple[float, ...]:
+        """Return the speed of every rank, measured once so that later cuts are the same. Collective over the world."""
+        self._measured_speeds = self._measured_speeds or rank_speeds.measure(self._device, self._world.size)
         return self._measured_speeds
 
     def _make_room(self) -> None:

@@ -1,21 +1,12 @@
 """Relative speeds of the ranks, so that unequal devices get shares of the work that finish at the same time."""
 
-import os
 import time
 from collections.abc import Callable, Sequence
-from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 
-from ..errors import InvalidRequest
 from ..progress import PROGRESS
-
-T = TypeVar("T")
-
-HANDICAP = "PARALLEL_DIT_HANDICAP"
-"""Environment variable that slows ranks down, to test unequal devices on equal ones: with ``1=2``, rank 1 sleeps so
-that all its blocks take twice as long."""
 
 _TRIES = 7
 _SAME_SPEED_RATIO = {"cuda": 1.15, "cpu": 1.6}
@@ -26,10 +17,10 @@ runs beside it.
 """
 
 
-def measure(device: torch.device, rank: int, world_size: int) -> tuple[float, ...]:
+def measure(device: torch.device, world_size: int) -> tuple[float, ...]:
     """Measure the relative speed of every rank; the fastest is 1. The same on all ranks; collective over the world."""
     speeds = [torch.zeros(1, dtype=torch.float64) for _ in range(world_size)]
-    local = torch.tensor([1.0 / (_seconds(device) * handicap(rank))], dtype=torch.float64)
+    local = torch.tensor([1.0 / _seconds(device)], dtype=torch.float64)
     if world_size > 1:
         with PROGRESS.waiting():
             dist.all_gather(speeds, local)
@@ -47,55 +38,24 @@ def grouped(speeds: Sequence[float], ratio: float) -> tuple[float, ...]:
     return tuple(round(min(level for level in levels if level >= speed) / levels[0], 3) for speed in speeds)
 
 
-def handicap(rank: int) -> float:
-    """Return the factor by which ``HANDICAP`` slows a rank down; 1 if it does not.
-
-    Raises:
-        InvalidRequest: the variable cannot be parsed, or a factor is below 1.
-    """
-    value = os.environ.get(HANDICAP, "")
-    try:
-        factors = {int(slow): float(factor) for slow, _, factor in (word.partition("=") for word in value.split())}
-    except ValueError:
-        factors = {0: 0.0}
-    if any(factor < 1 for factor in factors.values()):
-        raise InvalidRequest(f"{HANDICAP}={value}: write RANK=FACTOR with factors of at least 1, such as 1=2")
-    return factors.get(rank, 1.0)
-
-
-def slowed(run: Callable[[T], T], factor: float, device: torch.device) -> Callable[[T], T]:
-    """Return ``run`` slowed down to ``factor`` times its compute time; on a CPU, time spent waiting does not count."""
-    clock = _clock(device)
-
-    def slow_run(state: T) -> T:
-        synchronize(device)
-        start = clock()
-        result = run(state)
-        synchronize(device)
-        time.sleep((factor - 1) * (clock() - start))
-        return result
-
-    return slow_run
-
-
 def _seconds(device: torch.device) -> float:
     """Return the shortest time of several runs of the same matrix multiplications, to exclude other load.
 
     GPUs compute in float16, which is as fast as bfloat16 and not emulated on any of them.
     """
     size, dtype = (4096, torch.float16) if device.type == "cuda" else (512, torch.float32)
-    matrix, times, clock = torch.ones(size, size, device=device, dtype=dtype), [], _clock(device)
+    matrix, times, now = torch.ones(size, size, device=device, dtype=dtype), [], clock(device)
     for _ in range(_TRIES):
         synchronize(device)
-        start = clock()
+        start = now()
         for _ in range(4):
             matrix = matrix @ matrix / size
         synchronize(device)
-        times.append(clock() - start)
+        times.append(now() - start)
     return min(times[1:])  # the first run is a warm-up
 
 
-def _clock(device: torch.device) -> Callable[[], float]:
+def clock(device: torch.device) -> Callable[[], float]:
     """Return a clock in seconds; on a CPU it counts only this thread's compute time."""
     return time.perf_counter if device.type == "cuda" else time.thread_time
 

@@ -13,10 +13,9 @@ from ..attention import kernels
 from ..autoencoder import codec, tiles
 from ..autoencoder.spatial import RowSplit, Unsplittable, split
 from ..autoencoder.tiles import Tiles, TileSpace
-from ..distributed.collectives import agree, gather
+from ..distributed.collectives import agree
 from ..distributed.mesh import Axis, DeviceMesh
 from ..distributed.mesh_cache import MeshCache
-from ..distributed.peak_memory import PeakMemory
 from ..distributed.stop_flags import StopFlags
 from ..errors import Cancelled, InvalidRequest
 from ..layout.parallel_layout import ParallelLayout
@@ -45,7 +44,7 @@ class Autoencoding:
         latent, pixels = TileSpace(dims=(-2, -1), scale=1), TileSpace(dims=(-3, -2), scale=self.vae.scale.spatial)
         if isinstance(request.message, Decode):
             self.input, self.output, self.phase, self.sides = "latent", "pixels", "decoding", (latent, pixels)
-            self.code: Callable[..., Tensor] = partial(codec.decode, clamp=request.message.clamp)
+            self.code: Callable[..., Tensor] = codec.decode
         else:
             self.input, self.output, self.phase, self.sides = "pixels", "latent", "encoding", (pixels, latent)
             self.code = codec.encode
@@ -82,14 +81,10 @@ class Autoencoding:
         with ExitStack() as stack:
             stack.enter_context(counted(module, self.phase))
             measurement = stack.enter_context(measured(message, axis, device))
-            peak_memory = stack.enter_context(PeakMemory(device)) if message.measure else None
             output = self._tiled(module, mesh, device) if self.tiles else self._whole(module, mesh, device)
         results = {} if axis.index else {self.output: output.cpu()}
         if measurement:
             results |= measurement.of_all_ranks()
-        if peak_memory:
-            by_rank = torch.cat(gather(torch.tensor([peak_memory.bytes]), [1] * axis.size, axis))
-            results |= {} if axis.index else {"grown_bytes": by_rank}
         return results
 
     def _work(self, axis: Axis) -> int:

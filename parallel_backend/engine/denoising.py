@@ -86,7 +86,7 @@ class Denoising:
             return {}
         denoiser, shared = prepared
         setting = Setting(denoiser, message, shared)
-        if message.measure or message.timed:
+        if message.measure:
             setting.load()
         loop_class = PipeFusion if denoiser.plan.layout.pipe > 1 else SampleLoop
         with PROGRESS.phase("sampling"), measured(message, denoiser.mesh.whole, self.components.device) as measurement:

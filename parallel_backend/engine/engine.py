@@ -24,11 +24,11 @@ from ..machines.ranks.crossing import Crossings, HostMap
 from ..machines.ranks.host_files import HostFiles
 from ..progress import LOADING, PROGRESS
 from ..protocol.frames import TensorMeta
-from ..protocol.messages import Decode, Encode, EncodeText, Forward, RankRequest, ReadWeights, Sample, Unload
+from ..protocol.messages import Decode, Encode, EncodeText, Forward, RankRequest, ReadWeights, Sample, Trial, Unload
 from ..protocol.model_spec import DType, ModelSpec
 from ..protocol.status import LoadedModel
 from ..step_loop.setting import Report
-from . import text_encoding
+from . import text_encoding, trials
 from .agreements import Agreements
 from .autoencoding import Autoencoding
 from .counting import counted
@@ -174,6 +174,9 @@ class Engine:
         free(self.device)
         return {}
 
+    def _try(self, request: ActiveRequest[Trial]) -> Tensors:
+        return trials.run(request.message, self._agreements.world, self.device)
+
     def _parts(self) -> list[Parts]:
         return [components.parts for components in self._models.values()]
 
@@ -217,4 +220,5 @@ _HANDLERS: dict[type[RankRequest], Callable[..., Tensors]] = {
     Encode: Engine._autoencode,
     ReadWeights: Engine._read_weights,
     Unload: Engine._unload,
+    Trial: Engine._try,
 }

@@ -15,7 +15,7 @@ from ..errors import InvalidRequest
 from ..loading.components import ComponentCache
 from ..progress import LOADING, PROGRESS
 from ..protocol.frames import TensorMeta
-from ..protocol.messages import Decode, Encode, Forward, Progress, RankRequest, Sample
+from ..protocol.messages import MeasuredRequest, Progress, RankRequest
 from ..step_loop.setting import Report
 from .tensor_values import first_not_finite
 
@@ -60,10 +60,6 @@ class ActiveRequest(Generic[M]):
             raise InvalidRequest(f"{self.metas[index].name} holds NaN or infinity: check the node that made it")
 
 
-def measured(
-    message: Forward | Sample | Decode | Encode, axis: Axis, device: torch.device
-) -> AbstractContextManager[Measurement | None]:
+def measured(message: MeasuredRequest, axis: Axis, device: torch.device) -> AbstractContextManager[Measurement | None]:
     """Times the work of a message that asks for it, and counts the bytes sent; otherwise does nothing."""
-    if not (message.measure or message.timed):
-        return nullcontext()
-    return Measurement(axis, device, count=message.measure)
+    return Measurement(axis, device, count=message.measure == "bytes") if message.measure else nullcontext()

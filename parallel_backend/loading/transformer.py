@@ -9,7 +9,6 @@ from torch import nn
 
 from ..checkpoint.checkpoint import Checkpoint
 from ..distributed.mesh import Axis, DeviceMesh
-from ..distributed.rank_speeds import handicap, slowed
 from ..families.registry import family_of
 from ..interfaces.family import Family
 from ..interfaces.state import State
@@ -110,8 +109,6 @@ def plan_transformer(
     if mesh.weights_axis and not moved:
         _shard(part, mesh.weights_axis, device.type)
     streams = StreamedBlocks(part, moved) if moved else None
-    factor = handicap(mesh.whole.index)
-    part.run = slowed(part.run, factor, device) if factor > 1 else part.run
     return PlannedTransformer(
         family=part, source=source, class_name=name, slices=slices, device=device, sizes=sizes,
         resident=resident, blocks=streams,

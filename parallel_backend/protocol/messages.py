@@ -43,8 +43,24 @@ class RankRequest:
             raise InvalidRequest(f"request id {self.request_id!r}: must have 1 to {MAX_ID} printable characters")
 
 
+Measure = Literal["", "seconds", "bytes"]
+"""What a reply says of its work: nothing, its seconds, or also the bytes that it sent."""
+
+
 @dataclass(frozen=True, kw_only=True)
-class Forward(RankRequest):
+class MeasuredRequest(RankRequest):
+    """Base class of the requests whose work can be measured. Nothing is, unless a request asks for it.
+
+    Tensors out, besides its own: unless ``measure`` is empty, ``seconds`` ``[1]``, the ranks' computing time without
+    that of loading. With ``"bytes"``, which makes it slower, also ``sent_bytes`` ``[ranks of the layout]`` int64: what
+    each rank sent to others.
+    """
+
+    measure: Measure = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forward(MeasuredRequest):
     """One denoiser call for all branches (cond, uncond, ...), split over ``data`` and ``cfg``.
 
     Tensors in: ``{i}.{name}`` for branch ``i``, with the argument names of the family's diffusers class, batch
@@ -55,8 +71,6 @@ class Forward(RankRequest):
     Tensors out: ``{i}`` ``[B, C, T, H, W]``, the raw prediction of branch ``i`` in the model's dtype.
     Without ``adapt``, a device without room for the weights is a ``NoRoom``. With it, layout ``auto`` lets the ranks
     share them then, and blocks stream from the machine's memory if that is not enough.
-    With ``measure`` also ``sent_bytes`` ``[ranks of the layout]`` int64, the bytes that each rank sent to others.
-    With ``measure`` or ``timed`` also ``seconds`` ``[1]``, the ranks' computing time; counting bytes adds to it.
     """
 
     branches: int
@@ -64,12 +78,10 @@ class Forward(RankRequest):
     adapters: tuple[tuple[Adapter, ...], ...] = ()
     overlay: Overlay | None = None
     adapt: bool = True
-    measure: bool = False
-    timed: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sample(RankRequest):
+class Sample(MeasuredRequest):
     """A whole step loop, on sigmas, noise and conditioning from ComfyUI's own functions.
 
     Tensors in: ``x`` ``[B, C, T, H, W]`` float32, the noised start; ``sigmas`` ``[steps + 1]`` float32;
@@ -91,7 +103,7 @@ class Sample(RankRequest):
     With ``previews``, progress carries ``preview`` ``[1, C, 1, H, W]``, or ``[1, C, H, W]`` for an image: the predicted
     x0 of the first item's first frame. ``adapters`` has the LoRAs of all branches. ``adapt`` is that of ``Forward``.
     Tensors out: ``samples`` ``[B, C, T, H, W]`` float32, as the last step leaves them (the caller applies ComfyUI's
-    ``inverse_noise_scaling``). With ``measure`` or ``timed`` also the tensors that ``Forward`` lists, for the loop.
+    ``inverse_noise_scaling``).
     """
 
     branches: int
@@ -109,8 +121,6 @@ class Sample(RankRequest):
     adapters: tuple[Adapter, ...] = ()
     overlay: Overlay | None = None
     adapt: bool = True
-    measure: bool = False
-    timed: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,38 +140,28 @@ class EncodeText(RankRequest):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Decode(RankRequest):
+class Decode(MeasuredRequest):
     """Run the VAE's decoder on all devices of the model together.
 
     ``tile`` is the height and width, in pixels, of tiles that single ranks decode separately and that are then blended,
-    which is approximate; 0 decodes the whole latent exactly. With ``clamp=False``, pixels stay in the VAE's own range,
-    about -1..1.
+    which is approximate; 0 decodes the whole latent exactly.
     Tensors in: ``latent`` ``[B, C, T, H, W]``, or ``[B, C, H, W]`` for images.
     Tensors out: ``pixels`` ``[B, T, H, W, 3]``, or ``[B, H, W, 3]``, float32 in 0..1.
-    With ``measure`` also ``sent_bytes`` and ``grown_bytes`` ``[ranks]`` int64: the bytes that each rank sent to others,
-    and by how much its peak memory exceeded its memory before. With ``measure`` or ``timed`` also ``seconds`` ``[1]``,
-    as in ``Forward``.
     """
 
     tile: int = 0
-    clamp: bool = True
-    measure: bool = False
-    timed: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
-class Encode(RankRequest):
+class Encode(MeasuredRequest):
     """Run the VAE's encoder on all devices of the model together.
 
     ``tile`` has the same meaning as in ``Decode``.
     Tensors in: ``pixels`` ``[B, T, H, W, 3]``, or ``[B, H, W, 3]`` for images, in 0..1.
-    Tensors out: ``latent`` ``[B, C, T, H, W]``, or ``[B, C, H, W]``, float32. With ``measure`` or ``timed`` also the
-    tensors that ``Decode`` lists for them.
+    Tensors out: ``latent`` ``[B, C, T, H, W]``, or ``[B, C, H, W]``, float32.
     """
 
     tile: int = 0
-    measure: bool = False
-    timed: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,24 +189,15 @@ class Unload(RankRequest):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Echo(RankRequest):
-    """A self-test of the transport: reaches every rank like any other request, but uses no model.
+class Trial(RankRequest):
+    """Try the way from the client to the ranks, or the links between them, without a model.
 
-    Tensors in: any. Tensors out: the same, and with ``make`` above 0 also ``made`` ``[make]`` float32.
-    ``Progress("reply", 0, 1)`` comes just before the reply's tensors.
+    Ranks know the trial ``exchange``: each rank sends ``amount`` bytes to every other one. Tensors out: ``latency``
+    ``[1]``, seconds of an exchange of one number, and ``seconds`` ``[1]``, of a whole one. Ranks of a lab know more.
     """
 
-    make: int = 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Exchange(RankRequest):
-    """A self-test of the links between ranks: each sends ``nbytes`` bytes to every other one. Uses no model.
-
-    Tensors out: ``latency`` ``[1]``, seconds of an exchange of one number, and ``seconds`` ``[1]``, of a whole one.
-    """
-
-    nbytes: int
+    name: str
+    amount: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -276,7 +267,7 @@ class Error:
 MESSAGES: dict[str, type] = {
     cls.__name__: cls
     for cls in (
-        Forward, Sample, EncodeText, Decode, Encode, ReadWeights, Unload, Echo, Exchange,
+        Forward, Sample, EncodeText, Decode, Encode, ReadWeights, Unload, Trial,
         Cancel, Outcome, StatusQuery, Stop, Continue, Done, Progress, Error, Status, Files,
         JoinHost, OpenStore, StorePort,
     )

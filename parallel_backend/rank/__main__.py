@@ -7,6 +7,7 @@ With ``--spare`` it first waits for the supervisor to say which rank it is.
 
 import argparse
 import faulthandler
+import importlib
 import logging
 import os
 import signal
@@ -17,6 +18,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from .. import packages
+from ..inherited import LAB
 from ..machines.ranks import places as hosts
 from ..processes import die_with_parent, pin_to_core_share
 from ..progress import CONNECTING, PROGRESS, STARTING
@@ -146,7 +148,9 @@ def _mark_on_gpu() -> Callable[[], bool]:
 def _engine_class() -> "type[Engine]":
     from ..engine.engine import Engine
 
-    return Engine
+    lab = os.environ.get(LAB)
+    found: type[Engine] = importlib.import_module(lab).LabEngine if lab else Engine
+    return found
 
 
 def _describe(engine: "Engine", status: RankStatus) -> RankStatus:

@@ -16,8 +16,7 @@ import msgspec
 from ..errors import BackendError, Cancelled, ClientStalled, DeadlineExceeded, InvalidRequest, NoRoom, shortened
 from ..progress import CLIENT, PREPARING, PROGRESS
 from ..protocol import deadlines, frames, rank_control
-from ..protocol.messages import Continue, Done, Echo, Error, Exchange, Progress
-from . import self_tests
+from ..protocol.messages import Continue, Done, Error, Progress
 from .account import Account
 from .diagnosis import diagnose
 from .supervisor_link import ReceivedRequest, SupervisorLink
@@ -141,14 +140,7 @@ class Worker:
         message, results = frame.message, dict[str, "Tensor"]()
         try:
             with PROGRESS.phase(PREPARING):
-                if isinstance(message, Echo):
-                    results = self_tests.echo(message, tensors, report)
-                elif isinstance(message, Exchange):
-                    results = self_tests.exchange(
-                        message, rank=self.rank, world_size=self._world_size, device=self._engine.device
-                    )
-                else:
-                    results = self._engine.handle(message, frame.tensors, tensors, report=report, cancelled=cancelled)
+                results = self._engine.handle(message, frame.tensors, tensors, report=report, cancelled=cancelled)
         except (InvalidRequest, Cancelled, NoRoom) as error:
             return _finished(frame, error.code, str(error)), {}
         except BaseException as error:

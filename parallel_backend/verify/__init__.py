@@ -1,1 +1,1 @@
-"""Comparing every family, layout, step loop and VAE with diffusers: ``python -m parallel_backend verify``."""
+"""A checkpoint in every kind of layout against diffusers' own forward: ``python -m parallel_backend verify MODEL``."""

@@ -26,7 +26,8 @@ from ..loading.transformer import load_transformer
 from ..protocol.model_spec import Devices, DType
 from ..protocol.tensors import NAMES
 from . import examples
-from .run import TOLERANCE, Comparison, block_parameters, forward_request, plan, stages_of
+from .report import TOLERANCE
+from .run import Comparison, block_parameters, forward_request, plan, stages_of
 
 BATCH, BRANCHES = 2, 2
 """Samples and branches to compute: two of each, so that data and cfg axes have something to split."""
@@ -191,7 +192,7 @@ def find_folder(model: str) -> Path:
     Raises:
         InvalidRequest: there is no such folder.
     """
-    extension = Path(__file__).resolve().parents[3]
+    extension = Path(__file__).resolve().parents[2]
     comfyui = Path(os.environ.get("COMFYUI_PATH") or extension.parents[1])
     places = [Path(model), extension / "checkpoints" / model, comfyui / "models" / "diffusers" / model]
     existing = [place for place in places if place.is_dir()]

@@ -18,15 +18,13 @@ from ..errors import InvalidRequest
 from ..interfaces.family import Family
 from ..interfaces.strategy import ParameterShapes
 from ..layout.parallel_layout import ParallelLayout
-from ..protocol.messages import Forward
+from ..protocol.messages import Forward, Measure
 from ..protocol.model_spec import Devices, DType, ModelSpec
 from ..protocol.status import RankStatus
 from ..protocol.tensors import DTYPES, describe
 from ..strategies import STRATEGIES, stage_cut
 from . import examples
-
-TOLERANCE = 1e-4
-"""Largest relative error in float32 at which a layout counts as equal to one process."""
+from .report import TOLERANCE, Report
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,42 +52,6 @@ class Comparison:
     stages: tuple[tuple[int, ...], ...] = ()
     dtype: DType = "float32"
     tolerance: float = TOLERANCE
-
-
-@dataclass(frozen=True, kw_only=True)
-class Report:
-    """The result of a comparison.
-
-    Attributes:
-        cell: what was compared.
-        skipped: why the layout is impossible; None if it was compared.
-        tolerance: largest relative error that counts as equal.
-        max_abs_error: largest over all branches.
-        max_rel_error: largest over all branches, relative to the largest value of the branch's prediction.
-        bytes_sent_per_rank: as counted.
-        bytes_formula_per_rank: as the strategies' formulas predict.
-        memory_per_rank: bytes on the device; on the CPU, bytes of the process.
-        seconds_per_step: None unless measured.
-        seconds_per_step_one_rank: None unless measured.
-    """
-
-    cell: str
-    skipped: str | None = None
-    tolerance: float = TOLERANCE
-    max_abs_error: float = 0.0
-    max_rel_error: float = 0.0
-    bytes_sent_per_rank: tuple[int, ...] = ()
-    bytes_formula_per_rank: tuple[int, ...] = ()
-    memory_per_rank: tuple[int, ...] = ()
-    seconds_per_step: float | None = None
-    seconds_per_step_one_rank: float | None = None
-
-    @property
-    def failed(self) -> bool:
-        """Whether the result differs from one process's, or the bytes sent differ from the formulas."""
-        if self.skipped:
-            return False
-        return not self.max_rel_error <= self.tolerance or self.bytes_sent_per_rank != self.bytes_formula_per_rank
 
 
 class Verifier:
@@ -122,7 +84,7 @@ class Verifier:
 
     def _seconds(self, comparison: Comparison) -> float:
         """Median seconds of three steps, after one that loads the model."""
-        seconds = [float(self._call(comparison, measure=False)["seconds"]) for _ in range(4)]
+        seconds = [float(self._call(comparison, "seconds")["seconds"]) for _ in range(4)]
         return statistics.median(seconds[1:])
 
     def _formula(self, comparison: Comparison) -> tuple[int, ...]:
@@ -135,7 +97,7 @@ class Verifier:
             for rank in range(comparison.layout.ranks)
         )
 
-    def _call(self, comparison: Comparison, *, measure: bool = True) -> dict[str, Tensor]:
+    def _call(self, comparison: Comparison, measure: Measure = "bytes") -> dict[str, Tensor]:
         message = replace(self._message(comparison), measure=measure)
         return self.client.call(message, examples.branches(comparison.inputs))
 
@@ -148,7 +110,7 @@ class Verifier:
 def forward_request(model: Path, dtype: DType, layout: ParallelLayout, devices: Devices, branches: int) -> Forward:
     """Return the request for one forward that is timed and whose bytes are counted."""
     spec = ModelSpec(path=str(model), devices=devices, dtype=dtype, layout=layout)
-    return Forward(model=spec, branches=branches, measure=True, timed=True)
+    return Forward(model=spec, branches=branches, measure="bytes")
 
 
 def plan(message: Forward, inputs: Sequence[Mapping[str, Tensor]]) -> DenoisingPlan:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from parallel_backend.client.client import Client
-from parallel_backend.protocol.messages import Echo
+from parallel_backend.protocol.messages import Trial
 from scripts.processes import wait_until
 from tests.faults.backend import TWO_RANKS, start_fake
 from tests.faults.conftest import runtime, runtime_folder
@@ -22,7 +22,7 @@ def backend() -> Iterator[Client]:
     """The backend of the tests of a module, whose ranks have started."""
     with runtime_folder() as folder:
         client = start_fake(folder)
-        client.call(Echo(model=TWO_RANKS), {})
+        client.call(Trial(name="echo", model=TWO_RANKS), {})
         yield client
 
 
@@ -37,5 +37,5 @@ def client(backend: Client) -> Iterator[Client]:
     assert after.internal_errors == 0
     assert after.memory - before.memory < MEMORY
     sent = {"x": torch.arange(4.0)}
-    assert torch.equal(backend.call(Echo(model=TWO_RANKS), sent)["x"], sent["x"])
+    assert torch.equal(backend.call(Trial(name="echo", model=TWO_RANKS), sent)["x"], sent["x"])
     assert [rank.pid for rank in backend.status().ranks] == [rank.pid for rank in before.ranks]

@@ -14,7 +14,10 @@ from parallel_backend.protocol.messages import Error, Progress
 SECONDS = 5.0
 """How long an answer may take."""
 
-ECHO: dict[str, Any] = {"model": {"path": "/no/such/model", "devices": {"kind": "cpu", "indices": [0, 1]}}}
+ECHO: dict[str, Any] = {
+    "name": "echo",
+    "model": {"path": "/no/such/model", "devices": {"kind": "cpu", "indices": [0, 1]}},
+}
 """The body of a good request."""
 
 
@@ -23,7 +26,7 @@ def frame(header: bytes) -> bytes:
     return frames.PREFIX.pack(frames.MAGIC, frames.VERSION, len(header)) + header
 
 
-def header(kind: str = "Echo", body: Any = ECHO, tensors: Any = ()) -> bytes:
+def header(kind: str = "Trial", body: Any = ECHO, tensors: Any = ()) -> bytes:
     """Return the header of a message, whatever is in it."""
     return json.dumps({"type": kind, "body": body, "tensors": tensors, "program": fingerprint()}).encode()
 

@@ -20,7 +20,7 @@ from parallel_backend.client.client import Client
 from parallel_backend.errors import BackendError, Cancelled, DeadlineExceeded, QueueFull
 from parallel_backend.protocol import frames
 from parallel_backend.protocol.endpoint import connect
-from parallel_backend.protocol.messages import Echo, Error, Progress
+from parallel_backend.protocol.messages import Error, Progress, Trial
 from parallel_backend.protocol.status import Status, StatusQuery
 from scripts.processes import wait_until
 from tests.faults.backend import TWO_RANKS, Running, sample, start_fake
@@ -57,7 +57,7 @@ def answered_in(client: Client) -> float:
 def test_two_hundred_idle_connections_keep_nothing_from_being_answered(client: Client) -> None:
     with idle_connections(client, 200) as connections:
         assert max(answered_in(client) for _ in range(20)) < 1.0
-        assert client.call(Echo(model=TWO_RANKS), {"x": torch.zeros(3)})
+        assert client.call(Trial(name="echo", model=TWO_RANKS), {"x": torch.zeros(3)})
         # The oldest made room; the newest are still waited for.
         refused = answers(connections[0])
         assert refused == Error(code="queue_full", message="more than 64 connections are waiting to be read")
@@ -87,7 +87,7 @@ def test_connections_that_keep_coming_keep_nothing_from_being_answered(client: C
         thread.start()
     try:
         assert max(answered_in(client) for _ in range(30)) < 2.0
-        assert client.call(Echo(model=TWO_RANKS), {"x": torch.zeros(3)})
+        assert client.call(Trial(name="echo", model=TWO_RANKS), {"x": torch.zeros(3)})
     finally:
         ended.set()
         for thread in flooding:
@@ -168,7 +168,7 @@ def test_without_descriptors_the_supervisor_lives_and_serves_again(client: Clien
     """With idle connections, of which the oldest makes room."""
     with few_descriptors(client, spare=8), idle_connections(client, 50):
         assert answered_in(client) < 1.0
-        assert client.call(Echo(model=TWO_RANKS), {"x": torch.zeros(3)})
+        assert client.call(Trial(name="echo", model=TWO_RANKS), {"x": torch.zeros(3)})
 
 
 def test_without_any_descriptor_connections_wait_and_nothing_spins(runtime: Path) -> None:

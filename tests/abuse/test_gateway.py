@@ -20,7 +20,7 @@ from parallel_backend.machines.links import greeting
 from parallel_backend.machines.links.address import Address
 from parallel_backend.machines.links.greeting import Goal
 from parallel_backend.protocol.endpoint import GATEWAY_LOG, Endpoint, connect
-from parallel_backend.protocol.messages import Echo
+from parallel_backend.protocol.messages import Trial
 from scripts.processes import wait_until
 from tests.faults.backend import TWO_RANKS, start_fake
 from tests.faults.conftest import runtime_folder
@@ -42,7 +42,7 @@ def backend(certificates: Path) -> Iterator[Client]:
     """A backend that listens, whose ranks have started."""
     with runtime_folder() as folder:
         client = start_fake(folder, certificates=certificates)
-        client.call(Echo(model=TWO_RANKS), {})
+        client.call(Trial(name="echo", model=TWO_RANKS), {})
         yield client
 
 
@@ -54,7 +54,9 @@ def address(backend: Client, certificates: Path, monkeypatch: pytest.MonkeyPatch
     yield Address.parse(backend.status().listens, what="address")
     monkeypatch.setenv(VARIABLE, str(certificates))
     sent = {"x": torch.arange(4.0)}
-    assert torch.equal(client_of(backend.status().listens).call(Echo(model=TWO_RANKS), sent)["x"], sent["x"])
+    assert torch.equal(
+        client_of(backend.status().listens).call(Trial(name="echo", model=TWO_RANKS), sent)["x"], sent["x"]
+    )
     assert gateway_of(backend) == gateway
     assert psutil.Process(gateway).memory_info().rss - before < MEMORY
     assert backend.status().internal_errors == 0
@@ -176,7 +178,7 @@ def test_a_certificate_needs_no_token(address: Address, certificates: Path) -> N
 def test_a_known_client_gets_no_store_of_ranks_that_have_ended(
     backend: Client, address: Address, certificates: Path
 ) -> None:
-    backend.call(Echo(model=TWO_RANKS), {"x": torch.zeros(3)})
+    backend.call(Trial(name="echo", model=TWO_RANKS), {"x": torch.zeros(3)})
     words = greeting.pack("", Goal(generation=7))
     with one_more_refusal(backend):
         answer = refusal(greeted(address, certificates, words, certificate=True))
@@ -238,7 +240,7 @@ def test_two_hundred_slow_handshakes_keep_nothing_from_being_answered(
                 start = time.monotonic()
                 assert client.status().state == "idle"
                 assert time.monotonic() - start < 3.0
-        assert remote.call(Echo(model=TWO_RANKS), {"x": torch.zeros(3)})
+        assert remote.call(Trial(name="echo", model=TWO_RANKS), {"x": torch.zeros(3)})
         with contextlib.suppress(ConnectionError):
             assert connections[0].recv(1) == b"", "the oldest made room"
         connections[-1].setblocking(False)

@@ -48,8 +48,8 @@ def test_what_is_no_header_is_refused(client: Client, sent: bytes, sentence: str
     [
         b'{"type":"Done","more":' + b"[" * DEEP,
         b'{"type":"Done","more":' + b'{"a":' * DEEP,
-        b'{"type":"Echo","body":' + b"[" * DEEP + b"]" * DEEP + b"}",
-        b'{"type":"Echo","body":{"model":' + b'{"a":' * DEEP + b"1" + b"}" * DEEP + b"}}",
+        b'{"type":"Trial","body":' + b"[" * DEEP + b"]" * DEEP + b"}",
+        b'{"type":"Trial","body":{"model":' + b'{"a":' * DEEP + b"1" + b"}" * DEEP + b"}}",
         b'{"type":"Done","body":{},"tensors":[{"name":"x","more":' + b"[" * DEEP + b"]" * DEEP + b"}]}",
         b'{"type":"Done","body":{},"more":' + b"[" * DEEP + b"]" * DEEP + b"}",
     ],
@@ -171,5 +171,5 @@ def test_the_header_is_read_to_its_end_and_not_beyond(client: Client) -> None:
 
 def test_json_with_a_field_twice_has_one_meaning(client: Client) -> None:
     body = json.dumps(ECHO)
-    sent = f'{{"type":"Echo","body":{body},"type":"Exec"}}'.encode()
+    sent = f'{{"type":"Trial","body":{body},"type":"Exec"}}'.encode()
     assert "unknown message 'Exec'" in refusal(client, frame(sent)).message

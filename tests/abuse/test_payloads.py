@@ -15,7 +15,7 @@ from parallel_backend.client.client import Client
 from parallel_backend.errors import MAX_MESSAGE, InvalidRequest
 from parallel_backend.protocol import deadlines
 from parallel_backend.protocol.endpoint import connect
-from parallel_backend.protocol.messages import Continue, Done, Echo
+from parallel_backend.protocol.messages import Continue, Done, Trial
 from parallel_backend.protocol.tensors import recv_tensors
 from scripts.processes import wait_until
 from tests.faults.backend import TWO_RANKS, sample, tensors
@@ -103,14 +103,14 @@ def test_a_tensor_without_room_takes_none(client: Client, shape: list[int]) -> N
 
 
 def test_an_empty_tensor_of_a_large_shape_is_empty(client: Client) -> None:
-    back = client.call(Echo(model=TWO_RANKS), {"x": torch.empty(0, 1 << 37)})
+    back = client.call(Trial(name="echo", model=TWO_RANKS), {"x": torch.empty(0, 1 << 37)})
     assert back["x"].shape == (0, 1 << 37)
 
 
 @pytest.mark.parametrize("make", [-1, 1 << 37, 1 << 62, 1 << 80])
 def test_an_echo_of_no_size_is_refused(client: Client, make: int) -> None:
     with pytest.raises(InvalidRequest, match="numbers cannot be made, or do not fit into memory"):
-        client.call(Echo(model=TWO_RANKS, make=make), {})
+        client.call(Trial(name="echo", model=TWO_RANKS, amount=make), {})
 
 
 def test_a_refusal_that_quotes_much_is_shortened(client: Client) -> None:

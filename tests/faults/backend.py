@@ -30,11 +30,11 @@ def environment(runtime: Path) -> dict[str, str]:
 
 
 def run_command(
-    runtime: Path, *arguments: str, timeout: float = 60.0, **variables: str
+    runtime: Path, *arguments: str, program: str = "parallel_backend", timeout: float = 60.0, **variables: str
 ) -> "subprocess.CompletedProcess[str]":
-    """Run ``python -m parallel_backend`` with these arguments in a runtime folder."""
+    """Run ``python -m`` the program with these arguments in a runtime folder."""
     return subprocess.run(
-        [sys.executable, "-m", "parallel_backend", *arguments],
+        [sys.executable, "-m", program, *arguments],
         capture_output=True,
         text=True,
         timeout=timeout,

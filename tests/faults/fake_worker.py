@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from parallel_backend.errors import Cancelled, InvalidRequest
 from parallel_backend.progress import CONNECTING, LOADING, PROGRESS
-from parallel_backend.protocol.messages import Progress, Sample, Unload
+from parallel_backend.protocol.messages import Progress, Sample, Trial, Unload
 from parallel_backend.protocol.status import LoadedModel
 from parallel_backend.rank.__main__ import main
 from tests.support import device_errors
@@ -73,7 +73,7 @@ class FakeEngine:
 
     def handle(
         self,
-        message: Sample | Unload,
+        message: Sample | Trial | Unload,
         metas: Any,
         tensors: "Mapping[str, torch.Tensor] | None",
         *,
@@ -83,6 +83,10 @@ class FakeEngine:
         import torch
         import torch.distributed as dist
 
+        if isinstance(message, Trial):
+            from lab.engine.echo import echo
+
+            return echo(message, tensors, report)
         if isinstance(message, Unload):
             raise InvalidRequest("there is nothing to unload")
         kind, rank, name = (*message.sampler.split(" ", 2), "", "")[:3]

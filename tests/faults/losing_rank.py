@@ -25,6 +25,7 @@ SELF, SUPERVISOR = "self", "supervisor"
 
 
 def _engine(*, rank: int, **options: Any) -> Any:
+    from lab.engine.engine import LabEngine
     from parallel_backend.engine import engine
     from parallel_backend.protocol import tensors
 
@@ -36,7 +37,7 @@ def _engine(*, rank: int, **options: Any) -> Any:
     _cut_off(rank)
     vars(PROGRESS)["step"] = _signalling(PROGRESS.step, rank)
     vars(engine)["free"] = _freeing(vars(engine)["free"], rank)
-    return engine.Engine(rank=rank, **options)
+    return LabEngine(rank=rank, **options)
 
 
 def _cut_off(rank: int) -> None:

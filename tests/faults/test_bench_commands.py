@@ -7,12 +7,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from lab.bench.kept_state import KeptState
+from lab.__main__ import main
 from lab.bench.recovery import ROWS, Recovery
+from lab.bench.resume import KeptState
 from lab.bench.step.report import describe
 from lab.bench.step.run import Table
 from lab.bench.wire import WireMeasurement
-from parallel_backend.__main__ import main
 from parallel_backend.supervisor.ranks.spares import MEMORY
 from scripts import processes
 
@@ -21,7 +21,7 @@ from .backend import run_command
 
 def bench(runtime: Path, result: Any, *arguments: str) -> Any:
     """Run a command whose temporary files, and so its backend's runtime folder, are inside ``runtime``."""
-    completed = run_command(runtime, *arguments, "--json", timeout=500, TMPDIR=str(runtime))
+    completed = run_command(runtime, *arguments, "--json", program="lab", timeout=500, TMPDIR=str(runtime))
     assert completed.returncode == 0, completed.stderr
     # The command and its backend have inherited TMPDIR.
     left = processes.find("TMPDIR", lambda value: value == str(runtime))
@@ -35,7 +35,7 @@ def assert_positive(*values: float) -> None:
 
 
 def test_bench_wire(runtime: Path) -> None:
-    measured = bench(runtime, WireMeasurement, "bench-wire", "--megabytes", "100")
+    measured = bench(runtime, WireMeasurement, "bench", "wire", "--megabytes", "100")
     assert measured.reply_bytes == 100_000_000
     assert measured.supervisor_growth < 1 << 20
     assert measured.forward.keys() == measured.added.keys() == {"one rank", "ulysses=2"}
@@ -72,7 +72,9 @@ def test_bench(runtime: Path) -> None:
 
 @pytest.mark.long
 def test_bench_recovery(runtime: Path) -> None:
-    completed = run_command(runtime, "bench-recovery", "--rounds", "1", "--json", timeout=500, TMPDIR=str(runtime))
+    completed = run_command(
+        runtime, "bench", "recovery", "--rounds", "1", "--json", program="lab", timeout=500, TMPDIR=str(runtime)
+    )
     assert completed.returncode in (0, 1), completed.stderr  # 1 if it is slow
     assert not processes.find("TMPDIR", lambda value: value == str(runtime))
     assert not list(runtime.glob("bench-*"))
@@ -87,7 +89,9 @@ def test_bench_recovery(runtime: Path) -> None:
 
 @pytest.mark.long
 def test_bench_resume(runtime: Path) -> None:
-    completed = run_command(runtime, "bench-resume", "--rounds", "1", "--json", timeout=200, TMPDIR=str(runtime))
+    completed = run_command(
+        runtime, "bench", "resume", "--rounds", "1", "--json", program="lab", timeout=200, TMPDIR=str(runtime)
+    )
     (kept,) = msgspec.json.decode(completed.stdout, type=list[KeptState])
     assert completed.returncode == int(kept.failed), completed.stderr  # 1 if it is slow
     assert not processes.find("TMPDIR", lambda value: value == str(runtime))
@@ -100,7 +104,7 @@ def test_bench_resume(runtime: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("bench-wire", "--megabytes", "0"), "at least one is needed"),
+        (("bench", "wire", "--megabytes", "0"), "at least one is needed"),
         (("bench", "--tokens", "0"), "--tokens 0"),
         (("bench", "--tokens", "4093"), "1 x 4093"),
         (("bench", "--rounds", "0"), "--rounds 0"),
@@ -110,13 +114,13 @@ def test_bench_resume(runtime: Path) -> None:
         (("bench", "--devices", "0", "--layout", "one rank"), "diffusers ulysses=2 needs 2 ranks"),
         (("bench", "--steps", "2", "--devices", "0", "--layout", "ring=2"), "needs 2 ranks"),
         (("bench", "--steps", "2", "--dtype", "bfloat16"), "in float32: leave --dtype out"),
-        (("bench-wire", "--devices", "cuda:0,cuda:1"), "there is no GPU here"),
-        (("bench-lora", "--devices", "0"), 'layout "ulysses=2" needs 2 ranks'),
-        (("bench-recovery", "--rounds", "0"), "--rounds 0: at least one is needed"),
-        (("bench-recovery", "--devices", "0"), 'layout "ulysses=2" needs 2 ranks'),
-        (("bench-resume", "--rounds", "0"), "--rounds 0: at least one is needed"),
-        (("bench-streaming", "--devices", "0"), 'layout "ulysses=2" needs 2 ranks'),
-        (("bench-memory", "--devices", "0"), 'layout "ulysses=2 shard_weights" needs 2 ranks'),
+        (("bench", "wire", "--devices", "cuda:0,cuda:1"), "there is no GPU here"),
+        (("bench", "lora", "--devices", "0"), 'layout "ulysses=2" needs 2 ranks'),
+        (("bench", "recovery", "--rounds", "0"), "--rounds 0: at least one is needed"),
+        (("bench", "recovery", "--devices", "0"), 'layout "ulysses=2" needs 2 ranks'),
+        (("bench", "resume", "--rounds", "0"), "--rounds 0: at least one is needed"),
+        (("bench", "streaming", "--devices", "0"), 'layout "ulysses=2" needs 2 ranks'),
+        (("bench", "memory", "--devices", "0"), 'layout "ulysses=2 shard_weights" needs 2 ranks'),
         (("bench", "--plot", "/no/such/folder/plot.png"), "/no/such/folder/plot.png"),
     ],
 )

@@ -14,13 +14,13 @@ import torch
 from parallel_backend.client.client import Client
 from parallel_backend.errors import BackendUnavailable
 from parallel_backend.protocol.endpoint import Endpoint
-from parallel_backend.protocol.messages import Echo
+from parallel_backend.protocol.messages import Trial
 from scripts import processes
 from scripts.processes import wait_until
 
 from .backend import TWO_RANKS, environment, run_command, sample, start_fake, tensors
 
-ONE_ECHO = Echo(model=TWO_RANKS)
+ONE_ECHO = Trial(name="echo", model=TWO_RANKS)
 
 
 def private_mounts(*commands: str) -> list[str]:

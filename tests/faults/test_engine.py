@@ -19,7 +19,7 @@ from parallel_backend.client.client import Client
 from parallel_backend.errors import Cancelled, InvalidRequest, RankFailed
 from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.protocol.endpoint import Endpoint
-from parallel_backend.protocol.messages import Echo, Progress, Sample
+from parallel_backend.protocol.messages import Progress, Sample, Trial
 from parallel_backend.protocol.model_spec import Devices, ModelSpec
 from scripts.processes import wait_until
 from tests.support import tiny
@@ -162,7 +162,7 @@ def test_a_folder_that_is_no_pipeline_is_refused_and_costs_no_ranks(client: Clie
 
 def test_pixels_bypass_a_stopped_supervisor_and_are_held_once(client: Client) -> None:
     spec = ModelSpec(path="/", devices=Devices(kind="cpu", indices=(0, 1)))
-    client.call(Echo(model=spec, make=1))
+    client.call(Trial(name="echo", model=spec, amount=1))
     supervisor = client.status().pid
 
     def stop_supervisor(progress: Progress, _: Tensors) -> None:
@@ -172,7 +172,7 @@ def test_pixels_bypass_a_stopped_supervisor_and_are_held_once(client: Client) ->
     processes.reset_peak_memory(os.getpid())
     before = processes.peak_memory(os.getpid())
     try:
-        made = client.call(Echo(model=spec, make=75_000_000), on_progress=stop_supervisor)["made"]
+        made = client.call(Trial(name="echo", model=spec, amount=75_000_000), on_progress=stop_supervisor)["made"]
     finally:
         os.kill(supervisor, signal.SIGCONT)
     grown = processes.peak_memory(os.getpid()) - before

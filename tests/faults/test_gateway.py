@@ -23,7 +23,7 @@ from parallel_backend.machines.certificates.tls import VARIABLE
 from parallel_backend.machines.links.address import Address
 from parallel_backend.protocol import deadlines, frames
 from parallel_backend.protocol.endpoint import GATEWAY_LOG, Endpoint, connect
-from parallel_backend.protocol.messages import Echo, Error
+from parallel_backend.protocol.messages import Error, Trial
 from scripts.processes import processes_of, wait_until
 from tests.support.certificates import WITH_CERTIFICATE, WITH_TOKEN, copied, made
 
@@ -121,7 +121,7 @@ def test_a_sample_gives_what_it_gives_on_the_same_machine(
 
 def test_large_tensors_travel_both_ways(machines: Machines) -> None:
     sent = {"x": torch.randn(8 << 20), "y": torch.arange(1 << 20)}
-    reply = machines.remote.call(Echo(model=TWO_RANKS, make=4 << 20), sent)
+    reply = machines.remote.call(Trial(name="echo", model=TWO_RANKS, amount=4 << 20), sent)
     assert torch.equal(reply["x"], sent["x"])
     assert torch.equal(reply["y"], sent["y"])
     assert reply["made"].shape == (4 << 20,)
@@ -160,7 +160,7 @@ def test_a_client_that_is_killed_frees_the_ranks(machines: Machines) -> None:
 def test_a_client_that_stops_reading_is_not_waited_for(machines: Machines) -> None:
     """Others are served meanwhile."""
     with connect(machines.remote.endpoint, seconds=20) as sock:
-        message = Echo(model=TWO_RANKS, make=16 << 20)
+        message = Trial(name="echo", model=TWO_RANKS, amount=16 << 20)
         frames.send_header(sock, frames.pack(frames.Frame(message=message)), deadline=deadlines.Deadline(10, "sending"))
         wait_until(lambda: machines.local.status().running, 20.0, "the request runs")
         assert machines.remote.status().pid == machines.local.status().pid
@@ -169,7 +169,7 @@ def test_a_client_that_stops_reading_is_not_waited_for(machines: Machines) -> No
 
 def test_a_client_of_other_code_is_refused_and_ends_no_backend(machines: Machines) -> None:
     with connect(machines.remote.endpoint, seconds=20) as sock:
-        frame = frames.Frame(message=Echo(model=TWO_RANKS), program="other")
+        frame = frames.Frame(message=Trial(name="echo", model=TWO_RANKS), program="other")
         deadline = deadlines.Deadline(20, "an answer")
         frames.send_header(sock, frames.pack(frame), deadline=deadline)
         answer = frames.recv_header(sock, deadline=deadline).message

@@ -18,7 +18,7 @@ from parallel_backend.errors import BackendUnavailable, Cancelled, InvalidReques
 from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.protocol import deadlines, frames
 from parallel_backend.protocol.endpoint import Endpoint, connect, listen
-from parallel_backend.protocol.messages import Done, Echo, Unload
+from parallel_backend.protocol.messages import Done, Trial, Unload
 from parallel_backend.protocol.model_spec import Devices, ModelSpec
 from parallel_backend.protocol.status import Status
 from scripts import processes
@@ -121,7 +121,7 @@ def test_a_backend_that_cannot_start_is_quoted(runtime: Path, monkeypatch: pytes
     monkeypatch.setenv("PARALLEL_DIT_IDLE_TIMEOUT", "soon")
     client = Client(endpoint=Endpoint(folder=runtime))
     with pytest.raises(BackendUnavailable, match="'soon' is not a number of seconds") as caught:
-        client.call(Echo(model=TWO_RANKS))
+        client.call(Trial(name="echo", model=TWO_RANKS))
     assert str(client.endpoint.start_log) in str(caught.value)
 
 
@@ -133,13 +133,13 @@ def test_another_interpreter_that_lacks_a_package(
     python.chmod(0o700)
     monkeypatch.setenv("PARALLEL_DIT_PYTHON", str(python))
     with pytest.raises(BackendUnavailable, match=f"No module named .*: run {python} -m pip install -r /.*requirements"):
-        Client(endpoint=Endpoint(folder=runtime)).call(Echo(model=TWO_RANKS))
+        Client(endpoint=Endpoint(folder=runtime)).call(Trial(name="echo", model=TWO_RANKS))
 
 
 def test_another_interpreter_that_is_not_there(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PARALLEL_DIT_PYTHON", "/no/python")
     with pytest.raises(BackendUnavailable, match="/no/python does not start"):
-        Client(endpoint=Endpoint(folder=runtime)).call(Echo(model=TWO_RANKS))
+        Client(endpoint=Endpoint(folder=runtime)).call(Trial(name="echo", model=TWO_RANKS))
 
 
 def test_the_commands(runtime: Path) -> None:
@@ -220,7 +220,7 @@ def test_an_idle_backend_of_older_code_gives_way(runtime: Path) -> None:
     client.call(sample(), tensors(1))
     wait_until(lambda: client.status().running is None, 5.0, "the request is over")
     with connect(client.endpoint, seconds=5.0) as sock:
-        sock.sendall(frames.pack(frames.Frame(message=Echo(model=TWO_RANKS), program="another")))
+        sock.sendall(frames.pack(frames.Frame(message=Trial(name="echo", model=TWO_RANKS), program="another")))
         assert not sock.recv(1)
     assert_none_left(runtime)
 
@@ -229,7 +229,7 @@ def test_a_busy_backend_of_older_code_refuses(runtime: Path) -> None:
     client = start_fake(runtime)
     running = Running(client=client, message=sample()).in_step()
     with connect(client.endpoint, seconds=5.0) as sock:
-        sock.sendall(frames.pack(frames.Frame(message=Echo(model=TWO_RANKS), program="another")))
+        sock.sendall(frames.pack(frames.Frame(message=Trial(name="echo", model=TWO_RANKS), program="another")))
         refusal = frames.recv_header(sock, deadline=deadlines.Deadline(5.0, "a refusal")).message
     assert "runs different code from this ComfyUI" in refusal.message
     running.stop.set()
@@ -272,7 +272,7 @@ def test_a_client_of_replaced_files_says_that_comfyui_must_restart(
     with listener, ThreadPoolExecutor() as pool:
         accepted = pool.submit(disconnect)
         with pytest.raises(BackendUnavailable, match="files have changed since ComfyUI started: restart ComfyUI"):
-            Client(endpoint=endpoint).call(Echo(model=TWO_RANKS))
+            Client(endpoint=endpoint).call(Trial(name="echo", model=TWO_RANKS))
         accepted.result(5.0)
     os.close(lock)
 

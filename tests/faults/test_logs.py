@@ -11,7 +11,7 @@ from parallel_backend.client.client import Client
 from parallel_backend.errors import InvalidRequest, RankFailed
 from parallel_backend.protocol import request_log
 from parallel_backend.protocol.endpoint import Endpoint
-from parallel_backend.protocol.messages import Echo, Exchange
+from parallel_backend.protocol.messages import Trial
 from scripts.processes import wait_until
 
 from .backend import TWO_RANKS, Running, run_command, sample, start_fake, tensors
@@ -104,7 +104,7 @@ def test_an_unwritable_folder_of_logs_ends_nothing(runtime: Path) -> None:
     (runtime / "logs").write_text("a file")
     client = Client(endpoint=Endpoint(folder=runtime))
     client.start()
-    assert client.call(Echo(model=TWO_RANKS)) == {}
+    assert client.call(Trial(name="exchange", model=TWO_RANKS, amount=4))
     assert "missing: " in client.status().log_problem
     client.stop()
 
@@ -120,9 +120,11 @@ def test_logs_elsewhere(runtime: Path, tmp_path: Path) -> None:
 
 def test_an_exchange_between_the_ranks(runtime: Path) -> None:
     client = Client(endpoint=Endpoint(folder=runtime))
-    reply = client.call(Exchange(model=TWO_RANKS, nbytes=64 << 20))
+    reply = client.call(Trial(name="exchange", model=TWO_RANKS, amount=64 << 20))
     assert 0.0 < float(reply["latency"]) < float(reply["seconds"]) < 10.0
     for nbytes in (0, 1 << 40):
         with pytest.raises(InvalidRequest, match=f"{nbytes} bytes between 2 ranks"):
-            client.call(Exchange(model=TWO_RANKS, nbytes=nbytes))
+            client.call(Trial(name="exchange", model=TWO_RANKS, amount=nbytes))
+    with pytest.raises(InvalidRequest, match="there is no trial 'echo': 'exchange' would work"):
+        client.call(Trial(name="echo", model=TWO_RANKS))  # the lab's ranks alone know it
     client.stop()

@@ -16,7 +16,7 @@ from parallel_backend.client import recovery
 from parallel_backend.client.client import Client
 from parallel_backend.errors import BackendUnavailable, InvalidRequest, QueueFull, RankFailed
 from parallel_backend.protocol import request_log
-from parallel_backend.protocol.messages import Echo, Forward, Sample, new_id
+from parallel_backend.protocol.messages import Forward, Sample, Trial, new_id
 from parallel_backend.supervisor.limits import Limits
 from scripts.processes import wait_until
 from tests.support import tiny
@@ -234,7 +234,7 @@ def test_a_run_that_goes_on_waits_for_room_in_the_queue(client: Client, path: st
         answers: list[Future[Tensors]] = []
 
         def fill_the_queue() -> None:
-            echo = Echo(model=message.model)
+            echo = Trial(name="echo", model=message.model)
             answers.extend(
                 others.submit(client.call, replace(echo, request_id=new_id()), {"x": torch.zeros(3)})
                 for _ in range(Limits().queue)

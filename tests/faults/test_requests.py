@@ -24,7 +24,7 @@ from parallel_backend.errors import (
 from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.protocol import deadlines, frames
 from parallel_backend.protocol.endpoint import Endpoint, connect
-from parallel_backend.protocol.messages import Done, Echo, Error, Outcome, Progress
+from parallel_backend.protocol.messages import Done, Error, Outcome, Progress, Trial
 from parallel_backend.protocol.model_spec import Devices, ModelSpec
 from parallel_backend.protocol.tensors import DTYPES, describe
 from parallel_backend.supervisor.limits import Limits, Patience
@@ -36,7 +36,7 @@ from .backend import TWO_RANKS, Running, sample, start_fake, tensors
 def test_every_dtype_and_shape_comes_back(client: Client) -> None:
     sent = {name: torch.arange(24).reshape(2, 3, 4).to(dtype) for name, dtype in DTYPES.items()}
     sent |= {"scalar": torch.tensor(3.5), "empty": torch.empty(0, 4), "strided": torch.arange(12.0).reshape(3, 4).T}
-    back = client.call(Echo(model=TWO_RANKS), sent)
+    back = client.call(Trial(name="echo", model=TWO_RANKS), sent)
     assert list(back) == list(sent)
     for name, tensor in sent.items():
         assert back[name].dtype == tensor.dtype
@@ -169,7 +169,7 @@ def test_a_layout_that_does_not_fit_starts_nothing(runtime: Path) -> None:
 def test_a_dtype_that_the_wire_does_not_carry_starts_nothing(runtime: Path) -> None:
     with pytest.raises(InvalidRequest, match="float64"):
         Client(endpoint=Endpoint(folder=runtime)).call(
-            Echo(model=TWO_RANKS), {"x": torch.zeros(2, dtype=torch.float64)}
+            Trial(name="echo", model=TWO_RANKS), {"x": torch.zeros(2, dtype=torch.float64)}
         )
     assert not (runtime / "socket").exists()
 

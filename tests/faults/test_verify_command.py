@@ -20,9 +20,9 @@ from parallel_backend.verify.run import Verifier, verifier
 from .backend import TWO_RANKS, run_command
 
 
-def verify(runtime: Path, *arguments: str) -> dict[str, Any]:
+def verify(runtime: Path, *arguments: str, program: str = "parallel_backend") -> dict[str, Any]:
     """The report of a ``verify`` command, which must leave no temporary folder behind."""
-    completed = run_command(runtime, "verify", *arguments, "--json", timeout=300, TMPDIR=str(runtime))
+    completed = run_command(runtime, "verify", *arguments, "--json", program=program, timeout=300, TMPDIR=str(runtime))
     assert completed.returncode == 0, completed.stderr
     assert not list(runtime.glob("verify-*"))
     report: dict[str, Any] = msgspec.json.decode(completed.stdout)
@@ -41,7 +41,7 @@ def test_a_checkpoint_under_one_layout(runtime: Path) -> None:
 
 
 def test_a_vae(runtime: Path) -> None:
-    report = verify(runtime, "--vae", "wan21", "--size", "2x5x4", "--width", "8", "--ranks", "2")
+    report = verify(runtime, "--vae", "wan21", "--size", "2x5x4", "--width", "8", "--ranks", "2", program="lab")
     assert not report["failed"]
     assert 0 < report["max_abs_error"] <= 1e-4
     assert report["bytes_sent_per_rank"] == report["bytes_formula_per_rank"]

@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
+from lab.engine.engine import LabEngine
 from parallel_backend.distributed.mesh import DeviceMesh
-from parallel_backend.engine.engine import Engine
 from parallel_backend.errors import Cancelled, InvalidRequest, NoRoom
 from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.loading import transformers
@@ -30,13 +30,13 @@ from parallel_backend.protocol.status import HostLink
 from parallel_backend.protocol.tensors import describe
 from parallel_backend.strategies import sharded_weights
 
-_ENGINES: list[Engine] = []
+_ENGINES: list[LabEngine] = []
 
 
-def engine(rank: int) -> Engine:
+def engine(rank: int) -> LabEngine:
     """This rank's engine."""
     if not _ENGINES:
-        _ENGINES.append(Engine(rank=rank, world_size=dist.get_world_size(), device=torch.device("cpu")))
+        _ENGINES.append(LabEngine(rank=rank, world_size=dist.get_world_size(), device=torch.device("cpu")))
     return _ENGINES[0]
 
 

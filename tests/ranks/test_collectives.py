@@ -81,7 +81,7 @@ def handled(rank, message, tensors, stage):
 def test_layouts_give_the_same_result_through_staging(pools, checkpoints, ranks, layout):
     model = requests.spec(checkpoints(heads=3), layout)
     loop, start = requests.sample(model, Case())
-    forward = Forward(model=model, branches=2, measure=True)
+    forward = Forward(model=model, branches=2, measure="bytes")
     for message, tensors in ((loop, start), (forward, Case().forward_inputs())):
         direct, copied = (pools(ranks).run(handled, message, tensors, stage) for stage in (False, True))
         assert [answer["error"] for answer in copied] == [None] * ranks

@@ -70,7 +70,7 @@ def test_forwards_that_cross_badly_say_it_in_the_log(pools: Pools, checkpoints) 
 def sent(pools: Pools, checkpoints, layout: str, ranks: int) -> list[int]:
     """Bytes that each rank sends in three steps."""
     model = requests.spec(checkpoints(heads=3), layout, ranks=ranks)
-    message, tensors = requests.sample(model, Case(), measure=True)
+    message, tensors = requests.sample(model, Case(), measure="bytes")
     answers = pools(ranks).run(driver.handle, message, tensors)
     return answers[0]["tensors"]["sent_bytes"].tolist()
 

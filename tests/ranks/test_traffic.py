@@ -35,7 +35,7 @@ def test_bytes_follow_the_formulas(pools, folders, name, kind, layout):
     branches = [families.inputs(name, kind, batch=3), families.inputs(name, kind, batch=1)]
     tensors = {f"{i}.{key}": value for i, inputs in enumerate(branches) for key, value in inputs.items()}
     path, degrees = folders(name, kind), ParallelLayout.parse(layout)
-    message = Forward(model=requests.spec(path, layout), branches=2, measure=True)
+    message = Forward(model=requests.spec(path, layout), branches=2, measure="bytes")
     answers = pools(degrees.ranks).run(driver.handle, message, tensors)
     assert [answer["error"] for answer in answers] == [None] * degrees.ranks
     plan = check_forward(message, describe(tensors), open_checkpoint(path), 4)

@@ -28,8 +28,7 @@ IMAGE_KINDS = ("image", "flux2")
 def ask(pools, folder, asked, *, ranks=None, function=driver.handle, **options):
     """Run a request on the ranks. Returns its subject and the ranks' answers."""
     subject = VaeComparison(asked, folder)
-    message = replace(subject.message, measure=True)
-    return subject, pools(ranks or asked.ranks).run(function, message, subject.given, **options)
+    return subject, pools(ranks or asked.ranks).run(function, subject.message, subject.given, **options)
 
 
 def check(pools, folder, asked, **options):

@@ -99,7 +99,7 @@ def test_another_strength_or_none_sends_and_loads_nothing_more(pools, checkpoint
     message, tensors = requests.forward(requests.spec(path, layout), Case())
     sent, loads = [], []
     for adapters in ((), (first,), (replace(first, strength=2.0),), ()):
-        asked = replace(message, adapters=(adapters, adapters), measure=True)
+        asked = replace(message, adapters=(adapters, adapters), measure="bytes")
         answers = pools(ranks).run(driver.handle, asked, tensors)
         sent.append(answers[0]["tensors"]["sent_bytes"].tolist())
         loads.append(loads_of(answers, path))

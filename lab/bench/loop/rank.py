@@ -33,16 +33,16 @@ class LoopRunner:
     def __init__(self, options: argparse.Namespace) -> None:
         self.rank, self.ranks, self.model = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), options.model
         device = start(options, threads=1)
-        from parallel_backend.engine.engine import Engine
+        from lab.engine.engine import LabEngine
 
-        self.engine = Engine(rank=self.rank, world_size=self.ranks, device=device)
+        self.engine = LabEngine(rank=self.rank, world_size=self.ranks, device=device)
 
     def run(self, request: LoopRequest) -> Result:
         """Run all steps."""
         from safetensors.torch import load_file, save_file
 
         from parallel_backend.layout.parallel_layout import ParallelLayout
-        from parallel_backend.protocol.messages import Sample
+        from parallel_backend.protocol.messages import Measure, Sample
         from parallel_backend.protocol.model_spec import Devices, ModelSpec
         from parallel_backend.protocol.tensors import describe
 
@@ -50,7 +50,8 @@ class LoopRunner:
         kind: Literal["cuda", "cpu"] = "cuda" if self.engine.device.type == "cuda" else "cpu"
         devices = Devices(kind=kind, indices=tuple(range(self.ranks)))
         spec = ModelSpec(path=self.model, devices=devices, dtype="float32", layout=ParallelLayout.parse(request.layout))
-        message = Sample(model=spec, branches=1, sampler="euler", cfg=1.0, measure=bool(request.output), timed=True)
+        measure: Measure = "bytes" if request.output else "seconds"
+        message = Sample(model=spec, branches=1, sampler="euler", cfg=1.0, measure=measure)
         reply = self.engine.handle(
             message, describe(tensors), None if self.rank else tensors, report=lambda *_: None, cancelled=lambda: False
         )

@@ -13,7 +13,7 @@ from torch import Tensor
 from parallel_backend.client.client import Client
 from parallel_backend.client.temporary_backend import temporary_backend
 from parallel_backend.layout.parallel_layout import ParallelLayout
-from parallel_backend.protocol.messages import Forward
+from parallel_backend.protocol.messages import Forward, Measure
 from parallel_backend.protocol.model_spec import Devices, DType, ModelSpec
 from parallel_backend.verify.examples import branches
 
@@ -97,18 +97,18 @@ class LayoutContestant:
 
     def first_step(self, case: Case) -> FirstStep:
         """See ``Contestant``."""
-        answer = self._call(case, measure=True)
+        answer = self._call(case, "bytes")
         prediction = torch.cat([answer[str(i)] for i in range(case.branches)])
         return FirstStep(prediction=prediction, sent=tuple(answer["sent_bytes"].tolist()))
 
     def timed_step(self, case: Case) -> float:
         """See ``Contestant``."""
-        return float(self._call(case, measure=False)["seconds"])
+        return float(self._call(case, "seconds")["seconds"])
 
-    def _call(self, case: Case, *, measure: bool) -> dict[str, Tensor]:
+    def _call(self, case: Case, measure: Measure) -> dict[str, Tensor]:
         inputs = case.inputs()
         by_branch = [{name: tensor[i : i + 1] for name, tensor in inputs.items()} for i in range(case.branches)]
-        message = Forward(model=self._spec, branches=case.branches, measure=measure, timed=True)
+        message = Forward(model=self._spec, branches=case.branches, measure=measure)
         return self._client.call(message, branches(by_branch))
 
 

@@ -17,9 +17,9 @@ from safetensors.torch import load_file, save_file
 
 from lab.bench.loop.rank import LoopRequest
 from lab.bench.ranks.cases import Case, write_model
+from lab.engine.handicap import HANDICAP
 from lab.gpu_check.several.ranks import Ranks, all_cards
 from parallel_backend.client.temporary_backend import temporary_backend
-from parallel_backend.distributed.rank_speeds import HANDICAP
 from parallel_backend.errors import BackendError
 from parallel_backend.interfaces.geometry import LATENT, TIMESTEP
 from parallel_backend.layout.parallel_layout import ParallelLayout

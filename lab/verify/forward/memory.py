@@ -1,4 +1,4 @@
-"""Memory that sharded weights need: ``python -m parallel_backend verify --memory``.
+"""Memory that sharded weights need: ``python -m lab verify --memory``.
 
 Measures the private memory of all CPU ranks together, or that of all GPUs, for a model of about 2 GB: the peak while it
 is loaded, the peak while it computes, and the memory after a forward, each as growth relative to the checkpoint's size.
@@ -8,10 +8,8 @@ than these few, a block is a smaller share of the model.
 """
 
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -20,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lab.sampling import sampled
 from parallel_backend import processes
 from parallel_backend.client import devices as device_list
 from parallel_backend.client.client import Client
@@ -29,15 +28,14 @@ from parallel_backend.families.registry import family_of
 from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.protocol.model_spec import Devices
 from parallel_backend.verify import examples
-from parallel_backend.verify.run import TOLERANCE, forward_request
+from parallel_backend.verify.report import TOLERANCE
+from parallel_backend.verify.run import forward_request
 
 LIMIT = 1.3
 """Largest growth that passes, relative to the checkpoint's size. On GPUs only while it is loaded: torch keeps what
 gathered blocks took for the next ones."""
 
 LAYOUTS = ("ulysses=2 shard_weights", "ulysses=4 shard_weights")
-_INTERVAL = 0.1
-"""Seconds between two samples of the memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,7 +169,7 @@ class _Ranks:
         """Load a model, run it once, and compare the memory with that before."""
         used, on_gpus = self._meter(), self.devices.kind == "cuda"
         before = used()
-        with _sampled(used) as samples:
+        with sampled(used) as samples:
             reply = self.call(model.path, model.inputs)
             # The timed part begins when all ranks have loaded the model.
             computing = time.monotonic() - float(reply["seconds"])
@@ -207,22 +205,3 @@ def _write(folder: Path, model: LargeModel) -> _SavedModel:
 
 def _private(pids: Sequence[int]) -> int:
     return sum(map(processes.private_memory, pids))
-
-
-@contextmanager
-def _sampled(used: Callable[[], int]) -> Iterator[list[tuple[float, int]]]:
-    """Sample the memory in a thread: a growing list of (monotonic time, bytes)."""
-    samples: list[tuple[float, int]] = []
-    end = threading.Event()
-
-    def sample() -> None:
-        while not end.wait(_INTERVAL):
-            samples.append((time.monotonic(), used()))
-
-    sampler = threading.Thread(target=sample, daemon=True)
-    sampler.start()
-    try:
-        yield samples
-    finally:
-        end.set()
-        sampler.join(10)

@@ -30,7 +30,8 @@ from parallel_backend.strategies.ring import Ring
 from parallel_backend.strategies.ulysses import Ulysses
 from parallel_backend.verify import examples
 from parallel_backend.verify.examples import short_name
-from parallel_backend.verify.run import TOLERANCE, Report, stages_of
+from parallel_backend.verify.report import TOLERANCE, Report
+from parallel_backend.verify.run import stages_of
 
 from . import reference
 from .reference import LoopRequest, Transformer
@@ -85,9 +86,7 @@ class Loop:
         if not layout.balance:  # equal shares, as in the reference and the formulas, whatever the ranks' speeds
             layout = replace(layout, balance=(1.0,) * (layout.pipe if layout.pipe > 1 else layout.ring))
         spec = ModelSpec(path=str(model), devices=devices, dtype="float32", layout=layout)
-        return Sample(
-            model=spec, branches=2, sampler=self.sampler, cfg=self.cfg, timestep_scale=1.0, measure=True, timed=True
-        )
+        return Sample(model=spec, branches=2, sampler=self.sampler, cfg=self.cfg, timestep_scale=1.0, measure="bytes")
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the tensors of the request."""
@@ -179,7 +178,7 @@ class LoopVerifier:
 
     def _exact(self, message: Sample, tensors: Mapping[str, Tensor]) -> Tensor:
         """Return the samples of a request from a single rank, which computes exactly."""
-        alone = replace(message, model=replace(message.model, layout=ParallelLayout()), measure=False, timed=False)
+        alone = replace(message, model=replace(message.model, layout=ParallelLayout()), measure="")
         return self.client.call(alone, tensors)["samples"]
 
     def _path(self, class_name: str, name: str) -> Path:

@@ -126,7 +126,7 @@ class VaeComparison:
         checkpoint: the VAE's checkpoint.
         vae: the checkpoint's VAE (shapes, scale and calls).
         device: where diffusers' own VAE runs.
-        message: the request.
+        message: the request, which counts bytes.
         given: the request's tensors, by name.
     """
 
@@ -140,7 +140,7 @@ class VaeComparison:
         self.message, self.given = self._request(path)
 
     def wanted(self) -> Tensor:
-        """Return diffusers' result, in the form of a reply."""
+        """Return diffusers' result in the form of a reply, but pixels in the VAE's own range, about -1..1."""
         import diffusers
 
         cls = getattr(diffusers, self.checkpoint.components["vae"])
@@ -176,7 +176,7 @@ class VaeComparison:
         one_device = replace(self.message.model, devices=self.devices.first(1))
         split, whole = self.message, replace(self.message, model=one_device)
         client.call(split, self.given)  # loads the weights, so that they do not count as growth
-        reply, reply_one = (client.call(replace(message, measure=True), self.given) for message in (split, whole))
+        reply, reply_one = (client.call(message, self.given) for message in (split, whole))
         timed = [[self._seconds(client, message) for message in (split, whole)] for _ in range(rounds)]
         seconds, seconds_one = zip(*timed, strict=True)
         return Report(
@@ -185,7 +185,7 @@ class VaeComparison:
             bytes_sent_per_rank=tuple(reply["sent_bytes"].tolist()),
             bytes_formula_per_rank=formula_bytes,
             memory_growth=tuple(reply["grown_bytes"].tolist()),
-            memory_growth_one_rank=int(reply_one["grown_bytes"]),
+            memory_growth_one_rank=int(reply_one["grown_bytes"][0]),
             seconds=statistics.median(seconds),
             seconds_one_rank=statistics.median(seconds_one),
             fastest=min(seconds),
@@ -198,8 +198,11 @@ class VaeComparison:
         return "latent" if self.asked.encode else "pixels"
 
     def error(self, reply: Mapping[str, Tensor], expected: Tensor) -> float:
-        """Return the largest difference between a reply's result and the expected one."""
-        result = reply[self.makes]
+        """Return the largest difference between a reply's result and the expected one.
+
+        Pixels are expected in -1..1, and 0..1 in a reply of the lab's ranks, which do not clamp them.
+        """
+        result = reply[self.makes] if self.asked.encode else reply[self.makes] * 2 - 1
         assert result.shape == expected.shape, (result.shape, expected.shape)
         return float((result - expected).abs().max())
 
@@ -211,10 +214,10 @@ class VaeComparison:
     def _request(self, path: Path) -> tuple[Decode | Encode, dict[str, Tensor]]:
         spec = ModelSpec(path=str(path), devices=self.devices, dtype="float32")
         if self.asked.encode:
-            return Encode(model=spec), {"pixels": self._pixels()}
+            return Encode(model=spec, measure="bytes"), {"pixels": self._pixels()}
         generator = torch.Generator().manual_seed(1)
         latent = torch.randn(1, self.vae.scale.channels, *self._size(), generator=generator)
-        return Decode(model=spec, clamp=False), {"latent": latent}
+        return Decode(model=spec, measure="bytes"), {"latent": latent}
 
     def _pixels(self) -> Tensor:
         """Return random pixels in 0..1, ``[1, T, H, W, 3]`` for videos and ``[1, H, W, 3]`` for pictures.
@@ -241,7 +244,7 @@ class VaeComparison:
         return (codec.encode if self.asked.encode else codec.decode)(self.vae, module, source.to(self.device), tick)
 
     def _seconds(self, client: Client, message: Decode | Encode) -> float:
-        return float(client.call(replace(message, timed=True), self.given)["seconds"])
+        return float(client.call(replace(message, measure="seconds"), self.given)["seconds"])
 
 
 def _folder(asked: VaeCase, parent: Path) -> Path:

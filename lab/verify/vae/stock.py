@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
+from lab.engine.unclamped import Unclamped
 from parallel_backend.vaes import VAE
 from parallel_backend.vaes.ltx import NOISE, TIMESTEP
 
@@ -39,7 +39,7 @@ def decode(module: Any, latent: Tensor) -> Tensor:
         pipeline: Any = SimpleNamespace(vae=module)
         video: Tensor = LattePipeline.decode_latents(pipeline, scaled, frames, decode_chunk_size=frames)
         return video
-    with _Unclamped():
+    with Unclamped():
         pixels: Tensor = module.decode(latent).sample
     return pixels
 
@@ -62,13 +62,6 @@ def encode(module: Any, pixels: Tensor) -> Tensor:
         normalised: Tensor = LTXPipeline._normalize_latents(latent, module.latents_mean, module.latents_std)
         return normalised
     return latent
-
-
-class _Unclamped(TorchFunctionMode):
-    """Disables ``torch.clamp``, so that differences in pixels outside -1..1 are not hidden."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return args[0] if func is torch.clamp else func(*args, **(kwargs or {}))
 
 
 def _flux2_statistics(module: Any) -> tuple[Tensor, Tensor]:

@@ -10,7 +10,7 @@ from ...client.devices import choose_devices
 from ...client.launch import ROOT
 from ...client.temporary_backend import temporary_backend
 from ...layout.parallel_layout import ParallelLayout
-from ...protocol.messages import Exchange, Forward
+from ...protocol.messages import Forward, Trial
 from ...protocol.model_spec import Devices, ModelSpec
 from ..finding import Finding, Setting
 
@@ -51,7 +51,8 @@ def forward(setting: Setting) -> list[Finding]:
     if error <= TOLERANCE:
         return [Finding(check="forward", verdict="fine", text=text)]
     advice = (
-        "Exchanges or a kernel return wrong numbers: try NCCL_P2P_DISABLE=1, and run python -m parallel_backend verify."
+        "Exchanges or a kernel return wrong numbers: try NCCL_P2P_DISABLE=1, and run python -m parallel_backend "
+        "verify MODEL."
     )
     return [Finding(check="forward", verdict="broken", text=text, advice=advice)]
 
@@ -76,7 +77,7 @@ def _measure(folder: Path, devices: Devices) -> tuple[float, float]:
     """Return seconds of an exchange of a few bytes, and bytes per second and direction of one of many."""
     with temporary_backend(folder) as client:
         spec = ModelSpec(path=str(folder), devices=devices)
-        reply = client.call(Exchange(model=spec, nbytes=NBYTES))
+        reply = client.call(Trial(model=spec, name="exchange", amount=NBYTES))
     return float(reply["latency"]), NBYTES / float(reply["seconds"])
 
 

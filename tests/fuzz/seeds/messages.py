@@ -41,8 +41,7 @@ GOOD: tuple[Any, ...] = (
     messages.Encode(model=CPU, request_id="a"),
     messages.ReadWeights(model=CPU, request_id="a", component="vae", names=("a", "b")),
     messages.Unload(model=CPU, request_id="a"),
-    messages.Echo(model=CPU, request_id="a", make=3),
-    messages.Exchange(model=CPU, request_id="a", nbytes=4),
+    messages.Trial(name="exchange", model=CPU, request_id="a", amount=4),
     messages.Cancel(request_id="a"),
     messages.Outcome(request_id="a"),
     StatusQuery(),
@@ -64,7 +63,7 @@ def accepted() -> dict[str, Seeds]:
     """Return inputs that are accepted, by target and name."""
     named = {type(message).__name__: pack(Frame(message=message, tensors=(X,), program="p")) for message in GOOD}
     control: tuple[Any, ...] = (
-        rank_control.Run(header=msgspec.Raw(named["Echo"][PREFIX:])),
+        rank_control.Run(header=msgspec.Raw(named["Trial"][PREFIX:])),
         rank_control.CancelRun(request_id="a"),
         rank_control.Prepared(),
         rank_control.Ready(),

@@ -14,7 +14,7 @@ from parallel_backend.client.recovery import RecoveringCall
 from parallel_backend.errors import RankFailed
 from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.protocol.hosts import HostStatus
-from parallel_backend.protocol.messages import Echo, RankRequest
+from parallel_backend.protocol.messages import RankRequest, Trial
 from parallel_backend.protocol.model_spec import Devices, ModelSpec
 
 DEVICES = Devices(kind="cpu", indices=(0, 1, 0, 1, 0), hosts=("", "", "b", "b", "c"))
@@ -67,7 +67,7 @@ def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
 def ask(backend: Backend, lost: LostDevices, spec: ModelSpec = SPEC) -> list[str]:
     """Run a request, and return what it says."""
     said: list[str] = []
-    RecoveringCall(cast(Client, backend), Echo(model=spec), {}, notify=said.append, lost=lost).run()
+    RecoveringCall(cast(Client, backend), Trial(name="echo", model=spec), {}, notify=said.append, lost=lost).run()
     return said
 
 

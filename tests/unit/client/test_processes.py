@@ -19,7 +19,7 @@ import pytest
 from parallel_backend import processes
 from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.protocol import rank_control
-from parallel_backend.protocol.messages import Echo
+from parallel_backend.protocol.messages import Trial
 from parallel_backend.protocol.model_spec import VISIBLE, Devices, ModelSpec
 from parallel_backend.protocol.status import RankStatus
 from parallel_backend.supervisor.event_loop import EventLoop
@@ -111,9 +111,9 @@ VISIBLE_HERE = (("CUDA_VISIBLE_DEVICES", "7,6,5,4"),)
 
 def test_a_request_needs_the_devices_of_its_layout() -> None:
     devices = Devices(kind="cuda", indices=(3, 1, 2), visible=VISIBLE_HERE, collectives="gloo")
-    assert devices_for(Echo(model=ModelSpec(path="/", devices=devices))) == devices
+    assert devices_for(Trial(name="echo", model=ModelSpec(path="/", devices=devices))) == devices
     spec = ModelSpec(path="/", devices=devices, layout=ParallelLayout(ulysses=2))
-    assert devices_for(Echo(model=spec)) == replace(devices, indices=(3, 1))
+    assert devices_for(Trial(name="echo", model=spec)) == replace(devices, indices=(3, 1))
 
 
 def rank_set(folder: Path, devices: Devices) -> RankSet:

@@ -12,7 +12,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from lab.gpu_check import __main__ as start
+from lab.__main__ import main
 from lab.gpu_check import command, kept, packages, page, parts, running
 from lab.gpu_check.parts import Check, Part
 
@@ -159,20 +159,20 @@ def test_what_timed_out_goes_on_with_the_rest_and_what_ended_does_not_run_again(
     monkeypatch.setattr(command, "LIMIT", 8.0)
     options = ["--out", str(tmp_path / "out")]
 
-    assert command.run(options) == 1
+    assert main(["gpu-check", *options]) == 1
     assert "run the command again" in capsys.readouterr().out
     assert (log.read_text(), ended.read_text()) == ("a", "x")
     assert "| second | timed out |" in (tmp_path / "out" / "page.md").read_text()
 
     end.touch()
-    assert command.run(options) == 0
+    assert main(["gpu-check", *options]) == 0
     assert (log.read_text(), ended.read_text()) == ("ab", "xy")
     assert "| found | 2 |" in (tmp_path / "out" / "page.md").read_text()
     assert not list((tmp_path / "out").glob("*.kept"))
 
-    assert command.run(options) == 0
+    assert main(["gpu-check", *options]) == 0
     assert (log.read_text(), ended.read_text()) == ("ab", "xy")
-    assert command.run([*options, "--part", "7"]) == 0
+    assert main(["gpu-check", *options, "--part", "7"]) == 0
     assert (log.read_text(), ended.read_text()) == ("abab", "xyxy")
 
 
@@ -188,12 +188,12 @@ def test_a_part_that_has_run_is_not_run_again(one_part, tmp_path, monkeypatch, c
     log = tmp_path / "log"
     one_part(f"open({str(log)!r}, 'a').write('x'); print('{{\"figure\": 2}}')")
     options = ["--out", str(tmp_path / "out")]
-    assert [command.run(options), command.run(options)] == [0, 0]
+    assert [main(["gpu-check", *options]), main(["gpu-check", *options])] == [0, 0]
     assert log.read_text() == "x"
-    assert command.run([*options, "--part", "7"]) == 0
+    assert main(["gpu-check", *options, "--part", "7"]) == 0
     assert log.read_text() == "xx"
     monkeypatch.setattr(command, "_commit", lambda: "def")
-    assert command.run(options) == 0
+    assert main(["gpu-check", *options]) == 0
     assert log.read_text() == "xxx"
     text = (tmp_path / "out" / "page.md").read_text()
     assert "| figure | 2 |" in text
@@ -206,23 +206,23 @@ def test_the_page_lists_what_has_not_run_at_this_commit(monkeypatch, tmp_path):
     all_parts = [Part(number=number, title=f"Part {number}", checks=(python("print()"),)) for number in (1, 2)]
     monkeypatch.setattr(command, "PARTS", tuple(all_parts))
     options, page_file = ["--out", str(tmp_path)], tmp_path / "page.md"
-    assert command.run([*options, "--part", "2"]) == 0
+    assert main(["gpu-check", *options, "--part", "2"]) == 0
     text = page_file.read_text()
     assert "- 1. code: it has not run at this commit" in text
     assert "| code | not run | 0 |" in text
     assert "- 2." not in text
-    assert command.run(options) == 0
+    assert main(["gpu-check", *options]) == 0
     assert "not run" not in page_file.read_text()
 
 
 def test_a_failed_check_fails_the_command(one_part, tmp_path):
     one_part("raise SystemExit(3)")
-    assert command.run(["--out", str(tmp_path)]) == 1
+    assert main(["gpu-check", "--out", str(tmp_path)]) == 1
     assert json.loads((tmp_path / "part-7.json").read_text())["outcomes"][0]["status"] == "failed"
 
 
 def test_missing_packages_are_named_by_a_python_that_has_none_of_them():
-    isolated = [sys.executable, "-S", "-m", "lab.gpu_check"]
+    isolated = [sys.executable, "-S", "-m", "lab", "gpu-check"]
     result = subprocess.run(isolated, cwd=packages.ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert result.returncode == 2, result.stderr
     assert "msgspec>=0.21" in result.stdout
@@ -230,14 +230,14 @@ def test_missing_packages_are_named_by_a_python_that_has_none_of_them():
 
 def test_missing_packages_end_the_command_before_anything_runs(monkeypatch, tmp_path):
     monkeypatch.setattr(packages, "missing", lambda: ["msgspec>=0.21"])
-    assert start.main(["--out", str(tmp_path / "out")]) == 2
+    assert main(["gpu-check", "--out", str(tmp_path / "out")]) == 2
     assert not (tmp_path / "out").exists()
 
 
 def test_every_part_has_a_number_of_its_own_and_commands_that_exist():
     assert len({part.number for part in parts.PARTS}) == len(parts.PARTS)
     modules = [check.command[1] for part in parts.PARTS for check in part.checks if check.command[0] == "-m"]
-    names = {name for name in modules if name.startswith("scripts.")}
+    names = {name for name in modules if name.startswith("lab.")}
     assert names
     for name in names:
         file = packages.ROOT / (name.replace(".", "/") + ".py")

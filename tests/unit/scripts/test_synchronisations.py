@@ -24,7 +24,7 @@ def test_there_are_no_more_waits(counted):
 
 
 def test_the_page_is_up_to_date(counted):
-    assert page(counted) == PAGE.read_text(encoding="utf-8"), "run python -m lab.synchronisations --write"
+    assert page(counted) == PAGE.read_text(encoding="utf-8"), "run python -m lab synchronisations --write"
 
 
 def test_one_more_wait_is_found_and_needs_a_reason(tmp_path):

@@ -8,8 +8,7 @@ import torch
 
 from lab.verify.forward import matrix
 from lab.verify.loops import run
-from parallel_backend.distributed.rank_speeds import grouped, handicap
-from parallel_backend.errors import InvalidRequest
+from parallel_backend.distributed.rank_speeds import grouped
 from parallel_backend.families.registry import family_of
 from parallel_backend.loading import partial
 from parallel_backend.strategies import stage_cut
@@ -79,12 +78,3 @@ def cost(costs, part):
 def test_speeds_that_differ_little_are_made_equal():
     assert grouped([10.0, 9.0, 9.5], 1.25) == (1.0, 1.0, 1.0)
     assert grouped([5.0, 10.0, 9.0], 1.25) == (0.5, 1.0, 1.0)
-
-
-def test_handicaps(monkeypatch):
-    monkeypatch.setenv("PARALLEL_DIT_HANDICAP", "1=2 3=1.5")
-    assert [handicap(rank) for rank in range(4)] == [1.0, 2.0, 1.0, 1.5]
-    for wrong in ("1", "1=fast", "1=0.5"):
-        monkeypatch.setenv("PARALLEL_DIT_HANDICAP", wrong)
-        with pytest.raises(InvalidRequest, match="RANK=FACTOR"):
-            handicap(0)

@@ -8,12 +8,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from lab.__main__ import main
 from lab.bench.loop import run as loop_run
 from lab.bench.loop.run import LoopRow, LoopTable
 from lab.bench.ranks.cases import Case
 from lab.bench.step import run as step_run
 from lab.bench.step.run import Row, Table
-from parallel_backend.__main__ import main
 from parallel_backend.errors import RankFailed
 from parallel_backend.layout.parallel_layout import ParallelLayout
 

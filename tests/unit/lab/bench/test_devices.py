@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from lab.__main__ import main
 from lab.bench import lora, wire
 from lab.bench.loop import run as loop_run
 from lab.bench.ranks import rank as bench_rank
@@ -26,7 +27,6 @@ from lab.verify.forward.cells import SmallModels
 from lab.verify.forward.matrix import Cell
 from lab.verify.loops import run as loops
 from lab.verify.vae import run as vae
-from parallel_backend.__main__ import main
 from parallel_backend.distributed import peer_access, process_group, rank_speeds
 from parallel_backend.families import registry as families
 from parallel_backend.families.registry import family_of
@@ -69,7 +69,7 @@ def received(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr(lora, "temporary_backend", lambda _: contextlib.nullcontext())
     monkeypatch.setattr(lora, "_measure", lambda client, spec, *_: stop(spec.devices))
     monkeypatch.setattr(command, "verifier", stop)
-    monkeypatch.setattr(vae, "_folder", lambda *_: Path(__file__).parents[3] / "checkpoints" / "shapes")
+    monkeypatch.setattr(vae, "_folder", lambda *_: Path(__file__).parents[4] / "checkpoints" / "shapes")
     monkeypatch.setattr(vae.VaeComparison, "wanted", lambda self: stop((self.devices, self.device)))
     return found
 
@@ -77,7 +77,10 @@ def received(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 COMMANDS = [
     ("bench", "--layout", "ulysses=2", "--tokens", "64"),
     ("bench", "--steps", "2", "--layout", "ring=2", "--tokens", "64"),
-    ("bench-wire",),
+    (
+        "bench",
+        "wire",
+    ),
     ("verify", "--family", "dit", "--layout", "ulysses=2"),
     ("verify", "--warmup", "1", "--family", "dit", "--layout", "pipe=2"),
     ("verify", "--quality", "--layout", "pipe=2"),
@@ -109,7 +112,7 @@ def test_all_contestants_compute_in_the_dtype_that_is_asked_for(two_gpus, receiv
 
 def test_a_layout_of_one_rank_has_one_device(two_gpus, received):
     with pytest.raises(Stopped):
-        main(["bench-lora", "--devices", "1,0"])
+        main(["bench", "lora", "--devices", "1,0"])
     assert received == [Devices(kind="cuda", indices=(1,))]  # of the first layout
 
 
@@ -135,7 +138,7 @@ def test_the_reference_of_small_models_runs_on_the_first_device(two_gpus, receiv
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("bench-memory", "--devices", "1"), "needs 2 ranks and --devices '1' means 1 GPU"),
+        (("bench", "memory", "--devices", "1"), "needs 2 ranks and --devices '1' means 1 GPU"),
         (("verify", "--memory", "--devices", "1"), "needs 2 ranks and --devices '1' means 1 GPU"),
         (("bench", "--layout", "ring=3"), "layout \"ring=3\" needs 3 ranks and --devices 'all' means 2 GPUs"),
         (("verify", "--family", "dit", "--layout", "ring=3"), "CUDA_VISIBLE_DEVICES= for CPU ranks"),

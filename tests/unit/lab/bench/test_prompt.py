@@ -1,4 +1,4 @@
-"""The prompt of ``bench-recovery``."""
+"""The prompt of ``bench recovery``."""
 
 from pathlib import Path
 

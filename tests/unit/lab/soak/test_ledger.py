@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from lab.soak.command import SoakOptions
 from lab.soak.ledger import LOST, NOISE, RESUMED, RIGHT, ROOM, WRONG, Footprint, Ledger, processes_of
-from lab.soak.options import SoakOptions
 from parallel_backend.errors import InvalidRequest
 from scripts.processes import wait_until
 

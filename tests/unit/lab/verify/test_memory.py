@@ -1,4 +1,4 @@
-"""What ``verify --memory`` and ``bench-memory`` measure on GPUs. There is no GPU here: their memory is faked."""
+"""What ``verify --memory`` and ``bench memory`` measure on GPUs. There is no GPU here: their memory is faked."""
 
 import contextlib
 import time

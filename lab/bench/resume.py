@@ -1,9 +1,10 @@
-"""What it costs to keep each step's state, from which a run goes on: ``python -m parallel_backend bench-resume``.
+"""What it costs to keep each step's state, from which a run goes on: ``python -m lab bench resume``.
 
 Runs of an image of 1024 x 1024 pixels with and without it take turns, so that a machine that slows down over minutes
 does not matter.
 """
 
+import argparse
 import contextlib
 import statistics
 import tempfile
@@ -26,6 +27,7 @@ from parallel_backend.protocol.model_spec import ModelSpec
 from parallel_backend.protocol.request_log import RequestLine
 
 from .model_file import TEXT, write_wan
+from .results import add_common, print_results
 
 LAYOUT = ParallelLayout(ulysses=2)
 LIMIT = 0.01
@@ -38,6 +40,17 @@ TEXT_TOKENS = 64
 HEADS, LAYERS = 4, 2
 STEPS = 4
 _PATIENCE, _POLL = 20.0, 0.05
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    parser.add_argument("--rounds", type=int, default=15, help="pairs of runs (default %(default)s)")
+    add_common(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure what it costs to keep what a run goes on from."""
+    return print_results([measure(options.rounds, options.devices)], as_json=options.json)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ from types import TracebackType
 
 import torch
 
-from .. import processes
+from parallel_backend import processes
 
 
 class PeakMemory:

@@ -1,0 +1,91 @@
+"""Measure and compare: ``python -m lab --help``. It needs a checkout; nothing of it is installed with the product."""
+
+import argparse
+import importlib
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, NoReturn, Protocol, cast
+
+from lab.engine import lab_ranks
+from parallel_backend.errors import BackendError
+
+
+class Module(Protocol):
+    """What a command's module has.
+
+    Attributes:
+        add_arguments: adds the command's options to its parser.
+        run: runs it and returns the exit status.
+    """
+
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int]
+
+
+class Command(NamedTuple):
+    """One command.
+
+    Attributes:
+        module: where it is, a ``Module``. Imported for this command alone, since most import torch.
+        help: what it does.
+    """
+
+    module: str
+    help: str
+
+
+COMMANDS = {
+    "bench": Command("bench.command", "time a step in several layouts, against one process and other projects"),
+    "bench wire": Command("bench.wire", "measure how fast requests and pixels are transferred"),
+    "bench memory": Command("bench.memory", "measure the memory that a model file takes on two ranks"),
+    "bench lora": Command("bench.lora", "measure what a LoRA costs in a step"),
+    "bench streaming": Command("bench.streaming", "measure what a step costs whose blocks stream"),
+    "bench recovery": Command("bench.recovery", "measure how long a prompt takes after a rank died"),
+    "bench resume": Command("bench.resume", "measure what it costs to keep what a run goes on from"),
+    "soak": Command("soak.command", "make random prompts and faults, and tell what came of them"),
+    "verify": Command("verify.command", "compare families, layouts, step loops and VAEs with diffusers' own"),
+    "memory": Command("memory", "measure ComfyUI's own memory with a large model file"),
+    "working-memory": Command("working_memory", "measure the tables of parallel_backend/engine/working_memory.py"),
+    "synchronisations": Command("synchronisations", "count where the host waits for the GPU: docs/synchronisations.md"),
+    "gpu-check": Command("gpu_check.start", "try on real GPUs what tests only on CPU ranks elsewhere"),
+}
+"""By name, in the order in which ``--help`` lists them."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit status."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    name = next((name for name in (" ".join(arguments[:2]), *arguments[:1]) if name in COMMANDS), None)
+    if name is None:
+        _refuse(arguments)
+    command = COMMANDS[name]
+    module = cast(Module, importlib.import_module(f"lab.{command.module}"))
+    parser = argparse.ArgumentParser(
+        prog=f"python -m lab {name}", description=command.help, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    module.add_arguments(parser)
+    options = parser.parse_args(arguments[len(name.split()) :])
+    try:
+        with lab_ranks():
+            return module.run(options)
+    except BackendError as error:
+        print(error, file=sys.stderr)
+        return 1
+
+
+def _refuse(arguments: Sequence[str]) -> NoReturn:
+    """Show all commands, or refuse one that does not exist, and exit."""
+    commands = "\n".join(f"  {name:18}{command.help}" for name, command in COMMANDS.items())
+    parser = argparse.ArgumentParser(
+        prog="python -m lab", description=f"Measure and compare. The commands:\n{commands}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("command", metavar="COMMAND", choices=COMMANDS)
+    parser.parse_args(arguments[:1])
+    raise SystemExit(2)
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that every with block exits cleanly
+    sys.exit(main())

@@ -1,0 +1,70 @@
+"""The engine of the lab's ranks: the product's, with what measurements and tests need besides.
+
+It echoes tensors, slows ranks down, and tells how much memory a measured decode took, whose pixels it does not clamp.
+"""
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from parallel_backend.distributed.collectives import gather_numbers
+from parallel_backend.engine.engine import Engine
+from parallel_backend.errors import Cancelled, InvalidRequest, NoRoom
+from parallel_backend.loading.components import ComponentCache
+from parallel_backend.protocol.frames import TensorMeta
+from parallel_backend.protocol.messages import Decode, Encode, RankRequest, Trial
+from parallel_backend.protocol.model_spec import ModelSpec
+from parallel_backend.step_loop.setting import Report
+
+from .echo import ECHO, echo
+from .handicap import HANDICAP, handicapped, slow_down
+from .peak_memory import PeakMemory
+from .unclamped import Unclamped
+
+
+class LabEngine(Engine):
+    """See ``Engine``."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        if os.environ.get(HANDICAP):
+            measured = self._meshes.speeds
+            self._meshes.speeds = lambda: handicapped(measured())  # type: ignore[method-assign]
+
+    def handle(
+        self,
+        message: RankRequest,
+        metas: tuple[TensorMeta, ...],
+        tensors: Mapping[str, Tensor] | None,
+        *,
+        report: Report,
+        cancelled: Callable[[], bool],
+    ) -> dict[str, Tensor]:
+        """Carry out one request, see ``Engine.handle``.
+
+        ``Trial`` also knows ``echo``. A ``Decode`` or ``Encode`` that counts bytes also returns ``grown_bytes``
+        ``[ranks]`` int64, by how much each rank's peak memory exceeds its memory before; pixels are not clamped.
+        """
+        if isinstance(message, Trial) and message.name == ECHO:
+            return echo(message, tensors, report)
+        if not isinstance(message, Decode | Encode) or message.measure != "bytes":
+            return super().handle(message, metas, tensors, report=report, cancelled=cancelled)
+        refusal, results = None, dict[str, Tensor]()
+        with Unclamped(), PeakMemory(self.device) as peak:
+            try:
+                results = super().handle(message, metas, tensors, report=report, cancelled=cancelled)
+            except (InvalidRequest, Cancelled, NoRoom) as error:
+                refusal = error  # ranks that take no part do not hear of it, and wait below
+        grown = [number for (number,) in gather_numbers([peak.bytes], self._agreements.world)]
+        if refusal:
+            raise refusal
+        return results | ({} if self.rank else {"grown_bytes": torch.tensor(grown)})
+
+    def _components(self, model: ModelSpec) -> ComponentCache:
+        components = super()._components(model)
+        if os.environ.get(HANDICAP) and "get" not in vars(components.transformers):
+            slow_down(components.transformers, self.device)
+        return components

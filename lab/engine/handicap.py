@@ -1,0 +1,69 @@
+"""Ranks that sleep, to try unequal devices on equal ones."""
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from parallel_backend.distributed.mesh import DeviceMesh
+from parallel_backend.distributed.rank_speeds import clock, synchronize
+from parallel_backend.errors import InvalidRequest
+from parallel_backend.interfaces.family import Family
+from parallel_backend.interfaces.state import State
+from parallel_backend.loading.transformers import Transformers
+
+HANDICAP = "PARALLEL_DIT_HANDICAP"
+"""Environment variable that slows ranks down: with ``1=2``, rank 1 sleeps so that all its blocks take twice as long."""
+
+
+def handicap(rank: int) -> float:
+    """Return the factor by which ``HANDICAP`` slows a rank down; 1 if it does not.
+
+    Raises:
+        InvalidRequest: the variable cannot be parsed, or a factor is below 1.
+    """
+    value = os.environ.get(HANDICAP, "")
+    try:
+        factors = {int(slow): float(factor) for slow, _, factor in (word.partition("=") for word in value.split())}
+    except ValueError:
+        factors = {0: 0.0}
+    if any(factor < 1 for factor in factors.values()):
+        raise InvalidRequest(f"{HANDICAP}={value}: write RANK=FACTOR with factors of at least 1, such as 1=2")
+    return factors.get(rank, 1.0)
+
+
+def handicapped(speeds: Sequence[float]) -> tuple[float, ...]:
+    """Return the speeds of ranks that ``HANDICAP`` slows down, relative to the fastest."""
+    slowed = [speed / handicap(rank) for rank, speed in enumerate(speeds)]
+    return tuple(round(speed / max(slowed), 3) for speed in slowed)
+
+
+def slow_down(transformers: Transformers, device: torch.device) -> None:
+    """Let the blocks of all transformers of a checkpoint take longer on the ranks that ``HANDICAP`` names."""
+    get: Callable[..., Family] = transformers.get
+
+    def slow_get(mesh: DeviceMesh, *arguments: Any) -> Family:
+        family, factor = get(mesh, *arguments), handicap(mesh.whole.index)
+        if factor > 1 and not isinstance(family.run, Slowed):
+            family.run = Slowed(family.run, factor, device)
+        return family
+
+    vars(transformers)["get"] = slow_get
+
+
+class Slowed:
+    """``run`` slowed down to ``factor`` times its compute time; on a CPU, time spent waiting does not count."""
+
+    def __init__(self, run: Callable[[State], State], factor: float, device: torch.device) -> None:
+        self._run, self._factor, self._device, self._clock = run, factor, device, clock(device)
+
+    def __call__(self, state: State) -> State:
+        """Run the blocks, then sleep."""
+        synchronize(self._device)
+        start = self._clock()
+        result = self._run(state)
+        synchronize(self._device)
+        time.sleep((self._factor - 1) * (self._clock() - start))
+        return result

@@ -1,0 +1,47 @@
+"""Ranks that sleep: which, how long, and that blocks are slowed down once."""
+
+import time
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+
+from lab.engine.handicap import HANDICAP, Slowed, handicap, handicapped, slow_down
+from parallel_backend.errors import InvalidRequest
+
+CPU = torch.device("cpu")
+
+
+def test_handicaps(monkeypatch):
+    monkeypatch.setenv(HANDICAP, "1=2 3=1.5")
+    assert [handicap(rank) for rank in range(4)] == [1.0, 2.0, 1.0, 1.5]
+    assert handicapped([1.0, 1.0, 0.5, 1.0]) == (1.0, 0.5, 0.5, 0.667)
+    for wrong in ("1", "1=fast", "1=0.5"):
+        monkeypatch.setenv(HANDICAP, wrong)
+        with pytest.raises(InvalidRequest, match="RANK=FACTOR"):
+            handicap(0)
+
+
+def test_the_blocks_of_a_slow_rank_sleep_once(monkeypatch):
+    monkeypatch.setenv(HANDICAP, "1=3")
+    family: Any = SimpleNamespace(run=lambda state: state)
+    transformers: Any = SimpleNamespace(get=lambda mesh, *more: family)
+    slow_down(transformers, CPU)
+    for index in (0, 1, 1):
+        assert transformers.get(cast(Any, SimpleNamespace(whole=SimpleNamespace(index=index)))) is family
+        assert isinstance(family.run, Slowed) == (index == 1)
+    assert not isinstance(family.run._run, Slowed)
+
+
+def test_a_slow_rank_takes_as_many_times_as_long():
+    def work(state: Any) -> Any:
+        end = time.thread_time() + 0.05
+        while time.thread_time() < end:
+            pass
+        return state
+
+    before = time.monotonic()
+    state: Any = object()
+    assert Slowed(work, 3.0, CPU)(state) is state
+    assert time.monotonic() - before >= 0.15
