@@ -14,7 +14,7 @@ from lab.verify import options as verify
 from . import serve
 from .certificates import options as certificates
 from .client import query
-from .client.status_text import format_json, format_status
+from .client.status_text import format_json, format_requests, format_status
 from .doctor import options as doctor
 from .errors import BackendError, InvalidRequest
 from .host import command as host
@@ -89,7 +89,6 @@ def _add_logs(parser: argparse.ArgumentParser) -> None:
 
 
 def _logs(options: argparse.Namespace) -> int:
-    from .client.request_table import format_table
     from .protocol.request_log import read
 
     endpoint = Endpoint.default()
@@ -101,7 +100,7 @@ def _logs(options: argparse.Namespace) -> int:
     except OSError as error:
         raise InvalidRequest(f"{endpoint.request_log} cannot be read: {error.strerror}") from error
     print(endpoint.logs)
-    print(format_table(lines) if lines else "no requests yet")
+    print(format_requests(lines) if lines else "no requests yet")
     return 0
 
 
