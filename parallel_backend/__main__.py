@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from . import serve
 from .client import query
-from .client.status_text import format_json, format_status
+from .client.status_text import format_json, format_requests, format_status
 from .doctor import options as doctor
 from .errors import BackendError, InvalidRequest
 from .machines.certificates import options as certificates
@@ -93,7 +93,6 @@ def _add_logs(parser: argparse.ArgumentParser) -> None:
 
 
 def _logs(options: argparse.Namespace) -> int:
-    from .client.request_table import format_table
     from .protocol.request_log import read
 
     endpoint = Endpoint.default()
@@ -105,7 +104,7 @@ def _logs(options: argparse.Namespace) -> int:
     except OSError as error:
         raise InvalidRequest(f"{endpoint.request_log} cannot be read: {error.strerror}") from error
     print(endpoint.logs)
-    print(format_table(lines) if lines else "no requests yet")
+    print(format_requests(lines) if lines else "no requests yet")
     return 0
 
 

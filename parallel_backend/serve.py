@@ -7,8 +7,8 @@ import sys
 from dataclasses import dataclass
 
 from .client import query
+from .client.devices import local_devices
 from .client.launch import ALREADY_RUNS, START_TIMEOUT, connect_or_start
-from .client.local_devices import local_devices
 from .errors import BackendUnavailable, InvalidRequest
 from .machines.certificates.tls import Credentials, default_folder
 from .machines.gateway.process import Listening, OtherMachines

@@ -11,7 +11,7 @@ from pathlib import Path
 from torch import Tensor
 
 from parallel_backend.client.client import Client
-from parallel_backend.client.recovery import RecoveringCall
+from parallel_backend.client.retry import Recovery, RetriedRequest
 from parallel_backend.client.temporary_backend import temporary_backend
 from parallel_backend.errors import BackendError, InvalidRequest
 from parallel_backend.protocol.messages import Progress
@@ -150,12 +150,13 @@ class _Run:
         prompt, prompts = self._prompt, self._prompts
         if self._fault and self._fault.idle:
             self._disturb(self._fault)
-        call = RecoveringCall(
+        request = RetriedRequest(
             self._client, prompt.message(prompts.model(prompt)), prompt.loop.tensors(),
-            interrupted=self._target.interrupt.is_set, on_progress=self._progressed, notify=self._said.append,
+            interrupted=self._target.interrupt.is_set, on_progress=self._progressed,
+            recovery=Recovery(notify=self._said.append),
         )  # fmt: skip
         try:
-            samples = call.run()["samples"]
+            samples = request.run()["samples"]
         except BackendError as error:
             wanted = self._fault.ends if self._fault and self.disturbed else None
             return ENDED if wanted and isinstance(error, wanted) else LOST, f"{type(error).__name__}: {error}"

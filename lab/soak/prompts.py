@@ -10,7 +10,7 @@ from torch import Tensor
 
 from parallel_backend.checkpoint.opening import open_checkpoint
 from parallel_backend.client.client import Client
-from parallel_backend.client.recovery import RecoveringCall
+from parallel_backend.client.retry import Recovery, RetriedRequest
 from parallel_backend.engine.validation import check_sample
 from parallel_backend.errors import InvalidRequest
 from parallel_backend.layout.parallel_layout import ParallelLayout
@@ -107,8 +107,10 @@ class Prompts:
         """Compute on one rank what the prompt's result is compared with."""
         if (key := _key(prompt)) not in self._references:
             alone = Prompt(loop=replace(prompt.loop, layout=ParallelLayout()), ranks=1)
-            call = RecoveringCall(client, alone.message(self.model(prompt)), alone.loop.tensors())
-            self._references[key] = call.run()["samples"]
+            request = RetriedRequest(
+                client, alone.message(self.model(prompt)), alone.loop.tensors(), recovery=Recovery()
+            )
+            self._references[key] = request.run()["samples"]
 
     def is_right(self, prompt: Prompt, samples: Tensor) -> bool:
         """Whether samples are those of one rank."""

@@ -1,26 +1,20 @@
-"""The process's client, and what a request means to ComfyUI: interruption, errors and the loader node's text.
-
-The client lives at module level because ComfyUI locks V3 node classes, which therefore cannot hold state.
-"""
+"""A model in the backend, and what its requests mean to ComfyUI: interruption, errors and the loader node's text."""
 
 import logging
 import sys
-import time
 import weakref
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from functools import partial
 
 import comfy.model_management
 import comfy.utils
 from torch import Tensor
 
 from ...parallel_backend.checkpoint.checkpoint import HIGH_NOISE, LOW_NOISE, Checkpoint
-from ...parallel_backend.client.client import Client
-from ...parallel_backend.client.lost_devices import LostDevices
-from ...parallel_backend.client.recovery import RecoveringCall
-from ...parallel_backend.errors import BackendError, BackendUnavailable, Cancelled, OutOfMemory, QueueFull, RankFailed
+from ...parallel_backend.client.retry import RetriedRequest
+from ...parallel_backend.errors import BackendError, Cancelled, OutOfMemory
 from ...parallel_backend.layout.parallel_layout import ParallelLayout, auto, sharing
 from ...parallel_backend.protocol.messages import (
     Decode,
@@ -31,13 +25,12 @@ from ...parallel_backend.protocol.messages import (
     RankRequest,
     ReadWeights,
     Sample,
-    Unload,
 )  # fmt: skip
 from ...parallel_backend.protocol.model_spec import ModelSpec
 from ...parallel_backend.protocol.status import LoadedModel, RankStatus
-from . import comfyui_models, memory_ladder
-from .held_models import HeldModels
+from . import comfyui_models
 from .progress_text import OnProgress, shown_progress
+from .session import current
 
 PHASES: dict[type[RankRequest], str] = {
     Forward: "sampling",
@@ -48,57 +41,6 @@ PHASES: dict[type[RankRequest], str] = {
     ReadWeights: "reading weights",
 }
 """The phase whose progress drives a request's progress bar; the loader's node shows it as the state."""
-
-UNLOAD_PATIENCE = 10.0
-"""Seconds that an unload waits for its turn; the ranks may be busy with another client's request."""
-
-_clients: list[Client] = []
-_lost_devices = LostDevices()
-_shown_texts: dict[str, str] = {}
-
-
-def client() -> Client:
-    """Return the process's client. The first call creates it."""
-    if not _clients:
-        _clients.append(Client())
-    return _clients[0]
-
-
-def use_client(replacement: Client) -> None:
-    """Send all further requests through ``replacement``."""
-    _clients[:] = [replacement]
-
-
-def _unload(spec: ModelSpec, *, only_cache: bool = False) -> Literal["freed", "busy", "failed"]:
-    """Make the ranks free a model's weights, if ranks are running. The log says why that failed.
-
-    Never raises an error: ComfyUI's memory management calls this while it does something else. With ``only_cache`` the
-    ranks free what they keep for later requests instead.
-    """
-    deadline = time.monotonic() + UNLOAD_PATIENCE
-    try:
-        client().status()
-        unload = Unload(model=_lost_devices.without(memory_ladder.settled(spec)), only_cache=only_cache)
-        client().call(unload, {}, interrupted=lambda: time.monotonic() > deadline)
-    except (Cancelled, QueueFull):
-        logging.info("Parallel DiT: the ranks are busy; they keep their memory for now")
-        return "busy"
-    except BackendUnavailable:
-        return "freed"
-    except BackendError as error:
-        logging.warning("Parallel DiT: the ranks could not free memory: %s", error)
-        return "freed" if isinstance(error, RankFailed) else "failed"  # dead processes hold no memory
-    except Exception:
-        logging.exception("Parallel DiT: the ranks could not be asked to free memory")
-        return "failed"
-    return "freed"
-
-
-held_models = HeldModels(lambda spec: _unload(spec) != "busy")
-
-
-def _release(spec: ModelSpec, holder: object) -> None:
-    held_models.release(spec, holder)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,16 +67,16 @@ class Handle:
 
         Devices that were lost are tried again, and so is the layout that had too little room.
         """
-        _lost_devices.forget()
-        memory_ladder.forget(self.spec)
-        holder = object()
-        held_models.hold(self.spec, holder)
-        weakref.finalize(self, _release, self.spec, holder).atexit = False
+        session, holder = current(), object()
+        session.lost.forget()
+        session.layouts.forget(self.spec)
+        session.held.hold(self.spec, holder)
+        weakref.finalize(self, session.held.release, self.spec, holder).atexit = False
 
     @property
     def current(self) -> ModelSpec:
-        """The model as its requests run: without devices that are lost, and in a layout that has had room."""
-        return _lost_devices.without(memory_ladder.settled(self.spec))
+        """The model as its requests run, see ``Session``."""
+        return current().effective(self.spec)
 
     @property
     def ranks(self) -> int:
@@ -142,13 +84,22 @@ class Handle:
         spec = self.current
         return spec.layout.ranks if spec.layout else len(spec.devices.indices)
 
+    def make_room(self, components: Collection[str], *, ranks: int) -> None:
+        """Unload ComfyUI's own models from the GPUs where the first ``ranks`` ranks are about to load ``components``.
+
+        Nothing is unloaded if these ranks already hold the components, or if ComfyUI uses none of their GPUs.
+        """
+        shared = comfyui_models.shared_gpus(self.spec.devices, ranks)
+        if shared and not self.holds(components, ranks=ranks):
+            comfyui_models.unload(shared)
+
     def holds(self, components: Collection[str], *, ranks: int) -> bool:
         """Whether each of the first ``ranks`` ranks holds these components. The status is at most a second old.
 
         What was loaded from other files under the same path, or cut for another layout, does not count.
         """
         try:
-            statuses = client().status().ranks[:ranks]
+            statuses = current().client.status().ranks[:ranks]
         except BackendError:
             return False
         return len(statuses) == ranks and all(self._held_by(rank).issuperset(components) for rank in statuses)
@@ -184,8 +135,7 @@ class Handle:
     ) -> dict[str, Tensor]:
         """Make the ranks execute a request. Blocks, and ends early when the user interrupts.
 
-        If ranks fail, the request goes on with a fresh set, see ``RecoveringCall``. If a rank's memory is full,
-        ``memory_ladder`` makes room.
+        ``client.retry`` says what happens when it fails.
 
         Raises:
             InterruptProcessingException: the user interrupted.
@@ -194,17 +144,17 @@ class Handle:
         """
         phase = PHASES[type(message)]
         self.show(phase)
-        held_models.free_dropped()
-        progressed = shown_progress(phase, self.show, on_progress)
-        shared = comfyui_models.shared_gpus(self.spec.devices, self.ranks)
-        call = RecoveringCall(
-            client(), memory_ladder.first_try(message, shared), tensors,
+        session, shared = current(), comfyui_models.shared_gpus(self.spec.devices, self.ranks)
+        session.held.free_dropped()
+        request = RetriedRequest(
+            session.client, message, tensors,
             interrupted=comfy.model_management.processing_interrupted,
-            on_progress=progressed, notify=self.tell, lost=_lost_devices,
+            on_progress=shown_progress(phase, self.show, on_progress),
+            recovery=session.recovery(self.tell, partial(comfyui_models.unload, shared) if shared else None),
         )  # fmt: skip
         with self._errors_for_comfyui():
             try:
-                return memory_ladder.climb(call, message, shared, self.tell)
+                return request.run()
             finally:
                 if not isinstance(message, Forward | Sample):
                     self.give_back_cache()
@@ -220,7 +170,7 @@ class Handle:
         After sampling, whatever ran the steps, the MODEL calls it once.
         """
         if comfyui_models.shared_gpus(self.spec.devices, self.ranks):
-            _unload(self.spec, only_cache=True)
+            current().unload(self.spec, only_cache=True)
 
     @contextmanager
     def _errors_for_comfyui(self) -> Iterator[None]:
@@ -240,7 +190,7 @@ class Handle:
 
     def unload(self) -> None:
         """Make running ranks free the weights. Never starts ranks and never raises an error."""
-        freed = _unload(self.spec) == "freed"
+        freed = current().unload(self.spec) == "freed"
         self.show("unloaded; weights load at next use" if freed else "the weights could not be freed yet")
 
     def describe(self, state: str) -> str:
@@ -262,12 +212,17 @@ class Handle:
             show_on_node(self.node_id, self.describe(state))
 
 
+class _ShownTexts(dict[str, str]):
+    """Texts that nodes show, by their ids."""
+
+
 def show_on_node(node_id: str, text: str) -> None:
     """Show a text on a node, if ComfyUI's server runs and the node does not show it yet. Never raises an error."""
     # A script has no server, and importing the module would half start one.
     server = getattr(getattr(sys.modules.get("server"), "PromptServer", None), "instance", None)
-    if server is not None and _shown_texts.get(node_id) != text:
-        _shown_texts[node_id] = text
+    shown = current().part(_ShownTexts)
+    if server is not None and shown.get(node_id) != text:
+        shown[node_id] = text
         try:
             server.send_progress_text(text, node_id)
         except Exception:

@@ -7,20 +7,24 @@ from typing import Any
 from comfy_execution.graph_utils import is_link
 from comfy_execution.utils import get_executing_context
 
-_expanded: dict[str, dict[str, Mapping[str, Any]]] = {}
-"""Inputs of the nodes into which one of ours expanded, by their ids, by the prompt: the one that runs, or ran last.
+from .session import current
 
-ComfyUI's queue has the original nodes only. Their ids repeat in other prompts.
-"""
+
+class _Expanded(dict[str, dict[str, Mapping[str, Any]]]):
+    """Inputs of the nodes into which one of ours expanded, by their ids, by the prompt: the one that runs, or ran last.
+
+    ComfyUI's queue has the original nodes only. Their ids repeat in other prompts.
+    """
 
 
 def remember_expanded(node_id: str, inputs: Mapping[str, Any]) -> None:
     """Note the inputs of a node into which one of ours expands in the prompt that runs."""
     context = get_executing_context()
     prompt_id = context.prompt_id if context else ""
-    if prompt_id not in _expanded:
-        _expanded.clear()
-    _expanded.setdefault(prompt_id, {})[node_id] = inputs
+    expanded = current().part(_Expanded)
+    if prompt_id not in expanded:
+        expanded.clear()
+    expanded.setdefault(prompt_id, {})[node_id] = inputs
 
 
 def executing_lora(*, hook: bool = False) -> str:
@@ -35,7 +39,7 @@ def executing_lora(*, hook: bool = False) -> str:
     if context is None:
         return _UNNAMED
     prompt = _prompt(context.prompt_id)
-    expanded = _expanded.get(context.prompt_id, {}).get(context.node_id)
+    expanded = current().part(_Expanded).get(context.prompt_id, {}).get(context.node_id)
     own = prompt.get(context.node_id, {}).get("inputs", {}) if expanded is None else expanded
     names = list(_loras(own)) or [
         name

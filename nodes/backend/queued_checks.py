@@ -6,9 +6,15 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec
 
 from ...parallel_backend.errors import BackendError
+from .session import current
 
-_thread = ThreadPoolExecutor(1, thread_name_prefix="parallel-dit-check")
-"""Of our own and only one: checks that wait would take all of the event loop's threads, with which it serves files."""
+
+class _Thread(ThreadPoolExecutor):
+    """Our own, and only one: waiting checks would take all of the event loop's threads, with which it serves files."""
+
+    def __init__(self) -> None:
+        super().__init__(1, thread_name_prefix="parallel-dit-check")
+
 
 Arguments = ParamSpec("Arguments")
 
@@ -18,7 +24,7 @@ async def refusal_by(
 ) -> bool | str:
     """Run a check in a thread. Return its refusal in one sentence, or True."""
     try:
-        await asyncio.wrap_future(_thread.submit(check, *args, **kwargs))
+        await asyncio.wrap_future(current().part(_Thread).submit(check, *args, **kwargs))
     except BackendError as error:
         return str(error)
     return True

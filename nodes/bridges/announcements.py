@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import comfy.cli_args
 
+from ..backend.session import current
 from .attention_choice import OVERRIDE
 
 Part = Literal["model", "vae", "text encoder"]
@@ -46,7 +47,9 @@ is ``--fp32-vae``, which the ranks need not be told.
 _MOST_NAMED = 8
 """How many weights a sentence names."""
 
-_said: set[str] = set()
+
+class _Said(set[str]):
+    """Sentences that the log has."""
 
 
 def flags_without_effect(*parts: Part, args: Any = comfy.cli_args.args) -> str:
@@ -146,6 +149,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _say_once(sentence: str) -> None:
-    if sentence not in _said:
-        _said.add(sentence)
+    said = current().part(_Said)
+    if sentence not in said:
+        said.add(sentence)
         logging.warning("Parallel DiT: %s", sentence)

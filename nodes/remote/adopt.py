@@ -13,6 +13,7 @@ from comfy.ldm.lightricks.vae.causal_video_autoencoder import VideoVAE
 from ...parallel_backend.checkpoint.single_file import SUFFIXES
 from ...parallel_backend.errors import InvalidRequest
 from ..backend.executing import executing_lora
+from ..backend.session import current
 from ..bridges.announcements import announce_unpatched
 from ..bridges.bridge import patched_weights
 from ..bridges.refusals import check_compute_dtype, check_model_options
@@ -110,7 +111,12 @@ class _Copy:
     file: MemoryFile
 
 
-_last_copy: list[_Copy] = []
+class _LastCopy(list[_Copy]):
+    """The copy that was made last, if its model lives."""
+
+    def forget(self, source: Any) -> None:
+        """Forget the copy of a model that is gone."""
+        self[:] = [copied for copied in self if copied.source is not source]
 
 
 def copy_model(patcher: Any) -> MemoryFile:
@@ -123,12 +129,13 @@ def copy_model(patcher: Any) -> MemoryFile:
     """
     merged = merged_weights(patcher)
     text = described([[name, patcher.patches[name]] for name in sorted(merged)])
-    for copied in _last_copy:
+    last_copy = current().part(_LastCopy)
+    for copied in last_copy:
         if copied.source() is patcher.model and copied.merged == text:
             return copied.file
-    _last_copy.clear()  # makes room for another one
+    last_copy.clear()  # makes room for another one
     file = _new_copy(patcher, merged)
-    _last_copy.append(_Copy(source=weakref.ref(patcher.model, _forget_copy), merged=text, file=file))
+    last_copy.append(_Copy(source=weakref.ref(patcher.model, last_copy.forget), merged=text, file=file))
     return file
 
 
@@ -141,12 +148,8 @@ def fill_copy(file: MemoryFile) -> None:
     try:
         file.fill()
     except BaseException:
-        _last_copy.clear()  # what is half copied is of no use
+        current().part(_LastCopy).clear()  # what is half copied is of no use
         raise
-
-
-def _forget_copy(source: Any) -> None:
-    _last_copy[:] = [copied for copied in _last_copy if copied.source is not source]
 
 
 def _new_copy(patcher: Any, merged: frozenset[str]) -> MemoryFile:

@@ -8,10 +8,11 @@ from typing import Any
 from typing_extensions import override
 
 from ..backend.executing import executing_lora
+from ..backend.session import current
 from ..bridges.announcements import announce_unpatched
 from .bypassed_loras import bypass_patches, check_injections
 from .lora_files import remember_group
-from .recent_files import begin_sampling
+from .recent_files import RecentFiles
 from .weight_changes import Changeable, WeightChanges, changes_of, fit_added, fit_injected, plain_strengths
 from .weightless_patcher import WeightlessPatcher
 
@@ -107,7 +108,7 @@ class ChangingPatcher(WeightlessPatcher):
         Raises:
             InvalidRequest: see ``add_patches``.
         """
-        begin_sampling()
+        current().part(RecentFiles).begin_sampling()
         before, self.target.changes = self.target.changes, self._changes(None)
         try:
             yield

@@ -10,13 +10,21 @@ from weakref import WeakKeyDictionary
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
+from ..backend.session import current
 from .sealed_file import raw_bytes
 
-_known: WeakIdKeyDictionary = WeakIdKeyDictionary()
-"""By tensor. What is known of a view is kept with the tensor that it views, which lives longer."""
 
-_identities: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
-"""By function."""
+class _Known:
+    """Facts of objects that ComfyUI keeps, as long as they live.
+
+    Attributes:
+        tensors: by tensor. What is known of a view is kept with the tensor that it views, which lives longer.
+        identities: by function.
+    """
+
+    def __init__(self) -> None:
+        self.tensors: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self.identities: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 
 
 def digest(tensor: Tensor) -> str:
@@ -40,7 +48,7 @@ def _digest(tensor: Tensor) -> str:
 
 def _computed_once(what: str, tensor: Tensor, compute: Callable[[Tensor], Any]) -> Any:
     owner = tensor if tensor._base is None else tensor._base
-    by_view = _known.setdefault(owner, {})
+    by_view = current().part(_Known).tensors.setdefault(owner, {})
     key = (what, tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
     if key not in by_view:
         by_view[key] = compute(tensor)
@@ -61,6 +69,6 @@ def described(part: Any) -> str:
 def _identity(function: Any) -> str:
     """Return a text that no other function has. Two functions of one name may hold different values."""
     try:
-        return _identities.setdefault(function, uuid4().hex)
+        return current().part(_Known).identities.setdefault(function, uuid4().hex)
     except TypeError:  # no weak reference to it is possible
         return uuid4().hex

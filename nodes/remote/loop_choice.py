@@ -8,7 +8,7 @@ import torch
 from ...parallel_backend.errors import InvalidRequest
 from ...parallel_backend.layout.parallel_layout import ParallelLayout
 from ...parallel_backend.samplers.samplers import SAMPLERS
-from ..backend.connection import client
+from ..backend.session import current
 from ..bridges.refusals import VARYING_CONDS
 from .added_to_steps import added_to_steps
 from .backend_sampler import prediction_of
@@ -90,7 +90,7 @@ def _varying(name: str, conditioning: list[Any]) -> str:
 def _noise(model: Any, sampler_name: str) -> str:
     """Return why the ranks would draw other noise than ComfyUI does from the same seed."""
     device, devices = model.load_device, model.model.diffusion_model.handle.spec.devices
-    elsewhere = bool(devices.hosts) or client().remote
+    elsewhere = bool(devices.hosts) or current().client.remote
     if device.type == "cpu" or SAMPLERS[sampler_name].noise not in ("gaussian", "brownian on device"):
         return ""
     if (

@@ -15,21 +15,23 @@ from torch import Tensor
 from ...parallel_backend.checkpoint import adapter_file
 from ...parallel_backend.checkpoint.adapter_file import AdapterLayer
 from ...parallel_backend.protocol.model_spec import Adapter
+from ..backend.session import current
 from .digests import digest
-from .recent_files import recent
+from .recent_files import RecentFiles
 from .sealed_file import SealedFile, Slot
 from .weight_patches import LowRankPatch
 
-_groups: WeakKeyDictionary[object, object] = WeakKeyDictionary()
-"""The call of ``add_patches`` that each of ComfyUI's adapter objects came with: one LoRA."""
+
+class _Groups(WeakKeyDictionary[object, object]):
+    """The call of ``add_patches`` that each of ComfyUI's adapter objects came with: one LoRA."""
 
 
 def remember_group(changes: Iterable[object]) -> None:
     """Note that the adapters among these changes are those of one LoRA."""
-    group = object()
+    groups, group = current().part(_Groups), object()
     for change in changes:
         if isinstance(change, WeightAdapterBase):
-            _groups[change] = group
+            groups[change] = group
 
 
 def adapters_for(
@@ -42,8 +44,9 @@ def adapters_for(
         shapes: shape of every weight of the model.
     """
     groups: dict[tuple[object, float], list[LowRankPatch]] = {}
+    known = current().part(_Groups)
     for patch in patches:
-        groups.setdefault((_groups.get(patch.source), patch.strength), []).append(patch)
+        groups.setdefault((known.get(patch.source), patch.strength), []).append(patch)
     return [
         _adapter(sorted(group, key=lambda patch: (patch.weight, patch.start)), strength, shapes)
         for (_, strength), group in groups.items()
@@ -54,7 +57,7 @@ def _adapter(
     patches: Sequence[LowRankPatch], strength: float, shapes: Mapping[str, Sequence[int]]
 ) -> tuple[Adapter, SealedFile]:
     file_id = _id(patches, shapes)
-    file = recent(file_id, lambda: _new(file_id, patches, shapes))
+    file = current().part(RecentFiles).get(file_id, lambda: _new(file_id, patches, shapes))
     return Adapter(path=str(file.path), id=file_id, strength=strength), file
 
 

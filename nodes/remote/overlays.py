@@ -20,8 +20,9 @@ from ...parallel_backend.protocol.messages import ReadWeights
 from ...parallel_backend.protocol.model_spec import Overlay
 from ..backend.connection import Handle
 from ..backend.executing import executing_lora
+from ..backend.session import current
 from .digests import described
-from .recent_files import recent
+from .recent_files import RecentFiles
 from .sealed_file import SealedFile, Slot
 from .weight_fit import changed_weight, check_enlarged, said_by_comfyui
 from .weight_patches import Patch
@@ -51,7 +52,7 @@ def overlay_for(
     if not merged:
         return None
     file_id = _id(handle, components, merged)
-    file = recent(file_id, lambda: _new(file_id, handle, components, merged, shapes))
+    file = current().part(RecentFiles).get(file_id, lambda: _new(file_id, handle, components, merged, shapes))
     return Overlay(path=str(file.path), id=file_id), file
 
 

@@ -14,7 +14,6 @@ from typing_extensions import override
 
 from ...parallel_backend.errors import InvalidRequest
 from ..backend.connection import Handle
-from ..backend.memory import make_room
 from ..bridges.announcements import announce_attention, announce_callbacks, announce_text_only
 from ..bridges.refusals import (
     NESTED_LATENT,
@@ -182,7 +181,7 @@ def _prepare(model: Any, noise_shape: Any, conds: Any, model_options: Any = None
     """
     handle = model.model.diffusion_model.handle
     transformers = [name for name in handle.checkpoint.components if name.startswith("transformer")]
-    make_room(handle, transformers, ranks=handle.ranks)
+    handle.make_room(transformers, ranks=handle.ranks)
     additional = comfy.sampler_helpers.get_additional_models_from_model_options(model_options)
     additional += model.get_nested_additional_models()
     for values in conds.values():
@@ -205,7 +204,7 @@ def prepare_component(patcher: RemotePatcher, component: str, *, ranks: int) -> 
     The component is unloaded with the model. ``patcher`` is added to ComfyUI's loaded models unless it or a clone of
     it already is one.
     """
-    make_room(patcher.model.diffusion_model.handle, [component], ranks=ranks)
+    patcher.model.diffusion_model.handle.make_room([component], ranks=ranks)
     if not any(patcher.is_clone(entry.model) for entry in comfy.model_management.current_loaded_models):
         _add_to_loaded(patcher)
 

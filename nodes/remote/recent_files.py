@@ -14,61 +14,64 @@ from ...parallel_backend.errors import InvalidRequest
 from .sealed_file import SealedFile
 
 _KEPT_SAMPLINGS = 4
-"""A file that none of so many samplings used is freed."""
+"""A file is freed after this number of samplings without it."""
 
 _KEPT_FILES, _KEPT_BYTES = 4, 16 << 30
-"""Before a file is made, others are freed while there are more than so many, and they take more than so many bytes."""
+"""Before a file is made, old ones are freed while both limits are exceeded."""
 
 _SPARE = 1 << 30
 """Bytes of memory that must stay free besides a file; as many as the file has, if it has fewer."""
 
-_files: dict[str, SealedFile] = {}
-"""The one that was used last comes last."""
 
-_last_use: dict[str, int] = {}
-_samplings = [0]
+class RecentFiles:
+    """The files of a session. The one that was used last comes last."""
 
+    def __init__(self) -> None:
+        self.files: dict[str, SealedFile] = {}
+        self._last_use: dict[str, int] = {}
+        self._samplings = 0
 
-def recent(file_id: str, make: Callable[[], tuple[SealedFile, Iterable[Tensor]]]) -> SealedFile:
-    """Return the file with this id.
+    def get(self, file_id: str, make: Callable[[], tuple[SealedFile, Iterable[Tensor]]]) -> SealedFile:
+        """Return the file with this id.
 
-    Args:
-        file_id: hash of its content.
-        make: called if there is none. Returns a file without content, and the content.
+        Args:
+            file_id: hash of its content.
+            make: called if there is none. Returns a file without content, and the content.
 
-    Raises:
-        InvalidRequest: there is no memory for it, even if all files are freed that nothing holds.
-    """
-    if file_id in _files:
-        file = _files.pop(file_id)
-    else:
-        file, tensors = make()
-        _make_room(file.nbytes)
-        file.fill(tensors)
-    _files[file_id] = file
-    _last_use[file_id] = _samplings[0]
-    return file
+        Raises:
+            InvalidRequest: there is no memory for it, even if all files are freed that nothing holds.
+        """
+        if file_id in self.files:
+            file = self.files.pop(file_id)
+        else:
+            file, tensors = make()
+            self._make_room(file.nbytes)
+            file.fill(tensors)
+        self.files[file_id] = file
+        self._last_use[file_id] = self._samplings
+        return file
 
+    def begin_sampling(self) -> None:
+        """Free the files that recent samplings did not use."""
+        self._samplings += 1
+        for file_id in [each for each, used in self._last_use.items() if used <= self._samplings - _KEPT_SAMPLINGS]:
+            self._free(file_id)
 
-def begin_sampling() -> None:
-    """Free the files that recent samplings did not use."""
-    _samplings[0] += 1
-    for file_id in [each for each, used in _last_use.items() if used <= _samplings[0] - _KEPT_SAMPLINGS]:
-        _free(file_id)
+    def _make_room(self, nbytes: int) -> None:
+        """Free files, those first that were not used for the longest time. A schedule makes a file a step."""
+        for file_id in list(self.files):
+            kept = sum(file.nbytes for file in self.files.values()) + nbytes
+            if _fits(nbytes) and (len(self.files) < _KEPT_FILES or kept <= _KEPT_BYTES):
+                return
+            self._free(file_id)
+        if not _fits(nbytes):
+            raise InvalidRequest(
+                f"the weights that nodes change take {nbytes / 1e9:.1f} GB more, and {_free_memory() / 1e9:.1f} GB of "
+                "memory are free: use fewer of these LoRAs, or a plain one, whose factors take less"
+            )
 
-
-def _make_room(nbytes: int) -> None:
-    """Free files, those first that were not used for the longest time. A schedule makes a file a step."""
-    for file_id in list(_files):
-        kept = sum(file.nbytes for file in _files.values()) + nbytes
-        if _fits(nbytes) and (len(_files) < _KEPT_FILES or kept <= _KEPT_BYTES):
-            return
-        _free(file_id)
-    if not _fits(nbytes):
-        raise InvalidRequest(
-            f"the weights that nodes change take {nbytes / 1e9:.1f} GB more, and {_free_memory() / 1e9:.1f} GB of "
-            "memory are free: use fewer of these LoRAs, or a plain one, whose factors take less"
-        )
+    def _free(self, file_id: str) -> None:
+        del self.files[file_id], self._last_use[file_id]
 
 
 def _fits(nbytes: int) -> bool:
@@ -78,7 +81,3 @@ def _fits(nbytes: int) -> bool:
 def _free_memory() -> int:
     available: int = comfy.model_management.get_free_memory(torch.device("cpu"))
     return available
-
-
-def _free(file_id: str) -> None:
-    del _files[file_id], _last_use[file_id]

@@ -13,6 +13,7 @@ from comfy_execution.graph_utils import GraphBuilder, is_link
 
 from ..backend import checkpoints
 from ..backend.executing import remember_expanded
+from ..backend.session import current
 from ..bridges.refusals import layers_unavailable
 from .preflight import REPLACING, executed_nodes
 
@@ -35,8 +36,8 @@ class _Source:
     changes: int
 
 
-_sources: dict[str, _Source] = {}
-"""By node."""
+class _Sources(dict[str, _Source]):
+    """By node."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,7 +148,8 @@ def _found(
 
 def remember_source(node_id: str, name: str) -> None:
     """Note which file a node's input came from, for ``source_changes``."""
-    _sources[node_id] = _Source(name=name, stamp=checkpoints.stamp(name), changes=source_changes(node_id))
+    source = _Source(name=name, stamp=checkpoints.stamp(name), changes=source_changes(node_id))
+    current().part(_Sources)[node_id] = source
 
 
 def source_changes(node_id: str) -> int:
@@ -156,7 +158,7 @@ def source_changes(node_id: str) -> int:
     ComfyUI asks for it before the node knows the prompt's graph. The first run does not count as a change, so an
     unchanged prompt is not run again.
     """
-    source = _sources.get(node_id)
+    source = current().part(_Sources).get(node_id)
     if source is None:
         return 0
     return source.changes + (checkpoints.stamp(source.name) != source.stamp)

@@ -1,56 +1,25 @@
 """Blocking calls to the backend, for ComfyUI's process: imports neither diffusers nor torch.distributed."""
 
-import contextlib
 import os
 import socket
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 
 from torch import Tensor
 
-from ..errors import BackendError, BackendFailure, BackendUnavailable, Cancelled, InvalidRequest
+from ..errors import BackendError
 from ..machines.links.request_files import to_be_sent
-from ..machines.links.sent_files import send_files
-from ..protocol import deadlines, frames
 from ..protocol.endpoint import Endpoint
-from ..protocol.fingerprint import is_outdated
 from ..protocol.hosts import HostStatus
-from ..protocol.messages import Cancel, Continue, Done, Outcome, Progress, RankRequest
+from ..protocol.messages import RankRequest
 from ..protocol.status import Status
-from ..protocol.tensors import describe, recv_tensors, send_tensors
 from . import query
-from .launch import START_TIMEOUT, connect_or_start
-
-POLL = 0.05
-"""Seconds between two calls of ``interrupted``."""
+from .exchange import Exchange, Interrupted, OnProgress, Timeouts, ignore, never
+from .launch import connect_or_start
+from .retry import RetriedRequest
 
 HOSTS_TIMEOUT = 5.0
 """Seconds that the backend has to say which hosts there are."""
-
-Interrupted = Callable[[], bool]
-OnProgress = Callable[[Progress, dict[str, Tensor]], None]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Timeouts:
-    """Timeouts of the phases of a call, in seconds.
-
-    Attributes:
-        connect: for the supervisor to accept a connection and answer.
-        start: for a backend that has to be started to answer.
-        send: the longest that the ranks may accept none of the request's bytes.
-        silence: the longest without a message while the ranks load weights or compute a step.
-        cancel: for a cancelled request to end.
-        stop: for the backend to exit.
-    """
-
-    connect: float = query.ANSWER_TIMEOUT
-    start: float = START_TIMEOUT
-    send: float = 60.0
-    silence: float = 1800.0
-    cancel: float = 150.0
-    stop: float = query.STOP_TIMEOUT
 
 
 class Client:
@@ -71,8 +40,8 @@ class Client:
         message: RankRequest,
         tensors: Mapping[str, Tensor] | None = None,
         *,
-        interrupted: Interrupted | None = None,
-        on_progress: OnProgress | None = None,
+        interrupted: Interrupted = never,
+        on_progress: OnProgress = ignore,
     ) -> dict[str, Tensor]:
         """Have the ranks run a request.
 
@@ -91,19 +60,27 @@ class Client:
             DeadlineExceeded: a phase took too long; the message names it.
             BackendError: any other error of ``errors``.
         """
+        return RetriedRequest(self, message, tensors or {}, interrupted=interrupted, on_progress=on_progress).run()
+
+    def attempt(
+        self, message: RankRequest, tensors: Mapping[str, Tensor], *, interrupted: Interrupted, on_progress: OnProgress
+    ) -> dict[str, Tensor]:
+        """Send a request once, to a backend that runs or is started for it.
+
+        Raises:
+            NotAccepted: the backend was about to end.
+            BackendError: see ``call``.
+        """
         model = replace(message.model, path=os.path.abspath(message.model.path))
         message, files = replace(message, model=model), dict[str, str]()
         if self.remote:
             message, files = to_be_sent(message)
-        call = _Call(self, message, tensors or {}, files, interrupted or _never, on_progress or _ignore)
-        deadline = deadlines.Deadline(self.timeouts.start, f"finding a backend that stays ({self.endpoint.log_place})")
-        while True:
-            with contextlib.suppress(_NotAcknowledged):
-                return call.run()
-            if is_outdated():
-                raise BackendUnavailable("the extension's files have changed since ComfyUI started: restart ComfyUI")
-            # The backend was shutting down as this client connected, because it was idle or runs older code.
-            time.sleep(min(deadline.remaining(), POLL))
+        exchange = Exchange(
+            endpoint=self.endpoint, timeouts=self.timeouts, message=message, tensors=tensors, files=files,
+            interrupted=interrupted, on_progress=on_progress,
+        )  # fmt: skip
+        with self._connect(interrupted) as sock:
+            return exchange.run(sock)
 
     @property
     def remote(self) -> bool:
@@ -140,7 +117,7 @@ class Client:
         """
         query.stop(self.endpoint, seconds=self.timeouts.stop)
 
-    def start(self, interrupted: Interrupted | None = None) -> None:
+    def start(self, interrupted: Interrupted = never) -> None:
         """Start the backend unless it already runs.
 
         Raises:
@@ -148,7 +125,7 @@ class Client:
             DeadlineExceeded: it takes too long to start.
             Cancelled: ``interrupted`` returned true.
         """
-        self._connect(interrupted or _never).close()
+        self._connect(interrupted).close()
 
     def _connect(self, interrupted: Interrupted) -> socket.socket:
         return connect_or_start(
@@ -158,110 +135,3 @@ class Client:
             idle_timeout=self._idle_timeout,
             interrupted=interrupted,
         )
-
-
-class _NotAcknowledged(Exception):
-    """The connection broke before the supervisor acknowledged the request."""
-
-
-class _Call:
-    """One request on one connection."""
-
-    def __init__(
-        self,
-        client: Client,
-        message: RankRequest,
-        tensors: Mapping[str, Tensor],
-        files: Mapping[str, str],
-        interrupted: Interrupted,
-        on_progress: OnProgress,
-    ) -> None:
-        self._client, self._message, self._tensors, self._files = client, message, tensors, files
-        self._interrupted, self._on_progress = interrupted, on_progress
-        self._header = frames.pack(frames.Frame(message=message, tensors=describe(tensors)))
-        self._last_poll = 0.0
-        self._acknowledged = False
-
-    def run(self) -> dict[str, Tensor]:
-        """Send the request, report its progress, and return the reply's tensors."""
-        with self._client._connect(self._interrupted) as sock:
-            try:
-                return self._exchange(sock)
-            except _Interrupted:
-                self._cancel(sock)
-                raise Cancelled("the request was cancelled") from None
-            except ConnectionError as error:
-                raise self._cause() from error
-
-    def _exchange(self, sock: socket.socket) -> dict[str, Tensor]:
-        timeouts = self._client.timeouts
-        sending = deadlines.Deadline(timeouts.send, "sending a request to the backend")
-        frames.send_header(sock, self._header, deadline=sending, poll=self._poll)
-        # The supervisor answers at once and then sends keepalives; the ranks may be silent for longer.
-        silence = deadlines.Deadline(timeouts.connect, "waiting for the backend to accept a request")
-        while True:
-            frame = frames.recv_header(sock, deadline=silence, poll=self._poll)
-            self._acknowledged = True
-            silence.renew()
-            received = recv_tensors(sock, frame.tensors, deadline=silence, poll=self._poll)
-            if isinstance(frame.message, Continue):
-                sending.renew()
-                if frame.message.missing:
-                    send_files(sock, frame.message.missing, self._files, deadline=sending, poll=self._poll)
-                send_tensors(sock, self._tensors, deadline=sending, poll=self._poll)
-                silence = deadlines.Deadline(timeouts.silence, "waiting for a message from the ranks")
-            elif isinstance(frame.message, Progress):
-                self._on_progress(frame.message, received)
-            else:
-                query.expect(frame.message, Done)
-                return received
-
-    def _poll(self) -> None:
-        now = time.monotonic()
-        if now - self._last_poll >= POLL:
-            self._last_poll = now
-            if self._interrupted():
-                raise _Interrupted
-
-    def _cancel(self, sock: socket.socket) -> None:
-        """Cancel the request and wait for its end: the connection closes once the ranks are free again."""
-        with contextlib.suppress(BackendFailure):
-            self._query(Cancel(request_id=self._message.request_id))
-            deadline = deadlines.Deadline(self._client.timeouts.cancel, "waiting for a cancelled request to end")
-            discarded = bytearray(1 << 20)
-            with contextlib.suppress(ConnectionError):
-                while deadlines.wait_for(sock, deadlines.READABLE, deadline.remaining()) and sock.recv_into(discarded):
-                    pass
-
-    def _query(self, message: object) -> None:
-        query.ask(self._client.endpoint, message, Done, seconds=self._client.timeouts.connect)
-
-    def _cause(self) -> Exception:
-        """Why the connection broke, according to the supervisor."""
-        if not self._acknowledged:
-            return _NotAcknowledged()
-        try:
-            self._query(Outcome(request_id=self._message.request_id))
-        except BackendUnavailable:
-            place = self._client.endpoint.log_place
-            return BackendUnavailable(f"the backend ended in the middle of a request ({place})")
-        except Cancelled as error:
-            # Not by this client: the supervisor cancels a request whose connection breaks, as that to another machine
-            # may do.
-            remote = self._client.endpoint.remote
-            return BackendUnavailable(f"the connection to the backend at {remote} broke") if remote else error
-        except (BackendFailure, InvalidRequest) as error:
-            return error
-        return BackendFailure("the backend finished the request, but the connection broke during its reply")
-
-
-class _Interrupted(Exception):
-    """The caller interrupted the request."""
-
-
-def _never() -> bool:
-    return False
-
-
-def _ignore(progress: Progress, tensors: dict[str, Tensor]) -> None:
-    """The default ``on_progress``."""

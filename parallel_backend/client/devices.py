@@ -2,11 +2,16 @@
 
 import os
 import re
+import subprocess
+import sys
 from argparse import ArgumentParser
 from collections.abc import Iterable, Mapping
 from typing import get_args
 
-from ..errors import InvalidRequest
+import msgspec
+
+from .. import last_words
+from ..errors import BackendUnavailable, InvalidRequest
 from ..layout.parallel_layout import ParallelLayout
 from ..protocol.model_spec import Collectives, Devices
 from .gpus import CPU_RANKS, described, other_accelerator, visible
@@ -14,6 +19,12 @@ from .gpus import count as gpu_count
 
 MAX_CPU_RANKS = 16
 DEFAULT_CPU_RANKS = 2
+
+TORCH_SECONDS = 120.0
+"""For another process to import torch, and to find the devices."""
+
+_REFUSED = 65
+"""Exit status of that process: its output has a sentence."""
 
 
 def parse_devices(text: str) -> Devices:
@@ -25,7 +36,7 @@ def parse_devices(text: str) -> Devices:
     several ranks share one GPU.
 
     Raises:
-        InvalidRequest: a device does not exist, is listed twice, is not a device or none that ranks run on, or a
+        InvalidRequest: a device does not exist, is listed twice, is not a device ranks can run on, or a
             variable has a bad value.
     """
     gpus = gpu_count()
@@ -41,6 +52,25 @@ def parse_devices(text: str) -> Devices:
         if index >= (gpus or MAX_CPU_RANKS):
             raise InvalidRequest(f"devices {text!r}: there is no device {index}; {_valid_choices(gpus)}")
     return _on_gpus(indices, collectives) if gpus else Devices(kind="cpu", indices=indices)
+
+
+def local_devices(text: str) -> Devices:
+    """Return the devices that a list means here, see ``parse_devices``. A process that ends asks torch for them.
+
+    Raises:
+        InvalidRequest: a device is not there.
+        BackendUnavailable: torch does not say which there are.
+    """
+    command = [sys.executable, "-m", "parallel_backend.client.devices", text]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TORCH_SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise BackendUnavailable(f"torch does not say which devices there are: {error}") from error
+    if done.returncode == _REFUSED:
+        raise InvalidRequest(done.stdout.strip())
+    if done.returncode:
+        raise BackendUnavailable(f"torch does not say which devices there are: {last_words.last_line(done.stderr)}")
+    return msgspec.json.decode(done.stdout, type=Devices)
 
 
 def add_option(parser: ArgumentParser) -> None:
@@ -130,3 +160,16 @@ def _collectives() -> Collectives:
     if name not in known:
         raise InvalidRequest(f"PARALLEL_DIT_COLLECTIVES={name}: it must be {' or '.join(known)}")
     return known[name]
+
+
+def _main(text: str) -> int:
+    try:
+        print(msgspec.json.encode(parse_devices(text)).decode())
+    except InvalidRequest as error:
+        print(error)
+        return _REFUSED
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(_main(sys.argv[1]))

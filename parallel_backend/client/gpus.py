@@ -46,7 +46,7 @@ def other_accelerator() -> str:
 
 
 def described(kind: str) -> str:
-    """Return torch's name of a kind of device in words; "" if it is none on which ranks do not run."""
+    """Return torch's name of a kind of device in words; "" if ranks can run on it."""
     if kind in ("hip", "rocm"):
         return "AMD GPUs, which torch calls cuda"
     return f"{_OTHERS[kind]} ({kind})" if kind in _OTHERS else ""

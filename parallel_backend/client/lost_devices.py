@@ -1,16 +1,24 @@
-"""Devices to do without, because no rank starts on them any more."""
+"""Devices to skip: ranks no longer start on them."""
 
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Protocol
 
 from ..errors import BackendError
 from ..layout.suggestions import fitting
+from ..protocol.hosts import HostStatus
 from ..protocol.model_spec import FIRST, Devices, ModelSpec
-from .client import Client
 
 AGAIN = 1.0
 """Seconds between two looks at whether a missing host is there again."""
+
+
+class KnowsHosts(Protocol):
+    """The part of a ``Client`` that knows which hosts there are."""
+
+    def hosts(self) -> tuple[HostStatus, ...]:
+        """See ``Client``."""
 
 
 class LostDevices:
@@ -35,8 +43,8 @@ class LostDevices:
         layout = spec.layout and fitting(spec.layout, len(left))
         return replace(spec, devices=devices.of_ranks(left), layout=layout)
 
-    def add_missing_hosts(self, devices: Devices, ranks: Sequence[int], client: Client) -> bool:
-        """Note all devices of those hosts of ranks that did not start that are not there. Return whether there are any.
+    def add_missing_hosts(self, devices: Devices, ranks: Sequence[int], client: KnowsHosts) -> bool:
+        """Record the devices of hosts that disappeared, and return whether there are any.
 
         They are tried again once their hosts are there.
         """
@@ -46,7 +54,7 @@ class LostDevices:
         self.add(devices, [rank for rank, host in enumerate(devices.hosts) if host in missing])
         return bool(missing)
 
-    def try_hosts_again(self, client: Client) -> None:
+    def try_hosts_again(self, client: KnowsHosts) -> None:
         """Try the devices of hosts again that were missing and are there now, at most once in ``AGAIN`` seconds."""
         now = time.monotonic()
         if not self._missing_hosts or now < self._next_look:
@@ -73,7 +81,7 @@ def _place(devices: Devices, rank: int) -> tuple[str, int]:
     return devices.host_of(rank), devices.indices[rank]
 
 
-def _joined(client: Client) -> frozenset[str]:
+def _joined(client: KnowsHosts) -> frozenset[str]:
     """The names of the other hosts that are there, as far as the backend answers."""
     try:
         return frozenset(host.name for host in client.hosts() if host.node and host.state == "joined")

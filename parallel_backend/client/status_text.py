@@ -1,10 +1,13 @@
-"""Format a ``Status`` as text for people and as JSON."""
+"""Format a ``Status`` as text for people and as JSON, and the log of requests as a table."""
+
+from collections.abc import Sequence
 
 import msgspec
 
 from ..checkpoint.single_file import is_in_memory
 from ..progress import IDLE, RankProgress
 from ..protocol.hosts import HostStatus
+from ..protocol.request_log import RequestLine
 from ..protocol.status import HostLink, LoadedModel, RankStatus, SpareStatus, Status
 
 
@@ -92,3 +95,35 @@ def _model(model: LoadedModel) -> str:
 
 def _size(nbytes: int) -> str:
     return f"{nbytes / 2**20:.0f} MiB" if nbytes < 2**30 else f"{nbytes / 2**30:.2f} GiB"
+
+
+_HEAD = ("time", "request", "model", "layout", "size", "steps", "seconds", "of that", "MB in", "MB out", "outcome")
+_TOTAL = ("queued", "starting", "running")
+"""The phases that follow each other; the others are parts of ``running``."""
+
+
+def format_requests(lines: Sequence[RequestLine]) -> str:
+    """Return a table with a row for each line of the log of requests."""
+    rows = [_HEAD, *map(_request, lines)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )
+
+
+def _request(line: RequestLine) -> tuple[str, ...]:
+    phases = sorted(line.seconds.items(), key=lambda item: -item[1])
+    parts = [f"{phase} {seconds:.1f}" for phase, seconds in phases if phase != "running" and seconds >= 0.05]
+    return (
+        line.time[:19].replace("T", " "),
+        line.kind,
+        line.model,
+        line.layout or "-",
+        "x".join(map(str, line.size)) or "-",
+        str(line.steps or "-"),
+        f"{sum(line.seconds.get(phase, 0.0) for phase in _TOTAL):.2f}",
+        ", ".join(parts) or "-",
+        f"{line.received / 1e6:.1f}",
+        f"{line.sent / 1e6:.1f}",
+        line.outcome,
+    )

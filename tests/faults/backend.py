@@ -11,7 +11,8 @@ import msgspec
 import torch
 
 from parallel_backend.client import launch
-from parallel_backend.client.client import Client, Timeouts
+from parallel_backend.client.client import Client
+from parallel_backend.client.exchange import Timeouts
 from parallel_backend.errors import BackendUnavailable
 from parallel_backend.protocol.endpoint import Endpoint
 from parallel_backend.protocol.messages import Progress, Sample

@@ -9,7 +9,7 @@ import torch
 
 from parallel_backend.client.client import Client
 from parallel_backend.client.lost_devices import LostDevices
-from parallel_backend.client.recovery import RecoveringCall
+from parallel_backend.client.retry import Recovery, RetriedRequest
 from parallel_backend.errors import BackendUnavailable
 from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.protocol.messages import Progress, RankRequest, Sample
@@ -62,10 +62,8 @@ class Call:
     notes: set[str] = field(default_factory=set)
 
     def run(self, message: RankRequest, tensors: Tensors) -> Tensors:
-        call = RecoveringCall(
-            self.client, message, tensors, on_progress=self._progressed, notify=self._notified, lost=self.lost
-        )
-        return call.run()
+        recovery = Recovery(notify=self._notified, lost=self.lost)
+        return RetriedRequest(self.client, message, tensors, on_progress=self._progressed, recovery=recovery).run()
 
     def _progressed(self, progress: Progress, tensors: Tensors) -> None:
         if progress.phase == "sampling":

@@ -16,8 +16,9 @@ import psutil
 import pytest
 import torch
 
-from parallel_backend.client.client import Client, OnProgress, Timeouts
-from parallel_backend.client.recovery import RecoveringCall
+from parallel_backend.client.client import Client
+from parallel_backend.client.exchange import OnProgress, Timeouts
+from parallel_backend.client.retry import Recovery, RetriedRequest
 from parallel_backend.errors import BackendUnavailable, Cancelled, InvalidRequest
 from parallel_backend.machines.certificates.tls import VARIABLE
 from parallel_backend.machines.links.address import Address
@@ -239,8 +240,10 @@ def test_a_request_goes_on_after_the_gateway_was_killed(own: Machines) -> None:
             killed.append(own.gateway)
             os.kill(killed[0], signal.SIGKILL)
 
-    call = RecoveringCall(own.remote, sample(), tensors(5), on_progress=kill_once, notify=notes.append)
-    assert torch.equal(call.run()["samples"], own.local.call(sample(), tensors(5))["samples"])
+    request = RetriedRequest(
+        own.remote, sample(), tensors(5), on_progress=kill_once, recovery=Recovery(notify=notes.append)
+    )
+    assert torch.equal(request.run()["samples"], own.local.call(sample(), tensors(5))["samples"])
     assert len(notes) == 1
     assert "the connection to the backend at 127.0.0.1" in notes[0]
 

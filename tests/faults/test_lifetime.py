@@ -13,7 +13,8 @@ import msgspec
 import psutil
 import pytest
 
-from parallel_backend.client.client import Client, Timeouts
+from parallel_backend.client.client import Client
+from parallel_backend.client.exchange import Timeouts
 from parallel_backend.errors import BackendUnavailable, Cancelled, InvalidRequest, RankFailed
 from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.protocol import deadlines, frames

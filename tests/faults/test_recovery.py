@@ -12,7 +12,7 @@ import psutil
 import pytest
 import torch
 
-from parallel_backend.client import recovery
+from parallel_backend.client import retry
 from parallel_backend.client.client import Client
 from parallel_backend.errors import BackendUnavailable, InvalidRequest, QueueFull, RankFailed
 from parallel_backend.protocol import request_log
@@ -208,7 +208,7 @@ def test_a_run_goes_on_after_its_client_stood_still_for_so_long_that_the_backend
     runtime: Path, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (runtime / CLIENT_TIMEOUT).write_text("2")
-    monkeypatch.setattr(recovery, "STOOD_STILL", 3.0)
+    monkeypatch.setattr(retry, "STOOD_STILL", 3.0)
     client = start(runtime, idle_timeout=5.0)
     message, inputs = slow_to_read(path, "ulysses=2")
     wanted = client.call(message, inputs)["samples"]

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from parallel_backend.client.client import Client, Timeouts
+from parallel_backend.client.client import Client
+from parallel_backend.client.exchange import Timeouts
 from parallel_backend.client.query import ask
 from parallel_backend.errors import (
     BackendFailure,

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from parallel_backend.checkpoint.opening import open_checkpoint
 from parallel_backend.client.client import Client
 from parallel_backend.client.lost_devices import LostDevices
-from parallel_backend.client.recovery import RecoveringCall
+from parallel_backend.client.retry import Recovery, RetriedRequest
 from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.machines.nodes.devices import devices_of
 from parallel_backend.protocol.messages import Progress, Sample
@@ -58,11 +58,11 @@ def sample(
         if progress.phase == "sampling":
             say(step=progress.value, note=progress.note)
 
-    call = RecoveringCall(
+    request = RetriedRequest(
         client, Sample(model=spec, branches=2, sampler="euler", cfg=3.0), inputs, on_progress=progressed,
-        notify=lambda sentence: say(notice=sentence), lost=lost,
+        recovery=Recovery(notify=lambda sentence: say(notice=sentence), lost=lost),
     )  # fmt: skip
-    samples = call.run()["samples"]
+    samples = request.run()["samples"]
     say(layout=str(client.status().layout), ranks=[[rank.host, rank.device] for rank in client.status().ranks])
     return {"samples": samples}
 

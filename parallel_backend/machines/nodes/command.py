@@ -8,7 +8,7 @@ import sys
 from dataclasses import dataclass
 
 from ... import serve
-from ...client.local_devices import local_devices
+from ...client.devices import local_devices
 from ...errors import InvalidRequest
 from ...protocol.hosts import HostInfo, versions
 from ..gateway.process import OtherMachines

@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from any_folder_name.nodes.backend import connection
 from helpers.freeing_client import FreeingClient
-from helpers.inside_fixtures import relative_error
+from helpers.inside_fixtures import new_session, relative_error
 
 LIMIT = 1e-4
 RANKS = (1, 2, 3)
@@ -36,15 +35,14 @@ def backends(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[int, Fre
 
 
 @pytest.fixture
-def use_ranks(backends: dict[int, FreeingClient], monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], str]]:
+def use_ranks(backends: dict[int, FreeingClient]) -> Iterator[Callable[[int], str]]:
     """``use_ranks(n)`` sends requests to the backend of n ranks and returns its ``devices``.
 
     The test's weights are freed after it: those of all families in six ranks do not fit into memory.
     """
-    monkeypatch.setattr(connection, "_release", lambda spec, user: None)
 
     def use(ranks: int) -> str:
-        connection.use_client(backends[ranks])
+        new_session(backends[ranks])
         return ",".join(map(str, range(ranks)))
 
     yield use

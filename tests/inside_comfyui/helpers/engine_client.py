@@ -1,17 +1,20 @@
 """A client whose requests the backend's engine executes in this process, on one rank."""
 
+from pathlib import Path
 from typing import Any
 
 import torch
+from any_folder_name.parallel_backend.client.exchange import Timeouts
 from any_folder_name.parallel_backend.engine.engine import Engine
+from any_folder_name.parallel_backend.protocol.endpoint import Endpoint
 from any_folder_name.parallel_backend.protocol.tensors import describe
 from torch import Tensor
 
 
 class EngineClient:
-    """Executes requests when ``call`` sends them."""
+    """Executes requests when ``attempt`` sends them."""
 
-    remote = False
+    remote, endpoint, timeouts = False, Endpoint(folder=Path("/nowhere")), Timeouts()
 
     def __init__(self) -> None:
         self.engine = Engine(rank=0, world_size=1, device=torch.device("cpu"))
@@ -23,7 +26,7 @@ class EngineClient:
     def status(self) -> None:
         """Say that the backend runs."""
 
-    def call(
+    def attempt(
         self, message: Any, tensors: dict[str, Tensor], *, interrupted: Any = None, on_progress: Any = None
     ) -> dict[str, Tensor]:
         """Execute a request."""

@@ -17,10 +17,10 @@ class FreeingClient(Client):
         super().__init__(endpoint=Endpoint(folder=folder), idle_timeout=idle_timeout)
         self._models: set[ModelSpec] = set()
 
-    def call(self, message: RankRequest, *args: Any, **options: Any) -> dict[str, torch.Tensor]:
+    def attempt(self, message: RankRequest, *args: Any, **options: Any) -> dict[str, torch.Tensor]:
         """See ``Client``."""
         self._models.add(message.model)
-        return super().call(message, *args, **options)
+        return super().attempt(message, *args, **options)
 
     def free(self) -> None:
         """Free the weights on all ranks."""

@@ -14,7 +14,8 @@ import folder_paths
 import pytest
 import torch
 from any_folder_name.nodes import loader, sampler
-from any_folder_name.nodes.backend import connection
+from any_folder_name.nodes.backend import session
+from any_folder_name.nodes.backend.held_models import HeldModels
 from any_folder_name.parallel_backend.layout.parallel_layout import ParallelLayout
 from any_folder_name.parallel_backend.protocol.messages import Progress
 from any_folder_name.parallel_backend.step_loop.request_sampler import RequestSampler
@@ -26,8 +27,12 @@ from natives import CASES
 
 import nodes as core_nodes
 
-RELEASE = connection._release
-"""Frees a dropped model's weights; ``load`` replaces it."""
+
+def new_session(client: Any) -> None:
+    """Begin a session in which a model that a test drops is not unloaded during the next test."""
+    begun = session.Session(client)
+    begun.held = HeldModels(lambda spec: True)
+    session.use(begun)
 
 
 def loader_node() -> Any:
@@ -78,14 +83,10 @@ def local(models: Path) -> LocalClient:
 
 
 @pytest.fixture
-def load(models: Path, local: LocalClient, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Loaded]:
-    """``load(layout=...)`` runs Parallel Loader on ``tiny`` with two CPU ranks.
-
-    A model that a test drops is not unloaded during the next test.
-    """
-    monkeypatch.setattr(connection, "_release", lambda spec, user: None)
+def load(models: Path, local: LocalClient) -> Callable[..., Loaded]:
+    """``load(layout=...)`` runs Parallel Loader on ``tiny`` with two CPU ranks."""
     local.requests.clear()
-    connection.use_client(local)
+    new_session(local)
 
     def run(
         layout: ParallelLayout | None = None, devices: str = "0,1", name: str = "tiny", dtype: str = "fp32"
@@ -118,7 +119,7 @@ def load_remote(load: Callable[..., Loaded], backend: FreeingClient) -> Callable
         layout: ParallelLayout | None = None, name: str = "tiny", dtype: str = "fp32", devices: str = "0,1"
     ) -> Loaded:
         loaded = load(layout, name=name, dtype=dtype, devices=devices)
-        connection.use_client(backend)
+        session.current().client = backend
         return loaded
 
     return run

@@ -6,7 +6,9 @@ from typing import Any
 
 import comfy.ldm.common_dit
 import torch
+from any_folder_name.parallel_backend.client.exchange import Timeouts
 from any_folder_name.parallel_backend.engine.text_encoding import encode
+from any_folder_name.parallel_backend.protocol.endpoint import Endpoint
 from any_folder_name.parallel_backend.samplers.interface import run_sampler
 from diffusers import AutoencoderKLWan, WanTransformer3DModel
 from torch import Tensor
@@ -16,13 +18,13 @@ Report = Callable[[Any, dict[str, Tensor]], None]
 
 
 class LocalClient:
-    """Answers ``call`` like the backend.
+    """Answers ``attempt`` like the backend.
 
     Attributes:
         requests: every message with its tensors.
     """
 
-    remote = False
+    remote, endpoint, timeouts = False, Endpoint(folder=Path("/nowhere")), Timeouts()
 
     def __init__(self, folder: Path, sampler: Callable[..., Any], progress: type) -> None:
         self.requests: list[tuple[Any, dict[str, Tensor]]] = []
@@ -43,7 +45,7 @@ class LocalClient:
         return [message for message, _ in self.requests if type(message).__name__ == name]
 
     @torch.no_grad()
-    def call(
+    def attempt(
         self,
         message: Any,
         tensors: dict[str, Tensor] | None = None,

@@ -16,7 +16,7 @@ from typing import Any
 import comfy.utils
 import pytest
 import torch
-from any_folder_name.nodes.backend import connection
+from any_folder_name.nodes.backend import session
 from any_folder_name.nodes.layout import ParallelLayoutNode
 from any_folder_name.nodes.loader import ParallelLoader
 from any_folder_name.nodes.model import ParallelModel
@@ -54,7 +54,7 @@ def kinds() -> dict[str, Any]:
 @pytest.fixture
 def runner(backend: FreeingClient, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Runner:
     """Runs mixtures on a real backend of two ranks."""
-    connection.use_client(backend)
+    session.use(session.Session(backend))
     assumed_sizes(monkeypatch)
     monkeypatch.setattr(comfy.utils, "PROGRESS_BAR_ENABLED", False)
     return Runner(tmp_path_factory.mktemp("mixtures"))

@@ -6,7 +6,6 @@ from typing import Any
 import comfy.sd
 import folder_paths
 import pytest
-from any_folder_name.nodes.backend import connection
 from any_folder_name.nodes.layout import ParallelLayoutNode
 from any_folder_name.nodes.loader import ParallelLoader
 from any_folder_name.nodes.model import ParallelModel
@@ -14,6 +13,7 @@ from any_folder_name.nodes.sampler import ParallelSampler
 from any_folder_name.parallel_backend.client.client import Client
 from comfy_extras.nodes_pag import PerturbedAttentionGuidance
 from helpers.executor import Executor, Given
+from helpers.inside_fixtures import new_session
 from helpers.parallel_model import CASE
 from safetensors.torch import save_file
 
@@ -50,10 +50,9 @@ def native_loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.fixture
-def executor(folder: Path, backend: Client, monkeypatch: pytest.MonkeyPatch) -> Executor:
+def executor(folder: Path, backend: Client) -> Executor:
     """ComfyUI's executor, with what the prompts take as given."""
-    connection.use_client(backend)
-    monkeypatch.setattr(connection, "_release", lambda spec, user: None)
+    new_session(backend)
     Given.values = {
         "positive": CASE.conditioning(1),
         "negative": CASE.conditioning(2, shorter=3),

@@ -10,11 +10,11 @@ from typing import Any
 
 import comfy.model_management
 import pytest
-from any_folder_name.nodes.backend import connection
+from any_folder_name.nodes.backend import session
 from any_folder_name.nodes.backend.held_models import THREAD, HeldModels
 from any_folder_name.parallel_backend.errors import Cancelled, DeadlineExceeded, RankFailed
 from any_folder_name.parallel_backend.protocol.model_spec import ModelSpec
-from helpers.inside_fixtures import RELEASE, Loaded, empty_latent, ksampler
+from helpers.inside_fixtures import Loaded, empty_latent, ksampler
 
 DELAY = 0.02
 PATIENCE = 60.0
@@ -93,8 +93,8 @@ def test_it_is_tried_again_while_the_ranks_are_busy_and_after_an_error_it_is_not
 def test_only_busy_ranks_are_asked_again(
     loaded: Loaded, monkeypatch: pytest.MonkeyPatch, error: Exception, done: bool
 ) -> None:
-    monkeypatch.setattr(loaded.client, "call", failing(error))
-    assert connection.held_models._free(spec_of(loaded, "/any")) is done
+    monkeypatch.setattr(loaded.client, "attempt", failing(error))
+    assert session.Session(loaded.client).held._free(spec_of(loaded, "/any")) is done
 
 
 def failing(error: Exception) -> Any:
@@ -104,8 +104,8 @@ def failing(error: Exception) -> Any:
     return fail
 
 
-def test_the_finalizer_takes_no_lock_and_starts_no_thread(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "_release", RELEASE)
+def test_the_finalizer_takes_no_lock_and_starts_no_thread(loaded: Loaded) -> None:
+    session.use(session.Session(loaded.client))
     handle = dataclasses.replace(loaded.model.model.diffusion_model.handle, spec=spec_of(loaded, "/dropped"))
     handle.keep_weights()
     calls: list[str] = []
@@ -122,7 +122,7 @@ def test_the_finalizer_takes_no_lock_and_starts_no_thread(loaded: Loaded, monkey
         sys.setprofile(None)
     assert "SimpleQueue.put" in calls
     assert not [call for call in calls if "lock" in call.lower() or "thread" in call]
-    connection.held_models.free_dropped()
+    session.current().held.free_dropped()
     assert [message.model.path for message in loaded.client.of_kind("Unload")] == ["/dropped"]
 
 
@@ -133,7 +133,6 @@ def test_no_error_leaves_comfyuis_memory_management(
     server = SimpleNamespace(send_progress_text=failing(error), prompt_queue=SimpleNamespace(currently_running={}))
     ksampler(loaded.model, empty_latent(), steps=1)
     monkeypatch.setitem(sys.modules, "server", SimpleNamespace(PromptServer=SimpleNamespace(instance=server)))
-    monkeypatch.setattr(connection, "_shown_texts", {})
     monkeypatch.setattr(loaded.client, "status", failing(error))
     comfy.model_management.unload_all_models()
     said = [record.getMessage() + (record.exc_text or "") for record in caplog.records if record.levelno > logging.INFO]

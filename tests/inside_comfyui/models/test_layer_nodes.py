@@ -8,7 +8,6 @@ import comfy.cli_args
 import comfy.ldm.modules.attention
 import pytest
 import torch
-from any_folder_name.nodes.bridges import announcements
 from any_folder_name.nodes.bridges.announcements import FLAGS, flags_without_effect
 from any_folder_name.nodes.remote.added_to_steps import added_to_steps
 from any_folder_name.parallel_backend.errors import InvalidRequest
@@ -58,9 +57,8 @@ def test_nodes_are_refused_before_sampling(
 @pytest.mark.newest
 @pytest.mark.parametrize("sample", [ksampler, parallel_sampler])
 def test_torchs_attention_is_left_to_the_ranks(
-    loaded: Loaded, sample: Callable[..., Any], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    loaded: Loaded, sample: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(announcements, "_said", set())
     model = nodes_model_advanced.ModelAttentionBackend().patch(loaded.model, "pytorch attention")[0]
     results = [sample(each, empty_latent()) for each in (model, loaded.model, model)]
     assert torch.equal(results[0], results[1])

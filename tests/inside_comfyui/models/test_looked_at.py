@@ -18,7 +18,7 @@ import comfy.model_patcher
 import comfy.sd
 import pytest
 import torch
-from any_folder_name.nodes.backend import connection
+from any_folder_name.nodes.backend import session
 from any_folder_name.nodes.families.registry import bridge_class, bridge_for
 from any_folder_name.nodes.remote.clip import checkpoint_clip, core_clip
 from any_folder_name.nodes.remote.recorded_step import one_request_per_step
@@ -79,7 +79,7 @@ def outputs(loaded: Loaded, plain_file: Path, tmp_path: Path) -> Outputs:
         file_clip=checkpoint_clip(handle, bridge_for(file).text, loaded.model),
         folder_clip=core_clip(folder, bridge_class(folder.components["transformer"]).text),
     )  # fmt: skip
-    connection.use_client(SilentClient())
+    session.current().client = SilentClient()
     return made
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import comfy.model_management
 import pytest
-from any_folder_name.nodes.backend import connection, memory_ladder
+from any_folder_name.nodes.backend import session
 from any_folder_name.parallel_backend.errors import OutOfMemory
 from any_folder_name.parallel_backend.layout.parallel_layout import ParallelLayout
 from any_folder_name.parallel_backend.protocol.messages import Forward, Progress, Sample
@@ -25,12 +25,12 @@ class SmallDevices:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.real, name)
 
-    def call(self, message: Any, tensors: Any, *, on_progress: Any = None, **options: Any) -> Any:
+    def attempt(self, message: Any, tensors: Any, *, on_progress: Any = None, **options: Any) -> Any:
         if not isinstance(message, Forward | Sample):
-            return self.real.call(message, tensors, on_progress=on_progress, **options)
+            return self.real.attempt(message, tensors, on_progress=on_progress, **options)
         self.asked.append((message.model.layout, getattr(message, "first_step", 0)))
         if message.model.layout == self.fits:
-            return self.real.call(message, tensors, on_progress=on_progress, **options)
+            return self.real.attempt(message, tensors, on_progress=on_progress, **options)
 
         def full(progress: Progress, extra: Any) -> None:
             on_progress(progress, extra)
@@ -39,29 +39,26 @@ class SmallDevices:
 
         if isinstance(message, Forward):
             raise OutOfMemory(f"rank 1 (cpu) is full with {message.model.layout}")
-        return self.real.call(message, tensors, on_progress=full, **options)
+        return self.real.attempt(message, tensors, on_progress=full, **options)
 
 
 @pytest.fixture
 def remote(load_remote: Callable[..., Loaded]) -> Loaded:
     """A model on the real backend's two ranks."""
-    loaded = load_remote(ParallelLayout(cfg=2))
-    memory_ladder.forget(loaded.model.model.diffusion_model.handle.spec)
-    return loaded
+    return load_remote(ParallelLayout(cfg=2))
 
 
-def with_room_for(monkeypatch: pytest.MonkeyPatch, fits: ParallelLayout | None) -> SmallDevices:
-    client = SmallDevices(connection.client(), fits)
-    monkeypatch.setattr(connection, "client", lambda: client)
+def with_room_for(fits: ParallelLayout | None) -> SmallDevices:
+    session.current().client = client = SmallDevices(session.current().client, fits)
     return client
 
 
 @pytest.mark.parametrize("sampler", [ksampler, parallel_sampler])
 def test_the_first_layout_with_room_goes_on_and_stays(
-    remote: Loaded, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, sampler: Any
+    remote: Loaded, caplog: pytest.LogCaptureFixture, sampler: Any
 ) -> None:
     wanted = sampler(remote.model, empty_latent(), steps=STEPS)
-    client = with_room_for(monkeypatch, SHARDED)
+    client = with_room_for(SHARDED)
     got = sampler(remote.model, empty_latent(), steps=STEPS)
     assert float((got - wanted).abs().max() / wanted.abs().max()) <= 1e-4
     tried = [layout for layout, _ in client.asked[:3]]
@@ -79,8 +76,8 @@ def test_the_first_layout_with_room_goes_on_and_stays(
     assert client.asked[0][0] == ParallelLayout(cfg=2), "a loader that runs again tries the wanted layout"
 
 
-def test_without_room_in_any_layout_the_first_error_names_them(remote: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
-    client = with_room_for(monkeypatch, None)
+def test_without_room_in_any_layout_the_first_error_names_them(remote: Loaded) -> None:
+    client = with_room_for(None)
     sentence = "full with cfg=2; the layouts ulysses=2 and ulysses=2 shard_weights have no room for it, either"
     with pytest.raises(comfy.model_management.OOM_EXCEPTION, match=sentence):
         ksampler(remote.model, empty_latent(), steps=1)

@@ -14,13 +14,12 @@ import comfy.samplers
 import comfy_extras.nodes_custom_sampler
 import pytest
 import torch
-from any_folder_name.nodes.backend import connection
+from any_folder_name.nodes.backend import connection, session
 from any_folder_name.parallel_backend.errors import Cancelled, InvalidRequest, RankFailed
 from any_folder_name.parallel_backend.layout.parallel_layout import ParallelLayout
 from comfy_extras.nodes_easycache import EasyCacheNode
 from comfy_extras.nodes_perpneg import Guider_PerpNeg
 from helpers.inside_fixtures import (
-    RELEASE,
     Loaded,
     conditioning,
     empty_latent,
@@ -97,7 +96,7 @@ def test_ranks_that_die_as_they_unload_hold_no_weights(loaded: Loaded, monkeypat
         raise RankFailed("rank 0 (pid 7) was killed by SIGKILL")
 
     monkeypatch.setattr(connection, "show_on_node", lambda node_id, text: shown.append(text))
-    monkeypatch.setattr(loaded.client, "call", die)
+    monkeypatch.setattr(loaded.client, "attempt", die)
     dataclasses.replace(loaded.model.model.diffusion_model.handle, node_id="7").unload()
     assert shown[-1].endswith("unloaded; weights load at next use")
 
@@ -200,7 +199,7 @@ def test_an_interrupt_raises_comfyuis_own_exception(loaded: Loaded, monkeypatch:
         assert interrupted()
         raise Cancelled("cancelled")
 
-    monkeypatch.setattr(loaded.client, "call", cancelled)
+    monkeypatch.setattr(loaded.client, "attempt", cancelled)
     with pytest.raises(comfy.model_management.InterruptProcessingException):
         ksampler(loaded.model, empty_latent())
     assert not comfy.model_management.processing_interrupted()
@@ -212,23 +211,23 @@ def test_out_of_memory_raises_comfyuis_own_exception(loaded: Loaded, monkeypatch
     def out_of_memory(*args: Any, **kwargs: Any) -> Any:
         raise OutOfMemory("rank 1 is out of memory")
 
-    monkeypatch.setattr(loaded.client, "call", out_of_memory)
+    monkeypatch.setattr(loaded.client, "attempt", out_of_memory)
     with pytest.raises(comfy.model_management.OOM_EXCEPTION, match="rank 1"):
         ksampler(loaded.model, empty_latent())
 
 
-def test_weights_are_freed_with_the_last_holder_of_a_model(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "_release", RELEASE)
+def test_weights_are_freed_with_the_last_holder_of_a_model(loaded: Loaded) -> None:
+    session.use(session.Session(loaded.client))
     handle = loaded.model.model.diffusion_model.handle
     spec = dataclasses.replace(handle.spec, path="/dropped")
     holders = [dataclasses.replace(handle, spec=spec) for _ in range(2)]
     for holder in holders:
         holder.keep_weights()
     del holder, holders[0]
-    connection.held_models.free_dropped()
+    session.current().held.free_dropped()
     assert not loaded.client.of_kind("Unload")
     holders.clear()
-    connection.held_models.free_dropped()
+    session.current().held.free_dropped()
     assert [message.model.path for message in loaded.client.of_kind("Unload")] == ["/dropped"]
 
 

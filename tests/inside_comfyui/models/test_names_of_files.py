@@ -12,7 +12,6 @@ import comfy.sd
 import folder_paths
 import pytest
 import torch
-from any_folder_name.nodes.bridges import announcements
 from any_folder_name.nodes.bridges.left_over import left_over
 from any_folder_name.nodes.families.registry import bridge_for
 from any_folder_name.nodes.loader import open_model
@@ -130,7 +129,6 @@ def messy(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     """A file of ``CASE`` that only ComfyUI's rules make one, among diffusion models and among checkpoints."""
     weights = load_file(folder / "tiny.safetensors")
     messy = {f"net.{name}": tensor for name, tensor in (weights | beside(weights)).items()}
-    monkeypatch.setattr(announcements, "_said", set())
     for place in (folder, tmp_path):
         save_file(messy, place / "messy-00002-of-00003.safetensors")
     checkpoints = ([str(tmp_path)], folder_paths.supported_pt_extensions)

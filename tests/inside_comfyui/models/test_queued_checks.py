@@ -6,7 +6,7 @@ from typing import Any
 
 import execution
 import pytest
-from any_folder_name.nodes.backend import connection
+from any_folder_name.nodes.backend import session
 from any_folder_name.nodes.loader import ParallelLoader
 from any_folder_name.nodes.model import ParallelModel
 from any_folder_name.nodes.vae import ParallelVAE
@@ -59,12 +59,10 @@ async def queue(client: LateClient) -> tuple[bool, Any]:
 
 
 @pytest.mark.parametrize("error", [None, BackendUnavailable("no backend answers at 10.0.0.1:7400")])
-def test_the_event_loop_goes_on_and_the_backend_is_asked_once(
-    loaded: Loaded, monkeypatch: pytest.MonkeyPatch, error: BackendError | None
-) -> None:
+def test_the_event_loop_goes_on_and_the_backend_is_asked_once(loaded: Loaded, error: BackendError | None) -> None:
     Executor(ParallelLoader, ParallelModel, ParallelVAE, Shown)
     client = LateClient(error)
-    monkeypatch.setattr(connection, "_clients", [client])
+    session.use(session.Session(client))
     went_on, (valid, _, _, refused) = asyncio.run(queue(client))
     assert went_on
     assert client.asked == 1

@@ -11,7 +11,7 @@ import comfy.model_management
 import comfy.model_patcher
 import pytest
 import torch
-from any_folder_name.nodes.backend import comfyui_models, connection
+from any_folder_name.nodes.backend import comfyui_models, connection, session
 from any_folder_name.parallel_backend.errors import NoRoom, OutOfMemory
 from any_folder_name.parallel_backend.layout.parallel_layout import ParallelLayout
 from any_folder_name.parallel_backend.protocol.messages import Decode, Forward, Unload
@@ -96,14 +96,14 @@ class FullOnce:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.real, name)
 
-    def call(self, message: Any, *arguments: Any, **options: Any) -> Any:
+    def attempt(self, message: Any, *arguments: Any, **options: Any) -> Any:
         if not isinstance(message, Decode):
-            return self.real.call(message, *arguments, **options)
+            return self.real.attempt(message, *arguments, **options)
         self.tried += 1
         entries = comfy.model_management.current_loaded_models
         if self.always or any(entry.model is self.other.patcher for entry in entries):
             raise OutOfMemory("rank 0 (cpu) ran out of memory")
-        return self.real.call(message, *arguments, **options)
+        return self.real.attempt(message, *arguments, **options)
 
 
 class NoRoomWhileOthersStay:
@@ -116,13 +116,13 @@ class NoRoomWhileOthersStay:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.real, name)
 
-    def call(self, message: Any, *arguments: Any, **options: Any) -> Any:
+    def attempt(self, message: Any, *arguments: Any, **options: Any) -> Any:
         if isinstance(message, Forward):
             entries = comfy.model_management.current_loaded_models
             self.asked.append((message.adapt, any(entry.model is self.other.patcher for entry in entries)))
             if not message.adapt:
                 raise NoRoom("rank 0 (cpu) has no room")
-        return self.real.call(message, *arguments, **options)
+        return self.real.attempt(message, *arguments, **options)
 
 
 @pytest.mark.parametrize(
@@ -141,8 +141,7 @@ def test_weights_stream_only_once_comfyuis_models_have_left(
         monkeypatch.setattr(comfyui_models, "shared_gpus", lambda *_: {SHARED})
     other = ComfyUIsModel(device or OTHER)
     comfy.model_management.load_models_gpu([other.patcher])
-    client = NoRoomWhileOthersStay(connection.client(), other)
-    monkeypatch.setattr(connection, "client", lambda: client)
+    session.current().client = client = NoRoomWhileOthersStay(session.current().client, other)
     monkeypatch.setattr(connection.Handle, "holds", lambda *_, **__: True)
     ksampler(loaded.model, empty_latent(), steps=1, cfg=1.0)
     assert client.asked == asked
@@ -157,8 +156,7 @@ def test_a_request_is_tried_once_more_without_comfyuis_models(
     monkeypatch.setattr(comfyui_models, "gpus", shared_device)
     other = ComfyUIsModel(device)
     comfy.model_management.load_models_gpu([other.patcher])
-    full = FullOnce(connection.client(), other, always=always)
-    monkeypatch.setattr(connection, "client", lambda: full)
+    session.current().client = full = FullOnce(session.current().client, other, always=always)
     monkeypatch.setattr(connection.Handle, "holds", lambda *_, **__: True)
     if tries == 2 and not always:
         assert torch.equal(loaded.vae.decode(samples), expected)
@@ -178,18 +176,17 @@ class Counting:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.real, name)
 
-    def call(self, message: Any, *arguments: Any, **options: Any) -> Any:
+    def attempt(self, message: Any, *arguments: Any, **options: Any) -> Any:
         freed = isinstance(message, Unload) and message.only_cache
         self.asked.append("give back" if freed else type(message).__name__)
-        return self.real.call(message, *arguments, **options)
+        return self.real.attempt(message, *arguments, **options)
 
 
 def test_the_ranks_give_memory_back_after_work_on_a_gpu_that_comfyui_uses(
     load: Callable[..., Loaded], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded, latent = load(), empty_latent()
-    client = Counting(connection.client())
-    monkeypatch.setattr(connection, "client", lambda: client)
+    session.current().client = client = Counting(session.current().client)
     monkeypatch.setattr(connection.Handle, "holds", lambda *_, **__: True)
     ksampler(loaded.model, latent, steps=2)
     loaded.vae.decode(latent["samples"])
@@ -227,13 +224,13 @@ def spec(stamp: str = "now", layout: str = "", **options: Any) -> ModelSpec:
     ],
 )
 def test_weights_of_other_files_or_for_another_cut_are_not_held(
-    monkeypatch: pytest.MonkeyPatch, last: ModelSpec, new: ModelSpec, held: set[str]
+    last: ModelSpec, new: ModelSpec, held: set[str]
 ) -> None:
     parts, layout = ("text_encoder", "transformer"), last.layout.cut if last.layout else ParallelLayout(cfg=2)
     model = LoadedModel(path=last.path, stamp=last.stamp, layout=layout, dtype="bfloat16", parts=parts, loads=2)
     ranks = [RankStatus(rank=i, pid=i, device="cpu", memory=0, models=(model,)) for i in range(2)]
     backend = SimpleNamespace(status=lambda: SimpleNamespace(ranks=ranks))
-    monkeypatch.setattr(connection, "client", lambda: backend)
+    session.use(session.Session(backend))
     handle = connection.Handle(spec=new, checkpoint=None)
     assert {part for part in parts if handle.holds([part], ranks=2)} == held
 

@@ -8,7 +8,6 @@ from typing import Any
 import comfy.sd
 import folder_paths
 import pytest
-from any_folder_name.nodes.backend import connection
 from any_folder_name.nodes.loader import ParallelLoader
 from any_folder_name.nodes.model import ParallelModel
 from any_folder_name.nodes.sampler import ParallelSampler
@@ -16,7 +15,7 @@ from any_folder_name.nodes.vae import ParallelVAE, ParallelVAEDecode
 from any_folder_name.parallel_backend.client.client import Client
 from comfy_extras import nodes_flux, nodes_hunyuan, nodes_sd3
 from helpers.executor import Executor, Given, Prompt
-from helpers.inside_fixtures import relative_error
+from helpers.inside_fixtures import new_session, relative_error
 from helpers.native_vaes import image_weights, video_weights
 from natives.files import FILE_CASES
 from safetensors.torch import save_file
@@ -48,9 +47,8 @@ def native_loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.fixture
-def executor(backend: Client, monkeypatch: pytest.MonkeyPatch) -> Executor:
-    connection.use_client(backend)
-    monkeypatch.setattr(connection, "_release", lambda spec, user: None)
+def executor(backend: Client) -> Executor:
+    new_session(backend)
     return Executor(*NODES)
 
 

@@ -13,7 +13,6 @@ import folder_paths
 import node_helpers
 import pytest
 import torch
-from any_folder_name.nodes.bridges import announcements
 from any_folder_name.nodes.remote import changing_patcher
 from any_folder_name.nodes.remote.digests import described
 from any_folder_name.nodes.remote.weight_fit import said_by_comfyui
@@ -107,7 +106,6 @@ def test_what_does_not_fit_is_left_out_as_comfyui_does(
     lora[down] = torch.cat([lora[down], lora[down]], dim=1)
     lora[f"{layers[1]}.diff"] = torch.ones(3, 3)
     reference = ksampler(loras.on_model(native, (lora, 1.0)), case.samples(), **loras.options_of(case))
-    announcements._said.clear()
     remote = loras.on_model(load_case("wan t2v", ParallelLayout.parse("ulysses=2")), (lora, 1.0))
     assert relative_error(ksampler(remote, case.samples(), **loras.options_of(case)), reference) < 1e-4
     (said,) = [each.getMessage() for each in caplog.records if "does not fit" in each.getMessage()]
@@ -145,7 +143,6 @@ def test_weights_that_comfyui_does_not_patch_are_left_alone(
     hooks.add(comfy.hooks.WeightHook(strength_model=0.5))
     hooks.hooks[0].weights, hooks.hooks[0].need_weight_init = dict(patches), False
     hooked = options | {"positive": node_helpers.conditioning_set_values(options["positive"], {"hooks": hooks})}
-    announcements._said.clear()
     remote = case.patch(load_case(name, ParallelLayout.parse("ulysses=2")).clone())
     remote.add_patches(dict(patches), 0.5)
     for given in (options, hooked):

@@ -24,13 +24,13 @@ CLOSE, FAR = 1e-4, 1e-2
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[Forward]:
     """The requests for forwards."""
     messages: list[Forward] = []
-    call = Client.call
+    attempt = Client.attempt
 
     def recorded(client: Client, message: Any, *args: Any, **options: Any) -> Any:
         messages.extend([message] if isinstance(message, Forward) else [])
-        return call(client, message, *args, **options)
+        return attempt(client, message, *args, **options)
 
-    monkeypatch.setattr(Client, "call", recorded)
+    monkeypatch.setattr(Client, "attempt", recorded)
     return messages
 
 

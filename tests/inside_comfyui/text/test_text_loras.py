@@ -8,6 +8,7 @@ import comfy.model_patcher
 import comfy.sd
 import pytest
 import torch
+from any_folder_name.nodes.backend import session
 from any_folder_name.nodes.remote import recent_files
 from any_folder_name.parallel_backend.errors import InvalidRequest
 from helpers import loras
@@ -58,7 +59,7 @@ def test_a_lora_keeps_its_weights_when_its_file_is_freed(load_remote: Callable[.
         clips.append(comfy.sd.load_lora_for_models(None, loaded.clip, dict(lora), 0.0, 0.7)[1])
     first = encode(clips[0], TEXT)
     for _ in range(recent_files._KEPT_SAMPLINGS):
-        recent_files.begin_sampling()
+        session.current().part(recent_files.RecentFiles).begin_sampling()
     encode(loaded.clip, TEXT)
     loaded.clip.cond_stage_model.handle.unload()  # the ranks forget their factors
     assert not torch.equal(encode(clips[1], TEXT), first)

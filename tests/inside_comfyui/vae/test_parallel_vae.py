@@ -11,7 +11,6 @@ import comfy.utils
 import folder_paths
 import pytest
 import torch
-from any_folder_name.nodes.backend import connection
 from any_folder_name.nodes.families.registry import bridge_for
 from any_folder_name.nodes.remote.adopt import copy_vae
 from any_folder_name.nodes.vae import ParallelVAE, ParallelVAEDecode, ParallelVAEEncode
@@ -21,7 +20,7 @@ from any_folder_name.parallel_backend.errors import InvalidRequest
 from any_folder_name.parallel_backend.loading.load import load_vae
 from any_folder_name.parallel_backend.vaes import VAES, vae_of
 from helpers.executor import Executor, Given, Prompt
-from helpers.inside_fixtures import relative_error
+from helpers.inside_fixtures import new_session, relative_error
 from helpers.native_vaes import NATIVE, image_weights, video_weights
 from safetensors.torch import save_file
 
@@ -51,9 +50,8 @@ def read_files(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.fixture
-def executor(folder: Path, backend: Client, monkeypatch: pytest.MonkeyPatch) -> Executor:
-    connection.use_client(backend)
-    monkeypatch.setattr(connection, "_release", lambda spec, user: None)
+def executor(folder: Path, backend: Client) -> Executor:
+    new_session(backend)
     return Executor(ParallelVAE, ParallelVAEDecode, ParallelVAEEncode)
 
 

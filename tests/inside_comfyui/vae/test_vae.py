@@ -12,7 +12,7 @@ import comfy.model_management
 import comfy.sd
 import pytest
 import torch
-from any_folder_name.nodes.backend import connection
+from any_folder_name.nodes.backend import connection, session
 from any_folder_name.nodes.vae import ParallelVAEDecode, ParallelVAEEncode
 from any_folder_name.parallel_backend import processes
 from any_folder_name.parallel_backend.errors import InvalidRequest, OutOfMemory
@@ -70,15 +70,15 @@ def test_tiles_are_used_only_out_of_memory(
     loaded: Loaded, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, node: str,
     inputs: tuple[Any, ...], requests: list[tuple[str, int]],
 ) -> None:  # fmt: skip
-    call = loaded.client.call
+    attempt = loaded.client.attempt
 
     def out_of_memory_without_tiles(message: Any, *args: Any, **kwargs: Any) -> Any:
-        answer = call(message, *args, **kwargs)
+        answer = attempt(message, *args, **kwargs)
         if not message.tile:
             raise OutOfMemory("rank 1 is out of memory")
         return answer
 
-    monkeypatch.setattr(loaded.client, "call", out_of_memory_without_tiles)
+    monkeypatch.setattr(loaded.client, "attempt", out_of_memory_without_tiles)
     if "Decode" in node:
         getattr(core_nodes, node)().decode(loaded.vae, {"samples": inputs[0]}, *inputs[1:])
     else:
@@ -93,7 +93,7 @@ def test_tiles_shrink_until_the_image_fits_or_none_is_left(loaded: Loaded, monke
         raise OutOfMemory("rank 1 is out of memory")
 
     tiles: list[int] = []
-    monkeypatch.setattr(loaded.client, "call", out_of_memory)
+    monkeypatch.setattr(loaded.client, "attempt", out_of_memory)
     with pytest.raises(comfy.model_management.OOM_EXCEPTION, match="rank 1"):
         core_nodes.VAEDecodeTiled().decode(loaded.vae, {"samples": torch.zeros(1, 16, 1, 64, 64)}, 512, 64)
     with pytest.raises(comfy.model_management.OOM_EXCEPTION, match="rank 1"):
@@ -119,7 +119,7 @@ def test_a_note_stays_on_the_node(loaded: Loaded, latent: dict[str, Any], monkey
         on_progress(Progress(phase="decoding", value=1, total=1, note="on one rank: why"), {})
         return {"pixels": torch.zeros(1, 1, 8, 8, 3)}
 
-    monkeypatch.setattr(loaded.client, "call", on_one_rank)
+    monkeypatch.setattr(loaded.client, "attempt", on_one_rank)
     loaded.vae.decode(latent["samples"])
     assert shown[-2:] == ["decoding 1/1 (on one rank: why)", "ready; on one rank: why"]
 
@@ -128,7 +128,7 @@ def test_a_note_stays_on_the_node(loaded: Loaded, latent: dict[str, Any], monkey
 def test_pixels_take_their_size_here_and_nothing_in_the_supervisor(load_remote: Callable[..., Loaded]) -> None:
     loaded, decode = load_remote(ParallelLayout(ulysses=2)), core_nodes.VAEDecode().decode
     decode(loaded.vae, {"samples": torch.zeros(1, 16, 1, 8, 8)})
-    pids = (os.getpid(), connection.client().status().pid)
+    pids = (os.getpid(), session.current().client.status().pid)
     for pid in pids:
         processes.reset_peak_memory(pid)
     before = [processes.peak_memory(pid) for pid in pids]

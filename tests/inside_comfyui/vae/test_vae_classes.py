@@ -13,7 +13,7 @@ import comfy.sd
 import comfy.utils
 import pytest
 import torch
-from any_folder_name.nodes.backend import connection
+from any_folder_name.nodes.backend import session
 from any_folder_name.nodes.backend.connection import Handle
 from any_folder_name.nodes.bridges.latents import fit_scaling, latent_scale
 from any_folder_name.nodes.families.registry import bridge_class
@@ -50,7 +50,7 @@ Open = Callable[..., tuple[Any, RemoteVAE]]
 @pytest.fixture
 def opened(loaded: Loaded, tmp_path: Path) -> Open:
     """``opened(name)`` returns ComfyUI's module and our VAE."""
-    connection.use_client(EngineClient())
+    session.current().client = EngineClient()
 
     def create(name: str, scale: LatentScale | None = None) -> tuple[Any, RemoteVAE]:
         native, theirs = NATIVE[name]()

@@ -2,17 +2,19 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, cast
+from pathlib import Path
+from typing import Any
 
 import pytest
 from torch import Tensor
 
 from parallel_backend.client import lost_devices
-from parallel_backend.client.client import Client
+from parallel_backend.client.exchange import Timeouts
 from parallel_backend.client.lost_devices import LostDevices
-from parallel_backend.client.recovery import RecoveringCall
+from parallel_backend.client.retry import Recovery, RetriedRequest
 from parallel_backend.errors import RankFailed
 from parallel_backend.layout.parallel_layout import ParallelLayout
+from parallel_backend.protocol.endpoint import Endpoint
 from parallel_backend.protocol.hosts import HostStatus
 from parallel_backend.protocol.messages import RankRequest, Trial
 from parallel_backend.protocol.model_spec import Devices, ModelSpec
@@ -30,7 +32,7 @@ class Backend:
         broken: a rank of host b that does not start although its host is there; None for none.
     """
 
-    remote = False
+    endpoint, timeouts = Endpoint(folder=Path("/nowhere")), Timeouts()
 
     def __init__(self, *joined: str) -> None:
         self.joined, self.asked = set(joined), list[Devices]()
@@ -44,7 +46,7 @@ class Backend:
         others = [HostStatus(node=node, state="joined", name=name) for node, name in enumerate(sorted(self.joined), 1)]
         return first, *others
 
-    def call(self, message: RankRequest, tensors: Mapping[str, Tensor], **options: Any) -> dict[str, Tensor]:
+    def attempt(self, message: RankRequest, tensors: Mapping[str, Tensor], **options: Any) -> dict[str, Tensor]:
         """Run a request, or say which ranks do not start: only those of one missing host."""
         devices = message.model.devices
         self.asked.append(devices)
@@ -67,7 +69,7 @@ def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
 def ask(backend: Backend, lost: LostDevices, spec: ModelSpec = SPEC) -> list[str]:
     """Run a request, and return what it says."""
     said: list[str] = []
-    RecoveringCall(cast(Client, backend), Trial(name="echo", model=spec), {}, notify=said.append, lost=lost).run()
+    RetriedRequest(backend, Trial(name="echo", model=spec), {}, recovery=Recovery(notify=said.append, lost=lost)).run()
     return said
 
 
@@ -93,9 +95,9 @@ def test_all_missing_hosts_are_done_without_at_once_and_used_again_when_they_are
 
 def test_a_host_that_is_back_before_anybody_looks_is_asked_again() -> None:
     class Back(Backend):
-        def call(self, message: RankRequest, tensors: Mapping[str, Tensor], **options: Any) -> dict[str, Tensor]:
+        def attempt(self, message: RankRequest, tensors: Mapping[str, Tensor], **options: Any) -> dict[str, Tensor]:
             try:
-                return super().call(message, tensors, **options)
+                return super().attempt(message, tensors, **options)
             finally:
                 self.joined = {"b", "c"}
 
@@ -127,7 +129,7 @@ def test_the_layout_is_the_nearest_that_fits_on_what_is_left() -> None:
 
 def test_a_first_host_whose_ranks_do_not_start_is_an_error() -> None:
     class Broken(Backend):
-        def call(self, message: RankRequest, tensors: Mapping[str, Tensor], **options: Any) -> dict[str, Tensor]:
+        def attempt(self, message: RankRequest, tensors: Mapping[str, Tensor], **options: Any) -> dict[str, Tensor]:
             error = RankFailed("none of them starts")
             error.not_started = tuple(range(len(message.model.devices.indices)))
             raise error

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from parallel_backend.client.request_table import format_table
+from parallel_backend.client.status_text import format_requests
 from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.protocol import request_log
 from parallel_backend.protocol.endpoint import BACKEND_LOG
@@ -259,7 +259,7 @@ def test_the_table_of_requests(tmp_path: Path):
     (tmp_path / "requests.log").write_text('{"cut\n' + text + "\n")
     lines = list(request_log.read(tmp_path / "requests.log"))
     assert len(lines) == 2
-    head, *rows = format_table(lines).splitlines()
+    head, *rows = format_requests(lines).splitlines()
     assert head.split()[:3] == ["time", "request", "model"]
     assert len(rows) == 2
     assert "Sample" in rows[0]

@@ -9,7 +9,7 @@ import torch
 
 from parallel_backend.__main__ import main
 from parallel_backend.errors import InvalidRequest
-from parallel_backend.families.registry import FAMILIES
+from parallel_backend.families.registry import family_of
 from parallel_backend.layout.parallel_layout import ParallelLayout, auto
 from parallel_backend.protocol.model_spec import Devices
 from parallel_backend.verify import examples, real
@@ -33,7 +33,7 @@ def test_a_checkpoint_is_opened_without_its_weights():
 def test_a_model_whose_inputs_are_not_known_is_refused(tmp_path, monkeypatch):
     path, variant = tiny.write(tmp_path / "model", tiny.Tiny(vae=False)), examples.variant(WAN, "t2v")
     odd = replace(variant, inputs={"encoder_hidden_states": ("text", "missing_dim")})
-    monkeypatch.setattr(FAMILIES[WAN], "variants", staticmethod(lambda: {"t2v": odd}))
+    monkeypatch.setattr(family_of(WAN), "variants", staticmethod(lambda: {"t2v": odd}))
     with pytest.raises(InvalidRequest, match=r"no example inputs of Wan fit this model.*t2v: .*missing_dim"):
         real.open_real(str(path), "auto", None, None, CPU)
 

@@ -1,6 +1,7 @@
 """Prompts of a soak: the seed repeats them, families can run them, and a wrong result is not right."""
 
 import random
+from pathlib import Path
 from typing import cast
 
 import pytest
@@ -8,6 +9,8 @@ import torch
 
 from lab.soak.prompts import Prompts
 from parallel_backend.client.client import Client
+from parallel_backend.client.exchange import Timeouts
+from parallel_backend.protocol.endpoint import Endpoint
 
 
 @pytest.fixture(scope="module")
@@ -28,10 +31,12 @@ def test_the_seed_repeats_the_prompts(folder):
 class Alone:
     """A client whose one rank answers with fixed samples."""
 
+    endpoint, timeouts = Endpoint(folder=Path("/nowhere")), Timeouts()
+
     def __init__(self, samples):
         self.samples = samples
 
-    def call(self, message, tensors, **options):
+    def attempt(self, message, tensors, **options):
         assert len(message.model.devices.indices) == message.model.layout.ranks == 1
         return {"samples": self.samples}
 

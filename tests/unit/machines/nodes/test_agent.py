@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from parallel_backend.client.local_devices import local_devices
+from parallel_backend.client.devices import local_devices
 from parallel_backend.errors import BackendUnavailable, InvalidRequest, ProtocolError, QueueFull
 from parallel_backend.machines.links.address import Address
 from parallel_backend.machines.nodes import agent as agent_module

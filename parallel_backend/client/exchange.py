@@ -1,0 +1,197 @@
+"""One request on one connection: sent, with the files that the ranks miss, and watched until its reply."""
+
+import contextlib
+import mmap
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ..errors import BackendError, BackendFailure, BackendUnavailable, Cancelled, InvalidRequest, ProtocolError
+from ..protocol import deadlines, frames
+from ..protocol.endpoint import Endpoint
+from ..protocol.messages import Cancel, Continue, Done, Files, Outcome, Progress, RankRequest
+from ..protocol.tensors import describe, recv_tensors, send_tensors
+from . import query
+from .launch import START_TIMEOUT
+
+POLL = 0.05
+"""Seconds between two calls of ``interrupted``."""
+
+Interrupted = Callable[[], bool]
+OnProgress = Callable[[Progress, dict[str, Tensor]], None]
+
+
+def never() -> bool:
+    """The default ``interrupted``."""
+    return False
+
+
+def ignore(progress: Progress, tensors: dict[str, Tensor]) -> None:
+    """The default ``on_progress``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timeouts:
+    """Timeouts of the phases of a call, in seconds.
+
+    Attributes:
+        connect: for the supervisor to accept a connection and answer.
+        start: for a backend that has to be started to answer.
+        send: the longest that the ranks may accept none of the request's bytes.
+        silence: the longest without a message while the ranks load weights or compute a step.
+        cancel: for a cancelled request to end.
+        stop: for the backend to exit.
+    """
+
+    connect: float = query.ANSWER_TIMEOUT
+    start: float = START_TIMEOUT
+    send: float = 60.0
+    silence: float = 1800.0
+    cancel: float = 150.0
+    stop: float = query.STOP_TIMEOUT
+
+
+class NotAccepted(BackendUnavailable):
+    """The connection broke before the supervisor accepted the request: the backend was about to end."""
+
+
+class _Interrupted(Exception):
+    """The caller interrupted the request."""
+
+
+@dataclass(kw_only=True)
+class Exchange:
+    """A request that is ready to be sent.
+
+    Attributes:
+        endpoint: where the backend is.
+        timeouts: of the phases.
+        message: the request.
+        tensors: its tensors.
+        files: paths of files that only this process's memory has, by the ids by which the request names them.
+        interrupted: see ``Client.call``.
+        on_progress: see ``Client.call``.
+    """
+
+    endpoint: Endpoint
+    timeouts: Timeouts
+    message: RankRequest
+    tensors: Mapping[str, Tensor]
+    files: Mapping[str, str]
+    interrupted: Interrupted
+    on_progress: OnProgress
+
+    def __post_init__(self) -> None:
+        self._header = frames.pack(frames.Frame(message=self.message, tensors=describe(self.tensors)))
+        self._last_poll, self._accepted = 0.0, False
+
+    def run(self, sock: socket.socket) -> dict[str, Tensor]:
+        """Send the request, report its progress, and return the reply's tensors.
+
+        Raises:
+            NotAccepted: the backend was about to end.
+            BackendError: see ``Client.call``.
+        """
+        try:
+            return self._exchange(sock)
+        except _Interrupted:
+            self._cancel(sock)
+            raise Cancelled("the request was cancelled") from None
+        except ConnectionError as error:
+            raise self._cause() from error
+
+    def _exchange(self, sock: socket.socket) -> dict[str, Tensor]:
+        timeouts = self.timeouts
+        sending = deadlines.Deadline(timeouts.send, "sending a request to the backend")
+        frames.send_header(sock, self._header, deadline=sending, poll=self._poll)
+        # The supervisor answers at once and then sends keepalives; the ranks may be silent for longer.
+        silence = deadlines.Deadline(timeouts.connect, "waiting for the backend to accept a request")
+        while True:
+            frame = frames.recv_header(sock, deadline=silence, poll=self._poll)
+            self._accepted = True
+            silence.renew()
+            received = recv_tensors(sock, frame.tensors, deadline=silence, poll=self._poll)
+            if isinstance(frame.message, Continue):
+                sending.renew()
+                if frame.message.missing:
+                    self._send_files(sock, frame.message.missing, sending)
+                send_tensors(sock, self.tensors, deadline=sending, poll=self._poll)
+                silence = deadlines.Deadline(timeouts.silence, "waiting for a message from the ranks")
+            elif isinstance(frame.message, Progress):
+                self.on_progress(frame.message, received)
+            else:
+                query.expect(frame.message, Done)
+                return received
+
+    def _send_files(self, sock: socket.socket, wanted: Sequence[str], deadline: deadlines.Deadline) -> None:
+        """Send files to a backend on another machine that only this process's memory has.
+
+        Raises:
+            ProtocolError: the request does not name one.
+            InvalidRequest: one is not there any more.
+            DeadlineExceeded, ConnectionError: see ``send_all``.
+        """
+        unknown = [each for each in wanted if each not in self.files]
+        if unknown:
+            raise ProtocolError(f"the backend asks for files {unknown}, which the request does not name")
+        paths = {each: self.files[each] for each in wanted}
+        try:
+            metas = [
+                frames.TensorMeta(name=each, dtype="uint8", shape=(os.stat(paths[each]).st_size,)) for each in paths
+            ]
+            header = frames.pack(frames.Frame(message=Files(), tensors=tuple(metas)))
+            deadlines.send_all(sock, header, deadline=deadline, poll=self._poll)
+            for path in paths.values():
+                with (
+                    open(path, "rb") as file,
+                    mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as content,
+                    memoryview(content) as view,
+                ):
+                    deadlines.send_all(sock, view, deadline=deadline, poll=self._poll)
+        except ConnectionError:
+            raise
+        except OSError as error:
+            raise InvalidRequest(
+                f"a file in this process's memory is gone: run the workflow again ({error})"
+            ) from error
+
+    def _poll(self) -> None:
+        now = time.monotonic()
+        if now - self._last_poll >= POLL:
+            self._last_poll = now
+            if self.interrupted():
+                raise _Interrupted
+
+    def _cancel(self, sock: socket.socket) -> None:
+        """Cancel the request and wait for its end: the connection closes once the ranks are free again."""
+        with contextlib.suppress(BackendFailure):
+            self._query(Cancel(request_id=self.message.request_id))
+            deadline = deadlines.Deadline(self.timeouts.cancel, "waiting for a cancelled request to end")
+            discarded = bytearray(1 << 20)
+            with contextlib.suppress(ConnectionError):
+                while deadlines.wait_for(sock, deadlines.READABLE, deadline.remaining()) and sock.recv_into(discarded):
+                    pass
+
+    def _query(self, message: object) -> None:
+        query.ask(self.endpoint, message, Done, seconds=self.timeouts.connect)
+
+    def _cause(self) -> BackendError:
+        """Why the connection broke, according to the supervisor."""
+        if not self._accepted:
+            return NotAccepted("the backend ended before it accepted a request")
+        try:
+            self._query(Outcome(request_id=self.message.request_id))
+        except BackendUnavailable:
+            return BackendUnavailable(f"the backend ended in the middle of a request ({self.endpoint.log_place})")
+        except Cancelled as error:
+            # Not by this client: the supervisor cancels a request whose connection breaks, as a connection to another
+            # machine may do.
+            remote = self.endpoint.remote
+            return BackendUnavailable(f"the connection to the backend at {remote} broke") if remote else error
+        except (BackendFailure, InvalidRequest) as error:
+            return error
+        return BackendFailure("the backend finished the request, but the connection broke during its reply")

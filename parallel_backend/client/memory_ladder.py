@@ -1,0 +1,92 @@
+"""Fallbacks after out of memory, each of which needs less of it than the one before."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from ..errors import NoRoom, OutOfMemory
+from ..layout.parallel_layout import ParallelLayout, less_memory
+from ..protocol.messages import Forward, RankRequest, Sample
+from ..protocol.model_spec import ModelSpec
+
+FreeMemory = Callable[[], bool]
+"""Unloads this process's own models from the GPUs that the ranks use, too. Returns whether there were any."""
+
+
+class SettledLayouts:
+    """Layouts in which models have room, by the spec that has too little."""
+
+    def __init__(self) -> None:
+        self._layouts: dict[ModelSpec, ParallelLayout] = {}
+
+    def of(self, spec: ModelSpec) -> ModelSpec:
+        """Return a model's spec in the layout in which it has had room."""
+        layout = self._layouts.get(spec)
+        return replace(spec, layout=layout) if layout else spec
+
+    def settle(self, spec: ModelSpec, layout: ParallelLayout) -> None:
+        """Begin with ``layout`` from now on."""
+        self._layouts[spec] = layout
+
+    def forget(self, spec: ModelSpec) -> None:
+        """Begin with the wanted layout again, for every layout of the model."""
+        for each in list(self._layouts):
+            if (each.path, each.stamp, each.dtype) == (spec.path, spec.stamp, spec.dtype):
+                del self._layouts[each]
+
+
+class MemoryLadder:
+    """What one request tries where a rank runs out of memory.
+
+    Args:
+        message: the request.
+        layouts: layouts to begin with. One in which the request has had room joins them.
+        free_memory: None if the ranks share no GPU with this process.
+    """
+
+    def __init__(self, message: RankRequest, layouts: SettledLayouts, free_memory: FreeMemory | None) -> None:
+        self._wanted, self._layouts, self._free_memory = message.model, layouts, free_memory
+        self._message = replace(message, model=layouts.of(message.model))
+        self._first: OutOfMemory | None = None
+        self._steps: Iterator[tuple[str, ParallelLayout | None]] = iter(())
+        self._tried: list[ParallelLayout] = []
+        self._adapt = {"adapt": message.adapt} if isinstance(message, Forward | Sample) else {}
+
+    def first_try(self) -> RankRequest:
+        """Return the request as it is tried first. On shared GPUs, other models leave before ours take less room."""
+        changes: dict[str, Any] = {"adapt": False} if self._free_memory and self._adapt else {}
+        return replace(self._message, **changes)
+
+    def take(self, error: OutOfMemory) -> tuple[str, dict[str, Any]]:
+        """Return what is done next, for the user, and the fields of the request that change.
+
+        Raises:
+            OutOfMemory: nothing is left to do. It is the first error, with its numbers, and names the tried layouts.
+        """
+        if self._first is None:
+            self._first, self._steps = error, self._fallbacks(error)
+        action, layout = next(self._steps, ("", None))
+        if not action:
+            tried = " and ".join(map(str, self._tried))
+            raise type(self._first)(
+                f"{self._first}; the layouts {tried} have no room for it, either" if tried else str(self._first)
+            )
+        options: dict[str, Any] = dict(self._adapt)
+        if layout:
+            self._tried.append(layout)
+            options["model"] = replace(self._message.model, layout=layout)
+        return action, options
+
+    def settle(self) -> None:
+        """Note that the request has had room."""
+        if self._tried:
+            self._layouts.settle(self._wanted, self._tried[-1])
+
+    def _fallbacks(self, first: OutOfMemory) -> Iterator[tuple[str, ParallelLayout | None]]:
+        model = self._message.model
+        if self._free_memory and self._free_memory():
+            yield "trying again without ComfyUI's own models on these GPUs", None
+        elif self._free_memory and self._adapt and isinstance(first, NoRoom):
+            yield "fitting the weights into less memory", None
+        for layout in less_memory(model.layout, len(model.devices.indices)) if self._adapt else ():
+            yield f"trying again with layout {layout}", layout
