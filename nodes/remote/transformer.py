@@ -91,7 +91,6 @@ class RemoteTransformer(LooksNative, nn.Module):
         yield from ((name, layer) for name, layer in layers if layer is not self._stand_ins.module)
 
     def named_children(self) -> Any:
-        """See ``nn.Module``."""
         yield from self._stand_ins.module.named_children()
 
     def get_submodule(self, target: str) -> nn.Module:

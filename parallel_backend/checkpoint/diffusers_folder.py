@@ -41,12 +41,10 @@ class DiffusersFolder(Checkpoint):
 
     @cached_property
     def index(self) -> dict[str, Any]:
-        """See ``Checkpoint``."""
         return read_json(self.path / "model_index.json")
 
     @cached_property
     def components(self) -> dict[str, str]:
-        """See ``Checkpoint``."""
         pairs = {name: value for name, value in self.index.items() if isinstance(value, list) and len(value) == 2}
         classes = {name: value[1] for name, value in pairs.items() if value[1] and isinstance(value[1], str)}
         return {name: self._current_class(name) if kind == _OLD_CLASS else kind for name, kind in classes.items()}
@@ -61,11 +59,9 @@ class DiffusersFolder(Checkpoint):
         return hashlib.sha256(repr(states).encode()).hexdigest()[:16]
 
     def shared_files(self) -> list[tuple[str, Path]]:
-        """See ``Checkpoint``."""
         return [(f"{self.name}/{name}", file) for name, file in self._files()]
 
     def content(self) -> str:
-        """See ``Checkpoint``."""
         return content_of(self._files())
 
     def _files(self) -> list[tuple[str, Path]]:

@@ -92,17 +92,14 @@ class SingleFile(Checkpoint):
 
     @property
     def name(self) -> str:
-        """See ``Checkpoint``."""
         return "the copied model" if is_in_memory(self.path) else self.path.name
 
     @property
     def components(self) -> Mapping[str, str]:
-        """See ``Checkpoint``."""
         return {component: found.class_name for component, found in self._recognised.items()}
 
     @property
     def pipeline(self) -> str:
-        """See ``Checkpoint``."""
         found = self._recognised.get("transformer")
         return found.pipeline if found else ""
 
@@ -115,7 +112,6 @@ class SingleFile(Checkpoint):
         return any(name.startswith(_TEXT_PREFIX) for name in self._header.tensors)
 
     def check_known(self, component: str) -> None:
-        """See ``Checkpoint``."""
         if component in self._unknown:
             raise InvalidRequest(self._unknown[component])
         if component == "text_encoder" and len(self.files) > 1 and self._names_text_encoders():
@@ -130,7 +126,6 @@ class SingleFile(Checkpoint):
         return dict(self._found(component).config)
 
     def stored(self, component: str) -> StoredComponent:
-        """See ``Checkpoint``."""
         native, prefix = self._found(component).native, self._prefixes[component]
         self._check_dtypes(component)
         return StoredComponent(
@@ -138,12 +133,10 @@ class SingleFile(Checkpoint):
         )
 
     def weights(self, component: str) -> Mapping[str, StoredTensor]:
-        """See ``Checkpoint``."""
         self.stored(component)
         return self._weights[component]
 
     def left_over(self, component: str) -> frozenset[str]:
-        """See ``Checkpoint``."""
         return self._found(component).left_over
 
     def _found(self, component: str) -> Recognised:
@@ -152,11 +145,9 @@ class SingleFile(Checkpoint):
         return self._recognised[component]
 
     def stamp(self) -> str:
-        """See ``Checkpoint``."""
         return hashlib.sha256(repr([file_state(file) for file in self.files]).encode()).hexdigest()[:16]
 
     def shared_files(self) -> list[tuple[str, Path]]:
-        """See ``Checkpoint``."""
         return [(file.name, file) for file in self.files]
 
     def content(self) -> str:

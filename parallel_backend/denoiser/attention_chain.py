@@ -26,7 +26,6 @@ class LocalAttention:
         self.kernel, self.key_mask = kernel, key_mask
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, *, scale: float | None, sample: int | None) -> Tensor:
-        """See ``Attention``."""
         if not query.numel():
             return query
         return attend(self.kernel, (query, key, value), scale=scale, key_mask=self.key_mask, sample=sample)
