@@ -191,9 +191,6 @@ class Bridge(ABC):
 
     def weights(self, module: nn.Module | None) -> "MetaWeights":
         """Return the transformer's weights under ComfyUI's names, on the meta device.
-
-        Args:
-            module: what ``module`` returns.
         """
         assert module is not None
         linear = (name for name, each in module.named_modules() if isinstance(each, nn.Linear))

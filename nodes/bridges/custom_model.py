@@ -52,7 +52,6 @@ class Schedule:
         """Read a checkpoint's schedule.
 
         Args:
-            checkpoint: a checkpoint with a scheduler.
             defaults: the defaults of its diffusers scheduler class.
 
         Raises:

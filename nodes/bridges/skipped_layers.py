@@ -24,7 +24,6 @@ def skipped_blocks(options: Options, replaceable: Mapping[str, int]) -> tuple[in
     """Return the numbers of the blocks that are left out, in the order in which the model runs its blocks.
 
     Args:
-        options: ComfyUI's ``transformer_options``.
         replaceable: how many blocks of each kind ComfyUI's transformer lets a node replace, in the order of the model.
             It ignores replacements of others, and so does this.
 

@@ -26,11 +26,6 @@ class ChangingPatcher(WeightlessPatcher):
 
     def check_patches(self, patches: dict[Any, Any], lora: str, hook: Any = None) -> None:
         """Refuse changes that cannot be meant, before they are added.
-
-        Args:
-            patches: the changes.
-            lora: where they come from.
-            hook: the hook that they belong to.
         """
         return
 

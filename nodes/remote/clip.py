@@ -39,11 +39,6 @@ _PREFIXES = {
 
 def checkpoint_clip(handle: Handle, text: BackendText | CoreText, model: RemotePatcher) -> comfy.sd.CLIP:
     """Return the CLIP of a checkpoint.
-
-    Args:
-        handle: the loader's model.
-        text: how the family encodes prompts.
-        model: the patcher of the loader's MODEL.
     """
     if isinstance(handle.checkpoint, SingleFile):
         return LazyCoreClip(partial(_checked, handle.checkpoint, partial(_from_file, handle.checkpoint)))

@@ -36,10 +36,6 @@ def adapters_for(
     patches: Sequence[LowRankPatch], shapes: Mapping[str, Sequence[int]]
 ) -> list[tuple[Adapter, SealedFile]]:
     """Return the LoRAs that make up some changes, each with its file for the ranks.
-
-    Args:
-        patches: the changes.
-        shapes: shape of every weight of the model.
     """
     groups: dict[tuple[object, float], list[LowRankPatch]] = {}
     for patch in patches:

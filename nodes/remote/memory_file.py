@@ -43,7 +43,6 @@ class MemoryFile:
     At first it has a header only, and takes no memory: enough to check what it will hold. ``fill`` copies the weights.
 
     Args:
-        patcher: ComfyUI's patcher.
         prefixes: the beginning of the names of the weights to copy, and what they begin with in the file instead.
         config: what the file's metadata says that the weights do not show.
         merged: names of the weights that are copied with their patches. The others are copied without.

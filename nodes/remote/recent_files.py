@@ -33,7 +33,6 @@ def recent(file_id: str, make: Callable[[], tuple[SealedFile, Iterable[Tensor]]]
     """Return the file with this id.
 
     Args:
-        file_id: hash of its content.
         make: called if there is none. Returns a file without content, and the content.
 
     Raises:

@@ -41,10 +41,6 @@ class SealedFile:
 
     At first it has a header only, and takes no memory. ``fill`` writes the tensors.
 
-    Args:
-        slots: the tensors, by name.
-        metadata: what the header says besides.
-
     Attributes:
         path: where other processes open it.
         nbytes: bytes of the tensors.

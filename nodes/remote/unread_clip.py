@@ -138,9 +138,6 @@ class _Tokenizer(_Part):
 @_reads_first(of=comfy.sd.CLIP, but=(*_SIZES, *_OWN))
 class LazyCoreClip(comfy.sd.CLIP):  # type: ignore[misc]
     """A CLIP that is not read yet. It turns into a plain one.
-
-    Args:
-        read: returns ComfyUI's own CLIP.
     """
 
     def __init__(self, read: Callable[[], comfy.sd.CLIP]) -> None:

@@ -180,12 +180,6 @@ def choose(name: str, device: torch.device, dtype: torch.dtype, head_sizes: Coll
 
     ``auto`` is FlashAttention if its package is installed and supports the model and the device, otherwise ``sdpa``.
 
-    Args:
-        name: ``auto`` or one of ``KERNELS``.
-        device: the rank's device.
-        dtype: the model's dtype.
-        head_sizes: the head sizes in the model.
-
     Raises:
         InvalidRequest: there is no kernel of that name, or it cannot run here; the message says what would work.
     """

@@ -67,8 +67,6 @@ class Routed:
     """A module's ``forward`` with its attention redirected.
 
     Args:
-        module: the module.
-        attention: what it calls instead of ``scaled_dot_product_attention``.
         each_sample: whether the module calls attention separately for each sample.
 
     Raises:

@@ -37,8 +37,6 @@ def weights_under(prefix: str, header: Header, replacements: Iterable[Path] = ()
     """Return the weights whose names begin with a prefix, by the rest of their names.
 
     Args:
-        prefix: the beginning of the names.
-        header: what the files hold.
         replacements: safetensors files with other weights of the same names, without the prefix. The later file's
             weight counts, and scales that the replaced one had do not.
 

@@ -84,7 +84,6 @@ def patch_attention(
 
     Args:
         patch: index of the patch, or None for all patches at once, which fills the cache.
-        key_mask: see ``row_mask``.
     """
     part = split.whole if patch is None else split.each[patch]
     places = None if patch is None else split.places(patch, streams)

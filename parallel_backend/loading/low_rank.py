@@ -46,10 +46,7 @@ def read_factors(adapter: Adapter, module: nn.Module, class_name: str, slices: S
     """Read what a LoRA adds to the linear layers of this rank's part of a transformer.
 
     Args:
-        adapter: names its file.
         module: the part, with its weights. The factors go to its device, each in the dtype of its layer.
-        class_name: diffusers' class of the transformer.
-        slices: the slices of parameters that were cut.
     """
     file = Path(adapter.path)
     header = adapter_file.read(file, adapter.id)

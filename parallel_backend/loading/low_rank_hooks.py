@@ -25,8 +25,6 @@ class LowRankHooks:
 
     Args:
         module: this rank's part of the transformer, with its weights.
-        class_name: diffusers' class.
-        slices: the slices of parameters that were cut.
     """
 
     def __init__(self, module: nn.Module, class_name: str, slices: Slices) -> None:

@@ -28,8 +28,6 @@ def replace_compressed(module: nn.Module, changed: WeightSource, streamed: Conta
     is read each time it computes: all of them would take the memory that this saves.
 
     Args:
-        module: a rank's part of a transformer, with its weights.
-        changed: the weights, with those of an overlay.
         streamed: names of the parameters that stream.
     """
     for name, layer in module.named_modules():

@@ -22,10 +22,7 @@ class WeightChanges:
 
     Args:
         module: this rank's part, with its weights.
-        component: diffusers' name of the component.
-        class_name: diffusers' class.
         source: the weights of the files.
-        slices: the slices of parameters that were cut.
         blocks: those that stream; None if none does.
     """
 

@@ -43,10 +43,6 @@ class CallKind(Enum):
 
 def call_kinds(stale: str, whole: Sequence[bool]) -> list[CallKind]:
     """The kind of each call.
-
-    Args:
-        stale: ``ParallelLayout.stale``.
-        whole: see ``whole_calls``.
     """
     if stale != "previous":
         return [CallKind.ALONE if stale and not exact else CallKind.EVERYTHING for exact in whole]

@@ -36,7 +36,6 @@ def _conv_window(layer: Any, padding: int | None = None) -> RowWindow:
     """Return the row window of one of torch's convolutions.
 
     Args:
-        layer: the convolution.
         padding: rows that are padded above the image, if another layer pads instead of the convolution.
 
     Raises:
@@ -107,8 +106,6 @@ def split(module: nn.Module, rows: RowSplit, kernel: Kernel) -> Iterator[None]:
 
     Args:
         module: diffusers' module, whose layers get their own ``forward`` back on exit.
-        rows: which rows each rank holds.
-        kernel: computes attention to one block of keys.
 
     Raises:
         Unsplittable: a layer is in none of the lists, or a function between layers may combine rows.
