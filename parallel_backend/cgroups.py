@@ -57,8 +57,7 @@ class LimitedGroup:
 
 @cache
 def limited_groups(system: Path = _SYSTEM) -> tuple[LimitedGroup, ...]:
-    """Return the control groups that limit this process's memory, as they are at the first call.
-    """
+    """Return the control groups that limit this process's memory, as they are at the first call."""
     try:
         lines = (system / "proc/self/cgroup").read_text().splitlines()
     except OSError:

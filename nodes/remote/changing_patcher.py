@@ -25,8 +25,7 @@ class ChangingPatcher(WeightlessPatcher):
         """What sends the requests, and needs to know the changes."""
 
     def check_patches(self, patches: dict[Any, Any], lora: str, hook: Any = None) -> None:
-        """Refuse changes that cannot be meant, before they are added.
-        """
+        """Refuse changes that cannot be meant, before they are added."""
         return
 
     @override

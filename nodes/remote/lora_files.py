@@ -35,8 +35,7 @@ def remember_group(changes: Iterable[object]) -> None:
 def adapters_for(
     patches: Sequence[LowRankPatch], shapes: Mapping[str, Sequence[int]]
 ) -> list[tuple[Adapter, SealedFile]]:
-    """Return the LoRAs that make up some changes, each with its file for the ranks.
-    """
+    """Return the LoRAs that make up some changes, each with its file for the ranks."""
     groups: dict[tuple[object, float], list[LowRankPatch]] = {}
     for patch in patches:
         groups.setdefault((_groups.get(patch.source), patch.strength), []).append(patch)

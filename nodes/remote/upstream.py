@@ -185,8 +185,7 @@ def rebuild(prompt: DynamicPrompt, upstream: Upstream, **inputs: Any) -> tuple[L
 
 
 def describe_reading(prompt: DynamicPrompt, upstream: Upstream, node_id: str) -> str:
-    """Return what one of our nodes shows about its file, and about what makes ComfyUI load it, too.
-    """
+    """Return what one of our nodes shows about its file, and about what makes ComfyUI load it, too."""
     file = upstream.file if isinstance(upstream.file, str) else "the file"
     consumers = _other_consumers(prompt, upstream, node_id)
     if not consumers:

@@ -160,8 +160,7 @@ class Shortage:
 
 
 def shortage(claims: Sequence[Claim]) -> Shortage | None:
-    """Return the first limit that claims exceed: that of one rank, or the memory of a device, which its ranks share.
-    """
+    """Return the first limit that the claims, by rank, exceed: one rank's, or the memory that a device's ranks share."""
     for rank, each in enumerate(claims):
         if each.needed and each.limit < each.total and each.needed > each.limit:
             return Shortage(

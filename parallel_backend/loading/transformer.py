@@ -121,8 +121,7 @@ def whole_sizes(checkpoint: Checkpoint, dtype: torch.dtype, component: str) -> P
 
 
 def _whole(checkpoint: Checkpoint, component: str, dtype: torch.dtype, source: WeightSource) -> nn.Module:
-    """Return a whole transformer on the meta device after a check of its files.
-    """
+    """Return a whole transformer on the meta device after a check of its files."""
     import diffusers
 
     from . import partial

@@ -63,8 +63,7 @@ class _Agreed:
 
 
 class Transformers:
-    """The transformers of a checkpoint, in one dtype, on this rank's device.
-    """
+    """The transformers of a checkpoint, in one dtype, on this rank's device."""
 
     def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype, parts: Parts) -> None:
         self.checkpoint, self.dtype, self.parts, self.device = checkpoint, dtype, parts, parts.memory.device
