@@ -160,7 +160,7 @@ class Shortage:
 
 
 def shortage(claims: Sequence[Claim]) -> Shortage | None:
-    """Return the first limit that the claims, by rank, exceed: one rank's, or the memory that a device's ranks share."""
+    """Return the first limit that the claims, by rank, exceed: one rank's, or a memory that several share."""
     for rank, each in enumerate(claims):
         if each.needed and each.limit < each.total and each.needed > each.limit:
             return Shortage(
