@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 from typing import Any, NoReturn
 
 import torch
@@ -38,6 +39,8 @@ DTYPES: dict[str, torch.dtype] = {
 
 CONTROLNET_TEXT = "crossattn_controlnet"
 """A prompt that ComfyUI passes to every transformer, and only a ControlNet uses."""
+
+_signature = cache(inspect.signature)  # two are asked for in every call
 
 
 class RemoteTransformer(LooksNative, nn.Module):
@@ -157,14 +160,14 @@ class RemoteTransformer(LooksNative, nn.Module):
         native_class = self.bridge.native_class
         if not hasattr(native_class, "_forward"):
             return self._forward(x, timestep, **call_args)
-        _, _, _, *others = inspect.signature(native_class.forward).parameters.values()
+        _, _, _, *others = _signature(native_class.forward).parameters.values()
         named = [each for each in others if each.kind is each.POSITIONAL_OR_KEYWORD]
         missing = {each.name: None for each in named if each.default is each.empty}
         out: Tensor = native_class.forward(self, x, timestep, **(missing | call_args))
         return out
 
     def _forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        signature = inspect.signature(getattr(self.bridge.native_class, "_forward", self.bridge.native_class.forward))
+        signature = _signature(getattr(self.bridge.native_class, "_forward", self.bridge.native_class.forward))
         bound = signature.bind_partial(self, *args, **kwargs)
         _, x_name, timestep_name, *_ = parameters = signature.parameters
         catch_all = [name for name, parameter in parameters.items() if parameter.kind is parameter.VAR_KEYWORD]
