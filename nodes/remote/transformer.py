@@ -235,7 +235,7 @@ class RemoteTransformer(LooksNative, nn.Module):
         """
         check_options(transformer_options)
         self._check_once()
-        skipped = self.skipped_blocks(transformer_options)
+        skipped = skipped_blocks(transformer_options, self.bridge.replaceable_blocks)
         indices = list(transformer_options.get("cond_or_uncond") or [0])
         calls = [
             BranchCall(index=index, inputs=each, latent=latent, changes=self.changes, skipped=skipped)
@@ -253,14 +253,6 @@ class RemoteTransformer(LooksNative, nn.Module):
         if how not in self._checked:
             self._checked.add(how)
             check_changed_layer(self.changed_layer())
-
-    def skipped_blocks(self, transformer_options: Mapping[str, Any]) -> tuple[int, ...]:
-        """Return the numbers of the blocks that nodes leave out.
-
-        Raises:
-            InvalidRequest: a node replaces a block by something else.
-        """
-        return skipped_blocks(transformer_options, self.bridge.replaceable_blocks)
 
     def request(self, calls: list[BranchCall]) -> list[Tensor]:
         """Return the predictions of all calls, from requests for those whose weights have the same overlay.

@@ -133,7 +133,7 @@ def test_changes_of_layers_are_refused(load: Callable[..., Loaded], native: Any,
     assert not loaded.client.requests
 
 
-def test_the_refusal_of_a_blocks_replacement_names_its_error_and_lets_interrupts_pass(
+def test_the_refusal_of_a_replaced_block_has_its_error_and_interrupts_pass(
     load: Callable[..., Loaded],
 ) -> None:
     def interrupt(*_: Any) -> None:
