@@ -70,7 +70,6 @@ def _show_loop(hidden: Any, reason: str) -> str:
 
     Args:
         hidden: the node's ``hidden``. None if no workflow runs.
-        reason: see ``reason_for_comfyui``.
     """
     text = "steps run in the backend's loop"
     if reason:

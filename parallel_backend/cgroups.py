@@ -57,11 +57,7 @@ class LimitedGroup:
 
 @cache
 def limited_groups(system: Path = _SYSTEM) -> tuple[LimitedGroup, ...]:
-    """Return the control groups that limit this process's memory, as they are at the first call.
-
-    Args:
-        system: the root of the file system.
-    """
+    """Return the control groups that limit this process's memory, as they are at the first call."""
     try:
         lines = (system / "proc/self/cgroup").read_text().splitlines()
     except OSError:

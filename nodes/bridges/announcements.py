@@ -57,7 +57,6 @@ def flags_without_effect(*parts: Part, args: Any = comfy.cli_args.args) -> str:
 
     Args:
         parts: what the ranks run.
-        args: ComfyUI's parsed arguments.
     """
     flags = ((name, remedy) for part in parts for name, remedy in FLAGS[part].items())
     given = [(name, remedy) for name, remedy in flags if getattr(args, name, None)]
@@ -77,7 +76,6 @@ def announce_callbacks(callbacks: Mapping[str, Mapping[str, Iterable[Any]]], *, 
 
     Args:
         callbacks: of a MODEL, by kind and key.
-        own: the key of our own.
     """
     for kind, by_key in callbacks.items():
         for key, functions in by_key.items():

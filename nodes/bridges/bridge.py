@@ -190,11 +190,7 @@ class Bridge(ABC):
         return meta_module(self.native_class, unet_config)
 
     def weights(self, module: nn.Module | None) -> "MetaWeights":
-        """Return the transformer's weights under ComfyUI's names, on the meta device.
-
-        Args:
-            module: what ``module`` returns.
-        """
+        """Return the transformer's weights under ComfyUI's names, on the meta device."""
         assert module is not None
         linear = (name for name, each in module.named_modules() if isinstance(each, nn.Linear))
         tensors = dict(module.state_dict())

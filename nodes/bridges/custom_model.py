@@ -52,7 +52,6 @@ class Schedule:
         """Read a checkpoint's schedule.
 
         Args:
-            checkpoint: a checkpoint with a scheduler.
             defaults: the defaults of its diffusers scheduler class.
 
         Raises:
@@ -115,7 +114,6 @@ class CustomModel(comfy.model_base.BaseModel):  # type: ignore[misc]
 
     @override
     def extra_conds(self, **kwargs: Any) -> dict[str, Any]:
-        """See ``BaseModel``."""
         return self.transformer_conds(kwargs)
 
     def transformer_conds(self, conditioning: dict[str, Any]) -> dict[str, Any]:
@@ -201,7 +199,6 @@ class CustomBridge(Bridge):
         return {"image_model": type(self).__name__.lower(), "in_channels": self.config["in_channels"]}
 
     def core_config(self) -> Any:
-        """See ``Bridge``."""
         try:
             config = CustomConfig(self)
         except KeyError as error:

@@ -17,9 +17,7 @@ def latent_scale(vae: VAE | None, default: LatentScale, name: str) -> LatentScal
     An image VAE that a video family applies frame by frame counts as a video VAE.
 
     Args:
-        vae: the checkpoint's VAE.
         default: the family's, for a checkpoint without a VAE.
-        name: the checkpoint's name, for error messages.
 
     Raises:
         InvalidRequest: an image family has a video VAE.

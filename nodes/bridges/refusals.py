@@ -125,10 +125,6 @@ def check_options(transformer_options: Mapping[str, Any]) -> None:
 def check_layer_changes(patcher: Any, changed_layer: tuple[str, str] | None) -> None:
     """Refuse what other nodes do to layers that are not in ComfyUI's process.
 
-    Args:
-        patcher: ComfyUI's ``ModelPatcher`` of the MODEL.
-        changed_layer: see ``check_changed_layer``.
-
     Raises:
         InvalidRequest: a node replaces a part of the transformer, or wraps a weight or a layer.
     """
@@ -184,7 +180,6 @@ def failed_for_layers(error: Exception, asked: Mapping[str, str]) -> Unavailable
     """Return the refusal that stands for an error of another pack's node that asked for layers; None for other errors.
 
     Args:
-        error: what ended a sampling.
         asked: the name that each node asked for last and that ComfyUI's own transformer has.
     """
     node = failed_node(error)
@@ -199,10 +194,6 @@ def accepted_conds(supported: frozenset[str], *, masked: bool) -> frozenset[str]
 
     A model without channels for an image inpaints a masked latent with only the mask. ComfyUI then ignores the image
     and the mask that InpaintModelConditioning also puts into the conditioning.
-
-    Args:
-        supported: the model's ``supported_conds``.
-        masked: whether the latent has a mask.
     """
     return supported | INPAINTING_CONDS if masked else supported
 

@@ -7,6 +7,8 @@ its arguments as they are, so the block is left out, which the ranks can do. Any
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from comfy.model_management import InterruptProcessingException
+
 from ..backend.packs import maker
 from .refusals import BLOCKS, REPLACEMENTS, layers_unavailable
 
@@ -24,7 +26,6 @@ def skipped_blocks(options: Options, replaceable: Mapping[str, int]) -> tuple[in
     """Return the numbers of the blocks that are left out, in the order in which the model runs its blocks.
 
     Args:
-        options: ComfyUI's ``transformer_options``.
         replaceable: how many blocks of each kind ComfyUI's transformer lets a node replace, in the order of the model.
             It ignores replacements of others, and so does this.
 
@@ -33,15 +34,16 @@ def skipped_blocks(options: Options, replaceable: Mapping[str, int]) -> tuple[in
     """
     replaced: Mapping[tuple[str, int], Replacement] = (options.get(REPLACEMENTS) or {}).get(BLOCKS, {})
     blocks = [(kind, i) for kind, count in replaceable.items() for i in range(count)]
-    for block in blocks:
-        if block in replaced and not _returns_its_arguments(replaced[block], options):
-            action = f"a node replaces {block[0]} {block[1]} of the model, and not to leave it out"
-            raise layers_unavailable(action, maker(replaced[block]))
+    for kind, i in blocks:
+        if (function := replaced.get((kind, i))) is not None:
+            _check_returns_its_arguments(function, f"{kind} {i}", options)
     return tuple(number for number, block in enumerate(blocks) if block in replaced)
 
 
-def _returns_its_arguments(function: Replacement, options: Options) -> bool:
-    """Call a replacement with markers, and find out whether it only hands them back."""
+def _check_returns_its_arguments(function: Replacement, block: str, options: Options) -> None:
+    """Call a replacement with markers, and refuse it unless it hands them back."""
+    unchanged = False
+    cause: Exception | None = None
     markers: dict[str, Any] = {name: object() for name in _ARGUMENTS}
 
     def original_block(args: Any) -> Any:
@@ -49,7 +51,11 @@ def _returns_its_arguments(function: Replacement, options: Options) -> bool:
 
     try:
         returned = function({**markers, "transformer_options": options}, {"original_block": original_block})
-        unchanged: bool = returned["img"] is markers["img"] and returned.get("txt", markers["txt"]) is markers["txt"]
-        return unchanged
-    except Exception:  # a function that computes anything fails on a marker, in a way of its own
-        return False
+        unchanged = returned["img"] is markers["img"] and returned.get("txt", markers["txt"]) is markers["txt"]
+    except InterruptProcessingException:
+        raise
+    except Exception as error:  # a function that computes anything fails on a marker, in a way of its own
+        cause = error
+    if not unchanged:
+        action = f"a node replaces {block} of the model, and not to leave it out"
+        raise layers_unavailable(action, maker(function)) from cause

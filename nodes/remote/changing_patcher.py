@@ -26,13 +26,7 @@ class ChangingPatcher(WeightlessPatcher):
         """What sends the requests, and needs to know the changes."""
 
     def check_patches(self, patches: dict[Any, Any], lora: str, hook: Any = None) -> None:
-        """Refuse changes that cannot be meant, before they are added.
-
-        Args:
-            patches: the changes.
-            lora: where they come from.
-            hook: the hook that they belong to.
-        """
+        """Refuse changes that cannot be meant, before they are added."""
         return
 
     @override

@@ -38,13 +38,7 @@ _PREFIXES = {
 
 
 def checkpoint_clip(handle: Handle, text: BackendText | CoreText, model: RemotePatcher) -> comfy.sd.CLIP:
-    """Return the CLIP of a checkpoint.
-
-    Args:
-        handle: the loader's model.
-        text: how the family encodes prompts.
-        model: the patcher of the loader's MODEL.
-    """
+    """Return the CLIP of a checkpoint."""
     if isinstance(handle.checkpoint, SingleFile):
         return LazyCoreClip(partial(_checked, handle.checkpoint, partial(_from_file, handle.checkpoint)))
     if isinstance(text, BackendText):

@@ -39,10 +39,6 @@ def reason_for_comfyui(model: Any, sampler_name: str, **prompts: list[Any]) -> s
 def check_layout(layout: ParallelLayout | None, reason: str) -> None:
     """Refuse ComfyUI's loop for a layout whose algorithm exists in the backend's loop alone.
 
-    Args:
-        layout: of the MODEL.
-        reason: see ``reason_for_comfyui``.
-
     Raises:
         InvalidRequest: the layout is approximate and there is a reason. The message says what would work.
     """

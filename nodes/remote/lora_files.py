@@ -37,12 +37,7 @@ def remember_group(changes: Iterable[object]) -> None:
 def adapters_for(
     patches: Sequence[LowRankPatch], shapes: Mapping[str, Sequence[int]]
 ) -> list[tuple[Adapter, SealedFile]]:
-    """Return the LoRAs that make up some changes, each with its file for the ranks.
-
-    Args:
-        patches: the changes.
-        shapes: shape of every weight of the model.
-    """
+    """Return the LoRAs that make up some changes, each with its file for the ranks."""
     groups: dict[tuple[object, float], list[LowRankPatch]] = {}
     known = current().part(_Groups)
     for patch in patches:

@@ -1,19 +1,9 @@
-"""The weights of a MODEL or VAE that ComfyUI holds, as a safetensors file in memory that the ranks read.
+"""The weights of a MODEL or VAE that ComfyUI holds, as a file in memory that the ranks read."""
 
-The file is anonymous (``memfd_create(2)``) and sealed. Ranks open it as ``/proc/<pid>/fd/<number>``, which the kernel
-allows to processes of the same user. It takes the host's memory once, however many ranks read it.
-"""
-
-import fcntl
 import json
-import mmap
-import os
-import struct
-import weakref
 import zlib
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import comfy.float
@@ -27,6 +17,7 @@ from torch import Tensor
 
 from ...parallel_backend.checkpoint.dtypes import PACKED_NAMES, STORED_NAMES
 from ...parallel_backend.errors import InvalidRequest
+from .sealed_file import SealedFile, Slot
 
 _SPARE = 1 << 30
 """Bytes of memory that must stay free."""
@@ -43,7 +34,6 @@ class MemoryFile:
     At first it has a header only, and takes no memory: enough to check what it will hold. ``fill`` copies the weights.
 
     Args:
-        patcher: ComfyUI's patcher.
         prefixes: the beginning of the names of the weights to copy, and what they begin with in the file instead.
         config: what the file's metadata says that the weights do not show.
         merged: names of the weights that are copied with their patches. The others are copied without.
@@ -63,14 +53,16 @@ class MemoryFile:
         merged: Container[str] = frozenset(),
     ) -> None:
         self._patcher, self._prefixes, self._merged = patcher, prefixes, merged
-        header, size = _header(_weights(patcher, *prefixes, merged), config)
-        _check_memory(size)
-        self._start, self._size = len(header), len(header) + size
-        self._descriptor = os.memfd_create("parallel-dit", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        weakref.finalize(self, os.close, self._descriptor)
-        os.pwrite(self._descriptor, header, 0)
-        os.truncate(self._descriptor, self._size)
-        self.path = Path(f"/proc/{os.getpid()}/fd/{self._descriptor}")
+        weights, said = _weights(patcher, *prefixes, merged)
+        slots = {
+            name: Slot(dtype=_dtype(name, weight), shape=tuple(weight.tensor.shape)) for name, weight in weights.items()
+        }
+        _check_memory(sum(slot.nbytes for slot in slots.values()))
+        metadata = {"config": json.dumps(config)}
+        if said:
+            metadata["_quantization_metadata"] = json.dumps({"layers": said})
+        self._file = SealedFile(slots, metadata)
+        self.path = self._file.path
 
     def fill(self) -> None:
         """Copy the weights, unless they are copied, and forbid changes from then on. ComfyUI's are not used any more.
@@ -84,28 +76,7 @@ class MemoryFile:
             return
         weights, _ = _weights(self._patcher, *self._prefixes, self._merged)
         self._patcher = None
-        created = os.fstat(self._descriptor).st_mtime_ns
-        try:
-            os.posix_fallocate(self._descriptor, 0, self._size)
-        except OSError as error:
-            raise InvalidRequest(
-                f"the system gives no {self._size / 1e9:.1f} GB of memory for a copy of the model's weights ({error}): "
-                f"{_READ_THE_FILE}"
-            ) from error
-        self._copy(weights)
-        # A model's stamp, by which the ranks know it, has the time of the last change.
-        os.utime(self._descriptor, ns=(created, created))
-        seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
-        fcntl.fcntl(self._descriptor, fcntl.F_ADD_SEALS, seals)
-
-    def _copy(self, weights: Mapping[str, "_Weight"]) -> None:
-        progress, position = comfy.utils.ProgressBar(len(weights)), self._start
-        with mmap.mmap(self._descriptor, self._size) as target:
-            for data in _bytes(weights.values()):
-                comfy.model_management.throw_exception_if_processing_interrupted()
-                target[position : position + len(data)] = data
-                position += len(data)
-                progress.update(1)
+        self._file.fill(_patched(weights.values()), "a copy of the model's weights", f": {_READ_THE_FILE}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,28 +134,8 @@ def _weight(patcher: Any, key: str, merged: Container[str]) -> _Weight:
     return plain if convert is None else replace(plain, convert=convert)
 
 
-def _header(content: tuple[Mapping[str, _Weight], Mapping[str, Any]], config: Mapping[str, Any]) -> tuple[bytes, int]:
-    """Return a safetensors header with the length before it, and the number of bytes that follow."""
-    weights, said = content
-    metadata = {"config": json.dumps(config)}
-    if said:
-        metadata["_quantization_metadata"] = json.dumps({"layers": said})
-    entries: dict[str, Any] = {"__metadata__": metadata}
-    position = 0
-    for name, weight in weights.items():
-        end = position + weight.tensor.numel() * weight.tensor.element_size()
-        entries[name] = {
-            "dtype": _dtype(name, weight),
-            "shape": list(weight.tensor.shape),
-            "data_offsets": [position, end],
-        }
-        position = end
-    text = json.dumps(entries).encode()
-    return struct.pack("<Q", len(text)) + text, position
-
-
-def _dtype(name: str, weight: _Weight) -> str:
-    """Return safetensors' name of the dtype that a weight has in the file."""
+def _dtype(name: str, weight: _Weight) -> torch.dtype:
+    """Return the dtype that a weight has in the file."""
     tensor, names = weight.tensor, STORED_NAMES | (PACKED_NAMES if weight.packed else {})
     decoded = isinstance(tensor, QuantizedTensor) and len(weight.patches) > 0
     if (not decoded and type(tensor) not in (Tensor, torch.nn.Parameter)) or tensor.dtype not in names:
@@ -193,19 +144,21 @@ def _dtype(name: str, weight: _Weight) -> str:
             f"the model's {name} is a {kind}, which is not supported: put Parallel Model behind a loader that reads "
             "the file itself, or load the model in bf16, fp16 or fp32"
         )
-    return names[tensor.dtype]
+    return tensor.dtype
 
 
-def _bytes(weights: Iterable[_Weight]) -> Iterator[memoryview]:
-    """Yield the bytes of each weight with its patches, computed one at a time by ComfyUI's own functions."""
+def _patched(weights: Collection[_Weight]) -> Iterator[Tensor]:
+    """Yield each weight with its patches, computed one at a time by ComfyUI's own functions. Show progress."""
+    progress = comfy.utils.ProgressBar(len(weights))
     for weight in weights:
+        comfy.model_management.throw_exception_if_processing_interrupted()
         tensor = weight.tensor
         if weight.patches:
             value = weight.convert(tensor.to(torch.float32, copy=True), inplace=True)
             merged = comfy.lora.calculate_weight(weight.patches, value, weight.key)
             tensor = comfy.float.stochastic_rounding(merged, tensor.dtype, seed=zlib.crc32(weight.key.encode()))
-        data: Any = tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8)
-        yield memoryview(data.numpy())
+        yield tensor
+        progress.update(1)
 
 
 def _check_memory(size: int) -> None:

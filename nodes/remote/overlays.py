@@ -40,7 +40,6 @@ def overlay_for(
     """Return changed weights, and the file with them for the ranks; None if there are none.
 
     Args:
-        handle: the model.
         components: diffusers' names of the components that have these weights.
         merged: all changes of each weight, by its name.
         shapes: shape of every weight of the model.

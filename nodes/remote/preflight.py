@@ -30,11 +30,6 @@ OPTIONAL_OUTPUTS = {
 def check_prompt(prompt: Prompt, node_id: str, handle: Handle) -> None:
     """Refuse nodes that use an unsupported output, replace attention, or leave ``cfg`` ranks without work.
 
-    Args:
-        prompt: the queued prompt in API format.
-        node_id: the loader's node.
-        handle: the loader's model.
-
     Raises:
         InvalidRequest: there is such a node. The message names the problem.
     """
@@ -63,9 +58,6 @@ def _model_source(prompt: Prompt, inputs: Mapping[str, Any], node_id: str, throu
     """Follow a node's model input back to the loader.
 
     Args:
-        prompt: the queued prompt in API format.
-        inputs: the node's inputs.
-        node_id: the loader's node.
         through: only nodes whose class begins with this are followed.
 
     Returns:
@@ -83,10 +75,6 @@ def _model_source(prompt: Prompt, inputs: Mapping[str, Any], node_id: str, throu
 
 def check_output(checkpoint: Checkpoint, output: int) -> None:
     """Refuse the CLIP or VAE output of a checkpoint that lacks the component or has an unsupported one.
-
-    Args:
-        checkpoint: the loader's checkpoint.
-        output: ``CLIP_OUTPUT`` or ``VAE_OUTPUT``.
 
     Raises:
         InvalidRequest: the output is refused. The message advises another loader.

@@ -35,7 +35,6 @@ class RecentFiles:
         """Return the file with this id.
 
         Args:
-            file_id: hash of its content.
             make: called if there is none. Returns a file without content, and the content.
 
         Raises:

@@ -19,13 +19,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...parallel_backend.checkpoint.dtypes import STORED_NAMES
+from ...parallel_backend.checkpoint.dtypes import PACKED_NAMES, STORED_NAMES
 from ...parallel_backend.errors import InvalidRequest
+
+_NAMES = STORED_NAMES | PACKED_NAMES
 
 
 @dataclass(frozen=True, kw_only=True)
 class Slot:
-    """The dtype and shape of a tensor of the file. The dtype is one of ``STORED_NAMES``."""
+    """The dtype and shape of a tensor of the file. The dtype is one of ``STORED_NAMES`` or ``PACKED_NAMES``."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -40,10 +42,6 @@ class SealedFile:
     """A file in memory. It lives as long as this object.
 
     At first it has a header only, and takes no memory. ``fill`` writes the tensors.
-
-    Args:
-        slots: the tensors, by name.
-        metadata: what the header says besides.
 
     Attributes:
         path: where other processes open it.
@@ -60,18 +58,18 @@ class SealedFile:
         os.truncate(self._descriptor, self._start + self.nbytes)
         self.path = Path(f"/proc/{os.getpid()}/fd/{self._descriptor}")
 
-    def fill(self, tensors: Iterable[Tensor]) -> None:
+    def fill(self, tensors: Iterable[Tensor], what: str = "weights that the ranks read", remedy: str = "") -> None:
         """Write all tensors in the order of the slots, and forbid changes from then on.
 
         Raises:
-            InvalidRequest: the system refuses the memory.
+            InvalidRequest: the system refuses the memory. Says for ``what``, and the remedy.
         """
-        size = self._start + self.nbytes
+        size, created = self._start + self.nbytes, os.fstat(self._descriptor).st_mtime_ns
         try:
             os.posix_fallocate(self._descriptor, 0, size)
         except OSError as error:
             raise InvalidRequest(
-                f"the system gives no {size / 1e9:.1f} GB of memory for weights that the ranks read ({error})"
+                f"the system gives no {size / 1e9:.1f} GB of memory for {what} ({error}){remedy}"
             ) from error
         position = self._start
         with mmap.mmap(self._descriptor, size) as target:
@@ -80,6 +78,8 @@ class SealedFile:
                 target[position : position + len(data)] = data
                 position += len(data)
         assert position == size, (position, size)
+        # A model's stamp, by which the ranks know it, has the time of the last change.
+        os.utime(self._descriptor, ns=(created, created))
         seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
         fcntl.fcntl(self._descriptor, fcntl.F_ADD_SEALS, seals)
 
@@ -97,7 +97,7 @@ def _header(slots: Mapping[str, Slot], metadata: Mapping[str, str]) -> bytes:
     for name, slot in slots.items():
         end = position + slot.nbytes
         entries[name] = {
-            "dtype": STORED_NAMES[slot.dtype],
+            "dtype": _NAMES[slot.dtype],
             "shape": list(slot.shape),
             "data_offsets": [position, end],
         }

@@ -118,7 +118,6 @@ class TextPatcher(ChangingPatcher):
 
     @property
     def target(self) -> "RemoteTextEncoder":
-        """See ``ChangingPatcher``."""
         encoder: RemoteTextEncoder = self.model
         return encoder
 

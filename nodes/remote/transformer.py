@@ -40,6 +40,8 @@ DTYPES: dict[str, torch.dtype] = {
 CONTROLNET_TEXT = "crossattn_controlnet"
 """A prompt that ComfyUI passes to every transformer, and only a ControlNet uses."""
 
+_signature = cache(inspect.signature)  # two are asked for in every call
+
 
 _signature = cache(inspect.signature)
 """By function. A pure memo, not state: every call of a model asks for it."""
@@ -96,7 +98,6 @@ class RemoteTransformer(LooksNative, nn.Module):
         yield from ((name, layer) for name, layer in layers if layer is not self._stand_ins.module)
 
     def named_children(self) -> Any:
-        """See ``nn.Module``."""
         yield from self._stand_ins.module.named_children()
 
     def get_submodule(self, target: str) -> nn.Module:
@@ -238,7 +239,7 @@ class RemoteTransformer(LooksNative, nn.Module):
         """
         check_options(transformer_options)
         self._check_once()
-        skipped = self.skipped_blocks(transformer_options)
+        skipped = skipped_blocks(transformer_options, self.bridge.replaceable_blocks)
         indices = list(transformer_options.get("cond_or_uncond") or [0])
         calls = [
             BranchCall(index=index, inputs=each, latent=latent, changes=self.changes, skipped=skipped)
@@ -256,14 +257,6 @@ class RemoteTransformer(LooksNative, nn.Module):
         if how not in self._checked:
             self._checked.add(how)
             check_changed_layer(self.changed_layer())
-
-    def skipped_blocks(self, transformer_options: Mapping[str, Any]) -> tuple[int, ...]:
-        """Return the numbers of the blocks that nodes leave out.
-
-        Raises:
-            InvalidRequest: a node replaces a block by something else.
-        """
-        return skipped_blocks(transformer_options, self.bridge.replaceable_blocks)
 
     def request(self, calls: list[BranchCall]) -> list[Tensor]:
         """Return the predictions of all calls, from requests for those whose weights have the same overlay.

@@ -137,11 +137,7 @@ class _Tokenizer(_Part):
 
 @_reads_first(of=comfy.sd.CLIP, but=(*_SIZES, *_OWN))
 class LazyCoreClip(comfy.sd.CLIP):  # type: ignore[misc]
-    """A CLIP that is not read yet. It turns into a plain one.
-
-    Args:
-        read: returns ComfyUI's own CLIP.
-    """
+    """A CLIP that is not read yet. It turns into a plain one."""
 
     def __init__(self, read: Callable[[], comfy.sd.CLIP]) -> None:
         super().__init__(no_init=True)

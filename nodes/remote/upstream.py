@@ -168,8 +168,6 @@ def rebuild(prompt: DynamicPrompt, upstream: Upstream, **inputs: Any) -> tuple[L
     """Return the output of a copy of the nodes between, behind Parallel Loader, and the graph of the copies.
 
     Args:
-        prompt: the prompt.
-        upstream: what ``find_upstream`` returned.
         inputs: Parallel Loader's inputs, without the file's name.
     """
     graph = GraphBuilder()
@@ -189,13 +187,7 @@ def rebuild(prompt: DynamicPrompt, upstream: Upstream, **inputs: Any) -> tuple[L
 
 
 def describe_reading(prompt: DynamicPrompt, upstream: Upstream, node_id: str) -> str:
-    """Return what one of our nodes shows about its file, and about what makes ComfyUI load it, too.
-
-    Args:
-        prompt: the prompt with the nodes that other nodes expanded into.
-        upstream: what ``find_upstream`` returned.
-        node_id: the node whose input was followed.
-    """
+    """Return what one of our nodes shows about its file, and about what makes ComfyUI load it, too."""
     file = upstream.file if isinstance(upstream.file, str) else "the file"
     consumers = _other_consumers(prompt, upstream, node_id)
     if not consumers:
@@ -227,10 +219,6 @@ def _without_lazy(prompt: DynamicPrompt, node_id: str) -> dict[str, Any]:
 
 def check_upstream(prompt: DynamicPrompt, node_id: str) -> None:
     """Refuse nodes that replace attention and whose MODEL reaches a node.
-
-    Args:
-        prompt: the prompt with the nodes that other nodes expanded into.
-        node_id: the node.
 
     Raises:
         InvalidRequest: there is such a node. The message names it.

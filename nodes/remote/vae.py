@@ -46,7 +46,6 @@ class RemoteVAE(comfy.sd.VAE):  # type: ignore[misc]
         """Create the VAE of a checkpoint.
 
         Args:
-            handle: the loader's model.
             scale: the VAE's latent channels, and how many pixels and frames one latent position covers.
             model: the patcher with which ComfyUI unloads the weights.
             check: raises ``InvalidRequest`` if the checkpoint has no VAE, or one that the backend cannot run.
@@ -102,7 +101,6 @@ class RemoteVAE(comfy.sd.VAE):  # type: ignore[misc]
 
         Args:
             latent: see ``decode``. Of any dtype, as in ComfyUI.
-            on_progress: gets the request's progress.
             tile: the side of a tile in pixels. 0 decodes the whole image exactly.
             fallback: the side of the tiles that follow if a rank runs out of memory. Halved while it still does.
         """
@@ -138,10 +136,7 @@ class RemoteVAE(comfy.sd.VAE):  # type: ignore[misc]
         """Encode with a given progress callback.
 
         Args:
-            pixel_samples: see ``encode``.
-            on_progress: gets the request's progress.
             tile: the side of a tile in pixels. 0 encodes the whole image exactly.
-            fallback: see ``decode_with``.
         """
         self.throw_exception_if_invalid()
         tile, fallback = as_int(tile, "tile"), as_int(fallback, "the tile size")
@@ -184,10 +179,6 @@ class RemoteVAE(comfy.sd.VAE):  # type: ignore[misc]
         """Return the backend's answer, of smaller and smaller tiles while a rank runs out of memory.
 
         Args:
-            message: the request.
-            tensors: its tensors.
-            latent_size: the latent's height and width.
-            on_progress: gets the request's progress.
             fallback: the side of the first tiles in pixels.
         """
         try:
@@ -209,10 +200,7 @@ class RemoteVAE(comfy.sd.VAE):  # type: ignore[misc]
         """Return the backend's answer. Its note on anything unusual stays on the loader's node.
 
         Args:
-            message: the request.
-            tensors: its tensors.
             rows: the latent's rows. Not more ranks than rows take part.
-            on_progress: gets the request's progress.
         """
         last_note = ""
 

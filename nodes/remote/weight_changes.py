@@ -74,13 +74,6 @@ def fit_added(
 ) -> dict[Any, Any]:
     """Return those of the changes that a node adds that fit their weights. Log the others, as ComfyUI does.
 
-    Args:
-        target: what is changed.
-        patches: what ``ModelPatcher.add_patches`` takes.
-        strength: likewise.
-        weight_strength: likewise.
-        lora: where they come from.
-
     Raises:
         InvalidRequest: none fits, or one is broken. The message names the LoRA, the model and the first weight.
     """
@@ -106,9 +99,6 @@ def fit_all(shapes: Mapping[str, Sequence[int]], model: str, patches: Patches, l
 
     Args:
         shapes: shape of each weight, by the name that it has in ``patches``.
-        model: the model's name.
-        patches: the changes.
-        lora: where they come from.
     """
     changes = {(name, i): (name, each) for name, found in patches.items() for i, each in enumerate(found)}
     misfits = _misfits(shapes, model, changes, lora)

@@ -28,11 +28,6 @@ _MODEL_AS_LORA = "model_as_lora"
 def misfit(name: str, shape: Sequence[int], change: Patch) -> str:
     """Return why a change does not fit its weight, or nothing.
 
-    Args:
-        name: the weight's name.
-        shape: its shape.
-        change: the change.
-
     Raises:
         InvalidRequest: it has a number that is not finite, or is broken. The message names the weight.
     """

@@ -63,13 +63,7 @@ class SortedPatches:
 def sort_patches(
     patches: Mapping[str, Sequence[Patch]], shapes: Mapping[str, Sequence[int]], linear: Container[str]
 ) -> SortedPatches:
-    """Sort changes that fit their weights (see ``weight_fit``).
-
-    Args:
-        patches: changes by the weights' names.
-        shapes: shape of each weight.
-        linear: names of the weights of linear layers.
-    """
+    """Sort changes that fit their weights (see ``weight_fit``)."""
     low_rank: list[LowRankPatch] = []
     merged: dict[str, Sequence[Patch]] = {}
     for name, changes in patches.items():

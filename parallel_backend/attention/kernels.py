@@ -74,7 +74,6 @@ class Sdpa:
         """See ``Kernel.unavailable``: it is part of torch."""
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
-        """See ``Kernel``."""
         if query.device.type == "cpu":
             # It reads the keys once for every block of queries, which is faster if each head's keys are contiguous.
             key, value = key.contiguous(), value.contiguous()
@@ -103,17 +102,14 @@ class Flash:
     head_sizes = HeadSizes(maximum=256, step=8)
 
     def unavailable(self, device: torch.device, dtype: torch.dtype) -> str | None:
-        """See ``Kernel.unavailable``."""
         if device.type == "cuda" and torch.version.hip is not None and flash_package(device) is None:
             return "on AMD GPUs it needs the package flash_attn, which is not installed or does not run on this one"
         return _needs_half_on_cuda(device, dtype)
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
-        """See ``Kernel``."""
         return self.with_lse(query, key, value, scale)[0]
 
     def with_lse(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> tuple[Tensor, Tensor]:
-        """See ``Kernel``."""
         package = flash_package(query.device)
         if package is None:
             return _torch_flash(query, key, value, scale)
@@ -127,17 +123,14 @@ class Cudnn:
     head_sizes = HeadSizes(maximum=128, step=8)  # check_cudnn_tensor_shapes in torch's sdp_utils.cpp
 
     def unavailable(self, device: torch.device, dtype: torch.dtype) -> str | None:
-        """See ``Kernel.unavailable``."""
         if not torch.backends.cudnn.is_available():
             return "this build of torch has no cuDNN: install a CUDA build of torch"
         return _needs_nvidia() or _needs_half_on_cuda(device, dtype)
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
-        """See ``Kernel``."""
         return self.with_lse(query, key, value, scale)[0]
 
     def with_lse(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> tuple[Tensor, Tensor]:
-        """See ``Kernel``."""
         out, lse = torch.ops.aten._scaled_dot_product_cudnn_attention(
             query, key, value, None, compute_log_sumexp=True, scale=scale
         )[:2]
@@ -151,7 +144,6 @@ class Sage:
     head_sizes = HeadSizes(maximum=128)  # pads smaller heads to 64 or 128 by itself
 
     def unavailable(self, device: torch.device, dtype: torch.dtype) -> str | None:
-        """See ``Kernel.unavailable``."""
         if not packages.is_installed("sageattention"):
             return f"the package sageattention is not installed: {_GET_SAGE}"
         try:
@@ -163,12 +155,10 @@ class Sage:
         return _needs_nvidia() or _needs_half_on_cuda(device, dtype)
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
-        """See ``Kernel``."""
         out: Tensor = self._run(query, key, value, scale, return_lse=False)
         return out
 
     def with_lse(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> tuple[Tensor, Tensor]:
-        """See ``Kernel``."""
         out, lse = self._run(query, key, value, scale, return_lse=True)
         return out, lse
 
@@ -189,12 +179,6 @@ def choose(name: str, device: torch.device, dtype: torch.dtype, head_sizes: Coll
     """Return the kernel of a name.
 
     ``auto`` is FlashAttention if its package is installed and supports the model and the device, otherwise ``sdpa``.
-
-    Args:
-        name: ``auto`` or one of ``KERNELS``.
-        device: the rank's device.
-        dtype: the model's dtype.
-        head_sizes: the head sizes in the model.
 
     Raises:
         InvalidRequest: there is no kernel of that name, or it cannot run here; the message says what would work.

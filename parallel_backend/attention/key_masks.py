@@ -30,7 +30,6 @@ class KeyMask:
         Args:
             mask: bool ``[B, keys]``, True for keys that may be attended to. It is on the CPU, where its values can be
                 read without waiting for a GPU.
-            device: where the keys are.
         """
         if bool(mask.all()):
             return None
@@ -52,9 +51,7 @@ def attend(kernel: Kernel, qkv: QKV, *, scale: float | None, key_mask: KeyMask |
     Every sample must have at least one unmasked key (see ``attend_with_lse``).
 
     Args:
-        kernel: computes the attention.
         qkv: query, key and value, ``[B, heads, tokens, head_dim]`` each.
-        scale: see ``Kernel``.
         key_mask: the keys that may be attended to; None for all.
         sample: index in the batch of the single sample that ``qkv`` holds; None if ``qkv`` holds the whole batch.
     """

@@ -5,7 +5,7 @@ This is the only way in which attention of any family is replaced. diffusers' cl
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, Protocol
 
 import torch.nn.functional as F
@@ -67,8 +67,6 @@ class Routed:
     """A module's ``forward`` with its attention redirected.
 
     Args:
-        module: the module.
-        attention: what it calls instead of ``scaled_dot_product_attention``.
         each_sample: whether the module calls attention separately for each sample.
 
     Raises:
@@ -93,13 +91,17 @@ class Routed:
 
 @contextmanager
 def routed(routes: Iterable[Route]) -> Iterator[None]:
-    """Route the attention of modules; restore their original ``forward`` on exit."""
-    wrapped: list[nn.Module] = []
-    try:
+    """Route the attention of modules; restore their ``forward`` on exit."""
+    with ExitStack() as stack:
         for module, attention, each_sample in routes:
-            module.forward = Routed(module, attention, each_sample)
-            wrapped.append(module)
+            set_until_exit(stack, module, "forward", Routed(module, attention, each_sample))
         yield
-    finally:
-        for module in wrapped:
-            del module.forward
+
+
+def set_until_exit(stack: ExitStack, module: nn.Module, name: str, value: Any) -> None:
+    """Set an attribute of a module until the stack closes. What others have set on the instance comes back then."""
+    if name in vars(module):
+        stack.callback(setattr, module, name, vars(module)[name])
+    else:
+        stack.callback(delattr, module, name)
+    setattr(module, name, value)

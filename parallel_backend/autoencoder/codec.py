@@ -28,8 +28,6 @@ def check_request(metas: tuple[TensorMeta, ...], vae: VAE, *, name: str, tile: i
     """Check a ``Decode`` or ``Encode`` request against the VAE, from its header alone.
 
     Args:
-        metas: the tensors that the request carries.
-        vae: the checkpoint's VAE (shapes, scale and calls).
         name: ``latent`` for a ``Decode``, ``pixels`` for an ``Encode``.
         tile: height and width of a tile in pixels; 0 for no tiling.
 
@@ -77,8 +75,6 @@ def decode(
     frames are written directly to their place in the result.
 
     Args:
-        vae: the checkpoint's VAE (shapes, scale and calls).
-        module: the diffusers module.
         latent: the latents; with ``split``, only this rank's rows of them.
         on_progress: called after each progress unit (see ``VAE.decode_progress_units``).
         split: how the ranks split the rows; None if one rank works alone.
@@ -112,8 +108,6 @@ def encode(
     image VAE encodes a video frame by frame.
 
     Args:
-        vae: the checkpoint's VAE (shapes, scale and calls).
-        module: the diffusers module.
         pixels: the pixels; with ``split``, only this rank's rows of them.
         on_progress: called after each progress unit (see ``VAE.encode_progress_units``).
         split: how the ranks split the rows; None if one rank works alone.
@@ -150,7 +144,6 @@ class _PixelWriter:
     With ``split``, rank 0 gathers all ranks' rows, and other ranks have no result.
 
     Args:
-        vae: the checkpoint's VAE (shapes, scale and calls).
         samples: latents ``[N, C, T, H, W]`` or ``[N, C, H, W]``; only this rank's rows of them if ``split`` is given.
         frames: latent frames of a sample.
         split: how the ranks split the rows; None if one rank works alone.

@@ -69,9 +69,6 @@ class Tiles:
         Args:
             whole: the tensor to cut, on rank 0; None on other ranks.
             meta: the shape and dtype of ``whole``.
-            side: where ``whole`` has its rows and columns.
-            axis: the ranks.
-            device: where the tile goes.
             places: the tiles by rank. Ranks without a tile must not call this.
         """
         shape = list(meta.shape)
@@ -134,12 +131,9 @@ def process_tiles(
     """Process all tiles, one per rank at a time, and blend the results.
 
     Args:
-        tiles: the tiles.
         take: returns this rank's input tile, given the places of one tile per rank.
         side: where a result has its rows and columns.
-        work: processes one tile.
         on_progress: called with the number of finished tiles and of all tiles.
-        axis: the ranks.
 
     Returns:
         The blended result on rank 0, an empty tensor on other ranks.

@@ -15,9 +15,6 @@ another way, differ almost everywhere, so reading all of a file of many gigabyte
 def content_of(files: Iterable[tuple[str, Path]]) -> str:
     """Return a hash of files by name, size and parts of what they hold.
 
-    Args:
-        files: each file's name, as far as it matters, and its path.
-
     Raises:
         InvalidRequest: a file cannot be read.
     """

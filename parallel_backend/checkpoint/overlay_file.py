@@ -34,11 +34,6 @@ def metadata(shapes: Mapping[str, Sequence[int]], file_id: str) -> dict[str, str
 def read(path: Path, file_id: str, component: str) -> OverlayFile:
     """Read the header of a file that this module's ``metadata`` describes.
 
-    Args:
-        path: the file.
-        file_id: its id.
-        component: the transformer.
-
     Raises:
         InvalidRequest: it is not a safetensors file, has another id, or its metadata are not what ``metadata`` returns.
     """

@@ -68,7 +68,6 @@ def with_compression(tensors: Tensors, layers: Sequence[str], prefix: str = "") 
 
     Args:
         tensors: by name, without the file's prefix.
-        layers: what the files' metadata say about layers.
         prefix: the beginning of the names in the files, which the metadata may have too.
 
     Raises:

@@ -2,7 +2,8 @@
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,6 @@ from ..errors import InvalidRequest
 from .architectures import VAES, Recognised, architectures, in_shape, recognise
 from .checkpoint import Checkpoint, StoredComponent, file_state
 from .content import content_of
-from .prefixes import possible_prefixes
 from .stored_tensor import StoredTensor, check_readable
 from .weight_headers import GGUF_SUFFIX, read_file, read_files, weights_under
 
@@ -27,13 +27,23 @@ _IN_MEMORY = re.compile(r"/proc/\d+/fd/\d+$")
 
 _PART = re.compile(r"-(\d{5})-of-(\d{5})$")
 
-_REFUSED = {
-    ".ckpt": "opening one can run code: choose the model's safetensors file",
-    ".pt": "opening one can run code: choose the model's safetensors file",
-    ".pth": "opening one can run code: choose the model's safetensors file",
-    ".bin": "opening one can run code: choose the model's safetensors file",
-}
-"""Why a format is refused, and what would work."""
+_PICKLED = (".ckpt", ".pt", ".pth", ".bin")
+"""Endings of files that are refused, because opening one can run code."""
+
+_TRANSFORMER = ("model.diffusion_model.", "model.model.", "net.", "model.")
+"""What a transformer's names may begin with. ComfyUI's ``unet_prefix_from_state_dict`` has the same ones."""
+
+_FEWEST = 6
+"""How many names ComfyUI wants to see before it takes their beginning away."""
+
+_VAE = ("vae.", "first_stage_model.")
+"""What a VAE's names may begin with in files that hold a whole model."""
+
+_VAE_LAYERS = ("decoder.", "decoder_ema.")
+"""Layers of a VAE that no transformer has."""
+
+Prefixes = dict[str, str]
+"""The beginning of each component's names, by diffusers' component name."""
 
 
 def is_in_memory(path: str | Path) -> bool:
@@ -57,7 +67,8 @@ class SingleFile(Checkpoint):
         """
         super().__init__(path)
         if path.suffix.lower() not in SUFFIXES and not is_in_memory(path):
-            reason = _REFUSED.get(path.suffix.lower(), f"choose a {SUFFIXES[0]} file")
+            reason = "opening one can run code: choose the model's safetensors file"
+            reason = reason if path.suffix.lower() in _PICKLED else f"choose a {SUFFIXES[0]} file"
             raise InvalidRequest(f"{path.name} is not loaded: {reason}")
         self.files, self.missing_part = _parts(path)
         self._header = read_files(self.files)
@@ -92,17 +103,14 @@ class SingleFile(Checkpoint):
 
     @property
     def name(self) -> str:
-        """See ``Checkpoint``."""
         return "the copied model" if is_in_memory(self.path) else self.path.name
 
     @property
     def components(self) -> Mapping[str, str]:
-        """See ``Checkpoint``."""
         return {component: found.class_name for component, found in self._recognised.items()}
 
     @property
     def pipeline(self) -> str:
-        """See ``Checkpoint``."""
         found = self._recognised.get("transformer")
         return found.pipeline if found else ""
 
@@ -115,7 +123,6 @@ class SingleFile(Checkpoint):
         return any(name.startswith(_TEXT_PREFIX) for name in self._header.tensors)
 
     def check_known(self, component: str) -> None:
-        """See ``Checkpoint``."""
         if component in self._unknown:
             raise InvalidRequest(self._unknown[component])
         if component == "text_encoder" and len(self.files) > 1 and self._names_text_encoders():
@@ -130,7 +137,6 @@ class SingleFile(Checkpoint):
         return dict(self._found(component).config)
 
     def stored(self, component: str) -> StoredComponent:
-        """See ``Checkpoint``."""
         native, prefix = self._found(component).native, self._prefixes[component]
         self._check_dtypes(component)
         return StoredComponent(
@@ -138,12 +144,10 @@ class SingleFile(Checkpoint):
         )
 
     def weights(self, component: str) -> Mapping[str, StoredTensor]:
-        """See ``Checkpoint``."""
         self.stored(component)
         return self._weights[component]
 
     def left_over(self, component: str) -> frozenset[str]:
-        """See ``Checkpoint``."""
         return self._found(component).left_over
 
     def _found(self, component: str) -> Recognised:
@@ -152,7 +156,6 @@ class SingleFile(Checkpoint):
         return self._recognised[component]
 
     def stamp(self) -> str:
-        """See ``Checkpoint``."""
         return hashlib.sha256(repr([file_state(file) for file in self.files]).encode()).hexdigest()[:16]
 
     def content(self) -> str:
@@ -184,3 +187,23 @@ def _parts(path: Path) -> tuple[tuple[Path, ...], Path | None]:
         return (path,), missing
     names = [name for file in files for name in read_file(file).tensors]
     return ((path,) if len(set(names)) < len(names) else files), None
+
+
+def possible_prefixes(names: Collection[str]) -> tuple[Prefixes, ...]:
+    """Return what a file may hold according to its names, the likeliest first."""
+    start = _transformer_prefix(names)
+    vae = next((vae for vae in _VAE if any(name.startswith(vae) for name in names)), None)
+    if vae is not None and all(name.startswith(vae) for name in names):
+        return ({"vae": vae},)
+    inside = {} if vae is None else {"vae": vae}
+    if not start and any(name.startswith(_VAE_LAYERS) for name in names):
+        return {"vae": ""}, {"transformer": ""} | inside
+    return ({"transformer": start} | inside,)
+
+
+def _transformer_prefix(names: Iterable[str]) -> str:
+    """Return what a transformer's names begin with; "" if they are plain."""
+    counts = Counter(next((start for start in _TRANSFORMER if name.startswith(start)), "") for name in names)
+    *whole, last = _TRANSFORMER
+    most = max(whole, key=lambda start: counts[start])
+    return next((start for start in (most, last) if counts[start] >= _FEWEST), "")

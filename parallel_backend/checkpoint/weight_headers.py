@@ -1,6 +1,6 @@
 """What weight files hold, whatever their format: every tensor by name, with its shape once decoded. No torch."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 
 from .quantised import MARK, with_compression
@@ -33,26 +33,13 @@ def read_files(files: Iterable[Path]) -> Header:
     )
 
 
-def weights_under(prefix: str, header: Header, replacements: Iterable[Path] = ()) -> dict[str, StoredTensor]:
+def weights_under(prefix: str, header: Header) -> dict[str, StoredTensor]:
     """Return the weights whose names begin with a prefix, by the rest of their names.
-
-    Args:
-        prefix: the beginning of the names.
-        header: what the files hold.
-        replacements: safetensors files with other weights of the same names, without the prefix. The later file's
-            weight counts, and scales that the replaced one had do not.
 
     Raises:
         InvalidRequest: a compressed weight lacks a scale, or has an unknown format.
     """
-    under = _under(prefix, header.tensors)
+    under = {name.removeprefix(prefix): each for name, each in header.tensors.items() if name.startswith(prefix)}
     if MARK in header.tensors:  # which some files have before the names' beginning, too
         under.setdefault(MARK, header.tensors[MARK])
-    weights = with_compression(under, header.layers, prefix)
-    for file in replacements:
-        weights |= with_compression(read_header(file).tensors, ())
-    return weights
-
-
-def _under(prefix: str, tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-    return {name.removeprefix(prefix): each for name, each in tensors.items() if name.startswith(prefix)}
+    return with_compression(under, header.layers, prefix)

@@ -26,7 +26,6 @@ class LocalAttention:
         self.kernel, self.key_mask = kernel, key_mask
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, *, scale: float | None, sample: int | None) -> Tensor:
-        """See ``Attention``."""
         if not query.numel():
             return query
         return attend(self.kernel, (query, key, value), scale=scale, key_mask=self.key_mask, sample=sample)
@@ -85,7 +84,6 @@ def patch_attention(
 
     Args:
         patch: index of the patch, or None for all patches at once, which fills the cache.
-        key_mask: see ``row_mask``.
     """
     part = split.whole if patch is None else split.each[patch]
     places = None if patch is None else split.places(patch, streams)

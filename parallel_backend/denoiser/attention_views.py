@@ -55,7 +55,6 @@ class DisplacedView(FullView):
         self._rows: dict[tuple[int, nn.Module], KeyValuesBySample] = {}
 
     def routes(self, family: Family, branch: int, masks: Mapping[str, Tensor], kernel: Kernel) -> list[Route]:
-        """See ``FullView.routes``."""
         split = self.splits[branch]
         row_mask = cache(lambda streams: attention_chain.row_mask(split, streams, masks))
 

@@ -171,12 +171,7 @@ def rows(inputs: Inputs) -> list[dict[str, Tensor]]:
 
 
 def alike(branches: Mapping[int, Inputs], variants: Sequence[Hashable]) -> list[list[int]]:
-    """Group branches that may run as one batch: equal shapes, equal positions (a batch has one table), equal variants.
-
-    Args:
-        branches: inputs, by branch.
-        variants: ``DenoisingPlan.variants``.
-    """
+    """Group branches that may run as one batch: equal shapes, positions (a batch has one table) and variants."""
     groups: list[list[int]] = []
     for i, inputs in branches.items():
         same = [group for group in groups if variants[group[0]] == variants[i]]

@@ -53,8 +53,6 @@ class DenoisingPlan:
 
         Args:
             itemsize: bytes of one value in the model's dtype.
-            parameters: see ``Workload``.
-            stages: see ``Workload``.
         """
         samples = [latent[0] for latent in self.latents]
         return Workload(

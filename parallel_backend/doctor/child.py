@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 
 import msgspec
 
@@ -26,7 +27,7 @@ def findings_of(check: Check, setting: Setting) -> list[Finding]:
         text = str(error) if isinstance(error, BackendError) else f"{type(error).__name__}: {error}"
         advice = "If the sentence does not help, attach the archive of --report to a bug report."
         return [Finding(check=check.name, verdict="broken", text=" ".join(text.split()), advice=advice)]
-    return found
+    return [replace(finding, check=check.name) for finding in found]
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -11,17 +11,36 @@ class Finding:
     """One line of the doctor.
 
     Attributes:
-        check: what was checked.
-        verdict: ``slow`` means that it works, but not as well as it could. ``not here`` means that there is nothing to
-            check, such as no GPU.
+        check: the name of the check, which whoever runs it fills in.
+        verdict: as the class methods say.
         text: what was found.
         advice: what to do; "" where nothing is to be done.
     """
 
-    check: str
+    check: str = ""
     verdict: Verdict
     text: str
     advice: str = ""
+
+    @classmethod
+    def fine(cls, text: str) -> "Finding":
+        """All is well."""
+        return cls(verdict="fine", text=text)
+
+    @classmethod
+    def slow(cls, text: str, advice: str) -> "Finding":
+        """It works, but not as well as it could."""
+        return cls(verdict="slow", text=text, advice=advice)
+
+    @classmethod
+    def broken(cls, text: str, advice: str) -> "Finding":
+        """It does not work."""
+        return cls(verdict="broken", text=text, advice=advice)
+
+    @classmethod
+    def not_here(cls, text: str) -> "Finding":
+        """There is nothing to check."""
+        return cls(verdict="not here", text=text)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -48,8 +48,6 @@ def write(path: Path, findings: Sequence[Finding], endpoint: Endpoint, folder: P
     """Fill an archive that ``new_file`` made.
 
     Args:
-        path: the archive.
-        findings: the doctor's lines.
         endpoint: whose status and logs it takes.
         folder: the checks' temporary folder, whose logs it takes, too.
     """

@@ -21,8 +21,6 @@ def check_fits(layout: ParallelLayout, ranks: int, works: Works | None = None) -
     """Refuse a layout that needs more ranks than there are, and name the nearest layouts that fit.
 
     Args:
-        layout: the layout.
-        ranks: number of ranks.
         works: whether a layout works for the model and the request. If they are unknown (None), only layouts are named
             that demand no more of them than ``layout`` does.
 

@@ -31,9 +31,7 @@ class ComponentCache:
     """The loaded components of one checkpoint, in one dtype, on this rank's device.
 
     Args:
-        checkpoint: the model folder.
         dtype: dtype of the transformers and the text encoder.
-        memory: of this rank's device, where other models make room.
 
     Attributes:
         name: the checkpoint's name in messages.
@@ -65,8 +63,6 @@ class ComponentCache:
         """Return the text encoder with these changes, a module of transformers, with room to work. Rank 0 alone does.
 
         Args:
-            adapters: the LoRAs that it applies from now on.
-            overlay: the changed weights that it has from now on.
             work: bytes that its tensors take at least.
 
         Raises:
@@ -93,7 +89,6 @@ class ComponentCache:
         """Return the VAE, a module of diffusers, with room to work. Collective over the axis.
 
         Args:
-            axis: the ranks that work.
             work: bytes that this rank's tensors take at least.
 
         Raises:

@@ -23,7 +23,6 @@ class CompressedLinear(nn.Linear):
 
     Args:
         linear: the layer to stand for, on the meta device.
-        compression: how its weight is compressed.
 
     Attributes:
         weight_cut: the dim of the weight that is cut, and the parts that this layer has; None if it has all.
@@ -71,7 +70,6 @@ class CompressedLinear(nn.Linear):
 
         Args:
             dim: 0 for rows, 1 for columns.
-            parts: slices along ``dim``.
 
         Returns:
             The slices to load of each parameter.

@@ -22,10 +22,7 @@ def decode(compression: Compression, packed: Tensor, scales: Scales, dtype: torc
     """Return the numbers of rows of bytes.
 
     Args:
-        compression: how the numbers are stored.
         packed: ``[rows, bytes]``, uint8.
-        scales: the scales of these rows and columns.
-        dtype: of the result.
 
     Returns:
         ``[rows, columns]``.

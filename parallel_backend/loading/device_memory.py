@@ -50,7 +50,6 @@ class DeviceMemory:
     """The memory of this rank's device.
 
     Args:
-        device: the device.
         models: returns all models of this rank, those first that leave first.
         ranks: number of all ranks.
     """

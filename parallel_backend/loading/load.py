@@ -39,9 +39,6 @@ def resolve_dtype(checkpoint: Checkpoint, dtype: DType, device: torch.device, *,
     float16, or float32 for families that float16 has too small a range for.
 
     Args:
-        checkpoint: the model.
-        dtype: as requested.
-        device: this rank's device.
         bfloat16: whether the devices of all ranks have bfloat16.
     """
     if dtype != "auto":

@@ -28,13 +28,7 @@ _ROWS: dict[str, int] = {"mxfp8": 32, "nvfp4": 16}
 
 
 def product(compression: Compression, rows: int, device: torch.device) -> Product | None:
-    """Return the product in a format; None if the file, the device or the number of rows does not allow it.
-
-    Args:
-        compression: how the weight is stored.
-        rows: of the weight.
-        device: where it is.
-    """
+    """Return the product in a format; None if the file, the device or the number of rows does not allow it."""
     allowed = compression.native and not (compression.format == "F8_E4M3" and compression.row_scale)
     if not allowed or rows % _ROWS.get(compression.format, 1) or not _has_cores(compression.format, device):
         return None

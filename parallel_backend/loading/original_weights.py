@@ -17,10 +17,7 @@ def read_original(
     """Yield weights, decoded, in their dtypes in the files; in float32 if that is smaller than 16 bits.
 
     Args:
-        checkpoint: the model.
-        component: the transformer.
         shapes: shape of every weight of the transformer by ComfyUI's names.
-        names: which to read.
 
     Raises:
         InvalidRequest: the transformer has no such weight.

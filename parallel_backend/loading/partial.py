@@ -60,8 +60,6 @@ def read_parameters(
     """Read the weights that a module holds into it.
 
     Args:
-        module: the module, with memory for its weights.
-        source: the weights.
         slices: the slices of parameters that were cut; of the result, FSDP keeps this rank's shard.
         only: names of those to read; None for all.
         homes: where to read weights of blocks that stream, by name.

@@ -81,8 +81,6 @@ class Parts:
         """Return a component; load it if necessary.
 
         Args:
-            name: the component.
-            load: returns it.
             nbytes: what it takes on the device; None for what its tensors say.
         """
         if name not in self._parts:

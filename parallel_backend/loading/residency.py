@@ -117,9 +117,6 @@ def decide(claims: Sequence[TransformerClaim], name: str, dtype: torch.dtype, *,
     since a change costs reading the weights again.
 
     Args:
-        claims: by rank.
-        name: the model's, for messages.
-        dtype: of the weights.
         stream: whether anything may stream, or stay, that the ranks have not agreed on.
 
     Raises:
@@ -233,7 +230,6 @@ def _missing_host_memory(claims: Sequence[TransformerClaim], targets: Sequence[i
     """Yield, for each machine, by how much the blocks that have to go there exceed its memory.
 
     Args:
-        claims: by rank.
         targets: how many blocks stay on each rank's device.
         idle: whether other models leave.
     """

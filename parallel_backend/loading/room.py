@@ -96,7 +96,6 @@ def room_on(device: torch.device, held: int) -> Room:
     """Measure the memory of a device. CPU ranks all see the same free memory.
 
     Args:
-        device: this rank's device.
         held: what this rank's loaded weights take. On a GPU, torch's own count replaces it.
     """
     if device.type == "cpu":
@@ -161,11 +160,7 @@ class Shortage:
 
 
 def shortage(claims: Sequence[Claim]) -> Shortage | None:
-    """Return the first limit that claims exceed: that of one rank, or the memory of a device, which its ranks share.
-
-    Args:
-        claims: by rank. Ranks with the same claims decide alike.
-    """
+    """Return the first limit that the claims, by rank, exceed: one rank's, or a memory that several share."""
     for rank, each in enumerate(claims):
         if each.needed and each.limit < each.total and each.needed > each.limit:
             return Shortage(
@@ -187,9 +182,6 @@ def check_fits(claims: Sequence[Claim], weights: str, *, dtype: torch.dtype, rem
     """Refuse weights that do not fit, even if the ranks free everything that they hold.
 
     Args:
-        claims: by rank. Ranks with the same claims decide alike.
-        weights: name of what the ranks load.
-        dtype: of the weights.
         remedy: what would work besides more room, a smaller dtype and a smaller model.
 
     Raises:
@@ -206,8 +198,6 @@ def check_work(claims: Sequence[Claim], weights: str, works: Sequence[str]) -> N
     """Refuse a request whose weights and tensors together do not fit, even if the ranks free all else.
 
     Args:
-        claims: by rank. Ranks with the same claims decide alike.
-        weights: name of the weights.
         works: what would work besides more room.
 
     Raises:

@@ -29,10 +29,6 @@ _GGUF_SCALES: dict[str, tuple[int, ...]] = {
 def read_scale(weight: StoredTensor, name: str) -> Tensor:
     """Return a scale of a compressed weight.
 
-    Args:
-        weight: the weight.
-        name: the attribute of ``Compression`` that holds the scale.
-
     Returns:
         ``[]`` for a single number and ``[rows, 1]`` for one each row, both in float32; bytes ``[rows, blocks]``,
         without the tiles in which they are stored, for one each block.

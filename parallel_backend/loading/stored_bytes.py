@@ -34,9 +34,3 @@ def _mapped(tensor: StoredTensor) -> "np.memmap[Any, np.dtype[np.uint8]]":
         return np.memmap(tensor.file, np.uint8, mode="c", offset=tensor.offset, shape=(tensor.bytes,))
     except ValueError as error:  # its header was right when it was read
         raise OSError(f"{tensor.file} was cut off while it was used, and lacks {tensor.name}") from error
-
-
-def read_whole(tensor: StoredTensor) -> Tensor:
-    """Return a copy of a small tensor, such as a scale."""
-    with opened(tensor) as data:
-        return data.clone()

@@ -58,7 +58,6 @@ class CopiesAtOnce:
         self._slots = slots
 
     def start(self, slot: int, source: Tensor) -> None:
-        """See ``Copies``."""
         self._slots[slot, : len(source)].copy_(source)
 
     def wait(self, slot: int) -> None:
@@ -77,14 +76,12 @@ class CopiesBeside:
         slots.record_stream(self._stream)
 
     def start(self, slot: int, source: Tensor) -> None:
-        """See ``Copies``."""
         self._stream.wait_stream(torch.cuda.current_stream(self._slots.device))
         with torch.cuda.stream(self._stream):
             self._slots[slot, : len(source)].copy_(source, non_blocking=True)
         self._done[slot].record(self._stream)
 
     def wait(self, slot: int) -> None:
-        """See ``Copies``."""
         torch.cuda.current_stream(self._slots.device).wait_event(self._done[slot])
 
 

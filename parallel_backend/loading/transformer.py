@@ -90,11 +90,6 @@ def plan_transformer(
     """Build this rank's part of a transformer without weights, wrapped in its family. Reads headers alone.
 
     Args:
-        checkpoint: the model.
-        dtype: of its weights.
-        device: where they go.
-        mesh: the ranks that share the work.
-        component: the transformer.
         resident: how many blocks stay on the device. If some stream, no rank shards its weights.
 
     Raises:
@@ -123,14 +118,7 @@ def whole_sizes(checkpoint: Checkpoint, dtype: torch.dtype, component: str) -> P
 
 
 def _whole(checkpoint: Checkpoint, component: str, dtype: torch.dtype, source: WeightSource) -> nn.Module:
-    """Return a whole transformer on the meta device after a check of its files.
-
-    Args:
-        checkpoint: the model.
-        component: the transformer.
-        dtype: of its weights.
-        source: the weights of its files.
-    """
+    """Return a whole transformer on the meta device after a check of its files."""
     import diffusers
 
     from . import partial

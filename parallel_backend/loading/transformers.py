@@ -63,13 +63,7 @@ class _Agreed:
 
 
 class Transformers:
-    """The transformers of a checkpoint, in one dtype, on this rank's device.
-
-    Args:
-        checkpoint: the model folder.
-        dtype: dtype of the weights.
-        parts: the loaded components of the checkpoint.
-    """
+    """The transformers of a checkpoint, in one dtype, on this rank's device."""
 
     def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype, parts: Parts) -> None:
         self.checkpoint, self.dtype, self.parts, self.device = checkpoint, dtype, parts, parts.memory.device
@@ -92,7 +86,6 @@ class Transformers:
         """Decide what stays on the devices, and plan what is missing. Collective over the mesh.
 
         Args:
-            mesh: the ranks that load.
             work: bytes that this rank's tensors take at least.
             stream: whether blocks may stream.
 
@@ -130,11 +123,7 @@ class Transformers:
         Meshes on which the rank holds the same part share the loaded weights.
 
         Args:
-            mesh: the mesh.
-            name: the component.
             plans: parts that have been planned for the mesh, by name. The one that is loaded is taken out.
-            adapters: the LoRAs that it applies from now on.
-            overlay: the changed weights that it has from now on.
         """
         held = WeightPart.on(mesh)
         if not self._holds(name, held):

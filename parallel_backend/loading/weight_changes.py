@@ -1,17 +1,22 @@
 """What requests change in the weights of one loaded transformer, and how that is undone."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Container, Sequence
+from functools import partial as bound
+from pathlib import Path
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
+from ..checkpoint import overlay_file
 from ..interfaces.tensor_cuts import Slices
 from ..protocol.model_spec import Adapter, Overlay
 from . import partial
+from .compressed_linear import CompressedLinear
 from .host_store import contents_of
-from .low_rank_hooks import LowRankHooks
-from .overlay import overlaid, replace_compressed
+from .low_rank import LowRankHooks
 from .streamed_blocks import StreamedBlocks
-from .weight_source import WeightSource
+from .weight_source import PACKED, WeightSource
 
 _UNKNOWN = Overlay(path="", id="")
 """Stands for an overlay that was read in part."""
@@ -22,10 +27,7 @@ class WeightChanges:
 
     Args:
         module: this rank's part, with its weights.
-        component: diffusers' name of the component.
-        class_name: diffusers' class.
         source: the weights of the files.
-        slices: the slices of parameters that were cut.
         blocks: those that stream; None if none does.
     """
 
@@ -60,13 +62,13 @@ class WeightChanges:
 
     def _change_to(self, overlay: Overlay | None) -> None:
         before, self._overlay = self._overlay, _UNKNOWN  # if reading fails, the next request reads again
-        self._changed = changed = overlaid(self._source, overlay, self._component)
+        self._changed = changed = _overlaid(self._source, overlay, self._component)
         homes = self._blocks.homes if self._blocks else {}
         if before is None or overlay is None or overlay.id != before.id:
             names = self._overlaid | changed.overlaid
             self._overlaid = names
             partial.read_parameters(self._module, changed, self._slices, only=names - homes.keys())
-        replace_compressed(self._module, changed, homes)  # layers may read later, so the path has to be a good one
+        _replace_compressed(self._module, changed, homes)  # layers may read later, so the path has to be a good one
         self._overlay, self._overlaid = overlay, changed.overlaid
 
     def _read_streamed(self, before: bytes) -> None:
@@ -84,3 +86,42 @@ class WeightChanges:
     def forget_idle(self) -> bool:
         """Free the factors of LoRAs that are not in use; return whether there were any."""
         return self._low_rank.forget_idle()
+
+
+def _overlaid(source: WeightSource, overlay: Overlay | None, component: str) -> WeightSource:
+    """Return the source of a transformer's weights with the changed ones of an overlay."""
+    if overlay is None:
+        return source
+    return source.with_overlay(overlay_file.read(Path(overlay.path), overlay.id, component))
+
+
+def _replace_compressed(module: nn.Module, changed: WeightSource, streamed: Container[str]) -> None:
+    """Let compressed layers compute with their changed weights, and the others with their own.
+
+    A layer keeps its compressed weight meanwhile. Where the ranks share weights, or the block streams, each changed one
+    is read each time it computes: all of them would take the memory that this saves.
+
+    Args:
+        streamed: names of the parameters that stream.
+    """
+    for name, layer in module.named_modules():
+        if isinstance(layer, CompressedLinear) and layer.packed is not None:  # None in blocks of other stages
+            weight = f"{name}.weight"
+            read = bound(_read, layer, changed, weight) if weight in changed.overlaid else None
+            saves = isinstance(layer.packed, DTensor) or f"{name}.{PACKED}" in streamed
+            layer.replacement = read if read is None or saves else _kept(read())
+
+
+def _kept(weight: Tensor) -> Callable[[], Tensor]:
+    return lambda: weight
+
+
+def _read(layer: CompressedLinear, source: WeightSource, name: str) -> Tensor:
+    dim, parts = layer.weight_cut or (0, None)
+    shape = list(source.shape(name))
+    if parts is not None:
+        shape[dim] = sum(part.stop - part.start for part in parts)
+    weight = torch.empty(shape, dtype=layer.dtype, device=layer.packed.device)
+    if weight.numel():
+        source.read(name, dim, parts, None, into=weight)
+    return weight

@@ -43,10 +43,6 @@ class WeightSource:
     A file is mapped only while a tensor is read, so that its pages do not stay in the process's memory. All ranks of a
     machine read through the same page cache.
 
-    Args:
-        stored: where the weights are.
-        class_name: diffusers' class.
-
     Attributes:
         overlaid: names of the parameters that an overlay changes.
     """
@@ -76,7 +72,6 @@ class WeightSource:
         All ranks then refuse the same files, even if only one of them would read the tensor in question.
 
         Args:
-            shapes: shapes of the model's tensors.
             counted: whether the number of blocks was counted in the files. A block that is left over then means that
                 another one is missing.
 
@@ -148,7 +143,6 @@ class WeightSource:
         """Read part of a parameter, decoded, or part of the bytes or the scales of a compressed one.
 
         Args:
-            name: name of the parameter.
             dim: the dim that ``parts`` slices.
             parts: slices along ``dim``, which are concatenated in this order; None for the whole dim.
             rows: rows of the result to keep; None for all.

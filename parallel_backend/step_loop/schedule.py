@@ -42,12 +42,7 @@ class CallKind(Enum):
 
 
 def call_kinds(stale: str, whole: Sequence[bool]) -> list[CallKind]:
-    """The kind of each call.
-
-    Args:
-        stale: ``ParallelLayout.stale``.
-        whole: see ``whole_calls``.
-    """
+    """The kind of each call."""
     if stale != "previous":
         return [CallKind.ALONE if stale and not exact else CallKind.EVERYTHING for exact in whole]
     following = [*whole[1:], True]

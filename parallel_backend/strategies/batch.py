@@ -74,8 +74,6 @@ class BatchSplit:
 
         Args:
             local: predictions ``[local branches, ...]`` of this group.
-            mesh: the mesh.
-            branches: number of all branches.
 
         Returns:
             The predictions ``[branches, ...]``, on every rank.

@@ -57,10 +57,8 @@ class DisplacedAttention:
     """Attention of one patch's queries to the whole row.
 
     Args:
-        axis: the ring.
         sizes: number of tokens of each patch.
         key_mask: the keys of the whole row that may be attended to; None for all.
-        kernel: computes the attention.
         shared: the module's keys and values, which stay between calls.
         fresh: whether to wait for the other patches' keys and values of this call, which makes it exact.
         renews: whether to send this call's keys and values for use in the next call.

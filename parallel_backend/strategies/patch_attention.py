@@ -39,7 +39,6 @@ class PatchSplit:
         Args:
             lengths: number of tokens of each stream. All streams but the image belong to the first patch.
             image: image tokens by patch. Image tokens beyond its total belong to the last patch.
-            axis: the ranks of the sequence.
         """
         each = []
         for i, (start, size) in enumerate(zip(image.offsets, image.sizes, strict=True)):
@@ -89,7 +88,6 @@ class PatchAttention:
         cache: the module's keys and values. A call with the whole row refills it.
         slices: where the patch's tokens are in the row; None if the patch is the whole row.
         key_mask: the keys of the whole row that may be attended to; None for all.
-        kernel: computes the attention.
     """
 
     def __init__(
@@ -116,7 +114,6 @@ class GatheredAttention:
     """Gathers the keys and values of all ranks of a ring before attention, so that each rank can cache them.
 
     Args:
-        axis: the ring.
         sizes: number of tokens of each rank.
         inner: attends with the gathered keys and values.
     """

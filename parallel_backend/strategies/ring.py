@@ -50,10 +50,8 @@ class RingAttention:
     """Attention of this rank's queries to the keys and values of all ranks of the axis.
 
     Args:
-        axis: the ring.
         sizes: number of tokens of each rank.
         key_masks: for each rank, which of its keys may be attended to; None for all.
-        kernel: computes the attention to one block.
     """
 
     def __init__(self, axis: Axis, sizes: Sequence[int], key_masks: Sequence[KeyMask | None], kernel: Kernel) -> None:

@@ -53,8 +53,6 @@ def shard(blocks: Sequence[nn.Module], run: Run, axis: Axis, device_type: str, u
 
     Args:
         blocks: the modules, in the order in which ``run`` runs them.
-        run: runs all blocks.
-        axis: the ranks that share the weights.
         device_type: ``"cuda"`` or ``"cpu"``.
         used: returns the modules of the blocks that ``run`` runs for a state, in order.
 

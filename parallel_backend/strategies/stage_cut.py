@@ -42,12 +42,7 @@ def cut(costs: Sequence[float], speeds: Sequence[float]) -> Partition:
 
 
 def blocks(family: Family, speeds: Sequence[float]) -> Partition:
-    """Return how many of the blocks with weights each stage holds.
-
-    Args:
-        family: the transformer.
-        speeds: relative speed of each stage.
-    """
+    """Return how many of the blocks with weights each stage holds."""
     return cut([_cost(family, block) for block in family.blocks if block.modules], speeds)
 
 

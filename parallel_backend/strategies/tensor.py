@@ -74,7 +74,6 @@ def cut(module: nn.Module, cuts: Cuts, axis: Axis) -> Slices:
     Args:
         module: the transformer, modified in place.
         cuts: how to cut its layers, by name, with ``*`` for all children of a module.
-        axis: the ranks that share the layers.
 
     Returns:
         The slices to load of each parameter that was cut.

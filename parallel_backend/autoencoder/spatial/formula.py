@@ -69,8 +69,6 @@ def bytes_sent(
     """Return the bytes that one rank sends.
 
     Args:
-        calls: the recorded calls.
-        latent_rows: latent rows per rank.
         rank: index of the rank on the split's axis.
         whole_input: the latent (decode) or pixels (encode) that rank 0 scatters.
         output: the whole result, float32.

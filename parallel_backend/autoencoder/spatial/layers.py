@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from ...attention.kernels import Kernel
-from ...attention.routing import Routed
+from ...attention.routing import Routed, set_until_exit
 from .norms import MergedNorm
 from .plane import FrameCausalAttention, PlaneAttention
 from .rows import RowSplit
@@ -36,7 +36,6 @@ def _conv_window(layer: Any, padding: int | None = None) -> RowWindow:
     """Return the row window of one of torch's convolutions.
 
     Args:
-        layer: the convolution.
         padding: rows that are padded above the image, if another layer pads instead of the convolution.
 
     Raises:
@@ -107,8 +106,6 @@ def split(module: nn.Module, rows: RowSplit, kernel: Kernel) -> Iterator[None]:
 
     Args:
         module: diffusers' module, whose layers get their own ``forward`` back on exit.
-        rows: which rows each rank holds.
-        kernel: computes attention to one block of keys.
 
     Raises:
         Unsplittable: a layer is in none of the lists, or a function between layers may combine rows.
@@ -117,8 +114,7 @@ def split(module: nn.Module, rows: RowSplit, kernel: Kernel) -> Iterator[None]:
     with ExitStack() as stack:
         for _, layer in list(layers_to_replace(module)):
             for attribute, replacement in _replacements(layer, rows, kernel).items():
-                stack.callback(_restore, layer, attribute, layer.__dict__.get(attribute))
-                setattr(layer, attribute, guard.exempt(replacement))
+                set_until_exit(stack, layer, attribute, guard.exempt(replacement))
         stack.enter_context(guard)
         yield
 
@@ -150,11 +146,3 @@ def is_temporal(attention: Any) -> bool:
     if kind not in ("AttnProcessor2_0", "MochiVaeAttnProcessor2_0"):
         raise Unsplittable(f"its attention has a {kind}, which has no known split by rows")
     return kind == "MochiVaeAttnProcessor2_0"
-
-
-def _restore(layer: nn.Module, attribute: str, before: Any) -> None:
-    """Undo what ``split`` has set. ``before`` is None if the instance had no such attribute."""
-    if before is None:
-        delattr(layer, attribute)
-    else:
-        setattr(layer, attribute, before)

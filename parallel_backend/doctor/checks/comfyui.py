@@ -25,27 +25,25 @@ def comfyui(setting: Setting) -> list[Finding]:
     """
     path = _find(setting.comfyui)
     if path is None:
-        text = "this extension is in no ComfyUI's custom_nodes; --comfyui PATH checks one"
-        return [Finding(check="ComfyUI", verdict="not here", text=text)]
+        return [Finding.not_here("this extension is in no ComfyUI's custom_nodes; --comfyui PATH checks one")]
     version = _version(path)
     numbers = tuple(map(int, re.findall(r"\d+", version)[:3]))
     if numbers and numbers < _OLDEST:
         text = f"{version} is older than {'.'.join(map(str, _OLDEST))}, the oldest that works"
-        return [Finding(check="ComfyUI", verdict="broken", text=text, advice="Update ComfyUI.")]
+        return [Finding.broken(text, "Update ComfyUI.")]
     if not CONTRACT.is_dir():
-        text = f"{version}; the core contract is not part of this installation"
-        return [Finding(check="ComfyUI", verdict="fine", text=text)]
+        return [Finding.fine(f"{version}; the core contract is not part of this installation")]
     return [_compared(path, version)]
 
 
 def _compared(path: Path, version: str) -> Finding:
     output, differs = _contract(path)
     if not differs:
-        return Finding(check="ComfyUI", verdict="fine", text=f"{version}, and all that the nodes rely on is there")
+        return Finding.fine(f"{version}, and all that the nodes rely on is there")
     lines = output.splitlines()[:-1]
     more = f" (and {len(lines) - _SHOWN} more)" if len(lines) > _SHOWN else ""
     text = f"{version} differs from what the nodes rely on: {' '.join(lines[:_SHOWN])}{more}"
-    return Finding(check="ComfyUI", verdict="broken", text=text, advice="Update this extension, or report this text.")
+    return Finding.broken(text, "Update this extension, or report this text.")
 
 
 def _find(named: str | None) -> Path | None:

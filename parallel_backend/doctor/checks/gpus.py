@@ -19,7 +19,7 @@ def gpus(_: Setting) -> list[Finding]:
     """The driver, and whether torch computes on each GPU."""
     cards = _cards()
     if os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1"):
-        return [Finding(check="GPUs", verdict="not here", text="CUDA_VISIBLE_DEVICES hides them: ranks run on the CPU")]
+        return [Finding.not_here("CUDA_VISIBLE_DEVICES hides them: ranks run on the CPU")]
     count = known_gpus.count()
     if count:
         return [_gpu(index, cards[index] if len(cards) == count else None) for index in range(count)]
@@ -27,38 +27,38 @@ def gpus(_: Setting) -> list[Finding]:
         return [_unseen(cards)]
     other = known_gpus.other_accelerator()
     text = f"this machine has {other}, on which ranks do not run" if other else "no GPU: ranks run on the CPU"
-    return [Finding(check="GPUs", verdict="not here", text=text)]
+    return [Finding.not_here(text)]
 
 
 def nccl(_: Setting) -> list[Finding]:
     """The version of NCCL."""
     count = known_gpus.count()
     if not count:
-        return [Finding(check="NCCL", verdict="not here", text="no GPU, so ranks use gloo")]
+        return [Finding.not_here("no GPU, so ranks use gloo")]
     version = _nccl_version()
     if version is None:
         advice = "Install a build of torch with NCCL, or set PARALLEL_DIT_COLLECTIVES=gloo, which is slower."
-        return [Finding(check="NCCL", verdict="broken", text="this build of torch has no NCCL", advice=advice)]
+        return [Finding.broken("this build of torch has no NCCL", advice)]
     text = ".".join(map(str, version))
     if version[:2] < _OLDEST_NCCL:
-        return [Finding(check="NCCL", verdict="slow", text=f"{text} is old", advice="Install a newer torch.")]
-    return [Finding(check="NCCL", verdict="fine", text=text)]
+        return [Finding.slow(f"{text} is old", "Install a newer torch.")]
+    return [Finding.fine(text)]
 
 
 def links(_: Setting) -> list[Finding]:
     """Whether GPUs reach each other's memory."""
-    name, count = "links between GPUs", known_gpus.count()
+    count = known_gpus.count()
     if count < 2:
-        return [Finding(check=name, verdict="not here", text="there are no two GPUs")]
+        return [Finding.not_here("there are no two GPUs")]
     missing = [pair for pair in combinations(range(count), 2) if not _linked(*pair)]
     if not missing:
-        return [Finding(check=name, verdict="fine", text=f"all {count} GPUs reach each other's memory")]
+        return [Finding.fine(f"all {count} GPUs reach each other's memory")]
     pairs = ", ".join(f"{one} and {other}" for one, other in missing)
     advice = (
         "NCCL exchanges through the machine's memory, which is slower. Most consumer cards have no other way; on "
         "others, turn the IOMMU and ACS off in the BIOS. /dev/shm needs 1 GB (--shm-size=1g in docker)."
     )
-    return [Finding(check=name, verdict="slow", text=f"no peer access between GPUs {pairs}", advice=advice)]
+    return [Finding.slow(f"no peer access between GPUs {pairs}", advice)]
 
 
 def _cards() -> list[list[str]]:
@@ -86,7 +86,7 @@ def _unseen(cards: list[list[str]]) -> Finding:
         advice = "This build of torch has no CUDA: install one that has (https://pytorch.org/get-started/locally)."
     else:
         advice = f"The driver may be too old for CUDA {cuda}: update it, or install torch for an older CUDA."
-    return Finding(check="GPUs", verdict="broken", text=text, advice=advice)
+    return Finding.broken(text, advice)
 
 
 def _gpu(index: int, card: list[str] | None) -> Finding:
@@ -95,18 +95,15 @@ def _gpu(index: int, card: list[str] | None) -> Finding:
     except RuntimeError as error:
         text = f"torch does not compute on GPU {index}: {' '.join(str(error).split())[:300]}"
         advice = "Install a build of torch for this GPU's generation; after an Xid error in dmesg, restart the machine."
-        return Finding(check="GPUs", verdict="broken", text=text, advice=advice)
+        return Finding.broken(text, advice)
     text = f"{index}: {name}, {free / 1e9:.1f} of {total / 1e9:.1f} GB free"
     text += f", driver {card[1]}" if card else ""
     if card and card[2].isdecimal() and card[3].isdecimal() and int(card[2]) < int(card[3]):
         text += f", on {card[2]} of {card[3]} PCIe lanes"
-        return Finding(
-            check="GPUs", verdict="slow", text=text, advice="Use a slot with more lanes, or reseat the card."
-        )
+        return Finding.slow(text, "Use a slot with more lanes, or reseat the card.")
     if free < total / 2:
-        advice = "Other programs use this GPU: end them, or models have less room."
-        return Finding(check="GPUs", verdict="slow", text=text, advice=advice)
-    return Finding(check="GPUs", verdict="fine", text=text)
+        return Finding.slow(text, "Other programs use this GPU: end them, or models have less room.")
+    return Finding.fine(text)
 
 
 def _try(index: int) -> tuple[str, int, int]:

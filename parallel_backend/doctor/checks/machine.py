@@ -19,19 +19,19 @@ _MEMORY_ENOUGH, _MEMORY_LEAST = 4e9, 1e9
 
 def shared_memory(_: Setting) -> list[Finding]:
     """Room in ``/dev/shm``, through which NCCL exchanges between GPUs without peer access."""
-    name, advice = "/dev/shm", "Give it 1 GB: --shm-size=1g in docker, or a larger tmpfs in /etc/fstab."
+    advice = "Give it 1 GB: --shm-size=1g in docker, or a larger tmpfs in /etc/fstab."
     several = gpus.count() > 1
     if not SHARED.is_dir():
-        return [Finding(check=name, verdict="broken" if several else "fine", text="missing", advice=several * advice)]
+        return [Finding(verdict="broken" if several else "fine", text="missing", advice=several * advice)]
     space = shutil.disk_usage(SHARED)
     text = f"{space.free / 1e9:.2f} of {space.total / 1e9:.2f} GB free"
     if not several:
-        return [Finding(check=name, verdict="fine", text=f"{text}, which ranks here do not need")]
+        return [Finding.fine(f"{text}, which ranks here do not need")]
     if space.free < _SHM_LEAST:
-        return [Finding(check=name, verdict="broken", text=text, advice=advice)]
+        return [Finding.broken(text, advice)]
     if space.free < _SHM_ENOUGH:
-        return [Finding(check=name, verdict="slow", text=text, advice=advice)]
-    return [Finding(check=name, verdict="fine", text=text)]
+        return [Finding.slow(text, advice)]
+    return [Finding.fine(text)]
 
 
 def limits(_: Setting) -> list[Finding]:
@@ -45,10 +45,10 @@ def _files() -> Finding:
     if 0 <= hard < 4096:
         advice = f"Raise the limit of {hard} in /etc/security/limits.conf or of the container (--ulimit nofile=4096)."
     if 0 <= soft < _FILES_LEAST:
-        return Finding(check="limits", verdict="broken", text=text, advice=advice)
+        return Finding.broken(text, advice)
     if 0 <= soft < _FILES_ENOUGH:
-        return Finding(check="limits", verdict="slow", text=f"{text}, too few for many ranks or layouts", advice=advice)
-    return Finding(check="limits", verdict="fine", text=text)
+        return Finding.slow(f"{text}, too few for many ranks or layouts", advice)
+    return Finding.fine(text)
 
 
 def _locked_memory() -> Finding:
@@ -56,8 +56,8 @@ def _locked_memory() -> Finding:
     text = f"{_amount(soft, 1 << 20, ' MiB')} of locked memory"
     if 0 <= soft < _MEMLOCK_ENOUGH and _INFINIBAND.is_dir():
         advice = "NCCL cannot use InfiniBand: ulimit -l unlimited (--ulimit memlock=-1 in docker)."
-        return Finding(check="limits", verdict="slow", text=text, advice=advice)
-    return Finding(check="limits", verdict="fine", text=text)
+        return Finding.slow(text, advice)
+    return Finding.fine(text)
 
 
 def _amount(limit: int, unit: int = 1, name: str = "") -> str:
@@ -72,7 +72,7 @@ def memory(_: Setting) -> list[Finding]:
     text = f"{free / 1e9:.1f} GB free of the {total / 1e9:.1f} GB {where}"
     advice = "End other programs, or raise the limit of the container or job: weights pass through this memory."
     if free < _MEMORY_LEAST:
-        return [Finding(check="memory", verdict="broken", text=text, advice=advice)]
+        return [Finding.broken(text, advice)]
     if free < _MEMORY_ENOUGH:
-        return [Finding(check="memory", verdict="slow", text=text, advice=advice)]
-    return [Finding(check="memory", verdict="fine", text=text)]
+        return [Finding.slow(text, advice)]
+    return [Finding.fine(text)]

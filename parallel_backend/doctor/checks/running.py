@@ -20,25 +20,22 @@ def runtime_folder(_: Setting) -> list[Finding]:
     """Who may enter the runtime folder and the logs, and whether they have room."""
     endpoint = Endpoint.default()
     if endpoint.remote is not None:
-        text = f"the backend is on another machine, at {endpoint.remote}"
-        return [Finding(check=_NAME, verdict="not here", text=text)]
+        return [Finding.not_here(f"the backend is on another machine, at {endpoint.remote}")]
     endpoint.prepare()
     open_to_others = list(_open_to_others(endpoint))
     if open_to_others:
         text = f"other users may read {', '.join(open_to_others)}"
-        advice = f"chmod -R go= {endpoint.folder} {endpoint.logs}"
-        return [Finding(check=_NAME, verdict="broken", text=text, advice=advice)]
+        return [Finding.broken(text, f"chmod -R go= {endpoint.folder} {endpoint.logs}")]
     unwritable = [path for path in (endpoint.folder, _nearest(endpoint.logs)) if not os.access(path, os.W_OK)]
     if unwritable:
         advice = "Make it writable, or set PARALLEL_DIT_RUNTIME or PARALLEL_DIT_LOGS to another folder."
-        return [Finding(check=_NAME, verdict="broken", text=f"{unwritable[0]} is not writable", advice=advice)]
+        return [Finding.broken(f"{unwritable[0]} is not writable", advice)]
     free = shutil.disk_usage(_nearest(endpoint.logs)).free
     if free < _ROOM:
         text = f"{free / 1e6:.0f} MB are free for the logs in {endpoint.logs}"
-        advice = "Free some space, or set PARALLEL_DIT_LOGS to a folder on another disk."
-        return [Finding(check=_NAME, verdict="slow", text=text, advice=advice)]
+        return [Finding.slow(text, "Free some space, or set PARALLEL_DIT_LOGS to a folder on another disk.")]
     text = ", ".join(filter(None, (str(endpoint.folder), f"logs in {endpoint.logs}", passed_over(endpoint))))
-    return [Finding(check=_NAME, verdict="fine", text=text)]
+    return [Finding.fine(text)]
 
 
 def _open_to_others(endpoint: Endpoint) -> Iterator[str]:
@@ -65,14 +62,12 @@ def backend(_: Setting) -> list[Finding]:
         status = query.status(Endpoint.default())
     except BackendUnavailable as error:
         if Endpoint.default().remote is not None:
-            return [Finding(check="backend", verdict="broken", text=str(error), advice="Start it on its machine.")]
-        return [Finding(check="backend", verdict="fine", text="none runs: the first node that needs it starts it")]
+            return [Finding.broken(str(error), "Start it on its machine.")]
+        return [Finding.fine("none runs: the first node that needs it starts it")]
     except BackendError as error:
-        return [Finding(check="backend", verdict="broken", text=str(error), advice=stop)]
+        return [Finding.broken(str(error), stop)]
     text = f"pid {status.pid}, {status.state}, {len(status.ranks)} ranks, generation {status.generation}"
     if status.log_problem:
         advice = f"Make room or make it writable: {status.logs}"
-        return [
-            Finding(check="backend", verdict="slow", text=f"{text}; in its logs {status.log_problem}", advice=advice)
-        ]
-    return [Finding(check="backend", verdict="fine", text=text)]
+        return [Finding.slow(f"{text}; in its logs {status.log_problem}", advice)]
+    return [Finding.fine(text)]

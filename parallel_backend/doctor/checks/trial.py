@@ -37,10 +37,10 @@ def exchange(setting: Setting) -> list[Finding]:
     text = f"{latency * 1e3:.2f} ms and {bandwidth / 1e9:.2f} GB/s each way between {_described(devices)}"
     most, least = _ENOUGH[kind]
     if latency <= most and bandwidth >= least:
-        return [Finding(check="exchange", verdict="fine", text=text)]
+        return [Finding.fine(text)]
     wanted = f"({most * 1e3:g} ms and {least / 1e9:g} GB/s are usual)"
     advice = "Other programs may use the cores or the links: end them and try again. PipeFusion needs least of them."
-    return [Finding(check="exchange", verdict="slow", text=f"{text} {wanted}", advice=advice)]
+    return [Finding.slow(f"{text} {wanted}", advice)]
 
 
 def forward(setting: Setting) -> list[Finding]:
@@ -49,12 +49,12 @@ def forward(setting: Setting) -> list[Finding]:
     error = _difference(Path(setting.folder), devices)
     text = f"two ranks differ from one by {error:.1e} of the largest value, on {_described(devices)}"
     if error <= TOLERANCE:
-        return [Finding(check="forward", verdict="fine", text=text)]
+        return [Finding.fine(text)]
     advice = (
         "Exchanges or a kernel return wrong numbers: try NCCL_P2P_DISABLE=1, and run python -m parallel_backend "
         "verify MODEL."
     )
-    return [Finding(check="forward", verdict="broken", text=text, advice=advice)]
+    return [Finding.broken(text, advice)]
 
 
 def _devices(setting: Setting) -> Devices:

@@ -29,11 +29,11 @@ def packages(_: Setting) -> list[Finding]:
     wrong = _unmet()
     if wrong:
         advice = f"Run with the backend's Python: python -m pip install -r {others.REQUIREMENTS}"
-        return [Finding(check="packages", verdict="broken", text=f"{text}; {'; '.join(wrong)}", advice=advice)]
+        return [Finding.broken(f"{text}; {'; '.join(wrong)}", advice)]
     if broken := list(_broken()):
         advice = "Do what the sentence says, and then python -m parallel_backend stop."
-        return [Finding(check="packages", verdict="broken", text=sentence, advice=advice) for sentence in broken]
-    return [Finding(check="packages", verdict="fine", text=text)]
+        return [Finding.broken(sentence, advice) for sentence in broken]
+    return [Finding.fine(text)]
 
 
 def _unmet() -> list[str]:
@@ -71,13 +71,12 @@ def _broken() -> Iterator[str]:
 
 def other_packages(_: Setting) -> list[Finding]:
     """Which packages are broken that ranks do without, each tried in a process of its own."""
-    name = "other packages"
     found = {each: f"{each} {others.version_of(each) or ''}".strip() for each in _OTHERS if others.is_installed(each)}
     broken = [f"{named} ({reason})" for each, named in found.items() if (reason := _import_error(each))]
     text = f"ranks do without {', '.join(found.values()) or 'any'}"
     if broken:
         text += f"; cannot be imported here, which other nodes may notice: {'; '.join(broken)}"
-    return [Finding(check=name, verdict="fine", text=text)]
+    return [Finding.fine(text)]
 
 
 def _import_error(package: str) -> str:
@@ -93,16 +92,15 @@ def _import_error(package: str) -> str:
 
 def kernels(_: Setting) -> list[Finding]:
     """Which attention kernels run here, and installed ones that do not."""
-    name, refusals = "attention kernels", _refusals()
+    refusals = _refusals()
     works = [kernel for kernel, refusal in refusals.items() if refusal is None]
     text = f"{', '.join(works)} run{'s' if len(works) == 1 else ''} here"
     useless = [f"{_KERNEL_PACKAGES[kernel]}: {refusal}" for kernel, refusal in refusals.items() if refusal
                and kernel in _KERNEL_PACKAGES and others.is_installed(_KERNEL_PACKAGES[kernel])]  # fmt: skip
     if useless and gpus.count():
         advice = "Install a version of the package that fits this GPU and this torch, or go on without it."
-        return [Finding(check=name, verdict="slow", text=f"{text}; installed but not usable: {'; '.join(useless)}",
-                        advice=advice)]  # fmt: skip
-    return [Finding(check=name, verdict="fine", text=text)]
+        return [Finding.slow(f"{text}; installed but not usable: {'; '.join(useless)}", advice)]  # fmt: skip
+    return [Finding.fine(text)]
 
 
 def _refusals() -> dict[str, str | None]:

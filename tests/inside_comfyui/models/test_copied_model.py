@@ -3,6 +3,7 @@
 import copy
 import errno
 import gc
+import os
 import weakref
 from pathlib import Path
 from types import SimpleNamespace
@@ -104,7 +105,7 @@ def test_memory_that_the_system_refuses_is_named(
 ) -> None:
     Given.values["model"] = small_native
     error = OSError(errno.ENOSPC, "No space left on device")
-    monkeypatch.setattr(memory_file.os, "posix_fallocate", Mock(side_effect=error))
+    monkeypatch.setattr(os, "posix_fallocate", Mock(side_effect=error))
     with pytest.raises(RuntimeError, match=r"the system gives no 0.0 GB of memory .*No space left"):
         executor.run(prompt("3", **{"1": {"class_type": "Given", "inputs": {"key": "model"}}}))
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import comfy.cli_args
 import comfy.ldm.modules.attention
+import comfy.model_management
 import pytest
 import torch
 from any_folder_name.nodes.bridges.announcements import FLAGS, flags_without_effect
@@ -128,6 +129,24 @@ def test_changes_of_layers_are_refused(load: Callable[..., Loaded], native: Any,
     with pytest.raises(InvalidRequest, match=f"^a node ({message}).*: remove that node"):
         ksampler(change(loaded.model.clone()), empty_latent(), steps=1)
     assert not loaded.client.requests
+
+
+def test_the_refusal_of_a_replaced_block_has_its_error_and_interrupts_pass(
+    load: Callable[..., Loaded],
+) -> None:
+    def interrupt(*_: Any) -> None:
+        raise comfy.model_management.InterruptProcessingException
+
+    model = load().model.clone()
+    with pytest.raises(InvalidRequest, match="replaces double_block 0") as refusal:
+        ksampler(replace_block(model.clone()), empty_latent(), steps=1)
+    causes = [error := refusal.value]
+    while error := error.__cause__:
+        causes.append(error)
+    assert any("the block runs on the ranks" in str(error) for error in causes)
+    model.set_model_patch_replace(interrupt, "dit", "double_block", 0)
+    with pytest.raises(comfy.model_management.InterruptProcessingException):
+        ksampler(model, empty_latent(), steps=1)
 
 
 def test_what_only_reads_layers_works(loaded: Loaded) -> None:

@@ -45,6 +45,15 @@ def test_the_undo_restores_the_stock_forward_even_after_an_error(block):
     assert "forward" not in vars(block.attn1)
 
 
+def test_the_undo_restores_a_forward_that_others_have_set(block):
+    stock, calls = block.attn1.forward, []
+    block.attn1.forward = counted = lambda *args, **kwargs: (calls.append(args), stock(*args, **kwargs))[1]
+    with routed([(block.attn1, lambda query, *_, **__: query, False)]):
+        run(block)
+    assert len(calls) == 1
+    assert block.attn1.forward is counted
+
+
 def test_attention_that_is_not_routed_is_an_error_and_not_a_wrong_result(block):
     def attention(query, key, value, **options):
         return query

@@ -185,13 +185,3 @@ def test_each_part_of_a_model_describes_its_own_layers(weights, tmp_path):
     ]
     assert formats[0] == formats[1]
     assert list(formats[0].values()).count("F8_E4M3") == len(layers)
-
-
-def test_a_file_with_other_weights_replaces_compressed_ones_and_their_scales(weights, tmp_path):
-    path, other = tmp_path / "model.safetensors", tmp_path / "other.safetensors"
-    compressed.write_described(path, weights, "nvfp4")
-    save_file({f"{LAYER}.weight": weights[f"{LAYER}.weight"]}, other)
-    found = weights_under("", read_file(path), [other])
-    assert found[f"{LAYER}.weight"].compression is None
-    assert found[f"{LAYER}.weight"].file == other
-    assert found["blocks.0.attn1.to_k.weight"].compression is not None

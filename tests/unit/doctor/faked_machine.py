@@ -5,7 +5,6 @@ import pytest
 from parallel_backend.client import gpus as known_gpus
 from parallel_backend.doctor.checks import gpus
 from parallel_backend.doctor.finding import Finding, Setting
-from parallel_backend.doctor.registry import CHECKS
 
 SETTING = Setting(folder="/none")
 CARD = ["A card", "570.1", "16", "16"]
@@ -14,7 +13,6 @@ CARD = ["A card", "570.1", "16", "16"]
 def verdicts(found: list[Finding]) -> list[str]:
     assert all(finding.text for finding in found)
     assert all(finding.advice for finding in found if finding.verdict in ("slow", "broken"))
-    assert {finding.check for finding in found} <= {check.name for check in CHECKS}
     return [finding.verdict for finding in found]
 
 

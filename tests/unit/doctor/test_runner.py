@@ -20,6 +20,7 @@ def test_no_check_stops_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     names = ["fine", "raises", "refuses", "dies", "fine", "leaves", "nowhere", "fine"]
     found = [one for [one] in examine([check(name) for name in names], Setting(folder=str(tmp_path), comfyui="this"))]
     assert [one.verdict for one in found] == ["fine", *["broken"] * 3, "fine", *["broken"] * 2, "fine"]
+    assert [one.check for one in found] == names
     texts = [one.text for one in found]
     assert texts[1] == "KeyError: 'what is missing'"
     assert texts[2] == "a sentence for the user"

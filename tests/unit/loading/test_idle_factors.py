@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from parallel_backend.loading import low_rank_hooks
+from parallel_backend.loading import low_rank
 from parallel_backend.loading.device_memory import DeviceMemory
 from parallel_backend.loading.low_rank import LowRank
 from parallel_backend.loading.parts import Parts
@@ -19,7 +19,7 @@ class _Changes:
     """Stands for the changes of a loaded part: there is no memory until idle factors are forgotten."""
 
     def __init__(self, module):
-        self.low_rank = low_rank_hooks.LowRankHooks(module, "", {})
+        self.low_rank = low_rank.LowRankHooks(module, "", {})
         self.forgotten = False
 
     def use(self, adapters, overlay):
@@ -41,7 +41,7 @@ def read(monkeypatch):
         ids.append(adapter.id)
         return FACTORS
 
-    monkeypatch.setattr(low_rank_hooks, "read_factors", read_factors)
+    monkeypatch.setattr(low_rank, "read_factors", read_factors)
     return ids
 
 
