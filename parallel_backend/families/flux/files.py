@@ -53,5 +53,5 @@ ARCHITECTURE = Architecture(
         "time_text_embed.text_embedder.linear_1": "vector_in.in_layer",
         "time_text_embed.guidance_embedder.linear_1": "guidance_in.in_layer",
     },
-    foreign={"nerf_blocks.": "Chroma Radiance", "distilled_guidance_layer.": "Chroma"},
+    foreign={"nerf_blocks.": "Chroma Radiance"},
 )  # fmt: skip
