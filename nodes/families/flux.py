@@ -22,7 +22,7 @@ class Flux(Bridge):
         patch: the side of a patch in latent pixels.
     """
 
-    native_class = comfy.ldm.flux.model.Flux
+    native_class: ClassVar[type[Any]] = comfy.ldm.flux.model.Flux
     text = CoreText(
         components={"text_encoder": ("CLIPTextModel",), "text_encoder_2": ("T5EncoderModel",)}, clip_type="FLUX"
     )

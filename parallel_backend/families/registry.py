@@ -33,6 +33,7 @@ class Row:
 
 
 FAMILIES: Mapping[str, Row] = {
+    "ChromaTransformer2DModel": Row(folder="chroma", name="Chroma"),
     "CogVideoXTransformer3DModel": Row(folder="cogvideox", name="CogVideoX"),
     "DiTTransformer2DModel": Row(folder="dit", name="DiT", in_files=False),
     "Flux2Transformer2DModel": Row(folder="flux2", name="Flux2"),

@@ -82,7 +82,7 @@ class Detects(Entry):
 
     def _attributes(self, core: CoreSource, found: Found) -> Iterator[str]:
         latent = core.member(found, "latent_format")
-        name = getattr(latent.node, "name", None) if latent else None
+        name = _last_name(latent.node) if latent else None
         if name != self.latent:
             yield f"its latent_format is {name}, not {self.latent}, in {found.place}"
         sampling_settings = core.member(found, "sampling_settings")
@@ -173,6 +173,11 @@ def _schema_inputs(core: CoreSource, found: Found) -> Iterator[str]:
             yield str(literal(node.args[0]))
         elif isinstance(node.func, ast.Name) and (helper := core.expression(found.module, node.func)):
             yield from _schema_inputs(core, helper) if isinstance(helper.node, Function) else ()
+
+
+def _last_name(node: ast.AST) -> str | None:
+    """The name of a class, or the last part of an expression such as ``comfy.latent_formats.Flux``."""
+    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "name", None)
 
 
 def literal(node: ast.AST) -> Any:

@@ -1,7 +1,7 @@
 """Flux.1: dev, schnell, Fill and Kontext."""
 
-from ..architecture import Architecture, Config, Tensors, Weights, layers, renamed, single_file
-from ..shared.fused_layers import split_linear1
+from ..architecture import Architecture, Config, Weights, layers, renamed
+from ..shared.fused_layers import of_any_width
 
 
 def _config(weights: Weights) -> Config:
@@ -37,25 +37,13 @@ _LAYERS = layers("""
     double_blocks(img_attn img_mlp img_mod txt_attn txt_mlp txt_mod) single_blocks(linear1 linear2 modulation norm)
 """)
 
-_CONVERT = single_file("convert_flux_transformer_checkpoint_to_diffusers")
-
-
-def _convert(tensors: Tensors) -> Tensors:
-    """Convert Flux.1 of any width; diffusers' converter assumes the published one."""
-    width = len(tensors["img_in.weight"])
-    published = {
-        name: tensor.new_zeros(7 * 3072) if ".linear1." in name else tensor for name, tensor in tensors.items()
-    }
-    return _CONVERT(published) | split_linear1(tensors, width)
-
-
 ARCHITECTURE = Architecture(
     class_name="FluxTransformer2DModel",
     native=("double_blocks.0.img_attn.norm.key_norm.scale", "img_in.weight", "vector_in.in_layer.weight"),
     diffusers=("single_transformer_blocks.0.proj_mlp.weight", "x_embedder.weight", "context_embedder.weight",
                "time_text_embed.text_embedder.linear_1.weight", "single_transformer_blocks.0.norm.linear.weight"),
     config=_config,
-    convert=_convert,
+    convert=of_any_width("convert_flux_transformer_checkpoint_to_diffusers"),
     layers=_LAYERS,
     published=published,
     renamed={
@@ -65,5 +53,5 @@ ARCHITECTURE = Architecture(
         "time_text_embed.text_embedder.linear_1": "vector_in.in_layer",
         "time_text_embed.guidance_embedder.linear_1": "guidance_in.in_layer",
     },
-    foreign={"nerf_blocks.": "Chroma Radiance", "distilled_guidance_layer.": "Chroma"},
+    foreign={"nerf_blocks.": "Chroma Radiance"},
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""PixArt-alpha and PixArt-Sigma over diffusers' ``PixArtTransformer2DModel``."""
+"""PixArt (alpha and Sigma) over diffusers' ``PixArtTransformer2DModel``."""
 
 import math
 from collections.abc import Mapping, Sequence

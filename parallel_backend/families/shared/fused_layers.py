@@ -1,6 +1,19 @@
 """Layers of files in original names that diffusers splits."""
 
-from ..architecture import Tensors
+from ..architecture import Converter, Tensors, single_file
+
+
+def of_any_width(name: str) -> Converter:
+    """Return diffusers' converter of this name, which assumes Flux.1's width, for models of any width."""
+    published = single_file(name)
+
+    def convert(tensors: Tensors) -> Tensors:
+        others = {
+            name: tensor.new_zeros(7 * 3072) if ".linear1." in name else tensor for name, tensor in tensors.items()
+        }
+        return published(others) | split_linear1(tensors, len(tensors["img_in.weight"]))
+
+    return convert
 
 
 def split_linear1(tensors: Tensors, width: int) -> Tensors:

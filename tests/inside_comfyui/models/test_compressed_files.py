@@ -27,6 +27,7 @@ CLOSE, ROUNDED = 1e-4, 0.05
 """Relative differences: of sums in another order, and of 8-bit activations of these small models."""
 FAMILIES = (
     "flux dev",
+    pytest.param("chroma guided", marks=pytest.mark.newest),
     "wan t2v",
     pytest.param("qwen_image image", marks=pytest.mark.newest),
     pytest.param("z_image image", marks=pytest.mark.newest),

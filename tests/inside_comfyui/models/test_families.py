@@ -106,6 +106,8 @@ FLUX_HAS_TIMESTEP_ZERO = "timestep_zero_index" in inspect.signature(Flux.forward
 FLUX_TIMESTEP_ZERO = ("flux kontext", {"reference_latents_method": "index_timestep_zero"}, "takes offset, index or uxo")
 REFUSED = [
     ("flux dev", {"guidance": None}, "remove FluxDisableGuidance"),
+    ("chroma guided", {"guidance": None}, "remove FluxDisableGuidance"),
+    ("chroma guided", {"reference_latents": [torch.zeros(1, 16, 7, 5)]}, "reference_latents"),
     ("hunyuan_video t2v", {"guidance": None}, "remove FluxDisableGuidance"),
     ("flux2 dev", {"concat_latent_image": torch.zeros(1, 128, 7, 5)}, "concat_latent_image"),
     *([FLUX_TIMESTEP_ZERO] if FLUX_HAS_TIMESTEP_ZERO else []),

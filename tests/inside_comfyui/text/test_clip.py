@@ -86,6 +86,7 @@ L, L_POOLED = ("CLIPTextModel", "L"), ("CLIPTextModelWithProjection", "L")
 G, XXL = ("CLIPTextModelWithProjection", "G"), ("T5EncoderModel", "XXL")
 CASES: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
     "flux": ("FLUX", (L, XXL)),
+    "chroma": ("CHROMA", (XXL,)),
     "sd3": ("SD3", (L_POOLED, G, XXL)),
     "sd3 without t5": ("SD3", (L_POOLED, G)),
     "hunyuan": ("HUNYUAN_VIDEO", (("LlamaModel", "8B"), L)),

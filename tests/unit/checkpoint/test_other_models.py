@@ -20,7 +20,10 @@ LTX = "LTXVideoTransformer3DModel"
 @pytest.mark.parametrize(
     ("tensors", "message"),
     [
-        ({"double_blocks.0.img_attn.qkv.weight": torch.zeros(2, 2)}, "the nearest is (Flux|HunyuanVideo)"),
+        (
+            {"vector_in.in_layer.bias": torch.zeros(2), "double_blocks.0.img_attn.norm.scale": torch.zeros(2)},
+            "the nearest is FluxTransformer2DModel",
+        ),
         ({"joint_blocks.0.context_block.attn.qkv.bias": torch.zeros(2)}, "the nearest is SD3Transformer2DModel"),
     ],
 )
@@ -45,8 +48,8 @@ def test_an_unknown_architecture_is_refused_with_the_nearest(tmp_path, tensors, 
         (["model.layers.0.self_attn.q_proj.weight", "model.norm.weight"], "holds a text encoder"),
         (["decoder.block.0.layer.0.SelfAttention.q.weight", "encoder.block.0.layer.0.SelfAttention.q.weight"],
          "holds a text encoder"),
-        (["something.weight"], "the weights belong to no supported architecture; supported: CogVideoX"),
-        ([], "the weights belong to no supported architecture; supported: CogVideoX"),
+        (["something.weight"], "the weights belong to no supported architecture; supported: Chroma"),
+        ([], "the weights belong to no supported architecture; supported: Chroma"),
     ],
 )  # fmt: skip
 def test_a_file_of_another_kind_is_named_in_words(tmp_path, names, message):
@@ -58,8 +61,6 @@ def test_a_file_of_another_kind_is_named_in_words(tmp_path, names, message):
 @pytest.mark.parametrize(
     ("names", "model"),
     [
-        (["double_blocks.0.img_attn.norm.key_norm.scale", "img_in.weight", "distilled_guidance_layer.in_proj.weight"],
-         "Chroma"),
         (["double_blocks.0.img_attn.norm.key_norm.scale", "nerf_blocks.0.norm.scale", "img_in_patch.weight",
           "distilled_guidance_layer.in_proj.weight"], "Chroma Radiance"),
         (["txt_in.individual_token_refiner.blocks.0.norm1.weight", "img_in.proj.weight", "byt5_in.fc1.weight"],
@@ -112,6 +113,7 @@ OTHER_MODELS: list[tuple[str, str, str]] = [
     ("LTXVideoTransformer3DModel", "audio_proj_in.weight", "LTX-2 with audio"),
     ("LTXVideoTransformer3DModel", "transformer_blocks.0.audio_attn1.to_q.weight", "LTX-2 with audio"),
     ("LTXVideoTransformer3DModel", "keyframes_abs_pos_embedding", "LTX with positions of keyframes"),
+    ("ChromaTransformer2DModel", "nerf_blocks.0.norm.scale", "Chroma Radiance"),
     ("FluxTransformer2DModel", "controlnet_blocks.0.weight", "a ControlNet"),
     ("QwenImageTransformer2DModel", "controlnet_x_embedder.weight", "a ControlNet"),
     ("SD3Transformer2DModel", "controlnet_blocks.0.weight", "a ControlNet"),
@@ -131,7 +133,6 @@ def test_a_model_with_more_layers_is_another_model(tmp_path, class_name, name, m
     [
         ("AllegroTransformer3DModel", {}, "as Allegro does"),
         ("AnyFlowTransformer3DModel", {}, "the file holds AnyFlow"),
-        ("ChromaTransformer2DModel", {}, "no supported architecture"),
         ("CogView4Transformer2DModel", {}, "the file holds CogView4"),
         ("FluxControlNetModel", {}, "the file holds a ControlNet"),
         ("HunyuanVideoFramepackTransformer3DModel", {"has_clean_x_embedder": True}, "the file holds .* FramePack"),
