@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from lab.engine.unclamped import Unclamped
 from lab.verify.vae.kinds import KINDS
 from lab.verify.vae.run import TOLERANCE, VaeCase, VaeComparison
 from parallel_backend.autoencoder.tiles import Tiles
@@ -65,7 +66,7 @@ def on_ring(rank, layout, message, given):
         cancelled=lambda: False,
     )
     components = driver.engine(rank)._components(message.model)
-    with torch.inference_mode():
+    with torch.inference_mode(), Unclamped():
         return Autoencoding(request, components)._run_on(alone, torch.device("cpu"))
 
 
