@@ -13,26 +13,19 @@ FreeMemory = Callable[[], bool]
 """Unloads this process's own models from the GPUs that the ranks use, too. Returns whether there were any."""
 
 
-class SettledLayouts:
+class SettledLayouts(dict[ModelSpec, ParallelLayout]):
     """Layouts in which models have room, by the spec that has too little."""
-
-    def __init__(self) -> None:
-        self._layouts: dict[ModelSpec, ParallelLayout] = {}
 
     def of(self, spec: ModelSpec) -> ModelSpec:
         """Return a model's spec in the layout in which it has had room."""
-        layout = self._layouts.get(spec)
+        layout = self.get(spec)
         return replace(spec, layout=layout) if layout else spec
-
-    def settle(self, spec: ModelSpec, layout: ParallelLayout) -> None:
-        """Begin with ``layout`` from now on."""
-        self._layouts[spec] = layout
 
     def forget(self, spec: ModelSpec) -> None:
         """Begin with the wanted layout again, for every layout of the model."""
-        for each in list(self._layouts):
+        for each in list(self):
             if (each.path, each.stamp, each.dtype) == (spec.path, spec.stamp, spec.dtype):
-                del self._layouts[each]
+                del self[each]
 
 
 class MemoryLadder:
@@ -80,7 +73,7 @@ class MemoryLadder:
     def settle(self) -> None:
         """Note that the request has had room."""
         if self._tried:
-            self._layouts.settle(self._wanted, self._tried[-1])
+            self._layouts[self._wanted] = self._tried[-1]
 
     def _fallbacks(self, first: OutOfMemory) -> Iterator[tuple[str, ParallelLayout | None]]:
         model = self._message.model

@@ -27,12 +27,12 @@ def ask(endpoint: Endpoint, message: object, kind: type[Answer], *, seconds: flo
         BackendError: the answer is an error, is late, or has another protocol version.
     """
     with connect(endpoint, seconds=seconds) as sock:
-        deadline = deadlines.Deadline(seconds, f"waiting for the backend to answer {name(message)}")
+        deadline = deadlines.Deadline(seconds, f"waiting for the backend to answer {type(message).__name__}")
         try:
             frames.send_header(sock, frames.pack(frames.Frame(message=message)), deadline=deadline)
             answer = frames.recv_header(sock, deadline=deadline).message
         except ConnectionError as error:
-            raise BackendUnavailable(f"the backend ended before it answered {name(message)}") from error
+            raise BackendUnavailable(f"the backend ended before it answered {type(message).__name__}") from error
     return expect(answer, kind)
 
 
@@ -94,10 +94,5 @@ def expect(answer: Any, kind: type[Answer]) -> Answer:
             error.not_started = answer.not_started
         raise error
     if not isinstance(answer, kind):
-        raise BackendFailure(f"the backend answered {name(answer)} where {kind.__name__} was expected")
+        raise BackendFailure(f"the backend answered {type(answer).__name__} where {kind.__name__} was expected")
     return answer
-
-
-def name(message: object) -> str:
-    """A message's name on the wire."""
-    return type(message).__name__

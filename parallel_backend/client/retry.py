@@ -139,15 +139,7 @@ class RetriedRequest:
                 return results
 
     def _prepare(self, error: BackendError, spec: ModelSpec) -> None:
-        """Prepare to ask again.
-
-        Args:
-            error: why.
-            spec: the model as it was asked for.
-
-        Raises:
-            BackendError: asking again makes no sense.
-        """
+        """Prepare to ask again after an error with ``spec``, or raise it where that makes no sense."""
         match error:
             case RankFailed() | ClientStalled():
                 self._recover(error, spec)
@@ -197,23 +189,13 @@ class RetriedRequest:
         self._last_alive = now
 
     def _wait_for_backend(self, deadline: Deadline) -> None:
-        """Wait a moment: the backend was shutting down, because it was idle or runs older code.
-
-        Raises:
-            BackendUnavailable: it is this process that runs older code.
-            DeadlineExceeded: no backend stays.
-        """
+        """Wait a moment: the backend was shutting down, because it was idle or runs older code than this process."""
         if is_outdated():
             raise BackendUnavailable("the extension's files have changed since ComfyUI started: restart ComfyUI")
         time.sleep(min(deadline.remaining(), POLL))
 
     def _wait_for_room(self) -> None:
-        """Wait a moment: others have filled the queue while this request recovered.
-
-        Raises:
-            Cancelled: ``interrupted`` returned true.
-            DeadlineExceeded: the queue stays full.
-        """
+        """Wait a moment: others have filled the queue while this request recovered."""
         phase = "waiting for room in the queue to go on"
         self._queueing = self._queueing or Deadline(self._client.timeouts.silence, phase)
         end = time.monotonic() + min(BUSY_POLL, self._queueing.remaining())
@@ -232,11 +214,7 @@ class RetriedRequest:
         return self._begun and (self._stood_still or endpoint.remote is not None or endpoint.socket.exists())
 
     def _recover(self, error: BackendError, spec: ModelSpec) -> None:
-        """Prepare to go on with other ranks.
-
-        Raises:
-            BackendError: ``error``, if that makes no sense.
-        """
+        """Prepare to go on with other ranks, or raise the error."""
         lost, ranks = self._recovery.lost, len(spec.devices.indices)
         # The set may have had more ranks than this request asks for.
         not_started = [rank for rank in getattr(error, "not_started", ()) if rank < ranks]
