@@ -9,7 +9,7 @@ from .families.dit import LABEL, NO_CLASS
 
 
 class ParallelClassLabel(io.ComfyNode):  # type: ignore[misc]
-    """The conditioning of a class, and that of no class as its negative."""
+    """The conditioning of a class, and of no class as its negative."""
 
     @classmethod
     @override

@@ -32,7 +32,7 @@ def inherited(environment: Mapping[str, str]) -> dict[str, str]:
     if kept.get(_DISTRIBUTED_DEBUG, "OFF").upper() not in ("OFF", "INFO", "DETAIL"):
         del kept[_DISTRIBUTED_DEBUG]  # torch refuses any other value
     if kept.get(PYTHON):
-        kept.pop("PYTHONHOME", None)  # it is that of this Python
+        kept.pop("PYTHONHOME", None)  # it belongs to this Python
     folders = [os.path.abspath(folder) for folder in kept.pop("PYTHONPATH", "").split(os.pathsep) if folder]
     return kept | ({"PYTHONPATH": os.pathsep.join(folders)} if folders else {})
 

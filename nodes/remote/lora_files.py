@@ -25,7 +25,7 @@ _groups: WeakKeyDictionary[object, object] = WeakKeyDictionary()
 
 
 def remember_group(changes: Iterable[object]) -> None:
-    """Note that the adapters among these changes are those of one LoRA."""
+    """Note that the adapters among these changes come from one LoRA."""
     group = object()
     for change in changes:
         if isinstance(change, WeightAdapterBase):

@@ -14,16 +14,16 @@ from ...parallel_backend.errors import InvalidRequest
 from .sealed_file import SealedFile
 
 _KEPT_SAMPLINGS = 4
-"""A file that none of so many samplings used is freed."""
+"""A file is freed when this many samplings have not used it."""
 
 _KEPT_FILES, _KEPT_BYTES = 4, 16 << 30
-"""Before a file is made, others are freed while there are more than so many, and they take more than so many bytes."""
+"""Before a file is made, others are freed while both limits are exceeded: the number of files, and their bytes."""
 
 _SPARE = 1 << 30
 """Bytes of memory that must stay free besides a file; as many as the file has, if it has fewer."""
 
 _files: dict[str, SealedFile] = {}
-"""The one that was used last comes last."""
+"""In the order of their last use."""
 
 _last_use: dict[str, int] = {}
 _samplings = [0]
@@ -57,7 +57,7 @@ def begin_sampling() -> None:
 
 
 def _make_room(nbytes: int) -> None:
-    """Free files, those first that were not used for the longest time. A schedule makes a file a step."""
+    """Free the least recently used files. A schedule makes a file a step."""
     for file_id in list(_files):
         kept = sum(file.nbytes for file in _files.values()) + nbytes
         if _fits(nbytes) and (len(_files) < _KEPT_FILES or kept <= _KEPT_BYTES):

@@ -79,7 +79,7 @@ class StandInLayers:
         return {name: value for name, value in vars(self.module).items() if name not in known and _is_plain(value)}
 
     def changed(self) -> str | None:
-        """Return the name of the first layer that is not as it was, or None. Names are those of ``named_modules``."""
+        """Return the name of the first layer that a node has changed, as in ``named_modules``; None without one."""
         now: dict[str, nn.Module] = dict(self.module.named_modules())
         for name, before in self._before.items():
             if name not in now or not _same(_state(now[name]), before):

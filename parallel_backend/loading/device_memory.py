@@ -1,4 +1,4 @@
-"""What this rank's loaded models take, and the order in which they leave when something else needs the room."""
+"""The device memory that this rank's models take, and the order of eviction."""
 
 import gc
 import logging
@@ -50,7 +50,7 @@ class DeviceMemory:
     """The memory of this rank's device.
 
     Args:
-        models: returns all models of this rank, those first that leave first.
+        models: returns all models of this rank, in the order of eviction.
         ranks: number of all ranks.
     """
 
@@ -89,7 +89,7 @@ class DeviceMemory:
     def free_next(self, wanted: LoadedModel, keep: Collection[str] = ()) -> bool:
         """Free what is next in the order; return false if nothing is left to free.
 
-        The order is that of the cost of getting it back: factors of LoRAs that no request uses, text encoders, VAEs,
+        What costs least to get back goes first: factors of LoRAs that no request uses, text encoders, VAEs,
         transformers of other models, other transformers of the same model.
         """
         freed = [model.name for model in self._all() if model.forget_idle()]

@@ -36,7 +36,7 @@ _INTERVAL = 0.02
 
 
 class HostStore:
-    """Memory that one rank of a machine makes and the others map. The first that needs other contents writes them.
+    """Shared memory: one rank of a machine creates it, the others map it. Whoever first needs new contents writes them.
 
     Args:
         descriptor: of the file, which the store closes at its end.

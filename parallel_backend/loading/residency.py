@@ -17,7 +17,7 @@ SLOTS = 2
 ALL = -1
 """Stands for the number of blocks that stay where all of them do."""
 UNDECIDED = -2
-"""What a rank says that holds nothing and has agreed on nothing."""
+"""Sent by a rank without weights and without an agreement."""
 
 _SLACK = 4
 """Workspaces of kernels and fragments get this part of what the tensors take."""

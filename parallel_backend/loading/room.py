@@ -69,7 +69,7 @@ class Claim(Room):
 
     @property
     def memory(self) -> tuple[int, int]:
-        """What tells the memory that the rank claims from others."""
+        """Identifies the memory pool."""
         return self.host, self.device
 
 
@@ -141,7 +141,7 @@ class Shortage:
     limited: bool
 
     def sentence(self, what: str, take: str) -> str:
-        """Return the numbers in words. ``what`` are the ranks' things that ``take`` so much."""
+        """Return the numbers in words. ``what`` is the subject of the sentence, and ``take`` its verb."""
         name = "cpu" if self.device == _CPU else f"cuda:{self.device}"
         numbers = f"room for {self.room / 1e9:.1f} of {self.total / 1e9:.1f} GB"
         if self.limited:

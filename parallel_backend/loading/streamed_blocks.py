@@ -61,7 +61,7 @@ class CopiesAtOnce:
         self._slots[slot, : len(source)].copy_(source)
 
     def wait(self, slot: int) -> None:
-        """See ``Copies``."""
+        """The copy is there already."""
 
 
 class CopiesBeside:
@@ -170,7 +170,7 @@ class StreamedBlocks:
 
 
 def streamable(block: Block, family: Family) -> int:
-    """Return the bytes of a block's weights that can stream: those that only the block uses."""
+    """Return the bytes of a block's weights that can stream: no other block uses them."""
     stays = {id(parameter) for module in family.shared for parameter in module.parameters()}
     return _size(_weights(block, {}, stays))
 

@@ -34,7 +34,7 @@ class PlannedTransformer:
         device: where the weights go.
         sizes: what the part takes.
         resident: how many of its blocks stay on the device, or ``ALL``.
-        blocks: those that stream; None if none does.
+        blocks: the blocks that stream; None if all stay.
     """
 
     family: Family

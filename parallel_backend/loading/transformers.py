@@ -78,7 +78,7 @@ class Transformers:
         return [name for name in (HIGH_NOISE, LOW_NOISE) if name in self.checkpoint.components]
 
     def missing(self, mesh: DeviceMesh) -> list[str]:
-        """Return the transformers of which this rank does not hold its part on the mesh."""
+        """Return the transformers whose part for this rank of the mesh is not loaded."""
         held = WeightPart.on(mesh)
         return [name for name in self.names if not self._holds(name, held)]
 
@@ -123,7 +123,7 @@ class Transformers:
         Meshes on which the rank holds the same part share the loaded weights.
 
         Args:
-            plans: parts that have been planned for the mesh, by name. The one that is loaded is taken out.
+            plans: parts that have been planned for the mesh, by name. Loading takes its plan out.
         """
         held = WeightPart.on(mesh)
         if not self._holds(name, held):

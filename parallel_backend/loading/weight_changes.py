@@ -28,7 +28,7 @@ class WeightChanges:
     Args:
         module: this rank's part, with its weights.
         source: the weights of the files.
-        blocks: those that stream; None if none does.
+        blocks: the blocks that stream; None if all stay.
     """
 
     def __init__(

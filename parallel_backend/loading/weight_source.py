@@ -77,7 +77,7 @@ class WeightSource:
                 another one is missing.
 
         Raises:
-            InvalidRequest: a tensor is missing, has another shape or a scale that cannot be meant, or a block is left
+            InvalidRequest: a tensor is missing, has another shape or an invalid scale, or a block is left
                 over.
         """
         missing = [name for name in shapes if name not in self._rows]

@@ -35,7 +35,7 @@ class PatchIndices:
     def of(cls, family: Family, tokens: Partition, values_per_token: int, size: Sequence[int]) -> "PatchIndices":
         """Find which latent positions hold each patch's tokens, by running ``unpatchify`` on numbered values.
 
-        ``size`` is that of the latent without batch and channels.
+        ``size`` is the latent's, without batch and channels.
         """
         # Unpatchify running numbers to see where each value lands. abs(): some families negate. float64: exact for
         # large indices.

@@ -1,7 +1,7 @@
 """PipeFusion (https://arxiv.org/abs/2405.14430): the step loop of layouts with pipeline stages.
 
 Each stage holds a range of the blocks. The first calls run on the whole latent. After them, patches of the latent
-stream through the stages one after another: each stage caches the keys and values of all tokens, and renews those of
+stream through the stages one after another: each stage caches the keys and values of all tokens, and renews them for
 the patch that it runs (see ``strategies.patch_attention``). The last stage runs the sampler on its patch and sends the
 result to the first stage, so no stage waits for a step to end. All shapes are known in advance: only activations,
 patches and, once a call, rank 0's stop flag are sent.
