@@ -27,7 +27,7 @@ from ..protocol.messages import Forward, Progress, Sample
 from ..protocol.model_spec import Adapter
 from ..step_loop.pipefusion import PipeFusion
 from ..step_loop.sample_loop import SampleLoop
-from ..step_loop.setting import Setting
+from ..step_loop.setting import SamplingContext
 from .agreements import Agreements, KernelKey
 from .automatic_layout import fit
 from .crossing import Crossing, Crossings
@@ -85,7 +85,7 @@ class Denoising:
         if prepared is None:
             return {}
         denoiser, shared = prepared
-        setting = Setting(denoiser, message, shared)
+        setting = SamplingContext(denoiser, message, shared)
         if message.measure or message.timed:
             setting.load()
         loop_class = PipeFusion if denoiser.plan.layout.pipe > 1 else SampleLoop

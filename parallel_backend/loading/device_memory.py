@@ -30,7 +30,7 @@ class LoadedModel(Protocol):
         """Whether blocks stream from the machine's memory."""
 
     @property
-    def host_bytes(self) -> int:
+    def cpu_bytes(self) -> int:
         """Bytes of the machine's memory from which blocks stream, if this rank has made it."""
 
     def has(self, name: str) -> bool:
@@ -39,7 +39,7 @@ class LoadedModel(Protocol):
     def drop(self, name: str) -> None:
         """Free a component."""
 
-    def release_host(self) -> None:
+    def release_cpu(self) -> None:
         """Free the machine's memory from which blocks stream, with what is loaded from it."""
 
     def forget_idle(self) -> bool:
@@ -106,16 +106,16 @@ class DeviceMemory:
         free(self.device)
         return True
 
-    def idle_host_bytes(self, wanted: LoadedModel) -> int:
+    def idle_cpu_bytes(self, wanted: LoadedModel) -> int:
         """Return the bytes of the machine's memory from which blocks of other models stream, as far as made here."""
-        return sum(model.host_bytes for model in self._all() if model is not wanted)
+        return sum(model.cpu_bytes for model in self._all() if model is not wanted)
 
-    def release_host(self, wanted: LoadedModel) -> None:
+    def release_cpu(self, wanted: LoadedModel) -> None:
         """Free the machine's memory from which other models stream. All ranks do it, or the memory stays in use."""
         for model in self._all():
             if model is not wanted and model.streams:
                 log.warning("the machine is short of memory: unloading %s to make room for %s", model.name, wanted.name)
-                model.release_host()
+                model.release_cpu()
         free(self.device)
 
     def _victims(self, wanted: LoadedModel, keep: Collection[str]) -> Iterator[tuple[LoadedModel, str]]:

@@ -7,7 +7,7 @@ import torch
 
 from ..interfaces.family import Family
 from .device_memory import DeviceMemory
-from .host_store import HostStore
+from .host_store import CpuStore
 from .weight_changes import WeightChanges
 
 T = TypeVar("T")
@@ -28,7 +28,7 @@ class Parts:
     def __init__(self, name: str, memory: DeviceMemory) -> None:
         self.name, self.memory = name, memory
         self.loads = 0
-        self.stores: dict[str, HostStore] = {}
+        self.stores: dict[str, CpuStore] = {}
         self._parts: dict[str, Any] = {}
         self._bytes: dict[str, int] = {}
         self._changes: dict[str, WeightChanges] = {}
@@ -57,7 +57,7 @@ class Parts:
         self.drop(name)
         self.stores.pop(name, None)
 
-    def release_host(self) -> None:
+    def release_cpu(self) -> None:
         """Free the machine's memory from which blocks stream, with what is loaded from it."""
         for name in list(self.stores):
             self.drop_with_store(name)
@@ -68,7 +68,7 @@ class Parts:
         return bool(self.stores)
 
     @property
-    def host_bytes(self) -> int:
+    def cpu_bytes(self) -> int:
         """Bytes of the machine's memory from which blocks stream, if this rank has made it."""
         return sum(store.data.numel() for store in self.stores.values() if store.made_here)
 

@@ -15,7 +15,7 @@ from ..interfaces.family import Family
 from ..interfaces.state import State
 from ..interfaces.tensor_cuts import Slices
 from ..strategies import stage_cut
-from .host_store import HostStore
+from .host_store import CpuStore
 from .load import shapes_of
 from .residency import ALL, SLOTS, PartSizes, streamed
 from .streamed_blocks import StreamedBlocks, streamable
@@ -51,7 +51,7 @@ class PlannedTransformer:
         """Bytes that the part takes on the device."""
         return self.sizes.on_device(self.resident)
 
-    def fill(self, store: HostStore | None = None) -> Family:
+    def fill(self, store: CpuStore | None = None) -> Family:
         """Read the weights. What is half read after an error is of no use: plan again.
 
         Args:

@@ -16,7 +16,7 @@ from ..distributed.mesh import Axis
 from ..interfaces.family import Family
 from ..layout.partition import Partition
 from ..samplers.interface import SamplerRun
-from .setting import Setting
+from .setting import SamplingContext
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +57,7 @@ class LastStage:
         preview: whether the first sample's x0 is sent with every step.
     """
 
-    def __init__(self, setting: Setting, patches: PatchIndices, return_axis: Axis, *, preview: bool) -> None:
+    def __init__(self, setting: SamplingContext, patches: PatchIndices, return_axis: Axis, *, preview: bool) -> None:
         self.setting, self.return_axis, self.preview = setting, return_axis, preview
         self.indices_by_patch = patches.indices_by_patch
         self._steps: list[SamplerRun] = [setting.part(indices) for indices in self.indices_by_patch]
@@ -123,7 +123,7 @@ class FirstStage:
 
     def __init__(
         self,
-        setting: Setting,
+        setting: SamplingContext,
         patches: PatchIndices,
         sigmas: Sequence[Tensor],
         return_axis: Axis,

@@ -21,14 +21,14 @@ from ..interfaces import patch_plan
 from ..interfaces.geometry import IMAGE, common_image_tokens
 from ..progress import PROGRESS
 from .latent_relay import FirstStage, LastStage, PatchIndices
-from .setting import Report, Setting
+from .setting import Report, SamplingContext
 from .stage import Group, Stage, Task
 
 
 class PipeFusion:
     """One ``Sample`` request on this rank."""
 
-    def __init__(self, setting: Setting, *, report: Report, cancelled: Callable[[], bool]) -> None:
+    def __init__(self, setting: SamplingContext, *, report: Report, cancelled: Callable[[], bool]) -> None:
         self.setting, self.report = setting, report
         self.mesh, self.plan, self.boundary = setting.denoiser.mesh, setting.denoiser.plan, setting.denoiser.boundary
         extents = self.plan.extents
