@@ -21,13 +21,13 @@ from ..families.registry import family_of
 from ..interfaces.family import Family
 from ..loading.components import ComponentCache
 from ..loading.load import check_dtype
-from ..loading.transformer import PlannedTransformer
+from ..loading.transformer_part import PlannedTransformer
 from ..progress import LOADING, PROGRESS
 from ..protocol.messages import Forward, Progress, Sample
 from ..protocol.model_spec import Adapter
 from ..step_loop.pipefusion import PipeFusion
 from ..step_loop.sample_loop import SampleLoop
-from ..step_loop.setting import SamplingContext
+from ..step_loop.sampling_context import SamplingContext
 from .agreements import Agreements, KernelKey
 from .automatic_layout import fit
 from .crossing import Crossing, Crossings

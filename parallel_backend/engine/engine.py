@@ -25,7 +25,7 @@ from ..protocol.frames import TensorMeta
 from ..protocol.messages import Decode, Encode, EncodeText, Forward, RankRequest, ReadWeights, Sample, Unload
 from ..protocol.model_spec import DType, ModelSpec
 from ..protocol.status import LoadedModel
-from ..step_loop.setting import Report
+from ..step_loop.sampling_context import Report
 from . import text_encoding
 from .agreements import Agreements
 from .autoencoding import Autoencoding

@@ -18,7 +18,7 @@ from ..progress import LOADING, PROGRESS, RECEIVING
 from ..protocol.messages import RankRequest, Unload
 from ..protocol.model_spec import FIRST, HOST, ModelSpec
 from ..protocol.request_files import SENT, File, Key, M, files_of, is_only_in_memory, key_of, with_files
-from ..step_loop.setting import Report
+from ..step_loop.sampling_context import Report
 from .model_folders import find
 from .sharing import Sharing, is_allowed, receive
 

@@ -14,7 +14,7 @@ from ..errors import Cancelled, InvalidRequest
 from ..progress import PROGRESS
 from ..protocol.messages import Progress
 from ..protocol.model_spec import FIRST, HOST
-from ..step_loop.setting import Report
+from ..step_loop.sampling_context import Report
 from .download import PATIENCE, Download, Open, SharedFile
 
 log = logging.getLogger(__name__)

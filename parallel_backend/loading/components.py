@@ -13,10 +13,10 @@ from ..protocol.status import LoadedModel
 from ..protocol.tensors import NAMES
 from .device_memory import DeviceMemory
 from .load import check_component, load_text_encoder, load_vae, text_encoder_bytes, vae_bytes
+from .loaded_transformers import Transformers
+from .offload_plan import with_slack
 from .parts import Parts
-from .residency import with_slack
 from .room import check_fits, check_work, claims_of_all
-from .transformers import Transformers
 from .weight_changes import WeightChanges
 from .weight_source import WeightSource
 

@@ -6,8 +6,8 @@ from typing import Any, TypeVar, cast
 import torch
 
 from ..interfaces.family import Family
+from .cpu_store import CpuStore
 from .device_memory import DeviceMemory
-from .host_store import CpuStore
 from .weight_changes import WeightChanges
 
 T = TypeVar("T")

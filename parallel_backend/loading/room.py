@@ -12,7 +12,7 @@ from .. import processes
 from ..distributed.collectives import gather_numbers
 from ..distributed.mesh import Axis
 from ..errors import InvalidRequest, NoRoom
-from .host_store import machine_number
+from .cpu_store import machine_number
 
 MEMORY_LIMIT = "PARALLEL_DIT_MEMORY_LIMIT"
 """The environment variable that limits the memory of a rank."""

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from ..interfaces.family import Block, Family
 from ..interfaces.state import State
-from .host_store import CpuStore
-from .residency import SLOTS
+from .cpu_store import CpuStore
+from .offload_plan import SLOTS
 
 _ALIGN = 256
 """Alignment in bytes of each weight, which kernels on GPUs expect."""

@@ -16,7 +16,7 @@ from ..distributed.mesh import Axis
 from ..interfaces.family import Family
 from ..layout.partition import Partition
 from ..samplers.interface import SamplerRun
-from .setting import SamplingContext
+from .sampling_context import SamplingContext
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,7 @@ from ..interfaces import patch_plan
 from ..interfaces.geometry import IMAGE, common_image_tokens
 from ..progress import PROGRESS
 from .latent_relay import FirstStage, LastStage, PatchIndices
-from .setting import Report, SamplingContext
+from .sampling_context import Report, SamplingContext
 from .stage import Group, Stage, Task
 
 

@@ -8,8 +8,8 @@ from ..distributed import rank_speeds
 from ..distributed.collectives import agree
 from ..errors import Cancelled
 from ..samplers.interface import ModelCall
+from .sampling_context import Report, SamplingContext
 from .schedule import ViewSchedule, call_kinds
-from .setting import Report, SamplingContext
 
 
 class SampleLoop:

@@ -17,7 +17,7 @@ from ..layout.partition import Partition
 from ..samplers.interface import ModelCall
 from ..strategies.patch_attention import PatchSplit
 from ..strategies.token_split import TokenSplit, take_slices
-from .setting import SamplingContext
+from .sampling_context import SamplingContext
 
 Group = tuple[int, ...]
 """Branches that run as one batch."""

@@ -27,8 +27,8 @@ from parallel_backend.engine.sharing import Sharing
 from parallel_backend.errors import Cancelled, InvalidRequest, NoRoom
 from parallel_backend.gateway.shared_file import _feed, _opened
 from parallel_backend.layout.parallel_layout import ParallelLayout
-from parallel_backend.loading import transformers
-from parallel_backend.loading.residency import decide
+from parallel_backend.loading import loaded_transformers
+from parallel_backend.loading.offload_plan import decide
 from parallel_backend.loading.room import MEMORY_LIMIT
 from parallel_backend.protocol.messages import Progress, RankRequest
 from parallel_backend.protocol.model_spec import HOST
@@ -138,7 +138,7 @@ def limit_memory(rank: int, limit: int | None) -> None:
 
 def stream_all(rank: int, on: bool) -> None:
     """Let all blocks stream, whatever the memory; or as it is decided."""
-    vars(transformers)["decide"] = (lambda claims, *_, **__: [0] * len(claims)) if on else decide
+    vars(loaded_transformers)["decide"] = (lambda claims, *_, **__: [0] * len(claims)) if on else decide
 
 
 def drop(rank: int, path: str, name: str, dropping: tuple[int, ...]) -> None:

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from parallel_backend.interfaces.family import Block
-from parallel_backend.loading.host_store import BROKEN, CpuStore, contents_of, share
+from parallel_backend.loading.cpu_store import BROKEN, CpuStore, contents_of, share
+from parallel_backend.loading.offload_plan import SLOTS
 from parallel_backend.loading.partial import allocate
-from parallel_backend.loading.residency import SLOTS
 from parallel_backend.loading.streamed_blocks import StreamedBlocks
 from tests.unit.loading.test_loading import ALONE
 

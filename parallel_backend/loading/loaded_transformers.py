@@ -12,12 +12,12 @@ from ..distributed.collectives import agree, all_true
 from ..distributed.mesh import DeviceMesh
 from ..interfaces.family import Family
 from ..protocol.model_spec import Adapter, Overlay
+from .cpu_store import share
 from .device_memory import free
-from .host_store import share
+from .offload_plan import ALL, SLOTS, UNDECIDED, PartSizes, TransformerClaim, decide, lacks_cpu_memory, with_slack
 from .parts import Parts
-from .residency import ALL, SLOTS, UNDECIDED, PartSizes, TransformerClaim, decide, lacks_cpu_memory, with_slack
 from .room import claims_of_all
-from .transformer import PlannedTransformer, plan_transformer
+from .transformer_part import PlannedTransformer, plan_transformer
 from .weight_changes import WeightChanges
 
 log = logging.getLogger(__name__)

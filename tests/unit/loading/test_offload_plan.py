@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from parallel_backend.errors import InvalidRequest, NoRoom
-from parallel_backend.loading.residency import (
+from parallel_backend.loading.offload_plan import (
     ALL,
     SLOTS,
     UNDECIDED,

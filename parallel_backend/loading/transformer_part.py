@@ -15,9 +15,9 @@ from ..interfaces.family import Family
 from ..interfaces.state import State
 from ..interfaces.tensor_cuts import Slices
 from ..strategies import stage_cut
-from .host_store import CpuStore
+from .cpu_store import CpuStore
 from .load import shapes_of
-from .residency import ALL, SLOTS, PartSizes, streamed
+from .offload_plan import ALL, SLOTS, PartSizes, streamed
 from .streamed_blocks import StreamedBlocks, streamable
 from .weight_source import WeightSource
 
