@@ -14,7 +14,6 @@ class ParallelClassLabel(io.ComfyNode):  # type: ignore[misc]
     @classmethod
     @override
     def define_schema(cls) -> io.Schema:
-        """Return the node's name, inputs and outputs."""
         return io.Schema(
             node_id="ParallelClassLabel",
             display_name="Parallel Class Label",

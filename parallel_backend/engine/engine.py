@@ -16,10 +16,9 @@ from ..distributed.mesh_cache import MeshCache
 from ..distributed.world import world
 from ..errors import NoRoom, OutOfMemory
 from ..loading.components import ComponentCache
-from ..loading.device_memory import DeviceMemory, free
 from ..loading.load import check_dtype, resolve_dtype
 from ..loading.original_weights import read_original
-from ..loading.parts import Parts
+from ..loading.parts import DeviceMemory, Parts, free
 from ..progress import LOADING, PROGRESS
 from ..protocol.frames import TensorMeta
 from ..protocol.messages import Decode, Encode, EncodeText, Forward, RankRequest, ReadWeights, Sample, Unload

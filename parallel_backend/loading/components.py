@@ -11,11 +11,10 @@ from ..layout.parallel_layout import ParallelLayout
 from ..protocol.model_spec import Adapter, Overlay
 from ..protocol.status import LoadedModel
 from ..protocol.tensors import NAMES
-from .device_memory import DeviceMemory
 from .load import check_component, load_text_encoder, load_vae, text_encoder_bytes, vae_bytes
 from .loaded_transformers import Transformers
 from .offload_plan import with_slack
-from .parts import Parts
+from .parts import DeviceMemory, Parts
 from .room import check_fits, check_work, claims_of_all
 from .weight_changes import WeightChanges
 from .weight_source import WeightSource

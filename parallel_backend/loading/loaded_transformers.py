@@ -13,9 +13,8 @@ from ..distributed.mesh import DeviceMesh
 from ..interfaces.family import Family
 from ..protocol.model_spec import Adapter, Overlay
 from .cpu_store import share
-from .device_memory import free
 from .offload_plan import ALL, SLOTS, UNDECIDED, PartSizes, TransformerClaim, decide, lacks_cpu_memory, with_slack
-from .parts import Parts
+from .parts import Parts, free
 from .room import claims_of_all
 from .transformer_part import PlannedTransformer, plan_transformer
 from .weight_changes import WeightChanges
