@@ -94,12 +94,9 @@ def _refuse(action: str, layer: str, *args: Any, **kwargs: Any) -> NoReturn:
 
 def _state(layer: nn.Module) -> dict[str, Any]:
     """Return a layer's class and what it holds, with copies of dicts and lists: hooks and children are in these."""
-    held = {name: _copied(value) for name, value in vars(layer).items() if name not in _IGNORED}
-    return {"__class__": type(layer), **held}
-
-
-def _copied(value: Any) -> Any:
-    return value.copy() if isinstance(value, dict | list) else value
+    held = {name: value for name, value in vars(layer).items() if name not in _IGNORED}
+    copied = {name: value.copy() if isinstance(value, dict | list) else value for name, value in held.items()}
+    return {"__class__": type(layer), **copied}
 
 
 def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:

@@ -74,7 +74,9 @@ class LowRankHooks:
             return
         self._remove()
         for each in adapters:
-            known = self._factors.pop(each.id) if each.id in self._factors else self._read(each)
+            known = self._factors.pop(each.id, None)
+            if known is None:
+                known = read_factors(each, self._module, self._class_name, self._slices)
             self._factors[each.id] = known  # in the order of their last use
         self._add(wanted)
         self._active = wanted
@@ -96,9 +98,6 @@ class LowRankHooks:
         """Return the LoRAs that are not in use, in the order of their last use."""
         in_use = {adapter_id for adapter_id, _ in self._active}
         return [adapter_id for adapter_id in self._factors if adapter_id not in in_use]
-
-    def _read(self, adapter: Adapter) -> Factors:
-        return read_factors(adapter, self._module, self._class_name, self._slices)
 
     def _add(self, wanted: Sequence[tuple[str, float]]) -> None:
         terms: dict[str, list[Term]] = {}
