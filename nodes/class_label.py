@@ -9,12 +9,11 @@ from .families.dit import LABEL, NO_CLASS
 
 
 class ParallelClassLabel(io.ComfyNode):  # type: ignore[misc]
-    """The conditioning of a class, and that of no class as its negative."""
+    """The conditioning of a class, and of no class as its negative."""
 
     @classmethod
     @override
     def define_schema(cls) -> io.Schema:
-        """Return the node's name, inputs and outputs."""
         return io.Schema(
             node_id="ParallelClassLabel",
             display_name="Parallel Class Label",

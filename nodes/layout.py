@@ -49,7 +49,6 @@ class ParallelLayoutNode(io.ComfyNode):  # type: ignore[misc]
     @classmethod
     @override
     def define_schema(cls) -> io.Schema:
-        """Return the node's name, inputs and outputs."""
         return io.Schema(
             node_id="ParallelLayout",
             display_name="Parallel Layout",

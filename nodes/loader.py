@@ -168,7 +168,6 @@ class ParallelLoader(io.ComfyNode):  # type: ignore[misc]
     @classmethod
     @override
     def define_schema(cls) -> io.Schema:
-        """Return the node's name, inputs and outputs."""
         return io.Schema(
             node_id="ParallelLoader",
             display_name="Parallel Loader",

@@ -42,7 +42,6 @@ class ParallelModel(io.ComfyNode):  # type: ignore[misc]
     @classmethod
     @override
     def define_schema(cls) -> io.Schema:
-        """Return the node's name, inputs and outputs."""
         return io.Schema(
             node_id="ParallelModel",
             display_name="Parallel Model",

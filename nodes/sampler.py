@@ -120,7 +120,6 @@ class ParallelSampler(io.ComfyNode):  # type: ignore[misc]
     @classmethod
     @override
     def define_schema(cls) -> io.Schema:
-        """Return the node's name, inputs and outputs."""
         return io.Schema(
             node_id="ParallelSampler",
             display_name="Parallel Sampler",

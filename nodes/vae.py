@@ -42,7 +42,6 @@ class ParallelVAE(io.ComfyNode):  # type: ignore[misc]
     @classmethod
     @override
     def define_schema(cls) -> io.Schema:
-        """Return the node's name, inputs and outputs."""
         return io.Schema(
             node_id="ParallelVAE",
             display_name="Parallel VAE",
@@ -130,7 +129,6 @@ class ParallelVAEDecode(io.ComfyNode):  # type: ignore[misc]
     @classmethod
     @override
     def define_schema(cls) -> io.Schema:
-        """Return the node's name, inputs and outputs."""
         return io.Schema(
             node_id="ParallelVAEDecode",
             display_name="Parallel VAE Decode",
@@ -158,7 +156,6 @@ class ParallelVAEEncode(io.ComfyNode):  # type: ignore[misc]
     @classmethod
     @override
     def define_schema(cls) -> io.Schema:
-        """Return the node's name, inputs and outputs."""
         return io.Schema(
             node_id="ParallelVAEEncode",
             display_name="Parallel VAE Encode",

@@ -85,4 +85,4 @@ def _limited(system: Path, names: _Interface, path: str) -> Iterator[LimitedGrou
 
 
 _UNLIMITED = 1 << 60
-"""Version 1 writes a limit of about this and more where there is none."""
+"""Version 1 reports "no limit" as a number this large."""

@@ -64,7 +64,7 @@ def cause(text: str) -> Cause:
 
 
 def breaks_device(text: str) -> bool:
-    """Whether, after an error with this text, the process cannot use its device any more."""
+    """Whether the error leaves the device unusable for this process."""
     return _has(text, _STICKY)
 
 

@@ -137,7 +137,7 @@ MAX_MESSAGE = 4000
 
 
 def shortened(message: str) -> str:
-    """Return a message of at most ``MAX_MESSAGE`` characters: one that quotes what a peer sent loses its middle."""
+    """Return a message of at most ``MAX_MESSAGE`` characters: a longer message loses its middle."""
     if len(message) <= MAX_MESSAGE:
         return message
     kept = (MAX_MESSAGE - 5) // 2

@@ -31,17 +31,15 @@ def inherited(environment: Mapping[str, str]) -> dict[str, str]:
 
     They run in other folders, so relative folders in ``PYTHONPATH`` become absolute ones.
     """
-    kept = {name: value for name, value in environment.items() if not _is_left_out(name)}
+    kept = {
+        name: value for name, value in environment.items() if name not in _LEFT_OUT and not name.startswith(_PREFIX)
+    }
     if kept.get(_DISTRIBUTED_DEBUG, "OFF").upper() not in ("OFF", "INFO", "DETAIL"):
         del kept[_DISTRIBUTED_DEBUG]  # torch refuses any other value
     if kept.get(PYTHON):
-        kept.pop("PYTHONHOME", None)  # it is that of this Python
+        kept.pop("PYTHONHOME", None)  # it belongs to this Python
     folders = [os.path.abspath(folder) for folder in kept.pop("PYTHONPATH", "").split(os.pathsep) if folder]
     return kept | ({"PYTHONPATH": os.pathsep.join(folders)} if folders else {})
-
-
-def _is_left_out(name: str) -> bool:
-    return name in _LEFT_OUT or name.startswith(_PREFIX)
 
 
 def number_of_threads(text: str) -> int | None:

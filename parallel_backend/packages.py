@@ -1,4 +1,4 @@
-"""Python packages beside this one: those that libraries find but ranks do without, and what to do about a broken one.
+"""Other Python packages: ranks hide some that libraries would import, and say what mends a broken one.
 
 Environments of ComfyUI are full of packages that are broken, or older than the library that finds them wants. diffusers
 and transformers import each optional package that is installed, so one of these ends the import of every model.

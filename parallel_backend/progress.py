@@ -136,7 +136,7 @@ class ProgressCounter:
             )
 
     def spent(self) -> dict[str, float]:
-        """Seconds by phase of the last request, or of the one that goes on, up to its last change of phase."""
+        """Seconds by phase of the current or last request, up to its last change of phase."""
         with self._lock:
             return dict(self._spent)
 

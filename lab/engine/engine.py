@@ -17,7 +17,7 @@ from parallel_backend.loading.components import ComponentCache
 from parallel_backend.protocol.frames import TensorMeta
 from parallel_backend.protocol.messages import Decode, Encode, RankRequest, Trial
 from parallel_backend.protocol.model_spec import ModelSpec
-from parallel_backend.step_loop.setting import Report
+from parallel_backend.step_loop.sampling_context import Report
 
 from .echo import ECHO, echo
 from .handicap import HANDICAP, handicapped, slow_down

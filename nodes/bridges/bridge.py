@@ -137,7 +137,7 @@ class Bridge(ABC):
 
     @property
     def vae(self) -> VAE | None:
-        """The checkpoint's VAE, or None if it has none that the backend can run."""
+        """The checkpoint's VAE; None if it has no VAE, or the backend cannot run it."""
         return vae_of(self.checkpoint) if self.checkpoint.components.get("vae") in self.vaes else None
 
     def latent_scale(self) -> LatentScale:
@@ -209,7 +209,7 @@ class Bridge(ABC):
 def patched_weights(patcher: Any) -> frozenset[str]:
     """Return the names of the weights that ComfyUI changes as nodes say when it loads a MODEL.
 
-    It leaves out those of modules that have others inside, such as the modulation of Wan's blocks.
+    It leaves out weights of modules that contain other modules, such as the modulation of Wan's blocks.
     """
     loaded = comfy.model_patcher.ModelPatcher._load_list(patcher)
     return frozenset(f"{module}.{name}" if module else name for *_, module, _, names in loaded for name in names)

@@ -195,7 +195,7 @@ class CustomBridge(Bridge):
         """Return a ``comfy.latent_formats.LatentFormat``."""
 
     def unet_config(self) -> dict[str, Any]:
-        """See ``Bridge``. ComfyUI detects nothing here: other nodes read this from the model's config."""
+        """ComfyUI detects nothing here: other nodes read this from the model's config."""
         return {"image_model": type(self).__name__.lower(), "in_channels": self.config["in_channels"]}
 
     def core_config(self) -> Any:
@@ -207,10 +207,10 @@ class CustomBridge(Bridge):
         return config
 
     def module(self, unet_config: Mapping[str, Any]) -> None:
-        """See ``Bridge``."""
+        """There is none."""
 
     def weights(self, module: nn.Module | None) -> MetaWeights:
-        """See ``Bridge``. Shapes come from the headers of the checkpoint's files."""
+        """Shapes come from the headers of the checkpoint's files."""
         weights = {}
         for file in sorted((self.checkpoint.path / "transformer").glob("*.safetensors")):
             with safe_open(file, framework="pt") as tensors:

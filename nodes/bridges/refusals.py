@@ -93,7 +93,7 @@ def check_model_options(model_options: Mapping[str, Any]) -> None:
 
 
 def check_compute_dtype(object_patches: Mapping[str, Any]) -> None:
-    """Refuse another dtype for the computation, because the ranks hold the weights in the one that they compute in.
+    """Refuse another dtype for the computation: the ranks hold the weights in the dtype that they compute in.
 
     Raises:
         InvalidRequest: a node set one.
@@ -166,7 +166,7 @@ def layers_unavailable(action: str, node: str = "") -> Unavailable:
 
     Args:
         action: what it does, which begins with "a node" if the node is not known.
-        node: which one it is. If it is not given, that of another pack whose code calls ours.
+        node: its name. By default, the node of another pack whose code calls ours.
     """
     node = node or calling_node()
     action = re.sub("^a node", node, action) if node else action

@@ -33,7 +33,7 @@ def bypass_patches(injections: Injections) -> dict[str, list[Patch]]:
 
 
 def check_injections(key: str, injections: Iterable[Any]) -> None:
-    """Refuse injections other than those of LoraLoaderBypass, and adapters that are not as good as changes of weights.
+    """Refuse injections that LoraLoaderBypass did not make, and adapters that differ from changes of weights.
 
     Raises:
         InvalidRequest: the message names the injection or the layer.

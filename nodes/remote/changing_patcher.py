@@ -26,7 +26,7 @@ class ChangingPatcher(WeightlessPatcher):
         """What sends the requests, and needs to know the changes."""
 
     def check_patches(self, patches: dict[Any, Any], lora: str, hook: Any = None) -> None:
-        """Refuse changes that cannot be meant, before they are added."""
+        """Refuse invalid changes before they are added."""
         return
 
     @override
@@ -83,7 +83,7 @@ class ChangingPatcher(WeightlessPatcher):
 
     @override
     def eject_model(self) -> None:
-        """See ``inject_model``."""
+        """Eject nothing."""
 
     @override
     def patch_hooks(self, hooks: Any) -> None:

@@ -1,4 +1,4 @@
-"""What is known of tensors that ComfyUI keeps, such as those of a LoRA's file. It never writes to them."""
+"""Facts about tensors that ComfyUI keeps and never changes, such as a LoRA's. Each is computed once."""
 
 import hashlib
 import math

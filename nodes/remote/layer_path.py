@@ -22,7 +22,7 @@ class Layers:
 
     Attributes:
         weights: all weights by name, on the meta device.
-        classes: the class of each of ComfyUI's layers by name. Layers of which ComfyUI has no class are left out.
+        classes: the class of each of ComfyUI's layers by name. Layers without a class in ComfyUI are left out.
     """
 
     weights: Mapping[str, Tensor]
@@ -63,7 +63,7 @@ class LayerPath:
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
-        """The class that ``isinstance`` finds: that of ComfyUI's layer."""
+        """ComfyUI's class of the layer, which ``isinstance`` finds."""
         return self._layers.classes.get(self._name, LayerPath)
 
     def __getattr__(self, name: str) -> Any:

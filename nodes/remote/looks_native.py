@@ -7,7 +7,7 @@ from ..bridges.refusals import layers_unavailable
 
 
 class LooksNative:
-    """Says that its class is that of ComfyUI's transformer.
+    """Claims the class of ComfyUI's transformer as its own.
 
     A node that asks for the class would leave another one's model as it is, or refuse it in words of its own.
 

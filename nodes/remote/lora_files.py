@@ -27,7 +27,7 @@ class _Groups(WeakKeyDictionary[object, object]):
 
 
 def remember_group(changes: Iterable[object]) -> None:
-    """Note that the adapters among these changes are those of one LoRA."""
+    """Note that the adapters among these changes come from one LoRA."""
     groups, group = current().part(_Groups), object()
     for change in changes:
         if isinstance(change, WeightAdapterBase):

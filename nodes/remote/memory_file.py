@@ -99,9 +99,9 @@ class _Weight:
 
 
 def _weights(patcher: Any, old: str, new: str, merged: Container[str]) -> tuple[dict[str, _Weight], dict[str, Any]]:
-    """Return the tensors to copy by their names in the file, and how ComfyUI describes those that are compressed.
+    """Return the tensors to copy by their names in the file, and ComfyUI's descriptions of the compressed ones.
 
-    Compressed weights are copied as they are. Those with patches are decoded, as ComfyUI decodes them to add patches.
+    Compressed weights are copied as they are, or decoded if they have patches, as ComfyUI decodes them to add patches.
     """
     state = patcher.model_state_dict(old)
     weights: dict[str, _Weight] = {}

@@ -43,7 +43,7 @@ class RemotePatcher(ChangingPatcher):
 
     @property
     def target(self) -> RemoteTransformer:
-        """See ``ChangingPatcher``.
+        """The model's transformer.
 
         Raises:
             InvalidRequest: a node has put another transformer into the model.
@@ -83,7 +83,7 @@ class RemotePatcher(ChangingPatcher):
 
 
 def _of_text(name: str) -> bool:
-    """Whether a name in a LoRA's file is that of a text encoder's layer."""
+    """Whether a name in a LoRA's file belongs to a text encoder."""
     return name.startswith(("lora_te", "text_encoder", "clip_", "te.", "te1.", "te2.", "te_"))
 
 

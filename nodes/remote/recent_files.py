@@ -14,10 +14,10 @@ from ...parallel_backend.errors import InvalidRequest
 from .sealed_file import SealedFile
 
 _KEPT_SAMPLINGS = 4
-"""A file is freed after this number of samplings without it."""
+"""A file is freed when this many samplings have not used it."""
 
 _KEPT_FILES, _KEPT_BYTES = 4, 16 << 30
-"""Before a file is made, old ones are freed while both limits are exceeded."""
+"""Before a file is made, others are freed while both limits are exceeded: the number of files, and their bytes."""
 
 _SPARE = 1 << 30
 """Bytes of memory that must stay free besides a file; as many as the file has, if it has fewer."""

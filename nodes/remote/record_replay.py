@@ -17,7 +17,7 @@ from ...parallel_backend.protocol.frames import MAX_TENSORS
 from .weight_changes import WeightChanges
 
 MOST_BRANCHES = 8
-"""Branches of one request. The ranks compute those of equal shapes as one batch, which has to fit into memory."""
+"""Branches of one request. The ranks compute branches of equal shapes as one batch, which has to fit into memory."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,7 @@
 """Tensors in a safetensors file in memory, which the ranks read.
 
 The file is anonymous (``memfd_create(2)``) and sealed. Ranks open it as ``/proc/<pid>/fd/<number>``, which the kernel
-allows to processes of the same user. It takes the host's memory once, however many ranks read it.
+allows to processes of the same user. It takes the CPU's memory once, however many ranks read it.
 """
 
 import fcntl

@@ -79,7 +79,7 @@ class StandInLayers:
         return {name: value for name, value in vars(self.module).items() if name not in known and _is_plain(value)}
 
     def changed(self) -> str | None:
-        """Return the name of the first layer that is not as it was, or None. Names are those of ``named_modules``."""
+        """Return the name of the first layer that a node has changed, as in ``named_modules``; None without one."""
         now: dict[str, nn.Module] = dict(self.module.named_modules())
         for name, before in self._before.items():
             if name not in now or not _same(_state(now[name]), before):
@@ -94,12 +94,9 @@ def _refuse(action: str, layer: str, *args: Any, **kwargs: Any) -> NoReturn:
 
 def _state(layer: nn.Module) -> dict[str, Any]:
     """Return a layer's class and what it holds, with copies of dicts and lists: hooks and children are in these."""
-    held = {name: _copied(value) for name, value in vars(layer).items() if name not in _IGNORED}
-    return {"__class__": type(layer), **held}
-
-
-def _copied(value: Any) -> Any:
-    return value.copy() if isinstance(value, dict | list) else value
+    held = {name: value for name, value in vars(layer).items() if name not in _IGNORED}
+    copied = {name: value.copy() if isinstance(value, dict | list) else value for name, value in held.items()}
+    return {"__class__": type(layer), **copied}
 
 
 def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:

@@ -4,7 +4,7 @@ Prompt weights, escapes and padding are ComfyUI's own code. Only the token ids c
 and only the encoder's forward runs on the ranks.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import comfy.hooks
@@ -218,12 +218,11 @@ def _weights(checkpoint: Checkpoint) -> MetaWeights:
         read = {}
     tensors = {name: torch.empty(each.shape, device="meta") for name, each in read.items()}
     linear = {name for name, tensor in tensors.items() if tensor.ndim == 2 and name.endswith(".weight")}
-    return MetaWeights(tensors=tensors, linear=frozenset(linear - _embeddings(linear)))
+    return MetaWeights(tensors=tensors, linear=frozenset(name for name in linear if not name.endswith(_LOOKED_UP)))
 
 
-def _embeddings(names: Iterable[str]) -> set[str]:
-    """Return the names of tables whose rows are looked up."""
-    return {name for name in names if name.endswith(("shared.weight", "embed_tokens.weight", "attention_bias.weight"))}
+_LOOKED_UP = ("shared.weight", "embed_tokens.weight", "attention_bias.weight")
+"""Ends of the names of tables whose rows are looked up."""
 
 
 def special_tokens(checkpoint: Checkpoint) -> dict[str, int]:

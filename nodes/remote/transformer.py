@@ -92,7 +92,7 @@ class RemoteTransformer(LooksNative, nn.Module):
         return self
 
     def named_modules(self, memo: set[nn.Module] | None = None, prefix: str = "", remove_duplicate: bool = True) -> Any:
-        """See ``nn.Module``. The layers after this module are ``StandInLayers``."""
+        """The layers after this module are ``StandInLayers``."""
         yield from super().named_modules(memo, prefix, remove_duplicate)
         layers = self._stand_ins.module.named_modules(memo, prefix, remove_duplicate)
         yield from ((name, layer) for name, layer in layers if layer is not self._stand_ins.module)

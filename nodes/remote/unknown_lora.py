@@ -1,4 +1,4 @@
-"""The refusal of a LoRA of whose names ComfyUI knows none for the model, by the first of them."""
+"""Refuses a LoRA if ComfyUI knows none of its names for the model."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -13,9 +13,9 @@ def unknown_lora(lora: str, model: str, names: Iterable[str] = ()) -> InvalidReq
     """Return the refusal.
 
     Args:
-        lora: its name, which is that of a file in ``models/loras`` where a loader node runs.
+        lora: its name; while a loader node runs, a file's in ``models/loras``.
         model: the model's name.
-        names: those in the LoRA, if they are known already.
+        names: the LoRA's names of weights, if they are known already.
     """
     first = next(iter(names), None) or _first_name(lora)
     such = f", such as {first}" if first else ""

@@ -56,7 +56,7 @@ class _Source:
 
 
 def _reads_first(*names: str, of: type = object, but: Iterable[str] = ()) -> Callable[[type], type]:
-    """Give a class methods that read first: those of another class, and others by name."""
+    """Make methods of a class read first: all that another class has, and others by name."""
     found = {name for name, _ in inspect.getmembers(of, inspect.isfunction) if not name.startswith("__")}
 
     def give(kind: type) -> type:

@@ -48,7 +48,7 @@ class RemoteVAE(comfy.sd.VAE):  # type: ignore[misc]
         Args:
             scale: the VAE's latent channels, and how many pixels and frames one latent position covers.
             model: the patcher with which ComfyUI unloads the weights.
-            check: raises ``InvalidRequest`` if the checkpoint has no VAE, or one that the backend cannot run.
+            check: raises ``InvalidRequest`` if the checkpoint has no VAE that the backend can run.
         """
         # The smallest VAE that ComfyUI can detect sets all attributes to the running version's defaults.
         super().__init__(sd={"pixel_space_vae": torch.tensor(1.0)})
@@ -78,7 +78,7 @@ class RemoteVAE(comfy.sd.VAE):  # type: ignore[misc]
         """Refuse to work without a supported VAE.
 
         Raises:
-            InvalidRequest: the checkpoint has no VAE, or one that the backend cannot run.
+            InvalidRequest: the checkpoint has no VAE that the backend can run.
         """
         self._check()
 

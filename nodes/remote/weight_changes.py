@@ -72,7 +72,7 @@ def plain_strengths(strength: Any, weight_strength: Any, lora: str) -> tuple[flo
 def fit_added(
     target: Changeable, patches: Mapping[Any, Any], strength: float, weight_strength: float, lora: str
 ) -> dict[Any, Any]:
-    """Return those of the changes that a node adds that fit their weights. Log the others, as ComfyUI does.
+    """Return the changes that fit their weights, of all that a node adds. Log the others, as ComfyUI does.
 
     Raises:
         InvalidRequest: none fits, or one is broken. The message names the LoRA, the model and the first weight.
@@ -95,7 +95,7 @@ def fit_injected(target: Changeable, patches: Patches, lora: str) -> None:
 
 
 def fit_all(shapes: Mapping[str, Sequence[int]], model: str, patches: Patches, lora: str) -> dict[str, list[Patch]]:
-    """Return those of the changes that fit their weights. See ``fit_added``.
+    """Return the changes that fit their weights. See ``fit_added``.
 
     Args:
         shapes: shape of each weight, by the name that it has in ``patches``.

@@ -33,7 +33,7 @@ class LowRankPatch:
         down: ``[rank, columns]``.
         scale: the factor that belongs to the file.
         strength: the factor that a node sets.
-        source: ComfyUI's object, which tells the changes of one LoRA from those of others.
+        source: ComfyUI's object, which is the same for all changes of one LoRA.
         order: the row of ``up`` for each row; None for the same.
     """
 
@@ -52,7 +52,7 @@ class SortedPatches:
     """All changes of a MODEL's weights.
 
     Attributes:
-        low_rank: those that the ranks apply as factors.
+        low_rank: changes that the ranks apply as factors.
         merged: by name, all changes of the weights that have others.
     """
 

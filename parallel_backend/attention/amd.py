@@ -2,7 +2,7 @@
 
 torch's operators there return it to base 2 in some versions (https://github.com/pytorch/pytorch/issues/156012), with
 its dims in another order in others (https://github.com/pytorch/pytorch/pull/179563), or have no kernel for the GPU or
-the head size. So a small call tries them, and without one that is right, plain products compute the same, more slowly.
+the head size. So a small call tries them. If none is right, plain products compute the same, more slowly.
 """
 
 import logging

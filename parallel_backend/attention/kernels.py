@@ -71,7 +71,7 @@ class Sdpa:
     head_sizes = None
 
     def unavailable(self, device: torch.device, dtype: torch.dtype) -> str | None:
-        """See ``Kernel.unavailable``: it is part of torch."""
+        """It is part of torch."""
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
         if query.device.type == "cpu":
@@ -80,7 +80,7 @@ class Sdpa:
         return F.scaled_dot_product_attention(query, key, value, scale=scale)
 
     def with_lse(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> tuple[Tensor, Tensor]:
-        """See ``Kernel``. Calls the operators that the function above dispatches to."""
+        """Calls the operators that the function above dispatches to."""
         if query.device.type == "cpu":
             out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, scale=scale)
         elif torch.version.hip is not None:

@@ -38,7 +38,7 @@ class KeyMask:
         return cls(tuple(row.nonzero()[:, 0].to(device, non_blocking=True) for row in rows))
 
     def for_batch(self, batch: int, sample: int | None) -> tuple[Tensor, ...]:
-        """Return the indices for all ``batch`` samples, or only those of ``sample``."""
+        """Return the indices for all ``batch`` samples, or for ``sample`` alone."""
         if sample is not None and len(self.indices) > 1:
             return (self.indices[sample],)
         assert len(self.indices) in (1, batch), (len(self.indices), batch)

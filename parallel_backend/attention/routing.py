@@ -20,7 +20,7 @@ class Attention(Protocol):
 
     A module calls it with q, k and v of this rank's tokens, ``[B, heads, local tokens, head_dim]``, and gets the
     attention output in the same shape. ``sample`` is the index in the batch of the single sample that they hold; None
-    if they hold the whole batch. Masks are not passed in: the implementation knows those of all ranks.
+    if they hold the whole batch. Masks are not passed in: the implementation knows all ranks' masks.
     """
 
     def __call__(

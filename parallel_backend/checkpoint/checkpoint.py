@@ -25,7 +25,7 @@ class StoredComponent:
         prefix: the beginning of its names in the files, which other components' names lack.
         native: whether the names are the model's original ones, which diffusers' converter maps.
         name: what messages call the files.
-        missing_part: a file that does not exist, of which another's name says that it belongs to the model.
+        missing_part: a file that belongs to the model by another file's name, and does not exist.
     """
 
     files: tuple[Path, ...]

@@ -1,4 +1,4 @@
-"""What tells a model's files from those of another model, on any machine and under any path."""
+"""A hash that identifies a model's files, on any machine and under any path."""
 
 import hashlib
 import os

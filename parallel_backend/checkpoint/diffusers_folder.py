@@ -58,7 +58,7 @@ class DiffusersFolder(Checkpoint):
         return _SPLIT.get(str(self.config(component).get("norm_type")), _OLD_CLASS)
 
     def stamp(self) -> str:
-        """See ``Checkpoint``. Covers names, sizes and modification times of configs and weights."""
+        """Covers names, sizes and modification times of configs and weights."""
         states = [(name, file_state(file)) for name, file in self._files()]
         return hashlib.sha256(repr(states).encode()).hexdigest()[:16]
 
@@ -71,12 +71,12 @@ class DiffusersFolder(Checkpoint):
         return [(str(file.relative_to(self.path)), file) for file in sorted(files)]
 
     def config(self, component: str) -> dict[str, Any]:
-        """See ``Checkpoint``. A component's config is its ``config.json``, a scheduler's ``scheduler_config.json``."""
+        """A component's config is its ``config.json``, a scheduler's ``scheduler_config.json``."""
         name = "scheduler_config.json" if component == "scheduler" else "config.json"
         return read_json(self.path / component / name)
 
     def stored(self, component: str) -> StoredComponent:
-        """See ``Checkpoint``. diffusers and transformers, which load all but transformers, ignore scales."""
+        """diffusers and transformers, which load all but the diffusion transformers, ignore scales."""
         files = folder_files(self.path / component, self.config(component))
         if component not in (HIGH_NOISE, LOW_NOISE):
             _refuse_compressed(self.path / component, files)

@@ -1,6 +1,6 @@
 """The header of a GGUF file: names, block types and shapes, checked against the file's size. No torch.
 
-Read with the ``gguf`` package of llama.cpp. Names are those of the original model, as city96's ComfyUI-GGUF converts.
+Read with the ``gguf`` package of llama.cpp. Names are the original model's, as city96's ComfyUI-GGUF converts.
 """
 
 import math
@@ -32,7 +32,7 @@ _MAX_VALUES, _MAX_DIMS = 1 << 22, 8
 """Most values in all arrays of the header, which models for text need for their words, and most dims of a tensor."""
 
 _MAX_TENSORS, _MAX_FIELDS, _MAX_TEXT = 1 << 16, 1 << 16, 1 << 20
-"""Most tensors and fields, each of which takes some KB of memory, and most bytes of a name or a text."""
+"""Most tensors and fields (each takes some KB of memory), and most bytes of a name or a text."""
 
 _SHAPES = "comfy.gguf.orig_shape."
 """Beginning of the fields with the shapes of tensors that have more dims than GGUF allows."""
@@ -127,7 +127,7 @@ def _array_parts(reader: Any, offset: int, inner: Any, count: Any) -> Any:
 
 
 def _end_of_texts(data: Any, position: int, count: int) -> int:
-    """Return where ``count`` texts end, each of which follows its length."""
+    """Return where ``count`` texts end. Each follows its length."""
     for _ in range(count):
         if position + 8 > len(data):
             raise ValueError(f"it is cut off, or a field claims {count} texts")

@@ -47,7 +47,7 @@ Prefixes = dict[str, str]
 
 
 def is_in_memory(path: str | Path) -> bool:
-    """Whether a path is that of a file in another process's memory, which ``Parallel Model`` writes."""
+    """Whether a path leads to a file in another process's memory, which ``Parallel Model`` writes."""
     return _IN_MEMORY.match(str(path)) is not None
 
 
@@ -133,7 +133,7 @@ class SingleFile(Checkpoint):
             self._check_dtypes(component)
 
     def config(self, component: str) -> dict[str, Any]:
-        """See ``Checkpoint``. The config follows from names and shapes."""
+        """The config follows from names and shapes."""
         return dict(self._found(component).config)
 
     def stored(self, component: str) -> StoredComponent:
@@ -159,7 +159,7 @@ class SingleFile(Checkpoint):
         return hashlib.sha256(repr([file_state(file) for file in self.files]).encode()).hexdigest()[:16]
 
     def content(self) -> str:
-        """See ``Checkpoint``. A file may have any name."""
+        """A file may have any name."""
         return content_of((str(number), file) for number, file in enumerate(self.files))
 
     def _check_dtypes(self, component: str) -> None:

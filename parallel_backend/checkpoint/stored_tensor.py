@@ -98,7 +98,7 @@ class Compression:
 
     @property
     def scales(self) -> dict[str, StoredTensor]:
-        """The scales by attribute, for those that there are."""
+        """The scales that there are, by attribute."""
         named = {name: getattr(self, name) for name in ("tensor_scale", "row_scale", "block_scale", "input_scale")}
         return {name: scale for name, scale in named.items() if scale is not None}
 

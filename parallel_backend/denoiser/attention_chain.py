@@ -48,7 +48,7 @@ class WithoutPadding:
         self.padding_start = sum(sizes[: empty[-1]]) if empty else self.tokens
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, *, scale: float | None, sample: int | None) -> Tensor:
-        """See ``Attention``. Padding rows of the output are zero."""
+        """Padding rows of the output are zero."""
         padding = query.shape[2] - self.tokens
         if not padding:
             return self.inner(query, key, value, scale=scale, sample=sample)

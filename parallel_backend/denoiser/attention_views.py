@@ -42,7 +42,7 @@ class FullView:
 
 
 class DisplacedView(FullView):
-    """New keys and values of this rank's patch; those of other patches are from the call before.
+    """New keys and values of this rank's patch, and the other patches' of the call before.
 
     Attributes:
         fresh: whether this call waits for the other patches' new keys and values, which makes it exact.

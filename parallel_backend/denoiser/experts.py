@@ -41,7 +41,7 @@ class Experts:
     def at(self, timestep: Tensor) -> Family:
         """The transformer for timesteps ``[B]`` or ``[B, T]`` (0 .. 1000), which all lie on one side of the boundary.
 
-        The switch is that of diffusers' ``WanPipeline``.
+        It switches as diffusers' ``WanPipeline`` does.
         """
         self._current = None  # no reference is left, so the old one can be freed for the new one
         self._current = self._load(self.name(timestep), self.adapters)

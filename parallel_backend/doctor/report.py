@@ -61,7 +61,8 @@ def _parts(findings: Sequence[Finding], endpoint: Endpoint, folder: Path) -> Ite
     yield "doctor.json", msgspec.json.format(msgspec.json.encode(findings)).decode()
     yield "status.json", _status(endpoint)
     yield "versions.txt", _versions()
-    yield "environment.txt", "\n".join(f"{name}={os.environ[name]}" for name in sorted(os.environ) if _is_ours(name))
+    shown = sorted(name for name in os.environ if name.startswith(_SHOWN))
+    yield "environment.txt", "\n".join(f"{name}={os.environ[name]}" for name in shown)
     yield "doctor.log", tail(folder / CHILD_LOG, _MAX_FILE)
     yield from _logs("logs", endpoint.logs)
     yield from _logs("doctor-logs", Endpoint(folder=folder / "run").logs)
@@ -78,10 +79,6 @@ def _versions() -> str:
     packages = {dist.metadata["Name"]: dist.version for dist in importlib.metadata.distributions()}
     lines = [f"Python {platform.python_version()}", f"{platform.system()} {platform.release()} {platform.machine()}"]
     return "\n".join([*lines, *(f"{name}=={packages[name]}" for name in sorted(packages, key=str.lower))])
-
-
-def _is_ours(name: str) -> bool:
-    return name.startswith(_SHOWN)
 
 
 def _logs(name: str, folder: Path) -> Iterator[tuple[str, str]]:

@@ -46,7 +46,7 @@ class _Child:
     def __init__(self, checks: Sequence[Check], setting: Setting) -> None:
         self._pipe, write_end = os.pipe2(os.O_CLOEXEC)
         self._buffer = b""
-        python = os.environ.get(PYTHON) or sys.executable  # the one that the backend runs with
+        python = os.environ.get(PYTHON) or sys.executable  # as the backend
         command = [python, "-m", f"{__package__}.child", str(write_end)]
         command += [msgspec.json.encode(part).decode() for part in (setting, list(checks))]
         try:

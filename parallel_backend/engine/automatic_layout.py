@@ -9,9 +9,9 @@ from ..denoiser.plan import DenoisingPlan
 from ..layout.parallel_layout import ParallelLayout, sharing
 from ..loading.components import ComponentCache
 from ..loading.load import transformer_bytes
-from ..loading.residency import PartSizes, with_slack
+from ..loading.offload_plan import PartSizes, with_slack
 from ..loading.room import Claim, claims_of_all, shortage
-from ..loading.transformer import whole_sizes
+from ..loading.transformer_part import whole_sizes
 from ..protocol.model_spec import ModelSpec
 from .agreements import Agreements, ChosenLayout, LayoutKey
 from .validation import is_refused

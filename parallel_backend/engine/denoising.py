@@ -21,14 +21,14 @@ from ..families.registry import family_of
 from ..interfaces.family import Family
 from ..loading.components import ComponentCache
 from ..loading.load import check_dtype
-from ..loading.transformer import PlannedTransformer
+from ..loading.transformer_part import PlannedTransformer
 from ..machines.ranks.crossing import Crossing, Crossings
 from ..progress import LOADING, PROGRESS
 from ..protocol.messages import Forward, Progress, Sample
 from ..protocol.model_spec import Adapter
 from ..step_loop.pipefusion import PipeFusion
 from ..step_loop.sample_loop import SampleLoop
-from ..step_loop.setting import Setting
+from ..step_loop.sampling_context import SamplingContext
 from .agreements import Agreements, KernelKey
 from .automatic_layout import fit
 from .request import ActiveRequest, Tensors, measured
@@ -85,7 +85,7 @@ class Denoising:
         if prepared is None:
             return {}
         denoiser, shared = prepared
-        setting = Setting(denoiser, message, shared)
+        setting = SamplingContext(denoiser, message, shared)
         if message.measure:
             setting.load()
         loop_class = PipeFusion if denoiser.plan.layout.pipe > 1 else SampleLoop

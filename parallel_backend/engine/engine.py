@@ -16,10 +16,9 @@ from ..distributed.mesh_cache import MeshCache
 from ..distributed.world import world
 from ..errors import NoRoom, OutOfMemory
 from ..loading.components import ComponentCache
-from ..loading.device_memory import DeviceMemory, free
 from ..loading.load import check_dtype, resolve_dtype
 from ..loading.original_weights import read_original
-from ..loading.parts import Parts
+from ..loading.parts import DeviceMemory, Parts, free
 from ..machines.ranks.crossing import Crossings, HostMap
 from ..machines.ranks.host_files import HostFiles
 from ..progress import LOADING, PROGRESS
@@ -27,7 +26,7 @@ from ..protocol.frames import TensorMeta
 from ..protocol.messages import Decode, Encode, EncodeText, Forward, RankRequest, ReadWeights, Sample, Trial, Unload
 from ..protocol.model_spec import DType, ModelSpec
 from ..protocol.status import LoadedModel
-from ..step_loop.setting import Report
+from ..step_loop.sampling_context import Report
 from . import text_encoding, trials
 from .agreements import Agreements
 from .autoencoding import Autoencoding

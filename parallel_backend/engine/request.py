@@ -16,7 +16,7 @@ from ..loading.components import ComponentCache
 from ..progress import LOADING, PROGRESS
 from ..protocol.frames import TensorMeta
 from ..protocol.messages import MeasuredRequest, Progress, RankRequest
-from ..step_loop.setting import Report
+from ..step_loop.sampling_context import Report
 from .tensor_values import first_not_finite
 
 Tensors = dict[str, Tensor]

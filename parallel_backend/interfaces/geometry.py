@@ -52,7 +52,7 @@ class AllReduce:
         tokens: the stream, or the context entry of an ``Extent``, whose tokens are summed.
         width: values summed per token.
         count: number of such all-reduces in the model.
-        itemsize: bytes of a value; 0 means those of the model's dtype.
+        itemsize: bytes of a value; 0 for the size of the model's dtype.
         min_rows: minimum number of rows. It is 1 where a rank without tokens of the stream computes a placeholder row.
     """
 
@@ -86,7 +86,7 @@ class Geometry:
     positions: int | None = None
 
     def width(self, stream: str) -> int:
-        """Return the features of a token between blocks, which are those of a row-parallel layer's output."""
+        """Return the features of a token between blocks: as many as a row-parallel layer outputs."""
         return max(total.width for total in self.all_reduces if total.tokens == stream)
 
     def grid(self, size: Sequence[int]) -> tuple[int, ...]:

@@ -17,7 +17,7 @@ class State:
         tables: by stream, tensors whose dim 1 is indexed by the stream's tokens, such as rotary tables or modulation
             per token. They are sharded with the stream.
         masks: by stream, which of its tokens may be attended to, bool ``[B, S]``. All tokens of a stream without a mask
-            may be. Masks are never sharded: the attention seam needs those of all ranks.
+            may be. Masks are never sharded: the attention seam needs all ranks' masks.
         context: small global tensors, whole on every rank: the timestep, or text in cross-attention.
         skipped: numbers of the blocks that are left out, counted over the model's blocks that have weights.
     """

@@ -21,7 +21,7 @@ class Workload:
 
     Attributes:
         branches: per branch, the number of samples and the extent of one sample.
-        alike: per branch, a key. A rank runs those of its branches that have equal keys as one forward.
+        alike: per branch, a key. A rank runs its branches with equal keys as one forward.
         geometry: the static numbers of the model.
         itemsize: bytes of a value in the model's dtype.
         guided: True in a step loop, where all ranks of the sequence need the guided prediction. False for a single

@@ -17,7 +17,7 @@ STALE: tuple[str, ...] = ("", "previous", "none")
 """Which keys and values of the other ranks of ``ring`` a rank attends to: all current ones, the previous step's, or
 none."""
 MAX_DEGREE = 999_999_999
-"""Largest degree: that of nine digits, which ``parse`` accepts."""
+"""Largest degree: nine digits, as ``parse`` accepts."""
 MAX_SPEED = 1000
 """Largest relative speed that ``balance`` accepts. The smallest is its reciprocal."""
 OPTIONS: dict[str, int] = {"patches": 0, "warmup": 1}
@@ -230,7 +230,7 @@ def auto(hosts: Sequence[int], *, branches: int) -> ParallelLayout:
 
 
 def sharing(layout: ParallelLayout) -> list[ParallelLayout]:
-    """Return layouts of as many ranks in which ranks share the weights, those first that send the least."""
+    """Return layouts of as many ranks in which ranks share the weights. The first sends the least."""
     if layout.ranks == 1:
         return []
     same = [replace(layout, shard_weights=True)] if layout.sequence > 1 else []

@@ -9,7 +9,7 @@ from itertools import accumulate
 class Partition:
     """Consecutive shards of ``sum(sizes)`` items; shard ``i`` belongs to rank ``i`` of an axis.
 
-    Sizes may differ and may be zero: the number of items need not be divisible by that of ranks, and nothing is padded.
+    Sizes may differ and may be zero: the number of ranks need not divide the number of items. Nothing is padded.
 
     Raises:
         ValueError: there is no shard, or a size is negative.

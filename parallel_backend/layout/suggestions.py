@@ -34,12 +34,12 @@ def check_fits(layout: ParallelLayout, ranks: int, works: Works | None = None) -
 
 
 def suggestion(wanted: ParallelLayout, ranks: int, works: Works) -> str:
-    """Return the text that names the nearest layouts to one that was refused."""
+    """Return a text with the layouts nearest to a refused one."""
     return "would work: " + ", ".join(f'"{layout}"' for layout in nearest(wanted, ranks, works))
 
 
 def fitting(wanted: ParallelLayout, ranks: int) -> ParallelLayout:
-    """Return the layout itself if it fits on so many ranks, otherwise the nearest that demands no more of the model.
+    """Return the layout itself if it fits on ``ranks`` ranks, otherwise the nearest that demands no more of the model.
 
     It splits the weights if the wanted one does, as far as there are ranks to.
     """

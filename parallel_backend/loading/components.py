@@ -11,12 +11,11 @@ from ..layout.parallel_layout import ParallelLayout
 from ..protocol.model_spec import Adapter, Overlay
 from ..protocol.status import LoadedModel
 from ..protocol.tensors import NAMES
-from .device_memory import DeviceMemory
 from .load import check_component, load_text_encoder, load_vae, text_encoder_bytes, vae_bytes
-from .parts import Parts
-from .residency import with_slack
+from .loaded_transformers import Transformers
+from .offload_plan import with_slack
+from .parts import DeviceMemory, Parts
 from .room import check_fits, check_work, claims_of_all
-from .transformers import Transformers
 from .weight_changes import WeightChanges
 from .weight_source import WeightSource
 

@@ -26,7 +26,7 @@ class CompressedLinear(nn.Linear):
 
     Attributes:
         weight_cut: the dim of the weight that is cut, and the parts that this layer has; None if it has all.
-        columns: where its columns are among those that it decodes; None if they are the same.
+        columns: where its columns are among the decoded ones; None if they are the same.
         replacement: returns this layer's part of another weight, which it has for now; None for its own.
     """
 
@@ -96,7 +96,7 @@ class CompressedLinear(nn.Linear):
         return parameter
 
     def forward(self, x: Tensor) -> Tensor:
-        """See ``torch.nn.Linear``. Computes in the weight's format where ComfyUI would."""
+        """Computes in the weight's format where ComfyUI would."""
         if not x.numel():  # a rank without tokens; kernels cannot take none
             return x.new_empty(*x.shape[:-1], len(self.packed))
         multiply = None
@@ -126,7 +126,7 @@ def _inside(parts: tuple[slice, ...], wide: tuple[slice, ...]) -> tuple[slice, .
 def keep_compressed(module: nn.Module, source: WeightSource) -> None:
     """Replace every linear layer of a module on the meta device whose weight is compressed in the files.
 
-    Other compressed weights, such as those of convolutions, are decoded when they are read.
+    Other compressed weights, such as convolutions', are decoded when they are read.
     """
     linears = [(name, each) for name, each in module.named_modules() if type(each) is nn.Linear]
     for name, linear in linears:

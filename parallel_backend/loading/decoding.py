@@ -1,6 +1,6 @@
 """Decodes rows of compressed weights."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -30,15 +30,11 @@ def decode(compression: Compression, packed: Tensor, scales: Scales, dtype: torc
     rows, row_bytes = packed.shape
     columns = row_bytes // compression.block_bytes * compression.block
     decoded = packed.new_empty(rows, columns, dtype=dtype)
-    for part in _parts(rows, max(_AT_ONCE[packed.device.type] // max(columns, 1), 1)):
+    at_once = max(_AT_ONCE[packed.device.type] // max(columns, 1), 1)
+    for part in (slice(start, start + at_once) for start in range(0, rows, at_once)):
         of_rows = {name: scale if scale.ndim == 0 else scale[part] for name, scale in scales.items()}
         decoded[part] = _DECODERS.get(compression.format, _gguf)(compression, packed[part], of_rows, dtype)
     return decoded
-
-
-def _parts(rows: int, size: int) -> Iterator[slice]:
-    for start in range(0, rows, size):
-        yield slice(start, min(start + size, rows))
 
 
 def _fp8(compression: Compression, packed: Tensor, scales: Scales, dtype: torch.dtype) -> Tensor:

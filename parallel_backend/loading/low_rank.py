@@ -55,7 +55,7 @@ Term = tuple[LowRank, float]
 
 
 class LowRankHooks:
-    """The LoRAs of one loaded transformer: those in use, and factors of others that may be used again.
+    """The LoRAs in use in one loaded transformer, and factors of others that may be used again.
 
     Args:
         module: this rank's part of the transformer, with its weights.
@@ -68,14 +68,16 @@ class LowRankHooks:
         self._handles: list[RemovableHandle] = []
 
     def use(self, adapters: Sequence[Adapter]) -> None:
-        """Apply exactly these LoRAs from now on. Reads the factors of those that are new."""
+        """Apply exactly these LoRAs from now on. Reads the factors of new ones."""
         wanted = tuple((each.id, each.strength) for each in adapters)
         if wanted == self._active:
             return
         self._remove()
         for each in adapters:
-            known = self._factors.pop(each.id) if each.id in self._factors else self._read(each)
-            self._factors[each.id] = known  # the ones that are used last come last
+            known = self._factors.pop(each.id, None)
+            if known is None:
+                known = read_factors(each, self._module, self._class_name, self._slices)
+            self._factors[each.id] = known  # in the order of their last use
         self._add(wanted)
         self._active = wanted
         self._forget_oldest()
@@ -93,12 +95,9 @@ class LowRankHooks:
         return bool(idle)
 
     def _idle(self) -> list[str]:
-        """Return the LoRAs that are not in use, those first that were used first."""
+        """Return the LoRAs that are not in use, in the order of their last use."""
         in_use = {adapter_id for adapter_id, _ in self._active}
         return [adapter_id for adapter_id in self._factors if adapter_id not in in_use]
-
-    def _read(self, adapter: Adapter) -> Factors:
-        return read_factors(adapter, self._module, self._class_name, self._slices)
 
     def _add(self, wanted: Sequence[tuple[str, float]]) -> None:
         terms: dict[str, list[Term]] = {}

@@ -1,16 +1,24 @@
-"""The loaded components of one checkpoint on this rank's device, whatever they are."""
+"""The loaded components of each checkpoint, what they take of this rank's device, and the order of eviction."""
 
-from collections.abc import Callable, Collection
+import gc
+import logging
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, TypeVar, cast
 
 import torch
 
+from ..checkpoint.checkpoint import HIGH_NOISE, LOW_NOISE
+from ..distributed.device_memory import release_cache
 from ..interfaces.family import Family
-from .device_memory import DeviceMemory
-from .host_store import HostStore
+from .cpu_store import CpuStore
+from .room import Claim, Room, claim, room_on
 from .weight_changes import WeightChanges
 
+log = logging.getLogger(__name__)
+
 T = TypeVar("T")
+
+_TRANSFORMERS = (HIGH_NOISE, LOW_NOISE)
 
 
 class Parts:
@@ -25,10 +33,10 @@ class Parts:
         stores: the machine's memory from which blocks of a component stream, by the component's name.
     """
 
-    def __init__(self, name: str, memory: DeviceMemory) -> None:
+    def __init__(self, name: str, memory: "DeviceMemory") -> None:
         self.name, self.memory = name, memory
         self.loads = 0
-        self.stores: dict[str, HostStore] = {}
+        self.stores: dict[str, CpuStore] = {}
         self._parts: dict[str, Any] = {}
         self._bytes: dict[str, int] = {}
         self._changes: dict[str, WeightChanges] = {}
@@ -57,7 +65,7 @@ class Parts:
         self.drop(name)
         self.stores.pop(name, None)
 
-    def release_host(self) -> None:
+    def release_cpu(self) -> None:
         """Free the machine's memory from which blocks stream, with what is loaded from it."""
         for name in list(self.stores):
             self.drop_with_store(name)
@@ -68,7 +76,7 @@ class Parts:
         return bool(self.stores)
 
     @property
-    def host_bytes(self) -> int:
+    def cpu_bytes(self) -> int:
         """Bytes of the machine's memory from which blocks stream, if this rank has made it."""
         return sum(store.data.numel() for store in self.stores.values() if store.made_here)
 
@@ -110,3 +118,100 @@ class Parts:
             except torch.OutOfMemoryError:
                 if not self.memory.free_next(self, keep):
                     raise
+
+
+class DeviceMemory:
+    """The memory of this rank's device.
+
+    Args:
+        models: returns all models of this rank, in the order of eviction.
+        ranks: number of all ranks.
+    """
+
+    def __init__(self, device: torch.device, models: Callable[[], Iterable[Parts]], ranks: int = 1) -> None:
+        self.device, self._models, self.ranks = device, models, ranks
+
+    @property
+    def room(self) -> Room:
+        """The room that there is now."""
+        held = sum(model.nbytes for model in self._all()) if self.device.type == "cpu" else 0
+        return room_on(self.device, held)
+
+    def claim(self, needed: int) -> Claim:
+        """Return this rank's claim to ``needed`` bytes."""
+        return claim(self.device, self.room, needed)
+
+    def sharers(self, ranks: int) -> int:
+        """Return how many of these ranks take from the same memory: CPU ranks all do."""
+        return ranks if self.device.type == "cpu" else 1
+
+    def free_up(self, nbytes: int, wanted: Parts, keep: Collection[str] = (), *, ranks: int = 1) -> None:
+        """Free what no request uses until ``nbytes`` are free, or nothing is left to free.
+
+        Args:
+            nbytes: what is about to be used.
+            wanted: the model that needs it.
+            keep: its components that stay.
+            ranks: number of ranks that are about to use as much.
+        """
+        sharers = self.sharers(ranks)
+        if nbytes and self.room.lacks(nbytes, sharers):
+            free(self.device)
+            while self.room.lacks(nbytes, sharers) and self.free_next(wanted, keep):
+                pass
+
+    def free_next(self, wanted: Parts, keep: Collection[str] = ()) -> bool:
+        """Free what is next in the order; return false if nothing is left to free.
+
+        What costs least to get back goes first: factors of LoRAs that no request uses, text encoders, VAEs,
+        transformers of other models, other transformers of the same model.
+        """
+        freed = [model.name for model in self._all() if model.forget_idle()]
+        if freed:
+            log.warning("the device is full: freeing LoRAs of %s that are not in use", " and ".join(freed))
+        else:
+            victim = next(self._victims(wanted, keep), None)
+            if victim is None:
+                return False
+            model, name = victim
+            log.warning("the device is full: unloading the %s of %s to make room for %s", name, model.name, wanted.name)
+            model.drop(name)
+            del model, victim
+        free(self.device)
+        return True
+
+    def idle_cpu_bytes(self, wanted: Parts) -> int:
+        """Return the bytes of the machine's memory from which blocks of other models stream, as far as made here."""
+        return sum(model.cpu_bytes for model in self._all() if model is not wanted)
+
+    def release_cpu(self, wanted: Parts) -> None:
+        """Free the machine's memory from which other models stream. All ranks do it, or the memory stays in use."""
+        for model in self._all():
+            if model is not wanted and model.streams:
+                log.warning("the machine is short of memory: unloading %s to make room for %s", model.name, wanted.name)
+                model.release_cpu()
+        free(self.device)
+
+    def _victims(self, wanted: Parts, keep: Collection[str]) -> Iterator[tuple[Parts, str]]:
+        others = [model for model in self._all() if model is not wanted]
+        order: tuple[tuple[tuple[str, ...], list[Parts]], ...] = (
+            (("text_encoder",), [*others, wanted]),
+            (("vae",), [*others, wanted]),
+            (_TRANSFORMERS, others),
+            (_TRANSFORMERS, [wanted]),
+        )
+        for names, models in order:
+            for model in models:
+                for name in names:
+                    if model.has(name) and not (model is wanted and name in keep):
+                        yield model, name
+
+    def _all(self) -> list[Parts]:
+        """Return every model once; requests may know one by several names."""
+        return list(dict.fromkeys(self._models()))
+
+
+def free(device: torch.device) -> None:
+    """Return the memory of unreferenced objects to the device."""
+    gc.collect()
+    release_cache(device)

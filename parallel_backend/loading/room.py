@@ -12,7 +12,7 @@ from .. import processes
 from ..distributed.collectives import gather_numbers
 from ..distributed.mesh import Axis
 from ..errors import InvalidRequest, NoRoom
-from .host_store import machine_number
+from .cpu_store import machine_number
 
 MEMORY_LIMIT = "PARALLEL_DIT_MEMORY_LIMIT"
 """The environment variable that limits the memory of a rank."""
@@ -69,7 +69,7 @@ class Claim(Room):
 
     @property
     def memory(self) -> tuple[int, int]:
-        """What tells the memory that the rank claims from others."""
+        """Identifies the memory pool."""
         return self.host, self.device
 
 
@@ -141,7 +141,7 @@ class Shortage:
     limited: bool
 
     def sentence(self, what: str, take: str) -> str:
-        """Return the numbers in words. ``what`` are the ranks' things that ``take`` so much."""
+        """Return the numbers in words. ``what`` is the subject of the sentence, and ``take`` its verb."""
         name = "cpu" if self.device == _CPU else f"cuda:{self.device}"
         numbers = f"room for {self.room / 1e9:.1f} of {self.total / 1e9:.1f} GB"
         if self.limited:

@@ -1,4 +1,4 @@
-"""The scales of compressed weights, as ``decoding`` needs them, and the refusal of scales that cannot be meant."""
+"""The scales of compressed weights, as ``decoding`` needs them, and the refusal of invalid scales."""
 
 from dataclasses import replace
 

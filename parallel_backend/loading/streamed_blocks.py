@@ -1,4 +1,4 @@
-"""Blocks of a transformer whose weights are on the device only while they compute, and in the host's memory otherwise.
+"""Blocks of a transformer whose weights are on the device only while they compute, and in the CPU's memory otherwise.
 
 The next block is copied while the current one computes, as in FlexGen (https://arxiv.org/abs/2303.06865) and in
 ComfyUI's and diffusers' offloading.
@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from ..interfaces.family import Block, Family
 from ..interfaces.state import State
-from .host_store import HostStore
-from .residency import SLOTS
+from .cpu_store import CpuStore
+from .offload_plan import SLOTS
 
 _ALIGN = 256
 """Alignment in bytes of each weight, which kernels on GPUs expect."""
@@ -61,7 +61,7 @@ class CopiesAtOnce:
         self._slots[slot, : len(source)].copy_(source)
 
     def wait(self, slot: int) -> None:
-        """See ``Copies``."""
+        """The copy is there already."""
 
 
 class CopiesBeside:
@@ -107,14 +107,14 @@ class StreamedBlocks:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all blocks in the host's memory."""
+        """Bytes of all blocks in the CPU's memory."""
         return sum(self._sizes)
 
-    def place(self, store: HostStore, device: torch.device, copies: Callable[[Tensor], Copies] | None = None) -> None:
+    def place(self, store: CpuStore, device: torch.device, copies: Callable[[Tensor], Copies] | None = None) -> None:
         """Give the weights their places and let the blocks stream.
 
         Args:
-            store: ``nbytes`` of the host's memory, where ``homes`` are from now on.
+            store: ``nbytes`` of the CPU's memory, where ``homes`` are from now on.
             device: where the blocks compute.
             copies: makes the copies to the slots, given ``[SLOTS, bytes of the largest block]`` on the device.
         """
@@ -134,11 +134,11 @@ class StreamedBlocks:
 
     @property
     def contents(self) -> bytes:
-        """What ``homes`` hold, see ``HostStore``."""
+        """What ``homes`` hold, see ``CpuStore``."""
         return self._store.contents
 
     def change(self, key: str, work: Callable[[bytes], None]) -> None:
-        """Let ``homes`` hold other weights, see ``HostStore``. What other ranks have changed is copied again, too."""
+        """Let ``homes`` hold other weights, see ``CpuStore``. What other ranks have changed is copied again, too."""
         self._store.change(key, work)
         if self._version != self._store.version:
             self._version = self._store.version
@@ -170,7 +170,7 @@ class StreamedBlocks:
 
 
 def streamable(block: Block, family: Family) -> int:
-    """Return the bytes of a block's weights that can stream: those that only the block uses."""
+    """Return the bytes of a block's weights that can stream: no other block uses them."""
     stays = {id(parameter) for module in family.shared for parameter in module.parameters()}
     return _size(_weights(block, {}, stays))
 

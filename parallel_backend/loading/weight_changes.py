@@ -13,7 +13,7 @@ from ..interfaces.tensor_cuts import Slices
 from ..protocol.model_spec import Adapter, Overlay
 from . import partial
 from .compressed_linear import CompressedLinear
-from .host_store import contents_of
+from .cpu_store import contents_of
 from .low_rank import LowRankHooks
 from .streamed_blocks import StreamedBlocks
 from .weight_source import PACKED, WeightSource
@@ -28,7 +28,7 @@ class WeightChanges:
     Args:
         module: this rank's part, with its weights.
         source: the weights of the files.
-        blocks: those that stream; None if none does.
+        blocks: the blocks that stream; None if all stay.
     """
 
     def __init__(

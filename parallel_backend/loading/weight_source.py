@@ -49,7 +49,7 @@ class WeightSource:
 
     def __init__(self, stored: StoredComponent, class_name: str) -> None:
         self._tensors = in_shape(class_name, weights_under(stored.prefix, read_files(stored.files)))
-        shapes = _shapes(self._tensors)
+        shapes = {name: tensor.shape for name, tensor in self._tensors.items()}
         self._rows = published_rows(shapes, class_name) if stored.native else identity(shapes)
         self._name, self._missing_part = stored.name, stored.missing_part
         self._class_name = class_name
@@ -76,7 +76,7 @@ class WeightSource:
                 another one is missing.
 
         Raises:
-            InvalidRequest: a tensor is missing, has another shape or a scale that cannot be meant, or a block is left
+            InvalidRequest: a tensor is missing, has another shape or an invalid scale, or a block is left
                 over.
         """
         missing = [name for name in shapes if name not in self._rows]
@@ -247,10 +247,6 @@ def _in_first_block(name: str) -> Iterator[str]:
     """Yield the names that a weight would have in the first entry of each list that it is in."""
     for number in re.finditer(r"(?<=\.)\d+(?=\.)", name):
         yield f"{name[: number.start()]}0{name[number.end() :]}"
-
-
-def _shapes(tensors: Mapping[str, StoredTensor]) -> dict[str, Shape]:
-    return {name: tensor.shape for name, tensor in tensors.items()}
 
 
 def _cut(rows: Tensor, dim: int, parts: tuple[slice, ...] | None) -> Tensor:

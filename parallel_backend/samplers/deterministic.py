@@ -1,6 +1,6 @@
 """Samplers that draw no noise. A test compares them with ComfyUI's functions.
 
-The algorithms are those of k-diffusion (https://github.com/crowsonkb/k-diffusion), as in ComfyUI's
+The algorithms come from k-diffusion (https://github.com/crowsonkb/k-diffusion), as in ComfyUI's
 ``comfy/k_diffusion/sampling.py``.
 """
 

@@ -52,7 +52,7 @@ SamplerRun = Generator[ModelCall, Tensor, Tensor]
 
 
 class Sampler(Protocol):
-    """``(x, sigmas, start)`` to a run. ``x`` is that of the first call."""
+    """``(x, sigmas, start)`` to a run. ``x`` is the first call's."""
 
     def __call__(self, x: Tensor, sigmas: Tensor, start: Start = ..., /) -> SamplerRun:
         """Return a run."""

@@ -29,8 +29,8 @@ def gaussian(shape: Sequence[int], device: torch.device, seed: int) -> Draw:
 
     Args:
         shape: of the whole latent.
-        device: the one that ComfyUI would sample on.
-        seed: that of the request. ComfyUI adds 1 to it on the CPU, where the first latent's noise is from it, too.
+        device: where ComfyUI would sample.
+        seed: the request's. ComfyUI adds 1 to it on the CPU, where the first latent's noise is from it, too.
     """
     generator = torch.Generator(device=device).manual_seed((seed + (device.type == "cpu")) % 2**64)
     return lambda sigma, next_sigma: torch.randn(tuple(shape), device=device, generator=generator)
@@ -58,7 +58,7 @@ def brownian(shape: Sequence[int], device: torch.device, seed: int, sigmas: Tens
 
 
 class SharedNoise:
-    """One draw a step for several samplers, each of which steps a part of the latent.
+    """One draw a step for several samplers. Each steps a part of the latent.
 
     A sampler may be one draw ahead of the others.
     """

@@ -1,6 +1,6 @@
 """What a model predicts, and how to compute the denoised latent from it.
 
-The formulas are those of ``CONST``, ``EPS`` and ``V_PREDICTION`` in ComfyUI's ``comfy/model_sampling.py``; a test
+The formulas come from ``CONST``, ``EPS`` and ``V_PREDICTION`` in ComfyUI's ``comfy/model_sampling.py``; a test
 compares them with its code.
 """
 

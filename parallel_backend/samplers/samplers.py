@@ -23,7 +23,7 @@ class SamplerKind:
         run: takes the latent, the sigmas, where to begin, and what else it knows of the request.
         remembers: the most tensors in its ``ModelCall.history``.
         noise: what it draws.
-        schedule: returns the sigmas on which it runs, from those that it is given.
+        schedule: returns the sigmas on which it runs, from the given ones.
     """
 
     run: Callable[[Tensor, Tensor, Start, Sampling], SamplerRun]

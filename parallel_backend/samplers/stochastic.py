@@ -1,6 +1,6 @@
 """Samplers that draw noise. A test compares them with ComfyUI's functions.
 
-The algorithms are those of ``comfy/k_diffusion/sampling.py`` in ComfyUI. Flow models, whose noised latent is
+The algorithms come from ``comfy/k_diffusion/sampling.py`` in ComfyUI. Flow models, whose noised latent is
 ``(1 - sigma) * x0 + sigma * noise``, have formulas of their own there.
 """
 

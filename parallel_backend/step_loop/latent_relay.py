@@ -16,7 +16,7 @@ from ..distributed.mesh import Axis
 from ..interfaces.family import Family
 from ..layout.partition import Partition
 from ..samplers.interface import SamplerRun
-from .setting import Setting
+from .sampling_context import SamplingContext
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ class PatchIndices:
     def of(cls, family: Family, tokens: Partition, values_per_token: int, size: Sequence[int]) -> "PatchIndices":
         """Find which latent positions hold each patch's tokens, by running ``unpatchify`` on numbered values.
 
-        ``size`` is that of the latent without batch and channels.
+        ``size`` is the latent's, without batch and channels.
         """
         # Unpatchify running numbers to see where each value lands. abs(): some families negate. float64: exact for
         # large indices.
@@ -57,7 +57,7 @@ class LastStage:
         preview: whether the first sample's x0 is sent with every step.
     """
 
-    def __init__(self, setting: Setting, patches: PatchIndices, return_axis: Axis, *, preview: bool) -> None:
+    def __init__(self, setting: SamplingContext, patches: PatchIndices, return_axis: Axis, *, preview: bool) -> None:
         self.setting, self.return_axis, self.preview = setting, return_axis, preview
         self.indices_by_patch = patches.indices_by_patch
         self._steps: list[SamplerRun] = [setting.part(indices) for indices in self.indices_by_patch]
@@ -123,7 +123,7 @@ class FirstStage:
 
     def __init__(
         self,
-        setting: Setting,
+        setting: SamplingContext,
         patches: PatchIndices,
         sigmas: Sequence[Tensor],
         return_axis: Axis,

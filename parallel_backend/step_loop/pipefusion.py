@@ -1,7 +1,7 @@
 """PipeFusion (https://arxiv.org/abs/2405.14430): the step loop of layouts with pipeline stages.
 
 Each stage holds a range of the blocks. The first calls run on the whole latent. After them, patches of the latent
-stream through the stages one after another: each stage caches the keys and values of all tokens, and renews those of
+stream through the stages one after another: each stage caches the keys and values of all tokens, and renews them for
 the patch that it runs (see ``strategies.patch_attention``). The last stage runs the sampler on its patch and sends the
 result to the first stage, so no stage waits for a step to end. All shapes are known in advance: only activations,
 patches and, once a call, rank 0's stop flag are sent.
@@ -21,14 +21,14 @@ from ..interfaces import patch_plan
 from ..interfaces.geometry import IMAGE, common_image_tokens
 from ..progress import PROGRESS
 from .latent_relay import FirstStage, LastStage, PatchIndices
-from .setting import Report, Setting
+from .sampling_context import Report, SamplingContext
 from .stage import Group, Stage, Task
 
 
 class PipeFusion:
     """One ``Sample`` request on this rank."""
 
-    def __init__(self, setting: Setting, *, report: Report, cancelled: Callable[[], bool]) -> None:
+    def __init__(self, setting: SamplingContext, *, report: Report, cancelled: Callable[[], bool]) -> None:
         self.setting, self.report = setting, report
         self.mesh, self.plan, self.boundary = setting.denoiser.mesh, setting.denoiser.plan, setting.denoiser.boundary
         extents = self.plan.extents

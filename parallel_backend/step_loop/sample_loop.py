@@ -8,14 +8,14 @@ from ..distributed import rank_speeds
 from ..distributed.collectives import agree
 from ..errors import Cancelled
 from ..samplers.interface import ModelCall
+from .sampling_context import Report, SamplingContext
 from .schedule import ViewSchedule, call_kinds
-from .setting import Report, Setting
 
 
 class SampleLoop:
     """One ``Sample`` request on this rank. All ranks of a data group hold the same latent after each step."""
 
-    def __init__(self, setting: Setting, *, report: Report, cancelled: Callable[[], bool]) -> None:
+    def __init__(self, setting: SamplingContext, *, report: Report, cancelled: Callable[[], bool]) -> None:
         self.setting, self.report, self.cancelled = setting, report, cancelled
         self.denoiser = setting.denoiser
         kinds = call_kinds(self.denoiser.plan.layout.stale, setting.calls()[1])

@@ -9,7 +9,7 @@ from ..denoiser.attention_views import DisplacedView, FullView, LocalPatchView
 def whole_calls(steps: Sequence[int | None], experts: Sequence[str], warmup: int) -> list[bool]:
     """Whether each call runs on the whole latent, exactly.
 
-    The calls of the first ``warmup`` steps do, and again those of the first steps after a switch to another expert.
+    The calls of the first ``warmup`` steps do, and again of the first steps after a switch to another expert.
     Where earlier steps have run elsewhere, at least the first step does.
 
     Args:

@@ -17,7 +17,7 @@ from ..layout.partition import Partition
 from ..samplers.interface import ModelCall
 from ..strategies.patch_attention import PatchSplit
 from ..strategies.token_split import TokenSplit, take_slices
-from .setting import Setting
+from .sampling_context import SamplingContext
 
 Group = tuple[int, ...]
 """Branches that run as one batch."""
@@ -54,7 +54,7 @@ class Stage:
         image: sizes of the patches, in image tokens that all branches have.
     """
 
-    def __init__(self, setting: Setting, image: Partition) -> None:
+    def __init__(self, setting: SamplingContext, image: Partition) -> None:
         self.setting, self.denoiser = setting, setting.denoiser
         mesh, extents = self.denoiser.mesh, self.denoiser.plan.extents
         self.mesh, self._patches = mesh, len(image.sizes)

@@ -26,7 +26,7 @@ class BatchSplit:
     axes = ("data", "cfg")
 
     def check(self, layout: ParallelLayout, workload: Workload) -> None:
-        """See ``Strategy.check``: each group on the cfg axis needs at least one branch.
+        """Each group on the cfg axis needs at least one branch.
 
         Raises:
             InvalidRequest: there are more groups than branches.

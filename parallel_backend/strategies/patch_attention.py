@@ -1,7 +1,7 @@
 """Attention of patches that are computed one after another, with cached keys and values of the other patches.
 
 As in PipeFusion (https://arxiv.org/abs/2405.14430), a patch attends to the whole row. The keys and values of the patch
-itself are current; those of patches that the current step has not reached yet are from the previous step. Approximate.
+itself are current; patches that the current step has not reached yet have theirs of the previous step. Approximate.
 """
 
 from collections.abc import Mapping, Sequence

@@ -19,7 +19,7 @@ class Pipe:
     axes = ("pipe",)
 
     def check(self, layout: ParallelLayout, workload: Workload) -> None:
-        """See ``Strategy.check``: each stage needs a block, and each patch a token.
+        """Each stage needs a block, and each patch a token.
 
         Raises:
             InvalidRequest: there are more stages than blocks, or more patches than tokens.

@@ -28,7 +28,7 @@ class Ring:
     axes = ("ring",)
 
     def check(self, layout: ParallelLayout, workload: Workload) -> None:
-        """See ``Strategy.check``: nothing to refuse."""
+        """Refuse nothing."""
 
     def bytes_sent(self, layout: ParallelLayout, workload: Workload, rank: int) -> int:
         """Count, for each attention, the keys and values of all blocks except the next rank's.

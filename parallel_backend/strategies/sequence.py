@@ -14,7 +14,7 @@ class SequenceSplit:
     axes = ("ring", "ulysses")
 
     def check(self, layout: ParallelLayout, workload: Workload) -> None:
-        """See ``Strategy.check``: any number of ranks works for any number of tokens."""
+        """Refuse nothing: any number of ranks works for any number of tokens."""
 
     def bytes_sent(self, layout: ParallelLayout, workload: Workload, rank: int) -> int:
         """Count the guided prediction of this rank's tokens, sent to each other rank of the sequence.

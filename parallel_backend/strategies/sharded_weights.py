@@ -1,8 +1,7 @@
 """Sharded weights: FSDP2 (https://arxiv.org/abs/2304.11277) over the ranks of ``ring`` and ``ulysses``.
 
 Each rank stores a shard of every block's weights. They are gathered for use and freed afterwards, on GPUs while the
-previous block computes. This requires ranks that run the same blocks in lockstep, as those of ``ring`` and ``ulysses``
-do. Exact.
+previous block computes. The ranks have to run the same blocks in lockstep, as in ``ring`` and ``ulysses``. Exact.
 """
 
 import itertools
@@ -34,7 +33,7 @@ class ShardedWeights:
     axes = ("ring", "ulysses")
 
     def check(self, layout: ParallelLayout, workload: Workload) -> None:
-        """See ``Strategy.check``: ``ParallelLayout`` itself refuses ``shard_weights`` without ranks to share with."""
+        """Refuse nothing: ``ParallelLayout`` itself refuses ``shard_weights`` without ranks to share with."""
 
     def bytes_sent(self, layout: ParallelLayout, workload: Workload, rank: int) -> int:
         """Count this rank's shard of every block, sent to each other rank in every forward.
@@ -77,7 +76,7 @@ def shard(blocks: Sequence[nn.Module], run: Run, axis: Axis, device_type: str, u
 
 
 def _gather_early(used: Used, state: State) -> None:
-    """Let each block that runs gather the one that runs after it. What a skipped block gathered would stay whole."""
+    """Let each block that runs gather the next. What a skipped block gathered would stay whole."""
     blocks = [cast(FSDPModule, block) for block in used(state)]
     for block, *following in itertools.zip_longest(blocks, blocks[1:]):
         block.set_modules_to_forward_prefetch([each for each in following if each is not None])
@@ -92,7 +91,7 @@ class _OneBuffer:
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Return the tensor to gather into. FSDP has copied what the block before it left there."""
         if dtype == torch.uint8:
-            processes.trim_heap()  # of what decoding the block before left in pieces, which would add up
+            processes.trim_heap()  # frees fragments left by decoding the previous block
         count = math.prod(size)
         if self._buffer is None or self._buffer.dtype != dtype or len(self._buffer) < count:
             self._buffer = None  # frees it first

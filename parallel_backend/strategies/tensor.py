@@ -41,7 +41,7 @@ class TensorParallel:
     axes = ("tensor",)
 
     def check(self, layout: ParallelLayout, workload: Workload) -> None:
-        """See ``Strategy.check``: every rank needs at least one head.
+        """Every rank needs at least one head.
 
         Raises:
             InvalidRequest: there are more ranks than heads.

@@ -24,7 +24,7 @@ class Ulysses:
     axes = ("ulysses",)
 
     def check(self, layout: ParallelLayout, workload: Workload) -> None:
-        """See ``Strategy.check``: any number of ranks works for any number of tokens and heads."""
+        """Refuse nothing: any number of ranks works for any number of tokens and heads."""
 
     def bytes_sent(self, layout: ParallelLayout, workload: Workload, rank: int) -> int:
         """Count, for each attention, what this rank sends into it and out of it.

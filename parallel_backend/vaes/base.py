@@ -127,7 +127,7 @@ class VAE(ABC):
         return len(_convolutions(module.encoder))
 
     def decode(self, module: Any, latent: Tensor, write: WriteFrames, unit_done: UnitDone) -> None:
-        """Decode one latent ``[1, C, T, H, W]``, or that of an image ``[1, C, H, W]``."""
+        """Decode one latent, ``[1, C, T, H, W]`` of a video or ``[1, C, H, W]`` of an image."""
         with report_convolutions(module.decoder, unit_done):
             pixels = module.decode(latent, return_dict=False)[0]
         write(pixels)

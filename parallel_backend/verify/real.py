@@ -22,7 +22,7 @@ from ..interfaces.geometry import LATENT, TIMESTEP
 from ..interfaces.strategy import ParameterShapes
 from ..layout.parallel_layout import ParallelLayout, auto
 from ..loading import load
-from ..loading.transformer import load_transformer
+from ..loading.transformer_part import load_transformer
 from ..protocol.model_spec import Devices, DType
 from ..protocol.tensors import NAMES
 from . import examples

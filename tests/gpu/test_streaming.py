@@ -10,7 +10,7 @@ from torch import nn
 from parallel_backend.client.temporary_backend import temporary_backend
 from parallel_backend.interfaces.family import Block
 from parallel_backend.layout.parallel_layout import ParallelLayout
-from parallel_backend.loading.host_store import share
+from parallel_backend.loading.cpu_store import share
 from parallel_backend.loading.partial import allocate
 from parallel_backend.loading.room import MEMORY_LIMIT
 from parallel_backend.loading.streamed_blocks import StreamedBlocks

@@ -17,8 +17,8 @@ from lab.engine.engine import LabEngine
 from parallel_backend.distributed.mesh import DeviceMesh
 from parallel_backend.errors import Cancelled, InvalidRequest, NoRoom
 from parallel_backend.layout.parallel_layout import ParallelLayout
-from parallel_backend.loading import transformers
-from parallel_backend.loading.residency import decide
+from parallel_backend.loading import loaded_transformers
+from parallel_backend.loading.offload_plan import decide
 from parallel_backend.loading.room import MEMORY_LIMIT
 from parallel_backend.machines.ranks import host_links
 from parallel_backend.machines.ranks.crossing import Crossings, HostMap
@@ -110,7 +110,7 @@ def limit_memory(rank: int, limit: int | None) -> None:
 
 def stream_all(rank: int, on: bool) -> None:
     """Let all blocks stream, whatever the memory; or as it is decided."""
-    vars(transformers)["decide"] = (lambda claims, *_, **__: [0] * len(claims)) if on else decide
+    vars(loaded_transformers)["decide"] = (lambda claims, *_, **__: [0] * len(claims)) if on else decide
 
 
 def drop(rank: int, path: str, name: str, dropping: tuple[int, ...]) -> None:

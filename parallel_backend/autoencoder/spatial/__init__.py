@@ -8,7 +8,7 @@ last (``rows``). What a layer needs beyond its rank's block depends on its kind 
   row from itself. They run unchanged, and nothing is sent.
 - A convolution reads a few rows above and below each row of its output. Each rank receives just those rows of its
   neighbours, the halo (``windows``).
-- A GroupNorm needs mean and variance over all rows. Each rank sends those of its block, and every rank merges them
+- A GroupNorm needs mean and variance over all rows. Each rank sends its block's, and every rank merges them
   (``norms``).
 - Attention over the pixels of a frame needs the keys and values of all rows. Ring attention passes them from rank to
   rank while queries stay (``plane``).

@@ -42,7 +42,7 @@ class MergedNorm:
         return torch.addcmul(shift.view(by_channel), x, scale.view(by_channel), out=buffer).to(dtype)
 
     def _merge(self, local_statistics: Tensor) -> tuple[Tensor, Tensor]:
-        """Merge each rank's mean and variance ``[2, N, groups]`` to those of all rows, ``[N, groups]`` each."""
+        """Merge ranks' means and variances ``[2, N, groups]`` to all rows' mean and variance, ``[N, groups]`` each."""
         axis, sizes = self.rows.axis, self.rows.latent.sizes
         statistics = torch.stack(all_gather(local_statistics, [local_statistics.shape] * axis.size, axis)).double()
         share = torch.tensor(sizes, device=local_statistics.device, dtype=torch.double).div_(sum(sizes)).view(-1, 1, 1)

@@ -42,7 +42,7 @@ class RowSplit:
     latent: Partition
 
     def from_local(self, size: int) -> Partition:
-        """Return the partition of rows, or of what is proportional to rows, of which this rank holds ``size``."""
+        """Return the partition of rows, or of anything proportional to rows, in which this rank's share is ``size``."""
         local_latent = self.latent.sizes[self.axis.index]
         return Partition(tuple(rows * size // local_latent for rows in self.latent.sizes))
 

@@ -4,7 +4,7 @@ The layers themselves are replaced (``layers``). The code between them runs as i
 as long as each row is computed from itself. So while a split is active:
 
 - Functions that are known to combine rows, called in that way, raise ``Unsplittable``.
-- Random numbers are drawn for the whole image, as on one rank, and each rank keeps those of its rows. A VAE that draws
+- Random numbers are drawn for the whole image, as on one rank, and each rank keeps its rows'. A VAE that draws
   any seeds the generators alike on all ranks (``vaes.ltx``).
 """
 

@@ -21,7 +21,7 @@ padding there are not used. There are two ways to do that:
   layer again on two strips, each made of a halo and the block's rows next to it, and overwrites the output rows at the
   edges.
 
-The halo is a multiple of ``stride`` rows, so the output rows of the joined tensor coincide with those of the image.
+The halo is a multiple of ``stride`` rows, so the output rows of the joined tensor coincide with the image's.
 
 Why it is exact. Each output row that is used is computed by the same layer, from the same input rows, as on one rank
 that holds the whole image. That holds for every padding mode at the image borders.

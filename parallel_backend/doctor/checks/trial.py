@@ -58,7 +58,7 @@ def forward(setting: Setting) -> list[Finding]:
 
 
 def _devices(setting: Setting) -> Devices:
-    """Return those that the option names; without it two GPUs, one GPU twice, or two CPU ranks."""
+    """Return the devices that the option names; without it two GPUs, one GPU twice, or two CPU ranks."""
     text = setting.devices
     if text is None and gpus.count() == 1:
         os.environ["PARALLEL_DIT_COLLECTIVES"] = "gloo"  # NCCL refuses two ranks on one GPU

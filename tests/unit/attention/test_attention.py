@@ -47,7 +47,12 @@ def test_the_undo_restores_the_stock_forward_even_after_an_error(block):
 
 def test_the_undo_restores_a_forward_that_others_have_set(block):
     stock, calls = block.attn1.forward, []
-    block.attn1.forward = counted = lambda *args, **kwargs: (calls.append(args), stock(*args, **kwargs))[1]
+
+    def counted(*args, **kwargs):
+        calls.append(args)
+        return stock(*args, **kwargs)
+
+    block.attn1.forward = counted
     with routed([(block.attn1, lambda query, *_, **__: query, False)]):
         run(block)
     assert len(calls) == 1

@@ -5,7 +5,7 @@ import logging
 import pytest
 import torch
 
-from parallel_backend.loading.device_memory import DeviceMemory
+from parallel_backend.loading.parts import DeviceMemory
 from parallel_backend.loading.room import MEMORY_LIMIT
 
 

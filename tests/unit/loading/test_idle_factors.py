@@ -7,9 +7,8 @@ import torch
 from torch import nn
 
 from parallel_backend.loading import low_rank
-from parallel_backend.loading.device_memory import DeviceMemory
 from parallel_backend.loading.low_rank import LowRank
-from parallel_backend.loading.parts import Parts
+from parallel_backend.loading.parts import DeviceMemory, Parts
 from parallel_backend.protocol.model_spec import Adapter
 
 FACTORS = {"0": (LowRank(up=torch.ones(4, 1), down=torch.ones(1, 4), scale=1.0),)}

@@ -15,10 +15,9 @@ from parallel_backend.distributed import mesh
 from parallel_backend.errors import InvalidRequest
 from parallel_backend.families.registry import family_of
 from parallel_backend.loading import load as load_module
-from parallel_backend.loading.device_memory import DeviceMemory
 from parallel_backend.loading.load import check_component, check_dtype, resolve_dtype
-from parallel_backend.loading.parts import Parts
-from parallel_backend.loading.transformer import load_transformer
+from parallel_backend.loading.parts import DeviceMemory, Parts
+from parallel_backend.loading.transformer_part import load_transformer
 from tests.support import compressed, tiny
 
 ALONE = mesh.alone()

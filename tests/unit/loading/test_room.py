@@ -9,7 +9,7 @@ import torch
 from parallel_backend import processes
 from parallel_backend.checkpoint.opening import open_checkpoint
 from parallel_backend.errors import InvalidRequest
-from parallel_backend.loading import load, room, transformer
+from parallel_backend.loading import load, room, transformer_part
 from parallel_backend.loading.room import MEMORY_LIMIT, Claim, Room, check_fits, memory_limit, room_on, shortage
 from parallel_backend.protocol.messages import EncodeText
 from tests.support import tiny
@@ -111,7 +111,7 @@ def test_what_fits_once_everything_is_freed_is_not_refused(claims):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_plan_takes_as_much_as_the_loaded_weights(checkpoint, dtype):
     files, device = open_checkpoint(checkpoint), torch.device("cpu")
-    plan = transformer.plan_transformer(files, dtype, device, ALONE, "transformer")
+    plan = transformer_part.plan_transformer(files, dtype, device, ALONE, "transformer")
     assert all(parameter.is_meta for parameter in plan.family.module.parameters())
     planned = plan.nbytes
     module = plan.fill().module

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from parallel_backend.interfaces.family import Block
-from parallel_backend.loading.host_store import BROKEN, HostStore, contents_of, share
+from parallel_backend.loading.cpu_store import BROKEN, CpuStore, contents_of, share
+from parallel_backend.loading.offload_plan import SLOTS
 from parallel_backend.loading.partial import allocate
-from parallel_backend.loading.residency import SLOTS
 from parallel_backend.loading.streamed_blocks import StreamedBlocks
 from tests.unit.loading.test_loading import ALONE
 
@@ -163,7 +163,7 @@ def test_weights_that_other_parts_need_stay():
 def test_a_store_is_filled_once():
     store = share(64, 0, CPU, ALONE.whole)
     assert store is not None
-    other = HostStore(os.open(f"/proc/self/fd/{store.descriptor}", os.O_RDWR), 64, CPU)
+    other = CpuStore(os.open(f"/proc/self/fd/{store.descriptor}", os.O_RDWR), 64, CPU)
     filled: list[str] = []
 
     def fill(name: str, failing: bool = False) -> None:
@@ -183,7 +183,7 @@ def test_a_store_is_filled_once():
 def test_changed_contents_are_written_once_and_again_after_an_error():
     store = share(64, 0, CPU, ALONE.whole)
     assert store is not None
-    other = HostStore(os.open(f"/proc/self/fd/{store.descriptor}", os.O_RDWR), 64, CPU)
+    other = CpuStore(os.open(f"/proc/self/fd/{store.descriptor}", os.O_RDWR), 64, CPU)
     store.fill(lambda: None)
     seen: list[bytes] = []
     store.change("a", seen.append)
@@ -199,7 +199,7 @@ def test_changed_contents_are_written_once_and_again_after_an_error():
 def test_a_rank_waits_while_another_one_fills():
     store = share(64, 0, CPU, ALONE.whole)
     assert store is not None
-    other = HostStore(os.open(f"/proc/self/fd/{store.descriptor}", os.O_RDWR), 64, CPU)
+    other = CpuStore(os.open(f"/proc/self/fd/{store.descriptor}", os.O_RDWR), 64, CPU)
     order: list[str] = []
 
     def wait() -> None:

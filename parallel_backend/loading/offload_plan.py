@@ -1,4 +1,4 @@
-"""Which of a transformer's blocks stay on the device and which stream from the host's memory. All numbers are bytes.
+"""Which of a transformer's blocks stay on the device and which stream from the CPU's memory. All numbers are bytes.
 
 A block that streams is on the device only while it computes and while the block before it does. Every rank decides from
 the same numbers of all ranks, so ranks that hold the same part decide alike.
@@ -17,7 +17,7 @@ SLOTS = 2
 ALL = -1
 """Stands for the number of blocks that stay where all of them do."""
 UNDECIDED = -2
-"""What a rank says that holds nothing and has agreed on nothing."""
+"""Sent by a rank without weights and without an agreement."""
 
 _SLACK = 4
 """Workspaces of kernels and fragments get this part of what the tensors take."""
@@ -60,14 +60,14 @@ class PartSizes:
             return self.whole
         moved = streamed(len(self.blocks), resident)
         slots = SLOTS * max(self.blocks[i] for i in moved)
-        return self.outside + sum(self.blocks) - self.in_host(resident) + slots
+        return self.outside + sum(self.blocks) - self.in_cpu(resident) + slots
 
     def shared_by(self, ranks: int) -> int:
         """Return about what the part takes on the device if ranks share the weights of its blocks."""
         return self.outside + sum(self.blocks) // ranks + SLOTS * max(self.blocks)  # one computes, one arrives
 
-    def in_host(self, resident: int) -> int:
-        """Return what the part takes in the host's memory, once for all ranks that hold it."""
+    def in_cpu(self, resident: int) -> int:
+        """Return what the part takes in the CPU's memory, once for all ranks that hold it."""
         return sum(self.blocks[i] for i in streamed(len(self.blocks), resident))
 
 
@@ -83,10 +83,10 @@ class TransformerClaim(Claim):
         work: bytes that the request's tensors take at least.
         resident: what the ranks of this part have agreed on: blocks that stay, ``ALL`` or ``UNDECIDED``.
         part: a number for the part, the same on all ranks that hold it.
-        host_free: the machine's memory that processes can still use.
+        cpu_free: the machine's memory that processes can still use.
         experts: number of transformers with these numbers.
-        host_idle: the machine's memory from which blocks of other models stream, as far as this rank has made it.
-        host_own: the same of this model.
+        cpu_idle: the machine's memory from which blocks of other models stream, as far as this rank has made it.
+        cpu_own: the same of this model.
     """
 
     whole: int
@@ -96,10 +96,10 @@ class TransformerClaim(Claim):
     work: int
     resident: int
     part: int
-    host_free: int
+    cpu_free: int
     experts: int
-    host_idle: int
-    host_own: int
+    cpu_idle: int
+    cpu_own: int
 
     def taken(self, resident: int) -> int:
         """Return about what the rank takes on its device if ``resident`` of its blocks stay there."""
@@ -139,7 +139,7 @@ def decide(claims: Sequence[TransformerClaim], name: str, dtype: torch.dtype, *,
         most = [ALL] * len(claims)
     targets = [_target(claims, most, each.part) for each in claims]
     if targets != agreed:
-        _check_host(claims, targets, name, dtype)
+        _check_cpu(claims, targets, name, dtype)
     return targets
 
 
@@ -210,14 +210,14 @@ def _needing(claims: Sequence[TransformerClaim], sizes: Sequence[int]) -> list[T
     return [replace(each, needed=taken) for each, taken in zip(claims, sizes, strict=True)]
 
 
-def lacks_host_memory(claims: Sequence[TransformerClaim], targets: Sequence[int]) -> bool:
+def lacks_cpu_memory(claims: Sequence[TransformerClaim], targets: Sequence[int]) -> bool:
     """Whether blocks can stream only from memory that other models stream from."""
-    return any(missing > 0 for missing in _missing_host_memory(claims, targets, idle=False))
+    return any(missing > 0 for missing in _missing_cpu_memory(claims, targets, idle=False))
 
 
-def _check_host(claims: Sequence[TransformerClaim], targets: list[int], name: str, dtype: torch.dtype) -> None:
+def _check_cpu(claims: Sequence[TransformerClaim], targets: list[int], name: str, dtype: torch.dtype) -> None:
     """Let nothing stream, or refuse, where a machine's memory has no room for the blocks that would stream from it."""
-    missing = max(_missing_host_memory(claims, targets, idle=True))
+    missing = max(_missing_cpu_memory(claims, targets, idle=True))
     if missing > 0:
         remedy = f"make {size(missing)} of the machine's memory free, from which blocks could stream, {_SHARE}"
         whole = [each.whole for each in claims]
@@ -226,7 +226,7 @@ def _check_host(claims: Sequence[TransformerClaim], targets: list[int], name: st
         targets[:] = [ALL] * len(claims)
 
 
-def _missing_host_memory(claims: Sequence[TransformerClaim], targets: Sequence[int], *, idle: bool) -> Iterator[int]:
+def _missing_cpu_memory(claims: Sequence[TransformerClaim], targets: Sequence[int], *, idle: bool) -> Iterator[int]:
     """Yield, for each machine, by how much the blocks that have to go there exceed its memory.
 
     Args:
@@ -239,6 +239,6 @@ def _missing_host_memory(claims: Sequence[TransformerClaim], targets: Sequence[i
         stores = {each.part: each.store(target) for each, target in changing}
         on_cpu = [(each, target) for each, target in on_host if each.on_cpu]
         needed = sum(stores.values()) + sum(each.taken(target) + each.work for each, target in on_cpu)
-        freed = sum(each.host_own for each, _ in changing) + sum(each.host_idle for each, _ in on_host) * idle
-        free = min(each.host_free for each, _ in on_host) + freed + sum(each.freeable for each, _ in on_cpu)
+        freed = sum(each.cpu_own for each, _ in changing) + sum(each.cpu_idle for each, _ in on_host) * idle
+        free = min(each.cpu_free for each, _ in on_host) + freed + sum(each.freeable for each, _ in on_cpu)
         yield needed - free if any(stores.values()) else 0

@@ -12,12 +12,11 @@ from ..distributed.collectives import agree, all_true
 from ..distributed.mesh import DeviceMesh
 from ..interfaces.family import Family
 from ..protocol.model_spec import Adapter, Overlay
-from .device_memory import free
-from .host_store import share
-from .parts import Parts
-from .residency import ALL, SLOTS, UNDECIDED, PartSizes, TransformerClaim, decide, lacks_host_memory, with_slack
+from .cpu_store import share
+from .offload_plan import ALL, SLOTS, UNDECIDED, PartSizes, TransformerClaim, decide, lacks_cpu_memory, with_slack
+from .parts import Parts, free
 from .room import claims_of_all
-from .transformer import PlannedTransformer, plan_transformer
+from .transformer_part import PlannedTransformer, plan_transformer
 from .weight_changes import WeightChanges
 
 log = logging.getLogger(__name__)
@@ -78,7 +77,7 @@ class Transformers:
         return [name for name in (HIGH_NOISE, LOW_NOISE) if name in self.checkpoint.components]
 
     def missing(self, mesh: DeviceMesh) -> list[str]:
-        """Return the transformers of which this rank does not hold its part on the mesh."""
+        """Return the transformers whose part for this rank of the mesh is not loaded."""
         held = WeightPart.on(mesh)
         return [name for name in self.names if not self._holds(name, held)]
 
@@ -123,7 +122,7 @@ class Transformers:
         Meshes on which the rank holds the same part share the loaded weights.
 
         Args:
-            plans: parts that have been planned for the mesh, by name. The one that is loaded is taken out.
+            plans: parts that have been planned for the mesh, by name. Loading takes its plan out.
         """
         held = WeightPart.on(mesh)
         if not self._holds(name, held):
@@ -180,10 +179,10 @@ class Transformers:
             resident=agreed.pop() if len(agreed) == 1 else UNDECIDED,
             part=mesh.axes["pipe"].index * mesh.axes["tensor"].size + mesh.axes["tensor"].index,
             experts=len(sizes),
-            host_free=mine.free if mine.on_cpu else processes.machine_memory()[0],
+            cpu_free=mine.free if mine.on_cpu else processes.machine_memory()[0],
             # Ranks outside of the mesh would keep the memory.
-            host_idle=memory.idle_host_bytes(self.parts) if mesh.whole.size == memory.ranks else 0,
-            host_own=self.parts.host_bytes,
+            cpu_idle=memory.idle_cpu_bytes(self.parts) if mesh.whole.size == memory.ranks else 0,
+            cpu_own=self.parts.cpu_bytes,
         )  # fmt: skip
 
     def _settle(
@@ -203,15 +202,15 @@ class Transformers:
         # Ranks that stream load together. A whole part concerns nobody else.
         whole = target == ALL and mine.resident in (ALL, UNDECIDED)
         stays = whole or all(claims[rank].resident == target for rank in same_part)
-        if lacks_host_memory(claims, targets):
-            self.parts.memory.release_host(self.parts)
+        if lacks_cpu_memory(claims, targets):
+            self.parts.memory.release_cpu(self.parts)
         for name in self.names:
             if not stays or (target == ALL and name in self.parts.stores):
                 self.parts.drop_with_store(name)
             self._agreed[name] = _Agreed(part=held, sizes=sizes[name], resident=target)
         if any(each != ALL for each in targets):
             free(self.device)
-            self._share(mesh, {name: 0 if stays else sizes[name].in_host(target) for name in self.names}, mine.part)
+            self._share(mesh, {name: 0 if stays else sizes[name].in_cpu(target) for name in self.names}, mine.part)
         if target != ALL and not stays:
             log.warning("%s has no room for all of %s: %s", self.device, self.parts.name, self.note)
 

@@ -4,27 +4,27 @@ import pytest
 import torch
 
 from parallel_backend.errors import InvalidRequest, NoRoom
-from parallel_backend.loading.residency import (
+from parallel_backend.loading.offload_plan import (
     ALL,
     SLOTS,
     UNDECIDED,
     PartSizes,
     TransformerClaim,
     decide,
-    lacks_host_memory,
+    lacks_cpu_memory,
     streamed,
 )
 
 GB = 10**9
-IN_GB = ("free", "freeable", "total", "limit", "whole", "least", "block", "work", "host_free", "host_idle", "host_own")
+IN_GB = ("free", "freeable", "total", "limit", "whole", "least", "block", "work", "cpu_free", "cpu_idle", "cpu_own")
 
 
 def claim(**changed):
     """A rank of a card of 24 GB, with a model of 40 GB in 40 blocks, which nothing is known of; numbers in GB."""
     numbers = {
         "free": 23, "freeable": 0, "total": 24, "limit": 24, "device": 0, "whole": 41, "least": 3, "block": 1,
-        "blocks": 40, "work": 4, "resident": UNDECIDED, "part": 0, "host": 7, "host_free": 100, "host_idle": 0,
-        "host_own": 0, "experts": 1,
+        "blocks": 40, "work": 4, "resident": UNDECIDED, "part": 0, "host": 7, "cpu_free": 100, "cpu_idle": 0,
+        "cpu_own": 0, "experts": 1,
     } | changed  # fmt: skip
     scaled = {name: int(value * GB) if name in IN_GB else value for name, value in numbers.items()}
     return TransformerClaim(needed=scaled["whole"], **scaled)
@@ -47,7 +47,7 @@ def test_sizes_count_the_slots_and_what_stays():
     assert sizes.on_device(ALL) == 111
     assert sizes.on_device(0) == 11 + SLOTS * 40
     assert sizes.on_device(2) == 11 + 10 + 30 + SLOTS * 40
-    assert [sizes.in_host(resident) for resident in (ALL, 0, 2)] == [0, 100, 60]
+    assert [sizes.in_cpu(resident) for resident in (ALL, 0, 2)] == [0, 100, 60]
 
 
 def test_nothing_streams_where_everything_fits():
@@ -110,31 +110,31 @@ def test_a_model_of_few_blocks_is_refused_by_all_of_its_weights():
 
 
 def test_the_machine_needs_room_for_each_part_once():
-    ranks = [claim(device=i, part=i // 2, host_free=51) for i in range(4)]
+    ranks = [claim(device=i, part=i // 2, cpu_free=51) for i in range(4)]
     assert decided(*ranks) == [15] * 4
     with pytest.raises(InvalidRequest, match=r"take 41.0 GB: make 1.0 GB of the machine's memory free, from which "):
-        decided(*(claim(device=i, part=i // 2, host_free=49) for i in range(4)))
-    idle = [claim(device=i, part=i // 2, host_free=30, host_idle=25 if i == 2 else 0) for i in range(4)]
+        decided(*(claim(device=i, part=i // 2, cpu_free=49) for i in range(4)))
+    idle = [claim(device=i, part=i // 2, cpu_free=30, cpu_idle=25 if i == 2 else 0) for i in range(4)]
     assert decided(*idle) == [15] * 4
-    assert lacks_host_memory(idle, [15] * 4)
-    assert not lacks_host_memory(ranks, [15] * 4)
-    assert decided(claim(resident=3, host_free=0)) == [3], "what is there needs no more"
-    larger = {"resident": 8, "work": 14, "host_free": 20}
-    assert decided(claim(**larger, host_own=32)) == [2], "its own memory is made anew"
+    assert lacks_cpu_memory(idle, [15] * 4)
+    assert not lacks_cpu_memory(ranks, [15] * 4)
+    assert decided(claim(resident=3, cpu_free=0)) == [3], "what is there needs no more"
+    larger = {"resident": 8, "work": 14, "cpu_free": 20}
+    assert decided(claim(**larger, cpu_own=32)) == [2], "its own memory is made anew"
     with pytest.raises(InvalidRequest, match=r"make 50\.0 GB of the machine's memory free"):
-        decided(claim(experts=2, host_free=0))
+        decided(claim(experts=2, cpu_free=0))
 
 
 def test_cpu_ranks_take_everything_from_the_machines_memory():
-    cpu = {"device": -1, "total": 64, "limit": 64, "host_free": 50, "free": 50}
+    cpu = {"device": -1, "total": 64, "limit": 64, "cpu_free": 50, "free": 50}
     assert decided(claim(**cpu)) == [ALL]
-    roomier = cpu | {"host_free": 60, "free": 60}
+    roomier = cpu | {"cpu_free": 60, "free": 60}
     assert decided(*(claim(**roomier) for _ in range(2))) == [0, 0]
     with pytest.raises(InvalidRequest, match=r"make 4\.0 GB of the machine's memory free"):
         decided(*(claim(**cpu) for _ in range(2)))
     with pytest.raises(InvalidRequest, match="of the machine's memory free"):
-        decided(claim(**(cpu | {"host_free": 40, "free": 40})))
+        decided(claim(**(cpu | {"cpu_free": 40, "free": 40})))
     limited = cpu | {"limit": 12}
-    assert decided(*(claim(**(limited | {"host_free": 70})) for _ in range(2))) == [4, 4]
+    assert decided(*(claim(**(limited | {"cpu_free": 70})) for _ in range(2))) == [4, 4]
     with pytest.raises(InvalidRequest, match="of the machine's memory free"):
         decided(*(claim(**limited) for _ in range(2)))

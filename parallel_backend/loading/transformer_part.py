@@ -14,9 +14,9 @@ from ..interfaces.family import Family
 from ..interfaces.state import State
 from ..interfaces.tensor_cuts import Slices
 from ..strategies import stage_cut
-from .host_store import HostStore
+from .cpu_store import CpuStore
 from .load import shapes_of
-from .residency import ALL, SLOTS, PartSizes, streamed
+from .offload_plan import ALL, SLOTS, PartSizes, streamed
 from .streamed_blocks import StreamedBlocks, streamable
 from .weight_source import WeightSource
 
@@ -33,7 +33,7 @@ class PlannedTransformer:
         device: where the weights go.
         sizes: what the part takes.
         resident: how many of its blocks stay on the device, or ``ALL``.
-        blocks: those that stream; None if none does.
+        blocks: the blocks that stream; None if all stay.
     """
 
     family: Family
@@ -50,7 +50,7 @@ class PlannedTransformer:
         """Bytes that the part takes on the device."""
         return self.sizes.on_device(self.resident)
 
-    def fill(self, store: HostStore | None = None) -> Family:
+    def fill(self, store: CpuStore | None = None) -> Family:
         """Read the weights. What is half read after an error is of no use: plan again.
 
         Args:

@@ -24,7 +24,7 @@ Report = Callable[[Progress, Mapping[str, Tensor]], None]
 """Takes progress, and tensors that go with it: a preview, and what another request needs to go on after this step."""
 
 
-class Setting:
+class SamplingContext:
     """One ``Sample`` request on this rank.
 
     Attributes:

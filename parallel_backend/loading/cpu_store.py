@@ -35,8 +35,8 @@ _INTERVAL = 0.02
 """Seconds between two looks at whether another rank has filled the memory."""
 
 
-class HostStore:
-    """Memory that one rank of a machine makes and the others map. The first that needs other contents writes them.
+class CpuStore:
+    """Shared memory: one rank of a machine creates it, the others map it. Whoever first needs new contents writes them.
 
     Args:
         descriptor: of the file, which the store closes at its end.
@@ -133,7 +133,7 @@ def machine_number() -> int:
     return (int(boot, 16) ^ os.stat("/proc/self/ns/pid").st_ino) % (1 << 62)
 
 
-def share(nbytes: int, part: int, device: torch.device, axis: Axis) -> HostStore | None:
+def share(nbytes: int, part: int, device: torch.device, axis: Axis) -> CpuStore | None:
     """Return memory of this size, the same for all ranks of a machine that give the same ``part``. Collective.
 
     Args:
@@ -157,7 +157,7 @@ def share(nbytes: int, part: int, device: torch.device, axis: Axis) -> HostStore
         if descriptor >= 0:
             os.close(descriptor)
         raise
-    return HostStore(descriptor, nbytes, device, made_here=owner == axis.index) if nbytes else None
+    return CpuStore(descriptor, nbytes, device, made_here=owner == axis.index) if nbytes else None
 
 
 def _create(nbytes: int) -> int:
