@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from ..errors import BackendError, BackendFailure, BackendUnavailable, Cancelled, InvalidRequest
-from ..machines.links.request_files import to_be_sent
-from ..machines.links.sent_files import send_files
+from ..other_machines import machines
 from ..protocol import deadlines, frames
 from ..protocol.endpoint import Endpoint
 from ..protocol.fingerprint import is_outdated
@@ -94,7 +93,7 @@ class Client:
         model = replace(message.model, path=os.path.abspath(message.model.path))
         message, files = replace(message, model=model), dict[str, str]()
         if self.remote:
-            message, files = to_be_sent(message)
+            message, files = machines("links.request_files").to_be_sent(message)
         call = _Call(self, message, tensors or {}, files, interrupted or _never, on_progress or _ignore)
         deadline = deadlines.Deadline(self.timeouts.start, f"finding a backend that stays ({self.endpoint.log_place})")
         while True:
@@ -111,11 +110,13 @@ class Client:
         return self.endpoint.remote is not None
 
     def hosts(self) -> tuple[HostStatus, ...]:
-        """The backend's hosts, the first one included; none if no backend answers on this machine.
+        """The backend's hosts, the first one included; none if no backend for other machines answers on this one.
 
         Raises:
             BackendError: the backend on another machine does not answer.
         """
+        if not self.remote and not self.endpoint.by_hand.exists():
+            return ()
         try:
             return query.status(self.endpoint, seconds=HOSTS_TIMEOUT).hosts
         except BackendError:
@@ -207,6 +208,7 @@ class _Call:
             if isinstance(frame.message, Continue):
                 sending.renew()
                 if frame.message.missing:
+                    send_files = machines("links.sent_files").send_files
                     send_files(sock, frame.message.missing, self._files, deadline=sending, poll=self._poll)
                 send_tensors(sock, self._tensors, deadline=sending, poll=self._poll)
                 silence = deadlines.Deadline(timeouts.silence, "waiting for a message from the ranks")

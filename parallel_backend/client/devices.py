@@ -3,11 +3,13 @@
 import os
 import re
 from argparse import ArgumentParser
-from collections.abc import Iterable, Mapping
-from typing import get_args
+from collections.abc import Callable, Iterable, Mapping
+from typing import Protocol, get_args
 
 from ..errors import InvalidRequest
 from ..layout.parallel_layout import ParallelLayout
+from ..other_machines import machines
+from ..protocol.hosts import HostStatus
 from ..protocol.model_spec import Collectives, Devices
 from .gpus import CPU_RANKS, described, other_accelerator, visible
 from .gpus import count as gpu_count
@@ -41,6 +43,30 @@ def parse_devices(text: str) -> Devices:
         if index >= (gpus or MAX_CPU_RANKS):
             raise InvalidRequest(f"devices {text!r}: there is no device {index}; {_valid_choices(gpus)}")
     return _on_gpus(indices, collectives) if gpus else Devices(kind="cpu", indices=indices)
+
+
+class KnowsHosts(Protocol):
+    """What a ``Client`` says about where its ranks run."""
+
+    @property
+    def remote(self) -> bool:
+        """Whether the backend is on another machine."""
+
+    def hosts(self) -> tuple[HostStatus, ...]:
+        """See ``Client``."""
+
+
+def devices_of(client: KnowsHosts, text: str) -> Devices:
+    """Return the devices that a text means to a client's backend.
+
+    Raises:
+        InvalidRequest: see ``parse_devices``; or a host is not there.
+        BackendError: the backend is on another machine, and cannot be asked.
+    """
+    if not client.remote and "@" not in text and not client.hosts():
+        return parse_devices(text)
+    of_several: Callable[[KnowsHosts, str], Devices] = machines("nodes.devices").devices_of
+    return of_several(client, text)
 
 
 def add_option(parser: ArgumentParser) -> None:

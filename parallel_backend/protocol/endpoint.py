@@ -9,10 +9,10 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from ..errors import BackendFailure, BackendUnavailable, DeadlineExceeded
-from ..machines.links import remote
-from ..machines.links.address import Address
+from ..other_machines import machines
 
 MAX_SOCKET_PATH = 107
 """Longest path of a Unix socket, in bytes (``sun_path`` in unix(7))."""
@@ -37,6 +37,17 @@ def rank_log(rank: int) -> str:
     return f"rank{rank}.log"
 
 
+class Remote(Protocol):
+    """A backend on another machine, see ``machines.links.backends``. Text of it says where it is."""
+
+    @property
+    def place(self) -> str:
+        """The machine, as a sentence names it after "on"."""
+
+    def connect(self, seconds: float) -> socket.socket:
+        """See the function ``connect``."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Endpoint:
     """The runtime folder of one backend. All clients that use the same folder share the backend.
@@ -44,12 +55,12 @@ class Endpoint:
     Attributes:
         folder: the runtime folder.
         log_folder: of the logs; None for ``logs`` in the runtime folder, which vanishes with a reboot or a logout.
-        remote: where the backend's gateway listens on another machine. The folders mean nothing then.
+        remote: the backend, if it is on another machine. The folders mean nothing then.
     """
 
     folder: Path
     log_folder: Path | None = None
-    remote: Address | None = None
+    remote: Remote | None = None
 
     def __str__(self) -> str:
         return str(self.remote or self.socket)
@@ -57,7 +68,7 @@ class Endpoint:
     @property
     def log_place(self) -> str:
         """Where a user finds the supervisor's log, for the end of a sentence."""
-        return f"log: backend.log on {self.remote.host}" if self.remote else f"log: {self.log}"
+        return f"log: backend.log on {self.remote.place}" if self.remote else f"log: {self.log}"
 
     @property
     def socket(self) -> Path:
@@ -125,7 +136,7 @@ class Endpoint:
         return cls(
             folder=_default_folder(),
             log_folder=Path(logs).absolute() if logs else None,
-            remote=Address.parse(backend, what=REMOTE) if backend else None,
+            remote=machines("links.backends").named(backend) if backend else None,
         )
 
     def prepare(self) -> None:
@@ -202,7 +213,7 @@ def connect(endpoint: Endpoint, *, seconds: float) -> socket.socket:
         InvalidRequest: this machine's certificates for another one cannot be used.
     """
     if endpoint.remote is not None:
-        return remote.connect(endpoint.remote, seconds=seconds)
+        return endpoint.remote.connect(seconds)
     endpoint.prepare()
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import msgspec
 
-from parallel_backend.machines.gateway.process import Listening, OtherMachines
+from parallel_backend.machines.gateway.process import Listening
 from parallel_backend.machines.links.address import Address
+from parallel_backend.machines.settings import Settings
 from parallel_backend.protocol.endpoint import Endpoint
 from parallel_backend.supervisor.limits import Limits
 from parallel_backend.supervisor.supervisor import Supervisor
@@ -22,7 +23,7 @@ if __name__ == "__main__":
     listening = Listening(address=address, certificates=Path(sys.argv[4])) if len(sys.argv) > 4 else None
     supervisor = Supervisor(
         endpoint=Endpoint.default(), idle_timeout=float(sys.argv[1]), command=(sys.executable, worker), limits=limits,
-        machines=OtherMachines(listening=listening),
+        machines=Settings(listening=listening) if listening else None,
     )  # fmt: skip
     logging.basicConfig(level=logging.DEBUG, handlers=[supervisor.logs.handler()])
     supervisor.serve()

@@ -3,23 +3,11 @@
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Protocol
 
-from ...client.devices import parse_devices
+from ...client.devices import KnowsHosts, parse_devices
 from ...errors import InvalidRequest
 from ...protocol.hosts import HostStatus
 from ...protocol.model_spec import FIRST, Devices
-
-
-class KnowsHosts(Protocol):
-    """What a ``Client`` says about where its ranks run."""
-
-    @property
-    def remote(self) -> bool:
-        """Whether the backend is on another machine."""
-
-    def hosts(self) -> tuple[HostStatus, ...]:
-        """See ``Client``."""
 
 
 def devices_of(client: KnowsHosts, text: str) -> Devices:

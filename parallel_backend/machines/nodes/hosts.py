@@ -14,7 +14,6 @@ from ...supervisor.listener import answer, refuse
 from ...supervisor.ranks.expected_devices import expected_devices
 from ...supervisor.ranks.other_hosts import RankOrder
 from ...supervisor.ranks.rank_start import NotStarted, StartedProcess
-from ..gateway.process import OtherMachines
 from .host_link import HostLink
 
 log = logging.getLogger(__name__)
@@ -31,15 +30,17 @@ class Hosts:
     """All hosts but the first.
 
     Args:
-        machines: how many hosts are expected, the first one included, and what else is asked for.
+        nodes: how many hosts are expected, the first one included.
+        interface: the network interface over which ranks of different hosts talk.
+        devices: those of the first host; None for those that it probably has.
         events: the supervisor's event loop.
     """
 
-    def __init__(self, machines: OtherMachines, events: EventLoop) -> None:
-        self._expected, self._interface, self._events = machines.nodes, machines.interface, events
+    def __init__(self, *, nodes: int, interface: str, devices: Devices | None, events: EventLoop) -> None:
+        self._expected, self.name_of_interface, self._events = nodes, interface, events
         self._links: dict[str, HostLink] = {}
         self._gone: dict[int, HostStatus] = {}
-        self._versions, self._devices = versions(), machines.devices or expected_devices()
+        self._versions, self._devices = versions(), devices or expected_devices()
         self._next_announcement = 0.0
 
     def join(self, sock: socket.socket, info: HostInfo, *, same_program: bool) -> None:
@@ -85,7 +86,7 @@ class Hosts:
 
     def interface(self, devices: Devices) -> str:
         """The network interface over which ranks on these devices talk; "" for the loopback interface."""
-        return self._interface if devices.hosts else ""
+        return self.name_of_interface if devices.hosts else ""
 
     def missing(self, devices: Devices) -> dict[str, str]:
         """The hosts of these devices that are not there, and a sentence about each."""
