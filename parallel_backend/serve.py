@@ -30,8 +30,8 @@ class AskedFor(Machines, Protocol):
     def arguments(self) -> tuple[str, ...]:
         """The options of ``serve`` that mean this."""
 
-    def advice(self) -> list[str]:
-        """Return what whoever starts several hosts has to know and do."""
+    def advice(self, endpoint: Endpoint) -> list[str]:
+        """Return what whoever starts this has to know and do elsewhere."""
 
     def difference(self, status: Status, listen: str | None) -> str:
         """Return what a backend does otherwise, as the end of a sentence; "" for nothing."""
@@ -58,6 +58,11 @@ class Serving:
         """The options that a process in the background has to be given; it inherits the environment."""
         return self.machines.arguments if self.machines else ()
 
+    @property
+    def advice(self) -> list[str]:
+        """What whoever starts it has to know and do elsewhere."""
+        return self.machines.advice(self.endpoint) if self.machines else []
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options to its parser."""
@@ -78,6 +83,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--interface", default="", metavar="NAME",
         help="the private network interface over which ranks of different hosts talk, without encryption",
+    )  # fmt: skip
+    parser.add_argument(
+        "--forwarded", action="store_true",
+        help="let ComfyUI on another machine connect through ssh -L; the backend then runs until it is stopped, unless "
+        "an idle time is given",
     )  # fmt: skip
     parser.add_argument("--share-models", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--detach", action="store_true", help="run in the background; return once the backend answers")
@@ -117,7 +127,7 @@ def parse(options: argparse.Namespace) -> Serving:
             "--share-models is not there any more: copy the models to each host with rsync, give all hosts one folder "
             "by NFS, or get them on each with hf download (docs/hosts.md)"
         )
-    asks = options.listen or options.interface or options.nnodes != 1
+    asks = options.listen or options.interface or options.nnodes != 1 or options.forwarded
     asked: AskedFor | None = machines("settings").parse(options) if asks else None
     return Serving(
         endpoint=endpoint,
@@ -155,7 +165,7 @@ def serve(serving: Serving, *, quiet: bool = False) -> int:
         return ALREADY_RUNS
     handlers = [supervisor.logs.handler(), *([] if quiet else [logging.StreamHandler()])]
     logging.basicConfig(level=logging.INFO, format="%(asctime)s supervisor: %(message)s", handlers=handlers)
-    for line in filter(None, (passed_over(serving.endpoint), *(serving.machines.advice() if serving.machines else ()))):
+    for line in filter(None, (passed_over(serving.endpoint), *serving.advice)):
         log.warning(line)
     supervisor.serve()
     return 0
@@ -173,7 +183,7 @@ def _detach(serving: Serving, options: argparse.Namespace) -> int:
     if other := _difference(status, serving, options):
         raise BackendUnavailable(f"a backend that {other} already runs: stop it first")
     print(f"the backend runs, pid {status.pid}" + (f", and listens at {status.listens}" if status.listens else ""))
-    for line in serving.machines.advice() if serving.machines else ():
+    for line in serving.advice:
         print(line)
     return 0
 

@@ -99,6 +99,8 @@ class Client:
         while True:
             with contextlib.suppress(_NotAcknowledged):
                 return call.run()
+            if self.endpoint.remote and self.endpoint.remote.closed:
+                raise BackendUnavailable(self.endpoint.remote.closed)
             if is_outdated():
                 raise BackendUnavailable("the extension's files have changed since ComfyUI started: restart ComfyUI")
             # The backend was shutting down as this client connected, because it was idle or runs older code.
@@ -244,9 +246,11 @@ class _Call:
             return _NotAcknowledged()
         try:
             self._query(Outcome(request_id=self._message.request_id))
-        except BackendUnavailable:
-            place = self._client.endpoint.log_place
-            return BackendUnavailable(f"the backend ended in the middle of a request ({place})")
+        except BackendUnavailable as error:
+            endpoint = self._client.endpoint
+            if endpoint.remote and endpoint.remote.closed:
+                return BackendUnavailable(f"a request broke off: {error}")
+            return BackendUnavailable(f"the backend ended in the middle of a request ({endpoint.log_place})")
         except Cancelled as error:
             # Not by this client: the supervisor cancels a request whose connection breaks, as that to another machine
             # may do.

@@ -1,6 +1,7 @@
 """What ``serve`` is asked about other machines, and what a running backend does otherwise."""
 
 import argparse
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -31,19 +32,22 @@ class Settings:
         nodes: number of hosts whose devices ranks may use.
         interface: the network interface over which ranks of different hosts talk.
         devices: those of this machine, if others are to know them; None for those that it probably has.
+        forwarded: whether clients may come through a tunnel.
     """
 
     listening: Listening | None = None
     nodes: int = 1
     interface: str = ""
     devices: Devices | None = None
+    forwarded: bool = False
     rank_command: Sequence[str] = COMMAND
 
     @property
     def arguments(self) -> tuple[str, ...]:
         """The options of ``serve`` that mean this."""
         listen = ("--listen", str(self.listening.address)) if self.listening else ()
-        return listen + (("--nnodes", str(self.nodes), "--interface", self.interface) if self.interface else ())
+        nodes = ("--nnodes", str(self.nodes), "--interface", self.interface) if self.interface else ()
+        return (*listen, *nodes, *(("--forwarded",) if self.forwarded else ()))
 
     def begin(self, *, endpoint: Endpoint, logs: LogFiles, events: EventLoop) -> Supervised:
         """Let other machines in.
@@ -56,8 +60,11 @@ class Settings:
             endpoint=endpoint, logs=logs, events=events,
         )  # fmt: skip
 
-    def advice(self) -> list[str]:
-        """Return what whoever starts several hosts has to know and do."""
+    def advice(self, endpoint: Endpoint) -> list[str]:
+        """Return what whoever starts this has to know and do elsewhere."""
+        if self.forwarded:
+            ssh = "ssh -N -o ExitOnForwardFailure=yes -o StreamLocalBindUnlink=yes -o ServerAliveInterval=5"
+            return [f"on ComfyUI's machine, run: {ssh} -L FOLDER/socket:{endpoint.socket} {socket.gethostname()}"]
         if self.nodes == 1 or not self.listening:
             return []
         warning = (
@@ -75,6 +82,8 @@ class Settings:
 
         ``listen`` is the address that was asked for, if one was.
         """
+        if self.forwarded and not status.hosts:
+            return "was not started with --forwarded"
         if self.listening and not status.listens:
             return "does not listen for other machines"
         if self.listening and len(status.hosts) != self.nodes:
@@ -98,9 +107,10 @@ def parse(options: argparse.Namespace) -> Settings:
             f"--nnodes {options.nnodes} with --interface {options.interface or 'missing'}: several hosts need the name "
             "of the private network interface between them, and one host has no use for it"
         )
-    listen = options.listen or f"{address_of(options.interface)}:{PORT}"
+    listen = options.listen or (f"{address_of(options.interface)}:{PORT}" if options.interface else "")
     return Settings(
-        listening=listening_at(listen),
+        listening=listening_at(listen) if listen else None,
+        forwarded=options.forwarded,
         nodes=options.nnodes,
         interface=options.interface,
         devices=None if options.detach else local_devices("all"),

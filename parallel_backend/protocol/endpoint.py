@@ -44,6 +44,10 @@ class Remote(Protocol):
     def place(self) -> str:
         """The machine, as a sentence names it after "on"."""
 
+    @property
+    def closed(self) -> str:
+        """What it means that it closes a connection before it answers; "" if it is to be asked again."""
+
     def connect(self, seconds: float) -> socket.socket:
         """See the function ``connect``."""
 
@@ -130,7 +134,7 @@ class Endpoint:
         ``PARALLEL_DIT_LOGS`` is that of the logs. ``PARALLEL_DIT_BACKEND`` names a backend on another machine.
 
         Raises:
-            InvalidRequest: that is not an address.
+            InvalidRequest: that is neither an address nor a socket.
         """
         logs, backend = os.environ.get("PARALLEL_DIT_LOGS"), os.environ.get(REMOTE)
         return cls(
@@ -215,18 +219,23 @@ def connect(endpoint: Endpoint, *, seconds: float) -> socket.socket:
     if endpoint.remote is not None:
         return endpoint.remote.connect(seconds)
     endpoint.prepare()
+    return connect_unix(endpoint.socket, seconds)
+
+
+def connect_unix(path: Path, seconds: float) -> socket.socket:
+    """Connect to a Unix socket, see ``connect``."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(int(seconds), int(seconds % 1 * 1e6)))
-        sock.connect(str(endpoint.socket))
+        sock.connect(str(path))
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(0, 0))
     except BlockingIOError as error:
         sock.close()
-        message = f"the backend at {endpoint.socket} accepted no connection within {seconds:g} s"
+        message = f"the backend at {path} accepted no connection within {seconds:g} s"
         raise DeadlineExceeded(message) from error
     except OSError as error:
         sock.close()
-        raise BackendUnavailable(f"no backend answers at {endpoint.socket}") from error
+        raise BackendUnavailable(f"no backend answers at {path}") from error
     return sock
 
 

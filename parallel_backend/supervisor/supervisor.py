@@ -42,6 +42,12 @@ TICK = 0.25
 RANK_COMMAND = (sys.executable, "-m", "parallel_backend.rank")
 
 
+_NOT_FORWARDED = (
+    "this ComfyUI is on another machine than the backend, which was started for its own machine alone: start it there "
+    "with python -m parallel_backend serve --forwarded"
+)
+
+
 class Supervisor:
     """Serves one endpoint until it is stopped, or idle for ``idle_timeout`` seconds (0 means no limit).
 
@@ -142,7 +148,9 @@ class Supervisor:
 
     def _dispatch(self, sock: socket.socket, frame: frames.Frame) -> None:
         message = frame.message
-        if isinstance(message, RankRequest) and frame.program != self._program:
+        if isinstance(message, RankRequest) and self._others is None and _is_foreign(message):
+            refuse(sock, BackendUnavailable(_NOT_FORWARDED))
+        elif isinstance(message, RankRequest) and frame.program != self._program:
             self._yield_to_client(sock, message)
         elif isinstance(message, RankRequest):
             self._enqueue(sock, frame)
@@ -292,3 +300,9 @@ class Supervisor:
         log.info("ended")
         self.logs.close()
         os.close(self._lock)
+
+
+def _is_foreign(message: RankRequest) -> bool:
+    """Whether a request comes from another machine: it names its model's content, and no hosts that would need that."""
+    model = getattr(message, "model", None)
+    return bool(model and model.content and not model.devices.hosts)
