@@ -5,7 +5,6 @@ import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..client.local_devices import local_devices
 from ..errors import InvalidRequest
 from ..protocol.endpoint import Endpoint
 from ..protocol.model_spec import Devices
@@ -16,6 +15,7 @@ from .certificates.tls import Credentials, default_folder
 from .gateway.process import Listening
 from .links.address import Address
 from .links.interfaces import address_of
+from .nodes.local_devices import local_devices
 from .ranks import COMMAND
 from .supervised import Supervised
 

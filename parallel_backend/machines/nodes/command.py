@@ -8,13 +8,13 @@ import sys
 from dataclasses import dataclass
 
 from ... import serve
-from ...client.local_devices import local_devices
 from ...errors import InvalidRequest
 from ...protocol.hosts import HostInfo, versions
 from ..links.address import Address
 from ..links.interfaces import address_of, is_here
 from ..settings import PORT, Settings, listening_at
 from .agent import Agent
+from .local_devices import local_devices
 
 
 @dataclass(frozen=True, kw_only=True)

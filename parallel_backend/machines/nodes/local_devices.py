@@ -1,13 +1,13 @@
-"""The devices of this host as torch sees them, asked in a process that ends: ``python -m ...client.local_devices``."""
+"""This host's devices as torch sees them, asked in a process that ends: ``python -m ...nodes.local_devices``."""
 
 import subprocess
 import sys
 
 import msgspec
 
-from .. import last_words
-from ..errors import BackendUnavailable, InvalidRequest
-from ..protocol.model_spec import Devices
+from ... import last_words
+from ...errors import BackendUnavailable, InvalidRequest
+from ...protocol.model_spec import Devices
 
 SECONDS = 120.0
 """For torch to be imported, and to find the devices."""
@@ -20,7 +20,7 @@ def local_devices(text: str) -> Devices:
         InvalidRequest: a device is not there.
         BackendUnavailable: torch does not say which there are.
     """
-    command = [sys.executable, "-m", "parallel_backend.client.local_devices", text]
+    command = [sys.executable, "-m", "parallel_backend.machines.nodes.local_devices", text]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -37,7 +37,7 @@ _REFUSED = 65
 
 
 def _main(text: str) -> int:
-    from .devices import parse_devices
+    from ...client.devices import parse_devices
 
     try:
         print(msgspec.json.encode(parse_devices(text)).decode())
