@@ -11,8 +11,6 @@ from .client import query
 from .client.status_text import format_json, format_requests, format_status
 from .doctor import options as doctor
 from .errors import BackendError, InvalidRequest
-from .machines.certificates import options as certificates
-from .machines.nodes import command as host
 from .protocol.endpoint import REMOTE, Endpoint, passed_over
 from .verify import options as verify
 
@@ -22,7 +20,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         _check_moved(arguments[:1])
-        options = _parser().parse_args(arguments)
+        options = _parser(arguments).parse_args(arguments)
         return int(options.run(options))
     except BackendError as error:
         print(error, file=sys.stderr)
@@ -45,7 +43,8 @@ class _Command(NamedTuple):
     help: str
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
+    """Return the parser of these words. Only a command that is named imports what its options need."""
     parser = argparse.ArgumentParser(prog="python -m parallel_backend", description="The backend of Parallel DiT.")
     commands = parser.add_subparsers(
         required=True,
@@ -53,7 +52,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     for command in _COMMANDS:
         added = commands.add_parser(command.name, help=command.help)
-        command.add_arguments(added)
+        if command.name in words:
+            command.add_arguments(added)
         added.set_defaults(run=command.run)
     return parser
 
@@ -97,7 +97,7 @@ def _logs(options: argparse.Namespace) -> int:
 
     endpoint = Endpoint.default()
     if endpoint.remote is not None:
-        host = endpoint.remote.host
+        host = endpoint.remote.place
         raise InvalidRequest(f"the logs are on {host}: run python -m parallel_backend logs there, without {REMOTE}")
     try:
         lines = list(read(endpoint.request_log))[-options.last :] if options.last > 0 else []
@@ -106,6 +106,30 @@ def _logs(options: argparse.Namespace) -> int:
     print(endpoint.logs)
     print(format_requests(lines) if lines else "no requests yet")
     return 0
+
+
+def _add_host(parser: argparse.ArgumentParser) -> None:
+    from .machines.nodes import command
+
+    command.add_arguments(parser)
+
+
+def _host(options: argparse.Namespace) -> int:
+    from .machines.nodes import command
+
+    return command.run(options)
+
+
+def _add_certificates(parser: argparse.ArgumentParser) -> None:
+    from .machines.certificates import options as certificates
+
+    certificates.add_arguments(parser)
+
+
+def _certificates(options: argparse.Namespace) -> int:
+    from .machines.certificates import options as certificates
+
+    return certificates.run(options)
 
 
 def _doctor(options: argparse.Namespace) -> int:
@@ -125,12 +149,12 @@ _COMMANDS = (
         "serve", serve.run, serve.add_arguments,
         "run the backend (the first node that needs it starts it automatically)",
     ),
-    _Command("host", host.run, host.add_arguments, "let a backend on another host run ranks on this host's devices"),
+    _Command("host", _host, _add_host, "let a backend on another host run ranks on this host's devices"),
     _Command("status", _status, _add_status, "show ranks, memory, models, layout and queue"),
     _Command("stop", _stop, _add_nothing, "stop the backend and all its ranks"),
     _Command("logs", _logs, _add_logs, "show the folder of the logs, and the last requests"),
     _Command(
-        "certificates", certificates.run, certificates.add_arguments,
+        "certificates", _certificates, _add_certificates,
         "make the certificates with which other machines connect to this one",
     ),
     _Command("doctor", _doctor, doctor.add_arguments, "check this machine and this installation, and say what to do"),

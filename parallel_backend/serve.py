@@ -5,26 +5,36 @@ import logging
 import os
 import sys
 from dataclasses import dataclass
+from typing import Protocol
 
 from .client import query
-from .client.devices import local_devices
 from .client.launch import ALREADY_RUNS, START_TIMEOUT, connect_or_start
 from .errors import BackendUnavailable, InvalidRequest
-from .machines.certificates.tls import Credentials, default_folder
-from .machines.gateway.process import Listening, OtherMachines
-from .machines.links.address import Address
-from .machines.links.interfaces import address_of
+from .other_machines import machines
 from .protocol.endpoint import REMOTE, Endpoint, passed_over
 from .protocol.status import Status
 from .supervisor.limits import Limits
+from .supervisor.other_machines import Machines
 from .supervisor.supervisor import Supervisor
 
 log = logging.getLogger(__name__)
 
 IDLE_TIMEOUT = 600.0
 """Default for the seconds without work after which a backend ends that only this machine uses."""
-PORT = 7400
-"""Where a backend with several hosts listens, unless an address says otherwise."""
+
+
+class AskedFor(Machines, Protocol):
+    """What the options say about other machines, see ``machines.settings``."""
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """The options of ``serve`` that mean this."""
+
+    def advice(self, endpoint: Endpoint) -> list[str]:
+        """Return what whoever starts this has to know and do elsewhere."""
+
+    def difference(self, status: Status, listen: str | None) -> str:
+        """Return what a backend does otherwise, as the end of a sentence; "" for nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,20 +45,23 @@ class Serving:
         endpoint: the backend's.
         idle_timeout: seconds without work after which it ends; 0 for never.
         spares: number of spare ranks; None for as many as fit.
-        machines: what other machines have to do with it.
+        machines: what other machines have to do with it; None for nothing.
     """
 
     endpoint: Endpoint
     idle_timeout: float
     spares: int | None
-    machines: OtherMachines
+    machines: AskedFor | None = None
 
     @property
     def arguments(self) -> tuple[str, ...]:
         """The options that a process in the background has to be given; it inherits the environment."""
-        listening, nodes, interface = self.machines.listening, self.machines.nodes, self.machines.interface
-        listen = ("--listen", str(listening.address)) if listening else ()
-        return listen + (("--nnodes", str(nodes), "--interface", interface) if interface else ())
+        return self.machines.arguments if self.machines else ()
+
+    @property
+    def advice(self) -> list[str]:
+        """What whoever starts it has to know and do elsewhere."""
+        return self.machines.advice(self.endpoint) if self.machines else []
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -65,11 +78,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--nnodes", type=_count, default=1, metavar="N",
         help="number of hosts whose devices ranks may use, this one included; the others join with the command that "
-        f"is printed, at the interface's address and port {PORT} unless --listen says otherwise",
+        "is printed, at the interface's address and port 7400 unless --listen says otherwise",
     )  # fmt: skip
     parser.add_argument(
         "--interface", default="", metavar="NAME",
         help="the private network interface over which ranks of different hosts talk, without encryption",
+    )  # fmt: skip
+    parser.add_argument(
+        "--forwarded", action="store_true",
+        help="let ComfyUI on another machine connect through ssh -L; the backend then runs until it is stopped, unless "
+        "an idle time is given",
     )  # fmt: skip
     parser.add_argument("--share-models", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--detach", action="store_true", help="run in the background; return once the backend answers")
@@ -109,22 +127,13 @@ def parse(options: argparse.Namespace) -> Serving:
             "--share-models is not there any more: copy the models to each host with rsync, give all hosts one folder "
             "by NFS, or get them on each with hf download (docs/hosts.md)"
         )
-    if options.nnodes < 1 or (options.nnodes > 1) != bool(options.interface):
-        raise InvalidRequest(
-            f"--nnodes {options.nnodes} with --interface {options.interface or 'missing'}: several hosts need the name "
-            "of the private network interface between them, and one host has no use for it"
-        )
-    listen = options.listen or (f"{address_of(options.interface)}:{PORT}" if options.interface else None)
+    asks = options.listen or options.interface or options.nnodes != 1 or options.forwarded
+    asked: AskedFor | None = machines("settings").parse(options) if asks else None
     return Serving(
         endpoint=endpoint,
-        idle_timeout=_idle_timeout(options.idle_timeout, 0.0 if listen else IDLE_TIMEOUT),
+        idle_timeout=_idle_timeout(options.idle_timeout, 0.0 if asked else IDLE_TIMEOUT),
         spares=spares_asked(options.spares),
-        machines=OtherMachines(
-            listening=listening_at(listen) if listen else None,
-            nodes=options.nnodes,
-            interface=options.interface,
-            devices=local_devices("all") if listen and not options.detach else None,
-        ),
+        machines=asked,
     )
 
 
@@ -138,17 +147,6 @@ def own_endpoint() -> Endpoint:
     if endpoint.remote is not None:
         raise InvalidRequest(f"{REMOTE} names the backend at {endpoint.remote}: unset it to run one on this machine")
     return endpoint
-
-
-def listening_at(text: str) -> Listening:
-    """Return where to listen for other machines, once the certificates for that are known to be usable.
-
-    Raises:
-        InvalidRequest: it is no address, or a certificate is missing or unusable.
-    """
-    address, folder = Address.parse(text, what="--listen"), default_folder()
-    Credentials.of_server(folder).server_context()
-    return Listening(address=address, certificates=folder)
 
 
 def serve(serving: Serving, *, quiet: bool = False) -> int:
@@ -167,25 +165,10 @@ def serve(serving: Serving, *, quiet: bool = False) -> int:
         return ALREADY_RUNS
     handlers = [supervisor.logs.handler(), *([] if quiet else [logging.StreamHandler()])]
     logging.basicConfig(level=logging.INFO, format="%(asctime)s supervisor: %(message)s", handlers=handlers)
-    for line in filter(None, (passed_over(serving.endpoint), *_advice(serving))):
+    for line in filter(None, (passed_over(serving.endpoint), *serving.advice)):
         log.warning(line)
     supervisor.serve()
     return 0
-
-
-def _advice(serving: Serving) -> list[str]:
-    """Return what whoever starts several hosts has to know and do."""
-    if serving.machines.nodes == 1 or not serving.machines.listening:
-        return []
-    warning = (
-        f"ranks of different hosts talk over {serving.machines.interface} without encryption or authentication: nobody "
-        "else may be in that network"
-    )
-    command = (
-        f"python -m parallel_backend host --connect {serving.machines.listening.address} --interface NAME --node "
-        f"{'1' if serving.machines.nodes == 2 else f'1 to {serving.machines.nodes - 1}'}"
-    )
-    return [warning, f"on the other hosts, with the files of this one's certificates, run: {command}"]
 
 
 def _detach(serving: Serving, options: argparse.Namespace) -> int:
@@ -197,10 +180,11 @@ def _detach(serving: Serving, options: argparse.Namespace) -> int:
     except BackendUnavailable:  # it may end, say of a port in use, once it can be connected to: a new start says why
         _connect(serving)
         status = query.status(serving.endpoint)
-    if other := _difference(status, serving.machines, options):
+    if other := _difference(status, serving, options):
         raise BackendUnavailable(f"a backend that {other} already runs: stop it first")
     print(f"the backend runs, pid {status.pid}" + (f", and listens at {status.listens}" if status.listens else ""))
-    print(*_advice(serving), sep="\n", end="\n" if serving.machines.nodes > 1 else "")
+    for line in serving.advice:
+        print(line)
     return 0
 
 
@@ -211,17 +195,10 @@ def _connect(serving: Serving) -> None:
     ).close()  # fmt: skip
 
 
-def _difference(status: Status, machines: OtherMachines, options: argparse.Namespace) -> str:
+def _difference(status: Status, serving: Serving, options: argparse.Namespace) -> str:
     """Return what a backend does otherwise than the options say, as the end of a sentence; "" for nothing."""
-    if machines.listening and not status.listens:
-        return "does not listen for other machines"
-    if machines.listening and len(status.hosts) != machines.nodes:
-        return f"was started with --nnodes {len(status.hosts)}"
-    address = machines.listening and machines.listening.address
-    if options.listen and address and address.port and status.listens.partition(",")[0] != str(address):
-        return f"listens at {status.listens}"
-    if machines.interface not in ("", status.interface):
-        return f"was started with --interface {status.interface}"
+    if serving.machines and (other := serving.machines.difference(status, options.listen)):
+        return other
     if options.idle_timeout not in (None, status.idle_timeout):
         return f"ends after {status.idle_timeout:g} s without work" if status.idle_timeout else "never ends by itself"
     if options.spares not in (None, status.most_spares):

@@ -4,8 +4,8 @@ import time
 
 from ...parallel_backend.checkpoint.checkpoint import Checkpoint
 from ...parallel_backend.client.client import Client
+from ...parallel_backend.client.devices import devices_of
 from ...parallel_backend.errors import BackendError
-from ...parallel_backend.machines.nodes.devices import devices_of
 from ...parallel_backend.protocol.hosts import HostStatus
 from ...parallel_backend.protocol.model_spec import Devices
 from .session import current

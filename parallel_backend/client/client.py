@@ -8,7 +8,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from ..errors import BackendError
-from ..machines.links.request_files import to_be_sent
+from ..other_machines import machines
 from ..protocol.endpoint import Endpoint
 from ..protocol.hosts import HostStatus
 from ..protocol.messages import RankRequest
@@ -74,7 +74,7 @@ class Client:
         model = replace(message.model, path=os.path.abspath(message.model.path))
         message, files = replace(message, model=model), dict[str, str]()
         if self.remote:
-            message, files = to_be_sent(message)
+            message, files = machines("links.request_files").to_be_sent(message)
         exchange = Exchange(
             endpoint=self.endpoint, timeouts=self.timeouts, message=message, tensors=tensors, files=files,
             interrupted=interrupted, on_progress=on_progress,
@@ -88,11 +88,13 @@ class Client:
         return self.endpoint.remote is not None
 
     def hosts(self) -> tuple[HostStatus, ...]:
-        """The backend's hosts, the first one included; none if no backend answers on this machine.
+        """The backend's hosts, the first one included; none if no backend for other machines answers on this one.
 
         Raises:
             BackendError: the backend on another machine does not answer.
         """
+        if not self.remote and not self.endpoint.by_hand.exists():
+            return ()
         try:
             return query.status(self.endpoint, seconds=HOSTS_TIMEOUT).hosts
         except BackendError:

@@ -2,29 +2,20 @@
 
 import os
 import re
-import subprocess
-import sys
 from argparse import ArgumentParser
-from collections.abc import Iterable, Mapping
-from typing import get_args
+from collections.abc import Callable, Iterable, Mapping
+from typing import Protocol, get_args
 
-import msgspec
-
-from .. import last_words
-from ..errors import BackendUnavailable, InvalidRequest
+from ..errors import InvalidRequest
 from ..layout.parallel_layout import ParallelLayout
+from ..other_machines import machines
+from ..protocol.hosts import HostStatus
 from ..protocol.model_spec import Collectives, Devices
 from .gpus import CPU_RANKS, described, other_accelerator, visible
 from .gpus import count as gpu_count
 
 MAX_CPU_RANKS = 16
 DEFAULT_CPU_RANKS = 2
-
-TORCH_SECONDS = 120.0
-"""For another process to import torch, and to find the devices."""
-
-_REFUSED = 65
-"""Exit status of that process: its output has a sentence."""
 
 
 def parse_devices(text: str) -> Devices:
@@ -54,23 +45,28 @@ def parse_devices(text: str) -> Devices:
     return _on_gpus(indices, collectives) if gpus else Devices(kind="cpu", indices=indices)
 
 
-def local_devices(text: str) -> Devices:
-    """Return the devices that a list means here, see ``parse_devices``. A process that ends asks torch for them.
+class KnowsHosts(Protocol):
+    """What a ``Client`` says about where its ranks run."""
+
+    @property
+    def remote(self) -> bool:
+        """Whether the backend is on another machine."""
+
+    def hosts(self) -> tuple[HostStatus, ...]:
+        """See ``Client``."""
+
+
+def devices_of(client: KnowsHosts, text: str) -> Devices:
+    """Return the devices that a text means to a client's backend.
 
     Raises:
-        InvalidRequest: a device is not there.
-        BackendUnavailable: torch does not say which there are.
+        InvalidRequest: see ``parse_devices``; or a host is not there.
+        BackendError: the backend is on another machine, and cannot be asked.
     """
-    command = [sys.executable, "-m", "parallel_backend.client.devices", text]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TORCH_SECONDS, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise BackendUnavailable(f"torch does not say which devices there are: {error}") from error
-    if done.returncode == _REFUSED:
-        raise InvalidRequest(done.stdout.strip())
-    if done.returncode:
-        raise BackendUnavailable(f"torch does not say which devices there are: {last_words.last_line(done.stderr)}")
-    return msgspec.json.decode(done.stdout, type=Devices)
+    if not client.remote and "@" not in text and not client.hosts():
+        return parse_devices(text)
+    of_several: Callable[[KnowsHosts, str], Devices] = machines("nodes.devices").devices_of
+    return of_several(client, text)
 
 
 def add_option(parser: ArgumentParser) -> None:
@@ -160,16 +156,3 @@ def _collectives() -> Collectives:
     if name not in known:
         raise InvalidRequest(f"PARALLEL_DIT_COLLECTIVES={name}: it must be {' or '.join(known)}")
     return known[name]
-
-
-def _main(text: str) -> int:
-    try:
-        print(msgspec.json.encode(parse_devices(text)).decode())
-    except InvalidRequest as error:
-        print(error)
-        return _REFUSED
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(_main(sys.argv[1]))

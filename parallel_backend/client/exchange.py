@@ -1,19 +1,18 @@
 """One request on one connection: sent, with the files that the ranks miss, and watched until its reply."""
 
 import contextlib
-import mmap
-import os
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from ..errors import BackendError, BackendFailure, BackendUnavailable, Cancelled, InvalidRequest, ProtocolError
+from ..errors import BackendError, BackendFailure, BackendUnavailable, Cancelled, InvalidRequest
+from ..other_machines import machines
 from ..protocol import deadlines, frames
 from ..protocol.endpoint import Endpoint
-from ..protocol.messages import Cancel, Continue, Done, Files, Outcome, Progress, RankRequest
+from ..protocol.messages import Cancel, Continue, Done, Outcome, Progress, RankRequest
 from ..protocol.tensors import describe, recv_tensors, send_tensors
 from . import query
 from .launch import START_TIMEOUT
@@ -118,7 +117,8 @@ class Exchange:
             if isinstance(frame.message, Continue):
                 sending.renew()
                 if frame.message.missing:
-                    self._send_files(sock, frame.message.missing, sending)
+                    send_files = machines("links.sent_files").send_files
+                    send_files(sock, frame.message.missing, self.files, deadline=sending, poll=self._poll)
                 send_tensors(sock, self.tensors, deadline=sending, poll=self._poll)
                 silence = deadlines.Deadline(timeouts.silence, "waiting for a message from the ranks")
             elif isinstance(frame.message, Progress):
@@ -126,38 +126,6 @@ class Exchange:
             else:
                 query.expect(frame.message, Done)
                 return received
-
-    def _send_files(self, sock: socket.socket, wanted: Sequence[str], deadline: deadlines.Deadline) -> None:
-        """Send files to a backend on another machine that only this process's memory has.
-
-        Raises:
-            ProtocolError: the request does not name one.
-            InvalidRequest: one is not there any more.
-            DeadlineExceeded, ConnectionError: see ``send_all``.
-        """
-        unknown = [each for each in wanted if each not in self.files]
-        if unknown:
-            raise ProtocolError(f"the backend asks for files {unknown}, which the request does not name")
-        paths = {each: self.files[each] for each in wanted}
-        try:
-            metas = [
-                frames.TensorMeta(name=each, dtype="uint8", shape=(os.stat(paths[each]).st_size,)) for each in paths
-            ]
-            header = frames.pack(frames.Frame(message=Files(), tensors=tuple(metas)))
-            deadlines.send_all(sock, header, deadline=deadline, poll=self._poll)
-            for path in paths.values():
-                with (
-                    open(path, "rb") as file,
-                    mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as content,
-                    memoryview(content) as view,
-                ):
-                    deadlines.send_all(sock, view, deadline=deadline, poll=self._poll)
-        except ConnectionError:
-            raise
-        except OSError as error:
-            raise InvalidRequest(
-                f"a file in this process's memory is gone: run the workflow again ({error})"
-            ) from error
 
     def _poll(self) -> None:
         now = time.monotonic()
@@ -185,7 +153,9 @@ class Exchange:
             return NotAccepted("the backend ended before it accepted a request")
         try:
             self._query(Outcome(request_id=self.message.request_id))
-        except BackendUnavailable:
+        except BackendUnavailable as error:
+            if self.endpoint.remote and self.endpoint.remote.closed:
+                return BackendUnavailable(f"a request broke off: {error}")
             return BackendUnavailable(f"the backend ended in the middle of a request ({self.endpoint.log_place})")
         except Cancelled as error:
             # Not by this client: the supervisor cancels a request whose connection breaks, as a connection to another

@@ -32,7 +32,10 @@ def ask(endpoint: Endpoint, message: object, kind: type[Answer], *, seconds: flo
             frames.send_header(sock, frames.pack(frames.Frame(message=message)), deadline=deadline)
             answer = frames.recv_header(sock, deadline=deadline).message
         except ConnectionError as error:
-            raise BackendUnavailable(f"the backend ended before it answered {type(message).__name__}") from error
+            closed = endpoint.remote.closed if endpoint.remote else ""
+            raise BackendUnavailable(
+                closed or f"the backend ended before it answered {type(message).__name__}"
+            ) from error
     return expect(answer, kind)
 
 
@@ -55,7 +58,13 @@ def stop(endpoint: Endpoint, *, seconds: float = STOP_TIMEOUT) -> None:
         DeadlineExceeded: it does not exit.
     """
     if endpoint.remote is not None:
-        ask(endpoint, Stop(), Done, seconds=seconds)
+        try:
+            ask(endpoint, Stop(), Done, seconds=seconds)
+        except DeadlineExceeded as error:
+            raise DeadlineExceeded(
+                f"the backend at {endpoint.remote} does not end within {seconds:g} s: run python -m parallel_backend "
+                "stop on its machine"
+            ) from error
         return
     try:
         sock = connect(endpoint, seconds=seconds)

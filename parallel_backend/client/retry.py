@@ -190,6 +190,9 @@ class RetriedRequest:
 
     def _wait_for_backend(self, deadline: Deadline) -> None:
         """Wait a moment: the backend was shutting down, because it was idle or runs older code than this process."""
+        remote = self._client.endpoint.remote
+        if remote and remote.closed:
+            raise BackendUnavailable(remote.closed)
         if is_outdated():
             raise BackendUnavailable("the extension's files have changed since ComfyUI started: restart ComfyUI")
         time.sleep(min(deadline.remaining(), POLL))

@@ -1,7 +1,7 @@
 """The denoiser's part of a request: check it, load what is missing, and run one forward or a whole step loop."""
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 
@@ -22,7 +22,6 @@ from ..interfaces.family import Family
 from ..loading.components import ComponentCache
 from ..loading.load import check_dtype
 from ..loading.transformer_part import PlannedTransformer
-from ..machines.ranks.crossing import Crossing, Crossings
 from ..progress import LOADING, PROGRESS
 from ..protocol.messages import Forward, Progress, Sample
 from ..protocol.model_spec import Adapter
@@ -31,6 +30,7 @@ from ..step_loop.sample_loop import SampleLoop
 from ..step_loop.sampling_context import SamplingContext
 from .agreements import Agreements, KernelKey
 from .automatic_layout import fit
+from .elsewhere import Elsewhere
 from .request import ActiveRequest, Tensors, measured
 from .tensor_values import first_outside
 from .validation import check_forward, check_sample
@@ -41,7 +41,7 @@ class Denoising:
     """One ``Forward`` or ``Sample`` request on this rank.
 
     Args:
-        crossings: count what goes from host to host.
+        elsewhere: the other machines; None if there are none.
         on_forward: called once for each forward of a transformer.
     """
 
@@ -51,11 +51,11 @@ class Denoising:
         components: ComponentCache,
         meshes: MeshCache,
         agreements: Agreements,
-        crossings: Crossings,
+        elsewhere: Elsewhere | None,
         on_forward: Callable[[], None],
     ) -> None:
         self.request, self.components, self.meshes, self.agreements = request, components, meshes, agreements
-        self.crossings, self.on_forward = crossings, on_forward
+        self.elsewhere, self.on_forward = elsewhere, on_forward
 
     def forward(self) -> Tensors:
         """Run a ``Forward``: the prediction of each branch on rank 0, an empty dict on other ranks."""
@@ -71,8 +71,8 @@ class Denoising:
         }
         denoiser.load(local)
         with PROGRESS.phase("denoising"):
-            crossing = self._crossing_counted(denoiser)
-            with measured(message, denoiser.mesh.whole, self.components.device) as measurement, crossing:
+            noted = self._noted_forward(denoiser)
+            with measured(message, denoiser.mesh.whole, self.components.device) as measurement, noted:
                 predictions = denoiser.gather(denoiser.shards(local))
             results = {str(i): prediction.cpu() for i, prediction in predictions.items()}
         return results | (measurement.of_all_ranks() if measurement else {})
@@ -91,10 +91,9 @@ class Denoising:
         loop_class = PipeFusion if denoiser.plan.layout.pipe > 1 else SampleLoop
         with PROGRESS.phase("sampling"), measured(message, denoiser.mesh.whole, self.components.device) as measurement:
             PROGRESS.step(message.first_step, len(setting.sigmas) - 1)
-            crossing = self.crossings.of_loop(denoiser.plan.layout, chosen=message.model.layout is None)
-            report = partial(self._report, crossing)
-            loop = loop_class(setting, report=report, cancelled=self.request.cancelled)
-            with closing(crossing):
+            with self._noted_loop(denoiser) as step_done:
+                report = partial(self._report, step_done)
+                loop = loop_class(setting, report=report, cancelled=self.request.cancelled)
                 results = {name: tensor.cpu() for name, tensor in loop.run().items()}
         return results | (measurement.of_all_ranks() if measurement else {})
 
@@ -142,15 +141,20 @@ class Denoising:
                 "in two calls"
             )
 
-    def _crossing_counted(self, denoiser: Denoiser) -> AbstractContextManager[None]:
-        if denoiser.mesh.whole.index:
+    def _noted_forward(self, denoiser: Denoiser) -> AbstractContextManager[None]:
+        if denoiser.mesh.whole.index or self.elsewhere is None:
             return nullcontext()
         model = self.request.message.model
-        return self.crossings.of_forwards(model.path, denoiser.plan.layout, chosen=model.layout is None).forward()
+        return self.elsewhere.forward(model.path, denoiser.plan.layout, chosen=model.layout is None)
 
-    def _report(self, crossing: Crossing, progress: Progress, extra: Mapping[str, Tensor]) -> None:
-        """Report progress, that blocks stream, and what crosses between hosts."""
-        notes = (self.components.transformers.note, crossing.step_done())
+    def _noted_loop(self, denoiser: Denoiser) -> AbstractContextManager[Callable[[], str]]:
+        if self.elsewhere is None:
+            return nullcontext(str)  # which returns ""
+        return self.elsewhere.loop(denoiser.plan.layout, chosen=self.request.message.model.layout is None)
+
+    def _report(self, step_done: Callable[[], str], progress: Progress, extra: Mapping[str, Tensor]) -> None:
+        """Report progress, that blocks stream, and what other machines have to say of a step."""
+        notes = (self.components.transformers.note, step_done())
         self.request.report(replace(progress, note="; ".join(filter(None, notes))), extra)
 
     def _kernel(self, plan: DenoisingPlan, mesh: DeviceMesh) -> Kernel:

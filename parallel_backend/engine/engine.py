@@ -1,7 +1,6 @@
 """What a rank does with each kind of request. No sockets."""
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import timedelta
 
@@ -19,8 +18,6 @@ from ..loading.components import ComponentCache
 from ..loading.load import check_dtype, resolve_dtype
 from ..loading.original_weights import read_original
 from ..loading.parts import DeviceMemory, Parts, free
-from ..machines.ranks.crossing import Crossings, HostMap
-from ..machines.ranks.host_files import HostFiles
 from ..progress import LOADING, PROGRESS
 from ..protocol.frames import TensorMeta
 from ..protocol.messages import Decode, Encode, EncodeText, Forward, RankRequest, ReadWeights, Sample, Trial, Unload
@@ -32,6 +29,7 @@ from .agreements import Agreements
 from .autoencoding import Autoencoding
 from .counting import counted
 from .denoising import Denoising
+from .elsewhere import Elsewhere
 from .request import ActiveRequest, Tensors
 from .validation import read_shapes
 from .working_memory import text_bytes
@@ -46,7 +44,7 @@ class Engine:
     Args:
         timeout: deadline of one collective. A rank that waits longer for another rank raises, which ends the set of
             ranks. It has to be long enough for a slower rank to load its weights.
-        hosts: where the ranks are; None if all are on one host.
+        elsewhere: the other machines; None if there are none.
     """
 
     def __init__(
@@ -56,25 +54,15 @@ class Engine:
         world_size: int,
         device: torch.device,
         timeout: timedelta = timedelta(minutes=10),
-        hosts: HostMap | None = None,
+        elsewhere: Elsewhere | None = None,
     ) -> None:
         self.rank, self.world_size, self.device, self.timeout = rank, world_size, device, timeout
-        self.steps = 0
+        self.steps, self.elsewhere = 0, elsewhere
         self._bfloat16 = bfloat16.native_everywhere(device, world_size)
         self._models: dict[_Key, ComponentCache] = {}
-        self._crossings = Crossings(hosts or HostMap())
         self._memory = DeviceMemory(device, self._parts, world_size)
         self._agreements = Agreements(world=world(rank, world_size))
-        self._files = HostFiles(self._agreements.world)
         self._meshes = MeshCache(rank, world_size, device, timeout=timeout, in_use=self._meshes_in_use)
-
-    def missing_files(self, message: RankRequest) -> tuple[str, ...]:
-        """Return the ids of the files that the client of a request has to send to rank 0."""
-        return self._files.missing(message)
-
-    def receiving_file(self, identity: str, size: int) -> AbstractContextManager[memoryview]:
-        """Return where a file of the client goes, see ``HostFiles.receiving``."""
-        return self._files.receiving(identity, size)
 
     def handle(
         self,
@@ -105,7 +93,8 @@ class Engine:
             OutOfMemory: this rank's device is full, and other ranks may wait for it. Names the rank.
         """
         try:
-            message = self._files.localised(message)
+            if self.elsewhere:
+                message = self.elsewhere.localised(message)
             request = ActiveRequest(message=message, metas=metas, tensors=tensors, report=report, cancelled=cancelled)
             with torch.inference_mode():
                 return _HANDLERS[type(message)](self, request)
@@ -119,7 +108,9 @@ class Engine:
         """Loaded models, bytes of device memory, and number of transformer forwards. Safe to call from any thread."""
         stamps = {components: stamp for (_, stamp, _), components in list(self._models.items())}
         described = [components.describe(stamp) for components, stamp in stamps.items()]
-        models = tuple(replace(each, path=self._files.original(each.path)) for each in described if each.parts)
+        models = tuple(each for each in described if each.parts)
+        if self.elsewhere:
+            models = tuple(replace(each, path=self.elsewhere.original(each.path)) for each in models)
         memory = torch.cuda.memory_reserved(self.device) if self.device.type == "cuda" else 0
         return models, memory, self.steps
 
@@ -131,7 +122,7 @@ class Engine:
 
     def _denoising(self, request: ActiveRequest[Forward] | ActiveRequest[Sample]) -> Denoising:
         components = self._components(request.message.model)
-        return Denoising(request, components, self._meshes, self._agreements, self._crossings, self._count_forward)
+        return Denoising(request, components, self._meshes, self._agreements, self.elsewhere, self._count_forward)
 
     def _encode_text(self, request: ActiveRequest[EncodeText]) -> Tensors:
         if request.tensors is None:
@@ -168,8 +159,8 @@ class Engine:
         if not request.message.only_cache:
             self._models.pop(_key(request.message.model), None)
             self._agreements.forget_layouts(request.message.model.identity)
-            self._files.forget(request.message.model)
-            self._crossings.forget(request.message.model.path)
+            if self.elsewhere:
+                self.elsewhere.forget(request.message.model)
         free(self.device)
         return {}
 

@@ -9,10 +9,10 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from ..errors import BackendFailure, BackendUnavailable, DeadlineExceeded
-from ..machines.links import remote
-from ..machines.links.address import Address
+from ..other_machines import machines
 
 MAX_SOCKET_PATH = 107
 """Longest path of a Unix socket, in bytes (``sun_path`` in unix(7))."""
@@ -37,6 +37,21 @@ def rank_log(rank: int) -> str:
     return f"rank{rank}.log"
 
 
+class Remote(Protocol):
+    """A backend on another machine, see ``machines.links.backends``. Text of it says where it is."""
+
+    @property
+    def place(self) -> str:
+        """The machine, as a sentence names it after "on"."""
+
+    @property
+    def closed(self) -> str:
+        """What it means that it closes a connection before it answers; "" if it is to be asked again."""
+
+    def connect(self, seconds: float) -> socket.socket:
+        """See the function ``connect``."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Endpoint:
     """The runtime folder of one backend. All clients that use the same folder share the backend.
@@ -44,12 +59,12 @@ class Endpoint:
     Attributes:
         folder: the runtime folder.
         log_folder: of the logs; None for ``logs`` in the runtime folder, which vanishes with a reboot or a logout.
-        remote: where the backend's gateway listens on another machine. The folders mean nothing then.
+        remote: the backend, if it is on another machine. The folders mean nothing then.
     """
 
     folder: Path
     log_folder: Path | None = None
-    remote: Address | None = None
+    remote: Remote | None = None
 
     def __str__(self) -> str:
         return str(self.remote or self.socket)
@@ -57,7 +72,7 @@ class Endpoint:
     @property
     def log_place(self) -> str:
         """Where a user finds the supervisor's log, for the end of a sentence."""
-        return f"log: backend.log on {self.remote.host}" if self.remote else f"log: {self.log}"
+        return f"log: backend.log on {self.remote.place}" if self.remote else f"log: {self.log}"
 
     @property
     def socket(self) -> Path:
@@ -119,13 +134,13 @@ class Endpoint:
         ``PARALLEL_DIT_LOGS`` is that of the logs. ``PARALLEL_DIT_BACKEND`` names a backend on another machine.
 
         Raises:
-            InvalidRequest: that is not an address.
+            InvalidRequest: that is neither an address nor a socket.
         """
         logs, backend = os.environ.get("PARALLEL_DIT_LOGS"), os.environ.get(REMOTE)
         return cls(
             folder=_default_folder(),
             log_folder=Path(logs).absolute() if logs else None,
-            remote=Address.parse(backend, what=REMOTE) if backend else None,
+            remote=machines("links.backends").named(backend) if backend else None,
         )
 
     def prepare(self) -> None:
@@ -202,20 +217,25 @@ def connect(endpoint: Endpoint, *, seconds: float) -> socket.socket:
         InvalidRequest: this machine's certificates for another one cannot be used.
     """
     if endpoint.remote is not None:
-        return remote.connect(endpoint.remote, seconds=seconds)
+        return endpoint.remote.connect(seconds)
     endpoint.prepare()
+    return connect_unix(endpoint.socket, seconds)
+
+
+def connect_unix(path: Path, seconds: float) -> socket.socket:
+    """Connect to a Unix socket, see ``connect``."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(int(seconds), int(seconds % 1 * 1e6)))
-        sock.connect(str(endpoint.socket))
+        sock.connect(str(path))
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(0, 0))
     except BlockingIOError as error:
         sock.close()
-        message = f"the backend at {endpoint.socket} accepted no connection within {seconds:g} s"
+        message = f"the backend at {path} accepted no connection within {seconds:g} s"
         raise DeadlineExceeded(message) from error
     except OSError as error:
         sock.close()
-        raise BackendUnavailable(f"no backend answers at {endpoint.socket}") from error
+        raise BackendUnavailable(f"no backend answers at {path}") from error
     return sock
 
 

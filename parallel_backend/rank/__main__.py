@@ -19,10 +19,9 @@ from typing import TYPE_CHECKING
 
 from .. import packages
 from ..inherited import LAB
-from ..machines.ranks import places as hosts
 from ..processes import die_with_parent, pin_to_core_share
 from ..progress import CONNECTING, PROGRESS, STARTING
-from ..protocol.status import RankStatus
+from ..protocol.status import HostLink, RankStatus
 from .diagnosis import diagnose
 from .spare import Role, imports, wait_for_role
 from .supervisor_link import SupervisorLink
@@ -32,7 +31,12 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+    from ..engine.elsewhere import Elsewhere
     from ..engine.engine import Engine
+
+Find = Callable[[int, int, "torch.device"], "tuple[Elsewhere | None, HostLink | None]"]
+"""Returns the other machines of a rank, and its link to another one. Takes its number, the number of ranks, and its
+device, and is collective over all ranks."""
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +50,7 @@ def main(
     *,
     engine: "Callable[..., Engine] | None" = None,
     prepare: Callable[[], Iterator[None]] = imports,
+    elsewhere: Find | None = None,
 ) -> None:
     """Run one rank until the process is killed.
 
@@ -53,6 +58,7 @@ def main(
         argv: the command line.
         engine: replaces the class ``Engine``.
         prepare: see ``wait_for_role``.
+        elsewhere: finds other machines; None if there are none.
     """
     die_with_parent()
     faulthandler.enable()  # says where a signal such as SIGSEGV ended this process
@@ -64,10 +70,15 @@ def main(
         role = wait_for_role(control, prepare)
     else:
         role = Role(device=options.device, collectives=options.collectives, store=options.store_fd)
-    _run(role, control, engine)
+    _run(role, control, engine, elsewhere or _alone)
 
 
-def _run(role: Role, control: socket.socket, engine: "Callable[..., Engine] | None") -> None:
+def _alone(rank: int, world_size: int, device: "torch.device") -> tuple[None, None]:
+    """There are no other machines."""
+    return None, None
+
+
+def _run(role: Role, control: socket.socket, engine: "Callable[..., Engine] | None", find: Find) -> None:
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if role.device == "cpu":
         pin_to_core_share(int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"]))
@@ -78,9 +89,9 @@ def _run(role: Role, control: socket.socket, engine: "Callable[..., Engine] | No
         link.start()
         try:
             device, store = _join_group(role, rank, world_size)
-            where, link_to_host = hosts.find(rank, world_size, device)
+            others, link_to_host = find(rank, world_size, device)
             status = replace(status, link=link_to_host)
-            rank_engine = (engine or _engine_class())(rank=rank, world_size=world_size, device=device, hosts=where)
+            rank_engine = (engine or _engine_class())(rank=rank, world_size=world_size, device=device, elsewhere=others)
         except Exception as error:
             log.exception("the rank does not start")
             report_end(link, diagnose(error, "", when=" while starting"))

@@ -185,7 +185,6 @@ class _Reporter:
 
 
 def _receive_tensors(request: ReceivedRequest, engine: "Engine") -> "dict[str, Tensor]":
-    from ..machines.ranks.received_files import receive_files
     from ..protocol.tensors import recv_tensors, send
 
     def poll() -> None:
@@ -194,10 +193,11 @@ def _receive_tensors(request: ReceivedRequest, engine: "Engine") -> "dict[str, T
 
     poll()
     deadline = deadlines.Deadline(CLIENT_TIMEOUT, "receiving a request's tensors")
-    missing = engine.missing_files(request.frame.message)
+    elsewhere = engine.elsewhere
+    missing = elsewhere.missing(request.frame.message) if elsewhere else ()
     send(request.connection, Continue(missing=missing), deadline=deadline)
-    if missing:
-        receive_files(request.connection, missing, engine, deadline=deadline, poll=poll)
+    if elsewhere and missing:
+        elsewhere.receive(request.connection, missing, deadline=deadline, poll=poll)
     return recv_tensors(request.connection, request.frame.tensors, deadline=deadline, poll=poll)
 
 

@@ -18,12 +18,9 @@ from typing import Literal
 
 from .. import processes
 from ..errors import BackendError, BackendUnavailable, ProtocolError
-from ..machines.gateway.process import GatewayProcess, Listening, OtherMachines
-from ..machines.nodes.hosts import Hosts
 from ..protocol import frames, rank_control
 from ..protocol.endpoint import REQUEST_LOG, Endpoint, listen, peer
 from ..protocol.fingerprint import fingerprint
-from ..protocol.hosts import JoinHost, OpenStore
 from ..protocol.messages import Cancel, Done, Error, Outcome, RankRequest, Stop, Unload
 from ..protocol.status import Status, StatusQuery
 from . import request_lines
@@ -31,6 +28,7 @@ from .event_loop import EventLoop
 from .limits import Limits
 from .listener import Listener, answer, refuse
 from .log_files import LogFiles
+from .other_machines import Machines, OtherMachines
 from .ranks.expected_devices import expected_devices
 from .ranks.generations import Generations
 from .ranks.spares import Spares
@@ -42,6 +40,12 @@ log = logging.getLogger(__name__)
 TICK = 0.25
 """Seconds between two checks of ranks, deadlines and idle time."""
 RANK_COMMAND = (sys.executable, "-m", "parallel_backend.rank")
+
+
+_NOT_FORWARDED = (
+    "this ComfyUI is on another machine than the backend, which was started for its own machine alone: start it there "
+    "with python -m parallel_backend serve --forwarded"
+)
 
 
 class Supervisor:
@@ -61,10 +65,10 @@ class Supervisor:
         *,
         endpoint: Endpoint,
         idle_timeout: float,
-        command: Sequence[str] = RANK_COMMAND,
+        command: Sequence[str] | None = None,
         limits: Limits | None = None,
         uid_of: Callable[[socket.socket], int] = lambda sock: peer(sock)[1],
-        machines: OtherMachines | None = None,
+        machines: Machines | None = None,
     ) -> None:
         self._endpoint, self._idle_timeout = endpoint, idle_timeout
         self._limits = limits or Limits()
@@ -72,16 +76,15 @@ class Supervisor:
         self._lock, listener = listen(endpoint, backlog=64)
         self._socket_stat = endpoint.socket.stat()
         self.logs = LogFiles(endpoint.logs)
-        self._machines = machines = machines or OtherMachines()
-        self._gateway = self._make_gateway(machines.listening) if machines.listening else None
+        self._others = self._let_in(machines) if machines else None
         self._listener = Listener(
             listener=listener, uid=os.getuid(), events=self._events, on_frame=self._dispatch, uid_of=uid_of
         )
         self._queue = self._make_queue()
-        self._hosts = Hosts(machines, self._events)
+        command = command or (machines.rank_command if machines else RANK_COMMAND)
         self._spares = Spares(
             command=command, number=self._limits.spares, events=self._events, log=endpoint.spare_log,
-            devices=machines.devices or expected_devices(),
+            devices=(machines and machines.devices) or expected_devices(),
         )  # fmt: skip
         self._generations = self._make_generations(command)
         self._runner = RequestRunner(
@@ -113,12 +116,12 @@ class Supervisor:
             events=self._events,
             on_finished=lambda rank, finished: self._runner.finish(rank, finished),
             take_spares=self._spares.take,
-            hosts=self._hosts,
+            hosts=self._others,
         )
 
-    def _make_gateway(self, listening: Listening) -> GatewayProcess:
+    def _let_in(self, machines: Machines) -> OtherMachines:
         try:
-            return GatewayProcess(listening=listening, endpoint=self._endpoint, logs=self.logs, events=self._events)
+            return machines.begin(endpoint=self._endpoint, logs=self.logs, events=self._events)
         except BackendError:
             self._endpoint.socket.unlink()
             self.logs.close()
@@ -145,16 +148,21 @@ class Supervisor:
 
     def _dispatch(self, sock: socket.socket, frame: frames.Frame) -> None:
         message = frame.message
-        if isinstance(message, RankRequest) and frame.program != self._program:
+        if isinstance(message, RankRequest) and self._others is None and _is_foreign(message):
+            refuse(sock, BackendUnavailable(_NOT_FORWARDED))
+        elif isinstance(message, RankRequest) and frame.program != self._program:
             self._yield_to_client(sock, message)
         elif isinstance(message, RankRequest):
             self._enqueue(sock, frame)
         elif isinstance(message, Stop):
             self._stopping = [*(self._stopping or []), sock]
-        elif isinstance(message, JoinHost):
-            self._hosts.join(sock, message.host, same_program=frame.program == self._program)
-        else:
+        elif not self._is_of_others(sock, frame):
             self._answer_query(sock, message)
+
+    def _is_of_others(self, sock: socket.socket, frame: frames.Frame) -> bool:
+        return self._others is not None and self._others.take(
+            sock, frame.message, same_program=frame.program == self._program, store_port=self._generations.store_port
+        )
 
     def _answer_query(self, sock: socket.socket, message: object) -> None:
         if isinstance(message, StatusQuery):
@@ -164,8 +172,6 @@ class Supervisor:
             answer(sock, Done())
         elif isinstance(message, Outcome):
             answer(sock, self._queue.outcome(message.request_id))
-        elif isinstance(message, OpenStore):
-            answer(sock, self._generations.place_of(message))
         else:
             return refuse(sock, ProtocolError(f"{type(message).__name__} is not a request"))
         sock.close()
@@ -173,7 +179,7 @@ class Supervisor:
     def status(self) -> Status:
         """The current status of the backend."""
         running = self._queue.running
-        return Status(
+        status = Status(
             pid=os.getpid(),
             protocol=frames.VERSION,
             generation=self._generations.number,
@@ -186,13 +192,11 @@ class Supervisor:
             ranks=self._generations.current.statuses() if self._generations.current else (),
             logs=str(self._endpoint.logs),
             log_problem=self.logs.problem,
-            spares=self._spares.statuses() + self._hosts.spares(),
+            spares=self._spares.statuses(),
             most_spares=self._limits.spares,
             internal_errors=self._events.internal_errors,
-            listens=str(self._gateway or ""),
-            hosts=self._hosts.statuses(),
-            interface=self._machines.interface,
         )
+        return self._others.added_to(status) if self._others else status
 
     def _state(self) -> Literal["idle", "starting", "busy", "stopping"]:
         if self._stopping is not None:
@@ -208,7 +212,7 @@ class Supervisor:
 
         It could start none for several machines.
         """
-        if self._gateway is not None:
+        if self._others is not None:
             different = (
                 "the backend runs different code from this ComfyUI: install the same version on all machines, and "
                 "start the backend again"
@@ -242,11 +246,10 @@ class Supervisor:
 
     def _tick(self) -> None:
         self._listener.tick()
-        if self._gateway is not None:
-            self._gateway.tick()
         now = time.monotonic()
         unused = self._queue.unused_for(now) > self._limits.idle
-        self._hosts.tick(idle=unused)
+        if self._others is not None:
+            self._others.tick(idle=unused)
         self._runner.check_ranks()
         self._generations.forget_exited()
         if now - self._last_keepalive > self._limits.keepalive_interval:
@@ -275,14 +278,15 @@ class Supervisor:
         if self._endpoint.has_socket(self._socket_stat):
             self._endpoint.socket.unlink(missing_ok=True)
         self._stopping = self._stopping or []
-        if self._gateway is not None:
-            self._gateway.end()
+        if self._others is not None:
+            self._others.end()
         stopped = BackendUnavailable("the backend was stopped")
         self._queue.end_running(Error(code=stopped.code, message=str(stopped)), answered=False)
         for request in self._queue.queued:
             self._queue.end_queued(request, stopped)
         self._generations.kill()
-        self._hosts.close()
+        if self._others is not None:
+            self._others.close()
         self._spares.kill()
         self._listener.close()
         overdue = time.monotonic() + self._limits.end
@@ -291,8 +295,14 @@ class Supervisor:
         for sock in self._stopping:
             answer(sock, Done())
             sock.close()
-        if self._gateway is not None:
-            self._gateway.wait(self._limits.end)
+        if self._others is not None:
+            self._others.wait(self._limits.end)
         log.info("ended")
         self.logs.close()
         os.close(self._lock)
+
+
+def _is_foreign(message: RankRequest) -> bool:
+    """Whether a request comes from another machine: it names its model's content, and no hosts that would need that."""
+    model = getattr(message, "model", None)
+    return bool(model and model.content and not model.devices.hosts)

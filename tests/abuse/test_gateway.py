@@ -18,6 +18,7 @@ from parallel_backend.machines.certificates import tls
 from parallel_backend.machines.certificates.tls import TOKEN, VARIABLE, Credentials
 from parallel_backend.machines.links import greeting
 from parallel_backend.machines.links.address import Address
+from parallel_backend.machines.links.backends import Gateway
 from parallel_backend.machines.links.greeting import Goal
 from parallel_backend.protocol.endpoint import GATEWAY_LOG, Endpoint, connect
 from parallel_backend.protocol.messages import Trial
@@ -202,7 +203,7 @@ def test_a_client_that_finds_no_tls_is_told_so(certificates: Path, monkeypatch: 
     monkeypatch.setenv(VARIABLE, str(certificates))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         host, port = listener.getsockname()
-        client = Endpoint(folder=Path("/no/such/folder"), remote=Address(host=host, port=port))
+        client = Endpoint(folder=Path("/no/such/folder"), remote=Gateway(address=Address(host=host, port=port)))
         with pytest.raises(DeadlineExceeded, match=rf"connecting to the backend at {host}:{port} took longer than 0.5"):
             connect(client, seconds=0.5)
         accepted, _ = listener.accept()

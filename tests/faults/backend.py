@@ -54,13 +54,15 @@ def start_fake(
     prefix: Sequence[str] = (),
     variables: Mapping[str, str] | None = None,
     certificates: Path | None = None,
+    forwarded: bool = False,
 ) -> Client:
     """Start ``fake_serve``, by the command ``prefix`` and with more ``variables``, and wait until it answers.
 
-    With ``certificates`` it listens at a free port of 127.0.0.1, too.
+    With ``certificates`` it listens at a free port of 127.0.0.1, too. If it is ``forwarded``, clients may be elsewhere.
     """
     command = [*prefix, sys.executable, str(Path(__file__).with_name("fake_serve.py")), str(idle_timeout)]
-    command += [msgspec.json.encode(limits).decode(), worker, *([str(certificates)] if certificates else [])]
+    command += [msgspec.json.encode(limits).decode(), worker]
+    command += [str(certificates)] if certificates else ["forwarded"] if forwarded else []
     client = Client(endpoint=Endpoint(folder=runtime), timeouts=Timeouts(connect=20.0, silence=30.0, cancel=20.0))
     with append_to(client.endpoint.start_log) as log:
         env = environment(runtime) | dict(variables or {})

@@ -55,8 +55,8 @@ frame #0: c10::Error::Error(c10::SourceLocation) + 0x96
 class FakeEngine:
     """Runs steps that take ``STEP`` seconds and end with a collective, and fails as asked in the third one."""
 
-    def __init__(self, *, rank: int, world_size: int, device: "torch.device", **hosts: object) -> None:
-        self.rank, self.steps = rank, 0
+    def __init__(self, *, rank: int, world_size: int, device: "torch.device", **others: object) -> None:
+        self.rank, self.steps, self.elsewhere = rank, 0, None
         if DIES_AS_A_RANK.exists() and "--spare" in sys.argv:
             os._exit(5)
         if FAILS_TO_START.exists():
@@ -66,10 +66,6 @@ class FakeEngine:
 
     def snapshot(self) -> tuple[tuple[LoadedModel, ...], int, int]:
         return (), 0, self.steps
-
-    def missing_files(self, message: Any) -> tuple[str, ...]:
-        """No request of a test names a file."""
-        return ()
 
     def handle(
         self,

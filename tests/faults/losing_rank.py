@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from parallel_backend.machines.ranks.elsewhere import find
 from parallel_backend.progress import PROGRESS
 from parallel_backend.rank import worker
 from parallel_backend.rank.__main__ import main
@@ -83,4 +84,4 @@ def _send(rank: int, step: str) -> None:
 
 if __name__ == "__main__":
     os.chdir(os.environ["PARALLEL_DIT_RUNTIME"])
-    main(engine=_engine)
+    main(engine=_engine, elsewhere=find)

@@ -22,6 +22,7 @@ from parallel_backend.client.retry import Recovery, RetriedRequest
 from parallel_backend.errors import BackendUnavailable, Cancelled, InvalidRequest
 from parallel_backend.machines.certificates.tls import VARIABLE
 from parallel_backend.machines.links.address import Address
+from parallel_backend.machines.links.backends import Gateway
 from parallel_backend.protocol import deadlines, frames
 from parallel_backend.protocol.endpoint import GATEWAY_LOG, Endpoint, connect
 from parallel_backend.protocol.messages import Error, Trial
@@ -46,7 +47,7 @@ running.ended(600)
 
 def client_of(address: str) -> Client:
     """Return a client of the backend at an address, which has no runtime folder of its own."""
-    remote = Address.parse(address, what="address")
+    remote = Gateway(address=Address.parse(address, what="address"))
     return Client(endpoint=Endpoint(folder=Path("/no/such/folder"), remote=remote), timeouts=TIMEOUTS)
 
 
@@ -181,7 +182,9 @@ def test_a_client_of_other_code_is_refused_and_ends_no_backend(machines: Machine
 
 def test_nothing_else_listens(machines: Machines) -> None:
     supervisor = psutil.Process(machines.local.status().pid)
-    asked_for = ("127.0.0.1", machines.remote.endpoint.remote.port)  # type: ignore[union-attr]
+    remote = machines.remote.endpoint.remote
+    assert isinstance(remote, Gateway)
+    asked_for = ("127.0.0.1", remote.address.port)
     for process in (supervisor, psutil.Process(machines.gateway)):
         listening = [tuple(each.laddr) for each in process.net_connections("inet") if each.status == "LISTEN"]
         assert listening == [asked_for]

@@ -21,8 +21,8 @@ from parallel_backend.loading import loaded_transformers
 from parallel_backend.loading.offload_plan import decide
 from parallel_backend.loading.room import MEMORY_LIMIT
 from parallel_backend.machines.ranks import host_links
-from parallel_backend.machines.ranks.crossing import Crossings, HostMap
-from parallel_backend.machines.ranks.host_files import HostFiles
+from parallel_backend.machines.ranks.crossing import HostMap
+from parallel_backend.machines.ranks.known import Known
 from parallel_backend.machines.ranks.model_folders import FOLDERS
 from parallel_backend.protocol.messages import Progress, RankRequest
 from parallel_backend.protocol.model_spec import HOST
@@ -71,21 +71,29 @@ def handle(
     return answer | {"steps": mine.steps - before, "reports": reports, "models": mine.snapshot()[0]}
 
 
+def known(rank: int) -> Known:
+    """What this rank knows of other machines."""
+    elsewhere = engine(rank).elsewhere
+    assert isinstance(elsewhere, Known)
+    return elsewhere
+
+
 def place(rank: int, hosts: list[tuple[str, str]]) -> None:
     """Let each rank be on a host, with a folder in which it looks for models; what it knew of files is forgotten."""
     os.environ[HOST], os.environ[FOLDERS] = hosts[rank]
     mine = engine(rank)
-    mine._files = HostFiles(mine._agreements.world)
+    mine.elsewhere = Known(mine._agreements.world, HostMap())
 
 
 def place_ranks(rank: int, hosts: HostMap) -> None:
     """Say where the ranks are."""
-    engine(rank)._crossings = Crossings(hosts)
+    mine = engine(rank)
+    mine.elsewhere = Known(mine._agreements.world, hosts)
 
 
 def forward_notes(rank: int) -> list[str]:
     """What this rank has to say about single forwards that cross from host to host."""
-    return [crossing._note for crossing in engine(rank)._crossings._of_forwards.values()]
+    return [crossing._note for crossing in known(rank).crossings._of_forwards.values()]
 
 
 def link(rank: int, hosts: Sequence[str]) -> HostLink | None:
@@ -95,12 +103,12 @@ def link(rank: int, hosts: Sequence[str]) -> HostLink | None:
 
 def host_paths(rank: int) -> list[str]:
     """Where this rank's host has the files of requests, the newest last."""
-    return list(engine(rank)._files._paths.values())
+    return list(known(rank)._paths.values())
 
 
 def files_in_memory(rank: int) -> int:
     """How many files this rank keeps for its host."""
-    return len(engine(rank)._files._memory._descriptors)
+    return len(known(rank)._memory._descriptors)
 
 
 def limit_memory(rank: int, limit: int | None) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from parallel_backend.machines.gateway.process import OtherMachines
 from parallel_backend.machines.links.address import Address
 from parallel_backend.machines.nodes.hosts import Hosts
 from parallel_backend.machines.nodes.session import Session
@@ -68,7 +67,7 @@ class Machines:
     def __init__(self, folder: Path, program: str, spares: int) -> None:
         self.events, self.logs = EventLoop(), LogFiles(folder / "logs")
         self._command = (sys.executable, "-c", program)
-        self.hosts = Hosts(OtherMachines(nodes=2, interface="eth7"), self.events)
+        self.hosts = Hosts(nodes=2, interface="eth7", devices=None, events=self.events)
         self.idle, self._agent_events = True, EventLoop()
         self.spares = Spares(command=self._command, number=spares, events=self._agent_events, devices=INFO.devices)
         self.sets: list[RankSet] = []

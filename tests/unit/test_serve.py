@@ -8,8 +8,10 @@ import pytest
 
 from parallel_backend import serve
 from parallel_backend.errors import InvalidRequest
-from parallel_backend.machines.gateway.process import Listening, OtherMachines
+from parallel_backend.machines.gateway.process import Listening
 from parallel_backend.machines.links.address import Address
+from parallel_backend.machines.settings import Settings
+from parallel_backend.protocol.endpoint import Endpoint
 from parallel_backend.protocol.hosts import HostStatus
 from parallel_backend.protocol.status import Status
 
@@ -54,5 +56,6 @@ def test_what_a_running_backend_does_otherwise_is_named(arguments: str, status: 
     serve.add_arguments(parser)
     options = parser.parse_args(["--nnodes", "2", "--interface", "eth0", *arguments.split()])
     listening = Listening(address=Address.parse("10.0.0.1:7400", what="--listen"), certificates=Path("certificates"))
-    machines = OtherMachines(listening=listening, nodes=2, interface="eth0")
-    assert serve._difference(status, machines, options) == difference
+    machines = Settings(listening=listening, nodes=2, interface="eth0")
+    serving = serve.Serving(endpoint=Endpoint(folder=Path("/none")), idle_timeout=0.0, spares=None, machines=machines)
+    assert serve._difference(status, serving, options) == difference

@@ -1,4 +1,4 @@
-"""A private certificate authority. The only module that needs the package cryptography."""
+"""A private certificate authority."""
 
 import ipaddress
 from collections.abc import Sequence

@@ -1,10 +1,10 @@
-"""The command line of ``python -m parallel_backend certificates``, which needs no other package to be shown."""
+"""The command line of ``python -m parallel_backend certificates``."""
 
 import argparse
 from pathlib import Path
 
-from ...errors import BackendUnavailable
 from ..links.address import check_host
+from .files import make
 from .tls import VARIABLE, default_folder
 
 DAYS = 825
@@ -30,10 +30,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Make the files, and print what they are for."""
     hosts = tuple(dict.fromkeys(check_host(host, what="--hosts") for host in options.hosts.split(",")))
-    try:
-        from .files import make
-    except ImportError as error:
-        raise BackendUnavailable("the package cryptography is missing: pip install cryptography") from error
     folder = (options.folder or default_folder()).absolute()
     print(make(folder, hosts, days=options.days, new=options.new))
     return 0

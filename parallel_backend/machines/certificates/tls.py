@@ -1,6 +1,6 @@
 """Who may talk to whom between machines: certificates of a private authority, a token, and TLS 1.3 alone.
 
-``python -m parallel_backend certificates`` makes the files. Nothing here needs more than the standard library.
+``python -m parallel_backend certificates`` makes the files.
 """
 
 import os
@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 
+from cryptography import x509
+
 from ...errors import InvalidRequest
-from .dates import valid_until
 
 VARIABLE = "PARALLEL_DIT_CERTIFICATES"
 CA, CA_KEY, TOKEN = "ca.pem", "ca.key", "token"
@@ -113,6 +114,15 @@ class Credentials:
                 "the machine that made them"
             ) from error
         return context
+
+
+def valid_until(pem: str) -> datetime:
+    """Return until when the first certificate of a PEM file is valid.
+
+    Raises:
+        ValueError: it is no certificate.
+    """
+    return x509.load_pem_x509_certificate(pem.encode()).not_valid_after_utc
 
 
 def check_certificate(path: Path) -> Path:

@@ -15,7 +15,6 @@ from pathlib import Path
 
 from ... import last_words, processes
 from ...protocol.endpoint import GATEWAY_LOG, Endpoint
-from ...protocol.model_spec import Devices
 from ...supervisor.event_loop import READ, EventLoop
 from ...supervisor.log_files import MAX_LINE, LogFiles
 from ..links.address import UNSPECIFIED, Address, bound_to, listen_on
@@ -43,23 +42,6 @@ class Listening:
 
     address: Address
     certificates: Path
-
-
-@dataclass(frozen=True, kw_only=True)
-class OtherMachines:
-    """What other machines have to do with a backend.
-
-    Attributes:
-        listening: where it listens for them; None if it does not.
-        nodes: number of hosts whose devices ranks may use.
-        interface: the network interface over which ranks of different hosts talk.
-        devices: those of this machine, if others are to know them; None for those that it probably has.
-    """
-
-    listening: Listening | None = None
-    nodes: int = 1
-    interface: str = ""
-    devices: Devices | None = None
 
 
 @dataclass(kw_only=True)
@@ -92,7 +74,6 @@ class GatewayProcess:
         self._socket = listen_on(listening.address, backlog=BACKLOG)
         self._running: _Running | None = None
         self._deaths, self._next_start, self._ending = 0, 0.0, False
-        endpoint.by_hand.touch()
         self.address = bound_to(self._socket)
 
     @property
@@ -111,7 +92,6 @@ class GatewayProcess:
     def end(self) -> None:
         """Have it accept no more; it exits once the supervisor has closed the connections that are open."""
         self._ending = True
-        self._endpoint.by_hand.unlink(missing_ok=True)
         self._socket.close()
         if self._running is not None:
             processes.send_signal(self.pid, signal.SIGTERM)

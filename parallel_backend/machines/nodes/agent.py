@@ -15,7 +15,8 @@ from ...supervisor.event_loop import EventLoop
 from ...supervisor.ranks.spares import Spares
 from ..links.address import Address
 from ..links.remote import connect
-from .session import EXIT, RANK_COMMAND, TICK, Session
+from ..ranks import COMMAND
+from .session import EXIT, TICK, Session
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +44,7 @@ class Agent:
     first_host: Address
     interface: str
     spares: int | None = None
-    command: Sequence[str] = RANK_COMMAND
+    command: Sequence[str] = COMMAND
 
     def run(self) -> None:
         """Serve until the process is ended. No rank is left then, or while there is no connection.

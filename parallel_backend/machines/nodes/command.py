@@ -8,13 +8,13 @@ import sys
 from dataclasses import dataclass
 
 from ... import serve
-from ...client.devices import local_devices
 from ...errors import InvalidRequest
 from ...protocol.hosts import HostInfo, versions
-from ..gateway.process import OtherMachines
 from ..links.address import Address
 from ..links.interfaces import address_of, is_here
+from ..settings import PORT, Settings, listening_at
 from .agent import Agent
+from .local_devices import local_devices
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options to a command's parser."""
     parser.add_argument(
         "--connect", metavar="ADDRESS[:PORT]",
-        help=f"where the first host listens (default: MASTER_ADDR, which launchers set, and port {serve.PORT})",
+        help=f"where the first host listens (default: MASTER_ADDR, which launchers set, and port {PORT})",
     )  # fmt: skip
     parser.add_argument(
         "--interface",
@@ -124,8 +124,8 @@ def _first_host_of(options: argparse.Namespace, launched: Launched) -> serve.Ser
         endpoint=serve.own_endpoint(),
         idle_timeout=0.0,
         spares=serve.spares_asked(options.spares),
-        machines=OtherMachines(
-            listening=serve.listening_at(options.connect or f"{here}:{serve.PORT}"),
+        machines=Settings(
+            listening=listening_at(options.connect or f"{here}:{PORT}"),
             nodes=launched.nodes,
             interface=options.interface,
             devices=local_devices(options.devices or "all"),
@@ -137,4 +137,4 @@ def _first_host(option: str | None, launched: Launched) -> Address:
     text = option or launched.first
     if not text:
         raise InvalidRequest("the first host is not known: --connect ADDRESS:PORT, as serve prints it, would work")
-    return Address.parse(text if ":" in text else f"{text}:{serve.PORT}", what="--connect" if option else "MASTER_ADDR")
+    return Address.parse(text if ":" in text else f"{text}:{PORT}", what="--connect" if option else "MASTER_ADDR")

@@ -3,23 +3,12 @@
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Protocol
 
-from ...client.devices import parse_devices
+from ...client.devices import KnowsHosts, parse_devices
 from ...errors import InvalidRequest
 from ...protocol.hosts import HostStatus
 from ...protocol.model_spec import FIRST, Devices
-
-
-class KnowsHosts(Protocol):
-    """What a ``Client`` says about where its ranks run."""
-
-    @property
-    def remote(self) -> bool:
-        """Whether the backend is on another machine."""
-
-    def hosts(self) -> tuple[HostStatus, ...]:
-        """See ``Client``."""
+from ..links.backends import SERVE
 
 
 def devices_of(client: KnowsHosts, text: str) -> Devices:
@@ -50,7 +39,9 @@ def _of_first_host(text: str, hosts: Sequence[HostStatus], *, remote: bool) -> D
         return parse_devices("all")
     devices = hosts[0].devices if hosts else None
     if devices is None:
-        raise InvalidRequest(f"devices {text!r}: the backend does not say which devices it has: update it")
+        raise InvalidRequest(
+            f"devices {text!r}: the backend was started for its own machine alone: start it there with {SERVE}"
+        )
     return devices
 
 

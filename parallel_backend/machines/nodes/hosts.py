@@ -14,8 +14,7 @@ from ...supervisor.listener import answer, refuse
 from ...supervisor.ranks.expected_devices import expected_devices
 from ...supervisor.ranks.other_hosts import RankOrder
 from ...supervisor.ranks.rank_start import NotStarted, StartedProcess
-from ..gateway.process import OtherMachines
-from .host_link import HostLink
+from .joined_host import JoinedHost
 
 log = logging.getLogger(__name__)
 
@@ -31,15 +30,17 @@ class Hosts:
     """All hosts but the first.
 
     Args:
-        machines: how many hosts are expected, the first one included, and what else is asked for.
+        nodes: how many hosts are expected, the first one included.
+        interface: the network interface over which ranks of different hosts talk.
+        devices: those of the first host; None for those that it probably has.
         events: the supervisor's event loop.
     """
 
-    def __init__(self, machines: OtherMachines, events: EventLoop) -> None:
-        self._expected, self._interface, self._events = machines.nodes, machines.interface, events
-        self._links: dict[str, HostLink] = {}
+    def __init__(self, *, nodes: int, interface: str, devices: Devices | None, events: EventLoop) -> None:
+        self._expected, self.name_of_interface, self._events = nodes, interface, events
+        self._links: dict[str, JoinedHost] = {}
         self._gone: dict[int, HostStatus] = {}
-        self._versions, self._devices = versions(), machines.devices or expected_devices()
+        self._versions, self._devices = versions(), devices or expected_devices()
         self._next_announcement = 0.0
 
     def join(self, sock: socket.socket, info: HostInfo, *, same_program: bool) -> None:
@@ -54,7 +55,7 @@ class Hosts:
             log.warning("host %s (%s) is refused: %s", info.name, info.address, error)
             return refuse(sock, error)
         answer(sock, Done())
-        self._links[info.name] = HostLink(info, sock, events=self._events, on_lost=self._forget)
+        self._links[info.name] = JoinedHost(info, sock, events=self._events, on_lost=self._forget)
         self._gone.pop(info.node, None)
         log.info("host %s (%s) has joined as host %d with %s", info.name, info.address, info.node, info.devices)
 
@@ -78,14 +79,14 @@ class Hosts:
         for link in alike:
             link.lose("has connected again")
 
-    def _forget(self, link: HostLink) -> None:
+    def _forget(self, link: JoinedHost) -> None:
         if self._links.get(link.info.name) is link:
             del self._links[link.info.name]
         self._gone[link.info.node] = link.status
 
     def interface(self, devices: Devices) -> str:
         """The network interface over which ranks on these devices talk; "" for the loopback interface."""
-        return self._interface if devices.hosts else ""
+        return self.name_of_interface if devices.hosts else ""
 
     def missing(self, devices: Devices) -> dict[str, str]:
         """The hosts of these devices that are not there, and a sentence about each."""
@@ -96,7 +97,7 @@ class Hosts:
         return f"host {host} ({gone.address}) {gone.problem}" if gone else f"host {host} has not joined"
 
     def start(self, host: str, order: RankOrder) -> StartedProcess:
-        """Start a rank on a host, see ``HostLink.start``.
+        """Start a rank on a host, see ``JoinedHost.start``.
 
         Raises:
             NotStarted: the host is missing.

@@ -2,7 +2,6 @@
 
 import logging
 import socket
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -13,13 +12,13 @@ from ...supervisor.event_loop import READ, EventLoop
 from ...supervisor.ranks.rank_start import StartedProcess, adopt, common_environment, start_process, store_environment
 from ...supervisor.ranks.spares import Spares
 from ..links.address import Address
+from ..ranks import COMMAND
 from . import host_control
 from .hosted_rank import HostedRank
 from .store_tunnel import StoreTunnel
 
 log = logging.getLogger(__name__)
 
-RANK_COMMAND = (sys.executable, "-m", "parallel_backend.rank")
 TICK = 0.25
 """Seconds between two looks at the clock."""
 SILENCE = 8.0
@@ -54,7 +53,7 @@ class Session:
         interface: str,
         events: EventLoop,
         spares: Spares,
-        command: Sequence[str] = RANK_COMMAND,
+        command: Sequence[str] = COMMAND,
     ) -> None:
         self._first_host, self._devices, self._interface = first_host, devices, interface
         self._command = tuple(command)

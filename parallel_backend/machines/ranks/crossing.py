@@ -2,8 +2,8 @@
 
 import logging
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 
 from ...layout.parallel_layout import AXES, ParallelLayout
@@ -114,16 +114,18 @@ class Crossings:
         self._hosts = hosts
         self._of_forwards: dict[tuple[str, ParallelLayout, bool], Crossing] = {}
 
-    def of_loop(self, layout: ParallelLayout, *, chosen: bool) -> Crossing:
-        """Return a new one. ``chosen`` says whether the layout was chosen for the user."""
-        return Crossing(layout, self._hosts, chosen=chosen)
+    @contextmanager
+    def loop(self, layout: ParallelLayout, *, chosen: bool) -> Iterator[Callable[[], str]]:
+        """See ``Elsewhere``."""
+        with closing(Crossing(layout, self._hosts, chosen=chosen)) as crossing:
+            yield crossing.step_done
 
-    def of_forwards(self, model: str, layout: ParallelLayout, *, chosen: bool) -> Crossing:
-        """Return the one of a model's forwards, by the model's path."""
+    def forward(self, model: str, layout: ParallelLayout, *, chosen: bool) -> AbstractContextManager[None]:
+        """See ``Elsewhere``."""
         key = (model, layout, chosen)
         if key not in self._of_forwards:
-            self._of_forwards[key] = self.of_loop(layout, chosen=chosen)
-        return self._of_forwards[key]
+            self._of_forwards[key] = Crossing(layout, self._hosts, chosen=chosen)
+        return self._of_forwards[key].forward()
 
     def forget(self, model: str) -> None:
         """Forget a model that is unloaded."""

@@ -6,7 +6,8 @@ ComfyUI's memory, and come from rank 0.
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping
+import socket
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,11 +15,13 @@ from ...distributed.collectives import gather_numbers, gather_texts, refused_ali
 from ...distributed.mesh import Axis
 from ...errors import InvalidRequest
 from ...progress import LOADING, PROGRESS
+from ...protocol.deadlines import Deadline
 from ...protocol.messages import RankRequest, Unload
 from ...protocol.model_spec import FIRST, HOST, ModelSpec
 from ..links.request_files import SENT, File, Key, M, files_of, is_only_in_memory, key_of, with_files
 from .file_broadcast import FilesInMemory, broadcast_file, path_of
 from .model_folders import find
+from .received_files import receive_files
 
 KEPT = 8
 """How many LoRAs and changed weights a host keeps in memory."""
@@ -58,8 +61,14 @@ class HostFiles:
         sent = [identity for path, identity in files_of(message) if path == SENT + identity]
         return () if isinstance(message, Unload) else tuple(each for each in sent if each not in self._sent)
 
+    def receive(
+        self, connection: socket.socket, wanted: tuple[str, ...], *, deadline: Deadline, poll: Callable[[], None]
+    ) -> None:
+        """Receive files from the client of a request, see ``receive_files``."""
+        receive_files(connection, wanted, self._receiving, deadline=deadline, poll=poll)
+
     @contextlib.contextmanager
-    def receiving(self, identity: str, size: int) -> Iterator[memoryview]:
+    def _receiving(self, identity: str, size: int) -> Iterator[memoryview]:
         """Yield where a file of the client goes, which rank 0 has if nothing fails meanwhile.
 
         Raises:

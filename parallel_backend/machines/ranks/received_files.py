@@ -2,7 +2,7 @@
 
 import socket
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from contextlib import AbstractContextManager
 
 from ...errors import ProtocolError
 from ...protocol import frames
@@ -10,14 +10,11 @@ from ...protocol.deadlines import Deadline
 from ...protocol.messages import Files
 from ...protocol.tensors import recv_into
 
-if TYPE_CHECKING:
-    from ...engine.engine import Engine
-
 
 def receive_files(
     connection: socket.socket,
     wanted: tuple[str, ...],
-    engine: "Engine",
+    room: Callable[[str, int], AbstractContextManager[memoryview]],
     *,
     deadline: Deadline,
     poll: Callable[[], None],
@@ -27,7 +24,7 @@ def receive_files(
     Args:
         connection: the client's.
         wanted: ids of the files.
-        engine: keeps them.
+        room: yields where a file goes, by its id and size.
         deadline: starts over with each part that arrives.
         poll: called meanwhile.
 
@@ -43,5 +40,5 @@ def receive_files(
             f"the client sent {type(frame.message).__name__} {names} where files {wanted} were expected"
         )
     for meta in frame.tensors:
-        with engine.receiving_file(meta.name, meta.nbytes) as content:
+        with room(meta.name, meta.nbytes) as content:
             recv_into(connection, content, deadline=deadline, poll=poll)

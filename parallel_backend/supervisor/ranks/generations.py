@@ -4,10 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from ...errors import BackendUnavailable
 from ...protocol import rank_control
-from ...protocol.hosts import OpenStore, StorePort
-from ...protocol.messages import Error
 from ...protocol.model_spec import Devices
 from ..event_loop import EventLoop
 from ..limits import Patience
@@ -70,12 +67,9 @@ class Generations:
         )
         self.current.start()
 
-    def place_of(self, wanted: OpenStore) -> StorePort | Error:
-        """Where the store of a set is, for ranks on other hosts."""
-        if self.current and self.current.generation == wanted.generation:
-            return StorePort(port=self.current.store_port)
-        message = f"generation {wanted.generation} of the ranks has ended"
-        return Error(code=BackendUnavailable.code, message=message)
+    def store_port(self, generation: int) -> int | None:
+        """The port of the store of a set, on this host's loopback interface; None if the set has ended."""
+        return self.current.store_port if self.current and self.current.generation == generation else None
 
     def kill(self) -> None:
         """Kill the current set, if there is one."""

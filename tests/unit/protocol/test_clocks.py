@@ -11,7 +11,7 @@ STAMPS = {"parallel_backend/supervisor/request_lines.py", "parallel_backend/doct
 CERTIFICATES = {"parallel_backend/machines/certificates/authority.py", "parallel_backend/machines/certificates/tls.py"}
 """What reads and writes until when certificates are valid."""
 
-COMPARED = {"parallel_backend/machines/nodes/session.py", "parallel_backend/machines/nodes/host_link.py"}
+COMPARED = {"parallel_backend/machines/nodes/session.py", "parallel_backend/machines/nodes/joined_host.py"}
 """What tells how far the clocks of two hosts are apart."""
 
 

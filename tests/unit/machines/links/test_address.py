@@ -6,6 +6,7 @@ import pytest
 
 from parallel_backend.errors import InvalidRequest
 from parallel_backend.machines.links.address import Address, bound_to, listen_on
+from parallel_backend.machines.links.backends import Gateway
 from parallel_backend.protocol.endpoint import Endpoint
 
 
@@ -36,7 +37,7 @@ def test_the_environment_names_a_backend_on_another_machine(monkeypatch: pytest.
     assert Endpoint.default().remote is None
     monkeypatch.setenv("PARALLEL_DIT_BACKEND", "first.example:7400")
     endpoint = Endpoint.default()
-    assert endpoint.remote == Address(host="first.example", port=7400)
+    assert endpoint.remote == Gateway(address=Address(host="first.example", port=7400))
     assert str(endpoint) == "first.example:7400"
     assert endpoint.log_place == "log: backend.log on first.example"
     monkeypatch.setenv("PARALLEL_DIT_BACKEND", "first.example")

@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 import pytest
 
-from parallel_backend.client.devices import local_devices
 from parallel_backend.errors import BackendUnavailable, InvalidRequest, ProtocolError, QueueFull
 from parallel_backend.machines.links.address import Address
 from parallel_backend.machines.nodes import agent as agent_module
 from parallel_backend.machines.nodes import command
 from parallel_backend.machines.nodes.agent import Agent
+from parallel_backend.machines.nodes.local_devices import local_devices
 from parallel_backend.machines.nodes.loopback_peer import uid_of_peer
 from parallel_backend.protocol.hosts import HostInfo
 from parallel_backend.protocol.model_spec import Devices

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from parallel_backend.machines.gateway.process import OtherMachines
 from parallel_backend.machines.nodes import hosts as hosts_module
 from parallel_backend.machines.nodes import session as session_module
 from parallel_backend.machines.nodes.hosts import Hosts
@@ -195,7 +194,7 @@ def test_a_host_that_is_not_there_fails_the_start_of_its_ranks_alone(machines: C
     ids=["number", "torch", "program"],
 )
 def test_hosts_that_do_not_fit_are_refused(info: HostInfo, same_program: bool, words: str) -> None:
-    hosts = Hosts(OtherMachines(nodes=2, interface="eth7"), EventLoop())
+    hosts = Hosts(nodes=2, interface="eth7", devices=None, events=EventLoop())
     ours, theirs = socket.socketpair()
     with theirs:
         hosts.join(ours, info, same_program=same_program)

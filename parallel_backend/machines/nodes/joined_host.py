@@ -23,7 +23,7 @@ PING = 1.0
 """Seconds between two questions to an agent."""
 
 
-class HostLink:
+class JoinedHost:
     """A host that has joined.
 
     Args:
@@ -40,7 +40,7 @@ class HostLink:
     """
 
     def __init__(
-        self, info: HostInfo, sock: socket.socket, *, events: EventLoop, on_lost: Callable[["HostLink"], None]
+        self, info: HostInfo, sock: socket.socket, *, events: EventLoop, on_lost: Callable[["JoinedHost"], None]
     ) -> None:
         self.info, self._events, self._on_lost = info, events, on_lost
         self.status = HostStatus(

@@ -1,4 +1,4 @@
-"""Where the ranks are, and how fast the network between their hosts is."""
+"""One rank's other machines: where files are, who is where, and what crosses between them."""
 
 import os
 from typing import TYPE_CHECKING
@@ -9,20 +9,21 @@ from ...protocol.status import HostLink
 if TYPE_CHECKING:
     import torch
 
-    from .crossing import HostMap
+    from ...engine.elsewhere import Elsewhere
 
 
-def find(rank: int, world_size: int, device: "torch.device") -> "tuple[HostMap, HostLink | None]":
-    """Return where all ranks are, and this rank's link. Collective over all ranks."""
+def find(rank: int, world_size: int, device: "torch.device") -> "tuple[Elsewhere, HostLink | None]":
+    """Return what this rank's engine needs, and its link to another machine. Collective over all ranks."""
     from ...distributed.collectives import gather_numbers, gather_texts
     from ...distributed.world import world
     from . import host_links
     from .crossing import HostMap
+    from .known import Known
 
     everyone = world(rank, world_size)
     names = gather_texts(os.environ.get(HOST, FIRST), everyone)
     if not any(names):
-        return HostMap(), None
+        return Known(everyone, HostMap()), None
     link = host_links.measure(everyone, names, device)
     measured = [speed for (speed,) in gather_numbers([int(link.bandwidth) if link else 0], everyone) if speed]
-    return HostMap(names=tuple(names), bandwidth=float(min(measured))), link
+    return Known(everyone, HostMap(names=tuple(names), bandwidth=float(min(measured)))), link
