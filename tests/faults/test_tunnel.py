@@ -11,13 +11,14 @@ import pytest
 import torch
 
 from parallel_backend.checkpoint.opening import open_checkpoint
-from parallel_backend.client.client import Client, Timeouts
+from parallel_backend.client.client import Client
 from parallel_backend.client.devices import devices_of
+from parallel_backend.client.exchange import Timeouts
 from parallel_backend.errors import BackendUnavailable, DeadlineExceeded, InvalidRequest
 from parallel_backend.machines.links.backends import named
 from parallel_backend.protocol import deadlines, frames
 from parallel_backend.protocol.endpoint import Endpoint, connect
-from parallel_backend.protocol.messages import Echo, Error
+from parallel_backend.protocol.messages import Error, Trial
 from parallel_backend.supervisor.limits import Limits
 from scripts.processes import processes_of, wait_until
 from tests.support import tiny
@@ -129,7 +130,7 @@ def asked_by_other_code(client: Client, message: object) -> Error:
 
 
 def test_another_version_is_refused_and_ends_no_backend(machines: Machines) -> None:
-    answer = asked_by_other_code(machines.remote, Echo(model=TWO_RANKS))
+    answer = asked_by_other_code(machines.remote, Trial(name="echo", model=TWO_RANKS))
     assert "runs different code from this ComfyUI: install the same version on all machines" in answer.message
     assert machines.local.status().state == "idle"
 

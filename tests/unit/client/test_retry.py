@@ -25,7 +25,7 @@ from parallel_backend.errors import (
 )
 from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.protocol.endpoint import Endpoint
-from parallel_backend.protocol.messages import KEPT, Echo, Progress, Sample
+from parallel_backend.protocol.messages import KEPT, Progress, Sample, Trial
 from parallel_backend.protocol.model_spec import Devices, ModelSpec
 
 SPEC = ModelSpec(path="/model", devices=Devices(kind="cpu", indices=(0, 1)), layout=ParallelLayout(cfg=2))
@@ -108,7 +108,9 @@ def test_a_run_goes_on_after_the_last_step_until_one_step_fails_twice(tmp_path: 
 
 
 def test_another_request_is_asked_once_more(tmp_path: Path) -> None:
-    assert said_by(Backend(tmp_path, RankFailed("it died"), None), Echo(model=SPEC)) == ["asking again, since it died"]
+    assert said_by(Backend(tmp_path, RankFailed("it died"), None), Trial(name="echo", model=SPEC)) == [
+        "asking again, since it died"
+    ]
 
 
 @pytest.mark.parametrize("told_to_end", [False, True])
@@ -167,7 +169,7 @@ def test_without_a_fallback_the_first_error_names_the_layouts(tmp_path: Path) ->
     with pytest.raises(NoRoom, match=r"^A; the layouts ulysses=2 and ulysses=2 shard_weights have no room for it"):
         said_by(Backend(tmp_path, NoRoom("A"), OutOfMemory("B"), OutOfMemory("C")))
     with pytest.raises(OutOfMemory, match=r"^A$"):
-        said_by(Backend(tmp_path, OutOfMemory("A")), Echo(model=SPEC))
+        said_by(Backend(tmp_path, OutOfMemory("A")), Trial(name="echo", model=SPEC))
 
 
 @pytest.mark.parametrize("error", [Cancelled("stop"), InvalidRequest("no"), DeadlineExceeded("late")])
