@@ -12,7 +12,7 @@ from parallel_backend.distributed.rank_speeds import clock, synchronize
 from parallel_backend.errors import InvalidRequest
 from parallel_backend.interfaces.family import Family
 from parallel_backend.interfaces.state import State
-from parallel_backend.loading.transformers import Transformers
+from parallel_backend.loading.loaded_transformers import Transformers
 
 HANDICAP = "PARALLEL_DIT_HANDICAP"
 """Environment variable that slows ranks down: with ``1=2``, rank 1 sleeps so that all its blocks take twice as long."""
