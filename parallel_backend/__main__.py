@@ -11,14 +11,14 @@ from lab.bench import options as bench
 from lab.soak import options as soak
 from lab.verify import options as verify
 
-from . import serve
+from . import env, serve
 from .certificates import options as certificates
 from .client import query
 from .client.status_text import format_json, format_status
 from .doctor import options as doctor
 from .errors import BackendError, InvalidRequest
 from .host import command as host
-from .protocol.endpoint import REMOTE, Endpoint, passed_over
+from .protocol.endpoint import Endpoint, passed_over
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -95,7 +95,9 @@ def _logs(options: argparse.Namespace) -> int:
     endpoint = Endpoint.default()
     if endpoint.remote is not None:
         host = endpoint.remote.host
-        raise InvalidRequest(f"the logs are on {host}: run python -m parallel_backend logs there, without {REMOTE}")
+        raise InvalidRequest(
+            f"the logs are on {host}: run python -m parallel_backend logs there, without {env.BACKEND}"
+        )
     try:
         lines = list(read(endpoint.request_log))[-options.last :] if options.last > 0 else []
     except OSError as error:

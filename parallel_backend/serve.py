@@ -2,17 +2,16 @@
 
 import argparse
 import logging
-import os
 import sys
 from dataclasses import dataclass
 
+from . import env
 from .client import query
 from .client.launch import ALREADY_RUNS, START_TIMEOUT, connect_or_start
 from .client.local_devices import local_devices
 from .errors import BackendUnavailable, InvalidRequest
 from .protocol.address import Address
-from .protocol.endpoint import REMOTE, Endpoint, passed_over
-from .protocol.hosts import SHARE_MODELS
+from .protocol.endpoint import Endpoint, passed_over
 from .protocol.interfaces import address_of
 from .protocol.status import Status
 from .protocol.tls import Credentials, default_folder
@@ -91,7 +90,7 @@ def add_share_models(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--share-models", action="store_true",
         help="send models to hosts that lack them, into the first of their model folders (also "
-        f"{SHARE_MODELS}=1)",
+        f"{env.SHARE_MODELS}=1)",
     )  # fmt: skip
 
 
@@ -101,10 +100,8 @@ def share_models(options: argparse.Namespace) -> None:
     Raises:
         InvalidRequest: the environment's value is none that is known.
     """
-    if os.environ.get(SHARE_MODELS, "0") not in ("0", "1"):
-        raise InvalidRequest(f"{SHARE_MODELS}={os.environ[SHARE_MODELS]}: must be 0 or 1")
-    if options.share_models:
-        os.environ[SHARE_MODELS] = "1"
+    if not env.SHARE_MODELS.get() and options.share_models:
+        env.SHARE_MODELS.set("1")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -156,7 +153,9 @@ def own_endpoint() -> Endpoint:
     """
     endpoint = Endpoint.default()
     if endpoint.remote is not None:
-        raise InvalidRequest(f"{REMOTE} names the backend at {endpoint.remote}: unset it to run one on this machine")
+        raise InvalidRequest(
+            f"{env.BACKEND} names the backend at {endpoint.remote}: unset it to run one on this machine"
+        )
     return endpoint
 
 
@@ -210,7 +209,7 @@ def _advice(serving: Serving) -> list[str]:
 
 def _detach(serving: Serving, options: argparse.Namespace) -> int:
     if serving.spares is not None:
-        os.environ["PARALLEL_DIT_SPARES"] = str(serving.spares)  # the backend inherits it
+        env.SPARES.set(str(serving.spares))  # the backend inherits it
     _connect(serving)
     try:
         status = query.status(serving.endpoint)
@@ -254,18 +253,16 @@ def _difference(status: Status, machines: OtherMachines, options: argparse.Names
 
 def _seconds(text: str) -> float:
     try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds, 0 or more")
-    return seconds
+        return env.seconds(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds, 0 or more") from error
 
 
 def _count(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number, 0 or more")
-    return int(text)
+    try:
+        return env.count(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number, 0 or more") from error
 
 
 def spares_asked(option: int | None) -> int | None:
@@ -274,18 +271,9 @@ def spares_asked(option: int | None) -> int | None:
     Raises:
         InvalidRequest: the environment's is no number.
     """
-    text = os.environ.get("PARALLEL_DIT_SPARES")
-    try:
-        return _count(text) if option is None and text else option
-    except argparse.ArgumentTypeError as error:
-        raise InvalidRequest(f"PARALLEL_DIT_SPARES: {error}") from error
+    return env.SPARES.get() if option is None else option
 
 
 def _idle_timeout(option: float | None, default: float) -> float:
-    if option is not None:
-        return option
-    text = os.environ.get("PARALLEL_DIT_IDLE_TIMEOUT")
-    try:
-        return _seconds(text) if text else default
-    except argparse.ArgumentTypeError as error:
-        raise InvalidRequest(f"PARALLEL_DIT_IDLE_TIMEOUT: {error}") from error
+    asked = env.IDLE_TIMEOUT.get() if option is None else option
+    return default if asked is None else asked

@@ -1,6 +1,5 @@
 """Relative speeds of the ranks, so that unequal devices get shares of the work that finish at the same time."""
 
-import os
 import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -8,14 +7,10 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
-from ..errors import InvalidRequest
+from .. import env
 from ..progress import PROGRESS
 
 T = TypeVar("T")
-
-HANDICAP = "PARALLEL_DIT_HANDICAP"
-"""Environment variable that slows ranks down, to test unequal devices on equal ones: with ``1=2``, rank 1 sleeps so
-that all its blocks take twice as long."""
 
 _TRIES = 7
 _SAME_SPEED_RATIO = {"cuda": 1.15, "cpu": 1.6}
@@ -48,19 +43,12 @@ def grouped(speeds: Sequence[float], ratio: float) -> tuple[float, ...]:
 
 
 def handicap(rank: int) -> float:
-    """Return the factor by which ``HANDICAP`` slows a rank down; 1 if it does not.
+    """Return the factor by which ``env.HANDICAP`` slows a rank down; 1 if it does not.
 
     Raises:
         InvalidRequest: the variable cannot be parsed, or a factor is below 1.
     """
-    value = os.environ.get(HANDICAP, "")
-    try:
-        factors = {int(slow): float(factor) for slow, _, factor in (word.partition("=") for word in value.split())}
-    except ValueError:
-        factors = {0: 0.0}
-    if any(factor < 1 for factor in factors.values()):
-        raise InvalidRequest(f"{HANDICAP}={value}: write RANK=FACTOR with factors of at least 1, such as 1=2")
-    return factors.get(rank, 1.0)
+    return env.HANDICAP.get().get(rank, 1.0)
 
 
 def slowed(run: Callable[[T], T], factor: float, device: torch.device) -> Callable[[T], T]:

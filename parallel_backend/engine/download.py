@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, Protocol
 
+from .. import env
 from ..checkpoint.opening import open_checkpoint
 from ..errors import BackendError, Cancelled, DeadlineExceeded, InvalidRequest
 from ..protocol.shared_file import DIGEST, PIECE, digest_of
-from .model_folders import FOLDERS, PART, shared_folder, this_host
+from .model_folders import PART, shared_folder, this_host
 
 log = logging.getLogger(__name__)
 
@@ -106,7 +107,7 @@ class Download:
     def _receive_all(self) -> None:
         folder = shared_folder()
         if folder is None:
-            raise InvalidRequest(f"there is no folder for it: set {FOLDERS} there")
+            raise InvalidRequest(f"there is no folder for it: set {env.MODELS} there")
         unfinished, finished = folder / f"{self._content}{PART}", folder / self._content
         folder.mkdir(parents=True, exist_ok=True)
         with self._locked(folder / f".{self._content}.lock", unfinished):

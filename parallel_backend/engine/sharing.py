@@ -2,18 +2,17 @@
 
 import json
 import logging
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
+from .. import env
 from ..checkpoint.opening import open_checkpoint
 from ..distributed.collectives import gather_numbers, gather_texts, refused_alike
 from ..distributed.mesh import Axis
 from ..errors import Cancelled, InvalidRequest
 from ..progress import PROGRESS
 from ..protocol.messages import Progress
-from ..protocol.model_spec import FIRST, HOST
 from ..step_loop.setting import Report
 from .download import PATIENCE, Download, Open, SharedFile
 
@@ -108,7 +107,7 @@ def _started(files: Sequence[SharedFile], content: str, sharing: Sharing) -> Dow
 
 
 def _is_first_of_host(world: Axis) -> bool:
-    hosts = gather_texts(os.environ.get(HOST, FIRST), world)
+    hosts = gather_texts(env.HOST.get(), world)
     return hosts.index(hosts[world.index]) == world.index
 
 

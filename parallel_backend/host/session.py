@@ -7,10 +7,10 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from .. import env
 from ..errors import ProtocolError
 from ..protocol import host_control
 from ..protocol.address import Address
-from ..protocol.hosts import GATEWAY, GENERATION
 from ..protocol.model_spec import Devices
 from ..supervisor.event_loop import READ, EventLoop
 from ..supervisor.ranks.rank_start import (
@@ -170,7 +170,7 @@ class Session:
             self._tunnel = StoreTunnel(self._first_host, message.generation)
             self._adopted = self._spares.take(local)
         common = common_environment(local, interface=self._interface)
-        gateway = {GATEWAY: str(self._first_host), GENERATION: str(message.generation)}
+        gateway = {env.GATEWAY.name: str(self._first_host), env.GENERATION.name: str(message.generation)}
         own = message.environment | store_environment(self._tunnel.port) | gateway
         if spare := next(self._adopted, None):
             adopt(spare, device=message.device, collectives=message.collectives, common=common, own=own, output=output)

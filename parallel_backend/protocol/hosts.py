@@ -4,12 +4,13 @@ import importlib.metadata
 from dataclasses import dataclass, field
 from typing import Literal
 
+from .. import env
 from ..errors import InvalidRequest
 from .model_spec import Devices
 
-SHARE_MODELS = "PARALLEL_DIT_SHARE_MODELS"
+SHARE_MODELS = env.SHARE_MODELS.name
 """The variable that lets hosts that lack a model get it from the first host; "1" for yes."""
-GATEWAY, GENERATION = "PARALLEL_DIT_GATEWAY", "PARALLEL_DIT_GENERATION"
+GATEWAY, GENERATION = env.GATEWAY.name, env.GENERATION.name
 """The variables that tell a rank of another host where the gateway of the first host is, and its set's number."""
 
 MAX_NAME = 64

@@ -1,9 +1,8 @@
 """Where the ranks are, and how fast the network between their hosts is."""
 
-import os
 from typing import TYPE_CHECKING
 
-from ..protocol.model_spec import FIRST, HOST
+from .. import env
 from ..protocol.status import HostLink
 
 if TYPE_CHECKING:
@@ -20,7 +19,7 @@ def find(rank: int, world_size: int, device: "torch.device") -> "tuple[HostMap, 
     from ..engine.crossing import HostMap
 
     everyone = world(rank, world_size)
-    names = gather_texts(os.environ.get(HOST, FIRST), everyone)
+    names = gather_texts(env.HOST.get(), everyone)
     if not any(names):
         return HostMap(), None
     link = host_links.measure(everyone, names, device)

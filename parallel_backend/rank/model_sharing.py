@@ -1,12 +1,11 @@
 """How this rank takes part in bringing models of the first host to hosts that lack them."""
 
-import os
 import socket
 from typing import TYPE_CHECKING
 
+from .. import env
 from ..protocol.address import Address
 from ..protocol.greeting import Goal
-from ..protocol.hosts import GATEWAY, GENERATION, SHARE_MODELS
 from ..protocol.remote import open_way
 from .supervisor_link import SupervisorLink
 
@@ -44,14 +43,14 @@ def sharing_of(rank: int, link: SupervisorLink) -> "Sharing":
     """Return what the environment says about it."""
     from ..engine.sharing import Sharing
 
-    gateway, generation = os.environ.get(GATEWAY), os.environ.get(GENERATION, "0")
+    gateway, generation = env.GATEWAY.get(), env.GENERATION.get()
 
     def open_file(number: int, offset: int) -> SocketWay:
         assert gateway
-        goal = Goal(generation=int(generation), file=number, offset=offset)
-        return SocketWay(open_way(Address.parse(gateway, what=GATEWAY), seconds=OPEN_TIMEOUT, goal=goal))
+        goal = Goal(generation=generation, file=number, offset=offset)
+        return SocketWay(open_way(Address.parse(gateway, what=env.GATEWAY.name), seconds=OPEN_TIMEOUT, goal=goal))
 
     return Sharing(
-        offer=link.share if rank == 0 and os.environ.get(SHARE_MODELS) == "1" else None,
+        offer=link.share if rank == 0 and env.SHARE_MODELS.get() else None,
         open_file=open_file if gateway else None,
     )

@@ -16,12 +16,12 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Literal
 
-from .. import processes
+from .. import env, processes
 from ..errors import BackendError, BackendUnavailable, ProtocolError
 from ..protocol import frames, rank_control
 from ..protocol.endpoint import REQUEST_LOG, Endpoint, listen, peer
 from ..protocol.fingerprint import fingerprint
-from ..protocol.hosts import SHARE_MODELS, JoinHost, OpenShared, OpenStore
+from ..protocol.hosts import JoinHost, OpenShared, OpenStore
 from ..protocol.messages import Cancel, Done, Error, Outcome, RankRequest, Stop, Unload
 from ..protocol.status import Status, StatusQuery
 from . import request_lines
@@ -192,7 +192,7 @@ class Supervisor:
             listens=str(self._gateway or ""),
             hosts=self._hosts.statuses(),
             interface=self._machines.interface,
-            shares_models=os.environ.get(SHARE_MODELS) == "1",
+            shares_models=env.SHARE_MODELS.get(),
         )
 
     def _state(self) -> Literal["idle", "starting", "busy", "stopping"]:

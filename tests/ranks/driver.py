@@ -17,21 +17,19 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
+from parallel_backend import env
 from parallel_backend.distributed import host_links
 from parallel_backend.distributed.mesh import DeviceMesh
 from parallel_backend.engine.crossing import Crossings, HostMap
 from parallel_backend.engine.engine import Engine
 from parallel_backend.engine.host_files import HostFiles
-from parallel_backend.engine.model_folders import FOLDERS
 from parallel_backend.engine.sharing import Sharing
 from parallel_backend.errors import Cancelled, InvalidRequest, NoRoom
 from parallel_backend.gateway.shared_file import _feed, _opened
 from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.loading import transformers
 from parallel_backend.loading.residency import decide
-from parallel_backend.loading.room import MEMORY_LIMIT
 from parallel_backend.protocol.messages import Progress, RankRequest
-from parallel_backend.protocol.model_spec import HOST
 from parallel_backend.protocol.status import HostLink
 from parallel_backend.protocol.tensors import describe
 from parallel_backend.rank.model_sharing import SocketWay
@@ -80,7 +78,7 @@ def handle(
 
 def place(rank: int, hosts: list[tuple[str, str]]) -> None:
     """Let each rank be on a host, with a folder in which it looks for models; what it knew of files is forgotten."""
-    os.environ[HOST], os.environ[FOLDERS] = hosts[rank]
+    os.environ[env.HOST.name], os.environ[env.MODELS.name] = hosts[rank]
     mine = engine(rank)
     mine._files = HostFiles(mine._agreements.world, Sharing())
 
@@ -133,7 +131,7 @@ def files_in_memory(rank: int) -> int:
 
 def limit_memory(rank: int, limit: int | None) -> None:
     """Limit the memory of each rank; None for no limit."""
-    os.environ[MEMORY_LIMIT] = "" if limit is None else str(limit)
+    os.environ[env.MEMORY_LIMIT.name] = "" if limit is None else str(limit)
 
 
 def stream_all(rank: int, on: bool) -> None:

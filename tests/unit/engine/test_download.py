@@ -13,9 +13,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from parallel_backend import env
 from parallel_backend.engine import download as module
 from parallel_backend.engine.download import Download, SharedFile
-from parallel_backend.engine.model_folders import FOLDERS
 from parallel_backend.errors import BackendUnavailable, InvalidRequest
 from parallel_backend.protocol.shared_file import DIGEST, digest_of
 from parallel_backend.rank.model_sharing import SocketWay
@@ -61,7 +61,7 @@ def _send(sock: socket.socket, data: bytes) -> None:
 def _small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(module, "PIECE", PIECE)
     monkeypatch.setattr(module, "RETRY", 0.01)
-    monkeypatch.setenv(FOLDERS, str(tmp_path / "models"))
+    monkeypatch.setenv(env.MODELS.name, str(tmp_path / "models"))
     monkeypatch.setattr(module, "open_checkpoint", lambda path: SimpleNamespace(content=lambda: CONTENT))
 
 
@@ -156,7 +156,10 @@ Usage = namedtuple("Usage", "total used free")
     ("prepare", "words"),
     [
         (lambda patch, path: patch.setattr(shutil, "disk_usage", lambda _: Usage(9, 9, 9)), "GB are free there"),
-        (lambda patch, path: patch.setenv(FOLDERS, ""), "there is no folder for it: set PARALLEL_DIT_MODELS there"),
+        (
+            lambda patch, path: patch.delenv(env.MODELS.name),
+            "there is no folder for it: set PARALLEL_DIT_MODELS there",
+        ),
         (lambda patch, path: (path / "models").write_text(""), "Not a directory"),
     ],
     ids=["disk full", "no folder", "not a folder"],
