@@ -18,7 +18,7 @@ notes() { # where a part notes what failed: of parts that run side by side, one 
 
 failed_last() {
     local part failed=
-    for part in contract units inside rest; do
+    for part in contract units lab inside rest; do
         if grep -qs true ".venv/pytest/$part/v/cache/lastfailed"; then pytest $(notes $part) --lf || failed=1; fi
     done
     [ -z "$failed" ]
@@ -69,14 +69,21 @@ install_chromium() {
     fi
 }
 
+other_half() { # of what quick runs, for the second core
+    local failed=
+    structure --ignore tests/unit/scripts/test_synchronisations.py || failed=1
+    pytest $(notes lab) tests/unit/lab || failed=1
+    python -m parallel_backend verify --family flux --variant dev --layout ulysses=2 || failed=1
+    [ -z "$failed" ]
+}
+
 quick() { # with one ComfyUI, and without counting where the host waits, which takes a minute
     local failed=
     COMFYUI_PATHS="$(python -c 'from scripts import comfy_paths; print(*comfy_paths.candidates()[:1])')"
     export COMFYUI_PATHS
     style
-    beside structure --ignore tests/unit/scripts/test_synchronisations.py
-    pytest $(notes units) tests/unit --ignore tests/unit/scripts || failed=1
-    python -m parallel_backend verify --family flux --variant dev --layout ulysses=2 || failed=1
+    beside other_half
+    pytest $(notes units) tests/unit --ignore tests/unit/scripts --ignore tests/unit/lab || failed=1
     joined || failed=1
     [ -z "$failed" ]
 }
