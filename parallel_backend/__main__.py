@@ -6,12 +6,12 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from . import serve
+from . import env, serve
 from .client import query
 from .client.status_text import format_json, format_requests, format_status
 from .doctor import options as doctor
 from .errors import BackendError, InvalidRequest
-from .protocol.endpoint import REMOTE, Endpoint, passed_over
+from .protocol.endpoint import Endpoint, passed_over
 from .verify import options as verify
 
 
@@ -98,7 +98,9 @@ def _logs(options: argparse.Namespace) -> int:
     endpoint = Endpoint.default()
     if endpoint.remote is not None:
         host = endpoint.remote.place
-        raise InvalidRequest(f"the logs are on {host}: run python -m parallel_backend logs there, without {REMOTE}")
+        raise InvalidRequest(
+            f"the logs are on {host}: run python -m parallel_backend logs there, without {env.BACKEND}"
+        )
     try:
         lines = list(read(endpoint.request_log))[-options.last :] if options.last > 0 else []
     except OSError as error:

@@ -7,11 +7,7 @@ transformers work, or says where other ranks are, is left out: ranks know that t
 import os
 from collections.abc import Mapping
 
-PYTHON = "PARALLEL_DIT_PYTHON"
-"""The variable that names another Python for the backend."""
-
-LAB = "PARALLEL_DIT_LAB"
-"""The variable that names a module whose class ``LabEngine``, derived from ``Engine``, ranks use instead."""
+from . import env
 
 _PREFIX = "DIFFUSERS_"
 _LEFT_OUT = frozenset((
@@ -36,7 +32,7 @@ def inherited(environment: Mapping[str, str]) -> dict[str, str]:
     }
     if kept.get(_DISTRIBUTED_DEBUG, "OFF").upper() not in ("OFF", "INFO", "DETAIL"):
         del kept[_DISTRIBUTED_DEBUG]  # torch refuses any other value
-    if kept.get(PYTHON):
+    if kept.get(env.PYTHON.name):
         kept.pop("PYTHONHOME", None)  # it belongs to this Python
     folders = [os.path.abspath(folder) for folder in kept.pop("PYTHONPATH", "").split(os.pathsep) if folder]
     return kept | ({"PYTHONPATH": os.pathsep.join(folders)} if folders else {})

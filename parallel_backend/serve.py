@@ -2,16 +2,16 @@
 
 import argparse
 import logging
-import os
 import sys
 from dataclasses import dataclass
 from typing import Protocol
 
+from . import env
 from .client import query
 from .client.launch import ALREADY_RUNS, START_TIMEOUT, connect_or_start
 from .errors import BackendUnavailable, InvalidRequest
 from .other_machines import machines
-from .protocol.endpoint import REMOTE, Endpoint, passed_over
+from .protocol.endpoint import Endpoint, passed_over
 from .protocol.status import Status
 from .supervisor.limits import Limits
 from .supervisor.other_machines import Machines
@@ -145,7 +145,9 @@ def own_endpoint() -> Endpoint:
     """
     endpoint = Endpoint.default()
     if endpoint.remote is not None:
-        raise InvalidRequest(f"{REMOTE} names the backend at {endpoint.remote}: unset it to run one on this machine")
+        raise InvalidRequest(
+            f"{env.BACKEND} names the backend at {endpoint.remote}: unset it to run one on this machine"
+        )
     return endpoint
 
 
@@ -173,7 +175,7 @@ def serve(serving: Serving, *, quiet: bool = False) -> int:
 
 def _detach(serving: Serving, options: argparse.Namespace) -> int:
     if serving.spares is not None:
-        os.environ["PARALLEL_DIT_SPARES"] = str(serving.spares)  # the backend inherits it
+        env.SPARES.set(str(serving.spares))  # the backend inherits it
     _connect(serving)
     try:
         status = query.status(serving.endpoint)
@@ -209,18 +211,16 @@ def _difference(status: Status, serving: Serving, options: argparse.Namespace) -
 
 def _seconds(text: str) -> float:
     try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds, 0 or more")
-    return seconds
+        return env.seconds(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds, 0 or more") from error
 
 
 def _count(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number, 0 or more")
-    return int(text)
+    try:
+        return env.count(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number, 0 or more") from error
 
 
 def spares_asked(option: int | None) -> int | None:
@@ -229,18 +229,9 @@ def spares_asked(option: int | None) -> int | None:
     Raises:
         InvalidRequest: the environment's is no number.
     """
-    text = os.environ.get("PARALLEL_DIT_SPARES")
-    try:
-        return _count(text) if option is None and text else option
-    except argparse.ArgumentTypeError as error:
-        raise InvalidRequest(f"PARALLEL_DIT_SPARES: {error}") from error
+    return env.SPARES.get() if option is None else option
 
 
 def _idle_timeout(option: float | None, default: float) -> float:
-    if option is not None:
-        return option
-    text = os.environ.get("PARALLEL_DIT_IDLE_TIMEOUT")
-    try:
-        return _seconds(text) if text else default
-    except argparse.ArgumentTypeError as error:
-        raise InvalidRequest(f"PARALLEL_DIT_IDLE_TIMEOUT: {error}") from error
+    asked = env.IDLE_TIMEOUT.get() if option is None else option
+    return default if asked is None else asked

@@ -102,7 +102,7 @@ class ComfyServer:
         """ComfyUI's environment. A command that runs with it talks to this server's backend."""
         env = {
             **os.environ,
-            "PARALLEL_DIT_RUNTIME": str(self.runtime),
+            processes.RUNTIME: str(self.runtime),
             "HF_HUB_OFFLINE": "1",
         }
         if "PYTHONPYCACHEPREFIX" not in env:

@@ -1,8 +1,9 @@
 """Generate files from others: python -m scripts.generate (in .venv).
 
-It writes the example workflows in the web page's format, and the English texts of the nodes. With ``--thumbnails`` it
-also runs the workflows of ``workflows/api`` in a real ComfyUI, so that the thumbnails show what a user gets. Those of
-workflows with model files, which are large, show the graph. For these it needs Chromium.
+It writes the table of environment variables into docs/reference.md, the example workflows in the web page's format,
+and the English texts of the nodes. With ``--thumbnails`` it also runs the workflows of ``workflows/api`` in a real
+ComfyUI, so that the thumbnails show what a user gets. Those of workflows with model files, which are large, show the
+graph. For these it needs Chromium.
 """
 
 import argparse
@@ -17,7 +18,7 @@ from typing import Any
 
 from PIL import Image
 
-from scripts import comfy_paths, install, workflows
+from scripts import comfy_paths, install, settings_table, workflows
 from scripts.comfy_api import ComfyClient
 from scripts.comfy_server import ComfyServer
 
@@ -106,6 +107,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--thumbnails", action="store_true", help="also make the thumbnails, which takes minutes")
     thumbnails = parser.parse_args().thumbnails
+    settings_table.write()
     comfyuis = comfy_paths.candidates()
     if not comfyuis:
         raise SystemExit("No ComfyUI found: set COMFYUI_PATH to a checkout.")

@@ -44,9 +44,11 @@ def pip(*arguments: str) -> None:
 def write_constraints(comfyui: Path | None) -> Path:
     """Write ``constraints.txt`` into the environment, with an installed torch and the torchvision that matches it.
 
-    A version that the ComfyUI asks for goes before the file's.
+    A version that the ComfyUI asks for goes before the file's. Many of the file's versions need Python 3.11: for 3.10
+    pip takes the newest that there are.
     """
-    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    suits = sys.version_info >= (3, 11)
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines() if suits else []
     wanted = pinned(comfyui) if comfyui else {}
     lines = [line for line in lines if line.split("==")[0] not in wanted]
     if importlib.util.find_spec("torch") is not None:

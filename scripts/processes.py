@@ -15,13 +15,14 @@ from typing import TypeVar
 
 import psutil
 
+from parallel_backend import env
 from parallel_backend.client import query
 from parallel_backend.errors import BackendError, DeadlineExceeded
 from parallel_backend.processes import die_with_parent
 from parallel_backend.protocol.deadlines import Deadline
 from parallel_backend.protocol.endpoint import Endpoint
 
-RUNTIME = "PARALLEL_DIT_RUNTIME"
+RUNTIME = env.RUNTIME.name
 POLL = 0.05
 """Seconds between two checks of a condition."""
 

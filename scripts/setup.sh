@@ -3,8 +3,8 @@
 # Source it with at least one argument: without any, bash passes on those of the calling script.
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 environment="$PWD/.venv"
-needed="Python 3.11 or newer"
-suitable='import sys; sys.exit(sys.version_info < (3, 11))' # the versions in constraints.txt need 3.11
+needed="Python 3.10 or newer"
+suitable='import sys; sys.exit(sys.version_info < (3, 10))'
 case " $* " in
 *" --lowest "*)
     environment="$PWD/.venv-lowest"

@@ -2,7 +2,7 @@
 # Check everything: bash scripts/test.sh. With --quick, what needs a few minutes; with --grid, every family and VAE in
 # every layout with every ComfyUI, which takes long; a second argument chooses tests of the grid, as pytest's -k does.
 # With --lowest, unit tests and prompts with the lowest versions that requirements.txt allows, in .venv-lowest.
-# Other arguments go to pytest alone.
+# With --lf, what failed when all parts last ran. Other arguments go to pytest alone.
 set -euo pipefail
 options=(--dev)
 if [ "$*" = --lowest ]; then options+=(--lowest); fi
@@ -11,6 +11,18 @@ export OMP_NUM_THREADS=1
 if python -c "import sys, torch; sys.exit(torch.version.cuda is not None)"; then
     export PYTHONPATH="$PWD/scripts/cpu_shim"
 fi
+
+notes() { # where a part notes what failed: of parts that run side by side, one would overwrite the other's notes
+    echo "-o cache_dir=.venv/pytest/$1"
+}
+
+failed_last() {
+    local part failed=
+    for part in contract units lab inside rest; do
+        if grep -qs true ".venv/pytest/$part/v/cache/lastfailed"; then pytest $(notes $part) --lf || failed=1; fi
+    done
+    [ -z "$failed" ]
+}
 
 style() {
     ruff check .
@@ -25,7 +37,7 @@ structure() { # types, import layers, and what the nodes rely on in each ComfyUI
     mypy || failed=1
     MYPYPATH="$package_path" mypy -p parallel_dit.nodes || failed=1
     PYTHONPATH="$package_path" lint-imports || failed=1
-    pytest tests/unit/scripts || failed=1
+    pytest $(notes contract) tests/unit/scripts "$@" || failed=1
     [ -z "$failed" ]
 }
 
@@ -57,12 +69,21 @@ install_chromium() {
     fi
 }
 
-quick() {
+other_half() { # of what quick runs, for the second core
     local failed=
-    style
-    beside structure
-    pytest tests/unit --ignore tests/unit/scripts || failed=1
+    structure --ignore tests/unit/scripts/test_synchronisations.py || failed=1
+    pytest $(notes lab) tests/unit/lab || failed=1
     python -m lab verify --family flux --variant dev --layout ulysses=2 || failed=1
+    [ -z "$failed" ]
+}
+
+quick() { # with one ComfyUI, and without counting where the host waits, which takes a minute
+    local failed=
+    COMFYUI_PATHS="$(python -c 'from scripts import comfy_paths; print(*comfy_paths.candidates()[:1])')"
+    export COMFYUI_PATHS
+    style
+    beside other_half
+    pytest $(notes units) tests/unit --ignore tests/unit/scripts --ignore tests/unit/lab || failed=1
     joined || failed=1
     [ -z "$failed" ]
 }
@@ -71,9 +92,10 @@ INSIDE=tests/comfyui/test_nodes_inside.py
 
 background() { # what does not mind to wait for cores, since the rest often leaves one or both idle
     local failed= inside="$report.inside"
-    pytest "$INSIDE" >"$inside" 2>&1 & # one ComfyUI after the other: each takes up to 12 GB; together they take longest
+    pytest $(notes inside) "$INSIDE" >"$inside" 2>&1 & # one ComfyUI after the other: each takes up to 12 GB; together they take longest
     structure || failed=1
-    nice -n 5 pytest tests/unit tests/ranks --ignore tests/unit/scripts --durations 40 --durations-min 3 || failed=1
+    nice -n 5 pytest $(notes units) tests/unit tests/ranks --ignore tests/unit/scripts --durations 40 --durations-min 3 ||
+        failed=1
     wait $! || failed=1
     cat "$inside"
     [ -z "$failed" ]
@@ -83,7 +105,7 @@ everything() {
     local failed=
     style
     beside background
-    pytest --ignore "$INSIDE" --ignore tests/unit --ignore tests/ranks --durations 40 --durations-min 3 \
+    pytest $(notes rest) --ignore "$INSIDE" --ignore tests/unit --ignore tests/ranks --durations 40 --durations-min 3 \
         -m "everyday or not machines" || failed=1
     python -m lab verify --ci || failed=1
     joined || failed=1
@@ -100,6 +122,7 @@ case "$*" in
 --quick) quick ;;
 --lowest) lowest ;;
 --grid*) PARALLEL_DIT_GRID="${2:-}" pytest -m grid tests/comfyui ;;
+--lf) failed_last ;;
 --long) pytest -m long ;;
 "") install_chromium && everything ;;
 *) install_chromium && pytest "$@" ;;

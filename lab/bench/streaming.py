@@ -8,7 +8,6 @@ turns, so that a machine that slows down over minutes does not matter.
 import argparse
 import itertools
 import multiprocessing
-import os
 import statistics
 import tempfile
 import time
@@ -22,13 +21,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from parallel_backend import processes
+from parallel_backend import env, processes
 from parallel_backend.client import devices
 from parallel_backend.client.client import Client
 from parallel_backend.client.temporary_backend import temporary_backend
 from parallel_backend.errors import BackendFailure
 from parallel_backend.layout.parallel_layout import ParallelLayout
-from parallel_backend.loading.room import MEMORY_LIMIT
 from parallel_backend.protocol.messages import Forward
 from parallel_backend.protocol.model_spec import Devices, ModelSpec
 
@@ -114,7 +112,7 @@ def measure(gigabytes: float, rounds: int, devices_text: str | None = None) -> S
         weights = file.stat().st_size
         spec = ModelSpec(path=str(file), devices=chosen, dtype="float32", layout=LAYOUT)
         roomy = stack.enter_context(temporary_backend(_made(folder / "roomy")))
-        with _memory_limit(int(weights / TIMES / LAYOUT.ranks)):
+        with env.changed({env.MEMORY_LIMIT.name: str(int(weights / TIMES / LAYOUT.ranks))}):
             small = stack.enter_context(temporary_backend(_made(folder / "small")))
         copy = stack.enter_context(_copying(chosen))
         wanted, got = (_step(client, spec)[0] for client in (roomy, small))
@@ -137,20 +135,6 @@ def _summary(
 def _made(folder: Path) -> Path:
     folder.mkdir()
     return folder
-
-
-@contextmanager
-def _memory_limit(nbytes: int) -> Iterator[None]:
-    """Limit the memory of the ranks of backends that are started in this context."""
-    before = os.environ.get(MEMORY_LIMIT)
-    os.environ[MEMORY_LIMIT] = str(nbytes)
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[MEMORY_LIMIT]
-        else:
-            os.environ[MEMORY_LIMIT] = before
 
 
 def _step(client: Client, spec: ModelSpec) -> tuple[Tensor, float]:

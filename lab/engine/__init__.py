@@ -1,10 +1,9 @@
 """What the lab adds to ranks, which import it where ``PARALLEL_DIT_LAB`` names it."""
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from parallel_backend.inherited import LAB
+from parallel_backend import env
 
 MODULE = "lab.engine.engine"
 
@@ -12,10 +11,5 @@ MODULE = "lab.engine.engine"
 @contextmanager
 def lab_ranks() -> Iterator[None]:
     """Let the backends that start in this context have the lab's ranks."""
-    before = os.environ.get(LAB)
-    os.environ[LAB] = MODULE
-    try:
+    with env.changed({env.LAB.name: MODULE}):
         yield
-    finally:
-        del os.environ[LAB]
-        os.environ |= {} if before is None else {LAB: before}

@@ -3,13 +3,13 @@
 It echoes tensors, slows ranks down, and tells how much memory a measured decode took, whose pixels it does not clamp.
 """
 
-import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from parallel_backend import env
 from parallel_backend.distributed.collectives import gather_numbers
 from parallel_backend.engine.engine import Engine
 from parallel_backend.errors import Cancelled, InvalidRequest, NoRoom
@@ -20,7 +20,7 @@ from parallel_backend.protocol.model_spec import ModelSpec
 from parallel_backend.step_loop.sampling_context import Report
 
 from .echo import ECHO, echo
-from .handicap import HANDICAP, handicapped, slow_down
+from .handicap import handicapped, slow_down
 from .peak_memory import PeakMemory
 from .unclamped import Unclamped
 
@@ -30,7 +30,7 @@ class LabEngine(Engine):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        if os.environ.get(HANDICAP):
+        if env.HANDICAP.is_set():
             measured = self._meshes.speeds
             self._meshes.speeds = lambda: handicapped(measured())  # type: ignore[method-assign]
 
@@ -65,6 +65,6 @@ class LabEngine(Engine):
 
     def _components(self, model: ModelSpec) -> ComponentCache:
         components = super()._components(model)
-        if os.environ.get(HANDICAP) and "get" not in vars(components.transformers):
+        if env.HANDICAP.is_set() and "get" not in vars(components.transformers):
             slow_down(components.transformers, self.device)
         return components

@@ -1,47 +1,36 @@
 """Ranks that sleep, to try unequal devices on equal ones."""
 
-import os
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
+from parallel_backend import env
 from parallel_backend.distributed.mesh import DeviceMesh
 from parallel_backend.distributed.rank_speeds import clock, synchronize
-from parallel_backend.errors import InvalidRequest
 from parallel_backend.interfaces.family import Family
 from parallel_backend.interfaces.state import State
 from parallel_backend.loading.loaded_transformers import Transformers
 
-HANDICAP = "PARALLEL_DIT_HANDICAP"
-"""Environment variable that slows ranks down: with ``1=2``, rank 1 sleeps so that all its blocks take twice as long."""
-
 
 def handicap(rank: int) -> float:
-    """Return the factor by which ``HANDICAP`` slows a rank down; 1 if it does not.
+    """Return the factor by which ``env.HANDICAP`` slows a rank down; 1 if it does not.
 
     Raises:
         InvalidRequest: the variable cannot be parsed, or a factor is below 1.
     """
-    value = os.environ.get(HANDICAP, "")
-    try:
-        factors = {int(slow): float(factor) for slow, _, factor in (word.partition("=") for word in value.split())}
-    except ValueError:
-        factors = {0: 0.0}
-    if any(factor < 1 for factor in factors.values()):
-        raise InvalidRequest(f"{HANDICAP}={value}: write RANK=FACTOR with factors of at least 1, such as 1=2")
-    return factors.get(rank, 1.0)
+    return env.HANDICAP.get().get(rank, 1.0)
 
 
 def handicapped(speeds: Sequence[float]) -> tuple[float, ...]:
-    """Return the speeds of ranks that ``HANDICAP`` slows down, relative to the fastest."""
+    """Return the speeds of ranks that ``env.HANDICAP`` slows down, relative to the fastest."""
     slowed = [speed / handicap(rank) for rank, speed in enumerate(speeds)]
     return tuple(round(speed / max(slowed), 3) for speed in slowed)
 
 
 def slow_down(transformers: Transformers, device: torch.device) -> None:
-    """Let the blocks of all transformers of a checkpoint take longer on the ranks that ``HANDICAP`` names."""
+    """Let the blocks of all transformers of a checkpoint take longer on the ranks that ``env.HANDICAP`` names."""
     get: Callable[..., Family] = transformers.get
 
     def slow_get(mesh: DeviceMesh, *arguments: Any) -> Family:

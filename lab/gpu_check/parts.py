@@ -3,10 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from parallel_backend import env
+
 LIMIT = 480.0
 """Seconds that a part may take."""
 
-ONE_CARD = {"PARALLEL_DIT_COLLECTIVES": "gloo"}
+ONE_CARD = {env.COLLECTIVES.name: "gloo"}
 """Lets two ranks share a card, which NCCL refuses."""
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from parallel_backend import processes
+from parallel_backend import env, processes
 
 RIGHT, RESUMED, ASKED_AGAIN, ENDED, WRONG, LOST = "right", "resumed", "asked again", "ended", "wrong", "lost"
 """Outcomes: undisturbed; gone on after a step; asked again from the start; ended as somebody wanted; with a wrong
@@ -184,7 +184,7 @@ def _longest(recoveries: dict[str, list[float]], fault: str) -> str:
 
 def processes_of(folder: Path) -> list[int]:
     """Return the ids of the live processes of a runtime folder, which their environment names."""
-    wanted, found = f"PARALLEL_DIT_RUNTIME={folder}".encode(), []
+    wanted, found = f"{env.RUNTIME}={folder}".encode(), []
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             matches = wanted in (entry / "environ").read_bytes().split(b"\0")

@@ -1,21 +1,18 @@
 """Parse the user's choice of devices."""
 
-import os
 import re
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterable, Mapping
-from typing import Protocol, get_args
+from typing import Protocol
 
+from .. import env
 from ..errors import InvalidRequest
 from ..layout.parallel_layout import ParallelLayout
 from ..other_machines import machines
 from ..protocol.hosts import HostStatus
 from ..protocol.model_spec import Collectives, Devices
-from .gpus import CPU_RANKS, described, other_accelerator, visible
 from .gpus import count as gpu_count
-
-MAX_CPU_RANKS = 16
-DEFAULT_CPU_RANKS = 2
+from .gpus import described, other_accelerator, visible
 
 
 def parse_devices(text: str) -> Devices:
@@ -32,7 +29,7 @@ def parse_devices(text: str) -> Devices:
     """
     gpus = gpu_count()
     _check_others(text, gpus)
-    collectives = _collectives()
+    collectives = env.COLLECTIVES.get()
     if text.strip().lower() == "all":
         return _on_gpus(tuple(range(gpus)), collectives) if gpus else _all_cpu()
     words = [word.strip() for word in text.split(",")]
@@ -40,7 +37,7 @@ def parse_devices(text: str) -> Devices:
     for index in indices:
         if indices.count(index) > 1 and not (gpus and collectives == "gloo"):
             raise InvalidRequest(f"devices {text!r}: {index} is listed twice; name each device once")
-        if index >= (gpus or MAX_CPU_RANKS):
+        if index >= (gpus or env.MAX_CPU_RANKS):
             raise InvalidRequest(f"devices {text!r}: there is no device {index}; {_valid_choices(gpus)}")
     return _on_gpus(indices, collectives) if gpus else Devices(kind="cpu", indices=indices)
 
@@ -119,11 +116,11 @@ def _check_others(text: str, gpus: int) -> None:
     named = next(filter(None, map(described, sorted(others))), "")
     if named:
         raise InvalidRequest(f"devices {text!r}: ranks do not run on {named}; {_valid_choices(gpus)}")
-    other = "" if gpus or os.environ.get(CPU_RANKS) else other_accelerator()
+    other = "" if gpus or env.CPU_RANKS.is_set() else other_accelerator()
     if other:
         raise InvalidRequest(
             f"devices {text!r}: this machine has {other}, on which ranks do not run; "
-            f'{CPU_RANKS}={DEFAULT_CPU_RANKS} and "all" would work, for ranks on the CPU'
+            f'{env.CPU_RANKS}={env.CPU_RANKS.default} and "all" would work, for ranks on the CPU'
         )
 
 
@@ -140,19 +137,8 @@ def _valid_choices(gpus: int) -> str:
     if gpus:
         names = ",".join(f"cuda:{index}" for index in range(gpus))
         return f'"all" or any of {names} would work'
-    return f'"all", or numbers from 0 to {MAX_CPU_RANKS - 1} for CPU ranks, such as "0,1", would work'
+    return f'"all", or numbers from 0 to {env.MAX_CPU_RANKS - 1} for CPU ranks, such as "0,1", would work'
 
 
 def _all_cpu() -> Devices:
-    ranks = os.environ.get(CPU_RANKS) or str(DEFAULT_CPU_RANKS)
-    if not ranks.isdecimal() or not 1 <= int(ranks) <= MAX_CPU_RANKS:
-        raise InvalidRequest(f"{CPU_RANKS}={ranks}: it must be a number from 1 to {MAX_CPU_RANKS}")
-    return Devices(kind="cpu", indices=tuple(range(int(ranks))))
-
-
-def _collectives() -> Collectives:
-    known: dict[str, Collectives] = {name: name for name in get_args(Collectives)}
-    name = os.environ.get("PARALLEL_DIT_COLLECTIVES") or "nccl"
-    if name not in known:
-        raise InvalidRequest(f"PARALLEL_DIT_COLLECTIVES={name}: it must be {' or '.join(known)}")
-    return known[name]
+    return Devices(kind="cpu", indices=tuple(range(env.CPU_RANKS.get())))

@@ -8,8 +8,6 @@ import os
 from ..errors import InvalidRequest
 from ..protocol.model_spec import VISIBLE
 
-CPU_RANKS = "PARALLEL_DIT_CPU_RANKS"
-
 _BY_NAME = ("GPU-", "MIG-")
 """How names of GPUs and of MIG slices begin, where a variable lists them instead of numbers."""
 _OTHERS = {

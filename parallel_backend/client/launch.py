@@ -13,11 +13,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
 
-from .. import last_words, packages, processes
+from .. import env, last_words, packages, processes
 from ..errors import BackendUnavailable, Cancelled
-from ..inherited import PYTHON, inherited
+from ..inherited import inherited
 from ..protocol.deadlines import Deadline
-from ..protocol.endpoint import REMOTE, RUNTIME, Endpoint, connect, passed_over
+from ..protocol.endpoint import Endpoint, connect, passed_over
 from ..protocol.private_file import append_to
 
 log = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ class Launch:
         endpoint.prepare()
         if note := passed_over(endpoint):
             log.warning("%s", note)
-        self._python = python = os.environ.get(PYTHON) or sys.executable
+        self._python = python = env.PYTHON.get() or sys.executable
         command = [python, "-m", "parallel_backend", "serve", "--quiet", *options]
         command += [] if idle_timeout is None else ["--idle-timeout", repr(idle_timeout)]
         try:
@@ -138,8 +138,8 @@ def connect_or_start(
 
 def environment(endpoint: Endpoint) -> dict[str, str]:
     """The environment of the processes of an endpoint's backend: this one's, with the module path and the folders."""
-    folders = {RUNTIME: str(endpoint.folder), "PARALLEL_DIT_LOGS": str(endpoint.logs)}
-    kept = {name: value for name, value in with_backend().items() if name != REMOTE}  # this backend is here
+    folders = {env.RUNTIME.name: str(endpoint.folder), env.LOGS.name: str(endpoint.logs)}
+    kept = {name: value for name, value in with_backend().items() if name != env.BACKEND.name}  # this backend is here
     return kept | folders
 
 

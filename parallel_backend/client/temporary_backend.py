@@ -1,10 +1,10 @@
 """A backend for one measurement, separate from the one that a user's ComfyUI may be using."""
 
 import contextlib
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from .. import env
 from ..errors import BackendUnavailable
 from ..protocol.endpoint import Endpoint
 from .client import Client
@@ -19,16 +19,11 @@ def temporary_backend(folder: Path, *, spares: int = 0) -> Iterator[Client]:
 
     It has one thread on each CPU rank, and no spare ranks unless their number is given.
     """
-    variables = {"OMP_NUM_THREADS": "1", "PARALLEL_DIT_SPARES": str(spares)}
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    client = Client(endpoint=Endpoint(folder=folder / "run"), idle_timeout=IDLE_TIMEOUT)
-    try:
-        client.start()
-        yield client
-    finally:
-        for name, value in before.items():
-            del os.environ[name]
-            os.environ |= {} if value is None else {name: value}
-        with contextlib.suppress(BackendUnavailable):
-            client.stop()
+    with env.changed({"OMP_NUM_THREADS": "1", env.SPARES.name: str(spares)}):
+        client = Client(endpoint=Endpoint(folder=folder / "run"), idle_timeout=IDLE_TIMEOUT)
+        try:
+            client.start()
+            yield client
+        finally:
+            with contextlib.suppress(BackendUnavailable):
+                client.stop()

@@ -11,9 +11,8 @@ from pathlib import Path
 
 import msgspec
 
-from .. import processes
+from .. import env, processes
 from ..client.launch import with_backend
-from ..inherited import PYTHON
 from .finding import Check, Finding, Setting
 
 CHILD_LOG = "doctor.log"
@@ -46,7 +45,7 @@ class _Child:
     def __init__(self, checks: Sequence[Check], setting: Setting) -> None:
         self._pipe, write_end = os.pipe2(os.O_CLOEXEC)
         self._buffer = b""
-        python = os.environ.get(PYTHON) or sys.executable  # as the backend
+        python = env.PYTHON.get() or sys.executable  # the one that the backend runs with
         command = [python, "-m", f"{__package__}.child", str(write_end)]
         command += [msgspec.json.encode(part).decode() for part in (setting, list(checks))]
         try:

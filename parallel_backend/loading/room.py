@@ -1,23 +1,17 @@
 """The memory of a rank's device, and the refusal of weights for which it has no room. All numbers are bytes."""
 
-import os
-import re
 from collections.abc import Sequence
 from dataclasses import asdict, astuple, dataclass, fields
 from typing import TypeVar
 
 import torch
 
-from .. import processes
+from .. import env, processes
 from ..distributed.collectives import gather_numbers
 from ..distributed.mesh import Axis
 from ..errors import InvalidRequest, NoRoom
 from .cpu_store import machine_number
 
-MEMORY_LIMIT = "PARALLEL_DIT_MEMORY_LIMIT"
-"""The environment variable that limits the memory of a rank."""
-
-_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _CPU = -1
 """Stands for the machine's memory where the index of a GPU is expected."""
 
@@ -30,7 +24,7 @@ class Room:
         free: what the rank can use at once.
         freeable: what the rank uses itself, which is at least what it can free.
         total: the size of the memory.
-        limit: what the rank may use of it: ``MEMORY_LIMIT``, or all of it.
+        limit: what the rank may use of it: ``env.MEMORY_LIMIT``, or all of it.
     """
 
     free: int
@@ -80,16 +74,9 @@ def memory_limit(total: int) -> int:
     """Return the bytes that a rank may use of a memory of ``total`` bytes.
 
     Raises:
-        InvalidRequest: ``MEMORY_LIMIT`` is not a size.
+        InvalidRequest: ``env.MEMORY_LIMIT`` is not a size.
     """
-    value = os.environ.get(MEMORY_LIMIT, "")
-    if not value:
-        return total
-    parsed = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?([KMGT]?B)?", value, re.IGNORECASE)
-    limit = int(float(parsed[1]) * _UNITS[(parsed[2] or "").upper()]) if parsed else 0
-    if limit < 1:
-        raise InvalidRequest(f"{MEMORY_LIMIT}={value}: write a rank's memory in bytes, or with a unit, such as 20GB")
-    return min(limit, total)
+    return min(env.MEMORY_LIMIT.get() or total, total)
 
 
 def room_on(device: torch.device, held: int) -> Room:
@@ -130,7 +117,7 @@ class Shortage:
         needed: bytes that they need together.
         room: bytes that they may use.
         total: the size of the memory.
-        limited: whether it is ``MEMORY_LIMIT`` that is too small for one rank.
+        limited: whether it is ``env.MEMORY_LIMIT`` that is too small for one rank.
     """
 
     ranks: tuple[int, ...]
@@ -145,7 +132,7 @@ class Shortage:
         name = "cpu" if self.device == _CPU else f"cuda:{self.device}"
         numbers = f"room for {self.room / 1e9:.1f} of {self.total / 1e9:.1f} GB"
         if self.limited:
-            numbers = f"room for {size(self.room)} by {MEMORY_LIMIT}"
+            numbers = f"room for {size(self.room)} by {env.MEMORY_LIMIT}"
         if len(self.ranks) == 1:
             return f"rank {self.ranks[0]} ({name}) has {numbers}, and its {what} {take} {size(self.needed)}"
         listed = f"{', '.join(map(str, self.ranks[:-1]))} and {self.ranks[-1]}"
@@ -155,7 +142,7 @@ class Shortage:
     def remedies(self) -> list[str]:
         """What would make more room for these ranks."""
         if self.limited:
-            return [f"raise {MEMORY_LIMIT}"]
+            return [f"raise {env.MEMORY_LIMIT}"]
         return ["end other programs that use this memory"] if self.needed <= self.total else []
 
 

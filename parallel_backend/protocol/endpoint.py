@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from .. import env
 from ..errors import BackendFailure, BackendUnavailable, DeadlineExceeded
 from ..other_machines import machines
 
@@ -21,11 +22,8 @@ BACKEND_LOG = "backend.log"
 REQUEST_LOG = "requests.log"
 GATEWAY_LOG = "gateway.log"
 
-REMOTE = "PARALLEL_DIT_BACKEND"
-"""The variable that names a backend on another machine."""
-
-RUNTIME, _SESSION = "PARALLEL_DIT_RUNTIME", "XDG_RUNTIME_DIR"
-"""The variables that name the runtime folder, and a folder in which it may be."""
+_SESSION = "XDG_RUNTIME_DIR"
+"""The variable that names a folder in which the runtime folder may be."""
 _NAME = "parallel-dit"
 
 _CREDENTIALS = struct.Struct("3i")
@@ -136,10 +134,10 @@ class Endpoint:
         Raises:
             InvalidRequest: that is neither an address nor a socket.
         """
-        logs, backend = os.environ.get("PARALLEL_DIT_LOGS"), os.environ.get(REMOTE)
+        backend = env.BACKEND.get()
         return cls(
             folder=_default_folder(),
-            log_folder=Path(logs).absolute() if logs else None,
+            log_folder=env.LOGS.get(),
             remote=machines("links.backends").named(backend) if backend else None,
         )
 
@@ -154,28 +152,29 @@ class Endpoint:
         if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid() or stat.S_IMODE(info.st_mode) & 0o077:
             raise BackendUnavailable(
                 f"{self.folder} must be a folder that you own, with mode 0700: "
-                f"remove it, or set {RUNTIME} to another one"
+                f"remove it, or set {env.RUNTIME} to another one"
             )
 
     def _made(self) -> os.stat_result:
         if len(os.fsencode(self.socket)) > MAX_SOCKET_PATH:
             raise BackendUnavailable(
                 f"the path {self.socket} is longer than {MAX_SOCKET_PATH} bytes, the limit for a Unix socket: "
-                f"set {RUNTIME} to a shorter folder"
+                f"set {env.RUNTIME} to a shorter folder"
             )
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             return self.folder.lstat()
         except OSError as error:
             raise BackendUnavailable(
-                f"the runtime folder {self.folder} cannot be created ({error.strerror}): set {RUNTIME} to another one"
+                f"the runtime folder {self.folder} cannot be created ({error.strerror}): "
+                f"set {env.RUNTIME} to another one"
             ) from error
 
 
 def _default_folder() -> Path:
-    chosen, session = os.environ.get(RUNTIME), os.environ.get(_SESSION)
+    chosen, session = env.RUNTIME.get(), os.environ.get(_SESSION)
     if chosen:
-        return Path(chosen).absolute()
+        return chosen
     return _in_temporary() if not session or _unusable(session) else Path(session) / _NAME
 
 
@@ -277,7 +276,7 @@ def _named_if_refused(path: Path) -> Iterator[None]:
     except OSError as error:
         raise BackendFailure(
             f"{path} cannot be made: {error.strerror}; make room and give this user the right to write there, or set "
-            "PARALLEL_DIT_RUNTIME to another folder"
+            f"{env.RUNTIME} to another folder"
         ) from error
 
 

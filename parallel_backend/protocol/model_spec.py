@@ -26,8 +26,6 @@ MAX_PATH = 4096
 
 FIRST = ""
 """The name of the first host, on which the supervisor and the first rank run."""
-HOST = "PARALLEL_DIT_HOST"
-"""The variable that tells a rank its host's name; not set where all ranks are on the first host."""
 
 
 def check_path(path: str) -> None:

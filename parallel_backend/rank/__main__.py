@@ -17,8 +17,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from .. import packages
-from ..inherited import LAB
+from .. import env, packages
 from ..processes import die_with_parent, pin_to_core_share
 from ..progress import CONNECTING, PROGRESS, STARTING
 from ..protocol.status import HostLink, RankStatus
@@ -159,7 +158,7 @@ def _mark_on_gpu() -> Callable[[], bool]:
 def _engine_class() -> "type[Engine]":
     from ..engine.engine import Engine
 
-    lab = os.environ.get(LAB)
+    lab = env.LAB.get()
     found: type[Engine] = importlib.import_module(lab).LabEngine if lab else Engine
     return found
 

@@ -16,19 +16,18 @@ _OURS = re.compile(r'is overriding a method in class "(?!comfy)')
 """Only methods of ComfyUI have to be marked as overridden."""
 
 
-def messages(comfyui: Path, *targets: str, cache: str = "") -> list[str]:
+def messages(comfyui: Path, *targets: str) -> list[str]:
     """Return each error as ``nodes/file.py:line: error: text``. There is none if all that mypy sees is as we use it.
 
     Args:
         comfyui: the checkout.
         targets: what to check, in mypy's arguments; by default ``nodes/``.
-        cache: the folder in ``CACHES`` to use, by default the checkout's version. With it mypy takes seconds.
 
     Raises:
         RuntimeError: mypy is not installed, or it fails.
     """
     command = [sys.executable, "-m", "mypy", "--config-file", str(CONFIG), "--no-error-summary"]
-    command += ["--cache-dir", str(CACHES / (cache or comfy_paths.version(comfyui)))]
+    command += ["--cache-dir", str(CACHES / comfy_paths.version(comfyui))]
     # nodes/ imports the backend relatively. In any other folder it would also hide ComfyUI's module of its name.
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "parallel_dit").symlink_to(comfy_paths.ROOT)

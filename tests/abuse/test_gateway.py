@@ -12,10 +12,11 @@ import psutil
 import pytest
 import torch
 
+from parallel_backend import env
 from parallel_backend.client.client import Client
 from parallel_backend.errors import BackendUnavailable, DeadlineExceeded, InvalidRequest
 from parallel_backend.machines.certificates import tls
-from parallel_backend.machines.certificates.tls import TOKEN, VARIABLE, Credentials
+from parallel_backend.machines.certificates.tls import TOKEN, Credentials
 from parallel_backend.machines.links import greeting
 from parallel_backend.machines.links.address import Address
 from parallel_backend.machines.links.backends import Gateway
@@ -53,7 +54,7 @@ def address(backend: Client, certificates: Path, monkeypatch: pytest.MonkeyPatch
     gateway = gateway_of(backend)
     before = psutil.Process(gateway).memory_info().rss
     yield Address.parse(backend.status().listens, what="address")
-    monkeypatch.setenv(VARIABLE, str(certificates))
+    monkeypatch.setenv(env.CERTIFICATES.name, str(certificates))
     sent = {"x": torch.arange(4.0)}
     assert torch.equal(
         client_of(backend.status().listens).call(Trial(name="echo", model=TWO_RANKS), sent)["x"], sent["x"]
@@ -116,7 +117,7 @@ def test_a_client_that_is_not_known_is_told_why(
     mine = copied(certificates, tmp_path / "mine", files)
     change(mine, other)
     monkeypatch.setattr(tls, "valid_until", lambda pem: datetime.max.replace(tzinfo=timezone.utc))  # the gateway checks
-    monkeypatch.setenv(VARIABLE, str(mine))
+    monkeypatch.setenv(env.CERTIFICATES.name, str(mine))
     for _ in range(5):  # the answer may not get lost when the gateway closes
         with one_more_refusal(backend), pytest.raises(BackendUnavailable, match=words) as raised:
             client_of(str(address)).status()
@@ -127,7 +128,7 @@ def test_a_client_that_is_not_known_is_told_why(
 def test_a_server_that_its_certificate_does_not_name_is_not_talked_to(
     address: Address, certificates: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(VARIABLE, str(certificates))
+    monkeypatch.setenv(env.CERTIFICATES.name, str(certificates))
     with pytest.raises(BackendUnavailable, match=r"does not name localhost: make one there with .* --hosts localhost"):
         client_of(f"localhost:{address.port}").status()
 
@@ -200,7 +201,7 @@ def test_what_is_not_tls_is_refused(backend: Client, address: Address, data: byt
 
 
 def test_a_client_that_finds_no_tls_is_told_so(certificates: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, str(certificates))
+    monkeypatch.setenv(env.CERTIFICATES.name, str(certificates))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         host, port = listener.getsockname()
         client = Endpoint(folder=Path("/no/such/folder"), remote=Gateway(address=Address(host=host, port=port)))
@@ -213,7 +214,7 @@ def test_a_client_that_finds_no_tls_is_told_so(certificates: Path, monkeypatch: 
 def test_a_client_without_certificates_does_not_even_connect(
     tmp_path: Path, address: Address, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(VARIABLE, str(tmp_path / "none"))
+    monkeypatch.setenv(env.CERTIFICATES.name, str(tmp_path / "none"))
     with pytest.raises(InvalidRequest, match=r"/none/ca\.pem cannot be read \(No such file or directory\)"):
         client_of(str(address)).status()
 
@@ -233,7 +234,7 @@ def strangers(address: Address, count: int) -> Iterator[list[socket.socket]]:
 def test_two_hundred_slow_handshakes_keep_nothing_from_being_answered(
     backend: Client, address: Address, certificates: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(VARIABLE, str(certificates))
+    monkeypatch.setenv(env.CERTIFICATES.name, str(certificates))
     remote = client_of(str(address))
     with strangers(address, 200) as connections:
         for client in (backend, remote):

@@ -16,11 +16,11 @@ import psutil
 import pytest
 import torch
 
+from parallel_backend import env
 from parallel_backend.client.client import Client
 from parallel_backend.client.exchange import OnProgress, Timeouts
 from parallel_backend.client.retry import Recovery, RetriedRequest
 from parallel_backend.errors import BackendUnavailable, Cancelled, InvalidRequest
-from parallel_backend.machines.certificates.tls import VARIABLE
 from parallel_backend.machines.links.address import Address
 from parallel_backend.machines.links.backends import Gateway
 from parallel_backend.protocol import deadlines, frames
@@ -86,7 +86,7 @@ def machines(certificates: Path, tmp_path_factory: pytest.TempPathFactory) -> It
     """A backend that the tests of a module share, and a client that has a certificate."""
     mine = copied(certificates, tmp_path_factory.mktemp("client") / "certificates", WITH_CERTIFICATE)
     with runtime_folder() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setenv(VARIABLE, str(mine))
+        patch.setenv(env.CERTIFICATES.name, str(mine))
         local = start_fake(folder, certificates=certificates)
         yield Machines(local=local, remote=client_of(local.status().listens), certificates=mine)
 
@@ -94,7 +94,7 @@ def machines(certificates: Path, tmp_path_factory: pytest.TempPathFactory) -> It
 @pytest.fixture
 def own(runtime: Path, certificates: Path, monkeypatch: pytest.MonkeyPatch) -> Machines:
     """A backend of one test."""
-    monkeypatch.setenv(VARIABLE, str(certificates))
+    monkeypatch.setenv(env.CERTIFICATES.name, str(certificates))
     local = start_fake(runtime, certificates=certificates)
     return Machines(local=local, remote=client_of(local.status().listens), certificates=certificates)
 
@@ -111,7 +111,7 @@ def is_idle(client: Client) -> bool:
 def test_a_sample_gives_what_it_gives_on_the_same_machine(
     machines: Machines, files: tuple[str, ...], certificates: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(VARIABLE, str(copied(certificates, tmp_path / "mine", files)))
+    monkeypatch.setenv(env.CERTIFICATES.name, str(copied(certificates, tmp_path / "mine", files)))
     found = []
     for client in (machines.local, machines.remote):
         steps: list[int] = []
@@ -147,7 +147,8 @@ def test_a_client_that_is_killed_frees_the_ranks(machines: Machines) -> None:
     address = machines.local.status().listens
     process = subprocess.Popen(
         [sys.executable, "-c", CALL, address],
-        stdout=subprocess.PIPE, cwd=Path(__file__).parents[2], env={**os.environ, VARIABLE: str(machines.certificates)},
+        stdout=subprocess.PIPE, cwd=Path(__file__).parents[2],
+        env={**os.environ, env.CERTIFICATES.name: str(machines.certificates)},
     )  # fmt: skip
     with process:
         assert process.stdout is not None
@@ -198,7 +199,7 @@ def test_nothing_listens_unless_asked_for(client: Client) -> None:
 
 def test_commands_work_or_say_what_to_do(machines: Machines, tmp_path: Path) -> None:
     address = machines.local.status().listens
-    variables = {"PARALLEL_DIT_BACKEND": address, VARIABLE: str(machines.certificates)}
+    variables = {"PARALLEL_DIT_BACKEND": address, env.CERTIFICATES.name: str(machines.certificates)}
     status = run_command(tmp_path, "status", timeout=60.0, **variables)
     assert f"pid {machines.local.status().pid}" in status.stdout
     assert f"listens      {address}\n" in status.stdout
@@ -275,7 +276,13 @@ def test_a_port_in_use_is_one_sentence(own: Machines, tmp_path: Path) -> None:
     address = own.local.status().listens
     for options in ((), ("--detach",)):
         refused = run_command(
-            folder, "serve", "--listen", address, *options, timeout=60.0, **{VARIABLE: str(own.certificates)}
+            folder,
+            "serve",
+            "--listen",
+            address,
+            *options,
+            timeout=60.0,
+            **{env.CERTIFICATES.name: str(own.certificates)},
         )
         assert refused.returncode == 1
         assert f"nothing can listen at {address}: Address already in use" in refused.stderr
@@ -287,7 +294,7 @@ def test_serve_listens_without_an_end_and_says_so_aloud_if_everywhere(
     runtime: Path, certificates: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("PARALLEL_DIT_IDLE_TIMEOUT")
-    monkeypatch.setenv(VARIABLE, str(certificates))
+    monkeypatch.setenv(env.CERTIFICATES.name, str(certificates))
     served = run_command(runtime, "serve", "--listen", "0.0.0.0:0", "--detach", "--spares", "0")
     assert "and listens at 0.0.0.0:" in served.stdout, served.stderr
     local = Client(endpoint=Endpoint(folder=runtime), timeouts=TIMEOUTS)

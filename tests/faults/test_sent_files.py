@@ -9,10 +9,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save
 
+from parallel_backend import env
 from parallel_backend.checkpoint.opening import open_checkpoint
 from parallel_backend.client.client import Client
 from parallel_backend.errors import InvalidRequest
-from parallel_backend.machines.certificates.tls import VARIABLE
 from parallel_backend.protocol.messages import Forward, Unload
 from parallel_backend.protocol.model_spec import Adapter, ModelSpec
 from parallel_backend.supervisor.limits import Limits
@@ -40,7 +40,7 @@ def clients(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Client, 
     """A client beside a backend of two real ranks, and one of another machine."""
     certificates = made(tmp_path_factory.mktemp("files") / "certificates")
     with runtime_folder() as runtime, pytest.MonkeyPatch.context() as patch:
-        patch.setenv(VARIABLE, str(certificates))
+        patch.setenv(env.CERTIFICATES.name, str(certificates))
         local = start_fake(runtime, worker="losing_rank.py", limits=Limits(), certificates=certificates)
         yield Client(endpoint=local.endpoint), client_of(local.status().listens)
 

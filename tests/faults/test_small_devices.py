@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from parallel_backend import env
 from parallel_backend.checkpoint.opening import open_checkpoint
 from parallel_backend.client.client import Client
 from parallel_backend.engine.validation import check_sample
 from parallel_backend.engine.working_memory import forward_bytes
 from parallel_backend.errors import NoRoom
 from parallel_backend.loading.load import transformer_bytes
-from parallel_backend.loading.room import MEMORY_LIMIT
 from parallel_backend.protocol.endpoint import Endpoint
 from parallel_backend.protocol.messages import Decode, EncodeText
 from parallel_backend.protocol.model_spec import ModelSpec
@@ -32,7 +32,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def backend(runtime: Path, monkeypatch: pytest.MonkeyPatch, limit: int) -> Client:
     """Start a backend whose ranks have this much memory each."""
-    monkeypatch.setenv(MEMORY_LIMIT, str(limit))
+    monkeypatch.setenv(env.MEMORY_LIMIT.name, str(limit))
     client = Client(endpoint=Endpoint(folder=runtime))
     client.start()
     return client
@@ -67,7 +67,7 @@ def test_one_part_leaves_for_another_and_a_decode_without_room_costs_nothing(
     before, pids = loaded(client), [rank.pid for rank in client.status().ranks]
     with pytest.raises(NoRoom) as refused:
         client.call(Decode(model=spec), {"latent": torch.ones(1, 16, 3, 64, 64)})
-    assert str(refused.value).startswith(f"rank 0 (cpu) has room for {whole / 1e6:.2f} MB by {MEMORY_LIMIT}, ")
+    assert str(refused.value).startswith(f"rank 0 (cpu) has room for {whole / 1e6:.2f} MB by {env.MEMORY_LIMIT}, ")
     assert str(refused.value).endswith("set a tile in Parallel VAE Decode or Encode, or use more devices")
     assert loaded(client) == before
     assert [rank.pid for rank in client.status().ranks] == pids

@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from parallel_backend import env
 from parallel_backend.client.temporary_backend import temporary_backend
 from parallel_backend.interfaces.family import Block
 from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.loading.cpu_store import share
 from parallel_backend.loading.partial import allocate
-from parallel_backend.loading.room import MEMORY_LIMIT
 from parallel_backend.loading.streamed_blocks import StreamedBlocks
 from parallel_backend.protocol.model_spec import Devices, ModelSpec
 from tests.ranks import requests
@@ -72,7 +72,7 @@ def test_blocks_compute_with_their_own_weights(on_card):
 def test_two_ranks_of_a_small_card_sample_the_same(on_card, tmp_path, monkeypatch):
     model = tiny.write(tmp_path / "tiny" / "model", SIZES)
     whole = sum(parameter.nbytes for parameter in tiny.transformer(SIZES).parameters())
-    monkeypatch.setenv(MEMORY_LIMIT, str(3 * whole // 4))
+    monkeypatch.setenv(env.MEMORY_LIMIT.name, str(3 * whole // 4))
     spec = ModelSpec(path=str(model), devices=CARD, dtype="float32", layout=ParallelLayout(ulysses=2))
     with temporary_backend(tmp_path) as client:
         for _ in range(2):

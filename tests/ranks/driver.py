@@ -14,18 +14,16 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from lab.engine.engine import LabEngine
+from parallel_backend import env
 from parallel_backend.distributed.mesh import DeviceMesh
 from parallel_backend.errors import Cancelled, InvalidRequest, NoRoom
 from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.loading import loaded_transformers
 from parallel_backend.loading.offload_plan import decide
-from parallel_backend.loading.room import MEMORY_LIMIT
 from parallel_backend.machines.ranks import host_links
 from parallel_backend.machines.ranks.crossing import HostMap
 from parallel_backend.machines.ranks.known import Known
-from parallel_backend.machines.ranks.model_folders import FOLDERS
 from parallel_backend.protocol.messages import Progress, RankRequest
-from parallel_backend.protocol.model_spec import HOST
 from parallel_backend.protocol.status import HostLink
 from parallel_backend.protocol.tensors import describe
 from parallel_backend.strategies import sharded_weights
@@ -80,7 +78,7 @@ def known(rank: int) -> Known:
 
 def place(rank: int, hosts: list[tuple[str, str]]) -> None:
     """Let each rank be on a host, with a folder in which it looks for models; what it knew of files is forgotten."""
-    os.environ[HOST], os.environ[FOLDERS] = hosts[rank]
+    os.environ[env.HOST.name], os.environ[env.MODELS.name] = hosts[rank]
     mine = engine(rank)
     mine.elsewhere = Known(mine._agreements.world, HostMap())
 
@@ -113,7 +111,7 @@ def files_in_memory(rank: int) -> int:
 
 def limit_memory(rank: int, limit: int | None) -> None:
     """Limit the memory of each rank; None for no limit."""
-    os.environ[MEMORY_LIMIT] = "" if limit is None else str(limit)
+    os.environ[env.MEMORY_LIMIT.name] = "" if limit is None else str(limit)
 
 
 def stream_all(rank: int, on: bool) -> None:

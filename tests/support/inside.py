@@ -40,7 +40,8 @@ def run_inside(
         "OMP_NUM_THREADS": "1",
         **(variables or {}),
     }
-    options = ["-o", "pythonpath=", "-o", "addopts=--import-mode=importlib -p no:cacheprovider", "-q", "-rs"]
+    settings = ("pythonpath=", "addopts=--import-mode=importlib", "cache_dir=.venv/pytest/in-process")
+    options = [part for setting in settings for part in ("-o", setting)] + ["-q", "-rs"]
     command = [sys.executable, "-P", "-m", "pytest", "-c", str(ROOT / "pyproject.toml"), "--rootdir", str(ROOT)]
     try:
         return subprocess.run(

@@ -17,13 +17,12 @@ from safetensors.torch import load_file, save_file
 
 from lab.bench.loop.rank import LoopRequest
 from lab.bench.ranks.cases import Case, write_model
-from lab.engine.handicap import HANDICAP
 from lab.gpu_check.several.ranks import Ranks, all_cards
+from parallel_backend import env
 from parallel_backend.client.temporary_backend import temporary_backend
 from parallel_backend.errors import BackendError
 from parallel_backend.interfaces.geometry import LATENT, TIMESTEP
 from parallel_backend.layout.parallel_layout import ParallelLayout
-from parallel_backend.loading.room import MEMORY_LIMIT
 from parallel_backend.protocol.model_spec import Devices
 from parallel_backend.verify import examples, real
 from parallel_backend.verify.run import forward_request
@@ -79,7 +78,7 @@ class Loops:
     def speeds(self, *, handicap: bool) -> dict[str, Any]:
         """Return what stages that are cut by speed gain over equal ones, and whether they compute the same."""
         last = self.ranks - 1
-        variables = {HANDICAP: f"{last}={FACTOR}"} if handicap else {}
+        variables = {env.HANDICAP.name: f"{last}={FACTOR}"} if handicap else {}
         ranks = self._start(dict.fromkeys(range(self.ranks), variables))
         equal = ":".join(["1"] * self.ranks)
         layouts = [f"pipe={self.ranks}", f"pipe={self.ranks} balance={equal}"]
@@ -100,7 +99,7 @@ class Loops:
     def memory(self) -> dict[str, Any]:
         """Return the errors if the last rank has no room for the whole model, so that blocks stream or ranks share."""
         size = sum(file.stat().st_size for file in self.model.glob("*/*.safetensors"))
-        ranks = self._start({self.ranks - 1: {MEMORY_LIMIT: str(int(SHARE * size))}})
+        ranks = self._start({self.ranks - 1: {env.MEMORY_LIMIT.name: str(int(SHARE * size))}})
         try:
             return {"a rank with too little memory": self._exact(ranks, ["ulysses={n}", "tensor={n}"])}
         except BackendError as error:

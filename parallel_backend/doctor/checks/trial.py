@@ -1,10 +1,10 @@
 """What two ranks of a temporary backend do: exchange data, and compute a forward together."""
 
 import json
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ... import env
 from ...client import gpus
 from ...client.devices import choose_devices
 from ...client.launch import ROOT
@@ -61,7 +61,7 @@ def _devices(setting: Setting) -> Devices:
     """Return the devices that the option names; without it two GPUs, one GPU twice, or two CPU ranks."""
     text = setting.devices
     if text is None and gpus.count() == 1:
-        os.environ["PARALLEL_DIT_COLLECTIVES"] = "gloo"  # NCCL refuses two ranks on one GPU
+        env.COLLECTIVES.set("gloo")  # NCCL refuses two ranks on one GPU
         text = "0,0"
     return choose_devices(text, {"the doctor": RANKS})
 

@@ -3,9 +3,10 @@
 import argparse
 from pathlib import Path
 
+from ... import env
 from ..links.address import check_host
 from .files import make
-from .tls import VARIABLE, default_folder
+from .tls import default_folder
 
 DAYS = 825
 
@@ -17,8 +18,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="names and IP addresses by which other machines reach this one, as in first.example,10.0.0.1",
     )  # fmt: skip
     parser.add_argument(
-        "--folder", type=Path, help=f"where the files are (default: {VARIABLE}, or a folder in the user's settings)"
-    )
+        "--folder", type=Path,
+        help=f"where the files are (default: {env.CERTIFICATES}, or a folder in the user's settings)",
+    )  # fmt: skip
     parser.add_argument(
         "--days", type=_days, default=DAYS, metavar="N", help="days until they expire (default %(default)s)"
     )

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from cryptography import x509
 
+from ... import env
 from ...errors import InvalidRequest
 
-VARIABLE = "PARALLEL_DIT_CERTIFICATES"
 CA, CA_KEY, TOKEN = "ca.pem", "ca.key", "token"
 SERVER, SERVER_KEY = "server.pem", "server.key"
 CLIENT, CLIENT_KEY = "client.pem", "client.key"
@@ -24,9 +24,8 @@ MIN_TOKEN, MAX_TOKEN = 32, 512
 
 def default_folder() -> Path:
     """The folder of this machine's certificates: ``PARALLEL_DIT_CERTIFICATES``, or one in the user's settings."""
-    chosen = os.environ.get(VARIABLE)
-    if chosen:
-        return Path(chosen).absolute()
+    if chosen := env.CERTIFICATES.get():
+        return chosen
     settings = os.environ.get("XDG_CONFIG_HOME", "")
     return (Path(settings) if os.path.isabs(settings) else Path.home() / ".config") / "parallel-dit" / "certificates"
 

@@ -5,8 +5,9 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 
+from ... import env
 from ...errors import BackendUnavailable, InvalidRequest
-from ...protocol.endpoint import MAX_SOCKET_PATH, REMOTE, Remote, connect_unix
+from ...protocol.endpoint import MAX_SOCKET_PATH, Remote, connect_unix
 from . import remote
 from .address import Address
 
@@ -21,11 +22,11 @@ def named(text: str) -> Remote:
         InvalidRequest: it names none.
     """
     if not text.startswith(_UNIX):
-        return Gateway(address=Address.parse(text, what=REMOTE))
+        return Gateway(address=Address.parse(text, what=env.BACKEND.name))
     path = Path(text.removeprefix(_UNIX))
     if not path.is_absolute() or len(os.fsencode(path)) > MAX_SOCKET_PATH:
         raise InvalidRequest(
-            f"{REMOTE} {text!r}: a path from / of at most {MAX_SOCKET_PATH} bytes has to follow {_UNIX}"
+            f"{env.BACKEND} {text!r}: a path from / of at most {MAX_SOCKET_PATH} bytes has to follow {_UNIX}"
         )
     return Tunnel(path=path)
 

@@ -1,9 +1,8 @@
 """One rank's other machines: where files are, who is where, and what crosses between them."""
 
-import os
 from typing import TYPE_CHECKING
 
-from ...protocol.model_spec import FIRST, HOST
+from ... import env
 from ...protocol.status import HostLink
 
 if TYPE_CHECKING:
@@ -21,7 +20,7 @@ def find(rank: int, world_size: int, device: "torch.device") -> "tuple[Elsewhere
     from .known import Known
 
     everyone = world(rank, world_size)
-    names = gather_texts(os.environ.get(HOST, FIRST), everyone)
+    names = gather_texts(env.HOST.get(), everyone)
     if not any(names):
         return Known(everyone, HostMap()), None
     link = host_links.measure(everyone, names, device)

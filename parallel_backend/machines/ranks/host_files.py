@@ -11,13 +11,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from ... import env
 from ...distributed.collectives import gather_numbers, gather_texts, refused_alike
 from ...distributed.mesh import Axis
 from ...errors import InvalidRequest
 from ...progress import LOADING, PROGRESS
 from ...protocol.deadlines import Deadline
 from ...protocol.messages import RankRequest, Unload
-from ...protocol.model_spec import FIRST, HOST, ModelSpec
+from ...protocol.model_spec import ModelSpec
 from ..links.request_files import SENT, File, Key, M, files_of, is_only_in_memory, key_of, with_files
 from .file_broadcast import FilesInMemory, broadcast_file, path_of
 from .model_folders import find
@@ -112,7 +113,7 @@ class HostFiles:
 
     def _received(self, file: File) -> str:
         """Return the path of what rank 0 has: the same on the first host, and a copy in memory on the others."""
-        hosts = gather_texts(os.environ.get(HOST, FIRST), self._world)
+        hosts = gather_texts(env.HOST.get(), self._world)
         first_of_host = hosts.index(hosts[self._world.index]) == self._world.index
         source = self._sent.get(key_of(file)[1], "") if file.path.startswith(SENT) else file.path
         into = self._memory.new() if first_of_host and self._world.index > 0 else self._memory.descriptor(source)

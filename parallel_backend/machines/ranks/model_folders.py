@@ -7,18 +7,17 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from ... import env
 from ...checkpoint.opening import open_checkpoint
 from ...errors import InvalidRequest
-from ...protocol.model_spec import FIRST, HOST, ModelSpec
-
-FOLDERS = "PARALLEL_DIT_MODELS"
+from ...protocol.model_spec import ModelSpec
 
 _COMFYUI = Path(__file__).resolve().parents[4]
 
 
 def this_host() -> str:
     """What messages call this host."""
-    name = os.environ.get(HOST, FIRST)
+    name = env.HOST.get()
     return f"host {name}" if name else "the first host"
 
 
@@ -40,7 +39,7 @@ def find(model: ModelSpec) -> Path:
         )
     named = ", ".join(map(str, folders())) or "which is not set"
     raise InvalidRequest(
-        f"{this_host()} has no {path.name}: copy it there, to {path} or into a folder of {FOLDERS} ({named})"
+        f"{this_host()} has no {path.name}: copy it there, to {path} or into a folder of {env.MODELS} ({named})"
     )
 
 
@@ -69,8 +68,7 @@ def _named(name: str) -> Iterator[Path]:
 
 def folders() -> Sequence[Path]:
     """The folders in which models are looked for: those that are named, or those of the ComfyUI around this folder."""
-    named = os.environ.get(FOLDERS)
-    if named:
-        return [Path(each) for each in named.split(os.pathsep) if each]
+    if named := env.MODELS.get():
+        return named
     around = _COMFYUI.parent if _COMFYUI.name == "custom_nodes" else None
     return [around / "models"] if around else []

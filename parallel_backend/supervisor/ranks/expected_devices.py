@@ -3,10 +3,11 @@
 import os
 from pathlib import Path
 
+from ... import env
+from ...errors import InvalidRequest
 from ...protocol.model_spec import VISIBLE, Devices
 
 _LISTS = [name for name in VISIBLE if name != "CUDA_DEVICE_ORDER"]
-_CPU_RANKS, _DEFAULT_CPU_RANKS = "PARALLEL_DIT_CPU_RANKS", "2"
 _SYSTEM = Path("/")
 
 
@@ -23,8 +24,11 @@ def expected_devices(system: Path = _SYSTEM) -> Devices:
     gpus = min([_gpus(system), *listed])
     if gpus:
         return Devices(kind="cuda", indices=tuple(range(gpus)), visible=tuple(visible.items()))
-    ranks = os.environ.get(_CPU_RANKS) or _DEFAULT_CPU_RANKS
-    return Devices(kind="cpu", indices=tuple(range(int(ranks) if ranks.isdecimal() and int(ranks) else 1)))
+    try:
+        ranks = env.CPU_RANKS.get()
+    except InvalidRequest:
+        ranks = 1  # the first request refuses the value
+    return Devices(kind="cpu", indices=tuple(range(ranks)))
 
 
 def _gpus(system: Path) -> int:

@@ -7,10 +7,11 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ... import env
 from ...inherited import inherited, number_of_threads
 from ...processes import die_with_parent
 from ...protocol import rank_control
-from ...protocol.model_spec import FIRST, HOST, VISIBLE, Collectives, Devices
+from ...protocol.model_spec import FIRST, VISIBLE, Collectives, Devices
 from .process import LocalProcess, Process
 
 THREADS = "OMP_NUM_THREADS"
@@ -144,7 +145,7 @@ def own_environment(rank: int, devices: Devices) -> dict[str, str]:
         "WORLD_SIZE": str(len(devices.indices)),
         "LOCAL_RANK": str(sum(devices.host_of(other) == host for other in range(rank))),
         "LOCAL_WORLD_SIZE": str(devices.on_host(host)),
-    } | ({HOST: host} if host != FIRST else {})
+    } | ({env.HOST.name: host} if host != FIRST else {})
 
 
 def store_environment(port: int) -> dict[str, str]:

@@ -1,6 +1,5 @@
 """Inputs of the targets for messages: a good one of each message, and one for each refusal."""
 
-import json
 from typing import Any
 
 import msgspec
@@ -13,6 +12,7 @@ from parallel_backend.protocol.frames import Frame, TensorMeta, pack
 from parallel_backend.protocol.hosts import HostInfo, JoinHost, OpenStore, StorePort
 from parallel_backend.protocol.model_spec import Adapter, Devices, ModelSpec, Overlay
 from parallel_backend.protocol.status import LoadedModel, RankStatus, SpareStatus, Status, StatusQuery
+from tests.support.refused_headers import HEADERS, PREFIXES, REQUESTS, header
 
 Seeds = dict[str, bytes]
 PREFIX = frames.PREFIX.size
@@ -114,78 +114,17 @@ def _of_agents() -> Seeds:
     } | {"two": b"\0" + 2 * _framed(msgspec.json.encode(AGENTS[2])), "part": b"\0\0\0"}
 
 
-def _header(kind: str = "Done", body: Any = None, tensors: Any = ()) -> bytes:
-    return json.dumps({"type": kind, "body": body or {}, "tensors": tensors}).encode()
-
-
-def _tensor(**changes: Any) -> bytes:
-    return _header(tensors=[{"name": "x", "dtype": "float32", "shape": [1], **changes}])
-
-
-def _model(**changes: Any) -> bytes:
-    model = {"path": "/m", "devices": {"kind": "cpu", "indices": [0, 1]}, **changes}
-    return _header("Unload", {"model": model, "request_id": "a"})
-
-
-def _layout(**degrees: Any) -> bytes:
-    return _model(layout=degrees)
-
-
-def _devices(**changes: Any) -> bytes:
-    return _model(devices={"kind": "cpu", "indices": [0, 1], **changes})
-
-
 def refused() -> dict[str, Seeds]:
     """Return inputs that are refused, by target and what is wrong with them."""
+    wrong = msgspec.to_builtins(STATUS) | {"memory": 10**4000}
     return {
-        "message": _refused_headers() | _refused_models() | _refused_layouts(),
+        "message": {name: sent for name, (sent, _) in (HEADERS | REQUESTS).items()}
+        | {"memory": header("Status", wrong)},
         "control": _refused_control(),
         "agent": _refused_agents(),
-        "stream": _refused_stream(),
+        "stream": {name: b"\x0f" + sent for name, (sent, _) in PREFIXES.items()}
+        | {"cut_off": b"\x0f" + frames.PREFIX.pack(frames.MAGIC, frames.VERSION, 100) + b"{"},
     }
-
-
-def _refused_headers() -> Seeds:
-    return {
-        "no_json": b"{",
-        "memory": _header("Status", msgspec.to_builtins(STATUS) | {"memory": 10**4000}),
-        "not_utf8": b'{"type":"\xff"}',
-        "nested": b'{"a":' + b"[" * 1200,
-        "unknown": _header("Exec"),
-        "body": _header("Cancel", {"request_id": 1}),
-        "dtype": _tensor(dtype="float64"),
-        "negative": _tensor(shape=[-1]),
-        "nine_dims": _tensor(shape=[1] * 9),
-        "name": _tensor(name="a\n"),
-        "bytes": _tensor(shape=[1 << 37, 2]),
-        "twice": _header(tensors=json.loads(_tensor())["tensors"] * 2),
-        "too_many": _header(tensors=[{"name": str(i), "dtype": "bool", "shape": []} for i in range(257)]),
-        "id": _header("Unload", {"model": json.loads(_model())["body"]["model"], "request_id": "a\n"}),
-    }
-
-
-def _refused_models() -> Seeds:
-    """Models with what belongs to them: files, adapters, devices."""
-    adapter = {"path": "a\0", "id": "a", "strength": 1.0}
-    body = {"model": json.loads(_model())["body"]["model"], "adapters": [adapter]}
-    overlay = {**body, "adapters": [], "overlay": {"path": "a\0", "id": "a"}}
-    return {
-        "path": _model(path="a\0"),
-        "adapter": _header("EncodeText", body),
-        "overlay": _header("EncodeText", overlay),
-        "many_devices": _devices(indices=[0] * 65),
-        "no_device": _devices(indices=[]),
-        "device": _devices(indices=[-1]),
-        "hosts": _devices(hosts=["", "b", "b"]),
-        "first_host": _devices(hosts=["b", ""]),
-        "host_name": _host(name="a b"),
-        "host_number": _host(node=0),
-        "visible": _devices(kind="cuda", visible=[["CUDA_VISIBLE_DEVICES", "\0"]]),
-    }
-
-
-def _host(**changes: Any) -> bytes:
-    return _header("JoinHost", {"host": msgspec.to_builtins(HOST) | changes})
 
 
 def _refused_agents() -> Seeds:
@@ -198,20 +137,6 @@ def _refused_agents() -> Seeds:
     }
 
 
-def _refused_layouts() -> Seeds:
-    return {
-        "degree": _layout(ulysses=0),
-        "large_degree": _layout(ulysses=10**12),
-        "warmup": _layout(warmup=-1),
-        "stale": _layout(stale="x"),
-        "speed": _layout(pipe=2, balance=[0.0, 1.0]),
-        "ranks": _layout(cfg=3),
-        "combination": _layout(shard_weights=True),
-        "balance": _layout(ulysses=2, balance=[1.0, 2.0]),
-        "speeds": _layout(pipe=2, balance=[1.0]),
-    }
-
-
 def _refused_control() -> Seeds:
     return {
         "no_json": b"\0{",
@@ -220,15 +145,4 @@ def _refused_control() -> Seeds:
         "header": b'\0{"type":"Run","header":{"type":"Exec"}}',
         "truncated": b"\1" + b"x" * 64,
         "empty": b"\0",
-    }
-
-
-def _refused_stream() -> Seeds:
-    prefix = frames.PREFIX.pack
-    return {
-        "magic": b"\x0fpDiT" + bytes(6),
-        "version": b"\x0f" + prefix(frames.MAGIC, 1, 9),
-        "length": b"\x0f" + prefix(frames.MAGIC, frames.VERSION, (1 << 32) - 1),
-        "no_length": b"\x0f" + prefix(frames.MAGIC, frames.VERSION, 0),
-        "cut_off": b"\x0f" + prefix(frames.MAGIC, frames.VERSION, 100) + b"{",
     }

@@ -7,6 +7,7 @@ import torch
 
 from lab.verify.vae.kinds import KINDS
 from lab.working_memory import text_factors, transformer_factor, vae_factors
+from parallel_backend import env
 from parallel_backend.checkpoint.opening import open_checkpoint
 from parallel_backend.engine import working_memory
 from parallel_backend.engine.validation import check_sample
@@ -15,7 +16,6 @@ from parallel_backend.errors import NoRoom
 from parallel_backend.families.registry import FAMILIES, family_of
 from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.loading.load import SUPPORTED
-from parallel_backend.loading.room import MEMORY_LIMIT
 from parallel_backend.protocol import rank_control
 from parallel_backend.protocol.messages import EncodeText
 from parallel_backend.protocol.tensors import describe
@@ -63,7 +63,7 @@ def test_a_text_takes_what_its_tokens_and_their_pairs_take():
 def test_texts_without_room_are_refused_and_the_encoder_stays(engine, ask, checkpoint, monkeypatch):
     text = {"ids": torch.tensor([[3, 4, 1]]), "lengths": torch.tensor([3])}
     ask(EncodeText(model=one_rank(checkpoint)), text)
-    monkeypatch.setenv(MEMORY_LIMIT, "1MB")
+    monkeypatch.setenv(env.MEMORY_LIMIT.name, "1MB")
     many = {"ids": torch.full((500, 60), 3), "lengths": torch.full((500,), 60)}
     with pytest.raises(NoRoom, match=r"^rank 0 \(cpu\) has room for 1.00 MB .*, encode fewer or shorter texts"):
         ask(EncodeText(model=one_rank(checkpoint)), many)

@@ -5,8 +5,8 @@ import logging
 import pytest
 import torch
 
+from parallel_backend import env
 from parallel_backend.loading.parts import DeviceMemory
-from parallel_backend.loading.room import MEMORY_LIMIT
 
 
 class _Model:
@@ -76,7 +76,7 @@ def test_what_is_cheap_to_get_back_leaves_first(memory, models, caplog):
     ],
 )
 def test_no_more_leaves_than_has_to(memory, models, monkeypatch, needed, first, second):
-    monkeypatch.setenv(MEMORY_LIMIT, "100")
+    monkeypatch.setenv(env.MEMORY_LIMIT.name, "100")
     memory.free_up(needed, models[0], keep=("transformer",))
     assert (models[1].parts, models[2].parts) == (first, second)
 

@@ -6,11 +6,11 @@ import psutil
 import pytest
 import torch
 
-from parallel_backend import processes
+from parallel_backend import env, processes
 from parallel_backend.checkpoint.opening import open_checkpoint
 from parallel_backend.errors import InvalidRequest
 from parallel_backend.loading import load, room, transformer_part
-from parallel_backend.loading.room import MEMORY_LIMIT, Claim, Room, check_fits, memory_limit, room_on, shortage
+from parallel_backend.loading.room import Claim, Room, check_fits, memory_limit, room_on, shortage
 from parallel_backend.protocol.messages import EncodeText
 from tests.support import tiny
 from tests.unit.conftest import one_rank
@@ -35,7 +35,7 @@ def test_a_gpu_has_free_what_torch_keeps_without_using_it(monkeypatch):
     assert measured == Room(free=7 * GB, freeable=7 * GB, total=24 * GB, limit=24 * GB)
     assert measured.left == 7 * GB
     assert room.claim(device, measured, 3).device == 1
-    monkeypatch.setenv(MEMORY_LIMIT, "12GB")
+    monkeypatch.setenv(env.MEMORY_LIMIT.name, "12GB")
     assert room_on(device, 0).left == 5 * GB
 
 
@@ -44,19 +44,19 @@ def test_a_cpu_rank_has_the_machines_memory_or_its_limit(monkeypatch):
     measured = room_on(device, 3)
     assert (measured.total, measured.limit, measured.freeable) == (memory.total, memory.total, 3)
     assert measured.free == pytest.approx(memory.available, rel=0.2)
-    monkeypatch.setenv(MEMORY_LIMIT, "5 mb")
+    monkeypatch.setenv(env.MEMORY_LIMIT.name, "5 mb")
     assert room_on(device, 1_000_000).left == 4_000_000
 
 
 @pytest.mark.parametrize(("text", "limit"), [("", 100), ("7", 7), ("0.05KB", 50), ("2GB", 100)])
 def test_a_limit_is_a_number_of_bytes_with_or_without_a_unit(monkeypatch, text, limit):
-    monkeypatch.setenv(MEMORY_LIMIT, text)
+    monkeypatch.setenv(env.MEMORY_LIMIT.name, text)
     assert memory_limit(100) == limit
 
 
 @pytest.mark.parametrize("text", ["much", "0", "-1", "2GiB", "1e9", "nan"])
 def test_another_limit_is_refused(monkeypatch, ask, checkpoint, text):
-    monkeypatch.setenv(MEMORY_LIMIT, text)
+    monkeypatch.setenv(env.MEMORY_LIMIT.name, text)
     with pytest.raises(InvalidRequest, match=rf"^PARALLEL_DIT_MEMORY_LIMIT={text}: write .* such as 20GB$"):
         ask(EncodeText(model=one_rank(checkpoint)), TEXT)
 
@@ -126,7 +126,7 @@ def test_a_text_encoder_without_room_is_refused_before_anything_is_unloaded(
     ask(EncodeText(model=one_rank(checkpoint)), TEXT)
     before = engine.snapshot()
     needed = load.text_encoder_bytes(open_checkpoint(checkpoint), torch.float32)
-    monkeypatch.setenv(MEMORY_LIMIT, str(needed - 1))
+    monkeypatch.setenv(env.MEMORY_LIMIT.name, str(needed - 1))
     other = tiny.write(tmp_path / "other")
     with pytest.raises(InvalidRequest, match=r"^rank 0 \(cpu\) has .* other's text encoder take .* own loader"):
         ask(EncodeText(model=one_rank(other)), TEXT)

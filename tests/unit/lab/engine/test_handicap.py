@@ -7,24 +7,25 @@ from typing import Any, cast
 import pytest
 import torch
 
-from lab.engine.handicap import HANDICAP, Slowed, handicap, handicapped, slow_down
+from lab.engine.handicap import Slowed, handicap, handicapped, slow_down
+from parallel_backend import env
 from parallel_backend.errors import InvalidRequest
 
 CPU = torch.device("cpu")
 
 
 def test_handicaps(monkeypatch):
-    monkeypatch.setenv(HANDICAP, "1=2 3=1.5")
+    monkeypatch.setenv(env.HANDICAP.name, "1=2 3=1.5")
     assert [handicap(rank) for rank in range(4)] == [1.0, 2.0, 1.0, 1.5]
     assert handicapped([1.0, 1.0, 0.5, 1.0]) == (1.0, 0.5, 0.5, 0.667)
     for wrong in ("1", "1=fast", "1=0.5"):
-        monkeypatch.setenv(HANDICAP, wrong)
+        monkeypatch.setenv(env.HANDICAP.name, wrong)
         with pytest.raises(InvalidRequest, match="RANK=FACTOR"):
             handicap(0)
 
 
 def test_the_blocks_of_a_slow_rank_sleep_once(monkeypatch):
-    monkeypatch.setenv(HANDICAP, "1=3")
+    monkeypatch.setenv(env.HANDICAP.name, "1=3")
     family: Any = SimpleNamespace(run=lambda state: state)
     transformers: Any = SimpleNamespace(get=lambda mesh, *more: family)
     slow_down(transformers, CPU)

@@ -10,7 +10,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from parallel_backend.machines.certificates.tls import VARIABLE
+from parallel_backend import env
 from parallel_backend.machines.nodes import command
 
 DOCS = Path(__file__).resolve().parents[4] / "docs" / "hosts.md"
@@ -52,6 +52,6 @@ def test_each_pod_is_a_host(manifests: dict[str, Any], monkeypatch: pytest.Monke
         assert launched.first == f"{manifests['Job']['metadata']['name']}-0.{pods}"
         assert (service["metadata"]["name"], service["spec"]["clusterIP"]) == (pods, "None")
     mounts = {mount["mountPath"] for mount in container["volumeMounts"]}
-    assert {variable["value"] for variable in container["env"] if variable["name"] == VARIABLE} <= mounts
+    assert {variable["value"] for variable in container["env"] if variable["name"] == env.CERTIFICATES.name} <= mounts
     volumes = {volume["name"] for volume in job["template"]["spec"]["volumes"]}
     assert volumes == {mount["name"] for mount in container["volumeMounts"]}
