@@ -14,6 +14,7 @@ import psutil
 import pytest
 import torch
 
+from lab.engine import lab_ranks
 from parallel_backend import processes
 from parallel_backend.client.client import Client
 from parallel_backend.errors import Cancelled, InvalidRequest, RankFailed
@@ -160,9 +161,11 @@ def test_a_folder_that_is_no_pipeline_is_refused_and_costs_no_ranks(client: Clie
     assert client.status().generation == generation
 
 
-def test_pixels_bypass_a_stopped_supervisor_and_are_held_once(client: Client) -> None:
+def test_pixels_bypass_a_stopped_supervisor_and_are_held_once(runtime: Path) -> None:
     spec = ModelSpec(path="/", devices=Devices(kind="cpu", indices=(0, 1)))
-    client.call(Trial(name="echo", model=spec, amount=1))
+    client = Client(endpoint=Endpoint(folder=runtime))
+    with lab_ranks():
+        client.call(Trial(name="echo", model=spec, amount=1))
     supervisor = client.status().pid
 
     def stop_supervisor(progress: Progress, _: Tensors) -> None:
