@@ -22,7 +22,7 @@ from .errors import BrokenPackage
 HIDDEN = (
     "accelerate", "aiter", "apex", "bitsandbytes", "flash_attn", "flash_attn_3", "flash_attn_interface", "flashinfer",
     "gguf", "hqq", "kernels", "librosa", "mistral_common", "peft", "sageattention", "scipy", "sentencepiece",
-    "soundfile", "soxr", "torch_xla", "torchao", "torchaudio", "torchdistx", "torchvision", "xformers",
+    "sklearn", "soundfile", "soxr", "torch_xla", "torchao", "torchaudio", "torchdistx", "torchvision", "xformers",
 )  # fmt: skip
 """What diffusers 0.38 to 0.42 and transformers 4.56 to 5.23 import where they find it, and no model needs. The kernels
 and formats that do need one of these import it by ``load``."""
