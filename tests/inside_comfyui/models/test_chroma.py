@@ -7,7 +7,7 @@ from typing import Any
 import comfy.sd
 import folder_paths
 import pytest
-from any_folder_name.nodes.backend import connection
+from any_folder_name.nodes.backend import session
 from any_folder_name.nodes.loader import ParallelLoader
 from any_folder_name.nodes.model import ParallelModel
 from any_folder_name.parallel_backend.client.client import Client
@@ -89,7 +89,7 @@ def test_comfyuis_template_gives_the_latents_that_comfyui_alone_gives(
     save_file({name: tensor.clone().contiguous() for name, tensor in weights.items()}, tmp_path / FILE)
     monkeypatch.setitem(folder_paths.folder_names_and_paths, "diffusion_models", ([str(tmp_path)], {".safetensors"}))
     folder_paths.filename_list_cache.clear()
-    connection.use_client(backend)
+    session.current().client = backend
     monkeypatch.setattr(connection, "_release", lambda spec, user: None)
     monkeypatch.setattr(comfy.sd, "load_diffusion_model", lambda *_, **__: pytest.fail("ComfyUI reads the file"))
     Given.values = {"text": case.conditioning(1), "other text": case.conditioning(2, shorter=3), "model": native}

@@ -125,7 +125,7 @@ def test_a_name_that_leads_out_of_the_model_folders_is_no_model(
         ("../tiny", "no model '../tiny'"),
         ("plain", "no model_index.json"),
         ("unet", "has no transformer"),
-        ("sana", "SanaTransformer2DModel is not supported; supported: CogVideoXTransformer3DModel, "),
+        ("sana", "SanaTransformer2DModel is not supported; supported: ChromaTransformer2DModel, Cog"),
         ("other channels", "predicts 12 latent channels; ComfyUI's Wan has 16"),
     ],
 )

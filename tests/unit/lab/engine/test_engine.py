@@ -9,9 +9,9 @@ import torch
 
 from lab.engine import MODULE, lab_ranks
 from lab.engine.engine import LabEngine
-from lab.engine.handicap import HANDICAP, Slowed
+from lab.engine.handicap import Slowed
+from parallel_backend import env
 from parallel_backend.engine.engine import Engine
-from parallel_backend.inherited import LAB
 from parallel_backend.protocol.messages import Decode, Forward, Trial
 from parallel_backend.protocol.tensors import describe
 from parallel_backend.rank.__main__ import _engine_class
@@ -36,12 +36,12 @@ def lab() -> LabEngine:
 
 
 def test_ranks_use_the_engine_that_a_variable_names(monkeypatch):
-    monkeypatch.delenv(LAB, raising=False)
+    monkeypatch.delenv(env.LAB.name, raising=False)
     assert _engine_class() is Engine
     with lab_ranks():
-        assert (os.environ[LAB], _engine_class()) == (MODULE, LabEngine)
-    assert LAB not in os.environ
-    monkeypatch.setenv(LAB, "no.such.module")
+        assert (os.environ[env.LAB.name], _engine_class()) == (MODULE, LabEngine)
+    assert env.LAB.name not in os.environ
+    monkeypatch.setenv(env.LAB.name, "no.such.module")
     with pytest.raises(ModuleNotFoundError, match="no"):
         _engine_class()
 
@@ -76,7 +76,7 @@ def test_a_request_without_a_measurement_is_the_products(lab, engine, checkpoint
 
 @pytest.mark.parametrize("factor", ["", "0=2"])
 def test_a_rank_with_a_handicap_computes_the_same(monkeypatch, checkpoint, engine, factor):
-    monkeypatch.setenv(HANDICAP, factor)
+    monkeypatch.setenv(env.HANDICAP.name, factor)
     slow = LabEngine(rank=0, world_size=1, device=CPU)
     inputs = Case(texts=(9,)).forward_inputs()
     message = Forward(model=one_rank(checkpoint), branches=1)
