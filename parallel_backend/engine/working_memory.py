@@ -1,6 +1,6 @@
 """How much memory a request's tensors take while it computes, beyond weights: estimates from measured tables.
 
-``python -m lab.working_memory`` measures the tables and each family's ``values_alive`` anew. They count the tensors
+``python -m lab working-memory`` measures the tables and each family's ``values_alive`` anew. They count the tensors
 that are alive at once, but no workspaces of kernels and no fragments, so what does not fit by an estimate cannot work.
 """
 

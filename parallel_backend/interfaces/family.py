@@ -84,7 +84,7 @@ class Family(ABC):
         defaults: diffusers' default of each number that a config may leave out and the methods read.
         first_layer: name of the layer that the patches pass first. Its dtype is the activations'.
         values_alive: values that are alive at once in a forward, for each value of the streams between blocks, as
-            ``python -m lab.working_memory`` measures it.
+            ``python -m lab working-memory`` measures it.
         frame_timesteps: whether each latent frame may have its own timestep, ``[B, T]``.
         float16: whether its activations fit into float16. As in ComfyUI, by its ``supported_inference_dtypes``.
         required: names of the inputs that a branch must have besides the latent and the timestep. All are batch first.

@@ -48,7 +48,7 @@ STEPS = (
     Step(file=_TRANSFORMER, pattern=r"    first_layer: ClassVar",
          sentence="{folder}: name the layer that the patches pass first in the class attribute first_layer"),
     Step(file=_TRANSFORMER, pattern=r"    values_alive: ClassVar",
-         sentence="{folder}: measure the class attribute values_alive with python -m lab.working_memory"),
+         sentence="{folder}: measure the class attribute values_alive with python -m lab working-memory"),
     Step(file=_TRANSFORMER, pattern=r"def variants\(",
          sentence="{folder}: list small models of every kind in variants"),
     Step(file=_FILES, pattern=r"ARCHITECTURE = Architecture\(", of_files=True,
@@ -70,7 +70,7 @@ STEPS = (
     Step(file="web/docs/ParallelLoader.md", pattern=r"\n\| {title}[^|]*\|",
          sentence="{folder}: add a repository with {title} to web/docs/ParallelLoader.md"),
     Step(file="docs/synchronisations.md", pattern=r"\n\| {folder} ",
-         sentence="{folder}: count where the host waits with python -m lab.synchronisations --write"),
+         sentence="{folder}: count where the host waits with python -m lab synchronisations --write"),
 )  # fmt: skip
 
 

@@ -90,7 +90,6 @@ def test_comfyuis_template_gives_the_latents_that_comfyui_alone_gives(
     monkeypatch.setitem(folder_paths.folder_names_and_paths, "diffusion_models", ([str(tmp_path)], {".safetensors"}))
     folder_paths.filename_list_cache.clear()
     session.current().client = backend
-    monkeypatch.setattr(connection, "_release", lambda spec, user: None)
     monkeypatch.setattr(comfy.sd, "load_diffusion_model", lambda *_, **__: pytest.fail("ComfyUI reads the file"))
     Given.values = {"text": case.conditioning(1), "other text": case.conditioning(2, shorter=3), "model": native}
     (latent,) = Executor(*NODES).run(template(door))
