@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from parallel_backend import env
-from parallel_backend.distributed.mesh import DeviceMesh
+from parallel_backend.distributed.mesh import RankMesh
 from parallel_backend.distributed.rank_speeds import clock, synchronize
 from parallel_backend.interfaces.family import Family
 from parallel_backend.interfaces.state import State
@@ -33,8 +33,8 @@ def slow_down(transformers: Transformers, device: torch.device) -> None:
     """Let the blocks of all transformers of a checkpoint take longer on the ranks that ``env.HANDICAP`` names."""
     get: Callable[..., Family] = transformers.get
 
-    def slow_get(mesh: DeviceMesh, *arguments: Any) -> Family:
-        family, factor = get(mesh, *arguments), handicap(mesh.whole.index)
+    def slow_get(mesh: RankMesh, *arguments: Any) -> Family:
+        family, factor = get(mesh, *arguments), handicap(mesh.all_ranks.index)
         if factor > 1 and not isinstance(family.run, Slowed):
             family.run = Slowed(family.run, factor, device)
         return family

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..attention.kernels import Kernel
 from ..attention.key_masks import KeyMask, attend
 from ..attention.routing import Attention
-from ..distributed.mesh import DeviceMesh
+from ..distributed.mesh import RankMesh
 from ..layout.partition import Partition
 from ..strategies.patch_attention import GatheredAttention, KeyValues, PatchAttention, PatchSplit
 from ..strategies.ring import RingAttention
@@ -59,7 +59,7 @@ class WithoutPadding:
 
 
 def attention(
-    mesh: DeviceMesh, split: TokenSplit, streams: Sequence[str], masks: Mapping[str, Tensor], kernel: Kernel
+    mesh: RankMesh, split: TokenSplit, streams: Sequence[str], masks: Mapping[str, Tensor], kernel: Kernel
 ) -> Attention:
     """Exact attention over all tokens of ``streams``, on all ranks of the sequence."""
     ulysses = mesh.axes["ulysses"].size
@@ -72,7 +72,7 @@ def attention(
 
 
 def patch_attention(
-    mesh: DeviceMesh,
+    mesh: RankMesh,
     split: PatchSplit,
     patch: int | None,
     streams: Sequence[str],
@@ -94,7 +94,7 @@ def patch_attention(
     return with_ulysses(mesh, part, streams, inner)
 
 
-def with_ulysses(mesh: DeviceMesh, split: TokenSplit, streams: Sequence[str], inner: Attention) -> Attention:
+def with_ulysses(mesh: RankMesh, split: TokenSplit, streams: Sequence[str], inner: Attention) -> Attention:
     """Exchange tokens for heads around ``inner``, which attends to the tokens of this rank's place on the ring."""
     ulysses = mesh.axes["ulysses"]
     if ulysses.size > 1:
@@ -109,7 +109,7 @@ def row_mask(split: TokenSplit, streams: Sequence[str], masks: Mapping[str, Tens
     return mask
 
 
-def tokens_by_ring_rank(mesh: DeviceMesh, split: TokenSplit, streams: Sequence[str]) -> list[int]:
+def tokens_by_ring_rank(mesh: RankMesh, split: TokenSplit, streams: Sequence[str]) -> list[int]:
     """Number of tokens at each place on the ring."""
     return [block.total for block in _ring_blocks(split.tokens(streams), mesh.axes["ulysses"].size)]
 

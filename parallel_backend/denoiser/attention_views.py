@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ..attention.kernels import Kernel
 from ..attention.routing import Attention, Route
 from ..distributed.collectives import wait_all
-from ..distributed.mesh import DeviceMesh
+from ..distributed.mesh import RankMesh
 from ..interfaces.family import AttentionSite, Family
 from ..interfaces.geometry import IMAGE
 from ..layout.partition import Partition
@@ -29,7 +29,7 @@ class FullView:
         splits: by branch, how its tokens are split over the ranks of the sequence.
     """
 
-    def __init__(self, mesh: DeviceMesh, splits: Sequence[TokenSplit]) -> None:
+    def __init__(self, mesh: RankMesh, splits: Sequence[TokenSplit]) -> None:
         self.mesh, self.splits = mesh, splits
 
     def routes(self, family: Family, branch: int, masks: Mapping[str, Tensor], kernel: Kernel) -> list[Route]:
@@ -49,7 +49,7 @@ class DisplacedView(FullView):
         renews: whether this call sends its keys and values for the next one.
     """
 
-    def __init__(self, mesh: DeviceMesh, splits: Sequence[TokenSplit]) -> None:
+    def __init__(self, mesh: RankMesh, splits: Sequence[TokenSplit]) -> None:
         super().__init__(mesh, splits)
         self.fresh, self.renews = True, True
         self._rows: dict[tuple[int, nn.Module], KeyValuesBySample] = {}
@@ -60,7 +60,7 @@ class DisplacedView(FullView):
 
         def chain(site: AttentionSite) -> Attention:
             inner = DisplacedAttention(
-                self.mesh.behind or self.mesh.axes["ring"],
+                self.mesh.ring_async or self.mesh.axes["ring"],
                 attention_chain.tokens_by_ring_rank(self.mesh, split, site.streams),
                 row_mask(site.streams),
                 kernel,
@@ -83,14 +83,14 @@ class DisplacedView(FullView):
 class LocalPatchView(FullView):
     """The image tokens of one patch with all of the text: nothing of other patches."""
 
-    def __init__(self, mesh: DeviceMesh, splits: Sequence[TokenSplit]) -> None:
+    def __init__(self, mesh: RankMesh, splits: Sequence[TokenSplit]) -> None:
         super().__init__(mesh, [_local_patch(mesh, split) for split in splits])
 
 
 class CachedView:
     """A pipeline's view of a patch: its new keys and values, and the cached ones of the other patches."""
 
-    def __init__(self, mesh: DeviceMesh, splits: Sequence[PatchSplit]) -> None:
+    def __init__(self, mesh: RankMesh, splits: Sequence[PatchSplit]) -> None:
         self.mesh, self.splits = mesh, splits
         self._caches: dict[tuple[int, nn.Module], KeyValues] = {}
 
@@ -113,7 +113,7 @@ def _routes(family: Family, chain: Callable[[AttentionSite], Attention]) -> list
     return [(site.module, chain(site), site.each_sample) for site in family.attentions]
 
 
-def _local_patch(mesh: DeviceMesh, split: TokenSplit) -> TokenSplit:
+def _local_patch(mesh: RankMesh, split: TokenSplit) -> TokenSplit:
     """How the ranks of one Ulysses group split the patch at their place on the ring."""
     ulysses, place = mesh.axes["ulysses"], mesh.axes["ring"].index
     begin = place * ulysses.size

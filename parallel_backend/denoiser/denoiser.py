@@ -9,7 +9,7 @@ from torch import Tensor
 from ..attention.kernels import Kernel
 from ..attention.routing import routed
 from ..distributed.collectives import concat, gather
-from ..distributed.mesh import DeviceMesh
+from ..distributed.mesh import RankMesh
 from ..interfaces.family import Family
 from ..interfaces.geometry import IMAGE, LATENT, TIMESTEP, common_image_tokens
 from ..strategies.batch import BatchSplit
@@ -30,14 +30,14 @@ class Denoiser:
     """
 
     def __init__(
-        self, experts: Experts, mesh: DeviceMesh, plan: DenoisingPlan, kernel: Kernel, on_forward: Callable[[], None]
+        self, experts: Experts, mesh: RankMesh, plan: DenoisingPlan, kernel: Kernel, on_forward: Callable[[], None]
     ) -> None:
         self.experts, self.mesh, self.plan, self.kernel, self.on_forward = experts, mesh, plan, kernel, on_forward
-        self.place = plan.layout.coordinates(mesh.whole.index)
+        self.place = plan.layout.coordinates(mesh.all_ranks.index)
         self.branches = BatchSplit.branches(mesh, plan.branches, self.place)
         self._common = common_image_tokens(plan.extents)
         self._batches: list[list[int]] | None = None
-        self.boundary = stage_boundary.StageBoundary(mesh.axes["pipe"], mesh.boundaries or ())
+        self.boundary = stage_boundary.StageBoundary(mesh.axes["pipe"], mesh.pipe_links or ())
         weights = [1.0] * mesh.sequence.size
         if plan.layout.stale:
             weights = [speed for speed in mesh.speeds("ring") for _ in range(plan.layout.ulysses)]
@@ -97,12 +97,12 @@ class Denoiser:
 
     def gather(self, shards: Mapping[int, Tensor]) -> dict[int, Tensor]:
         """The whole predictions ``[B, C, ...]`` of all branches on rank 0; empty on other ranks."""
-        by_rank = [self._shard_shapes(rank) for rank in range(self.mesh.whole.size)]
-        sends = bool(by_rank[self.mesh.whole.index])
+        by_rank = [self._shard_shapes(rank) for rank in range(self.mesh.all_ranks.size)]
+        sends = bool(by_rank[self.mesh.all_ranks.index])
         local = concat([shard.reshape(-1) for shard in shards.values()]) if sends else self._empty()
         sizes = [sum(shape.numel() for shape in shapes.values()) for shapes in by_rank]
-        received = gather(local, sizes, self.mesh.whole)
-        if self.mesh.whole.index != 0:
+        received = gather(local, sizes, self.mesh.all_ranks)
+        if self.mesh.all_ranks.index != 0:
             return {}
         parts = [
             dict(zip(shapes, torch.split(flat, [shape.numel() for shape in shapes.values()]), strict=True))

@@ -1,1 +1,1 @@
-"""What the ranks share: the device mesh, collectives, relative speeds, stop flags, and traffic and memory counters."""
+"""What the ranks share: mesh, collectives, relative speeds, stop flags, and counters of traffic and memory."""

@@ -1,4 +1,4 @@
-"""The device mesh: a layout's process groups, and this rank's position on each axis."""
+"""The mesh of ranks: a layout's process groups, and this rank's position on each axis."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -48,7 +48,7 @@ class Axis:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeviceMesh:
+class RankMesh:
     """Ranks ``0 .. layout.ranks - 1`` as a grid with the axes ``AXES``, the last axis varying fastest.
 
     Attributes:
@@ -56,16 +56,16 @@ class DeviceMesh:
         serial: distinguishes meshes; the same on all ranks.
         axes: this rank's ranks along each axis, by the axis's name.
         sequence: the ranks that split the tokens of one row: ``ring`` and ``ulysses`` as one axis.
-        boundaries: the stages of ``pipe`` with more groups: sends from even stages to the next stage use the first,
+        pipe_links: the stages of ``pipe`` with more groups: sends from even stages to the next stage use the first,
             sends from odd stages the second, and the last stage sends to the first stage in the third. NCCL runs all
             sends and receives of one group in the order they were started, in either direction, so a single group
             would serialise them. None without stages.
         weights_axis: the ranks of ``sequence`` with a second group, on which sharded weights are gathered. Work in one
             group runs in order, and weights have to arrive while tokens are exchanged. None if the layout does not
             shard weights.
-        behind: the ranks of ``ring`` with a second group, on which keys and values for the next step arrive in the
+        ring_async: the ranks of ``ring`` with a second group, on which keys and values for the next step arrive in the
             background. None unless the layout has ``stale=previous``.
-        whole: all ranks of the mesh.
+        all_ranks: all ranks of the mesh.
         measured_speeds: relative speed of each rank.
     """
 
@@ -73,10 +73,10 @@ class DeviceMesh:
     serial: int
     axes: dict[str, Axis]
     sequence: Axis
-    boundaries: tuple[Axis, Axis, Axis] | None
+    pipe_links: tuple[Axis, Axis, Axis] | None
     weights_axis: Axis | None
-    behind: Axis | None
-    whole: Axis
+    ring_async: Axis | None
+    all_ranks: Axis
     measured_speeds: tuple[float, ...]
 
     def speeds(self, axis: str) -> tuple[float, ...]:
@@ -86,7 +86,7 @@ class DeviceMesh:
         """
         if self.layout.balance:
             return self.layout.balance
-        positions = [self.layout.coordinates(rank)[axis] for rank in self.whole.ranks]
+        positions = [self.layout.coordinates(rank)[axis] for rank in self.all_ranks.ranks]
         return tuple(
             min(speed for position, speed in zip(positions, self.measured_speeds, strict=True) if position == i)
             for i in range(self.layout.degrees[axis])
@@ -101,14 +101,14 @@ def groups_of(layout: ParallelLayout) -> tuple[GroupKey, ...]:
 
 def create(
     layout: ParallelLayout, group_of: GroupOf, *, rank: int, serial: int = 0, speeds: Sequence[float] = ()
-) -> DeviceMesh | None:
+) -> RankMesh | None:
     """Return the mesh of a layout.
 
     Args:
         layout: degrees of the axes.
         group_of: returns the groups of ``groups_of``.
         rank: this rank.
-        serial: see ``DeviceMesh``.
+        serial: see ``RankMesh``.
         speeds: relative speed of each rank of the world; all are equal if it is empty.
 
     Returns:
@@ -121,14 +121,14 @@ def create(
     whole, weights, behind = axes.pop("whole"), axes.pop("weights", None), axes.pop("behind", None)
     sequence = axes.pop("sequence", axes["ring"] if layout.ring > 1 else axes["ulysses"])
     even, odd, last_to_first = (axes.pop(name, None) for name in _BOUNDARIES)
-    return DeviceMesh(
-        layout=layout, serial=serial, axes=axes, sequence=sequence, whole=whole, weights_axis=weights, behind=behind,
-        boundaries=(even, odd, last_to_first) if even and odd and last_to_first else None,
+    return RankMesh(
+        layout=layout, serial=serial, axes=axes, sequence=sequence, all_ranks=whole, weights_axis=weights,
+        ring_async=behind, pipe_links=(even, odd, last_to_first) if even and odd and last_to_first else None,
         measured_speeds=tuple(speeds[: layout.ranks]) or (1.0,) * layout.ranks,
     )  # fmt: skip
 
 
-def alone() -> DeviceMesh:
+def alone() -> RankMesh:
     """Return the mesh of one rank."""
     mesh = create(ParallelLayout(), lambda _: None, rank=0)
     assert mesh is not None

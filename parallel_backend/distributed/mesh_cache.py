@@ -1,4 +1,4 @@
-"""A cache of device meshes by layout. A mesh costs nothing itself; its process groups do."""
+"""A cache of meshes by layout. A mesh costs nothing itself; its process groups do."""
 
 from collections.abc import Callable, Collection
 from datetime import timedelta
@@ -10,7 +10,7 @@ from . import mesh, rank_speeds
 from .collectives import gather_numbers
 from .device_memory import release_cache
 from .groups import GroupPool
-from .mesh import DeviceMesh
+from .mesh import RankMesh
 from .world import world
 
 
@@ -34,22 +34,22 @@ class MeshCache:
         device: torch.device,
         *,
         timeout: timedelta,
-        in_use: Callable[[], Collection[DeviceMesh]],
+        in_use: Callable[[], Collection[RankMesh]],
     ) -> None:
         self._device, self._in_use = device, in_use
         self._world = world(rank, world_size)
         self._groups = GroupPool(rank, world_size, device, timeout)
         self._measured_speeds: tuple[float, ...] = ()
-        self._by_layout: dict[ParallelLayout, DeviceMesh | None] = {}
+        self._by_layout: dict[ParallelLayout, RankMesh | None] = {}
         self._last_serial = 0
 
-    def get(self, layout: ParallelLayout) -> DeviceMesh | None:
+    def get(self, layout: ParallelLayout) -> RankMesh | None:
         """Return the mesh of a layout; None on a rank that the layout leaves idle. Collective over the world."""
         # At the end is what was used last.
         self._by_layout[layout] = self._by_layout.pop(layout) if layout in self._by_layout else self._create(layout)
         return self._by_layout[layout]
 
-    def _create(self, layout: ParallelLayout) -> DeviceMesh | None:
+    def _create(self, layout: ParallelLayout) -> RankMesh | None:
         self._last_serial += 1
         speeds = self.speeds() if layout.adapts and not layout.balance else ()
         missing = self._groups.hold(mesh.groups_of(layout))

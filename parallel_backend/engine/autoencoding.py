@@ -14,7 +14,7 @@ from ..autoencoder import codec, tiles
 from ..autoencoder.spatial import RowSplit, Unsplittable, split
 from ..autoencoder.tiles import Tiles, TileSpace
 from ..distributed.collectives import agree
-from ..distributed.mesh import Axis, DeviceMesh
+from ..distributed.mesh import Axis, RankMesh
 from ..distributed.mesh_cache import MeshCache
 from ..distributed.stop_flags import StopFlags
 from ..errors import Cancelled, InvalidRequest
@@ -65,7 +65,7 @@ class Autoencoding:
         if together is None:
             return {}
         # Ranks may differ in whether they know that this VAE cannot be split. Rank 0 took part in all requests.
-        if self.tiles or not agree(int(bool(self.components.whole_vae)), together.whole):
+        if self.tiles or not agree(int(bool(self.components.whole_vae)), together.all_ranks):
             try:
                 return self._run_on(together, device)
             except Unsplittable as reason:
@@ -73,8 +73,8 @@ class Autoencoding:
                 log.warning("the VAE works on one rank: %s", reason)
         return {} if alone is None else self._run_on(alone, device)
 
-    def _run_on(self, mesh: DeviceMesh, device: torch.device) -> Tensors:
-        message, axis = self.request.message, mesh.whole
+    def _run_on(self, mesh: RankMesh, device: torch.device) -> Tensors:
+        message, axis = self.request.message, mesh.all_ranks
         self.request.check_finite(axis)
         with self.request.loading(self.components, "vae"):
             module = self.components.vae(axis, self._work(axis))
@@ -101,19 +101,19 @@ class Autoencoding:
         pixels = rows * width * scale.spatial**2
         return coding_bytes(kind, self.vae.config, pixels=pixels, frames=frames, encode=encodes)
 
-    def _whole(self, module: Any, mesh: DeviceMesh, device: torch.device) -> Tensor:
+    def _whole(self, module: Any, mesh: RankMesh, device: torch.device) -> Tensor:
         tensor = self.request.tensors[self.input] if self.request.tensors else None
         note = f"on one rank: {self.components.whole_vae}" if self.components.whole_vae else ""
-        with self._ticking(mesh.whole, device, note) as tick:
-            if mesh.whole.size == 1:
+        with self._ticking(mesh.all_ranks, device, note) as tick:
+            if mesh.all_ranks.size == 1:
                 assert tensor is not None
                 return self.code(self.vae, module, tensor.to(device), tick)
-            rows = RowSplit(axis=mesh.axes["ring"], latent=Partition.even(self.height, mesh.whole.size))
+            rows = RowSplit(axis=mesh.axes["ring"], latent=Partition.even(self.height, mesh.all_ranks.size))
             with split(module, rows, kernels.KERNELS["sdpa"]):
                 local = rows.scatter(tensor, self.request.metas[0], self.sides[0].dims[0], device)
                 return self.code(self.vae, module, local, tick, rows)
 
-    def _tiled(self, module: Any, mesh: DeviceMesh, device: torch.device) -> Tensor:
+    def _tiled(self, module: Any, mesh: RankMesh, device: torch.device) -> Tensor:
         assert self.tiles
         # A group of its own, not the flags': messages between two ranks arrive in the order in which they are sent.
         axis = mesh.axes["ring"]
@@ -121,7 +121,7 @@ class Autoencoding:
         before, after = self.sides
         take = partial(self.tiles.scatter, tensor, self.request.metas[0], before, axis, device)
         note = f"approximate: tiles of {self.request.message.tile} pixels"
-        with self._ticking(mesh.whole, device, note) as tick:
+        with self._ticking(mesh.all_ranks, device, note) as tick:
             return tiles.process_tiles(self.tiles, take, after, partial(self._tile, module), tick, axis)
 
     def _tile(self, module: Any, tile: Tensor) -> Tensor:

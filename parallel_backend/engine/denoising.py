@@ -14,7 +14,7 @@ from ..denoiser.denoiser import Denoiser
 from ..denoiser.experts import Experts, Load
 from ..denoiser.plan import DenoisingPlan, split_names
 from ..distributed.collectives import agree, broadcast_tensors, refused_alike
-from ..distributed.mesh import DeviceMesh
+from ..distributed.mesh import RankMesh
 from ..distributed.mesh_cache import MeshCache
 from ..errors import InvalidRequest
 from ..families.registry import family_of
@@ -72,7 +72,7 @@ class Denoising:
         denoiser.load(local)
         with PROGRESS.phase("denoising"):
             noted = self._noted_forward(denoiser)
-            with measured(message, denoiser.mesh.whole, self.components.device) as measurement, noted:
+            with measured(message, denoiser.mesh.all_ranks, self.components.device) as measurement, noted:
                 predictions = denoiser.gather(denoiser.shards(local))
             results = {str(i): prediction.cpu() for i, prediction in predictions.items()}
         return results | (measurement.of_all_ranks() if measurement else {})
@@ -89,7 +89,10 @@ class Denoising:
         if message.measure:
             setting.load()
         loop_class = PipeFusion if denoiser.plan.layout.pipe > 1 else SampleLoop
-        with PROGRESS.phase("sampling"), measured(message, denoiser.mesh.whole, self.components.device) as measurement:
+        with (
+            PROGRESS.phase("sampling"),
+            measured(message, denoiser.mesh.all_ranks, self.components.device) as measurement,
+        ):
             PROGRESS.step(message.first_step, len(setting.sigmas) - 1)
             with self._noted_loop(denoiser) as step_done:
                 report = partial(self._report, step_done)
@@ -128,21 +131,21 @@ class Denoising:
         experts = Experts(self.components.checkpoint, self._loader(mesh, plans), plan.adapters[0])
         self._check_tensors(mesh, experts)
         plans |= self._plan_loads(mesh, plan)
-        shared = broadcast_tensors(self.request.metas, self.request.tensors, mesh.whole, self.components.device)
+        shared = broadcast_tensors(self.request.metas, self.request.tensors, mesh.all_ranks, self.components.device)
         return Denoiser(experts, mesh, plan, kernel, self.on_forward), shared
 
-    def _check_tensors(self, mesh: DeviceMesh, experts: Experts) -> None:
+    def _check_tensors(self, mesh: RankMesh, experts: Experts) -> None:
         """Refuse tensors that cannot be used, on all ranks alike."""
-        self.request.check_finite(mesh.whole)
+        self.request.check_finite(mesh.all_ranks)
         self._check_rows(mesh)
-        if experts.switch and agree(int(experts.needs_both(self.request.tensors or {})), mesh.whole):
+        if experts.switch and agree(int(experts.needs_both(self.request.tensors or {})), mesh.all_ranks):
             raise InvalidRequest(
                 "the timesteps of one call need both transformers of the model: give the two sides of the boundary "
                 "in two calls"
             )
 
     def _noted_forward(self, denoiser: Denoiser) -> AbstractContextManager[None]:
-        if denoiser.mesh.whole.index or self.elsewhere is None:
+        if denoiser.mesh.all_ranks.index or self.elsewhere is None:
             return nullcontext()
         model = self.request.message.model
         return self.elsewhere.forward(model.path, denoiser.plan.layout, chosen=model.layout is None)
@@ -157,7 +160,7 @@ class Denoising:
         notes = (self.components.transformers.note, step_done())
         self.request.report(replace(progress, note="; ".join(filter(None, notes))), extra)
 
-    def _kernel(self, plan: DenoisingPlan, mesh: DeviceMesh) -> Kernel:
+    def _kernel(self, plan: DenoisingPlan, mesh: RankMesh) -> Kernel:
         """Return the attention kernel. The ranks of a mesh agree on it once: devices and weights' dtype do not change.
 
         Raises:
@@ -167,23 +170,23 @@ class Denoising:
         head_sizes = frozenset(site.head_dim for site in plan.geometry.sites)
         key = KernelKey(mesh=mesh.serial, attention=attention, dtype=components.dtype, head_sizes=head_sizes)
         if key not in agreed:
-            with refused_alike(mesh.whole):
+            with refused_alike(mesh.all_ranks):
                 check_dtype(components.dtype, components.device)
                 kernel = kernels.choose(attention, components.device, components.dtype, set(head_sizes))
             agreed[key] = kernel
         return agreed[key]
 
-    def _plan_loads(self, mesh: DeviceMesh, plan: DenoisingPlan) -> dict[str, PlannedTransformer]:
+    def _plan_loads(self, mesh: RankMesh, plan: DenoisingPlan) -> dict[str, PlannedTransformer]:
         """Plan what this rank does not hold. Refuse the request, on all ranks alike, if a device has no room for it."""
         transformers = self.components.transformers
         if transformers.missing(mesh):
             self.request.report_loading()  # the first plan imports diffusers, which takes seconds
         class_name = self.components.checkpoint.components[HIGH_NOISE]
-        work = forward_bytes(class_name, plan, mesh.whole.index, self.components.dtype.itemsize)
+        work = forward_bytes(class_name, plan, mesh.all_ranks.index, self.components.dtype.itemsize)
         with PROGRESS.phase(LOADING):
             return transformers.prepare(mesh, work, stream=self.request.message.adapt)
 
-    def _loader(self, mesh: DeviceMesh, plans: dict[str, PlannedTransformer]) -> Load:
+    def _loader(self, mesh: RankMesh, plans: dict[str, PlannedTransformer]) -> Load:
         transformers = self.components.transformers
 
         def load(component: str, adapters: Sequence[Adapter]) -> Family:
@@ -193,13 +196,13 @@ class Denoising:
 
         return load
 
-    def _check_rows(self, mesh: DeviceMesh) -> None:
+    def _check_rows(self, mesh: RankMesh) -> None:
         """Refuse indices outside the model's embedding tables, on all ranks alike."""
         checkpoint = self.components.checkpoint
         rows = family_of(checkpoint.components["transformer"]).embedding_sizes(checkpoint.config("transformer"))
         if not rows:
             return
-        index, value = (agree(number, mesh.whole) for number in first_outside(self.request.tensors or {}, rows))
+        index, value = (agree(number, mesh.all_ranks) for number in first_outside(self.request.tensors or {}, rows))
         if index >= 0:
             name = self.request.metas[index].name
             last = rows[name.rpartition(".")[2]] - 1

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..checkpoint.opening import open_checkpoint
 from ..distributed import bfloat16
 from ..distributed.device_memory import ran_out
-from ..distributed.mesh import DeviceMesh
+from ..distributed.mesh import RankMesh
 from ..distributed.mesh_cache import MeshCache
 from ..distributed.world import world
 from ..errors import NoRoom, OutOfMemory
@@ -170,7 +170,7 @@ class Engine:
     def _parts(self) -> list[Parts]:
         return [components.parts for components in self._models.values()]
 
-    def _meshes_in_use(self) -> list[DeviceMesh]:
+    def _meshes_in_use(self) -> list[RankMesh]:
         return [mesh for components in self._models.values() for mesh in components.transformers.meshes()]
 
     def _components(self, model: ModelSpec) -> ComponentCache:

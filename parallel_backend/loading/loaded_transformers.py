@@ -9,7 +9,7 @@ import torch
 from .. import processes
 from ..checkpoint.checkpoint import HIGH_NOISE, LOW_NOISE, Checkpoint
 from ..distributed.collectives import agree, all_true
-from ..distributed.mesh import DeviceMesh
+from ..distributed.mesh import RankMesh
 from ..interfaces.family import Family
 from ..protocol.model_spec import Adapter, Overlay
 from .cpu_store import share
@@ -45,7 +45,7 @@ class WeightPart:
         return self.tensor[0] == 1 and not self.sharers
 
     @classmethod
-    def on(cls, mesh: DeviceMesh) -> "WeightPart":
+    def on(cls, mesh: RankMesh) -> "WeightPart":
         """Return the part that this rank of the mesh holds."""
         tensor, sharers = mesh.axes["tensor"], mesh.sequence.ranks if mesh.layout.shard_weights else ()
         pipe = (mesh.axes["pipe"].index, mesh.speeds("pipe") if mesh.layout.pipe > 1 else ())
@@ -68,7 +68,7 @@ class Transformers:
         self.checkpoint, self.dtype, self.parts, self.device = checkpoint, dtype, parts, parts.memory.device
         self._work = 0
         self._held: dict[str, WeightPart] = {}
-        self._meshes: dict[str, DeviceMesh] = {}
+        self._meshes: dict[str, RankMesh] = {}
         self._agreed: dict[str, _Agreed] = {}
 
     @property
@@ -76,12 +76,12 @@ class Transformers:
         """The transformers that the checkpoint has."""
         return [name for name in (HIGH_NOISE, LOW_NOISE) if name in self.checkpoint.components]
 
-    def missing(self, mesh: DeviceMesh) -> list[str]:
+    def missing(self, mesh: RankMesh) -> list[str]:
         """Return the transformers whose part for this rank of the mesh is not loaded."""
         held = WeightPart.on(mesh)
         return [name for name in self.names if not self._holds(name, held)]
 
-    def prepare(self, mesh: DeviceMesh, work: int, *, stream: bool) -> dict[str, PlannedTransformer]:
+    def prepare(self, mesh: RankMesh, work: int, *, stream: bool) -> dict[str, PlannedTransformer]:
         """Decide what stays on the devices, and plan what is missing. Collective over the mesh.
 
         Args:
@@ -98,20 +98,20 @@ class Transformers:
         held = WeightPart.on(mesh)
         plans = {name: self._plan(mesh, name, ALL) for name in self.names if not self._knows(name, held)}
         sizes = {name: plans[name].sizes if name in plans else self._agreed[name].sizes for name in self.names}
-        claims = claims_of_all(mesh.whole, self._claim(mesh, held, list(sizes.values()), work))
+        claims = claims_of_all(mesh.all_ranks, self._claim(mesh, held, list(sizes.values()), work))
         targets = decide(claims, self.parts.name, self.dtype, stream=stream)
         if targets != [each.resident for each in claims]:
             self._settle(mesh, held, sizes, claims, targets)
         self._work = with_slack(work)
-        missing, resident, memory = self.missing(mesh), targets[mesh.whole.index], self.parts.memory
-        if not missing and claims[mesh.whole.index].lacks(self._work, memory.sharers(mesh.whole.size)):
-            memory.free_up(self._work, self.parts, keep=(HIGH_NOISE,), ranks=mesh.whole.size)
+        missing, resident, memory = self.missing(mesh), targets[mesh.all_ranks.index], self.parts.memory
+        if not missing and claims[mesh.all_ranks.index].lacks(self._work, memory.sharers(mesh.all_ranks.size)):
+            memory.free_up(self._work, self.parts, keep=(HIGH_NOISE,), ranks=mesh.all_ranks.size)
         planned = plans if resident == ALL else {}
         return {name: planned.get(name) or self._plan(mesh, name, resident) for name in missing}
 
     def get(
         self,
-        mesh: DeviceMesh,
+        mesh: RankMesh,
         name: str,
         plans: dict[str, PlannedTransformer],
         adapters: Sequence[Adapter],
@@ -138,7 +138,7 @@ class Transformers:
         self.parts.changed_by(name, lambda changes: changes.use(adapters, overlay))
         return family
 
-    def agree(self, mesh: DeviceMesh) -> None:
+    def agree(self, mesh: RankMesh) -> None:
         """Drop transformers that the ranks of the mesh do not all hold on the groups of one mesh.
 
         Another rank may have dropped its part, for example because it ran out of memory, or may have loaded other
@@ -154,7 +154,7 @@ class Transformers:
             if not all_true(all_true(serial == first != _NO_MESH, tensor), sequence):
                 self.parts.drop(name)
 
-    def meshes(self) -> list[DeviceMesh]:
+    def meshes(self) -> list[RankMesh]:
         """Return the meshes whose groups the loaded transformers use."""
         return [mesh for name, mesh in self._meshes.items() if self.parts.has(name)]
 
@@ -167,7 +167,7 @@ class Transformers:
         blocks = len(agreed.sizes.blocks)
         return f"{blocks - agreed.resident} of {blocks} blocks stream from the machine's memory"
 
-    def _claim(self, mesh: DeviceMesh, held: WeightPart, sizes: Sequence[PartSizes], work: int) -> TransformerClaim:
+    def _claim(self, mesh: RankMesh, held: WeightPart, sizes: Sequence[PartSizes], work: int) -> TransformerClaim:
         memory = self.parts.memory
         mine = memory.claim(max(each.whole for each in sizes))
         agreed = {self._agreed[name].resident if self._knows(name, held) else UNDECIDED for name in self.names}
@@ -181,13 +181,13 @@ class Transformers:
             experts=len(sizes),
             cpu_free=mine.free if mine.on_cpu else processes.machine_memory()[0],
             # Ranks outside of the mesh would keep the memory.
-            cpu_idle=memory.idle_cpu_bytes(self.parts) if mesh.whole.size == memory.ranks else 0,
+            cpu_idle=memory.idle_cpu_bytes(self.parts) if mesh.all_ranks.size == memory.ranks else 0,
             cpu_own=self.parts.cpu_bytes,
         )  # fmt: skip
 
     def _settle(
         self,
-        mesh: DeviceMesh,
+        mesh: RankMesh,
         held: WeightPart,
         sizes: Mapping[str, PartSizes],
         claims: Sequence[TransformerClaim],
@@ -197,7 +197,7 @@ class Transformers:
 
         Collective over the mesh if anything streams.
         """
-        mine, target = claims[mesh.whole.index], targets[mesh.whole.index]
+        mine, target = claims[mesh.all_ranks.index], targets[mesh.all_ranks.index]
         same_part = [rank for rank, each in enumerate(claims) if each.part == mine.part]
         # Ranks that stream load together. A whole part concerns nobody else.
         whole = target == ALL and mine.resident in (ALL, UNDECIDED)
@@ -214,23 +214,23 @@ class Transformers:
         if target != ALL and not stays:
             log.warning("%s has no room for all of %s: %s", self.device, self.parts.name, self.note)
 
-    def _share(self, mesh: DeviceMesh, sizes: Mapping[str, int], part: int) -> None:
+    def _share(self, mesh: RankMesh, sizes: Mapping[str, int], part: int) -> None:
         """Make the memory that blocks stream from, with ranks that hold the same part. Collective over the mesh."""
         for name, nbytes in sizes.items():
-            store = share(nbytes, part, self.device, mesh.whole)
+            store = share(nbytes, part, self.device, mesh.all_ranks)
             if store:
                 self.parts.stores[name] = store
 
-    def _load(self, mesh: DeviceMesh, name: str, plans: dict[str, PlannedTransformer]) -> Family:
+    def _load(self, mesh: RankMesh, name: str, plans: dict[str, PlannedTransformer]) -> Family:
         agreed = self._agreed[name]
         plan = plans.pop(name) if name in plans else self._plan(mesh, name, agreed.resident)
-        self.parts.memory.free_up(plan.nbytes + self._work, self.parts, ranks=mesh.whole.size)
+        self.parts.memory.free_up(plan.nbytes + self._work, self.parts, ranks=mesh.all_ranks.size)
         family = plan.fill(self.parts.stores.get(name))
         changes = WeightChanges(family.module, name, plan.class_name, plan.source, plan.slices, plan.blocks)
         self.parts.track(name, changes)
         return family
 
-    def _plan(self, mesh: DeviceMesh, name: str, resident: int) -> PlannedTransformer:
+    def _plan(self, mesh: RankMesh, name: str, resident: int) -> PlannedTransformer:
         return plan_transformer(self.checkpoint, self.dtype, self.device, mesh, name, resident)
 
     def _knows(self, name: str, held: WeightPart) -> bool:

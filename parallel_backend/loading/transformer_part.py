@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from ..checkpoint.checkpoint import Checkpoint
-from ..distributed.mesh import Axis, DeviceMesh
+from ..distributed.mesh import Axis, RankMesh
 from ..families.registry import family_of
 from ..interfaces.family import Family
 from ..interfaces.state import State
@@ -73,7 +73,7 @@ class PlannedTransformer:
 
 
 def load_transformer(
-    checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, mesh: DeviceMesh, component: str = "transformer"
+    checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, mesh: RankMesh, component: str = "transformer"
 ) -> Family:
     """Load this rank's part of a transformer. What diffusers keeps in float32 stays so."""
     return plan_transformer(checkpoint, dtype, device, mesh, component).fill()
@@ -83,7 +83,7 @@ def plan_transformer(
     checkpoint: Checkpoint,
     dtype: torch.dtype,
     device: torch.device,
-    mesh: DeviceMesh,
+    mesh: RankMesh,
     component: str,
     resident: int = ALL,
 ) -> PlannedTransformer:
@@ -131,7 +131,7 @@ def _whole(checkpoint: Checkpoint, component: str, dtype: torch.dtype, source: W
     return module
 
 
-def _cut(family: type[Family], module: nn.Module, config: dict[str, Any], mesh: DeviceMesh) -> tuple[Family, Slices]:
+def _cut(family: type[Family], module: nn.Module, config: dict[str, Any], mesh: RankMesh) -> tuple[Family, Slices]:
     """Reduce a whole transformer on the meta device to this rank's part, and return the slices of what was cut."""
     from ..strategies import tensor
 

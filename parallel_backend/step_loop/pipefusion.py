@@ -44,7 +44,7 @@ class PipeFusion:
             self.groups = [tuple(group) for group in alike(inputs, self.plan.variants)]
             self._make_ends()
         # Made after the weights are loaded: a refused request then leaves no flag in flight.
-        self.flags = StopFlags(self.mesh.whole, setting.x.device, cancelled)
+        self.flags = StopFlags(self.mesh.all_ranks, setting.x.device, cancelled)
 
     def run(self) -> dict[str, Tensor]:
         """Run all steps.
@@ -84,7 +84,7 @@ class PipeFusion:
             task = following
 
     def _make_ends(self) -> None:
-        setting, boundaries = self.setting, self.mesh.boundaries
+        setting, boundaries = self.setting, self.mesh.pipe_links
         assert boundaries is not None
         return_axis = boundaries[-1]
         extent, size = self.plan.extents[0], self.plan.latents[0][2:]

@@ -57,7 +57,7 @@ class SampleLoop:
         rank_speeds.synchronize(
             self.setting.x.device
         )  # otherwise the host queues steps ahead and a cancel takes effect late
-        whole = self.denoiser.mesh.whole
+        whole = self.denoiser.mesh.all_ranks
         if agree(int(whole.index == 0 and self.cancelled()), whole):
             self.views.finish()
             raise Cancelled("sampling was cancelled")

@@ -98,14 +98,14 @@ class SamplingContext:
         """``samples`` of all data groups on rank 0; empty on other ranks. The first rank of each group sends."""
         mesh, latent = self.denoiser.mesh, torch.Size(self.denoiser.plan.latents[0])
         parts = Partition.even(latent[0], mesh.layout.data)
-        sizes = [0] * mesh.whole.size
-        for rank in range(mesh.whole.size):
+        sizes = [0] * mesh.all_ranks.size
+        for rank in range(mesh.all_ranks.size):
             place = mesh.layout.coordinates(rank)
             if not any(index for axis, index in place.items() if axis != "data"):
                 sizes[rank] = parts.sizes[place["data"]] * latent[1:].numel()
-        sent = local if sizes[mesh.whole.index] else local.reshape(-1)[:0]
-        received = gather(sent, sizes, mesh.whole)
-        return {"samples": torch.cat(received).view(latent)} if mesh.whole.index == 0 else {}
+        sent = local if sizes[mesh.all_ranks.index] else local.reshape(-1)[:0]
+        received = gather(sent, sizes, mesh.all_ranks)
+        return {"samples": torch.cat(received).view(latent)} if mesh.all_ranks.index == 0 else {}
 
     def kept(self, call: ModelCall) -> dict[str, Tensor]:
         """On rank 0, what another request needs to begin with this call, by name; empty on other ranks.
@@ -114,20 +114,20 @@ class SamplingContext:
         """
         tensors = {f"{KEPT}x": call.x, **{f"{KEPT}{HISTORY}{i}": tensor for i, tensor in enumerate(call.history)}}
         mesh, latent = self.denoiser.mesh, torch.Size(self.denoiser.plan.latents[0])
-        if any(index for axis, index in mesh.layout.coordinates(mesh.whole.index).items() if axis != "data"):
+        if any(index for axis, index in mesh.layout.coordinates(mesh.all_ranks.index).items() if axis != "data"):
             return {}
         if mesh.layout.data == 1:
             return tensors
         sizes = [samples * latent[1:].numel() for samples in Partition.even(latent[0], mesh.layout.data).sizes]
         gathered = {name: gather(tensor, sizes, mesh.axes["data"]) for name, tensor in tensors.items()}
-        if mesh.whole.index:
+        if mesh.all_ranks.index:
             return {}
         return {name: torch.cat(parts).view(latent) for name, parts in gathered.items()}
 
     def report_step(self, step: int, denoised: Tensor, kept: Mapping[str, Tensor], report: Report) -> None:
         """Count a step that is done. Rank 0 reports it, with a preview of its x0 if the request asks for previews."""
         PROGRESS.step(step + 1, len(self.sigmas) - 1)
-        if self.denoiser.mesh.whole.index == 0:
+        if self.denoiser.mesh.all_ranks.index == 0:
             preview = {"preview": first_frame(denoised)} if self.message.previews else {}
             extra = {name: tensor.cpu() for name, tensor in (preview | dict(kept)).items()}
             report(Progress(phase="sampling", value=step + 1, total=len(self.sigmas) - 1), extra)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from ..distributed.collectives import all_gather, concat
-from ..distributed.mesh import DeviceMesh
+from ..distributed.mesh import RankMesh
 from ..errors import InvalidRequest
 from ..interfaces.geometry import IMAGE, common_image_tokens
 from ..interfaces.strategy import Workload
@@ -58,18 +58,18 @@ class BatchSplit:
         return copies * values * workload.itemsize
 
     @staticmethod
-    def branches(mesh: DeviceMesh, branches: int, place: Mapping[str, int]) -> range:
+    def branches(mesh: RankMesh, branches: int, place: Mapping[str, int]) -> range:
         """Return the branches that the group at ``place`` computes."""
         part = Partition.even(branches, mesh.layout.cfg).slice(place["cfg"])
         return range(part.start, part.stop)
 
     @staticmethod
-    def samples(mesh: DeviceMesh, samples: int, place: Mapping[str, int]) -> slice:
+    def samples(mesh: RankMesh, samples: int, place: Mapping[str, int]) -> slice:
         """Return the samples that the group at ``place`` computes."""
         return Partition.even(samples, mesh.layout.data).slice(place["data"])
 
     @staticmethod
-    def all_branches(local: Tensor, mesh: DeviceMesh, branches: int) -> Tensor:
+    def all_branches(local: Tensor, mesh: RankMesh, branches: int) -> Tensor:
         """Gather the predictions of all branches over the cfg axis.
 
         Args:

@@ -13,7 +13,7 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh as TorchMesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from .. import processes
@@ -59,7 +59,7 @@ def shard(blocks: Sequence[nn.Module], run: Run, axis: Axis, device_type: str, u
         The function to call instead of ``run``.
     """
     assert axis.group is not None
-    mesh = TorchMesh.from_group(axis.group, device_type)
+    mesh = DeviceMesh.from_group(axis.group, device_type)
     sharded: list[FSDPModule] = [fully_shard(block, mesh=mesh, reshard_after_forward=True) for block in blocks]
     # A CPU rank's cores are busy with one block, so gathering the next one early would only take memory.
     # torch before 2.9 cannot replace FSDP's own all-gather, which is exact, too, and takes more time and memory.

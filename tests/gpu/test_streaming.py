@@ -32,7 +32,7 @@ def streamed_runs() -> tuple[bool, list[float]]:
     blocks = [Block(run=partial(_compute, layer), modules=(layer,)) for layer in module.layers]
     family: Any = SimpleNamespace(module=module, blocks=blocks, shared=[])
     streamed = StreamedBlocks(family, (0, 1, 2, 4, 5))
-    store = share(streamed.nbytes, 0, device, ALONE.whole)
+    store = share(streamed.nbytes, 0, device, ALONE.all_ranks)
     assert store is not None
     streamed.place(store, device)
     allocate(module, device)

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from lab.engine.engine import LabEngine
 from parallel_backend import env
-from parallel_backend.distributed.mesh import DeviceMesh
+from parallel_backend.distributed.mesh import RankMesh
 from parallel_backend.errors import Cancelled, InvalidRequest, NoRoom
 from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.loading import loaded_transformers
@@ -38,7 +38,7 @@ def engine(rank: int) -> LabEngine:
     return _ENGINES[0]
 
 
-def mesh(rank: int, layout: str) -> DeviceMesh:
+def mesh(rank: int, layout: str) -> RankMesh:
     """The mesh of a layout that uses this rank."""
     found = engine(rank)._meshes.get(ParallelLayout.parse(layout))
     assert found is not None

@@ -104,7 +104,7 @@ def with_a_fault(rank, name):
     target, attribute, replacement = FAULTS[name]
     kind = next(kind for kind in KINDS if kind.__name__ == name)
     with mock.patch.object(target, attribute, replacement):
-        kind(devices.whole, CPU, wrong)
+        kind(devices.all_ranks, CPU, wrong)
     return wrong
 
 

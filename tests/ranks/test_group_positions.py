@@ -56,7 +56,7 @@ def on_ring(rank, layout, message, given):
     """
     mesh = driver.mesh(rank, layout)
     ring = mesh.axes["ring"]
-    alone = replace(mesh, whole=replace(ring, tag=mesh.whole.tag))
+    alone = replace(mesh, all_ranks=replace(ring, tag=mesh.all_ranks.tag))
     tensors = given[ring.ranks[0] > 0]
     request = ActiveRequest(
         message=message,

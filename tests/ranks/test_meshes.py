@@ -217,8 +217,8 @@ def shared(rank, layouts):
     results = []
     for layout in layouts:
         mesh = cache.get(ParallelLayout.parse(layout))
-        axes = [*mesh.axes.values(), mesh.sequence, mesh.whole, *(mesh.boundaries or ())] if mesh else []
-        axes += [axis for axis in (mesh.weights_axis, mesh.behind) if axis] if mesh else []
+        axes = [*mesh.axes.values(), mesh.sequence, mesh.all_ranks, *(mesh.pipe_links or ())] if mesh else []
+        axes += [axis for axis in (mesh.weights_axis, mesh.ring_async) if axis] if mesh else []
         by_name = {axis.name: axis.group.group_name for axis in axes if axis.group}
         assert all(dist.get_process_group_ranks(axis.group) == list(axis.ranks) for axis in axes if axis.group)
         results.append(by_name)

@@ -15,7 +15,7 @@ import torch
 
 from lab.bench.ranks.rank import Result, serve, start
 from lab.gpu_check.several.exchange_kinds import KINDS
-from parallel_backend.distributed.mesh import Axis, DeviceMesh
+from parallel_backend.distributed.mesh import Axis, RankMesh
 from parallel_backend.distributed.mesh_cache import MeshCache
 from parallel_backend.layout.parallel_layout import ParallelLayout
 
@@ -65,9 +65,9 @@ def meshes(device: torch.device) -> MeshCache:
     return MeshCache(rank, ranks, device, timeout=TIMEOUT, in_use=list)
 
 
-def axes(made: DeviceMesh) -> Iterator[Axis]:
+def axes(made: RankMesh) -> Iterator[Axis]:
     """Yield the axes on which something is sent; the same on all ranks of the mesh."""
-    more = [made.sequence, *(made.boundaries or ()), made.weights_axis, made.behind, made.whole]
+    more = [made.sequence, *(made.pipe_links or ()), made.weights_axis, made.ring_async, made.all_ranks]
     yield from (axis for axis in (*made.axes.values(), *more) if axis and axis.size > 1)
 
 

@@ -52,7 +52,7 @@ class Overlapper:
         with torch.inference_mode():
             for number in range(WARMUP + ROUNDS):
                 for kind in (work.both, work.compute, work.exchange):
-                    took = _seconds(kind, made.whole, self.device)
+                    took = _seconds(kind, made.all_ranks, self.device)
                     seconds.setdefault(kind.__name__, []).extend([took] if number >= WARMUP else [])
         if self.rank == 0:
             figures = {"share": work.share, "busy": work.busy, "seconds": seconds}

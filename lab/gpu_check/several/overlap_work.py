@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from parallel_backend.attention.kernels import AUTO, choose
 from parallel_backend.denoiser.stage_boundary import StageBoundary
-from parallel_backend.distributed.mesh import DeviceMesh
+from parallel_backend.distributed.mesh import RankMesh
 from parallel_backend.strategies import ring, sharded_weights
 
 
@@ -67,7 +67,7 @@ class Work(ABC):
 class RingWork(Work):
     """``ring``: attention to one block of keys and values while the next one arrives."""
 
-    def __init__(self, mesh: DeviceMesh, device: torch.device, sizes: Sizes) -> None:
+    def __init__(self, mesh: RankMesh, device: torch.device, sizes: Sizes) -> None:
         axis = mesh.axes["ring"]
         shape = (1, sizes.tokens, sizes.heads, sizes.head_size)
         self._qkv = [torch.randn(shape, device=device, dtype=sizes.dtype).transpose(1, 2) for _ in range(3)]
@@ -109,7 +109,7 @@ class _Block(nn.Module):
 class ShardedWork(Work):
     """``shard_weights``: the weights of a block arrive while the block before it computes."""
 
-    def __init__(self, mesh: DeviceMesh, device: torch.device, sizes: Sizes) -> None:
+    def __init__(self, mesh: RankMesh, device: torch.device, sizes: Sizes) -> None:
         self._x = torch.randn(sizes.rows, sizes.width, device=device, dtype=sizes.dtype)
         self._whole = self._model(sizes, device, idle=False)[1]
         self._both, self._idle = (self._sharded(mesh, sizes, device, idle=idle) for idle in (False, True))
@@ -126,9 +126,7 @@ class ShardedWork(Work):
 
         return blocks, run
 
-    def _sharded(
-        self, mesh: DeviceMesh, sizes: Sizes, device: torch.device, *, idle: bool
-    ) -> Callable[[Tensor], Tensor]:
+    def _sharded(self, mesh: RankMesh, sizes: Sizes, device: torch.device, *, idle: bool) -> Callable[[Tensor], Tensor]:
         blocks, run = self._model(sizes, device, idle=idle)
         assert mesh.weights_axis is not None
         # The backend passes a ``State`` through; these blocks need a tensor alone.
@@ -151,9 +149,9 @@ class ShardedWork(Work):
 class PipeWork(Work):
     """``pipe``: a patch arrives while the stage computes the one before it."""
 
-    def __init__(self, mesh: DeviceMesh, device: torch.device, sizes: Sizes) -> None:
-        assert mesh.boundaries is not None
-        self._axis, self._groups = mesh.axes["pipe"], mesh.boundaries[:2]
+    def __init__(self, mesh: RankMesh, device: torch.device, sizes: Sizes) -> None:
+        assert mesh.pipe_links is not None
+        self._axis, self._groups = mesh.axes["pipe"], mesh.pipe_links[:2]
         self._patch = torch.randn(sizes.rows, sizes.width, device=device, dtype=sizes.dtype)
         self._block, self._count, stages = _Block(sizes, device, idle=False), sizes.count, self._axis.size
         self.share = (sizes.count - 1) / (sizes.count + stages - 2)  # nobody computes while the first patch arrives
@@ -187,7 +185,7 @@ class PipeWork(Work):
         boundary.finish()
 
 
-WORKS: dict[str, tuple[str, Callable[[DeviceMesh, torch.device, Sizes], Work]]] = {
+WORKS: dict[str, tuple[str, Callable[[RankMesh, torch.device, Sizes], Work]]] = {
     "ring": ("ring={ranks}", RingWork),
     "shard_weights": ("ulysses={ranks} shard_weights", ShardedWork),
     "pipe": ("pipe={ranks}", PipeWork),

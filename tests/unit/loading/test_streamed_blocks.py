@@ -86,7 +86,7 @@ def streaming(indices, compute, copies=None):
     """Blocks of which some stream, with the store that holds their weights: each block's are its number."""
     family: Any = Blocks(compute)
     streamed = StreamedBlocks(family, indices)
-    store = share(streamed.nbytes, 0, CPU, ALONE.whole)
+    store = share(streamed.nbytes, 0, CPU, ALONE.all_ranks)
     assert store is not None
     streamed.place(store, CPU, copies)
     allocate(family.module, CPU)
@@ -153,7 +153,7 @@ def test_weights_that_other_parts_need_stay():
     family.module.layers[2].shared = shared
     family.shared = [shared]
     streamed = StreamedBlocks(family, (1, 2))
-    store = share(streamed.nbytes, 0, CPU, ALONE.whole)
+    store = share(streamed.nbytes, 0, CPU, ALONE.all_ranks)
     assert store is not None
     streamed.place(store, CPU)
     assert set(streamed.homes) == {f"layers.{i}.{name}" for i in (1, 2) for name in ("weight", "bias")}
@@ -161,7 +161,7 @@ def test_weights_that_other_parts_need_stay():
 
 
 def test_a_store_is_filled_once():
-    store = share(64, 0, CPU, ALONE.whole)
+    store = share(64, 0, CPU, ALONE.all_ranks)
     assert store is not None
     other = CpuStore(os.open(f"/proc/self/fd/{store.descriptor}", os.O_RDWR), 64, CPU)
     filled: list[str] = []
@@ -181,7 +181,7 @@ def test_a_store_is_filled_once():
 
 
 def test_changed_contents_are_written_once_and_again_after_an_error():
-    store = share(64, 0, CPU, ALONE.whole)
+    store = share(64, 0, CPU, ALONE.all_ranks)
     assert store is not None
     other = CpuStore(os.open(f"/proc/self/fd/{store.descriptor}", os.O_RDWR), 64, CPU)
     store.fill(lambda: None)
@@ -197,7 +197,7 @@ def test_changed_contents_are_written_once_and_again_after_an_error():
 
 
 def test_a_rank_waits_while_another_one_fills():
-    store = share(64, 0, CPU, ALONE.whole)
+    store = share(64, 0, CPU, ALONE.all_ranks)
     assert store is not None
     other = CpuStore(os.open(f"/proc/self/fd/{store.descriptor}", os.O_RDWR), 64, CPU)
     order: list[str] = []
@@ -219,4 +219,4 @@ def test_a_rank_waits_while_another_one_fills():
 
 
 def test_no_memory_is_made_for_a_rank_that_needs_none():
-    assert share(0, 0, CPU, ALONE.whole) is None
+    assert share(0, 0, CPU, ALONE.all_ranks) is None

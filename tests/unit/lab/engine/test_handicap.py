@@ -30,7 +30,7 @@ def test_the_blocks_of_a_slow_rank_sleep_once(monkeypatch):
     transformers: Any = SimpleNamespace(get=lambda mesh, *more: family)
     slow_down(transformers, CPU)
     for index in (0, 1, 1):
-        assert transformers.get(cast(Any, SimpleNamespace(whole=SimpleNamespace(index=index)))) is family
+        assert transformers.get(cast(Any, SimpleNamespace(all_ranks=SimpleNamespace(index=index)))) is family
         assert isinstance(family.run, Slowed) == (index == 1)
     assert not isinstance(family.run._run, Slowed)
 
