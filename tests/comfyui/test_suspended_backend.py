@@ -8,6 +8,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from parallel_backend.client import query
 from parallel_backend.client.client import HOSTS_TIMEOUT
 from parallel_backend.protocol.endpoint import Endpoint
@@ -50,19 +52,26 @@ def three_loaders() -> Prompt:
     return nodes
 
 
-def test_the_server_answers_while_a_suspended_backend_is_asked_once(
-    new_server: Callable[..., ComfyServer],
+@pytest.mark.parametrize("of_several_machines", [False, True])
+def test_the_server_answers_while_a_backend_is_suspended(
+    new_server: Callable[..., ComfyServer], of_several_machines: bool
 ) -> None:
+    """Only a backend of several machines is asked where its devices are, once a prompt."""
+
     def prepare(base: Path) -> None:
         tiny.write(base / "models" / "diffusers" / "tiny")
 
     server = new_server(prepare)
+    endpoint = Endpoint(folder=server.runtime)
     wanted = pixels(server.client, server.client.run(prompt(seed=11), deadline=START))
-    with suspended(query.status(Endpoint(folder=server.runtime)).pid), ThreadPoolExecutor(1) as pool:
+    if of_several_machines:
+        endpoint.by_hand.touch()
+    with suspended(query.status(endpoint).pid), ThreadPoolExecutor(1) as pool:
         before = time.monotonic()
         queued = pool.submit(server.client.submit, three_loaders())
         slowest = slowest_answer(server, queued)
         took = time.monotonic() - before
+    endpoint.by_hand.unlink(missing_ok=True)
     assert slowest < SOON
-    assert HOSTS_TIMEOUT <= took < 2 * HOSTS_TIMEOUT
+    assert HOSTS_TIMEOUT <= took < 2 * HOSTS_TIMEOUT if of_several_machines else took < HOSTS_TIMEOUT
     assert difference(pixels(server.client, server.client.wait(queued.result(), deadline=START)), wanted) == 0
