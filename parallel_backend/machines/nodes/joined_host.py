@@ -27,7 +27,8 @@ class JoinedHost:
     """A host that has joined.
 
     Args:
-        info: its agent's description. sock: the connection to its agent.
+        info: its agent's description.
+        sock: the connection to its agent.
         events: the supervisor's event loop.
         on_lost: called once when the host is lost.
 
