@@ -54,7 +54,7 @@ class ZImage(Bridge):
     def values_for_dtype(self) -> dict[str, Any]:
         """See ``Bridge``. Newer ComfyUIs compute in fp16, too, if the norm before the last layer varies little.
 
-        A copied model says what its file did: its values are written only when everything else is known to work.
+        A copied model keeps its file's setting, since its weights are written only after all other checks.
         """
         said = self.config.get("_allow_fp16")
         if said is not None or is_in_memory(self.checkpoint.path):
