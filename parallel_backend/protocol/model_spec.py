@@ -46,8 +46,7 @@ class Devices:
         kind: ``cuda`` or ``cpu``.
         indices: one GPU index for each rank; on the CPU they only count the ranks.
         visible: name and value of each variable of ``VISIBLE`` that is set in the client's process.
-        collectives: the
-        communication backend of GPU ranks; CPU ranks always use gloo.
+        collectives: the communication backend of GPU ranks; CPU ranks always use gloo.
         hosts: the name of each rank's host; empty if all ranks are on ``FIRST``. The first rank has to be there.
 
     Raises:

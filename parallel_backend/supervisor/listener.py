@@ -58,8 +58,7 @@ class Listener:
         limit: most connections that may wait for their header at a time.
         patience: seconds that each of them may wait.
         pause: seconds without accepting if no descriptor is left and no connection can make room.
-        uid_of: returns the
-        user id of a connection's peer.
+        uid_of: returns the user id of a connection's peer.
     """
 
     def __init__(
