@@ -40,7 +40,7 @@ class AnotherLoader:
 
 NODE_CLASS_MAPPINGS = {{"AnyConditioning": AnyConditioning, "AnotherLoader": AnotherLoader}}
 """
-"""An extension with a prompt without text encoders, and with a loader of which nothing is known."""
+"""An extension with a prompt without text encoders, and with an unknown loader."""
 
 
 def workflow(way: str) -> Prompt:

@@ -86,7 +86,7 @@ def seconds(text: str) -> float:
     """Return a number of seconds, 0 or more and finite.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the text is not such a number.
     """
     number = float(text)
     if not 0 <= number < float("inf"):
@@ -98,7 +98,7 @@ def count(text: str) -> int:
     """Return a whole number, 0 or more.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the text is not such a number.
     """
     if not text.isdecimal():
         raise ValueError(text)

@@ -31,7 +31,7 @@ class AskedFor(Machines, Protocol):
         """These settings as options of ``serve``."""
 
     def advice(self, endpoint: Endpoint) -> list[str]:
-        """Return what whoever starts this has to know and do elsewhere."""
+        """Return notes for the user: what to know, and what to do on other machines."""
 
     def difference(self, status: Status, listen: str | None) -> str:
         """Return how a running backend differs, as the end of a sentence; "" if it does not."""
@@ -60,7 +60,7 @@ class Serving:
 
     @property
     def advice(self) -> list[str]:
-        """What whoever starts it has to know and do elsewhere."""
+        """Notes for the user: what to know, and what to do on other machines."""
         return self.machines.advice(self.endpoint) if self.machines else []
 
 

@@ -35,7 +35,7 @@ from .results import add_common, print_results
 
 LAYOUT = ParallelLayout(ulysses=2)
 TIMES = 2.5
-"""The weights' bytes over those that the ranks may use together."""
+"""The weights' bytes divided by the memory of all ranks."""
 LIMIT, TOLERANCE = 1.05, 1e-5
 """Largest ratio of the seconds, and largest difference of the predictions relative to the largest value, that pass."""
 

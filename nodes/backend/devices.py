@@ -11,7 +11,7 @@ from ...parallel_backend.protocol.model_spec import Devices
 from .session import current
 
 SHARED = 1.0
-"""Seconds for which the backend's answer about its hosts, or that there is none, serves all nodes of a prompt."""
+"""Seconds for which the backend's answer about its hosts, or its silence, serves all nodes of a prompt."""
 
 
 class _RecentHosts:

@@ -18,7 +18,7 @@ MOST_DEVIATION = 0.42
 """The standard deviation below which ComfyUI computes in fp16."""
 
 _WITH_DEVIATION = (torch.float32, torch.bfloat16, torch.float16)
-"""The dtypes of which torch computes a standard deviation."""
+"""The dtypes for which torch computes a standard deviation."""
 
 
 class ZImage(Bridge):

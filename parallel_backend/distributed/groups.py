@@ -15,11 +15,11 @@ from .process_group import connect
 _UNLIMITED = 1 << 30
 """More groups than anyone makes."""
 _SPARE_DESCRIPTORS = 4
-"""The part of the process's file descriptors that groups leave to files and connections is one in so many."""
+"""Groups leave 1/N of the process's file descriptors to files and connections."""
 _MEMORY_SHARE = 20
-"""NCCL's groups take at most one in so many bytes of the device, so that models that load later find room."""
+"""NCCL's groups take at most 1/N of the device's bytes, so that models that load later find room."""
 _FREE_SHARE = 2
-"""New groups take at most one in so many bytes that are free when they are made."""
+"""New groups take at most 1/N of the bytes that are free when they are made."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ Shape = tuple[int, ...]
 Config = dict[str, Any]
 Tensors = dict[str, Any]
 Converter = Callable[[Tensors], Tensors]
-"""Maps tensors in the published names to those of diffusers' class. It moves rows and renames, and nothing else."""
+"""Maps tensors from published names to diffusers' names. It only moves rows and renames."""
 
 
 def single_file(name: str) -> Converter:
@@ -95,7 +95,7 @@ class Architecture:
         layers: what ``layer`` returns for all names that files of this architecture have, in either naming. Empty if
             files may hold anything else.
         renamed: beginnings of original names by the beginnings of diffusers' names, for what ``config`` asks for.
-        published: returns the published name for an original one that ComfyUI saves under another name.
+        published: returns the published name for a name that ComfyUI saves.
         in_diffusers: returns diffusers' names by the published ones, without weights that the class does not use; None
             if only ``convert`` knows them.
         convert: the converter of original names; None if they are diffusers', or ``in_diffusers`` is enough. unused:
@@ -130,7 +130,7 @@ class Architecture:
         return not is_of_lora(name) and (not self.layers or layer(name) in self.layers)
 
     def to_diffusers(self, tensors: Tensors) -> Tensors:
-        """Return tensors in the published names by those of diffusers' class."""
+        """Return tensors by diffusers' names from tensors by published names."""
         if self.convert is not None:
             return self.convert(tensors)
         assert self.in_diffusers is not None
@@ -163,11 +163,11 @@ def layer(name: str) -> str:
 _LORA = (
     ".lora_up.", ".lora_down.", ".lora_A.", ".lora_B.", ".lora.up.", ".lora.down.", ".lokr_w", ".hada_w", ".dora_scale",
 )  # fmt: skip
-"""Parts of names, one of which every file of a LoRA has."""
+"""Parts of names. Every file of a LoRA has at least one of them."""
 
 
 def is_of_lora(name: str) -> bool:
-    """Whether a weight is part of a LoRA, whose names contain those of its model."""
+    """Whether a weight is part of a LoRA. Its names contain names of the model."""
     return any(part in name for part in _LORA)
 
 

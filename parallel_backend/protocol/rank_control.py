@@ -21,7 +21,7 @@ MAX_DATAGRAM = MAX_HEADER + 4096
 BUFFER = 4 * MAX_DATAGRAM
 MAX_DESCRIPTORS = 2
 DONE = "done"
-"""The code of a request that succeeded; the other codes are those of ``errors``."""
+"""The code of a request that succeeded; ``errors`` has the other codes."""
 RECOVERABLE = (DONE, InvalidRequest.code, Cancelled.code, NoRoom.code, ClientStalled.code)
 """Codes after which the ranks stay usable; after any other, the supervisor kills the set."""
 
@@ -41,7 +41,7 @@ class CancelRun(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 class Become(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """To a spare rank: become this rank.
 
-    The descriptor of the rank's log comes with the message, and for rank 0 also that of the store's listening socket.
+    The descriptor of the rank's log comes with the message, and for rank 0 also the store's listening socket.
 
     Attributes:
         device: PyTorch's name of its device.

@@ -90,7 +90,7 @@ class SpareStatus:
 class Status:
     """The backend at one moment.
 
-    ``layout`` is that of the running request, or of the most recent one. ``logs`` is the folder of the logs, and
+    ``layout`` is the running request's, or the most recent one's. ``logs`` is the folder of the logs, and
     ``log_problem`` says why lines cannot be written there; "" if they can. ``internal_errors`` counts the exceptions
     that should not have happened: each closed one connection, or ended the ranks and their request, and its trace is in
     the log. ``listens`` is the address for other machines; "" if there is none.

@@ -190,4 +190,4 @@ WORKS: dict[str, tuple[str, Callable[[RankMesh, torch.device, Sizes], Work]]] = 
     "shard_weights": ("ulysses={ranks} shard_weights", ShardedWork),
     "pipe": ("pipe={ranks}", PipeWork),
 }
-"""By name: the layout of so many ranks, and what makes its work on the layout's mesh."""
+"""By name: the layout for a number of ranks, and a function that makes its work on the layout's mesh."""

@@ -80,7 +80,7 @@ class Chroma(Family):
         return Extent(streams={TEXT: text, IMAGE: image}, values=geometry.out_channels * math.prod(_PATCH))
 
     def blocks_and_sites(self) -> tuple[list[Block], list[AttentionSite]]:
-        """The vectors of the single blocks come first, then those of all images, then those of all texts."""
+        """The order of the vectors: single blocks, then all images, then all texts."""
         double, single = self.module.transformer_blocks, self.module.single_transformer_blocks
         images = _SINGLE * len(single)
         texts = images + _DOUBLE * len(double)

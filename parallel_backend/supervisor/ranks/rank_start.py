@@ -17,7 +17,7 @@ from .process import LocalProcess, Process
 THREADS = "OMP_NUM_THREADS"
 GLOO_INTERFACE, NCCL_INTERFACE = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 CHANGEABLE = frozenset((THREADS, GLOO_INTERFACE, NCCL_INTERFACE))
-"""Variables that a spare rank can change: those that are read when a process group is made, and the threads."""
+"""Variables that a spare rank can change: the ones that a new process group reads, and the number of threads."""
 _ALLOCATORS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
 

@@ -24,7 +24,8 @@ _GLOO_ADVICE = (
 def stuck(ranks: Sequence[RankProcess], patience: Patience) -> list[RankProcess]:
     """Return the likeliest causes if all ranks that work on a request are stuck; otherwise nothing.
 
-    These are the ranks that do not wait for others, then those that are behind in the same phase, then all.
+    These are the ranks that do not wait for others. Without any, they are the ranks that are behind in the same phase,
+    or else all.
     """
     working = [rank for rank in ranks if rank.status.progress.phase != IDLE]
     newest = max((rank.last_progress for rank in ranks), default=0.0)
