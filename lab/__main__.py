@@ -1,4 +1,4 @@
-"""Measure and compare: ``python -m lab --help``. It needs a checkout; nothing of it is installed with the product."""
+"""Measure and compare: ``python -m lab --help``. It needs a checkout, since the product does not install it."""
 
 import argparse
 import importlib
@@ -12,7 +12,7 @@ from parallel_backend.errors import BackendError
 
 
 class Module(Protocol):
-    """What a command's module has.
+    """The functions of a command's module.
 
     Attributes:
         add_arguments: adds the command's options to its parser.
@@ -27,8 +27,8 @@ class Command(NamedTuple):
     """One command.
 
     Attributes:
-        module: where it is, a ``Module``. Imported for this command alone, since most import torch.
-        help: what it does.
+        module: its ``Module``. Imported only for this command, since most import torch.
+        help: a description for the list of commands.
     """
 
     module: str
@@ -75,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _refuse(arguments: Sequence[str]) -> NoReturn:
-    """Show all commands, or refuse one that does not exist, and exit."""
+    """Show all commands, or refuse an unknown command, and exit."""
     commands = "\n".join(f"  {name:18}{command.help}" for name, command in COMMANDS.items())
     parser = argparse.ArgumentParser(
         prog="python -m lab", description=f"Measure and compare. The commands:\n{commands}",

@@ -1,8 +1,8 @@
 """ComfyUI's own memory with a large model file: python -m lab memory (in .venv, with a ComfyUI).
 
-Runs one step of the same workflow without Parallel Model, with it behind Load Diffusion Model, and with it behind a
-loader that it does not know. Prints the peak growth of ComfyUI's process, proportional memory (``Pss`` in proc(5)), as
-a part of the file's size.
+Runs one step of the same workflow in three forms: without Parallel Model, with it behind Load Diffusion Model, and with
+it behind an unknown loader. Prints the peak growth of ComfyUI's process, proportional memory (``Pss`` in proc(5)), as a
+part of the file's size.
 """
 
 import argparse
@@ -40,7 +40,7 @@ class AnotherLoader:
 
 NODE_CLASS_MAPPINGS = {{"AnyConditioning": AnyConditioning, "AnotherLoader": AnotherLoader}}
 """
-"""An extension with a prompt without text encoders, and with a loader of which nothing is known."""
+"""An extension with a prompt without text encoders, and with an unknown loader."""
 
 
 def workflow(way: str) -> Prompt:

@@ -1,6 +1,6 @@
 """Count how often the host waits for a GPU, and make docs/synchronisations.md: ``python -m lab synchronisations``.
 
-It needs no GPU: small models run on tensors that say that they are on one (``tests/support/stand_in``).
+It needs no GPU: small models run on tensors that pretend to be on one (``tests/support/stand_in``).
 """
 
 import argparse
@@ -123,7 +123,7 @@ def numbers(text: str) -> dict[str, tuple[int, int]]:
 
 
 def grown(text: str, counted: Iterable[tuple[str, Counts]]) -> list[str]:
-    """Return the waits of every row that has more of them than the page says."""
+    """Return the waits of every row with more than the page says."""
     known = numbers(text)
     return [
         f"{name}, {work}: {len(waits)} waits instead of {limit}: {'; '.join(map(str, waits))}"

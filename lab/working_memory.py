@@ -34,7 +34,7 @@ from parallel_backend.vaes import VAES
 from parallel_backend.verify import examples
 
 _ROWS, _FRAMES = 32, 5
-"""Latents have so many rows and columns, and so many frames if they are videos."""
+"""Rows and columns of latents, and frames if they are videos."""
 _TOKENS = 512
 _TEXT = {"d_model": 4096, "d_ff": 10240, "num_heads": 64, "d_kv": 64}
 """Tokens and widths of the text encoders that published models have."""

@@ -72,7 +72,7 @@ def limited_groups(system: Path = _SYSTEM) -> tuple[LimitedGroup, ...]:
 
 
 def _limited(system: Path, names: _Interface, path: str) -> Iterator[LimitedGroup]:
-    """Yield a group and those above it that have limits. A container may see its own at the root of the mount."""
+    """Yield a group and its parents that have limits. A container may see its own group at the root of the mount."""
     mount = system / names.mount
     group = mount / path.strip("/")
     for folder in (group, *group.parents):

@@ -23,16 +23,16 @@ _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 @dataclass(frozen=True, kw_only=True)
 class Variable(Generic[T]):
-    """An environment variable. In a sentence it is its name.
+    """An environment variable. Its ``str`` is its name.
 
     Attributes:
         name: begins with ``PARALLEL_DIT_``.
         type: in words, for the reference page.
-        parse: makes the value from a text that is not empty. Its ``ValueError`` says that the text has none.
+        parse: makes the value from a text that is not empty. It raises ``ValueError`` for an invalid text.
         default: the value if the variable is not set, or empty.
         unset: the default in words, for the reference page.
         meaning: a sentence for the reference page.
-        wanted: what a text has to be, for the refusal: ``it must be a number``.
+        wanted: the rule for the text, for the refusal: ``it must be a number``.
         set_by: who sets it.
     """
 
@@ -52,7 +52,7 @@ class Variable(Generic[T]):
         """Read the environment and return the value.
 
         Raises:
-            InvalidRequest: the text has no value; the sentence names the text and what would work.
+            InvalidRequest: the text is invalid; the sentence names it and what would work.
         """
         text = os.environ.get(self.name, "")
         try:
@@ -61,11 +61,11 @@ class Variable(Generic[T]):
             raise InvalidRequest(f"{self.name}={text}: {self.wanted}") from error
 
     def is_set(self) -> bool:
-        """Whether the environment has a text for it that is not empty."""
+        """Whether the environment sets it to a text that is not empty."""
         return bool(os.environ.get(self.name))
 
     def set(self, text: str) -> None:
-        """Set it for this process and all that it starts from now on."""
+        """Set it for this process and its future children."""
         os.environ[self.name] = text
 
 
@@ -86,7 +86,7 @@ def seconds(text: str) -> float:
     """Return a number of seconds, 0 or more and finite.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the text is not such a number.
     """
     number = float(text)
     if not 0 <= number < float("inf"):
@@ -98,7 +98,7 @@ def count(text: str) -> int:
     """Return a whole number, 0 or more.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the text is not such a number.
     """
     if not text.isdecimal():
         raise ValueError(text)

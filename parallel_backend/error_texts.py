@@ -1,7 +1,7 @@
-"""What the text of an error says of its cause: errors of CUDA, NCCL, gloo and torch's store, of torch 2.8 to 2.13.
+"""Finds the cause of an error in its text: CUDA, NCCL, gloo and torch's store, with torch 2.8 to 2.13.
 
-Types tell little: all errors of NCCL have one, and so have all of CUDA, and of a process that aborts only its log is
-left.
+Types say little: all errors of NCCL have one type, and all errors of CUDA another. A process that aborts leaves only
+its log.
 """
 
 from enum import Enum, auto
@@ -51,7 +51,7 @@ _STICKY = (
 
 
 def cause(text: str) -> Cause:
-    """Return what the text of an error says of its cause."""
+    """Return the cause that the text of an error names."""
     if _has(text, _REMOTE):
         return Cause.PEER
     if _has(text, _DEVICE):

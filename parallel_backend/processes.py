@@ -63,9 +63,9 @@ def _core_position(cpu: int) -> tuple[int, ...]:
 
 
 def machine_memory() -> tuple[int, int]:
-    """Bytes of memory that this process can still use, and of all that it may use.
+    """Bytes of memory that this process can still use, and its total.
 
-    That is the machine's (``meminfo`` in proc(5)), or less where a control group such as a container's has a limit.
+    The total is the machine's (``meminfo`` in proc(5)), or a control group's limit, such as a container's.
     """
     fields = dict(line.split(b":") for line in Path("/proc/meminfo").read_bytes().splitlines()[:5])
     available, total = (1024 * int(fields[name].split()[0]) for name in (b"MemAvailable", b"MemTotal"))

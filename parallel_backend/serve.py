@@ -1,4 +1,4 @@
-"""``python -m parallel_backend serve``: run the backend by hand, for this machine, others, and with their devices."""
+"""``python -m parallel_backend serve``: run the backend by hand, for this or several machines."""
 
 import argparse
 import logging
@@ -28,24 +28,24 @@ class AskedFor(Machines, Protocol):
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        """The options of ``serve`` that mean this."""
+        """These settings as options of ``serve``."""
 
     def advice(self, endpoint: Endpoint) -> list[str]:
-        """Return what whoever starts this has to know and do elsewhere."""
+        """Return notes for the user: what to know, and what to do on other machines."""
 
     def difference(self, status: Status, listen: str | None) -> str:
-        """Return what a backend does otherwise, as the end of a sentence; "" for nothing."""
+        """Return how a running backend differs, as the end of a sentence; "" if it does not."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Serving:
-    """What is asked of ``serve``.
+    """The parsed options of ``serve``.
 
     Attributes:
         endpoint: the backend's.
         idle_timeout: seconds without work after which it ends; 0 for never.
-        spares: number of spare ranks; None for as many as fit.
-        machines: what other machines have to do with it; None for nothing.
+        spares: target number of spare ranks; None: as many as fit.
+        machines: settings for other machines; None without any.
     """
 
     endpoint: Endpoint
@@ -55,12 +55,12 @@ class Serving:
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        """The options that a process in the background has to be given; it inherits the environment."""
+        """The options for a process in the background, which inherits the environment."""
         return self.machines.arguments if self.machines else ()
 
     @property
     def advice(self) -> list[str]:
-        """What whoever starts it has to know and do elsewhere."""
+        """Notes for the user: what to know, and what to do on other machines."""
         return self.machines.advice(self.endpoint) if self.machines else []
 
 
@@ -119,7 +119,7 @@ def parse(options: argparse.Namespace) -> Serving:
     """Check the options and the environment.
 
     Raises:
-        InvalidRequest: one of them does not fit.
+        InvalidRequest: an option or a variable does not fit.
     """
     endpoint = own_endpoint()
     if options.share_models:
@@ -179,7 +179,7 @@ def _detach(serving: Serving, options: argparse.Namespace) -> int:
     _connect(serving)
     try:
         status = query.status(serving.endpoint)
-    except BackendUnavailable:  # it may end, say of a port in use, once it can be connected to: a new start says why
+    except BackendUnavailable:  # it may still end, for example because a port is in use: a new start says why
         _connect(serving)
         status = query.status(serving.endpoint)
     if other := _difference(status, serving, options):
@@ -198,7 +198,7 @@ def _connect(serving: Serving) -> None:
 
 
 def _difference(status: Status, serving: Serving, options: argparse.Namespace) -> str:
-    """Return what a backend does otherwise than the options say, as the end of a sentence; "" for nothing."""
+    """Return how the running backend differs from the options, as the end of a sentence; "" if it does not."""
     if serving.machines and (other := serving.machines.difference(status, options.listen)):
         return other
     if options.idle_timeout not in (None, status.idle_timeout):
@@ -224,10 +224,10 @@ def _count(text: str) -> int:
 
 
 def spares_asked(option: int | None) -> int | None:
-    """Return the number of spare ranks that the option or the environment asks for, None for neither.
+    """Return the number of spare ranks from the option or the environment; None if neither sets it.
 
     Raises:
-        InvalidRequest: the environment's is no number.
+        InvalidRequest: the environment's value is not a number.
     """
     return env.SPARES.get() if option is None else option
 

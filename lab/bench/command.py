@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_model(parser: argparse.ArgumentParser) -> None:
-    """Add what is timed: shapes and layouts."""
+    """Add the options for shapes and layouts."""
     parser.add_argument("--family", default="flux", help="shape of the model: flux or wan (default %(default)s)")
     parser.add_argument(
         "--layout", action="append", metavar="LAYOUT",
@@ -64,7 +64,7 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_timing(parser: argparse.ArgumentParser) -> None:
-    """Add how it is timed, and beside what."""
+    """Add the options for timing and peers."""
     parser.add_argument(
         "--rounds", type=int, metavar="N",
         help="timed steps of each contestant (default 10); with --steps, timed loops of each layout (default 3)",

@@ -1,4 +1,4 @@
-"""What a LoRA costs in a step: ``python -m lab bench lora``.
+"""The cost of a LoRA in a step: ``python -m lab bench lora``.
 
 Steps without, with and again without a LoRA on every linear layer of the blocks take turns. Their ratios are compared,
 so that a machine that slows down over minutes does not matter.
@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure what a LoRA costs in a step."""
+    """Measure the cost of a LoRA in a step."""
     return print_results(measure(options.rounds, options.devices), as_json=options.json)
 
 

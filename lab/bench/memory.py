@@ -1,8 +1,8 @@
 """The memory that a model file takes on several ranks: ``python -m lab bench memory``.
 
-Sums the proportional memory (``Pss`` in proc(5)) of this process, the supervisor and two CPU ranks, in which the pages
-of the file count once while they are mapped, or what all processes use of two GPUs. The peak of loading a large file
-and of a forward, less that of the same with a small one, is compared with the file's size.
+On the CPU, it sums the proportional memory (``Pss`` in proc(5)) of this process, the supervisor and two ranks. Mapped
+pages of the file then count once. On two GPUs, it sums the memory of all processes. It takes the peak of loading a
+large file and of a forward, subtracts the peak with a small file, and compares the rest with the file's size.
 """
 
 import argparse
@@ -129,7 +129,7 @@ def _forward(client: Client, spec: ModelSpec) -> None:
 
 
 def _meter(client: Client, where: Devices) -> Callable[[], int]:
-    """Return what measures the memory that is used: of the GPUs, or of this process, the supervisor and all ranks."""
+    """Return a function that measures used memory: of the GPUs, or of this process, the supervisor and all ranks."""
     if where.kind == "cuda":
         return partial(in_use, where.indices)
     pids = [os.getpid(), client.status().pid]

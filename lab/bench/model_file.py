@@ -26,7 +26,7 @@ _PATCH_EMBEDDING = "patch_embedding.weight"
 
 
 def suffix(stored_format: str) -> str:
-    """Return the end of the name of a file in a format."""
+    """Return the suffix of a format's files."""
     return ".gguf" if stored_format == "gguf" else ".safetensors"
 
 

@@ -1,4 +1,4 @@
-"""A whole prompt, as a workflow makes one: encode texts, sample and decode."""
+"""A whole prompt, as in a workflow: encode texts, sample and decode."""
 
 import json
 import time
@@ -68,7 +68,7 @@ def _text() -> Tensor:
 
 
 def shipped_or_tiny(folder: Path) -> str:
-    """Return the path of the shipped checkpoint or, where there is none, of a tiny model written to ``folder``."""
+    """Return the path of the shipped checkpoint or, without one, of a tiny model written to ``folder``."""
     if SHIPPED.is_dir():
         return str(SHIPPED)
     from diffusers import WanTransformer3DModel

@@ -67,7 +67,7 @@ class Recovery:
     """The results of the backends with one number of spare ranks.
 
     Attributes:
-        spares: that number.
+        spares: the number of spare ranks.
         seconds: of each round, by the names in ``ROWS``.
         spare_memory: bytes of one ready spare rank, in which a page shared by n processes counts 1/n; 0 without any.
     """
@@ -81,7 +81,7 @@ class Recovery:
         return statistics.median(self.seconds[row])
 
     def added(self, row: str) -> float:
-        """How many seconds longer than a warm prompt the prompt of a row takes."""
+        """Seconds by which the prompt of a row takes longer than a warm prompt."""
         return self.median(row) - self.median("warm")
 
     @property

@@ -1,4 +1,4 @@
-"""What the commands ``bench wire``, ``bench memory``, ... share: options, and how results are printed."""
+"""Shared by the commands ``bench wire``, ``bench memory``, ...: options, and printing of results."""
 
 import argparse
 from collections.abc import Iterable
@@ -16,7 +16,7 @@ def add_common(parser: argparse.ArgumentParser) -> None:
 
 
 def print_results(measured: Iterable[Any], *, as_json: bool) -> int:
-    """Print each result as soon as it is there, or all as JSON at the end, and return the exit status."""
+    """Print each result when it is ready, or all as JSON at the end. Return the exit status."""
     results = []
     for result in measured:
         results.append(result)

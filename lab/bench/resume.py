@@ -1,4 +1,4 @@
-"""What it costs to keep each step's state, from which a run goes on: ``python -m lab bench resume``.
+"""The cost of keeping each step's state, from which a run can go on: ``python -m lab bench resume``.
 
 Runs of an image of 1024 x 1024 pixels with and without it take turns, so that a machine that slows down over minutes
 does not matter.
@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure what it costs to keep what a run goes on from."""
+    """Measure the cost of keeping each step's state."""
     return print_results([measure(options.rounds, options.devices)], as_json=options.json)
 
 
@@ -60,8 +60,8 @@ class KeptState:
     Attributes:
         nbytes: kept of each step.
         step: seconds of a step without it.
-        sending: seconds of a step that rank 0 spends on sending it.
-        longer: by how much of a step a step takes longer, in the fastest runs: less than other processes disturb.
+        sending: seconds of a step in which rank 0 sends it.
+        longer: added time, as a part of a step, in the fastest runs, which other processes disturb least.
     """
 
     nbytes: int
@@ -86,7 +86,7 @@ class KeptState:
 
 @dataclass(frozen=True, kw_only=True)
 class _Run:
-    """One run: seconds of a step, those of rank 0 that go to the client, and what was kept of a step."""
+    """One run: seconds of a step, seconds in which rank 0 sends to the client, and the kept bytes of a step."""
 
     step: float
     client: float

@@ -1,8 +1,8 @@
-"""What a step costs whose blocks stream: ``python -m lab bench streaming``.
+"""The cost of streaming blocks in a step: ``python -m lab bench streaming``.
 
-The limit of each rank's memory is such that the weights are 2.5 times what the ranks may use together. A step then is
-compared with one whose weights all stay on the devices plus a plain copy of as many bytes as stream. The three take
-turns, so that a machine that slows down over minutes does not matter.
+Each rank's memory is limited: the weights are 2.5 times the memory of all ranks. A step is compared with a step whose
+weights stay on the devices, plus a plain copy of the streamed bytes. The three take turns, so that a machine that slows
+down over minutes does not matter.
 """
 
 import argparse
@@ -35,7 +35,7 @@ from .results import add_common, print_results
 
 LAYOUT = ParallelLayout(ulysses=2)
 TIMES = 2.5
-"""The weights' bytes over those that the ranks may use together."""
+"""The weights' bytes divided by the memory of all ranks."""
 LIMIT, TOLERANCE = 1.05, 1e-5
 """Largest ratio of the seconds, and largest difference of the predictions relative to the largest value, that pass."""
 
@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure what a step costs whose blocks stream."""
+    """Measure the cost of streaming blocks in a step."""
     return print_results([measure(options.gigabytes, options.rounds, options.devices)], as_json=options.json)
 
 
@@ -70,10 +70,10 @@ class StreamingCost:
         weights: bytes of the model.
         streamed: seconds of a step whose blocks stream.
         whole: seconds of a step whose weights stay.
-        copied: seconds of a plain copy of as many bytes.
+        copied: seconds of a plain copy of the streamed bytes.
         ratio: the median of ``streamed / (whole + copied)``.
         error: largest difference of the predictions, relative to the largest value.
-        note: what the backend says about the blocks.
+        note: the backend's note about the blocks.
     """
 
     weights: int

@@ -54,7 +54,7 @@ def run(options: argparse.Namespace) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """Seconds of something that was repeated ``CALLS`` times."""
+    """Seconds of an action that was repeated ``CALLS`` times."""
 
     best: float
     median: float
@@ -82,7 +82,7 @@ class WireMeasurement:
         echo: seconds of a request that computes nothing.
         here: seconds of a forward in this process.
         forward: by layout, seconds of the same forward through the backend.
-        added: by layout, how many seconds longer that takes than the forward in this process in the same round.
+        added: by layout, added seconds over the forward in this process in the same round.
     """
 
     reply_bytes: int
@@ -133,7 +133,7 @@ def measure(client: Client, *, devices: Devices, pixels: int = PIXELS) -> WireMe
 
     Args:
         client: connected to the backend.
-        devices: those of the ranks. The forward in this process runs on the first one.
+        devices: the ranks'. The forward in this process runs on the first.
         pixels: values in the large reply.
 
     Raises:

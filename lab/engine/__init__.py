@@ -1,4 +1,4 @@
-"""What the lab adds to ranks, which import it where ``PARALLEL_DIT_LAB`` names it."""
+"""The lab's additions to ranks, which import them if ``PARALLEL_DIT_LAB`` names them."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +10,6 @@ MODULE = "lab.engine.engine"
 
 @contextmanager
 def lab_ranks() -> Iterator[None]:
-    """Let the backends that start in this context have the lab's ranks."""
+    """Give the lab's ranks to backends that start in this context."""
     with env.changed({env.LAB.name: MODULE}):
         yield

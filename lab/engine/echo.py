@@ -1,4 +1,4 @@
-"""A trial of the way from the client to the ranks and back."""
+"""A trial of the connection from the client to the ranks and back."""
 
 from collections.abc import Callable, Mapping
 
@@ -19,7 +19,7 @@ def echo(
     With an amount above 0 there is also ``made`` ``[amount]`` float32. ``Progress("reply", 0, 1)`` comes just before.
 
     Raises:
-        InvalidRequest: the numbers to make are too many.
+        InvalidRequest: the amount is too large.
     """
     if tensors is None:
         return {}

@@ -1,6 +1,6 @@
-"""The engine of the lab's ranks: the product's, with what measurements and tests need besides.
+"""The engine of the lab's ranks: the product's, with additions for measurements and tests.
 
-It echoes tensors, slows ranks down, and tells how much memory a measured decode took, whose pixels it does not clamp.
+It echoes tensors and slows ranks down. It measures the memory of a decode, without clamping the pixels.
 """
 
 from collections.abc import Callable, Mapping
@@ -57,7 +57,7 @@ class LabEngine(Engine):
             try:
                 results = super().handle(message, metas, tensors, report=report, cancelled=cancelled)
             except (InvalidRequest, Cancelled, NoRoom) as error:
-                refusal = error  # ranks that take no part do not hear of it, and wait below
+                refusal = error  # ranks outside of the request do not know of the error, and wait below
         grown = [number for (number,) in gather_numbers([peak.bytes], self._agreements.world)]
         if refusal:
             raise refusal

@@ -9,11 +9,10 @@ from parallel_backend import processes
 
 
 class PeakMemory:
-    """Context manager that measures by how much memory use rises at most above its level on entry.
+    """Context manager that measures the peak of memory use above its level on entry.
 
     Attributes:
-        device: the device that is measured: on a GPU the memory that PyTorch has allocated, otherwise the process's
-            resident memory.
+        device: the measured device: on a GPU the memory allocated by PyTorch, otherwise the process's resident memory.
         bytes: the peak, after exit.
     """
 

@@ -1,4 +1,4 @@
-"""Pixels beyond black and white, which clamping would make alike."""
+"""Keeps pixels beyond black and white apart, which clamping would make equal."""
 
 from typing import Any
 

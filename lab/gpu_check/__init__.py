@@ -1,1 +1,1 @@
-"""What a machine with GPUs is to prove: ``bash scripts/gpu_check.sh``."""
+"""Checks for a machine with GPUs: ``bash scripts/gpu_check.sh``."""

@@ -21,7 +21,7 @@ SHAPES: dict[str, tuple[int, int, int]] = {
 }
 """Heads, tokens and head size on one card."""
 SMALLER = 32
-"""Without a GPU there are so many times fewer tokens, which shows that the measurement works and no more."""
+"""Divides the number of tokens without a GPU, which only shows that the measurement works."""
 PARTS = (1, 4, 8)
 """Ranks among which Ulysses would divide the heads."""
 

@@ -1,7 +1,7 @@
 """Runs the parts one after another.
 
-Each part writes what its checks have found to a file. What is there, from the same commit, is not run again, and a
-check whose time ran out goes on with the rest.
+Each part writes its findings to a file. Findings of the same commit are not repeated. A check whose time ran out goes
+on with the rest.
 """
 
 import json
@@ -42,7 +42,7 @@ def _run_parts(number: int | None, out: Path) -> list[running.Status]:
 
 
 def _run_part(part: Part, out: Path, *, commit: str, cards: int, again: bool) -> None:
-    """Run a part's checks, or those that are not finished, print their outcomes and write the part's file."""
+    """Run a part's unfinished checks, print their outcomes and write the part's file."""
     file = _file(out, part)
     outcomes = _finished(_read(file, commit))
     if len(outcomes) == len(part.checks):
@@ -65,7 +65,7 @@ def _run_part(part: Part, out: Path, *, commit: str, cards: int, again: bool) ->
 
 
 def _content(part: Part, out: Path, commit: str) -> dict[str, Any]:
-    """Return what a part has found, with an outcome for each check, those included that have not run."""
+    """Return a part's findings, with an outcome for every check, also for checks that have not run."""
     found = _read(_file(out, part), commit)
     outcomes = {outcome["title"]: outcome for outcome in (found["outcomes"] if found else [])}
     rest = {check.title: asdict(running.not_run(check)) for check in part.checks}
@@ -91,7 +91,7 @@ def _file(out: Path, part: Part) -> Path:
 
 
 def _read(file: Path, commit: str) -> dict[str, Any] | None:
-    """Return what a part has found; None if it has not run at this commit."""
+    """Return a part's findings; None if it has not run at this commit."""
     if not file.exists():
         return None
     content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))

@@ -1,6 +1,6 @@
 """What happens when ranks are killed or stopped, a request is cancelled, or the card is full; memory afterwards.
 
-Two ranks share the first GPU; without one they are CPU ranks, and what needs a card is left out.
+Two ranks share the first GPU. Without one they are CPU ranks, and checks that need a card are left out.
 """
 
 import json
@@ -39,7 +39,7 @@ FREE = 700e6
 
 
 class Failures:
-    """Requests to a backend of two ranks that are disturbed, each followed by one that has to be right."""
+    """Disturbed requests to a backend of two ranks. After each, an undisturbed request has to be right."""
 
     def __init__(self, client: Client, model: Path) -> None:
         self.client, self.model = client, model
@@ -83,7 +83,7 @@ class Failures:
         self._note("cancel", ended)
 
     def fill_the_card(self) -> None:
-        """Ask for more than a nearly full card has room for."""
+        """Ask for more memory than a nearly full card has."""
         filler = torch.empty(int(torch.cuda.mem_get_info(0)[0] - FREE), dtype=torch.uint8, device="cuda:0")
         try:
             self._run(2, tokens=LARGE)

@@ -28,7 +28,7 @@ LAYOUTS = ("ulysses=2", "ring=2", "tensor=2", "ulysses=2 shard_weights", "pipe=2
 
 
 Found = dict[str, tuple[float, float]]
-"""The error and the largest one that passes, by dtype; nothing for a layout that cannot be."""
+"""The error and its limit, by dtype; nothing for an impossible layout."""
 
 
 def main() -> int:

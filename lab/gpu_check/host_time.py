@@ -99,7 +99,7 @@ def _figures(request: _Request, where: torch.device) -> dict[str, float]:
 
 
 def counts(events: Iterable[Any]) -> dict[str, float]:
-    """Return what a profile of one call and of one wait for the device holds."""
+    """Return the profile of one call and of one wait for the device."""
     calls = [event.name for event in events if "CPU" in str(event.device_type)]
     work = [event for event in events if "CPU" not in str(event.device_type)]
     # Named ranges of the host show on the GPU's side a second time.
@@ -108,7 +108,7 @@ def counts(events: Iterable[Any]) -> dict[str, float]:
     return {
         "ms on the GPU": busy / 1e3,
         "kernels": float(sum(name.startswith(_LAUNCHES) for name in calls)),
-        "synchronisations": float(max(0, waits - 1)),  # less the one that ends the profile
+        "synchronisations": float(max(0, waits - 1)),  # without the wait that ends the profile
     }
 
 

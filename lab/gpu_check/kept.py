@@ -1,4 +1,4 @@
-"""What a check has found so far, kept in a file, so that the next call goes on with the rest if its time runs out."""
+"""A check's findings so far, kept in a file. If its time runs out, the next call goes on with the rest."""
 
 import json
 import os
@@ -11,7 +11,7 @@ FILE = "GPU_CHECK_KEPT"
 
 
 class Kept:
-    """Findings by name, in the order in which they were made. They are what JSON can hold."""
+    """Findings by name, in the order of their discovery. JSON can hold them."""
 
     def __init__(self) -> None:
         self._file = Path(os.environ[FILE]) if FILE in os.environ else None
@@ -20,7 +20,7 @@ class Kept:
             self.found = json.loads(self._file.read_text(encoding="utf-8"))
 
     def find(self, name: str, work: Callable[[], Any]) -> Any:
-        """Return what was found under a name, and find it if it was not."""
+        """Return the finding of this name. Make it if it is missing."""
         if name not in self.found:
             self.found[name] = work()
             self._save()

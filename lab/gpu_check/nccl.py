@@ -1,4 +1,4 @@
-"""NCCL with one rank: exchanges with itself, its groups' memory, and what it raises when the card is full.
+"""NCCL with one rank: exchanges with itself, its groups' memory, and its error when the card is full.
 
 Without a GPU the same code runs over gloo as far as gloo can: it does not send to itself.
 """
@@ -60,7 +60,7 @@ def _join(where: torch.device, folder: Path) -> None:
 def _outcome(step: Callable[[], bool]) -> str:
     try:
         return "right" if step() else "wrong"
-    except Exception as error:  # what is raised is the finding
+    except Exception as error:  # the error is the finding
         return f"{type(error).__name__}: {str(error)[:300]}"
 
 

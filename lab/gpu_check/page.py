@@ -30,7 +30,7 @@ def page(parts: Iterable[Mapping[str, Any]], *, machine: str, commit: str) -> st
 
 
 def _left_out(parts: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return a list of what did not run here."""
+    """Return a list of the checks that did not run here."""
     lines = [
         f"- {part['number']}. {outcome['title']}: {outcome['left_out']}"
         for part in parts
@@ -49,7 +49,7 @@ def _section(part: Mapping[str, Any]) -> str:
 
 
 def _figures(title: str, figures: Mapping[str, Any]) -> list[str]:
-    """Return a table of figures: a row each, with what it is called and its value."""
+    """Return a table of figures: a row each, with name and value."""
     if not figures:
         return []
     rows = [f"| {name} | {_text(value)} |" for name, value in figures.items()]

@@ -17,11 +17,11 @@ class Check:
     """One command of a part.
 
     Attributes:
-        title: what it shows.
+        title: what the command shows.
         command: arguments of the Python interpreter. Its last line may be a JSON object with figures.
         environment: variables that it needs.
         cards: number of GPUs with which it shows everything.
-        rest: what it shows with fewer; empty if it does not run then.
+        rest: what it shows with fewer GPUs; empty if it does not run then.
     """
 
     title: str
@@ -37,7 +37,7 @@ class Part:
 
     Attributes:
         number: what ``--part`` takes.
-        title: what it is about.
+        title: its subject.
         checks: its commands.
     """
 

@@ -1,6 +1,6 @@
-"""What TF32 costs: relative errors of float32 products and attention against float64, with and without it.
+"""The cost of TF32: relative errors of float32 products and attention against float64, with and without it.
 
-Heads of 384 and 512 are those of VAEs, which attend with one head.
+VAEs have one head, of 384 or 512 features.
 """
 
 import json

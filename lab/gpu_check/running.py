@@ -34,8 +34,8 @@ class Outcome:
             while it ran.
         seconds: how long it ran.
         output: the end of its output.
-        left_out: what of it did not run, and why; empty if everything did.
-        figures: what its last line says.
+        left_out: its parts that did not run, and why; empty if all ran.
+        figures: from its last line.
     """
 
     title: str
@@ -57,8 +57,8 @@ def run(check: Check, *, cards: int, seconds: float, kept: Path) -> Outcome:
     Args:
         check: what to run.
         cards: number of GPUs here.
-        seconds: what is left of the part's time.
-        kept: where the check keeps what it has found so far, for the case that the time runs out.
+        seconds: remaining time of the part.
+        kept: file for the check's findings so far, in case the time runs out.
     """
     few = f"it needs {check.cards} GPU{'s' * (check.cards > 1)}, and there are {cards}" if cards < check.cards else ""
     if few and not check.rest:

@@ -10,12 +10,12 @@ ROUNDS = 10
 
 
 def device() -> torch.device:
-    """Return the first GPU, or the CPU if there is none."""
+    """Return the first GPU, or the CPU without one."""
     return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 
 
 def synchronize(where: torch.device) -> None:
-    """Wait until a device has done what it was given."""
+    """Wait until a device has finished its work."""
     if where.type == "cuda":
         torch.cuda.synchronize(where)
 

@@ -10,5 +10,5 @@ SHARED = "0,0"
 
 
 def two_ranks() -> Devices:
-    """Return two ranks that share the first GPU, which needs gloo; two CPU ranks if there is none."""
+    """Return two ranks that share the first GPU, which needs gloo; two CPU ranks without one."""
     return parse_devices(SHARED if torch.cuda.is_available() else "0,1")

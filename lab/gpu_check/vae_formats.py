@@ -55,7 +55,7 @@ def _figures(decode: Callable[[], Tensor], where: torch.device) -> dict[str, flo
 
 
 def _decoder(module: Any, latent: Tensor, *, last: bool) -> Callable[[], Tensor]:
-    """Return what decodes the latent, with weights and latent in channels-last memory if ``last``."""
+    """Return a function that decodes the latent, with weights and latent in channels-last memory if ``last``."""
     if last:
         wanted = {4: torch.channels_last, 5: torch.channels_last_3d}[latent.ndim]
         latent = latent.contiguous(memory_format=wanted)

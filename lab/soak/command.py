@@ -31,16 +31,16 @@ EXIT = 20.0
 
 @dataclass(frozen=True, kw_only=True)
 class SoakOptions:
-    """What to do.
+    """The options of a run.
 
     Attributes:
-        minutes: how long prompts are made.
-        faults: whether anything is done to the backend.
-        seed: of prompts and faults. What depends on time, such as the step in which a fault arrives, still varies.
+        minutes: time in which prompts are made.
+        faults: whether the backend is disturbed.
+        seed: of prompts and faults. Timing still varies, such as the step in which a fault arrives.
         ranks: number of CPU ranks.
 
     Raises:
-        InvalidRequest: a value that makes no sense.
+        InvalidRequest: a value is invalid.
     """
 
     minutes: float
@@ -71,18 +71,18 @@ def parse(options: argparse.Namespace) -> SoakOptions:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Make prompts and faults, print what came of them, and return the exit status."""
+    """Make prompts and faults, print their results, and return the exit status."""
     ledger = soak(parse(options))
     print(ledger.as_json() if options.json else ledger)
     return 0 if ledger.passed else 1
 
 
 def soak(options: SoakOptions) -> Ledger:
-    """Make prompts until the time is up, and return what came of them."""
+    """Make prompts until the time is up, and return their results."""
     ledger, start = Ledger(seed=options.seed, wants_faults=options.faults), time.monotonic()
     with tempfile.TemporaryDirectory(prefix="pdit-soak-") as name:
         folder = Path(name)
-        # What a fault draws depends on the ranks that live, so prompts have numbers of their own.
+        # A fault's random choices depend on the live ranks, so prompts have a generator of their own.
         chooser, targets = random.Random(options.seed), random.Random(options.seed + 1)
         prompts = Prompts(folder, chooser, options.ranks)
         with temporary_backend(folder, spares=options.ranks) as client:
@@ -125,7 +125,7 @@ class _Run:
     Attributes:
         disturbed: whether the fault has happened.
         had_spares: whether spare ranks were ready then.
-        recovery: seconds from the fault to the next step of ranks that go on; None if nothing had to.
+        recovery: seconds from the fault to the next step of the recovered ranks; None if no recovery was needed.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What is done to a backend while it works, and what may come of it."""
+"""Faults of a working backend, and their allowed outcomes."""
 
 import os
 import random
@@ -27,7 +27,7 @@ class Target:
     Attributes:
         client: of the backend.
         chooser: chooses ranks.
-        most_ranks: how many a prompt has at most.
+        most_ranks: largest number of a prompt's ranks.
         interrupt: tells the request's client to interrupt it.
         held: connections that stay open until the request has ended.
     """
@@ -87,7 +87,7 @@ class Fault:
 
     Attributes:
         inject: does it, and returns at once or after ``NAP`` seconds.
-        ends: the error with which the request may end, because somebody wanted that.
+        ends: the error with which the request may end, because the fault asks for it.
         idle: whether it happens before the request instead of during it.
     """
 

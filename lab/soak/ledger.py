@@ -1,4 +1,4 @@
-"""What came of prompts and faults, and what the backend took before and after."""
+"""Results of prompts and faults, and the backend's resources before and after."""
 
 import os
 import statistics
@@ -22,7 +22,7 @@ ROOM = 24
 
 @dataclass(frozen=True, kw_only=True)
 class Footprint:
-    """What a run's processes take.
+    """Resources of a run's processes.
 
     Attributes:
         supervisor_pid: process id of the supervisor; 0 if none runs.
@@ -66,13 +66,13 @@ class Ledger:
         seed: repeats its prompts and faults.
         prompts: number of prompts by outcome.
         faults: number of faults by name.
-        recoveries: seconds from a fault to the next finished step, by fault, where spare ranks were not ready.
-        with_spares: the same where they were.
+        recoveries: seconds from a fault to the next finished step, by fault, without ready spare ranks. with_spares:
+        the same with ready spare ranks.
         bad: what was wrong or lost, with the error.
         start: footprint after the first prompt.
         end: footprint after the last prompt.
         same: footprint after the first prompt of the supervisor that is left at the end.
-        wants_faults: whether there are to be faults.
+        wants_faults: whether the run makes faults.
         left: processes that have outlived the backend.
         memory: resident bytes of this process after each prompt.
         seconds: how long it took.
@@ -113,7 +113,7 @@ class Ledger:
         return max(0, here) + (there if there > ROOM else 0)
 
     def note(self, footprint: Footprint) -> None:
-        """Note what is taken after a prompt."""
+        """Record the resources after a prompt."""
         self.start, self.end = self.start or footprint, footprint
         self.memory.append(footprint.memory)
         if self.same is None or self.same.supervisor_pid != footprint.supervisor_pid:
@@ -183,7 +183,7 @@ def _longest(recoveries: dict[str, list[float]], fault: str) -> str:
 
 
 def processes_of(folder: Path) -> list[int]:
-    """Return the ids of the live processes of a runtime folder, which their environment names."""
+    """Return the ids of live processes whose environment names the runtime folder."""
     wanted, found = f"{env.RUNTIME}={folder}".encode(), []
     for entry in Path("/proc").glob("[0-9]*"):
         try:

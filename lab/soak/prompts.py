@@ -41,7 +41,7 @@ class Prompt:
 
     Attributes:
         loop: the request.
-        ranks: number of ranks that there are.
+        ranks: number of available ranks.
     """
 
     loop: Loop
@@ -104,7 +104,7 @@ class Prompts:
         return folder
 
     def prepare(self, client: Client, prompt: Prompt) -> None:
-        """Compute on one rank what the prompt's result is compared with."""
+        """Compute the reference for the prompt's result on one rank."""
         if (key := _key(prompt)) not in self._references:
             alone = Prompt(loop=replace(prompt.loop, layout=ParallelLayout()), ranks=1)
             request = RetriedRequest(
@@ -113,7 +113,7 @@ class Prompts:
             self._references[key] = request.run()["samples"]
 
     def is_right(self, prompt: Prompt, samples: Tensor) -> bool:
-        """Whether samples are those of one rank."""
+        """Whether samples equal the reference of one rank."""
         wanted = self._references[_key(prompt)]
         limit = EXACT if prompt.loop.exact else APPROXIMATE
         error = (samples - wanted).abs().max() / wanted.abs().max()

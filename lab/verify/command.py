@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_cells(parser: argparse.ArgumentParser) -> None:
-    """Add what is compared: models, layouts and sizes."""
+    """Add the options for models, layouts and sizes."""
     parser.add_argument("--family", metavar="NAME", help="one family only, such as flux")
     parser.add_argument("--variant", metavar="NAME", help="one variant of a family only, such as dev")
     parser.add_argument(
@@ -52,7 +52,7 @@ def _add_cells(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_other_comparisons(parser: argparse.ArgumentParser) -> None:
-    """Add what is done instead of comparing single forwards."""
+    """Add the options for other checks than single forwards."""
     parser.add_argument(
         "--memory", action="store_true",
         help="instead: measure the memory that the ranks need for 2 GB of sharded weights",

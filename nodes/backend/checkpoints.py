@@ -32,7 +32,7 @@ def listed_names() -> list[str]:
 
 
 def _gguf_names() -> list[str]:
-    """Return the names of GGUF files, each under the first kind that has its folder."""
+    """Return the names of GGUF files, each under the first kind with its folder."""
     names: dict[str, str] = {}
     for kind in GGUF_KINDS:
         for folder in folder_paths.get_folder_paths(kind) if kind in folder_paths.folder_names_and_paths else ():
@@ -82,7 +82,7 @@ def stamp(name: str) -> str:
 
 
 def is_file(name: str) -> bool:
-    """Whether a name is that of a model file."""
+    """Whether a name belongs to a model file."""
     try:
         return path_of(name).is_file()
     except InvalidRequest:

@@ -1,4 +1,4 @@
-"""A model in the backend, and what its requests mean to ComfyUI: interruption, errors and the loader node's text."""
+"""A model in the backend. Connects its requests to ComfyUI's interruption, errors and the loader node's text."""
 
 import logging
 import sys
@@ -51,7 +51,7 @@ class Handle:
         spec: the model as requests name it.
         checkpoint: the model's folder.
         node_id: the loader's node, whose text shows ranks, layout and state. None shows nothing.
-        keeps: what must live as long as the handle, such as a file in memory.
+        keeps: an object that must live as long as the handle, such as a file in memory.
     """
 
     spec: ModelSpec
@@ -65,7 +65,7 @@ class Handle:
     def keep_weights(self) -> None:
         """Keep the model's weights on the ranks as long as this handle lives, and free them soon after.
 
-        Devices that were lost are tried again, and so is the layout that had too little room.
+        Lost devices are tried again, and so is the layout that did not fit.
         """
         session, holder = current(), object()
         session.lost.forget()
@@ -96,7 +96,7 @@ class Handle:
     def holds(self, components: Collection[str], *, ranks: int) -> bool:
         """Whether each of the first ``ranks`` ranks holds these components. The status is at most a second old.
 
-        What was loaded from other files under the same path, or cut for another layout, does not count.
+        Weights from other files under the same path, or cut for another layout, do not count.
         """
         try:
             statuses = current().client.status().ranks[:ranks]
@@ -109,7 +109,7 @@ class Handle:
         return {part for model in rank.models for part in self._usable(model)}
 
     def _usable(self, model: LoadedModel) -> set[str]:
-        """Return those components of a loaded model that this model can use."""
+        """Return the components of a loaded model that this model can use."""
         spec = self.current
         if (model.path, model.stamp) != (spec.path, spec.stamp) or spec.dtype not in ("auto", model.dtype):
             return set()
@@ -160,14 +160,14 @@ class Handle:
                     self.give_back_cache()
 
     def tell(self, sentence: str) -> None:
-        """Show on the node, and log, what is done about a failure."""
+        """Show a recovery from a failure on the node, and log it."""
         logging.warning("Parallel DiT: %s", sentence)
         self.show(sentence)
 
     def give_back_cache(self) -> None:
-        """Make the ranks return what they keep for later on GPUs that ComfyUI uses, too. Never raises an error.
+        """Make the ranks free cached memory on GPUs that ComfyUI uses, too. Never raises an error.
 
-        After sampling, whatever ran the steps, the MODEL calls it once.
+        The MODEL calls it once after sampling, with any sampler.
         """
         if comfyui_models.shared_gpus(self.spec.devices, self.ranks):
             current().unload(self.spec, only_cache=True)

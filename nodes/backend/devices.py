@@ -1,4 +1,4 @@
-"""The loader's ``devices``, and what ranks on other hosts have to know of a model's files."""
+"""The loader's ``devices``, and how other hosts identify a model's files."""
 
 import time
 
@@ -11,11 +11,11 @@ from ...parallel_backend.protocol.model_spec import Devices
 from .session import current
 
 SHARED = 1.0
-"""Seconds for which the backend's answer about its hosts, or that there is none, serves all nodes of a prompt."""
+"""Seconds for which the backend's answer about its hosts, or its silence, serves all nodes of a prompt."""
 
 
 class _RecentHosts:
-    """What the session's client says for ``devices_of``, at most ``SHARED`` seconds ago."""
+    """The session's client for ``devices_of``, with answers at most ``SHARED`` seconds old."""
 
     def __init__(self) -> None:
         self._asked: Client | None = None
@@ -42,12 +42,12 @@ class _RecentHosts:
 
 
 def parse_devices(text: str) -> Devices:
-    """Return the devices that the text means to the backend, see ``devices_of``."""
+    """Parse the text for the session's backend, see ``devices_of``."""
     return devices_of(current().part(_RecentHosts), text)
 
 
 def content_for(checkpoint: Checkpoint, devices: Devices) -> str:
-    """Return what other hosts find their copies of a model by; "" where all ranks read ComfyUI's own files.
+    """Return the id by which other hosts find their copies of a model; "" if all ranks read ComfyUI's files.
 
     Raises:
         InvalidRequest: a file cannot be read.

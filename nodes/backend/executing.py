@@ -1,4 +1,4 @@
-"""The node that ComfyUI is executing, for messages that name what the user chose in it."""
+"""The node that ComfyUI executes, so that messages can name the user's choices in it."""
 
 import sys
 from collections.abc import Iterator, Mapping
@@ -11,14 +11,14 @@ from .session import current
 
 
 class _Expanded(dict[str, dict[str, Mapping[str, Any]]]):
-    """Inputs of the nodes into which one of ours expanded, by their ids, by the prompt: the one that runs, or ran last.
+    """Inputs of the nodes that ours expanded into, by id, for the running or the last prompt.
 
     ComfyUI's queue has the original nodes only. Their ids repeat in other prompts.
     """
 
 
 def remember_expanded(node_id: str, inputs: Mapping[str, Any]) -> None:
-    """Note the inputs of a node into which one of ours expands in the prompt that runs."""
+    """Record the inputs of a node that ours expands into in the running prompt."""
     context = get_executing_context()
     prompt_id = context.prompt_id if context else ""
     expanded = current().part(_Expanded)
@@ -28,12 +28,12 @@ def remember_expanded(node_id: str, inputs: Mapping[str, Any]) -> None:
 
 
 def executing_lora(*, hook: bool = False) -> str:
-    """Return the name of the LoRA that the node being executed loads.
+    """Return the name of the LoRA that the executing node loads.
 
-    If it loads none, those of the nodes whose outputs reach it, or words that stand for them.
+    If it loads no LoRA, return the names from the nodes whose outputs reach it, or words that stand for them.
 
     Args:
-        hook: whether it came by a hook, which only nodes for hooks load.
+        hook: whether the LoRA came by a hook. Only nodes for hooks load these.
     """
     context = get_executing_context()
     if context is None:
@@ -69,7 +69,7 @@ def _upstream(prompt: Mapping[str, Any], inputs: Mapping[str, Any]) -> Iterator[
 
 
 def _prompt(prompt_id: str) -> Mapping[str, Any]:
-    """Return the nodes of a prompt that runs; nothing in a script."""
+    """Return the nodes of the running prompt; nothing in a script."""
     # A script has no server, and importing the module would half start one.
     server = getattr(getattr(sys.modules.get("server"), "PromptServer", None), "instance", None)
     if server is None:

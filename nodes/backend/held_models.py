@@ -1,4 +1,4 @@
-"""Frees a model's weights on the ranks soon after the last object that held it has gone.
+"""Frees a model's weights on the ranks soon after its last holder is gone.
 
 The collector may run a finalizer between any two lines of any thread, also inside Python's own locks. So a finalizer
 takes no lock and starts no thread. A thread of its own does the rest, and ends when nothing is held.
@@ -26,7 +26,7 @@ class HeldModels:
     """Which objects hold which models.
 
     Args:
-        free: makes the ranks free a model. Returns whether that is done with, even if it failed.
+        free: makes the ranks free a model. Returns false to be called again later.
         delay: see ``FREE_DELAY``.
     """
 
@@ -45,11 +45,11 @@ class HeldModels:
             self._start()
 
     def release(self, spec: ModelSpec, holder: object) -> None:
-        """Note that a holder has gone. A finalizer may call this, for a ``SimpleQueue`` takes no lock of Python's."""
+        """Record that a holder is gone. Safe in a finalizer: a ``SimpleQueue`` takes no lock of Python's."""
         self._released.put((spec, holder))
 
     def free_dropped(self) -> None:
-        """Free the models that nothing holds. Those that cannot be freed yet are tried again later."""
+        """Free the models without a holder. Try again later if that is not possible yet."""
         with suppress(Empty):
             while True:
                 self._note(*self._released.get_nowait())

@@ -1,4 +1,4 @@
-"""Whose code it is: the pack of other people's nodes that a call, an error or a function comes from."""
+"""Finds the pack of nodes that a call, an error or a function comes from."""
 
 import inspect
 import os
@@ -14,10 +14,10 @@ _OWN = str(Path(__file__).parents[2])
 
 
 def calling_node() -> str:
-    """Return the node whose code calls ours, such as ``TeaCache of ComfyUI-TeaCache``; nothing if ComfyUI's code does.
+    """Return the node that calls our code, such as ``TeaCache of ComfyUI-TeaCache``; "" if ComfyUI does.
 
-    Libraries call on behalf of those who call them. What is farther out than ComfyUI's code need not have to do with
-    the call: other people's samplers and wrappers are around everything.
+    Libraries are skipped: they act for their callers. The search ends at ComfyUI's code: callers beyond it, such as
+    other packs' samplers and wrappers, need not be the cause.
     """
     codes = [code for code in _stack() if not _is_in(_OWN, code.co_filename)]
     return _node(codes) if _first_owner_is_a_pack(codes) else ""
@@ -26,14 +26,14 @@ def calling_node() -> str:
 def failed_node(error: BaseException) -> str:
     """Return the node whose code raised an error, or nothing if ComfyUI's or ours did.
 
-    Libraries raise errors on behalf of those who call them.
+    Libraries are skipped: they act for their callers.
     """
     codes = [*reversed([*_traceback(error)])]
     return _node(codes) if _first_owner_is_a_pack(codes) else ""
 
 
 def maker(value: Any) -> str:
-    """Return the node that made a value, or one of those in a dictionary or list; nothing for ComfyUI's.
+    """Return the node that made a value, or an item of a dictionary or list; "" if ComfyUI made it.
 
     Args:
         value: a function, a class, or an object of a class that a pack defines.
@@ -77,7 +77,7 @@ def _node(codes: Iterable[CodeType]) -> str:
 
 
 def _pack(file: str) -> str:
-    """Return the pack of a file of code, or nothing if it is in none, or ours."""
+    """Return the pack of a file of code; "" outside of packs and for ours."""
     for root in folder_paths.get_folder_paths("custom_nodes"):
         if _is_in(root, file) and not _is_in(_OWN, file):
             return file[len(root) :].strip(os.sep).partition(os.sep)[0].removesuffix(".py")
@@ -85,7 +85,7 @@ def _pack(file: str) -> str:
 
 
 def _first_owner_is_a_pack(codes: Iterable[CodeType]) -> bool:
-    """Whether the first code that is neither a library's nor Python's is a pack's, rather than ComfyUI's or ours."""
+    """Whether a pack wrote the first code outside of libraries and Python itself."""
     for file in (code.co_filename for code in codes):
         if _pack(file):
             return True
@@ -99,7 +99,7 @@ def _is_in(root: str, file: str) -> bool:
 
 
 def _name(code: CodeType) -> str:
-    """Return the name of the node in whose class a function is defined, or nothing."""
+    """Return the name of the node whose class defines a function, or ""."""
     import nodes  # ComfyUI's module of this name
 
     # Python 3.10 does not know it.

@@ -18,7 +18,7 @@ WAIT_TEXTS: dict[str, str] = {
 
 
 def shown_progress(phase: str, show: Callable[[str], None], on_progress: OnProgress | None) -> OnProgress:
-    """Return a callback that shows all progress and passes on that of a phase.
+    """Return a callback that shows all progress and passes on the progress of one phase.
 
     Args:
         phase: the phase.

@@ -1,4 +1,4 @@
-"""Checks of a queued prompt, which ComfyUI calls on its event loop: its whole server would wait for them."""
+"""Checks of a queued prompt. ComfyUI calls them on its event loop, so they run in a thread of their own."""
 
 import asyncio
 from collections.abc import Callable
@@ -10,7 +10,8 @@ from .session import current
 
 
 class _Thread(ThreadPoolExecutor):
-    """Our own, and only one: waiting checks would take all of the event loop's threads, with which it serves files."""
+    """A thread of its own, and only one: waiting checks would take all threads with which the event loop serves
+    files."""
 
     def __init__(self) -> None:
         super().__init__(1, thread_name_prefix="parallel-dit-check")

@@ -24,15 +24,15 @@ Part = TypeVar("Part")
 
 
 class Session:
-    """The client, what is known of the backend through it, and what other modules remember.
+    """The client, what it has learnt about the backend, and what other modules remember.
 
     Args:
-        client: None makes one for the process's endpoint at the first use.
+        client: None creates a client of the process's endpoint at the first use.
 
     Attributes:
         lost: devices to skip.
-        layouts: layouts in which models have had room.
-        held: which models anything holds.
+        layouts: layouts that fitted, by model.
+        held: the models that are in use.
     """
 
     def __init__(self, client: Client | None = None) -> None:
@@ -58,15 +58,15 @@ class Session:
         return self._parts.setdefault(kind, kind()) if found is None else found
 
     def recovery(self, notify: Callable[[str], None], free_memory: FreeMemory | None) -> Recovery:
-        """Return what a request does about failures."""
+        """Return how a request recovers from failures."""
         return Recovery(notify=notify, lost=self.lost, layouts=self.layouts, free_memory=free_memory)
 
     def effective(self, spec: ModelSpec) -> ModelSpec:
-        """Return a model as its requests run: without devices that are lost, and in a layout that has had room."""
+        """Return a model as its requests run: without lost devices, in a layout that fitted."""
         return self.lost.without(self.layouts.of(spec))
 
     def unload(self, spec: ModelSpec, *, only_cache: bool = False) -> Literal["freed", "busy", "failed"]:
-        """Make the ranks free a model's weights, if ranks are running. The log says why that failed.
+        """Make the ranks free a model's weights, if ranks run. A failure goes to the log.
 
         Never raises an error: ComfyUI's memory management calls this while it does something else. With ``only_cache``
         the ranks free what they keep for later requests instead.

@@ -1,7 +1,7 @@
 """The bridges between ComfyUI and diffusers' CogVideoX (2B, 5B and 1.5, text and image to video).
 
-Newer versions of ComfyUI have a class for CogVideoX, which the bridge uses for 1.5. In older versions of ComfyUI, and
-for 2B and 5B, which ComfyUI's class does not compute as they were trained, the bridge uses a custom model class.
+Newer versions of ComfyUI have a class for CogVideoX, which the bridge uses for 1.5. Otherwise it uses a custom model
+class: in older versions of ComfyUI, and for 2B and 5B, which ComfyUI's class does not compute as they were trained.
 """
 
 from collections.abc import Mapping
@@ -83,7 +83,7 @@ class CogVideoX(CustomBridge):
         """See ``Bridge``. ComfyUI's own class is used if it exists and fits the checkpoint.
 
         Raises:
-            InvalidRequest: it does not, and a file lacks the noise schedule that the custom class needs.
+            InvalidRequest: it cannot be used, and a file lacks the noise schedule that the custom class needs.
         """
         if NativeCogVideoX.fits(checkpoint):
             return NativeCogVideoX(checkpoint)
@@ -105,7 +105,7 @@ class CogVideoX(CustomBridge):
 
     @property
     def image_factor(self) -> float:
-        """The factor of an image's latent in addition to the scaling factor of all latents.
+        """An additional factor of an image's latent, beside the scaling factor of all latents.
 
         1.5's image to video divides the image's latent by the VAE's scaling factor instead of multiplying by it.
         """

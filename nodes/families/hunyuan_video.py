@@ -90,7 +90,7 @@ class HunyuanVideo(Bridge):
         return self.config.get("image_condition_type") == "token_replace"
 
     def _first_frame(self, x: Tensor, index: Tensor | None) -> dict[str, Tensor]:
-        """Return what tells the model whether the latent's first frame is given.
+        """Return the inputs that tell the model whether the latent's first frame is given.
 
         Args:
             x: the latent.

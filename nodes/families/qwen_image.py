@@ -27,7 +27,7 @@ class QwenImage(Bridge):
     native_class = comfy.ldm.qwen_image.model.QwenImageTransformer2DModel
     supported_conds = frozenset({"reference_latents"})
     text = CoreText(components={"text_encoder": ("Qwen2_5_VLForConditionalGeneration",)}, clip_type="QWEN_IMAGE")
-    vaes = ("AutoencoderKLQwenImage", "AutoencoderKLWan")  # the same layers: nothing in a single file tells which
+    vaes = ("AutoencoderKLQwenImage", "AutoencoderKLWan")  # the layers are the same: a single file does not tell which
 
     def unet_config(self) -> dict[str, Any]:
         """See ``Bridge``."""

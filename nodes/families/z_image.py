@@ -18,7 +18,7 @@ MOST_DEVIATION = 0.42
 """The standard deviation below which ComfyUI computes in fp16."""
 
 _WITH_DEVIATION = (torch.float32, torch.bfloat16, torch.float16)
-"""The dtypes of which torch computes a standard deviation."""
+"""The dtypes for which torch computes a standard deviation."""
 
 
 class ZImage(Bridge):
@@ -54,7 +54,7 @@ class ZImage(Bridge):
     def values_for_dtype(self) -> dict[str, Any]:
         """See ``Bridge``. Newer ComfyUIs compute in fp16, too, if the norm before the last layer varies little.
 
-        A copied model says what its file did: its values are written only when everything else is known to work.
+        A copied model keeps its file's setting, since its weights are written only after all other checks.
         """
         said = self.config.get("_allow_fp16")
         if said is not None or is_in_memory(self.checkpoint.path):

@@ -65,7 +65,7 @@ class Client:
     def attempt(
         self, message: RankRequest, tensors: Mapping[str, Tensor], *, interrupted: Interrupted, on_progress: OnProgress
     ) -> dict[str, Tensor]:
-        """Send a request once, to a backend that runs or is started for it.
+        """Send a request once. Starts the backend if none runs.
 
         Raises:
             NotAccepted: the backend was about to end.
@@ -88,7 +88,7 @@ class Client:
         return self.endpoint.remote is not None
 
     def hosts(self) -> tuple[HostStatus, ...]:
-        """The backend's hosts, the first one included; none if no backend for other machines answers on this one.
+        """The backend's hosts, with the first; empty if no backend for several machines answers here.
 
         Raises:
             BackendError: the backend on another machine does not answer.

@@ -43,7 +43,7 @@ def parse_devices(text: str) -> Devices:
 
 
 class KnowsHosts(Protocol):
-    """What a ``Client`` says about where its ranks run."""
+    """The part of a ``Client`` that knows where its ranks run."""
 
     @property
     def remote(self) -> bool:
@@ -54,11 +54,11 @@ class KnowsHosts(Protocol):
 
 
 def devices_of(client: KnowsHosts, text: str) -> Devices:
-    """Return the devices that a text means to a client's backend.
+    """Parse a choice of devices for a client's backend.
 
     Raises:
-        InvalidRequest: see ``parse_devices``; or a host is not there.
-        BackendError: the backend is on another machine, and cannot be asked.
+        InvalidRequest: see ``parse_devices``; or a host is missing.
+        BackendError: the backend is on another machine and does not answer.
     """
     if not client.remote and "@" not in text and not client.hosts():
         return parse_devices(text)
@@ -76,14 +76,14 @@ def add_option(parser: ArgumentParser) -> None:
 
 
 def choose_devices(text: str | None, needs: Mapping[str, int]) -> Devices:
-    """Return the devices of a command's ranks: the first of those that ``--devices`` names.
+    """Return the devices of a command's ranks: the first devices in ``--devices``, as many as needed.
 
     Args:
-        text: the option. Without it, all GPUs if there are any, otherwise as many CPU ranks as are needed.
-        needs: numbers of ranks that are needed, by what needs them.
+        text: the option. Without it, all GPUs if there are any, otherwise as many CPU ranks as needed.
+        needs: the number of ranks that each user of the devices needs, by its name.
 
     Raises:
-        InvalidRequest: the option cannot be parsed, or names fewer devices than are needed.
+        InvalidRequest: the option cannot be parsed, or names too few devices.
     """
     what = max(needs, key=needs.__getitem__)
     ranks = needs[what]
@@ -111,7 +111,7 @@ def _on_gpus(indices: tuple[int, ...], collectives: Collectives) -> Devices:
 
 
 def _check_others(text: str, gpus: int) -> None:
-    """Refuse devices on which ranks do not run, and CPU ranks that nobody asked for beside them."""
+    """Refuse devices that ranks cannot use, and CPU ranks beside them that nobody asked for."""
     others = {word.strip().partition(":")[0].lower() for word in text.split(",")}
     named = next(filter(None, map(described, sorted(others))), "")
     if named:

@@ -1,4 +1,4 @@
-"""One request on one connection: sent, with the files that the ranks miss, and watched until its reply."""
+"""One request on one connection: sends it and the files that the ranks lack, and waits for its reply."""
 
 import contextlib
 import socket
@@ -38,12 +38,12 @@ class Timeouts:
     """Timeouts of the phases of a call, in seconds.
 
     Attributes:
-        connect: for the supervisor to accept a connection and answer.
-        start: for a backend that has to be started to answer.
-        send: the longest that the ranks may accept none of the request's bytes.
-        silence: the longest without a message while the ranks load weights or compute a step.
-        cancel: for a cancelled request to end.
-        stop: for the backend to exit.
+        connect: until the supervisor accepts a connection and answers.
+        start: until a newly started backend answers.
+        send: longest pause in which the ranks accept no bytes of the request.
+        silence: longest pause without a message while the ranks load weights or compute a step.
+        cancel: until a cancelled request ends.
+        stop: until the backend exits.
     """
 
     connect: float = query.ANSWER_TIMEOUT
@@ -71,8 +71,8 @@ class Exchange:
         timeouts: of the phases.
         message: the request.
         tensors: its tensors.
-        files: paths of files that only this process's memory has, by the ids by which the request names them.
-        interrupted: see ``Client.call``.
+        files: paths of files that exist only in this process's memory, by the ids that the request uses. interrupted:
+        see ``Client.call``.
         on_progress: see ``Client.call``.
     """
 
@@ -158,8 +158,8 @@ class Exchange:
                 return BackendUnavailable(f"a request broke off: {error}")
             return BackendUnavailable(f"the backend ended in the middle of a request ({self.endpoint.log_place})")
         except Cancelled as error:
-            # Not by this client: the supervisor cancels a request whose connection breaks, as a connection to another
-            # machine may do.
+            # This client did not cancel. The supervisor does when a connection breaks, and one to another machine may
+            # break.
             remote = self.endpoint.remote
             return BackendUnavailable(f"the connection to the backend at {remote} broke") if remote else error
         except (BackendFailure, InvalidRequest) as error:

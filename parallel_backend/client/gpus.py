@@ -1,4 +1,4 @@
-"""The GPUs on which ranks can run, and the refusal of those on which they cannot.
+"""Lists the GPUs that ranks can use, and refuses other devices.
 
 Ranks run on what torch calls ``cuda``: NVIDIA's GPUs, and AMD's with a ROCm build of torch.
 """
@@ -31,12 +31,12 @@ def count() -> int:
 
 
 def visible() -> tuple[tuple[str, str], ...]:
-    """Return the variables that say which GPUs there are, for ``Devices.visible``."""
+    """Return the environment variables that select GPUs, for ``Devices.visible``."""
     return tuple((name, os.environ[name]) for name in VISIBLE if name in os.environ)
 
 
 def other_accelerator() -> str:
-    """Return what this machine has that torch uses instead of GPUs of these kinds; "" if there is none."""
+    """Return the kind of another accelerator that torch uses here instead of such GPUs; "" without one."""
     import torch
 
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None

@@ -83,10 +83,10 @@ class Launch:
 
 
 def _start_log(endpoint: Endpoint) -> tuple[IO[bytes], str]:
-    """Open the file for what a supervisor's process writes or, if the disk refuses, memory that lasts as long as it.
+    """Open the file for a supervisor's output, or memory if the disk refuses the file.
 
     Returns:
-        The open file, and for the end of an error's sentence where it is; "" for memory.
+        The open file, and its place as the end of an error's sentence; "" for memory.
     """
     path = endpoint.start_log
     try:
@@ -106,10 +106,10 @@ def connect_or_start(
     interrupted: Callable[[], bool] = lambda: False,
     options: Sequence[str] = (),
 ) -> socket.socket:
-    """Connect to the backend, and start it if none runs. One on another machine is not started.
+    """Connect to the backend, and start it if none runs. A backend on another machine is never started.
 
     Raises:
-        BackendUnavailable: it does not start; the message quotes its log. Or it is one of several machines, or on
+        BackendUnavailable: it does not start; the message quotes its log. Or it spans several machines, or is on
             another one, and does not answer.
         DeadlineExceeded: it takes too long.
         Cancelled: ``interrupted`` returned true.
@@ -126,7 +126,7 @@ def connect_or_start(
     deadline = Deadline(start_seconds, f"starting the backend (log: {endpoint.log})")
     launch = None
     while True:
-        # The supervisor that it gave way to may be shutting down, and holds the lock until its ranks are gone.
+        # Another supervisor serves the endpoint. It may be shutting down, and holds the lock until its ranks are gone.
         if launch is None or launch.gave_way():
             launch = Launch(endpoint, idle_timeout=idle_timeout, options=options)
         with contextlib.suppress(BackendUnavailable):
@@ -137,14 +137,14 @@ def connect_or_start(
 
 
 def environment(endpoint: Endpoint) -> dict[str, str]:
-    """The environment of the processes of an endpoint's backend: this one's, with the module path and the folders."""
+    """The environment of a backend's processes: this process's, with the module path and the folders."""
     folders = {env.RUNTIME.name: str(endpoint.folder), env.LOGS.name: str(endpoint.logs)}
     kept = {name: value for name, value in with_backend().items() if name != env.BACKEND.name}  # this backend is here
     return kept | folders
 
 
 def with_backend() -> dict[str, str]:
-    """This process's environment as the backend's inherit it, with ``parallel_backend`` on the module path."""
+    """This process's environment, with ``parallel_backend`` on the module path."""
     kept = inherited(os.environ)
     path = [str(ROOT), *filter(None, [kept.get("PYTHONPATH")])]
     return kept | {"PYTHONPATH": os.pathsep.join(path)}

@@ -15,14 +15,14 @@ AGAIN = 1.0
 
 
 class KnowsHosts(Protocol):
-    """The part of a ``Client`` that knows which hosts there are."""
+    """The part of a ``Client`` that knows the hosts."""
 
     def hosts(self) -> tuple[HostStatus, ...]:
         """See ``Client``."""
 
 
 class LostDevices:
-    """Devices that were in use and on which no rank starts any more."""
+    """Devices that were in use, and where ranks no longer start."""
 
     def __init__(self) -> None:
         self._lost: dict[Devices, frozenset[tuple[str, int]]] = {}
@@ -35,7 +35,7 @@ class LostDevices:
         self._lost[key] = self._lost.get(key, frozenset()) | {_place(devices, rank) for rank in ranks}
 
     def without(self, spec: ModelSpec) -> ModelSpec:
-        """Return a model's spec with the devices that are left, and the nearest layout that they have room for."""
+        """Return a model's spec with the remaining devices and the nearest layout for that many."""
         devices, lost = spec.devices, self._lost.get(_kind(spec.devices), frozenset())
         left = [rank for rank in range(len(devices.indices)) if _place(devices, rank) not in lost]
         if not left or len(left) == len(devices.indices) or devices.host_of(left[0]) != FIRST:
@@ -55,7 +55,7 @@ class LostDevices:
         return bool(missing)
 
     def try_hosts_again(self, client: KnowsHosts) -> None:
-        """Try the devices of hosts again that were missing and are there now, at most once in ``AGAIN`` seconds."""
+        """Try the devices of hosts that have come back, at most once in ``AGAIN`` seconds."""
         now = time.monotonic()
         if not self._missing_hosts or now < self._next_look:
             return
@@ -73,7 +73,7 @@ class LostDevices:
 
 
 def _kind(devices: Devices) -> Devices:
-    """What devices of different lists have in common."""
+    """Return the kind of devices, without numbers and hosts, by which lost devices are listed."""
     return replace(devices, indices=(), hosts=())
 
 
@@ -82,7 +82,7 @@ def _place(devices: Devices, rank: int) -> tuple[str, int]:
 
 
 def _joined(client: KnowsHosts) -> frozenset[str]:
-    """The names of the other hosts that are there, as far as the backend answers."""
+    """The names of the other hosts that have joined; empty if the backend does not answer."""
     try:
         return frozenset(host.name for host in client.hosts() if host.node and host.state == "joined")
     except BackendError:

@@ -1,4 +1,4 @@
-"""Fallbacks after out of memory, each of which needs less of it than the one before."""
+"""Fallbacks after out of memory. Each needs less memory than the one before."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -14,10 +14,10 @@ FreeMemory = Callable[[], bool]
 
 
 class SettledLayouts(dict[ModelSpec, ParallelLayout]):
-    """Layouts in which models have room, by the spec that has too little."""
+    """Layouts that fit, by the spec of a model that does not."""
 
     def of(self, spec: ModelSpec) -> ModelSpec:
-        """Return a model's spec in the layout in which it has had room."""
+        """Return a model's spec with the layout that fitted before."""
         layout = self.get(spec)
         return replace(spec, layout=layout) if layout else spec
 
@@ -33,7 +33,7 @@ class MemoryLadder:
 
     Args:
         message: the request.
-        layouts: layouts to begin with. One in which the request has had room joins them.
+        layouts: layouts to begin with. The layout that fits this request is added.
         free_memory: None if the ranks share no GPU with this process.
     """
 
@@ -46,15 +46,15 @@ class MemoryLadder:
         self._adapt = {"adapt": message.adapt} if isinstance(message, Forward | Sample) else {}
 
     def first_try(self) -> RankRequest:
-        """Return the request as it is tried first. On shared GPUs, other models leave before ours take less room."""
+        """Return the request for the first attempt. On shared GPUs, other models leave before ours take less room."""
         changes: dict[str, Any] = {"adapt": False} if self._free_memory and self._adapt else {}
         return replace(self._message, **changes)
 
     def take(self, error: OutOfMemory) -> tuple[str, dict[str, Any]]:
-        """Return what is done next, for the user, and the fields of the request that change.
+        """Return the next fallback: a sentence for the user, and the fields of the request that change.
 
         Raises:
-            OutOfMemory: nothing is left to do. It is the first error, with its numbers, and names the tried layouts.
+            OutOfMemory: no fallback is left. It is the first error, with its numbers, and names the tried layouts.
         """
         if self._first is None:
             self._first, self._steps = error, self._fallbacks(error)
@@ -71,7 +71,7 @@ class MemoryLadder:
         return action, options
 
     def settle(self) -> None:
-        """Note that the request has had room."""
+        """Record that the request fitted."""
         if self._tried:
             self._layouts[self._wanted] = self._tried[-1]
 

@@ -49,9 +49,9 @@ def status(endpoint: Endpoint, *, seconds: float = ANSWER_TIMEOUT) -> Status:
 
 
 def stop(endpoint: Endpoint, *, seconds: float = STOP_TIMEOUT) -> None:
-    """Stop the backend, and wait until its processes are gone. One on this machine that does not answer is killed.
+    """Stop the backend, and wait until its processes are gone. A local backend that does not answer is killed.
 
-    One for several machines that has ended is not waited for any more: a client may start another one then.
+    Do not wait for an ended backend of several machines: a client may start another one then.
 
     Raises:
         BackendUnavailable: no backend runs.

@@ -1,4 +1,4 @@
-"""What happens when a request fails: one loop asks until there is an answer, or until asking again makes no sense.
+"""What happens when a request fails: one loop asks again until there is an answer, or until it makes no sense.
 
 =============================================  ====================================  ===============================
 failure                                        what follows                          when it is an error
@@ -17,9 +17,9 @@ out of memory                                  the next of ``MemoryLadder``     
 anything else                                                                        at once
 =============================================  ====================================  ===============================
 
-Without a ``Recovery`` only the first row holds. The user reads what is done and why, but for waits. After each step of
-a ``Sample``, rank 0 sends what the next step begins with, and this process keeps the newest: asked again, it goes on
-from there, also in another layout. Any other request begins anew.
+Without a ``Recovery`` only the first row holds. The user reads what is done and why, except about waits. After each
+step of a ``Sample``, rank 0 sends what the next step begins with, and this process keeps the newest: asked again, it
+goes on from there, also in another layout. Any other request starts from the beginning.
 """
 
 import logging
@@ -85,7 +85,7 @@ class RetriedRequest:
         message: the request.
         tensors: its tensors.
         interrupted: see ``Client.call``.
-        on_progress: see ``Client.call``. What is kept for a recovery does not reach it.
+        on_progress: see ``Client.call``. It does not get the tensors that are kept for a recovery.
         recovery: None asks again only while no backend has accepted the request.
     """
 
@@ -139,7 +139,7 @@ class RetriedRequest:
                 return results
 
     def _prepare(self, error: BackendError, spec: ModelSpec) -> None:
-        """Prepare to ask again after an error with ``spec``, or raise it where that makes no sense."""
+        """Prepare to ask again after an error with ``spec``, or raise the error."""
         match error:
             case RankFailed() | ClientStalled():
                 self._recover(error, spec)
@@ -155,7 +155,7 @@ class RetriedRequest:
                 raise error
 
     def _next(self) -> RankRequest:
-        """Return the request as it is tried next."""
+        """Return the request for the next attempt."""
         if not self._recovers:
             return self._message
         self._recovery.lost.try_hosts_again(self._client)
@@ -183,7 +183,7 @@ class RetriedRequest:
         return self._interrupted()
 
     def _live(self) -> None:
-        """Note that this process is alive, and whether it was not for a while."""
+        """Record that this process runs, and whether it was suspended."""
         now = time.monotonic()
         self._stood_still = self._stood_still or now - self._last_alive > STOOD_STILL
         self._last_alive = now
@@ -208,9 +208,9 @@ class RetriedRequest:
             time.sleep(POLL)
 
     def _broke_off(self) -> bool:
-        """Whether the backend ended in the middle of the request, although nobody told it to.
+        """Whether the backend ended during the request without being told to.
 
-        It removes its socket when it is told to, and when it is idle. On another machine that cannot be seen.
+        A backend that is told to end, or is idle, removes its socket. On another machine that cannot be seen.
         """
         self._live()
         endpoint = self._client.endpoint
@@ -219,7 +219,7 @@ class RetriedRequest:
     def _recover(self, error: BackendError, spec: ModelSpec) -> None:
         """Prepare to go on with other ranks, or raise the error."""
         lost, ranks = self._recovery.lost, len(spec.devices.indices)
-        # The set may have had more ranks than this request asks for.
+        # The set may have more ranks than this request needs.
         not_started = [rank for rank in getattr(error, "not_started", ()) if rank < ranks]
         here = any(spec.devices.host_of(rank) == FIRST for rank in not_started)
         missing = lost.add_missing_hosts(spec.devices, not_started, self._client)
@@ -227,7 +227,7 @@ class RetriedRequest:
             pass
         elif not_started and self._failed_at is not None and not self._lost_some and len(not_started) < ranks:
             lost.add(spec.devices, not_started)
-            self._lost_some = True  # a second one has another reason than a device that is gone
+            self._lost_some = True  # a second failure has another cause than a lost device
         elif here or self._failed_at == self._step:
             raise error
         else:

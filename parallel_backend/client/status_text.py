@@ -12,7 +12,7 @@ from ..protocol.status import HostLink, LoadedModel, RankStatus, SpareStatus, St
 
 
 def format_status(status: Status) -> str:
-    """A few lines: the backend, its queue, and one line for each rank and for each model that it holds."""
+    """A few lines: the backend, its queue, and a line for each rank and for each of its models."""
     idle = f"ends after {status.idle_timeout:g} s without work" if status.idle_timeout else "runs until stopped"
     lines = [
         f"backend      pid {status.pid}, {status.state}, {_size(status.memory)}, {idle}",

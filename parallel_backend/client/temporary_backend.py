@@ -1,4 +1,4 @@
-"""A backend for one measurement, separate from the one that a user's ComfyUI may be using."""
+"""A backend for one measurement, separate from the backend of a user's ComfyUI."""
 
 import contextlib
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Whether GPUs compute in bfloat16: those older than Ampere do not, and torch emulates it there, slowly."""
+"""Whether GPUs compute in bfloat16. GPUs older than Ampere do not, and torch emulates it there, slowly."""
 
 import torch
 import torch.distributed as dist

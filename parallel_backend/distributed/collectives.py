@@ -125,8 +125,8 @@ def receive(tensor: Tensor, axis: Axis, source: int) -> Sequence[Work]:
 class PendingSends:
     """Sends in flight. Keeps each tensor alive until it is sent, and limits how many are in flight.
 
-    ``send`` may block. Until it returns, the receiver must not wait for anything from this rank but the sends that are
-    already in flight; otherwise the two ranks deadlock.
+    ``send`` may block. Until it returns, the receiver may wait only for sends of this rank that are already in flight.
+    Otherwise the two ranks deadlock.
     """
 
     def __init__(self) -> None:
@@ -224,10 +224,10 @@ def gather_texts(text: str, axis: Axis) -> list[str]:
 
 @contextmanager
 def refused_alike(axis: Axis) -> Iterator[None]:
-    """Checks what may differ by rank: a refusal of one rank is raised on all ranks of the axis. Collective.
+    """Raises a refusal of one rank on all ranks of the axis, for checks that may differ by rank. Collective.
 
     Raises:
-        InvalidRequest: the refusal of the first rank that has one. It names the rank unless all ranks say the same.
+        InvalidRequest: the first rank's refusal. It names the rank unless all ranks say the same.
     """
     refusal = ""
     try:

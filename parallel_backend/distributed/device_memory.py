@@ -1,4 +1,4 @@
-"""A full device: which errors mean it, and memory that others than torch can use again."""
+"""A full device: the errors that mean it, and returning torch's cached memory."""
 
 from collections.abc import Iterable
 
@@ -19,12 +19,12 @@ def ran_out(error: BaseException) -> bool:
 
 
 def release_cache(device: torch.device) -> None:
-    """Return what torch's allocator keeps for later to the device, where NCCL can allocate it."""
+    """Return the cached memory of torch's allocator to the device, where NCCL can allocate it."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
 
 
 def in_use(gpus: Iterable[int]) -> int:
-    """Return the bytes that all processes together use of these GPUs' memory, each GPU once."""
+    """Return the bytes that all processes together use on these GPUs. Counts each GPU once."""
     measured = [torch.cuda.mem_get_info(index) for index in dict.fromkeys(gpus)]
     return sum(total - free for free, total in measured)

@@ -1,4 +1,4 @@
-"""Process groups by their ranks: axes and meshes over the same ranks share one, and the last one to use it frees it."""
+"""Process groups by their ranks: axes and meshes over the same ranks share one, and its last user frees it."""
 
 import os
 import resource
@@ -15,21 +15,21 @@ from .process_group import connect
 _UNLIMITED = 1 << 30
 """More groups than anyone makes."""
 _SPARE_DESCRIPTORS = 4
-"""The part of the process's file descriptors that groups leave to files and connections is one in so many."""
+"""Groups leave 1/N of the process's file descriptors to files and connections."""
 _MEMORY_SHARE = 20
-"""NCCL's groups take at most one in so many bytes of the device, so that models that load later find room."""
+"""NCCL's groups take at most 1/N of the device's bytes, so that models that load later find room."""
 _FREE_SHARE = 2
-"""New groups take at most one in so many bytes that are free when they are made."""
+"""New groups take at most 1/N of the bytes that are free when they are made."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GroupKey:
-    """What a process group is made for.
+    """The purpose of a process group.
 
     Attributes:
         ranks: its global ranks, in ascending order.
-        purpose: "" for all work that runs in one order on every rank, which shares a group. Work that runs beside it
-            has a group of its own, with a name of its own.
+        purpose: "" for the shared group of all work that runs in one order on every rank. Concurrent work has a group
+            and a name of its own.
     """
 
     ranks: tuple[int, ...]
@@ -39,9 +39,9 @@ class GroupKey:
 class GroupPool:
     """The groups that are in use. Every rank of the world holds, makes and releases the same ones in the same order.
 
-    The group of all ranks that there is from the start is used for all work that needs no group of its own, and stays.
+    The initial group of all ranks serves all work that needs no group of its own, and stays.
 
-    What a group takes is measured when it is made. With gloo, a group of ``n`` ranks takes ``n + 3`` descriptors,
+    A group's cost is measured when it is made. With gloo, a group of ``n`` ranks takes ``n + 3`` descriptors,
     3 threads and 0.1 MB of each of them, so a process's descriptors (1,024 on many systems) run out first. With NCCL,
     it takes memory of the device.
 
@@ -59,11 +59,11 @@ class GroupPool:
         self._descriptors = self._memory = 0
 
     def group(self, key: GroupKey) -> dist.ProcessGroup | None:
-        """Return a group that has been made; None on a rank that is not in it."""
+        """Return a group; None on a rank outside of it."""
         return dist.group.WORLD if self._is_world(key) else self._made[key]
 
     def hold(self, keys: Iterable[GroupKey]) -> list[GroupKey]:
-        """Count one more user of each group; return those that have to be made."""
+        """Count one more user of each group. Return the groups that have to be made."""
         for key in keys:
             if not self._is_world(key):
                 self._users[key] = self._users.get(key, 0) + 1
@@ -72,7 +72,7 @@ class GroupPool:
     def make(self, keys: Iterable[GroupKey]) -> None:
         """Make groups that are held. Collective over the world, idle ranks included.
 
-        NCCL splits them off the group of all ranks, on which no work may be under way.
+        NCCL splits them off the group of all ranks, which must be idle.
         """
         for key in keys:
             before = self._usage()
@@ -85,7 +85,7 @@ class GroupPool:
             self._descriptors, self._memory = max(self._descriptors, descriptors), max(self._memory, memory)
 
     def release(self, keys: Iterable[GroupKey]) -> None:
-        """Count one user less of each group, and free those without any. Collective over the world."""
+        """Count one user less of each group, and free unused groups. Collective over the world."""
         for key in keys:
             if self._is_world(key):
                 continue
@@ -97,15 +97,15 @@ class GroupPool:
                     dist.destroy_process_group(group)
 
     def affordable(self) -> int:
-        """How many groups this rank may be in, those that it is in included."""
+        """How many groups this rank may be in, with its current ones."""
         mine = sum(self._rank in key.ranks for key in self._made)
         return min(self._affordable_descriptors(mine), self._affordable_memory(mine))
 
     def fit(self, affordable: Sequence[int]) -> bool:
-        """Whether the groups that are held, made or not, are no more than each rank can afford.
+        """Whether each rank can afford all held groups, made or not.
 
         Args:
-            affordable: by rank.
+            affordable: number of groups, by rank.
         """
         return all(sum(rank in key.ranks for key in self._users) <= most for rank, most in enumerate(affordable))
 
@@ -125,7 +125,7 @@ class GroupPool:
         return min(total // _MEMORY_SHARE, mine * self._memory + free // _FREE_SHARE) // self._memory
 
     def _usage(self) -> tuple[int, int]:
-        """Return this process's open descriptors, and the bytes of the device that are not free."""
+        """Return this process's number of open descriptors, and the device's used bytes."""
         if self._device.type != "cuda":
             return _open_descriptors(), 0
         free, total = torch.cuda.mem_get_info(self._device)

@@ -82,7 +82,7 @@ class RankMesh:
     def speeds(self, axis: str) -> tuple[float, ...]:
         """Relative speed of each position on an axis of stages or patches.
 
-        These are the layout's ``balance`` if it has one, otherwise the measured speed of the slowest rank there.
+        This is the layout's ``balance`` if it has one, otherwise the slowest rank's measured speed there.
         """
         if self.layout.balance:
             return self.layout.balance
@@ -94,7 +94,7 @@ class RankMesh:
 
 
 def groups_of(layout: ParallelLayout) -> tuple[GroupKey, ...]:
-    """Return the process groups that a layout needs, each once, in the order in which they are made."""
+    """Return the process groups of a layout, each once, in the order of their creation."""
     keys = [_key(name, ranks) for name, groups in _ranks_of(layout).items() for ranks in groups if len(ranks) > 1]
     return tuple(dict.fromkeys(keys))
 
@@ -158,7 +158,7 @@ def _rows(grid: Grid) -> list[tuple[int, ...]]:
 
 
 def _key(name: str, ranks: tuple[int, ...]) -> GroupKey:
-    """Return the group of an axis. Most share one, since their work runs in one order on every rank."""
+    """Return the group of an axis. Most axes share one, since their work runs in one order on every rank."""
     if name == _BOUNDARIES[1] and len(ranks) == 2:
         name = _BOUNDARIES[0]  # two stages have one boundary
     return GroupKey(ranks=ranks, purpose=name if name in _BESIDE else "")

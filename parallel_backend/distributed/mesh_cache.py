@@ -15,7 +15,7 @@ from .world import world
 
 
 class MeshCache:
-    """The most recently used meshes: as many as every rank has room for their process groups.
+    """The most recently used meshes, as long as every rank has room for their process groups.
 
     Every rank of the world requests the same layouts in the same order.
 
@@ -45,7 +45,7 @@ class MeshCache:
 
     def get(self, layout: ParallelLayout) -> RankMesh | None:
         """Return the mesh of a layout; None on a rank that the layout leaves idle. Collective over the world."""
-        # At the end is what was used last.
+        # The last item is the most recently used.
         self._by_layout[layout] = self._by_layout.pop(layout) if layout in self._by_layout else self._create(layout)
         return self._by_layout[layout]
 
@@ -65,11 +65,11 @@ class MeshCache:
         return self._measured_speeds
 
     def _make_room(self) -> None:
-        """Free the least recently used meshes until every rank has room for all groups that are held.
+        """Free the least recently used meshes until every rank has room for all held groups.
 
         Meshes that a model of any rank uses stay. Ranks may differ: an idle rank has no model, and a rank that ran out
-        of memory may have unloaded its model. Collective over the world, so that none is still working on a group that
-        is about to be freed, or on the one from which others are about to be split.
+        of memory may have unloaded its model. Collective over the world, so that no rank still uses a group that is
+        about to be freed or split.
         """
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()

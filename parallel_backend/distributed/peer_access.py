@@ -13,10 +13,10 @@ SHARED = Path("/dev/shm")
 
 
 def log_missing(device: torch.device) -> None:
-    """Log which of the other GPUs that this process sees a GPU cannot reach, and what NCCL needs instead.
+    """Log the visible GPUs whose memory a GPU cannot reach, and what NCCL needs instead.
 
-    This is no reason to refuse them: whether the space suffices depends on the version of NCCL, whose newer ones share
-    memory otherwise.
+    This is no reason to refuse them. Whether the space suffices depends on NCCL: newer versions share memory in another
+    way.
     """
     others = (index for index in range(torch.cuda.device_count()) if index != device.index)
     missing = [index for index in others if not torch.cuda.can_device_access_peer(device.index, index)]

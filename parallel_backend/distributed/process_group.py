@@ -30,8 +30,8 @@ def join(
         rank: this rank.
         world_size: number of ranks.
         timeout: deadline of each collective.
-        eager: whether NCCL connects now. torch then splits the communicators of later groups off this one, which takes
-            ranks that are not in the new group as well, and works only for groups that have NCCL, too.
+        eager: whether NCCL connects now. torch then splits the communicators of later groups off this one. All ranks
+            take part in that, also those outside of the new group. It works only for groups with NCCL.
     """
     if device.type == "cuda":
         torch.cuda.set_device(device)

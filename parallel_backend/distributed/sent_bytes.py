@@ -1,7 +1,7 @@
 """Counts the bytes that a rank sends, at PyTorch's dispatcher, whichever code sends them.
 
 All communication through ``torch.distributed`` (this package's exchanges, DTensor, FSDP) ends in an operator of
-``c10d`` or ``_c10d_functional``. A collective counts as many bytes as its ring algorithm sends, if it has one.
+``c10d`` or ``_c10d_functional``. A collective with a ring algorithm counts the bytes of that algorithm.
 """
 
 from collections import defaultdict

@@ -16,7 +16,7 @@ class StopFlags:
     other ranks in the group of ``whole``.
 
     Attributes:
-        stopped: whether rank 0 asked to stop, as far as this rank has been told.
+        stopped: whether rank 0 asked to stop, as far as this rank knows.
     """
 
     def __init__(self, whole: Axis, device: torch.device, cancelled: Callable[[], bool]) -> None:

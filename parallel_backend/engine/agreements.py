@@ -1,7 +1,7 @@
-"""What the ranks have agreed on for later requests, so that they need not ask each other again.
+"""Agreements of the ranks for later requests, so that they need not ask each other again.
 
-Every rank of a mesh, or of the world, holds the same: it is added after all of them agreed, and removed by requests
-that all of them carry out. A rank's loaded models are no such thing, since it may free them alone.
+Every rank of a mesh, or of the world, holds the same agreements. They are added after all ranks agreed, and removed by
+requests that all ranks run. Loaded models are not among them, since a rank may free its own alone.
 """
 
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ from ..layout.parallel_layout import ParallelLayout
 
 @dataclass(frozen=True, kw_only=True)
 class KernelKey:
-    """What decides whether a rank has a kernel: its mesh, by serial number, and what the kernel has to compute."""
+    """Decides whether a rank has a kernel: its mesh, by serial number, and the kernel's task."""
 
     mesh: int
     attention: str
@@ -35,7 +35,7 @@ class LayoutKey:
 
 @dataclass(frozen=True, kw_only=True)
 class ChosenLayout:
-    """The layout that fits, for requests whose tensors take at most ``work`` bytes on a rank."""
+    """The layout for requests whose tensors take at most ``work`` bytes on a rank."""
 
     work: int
     layout: ParallelLayout

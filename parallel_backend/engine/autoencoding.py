@@ -60,7 +60,7 @@ class Autoencoding:
         model = self.request.message.model
         ranks = model.layout.ranks if model.layout else len(model.devices.indices)
         parts = len(self.tiles.places) if self.tiles else self.height
-        # Every rank asks for both meshes, whether it is in them or not: all ranks make process groups together.
+        # Every rank asks for both meshes, even outside of them: all ranks make process groups together.
         alone, together = (meshes.get(ParallelLayout(ring=size)) for size in (1, min(ranks, parts)))
         if together is None:
             return {}

@@ -113,9 +113,9 @@ class Denoising:
         6. agree that weights and tensors fit on every device
         7. broadcast rank 0's tensors
 
-        Everything that the request can get wrong is refused before step 7, on all ranks alike, so no rank waits for
-        another. What needs no other rank (the components' files) is checked first. Weights load afterwards, when the
-        denoiser first needs them.
+        Every error of the request is refused before step 7, on all ranks alike, so no rank waits for another. Checks
+        that need no other rank (the components' files) come first. Weights load afterwards, when the denoiser first
+        needs them.
         """
         for name in self.components.transformers.names or [HIGH_NOISE]:
             self.components.check(name)
@@ -156,7 +156,7 @@ class Denoising:
         return self.elsewhere.loop(denoiser.plan.layout, chosen=self.request.message.model.layout is None)
 
     def _report(self, step_done: Callable[[], str], progress: Progress, extra: Mapping[str, Tensor]) -> None:
-        """Report progress, that blocks stream, and what other machines have to say of a step."""
+        """Report progress, streaming of blocks, and notes about other machines."""
         notes = (self.components.transformers.note, step_done())
         self.request.report(replace(progress, note="; ".join(filter(None, notes))), extra)
 
@@ -177,7 +177,7 @@ class Denoising:
         return agreed[key]
 
     def _plan_loads(self, mesh: RankMesh, plan: DenoisingPlan) -> dict[str, PlannedTransformer]:
-        """Plan what this rank does not hold. Refuse the request, on all ranks alike, if a device has no room for it."""
+        """Plan the weights that this rank lacks. Refuse the request, on all ranks alike, if a device has no room."""
         transformers = self.components.transformers
         if transformers.missing(mesh):
             self.request.report_loading()  # the first plan imports diffusers, which takes seconds

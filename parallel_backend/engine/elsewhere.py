@@ -1,4 +1,4 @@
-"""What an engine asks of ``machines`` where its client or other ranks are on other machines."""
+"""The engine's interface to ``machines``, for a client or ranks on other machines."""
 
 import socket
 from collections.abc import Callable
@@ -17,10 +17,10 @@ class Elsewhere(Protocol):
     """The other machines, as one rank sees them. All ranks take the same steps, since they get the same requests."""
 
     def localised(self, message: M) -> M:
-        """Return a request whose paths are those of this machine. Collective over the world where files are new.
+        """Return a request with this machine's paths. Collective over the world if it names new files.
 
         Raises:
-            InvalidRequest: on all ranks alike; a rank's machine lacks a file, or has another one of its name.
+            InvalidRequest: on all ranks alike; a rank's machine lacks a file, or has another one with its name.
         """
 
     def missing(self, message: RankRequest) -> tuple[str, ...]:
@@ -32,13 +32,13 @@ class Elsewhere(Protocol):
         """Receive them, see ``machines.ranks.received_files``."""
 
     def original(self, path: str) -> str:
-        """Return the path by which requests call a file of this machine."""
+        """Return the path that requests use for a file of this machine."""
 
     def forget(self, model: ModelSpec) -> None:
         """Forget a model that is unloaded, by its path on this machine."""
 
     def loop(self, layout: ParallelLayout, *, chosen: bool) -> AbstractContextManager[Callable[[], str]]:
-        """Give a function to call after each step of a loop, on rank 0. It returns what the user has to know.
+        """Return a function to call after each step of a loop, on rank 0. It returns a note for the user.
 
         ``chosen`` says whether the layout was chosen for the user.
         """

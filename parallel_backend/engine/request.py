@@ -53,7 +53,7 @@ class ActiveRequest(Generic[M]):
         """Refuse NaN and infinity, on all ranks of ``axis`` alike.
 
         Raises:
-            InvalidRequest: a tensor holds one. The message names the first such tensor.
+            InvalidRequest: a tensor holds NaN or infinity. The message names the first.
         """
         index = agree(first_not_finite(self.tensors or {}), axis)
         if index >= 0:

@@ -15,7 +15,7 @@ def first_not_finite(tensors: Mapping[str, Tensor]) -> int:
 
 
 def first_outside(tensors: Mapping[str, Tensor], rows: Mapping[str, int]) -> tuple[int, int]:
-    """Return the index of the first tensor with a number outside its table, and that number; -1 and 0 without one.
+    """Return the index of the first tensor with a number outside its table, and the number; -1 and 0 if all are inside.
 
     Args:
         rows: number of rows of each embedding table, see ``Family.embedding_sizes``.

@@ -86,7 +86,7 @@ def check_sample(
 
 
 def read_shapes(tensors: Mapping[str, Tensor], component: str, checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
-    """Return the shapes that a ``ReadWeights`` has, by ComfyUI's names.
+    """Return the shapes in a ``ReadWeights``, by ComfyUI's names.
 
     Raises:
         InvalidRequest: there are none, or the model lacks the component.
@@ -227,7 +227,7 @@ def _check_loop_tensors(shapes: Mapping[str, Shape], geometry: Geometry, *, disc
 
 
 def _check_start(message: Sample, steps: int, history: Mapping[str, Shape], latent: Shape) -> None:
-    """Refuse a start that the sampler could not have come from."""
+    """Refuse a start that the sampler cannot have reached."""
     if not 0 <= message.first_step < steps:
         raise InvalidRequest(f"first_step={message.first_step} with {steps} steps: 0 to {steps - 1} works")
     names = [f"{HISTORY}{i}" for i in range(len(history))]
@@ -251,7 +251,7 @@ def _check_guidance(message: Sample) -> None:
 
 
 def _check_noise(message: Sample) -> None:
-    """Refuse what a sampler could not draw noise from."""
+    """Refuse settings from which a sampler cannot draw noise."""
     if not 0 <= message.seed < 2**64:
         raise InvalidRequest(f"seed={message.seed}: a seed from 0 to 2**64 - 1 works")
     if not (math.isfinite(message.noise_scale) and message.noise_scale >= 0.0):

@@ -1,7 +1,7 @@
-"""How much memory a request's tensors take while it computes, beyond weights: estimates from measured tables.
+"""Estimates a request's memory beyond weights, from measured tables.
 
-``python -m lab working-memory`` measures the tables and each family's ``values_alive`` anew. They count the tensors
-that are alive at once, but no workspaces of kernels and no fragments, so what does not fit by an estimate cannot work.
+``python -m lab working-memory`` measures the tables and each family's ``values_alive`` anew. They count tensors that
+are alive at once, without workspaces of kernels and fragments. A request that does not fit by the estimate cannot work.
 """
 
 from collections.abc import Mapping
@@ -53,7 +53,7 @@ _NARROWEST = 64
 
 
 def vae_kind(class_name: str, config: Mapping[str, Any]) -> str:
-    """Return a VAE's row in the table: its class, and what sets apart two forms of a class."""
+    """Return a VAE's row in the table: its class, and the config flag that distinguishes two forms."""
     form = next((name for name in ("is_residual", "timestep_conditioning") if config.get(name)), "")
     return f"{class_name} {form}".strip()
 

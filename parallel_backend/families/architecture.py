@@ -1,4 +1,4 @@
-"""What an architecture is: how its weights are named in files, and how the config follows from names and shapes."""
+"""Describes an architecture: the names of its weights in files, and how names and shapes determine the config."""
 
 import json
 import re
@@ -12,11 +12,11 @@ Shape = tuple[int, ...]
 Config = dict[str, Any]
 Tensors = dict[str, Any]
 Converter = Callable[[Tensors], Tensors]
-"""Maps tensors in the published names to those of diffusers' class. It moves rows and renames, and nothing else."""
+"""Maps tensors from published names to diffusers' names. It only moves rows and renames."""
 
 
 def single_file(name: str) -> Converter:
-    """Return the converter of this name that diffusers has."""
+    """Return diffusers' converter of this name."""
 
     def convert(tensors: Tensors) -> Tensors:
         from diffusers.loaders import single_file_utils
@@ -28,7 +28,7 @@ def single_file(name: str) -> Converter:
 
 
 class Weights:
-    """The names and shapes of a component's weights, which can be asked for by diffusers' names.
+    """The names and shapes of a component's weights, with access by diffusers' names.
 
     Args:
         shapes: shapes by the file's names, without the file's prefix.
@@ -47,7 +47,7 @@ class Weights:
         """Return the shape of a weight.
 
         Raises:
-            KeyError: the file has no such weight. Names it as the file would.
+            KeyError: the file lacks the weight. The message has the file's name for it.
         """
         return self.shapes[self._in_file(name)]
 
@@ -60,7 +60,7 @@ class Weights:
         return self.shape(name)[1]
 
     def count(self, layers: str) -> int:
-        """Return how many layers a list has, numbered from 0 without a gap."""
+        """Return the number of layers in a list, counted from 0 up to the first gap."""
         start = f"{self._in_file(layers)}."
         numbers = {name.removeprefix(start).partition(".")[0] for name in self.shapes if name.startswith(start)}
         count = 0
@@ -69,7 +69,7 @@ class Weights:
         return count
 
     def described(self, component: str) -> dict[str, Any]:
-        """Return what the metadata's ``config`` says about a component, as ComfyUI reads it."""
+        """Return a component's part of the metadata's ``config``, as ComfyUI reads it."""
         try:
             entries = json.loads(self.metadata.get("config", "{}")).get(component)
         except (ValueError, RecursionError, AttributeError):
@@ -89,22 +89,22 @@ class Architecture:
 
     Attributes:
         class_name: diffusers' class.
-        native: names that only this architecture's files in original names have, all of them.
-        diffusers: names that only its files in diffusers' names have, all of them.
+        native: names that together identify this architecture's files in original names.
+        diffusers: names that together identify its files in diffusers' names.
         config: returns the config of diffusers' class.
         layers: what ``layer`` returns for all names that files of this architecture have, in either naming. Empty if
             files may hold anything else.
         renamed: beginnings of original names by the beginnings of diffusers' names, for what ``config`` asks for.
-        published: returns the published name for an original one that ComfyUI saves under another name.
-        in_diffusers: returns diffusers' names by the published ones, without those of weights that the class has no use
-            for; None if only ``convert`` knows them.
-        convert: the converter of original names; None where those are diffusers', or ``in_diffusers`` does it all.
-        unused: names that the class has no use for, as ComfyUI's has not.
+        published: returns the published name for a name that ComfyUI saves.
+        in_diffusers: returns diffusers' names by the published ones, without weights that the class does not use; None
+            if only ``convert`` knows them.
+        convert: the converter of original names; None if they are diffusers', or ``in_diffusers`` is enough. unused:
+        names that neither this class nor ComfyUI's uses.
         one_first: the number of dims of weights whose first dim is 1, by name without numbers of blocks. GGUF files
             that llama.cpp has written lack that dim.
-        expected: returns the values that the metadata may give to the settings that ComfyUI reads from it, by setting.
-            ComfyUI has other classes or computes something else for other values.
-        foreign: parts of names that only other models have, and what those are.
+        expected: returns the allowed values of the settings that ComfyUI reads from the metadata, by setting. ComfyUI
+            has other classes or computes something else for other values.
+        foreign: parts of names that only other models have, with a description of these models.
         pipeline: returns the class of diffusers' pipeline, if it says more than the transformer's config.
     """
 
@@ -130,25 +130,25 @@ class Architecture:
         return not is_of_lora(name) and (not self.layers or layer(name) in self.layers)
 
     def to_diffusers(self, tensors: Tensors) -> Tensors:
-        """Return tensors in the published names by those of diffusers' class."""
+        """Return tensors by diffusers' names from tensors by published names."""
         if self.convert is not None:
             return self.convert(tensors)
         assert self.in_diffusers is not None
         return {new: tensors[name] for name, new in self.in_diffusers(tensors).items()}
 
     def shape(self, name: str, stored: Shape) -> Shape:
-        """Return the shape of a weight that a file stores in this one."""
+        """Return the shape of a weight from its shape in a file."""
         dims = self.one_first.get(re.sub(r"\.\d+(?=\.)", "", name), 0)
         return (1,) * (dims - len(stored)) + stored
 
 
 def not_supported(what: str) -> InvalidRequest:
-    """Return the error about a file that ComfyUI alone can load. ``what`` is a sentence that says what it holds."""
+    """Return the error about a file that only ComfyUI can load. ``what`` is a sentence about its content."""
     return InvalidRequest(f"{what}, which is not supported: load it with ComfyUI's own loader")
 
 
 def layers(names: str) -> frozenset[str]:
-    """Return names that a text lists. ``blocks(attn ffn)`` stands for ``blocks.attn blocks.ffn``."""
+    """Return the names in a text. ``blocks(attn ffn)`` stands for ``blocks.attn blocks.ffn``."""
     inner = re.findall(r"(\w+)\(([^)]*)\)", names)
     lists = {f"{outer}.{name}" for outer, listed in inner for name in listed.split()}
     return frozenset(lists | set(re.sub(r"\w+\([^)]*\)", "", names).split()))
@@ -163,11 +163,11 @@ def layer(name: str) -> str:
 _LORA = (
     ".lora_up.", ".lora_down.", ".lora_A.", ".lora_B.", ".lora.up.", ".lora.down.", ".lokr_w", ".hada_w", ".dora_scale",
 )  # fmt: skip
-"""Parts of names, one of which every file of a LoRA has."""
+"""Parts of names. Every file of a LoRA has at least one of them."""
 
 
 def is_of_lora(name: str) -> bool:
-    """Whether a weight is part of a LoRA, whose names contain those of its model."""
+    """Whether a weight is part of a LoRA. Its names contain names of the model."""
     return any(part in name for part in _LORA)
 
 

@@ -1,6 +1,6 @@
 """The registry of families, which the backend, the readers of files and the nodes share.
 
-A row says where a family is. Its modules are imported when they are asked for, so the table costs neither torch nor
+A row says where a family is. Its modules are imported at their first use, so the table imports neither torch nor
 diffusers.
 """
 
@@ -55,7 +55,7 @@ def row_of(class_name: str) -> Row:
     """Return the row of a diffusers transformer class.
 
     Raises:
-        InvalidRequest: no family supports the class. The message lists those that are supported.
+        InvalidRequest: no family supports the class. The message lists the supported classes.
     """
     if class_name not in FAMILIES:
         raise InvalidRequest(f"transformer class {class_name} is not supported; supported: {', '.join(FAMILIES)}")
@@ -66,7 +66,7 @@ def family_of(class_name: str) -> "type[Family]":
     """Return the family of a diffusers transformer class.
 
     Raises:
-        InvalidRequest: no family supports the class. The message lists those that are supported.
+        InvalidRequest: no family supports the class. The message lists the supported classes.
     """
     row = row_of(class_name)
     family: type[Family] = getattr(import_module(f".{row.folder}.transformer", __package__), row.name)
@@ -75,6 +75,6 @@ def family_of(class_name: str) -> "type[Family]":
 
 @cache
 def architectures() -> tuple[Architecture, ...]:
-    """Return how the families are recognised that single files hold."""
+    """Return the architectures of families in single files."""
     rows = [row for row in FAMILIES.values() if row.in_files]
     return tuple(import_module(f".{row.folder}.files", __package__).ARCHITECTURE for row in rows)

@@ -1,4 +1,4 @@
-"""What ``serve`` is asked about other machines, and what a running backend does otherwise."""
+"""The options of ``serve`` about other machines, and how a running backend differs from them."""
 
 import argparse
 import socket
@@ -28,10 +28,10 @@ class Settings:
     """See ``supervisor.other_machines.Machines``.
 
     Attributes:
-        listening: where it listens for other machines; None if it does not.
+        listening: address and certificates for other machines; None if it does not listen.
         nodes: number of hosts whose devices ranks may use.
         interface: the network interface over which ranks of different hosts talk.
-        devices: those of this machine, if others are to know them; None for those that it probably has.
+        devices: of this machine, to announce to other hosts; None: guess.
         forwarded: whether clients may come through a tunnel.
     """
 
@@ -44,7 +44,7 @@ class Settings:
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        """The options of ``serve`` that mean this."""
+        """These settings as options of ``serve``."""
         listen = ("--listen", str(self.listening.address)) if self.listening else ()
         nodes = ("--nnodes", str(self.nodes), "--interface", self.interface) if self.interface else ()
         return (*listen, *nodes, *(("--forwarded",) if self.forwarded else ()))
@@ -53,7 +53,7 @@ class Settings:
         """Let other machines in.
 
         Raises:
-            InvalidRequest: nothing can listen where they are to connect.
+            InvalidRequest: nothing can listen on the address.
         """
         return Supervised(
             listening=self.listening, nodes=self.nodes, interface=self.interface, devices=self.devices,
@@ -61,7 +61,7 @@ class Settings:
         )  # fmt: skip
 
     def advice(self, endpoint: Endpoint) -> list[str]:
-        """Return what whoever starts this has to know and do elsewhere."""
+        """Return notes for the user: what to know, and what to do on other machines."""
         if self.forwarded:
             ssh = "ssh -N -o ExitOnForwardFailure=yes -o StreamLocalBindUnlink=yes -o ServerAliveInterval=5"
             return [f"on ComfyUI's machine, run: {ssh} -L FOLDER/socket:{endpoint.socket} {socket.gethostname()}"]
@@ -78,9 +78,9 @@ class Settings:
         return [warning, f"on the other hosts, with the files of this one's certificates, run: {command}"]
 
     def difference(self, status: Status, listen: str | None) -> str:
-        """Return what a backend does otherwise, as the end of a sentence; "" for nothing.
+        """Return how a running backend differs, as the end of a sentence; "" if it does not.
 
-        ``listen`` is the address that was asked for, if one was.
+        ``listen`` is the requested address, if any.
         """
         if self.forwarded and not status.hosts:
             return "was not started with --forwarded"
@@ -100,7 +100,7 @@ def parse(options: argparse.Namespace) -> Settings:
     """Check the options of ``serve`` for other machines.
 
     Raises:
-        InvalidRequest: one of them does not fit.
+        InvalidRequest: an option does not fit.
     """
     if options.nnodes < 1 or (options.nnodes > 1) != bool(options.interface):
         raise InvalidRequest(
@@ -118,7 +118,7 @@ def parse(options: argparse.Namespace) -> Settings:
 
 
 def listening_at(text: str) -> Listening:
-    """Return where to listen for other machines, once the certificates for that are known to be usable.
+    """Check the certificates, and return where to listen for other machines.
 
     Raises:
         InvalidRequest: it is no address, or a certificate is missing or unusable.

@@ -1,4 +1,4 @@
-"""The other machines of one supervisor: the gateway through which they come, and the hosts that have joined."""
+"""The other machines of one supervisor: their gateway, and the joined hosts."""
 
 import socket
 from collections.abc import Callable
@@ -21,12 +21,12 @@ class Supervised(Hosts):
     """See ``supervisor.other_machines.OtherMachines``.
 
     Args:
-        listening: where it listens for them; None if it does not.
+        listening: address and certificates for them; None if it does not listen.
         nodes: number of hosts whose devices ranks may use.
         interface: the network interface over which ranks of different hosts talk.
-        devices: those of this machine; None for those that it probably has.
+        devices: of this machine; None: guess.
         endpoint: the supervisor's.
-        logs: take what the gateway writes.
+        logs: take the gateway's output.
         events: the supervisor's event loop.
 
     Raises:
@@ -53,7 +53,7 @@ class Supervised(Hosts):
     def take(
         self, sock: socket.socket, message: object, *, same_program: bool, store_port: Callable[[int], int | None]
     ) -> bool:
-        """Take a connection of a host that joins, or of the gateway for a rank that looks for the store."""
+        """Take a connection of a host that joins, or of the gateway for a rank that needs the store."""
         if isinstance(message, JoinHost):
             self.join(sock, message.host, same_program=same_program)
         elif isinstance(message, OpenStore):
@@ -71,19 +71,19 @@ class Supervised(Hosts):
         super().tick(idle=idle)
 
     def added_to(self, status: Status) -> Status:
-        """Return a status with the hosts, their spare ranks, and where this one listens."""
+        """Return a status with the hosts, their spare ranks, and this host's address."""
         return replace(
             status, spares=status.spares + self.spares(), hosts=self.statuses(), interface=self.name_of_interface,
             listens=str(self._gateway or ""),
         )  # fmt: skip
 
     def end(self) -> None:
-        """Let nobody in any more."""
+        """Accept no more connections."""
         self._by_hand.unlink(missing_ok=True)
         if self._gateway:
             self._gateway.end()
 
     def wait(self, seconds: float) -> None:
-        """Let the gateway pass on what was sent last, but not for longer than this."""
+        """Let the gateway pass on the last bytes, for at most ``seconds``."""
         if self._gateway:
             self._gateway.wait(seconds)

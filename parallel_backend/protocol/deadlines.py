@@ -22,7 +22,7 @@ class Deadline:
         """Seconds left.
 
         Raises:
-            DeadlineExceeded: none are left; the message names the phase.
+            DeadlineExceeded: no time is left; the message names the phase.
         """
         left = self._end - time.monotonic()
         if left <= 0:

@@ -36,15 +36,15 @@ def rank_log(rank: int) -> str:
 
 
 class Remote(Protocol):
-    """A backend on another machine, see ``machines.links.backends``. Text of it says where it is."""
+    """A backend on another machine, see ``machines.links.backends``. Its ``str`` says where it is."""
 
     @property
     def place(self) -> str:
-        """The machine, as a sentence names it after "on"."""
+        """The machine, as it follows "on" in a sentence."""
 
     @property
     def closed(self) -> str:
-        """What it means that it closes a connection before it answers; "" if it is to be asked again."""
+        """The reason if it closes a connection before it answers; "" if the client should ask again."""
 
     def connect(self, seconds: float) -> socket.socket:
         """See the function ``connect``."""
@@ -56,7 +56,7 @@ class Endpoint:
 
     Attributes:
         folder: the runtime folder.
-        log_folder: of the logs; None for ``logs`` in the runtime folder, which vanishes with a reboot or a logout.
+        log_folder: the logs' folder; None for ``logs`` in the runtime folder, which a reboot or a logout removes.
         remote: the backend, if it is on another machine. The folders mean nothing then.
     """
 
@@ -84,7 +84,7 @@ class Endpoint:
 
     @property
     def by_hand(self) -> Path:
-        """A file that is there while a backend for several machines is to run, which no client could start."""
+        """A file that exists while a backend for several machines should run. No client can start such a backend."""
         return self.folder / "started-by-hand"
 
     @property
@@ -99,7 +99,7 @@ class Endpoint:
 
     @property
     def start_log(self) -> Path:
-        """What the supervisor's process writes to stdout and stderr, such as why it does not start."""
+        """Output of the supervisor's process, such as why it does not start."""
         return self.logs / "start.log"
 
     @property
@@ -108,7 +108,7 @@ class Endpoint:
         return self.logs / REQUEST_LOG
 
     def rank_log(self, rank: int) -> Path:
-        """What all processes of a rank write to stdout and stderr."""
+        """Output of all processes of a rank."""
         return self.logs / rank_log(rank)
 
     @property
@@ -127,9 +127,9 @@ class Endpoint:
     def default(cls) -> "Endpoint":
         """The endpoint that the environment names.
 
-        The folder is ``PARALLEL_DIT_RUNTIME`` if set, otherwise one in ``XDG_RUNTIME_DIR``, which is made here to see
-        that it can be, or else in /tmp for this user.
-        ``PARALLEL_DIT_LOGS`` is that of the logs. ``PARALLEL_DIT_BACKEND`` names a backend on another machine.
+        The folder is ``PARALLEL_DIT_RUNTIME`` if set, otherwise one in ``XDG_RUNTIME_DIR``. If that cannot be made, it
+        is one in /tmp for this user.
+        ``PARALLEL_DIT_LOGS`` is the logs' folder. ``PARALLEL_DIT_BACKEND`` names a backend on another machine.
 
         Raises:
             InvalidRequest: that is neither an address nor a socket.
@@ -196,7 +196,7 @@ def _unusable(session: str) -> str:
 
 
 def passed_over(endpoint: Endpoint) -> str:
-    """Return the sentence that an endpoint's folder takes the place of one in ``XDG_RUNTIME_DIR``; "" if not."""
+    """Return a sentence if an endpoint's folder replaces one in ``XDG_RUNTIME_DIR``; otherwise ""."""
     session = os.environ.get(_SESSION)
     if endpoint.remote is not None or endpoint.folder != _in_temporary() or not session:
         return ""
@@ -213,7 +213,7 @@ def connect(endpoint: Endpoint, *, seconds: float) -> socket.socket:
     Raises:
         BackendUnavailable: no process listens there, or the other machine refuses.
         DeadlineExceeded: a process listens there, but accepts no connection.
-        InvalidRequest: this machine's certificates for another one cannot be used.
+        InvalidRequest: this machine's certificates cannot be used.
     """
     if endpoint.remote is not None:
         return endpoint.remote.connect(seconds)

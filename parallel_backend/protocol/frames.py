@@ -114,10 +114,10 @@ def pack(frame: Frame) -> bytes:
 
 
 def check_names(tensors: tuple[TensorMeta, ...]) -> None:
-    """Refuse two tensors of one name, of which a receiver would keep one.
+    """Refuse two tensors with one name: a receiver would keep only one.
 
     Raises:
-        InvalidRequest: the message has the name.
+        InvalidRequest: two have the same name. The message says which.
     """
     names = [meta.name for meta in tensors]
     twice = next((name for name in names if names.count(name) > 1), None) if len(set(names)) < len(names) else None

@@ -1,4 +1,4 @@
-"""What hosts and the supervisor say to each other before a host has joined, and what the status says of hosts."""
+"""Messages between hosts and the supervisor until a host has joined, and the hosts in a status."""
 
 import importlib.metadata
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ PACKAGES = ("torch", "nvidia-nccl-cu12", "nvidia-nccl-cu13", "diffusers")
 
 
 def versions() -> dict[str, str]:
-    """The versions of those of ``PACKAGES`` that are installed here."""
+    """The versions of the installed ``PACKAGES``."""
     found = {}
     for package in PACKAGES:
         try:
@@ -45,7 +45,7 @@ class HostInfo:
         node: its number among the hosts, from 1; the first host is 0.
         address: of the interface that its ranks use.
         devices: those that its ranks may run on.
-        versions: of the packages that all ranks have to agree in.
+        versions: of the packages that must agree on all ranks.
 
     Raises:
         InvalidRequest: the name or the number cannot be.
@@ -65,7 +65,7 @@ class HostInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class JoinHost:
-    """From an agent: its host is there. After the answer ``Done``, messages of ``host_control`` follow."""
+    """From an agent: its host joins. After the answer ``Done``, messages of ``host_control`` follow."""
 
     host: HostInfo
 

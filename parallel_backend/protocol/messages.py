@@ -49,11 +49,11 @@ Measure = Literal["", "seconds", "bytes"]
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredRequest(RankRequest):
-    """Base class of the requests whose work can be measured. Nothing is, unless a request asks for it.
+    """Base class of the requests whose work can be measured, if they ask for it.
 
     Tensors out, besides its own: unless ``measure`` is empty, ``seconds`` ``[1]``, the ranks' computing time without
-    that of loading. With ``"bytes"``, which makes it slower, also ``sent_bytes`` ``[ranks of the layout]`` int64: what
-    each rank sent to others.
+    loading. With ``"bytes"``, which makes it slower, also ``sent_bytes`` ``[ranks of the layout]`` int64: what each
+    rank sent to others.
     """
 
     measure: Measure = ""
@@ -67,7 +67,7 @@ class Forward(MeasuredRequest):
     first (Wan: ``hidden_states`` ``[B, C, T, H, W]``, ``timestep`` ``[B]``, ``encoder_hidden_states`` ``[B, L, D]``).
     Branches may differ in every shape. ``adapters`` has the LoRAs of each branch, and is empty if there are none.
     ``skipped`` holds, for each branch, the numbers of the blocks that it leaves out, counted over the blocks that have
-    weights. Empty means that no branch leaves out any.
+    weights. It is empty if all branches run all blocks.
     Tensors out: ``{i}`` ``[B, C, T, H, W]``, the raw prediction of branch ``i`` in the model's dtype.
     Without ``adapt``, a device without room for the weights is a ``NoRoom``. With it, layout ``auto`` lets the ranks
     share them then, and blocks stream from the machine's memory if that is not enough.
@@ -92,16 +92,17 @@ class Sample(MeasuredRequest):
     A flow model (``prediction="flow"``) gets a sigma as the timestep ``sigma * timestep_scale`` (ComfyUI's
     ``ModelSamplingDiscreteFlow.timestep``). An ``"eps"`` or ``"v"`` model gets its position in ``log_sigmas`` ``[N]``,
     an extra tensor (``ModelSamplingDiscrete.timestep``), so a sampler may also use sigmas between those of ``sigmas``.
-    Samplers that draw noise draw that of ``seed`` and scale it by ``noise_scale``. ``noise_device`` is the kind of
+    Samplers that draw noise seed it with ``seed`` and scale it by ``noise_scale``. ``noise_device`` is the kind of
     device on which ComfyUI would draw: the same seed gives other numbers on the CPU than on a GPU. ``first_sigma``
     replaces a first sigma of 1 of a flow model where a sampler needs its signal-to-noise ratio (ComfyUI's
     ``offset_first_sigma_for_snr``).
-    With ``keep``, progress of a step that is not the last carries what another request needs to go on after it, each
-    tensor under its name there with the prefix ``kept.``. In that request ``first_step`` is the progress's ``value``,
-    ``x`` is the noised latent with which that step begins, and ``history.{n}`` is what the sampler remembers. Without
-    ``history.{n}``, multistep samplers begin anew. Pipelines keep none, and nothing at all where ``data`` exceeds B.
+    With ``keep``, progress of each step but the last carries the tensors with which another request can continue. Their
+    names are the other request's names with the prefix ``kept.``. In that request ``first_step`` is the progress's
+    ``value``, ``x`` is the noised latent with which that step begins, and ``history.{n}`` is what the sampler
+    remembers. Without ``history.{n}``, multistep samplers begin anew. Pipelines keep no history. Nothing is kept where
+    ``data`` exceeds B.
     With ``previews``, progress carries ``preview`` ``[1, C, 1, H, W]``, or ``[1, C, H, W]`` for an image: the predicted
-    x0 of the first item's first frame. ``adapters`` has the LoRAs of all branches. ``adapt`` is that of ``Forward``.
+    x0 of the first item's first frame. ``adapters`` has the LoRAs of all branches. For ``adapt`` see ``Forward``.
     Tensors out: ``samples`` ``[B, C, T, H, W]`` float32, as the last step leaves them (the caller applies ComfyUI's
     ``inverse_noise_scaling``).
     """
@@ -128,9 +129,9 @@ class EncodeText(RankRequest):
     """Run the text encoder.
 
     ``layer`` counts from the end like ComfyUI's CLIPSetLastLayer: -1 is the last layer, and a layer that does not
-    exist also means the last one. The output of any layer is normalised like that of the last.
+    exist also means the last one. The output of any layer is normalised like the last layer's.
     Tensors in: ``ids`` ``[N, L]`` int64 and ``lengths`` ``[N]`` int64 (ids beyond a length are ignored).
-    ``adapters`` and ``overlay`` are what is changed in its weights.
+    ``adapters`` and ``overlay`` change its weights.
     Tensors out: ``embeds`` ``[N, L, D]`` float32, zero beyond each length.
     """
 
@@ -170,8 +171,8 @@ class ReadWeights(RankRequest):
 
     ``component`` is a transformer or the text encoder, and ``names`` are ComfyUI's names of weights.
     Tensors in: ``shapes`` ``[bytes]`` uint8, the JSON of the shapes of all of its weights by ComfyUI's names.
-    Tensors out: ``{i}``, weight ``i``, in the dtype in which it is stored if that is float32, float16 or bfloat16, and
-    otherwise in float32. ``dtype`` ``[0]`` has the dtype in which the ranks hold weights.
+    Tensors out: ``{i}``, weight ``i``, in its stored dtype if that is float32, float16 or bfloat16, and otherwise in
+    float32. ``dtype`` ``[0]`` has the dtype in which the ranks hold weights.
     """
 
     component: str
@@ -182,7 +183,7 @@ class ReadWeights(RankRequest):
 class Unload(RankRequest):
     """Free the model's weights in its dtype, on all ranks. Never starts ranks.
 
-    With ``only_cache``, free no weights, but what the ranks keep of their devices' memory for later requests.
+    With ``only_cache``, keep the weights, and free only device memory that the ranks cache for later requests.
     """
 
     only_cache: bool = False
@@ -190,9 +191,9 @@ class Unload(RankRequest):
 
 @dataclass(frozen=True, kw_only=True)
 class Trial(RankRequest):
-    """Try the way from the client to the ranks, or the links between them, without a model.
+    """Try the connection from the client to the ranks, or the links between ranks, without a model.
 
-    Ranks know the trial ``exchange``: each rank sends ``amount`` bytes to every other one. Tensors out: ``latency``
+    Ranks know the trial ``exchange``: each rank sends ``amount`` bytes to every other rank. Tensors out: ``latency``
     ``[1]``, seconds of an exchange of one number, and ``seconds`` ``[1]``, of a whole one. Ranks of a lab know more.
     """
 
@@ -223,7 +224,7 @@ class Stop:
 class Continue:
     """To a client: rank 0 has the connection, and is ready to receive the bytes of the request's tensors.
 
-    Before them it needs ``Files`` with those whose ids are ``missing``, if there are any.
+    If ``missing`` lists ids, rank 0 first needs ``Files`` with these files.
     """
 
     missing: tuple[str, ...] = ()
@@ -257,7 +258,7 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True)
 class Error:
-    """An error of ``errors``, by its code. ``not_started`` is that of ``RankFailed``."""
+    """An error of ``errors``, by its code. For ``not_started`` see ``RankFailed``."""
 
     code: str
     message: str

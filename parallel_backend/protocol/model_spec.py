@@ -1,4 +1,4 @@
-"""What a request says about a model: which one, in which dtype, on which devices, and what is changed in it."""
+"""A request's model: its files, dtype and devices, and the changes to its weights."""
 
 import itertools
 from collections.abc import Sequence
@@ -45,12 +45,12 @@ class Devices:
     Attributes:
         kind: ``cuda`` or ``cpu``.
         indices: one GPU index for each rank; on the CPU they only count the ranks.
-        visible: name and value of those of the variables ``VISIBLE`` that are set where the indices come from.
+        visible: name and value of each variable of ``VISIBLE`` that is set in the client's process.
         collectives: the communication backend of GPU ranks; CPU ranks always use gloo.
-        hosts: the name of each rank's host; empty if all ranks are on ``FIRST``, where the first rank has to be.
+        hosts: the name of each rank's host; empty if all ranks are on ``FIRST``. The first rank has to be there.
 
     Raises:
-        InvalidRequest: there are too many indices, or one cannot be, a variable's value has a NUL character, or the
+        InvalidRequest: there are too many indices, an index is invalid, a variable's value has a NUL character, or the
             hosts do not fit.
     """
 
@@ -80,7 +80,7 @@ class Devices:
         return self.hosts[rank] if self.hosts else FIRST
 
     def on_host(self, host: str) -> int:
-        """How many ranks are on a host."""
+        """Number of ranks on a host."""
         return self.hosts.count(host) if self.hosts else len(self.indices) * (host == FIRST)
 
     @property
@@ -106,7 +106,7 @@ class Devices:
 
     @property
     def listed(self) -> str:
-        """The devices by their numbers, as ``devices 0,1``, with the hosts of those that are elsewhere."""
+        """The devices by their numbers, as ``devices 0,1``, with the names of other hosts."""
         places = [
             f"{index} of {self.host_of(rank)}" if self.host_of(rank) else str(index)
             for rank, index in enumerate(self.indices)
@@ -128,7 +128,7 @@ class ModelSpec:
         path: the checkpoint's folder.
         stamp: ``Checkpoint.stamp``, which changes with the files in the folder.
         dtype: of the weights and the computation; ``auto`` lets the loader choose.
-        devices: those of the ranks.
+        devices: the ranks'.
         layout: None means ``auto``. Layouts that keep weights whole share the loaded weights.
         attention: a name in ``kernels.KERNELS``, or ``auto``.
         content: ``Checkpoint.content``, by which other hosts find their copies; "" where all ranks read the path.
@@ -150,7 +150,7 @@ class ModelSpec:
 
     @property
     def identity(self) -> str:
-        """What tells the model from others, on all hosts alike."""
+        """Identifies the model, on all hosts alike."""
         return self.content or self.path
 
 
@@ -161,7 +161,7 @@ class Adapter:
     Attributes:
         path: the file with its factors, see ``checkpoint.adapter_file``. Ranks read it at the first use.
         id: hash of its content. Ranks that have read a file with this id do not read it again.
-        strength: the factor of what it adds.
+        strength: the factor on its change.
 
     Raises:
         InvalidRequest: no file can have the path.
@@ -177,7 +177,7 @@ class Adapter:
 
 @dataclass(frozen=True, kw_only=True)
 class Overlay:
-    """Weights that a request uses instead of those in the model's files.
+    """Weights that replace the model's in a request.
 
     Attributes:
         path: the file that holds them, see ``checkpoint.overlay_file``.

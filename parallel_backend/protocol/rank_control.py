@@ -21,7 +21,7 @@ MAX_DATAGRAM = MAX_HEADER + 4096
 BUFFER = 4 * MAX_DATAGRAM
 MAX_DESCRIPTORS = 2
 DONE = "done"
-"""The code of a request that succeeded; the other codes are those of ``errors``."""
+"""The code of a request that succeeded; ``errors`` has the other codes."""
 RECOVERABLE = (DONE, InvalidRequest.code, Cancelled.code, NoRoom.code, ClientStalled.code)
 """Codes after which the ranks stay usable; after any other, the supervisor kills the set."""
 
@@ -41,7 +41,7 @@ class CancelRun(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 class Become(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """To a spare rank: become this rank.
 
-    The descriptor of the rank's log comes with the message, and for rank 0 also that of the store's listening socket.
+    The descriptor of the rank's log comes with the message, and for rank 0 also the store's listening socket.
 
     Attributes:
         device: PyTorch's name of its device.
@@ -69,16 +69,16 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Finished(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """From a rank: how a request ended on it, or why it does not start.
+    """From a rank: how a request ended there, or why the rank does not start.
 
     Attributes:
         request_id: the request; "" while the rank starts.
         code: ``DONE`` or a code of ``errors``.
         message: the error's message.
-        by_peer: the error is one of communication, so another rank probably caused it.
-        seconds: of rank 0, what it spent on the request by phase, see ``RequestLine``.
-        sent: of rank 0, bytes of tensors that it sent to the client.
-        unheard: of rank 0, whether the other ranks have not heard of the request.
+        by_peer: communication failed, so another rank probably caused the error.
+        seconds: from rank 0: time spent on the request by phase, see ``RequestLine``.
+        sent: from rank 0: bytes of tensors sent to the client.
+        unheard: from rank 0: the other ranks have not received the request.
     """
 
     request_id: str

@@ -16,10 +16,10 @@ class RequestLine(msgspec.Struct, frozen=True, kw_only=True):
         model: name of its folder or file.
         layout: ``ParallelLayout`` as text; "" for requests without a denoiser where the model names none.
         size: shape of the latent, of the pixels that are encoded, or of the token ids; empty if there is none.
-        steps: that were asked for; 0 for requests without steps.
-        seconds: by phase: ``queued`` for other requests, ``starting`` ranks, ``running`` in all, and of that what
-            rank 0 spent: ``receiving`` tensors, ``preparing``, ``connecting``, ``loading``, ``sampling``,
-            ``denoising``, ``decoding``, ``encoding``, ``client`` (sending progress) and ``replying``.
+        steps: requested steps; 0 for requests without steps.
+        seconds: by phase: ``queued`` behind other requests, ``starting`` ranks, ``running`` in total, and its parts on
+            rank 0: ``receiving`` tensors, ``preparing``, ``connecting``, ``loading``, ``sampling``, ``denoising``,
+            ``decoding``, ``encoding``, ``client`` (sending progress) and ``replying``.
         received: bytes of the client's tensors.
         sent: bytes of tensors to the client.
         outcome: ``"done"`` or a code of ``errors``.
@@ -47,13 +47,13 @@ def decode(text: str | bytes) -> RequestLine:
     """The line of a text.
 
     Raises:
-        msgspec.DecodeError: it is none.
+        msgspec.DecodeError: the text is not a line of the log.
     """
     return msgspec.json.decode(text, type=RequestLine)
 
 
 def read(path: Path) -> Iterator[RequestLine]:
-    """Yield the lines of a log and, before them, those of the file that it replaced. Lines that are cut are left out.
+    """Yield the lines of a log, with the older file's lines first. Incomplete lines are skipped.
 
     Raises:
         OSError: a file cannot be read.

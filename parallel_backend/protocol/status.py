@@ -1,4 +1,4 @@
-"""What the backend says about itself: its ranks, the models that they hold, and what it does."""
+"""The backend's status: its ranks, their models, and its current work."""
 
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
@@ -19,11 +19,11 @@ class LoadedModel:
 
     Attributes:
         path: the checkpoint's folder.
-        stamp: that of the ``ModelSpec`` with which it was opened.
-        layout: the one in which a transformer was last used, without options of single loops; None if none was.
+        stamp: of the ``ModelSpec`` that opened it.
+        layout: the transformer's last layout, without options of single loops; None before its first use.
         dtype: of the weights.
         parts: names of the loaded components.
-        loads: how often weights have been loaded.
+        loads: number of times that weights were loaded.
         note: anything unexpected, for the user.
     """
 
@@ -41,7 +41,7 @@ class HostLink:
     """The network to a host, as a rank of another one has measured it.
 
     Attributes:
-        host: the name of that host, "" for the first.
+        host: the other end's name, "" for the first host.
         latency: seconds of a message one way.
         bandwidth: bytes a second.
     """
@@ -55,8 +55,8 @@ class HostLink:
 class RankStatus:
     """One rank, according to the process table and the rank itself. Memory in bytes; ``steps`` since its start.
 
-    ``host`` is the name of its host, "" for the first; ``pid`` is its process id there. ``link`` is that to the host
-    before its own, if the rank is the first one of its host.
+    ``host`` is the name of its host, "" for the first; ``pid`` is its process id there. ``link`` leads to the previous
+    host, if the rank is the first on its host.
     """
 
     rank: int
@@ -90,12 +90,12 @@ class SpareStatus:
 class Status:
     """The backend at one moment.
 
-    ``layout`` is that of the running request, or of the most recent one. ``logs`` is the folder of the logs, and
-    ``log_problem`` says what keeps lines from it; "" if nothing does. ``internal_errors`` counts the exceptions that
-    should not have happened: each closed one connection, or ended the ranks and their request, and its trace is in the
-    log. ``listens`` is the address for other machines; "" if there is none.
-    ``hosts`` are all that are expected or have joined, the first one included. ``interface`` is the one over which
-    their ranks talk. ``most_spares`` is how many spare ranks the first host is to have, None for as many as fit.
+    ``layout`` is the running request's, or the most recent one's. ``logs`` is the folder of the logs, and
+    ``log_problem`` says why lines cannot be written there; "" if they can. ``internal_errors`` counts the exceptions
+    that should not have happened: each closed one connection, or ended the ranks and their request, and its trace is in
+    the log. ``listens`` is the address for other machines; "" if there is none.
+    ``hosts`` are all expected or joined hosts, with the first one. ``interface`` is the network interface between their
+    ranks. ``most_spares`` is the target number of spare ranks on the first host; None: as many as fit.
     """
 
     pid: int

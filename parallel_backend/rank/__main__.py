@@ -60,7 +60,7 @@ def main(
         elsewhere: finds other machines; None if there are none.
     """
     die_with_parent()
-    faulthandler.enable()  # says where a signal such as SIGSEGV ended this process
+    faulthandler.enable()  # prints the stack when a signal such as SIGSEGV ends this process
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the supervisor's terminal is only for the supervisor
     packages.hide()
     options = _parse(argv)
@@ -140,7 +140,7 @@ def _join_group(role: Role, rank: int, world_size: int) -> "tuple[torch.device, 
 
 
 def _mark_on_gpu() -> Callable[[], bool]:
-    """See ``ProgressCounter.marker``: the host runs ahead of a GPU by many kernels, which may take minutes."""
+    """See ``ProgressCounter.marker``: the CPU runs many kernels ahead of a GPU, which may take minutes."""
     import torch
 
     event = torch.cuda.Event()
@@ -150,7 +150,7 @@ def _mark_on_gpu() -> Callable[[], bool]:
         try:
             return bool(event.query())
         except RuntimeError:
-            return True  # the GPU has failed, which the thread that works finds out by itself
+            return True  # the GPU has failed; the working thread notices that itself
 
     return reached
 

@@ -1,4 +1,4 @@
-"""What rank 0 spends on a request, for the log of requests."""
+"""Time and traffic of a request on rank 0, for the log of requests."""
 
 import time
 from collections import defaultdict
@@ -44,5 +44,5 @@ class Account:
         self._sent += sum(tensor.nbytes for tensor in tensors.values())
 
     def added_to(self, finished: Finished) -> Finished:
-        """Return a report with this account in it."""
+        """Return a report with this account added."""
         return msgspec.structs.replace(finished, seconds=dict(self._seconds), sent=self._sent)

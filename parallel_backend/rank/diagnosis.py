@@ -1,4 +1,4 @@
-"""What a rank reports of an error: whether it is out of memory, and whether another rank is the likely cause."""
+"""A rank's report of an error: whether it is out of memory, and whether another rank is the likely cause."""
 
 from ..error_texts import Cause, cause
 from ..errors import MAX_MESSAGE, BrokenPackage, OutOfMemory, RankFailed
@@ -12,7 +12,7 @@ def diagnose(error: BaseException, request_id: str, *, when: str = "") -> Finish
     Args:
         error: what was raised.
         request_id: the request that it ended; "" outside of requests.
-        when: what the rank did, as in ``" while starting"``.
+        when: the rank's work at that time, as in ``" while starting"``.
     """
     if broken := broken_by(error):
         message = f"failed{when}: {broken}"[:MAX_MESSAGE]

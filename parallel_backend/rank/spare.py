@@ -21,7 +21,7 @@ _WAKE = 3_600_000
 
 @dataclass(frozen=True, kw_only=True)
 class Role:
-    """What makes this process a rank, next to the environment that launchers set.
+    """The role of a new rank, beside the environment that launchers set.
 
     Attributes:
         device: PyTorch's name of its device.
@@ -54,7 +54,7 @@ def imports() -> Iterator[None]:
 def wait_for_role(control: socket.socket, prepare: Callable[[], Iterator[None]] = imports) -> Role:
     """Import what ranks need, wait for a ``Become`` and obey it.
 
-    A message that arrives earlier ends the imports: the rank makes the rest when it needs it.
+    An earlier message ends the imports: the rank makes the rest when it needs them.
     The process exits if the supervisor is gone.
 
     Args:

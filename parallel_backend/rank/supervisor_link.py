@@ -97,7 +97,7 @@ class SupervisorLink:
                 self._receive()
 
     def _send_heartbeat(self) -> None:
-        # Without the lock, a status that one thread read earlier could arrive after one that the other read later.
+        # Without the lock, one thread's older status could arrive after another thread's newer one.
         with self._heartbeat_lock, contextlib.suppress(BlockingIOError):
             rank_control.send(self._control, rank_control.Heartbeat(status=self.describe()))
 

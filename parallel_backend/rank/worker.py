@@ -161,7 +161,7 @@ class _Reporter:
     """Sends progress to the client; cancels the request if the client does not read it.
 
     Attributes:
-        failure: why it did not; None if it did.
+        failure: why the client did not read; None if it did.
     """
 
     def __init__(self, request: ReceivedRequest, account: Account) -> None:
@@ -202,7 +202,7 @@ def _receive_tensors(request: ReceivedRequest, engine: "Engine") -> "dict[str, T
 
 
 def _not_received(request: ReceivedRequest, error: BackendError | ConnectionError) -> rank_control.Finished:
-    """The end of a request whose tensors are wrong or did not arrive, so that the other ranks do not hear of it."""
+    """A request's tensors are wrong or did not arrive, so the other ranks do not receive the request."""
     if isinstance(error, InvalidRequest):
         finished = _finished(request.frame, error.code, str(error))
     else:
@@ -211,7 +211,7 @@ def _not_received(request: ReceivedRequest, error: BackendError | ConnectionErro
 
 
 def _abandoned(request: ReceivedRequest, error: BackendError | ConnectionError, what: str) -> rank_control.Finished:
-    """The end of a request whose client is gone, has cancelled it, or is there but stands still."""
+    """A request's client is gone, has cancelled, or does not respond."""
     if isinstance(error, DeadlineExceeded):
         return _finished(request.frame, ClientStalled.code, f"ComfyUI stood still: {what} within {CLIENT_TIMEOUT:g} s")
     return _finished(request.frame, Cancelled.code, f"the request was cancelled: {what}: {error}")

@@ -30,11 +30,11 @@ class _Watched:
 class EventLoop:
     """Calls the callback of each watched descriptor that has an event.
 
-    What one descriptor brings cannot end the loop, which serves the others, too: an exception of its callback is logged
-    and counted, and the descriptor is discarded.
+    One descriptor cannot end the loop for the others: an exception of its callback is logged and counted, and the
+    descriptor is discarded.
 
     Attributes:
-        internal_errors: how many exceptions the loop has counted.
+        internal_errors: number of such exceptions.
     """
 
     def __init__(self) -> None:
@@ -43,10 +43,10 @@ class EventLoop:
         self.internal_errors = 0
 
     def watch(self, descriptor: int, events: int, callback: Callback, *, discard: Discard) -> None:
-        """Call ``callback`` on any of ``events``, and always on an error or a disconnection.
+        """Call ``callback`` on any of ``events``, and on every error or disconnection.
 
-        ``discard`` is called with an exception of the callback, once the descriptor is no longer watched. It closes
-        what the descriptor belongs to.
+        ``discard`` gets an exception of the callback, after the descriptor is no longer watched. It closes the
+        descriptor's owner.
         """
         self._poll.register(descriptor, events)
         self._watched[descriptor] = _Watched(callback=callback, discard=discard)
@@ -57,9 +57,9 @@ class EventLoop:
             self._poll.unregister(descriptor)
 
     def run_once(self, seconds: float) -> None:
-        """Wait up to ``seconds`` for events, and call the callbacks of those that happened."""
+        """Wait up to ``seconds`` for events, and call their callbacks."""
         ready = self._poll.poll(math.ceil(seconds * 1000))
-        # A callback may close a descriptor and watch a new one of the same number, which has had no event.
+        # A callback may close a descriptor and watch a new one with its number, which has had no event.
         for descriptor, watched in [(descriptor, self._watched[descriptor]) for descriptor, _ in ready]:
             if self._watched.get(descriptor) is watched:
                 self._call(descriptor, watched)

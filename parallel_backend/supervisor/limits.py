@@ -12,16 +12,16 @@ class Patience:
     """How long the supervisor waits before it gives up on a rank, in seconds.
 
     Attributes:
-        start: for all ranks to join the process group.
-        hang: without a heartbeat from a process that is not active either.
-        stall: without a heartbeat from a process that computes, reads from a disk or waits for a core (a long call
+        start: until all ranks have joined the process group.
+        hang: without a heartbeat, from an inactive process.
+        stall: without a heartbeat, from a process that computes, reads from a disk or waits for a core (a long call
             that holds Python's GIL, or a busy machine).
-        evidence: between the first failure and the verdict, so that the error names the rank that caused it and not
-            one that only noticed.
+        evidence: between the first failure and the verdict, so that the error names the rank at fault and not a rank
+            that only noticed.
         blame: like ``evidence``, while every failure looks as if another rank caused it, or as if a process is about to
             exit.
-        progress: without progress of any rank that works on a request, which a rank counts by block of the transformer,
-            layer of another model, and step.
+        progress: without progress of any rank that works on a request. Ranks count blocks of the transformer, layers of
+            other models, and steps.
         steps: like ``progress``, as a multiple of the longest of a rank's last counts, for slow ranks.
         first: like ``progress``, before a rank's second count in a phase: the first one may compile kernels.
         load: like ``progress``, while weights load: for one tensor of a slow disk, and the import of diffusers.
@@ -43,7 +43,7 @@ class Patience:
 
     @property
     def phases(self) -> Mapping[str, float]:
-        """The limits of the phases that have their own. ``start`` and the deadlines of rank 0 limit two of them."""
+        """Time limits of phases with a limit of their own. ``start`` and the deadlines of rank 0 limit two phases."""
         return {CLIENT: math.inf, STARTING: math.inf, LOADING: self.load, CONNECTING: self.connect}
 
 
@@ -53,14 +53,14 @@ class Limits:
 
     Attributes:
         queue: requests in the queue.
-        outcomes: remembered outcomes.
-        cancel: for a cancelled request to end.
-        agree: for rank 0 to end a request that another rank refused; it may be waiting for a client that does not read.
-        settle: for the other ranks to end a request that rank 0 has ended without a result.
-        end: for killed ranks to exit.
+        outcomes: number of remembered outcomes.
+        cancel: until a cancelled request ends.
+        agree: until rank 0 ends a request that another rank refused; it may wait for a client that does not read.
+        settle: until the other ranks end a request that rank 0 ended without a result.
+        end: until killed ranks exit.
         keepalive_interval: between two keepalives to the clients of queued requests.
         idle: without a request before spare ranks start; longer than between two steps of one prompt.
-        spares: number of spare ranks; None for as many as the last set had ranks and memory allows.
+        spares: number of spare ranks; None for the last set's number of ranks, as far as memory allows.
         patience: with the ranks.
     """
 

@@ -47,17 +47,17 @@ class _Pending:
 class Listener:
     """Accepts connections and reads a header from each.
 
-    A client sends its header at once, so a connection that has waited long is the least likely to send one. It makes
-    room where too many wait, or where the process has no descriptor left for a new one.
+    A client sends its header at once, so the oldest waiting connection is the least likely to send one. It makes room
+    if too many wait, or if the process has no descriptor left.
 
     Args:
         listener: the listening socket.
         uid: the user whose connections are accepted; all others are refused.
         events: the supervisor's event loop.
         on_frame: called with a connection, which it then owns, and the frame of its header.
-        limit: how many connections may wait for their header at a time.
-        patience: how many seconds each of them may wait.
-        pause: for how many seconds no connection is accepted where there is no descriptor and none can be freed.
+        limit: most connections that may wait for their header at a time.
+        patience: seconds that each of them may wait.
+        pause: seconds without accepting if no descriptor is left and no connection can make room.
         uid_of: returns the user id of a connection's peer.
     """
 
@@ -85,7 +85,7 @@ class Listener:
         self._events.watch(self._socket.fileno(), READ, self.accept, discard=lambda error: self._rest())
 
     def _rest(self) -> None:
-        """Accept nothing for a while: the socket stays readable, and the loop would do nothing else."""
+        """Accept nothing for a while: otherwise the socket stays readable, and the loop does nothing else."""
         self._events.forget(self._socket.fileno())
         self._paused_until = time.monotonic() + self._pause
 

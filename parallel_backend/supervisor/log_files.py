@@ -1,6 +1,6 @@
 """Writes the backend's logs in a thread of its own: no full, slow or missing disk ends or stalls the supervisor.
 
-Each log is a file of at most ``MAX_BYTES`` and as many older ones, ``.1`` being the newest of them.
+Each log is a file of at most ``MAX_BYTES``, with older files beside it; ``.1`` is the newest of these.
 """
 
 import contextlib
@@ -26,13 +26,13 @@ _END = 2.0
 
 
 class LogFiles:
-    """The logs in one folder. No method but ``close`` waits, and none raises for what the disk does.
+    """The logs in one folder. Only ``close`` waits, and no method raises errors of the disk.
 
     Args:
-        folder: is made when it is first written to.
+        folder: made at the first write.
         max_bytes: of one file.
-        kept: older files of each log.
-        queued: lines that may wait for the disk.
+        kept: number of older files of each log.
+        queued: most lines that may wait for the disk.
     """
 
     def __init__(self, folder: Path, *, max_bytes: int = MAX_BYTES, kept: int = KEPT, queued: int = _QUEUED) -> None:
@@ -58,7 +58,7 @@ class LogFiles:
 
     @property
     def problem(self) -> str:
-        """What keeps lines from the disk, or has kept some from it; "" if all have been written."""
+        """Why lines are, or were, not written to the disk; "" if all were written."""
         files = list(self._files.values())
         lost = self._lost_in_queue + sum(file.lost for file in files)
         if not lost:
@@ -67,7 +67,7 @@ class LogFiles:
         return f"{lost} line{'s are' if lost > 1 else ' is'} missing: {reason}"
 
     def close(self) -> None:
-        """Write what is queued, as far as the disk takes it in a short time."""
+        """Write the queued lines, as far as the disk takes them in a short time."""
         if not self._closed:
             self._closed = True
             with contextlib.suppress(queue.Full):
@@ -86,7 +86,7 @@ class LogFiles:
 
 
 class _RotatingFile(logging.handlers.RotatingFileHandler):
-    """One log. ``lost`` counts the lines that could not be written, and ``reason`` is the last error's."""
+    """One log. ``lost`` counts the lines that could not be written; ``reason`` says why."""
 
     def __init__(self, path: Path, max_bytes: int, kept: int) -> None:
         super().__init__(path, maxBytes=max_bytes, backupCount=kept, encoding="utf-8", errors="replace", delay=True)
@@ -97,7 +97,7 @@ class _RotatingFile(logging.handlers.RotatingFileHandler):
         return open(self._path, "a", encoding="utf-8", errors="replace", opener=opener)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a line; a file that something else has removed, such as a cleaner of /tmp, is made again."""
+        """Write a line. Make the file again if something removed it, such as a cleaner of /tmp."""
         if self.stream is not None and not self._path.exists():
             self._drop_stream()
         super().emit(record)

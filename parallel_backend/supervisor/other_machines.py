@@ -1,4 +1,4 @@
-"""What the supervisor asks of ``machines`` where clients or ranks are on other machines."""
+"""The supervisor's interface to ``machines``, for clients or ranks on other machines."""
 
 import socket
 from collections.abc import Callable, Sequence
@@ -18,33 +18,33 @@ class OtherMachines(OtherHosts, Protocol):
     def take(
         self, sock: socket.socket, message: object, *, same_program: bool, store_port: Callable[[int], int | None]
     ) -> bool:
-        """Take a connection whose first message comes from another machine. Return whether this one does.
+        """Take a connection if its first message comes from another machine. Return whether it does.
 
         Args:
-            sock: the connection, which is not the caller's any more if this is true.
+            sock: the connection. If this returns true, the caller no longer owns it.
             message: the message.
             same_program: whether the sender runs the same files as this process.
-            store_port: returns where the store of a set of ranks is, by its generation; None if the set has ended.
+            store_port: returns the port of a set's store by the set's generation; None if the set has ended.
         """
 
     def tick(self, *, idle: bool) -> None:
-        """Do what is due. ``idle`` says whether the backend has nothing to do."""
+        """Do periodic work. ``idle`` says whether the backend has nothing to do."""
 
     def added_to(self, status: Status) -> Status:
-        """Return a status with what other machines add to it."""
+        """Return a status with other machines added."""
 
     def end(self) -> None:
-        """Let nobody in any more."""
+        """Accept no more connections."""
 
     def close(self) -> None:
         """Close the connections to other hosts."""
 
     def wait(self, seconds: float) -> None:
-        """Let what was sent last arrive, but not for longer than this."""
+        """Let the last bytes arrive, for at most ``seconds``."""
 
 
 class Machines(Protocol):
-    """What was asked for about other machines, when this backend was started."""
+    """The settings about other machines with which this backend was started."""
 
     @property
     def rank_command(self) -> Sequence[str]:
@@ -52,11 +52,11 @@ class Machines(Protocol):
 
     @property
     def devices(self) -> Devices | None:
-        """Those of this machine, if others are to know them; None for those that it probably has."""
+        """Devices of this machine, to announce to other hosts; None: guess."""
 
     def begin(self, *, endpoint: Endpoint, logs: LogFiles, events: EventLoop) -> OtherMachines:
         """Let others in.
 
         Raises:
-            InvalidRequest: nothing can listen where they are to connect.
+            InvalidRequest: nothing can listen on the address.
         """

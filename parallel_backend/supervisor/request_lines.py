@@ -1,4 +1,4 @@
-"""What the log of requests says of one that has ended."""
+"""Lines in the log of requests, for ended requests."""
 
 import time
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ def of_request(request: QueuedRequest, outcome: str, models: Sequence[LoadedMode
     Args:
         request: has been queued.
         outcome: ``DONE`` or a code of ``errors``.
-        models: those that rank 0 holds, which know the layout that the ranks chose.
+        models: rank 0's models, which know the layout that the ranks chose.
     """
     now, ran, finished = time.monotonic(), request.ran_at, request.finished
     until = now if ran is None else ran

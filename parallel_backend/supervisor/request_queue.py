@@ -45,14 +45,13 @@ class QueuedRequest:
         metas: of the tensors that follow the header.
         devices: the devices that it runs on.
         queued_at: ``time.monotonic()`` of its arrival.
-        first_at: when it was the next one to run, but the ranks were not ready; None if they were.
-        ran_at: when it was sent to the ranks; None if it was not.
-        finished: rank 0's report of its end; None if there is none.
+        first_at: when it was next while the ranks were not ready; None if they were ready.
+        ran_at: when it was sent to the ranks; None before that.
+        finished: rank 0's report of its end; None before that.
         cancelled_at: ``time.monotonic()`` of the cancellation; None if not cancelled.
         ended_on: the other ranks that ended it before rank 0.
-        early_failure: the failure that a rank other than 0 reported while rank 0 was still running; None if there is
-            none.
-        note: what its client is told while ranks start.
+        early_failure: the failure that another rank reported while rank 0 was still running; None without one.
+        note: a note for its client while ranks start.
     """
 
     message: RankRequest
@@ -200,14 +199,14 @@ class RequestQueue:
             self._send_progress(request, phase_if_first="start")
 
     def tell(self, request: QueuedRequest, note: str) -> None:
-        """Tell the client of the first queued request something about the ranks that start for it."""
+        """Send a note about the starting ranks to the client of the first queued request."""
         request.note = note
         self._send_progress(request, phase_if_first="start")
 
     def _send_progress(self, request: QueuedRequest, *, phase_if_first: str) -> None:
         """Tell the client how many requests are ahead.
 
-        If none are, report ``phase_if_first`` instead: the request then waits only for the ranks to start.
+        If it is the first, report ``phase_if_first`` instead: it waits only for the ranks to start.
         """
         ahead = self._queued.index(request) + (self.running is not None)
         phase, note = ("queued", "") if ahead else (phase_if_first, request.note)
@@ -215,7 +214,7 @@ class RequestQueue:
 
 
 def devices_for(request: RankRequest) -> Devices:
-    """The devices that a request runs on: as many as its layout has ranks, or all.
+    """The devices for a request: one for each rank of its layout, or all.
 
     Raises:
         InvalidRequest: the request names no device, or fewer than its layout needs.

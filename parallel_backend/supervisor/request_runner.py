@@ -23,15 +23,15 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class _Unsettled:
-    """A request that rank 0 has ended without a result, while other ranks may still wait for it in a collective.
+    """A request that rank 0 ended without a result while other ranks may still wait in a collective.
 
     Another request that began now might meet them there.
 
     Attributes:
         id: the request.
-        outcome: what rank 0 says.
+        outcome: rank 0's report.
         waiting: the ranks that have not ended it.
-        since: ``time.monotonic()`` of rank 0's end.
+        since: ``time.monotonic()`` when rank 0 ended it.
     """
 
     id: str
@@ -74,7 +74,7 @@ class RequestRunner:
         return self._unsettled is not None
 
     def guard(self, step: Callable[[], None]) -> None:
-        """Take a step for the request whose turn it is. An exception ends that request and its ranks, and no more."""
+        """Take a step for the current request. An exception ends only that request and its ranks."""
         try:
             step()
         except Exception as error:
@@ -115,7 +115,7 @@ class RequestRunner:
             self._generations.current.run(request.header, request.connection)
 
     def _say_why(self, running: Devices, request: QueuedRequest) -> None:
-        """Say why ranks end and others start, which takes seconds and reads the weights again."""
+        """Tell the client why ranks end and others start, which takes seconds and reads the weights again."""
         note = f"the ranks end, and others start: {_difference(running, request.devices)}"
         log.info("request %s: %s", request.id, note)
         self._queue.tell(request, note)
@@ -139,7 +139,7 @@ class RequestRunner:
                 self._queue.end_queued(request, Cancelled("the request was cancelled before it ran"))
 
     def finish(self, rank: int, finished: rank_control.Finished) -> None:
-        """Take what a rank says about the end of a request."""
+        """Take a rank's report about the end of a request."""
         request, current = self._queue.running, self._generations.current
         if current is None:
             return
@@ -206,7 +206,7 @@ class RequestRunner:
 
 
 def _difference(running: Devices, wanted: Devices) -> str:
-    """Return why one set of ranks cannot serve what names other devices."""
+    """Return why a set of ranks cannot serve a request for other devices."""
     if running.kind != wanted.kind:
         return f"they are {running}, and this request names {wanted}"
     if running.visible != wanted.visible:

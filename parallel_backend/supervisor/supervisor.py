@@ -56,7 +56,7 @@ class Supervisor:
 
     Raises:
         BackendUnavailable: another supervisor serves the endpoint.
-        InvalidRequest: nothing can listen where other machines are to connect.
+        InvalidRequest: nothing can listen on the address for other machines.
         BackendFailure: the disk refuses the lock or the socket.
     """
 
@@ -210,7 +210,7 @@ class Supervisor:
     def _yield_to_client(self, sock: socket.socket, message: object) -> None:
         """The client runs different code: end, so that it starts a backend from its own files, or refuse while busy.
 
-        It could start none for several machines.
+        A client cannot start a backend of several machines.
         """
         if self._others is not None:
             different = (
@@ -303,6 +303,6 @@ class Supervisor:
 
 
 def _is_foreign(message: RankRequest) -> bool:
-    """Whether a request comes from another machine: it names its model's content, and no hosts that would need that."""
+    """Whether a request comes from another machine: it names its model's content, but no other hosts."""
     model = getattr(message, "model", None)
     return bool(model and model.content and not model.devices.hosts)

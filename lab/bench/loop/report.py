@@ -57,10 +57,9 @@ def crossings(table: LoopTable) -> Iterator[str]:
 def predicted(table: LoopTable, pipe: LoopRow, other: LoopRow) -> float | None:
     """Predict from the bytes sent the link speed at which a pipeline and another layout are equally fast.
 
-    That is where the other layout's shorter computation makes up for its longer wait for bytes. The other layout waits
-    for all bytes that it sends, except those that travel while it computes. The pipeline waits for the bytes of its
-    warm-up on the whole latent, during which one stage works at a time; the bytes of single patches travel while other
-    patches are computed.
+    There, the other layout's shorter computation makes up for its longer wait for bytes. The other layout waits for all
+    bytes that do not travel while it computes. The pipeline waits for the bytes of its warm-up on the whole latent,
+    during which one stage works at a time. The bytes of single patches travel while other patches are computed.
 
     Args:
         table: the table of both rows.

@@ -123,8 +123,8 @@ def measure(
         devices: as many as the largest layout has ranks.
         steps: of each loop.
         rounds: timed loops of each layout.
-        megabits: limits of the links to time beside the unlimited one, in megabits a second; empty to create none.
-        log: called with what is under way.
+        megabits: limits of further links, in megabits a second; empty for only the unlimited link.
+        log: called with the current work.
 
     Raises:
         InvalidRequest: links cannot be created here.
@@ -196,9 +196,9 @@ def bound(layout: ParallelLayout, steps: int) -> float:
 
 
 def hidden(case: Case, layout: ParallelLayout, device: torch.device) -> float:
-    """Seconds of a step that a rank of a ring spends on attention to blocks while others travel.
+    """Seconds of a step that a ring's rank spends on attention while other blocks travel.
 
-    Those are all blocks but the last.
+    Blocks travel during attention to every block but the last.
     """
     model = MODELS[case.family]
     family, seconds = family_of(model.class_name), 0.0

@@ -70,8 +70,8 @@ class Case:
         branches: guidance branches, which differ in their text.
 
     Raises:
-        InvalidRequest: there is no such family, a number is below 1, or every rectangle of that many tokens has a side
-            longer than ``LONGEST_SIDE``.
+        InvalidRequest: the family is unknown, a number is below 1, or every rectangle with this number of tokens has a
+            side longer than ``LONGEST_SIDE``.
     """
 
     family: str

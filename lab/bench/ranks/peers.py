@@ -1,4 +1,4 @@
-"""What our layouts are timed against: one process, and the parallelism of diffusers and of other projects.
+"""The peers of our layouts in a benchmark: one process, and the parallelism of diffusers and other projects.
 
 Each peer has its own rank processes, which make a stock diffusers module parallel. Other projects are optional: only
 these processes import them.
@@ -99,7 +99,7 @@ PEERS: tuple[Peer, ...] = (
 
 
 def chosen_peers(*, everyone: bool) -> Sequence[Peer]:
-    """Return all peers, or only the one that is no other project's parallelism."""
+    """Return all peers, or only the peer without another project's parallelism."""
     return PEERS if everyone else PEERS[:1]
 
 

@@ -48,7 +48,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         seconds: from the ranks' barrier to the complete prediction.
         sent: bytes that this rank sent, if they were counted.
-        error: what went wrong; empty if nothing did.
+        error: what went wrong; empty on success.
     """
 
     seconds: float = 0.0
@@ -105,7 +105,7 @@ def start(options: argparse.Namespace, *, threads: int, eager: bool = False) -> 
     Args:
         options: the command line.
         threads: of the CPU.
-        eager: see ``process_group.join``. Other projects make groups that have gloo alone, which does not go with it.
+        eager: see ``process_group.join``. It does not work with groups of only gloo, which other projects make.
     """
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if options.device == "cpu":
@@ -158,7 +158,7 @@ def serve(create: Callable[[argparse.Namespace], Any], request_type: type[msgspe
         request_type: type of the requests.
     """
     die_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C at the terminal is for the parent to handle
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # only the parent handles a Ctrl-C at the terminal
     parser = argparse.ArgumentParser(description="A rank of a benchmark.")
     for name in ("--peer", "--model", "--store", "--link-fd", "--device", "--collectives", "--dtype"):
         parser.add_argument(name, required=True)

@@ -30,13 +30,13 @@ ROOT = Path(__file__).resolve().parents[3]
 class Team:
     """The processes of a peer, one per rank, kept from one step to the next.
 
-    If some ranks fail and others do not, all are ended, and the next step starts new ones.
+    If only some ranks fail, all are ended, and the next step starts new ones.
 
     Attributes:
         module: the module that the processes run.
         peer: the peer.
-        devices: by rank; there may be more than the peer has ranks.
-        dtype: in which a peer computes.
+        devices: by rank; there may be more devices than ranks.
+        dtype: of a peer's computation.
     """
 
     module = "lab.bench.ranks.rank"
@@ -51,7 +51,7 @@ class Team:
         """Send a request to all ranks and return their results.
 
         Args:
-            request: what the ranks' module accepts.
+            request: of a type that the ranks' module accepts.
             seconds: deadline.
 
         Raises:
@@ -65,7 +65,7 @@ class Team:
         return self._collect(seconds)
 
     def close(self) -> None:
-        """End the processes by closing their sockets, and kill those that do not end in time."""
+        """End the processes by closing their sockets, and kill the ones that do not end in time."""
         for link in self._links:
             link.close()
         end = time.monotonic() + END_PATIENCE

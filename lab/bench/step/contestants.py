@@ -92,7 +92,7 @@ class LayoutContestant:
         return str(self.layout)
 
     def supports(self, case: Case) -> bool:
-        """See ``Contestant``. A cfg group without a branch would have nothing to do."""
+        """See ``Contestant``. A cfg group without a branch has nothing to do."""
         return self.layout.cfg <= case.branches
 
     def first_step(self, case: Case) -> FirstStep:

@@ -33,7 +33,7 @@ def legend(rounds: int, devices: Devices, dtype: str) -> str:
 
 
 def where(devices: Devices) -> str:
-    """What a rank computes on."""
+    """The device of a rank, in words."""
     return "one thread per rank, each rank on its own cores" if devices.kind == "cpu" else f"at most {devices}"
 
 

@@ -79,9 +79,9 @@ def measure(
         layouts: our layouts.
         devices: as many as the largest contestant has ranks.
         rounds: timed steps of each contestant.
-        peers: what to time beside one process and the layouts.
-        log: called with what is under way.
-        dtype: in which all compute.
+        peers: other contestants beside one process and the layouts.
+        log: called with the current work.
+        dtype: of all computation.
 
     Raises:
         BackendError: one process, the baseline of all ratios, fails.

@@ -1,1 +1,1 @@
-"""What two or more GPUs do together: exchanges, overlap, speed against other projects, unlike cards."""
+"""Checks of two or more GPUs together: exchanges, overlap, speed against other projects, unlike cards."""

@@ -1,7 +1,7 @@
 """Every kind of exchange between the ranks of an axis, with values that each receiver can compute by itself.
 
-All ranks of the axis run the same one at the same time. It adds to ``wrong`` what else has arrived, and goes on, since
-the other ranks wait for it.
+All ranks of the axis run the same exchange at the same time. An exchange adds wrong values to ``wrong`` and goes on,
+since the other ranks wait for it.
 """
 
 from collections.abc import Callable
@@ -28,7 +28,7 @@ _RANGE = 128
 
 
 def values(source: int, to: int, count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return what the rank at ``source`` sends to the one at ``to``."""
+    """Return the values that the rank at ``source`` sends to the rank at ``to``."""
     return ((torch.arange(count) * 3 + 31 * source + 7 * to) % _RANGE).to(device, dtype)
 
 
@@ -39,7 +39,7 @@ def expect(got: Tensor, wanted: Tensor, what: str, wrong: list[str]) -> None:
 
 
 def _count(source: int, to: int) -> int:
-    """Return how many values are sent: uneven, and none between some ranks."""
+    """Return the number of sent values: uneven, and 0 between some ranks."""
     return 1000 * ((3 * source + 5 * to) % 4) + source
 
 

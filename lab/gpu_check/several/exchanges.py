@@ -23,7 +23,7 @@ SECONDS = 120.0
 
 
 def main() -> int:
-    """Print what went wrong as JSON, and fail if something did."""
+    """Print wrong results as JSON, and fail if there are any."""
     devices, kept = all_cards(CPU_RANKS), Kept()
     wrong: dict[str, str] = {}
     with tempfile.TemporaryDirectory(prefix="gpu-check-") as folder:
@@ -50,7 +50,7 @@ def _outcome(ranks: Ranks, layout: ParallelLayout) -> str:
 
 
 def layouts(ranks: int) -> list[ParallelLayout]:
-    """Return every layout of so many ranks, those with one axis first, and one that leaves a rank idle."""
+    """Return every layout of ``ranks`` ranks, with single axes first, and a layout that leaves a rank idle."""
     found = [layout for degrees in _degrees(ranks, AXES) for layout in _variants(degrees)]
     found.sort(key=lambda layout: sum(degree > 1 for degree in layout.degrees.values()))
     idle = [ParallelLayout(ulysses=ranks - 1)] if ranks > 2 else []

@@ -24,7 +24,7 @@ TIMEOUT = timedelta(seconds=60)
 
 
 class WrongValue(Exception):
-    """A rank has received something else than was sent."""
+    """A rank has received other values than were sent."""
 
 
 class LayoutRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,13 +60,13 @@ class Exchanger:
 
 
 def meshes(device: torch.device) -> MeshCache:
-    """Return this rank's meshes, none of which a model uses."""
+    """Return this rank's meshes, which no model uses."""
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     return MeshCache(rank, ranks, device, timeout=TIMEOUT, in_use=list)
 
 
 def axes(made: RankMesh) -> Iterator[Axis]:
-    """Yield the axes on which something is sent; the same on all ranks of the mesh."""
+    """Yield the axes with more than one rank; the same on all ranks of the mesh."""
     more = [made.sequence, *(made.pipe_links or ()), made.weights_axis, made.ring_async, made.all_ranks]
     yield from (axis for axis in (*made.axes.values(), *more) if axis and axis.size > 1)
 

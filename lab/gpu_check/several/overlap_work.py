@@ -41,11 +41,11 @@ ON_CPU = Sizes(dtype=torch.float32, heads=4, head_size=64, tokens=512, width=256
 
 
 class Work(ABC):
-    """A piece of work in which ranks exchange something while they compute.
+    """Work in which ranks exchange tensors while they compute.
 
     Attributes:
-        share: the part of the exchange beside which there is something to compute.
-        busy: the part of the computation beside which there is something to exchange.
+        share: the part of the exchange that can overlap with computation.
+        busy: the part of the computation that can overlap with the exchange.
     """
 
     share: float
@@ -190,4 +190,4 @@ WORKS: dict[str, tuple[str, Callable[[RankMesh, torch.device, Sizes], Work]]] = 
     "shard_weights": ("ulysses={ranks} shard_weights", ShardedWork),
     "pipe": ("pipe={ranks}", PipeWork),
 }
-"""By name: the layout of so many ranks, and what makes its work on the layout's mesh."""
+"""By name: the layout for a number of ranks, and a function that makes its work on the layout's mesh."""

@@ -20,13 +20,13 @@ def all_cards(cpu_ranks: int) -> Devices:
 
 
 class Ranks(Team):
-    """One process a device, each with variables of its own.
+    """One process for each device, each with its own variables.
 
     Args:
         module: what the processes run, see ``lab.bench.ranks.rank.serve``.
         devices: by rank.
         folder: where they write their logs.
-        model: the checkpoint's folder; ``folder`` if there is none.
+        model: the checkpoint's folder; ``folder`` without a checkpoint.
         variables: environment variables, by rank.
     """
 

@@ -1,4 +1,4 @@
-"""Unlike cards: layouts that adapt to speeds, a rank with less memory than the others, and what the ranks agree on.
+"""Unlike cards: layouts that adapt to speeds, a rank with less memory than the others, and agreements of the ranks.
 
 Cards that are all alike are made unlike: the last rank sleeps (``PARALLEL_DIT_HANDICAP``) and may use less memory
 (``PARALLEL_DIT_MEMORY_LIMIT``). Without two GPUs this happens to CPU ranks, on a small shape.
@@ -56,7 +56,7 @@ def main() -> int:
 
 
 def _cards(devices: Devices) -> list[str]:
-    """Return what each rank computes on."""
+    """Return each rank's device, in words."""
     if devices.kind == "cpu":
         return ["CPU"] * len(devices.indices)
     properties = [torch.cuda.get_device_properties(index) for index in devices.indices]
@@ -76,7 +76,7 @@ class Loops:
         save_file({"x": inputs[LATENT], "sigmas": torch.linspace(1, 0, STEPS + 1), **texts}, self.inputs)
 
     def speeds(self, *, handicap: bool) -> dict[str, Any]:
-        """Return what stages that are cut by speed gain over equal ones, and whether they compute the same."""
+        """Return the gain of stages cut by speed over equal stages, and whether both compute the same."""
         last = self.ranks - 1
         variables = {env.HANDICAP.name: f"{last}={FACTOR}"} if handicap else {}
         ranks = self._start(dict.fromkeys(range(self.ranks), variables))

@@ -1,4 +1,4 @@
-"""The cells of the parity matrix: which families are compared with the stock forward, in which layouts and shapes."""
+"""The cells of the parity matrix: families, layouts and shapes to compare with the stock forward."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass

@@ -1,10 +1,10 @@
 """Memory that sharded weights need: ``python -m lab verify --memory``.
 
-Measures the private memory of all CPU ranks together, or that of all GPUs, for a model of about 2 GB: the peak while it
-is loaded, the peak while it computes, and the memory after a forward, each as growth relative to the checkpoint's size.
-The growth is counted from a state in which a small model of the same class is loaded, so that the memory of Python
-modules does not count. While it computes, each rank gathers whole blocks in addition to its shard; with more layers
-than these few, a block is a smaller share of the model.
+Measures the private memory of all CPU ranks together, or the memory of all GPUs, for a model of about 2 GB: the peak
+while it is loaded, the peak while it computes, and the memory after a forward. Each is given as growth relative to the
+checkpoint's size. A small model of the same class is loaded before, so that the memory of Python modules does not
+count. While it computes, each rank gathers whole blocks in addition to its shard. In a model with more layers, a block
+is a smaller share of the model.
 """
 
 import tempfile
@@ -76,7 +76,7 @@ MODELS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Growth:
-    """The size of a checkpoint, and by how many bytes the private memory of all ranks, or that of all GPUs, grows.
+    """The size of a checkpoint, and the growth in bytes of all ranks' private memory, or of all GPUs' memory.
 
     Attributes:
         on_gpus: whether it is the GPUs' memory.
@@ -166,7 +166,7 @@ class _Ranks:
         )
 
     def measure_growth(self, model: _SavedModel) -> Growth:
-        """Load a model, run it once, and compare the memory with that before."""
+        """Load a model, run it once, and compare the memory before and after."""
         used, on_gpus = self._meter(), self.devices.kind == "cuda"
         before = used()
         with sampled(used) as samples:
@@ -186,7 +186,7 @@ class _Ranks:
         )
 
     def _meter(self) -> Callable[[], int]:
-        """Return what measures the memory that is used."""
+        """Return a function that measures used memory."""
         if self.devices.kind == "cuda":
             return partial(in_use, self.devices.indices)
         return partial(_private, [rank.pid for rank in self.client.status().ranks])

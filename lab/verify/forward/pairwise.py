@@ -85,7 +85,7 @@ def ci() -> Iterator[Cell]:
 
 
 def _family_cells(names: list[str], chosen: list[Choice]) -> Iterator[Cell]:
-    """Yield the cells of one family, then those that make sure that each variant runs split and cut.
+    """Yield the cells of one family, then cells in which each variant runs split and cut.
 
     Shape "own" takes the variant with the fewest runs so far, any other the first variant, which allows all shapes.
     """

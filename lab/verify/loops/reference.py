@@ -146,7 +146,7 @@ def displaced(request: LoopRequest, layout: ParallelLayout, tokens: int) -> Tens
     Args:
         request: the request.
         layout: a displaced or naive patch layout.
-        tokens: image tokens of the latent, without those that the family appends.
+        tokens: image tokens of the latent, without tokens that the family appends.
     """
     samplers, models = request.patch_samplers(torch.zeros(()), 1), list[DisplacedModel]()
     for call in request.calls():

@@ -134,7 +134,7 @@ class DisplacedModel:
     Args:
         family: the transformer.
         layout: the layout.
-        tokens: image tokens of the latent, without those that the family appends.
+        tokens: image tokens of the latent, without tokens that the family appends.
     """
 
     def __init__(self, family: Family, layout: ParallelLayout, tokens: int) -> None:

@@ -142,7 +142,7 @@ def loops(
 class LoopVerifier:
     """Runs step loops of small models on a backend; the models are saved in a folder.
 
-    The loops with which they are compared run in this process, on the first rank's device.
+    Their reference loops run in this process, on the first rank's device.
     """
 
     def __init__(self, client: Client, devices: Devices, folder: Path) -> None:
@@ -222,7 +222,7 @@ def _of_call(kind: CallKind, layout: ParallelLayout, workload: Workload, rank: i
 
 
 def _alone(layout: ParallelLayout, workload: Workload, rank: int) -> int:
-    """Return the bytes that Ulysses sends for an isolated patch: those of a workload of the patch's size."""
+    """Return the bytes that Ulysses sends for an isolated patch: the bytes of a workload of the patch's size."""
     place = layout.coordinates(rank)
     inner = replace(layout, ring=1, stale="", balance=())
     inner_place = place | {"ring": 0, "sequence": place["ulysses"]}

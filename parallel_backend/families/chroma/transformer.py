@@ -32,8 +32,8 @@ class Chroma(Family):
 
     Inputs, batch first: the latent ``[B, 16, H, W]``, the timestep ``[B]`` in 0..1, and
 
-    - ``encoder_hidden_states`` ``[B, L, D]``: text from T5. All tokens count, those of padding, too;
-    - ``guidance`` ``[B]``: what ComfyUI gives the network beside the time. Without it, it is 0, as in diffusers.
+    - ``encoder_hidden_states`` ``[B, L, D]``: text from T5. All tokens count, also padding;
+    - ``guidance`` ``[B]``: ComfyUI's second input of the network, beside the time; 0 by default, as in diffusers.
     """
 
     defaults: ClassVar[Mapping[str, Any]] = {
@@ -80,7 +80,7 @@ class Chroma(Family):
         return Extent(streams={TEXT: text, IMAGE: image}, values=geometry.out_channels * math.prod(_PATCH))
 
     def blocks_and_sites(self) -> tuple[list[Block], list[AttentionSite]]:
-        """The vectors of the single blocks come first, then those of all images, then those of all texts."""
+        """The order of the vectors: single blocks, then all images, then all texts."""
         double, single = self.module.transformer_blocks, self.module.single_transformer_blocks
         images = _SINGLE * len(single)
         texts = images + _DOUBLE * len(double)

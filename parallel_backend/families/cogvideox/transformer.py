@@ -123,7 +123,7 @@ class CogVideoX(Family):
         return prediction
 
     def unpatchify(self, tokens: Tensor, size: Sequence[int]) -> Tensor:
-        """Crop what was padded."""
+        """Crop the padding."""
         return to_latent(tokens, size, self.geometry, "c pt ph pw")
 
     def stock(self, inputs: Mapping[str, Tensor]) -> Tensor:
@@ -222,7 +222,7 @@ def _check_positions(config: Mapping[str, Any], text: int, size: Sequence[int], 
     """Check that the model has positions for this many text tokens and for a latent of this ``size``.
 
     Raises:
-        InvalidRequest: it has none.
+        InvalidRequest: it lacks positions.
     """
     rotary, learned = config["use_rotary_positional_embeddings"], config["use_learned_positional_embeddings"]
     wanted = config["max_text_seq_length"]

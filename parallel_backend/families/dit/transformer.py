@@ -102,7 +102,7 @@ class DiT(Family):
         return without_variance(module.proj_out_2(normed), module.config)
 
     def unpatchify(self, tokens: Tensor, size: Sequence[int]) -> Tensor:
-        """Crop what was padded."""
+        """Crop the padding."""
         return to_latent(tokens, size, self.geometry, "ph pw c")
 
     def stock(self, inputs: Mapping[str, Tensor]) -> Tensor:

@@ -26,7 +26,7 @@ _NORMS = (("query_norm.weight", "query_norm.scale"), ("key_norm.weight", "key_no
 
 
 def published(name: str) -> str:
-    """Return the published name for one that ComfyUI saves."""
+    """Return the published name for a name that ComfyUI saves."""
     return renamed(name, _NORMS)
 
 

@@ -1,6 +1,6 @@
 """HunyuanVideo: text to video, and image to video with a replaced first frame or with concatenated channels.
 
-Text to video and a replaced first frame (v2) have the same weights. The config is that of v2, which can do both.
+Text to video and a replaced first frame (v2) have the same weights. The config is v2's, which can do both.
 """
 
 from ..architecture import Architecture, Config, Tensors, Weights, layers, renamed, single_file

@@ -124,7 +124,7 @@ class Latte(Family):
         return rearrange(values, "(b t) s values -> b s (t values)", b=len(embedded))
 
     def unpatchify(self, tokens: Tensor, size: Sequence[int]) -> Tensor:
-        """Crop what was padded."""
+        """Crop the padding."""
         by_frame = rearrange(tokens, "b s (t values) -> b (t s) values", t=size[0])
         return to_latent(by_frame, size, self.geometry, "pt ph pw c")
 

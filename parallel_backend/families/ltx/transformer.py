@@ -19,10 +19,10 @@ from ..shared.patchify import check_text, to_latent
 from ..shared.streams import at_least_one
 
 _DEFAULT_ONLY = ("patch_size", "patch_size_t", "activation_fn", "qk_norm")
-"""Config values of which only the default is supported: no checkpoint has another."""
+"""Config values with only the default supported: no checkpoint has another."""
 
 _PIXELS = (8, 32, 32)
-"""Frames, rows and columns of the video per latent frame, row and column. Positions are those of the video."""
+"""Frames, rows and columns of the video per latent frame, row and column. Positions are the video's."""
 
 _FRAME_RATE = 25.0
 """Default frames per second, as in ComfyUI."""

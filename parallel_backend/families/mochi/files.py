@@ -40,7 +40,7 @@ _TEXT = ("attn.proj_y.weight", "attn.proj_y.bias", "mlp_y.w1.weight", "mlp_y.w2.
 
 
 def _convert(tensors: Tensors) -> Tensors:
-    """Convert Mochi of any depth; diffusers' converter assumes 48 layers, of which the last one differs."""
+    """Convert Mochi of any depth; diffusers' converter assumes 48 layers, with a different last one."""
     layers = max(int(name.split(".")[1]) for name in tensors if name.startswith("blocks.")) + 1
     last = f"blocks.{layers - 1}."
     padded = {name: tensor for name, tensor in tensors.items() if not name.startswith(last)}

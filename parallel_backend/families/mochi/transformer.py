@@ -108,7 +108,7 @@ class Mochi(Family):
         return prediction
 
     def unpatchify(self, tokens: Tensor, size: Sequence[int]) -> Tensor:
-        """Crop what was padded."""
+        """Crop the padding."""
         return -to_latent(tokens, size, self.geometry, "pt ph pw c")
 
     def stock(self, inputs: Mapping[str, Tensor]) -> Tensor:

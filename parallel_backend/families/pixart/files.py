@@ -13,7 +13,7 @@ def _out_channels(weights: Weights, in_channels: int, patch: int) -> int:
     """Return the number of predicted channels.
 
     Raises:
-        InvalidRequest: the model does not predict the noise's variance as well. Allegro, with the same names, does not.
+        InvalidRequest: the model does not also predict the noise's variance, such as Allegro, which has the same names.
     """
     out_channels = weights.rows("proj_out.weight") // patch**2
     if out_channels != 2 * in_channels:
@@ -25,7 +25,7 @@ def _out_channels(weights: Weights, in_channels: int, patch: int) -> int:
 
 
 def _positions(weights: Weights, patch: int) -> Config:
-    """Return what follows from the positions that ComfyUI reads, which it takes for 512 pixels wide without them."""
+    """Return settings from the positions that ComfyUI reads. Without them, ComfyUI assumes 512 pixels."""
     stored = weights.shapes.get("pos_embed")
     side = math.isqrt(stored[1]) * patch if stored else 128
     return {

@@ -27,10 +27,10 @@ class PixArt(Family):
 
     - ``encoder_hidden_states`` ``[B, L, D]``: text from T5;
     - ``encoder_attention_mask`` ``[B, L]``: True for text tokens that are not padding. Without it no token is padding;
-    - ``resolution`` ``[B, 2]``: height and width in pixels, by default those of the latent;
-    - ``aspect_ratio`` ``[B, 1]``: height divided by width, by default that of the latent;
+    - ``resolution`` ``[B, 2]``: height and width in pixels, by default the latent's;
+    - ``aspect_ratio`` ``[B, 1]``: height divided by width, by default the latent's;
     - ``position_range`` ``[B]``: one more than the last row's and column's position would be, the same for all samples.
-      By default that of the published config, whatever the latent's size.
+      By default the published config's, for any size of the latent.
 
     As in ComfyUI, models that were not trained with resolution and aspect ratio (Sigma, alpha at 512) ignore them.
     """
@@ -129,7 +129,7 @@ class PixArt(Family):
         return without_variance(values, self.config)
 
     def unpatchify(self, tokens: Tensor, size: Sequence[int]) -> Tensor:
-        """Crop what was padded."""
+        """Crop the padding."""
         return to_latent(tokens, size, self.geometry, "ph pw c")
 
     def stock(self, inputs: Mapping[str, Tensor]) -> Tensor:
@@ -155,7 +155,7 @@ class PixArt(Family):
             return None
         latent = inputs[LATENT]
         height, width = latent.shape[2:]
-        # Filled on the device: a tensor of numbers would be copied there, for which the host waits for the GPU.
+        # Filled on the device: for a copy of numbers, the CPU would wait for the GPU.
         sides = torch.cat(
             [latent.new_full((1, 1), side * _PIXELS, dtype=torch.float32) for side in (height, width)], dim=1
         )

@@ -104,7 +104,7 @@ class SD3(Family):
         return prediction
 
     def unpatchify(self, tokens: Tensor, size: Sequence[int]) -> Tensor:
-        """Crop what was padded."""
+        """Crop the padding."""
         return to_latent(tokens, size, self.geometry, "ph pw c")
 
     def stock(self, inputs: Mapping[str, Tensor]) -> Tensor:

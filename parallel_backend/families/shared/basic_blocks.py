@@ -40,7 +40,7 @@ def check_norm(name: str, config: Mapping[str, Any], wanted: str) -> None:
     """Check that the ``norm_type`` is ``wanted``.
 
     Raises:
-        InvalidRequest: it is another.
+        InvalidRequest: it is not.
     """
     if config["norm_type"] != wanted:
         raise InvalidRequest(f"{name} with norm_type {config['norm_type']!r} is not supported: {wanted!r} would work")

@@ -1,4 +1,4 @@
-"""Layers of files in original names that diffusers splits."""
+"""Layers in original files that diffusers splits."""
 
 from ..architecture import Converter, Tensors, single_file
 

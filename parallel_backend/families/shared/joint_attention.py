@@ -15,14 +15,14 @@ from ...interfaces.tensor_cuts import ColumnParallel, Cut, RowParallel, Segment,
 def all_reduces(
     streams: Sequence[str], width: int, *, double: int, single: int, padded_stream: str
 ) -> tuple[AllReduce, ...]:
-    """Return what tensor parallelism sums: attention and feed-forward of double blocks, one output of single blocks.
+    """Return the sums of tensor parallelism: attention and feed-forward of double blocks, one output of single blocks.
 
     Args:
         streams: names of the two streams.
         width: features of a token.
         double: number of double blocks.
         single: number of single blocks.
-        padded_stream: the stream of which a layer needs at least one row: a rank without any of its tokens pads it.
+        padded_stream: the stream that needs at least one row in a layer. A rank without its tokens pads it.
     """
     count = 2 * double + single
     return tuple(

@@ -34,7 +34,7 @@ def to_tokens(latent: Tensor, patch: Sequence[int], values: str) -> Tensor:
 
 
 def to_latent(tokens: Tensor, size: Sequence[int], geometry: Geometry, values: str) -> Tensor:
-    """Turn predicted tokens ``[B, S, values]`` into ``[B, C, *size]``, cropping what was padded.
+    """Turn predicted tokens ``[B, S, values]`` into ``[B, C, *size]``, cropping the padding.
 
     ``values`` is the order of the values in a token, as an einops pattern of ``c``, ``pt``, ``ph`` and ``pw``.
     """

@@ -1,1 +1,1 @@
-"""``python -m parallel_backend certificates``: a private authority, and what it signs for servers and clients."""
+"""``python -m parallel_backend certificates``: a private authority, and its certificates for servers and clients."""

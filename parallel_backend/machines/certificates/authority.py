@@ -26,7 +26,8 @@ class Signed:
 
 
 class Authority:
-    """Signs certificates of servers and clients. They hold for one of the two, so a client cannot pose as a server."""
+    """Signs certificates for servers and for clients. Each is valid for one role, so a client cannot pose as a
+    server."""
 
     def __init__(self, signed: Signed) -> None:
         self.signed = signed
@@ -39,7 +40,7 @@ class Authority:
 
     @classmethod
     def make(cls, *, days: int = CA_DAYS) -> "Authority":
-        """Make a new one, which nobody knows yet."""
+        """Make a new authority, which nobody trusts yet."""
         key = ec.generate_private_key(ec.SECP256R1())
         name = _name("Parallel DiT authority")
         usage = _usage(key_cert_sign=True, crl_sign=True, digital_signature=True)

@@ -22,10 +22,10 @@ Copy them into the same folder there, by a way that nobody else can read, and ke
 
 
 def make(folder: Path, hosts: Sequence[str], *, days: int, new: bool = False) -> str:
-    """Make the files. An authority and a token that are there are kept, unless ``new``.
+    """Make the files. Keeps an existing authority and token unless ``new``.
 
     Args:
-        folder: of the files; it is made if it is not there.
+        folder: where the files go; made if it does not exist.
         hosts: names and IP addresses of the server.
         days: until the certificates expire.
         new: make all anew, so that the old ones are void.
@@ -78,7 +78,7 @@ def _write(folder: Path, certificate: str, key: str, signed: Signed) -> None:
 
 
 def _replace(path: Path, data: bytes) -> None:
-    """Write a file that only this user can read, at once or not at all."""
+    """Write a file that only this user can read, completely or not at all."""
     partial = path.with_name(f".{path.name}.partial")
     partial.unlink(missing_ok=True)
     with open(partial, "xb", opener=opener) as file:

@@ -32,12 +32,12 @@ def default_folder() -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class Credentials:
-    """What one side of a connection proves itself with, and knows the other side by.
+    """The credentials of one side of a connection, and the authority by which it checks the other side.
 
     Attributes:
-        ca: certificate of the authority that has signed those of both sides.
+        ca: certificate of the authority that signed both sides' certificates.
         certificate: this side's own; None for a client that has a token instead.
-        key: the certificate's key.
+        key: the certificate's private key.
         token: a secret that stands for a client's certificate; "" if there is none.
     """
 
@@ -48,7 +48,7 @@ class Credentials:
 
     @classmethod
     def of_server(cls, folder: Path) -> "Credentials":
-        """Read and check the files of a machine that others connect to. Without ``token``, it takes certificates alone.
+        """Read and check the files of a server. Without ``token``, clients need a certificate.
 
         Raises:
             InvalidRequest: a file is missing or unreadable, a secret one is open to others, or a certificate has
@@ -64,7 +64,7 @@ class Credentials:
 
     @classmethod
     def of_client(cls, folder: Path) -> "Credentials":
-        """Read and check the files of a machine that connects to another one.
+        """Read and check the files of a client.
 
         Raises:
             InvalidRequest: see ``of_server``; or there is neither a client's certificate nor a token.
@@ -80,7 +80,7 @@ class Credentials:
         return cls(ca=ca, certificate=None, key=None, token=_token(token))
 
     def server_context(self) -> ssl.SSLContext:
-        """TLS for the side that is connected to. A client may send a certificate, which then has to be a good one.
+        """TLS for the server. A client may send a certificate, which then has to be valid.
 
         Raises:
             InvalidRequest: the files do not fit each other.
@@ -91,7 +91,7 @@ class Credentials:
         return context
 
     def client_context(self) -> ssl.SSLContext:
-        """TLS for the side that connects, which always checks the server's certificate and name.
+        """TLS for the client, which always checks the server's certificate and name.
 
         Raises:
             InvalidRequest: the files do not fit each other.
@@ -116,10 +116,10 @@ class Credentials:
 
 
 def valid_until(pem: str) -> datetime:
-    """Return until when the first certificate of a PEM file is valid.
+    """Return the expiry date of the first certificate of a PEM file.
 
     Raises:
-        ValueError: it is no certificate.
+        ValueError: the file holds no certificate.
     """
     return x509.load_pem_x509_certificate(pem.encode()).not_valid_after_utc
 
@@ -128,7 +128,7 @@ def check_certificate(path: Path) -> Path:
     """Check a certificate, and return its path.
 
     Raises:
-        InvalidRequest: it cannot be read, is none, or has expired.
+        InvalidRequest: the file cannot be read, holds no certificate, or has expired.
     """
     try:
         until = valid_until(_read(path))

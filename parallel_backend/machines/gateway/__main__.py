@@ -21,7 +21,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the gateway until the supervisor ends it."""
     die_with_parent()
     for number in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # of the supervisor's terminal, and only for the supervisor
+        signal.signal(number, signal.SIG_IGN)  # Ctrl-C in the supervisor's terminal is only for the supervisor
     options = _parse(argv)
     handler = logging.StreamHandler()
     handler.addFilter(SparingFilter())

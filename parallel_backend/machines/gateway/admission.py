@@ -29,9 +29,9 @@ class Admission:
 
     Attributes:
         context: TLS.
-        token: stands for a client's certificate; "" if none does.
+        token: the secret that replaces a client's certificate; "" to require certificates.
         supervisor: the supervisor's socket.
-        patience: seconds for handshake, greeting and the connection to the supervisor together.
+        patience: seconds for handshake, greeting and the connection to the supervisor, in total.
     """
 
     context: ssl.SSLContext
@@ -40,12 +40,12 @@ class Admission:
     patience: float = 10.0
 
     async def admit(self, sock: socket.socket, check_room: Callable[[], None]) -> tuple[ssl.SSLSocket, socket.socket]:
-        """Return a client's TLS connection, and one to what it wants to reach. Closes ``sock`` otherwise.
+        """Return a client's TLS connection and a connection to its goal. Closes ``sock`` if it refuses.
 
-        ``check_room`` raises a ``BackendError`` for a client that is known, if there are too many of them.
+        ``check_room`` raises a ``BackendError`` for a known client if there are too many.
 
         Raises:
-            BackendError: the client is refused, and has been told why if it could be.
+            BackendError: the client is refused. It has been told why, if possible.
             OSError: the connection has broken.
         """
         deadline = Deadline(self.patience, "handshake and greeting together")
@@ -76,7 +76,7 @@ class Admission:
             raise
 
     async def _reach(self, goal: Goal, deadline: Deadline) -> socket.socket:
-        """Return a connection to what a client wants to reach.
+        """Return a connection to a client's goal.
 
         Raises:
             BackendError: that fails.
@@ -90,8 +90,8 @@ class Admission:
         """Make the handshake.
 
         Raises:
-            ProtocolError: it fails. OpenSSL has sent an alert, which the client reads if this side does not close the
-                connection while bytes of the client are on their way.
+            ProtocolError: it fails. OpenSSL has sent an alert. The client can read it only if this side does not close
+                the connection while bytes of the client are still arriving.
         """
         try:
             await retried(tls, tls.do_handshake, deadline)
@@ -104,14 +104,14 @@ class Admission:
             raise ProtocolError(f"the handshake failed: {_described(error)}") from error
 
     async def _check(self, tls: ssl.SSLSocket, deadline: Deadline) -> Goal:
-        """Read the greeting. Return what is wanted.
+        """Read the greeting and return the client's goal.
 
         Raises:
             BackendError: the client is not known.
         """
         goal, length = greeting.unpack_head(await received(tls, greeting.HEAD.size, deadline))
         token = await received(tls, length, deadline)
-        if tls.getpeercert():  # OpenSSL has verified it
+        if tls.getpeercert():  # OpenSSL has verified the certificate
             return goal
         if not token:
             raise BackendUnavailable(

@@ -1,4 +1,4 @@
-"""Accepts connections from other machines, and carries the bytes of those that are let in."""
+"""Accepts connections from other machines, and carries the bytes of admitted ones."""
 
 import asyncio
 import logging
@@ -20,13 +20,13 @@ _PAUSE = 0.5
 class Gateway:
     """Serves one listening socket until SIGTERM, and then the connections that are open.
 
-    A connection that has not been let in yet makes room for a newer one. One that was let in is never closed for that.
+    A connection that waits for admission makes room for a newer one. An admitted connection is never closed for that.
 
     Args:
         listener: the listening socket.
-        admission: what is asked of a client.
-        unfinished: how many connections may be in their handshake at a time.
-        connections: how many may have been let in at a time.
+        admission: checks clients.
+        unfinished: most connections in their handshake at a time.
+        connections: most admitted connections at a time.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Gateway:
         self._unfinished[task] = address
         self._tasks.add(task)
         task.add_done_callback(self._ended)
-        task.add_done_callback(lambda _: sock.close())  # it may have been dropped before it began
+        task.add_done_callback(lambda _: sock.close())  # the connection may have been dropped before its task began
 
     def _drop_oldest(self) -> None:
         task, address = next(iter(self._unfinished.items()))

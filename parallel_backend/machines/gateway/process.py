@@ -46,7 +46,7 @@ class Listening:
 
 @dataclass(kw_only=True)
 class _Running:
-    """A gateway's process, the descriptor that becomes readable when it exits, and what it writes."""
+    """A gateway's process, a descriptor that becomes readable when it exits, and its output."""
 
     process: subprocess.Popen[bytes]
     pidfd: int
@@ -60,9 +60,9 @@ class GatewayProcess:
     """The gateway of one supervisor.
 
     Args:
-        listening: where it listens.
+        listening: its address and certificates.
         endpoint: the supervisor's.
-        logs: take what it writes.
+        logs: take its output.
         events: the supervisor's event loop.
 
     Raises:
@@ -78,19 +78,19 @@ class GatewayProcess:
 
     @property
     def pid(self) -> int:
-        """Its process id, 0 while none runs."""
+        """Its process id, 0 while it does not run."""
         return self._running.process.pid if self._running else 0
 
     def __str__(self) -> str:
         return str(self.address) if self._running else f"{self.address}, whose gateway is starting again"
 
     def tick(self) -> None:
-        """Start it if none runs."""
+        """Start it if it does not run."""
         if self._running is None and not self._ending and time.monotonic() >= self._next_start:
             self._start()
 
     def end(self) -> None:
-        """Have it accept no more; it exits once the supervisor has closed the connections that are open."""
+        """Let it accept nothing more. It exits once the supervisor has closed the open connections."""
         self._ending = True
         self._socket.close()
         if self._running is not None:
@@ -102,7 +102,7 @@ class GatewayProcess:
             self._running.process.kill()
 
     def wait(self, seconds: float) -> None:
-        """Let it pass on what was sent last, but not for long."""
+        """Let it pass on the last bytes, but not for long."""
         overdue = time.monotonic() + seconds
         while self._running is not None:
             if time.monotonic() > overdue:

@@ -1,14 +1,14 @@
-"""Bounds what strangers can have a process write to its log."""
+"""Rate-limits the log lines that unauthenticated clients cause."""
 
 import logging
 import time
 
 
 class SparingFilter(logging.Filter):
-    """Lets a number of lines pass in each second, and says with the next one how many it has left out.
+    """Passes a number of lines a second, and reports with the next one how many it dropped.
 
     Args:
-        lines: in one second.
+        lines: most lines a second.
     """
 
     def __init__(self, lines: int = 20) -> None:

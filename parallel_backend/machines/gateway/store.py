@@ -1,4 +1,4 @@
-"""The way of ranks on other hosts to the store, which listens on this host's loopback interface alone."""
+"""Connects ranks on other hosts to the store, which listens only on this host's loopback interface."""
 
 import asyncio
 import socket
@@ -15,7 +15,7 @@ async def store_of(supervisor: socket.socket, generation: int, deadline: Deadlin
     """Ask the supervisor where the store of a set of ranks is, and connect to it. Closes ``supervisor``.
 
     Raises:
-        BackendError: there is no such set now, or the store does not answer.
+        BackendError: the set has ended, or the store does not answer.
     """
     port = await _port(supervisor, generation, deadline)
     sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)

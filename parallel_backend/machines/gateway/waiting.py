@@ -56,7 +56,7 @@ async def retried(sock: ssl.SSLSocket, call: Callable[[], Value], deadline: Dead
 
 
 async def received(sock: ssl.SSLSocket, count: int, deadline: Deadline) -> bytes:
-    """Read exactly this many bytes, and none beyond them.
+    """Read exactly this many bytes.
 
     Raises:
         ConnectionResetError: the peer has closed the connection.

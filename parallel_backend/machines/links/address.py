@@ -33,10 +33,10 @@ class Address:
 
     @classmethod
     def parse(cls, text: str, *, what: str) -> "Address":
-        """Return the address that ``HOST:PORT`` or ``[IPv6]:PORT`` means. ``what`` names it in the refusal.
+        """Parse ``HOST:PORT`` or ``[IPv6]:PORT``. ``what`` names the text in the refusal.
 
         Raises:
-            InvalidRequest: it is none.
+            InvalidRequest: the text is not an address.
         """
         match = _BRACKETED.fullmatch(text.strip()) or _PLAIN.fullmatch(text.strip())
         if not match or int(match[2]) > 65535:
@@ -50,27 +50,27 @@ def check_host(text: str, *, what: str) -> str:
     """Return the name or IP address of a host in its usual form.
 
     Raises:
-        InvalidRequest: it is neither.
+        InvalidRequest: the text is neither.
     """
     host = text.strip().lower()
     address = ip_address(host)
     if address is not None:
         return str(address)
-    # A name of digits alone would be read as an address in a form that nobody writes, such as 0 for 0.0.0.0.
+    # A name of only digits would be read as an address in an unusual form, such as 0 for 0.0.0.0.
     if not _NAME.fullmatch(host) or host.rpartition(".")[2].isdecimal():
         raise InvalidRequest(f"{what}: {text!r} is neither the name of a host nor an IP address")
     return host
 
 
 def ip_address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """Return the IP address that a text is, or None."""
+    """Parse an IP address; None if the text is something else."""
     with contextlib.suppress(ValueError):
         return ipaddress.ip_address(host)
     return None
 
 
 def listen_on(address: Address, *, backlog: int) -> socket.socket:
-    """Listen on one address of this machine, and on all of them only where the host says so literally.
+    """Listen on one address of this machine, or on all if the host is literally the address for all.
 
     Raises:
         InvalidRequest: the address is not one of this machine or is in use, or a name means all of its addresses.
@@ -105,6 +105,6 @@ def _cannot_listen(address: Address, error: OSError) -> InvalidRequest:
 
 
 def bound_to(sock: socket.socket) -> Address:
-    """Return the address that a listening socket has."""
+    """Return the address of a listening socket."""
     name = sock.getsockname()
     return Address(host=str(name[0]), port=int(name[1]))

@@ -19,7 +19,7 @@ def named(text: str) -> Remote:
     """Return the backend that the variable names: ``HOST:PORT``, or ``unix:/PATH``.
 
     Raises:
-        InvalidRequest: it names none.
+        InvalidRequest: the value is neither.
     """
     if not text.startswith(_UNIX):
         return Gateway(address=Address.parse(text, what=env.BACKEND.name))
@@ -54,7 +54,7 @@ class Gateway:
 
 @dataclass(frozen=True, kw_only=True)
 class Tunnel:
-    """A backend whose Unix socket ``ssh -L`` forwards to one on this machine, which is ssh's."""
+    """A backend whose Unix socket is forwarded by ``ssh -L``. The local socket belongs to ssh."""
 
     path: Path
 
@@ -74,8 +74,8 @@ class Tunnel:
         """Connect to ssh.
 
         Raises:
-            BackendUnavailable: it does not run here, or another user has made the socket.
-            DeadlineExceeded: it accepts no connection.
+            BackendUnavailable: ssh does not run here, or another user made the socket.
+            DeadlineExceeded: ssh accepts no connection.
         """
         try:
             owner = self.path.stat().st_uid

@@ -1,7 +1,7 @@
-"""What a client says first over TLS, and what it is answered: who it is, and why it is refused.
+"""A client's first bytes over TLS, which say who it is, and the answer, which may be a refusal.
 
 A greeting is ``MAGIC``, a version, a ``Goal``, and a token, which may be empty for a client with a certificate. The
-answer is one byte, and after ``REFUSED`` an error's code and sentence. Nothing else has passed the gateway until then.
+answer is one byte, and after ``REFUSED`` an error's code and sentence. Nothing passes the gateway before that.
 """
 
 import struct
@@ -21,7 +21,7 @@ LENGTH = struct.Struct("!H")
 
 @dataclass(frozen=True, kw_only=True)
 class Goal:
-    """What a client wants to reach: the supervisor, or the store of a set of ranks on several hosts.
+    """The target of a connection: the supervisor, or the store of a set of ranks on several hosts.
 
     Attributes:
         generation: the set of ranks; 0 for the supervisor.
@@ -40,10 +40,10 @@ def pack(token: str, goal: Goal = SUPERVISOR) -> bytes:
 
 
 def unpack_head(head: bytes) -> tuple[Goal, int]:
-    """Check the head of a greeting, and return what is wanted and how many bytes of the token follow.
+    """Check the head of a greeting, and return its goal and the length of the token that follows.
 
     Raises:
-        ProtocolError: it is not one, or of another version.
+        ProtocolError: it is not a greeting, or of another version.
     """
     magic, version, generation, length = HEAD.unpack(head)
     if magic != MAGIC:
@@ -59,12 +59,12 @@ def unpack_head(head: bytes) -> tuple[Goal, int]:
 
 
 def pack_refusal(error: BackendError) -> bytes:
-    """Return the answer to a client that is refused."""
+    """Return the answer to a refused client."""
     text = f"{error.code}\n{shortened(str(error))}".encode()[: (1 << 16) - 1]
     return REFUSED + LENGTH.pack(len(text)) + text
 
 
 def unpack_refusal(text: bytes) -> BackendError:
-    """Return the error that a refusal's text stands for."""
+    """Return the error in a refusal."""
     code, _, message = text.decode(errors="replace").partition("\n")
     return from_code(code, shortened(message))

@@ -13,7 +13,7 @@ _SIOCGIFADDR = 0x8915
 
 
 def is_here(host: str) -> bool:
-    """Whether a name or address is one of this host, on which a process can listen."""
+    """Whether a process can listen on a name or address of this host."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, socket.SOCK_STREAM) as sock:

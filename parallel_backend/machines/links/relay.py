@@ -1,7 +1,7 @@
 """Carries bytes between a TLS connection and a plain socket, as if the two ends of the plain one were one connection.
 
-A client's thread and the gateway share it: ``step`` moves what can be moved without waiting, and ``interests`` says
-what to wait for. It holds at most ``ROOM`` bytes in each direction; whoever sends more waits, as on any socket.
+A client's thread and the gateway share it: ``step`` moves bytes without waiting, and ``interests`` says what to wait
+for. It holds at most ``ROOM`` bytes in each direction; a faster sender waits, as on any socket.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ Value = TypeVar("Value")
 
 
 def set_options(sock: socket.socket) -> None:
-    """Have a TCP connection send at once, and end when the other machine has vanished."""
+    """Make a TCP connection send at once, and end if the other machine vanishes."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     for name, value in _KEEPALIVE.items():
@@ -43,13 +43,13 @@ def set_options(sock: socket.socket) -> None:
 
 
 class Relay:
-    """Carries bytes until one side ends, and then what is left for the other.
+    """Carries bytes until one side ends, then delivers the rest to the other side.
 
     Args:
         tls: the connection to the other machine.
         plain: a socket of this machine.
-        serves: whether the other machine is a client. Its end is then the end at once, so that its request is
-            cancelled; otherwise all that it has sent is delivered first.
+        serves: whether the other machine is a client. If so, the relay ends at once when the client does, so that its
+            request is cancelled. Otherwise all that it sent is delivered first.
     """
 
     def __init__(self, tls: ssl.SSLSocket, plain: socket.socket, *, serves: bool) -> None:
@@ -62,7 +62,7 @@ class Relay:
         self._moved = 0
 
     def step(self) -> bool:
-        """Move what can be moved without waiting. Return whether there is more to do."""
+        """Move bytes without waiting. Return whether there is more to do."""
         if self._lingering is not None:
             return self._linger(self._lingering)
         self._incoming.step()
@@ -86,7 +86,7 @@ class Relay:
 
     @property
     def timeout(self) -> float | None:
-        """Seconds after which to step although nothing has happened; None for never."""
+        """Seconds after which to step even without an event; None for never."""
         if self._lingering is None and (self._incoming.unfinished or self._outgoing.unfinished):
             return 0.0
         waiting = self._incoming.waiting or self._outgoing.waiting
@@ -114,7 +114,7 @@ class Relay:
         return self._serves and (ended or (self._incoming.waiting > 0 and hung_up(self._tls.sock)))
 
     def _in_time(self) -> bool:
-        """Whether what is left for the other machine is still worth the wait."""
+        """Whether to keep waiting until the other machine takes the rest."""
         leaving = self._outgoing.ended or (self._outgoing.waiting > 0 and hung_up(self._plain.sock))
         if not leaving:
             return True
@@ -134,7 +134,7 @@ class Relay:
             tls.unwrap()
         except ssl.SSLWantWriteError:
             return  # the next step tries again
-        except (OSError, ValueError):  # it has been sent, and the answer is not waited for; or the peer is gone
+        except (OSError, ValueError):  # the end is sent, and needs no answer; or the peer is gone
             pass
         self._plain.sock.close()
         self._lingering = socket.socket(fileno=tls.detach())
@@ -158,33 +158,33 @@ class Relay:
 
 
 def _reset(sock: socket.socket) -> None:
-    """Have the kernel drop what a connection has not sent when it is closed.
+    """Make the kernel drop unsent bytes when a connection is closed.
 
-    Else it would go on sending, and a gateway whose supervisor reads nothing would see no end before all has arrived.
+    Otherwise it would go on sending, and a gateway whose supervisor reads nothing would see no end until all arrived.
     """
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
 
 
 class _End:
-    """One of the two sockets, without blocking; ``read_events`` and ``write_events`` are what it waits for."""
+    """One of the two sockets, non-blocking; it waits for ``read_events`` and ``write_events``."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
         self.read_events, self.write_events = select.POLLIN, select.POLLOUT
 
     def read(self, room: memoryview) -> int | None:
-        """Return how many bytes were read, 0 at the end and None if there are none yet."""
+        """Return the number of bytes read, 0 at the end, and None if nothing has arrived yet."""
         count, self.read_events = _tried(lambda: self.sock.recv_into(room), select.POLLIN)
         return count
 
     def write(self, data: memoryview) -> int | None:
-        """Return how many bytes were taken, or None if there is no room. An ``OSError`` means that the peer is gone."""
+        """Return the number of bytes taken, or None without room. An ``OSError`` means that the peer is gone."""
         count, self.write_events = _tried(lambda: self.sock.send(data), select.POLLOUT)
         return count
 
 
 def _tried(call: Callable[[], Value], events: int) -> tuple[Value | None, int]:
-    """Return the result of a call, or None and what it waits for, which in TLS may be the other direction."""
+    """Return the result of a call, or None and the event to wait for. In TLS this may be the other direction."""
     try:
         return call(), events
     except ssl.SSLWantReadError:
@@ -200,9 +200,9 @@ class _Way:
 
     Attributes:
         ended: whether the source has ended.
-        broken: whether the sink takes no more; what the source sends is then dropped.
-        moved: bytes that the sink has taken.
-        unfinished: whether the last step ended although more could be moved.
+        broken: whether the sink takes no more; bytes from the source are then dropped.
+        moved: bytes taken by the sink.
+        unfinished: whether the last step stopped with more to move.
     """
 
     def __init__(self, source: _End, sink: _End) -> None:
@@ -227,7 +227,7 @@ class _Way:
         self.unfinished = self.moved - start >= TURN
 
     def _fill(self) -> bool:
-        """Read what there is. Return whether anything waits now."""
+        """Read available bytes. Return whether anything waits to be written."""
         self._begin = self._end = 0
         while not self.ended and self._end < ROOM:
             try:
@@ -241,7 +241,7 @@ class _Way:
         return self._end > 0
 
     def _empty(self) -> bool:
-        """Write what waits. Return whether all of it is gone."""
+        """Write waiting bytes. Return whether all are written."""
         while self.waiting:
             count = self.waiting if self.broken else self._write()
             if count is None:

@@ -36,7 +36,7 @@ _AGAIN = "make certificates with python -m parallel_backend certificates there, 
 def connect(address: Address, *, seconds: float, folder: Path | None = None) -> socket.socket:
     """Connect to a backend's supervisor, and return a blocking socket that behaves like one to a backend here.
 
-    The arguments and errors are those of ``open_way``.
+    For arguments and errors see ``open_way``.
     """
     return _relayed(open_way(address, seconds=seconds, folder=folder), address)
 
@@ -47,10 +47,10 @@ def open_way(
     """Connect to a backend's gateway, and through it to the supervisor, a store or a file.
 
     Args:
-        address: where it listens.
-        seconds: for all of it.
-        folder: of this machine's certificates, if not the default one.
-        goal: what is wanted.
+        address: the gateway's.
+        seconds: time limit for everything together.
+        folder: with this machine's certificates; None for the default one.
+        goal: the target behind the gateway.
 
     Raises:
         InvalidRequest: this machine's certificates cannot be used.
@@ -76,7 +76,7 @@ def open_way(
 
 
 def unavailable(address: Address, reason: str) -> BackendUnavailable:
-    """Return the error of a backend on another machine that cannot be reached."""
+    """Return the error about an unreachable backend on another machine."""
     return BackendUnavailable(
         f"no backend answers at {address}: {reason}; start it there with python -m parallel_backend serve "
         f"--listen {address}, or --nnodes and --interface for several hosts"
@@ -119,7 +119,7 @@ def _received(sock: ssl.SSLSocket, count: int, deadline: Deadline) -> bytes:
 
 @contextlib.contextmanager
 def _explained(address: Address, deadline: Deadline) -> Iterator[None]:
-    """Turn what ends a handshake into one sentence."""
+    """Describe in one sentence why a handshake failed."""
     try:
         yield
     except BackendError:

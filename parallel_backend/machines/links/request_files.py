@@ -1,7 +1,7 @@
 """The files that a request names: its model, LoRAs and changed weights.
 
-Those that only exist in ComfyUI's memory have a path of its process, which another machine cannot read. A client of a
-backend there names them ``sent:ID`` instead, and sends those that rank 0 asks for.
+Some exist only in ComfyUI's memory, at a path of its process that another machine cannot read. A client of a backend
+there names them ``sent:ID`` instead, and sends the files that rank 0 asks for.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ M = TypeVar("M", bound=RankRequest)
 
 
 def key_of(file: File) -> Key:
-    """What tells a file from others."""
+    """Identifies a file."""
     return file.path, file.content if isinstance(file, ModelSpec) else file.id
 
 
@@ -39,7 +39,7 @@ def files_of(message: RankRequest) -> dict[Key, File]:
 
 
 def with_files(message: M, change: Callable[[Any], Any]) -> M:
-    """Return a request with all of its files changed."""
+    """Return a request with all of its files replaced."""
     changes: dict[str, Any] = {"model": change(message.model)}
     for name in ("adapters", "overlay"):
         value = getattr(message, name, None)
@@ -53,12 +53,12 @@ def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def is_only_in_memory(path: str) -> bool:
-    """Whether no disk has the file of this path."""
+    """Whether the file exists only in memory."""
     return path.startswith(SENT) or is_in_memory(path)
 
 
 def to_be_sent(message: M) -> tuple[M, dict[str, str]]:
-    """Return a request for a backend on another machine, and the paths of the files that it may ask for, by id."""
+    """Return a request for a backend on another machine, and the paths of the files to offer it, by id."""
     paths: dict[str, str] = {}
 
     def change(file: File) -> File:

@@ -1,4 +1,4 @@
-"""Sends files that only this process's memory has to a backend on another machine."""
+"""Sends files that exist only in this process's memory to a backend on another machine."""
 
 import mmap
 import os
@@ -24,13 +24,13 @@ def send_files(
     Args:
         sock: the connection.
         wanted: their ids.
-        paths: those of the request's files, by id.
-        deadline: starts over with each part that is taken.
+        paths: of the request's files, by id.
+        deadline: starts over with each part that the peer takes.
         poll: called meanwhile.
 
     Raises:
-        ProtocolError: it asks for others.
-        InvalidRequest: one is not there any more.
+        ProtocolError: rank 0 asks for a file that is not among them.
+        InvalidRequest: a file no longer exists.
         DeadlineExceeded, ConnectionError: see ``send_all``.
     """
     unknown = [each for each in wanted if each not in paths]

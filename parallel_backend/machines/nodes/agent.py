@@ -35,8 +35,8 @@ class Agent:
     Attributes:
         info: the host.
         first_host: where the backend's gateway listens.
-        interface: the network interface over which its ranks talk with those of other hosts.
-        spares: number of spare ranks; None for as many as the last set had ranks here and memory allows.
+        interface: the network interface over which its ranks reach other hosts.
+        spares: number of spare ranks; None for the last set's number of ranks here, as far as memory allows.
         command: starts a rank; options are appended.
     """
 
@@ -47,9 +47,9 @@ class Agent:
     command: Sequence[str] = COMMAND
 
     def run(self) -> None:
-        """Serve until the process is ended. No rank is left then, or while there is no connection.
+        """Serve until the process is ended. Ranks run only while there is a connection.
 
-        Spare ranks stay while there is none, since they are needed when there is one again.
+        Spare ranks stay without a connection, ready for the next one.
 
         Raises:
             InvalidRequest: the backend refuses this host, or this host's certificates cannot be used.

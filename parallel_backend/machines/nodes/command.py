@@ -19,11 +19,11 @@ from .local_devices import local_devices
 
 @dataclass(frozen=True, kw_only=True)
 class Launched:
-    """What a launcher says in the environment (torchrun, srun with the usual exports, a Kubernetes Job).
+    """A launcher's environment variables (torchrun, srun with the usual exports, a Kubernetes Job).
 
     Attributes:
         node: the number of this host, 0 for the first; None without a launcher.
-        nodes: how many hosts there are.
+        nodes: number of hosts.
         first: the first host's name or address.
     """
 
@@ -36,7 +36,7 @@ class Launched:
         """Read ``RANK``, ``WORLD_SIZE``, ``LOCAL_WORLD_SIZE`` and ``MASTER_ADDR``.
 
         Raises:
-            InvalidRequest: they are not numbers, or the launcher starts several processes a host.
+            InvalidRequest: they are not numbers, or the launcher starts several processes on a host.
         """
         rank, size = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
         if not rank and not size:
@@ -75,7 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Join, and serve until the process is ended. Where a launcher starts all hosts, the first one is the backend's.
+    """Join, and serve until the process is ended. On a launcher's first host, serve the backend instead.
 
     Raises:
         BackendError: an option does not fit, the backend refuses this host, or does not start here.
@@ -90,7 +90,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def parse(options: argparse.Namespace, launched: Launched) -> Agent:
-    """Return the agent that the options and the launcher mean.
+    """Return the agent for the options and the launcher.
 
     Raises:
         InvalidRequest: an option does not fit.
@@ -114,7 +114,7 @@ def parse(options: argparse.Namespace, launched: Launched) -> Agent:
 
 
 def _first_host_of(options: argparse.Namespace, launched: Launched) -> serve.Serving:
-    """Return what the first host of those that a launcher starts does.
+    """Return the settings of the backend on a launcher's first host.
 
     Raises:
         InvalidRequest: an option does not fit.

@@ -14,12 +14,12 @@ from ..links.backends import SERVE
 def devices_of(client: KnowsHosts, text: str) -> Devices:
     """Parse ``"all"``, ``"0,1"`` or ``"0,1,0@second,1@second"``, with numbers of a host's devices and its name.
 
-    ``"all"`` are those of all hosts that have joined, and are of the first host's kind. A list without names is of the
-    first host, see ``parse_devices``.
+    ``"all"`` means the devices of all joined hosts that are of the first host's kind. Devices without a host's name are
+    the first host's, see ``parse_devices``.
 
     Raises:
-        InvalidRequest: a device or a host is not there.
-        BackendError: the backend is on another machine, and cannot be asked.
+        InvalidRequest: a device or a host does not exist.
+        BackendError: the backend is on another machine and does not answer.
     """
     remote, hosts = client.remote, client.hosts()
     if "@" in text and len(hosts) < 2:

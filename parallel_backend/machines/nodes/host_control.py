@@ -1,6 +1,6 @@
 """The messages between the supervisor and the agent of a host that has joined, over one stream socket.
 
-Each is a length, ``u32``, and JSON. What a rank says to its supervisor passes as it is (``rank_control``).
+Each is a length, ``u32``, and JSON. A rank's messages to its supervisor pass unchanged (``rank_control``).
 """
 
 import socket
@@ -25,11 +25,11 @@ class StartRank(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """To an agent: start a rank.
 
     Attributes:
-        key: what the other messages call its process.
+        key: identifies its process in the other messages.
         generation: the set that it belongs to.
         device: PyTorch's name of its device.
         collectives: the communication backend of GPU ranks.
-        ranks: how many ranks of its set run on this host.
+        ranks: number of its set's ranks on this host.
         environment: ``RANK`` and the other variables that launchers set, except for the store's.
     """
 
@@ -79,7 +79,7 @@ class RankSaid(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class RankWrote(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """From an agent: what a rank's process has written to stdout and stderr."""
+    """From an agent: output of a rank's process, from stdout and stderr."""
 
     key: int
     text: str
@@ -110,8 +110,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """From an agent: the answer to ``Ping``.
 
     Attributes:
-        number: that of the ``Ping``.
-        time: of the host's clock, in seconds since the epoch.
+        number: the ``Ping``'s.
+        time: the host's clock, in seconds since the epoch.
         ranks: its ranks' processes.
         spares: its spare ranks, without a host's name.
     """
@@ -127,7 +127,7 @@ FromHost = RankStarted | RankSaid | RankWrote | RankExited | Report
 
 
 class MessageStream:
-    """One end of the socket. Nothing blocks: what the peer does not read at once waits for ``flush``.
+    """One end of the socket. Nothing blocks: bytes that the peer does not read at once wait for ``flush``.
 
     Args:
         sock: the socket, which it owns.
@@ -159,7 +159,7 @@ class MessageStream:
         self.flush()
 
     def flush(self) -> None:
-        """Send what waits, as far as the peer reads.
+        """Send waiting bytes, as far as the peer reads.
 
         Raises:
             ConnectionError: the peer is gone, or has not read for long.
@@ -176,7 +176,7 @@ class MessageStream:
 
         Raises:
             ConnectionError: the peer is gone.
-            ProtocolError: something arrived that is no message.
+            ProtocolError: something other than a message arrived.
         """
         try:
             chunk = self._sock.recv(_CHUNK)

@@ -1,4 +1,4 @@
-"""One rank's process on this host, of which the supervisor on the first host hears everything."""
+"""One rank's process on this host. Reports everything to the supervisor on the first host."""
 
 import codecs
 import contextlib
@@ -24,8 +24,8 @@ class HostedRank:
     """A rank's process.
 
     Args:
-        key: what messages call it.
-        start: starts it, with the descriptor to which it writes.
+        key: identifies it in messages.
+        start: starts it with a descriptor for its output.
         events: the agent's event loop.
         send: sends a message to the supervisor.
 
@@ -72,7 +72,7 @@ class HostedRank:
             self.started.process.kill()
 
     def activity(self) -> host_control.RankActivity | None:
-        """What its process does, None once it is gone."""
+        """Its process's activity, None once it is gone."""
         activity = self.started.process.activity()
         if activity is None:
             return None
@@ -108,7 +108,7 @@ class HostedRank:
         return len(message)
 
     def pause_output(self, paused: bool) -> None:
-        """Leave what the process writes in its pipe for now, or read it again."""
+        """Stop reading the process's output, or read it again."""
         if paused != self._paused and not (self.exited or self._silent):
             self._paused = paused
             if paused:
@@ -117,7 +117,7 @@ class HostedRank:
                 self._events.watch(self._output, READ, self._read_output, discard=lambda error: self.kill())
 
     def _reap(self) -> None:
-        """The process has exited: pass on what it said last, and then how it ended."""
+        """The process has exited: pass on its last messages, and then how it ended."""
         returncode = self.started.process.wait(timeout=5.0)
         taken = 0
         while taken < _LAST and (count := self._read_output() + self._read_message()):
@@ -137,7 +137,7 @@ class HostedRank:
 
 
 def _checked(message: bytes) -> msgspec.Raw:
-    """Return a rank's message, or JSON that is none, if it is no JSON: its set then fails, and its host does not."""
+    """Return a rank's message, or JSON that the supervisor rejects: that ends the rank set, not the host."""
     try:
         msgspec.json.decode(message, type=msgspec.Raw)
         return msgspec.Raw(message)

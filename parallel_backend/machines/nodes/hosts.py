@@ -1,4 +1,4 @@
-"""The hosts that are expected, and those that have joined."""
+"""The expected hosts, and the joined ones."""
 
 import logging
 import socket
@@ -30,9 +30,9 @@ class Hosts:
     """All hosts but the first.
 
     Args:
-        nodes: how many hosts are expected, the first one included.
+        nodes: number of expected hosts, with the first one.
         interface: the network interface over which ranks of different hosts talk.
-        devices: those of the first host; None for those that it probably has.
+        devices: of the first host; None: guess.
         events: the supervisor's event loop.
     """
 
@@ -44,7 +44,7 @@ class Hosts:
         self._next_announcement = 0.0
 
     def join(self, sock: socket.socket, info: HostInfo, *, same_program: bool) -> None:
-        """Take a host in, or refuse it. ``same_program`` says whether it runs the same files as this process."""
+        """Let a host join, or refuse it. ``same_program`` says whether it runs the same files as this process."""
         try:
             if not same_program:
                 raise InvalidRequest(
@@ -89,7 +89,7 @@ class Hosts:
         return self.name_of_interface if devices.hosts else ""
 
     def missing(self, devices: Devices) -> dict[str, str]:
-        """The hosts of these devices that are not there, and a sentence about each."""
+        """The missing hosts of these devices, and a sentence about each."""
         return {host: self._absence(host) for host in sorted(set(devices.hosts) - {FIRST} - self._links.keys())}
 
     def _absence(self, host: str) -> str:
@@ -107,7 +107,7 @@ class Hosts:
         return self._links[host].start(order)
 
     def tick(self, *, idle: bool) -> None:
-        """Give up hosts that are silent, ask the others how they are, and log which are missing.
+        """Give up silent hosts, ping the others, and log which are missing.
 
         ``idle`` says whether the backend has nothing to do.
         """
@@ -128,7 +128,7 @@ class Hosts:
         return [node for node in range(1, self._expected) if node not in there]
 
     def statuses(self) -> tuple[HostStatus, ...]:
-        """All hosts, the first one included."""
+        """All hosts, with the first one."""
         first = HostStatus(
             node=0, state="joined", name=socket.gethostname(), devices=self._devices, versions=self._versions, clock=0.0
         )

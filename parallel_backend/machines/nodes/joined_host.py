@@ -27,7 +27,7 @@ class JoinedHost:
     """A host that has joined.
 
     Args:
-        info: what its agent says about it.
+        info: its agent's description.
         sock: the connection to its agent.
         events: the supervisor's event loop.
         on_lost: called once when the host is lost.
@@ -61,11 +61,11 @@ class JoinedHost:
 
     @property
     def lost(self) -> bool:
-        """Whether it is lost."""
+        """Whether it was given up."""
         return self.status.state == "lost"
 
     def start(self, order: RankOrder) -> StartedProcess:
-        """Have the agent start a rank."""
+        """Make the agent start a rank."""
         key = next(self._keys)
         process = RemoteProcess(
             host=self.info.name, output=order.output, kill=lambda: self._kill(key), events=self._events
@@ -80,7 +80,7 @@ class JoinedHost:
         return StartedProcess(process=process, control=process.control, pidfd=process.exited)
 
     def tick(self, now: float, *, idle: bool) -> None:
-        """Ask the agent how its host is, and send what waits. ``idle`` says whether the backend has nothing to do."""
+        """Ping the agent, and send waiting messages. ``idle`` says whether the backend has nothing to do."""
         if now >= self._next_ping or idle != self._said_idle:
             self._next_ping, self._said_idle = now + PING, idle
             number = next(self._keys)
@@ -102,7 +102,7 @@ class JoinedHost:
         self._on_lost(self)
 
     def close(self) -> None:
-        """End the connection in order: the host's ranks are not needed any more."""
+        """Close the connection: the host's ranks are no longer needed."""
         if not self.lost:
             self._end("is not needed any more")
 

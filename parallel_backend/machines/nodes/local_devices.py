@@ -14,11 +14,11 @@ SECONDS = 120.0
 
 
 def local_devices(text: str) -> Devices:
-    """Return the devices that a list means here, see ``parse_devices``. Initialises no driver in this process.
+    """Parse a list of this host's devices, see ``parse_devices``. Initialises no driver in this process.
 
     Raises:
-        InvalidRequest: a device is not there.
-        BackendUnavailable: torch does not say which there are.
+        InvalidRequest: a device does not exist.
+        BackendUnavailable: torch does not list them.
     """
     command = [sys.executable, "-m", "parallel_backend.machines.nodes.local_devices", text]
     try:

@@ -1,4 +1,4 @@
-"""Whose a TCP connection over the loopback interface is, which the kernel says in ``/proc/net`` (proc(5))."""
+"""Finds the user of a loopback TCP connection in ``/proc/net`` (proc(5))."""
 
 import struct
 from pathlib import Path
@@ -17,7 +17,7 @@ def uid_of_peer(peer: int, here: int) -> int | None:
         here: the port to which it is connected.
 
     Returns:
-        The user's id, or None if there is no such connection any more.
+        The user's id, or None if the connection is gone.
     """
     for table, address in _TABLES.items():
         wanted = [f"{address}:{port:04X}" for port in (peer, here)]

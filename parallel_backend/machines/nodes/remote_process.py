@@ -25,7 +25,7 @@ class RemoteProcess:
 
     Args:
         host: the host's name.
-        output: where what it writes goes; it owns a copy of this descriptor.
+        output: takes its output; this object owns a copy of the descriptor.
         kill: asks the agent to kill it.
         events: the supervisor's event loop.
 
@@ -70,7 +70,7 @@ class RemoteProcess:
         return self._activity.memory if self._activity and self.returncode is None else 0
 
     def activity(self) -> Activity | None:
-        """What it did at the last report, None once it is gone."""
+        """Its activity at the last report, None once it is gone."""
         if self._activity is None or self.returncode is not None:
             return None
         states = frozenset("R" if self._activity.busy else "S")
@@ -91,7 +91,8 @@ class RemoteProcess:
         self._activity = activity
 
     def said(self, message: bytes) -> None:
-        """The rank has sent a message. What the supervisor does not read in time waits; only heartbeats are lost."""
+        """The rank has sent a message. It waits if the supervisor does not read in time; only heartbeats are
+        dropped."""
         if (not self._waiting and self._sent(message)) or _is_heartbeat(message):
             return
         if not self._waiting:
@@ -102,7 +103,7 @@ class RemoteProcess:
             self.kill()
 
     def _sent(self, message: bytes) -> bool:
-        """Send a message, and return whether there was room for it, as there is if nobody will read it."""
+        """Send a message. Return whether there was room; true also if the reader is gone."""
         try:
             self._rank_end.send(message, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
         except BlockingIOError:
@@ -120,7 +121,7 @@ class RemoteProcess:
                 self._tell_of_end()
 
     def wrote(self, text: str) -> None:
-        """The process has written to stdout or stderr. What finds no room in the pipe is lost."""
+        """The process has written to stdout or stderr. Output is lost while the pipe is full."""
         with contextlib.suppress(OSError):
             os.write(self._output, text.encode())
 

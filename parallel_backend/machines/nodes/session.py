@@ -1,4 +1,4 @@
-"""What an agent does from the moment at which its host has joined until the connection ends."""
+"""What an agent does while its host is joined."""
 
 import logging
 import socket
@@ -37,8 +37,8 @@ class Session:
     Args:
         sock: the connection to the supervisor.
         first_host: where the gateway of the first host listens.
-        devices: those of this host.
-        interface: the network interface over which its ranks talk with those of other hosts.
+        devices: this host's.
+        interface: the network interface over which its ranks reach other hosts.
         events: an event loop.
         spares: the spare ranks of this host, which stay after the end.
         command: starts a rank; options are appended.
@@ -70,9 +70,9 @@ class Session:
         )
 
     def serve(self) -> str:
-        """Do what the supervisor says until the connection ends. Return why it did; no rank is left.
+        """Obey the supervisor until the connection ends. Return why it ended; no rank is left.
 
-        The ranks are killed whatever ends it, an exception such as ``SystemExit`` included.
+        Any end kills the ranks, also an exception such as ``SystemExit``.
         """
         try:
             last = time.monotonic()
@@ -87,7 +87,7 @@ class Session:
         return self._ended
 
     def _flush(self) -> None:
-        """Send what waits, and read no more of what ranks write while that is much."""
+        """Send waiting messages. While many wait, do not read the ranks' output."""
         try:
             self._stream.flush()
         except OSError as error:
@@ -97,7 +97,7 @@ class Session:
 
     def _check_silence(self, elapsed: float) -> None:
         if elapsed > SUSPENDED:
-            self._last_heard = time.monotonic()  # what has arrived meanwhile is read next
+            self._last_heard = time.monotonic()  # messages that arrived meanwhile are read next
         silence = time.monotonic() - self._last_heard
         if silence > SILENCE:
             self._end(f"has not sent anything for {silence:.0f} s")

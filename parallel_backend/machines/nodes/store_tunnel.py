@@ -1,4 +1,4 @@
-"""Takes connections of this host's ranks to the store on the first host, through the authenticated way in.
+"""Carries this host's connections to the store on the first host, through its gateway.
 
 So the store listens on the loopback interface alone, on every host.
 """
@@ -26,7 +26,7 @@ PAUSE = 0.5
 
 
 class StoreTunnel:
-    """The way to the store of one set of ranks.
+    """A tunnel to the store of one set of ranks.
 
     Args:
         first_host: where the gateway of the first host listens.
@@ -34,7 +34,7 @@ class StoreTunnel:
 
     Attributes:
         generation: the set.
-        port: where ranks of this host find the store, on the loopback interface.
+        port: the loopback port where this host's ranks find the store.
     """
 
     def __init__(self, first_host: Address, generation: int) -> None:
@@ -44,7 +44,7 @@ class StoreTunnel:
         threading.Thread(target=self._accept, name=f"store-{generation}", daemon=True).start()
 
     def close(self) -> None:
-        """Take no more connections. Those that are open end with their ranks."""
+        """Accept no more connections. Open ones end with their ranks."""
         self._closed = True
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts

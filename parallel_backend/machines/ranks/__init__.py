@@ -1,4 +1,4 @@
-"""What ranks do where a client or other ranks are on other machines: find files, and measure what crosses."""
+"""What ranks do for clients and ranks on other machines: find files, and measure traffic between hosts."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Says what a layout costs that sends much from host to host in every block."""
+"""Warns about layouts that send a lot between hosts in every block."""
 
 import logging
 from collections import defaultdict
@@ -18,7 +18,7 @@ class HostMap:
 
     Attributes:
         names: the host of each rank; empty if all are on one.
-        bandwidth: bytes a second of the slowest link between hosts, as it was measured; 0 if it was not.
+        bandwidth: measured bytes a second of the slowest link between hosts; 0 if not measured.
     """
 
     names: tuple[str, ...] = ()
@@ -26,7 +26,7 @@ class HostMap:
 
 
 def cross_badly(layout: ParallelLayout, hosts: Sequence[str]) -> list[str]:
-    """Return the parts of a layout that belong inside a host and lie across hosts."""
+    """Return the parts of a layout that cross hosts but belong inside one."""
     found = [f"{axis}={layout.degrees[axis]}" for axis in ("ulysses", "tensor") if _crosses(layout, (axis,), hosts)]
     shares = layout.shard_weights and _crosses(layout, ("ring", "ulysses"), hosts)
     return found + ["shard_weights"] * shares
@@ -42,9 +42,9 @@ def _crosses(layout: ParallelLayout, axes: Sequence[str], hosts: Sequence[str]) 
 
 
 class Crossing:
-    """Counts, on rank 0, what the second step of a loop, or forward, sends between hosts, if the layout lies badly.
+    """Counts, on rank 0, the traffic between hosts of a loop's second step, or forward, if heavy axes cross hosts.
 
-    The first one may load weights.
+    The first step may load weights.
 
     Args:
         layout: the layout.
@@ -59,7 +59,7 @@ class Crossing:
         self._note = ""
 
     def step_done(self) -> str:
-        """Count a step. Return what the user has to know; "" for nothing."""
+        """Count a step. Return a note for the user; "" for nothing."""
         self._done("step")
         if self._steps == 1:
             self._begin()

@@ -1,4 +1,4 @@
-"""Counts on one rank what all ranks of its kind send from host to host."""
+"""Estimates on one rank the traffic between hosts of all ranks like it."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -18,11 +18,11 @@ class CrossingBytes(TorchDispatchMode):
 
     Args:
         hosts: the host of each rank.
-        ranks: number of ranks that do what this one does, in groups of their own or in its groups.
+        ranks: number of ranks that do the same work, in this rank's groups or in others.
 
     Attributes:
-        total: bytes that cross from all of these ranks, if each sends as much as this one to the rank that is as many
-            places on in its group. What a collective sends goes around its group in the order of ranks.
+        total: bytes between hosts from all of these ranks. It assumes that each sends as much as this one, to the rank
+            at the same distance in its group. A collective sends around its group in the order of ranks.
     """
 
     def __init__(self, hosts: Sequence[str], ranks: int) -> None:
@@ -39,7 +39,7 @@ class CrossingBytes(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
     def _share(self, name: str, args: Any) -> float:
-        """Return how much crosses, as a part of what all ranks send if each sends what this one does."""
+        """Return the fraction of all ranks' traffic that crosses hosts, if each sends as this one does."""
         argument = _GROUP_ARGUMENT.get(name)
         group = _resolve_process_group(args[-1]) if argument is None else dist.ProcessGroup.unbox(args[argument])
         ranks = dist.get_process_group_ranks(group)
@@ -55,7 +55,7 @@ class CrossingBytes(TorchDispatchMode):
         return sum(one != other for one, other in pairs) / len(pairs)
 
     def _groups_like(self, ranks: Sequence[int]) -> list[list[str]]:
-        """Return the hosts of this group and of those that lie like it in the grid of ranks."""
+        """Return the hosts of this group and of its parallel groups in the grid of ranks."""
         groups, left = [], set(range(self._ranks))
         for base in range(self._ranks):
             group = [base + rank - ranks[0] for rank in ranks]

@@ -1,4 +1,4 @@
-"""One rank's other machines: where files are, who is where, and what crosses between them."""
+"""One rank's view of other machines: files, the ranks' hosts, and the traffic between them."""
 
 from typing import TYPE_CHECKING
 

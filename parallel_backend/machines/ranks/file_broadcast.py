@@ -30,7 +30,7 @@ class FilesInMemory:
         return descriptor
 
     def new_of(self, size: int) -> tuple[str, memoryview]:
-        """Make a file of so many bytes, and return its path and where its content goes.
+        """Make a file of ``size`` bytes, and return its path and memory for its content.
 
         Raises:
             InvalidRequest: there is no room for it.
@@ -56,7 +56,7 @@ class FilesInMemory:
 
 
 def path_of(pid: int, descriptor: int) -> str:
-    """Return the path by which processes of this host open a file that one of them keeps."""
+    """Return the path by which processes of this host open a file that one of them keeps open."""
     return f"/proc/{pid}/fd/{descriptor}"
 
 

@@ -1,6 +1,6 @@
-"""Where this host has the files of a request, whose paths are those of ComfyUI's machine.
+"""Finds a request's files on this host. The request has paths of ComfyUI's machine.
 
-A model's file is on this host's disk (``model_folders``). LoRAs' factors, changed weights and some models only exist in
+A model's file is on this host's disk (``model_folders``). LoRAs' factors, changed weights and some models exist only in
 ComfyUI's memory, and come from rank 0.
 """
 
@@ -42,10 +42,10 @@ class HostFiles:
         self._sent: dict[str, str] = {}
 
     def localised(self, message: M) -> M:
-        """Return a request whose paths are those of this host. Collective over the world where files are new.
+        """Return a request with this host's paths. Collective over the world if it names new files.
 
         Raises:
-            InvalidRequest: on all ranks alike; a rank's host lacks a file, or has another one of its name.
+            InvalidRequest: on all ranks alike; a rank's host lacks a file, or has another one with its name.
         """
         files = files_of(message)
         new = [file for key, file in files.items() if key not in self._paths]
@@ -70,7 +70,7 @@ class HostFiles:
 
     @contextlib.contextmanager
     def _receiving(self, identity: str, size: int) -> Iterator[memoryview]:
-        """Yield where a file of the client goes, which rank 0 has if nothing fails meanwhile.
+        """Yield memory for a client's file. Rank 0 keeps the file if nothing fails meanwhile.
 
         Raises:
             InvalidRequest: the machine's memory has no room for it.
@@ -84,13 +84,13 @@ class HostFiles:
         self._sent[identity] = path
 
     def forget(self, model: ModelSpec) -> None:
-        """Give a model's file up that only exists in memory: its weights are unloaded."""
+        """Free a model's file in memory after its weights are unloaded."""
         key = next((key for key, path in self._paths.items() if path == model.path and is_only_in_memory(key[0])), None)
         if key is not None:
             self._close(key)
 
     def original(self, path: str) -> str:
-        """Return the path by which requests call a file of this host."""
+        """Return the path that requests use for a file of this host."""
         return next((theirs for (theirs, _), ours in self._paths.items() if ours == path), path)
 
     def _find(self, file: File) -> str:
@@ -112,7 +112,7 @@ class HostFiles:
         return path
 
     def _received(self, file: File) -> str:
-        """Return the path of what rank 0 has: the same on the first host, and a copy in memory on the others."""
+        """Return the path of rank 0's file: itself on the first host, a copy in memory on others."""
         hosts = gather_texts(env.HOST.get(), self._world)
         first_of_host = hosts.index(hosts[self._world.index]) == self._world.index
         source = self._sent.get(key_of(file)[1], "") if file.path.startswith(SENT) else file.path
@@ -123,7 +123,7 @@ class HostFiles:
         return path_of(pid, descriptor) if descriptor >= 0 else source
 
     def _make_room(self, keep: Mapping[Key, File]) -> None:
-        """Give the oldest files up that are no models: they are small, and are sent again when they are needed."""
+        """Free the oldest files that are not models: they are small, and are sent again when needed."""
         small = [key for key in self._paths if key not in self._models]
         for key in [key for key in small[:-KEPT] if key not in keep]:
             self._close(key)

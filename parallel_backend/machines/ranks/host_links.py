@@ -1,4 +1,4 @@
-"""Measures the network between hosts, as the ranks use it: the first rank of each host with that of the next host."""
+"""Measures the network between hosts as ranks use it: from each host's first rank to the next host's first rank."""
 
 import time
 from collections.abc import Sequence
@@ -25,8 +25,8 @@ def measure(world: Axis, hosts: Sequence[str], device: torch.device) -> HostLink
         device: this rank's.
 
     Returns:
-        The link to the host before this rank's, as fast as this rank sends to it. None for a rank of the first host,
-        and for any but its host's first.
+        The link from this rank to the previous host. None for ranks of the first host, and for all but a host's first
+        rank.
     """
     firsts = [rank for rank, host in enumerate(hosts) if host not in hosts[:rank]]
     if world.index not in firsts or len(firsts) == 1:
@@ -64,7 +64,7 @@ class _Pair:
         return HostLink(host=host, latency=latency, bandwidth=size / max(seconds, 1e-9))
 
     def answer(self) -> None:
-        """Take what the other rank sends."""
+        """Receive from the other rank."""
         for _ in range(PINGS):
             self._receive(self._word)
             self._send(self._word)
@@ -81,7 +81,7 @@ class _Pair:
         start = time.perf_counter()
         self._send(data)
         self._receive(self._word)
-        self._word.item()  # waits for a GPU
+        self._word.item()  # waits for the GPU
         return time.perf_counter() - start
 
     def _send(self, tensor: Tensor) -> None:

@@ -11,7 +11,7 @@ class Known(HostFiles):
 
     Args:
         world: all ranks.
-        hosts: where they are.
+        hosts: where the ranks are.
     """
 
     def __init__(self, world: Axis, hosts: HostMap) -> None:

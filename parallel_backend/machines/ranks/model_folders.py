@@ -1,6 +1,6 @@
-"""Where this host has models, which requests call by paths of ComfyUI's machine.
+"""Finds models on this host. Requests have paths of ComfyUI's machine.
 
-A model is at the same path, or has the same name in a folder of ``PARALLEL_DIT_MODELS``. Its content is the same.
+A model has the same content, and the same path or the same name in a folder of ``PARALLEL_DIT_MODELS``.
 """
 
 import os
@@ -16,7 +16,7 @@ _COMFYUI = Path(__file__).resolve().parents[4]
 
 
 def this_host() -> str:
-    """What messages call this host."""
+    """This host's name in messages."""
     name = env.HOST.get()
     return f"host {name}" if name else "the first host"
 
@@ -25,7 +25,7 @@ def find(model: ModelSpec) -> Path:
     """Return where this host has a model.
 
     Raises:
-        InvalidRequest: it has none of this name, or only others.
+        InvalidRequest: it has no model of this name, or only with other content.
     """
     path = Path(model.path)
     candidates = [path, *_named(path.name)]
@@ -44,7 +44,7 @@ def find(model: ModelSpec) -> Path:
 
 
 def _is(model: ModelSpec, path: Path) -> bool:
-    """Whether this is the model. Another one may be broken."""
+    """Whether this is the model. Any other file may be broken."""
     try:
         return open_checkpoint(path).content() == model.content
     except InvalidRequest:
@@ -52,7 +52,7 @@ def _is(model: ModelSpec, path: Path) -> bool:
 
 
 def _named(name: str) -> Iterator[Path]:
-    """Look into linked folders, too, as ComfyUI does, but into none twice."""
+    """Follow links to folders, as ComfyUI does, but search no folder twice."""
     seen: set[tuple[int, int]] = set()
     for folder in folders():
         for root, subfolders, files in os.walk(folder, followlinks=True):
@@ -67,7 +67,7 @@ def _named(name: str) -> Iterator[Path]:
 
 
 def folders() -> Sequence[Path]:
-    """The folders in which models are looked for: those that are named, or those of the ComfyUI around this folder."""
+    """The folders to search for models: the named ones, or those of the ComfyUI around this folder."""
     if named := env.MODELS.get():
         return named
     around = _COMFYUI.parent if _COMFYUI.name == "custom_nodes" else None

@@ -24,13 +24,13 @@ def receive_files(
     Args:
         connection: the client's.
         wanted: ids of the files.
-        room: yields where a file goes, by its id and size.
+        room: yields memory for a file, by its id and size.
         deadline: starts over with each part that arrives.
         poll: called meanwhile.
 
     Raises:
-        ProtocolError: the client sends others.
-        InvalidRequest: one does not fit into memory.
+        ProtocolError: the client sends other files.
+        InvalidRequest: a file does not fit into memory.
         DeadlineExceeded, ConnectionError: see ``recv_tensors``.
     """
     frame = frames.recv_header(connection, deadline=deadline, poll=poll)

@@ -1,1 +1,1 @@
-"""Sets of ranks: their processes, how they start and end, what they write, and why they fail."""
+"""Sets of ranks: their processes, start and end, output, and failures."""

@@ -1,4 +1,4 @@
-"""The devices that ranks will probably run on, before the first request says it. No torch."""
+"""Guesses the devices of ranks before the first request names them. No torch."""
 
 import os
 from pathlib import Path
@@ -12,7 +12,7 @@ _SYSTEM = Path("/")
 
 
 def expected_devices(system: Path = _SYSTEM) -> Devices:
-    """Return all GPUs that this process may use, or without any as many CPU ranks as ``all`` means.
+    """Return all GPUs that this process may use; without GPUs, the CPU ranks that ``all`` means.
 
     A wrong guess costs some memory or time, and nothing else.
 
@@ -34,7 +34,7 @@ def expected_devices(system: Path = _SYSTEM) -> Devices:
 def _gpus(system: Path) -> int:
     """Return the number of GPUs that NVIDIA's and AMD's drivers list."""
     nvidia = list(system.glob("proc/driver/nvidia/gpus/*"))
-    nodes = system.glob("sys/class/kfd/kfd/topology/nodes/*/gpu_id")  # a node that is no GPU has the id 0
+    nodes = system.glob("sys/class/kfd/kfd/topology/nodes/*/gpu_id")  # a node without a GPU has the id 0
     return len(nvidia) + sum(_read(node) not in ("", "0") for node in nodes)
 
 

@@ -1,4 +1,4 @@
-"""Why a set of ranks must be killed: all failures of its ranks, and which of them is the root cause."""
+"""Why a set of ranks must be killed: all failures of its ranks, and their root cause."""
 
 import logging
 import signal
@@ -36,7 +36,7 @@ class Failure:
 
 
 class Failures:
-    """The failures of the ranks of one set, in the order in which they were noticed."""
+    """The failures of one set's ranks, in the order of their discovery."""
 
     def __init__(self, *, generation: int, patience: Patience) -> None:
         self._generation, self._patience = generation, patience
@@ -47,7 +47,7 @@ class Failures:
         return bool(self._noticed)
 
     def add(self, failure: Failure) -> None:
-        """Note a failure now, and log it."""
+        """Record a failure, and log it."""
         log.error("generation %d: %s", self._generation, failure.message)
         self._noticed.append((time.monotonic(), failure))
 
@@ -62,6 +62,6 @@ class Failures:
 
 
 def kind_of_exit(returncode: int, reason: str) -> tuple[int, str]:
-    """Return kind and code of the failure of a process that has exited, whose last words give this reason."""
+    """Return the kind and code of an exited process's failure, by the reason in its last output."""
     explained = returncode > 0 or returncode == -signal.SIGABRT
     return _BY_CAUSE.get(cause(reason) if explained else Cause.UNKNOWN, (DIED, RankFailed.code))

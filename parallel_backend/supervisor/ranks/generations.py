@@ -1,4 +1,4 @@
-"""Successive sets of ranks: the current one, and those that were killed but have not exited yet."""
+"""Successive sets of ranks: the current one, and killed ones that have not exited yet."""
 
 import logging
 import time
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 class Generations:
     """Runs at most one set of ranks at a time; the next one starts only once the previous one has freed its devices.
 
-    ``exit_patience`` is how many seconds killed ranks have to exit. The other arguments are those of ``RankSet``.
+    ``exit_patience`` is the time for killed ranks to exit, in seconds. For other arguments see ``RankSet``.
 
     Attributes:
         current: the set that takes requests, if there is one.

@@ -1,4 +1,4 @@
-"""What sets of ranks need of the hosts that this supervisor does not run on."""
+"""The interface of sets of ranks to other hosts than the supervisor's."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,9 +16,9 @@ class RankOrder:
         generation: the set that it belongs to.
         device: PyTorch's name of its device.
         collectives: the communication backend of GPU ranks.
-        ranks: how many ranks of its set run on the host.
-        environment: the variables that the rank has of its own.
-        output: where what the process writes goes.
+        ranks: number of its set's ranks on the host.
+        environment: the rank's own variables.
+        output: takes the process's output.
     """
 
     generation: int
@@ -36,7 +36,7 @@ class OtherHosts(Protocol):
         """The network interface over which ranks on these devices talk; "" for the loopback interface."""
 
     def missing(self, devices: Devices) -> dict[str, str]:
-        """The hosts of these devices that are not there, and a sentence about each."""
+        """The missing hosts of these devices, and a sentence about each."""
 
     def start(self, host: str, order: RankOrder) -> StartedProcess:
         """Start a rank on a host.

@@ -1,4 +1,4 @@
-"""What a supervisor needs of a rank's process, whether it runs on this host or on another."""
+"""A supervisor's view of a rank's process, on this host or another."""
 
 import subprocess
 from typing import Protocol
@@ -8,7 +8,7 @@ from ...processes import Activity
 
 
 class Process(Protocol):
-    """A process that somebody here, or an agent on another host, has started."""
+    """A process started here, or by an agent on another host."""
 
     @property
     def pid(self) -> int:
@@ -38,7 +38,7 @@ class Process(Protocol):
         """Resident bytes, as far as known; 0 once it is gone."""
 
     def activity(self) -> Activity | None:
-        """What it does, as far as known; None once it is gone."""
+        """Its activity, as far as known; None once it is gone."""
 
     def describe_exit(self) -> str:
         """How it has ended, as a sentence's predicate."""
@@ -81,7 +81,7 @@ class LocalProcess:
         return processes.resident_memory(self.pid)
 
     def activity(self) -> Activity | None:
-        """What it does, None once it is gone."""
+        """Its activity, None once it is gone."""
         return processes.activity(self.pid)
 
     def describe_exit(self) -> str:

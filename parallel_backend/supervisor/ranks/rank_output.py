@@ -1,4 +1,4 @@
-"""What the process of one rank writes to stdout and stderr, native libraries included."""
+"""The output of one rank's process to stdout and stderr, also from native libraries."""
 
 import contextlib
 import fcntl
@@ -17,10 +17,10 @@ _TAIL = 256 << 10
 
 
 class RankOutput:
-    """A pipe from a rank's process to its log, which also keeps the end of what came through it.
+    """A pipe from a rank's process to its log. It also keeps the end of the output.
 
-    A file would not do: its size has no limit, a full disk would fail the rank's own writes, and the next process of
-    this rank writes to it, too.
+    Not a file, because its size has no limit, a full disk would fail the rank's own writes, and the next process of
+    this rank would write to it, too.
 
     Args:
         rank: the rank's number.
@@ -41,7 +41,7 @@ class RankOutput:
 
     @contextlib.contextmanager
     def writable(self) -> Iterator[int]:
-        """The end that the rank writes to, as long as the context lasts: a process that starts in it has its own."""
+        """The rank's end of the pipe, while the context lasts. A process that starts meanwhile inherits a copy."""
         try:
             yield self._write_end
         finally:
@@ -49,7 +49,7 @@ class RankOutput:
 
     @property
     def tail(self) -> str:
-        """The end of what the process has written."""
+        """The end of the process's output."""
         return self._tail.decode(errors="replace")
 
     def read(self) -> int:
@@ -70,7 +70,7 @@ class RankOutput:
         return len(chunk)
 
     def finish(self) -> None:
-        """Take what is left of a process that has ended. A process that it started may still have the pipe."""
+        """Read the rest of an ended process's output. A process that it started may still hold the pipe."""
         taken = 0
         while taken < 2 * _ROOM and (count := self.read()):
             taken += count

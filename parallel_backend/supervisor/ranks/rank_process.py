@@ -19,10 +19,10 @@ class RankProcess:
         process: its process.
         control: the supervisor's end of the control socket.
         pidfd: becomes readable when the process exits.
-        status: the last one that the rank sent.
+        status: its last status.
         ready: whether it has joined the process group.
         last_heard: when its last message arrived.
-        last_active: when the process was last seen active since then.
+        last_active: when the process was last active since then.
         cpu_ticks: its CPU time at the last check since its last message, None before that check.
         last_progress: when it was last known to make progress.
         last_computing: when a process without a GPU last reported that it uses its cores.
@@ -58,7 +58,7 @@ class RankProcess:
             self.last_computing = self.last_heard
 
     def discount(self, seconds: float, now: float) -> None:
-        """Do not count ``seconds`` of silence until ``now``, in which the supervisor itself was suspended."""
+        """Do not count the last ``seconds`` of silence until ``now``: the supervisor itself was suspended."""
         self.last_heard, self.cpu_ticks = min(now, self.last_heard + seconds), None
         self.last_progress = min(now, self.last_progress + seconds)
 

@@ -39,12 +39,12 @@ class RankSet:
     Args:
         generation: the set's number.
         devices: the devices of the ranks.
-        logs: take what the ranks write.
+        logs: take the ranks' output.
         command: starts a rank; the set appends the options.
-        patience: how long to wait for ranks.
+        patience: time limits for ranks.
         events: the supervisor's event loop.
         on_finished: called with a rank's number and its ``Finished``.
-        take_spares: yields spare ranks for devices; those that it yields become ranks.
+        take_spares: yields spare ranks for devices. Each yielded one becomes a rank.
         hosts: the other hosts.
 
     Attributes:
@@ -81,8 +81,8 @@ class RankSet:
         """Start the processes; ``ready`` tells when all have joined the process group.
 
         Raises:
-            OSError: a process does not start. The caller must still kill those that did.
-            NotStarted: hosts are not there.
+            OSError: a process does not start. The caller must still kill the started ones.
+            NotStarted: hosts are missing.
         """
         missing = self._hosts.missing(self.devices)
         if missing:
@@ -123,7 +123,7 @@ class RankSet:
         log.info("generation %d: %s on %s %s", self.generation, added.name, device, how)
 
     def _fail_on(self, rank: RankProcess) -> Callable[[Exception], None]:
-        """Return what takes an exception from handling a rank's event: the set fails by it."""
+        """Return a callback that makes the set fail by an exception in a rank's event."""
 
         def fail(error: Exception) -> None:
             text = f"the supervisor failed on an event of {rank.name}: {type(error).__name__}: {error}"
@@ -142,7 +142,7 @@ class RankSet:
 
     @property
     def uses_spares(self) -> bool:
-        """Whether a rank was a spare one."""
+        """Whether a rank was a spare rank."""
         return any(rank.process.was_spare for rank in self.ranks)
 
     @property
@@ -201,7 +201,7 @@ class RankSet:
         return () if self.ranks[rank].ready else (rank,)
 
     def _with_output(self, rank: RankProcess, what: str) -> str:
-        """Return the sentence that a rank did something, with its last lines, which may say why, and its log."""
+        """Return a sentence about a rank's failure, with the last lines of its output and its log's place."""
         output = self._outputs[rank.rank]
         output.read()
         said = last_words.quoted(output.tail)

@@ -17,13 +17,13 @@ from .process import LocalProcess, Process
 THREADS = "OMP_NUM_THREADS"
 GLOO_INTERFACE, NCCL_INTERFACE = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 CHANGEABLE = frozenset((THREADS, GLOO_INTERFACE, NCCL_INTERFACE))
-"""Variables that a spare rank can change: those that are read when a process group is made, and the threads."""
+"""Variables that a spare rank can change: the ones that a new process group reads, and the number of threads."""
 _ALLOCATORS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
 
 @dataclass(frozen=True, kw_only=True)
 class StartedProcess:
-    """A process that this one has started.
+    """A process that this process started.
 
     Attributes:
         process: the process.
@@ -87,8 +87,8 @@ def adopt(
         device: PyTorch's name of its device.
         collectives: the communication backend of GPU ranks.
         common: see ``common_environment``.
-        own: the variables that the rank has of its own.
-        output: where what it writes goes.
+        own: the rank's own variables.
+        output: takes its output.
         store: the listening socket for the store of rank 0.
     """
     spare.process.was_spare = True
@@ -112,18 +112,18 @@ class NotStarted(OSError):
 
 
 def common_environment(devices: Devices, *, interface: str = "") -> dict[str, str]:
-    """Return the environment that all ranks on this host have in common.
+    """Return the common environment of all ranks on this host.
 
     Args:
-        devices: those of all ranks, of which the ones on the first host are on this one.
-        interface: the network interface over which they talk with those of other hosts; "" if there are none.
+        devices: all ranks'. This host is the first one.
+        interface: the network interface to ranks of other hosts; "" without other hosts.
     """
     threads = number_of_threads(os.environ.get(THREADS, "")) or len(os.sched_getaffinity(0)) // devices.on_host(FIRST)
     environment = {
         **inherited(os.environ),
         THREADS: str(max(1, threads)),
-        # Whatever the environment says: it may be made for another machine. NCCL takes a plain name as the beginning of
-        # the names of several.
+        # Replaces inherited values, which may be for another machine. NCCL takes a plain name as a prefix of several
+        # names.
         GLOO_INTERFACE: interface or "lo",
         NCCL_INTERFACE: f"={interface}" if interface else "lo",
     }
@@ -138,7 +138,7 @@ def common_environment(devices: Devices, *, interface: str = "") -> dict[str, st
 
 
 def own_environment(rank: int, devices: Devices) -> dict[str, str]:
-    """Return the variables that each rank on these devices has of its own, but for ``store_environment``."""
+    """Return each rank's own variables on these devices, without ``store_environment``."""
     host = devices.host_of(rank)
     return {
         "RANK": str(rank),
@@ -149,7 +149,7 @@ def own_environment(rank: int, devices: Devices) -> dict[str, str]:
 
 
 def store_environment(port: int) -> dict[str, str]:
-    """Return the variables that say where the store is: at this port of the loopback interface, on every host."""
+    """Return the variables with the store's address: this port of the loopback interface, on every host."""
     return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
 
 

@@ -1,4 +1,4 @@
-"""How each rank of a set starts: as a new process, as a spare one, or on another host."""
+"""How each rank of a set starts: as a new process, from a spare rank, or on another host."""
 
 import socket
 from collections.abc import Iterator, Sequence
@@ -26,7 +26,7 @@ class SetStart:
         command: starts a rank; options are appended.
         hosts: the other hosts.
         store: the listening socket for the store of rank 0.
-        spares: spare ranks, which become the first ranks of this host; none is taken that is not needed.
+        spares: spare ranks, which become the first ranks of this host. Takes only as many as needed.
     """
 
     generation: int
@@ -41,7 +41,7 @@ class SetStart:
 
         Args:
             rank: its number.
-            output: where what its process writes goes.
+            output: takes its process's output.
 
         Returns:
             The process, and how it was started, as a sentence's predicate.

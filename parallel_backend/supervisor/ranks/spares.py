@@ -1,8 +1,8 @@
-"""Spare ranks: processes that have made the imports of a rank, and take the places of ranks that start.
+"""Spare ranks: processes that have made a rank's imports, and become ranks when a set starts.
 
-The supervisor has some, and so has the agent of each other host. They are started one at a time, and only while the
-backend has nothing to do. One that is still importing when a request arrives is suspended until there is nothing to do
-again, unless the request needs it.
+The supervisor has some, and so has the agent of each other host. They start one at a time, and only while the backend
+has nothing to do. A request suspends a spare rank that still imports, until there is nothing to do again, unless the
+request needs it.
 """
 
 import contextlib
@@ -44,10 +44,10 @@ class _Spare:
 
     Attributes:
         started: its process.
-        environment: the one that it was started with.
+        environment: its environment at the start.
         ready: whether its imports are done.
         suspended: whether its process is stopped.
-        since: ``time.monotonic()`` when it was started or resumed.
+        since: ``time.monotonic()`` at its start or resumption.
         dismissed: whether it was killed here.
     """
 
@@ -69,10 +69,10 @@ class Spares:
 
     Args:
         command: starts a rank.
-        number: how many there are to be; None for as many as the last set had ranks here and memory allows.
+        number: target number; None for the last set's number of ranks here, as far as memory allows.
         events: the event loop of this process.
-        devices: those of the ranks that are to be replaced, until others are taken.
-        log: where the newest of them writes; None for this process's stderr.
+        devices: the devices to keep spares for, until ``take`` names others.
+        log: the newest one's log; None for this process's stderr.
     """
 
     def __init__(
@@ -93,9 +93,9 @@ class Spares:
     # For ranks that start
 
     def take(self, devices: Devices) -> Iterator[StartedProcess]:
-        """Hand over at most as many processes as there are devices on this host, one at a time, the readiest first.
+        """Yield at most one process for each device on this host, the readiest first.
 
-        They are no longer watched here. From now on, the ranks on ``devices`` are those that are to be replaced.
+        They are no longer watched here. From now on, spares are for ranks on ``devices``.
         """
         self._devices = devices
         if self._spares:
@@ -145,7 +145,7 @@ class Spares:
     # One by one
 
     def _adjust(self) -> None:
-        """End those that are too many or do not fit, or start one that is missing."""
+        """End surplus or unfit spares, or start a missing one."""
         wanted = common_environment(self._devices)
         number = self._wanted()
         useless = [spare for spare in self._spares if not _fits(spare, wanted)]
@@ -160,7 +160,7 @@ class Spares:
         available, total = processes.machine_memory()
         ranks = self._devices.on_host(FIRST)
         if ranks * MEMORY > SHARE * total:
-            return 0  # fewer spares than ranks would make no set start earlier
+            return 0  # a set starts earlier only with as many spares as ranks
         return ranks if available - MEMORY >= KEPT_FREE * total else min(ranks, len(self._spares))
 
     def _start(self, environment: Mapping[str, str]) -> None:
@@ -184,7 +184,7 @@ class Spares:
 
     @contextlib.contextmanager
     def _output(self) -> Iterator[int]:
-        """Where a new one writes."""
+        """The descriptor for a new spare's output."""
         if self._log is None:
             yield _STDERR
             return
@@ -253,7 +253,7 @@ class Spares:
             self._leave(spare)
 
     def _leave(self, spare: _Spare) -> None:
-        """Count a spare no longer. Its process is ending, and is reaped when it has."""
+        """Forget a spare. Its process is ending, and is reaped afterwards."""
         self._spares.remove(spare)
         self._leaving.append(spare)
         self._events.forget(spare.started.control.fileno())
@@ -261,7 +261,7 @@ class Spares:
 
 
 def _fits(spare: _Spare, environment: Mapping[str, str]) -> bool:
-    """Whether a spare's environment is that of a rank, except for what it can change."""
+    """Whether a spare's environment equals a rank's, except for variables that it can change."""
     return all(
         name in CHANGEABLE or spare.environment.get(name) == environment.get(name)
         for name in spare.environment.keys() | environment.keys()

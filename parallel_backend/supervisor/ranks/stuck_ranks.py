@@ -1,7 +1,7 @@
-"""Finds out whether ranks that work on a request make no progress, and which of them is the likeliest cause.
+"""Detects that ranks make no progress on a request, and finds the likeliest cause.
 
-Ranks wait for each other, so one that hangs soon stops them all. Ranks are stuck when none of them makes progress: as
-long as one does, the others may be waiting for it.
+Ranks wait for each other, so a hanging rank soon stops them all. They are stuck if no rank makes progress: as long as
+one does, the others may be waiting for it.
 """
 
 from collections.abc import Sequence
@@ -22,9 +22,10 @@ _GLOO_ADVICE = (
 
 
 def stuck(ranks: Sequence[RankProcess], patience: Patience) -> list[RankProcess]:
-    """Return the likeliest cause if all ranks that work on a request are stuck; nothing if one is not.
+    """Return the likeliest causes if all ranks that work on a request are stuck; otherwise nothing.
 
-    These are the ranks that do not wait for others, then those that are behind in the same phase, then all.
+    These are the ranks that do not wait for others. Without any, they are the ranks that are behind in the same phase,
+    or else all.
     """
     working = [rank for rank in ranks if rank.status.progress.phase != IDLE]
     newest = max((rank.last_progress for rank in ranks), default=0.0)
@@ -40,7 +41,7 @@ def stuck(ranks: Sequence[RankProcess], patience: Patience) -> list[RankProcess]
 
 
 def _is_stuck(rank: RankProcess, ranks: Sequence[RankProcess], newest: float, patience: Patience) -> bool:
-    """Whether a rank may no longer wait for progress, the ``newest`` of which any rank has made at that time."""
+    """Whether a rank has waited too long for progress. ``newest`` is the time of any rank's last progress."""
     heard, seconds = _heard(rank, ranks), limit(rank.status.progress, patience)
     quiet = heard - newest
     computes = heard - rank.last_computing <= seconds and quiet <= patience.compute
@@ -48,7 +49,7 @@ def _is_stuck(rank: RankProcess, ranks: Sequence[RankProcess], newest: float, pa
 
 
 def _heard(rank: RankProcess, ranks: Sequence[RankProcess]) -> float:
-    """Return up to when a rank's progress is known.
+    """Return the time up to which a rank's progress is known.
 
     A rank that takes part in making a group to which it does not belong may be silent: torch keeps Python waiting then
     (``perform_nocolor_split``).
@@ -58,14 +59,14 @@ def _heard(rank: RankProcess, ranks: Sequence[RankProcess]) -> float:
 
 
 def limit(progress: RankProgress, patience: Patience) -> float:
-    """Return how many seconds a rank may make no progress, given what it does."""
+    """Return for how many seconds a rank may make no progress, given its activity."""
     if progress.phase in patience.phases:
         return patience.phases[progress.phase]
     return max(patience.progress, patience.steps * progress.longest) if progress.longest else patience.first
 
 
 def describe(culprits: Sequence[RankProcess], ranks: Sequence[RankProcess], devices: Devices) -> str:
-    """Return the sentence that names stuck ranks, what they do and what would help.
+    """Return a sentence with the stuck ranks, their activity and a remedy.
 
     Args:
         culprits: the ranks that ``stuck`` returns.
