@@ -263,7 +263,7 @@ def test_an_unload_whose_ranks_end_while_it_waits_starts_none(runtime: Path) -> 
 def test_a_client_of_replaced_files_says_that_comfyui_must_restart(
     runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("parallel_backend.client.client.is_outdated", lambda: True)
+    monkeypatch.setattr("parallel_backend.client.retry.is_outdated", lambda: True)
     endpoint = Endpoint(folder=runtime)
     lock, listener = listen(endpoint, backlog=1)
 
