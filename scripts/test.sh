@@ -92,9 +92,9 @@ INSIDE=tests/comfyui/test_nodes_inside.py
 
 background() { # what does not mind to wait for cores, since the rest often leaves one or both idle
     local failed= inside="$report.inside"
-    pytest $(notes inside) "$INSIDE" >"$inside" 2>&1 & # one ComfyUI after the other: each takes up to 12 GB; together they take longest
+    pytest $(notes inside) "$INSIDE" >"$inside" 2>&1 & # one ComfyUI after the other: each takes up to 12 GB
     structure || failed=1
-    nice -n 5 pytest $(notes units) tests/unit tests/ranks --ignore tests/unit/scripts --durations 40 --durations-min 3 ||
+    pytest $(notes units) tests/unit tests/ranks --ignore tests/unit/scripts --durations 40 --durations-min 3 ||
         failed=1
     wait $! || failed=1
     cat "$inside"

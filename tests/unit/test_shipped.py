@@ -13,7 +13,7 @@ NEEDED = ("nodes", "parallel_backend", "web", "locales", "workflows", "checkpoin
 """What ComfyUI, the nodes and ``python -m parallel_backend`` import and show."""
 IMPORTED = """
 import sys
-import parallel_backend.__main__, parallel_backend.rank.__main__, parallel_backend.client.recovery
+import parallel_backend.__main__, parallel_backend.rank.__main__, parallel_backend.client.retry
 from parallel_backend.rank import spare
 from parallel_backend.verify import command
 for _ in spare.imports():
