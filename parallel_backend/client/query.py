@@ -58,13 +58,7 @@ def stop(endpoint: Endpoint, *, seconds: float = STOP_TIMEOUT) -> None:
         DeadlineExceeded: it does not exit.
     """
     if endpoint.remote is not None:
-        try:
-            ask(endpoint, Stop(), Done, seconds=seconds)
-        except DeadlineExceeded as error:
-            raise DeadlineExceeded(
-                f"the backend at {endpoint.remote} does not end within {seconds:g} s: run python -m parallel_backend "
-                "stop on its machine"
-            ) from error
+        _stop_elsewhere(endpoint, seconds)
         return
     try:
         sock = connect(endpoint, seconds=seconds)
@@ -89,6 +83,16 @@ def stop(endpoint: Endpoint, *, seconds: float = STOP_TIMEOUT) -> None:
             pass
         if not processes.wait_for_exit(pid, seconds):
             raise DeadlineExceeded(f"the backend (pid {pid}) did not exit within {seconds:g} s")
+
+
+def _stop_elsewhere(endpoint: Endpoint, seconds: float) -> None:
+    try:
+        ask(endpoint, Stop(), Done, seconds=seconds)
+    except DeadlineExceeded as error:
+        raise DeadlineExceeded(
+            f"the backend at {endpoint.remote} does not end within {seconds:g} s: run python -m parallel_backend "
+            "stop on its machine"
+        ) from error
 
 
 def expect(answer: Any, kind: type[Answer]) -> Answer:
