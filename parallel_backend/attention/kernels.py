@@ -13,10 +13,12 @@ from typing import Any, Protocol
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend
 
 from .. import packages
 from ..errors import BrokenPackage, InvalidRequest
 from . import amd
+from .amd import Operator
 from .flash_package import call_package, flash_package
 
 _HALF = (torch.float16, torch.bfloat16)
@@ -85,10 +87,8 @@ class Sdpa:
             out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, scale=scale)
         elif torch.version.hip is not None:
             out, lse = amd.with_lse(query, key, value, scale, (_torch_flash, _efficient))
-        elif _flash_fits(query):
-            out, lse = _torch_flash(query, key, value, scale)
         else:
-            out, lse = _efficient(query, key, value, scale)
+            out, lse = _torchs_choice(query, key, value, scale)(query, key, value, scale)
         return out, lse[..., : query.shape[2]].float()
 
 
@@ -131,10 +131,7 @@ class Cudnn:
         return self.with_lse(query, key, value, scale)[0]
 
     def with_lse(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> tuple[Tensor, Tensor]:
-        out, lse = torch.ops.aten._scaled_dot_product_cudnn_attention(
-            query, key, value, None, compute_log_sumexp=True, scale=scale
-        )[:2]
-        return out, lse.view(query.shape[:3]).float()
+        return _cudnn(query, key, value, scale)
 
 
 class Sage:
@@ -205,15 +202,28 @@ def _refusal(name: str, device: torch.device, dtype: torch.dtype, head_sizes: Co
     return f"it supports head sizes {kernel.head_sizes}, and this model has a head size of {unsupported[0]}"
 
 
-def _flash_fits(query: Tensor) -> bool:
-    """Whether torch's own FlashAttention can run; its memory-efficient attention covers the other cases."""
-    head_dim, capability = query.shape[-1], torch.cuda.get_device_capability(query.device)
-    return query.dtype in _HALF and capability >= _AMPERE and head_dim in Flash.head_sizes
+def _torchs_choice(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Operator:
+    """Return the operator that ``scaled_dot_product_attention`` picks, if it takes these heads without padding.
+
+    torch's memory-efficient attention covers the other cases.
+    """
+    choice = SDPBackend(torch.ops.aten._fused_sdp_choice(query, key, value, scale=scale))
+    if choice is SDPBackend.CUDNN_ATTENTION:
+        return _cudnn
+    takes_heads = query.shape[-1] in Flash.head_sizes
+    return _torch_flash if choice is SDPBackend.FLASH_ATTENTION and takes_heads else _efficient
 
 
 def _torch_flash(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> tuple[Tensor, Tensor]:
     out, lse = torch.ops.aten._scaled_dot_product_flash_attention(query, key, value, scale=scale)[:2]
     return out, lse
+
+
+def _cudnn(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> tuple[Tensor, Tensor]:
+    out, lse = torch.ops.aten._scaled_dot_product_cudnn_attention(
+        query, key, value, None, compute_log_sumexp=True, scale=scale
+    )[:2]
+    return out, lse.view(query.shape[:3]).float()
 
 
 def _efficient(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> tuple[Tensor, Tensor]:

@@ -48,7 +48,8 @@ class Listener:
     """Accepts connections and reads a header from each.
 
     A client sends its header at once, so the oldest waiting connection is the least likely to send one. It makes room
-    if too many wait, or if the process has no descriptor left.
+    if too many wait, or if the process has no descriptor left. A busy client sends its header a moment later, so if too
+    many wait, no connection makes room before its grace is over. New ones are not accepted until then.
 
     Args:
         listener: the listening socket.
@@ -57,6 +58,7 @@ class Listener:
         on_frame: called with a connection, which it then owns, and the frame of its header.
         limit: most connections that may wait for their header at a time.
         patience: seconds that each of them may wait.
+        grace: seconds that each of them may wait even if too many do.
         pause: seconds without accepting if no descriptor is left and no connection can make room.
         uid_of: returns the user id of a connection's peer.
     """
@@ -70,11 +72,13 @@ class Listener:
         on_frame: Callable[[socket.socket, frames.Frame], None],
         limit: int = 64,
         patience: float = 10.0,
+        grace: float = 0.1,
         pause: float = 0.5,
         uid_of: Callable[[socket.socket], int] = lambda sock: peer(sock)[1],
     ) -> None:
         self._socket, self._uid, self._events, self._on_frame = listener, uid, events, on_frame
-        self._limit, self._patience, self._pause, self._uid_of = limit, patience, pause, uid_of
+        self._limit, self._patience, self._grace = limit, patience, grace
+        self._pause, self._uid_of = pause, uid_of
         self._pending: dict[int, _Pending] = {}  # by descriptor, the oldest first
         self._paused_until: float | None = None
         listener.setblocking(False)
@@ -84,13 +88,22 @@ class Listener:
         self._paused_until = None
         self._events.watch(self._socket.fileno(), READ, self.accept, discard=lambda error: self._rest())
 
-    def _rest(self) -> None:
+    def _rest(self, seconds: float | None = None) -> None:
         """Accept nothing for a while: otherwise the socket stays readable, and the loop does nothing else."""
         self._events.forget(self._socket.fileno())
-        self._paused_until = time.monotonic() + self._pause
+        self._paused_until = time.monotonic() + (self._pause if seconds is None else seconds)
+
+    def _grace_left(self) -> float:
+        """Return for how many seconds no connection can make room for another."""
+        if len(self._pending) < self._limit:
+            return 0.0
+        return next(iter(self._pending.values())).since + self._grace - time.monotonic()
 
     def accept(self) -> bool:
         """Accept one pending connection. Return whether there was one."""
+        if (grace := self._grace_left()) > 0:
+            self._rest(grace)
+            return False
         try:
             sock, _ = self._socket.accept()
         except (BlockingIOError, ConnectionAbortedError):

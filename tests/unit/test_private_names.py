@@ -65,6 +65,7 @@ USES = (
     Use("torch.nn.Module()._forward_pre_hooks", "nodes/remote/added_to_steps.py"),
     Use("torch.nn.Module()._modules", "nodes/remote/transformer.py"),
     Use("torch.nn.Module()._parameters", STAND_INS),
+    Use("torch.ops.aten._fused_sdp_choice", KERNELS, "query, key, value, *, scale"),
     Use("torch.ops.aten._scaled_dot_product_cudnn_attention", KERNELS,
         "query, key, value, attn_bias, *, compute_log_sumexp, scale"),
     Use("torch.ops.aten._scaled_dot_product_efficient_attention", KERNELS,
@@ -148,7 +149,7 @@ def test_converters_are_found():
 
 def test_attention_returns_the_log_sum_exp_second():
     for use in USES:
-        if use.by == KERNELS:
+        if "_scaled_dot_product_" in use.name:
             returns = private_names.value_of(use.name).default._schema.returns
             assert [each.name.replace("_", "") for each in returns][:2] == ["output", "logsumexp"], use
 

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend
 
 aten = torch.ops.aten
 
@@ -22,8 +23,15 @@ def _flash(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Any:
     return aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, scale=options.get("scale"))
 
 
+def _choice(query: Tensor, *_: Any, **options: Any) -> int:
+    """Return what CUDA's attention picks: for half precision FlashAttention, and the memory-efficient kernel else."""
+    half = query.dtype in (torch.float16, torch.bfloat16)
+    return int((SDPBackend.FLASH_ATTENTION if half else SDPBackend.EFFICIENT_ATTENTION).value)
+
+
 REPLACED: dict[Any, Callable[..., Any]] = {
     aten.scaled_dot_product_attention.default: F.scaled_dot_product_attention,  # chooses a kernel by the device
+    aten._fused_sdp_choice.default: _choice,
     aten._scaled_dot_product_efficient_attention.default: _efficient,
     aten._scaled_dot_product_flash_attention.default: _flash,
 }

@@ -8,6 +8,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from torch.nn.attention import SDPBackend
 
 from parallel_backend.attention import amd, flash_package, kernels
 from parallel_backend.attention.kernels import KERNELS, choose
@@ -156,6 +157,21 @@ def test_amd_gpus_try_torchs_operators_before_their_log_sum_exp_is_used(monkeypa
     monkeypatch.setattr(torch.version, "hip", "6.4")
     assert KERNELS["sdpa"].with_lse(tokens, tokens, tokens, None)[0] is tokens
     assert with_lse.call_args.args[-1] == (kernels._torch_flash, kernels._efficient)
+
+
+@pytest.mark.parametrize(
+    ("choice", "head_size", "operator"),
+    [("CUDNN", 64, "_cudnn"), ("FLASH", 64, "_torch_flash"), ("FLASH", 12, "_efficient"), ("MATH", 64, "_efficient"),
+     ("EFFICIENT", 64, "_efficient")],
+)  # fmt: skip
+def test_the_log_sum_exp_comes_from_the_operator_that_torch_picks(monkeypatch, choice, head_size, operator) -> None:
+    tokens = torch.zeros(1, 2, 3, head_size, device="meta")  # stands for a GPU's: it is not on the CPU
+    picked = SDPBackend.MATH if choice == "MATH" else getattr(SDPBackend, f"{choice}_ATTENTION")
+    monkeypatch.setattr(torch.ops.aten, "_fused_sdp_choice", lambda *_, scale: picked.value)
+    monkeypatch.setattr(kernels, operator, lambda *_: (tokens, torch.ones(1, 2, 32, dtype=HALF)))
+    out, lse = KERNELS["sdpa"].with_lse(tokens, tokens, tokens, None)
+    assert out is tokens
+    assert (lse.shape, lse.dtype) == ((1, 2, 3), torch.float32)
 
 
 def test_a_flash_package_that_breaks_the_gpu_ends_the_rank(monkeypatch, caplog) -> None:

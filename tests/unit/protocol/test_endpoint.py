@@ -172,6 +172,31 @@ def test_another_user_is_refused(folder: Path, other_user: bool, caplog: pytest.
     os.close(lock)
 
 
+def test_a_connection_has_time_to_send_its_header_even_if_too_many_wait(folder: Path) -> None:
+    events, received = EventLoop(), list[object]()
+    lock, listener = listen(Endpoint(folder=folder), backlog=4)
+
+    def read(sock: socket.socket, frame: frames.Frame) -> None:
+        received.append(frame.message)
+        sock.close()
+
+    connections = Listener(listener=listener, uid=os.getuid(), events=events, on_frame=read, limit=1, grace=0.3)
+    with connect(Endpoint(folder=folder), seconds=1) as first, connect(Endpoint(folder=folder), seconds=1) as second:
+        for _ in range(4):
+            events.run_once(0.0)
+        first.sendall(frames.pack(frames.Frame(message=StatusQuery())))
+        events.run_once(1.0)
+        assert received == [StatusQuery()]
+        time.sleep(0.35)
+        connections.tick()
+        second.sendall(frames.pack(frames.Frame(message=StatusQuery())))
+        events.run_once(1.0)
+        events.run_once(1.0)
+        assert received == [StatusQuery()] * 2
+    connections.close()
+    os.close(lock)
+
+
 def test_a_client_that_sends_its_header_too_slowly_is_disconnected(folder: Path) -> None:
     events = EventLoop()
     lock, listener = listen(Endpoint(folder=folder), backlog=1)
