@@ -208,10 +208,10 @@ def _torchs_choice(query: Tensor, key: Tensor, value: Tensor, scale: float | Non
     torch's memory-efficient attention covers the other cases.
     """
     choice = SDPBackend(torch.ops.aten._fused_sdp_choice(query, key, value, scale=scale))
-    if choice is SDPBackend.CUDNN_ATTENTION:
+    if choice == SDPBackend.CUDNN_ATTENTION:
         return _cudnn
     takes_heads = query.shape[-1] in Flash.head_sizes
-    return _torch_flash if choice is SDPBackend.FLASH_ATTENTION and takes_heads else _efficient
+    return _torch_flash if choice == SDPBackend.FLASH_ATTENTION and takes_heads else _efficient
 
 
 def _torch_flash(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> tuple[Tensor, Tensor]:
