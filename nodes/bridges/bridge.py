@@ -271,10 +271,24 @@ def split_channels(x: Tensor, channels: int) -> dict[str, Tensor]:
     return {"hidden_states": latent, **({"concat": concat} if concat.shape[1] else {})}
 
 
+class _WithWeights(comfy.ops.disable_weight_init):  # type: ignore[misc]
+    """Layers that have their weights from the start.
+
+    Under dynamic VRAM, which is ComfyUI's default with an NVIDIA GPU, its own layers get them when a file is loaded.
+    Layers that load by other means are exempt from that.
+    """
+
+    class Linear(comfy.ops.disable_weight_init.Linear):  # type: ignore[misc]
+        _load_from_state_dict = nn.Module._load_from_state_dict
+
+    class Embedding(comfy.ops.disable_weight_init.Embedding):  # type: ignore[misc]
+        _load_from_state_dict = nn.Module._load_from_state_dict
+
+
 def meta_module(native_class: type[nn.Module], unet_config: Mapping[str, Any]) -> nn.Module:
     """Return a native transformer on the meta device."""
     options = {name: value for name, value in unet_config.items() if name != "disable_unet_model_creation"}
-    return native_class(**options, device="meta", dtype=torch.bfloat16, operations=comfy.ops.disable_weight_init)
+    return native_class(**options, device="meta", dtype=torch.bfloat16, operations=_WithWeights)
 
 
 def _as_list(value: Any) -> Any:

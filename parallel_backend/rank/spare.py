@@ -1,6 +1,6 @@
 """A process that imports what ranks need and then waits until the supervisor makes it a rank.
 
-It does nothing that depends on the rank's device, and does not initialise a GPU's driver.
+It does nothing that depends on the rank's device, and takes no memory of a GPU.
 """
 
 import importlib
@@ -36,7 +36,7 @@ class Role:
 
 def imports() -> Iterator[None]:
     """Import what a rank uses from its start to the end of its first request, and yield after each part."""
-    # diffusers asks for a GPU when it is imported. With this, torch answers without initialising NVIDIA's driver.
+    # diffusers asks for a GPU when it is imported. With this, torch asks NVML, which takes no memory of a GPU.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     for name in ("torch", "torch.distributed", "..engine.engine", "..distributed.process_group", "..protocol.tensors"):
         importlib.import_module(name, __package__)
