@@ -288,7 +288,11 @@ class _WithWeights(comfy.ops.disable_weight_init):  # type: ignore[misc]
 def meta_module(native_class: type[nn.Module], unet_config: Mapping[str, Any]) -> nn.Module:
     """Return a native transformer on the meta device."""
     options = {name: value for name, value in unet_config.items() if name != "disable_unet_model_creation"}
-    return native_class(**options, device="meta", dtype=torch.bfloat16, operations=_WithWeights)
+    module = native_class(**options, device="meta", dtype=torch.bfloat16, operations=_WithWeights)
+    for layer in module.modules():
+        if type(layer) in (_WithWeights.Linear, _WithWeights.Embedding):
+            layer.__class__ = type(layer).__base__  # other extensions may look for exactly these
+    return module
 
 
 def _as_list(value: Any) -> Any:
