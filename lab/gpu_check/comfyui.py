@@ -5,6 +5,7 @@ Prints the seconds of a warm prompt by way, and how far each way's latent is fro
 
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from scripts.comfy_server import ComfyServer
 
 FILE = "check.safetensors"
 OWN, WRAPPED, OURS = "ComfyUI alone", "Parallel Model", "Parallel Sampler"
+OFF = ", off by"
 DTYPES = {"float32": ("--force-fp32",), "bfloat16": ("--bf16-unet",)}
 """ComfyUI's arguments by the dtype in which the model then runs."""
 LIMITS = {"float32": 1e-4, "bfloat16": 5e-2}
@@ -62,8 +64,9 @@ def workflow(way: str, seed: int, *, side: int, steps: int) -> Prompt:
         "save": {"class_type": "SaveLatent", "inputs": {"samples": ["sample", 0], "filename_prefix": "check"}},
     }
     if way == WRAPPED:
-        inputs = {"model": ["model", 0], "devices": "0", "attention": "auto"}
-        nodes["wrapped"] = {"class_type": "ParallelModel", "inputs": inputs}
+        nodes["wrapped"] = {
+            "class_type": "ParallelModel", "inputs": {"model": ["model", 0], "devices": "0", "attention": "auto"},
+        }  # fmt: skip
     return nodes
 
 
@@ -75,9 +78,11 @@ def main() -> int:
         return 0
     figures = {dtype: _measure(found[0], dtype) for dtype in DTYPES}
     print(json.dumps(figures))
-    return int(
-        any(not value <= LIMITS[dtype] for dtype, each in figures.items() for way, value in each.items() if "off" in way)
-    )
+    return int(any(_fails(dtype, each) for dtype, each in figures.items()))
+
+
+def _fails(dtype: str, figures: Mapping[str, float]) -> bool:
+    return any(not value <= LIMITS[dtype] for name, value in figures.items() if name.endswith(OFF))
 
 
 def _measure(comfyui: Path, dtype: str) -> dict[str, float]:
@@ -99,7 +104,7 @@ def _measure(comfyui: Path, dtype: str) -> dict[str, float]:
                 print(f"{dtype}, {way}: {result.seconds:.2f} s", flush=True)
             latent = _latent(server, result)
             expected = latent if expected is None else expected
-            figures |= {f"{way}, s": result.seconds, f"{way}, off by": _difference(latent, expected)}
+            figures |= {f"{way}, s": result.seconds, f"{way}{OFF}": _difference(latent, expected)}
     return figures
 
 

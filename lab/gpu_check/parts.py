@@ -90,5 +90,9 @@ PARTS: tuple[Part, ...] = (
         Check(title="unlike cards", command=_module("several.unlike"), cards=2,
               rest="two CPU ranks, one of which sleeps, or has less memory"),
     )),
+    Part(number=9, title="A model file in ComfyUI", checks=(
+        Check(title="seconds of a prompt, and how far its latent is from ComfyUI's own", command=_module("comfyui"),
+              rest="a small model on one CPU rank"),
+    )),
 )  # fmt: skip
 """By number."""
