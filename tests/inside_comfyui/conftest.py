@@ -18,10 +18,9 @@ if INSIDE:
     import comfy.cli_args
 
     comfy.cli_args.args.cpu = True
-    if "PARALLEL_DIT_DYNAMIC_VRAM" in os.environ:
-        from helpers import dynamic_vram
+    from helpers import dynamic_vram
 
-        dynamic_vram.start()
+    dynamic_vram.start()
     name = "any_folder_name"
     spec = importlib.util.spec_from_file_location(name, root / "__init__.py", submodule_search_locations=[str(root)])
     assert spec is not None

@@ -1,27 +1,25 @@
-"""ComfyUI as it is with dynamic VRAM, its default with an NVIDIA GPU, as far as the CPU allows.
+"""ComfyUI as it is with dynamic VRAM, its default with an NVIDIA GPU, as far as a CPU allows.
 
-Files are mapped, and layers get their weights when a file is loaded. The library that moves weights needs a GPU.
+Layers get their weights when a file is loaded. The library that moves weights and maps files needs a GPU.
 """
 
-from collections.abc import Callable
-from functools import wraps
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
-import comfy
+import comfy.model_patcher
+import comfy.utils
 import safetensors
 
-VARIABLE = "PARALLEL_DIT_DYNAMIC_VRAM"
-"""The environment variable that asks for it."""
-P, T = ParamSpec("P"), TypeVar("T")
+HAS_IT = hasattr(comfy.model_patcher, "CoreModelPatcher")
 
 
 def start() -> None:
-    """Do what ComfyUI's ``main.py`` does where it enables dynamic VRAM."""
+    """Do what ComfyUI's ``main.py`` does where it enables dynamic VRAM, if this ComfyUI has it."""
+    if not HAS_IT:
+        return
     import comfy.memory_management
-    import comfy.model_patcher
-    import comfy.utils
     import comfy_aimdo.model_vbar
 
     comfy.model_patcher.CoreModelPatcher = comfy.model_patcher.ModelPatcherDynamic
@@ -35,17 +33,17 @@ def _load_safetensors(path: str | Path) -> tuple[dict[str, Any], dict[str, str]]
         return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
 
 
-def with_weights(make: Callable[P, T]) -> Callable[P, T]:
-    """Let a function's new layers have weights from the start, which a test then replaces."""
+@contextlib.contextmanager
+def off() -> Iterator[None]:
+    """New layers have weights from the start, in their own dtype. It also decorates functions."""
+    if not HAS_IT:
+        yield
+        return
+    import comfy.memory_management
 
-    @wraps(make)
-    def made(*args: P.args, **kwargs: P.kwargs) -> T:
-        state = getattr(comfy, "memory_management", SimpleNamespace())  # an older ComfyUI has none
-        before = getattr(state, "aimdo_enabled", False)
-        state.aimdo_enabled = False
-        try:
-            return make(*args, **kwargs)
-        finally:
-            state.aimdo_enabled = before
-
-    return made
+    before = comfy.memory_management.aimdo_enabled
+    comfy.memory_management.aimdo_enabled = False
+    try:
+        yield
+    finally:
+        comfy.memory_management.aimdo_enabled = before

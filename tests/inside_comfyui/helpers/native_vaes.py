@@ -13,6 +13,7 @@ import comfy.ldm.wan.vae2_2
 import diffusers
 import torch
 from diffusers.loaders.single_file_utils import convert_ltx_vae_checkpoint_to_diffusers, convert_wan_vae_to_diffusers
+from helpers import dynamic_vram
 from natives import HAS_COGVIDEOX
 
 Weights = dict[str, torch.Tensor]
@@ -126,6 +127,7 @@ def _wan22_name(name: str) -> str:
     return name
 
 
+@dynamic_vram.off()
 def ltx() -> Pair:
     """Return LTX-Video 0.9.0's kind."""
     down = [["res_x", 1], ["compress_all", 1], ["res_x_y", 1]] * 2
@@ -137,6 +139,7 @@ def ltx() -> Pair:
     return _ltx(theirs, encoder_blocks=blocks, decoder_blocks=blocks)
 
 
+@dynamic_vram.off()
 def ltx_noisy() -> Pair:
     """Return LTX-Video 0.9.1's kind: a timestep, and noise before and inside the decoder."""
     down = [["res_x", {"num_layers": 1}], ["compress_all", {}], ["res_x_y", 1]] * 2
@@ -153,6 +156,7 @@ def ltx_noisy() -> Pair:
     return _ltx(theirs, encoder_blocks=encoder, decoder_blocks=decoder, timestep_conditioning=True)
 
 
+@dynamic_vram.off()
 def ltx_moved() -> Pair:
     """Return LTX-Video 0.9.5's kind, whose encoder moves pixels to channels."""
     down = [f"compress_{kind}_res" for kind in ("space", "time", "all", "all")]
@@ -197,6 +201,7 @@ def _ltx_weights(weights: dict[str, torch.Tensor], down_block: str) -> dict[str,
     return converted | {name: layer}
 
 
+@dynamic_vram.off()
 def native_mochi(res_blocks: Sequence[int]) -> Any:
     """Return ComfyUI's Mochi, built from parts because its class has a fixed width."""
     widths = {"base_channels": 32, "channel_multipliers": [1, 2, 3, 4], "latent_dim": 12}
@@ -214,6 +219,7 @@ def native_mochi(res_blocks: Sequence[int]) -> Any:
     return randomize(native)
 
 
+@dynamic_vram.off()
 def mochi() -> Pair:
     """Return Mochi's kind with the fewest layers."""
     native = native_mochi([1] * 5)

@@ -11,7 +11,7 @@ import comfy.supported_models
 import torch
 from diffusers import AutoencoderKLWan, WanTransformer3DModel
 from diffusers.loaders.single_file_utils import convert_wan_transformer_to_diffusers
-from helpers.dynamic_vram import with_weights
+from helpers import dynamic_vram
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
@@ -28,7 +28,7 @@ WORDS = [
 ]  # fmt: skip
 
 
-@with_weights
+@dynamic_vram.off()
 def native_model() -> comfy.model_patcher.ModelPatcher:
     """Return ComfyUI's own Wan model with random weights, without any code of ours."""
     generator = torch.Generator().manual_seed(0)

@@ -11,7 +11,7 @@ import comfy.model_detection
 import comfy.model_patcher
 import diffusers
 import torch
-from helpers.dynamic_vram import with_weights
+from helpers import dynamic_vram
 from torch import Tensor
 
 Weights = dict[str, Tensor]
@@ -57,7 +57,7 @@ class Case:
     repair: Callable[[Any], None] = field(default=lambda module: None)
     patch: Callable[[Any], Any] = field(default=lambda model: model)
 
-    @with_weights
+    @dynamic_vram.off()
     def native(self, seed: int = 0, dtype: torch.dtype = torch.float32) -> comfy.model_patcher.ModelPatcher:
         """Return ComfyUI's own model, without any code of ours. The weights keep every part above rounding errors."""
         random = seeded(seed)
