@@ -161,7 +161,8 @@ def test_another_user_gets_nowhere(client: Client) -> None:
     finally:
         client.endpoint.socket.chmod(0o600)
         folder.chmod(0o700)
-    assert f"refused a connection from user {NOBODY}" in client.endpoint.log.read_text()
+    refused = f"refused a connection from user {NOBODY}"
+    wait_until(lambda: refused in client.endpoint.log.read_text(), 5.0, "a thread writes it into the log")
 
 
 def test_without_descriptors_the_supervisor_lives_and_serves_again(client: Client) -> None:
