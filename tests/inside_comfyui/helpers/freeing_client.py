@@ -15,14 +15,15 @@ class FreeingClient(Client):
 
     def __init__(self, folder: Path, *, idle_timeout: float) -> None:
         super().__init__(endpoint=Endpoint(folder=folder), idle_timeout=idle_timeout)
-        self._models: set[ModelSpec] = set()
+        self._models: dict[tuple[str, str, str], ModelSpec] = {}  # one for each that the ranks hold once
 
     def attempt(self, message: RankRequest, *args: Any, **options: Any) -> dict[str, torch.Tensor]:
         """See ``Client``."""
-        self._models.add(message.model)
+        model = message.model
+        self._models[model.path, model.stamp, model.dtype] = model
         return super().attempt(message, *args, **options)
 
     def free(self) -> None:
         """Free the weights on all ranks."""
         while self._models:
-            super().call(Unload(model=self._models.pop()))
+            super().call(Unload(model=self._models.popitem()[1]))
