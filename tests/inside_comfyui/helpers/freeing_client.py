@@ -18,8 +18,9 @@ class FreeingClient(Client):
         self._models: set[ModelSpec] = set()
 
     def attempt(self, message: RankRequest, *args: Any, **options: Any) -> dict[str, torch.Tensor]:
-        """See ``Client``."""
-        self._models.add(message.model)
+        """See ``Client``. A request to free a model is no reason to free it again."""
+        if not isinstance(message, Unload):
+            self._models.add(message.model)
         return super().attempt(message, *args, **options)
 
     def free(self) -> None:
