@@ -15,12 +15,13 @@ class FreeingClient(Client):
 
     def __init__(self, folder: Path, *, idle_timeout: float) -> None:
         super().__init__(endpoint=Endpoint(folder=folder), idle_timeout=idle_timeout)
-        self._models: dict[tuple[str, str, str], ModelSpec] = {}  # one for each that the ranks hold once
+        self._models: dict[tuple[str, str, str], ModelSpec] = {}  # those that the ranks hold once, once
 
     def attempt(self, message: RankRequest, *args: Any, **options: Any) -> dict[str, torch.Tensor]:
-        """See ``Client``."""
-        model = message.model
-        self._models[model.path, model.stamp, model.dtype] = model
+        """See ``Client``. A request to free a model is no reason to free it again."""
+        if not isinstance(message, Unload):
+            model = message.model
+            self._models[model.path, model.stamp, model.dtype] = model
         return super().attempt(message, *args, **options)
 
     def free(self) -> None:
