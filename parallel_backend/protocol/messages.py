@@ -31,6 +31,8 @@ MAX_ID = 64
 class RankRequest:
     """Base class of the requests that the ranks run.
 
+    A tensor of a ``Forward`` or a ``Sample`` may have a digest, and may equal an earlier one (``TensorMeta``).
+
     Raises:
         InvalidRequest: the id is empty, too long or not printable.
     """
@@ -224,10 +226,12 @@ class Stop:
 class Continue:
     """To a client: rank 0 has the connection, and is ready to receive the bytes of the request's tensors.
 
-    If ``missing`` lists ids, rank 0 first needs ``Files`` with these files.
+    If ``missing`` lists ids, rank 0 first needs ``Files`` with these files. ``kept`` lists the tensors that the ranks
+    have from an earlier request, by their digests. The client leaves them out.
     """
 
     missing: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
