@@ -41,13 +41,14 @@ structure() { # types, import layers, and what the nodes rely on in each ComfyUI
     [ -z "$failed" ]
 }
 
-beside() { # Run a function at low priority beside what follows; joined() waits, prints its output and gives its status.
+low_priority() { # for the rest of a job
+    renice -n 10 "$BASHPID" >/dev/null
+}
+
+beside() { # Run a function beside what follows; joined() waits, prints its output and gives its status.
     report=$(mktemp)
     set -m # gives the job a process group of its own, which the trap ends
-    {
-        renice -n 10 "$BASHPID" >/dev/null
-        "$@"
-    } >"$report" 2>&1 &
+    "$@" >"$report" 2>&1 &
     set +m
     trap 'kill -- -$! 2>/dev/null || true; rm -f "$report"*' EXIT
 }
@@ -71,6 +72,7 @@ install_chromium() {
 
 other_half() { # of what quick runs, for the second core
     local failed=
+    low_priority
     structure --ignore tests/unit/scripts/test_synchronisations.py || failed=1
     pytest $(notes lab) tests/unit/lab || failed=1
     python -m lab verify --family flux --variant dev --layout ulysses=2 || failed=1
@@ -90,9 +92,10 @@ quick() { # with one ComfyUI, and without counting where the host waits, which t
 
 INSIDE=tests/comfyui/test_nodes_inside.py
 
-background() { # what does not mind to wait for cores, since the rest often leaves one or both idle
+background() { # what takes longest, and what does not mind to wait for cores: the rest often leaves one or both idle
     local failed= inside="$report.inside"
-    pytest $(notes inside) "$INSIDE" >"$inside" 2>&1 & # one ComfyUI after the other: each takes up to 12 GB
+    pytest $(notes inside) "$INSIDE" >"$inside" 2>&1 & # one ComfyUI after the other: each takes several GB
+    low_priority
     structure || failed=1
     pytest $(notes units) tests/unit tests/ranks --ignore tests/unit/scripts --durations 40 --durations-min 3 ||
         failed=1

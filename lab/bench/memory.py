@@ -134,8 +134,8 @@ def _meter(client: Client, where: Devices) -> Callable[[], int]:
         return partial(in_use, where.indices)
     pids = [os.getpid(), client.status().pid]
 
-    def host() -> int:
+    def cpu() -> int:
         ranks = [rank.pid for rank in client.status().ranks]
         return sum(map(processes.proportional_memory, [*pids, *ranks]))
 
-    return host
+    return cpu

@@ -285,13 +285,17 @@ class _WithWeights(comfy.ops.disable_weight_init):  # type: ignore[misc]
         _load_from_state_dict = nn.Module._load_from_state_dict
 
 
+_LOADED_OTHERWISE: tuple[type[nn.Module], ...] = (_WithWeights.Linear, _WithWeights.Embedding)
+
+
 def meta_module(native_class: type[nn.Module], unet_config: Mapping[str, Any]) -> nn.Module:
     """Return a native transformer on the meta device."""
     options = {name: value for name, value in unet_config.items() if name != "disable_unet_model_creation"}
     module = native_class(**options, device="meta", dtype=torch.bfloat16, operations=_WithWeights)
+    plain = {kind: getattr(comfy.ops.disable_weight_init, kind.__name__) for kind in _LOADED_OTHERWISE}
     for layer in module.modules():
-        if type(layer) in (_WithWeights.Linear, _WithWeights.Embedding):
-            layer.__class__ = type(layer).__base__  # other extensions may look for exactly these
+        if type(layer) in plain:
+            layer.__class__ = plain[type(layer)]  # other extensions may look for exactly these
     return module
 
 

@@ -24,6 +24,7 @@ from ..protocol.fingerprint import fingerprint
 from ..protocol.messages import Cancel, Done, Error, Outcome, RankRequest, Stop, Unload
 from ..protocol.status import Status, StatusQuery
 from . import request_lines
+from .admission import refusal
 from .event_loop import EventLoop
 from .limits import Limits
 from .listener import Listener, answer, refuse
@@ -40,12 +41,6 @@ log = logging.getLogger(__name__)
 TICK = 0.25
 """Seconds between two checks of ranks, deadlines and idle time."""
 RANK_COMMAND = (sys.executable, "-m", "parallel_backend.rank")
-
-
-_NOT_FORWARDED = (
-    "this ComfyUI is on another machine than the backend, which was started for its own machine alone: start it there "
-    "with python -m parallel_backend serve --forwarded"
-)
 
 
 class Supervisor:
@@ -148,12 +143,8 @@ class Supervisor:
 
     def _dispatch(self, sock: socket.socket, frame: frames.Frame) -> None:
         message = frame.message
-        if isinstance(message, RankRequest) and self._others is None and _is_foreign(message):
-            refuse(sock, BackendUnavailable(_NOT_FORWARDED))
-        elif isinstance(message, RankRequest) and frame.program != self._program:
-            self._yield_to_client(sock, message)
-        elif isinstance(message, RankRequest):
-            self._enqueue(sock, frame)
+        if isinstance(message, RankRequest):
+            self._admit(sock, frame, message)
         elif isinstance(message, Stop):
             self._stopping = [*(self._stopping or []), sock]
         elif not self._is_of_others(sock, frame):
@@ -207,20 +198,18 @@ class Supervisor:
 
     # The queue
 
-    def _yield_to_client(self, sock: socket.socket, message: object) -> None:
-        """The client runs different code: end, so that it starts a backend from its own files, or refuse while busy.
+    def _admit(self, sock: socket.socket, frame: frames.Frame, message: RankRequest) -> None:
+        same_program, waiting = frame.program == self._program, self._queue.running or self._queue.first
+        several = self._others is not None
+        if error := refusal(message, for_several_machines=several, same_program=same_program, busy=bool(waiting)):
+            refuse(sock, error)
+        elif same_program:
+            self._enqueue(sock, frame)
+        else:
+            self._yield_to_client(sock, message)
 
-        A client cannot start a backend of several machines.
-        """
-        if self._others is not None:
-            different = (
-                "the backend runs different code from this ComfyUI: install the same version on all machines, and "
-                "start the backend again"
-            )
-            return refuse(sock, BackendUnavailable(different))
-        if self._queue.running or self._queue.first:
-            busy = "the backend is busy and runs different code from this ComfyUI: try again later"
-            return refuse(sock, BackendUnavailable(busy))
+    def _yield_to_client(self, sock: socket.socket, message: RankRequest) -> None:
+        """End, so that a client with different code starts a backend from its own files."""
         log.info("ending: the extension's files have changed, and a client runs different code")
         self._endpoint.socket.unlink(missing_ok=True)
         self._stopping = self._stopping or []
@@ -300,9 +289,3 @@ class Supervisor:
         log.info("ended")
         self.logs.close()
         os.close(self._lock)
-
-
-def _is_foreign(message: RankRequest) -> bool:
-    """Whether a request comes from another machine: it names its model's content, but no other hosts."""
-    model = getattr(message, "model", None)
-    return bool(model and model.content and not model.devices.hosts)

@@ -26,7 +26,7 @@ from parallel_backend.protocol.messages import Trial
 from scripts.processes import wait_until
 from tests.faults.backend import TWO_RANKS, start_fake
 from tests.faults.conftest import runtime_folder
-from tests.faults.test_gateway import client_of, gateway_of
+from tests.faults.over_gateway import client_of, gateway_of
 from tests.support.certificates import WITH_CERTIFICATE, WITH_TOKEN, authority_of, copied, made, write_client
 
 SECONDS = 10.0

@@ -16,7 +16,9 @@ STARTED_BY = "PARALLEL_DIT_TEST"
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("options", [(), ("--client",)], ids=["comfyui", "client"])
+@pytest.mark.parametrize(
+    "options", [(), pytest.param(("--client",), marks=pytest.mark.long)], ids=["comfyui", "client"]
+)
 def test_quickstart_makes_image_and_video_and_leaves_no_process(tmp_path: Path, options: tuple[str, ...]) -> None:
     if not options and not comfy_paths.candidates():
         pytest.skip("no ComfyUI found: set COMFYUI_PATHS, or put one into ~/ComfyUI")

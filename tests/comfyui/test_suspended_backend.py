@@ -52,6 +52,7 @@ def three_loaders() -> Prompt:
     return nodes
 
 
+@pytest.mark.newest
 @pytest.mark.parametrize("of_several_machines", [False, True])
 def test_the_server_answers_while_a_backend_is_suspended(
     new_server: Callable[..., ComfyServer], of_several_machines: bool

@@ -10,6 +10,7 @@ import pytest
 
 from parallel_backend.client.client import Client
 from scripts import processes
+from tests.support.certificates import made
 
 from .backend import start_fake
 
@@ -36,6 +37,12 @@ def runtime() -> Iterator[Path]:
     """A runtime folder for one test."""
     with runtime_folder() as folder:
         yield folder
+
+
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of certificates for a server at 127.0.0.1."""
+    return made(tmp_path_factory.mktemp("gateway") / "certificates")
 
 
 @pytest.fixture(scope="module")

@@ -79,9 +79,6 @@ class FakeEngine:
         report: "Callable[[Progress, Mapping[str, torch.Tensor]], None]",
         cancelled: Callable[[], bool],
     ) -> "dict[str, torch.Tensor]":
-        import torch
-        import torch.distributed as dist
-
         if isinstance(message, Trial):
             from lab.engine.echo import echo
 
@@ -89,30 +86,44 @@ class FakeEngine:
         if isinstance(message, Unload):
             raise InvalidRequest("there is nothing to unload")
         kind, rank, name = (*message.sampler.split(" ", 2), "", "")[:3]
-        total = next(meta.shape[0] for meta in metas if meta.name == "sigmas") - 1
+        culprit = rank == str(self.rank)
         if kind == "stubborn":
             _ignore_signals()
         if kind == "refuse":
             raise InvalidRequest(f"this request cannot work: {message.sampler}")
+        total = next(meta.shape[0] for meta in metas if meta.name == "sigmas") - 1
         phase = {"load": LOADING, "slowload": LOADING, "connect": CONNECTING}.get(kind, "sampling")
         with PROGRESS.phase(phase):
             for step in range(total):
                 PROGRESS.step(step, total)
-                _fail_in(step, kind, name, culprit=rank == str(self.rank))
-                time.sleep(STEP)
-                PROGRESS.tick()
-                flag = torch.tensor([int(cancelled() and kind != "deaf")])
-                with PROGRESS.waiting():
-                    dist.all_reduce(flag)
-                if flag.item():
-                    raise Cancelled(f"cancelled at step {step}")
-                self.steps += 1
-                if self.rank == 0:
-                    report(Progress(phase="sampling", value=step + 1, total=total), {"preview": torch.ones(2, 3)})
-        if kind == "late" and rank == str(self.rank):
+                _fail_in(step, kind, name, culprit=culprit)
+                self._step(step, total, report, (lambda: False) if kind == "deaf" else cancelled)
+        if kind == "late" and culprit:
             time.sleep(10 * STEP)
             raise KeyError("after rank 0 has answered")
         return {} if tensors is None else {"samples": tensors["x"] * 2}
+
+    def _step(
+        self,
+        step: int,
+        total: int,
+        report: "Callable[[Progress, Mapping[str, torch.Tensor]], None]",
+        cancelled: Callable[[], bool],
+    ) -> None:
+        """Take a step's time, agree with the other ranks whether the request was cancelled, and report the step."""
+        import torch
+        import torch.distributed as dist
+
+        time.sleep(STEP)
+        PROGRESS.tick()
+        flag = torch.tensor([int(cancelled())])
+        with PROGRESS.waiting():
+            dist.all_reduce(flag)
+        if flag.item():
+            raise Cancelled(f"cancelled at step {step}")
+        self.steps += 1
+        if self.rank == 0:
+            report(Progress(phase="sampling", value=step + 1, total=total), {"preview": torch.ones(2, 3)})
 
 
 def prepare() -> Iterator[None]:

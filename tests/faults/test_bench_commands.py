@@ -47,6 +47,7 @@ def test_bench_wire(runtime: Path) -> None:
     assert all(f"adds {spread}" in measured.describe() for spread in measured.added.values())
 
 
+@pytest.mark.long
 def test_bench(runtime: Path) -> None:
     layouts = ("ulysses=2", "ring=2", "cfg=2")
     layout_options = [word for layout in layouts for word in ("--layout", layout)]

@@ -4,12 +4,9 @@ All of it runs over 127.0.0.1.
 """
 
 import os
-import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -18,67 +15,29 @@ import torch
 
 from parallel_backend import env
 from parallel_backend.client.client import Client
-from parallel_backend.client.exchange import OnProgress, Timeouts
-from parallel_backend.client.retry import Recovery, RetriedRequest
-from parallel_backend.errors import BackendUnavailable, Cancelled, InvalidRequest
-from parallel_backend.machines.links.address import Address
+from parallel_backend.client.exchange import OnProgress
+from parallel_backend.errors import Cancelled, InvalidRequest
 from parallel_backend.machines.links.backends import Gateway
 from parallel_backend.protocol import deadlines, frames
-from parallel_backend.protocol.endpoint import GATEWAY_LOG, Endpoint, connect
+from parallel_backend.protocol.endpoint import connect
 from parallel_backend.protocol.messages import Error, Trial
-from scripts.processes import processes_of, wait_until
-from tests.support.certificates import WITH_CERTIFICATE, WITH_TOKEN, copied, made
+from scripts.processes import wait_until
+from tests.support.certificates import WITH_CERTIFICATE, WITH_TOKEN, copied
 
 from .backend import TWO_RANKS, Running, run_command, sample, start_fake, tensors
 from .conftest import runtime_folder
+from .over_gateway import Machines, client_of, gateway_of
 
-TIMEOUTS = Timeouts(connect=20.0, silence=30.0, cancel=20.0)
 CALL = """
 import sys
 from pathlib import Path
 from tests.faults.backend import Running, sample
-from tests.faults.test_gateway import client_of
+from tests.faults.over_gateway import client_of
 client = client_of(sys.argv[1])
 running = Running(client=client, message=sample()).in_step()
 print("runs", flush=True)
 running.ended(600)
 """
-
-
-def client_of(address: str) -> Client:
-    """Return a client of the backend at an address, which has no runtime folder of its own."""
-    remote = Gateway(address=Address.parse(address, what="address"))
-    return Client(endpoint=Endpoint(folder=Path("/no/such/folder"), remote=remote), timeouts=TIMEOUTS)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Machines:
-    """A backend that listens, as a client beside it and one of another machine see it; and a client's certificates."""
-
-    local: Client
-    remote: Client
-    certificates: Path
-
-    @property
-    def gateway(self) -> int:
-        """The gateway's process id; 0 if there is none."""
-        return gateway_of(self.local)
-
-    def log(self, name: str = GATEWAY_LOG) -> str:
-        """A log of the backend."""
-        path = self.local.endpoint.logs / name
-        return path.read_text() if path.exists() else ""
-
-
-def gateway_of(local: Client) -> int:
-    """Return the process id of a backend's gateway; 0 if there is none."""
-    children = psutil.Process(local.status().pid).children()
-    return next((child.pid for child in children if "parallel_backend.machines.gateway" in child.cmdline()), 0)
-
-
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return made(tmp_path_factory.mktemp("gateway") / "certificates")
 
 
 @pytest.fixture(scope="module")
@@ -89,14 +48,6 @@ def machines(certificates: Path, tmp_path_factory: pytest.TempPathFactory) -> It
         patch.setenv(env.CERTIFICATES.name, str(mine))
         local = start_fake(folder, certificates=certificates)
         yield Machines(local=local, remote=client_of(local.status().listens), certificates=mine)
-
-
-@pytest.fixture
-def own(runtime: Path, certificates: Path, monkeypatch: pytest.MonkeyPatch) -> Machines:
-    """A backend of one test."""
-    monkeypatch.setenv(env.CERTIFICATES.name, str(certificates))
-    local = start_fake(runtime, certificates=certificates)
-    return Machines(local=local, remote=client_of(local.status().listens), certificates=certificates)
 
 
 def _noted(steps: list[int]) -> OnProgress:
@@ -209,105 +160,3 @@ def test_commands_work_or_say_what_to_do(machines: Machines, tmp_path: Path) -> 
         assert words in refused.stderr
         assert refused.stderr.count("\n") == 1
     assert not list(tmp_path.iterdir()), "a client of another machine has made local files"
-
-
-def test_stop_over_tls_is_answered_and_leaves_no_process(own: Machines) -> None:
-    running = Running(client=own.remote, message=sample()).in_step()
-    own.remote.stop()
-    assert isinstance(running.ended(20), BackendUnavailable)
-    folder = own.local.endpoint.folder
-    wait_until(lambda: not processes_of(folder), 20.0, "all processes have ended")
-    with pytest.raises(BackendUnavailable, match=r"no backend answers at .*; start it there with .* serve --listen"):
-        own.remote.call(sample(), tensors(3))
-    assert "should not have happened" not in own.log() + own.log("backend.log")
-
-
-def test_a_gateway_that_is_killed_comes_back(own: Machines) -> None:
-    beside = Running(client=own.local, message=sample()).in_step()
-    for _ in range(2):
-        killed = own.gateway
-        os.kill(killed, signal.SIGKILL)
-        assert own.remote.status().pid == own.local.status().pid
-        assert own.gateway not in (0, killed)
-        assert f"the gateway (pid {killed}) was killed by SIGKILL" in own.log("backend.log")
-    assert beside.error is None
-    beside.stop.set()
-    assert isinstance(beside.ended(20), Cancelled)
-
-
-def test_a_request_goes_on_after_the_gateway_was_killed(own: Machines) -> None:
-    notes: list[str] = []
-    killed: list[int] = []
-
-    def kill_once(progress, _):
-        if progress.phase == "sampling" and not killed:
-            killed.append(own.gateway)
-            os.kill(killed[0], signal.SIGKILL)
-
-    request = RetriedRequest(
-        own.remote, sample(), tensors(5), on_progress=kill_once, recovery=Recovery(notify=notes.append)
-    )
-    assert torch.equal(request.run()["samples"], own.local.call(sample(), tensors(5))["samples"])
-    assert len(notes) == 1
-    assert "the connection to the backend at 127.0.0.1" in notes[0]
-
-
-def test_a_supervisor_that_is_killed_takes_the_gateway_along(own: Machines) -> None:
-    gateway = psutil.Process(own.gateway)
-    os.kill(own.local.status().pid, signal.SIGKILL)
-    wait_until(lambda: not gateway.is_running(), 20.0, "the gateway has ended")
-    with pytest.raises(BackendUnavailable, match="no backend answers at"):
-        own.remote.status()
-
-
-def test_no_client_starts_a_backend_in_the_place_of_one_for_several_machines(own: Machines) -> None:
-    """It would lock the real one out, which somebody or a launcher is about to start again."""
-    os.kill(own.local.status().pid, signal.SIGKILL)
-    wait_until(lambda: not processes_of(own.local.endpoint.folder), 20.0, "nothing is left")
-    with pytest.raises(BackendUnavailable, match="the backend for several machines has ended"):
-        own.local.call(sample(), tensors(1))
-    assert run_command(own.local.endpoint.folder, "stop").stdout == "stopped\n"
-    assert not own.local.endpoint.by_hand.exists()
-
-
-def test_a_port_in_use_is_one_sentence(own: Machines, tmp_path: Path) -> None:
-    folder = tmp_path / "r"
-    folder.mkdir(mode=0o700)
-    address = own.local.status().listens
-    for options in ((), ("--detach",)):
-        refused = run_command(
-            folder,
-            "serve",
-            "--listen",
-            address,
-            *options,
-            timeout=60.0,
-            **{env.CERTIFICATES.name: str(own.certificates)},
-        )
-        assert refused.returncode == 1
-        assert f"nothing can listen at {address}: Address already in use" in refused.stderr
-        assert "Traceback" not in refused.stderr
-        assert not (folder / "socket").exists()
-
-
-def test_serve_listens_without_an_end_and_says_so_aloud_if_everywhere(
-    runtime: Path, certificates: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("PARALLEL_DIT_IDLE_TIMEOUT")
-    monkeypatch.setenv(env.CERTIFICATES.name, str(certificates))
-    served = run_command(runtime, "serve", "--listen", "0.0.0.0:0", "--detach", "--spares", "0")
-    assert "and listens at 0.0.0.0:" in served.stdout, served.stderr
-    local = Client(endpoint=Endpoint(folder=runtime), timeouts=TIMEOUTS)
-    status = local.status()
-    assert status.idle_timeout == 0
-    assert "EVERY network of this machine" in local.endpoint.log.read_text()
-    for option, words in (("--idle-timeout=5", "never ends by itself"), ("--spares=1", "keeps 0 spare ranks")):
-        refused = run_command(runtime, "serve", "--detach", option)
-        assert (refused.returncode, refused.stderr) == (1, f"a backend that {words} already runs: stop it first\n")
-    assert run_command(runtime, "serve", "--detach", "--spares", "0", "--idle-timeout", "0").returncode == 0
-    port = status.listens.rpartition(":")[2]
-    assert client_of(f"127.0.0.1:{port}").status().pid == status.pid
-    local.stop()
-    with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.1", int(port)))
-    assert not processes_of(runtime)

@@ -11,23 +11,8 @@ from parallel_backend.client import launch, query
 from parallel_backend.protocol.endpoint import Endpoint
 from scripts.comfy_paths import ROOT
 from scripts.processes import wait_until
-from tests.support import tiny
+from tests.support import closed_room, tiny
 
-CLOSED = """
-import os, runpy, sys
-from pathlib import Path
-
-class Closed:
-    '''Lets nobody import the room of other machines, and notes which processes it has watched.'''
-
-    def find_spec(self, name, path=None, target=None):
-        if name == "parallel_backend.machines":
-            raise ImportError("the room of other machines is closed")
-
-Path(__file__).with_name(f"{os.getpid()}.seen").write_text(" ".join(sys.orig_argv))
-sys.meta_path.insert(0, Closed())
-runpy.run_path(os.environ["CPU_SHIM"], run_name="sitecustomize")
-"""
 PROMPT = """
 import sys
 from pathlib import Path
@@ -43,14 +28,35 @@ for layout in ("ulysses=2", None):
     for message, tensors in (requests.forward(spec, Case()), requests.sample(spec, Case())):
         assert client.call(message, tensors)
 """
+PROMPT_OF_NODES = """
+import asyncio, os, sys
+from types import ModuleType
+
+for name, folder in (("extension", os.getcwd()), ("extension.nodes", os.path.join(os.getcwd(), "nodes"))):
+    sys.modules[name] = ModuleType(name)  # not nodes/__init__.py, which needs ComfyUI
+    sys.modules[name].__path__ = [folder]
+
+from extension.nodes.backend.devices import parse_devices
+from extension.nodes.backend.queued_checks import refusal_by
+from extension.nodes.backend.session import current
+from extension.parallel_backend.client.retry import RetriedRequest
+from extension.parallel_backend.protocol.messages import Forward
+from extension.parallel_backend.protocol.model_spec import ModelSpec
+from tests.ranks.requests import Case
+
+session, (_, path, devices) = current(), sys.argv
+assert asyncio.run(refusal_by(parse_devices, devices)) is True
+spec = ModelSpec(path=path, devices=parse_devices(devices))
+forward = Forward(model=session.effective(spec), branches=2)
+assert RetriedRequest(session.client, forward, Case().forward_inputs(), recovery=session.recovery(print, None)).run()
+assert session.unload(spec) == "freed"
+"""
 
 
 @pytest.fixture
 def closed(runtime: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """The environment of processes that cannot import the room."""
-    (tmp_path / "sitecustomize.py").write_text(CLOSED)
-    monkeypatch.setenv("CPU_SHIM", str(ROOT / "scripts" / "cpu_shim" / "sitecustomize.py"))
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(ROOT)]))
+    monkeypatch.setenv("PYTHONPATH", closed_room.python_path(tmp_path))
     monkeypatch.setenv("PARALLEL_DIT_SPARES", "1")
     return launch.environment(Endpoint(folder=runtime)) | {"PYTHONPATH": os.environ["PYTHONPATH"]}
 
@@ -69,7 +75,7 @@ def test_a_prompt_needs_nothing_of_other_machines(runtime: Path, tmp_path: Path,
     wait_until(lambda: any(spare.ready for spare in query.status(endpoint).spares), 120.0, "a spare rank is ready")
     assert not run("-m", "parallel_backend", "status", env=closed).returncode
     status = query.status(endpoint)
-    watched = {int(file.stem): file.read_text() for file in tmp_path.glob("*.seen")}
+    watched = closed_room.watched(tmp_path)
     ranks = [rank.pid for rank in status.ranks] + [spare.pid for spare in status.spares]
     assert len(ranks) == 3
     assert all("parallel_backend.rank" in watched[pid] for pid in ranks)
@@ -77,8 +83,17 @@ def test_a_prompt_needs_nothing_of_other_machines(runtime: Path, tmp_path: Path,
     assert not run("-m", "parallel_backend", "stop", env=closed).returncode
 
 
+def test_the_nodes_need_nothing_of_other_machines(tmp_path: Path, closed: dict[str, str]) -> None:
+    model = tiny.write(tmp_path / "model")
+    prompt = run("-c", PROMPT_OF_NODES, str(model), "0,1", env=closed)
+    assert not prompt.returncode, prompt.stderr[-2000:]
+    elsewhere = run("-c", PROMPT_OF_NODES, str(model), "0,0@b", env=closed)
+    assert closed_room.SENTENCE in elsewhere.stderr
+    assert not run("-m", "parallel_backend", "stop", env=closed).returncode
+
+
 @pytest.mark.parametrize("arguments", [("serve", "--listen", "127.0.0.1:0"), ("host", "--help"), ("status",)])
 def test_the_room_is_closed(arguments: tuple[str, ...], closed: dict[str, str]) -> None:
     """What concerns other machines fails there, so the test above would."""
     answer = run("-m", "parallel_backend", *arguments, env=closed | {"PARALLEL_DIT_BACKEND": "10.0.0.1:7400"})
-    assert "the room of other machines is closed" in answer.stderr
+    assert closed_room.SENTENCE in answer.stderr

@@ -24,7 +24,7 @@ from tests.support.weight_changes import Change, write_overlay
 
 from .backend import start_fake
 from .conftest import runtime_folder
-from .test_gateway import client_of
+from .over_gateway import client_of
 
 SIZES = tiny.Tiny(heads=3, head_dim=128)
 """As files of Wan are recognised."""

@@ -137,7 +137,7 @@ def dropped_memory(rank: int, path: str) -> tuple[bool, int]:
     return family() is not None, sum(len(each) > 5 and "weights" in each[5] and int(each[4]) == inode for each in maps)
 
 
-def host_memory(rank: int, path: str) -> list[int]:
+def cpu_memory(rank: int, path: str) -> list[int]:
     """The inodes of the machine's memory from which this rank streams a model."""
     models = [components for key, components in engine(rank)._models.items() if key[0] == path]
     return [os.fstat(store.descriptor).st_ino for each in models for store in each.parts.stores.values()]

@@ -115,17 +115,17 @@ def test_ranks_keep_a_part_once_and_find_it_after_they_dropped_theirs(pools, che
     wanted = requests.stock_sample(SIZES, case)
     message, tensors = requests.sample(requests.spec(path, "ulysses=3"), case)
     assert matches(pools(3).run(driver.handle, message, tensors), wanted)
-    held = pools(3).run(driver.host_memory, str(path))
+    held = pools(3).run(driver.cpu_memory, str(path))
     assert held == [held[0]] * 3
     pools(3).run(driver.drop, str(path), "transformer", (1,))
     answers = pools(3).run(driver.handle, message, tensors)
     assert matches(answers, wanted)
-    assert pools(3).run(driver.host_memory, str(path)) == held, "it was read again"
+    assert pools(3).run(driver.cpu_memory, str(path)) == held, "it was read again"
     for layout in ("tensor=3", "ulysses=2", "ring=3"):
         message, tensors = requests.sample(requests.spec(path, layout), case)
         assert matches(pools(3).run(driver.handle, message, tensors), wanted)
     pools(3).run(driver.handle, Unload(model=message.model), {})
-    assert pools(3).run(driver.host_memory, str(path)) == [[], [], []]
+    assert pools(3).run(driver.cpu_memory, str(path)) == [[], [], []]
 
 
 def test_skipped_blocks_do_not_confuse_those_that_stream(pools, checkpoints, streaming):
@@ -174,7 +174,7 @@ def test_a_layout_that_fits_leaves_no_memory_behind(pools, checkpoints, limit):
         answers = pools(2).run(driver.handle, *requests.sample(requests.spec(path, layout, ranks=2), case))
         assert matches(answers, wanted)
         assert [bool(note_of(answer, path)) for answer in answers] == [streams] * 2
-        assert [bool(held) for held in pools(2).run(driver.host_memory, str(path))] == [streams] * 2
+        assert [bool(held) for held in pools(2).run(driver.cpu_memory, str(path))] == [streams] * 2
 
 
 def test_ranks_agree_whatever_only_one_of_them_knows(pools, checkpoints):

@@ -15,14 +15,16 @@ class FreeingClient(Client):
 
     def __init__(self, folder: Path, *, idle_timeout: float) -> None:
         super().__init__(endpoint=Endpoint(folder=folder), idle_timeout=idle_timeout)
-        self._models: set[ModelSpec] = set()
+        self._models: dict[tuple[str, str, str], ModelSpec] = {}  # those that the ranks hold once, once
 
     def attempt(self, message: RankRequest, *args: Any, **options: Any) -> dict[str, torch.Tensor]:
-        """See ``Client``."""
-        self._models.add(message.model)
+        """See ``Client``. A request to free a model is no reason to free it again."""
+        if not isinstance(message, Unload):
+            model = message.model
+            self._models[model.path, model.stamp, model.dtype] = model
         return super().attempt(message, *args, **options)
 
     def free(self) -> None:
         """Free the weights on all ranks."""
         while self._models:
-            super().call(Unload(model=self._models.pop()))
+            super().call(Unload(model=self._models.popitem()[1]))

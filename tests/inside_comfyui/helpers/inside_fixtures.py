@@ -17,6 +17,7 @@ from any_folder_name.nodes import loader, sampler
 from any_folder_name.nodes.backend import session
 from any_folder_name.nodes.backend.held_models import HeldModels
 from any_folder_name.parallel_backend.layout.parallel_layout import ParallelLayout
+from any_folder_name.parallel_backend.processes import trim_heap
 from any_folder_name.parallel_backend.protocol.messages import Progress
 from any_folder_name.parallel_backend.step_loop.request_sampler import RequestSampler
 from comfy_execution.graph import DynamicPrompt
@@ -149,6 +150,16 @@ def load_case(
     if request.node.get_closest_marker("grid"):
         backend.free()
         gc.collect()  # ComfyUI's models are part of cycles
+
+
+@pytest.fixture(autouse=True, scope="module")
+def freed(backend: FreeingClient) -> Iterator[None]:
+    """Free the models of a module's tests, which together do not fit into memory."""
+    yield
+    backend.free()
+    native_case.cache_clear()
+    gc.collect()  # ComfyUI's models are part of cycles
+    trim_heap()
 
 
 @pytest.fixture(autouse=True)

@@ -18,6 +18,8 @@ KNOWN = Path(__file__).parents[1] / "core_nodes.json"
 """What is known: for each version and node a letter per model. ``python -m scripts.node_table`` makes a page of it."""
 
 LETTERS: dict[Outcome, str] = {"works": "W", "no effect": "N", "refused": "R", "fails": "F"}
+UNTRIED = "-"
+"""The letter of a model that a version's nodes were not tried with."""
 
 NATIVE = {
     "Flux.1": "flux dev", "Flux.1 Fill": "flux fill", "Flux.1 Kontext": "flux kontext", "Flux.2": "flux2 dev",
@@ -25,6 +27,7 @@ NATIVE = {
     "Mochi": "mochi t2v", "PixArt": "pixart alpha", "Qwen-Image": "qwen_image image",
     "Qwen-Image-Edit": "qwen_image edit", "SD3": "sd3 medium", "Wan T2V": "wan t2v", "Wan I2V": "wan i2v 2.1",
     "Z-Image": "z_image image", "CogVideoX 1.5": "cogvideox 1.5", "CogVideoX 1.5 I2V": "cogvideox 1.5 i2v",
+    "Chroma": "chroma guided",
 }  # fmt: skip
 """Cases of ComfyUI's own classes, by the name that the page shows."""
 CUSTOM = {"CogVideoX 5B": "cogvideox 5b", "DiT": "dit", "Latte": "latte"}
@@ -84,20 +87,25 @@ def known() -> dict[str, Any]:
 
 
 def known_outcome(node: str, model: str) -> str | None:
-    """Return the letter for a node and a model in this version of ComfyUI, or None if the version is another."""
+    """Return the letter for a node and a model in this version of ComfyUI, or None if nobody has tried it there."""
     content = known()
     letters = content["outcomes"].get(VERSION)
-    return letters[node][content["models"].index(model)] if letters else None
+    letter = letters[node][content["models"].index(model)] if letters else UNTRIED
+    return None if letter == UNTRIED else letter
 
 
 def write_known(model: str, outcomes: dict[str, Outcome]) -> None:
     """Replace what is known of a model in this version."""
-    content = known() if KNOWN.exists() else {"outcomes": {}}
-    content["models"] = [*NATIVE, *CUSTOM]
-    place, before = content["models"].index(model), content["outcomes"].get(VERSION, {})
-    content["outcomes"][VERSION] = {}
-    for node in sorted(outcomes):
-        letters = list(before.get(node, "-" * len(content["models"])))
-        letters[place] = LETTERS[outcomes[node]]
-        content["outcomes"][VERSION][node] = "".join(letters)
+    content = known() if KNOWN.exists() else {"models": [], "outcomes": {}}
+    models = [*NATIVE, *CUSTOM]
+    by_model = {
+        version: {node: dict(zip(content["models"], letters, strict=True)) for node, letters in lines.items()}
+        for version, lines in content["outcomes"].items()
+    }
+    before = by_model.get(VERSION, {})
+    by_model[VERSION] = {node: before.get(node, {}) | {model: LETTERS[outcomes[node]]} for node in sorted(outcomes)}
+    content["models"] = models
+    for version, lines in by_model.items():
+        lines_now = {node: "".join(line.get(each, UNTRIED) for each in models) for node, line in lines.items()}
+        content["outcomes"][version] = lines_now
     KNOWN.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")

@@ -29,6 +29,7 @@ from mixtures.running import Outcome, Runner, assumed_sizes, judged, sample_alon
 
 import nodes as core_nodes
 
+pytestmark = pytest.mark.newest
 SEEDS = range(8)
 FAULTS: dict[str, dict[str, Any]] = {
     "LoraLoaderModelOnly": {"strength_model": 0.72},

@@ -16,6 +16,7 @@ from any_folder_name.parallel_backend.errors import InvalidRequest
 from any_folder_name.parallel_backend.loading.partial import empty
 from any_folder_name.parallel_backend.loading.row_map import Shape, converted
 from diffusers.loaders import single_file_utils
+from helpers import dynamic_vram
 from natives import HAS_COGVIDEOX
 
 KL = {
@@ -54,6 +55,7 @@ PUBLISHED: dict[str, tuple[str, Callable[[], Any]]] = {
 """diffusers' class, and ComfyUI's module, of each published VAE."""
 
 
+@dynamic_vram.off()
 def published(name: str) -> dict[str, Shape]:
     """Return names and shapes of a published file."""
     with torch.device("meta"):

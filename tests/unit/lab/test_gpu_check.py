@@ -112,6 +112,7 @@ def required(names, but=frozenset()):
     return found
 
 
+@pytest.mark.long
 def test_the_packages_to_bring_are_those_that_the_checks_import_and_torch_does_not_bring():
     names = [line.partition(">=")[0] for line in (packages.ROOT / "requirements.txt").read_text().split()]
     others = required([*names, *packages.TESTING], but=required(["torch"]))
