@@ -12,13 +12,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ..interfaces.geometry import LATENT, TIMESTEP
 from ..protocol.frames import TensorMeta
-from ..protocol.messages import Forward, RankRequest, Sample
+from ..protocol.messages import CHANGING, Forward, RankRequest, Sample
 from ..protocol.tensors import bytes_of, describe
-
-_CHANGING = (LATENT, TIMESTEP)
-"""The inputs of a branch that differ in each step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,13 +61,13 @@ class ConstantTensors:
 def _is_constant(name: str) -> bool:
     """Whether it is an input of a branch, such as ``0.encoder_hidden_states``, that no step changes."""
     branch, dot, argument = name.partition(".")
-    return bool(dot) and branch.isdecimal() and argument not in _CHANGING
+    return bool(dot) and branch.isdecimal() and argument not in CHANGING
 
 
 def _equal_to_first(tensors: Mapping[str, Tensor]) -> dict[str, str]:
     """Return the inputs of later branches that equal those of the first one: guidance has one latent for all."""
     found: dict[str, str] = {}
-    for argument in _CHANGING:
+    for argument in CHANGING:
         first = f"0.{argument}"
         if first in tensors:
             others = (name for name in tensors if name.partition(".")[2] == argument and name != first)

@@ -4,9 +4,8 @@ from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
-from ..interfaces.geometry import LATENT, TIMESTEP
 from ..protocol.frames import TensorMeta
-from ..protocol.messages import Forward
+from ..protocol.messages import CHANGING, Forward
 from .denoising import Denoising
 
 MOST = 4
@@ -21,7 +20,7 @@ def run_key(message: Forward, metas: Sequence[TensorMeta]) -> Hashable | None:
 
 
 def _changes(meta: TensorMeta) -> bool:
-    return meta.name.partition(".")[2] in (LATENT, TIMESTEP)
+    return meta.name.partition(".")[2] in CHANGING
 
 
 class Runs:

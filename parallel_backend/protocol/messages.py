@@ -14,6 +14,8 @@ from .status import Status, StatusQuery
 
 KEPT = "kept."
 """Prefix of the tensors of a progress that another request goes on with."""
+CHANGING = ("hidden_states", "timestep")
+"""The arguments of a branch that differ in each step: the latent and its time."""
 HISTORY = "history."
 """Prefix of the tensors that a sampler remembers."""
 

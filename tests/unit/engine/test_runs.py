@@ -9,9 +9,10 @@ from parallel_backend.distributed.world import world
 from parallel_backend.engine.kept_tensors import KeptTensors
 from parallel_backend.engine.runs import MOST, Runs, run_key
 from parallel_backend.engine.shared_tensors import complete, share_changing, share_constant
+from parallel_backend.interfaces.geometry import LATENT, TIMESTEP
 from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.protocol.frames import TensorMeta
-from parallel_backend.protocol.messages import Forward
+from parallel_backend.protocol.messages import CHANGING, Forward
 from parallel_backend.protocol.model_spec import Adapter, Devices, ModelSpec, Overlay
 
 MESSAGE = Forward(model=ModelSpec(path="/model", devices=Devices(kind="cpu", indices=(0, 1))), branches=2)
@@ -27,6 +28,10 @@ METAS = (
     meta("1.hidden_states", same="0.hidden_states"), meta("1.timestep", same="0.timestep"),
     meta("1.encoder_hidden_states", "b"),
 )  # fmt: skip
+
+
+def test_latent_and_timestep_have_the_names_that_families_know() -> None:
+    assert CHANGING == (LATENT, TIMESTEP)
 
 
 def test_steps_that_differ_in_latent_and_timestep_repeat_each_other() -> None:
