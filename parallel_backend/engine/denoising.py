@@ -62,6 +62,7 @@ class Denoising:
         self.kept, self.elsewhere, self.on_forward = kept, elsewhere, on_forward
         self._denoiser: Denoiser | None = None
         self._constant: Tensors = {}
+        self._stays = False
 
     def forward(self) -> Tensors:
         """Run a ``Forward``: the prediction of each branch on rank 0, an empty dict on other ranks."""
@@ -81,6 +82,21 @@ class Denoising:
             if meta.name in self._constant:  # others may have taken its place since
                 self.kept.add(meta.digest, self._constant[meta.name])
         return self._predictions()
+
+    def keep(self) -> None:
+        """Stay as it is at the end of its ``with`` block, until ``release``."""
+        self._stays = True
+
+    def release(self) -> None:
+        """Refer to no weights, mesh and tensors any more."""
+        self._denoiser, self._constant = None, {}
+
+    def __enter__(self) -> "Denoising":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if not self._stays:
+            self.release()
 
     def _predictions(self) -> Tensors:
         message, denoiser = self.request.message, self._denoiser

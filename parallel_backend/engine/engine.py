@@ -135,14 +135,13 @@ class Engine:
 
     def _forward(self, request: ActiveRequest[Forward]) -> Tensors:
         key = run_key(request.message, request.metas)
-        if key is None:
-            return self._denoising(request).forward()
-        run = self._repeated(key, request)
+        run = self._repeated(key, request) if key else None
         if run is not None:
             return run.repeat(request)
-        run = self._denoising(request)
-        results = run.forward()
-        self._runs.put(key, run)
+        with self._denoising(request) as first:
+            results = first.forward()
+            if key:
+                self._runs.put(key, first)
         return results
 
     def _repeated(self, key: Hashable, request: ActiveRequest[Forward]) -> Denoising | None:
@@ -164,7 +163,8 @@ class Engine:
         return self._kept.clear()
 
     def _sample(self, request: ActiveRequest[Sample]) -> Tensors:
-        return self._denoising(request).sample()
+        with self._denoising(request) as denoising:
+            return denoising.sample()
 
     def _denoising(self, request: ActiveRequest[Forward] | ActiveRequest[Sample]) -> Denoising:
         components = self._components(request.message.model)

@@ -37,11 +37,17 @@ class Runs:
 
     def put(self, key: Hashable, run: Denoising) -> None:
         """Keep a run. The least recently used one leaves."""
+        self._release(key)
+        run.keep()
         self._runs[key] = run
-        self._runs.move_to_end(key)
         if len(self._runs) > MOST:
-            self._runs.popitem(last=False)
+            self._release(next(iter(self._runs)))
 
     def clear(self) -> None:
         """Forget all runs."""
-        self._runs.clear()
+        for key in list(self._runs):
+            self._release(key)
+
+    def _release(self, key: Hashable) -> None:
+        if key in self._runs:
+            self._runs.pop(key).release()

@@ -1,6 +1,7 @@
 """Which requests repeat each other, and which tensors of earlier requests a rank keeps."""
 
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -68,13 +69,15 @@ def test_without_a_digest_nothing_says_that_a_request_repeats() -> None:
 
 
 def test_the_most_recently_used_runs_stay() -> None:
-    runs, kept = Runs(), [object() for _ in range(MOST + 1)]
+    runs, kept = Runs(), [Mock() for _ in range(MOST + 1)]
     for number, run in enumerate(kept):
-        runs.put(number, run)  # type: ignore[arg-type]
+        runs.put(number, run)
         assert runs.get(0 if number < MOST else 2)
     assert [number for number in range(MOST + 1) if runs.get(number)] == [0, 2, 3, 4]
+    assert [run.release.called for run in kept] == [False, True, False, False, False]
     runs.clear()
     assert runs.get(0) is None
+    assert all(run.release.called for run in kept)
 
 
 def test_kept_tensors_leave_by_their_use_and_are_known_by_shape_and_dtype() -> None:
