@@ -1,16 +1,20 @@
 """Routing the attention calls of diffusers' modules to an ``Attention``, such as Ulysses, ring or a kernel.
 
-This is the only way in which attention of any family is replaced. diffusers' classes stay as they are: an instance's
-``forward`` is wrapped so that the call to ``scaled_dot_product_attention`` inside it is redirected.
+This is the only way in which attention of any family is replaced. diffusers' classes stay as they are: an instance
+gets a copy of its processor, or of its ``forward``, whose code finds another function where it looks for torch's
+attention or for diffusers' dispatcher. torch's function mode would do the same, and slow down every other call in the
+layer.
 """
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from copy import copy
+from functools import update_wrapper, wraps
+from types import FunctionType, MethodType
 from typing import Any, Protocol
 
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from ..errors import BackendFailure
 
@@ -32,20 +36,17 @@ Route = tuple[nn.Module, Attention, bool]
 """A module, the attention it is routed to, and whether it calls attention separately for each sample."""
 
 
-class _Redirect(TorchFunctionMode):
-    """Redirects calls of ``scaled_dot_product_attention`` while it is entered, and counts them."""
+class _Redirect:
+    """Takes the calls of torch's attention and of diffusers' dispatcher, and counts them.
+
+    Args:
+        each_sample: whether the module calls attention separately for each sample.
+    """
 
     def __init__(self, attention: Attention, each_sample: bool) -> None:
-        super().__init__()
         self.attention, self.each_sample, self.calls = attention, each_sample, 0
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is not F.scaled_dot_product_attention:
-            return func(*args, **(kwargs or {}))
-        self.calls += 1
-        return self._attend(*args, **(kwargs or {}))
-
-    def _attend(
+    def sdpa(
         self,
         query: Tensor,
         key: Tensor,
@@ -56,11 +57,90 @@ class _Redirect(TorchFunctionMode):
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Tensor:
+        """Stands for ``torch.nn.functional.scaled_dot_product_attention``."""
         if attn_mask is not None or dropout_p or is_causal or enable_gqa:
             raise BackendFailure(
                 "a module called attention with a mask, dropout, is_causal or enable_gqa, which is not supported here"
             )
+        self.calls += 1
         return self.attention(query, key, value, scale=scale, sample=self.calls - 1 if self.each_sample else None)
+
+    def dispatch(
+        self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, *args: Any, **options: Any
+    ) -> Tensor:
+        """Stands for diffusers' ``dispatch_attention_fn``, whose tensors are ``[B, tokens, heads, head_dim]``."""
+        for name in ("attention_kwargs", "backend", "parallel_config"):  # they choose another attention
+            options.pop(name, None)
+        q, k, v = (tensor.transpose(1, 2) for tensor in (query, key, value))
+        return self.sdpa(q, k, v, attn_mask, *args, **options).transpose(1, 2)
+
+
+class _Functional:
+    """Stands for ``torch.nn.functional`` with another attention."""
+
+    def __init__(self, attention: Callable[..., Tensor]) -> None:
+        self.scaled_dot_product_attention = attention
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(F, name)
+
+
+def _redirected(function: Any, redirect: _Redirect) -> FunctionType:
+    """Return a function with the same code that finds ``redirect`` where it looks for attention.
+
+    Raises:
+        BackendFailure: its code looks for no attention that we know.
+    """
+    if not isinstance(function, FunctionType):
+        raise BackendFailure(f"{function!r} is no function of Python, so its attention cannot be redirected")
+    looked_for = {name: function.__globals__.get(name) for name in function.__code__.co_names}
+    found: dict[str, Any] = {name: redirect.dispatch for name, value in looked_for.items() if _is_dispatcher(value)}
+    found |= {name: _Functional(redirect.sdpa) for name, value in looked_for.items() if value is F}
+    if not found:
+        raise BackendFailure(f"{function.__qualname__} computes attention in a way that is not known here")
+    names, defaults = function.__globals__ | found, function.__defaults__
+    copied = FunctionType(function.__code__, names, function.__name__, defaults, function.__closure__)
+    copied.__kwdefaults__ = function.__kwdefaults__
+    update_wrapper(copied, function)
+    return copied
+
+
+def _is_dispatcher(value: Any) -> bool:
+    return getattr(value, "__name__", "") == "dispatch_attention_fn"
+
+
+def _counted(function: FunctionType, name: str, redirect: _Redirect) -> Callable[..., Any]:
+    """Return a function that refuses what a redirected one returns if it has not called attention as it should.
+
+    A sharded result would be wrong.
+    """
+
+    @wraps(function)  # an attention layer of diffusers looks at the parameters of its processor
+    def call(*args: Any, **kwargs: Any) -> Any:
+        redirect.calls = 0
+        result = function(*args, **kwargs)
+        if redirect.calls == 0 or (redirect.calls > 1 and not redirect.each_sample):
+            raise BackendFailure(f"{name} called torch's attention {redirect.calls} times instead of once")
+        return result
+
+    return call
+
+
+def _replacement(module: nn.Module, attention: Attention, each_sample: bool) -> tuple[str, Any]:
+    """Return what to set on a module so that its attention is redirected: its processor, or its ``forward``.
+
+    Raises:
+        BackendFailure: it computes attention in a way that is not known.
+    """
+    redirect, name = _Redirect(attention, each_sample), type(module).__name__
+    processor: Any = getattr(module, "processor", None)
+    if processor is None:
+        forward = _counted(_redirected(type(module).forward, redirect), name, redirect)
+        return "forward", MethodType(forward, module)
+    call = _counted(_redirected(type(processor).__call__, redirect), name, redirect)
+    routed_processor = copy(processor)
+    routed_processor.__class__ = type(type(processor).__name__, (type(processor),), {"__call__": call})
+    return "processor", routed_processor
 
 
 class Routed:
@@ -70,31 +150,31 @@ class Routed:
         each_sample: whether the module calls attention separately for each sample.
 
     Raises:
-        BackendFailure: the module computed attention in another way, for example with a kernel set by
-            ``DIFFUSERS_ATTN_BACKEND``. A sharded result would be wrong.
+        BackendFailure: the module computes attention in a way that is not known.
     """
 
     def __init__(self, module: nn.Module, attention: Attention, each_sample: bool) -> None:
-        self.original: Callable[..., Any] = module.forward
-        self.name, self.attention, self.each_sample = type(module).__name__, attention, each_sample
+        self.module, self.forward = module, module.forward
+        self.name, self.replacement = _replacement(module, attention, each_sample)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        with _Redirect(self.attention, self.each_sample) as redirect:
-            result = self.original(*args, **kwargs)
-        if redirect.calls == 0 or (redirect.calls > 1 and not self.each_sample):
-            raise BackendFailure(
-                f"{self.name} called torch's attention {redirect.calls} times instead of once; "
-                "unset DIFFUSERS_ATTN_BACKEND, which selects another attention function"
-            )
-        return result
+        if self.name == "forward":
+            return self.replacement(*args, **kwargs)
+        with ExitStack() as stack:
+            set_until_exit(stack, self.module, self.name, self.replacement)
+            return self.forward(*args, **kwargs)
 
 
 @contextmanager
 def routed(routes: Iterable[Route]) -> Iterator[None]:
-    """Route the attention of modules; restore their ``forward`` on exit."""
+    """Route the attention of modules; restore them on exit.
+
+    Raises:
+        BackendFailure: a module computes attention in a way that is not known.
+    """
     with ExitStack() as stack:
         for module, attention, each_sample in routes:
-            set_until_exit(stack, module, "forward", Routed(module, attention, each_sample))
+            set_until_exit(stack, module, *_replacement(module, attention, each_sample))
         yield
 
 

@@ -14,6 +14,7 @@ from ..protocol.hosts import HostStatus
 from ..protocol.messages import RankRequest
 from ..protocol.status import Status
 from . import query
+from .constant_tensors import ConstantTensors
 from .exchange import Exchange, Interrupted, OnProgress, Timeouts, ignore, never
 from .launch import connect_or_start
 from .retry import RetriedRequest
@@ -33,7 +34,7 @@ class Client:
         idle_timeout: float | None = None,
     ) -> None:
         self.endpoint, self.timeouts = endpoint or Endpoint.default(), timeouts or Timeouts()
-        self._idle_timeout = idle_timeout
+        self._idle_timeout, self._constants = idle_timeout, ConstantTensors()
 
     def call(
         self,
@@ -76,8 +77,9 @@ class Client:
         if self.remote:
             message, files = machines("links.request_files").to_be_sent(message)
         exchange = Exchange(
-            endpoint=self.endpoint, timeouts=self.timeouts, message=message, tensors=tensors, files=files,
-            interrupted=interrupted, on_progress=on_progress,
+            endpoint=self.endpoint, timeouts=self.timeouts, message=message, tensors=tensors,
+            metas=self._constants.describe(message, tensors), files=files, interrupted=interrupted,
+            on_progress=on_progress,
         )  # fmt: skip
         with self._connect(interrupted) as sock:
             return exchange.run(sock)

@@ -12,8 +12,9 @@ from ..errors import BackendError, BackendFailure, BackendUnavailable, Cancelled
 from ..other_machines import machines
 from ..protocol import deadlines, frames
 from ..protocol.endpoint import Endpoint
+from ..protocol.frames import TensorMeta
 from ..protocol.messages import Cancel, Continue, Done, Outcome, Progress, RankRequest
-from ..protocol.tensors import describe, recv_tensors, send_tensors
+from ..protocol.tensors import is_sent, recv_tensors, send_tensors
 from . import query
 from .launch import START_TIMEOUT
 
@@ -71,6 +72,7 @@ class Exchange:
         timeouts: of the phases.
         message: the request.
         tensors: its tensors.
+        metas: their metadata.
         files: paths of files that exist only in this process's memory, by the ids that the request uses. interrupted:
         see ``Client.call``.
         on_progress: see ``Client.call``.
@@ -80,12 +82,13 @@ class Exchange:
     timeouts: Timeouts
     message: RankRequest
     tensors: Mapping[str, Tensor]
+    metas: tuple[TensorMeta, ...]
     files: Mapping[str, str]
     interrupted: Interrupted
     on_progress: OnProgress
 
     def __post_init__(self) -> None:
-        self._header = frames.pack(frames.Frame(message=self.message, tensors=describe(self.tensors)))
+        self._header = frames.pack(frames.Frame(message=self.message, tensors=self.metas))
         self._last_poll, self._accepted = 0.0, False
 
     def run(self, sock: socket.socket) -> dict[str, Tensor]:
@@ -119,7 +122,8 @@ class Exchange:
                 if frame.message.missing:
                     send_files = machines("links.sent_files").send_files
                     send_files(sock, frame.message.missing, self.files, deadline=sending, poll=self._poll)
-                send_tensors(sock, self.tensors, deadline=sending, poll=self._poll)
+                sent = [meta.name for meta in self.metas if is_sent(meta, frame.message.kept)]
+                send_tensors(sock, {name: self.tensors[name] for name in sent}, deadline=sending, poll=self._poll)
                 silence = deadlines.Deadline(timeouts.silence, "waiting for a message from the ranks")
             elif isinstance(frame.message, Progress):
                 self.on_progress(frame.message, received)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ..attention.kernels import Kernel
-from ..attention.routing import routed
+from ..attention.routing import Route, routed
 from ..distributed.collectives import concat, gather
 from ..distributed.mesh import RankMesh
 from ..interfaces.family import Family
@@ -43,6 +43,8 @@ class Denoiser:
             weights = [speed for speed in mesh.speeds("ring") for _ in range(plan.layout.ulysses)]
         self._splits = [TokenSplit.weighted(extent.streams, mesh.sequence, weights) for extent in plan.extents]
         self.full_view = FullView(mesh, self._splits)
+        self._routes: dict[int, list[Route]] = {}
+        self._routed = ""
 
     def samples(self, branch: int) -> slice:
         """The samples of a branch that this rank computes."""
@@ -124,16 +126,27 @@ class Denoiser:
         if not self.boundary.first:
             incoming = self.boundary.expect(stage_boundary.shapes(state), state.streams[IMAGE])
             state = state.with_streams(**incoming.wait())
-        with routed(view.routes(family, branch, state.masks, self.kernel)):
+        with routed(self._routes_of(view, family, branch, state.masks)):
             state = family.run(state)
         if self.boundary.last:
             return family.head(state)
         self.boundary.send(state.streams)
         return self._empty().view(len(inputs[LATENT]), 0, extent.values)
 
+    def _routes_of(self, view: FullView, family: Family, branch: int, masks: Inputs) -> list[Route]:
+        """Where the attention of a branch goes. With all tokens in view it is the same in each call."""
+        if view is not self.full_view or self.boundary.axis.size > 1:  # each row of a pipeline has its own masks
+            return view.routes(family, branch, masks, self.kernel)
+        if branch not in self._routes:
+            self._routes[branch] = view.routes(family, branch, masks, self.kernel)
+        return self._routes[branch]
+
     def _family(self, branch: int, inputs: Inputs) -> Family:
         """The transformer for a branch, with its LoRAs."""
         self.experts.adapters = self.plan.adapters[branch]
+        name = self.experts.name(inputs[TIMESTEP])
+        if name != self._routed:  # routes hold modules, which may have to leave for the other transformer's
+            self._routes, self._routed = {}, name
         return self.experts.at(inputs[TIMESTEP])
 
     def _empty(self) -> Tensor:

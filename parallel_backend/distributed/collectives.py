@@ -191,12 +191,17 @@ def agree(value: int, axis: Axis) -> int:
 
 def all_true(value: bool, axis: Axis) -> bool:
     """Whether ``value`` is true on every rank of the axis. Communicates over the group's CPU backend."""
+    return bool(lowest(int(value), axis))
+
+
+def lowest(value: int, axis: Axis) -> int:
+    """Return the smallest ``value`` of the axis's ranks on every rank, over the group's CPU backend."""
     if axis.size == 1:
         return value
-    buffer = torch.tensor([int(value)])
+    buffer = torch.tensor([value])
     with PROGRESS.waiting():
         dist.all_reduce(buffer, dist.ReduceOp.MIN, group=axis.group)
-    return bool(buffer.item())
+    return int(buffer.item())
 
 
 def gather_numbers(numbers: Sequence[int], axis: Axis) -> list[tuple[int, ...]]:
@@ -251,9 +256,11 @@ def broadcast_tensors(
         axis: the ranks that take part.
         device: where the copies go.
     """
+    if not metas:
+        return {}
     if axis.size == 1:
         assert tensors is not None
-        return {name: tensor.to(device) for name, tensor in tensors.items()}
+        return {meta.name: tensors[meta.name].to(device) for meta in metas}
     buffer = torch.empty(sum(map(_aligned_size, metas)), dtype=torch.uint8, device=device)
     views = _views(buffer, metas)
     if axis.index == 0:

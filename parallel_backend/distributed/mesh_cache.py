@@ -25,6 +25,7 @@ class MeshCache:
         device: this rank's device. Its speed is measured for layouts that need it.
         timeout: deadline of each collective on the meshes.
         in_use: returns the meshes whose groups this rank's loaded models use.
+        on_free: called when a mesh is freed.
     """
 
     def __init__(
@@ -35,8 +36,9 @@ class MeshCache:
         *,
         timeout: timedelta,
         in_use: Callable[[], Collection[RankMesh]],
+        on_free: Callable[[], object] = bool,
     ) -> None:
-        self._device, self._in_use = device, in_use
+        self._device, self._in_use, self._on_free = device, in_use, on_free
         self._world = world(rank, world_size)
         self._groups = GroupPool(rank, world_size, device, timeout)
         self._measured_speeds: tuple[float, ...] = ()
@@ -82,5 +84,6 @@ class MeshCache:
             self._free(unused.pop(0))
 
     def _free(self, layout: ParallelLayout) -> None:
+        self._on_free()
         del self._by_layout[layout]
         self._groups.release(mesh.groups_of(layout))

@@ -13,7 +13,7 @@ from ..checkpoint.checkpoint import HIGH_NOISE
 from ..denoiser.denoiser import Denoiser
 from ..denoiser.experts import Experts, Load
 from ..denoiser.plan import DenoisingPlan, split_names
-from ..distributed.collectives import agree, broadcast_tensors, refused_alike
+from ..distributed.collectives import agree, refused_alike
 from ..distributed.mesh import RankMesh
 from ..distributed.mesh_cache import MeshCache
 from ..errors import InvalidRequest
@@ -31,16 +31,19 @@ from ..step_loop.sampling_context import SamplingContext
 from .agreements import Agreements, KernelKey
 from .automatic_layout import fit
 from .elsewhere import Elsewhere
+from .kept_tensors import KeptTensors
 from .request import ActiveRequest, Tensors, measured
+from .shared_tensors import share_changing, share_constant
 from .tensor_values import first_outside
 from .validation import check_forward, check_sample
 from .working_memory import forward_bytes
 
 
 class Denoising:
-    """One ``Forward`` or ``Sample`` request on this rank.
+    """A ``Forward`` or ``Sample`` request on this rank, and the ``Forward`` requests that repeat it.
 
     Args:
+        kept: tensors of earlier requests.
         elsewhere: the other machines; None if there are none.
         on_forward: called once for each forward of a transformer.
     """
@@ -51,21 +54,56 @@ class Denoising:
         components: ComponentCache,
         meshes: MeshCache,
         agreements: Agreements,
+        kept: KeptTensors,
         elsewhere: Elsewhere | None,
         on_forward: Callable[[], None],
     ) -> None:
         self.request, self.components, self.meshes, self.agreements = request, components, meshes, agreements
-        self.elsewhere, self.on_forward = elsewhere, on_forward
+        self.kept, self.elsewhere, self.on_forward = kept, elsewhere, on_forward
+        self._denoiser: Denoiser | None = None
+        self._constant: Tensors = {}
+        self._stays = False
 
     def forward(self) -> Tensors:
         """Run a ``Forward``: the prediction of each branch on rank 0, an empty dict on other ranks."""
         message, metas = self.request.message, self.request.metas
         assert isinstance(message, Forward)
-        prepared = self._prepare(check_forward(message, metas, self.components.checkpoint, self.agreements.world.size))
-        if prepared is None:
+        self._prepare(check_forward(message, metas, self.components.checkpoint, self.agreements.world.size))
+        return self._predictions()
+
+    def fits(self, request: ActiveRequest[Forward]) -> bool:
+        """Whether a request that repeats this one needs no other checks than those of ``repeat``, by its timesteps."""
+        return self._denoiser is None or not self._denoiser.experts.needs_both(request.tensors or {})
+
+    def repeat(self, request: ActiveRequest[Forward]) -> Tensors:
+        """Run a ``Forward`` that differs in latent and timestep alone. Its tensors are finite."""
+        self.request = request
+        for meta in request.metas:
+            if meta.name in self._constant:  # others may have taken its place since
+                self.kept.add(meta.digest, self._constant[meta.name])
+        return self._predictions()
+
+    def keep(self) -> None:
+        """Stay as it is at the end of its ``with`` block, until ``release``."""
+        self._stays = True
+
+    def release(self) -> None:
+        """Refer to no weights, mesh and tensors any more."""
+        self._denoiser, self._constant = None, {}
+
+    def __enter__(self) -> "Denoising":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if not self._stays:
+            self.release()
+
+    def _predictions(self) -> Tensors:
+        message, denoiser = self.request.message, self._denoiser
+        assert isinstance(message, Forward)
+        if denoiser is None:
             return {}
-        denoiser, shared = prepared
-        branches, _ = split_names(shared, message.branches)
+        branches, _ = split_names(self._shared(denoiser.mesh), message.branches)
         local = {
             i: {name: tensor[denoiser.samples(i)] for name, tensor in branches[i].items()} for i in denoiser.branches
         }
@@ -81,11 +119,11 @@ class Denoising:
         """Run a ``Sample``: the last latent on rank 0, an empty dict on other ranks."""
         message, metas = self.request.message, self.request.metas
         assert isinstance(message, Sample)
-        prepared = self._prepare(check_sample(message, metas, self.components.checkpoint, self.agreements.world.size))
-        if prepared is None:
+        self._prepare(check_sample(message, metas, self.components.checkpoint, self.agreements.world.size))
+        denoiser = self._denoiser
+        if denoiser is None:
             return {}
-        denoiser, shared = prepared
-        setting = SamplingContext(denoiser, message, shared)
+        setting = SamplingContext(denoiser, message, self._shared(denoiser.mesh))
         if message.measure:
             setting.load()
         loop_class = PipeFusion if denoiser.plan.layout.pipe > 1 else SampleLoop
@@ -100,8 +138,8 @@ class Denoising:
                 results = {name: tensor.cpu() for name, tensor in loop.run().items()}
         return results | (measurement.of_all_ranks() if measurement else {})
 
-    def _prepare(self, plan: DenoisingPlan) -> tuple[Denoiser, Tensors] | None:
-        """Share the request's tensors and build the denoiser; None on ranks that the layout does not use.
+    def _prepare(self, plan: DenoisingPlan) -> None:
+        """Build the denoiser and share the tensors that have digests; not on ranks that the layout does not use.
 
         The steps below are collective. All ranks of the mesh run them in this order:
 
@@ -111,7 +149,7 @@ class Denoising:
         4. agree which ranks hold their part of sharded weights
         5. agree that the tensors can be used
         6. agree that weights and tensors fit on every device
-        7. broadcast rank 0's tensors
+        7. broadcast the tensors that a rank lacks; those without a digest follow
 
         Every error of the request is refused before step 7, on all ranks alike, so no rank waits for another. Checks
         that need no other rank (the components' files) come first. Weights load afterwards, when the denoiser first
@@ -124,15 +162,21 @@ class Denoising:
             plan = fit(plan, self.components, message.model, self.agreements, adapt=message.adapt)
         mesh = self.meshes.get(plan.layout.cut)
         if mesh is None:
-            return None
+            return
         kernel = self._kernel(plan, mesh)
         self.components.transformers.agree(mesh)
         plans: dict[str, PlannedTransformer] = {}
         experts = Experts(self.components.checkpoint, self._loader(mesh, plans), plan.adapters[0])
         self._check_tensors(mesh, experts)
         plans |= self._plan_loads(mesh, plan)
-        shared = broadcast_tensors(self.request.metas, self.request.tensors, mesh.all_ranks, self.components.device)
-        return Denoiser(experts, mesh, plan, kernel, self.on_forward), shared
+        request, device = self.request, self.components.device
+        self._constant = share_constant(request.metas, request.tensors, self.kept, mesh.all_ranks, device)
+        self._denoiser = Denoiser(experts, mesh, plan, kernel, self.on_forward)
+
+    def _shared(self, mesh: RankMesh) -> Tensors:
+        """Return all tensors of the request."""
+        request, device = self.request, self.components.device
+        return share_changing(request.metas, request.tensors, self._constant, mesh.all_ranks, device)
 
     def _check_tensors(self, mesh: RankMesh, experts: Experts) -> None:
         """Refuse tensors that cannot be used, on all ranks alike."""

@@ -1,6 +1,6 @@
 """What a rank does with each kind of request. No sockets."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 from datetime import timedelta
 
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..checkpoint.opening import open_checkpoint
 from ..distributed import bfloat16
+from ..distributed.collectives import lowest
 from ..distributed.device_memory import ran_out
 from ..distributed.mesh import RankMesh
 from ..distributed.mesh_cache import MeshCache
@@ -30,12 +31,18 @@ from .autoencoding import Autoencoding
 from .counting import counted
 from .denoising import Denoising
 from .elsewhere import Elsewhere
+from .kept_tensors import KeptTensors
 from .request import ActiveRequest, Tensors
+from .runs import Runs, run_key
+from .shared_tensors import complete
 from .validation import read_shapes
 from .working_memory import text_bytes
 
 _Key = tuple[str, str, DType]
 """Path, stamp and dtype of a ``ModelSpec``."""
+
+_NOT_FINITE, _ANEW, _REPEATS = range(3)
+"""What a rank says of a request: the smallest number of all ranks holds."""
 
 
 class Engine:
@@ -62,7 +69,11 @@ class Engine:
         self._models: dict[_Key, ComponentCache] = {}
         self._memory = DeviceMemory(device, self._parts, world_size)
         self._agreements = Agreements(world=world(rank, world_size))
-        self._meshes = MeshCache(rank, world_size, device, timeout=timeout, in_use=self._meshes_in_use)
+        self._kept, self._runs = KeptTensors(), Runs()
+        self._memory.forget_runs, self._memory.forget_tensors = self._runs.clear, self._forget_tensors
+        self._meshes = MeshCache(
+            rank, world_size, device, timeout=timeout, in_use=self._meshes_in_use, on_free=self._runs.clear
+        )
 
     def handle(
         self,
@@ -78,7 +89,7 @@ class Engine:
         Args:
             message: the same on every rank.
             metas: names, dtypes and shapes of the request's tensors, on every rank.
-            tensors: the tensors, on rank 0 only.
+            tensors: the tensors, on rank 0 only. It leaves out those of ``kept_names``, and those that equal others.
             report: takes progress. Called on rank 0 only.
             cancelled: whether the client cancelled, read on rank 0 only. The ranks agree on it before each
                 denoiser call.
@@ -95,7 +106,11 @@ class Engine:
         try:
             if self.elsewhere:
                 message = self.elsewhere.localised(message)
-            request = ActiveRequest(message=message, metas=metas, tensors=tensors, report=report, cancelled=cancelled)
+            whole = None if tensors is None else complete(metas, tensors, self._kept)
+            request = ActiveRequest(
+                message=message, metas=metas, tensors=whole, received=tuple(tensors or ()), report=report,
+                cancelled=cancelled,
+            )  # fmt: skip
             with torch.inference_mode():
                 return _HANDLERS[type(message)](self, request)
         except RuntimeError as error:
@@ -114,15 +129,48 @@ class Engine:
         memory = torch.cuda.memory_reserved(self.device) if self.device.type == "cuda" else 0
         return models, memory, self.steps
 
+    def kept_names(self, message: RankRequest, metas: tuple[TensorMeta, ...]) -> tuple[str, ...]:
+        """Return the names of a request's tensors that this rank has. Other ranks may lack some of them."""
+        return self._kept.names(metas) if isinstance(message, Forward | Sample) else ()
+
     def _forward(self, request: ActiveRequest[Forward]) -> Tensors:
-        return self._denoising(request).forward()
+        key = run_key(request.message, request.metas)
+        run = self._repeated(key, request) if key else None
+        if run is not None:
+            return run.repeat(request)
+        with self._denoising(request) as first:
+            results = first.forward()
+            if key:
+                self._runs.put(key, first)
+        return results
+
+    def _repeated(self, key: Hashable, request: ActiveRequest[Forward]) -> Denoising | None:
+        """Return the run that a request repeats, if all ranks have it. Collective over the world.
+
+        Raises:
+            InvalidRequest: a tensor holds NaN or infinity.
+        """
+        run, bad = self._runs.get(key), request.first_not_finite()
+        can = run is not None and run.fits(request)
+        agreed = lowest(_NOT_FINITE if bad >= 0 and can else _REPEATS if can else _ANEW, self._agreements.world)
+        if agreed == _NOT_FINITE:
+            raise request.not_finite(max(0, bad))
+        return run if agreed == _REPEATS else None
+
+    def _forget_tensors(self) -> bool:
+        """Forget runs and kept tensors. Return whether any tensor was kept."""
+        self._runs.clear()
+        return self._kept.clear()
 
     def _sample(self, request: ActiveRequest[Sample]) -> Tensors:
-        return self._denoising(request).sample()
+        with self._denoising(request) as denoising:
+            return denoising.sample()
 
     def _denoising(self, request: ActiveRequest[Forward] | ActiveRequest[Sample]) -> Denoising:
         components = self._components(request.message.model)
-        return Denoising(request, components, self._meshes, self._agreements, self.elsewhere, self._count_forward)
+        return Denoising(
+            request, components, self._meshes, self._agreements, self._kept, self.elsewhere, self._count_forward
+        )
 
     def _encode_text(self, request: ActiveRequest[EncodeText]) -> Tensors:
         if request.tensors is None:
@@ -157,6 +205,7 @@ class Engine:
 
     def _unload(self, request: ActiveRequest[Unload]) -> Tensors:
         if not request.message.only_cache:
+            self._runs.clear()
             self._models.pop(_key(request.message.model), None)
             self._agreements.forget_layouts(request.message.model.identity)
             if self.elsewhere:
@@ -191,6 +240,7 @@ class Engine:
     def _forget_replaced(self, model: ModelSpec) -> None:
         """Free what was loaded from older files under the same path."""
         for key in [key for key in self._models if key[0] == model.path and key[1] != model.stamp]:
+            self._runs.clear()
             del self._models[key]
             free(self.device)
 

@@ -1,6 +1,6 @@
 """A request while a rank carries it out."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -26,11 +26,17 @@ M = TypeVar("M", bound=RankRequest)
 
 @dataclass(frozen=True, kw_only=True)
 class ActiveRequest(Generic[M]):
-    """The arguments of ``Engine.handle``."""
+    """The arguments of ``Engine.handle``.
+
+    Attributes:
+        tensors: all of the request's, on rank 0; None on other ranks.
+        received: names of the tensors that came with this request.
+    """
 
     message: M
     metas: tuple[TensorMeta, ...]
     tensors: Mapping[str, Tensor] | None
+    received: Collection[str]
     report: Report
     cancelled: Callable[[], bool]
 
@@ -55,9 +61,19 @@ class ActiveRequest(Generic[M]):
         Raises:
             InvalidRequest: a tensor holds NaN or infinity. The message names the first.
         """
-        index = agree(first_not_finite(self.tensors or {}), axis)
+        index = agree(self.first_not_finite(), axis)
         if index >= 0:
-            raise InvalidRequest(f"{self.metas[index].name} holds NaN or infinity: check the node that made it")
+            raise self.not_finite(index)
+
+    def first_not_finite(self) -> int:
+        """Return the place of the first received tensor that holds NaN or infinity; -1 if none does."""
+        tensors = self.tensors or {}
+        bad = first_not_finite({name: tensors[name] for name in self.received})
+        return -1 if bad < 0 else [meta.name for meta in self.metas].index(list(self.received)[bad])
+
+    def not_finite(self, place: int) -> InvalidRequest:
+        """Return the refusal of the tensor at this place."""
+        return InvalidRequest(f"{self.metas[place].name} holds NaN or infinity: check the node that made it")
 
 
 def measured(message: MeasuredRequest, axis: Axis, device: torch.device) -> AbstractContextManager[Measurement | None]:

@@ -57,6 +57,8 @@ class Parts:
 
     def drop(self, name: str) -> None:
         """Free a component; its next use loads it again."""
+        if name in self._parts:
+            self.memory.forget_runs()
         self._parts.pop(name, None)
         self._changes.pop(name, None)  # it holds the component
 
@@ -126,10 +128,16 @@ class DeviceMemory:
     Args:
         models: returns all models of this rank, in the order of eviction.
         ranks: number of all ranks.
+
+    Attributes:
+        forget_runs: frees what requests that repeat go on with, since it refers to components.
+        forget_tensors: does the same, and frees tensors of earlier requests; returns whether there were any.
     """
 
     def __init__(self, device: torch.device, models: Callable[[], Iterable[Parts]], ranks: int = 1) -> None:
         self.device, self._models, self.ranks = device, models, ranks
+        self.forget_runs: Callable[[], object] = bool
+        self.forget_tensors: Callable[[], bool] = bool
 
     @property
     def room(self) -> Room:
@@ -163,9 +171,13 @@ class DeviceMemory:
     def free_next(self, wanted: Parts, keep: Collection[str] = ()) -> bool:
         """Free what is next in the order; return false if nothing is left to free.
 
-        What costs least to get back goes first: factors of LoRAs that no request uses, text encoders, VAEs,
-        transformers of other models, other transformers of the same model.
+        What costs least to get back goes first: tensors of earlier requests, factors of LoRAs that no request uses,
+        text encoders, VAEs, transformers of other models, other transformers of the same model.
         """
+        if self.forget_tensors():
+            log.warning("the device is full: freeing tensors of earlier requests")
+            free(self.device)
+            return True
         freed = [model.name for model in self._all() if model.forget_idle()]
         if freed:
             log.warning("the device is full: freeing LoRAs of %s that are not in use", " and ".join(freed))

@@ -25,13 +25,14 @@ from .deadlines import READABLE, Deadline, send_all, wait_for
 from .fingerprint import fingerprint
 from .messages import MESSAGES
 
-VERSION = 2
+VERSION = 3
 MAGIC = b"PDiT"
 PREFIX = struct.Struct("!4sHI")
 MAX_HEADER = 1 << 17
 MAX_TENSORS = 256
 MAX_DIMS = 8
 MAX_NAME = 200
+MAX_DIGEST = 64
 MAX_PAYLOAD = 1 << 38
 ITEM_SIZES: dict[str, int] = {
     "float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4, "uint8": 1, "bool": 1,
@@ -42,13 +43,19 @@ ITEM_SIZES: dict[str, int] = {
 class TensorMeta:
     """Name, dtype and shape of a tensor that follows a header.
 
+    Attributes:
+        digest: a hash of its values, by which ranks that have it say so; "" if it is always sent.
+        same: the name of an earlier tensor of the message that it equals; it is not sent. "" if there is none.
+
     Raises:
-        InvalidRequest: the name, the dtype or the shape is not supported.
+        InvalidRequest: the name, the dtype, the shape or the digest is not supported.
     """
 
     name: str
     dtype: str
     shape: tuple[int, ...]
+    digest: str = ""
+    same: str = ""
 
     def __post_init__(self) -> None:
         if not 0 < len(self.name) <= MAX_NAME or not self.name.isprintable():
@@ -59,6 +66,9 @@ class TensorMeta:
             raise InvalidRequest(
                 f"tensor {self.name!r}: shape {self.shape} must have at most {MAX_DIMS} sizes from 0 to {MAX_PAYLOAD}"
             )
+
+        if len(self.digest) > MAX_DIGEST or not self.digest.isascii():
+            raise InvalidRequest(f"tensor {self.name!r}: a digest must have at most {MAX_DIGEST} ASCII characters")
 
     @property
     def nbytes(self) -> int:
@@ -114,15 +124,23 @@ def pack(frame: Frame) -> bytes:
 
 
 def check_names(tensors: tuple[TensorMeta, ...]) -> None:
-    """Refuse two tensors with one name: a receiver would keep only one.
+    """Refuse two tensors with one name, of which a receiver would keep one, and tensors that equal no earlier one.
 
     Raises:
-        InvalidRequest: two have the same name. The message says which.
+        InvalidRequest: the message names the tensor.
     """
-    names = [meta.name for meta in tensors]
-    twice = next((name for name in names if names.count(name) > 1), None) if len(set(names)) < len(names) else None
-    if twice is not None:
-        raise InvalidRequest(f"two tensors have the name {twice!r}: each needs a name of its own")
+    sent: dict[str, TensorMeta] = {}
+    names = set[str]()
+    for meta in tensors:
+        if meta.name in names:
+            raise InvalidRequest(f"two tensors have the name {meta.name!r}: each needs a name of its own")
+        names.add(meta.name)
+        if not meta.same:
+            sent[meta.name] = meta
+            continue
+        other = sent.get(meta.same)
+        if other is None or (other.shape, other.dtype) != (meta.shape, meta.dtype):
+            raise InvalidRequest(f"tensor {meta.name!r} cannot equal {meta.same!r}: name an earlier one of its shape")
 
 
 def unpack(header: bytes) -> Frame:

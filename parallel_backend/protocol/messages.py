@@ -14,6 +14,8 @@ from .status import Status, StatusQuery
 
 KEPT = "kept."
 """Prefix of the tensors of a progress that another request goes on with."""
+CHANGING = ("hidden_states", "timestep")
+"""The arguments of a branch that differ in each step: the latent and its time."""
 HISTORY = "history."
 """Prefix of the tensors that a sampler remembers."""
 
@@ -30,6 +32,8 @@ MAX_ID = 64
 @dataclass(frozen=True, kw_only=True)
 class RankRequest:
     """Base class of the requests that the ranks run.
+
+    A tensor of a ``Forward`` or a ``Sample`` may have a digest, and may equal an earlier one (``TensorMeta``).
 
     Raises:
         InvalidRequest: the id is empty, too long or not printable.
@@ -224,10 +228,12 @@ class Stop:
 class Continue:
     """To a client: rank 0 has the connection, and is ready to receive the bytes of the request's tensors.
 
-    If ``missing`` lists ids, rank 0 first needs ``Files`` with these files.
+    If ``missing`` lists ids, rank 0 first needs ``Files`` with these files. ``kept`` lists the tensors that the ranks
+    have from an earlier request, by their digests. The client leaves them out.
     """
 
     missing: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

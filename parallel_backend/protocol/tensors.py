@@ -1,7 +1,7 @@
 """Transfer the tensors of a frame: raw bytes directly between a socket and preallocated memory."""
 
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -43,6 +43,11 @@ def send(
     send_tensors(sock, tensors, deadline=deadline)
 
 
+def is_sent(meta: TensorMeta, kept: Collection[str]) -> bool:
+    """Whether the bytes of a request's tensor follow, if the ranks keep the tensors of the names ``kept``."""
+    return not meta.same and meta.name not in kept
+
+
 def send_tensors(
     sock: socket.socket,
     tensors: Mapping[str, Tensor],
@@ -58,17 +63,17 @@ def send_tensors(
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER)
     for tensor in tensors.values():
         if tensor.numel():
-            send_all(sock, _bytes_of(tensor.detach().cpu().contiguous()), deadline=deadline, poll=poll)
+            send_all(sock, bytes_of(tensor.detach().cpu().contiguous()), deadline=deadline, poll=poll)
 
 
 def recv_tensors(
     sock: socket.socket,
-    metas: tuple[TensorMeta, ...],
+    metas: Sequence[TensorMeta],
     *,
     deadline: Deadline,
     poll: Callable[[], None] | None = None,
 ) -> dict[str, Tensor]:
-    """Receive the tensors of a header, each into a preallocated CPU tensor.
+    """Receive the tensors of a header that are sent, each into a preallocated CPU tensor.
 
     Raises:
         DeadlineExceeded: nothing arrived within the deadline, which starts over with each chunk.
@@ -79,7 +84,7 @@ def recv_tensors(
     for meta in metas:
         tensor = _empty(meta)
         if tensor.numel():
-            recv_into(sock, _bytes_of(tensor), deadline=deadline, poll=poll)
+            recv_into(sock, bytes_of(tensor), deadline=deadline, poll=poll)
         received[meta.name] = tensor
     return received
 
@@ -91,7 +96,8 @@ def _empty(meta: TensorMeta) -> Tensor:
         raise InvalidRequest(f"tensor {meta.name!r} of {meta.nbytes} bytes does not fit into memory") from error
 
 
-def _bytes_of(tensor: Tensor) -> memoryview:
+def bytes_of(tensor: Tensor) -> memoryview:
+    """The memory of a contiguous tensor on the CPU."""
     flat: Any = tensor.reshape(-1).view(torch.uint8).numpy()
     return memoryview(flat)
 

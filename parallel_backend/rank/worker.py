@@ -185,7 +185,7 @@ class _Reporter:
 
 
 def _receive_tensors(request: ReceivedRequest, engine: "Engine") -> "dict[str, Tensor]":
-    from ..protocol.tensors import recv_tensors, send
+    from ..protocol.tensors import is_sent, recv_tensors, send
 
     def poll() -> None:
         if request.cancelled.is_set():
@@ -195,10 +195,12 @@ def _receive_tensors(request: ReceivedRequest, engine: "Engine") -> "dict[str, T
     deadline = deadlines.Deadline(CLIENT_TIMEOUT, "receiving a request's tensors")
     elsewhere = engine.elsewhere
     missing = elsewhere.missing(request.frame.message) if elsewhere else ()
-    send(request.connection, Continue(missing=missing), deadline=deadline)
+    kept = engine.kept_names(request.frame.message, request.frame.tensors)
+    send(request.connection, Continue(missing=missing, kept=kept), deadline=deadline)
     if elsewhere and missing:
         elsewhere.receive(request.connection, missing, deadline=deadline, poll=poll)
-    return recv_tensors(request.connection, request.frame.tensors, deadline=deadline, poll=poll)
+    sent = [meta for meta in request.frame.tensors if is_sent(meta, kept)]
+    return recv_tensors(request.connection, sent, deadline=deadline, poll=poll)
 
 
 def _not_received(request: ReceivedRequest, error: BackendError | ConnectionError) -> rank_control.Finished:

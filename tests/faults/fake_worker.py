@@ -67,6 +67,9 @@ class FakeEngine:
     def snapshot(self) -> tuple[tuple[LoadedModel, ...], int, int]:
         return (), 0, self.steps
 
+    def kept_names(self, message: object, metas: object) -> tuple[str, ...]:
+        return ()
+
     def handle(
         self,
         message: Sample | Trial | Unload,

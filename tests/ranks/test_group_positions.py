@@ -62,6 +62,7 @@ def on_ring(rank, layout, message, given):
         message=message,
         metas=describe(tensors),
         tensors=None if ring.index else tensors,
+        received=() if ring.index else tuple(tensors),
         report=lambda *_: None,
         cancelled=lambda: False,
     )
