@@ -1,0 +1,170 @@
+"""Host time: what this process does for a layer and a step beside the model itself, while a GPU could compute.
+
+Each call computes next to nothing: published numbers of layers, few tokens, narrow layers. torch's fake process group
+stands for the other ranks, and takes the path of NCCL. So the difference to the plain model is what our code costs.
+"""
+
+import argparse
+import contextlib
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from parallel_backend.attention.kernels import KERNELS
+from parallel_backend.attention.routing import routed
+from parallel_backend.client.constant_tensors import ConstantTensors
+from parallel_backend.denoiser.attention_chain import LocalAttention
+from parallel_backend.engine.engine import Engine
+from parallel_backend.errors import InvalidRequest
+from parallel_backend.families.registry import family_of
+from parallel_backend.layout.parallel_layout import ParallelLayout
+from parallel_backend.protocol.messages import Forward
+from parallel_backend.protocol.model_spec import Devices, ModelSpec
+from parallel_backend.verify.examples import branches, write_checkpoint
+
+from .ranks.cases import MODELS, Case
+from .results import print_results
+
+WIDTHS: dict[str, dict[str, Any]] = {
+    "flux": {"num_layers": 19, "num_single_layers": 38, "num_attention_heads": 8, "attention_head_dim": 8,
+             "axes_dims_rope": (4, 2, 2)},
+    "wan": {"num_layers": 40, "num_attention_heads": 8, "attention_head_dim": 8, "ffn_dim": 64},
+}  # fmt: skip
+"""Published numbers of layers; eight heads, so that eight ranks have one each."""
+LAYOUTS = ("ulysses=2", "ulysses=4", "ulysses=8", "ring=2", "ring=4", "ring=8")
+TOKENS, TEXT_TOKENS = 16, 8
+ROUNDS = 15
+ROUTED = "one rank, routed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostTime:
+    """Seconds of one family's calls.
+
+    Attributes:
+        layers: number of attention layers.
+        plain: diffusers' own forward, beside each of ``calls``.
+        calls: the same in a layout, on rank 0: its blocks alone.
+        steps: a whole request that repeats an earlier one, without the connection.
+    """
+
+    family: str
+    layers: int
+    plain: dict[str, float]
+    calls: dict[str, float]
+    steps: dict[str, float]
+
+    @property
+    def failed(self) -> bool:
+        """Nothing is a failure."""
+        return False
+
+    def describe(self) -> str:
+        """Format the results as a table."""
+        lines = [f"{self.family}, {self.layers} layers: us a layer over plain | x of plain | ms a step over its call"]
+        for name, call in self.calls.items():
+            plain, step = self.plain[name], self.steps.get(name)
+            beside = "" if step is None else f"{1e3 * (step - call):8.2f}"
+            lines.append(f"{name:>18} {1e6 * (call - plain) / self.layers:8.1f} {call / plain:8.2f} {beside}")
+        return "\n".join(lines)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    parser.add_argument("--family", action="append", choices=tuple(WIDTHS), help="repeatable (default: all)")
+    parser.add_argument("--layout", action="append", metavar="LAYOUT", help=f"repeatable (default: {LAYOUTS})")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="calls of which the median counts (%(default)s)")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure what the options ask for; return the exit status."""
+    layouts = [ParallelLayout.parse(text) for text in options.layout or LAYOUTS]
+    if options.rounds < 1:
+        raise InvalidRequest(f"--rounds {options.rounds}: at least one is needed")
+    measured = (measure(family, layouts, options.rounds) for family in options.family or WIDTHS)
+    return print_results(measured, as_json=options.json)
+
+
+def measure(family: str, layouts: Sequence[ParallelLayout], rounds: int) -> HostTime:
+    """Measure one family in each layout."""
+    import diffusers
+
+    model = MODELS[family]
+    torch.manual_seed(0)
+    module = getattr(diffusers, model.class_name)(**{**model.config, **WIDTHS[family]}).eval()
+    inputs = Case(family=family, tokens=TOKENS, text_tokens=TEXT_TOKENS, branches=1).inputs()
+    adapter = family_of(model.class_name)(module)
+    layers = len(adapter.attentions)
+    forward = partial(_forward, adapter, inputs)
+    plain, calls, steps = dict[str, float](), dict[str, float](), dict[str, float]()
+    plain[ROUTED], calls[ROUTED] = _paired(forward, partial(_routed_forward, adapter, inputs), rounds)
+    with tempfile.TemporaryDirectory(prefix="bench-host-") as folder:
+        path = write_checkpoint(Path(folder) / "model", module)
+        for layout in layouts:
+            with _ranks(path, layout, inputs) as (step, call):
+                plain[str(layout)], calls[str(layout)] = _paired(forward, call, rounds)
+                _, steps[str(layout)] = _paired(forward, step, rounds)
+    return HostTime(family=family, layers=layers, plain=plain, calls=calls, steps=steps)
+
+
+@torch.inference_mode()
+def _forward(adapter: Any, inputs: dict[str, torch.Tensor]) -> None:
+    adapter.head(adapter.run(adapter.embed(inputs)))
+
+
+def _routed_forward(adapter: Any, inputs: dict[str, torch.Tensor]) -> None:
+    attend = LocalAttention(KERNELS["sdpa"], None)
+    with routed([(site.module, attend, site.each_sample) for site in adapter.attentions]):
+        _forward(adapter, inputs)
+
+
+@contextlib.contextmanager
+def _ranks(
+    path: Path, layout: ParallelLayout, inputs: dict[str, torch.Tensor]
+) -> Iterator[tuple[Callable[[], object], Callable[[], object]]]:
+    """Be rank 0 of a layout. Yields a whole step, and its blocks alone."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=layout.ranks)
+    try:
+        engine = Engine(rank=0, world_size=layout.ranks, device=torch.device("cpu"))
+        devices = Devices(kind="cpu", indices=tuple(range(layout.ranks)))
+        message = Forward(model=ModelSpec(path=str(path), devices=devices, dtype="float32", layout=layout), branches=1)
+        tensors = branches([inputs])
+        metas = ConstantTensors().describe(message, tensors)
+        step = partial(engine.handle, message, metas, tensors, report=_ignore, cancelled=bool)
+        step()
+        (run_of_steps,) = engine._runs._runs.values()
+        denoiser = run_of_steps._denoiser
+        assert denoiser is not None
+        yield step, torch.inference_mode()(partial(denoiser.shards, {0: inputs}))
+    finally:
+        dist.destroy_process_group()
+
+
+def _ignore(*_: object) -> None:
+    """Nobody reads the progress."""
+
+
+def _paired(plain: Callable[[], object], ours: Callable[[], object], rounds: int) -> tuple[float, float]:
+    """Return the medians of calls in turns, after two of each that are not timed."""
+    seconds: list[tuple[float, float]] = []
+    for turn in range(2 + rounds):
+        pair = _seconds(plain), _seconds(ours)
+        seconds += [pair] if turn > 1 else []
+    one, other = zip(*seconds, strict=True)
+    return statistics.median(one), statistics.median(other)
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
