@@ -71,8 +71,8 @@ class Exchange:
         timeouts: of the phases.
         message: the request.
         tensors: its tensors.
-        files: paths of files that exist only in this process's memory, by the ids that the request uses. interrupted:
-        see ``Client.call``.
+        files: paths of files that exist only in this process's memory, by the ids that the request uses.
+        interrupted: see ``Client.call``.
         on_progress: see ``Client.call``.
     """
 
