@@ -66,8 +66,8 @@ class Ledger:
         seed: repeats its prompts and faults.
         prompts: number of prompts by outcome.
         faults: number of faults by name.
-        recoveries: seconds from a fault to the next finished step, by fault, without ready spare ranks. with_spares:
-        the same with ready spare ranks.
+        recoveries: seconds from a fault to the next finished step, by fault, without ready spare ranks.
+        with_spares: the same with ready spare ranks.
         bad: what was wrong or lost, with the error.
         start: footprint after the first prompt.
         end: footprint after the last prompt.

@@ -73,8 +73,8 @@ class Exchange:
         message: the request.
         tensors: its tensors.
         metas: their metadata.
-        files: paths of files that exist only in this process's memory, by the ids that the request uses. interrupted:
-        see ``Client.call``.
+        files: paths of files that exist only in this process's memory, by the ids that the request uses.
+        interrupted: see ``Client.call``.
         on_progress: see ``Client.call``.
     """
 

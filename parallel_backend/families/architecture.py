@@ -98,8 +98,8 @@ class Architecture:
         published: returns the published name for a name that ComfyUI saves.
         in_diffusers: returns diffusers' names by the published ones, without weights that the class does not use; None
             if only ``convert`` knows them.
-        convert: the converter of original names; None if they are diffusers', or ``in_diffusers`` is enough. unused:
-        names that neither this class nor ComfyUI's uses.
+        convert: the converter of original names; None if they are diffusers', or ``in_diffusers`` is enough.
+        unused: names that neither this class nor ComfyUI's uses.
         one_first: the number of dims of weights whose first dim is 1, by name without numbers of blocks. GGUF files
             that llama.cpp has written lack that dim.
         expected: returns the allowed values of the settings that ComfyUI reads from the metadata, by setting. ComfyUI

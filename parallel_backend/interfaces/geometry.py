@@ -27,19 +27,27 @@ class AttentionKind:
     """A kind of attention layer: which streams attend to one another, and with how many heads.
 
     The byte formulas of Ulysses, ring and displaced patch add up what each kind sends. Tensor parallelism refuses more
-    ranks than ``heads``, and the balance of pipeline stages counts the work of attention.
+    ranks than ``groups``, and the balance of pipeline stages counts the work of attention.
 
     Attributes:
         streams: names of the streams, in the order in which the module concatenates them.
-        heads: number of attention heads.
+        heads: number of attention heads, which is that of query heads.
         head_dim: features of one head.
         count: number of such layers in the model.
+        key_heads: number of key heads, a divisor of ``heads``, if query heads share them; None if each has its own. The
+            module repeats keys and values before it calls attention, so the strategies that send them count ``heads``.
     """
 
     streams: tuple[str, ...]
     heads: int
     head_dim: int
     count: int
+    key_heads: int | None = None
+
+    @property
+    def groups(self) -> int:
+        """Number of parts that tensor parallelism does not cut further: a key head with its query heads."""
+        return self.heads if self.key_heads is None else self.key_heads
 
 
 @dataclass(frozen=True, kw_only=True)

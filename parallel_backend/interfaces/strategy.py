@@ -47,8 +47,13 @@ class Workload:
         return zip(self.geometry.sites, counts, strict=True)
 
     def heads(self, layout: ParallelLayout, site: AttentionKind, place: Mapping[str, int]) -> tuple[int, int]:
-        """Return the number of heads that the ranks at ``place`` have outside and inside Ulysses' attention."""
-        outside = Partition.even(site.heads, layout.tensor).sizes[place["tensor"]]
+        """Return the number of heads that the ranks at ``place`` have outside and inside Ulysses' attention.
+
+        Tensor parallelism cuts whole groups of query heads. Ulysses cuts single heads: it gets keys and
+        values that the module has repeated.
+        """
+        groups = Partition.even(site.groups, layout.tensor).sizes[place["tensor"]]
+        outside = groups * (site.heads // site.groups)
         return outside, Partition.even(outside, layout.ulysses).sizes[place["ulysses"]]
 
     def tokens_by_rank(self, layout: ParallelLayout, extent: Extent, stream: str) -> tuple[int, ...]:

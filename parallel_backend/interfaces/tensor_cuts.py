@@ -2,8 +2,8 @@
 
 Linear layers are column- or row-parallel as in Megatron-LM (https://arxiv.org/abs/1909.08053). Families fuse
 layers, such as q, k, v and the feed-forward into one. The features of a fused layer are listed as segments, and each
-segment is cut by itself, in whole units: heads, or single features. The number of units need not be divisible by the
-number of ranks.
+segment is cut by itself, in whole units: heads, groups of heads, or single features. The number of units need not be
+divisible by the number of ranks.
 """
 
 from collections.abc import Iterator, Mapping
@@ -78,21 +78,29 @@ Cuts = Mapping[str, Cut]
 """By module name inside the transformer. ``*`` matches any layer number; the empty name is the transformer itself."""
 
 
-def attention_cuts(prefix: str, heads: int, head_dim: int, *, text: bool = False, out: bool = True) -> dict[str, Cut]:
+def attention_cuts(
+    prefix: str, heads: int, head_dim: int, *, key_heads: int | None = None, text: bool = False, out: bool = True
+) -> dict[str, Cut]:
     """Return the cuts of an attention module with diffusers' usual layer names.
 
     Args:
         prefix: name of the attention module.
         heads: number of heads.
         head_dim: features of one head.
+        key_heads: as in ``AttentionKind``. A unit is then a key head with the query heads that share it.
         text: whether it has separate projections for text.
         out: whether it has an output projection.
     """
-    segments = ((heads, head_dim),)
-    names = ["to_q", "to_k", "to_v"] + (["add_q_proj", "add_k_proj", "add_v_proj"] if text else [])
-    cuts: dict[str, Cut] = {f"{prefix}.{name}": ColumnParallel(segments) for name in names}
-    cuts |= {f"{prefix}.to_out.0": RowParallel(segments)} if out else {}
-    return cuts | {prefix: HeadCounts({"heads": (heads, 1)})}
+    groups = heads if key_heads is None else key_heads
+    shared_by = heads // groups
+    queries, keys = ((groups, shared_by * head_dim),), ((groups, head_dim),)
+    cuts: dict[str, Cut] = {f"{prefix}.to_q": ColumnParallel(queries)}
+    cuts |= {f"{prefix}.{name}": ColumnParallel(keys) for name in ("to_k", "to_v")}
+    if text:
+        cuts |= {f"{prefix}.add_q_proj": ColumnParallel(queries)}
+        cuts |= {f"{prefix}.{name}": ColumnParallel(keys) for name in ("add_k_proj", "add_v_proj")}
+    cuts |= {f"{prefix}.to_out.0": RowParallel(queries)} if out else {}
+    return cuts | {prefix: HeadCounts({"heads": (groups, shared_by)})}
 
 
 def local_ranges(segments: tuple[Segment, ...], degree: int, index: int) -> Iterator[slice]:

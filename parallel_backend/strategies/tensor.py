@@ -1,8 +1,8 @@
 """Tensor parallelism (Megatron-LM, https://arxiv.org/abs/1909.08053).
 
-Attention is cut by heads, the feed-forward by hidden features. The ranks' partial outputs of a layer are summed; a norm
-over all heads sums its squares. The numbers of heads and features need not be divisible by the number of
-ranks, but every rank needs at least one of each. Exact.
+Attention is cut by heads, the feed-forward by hidden features. Query heads that share a key head stay together. The
+ranks' partial outputs of a layer are summed; a norm over all heads sums its squares. The numbers of heads and features
+need not be divisible by the number of ranks, but every rank needs at least one of each. Exact.
 """
 
 from collections.abc import Iterator
@@ -41,15 +41,17 @@ class TensorParallel:
     axes = ("tensor",)
 
     def check(self, layout: ParallelLayout, workload: Workload) -> None:
-        """Every rank needs at least one head.
+        """Every rank needs at least one key head with its query heads.
 
         Raises:
-            InvalidRequest: there are more ranks than heads.
+            InvalidRequest: there are more ranks than key heads.
         """
-        heads = min(site.heads for site in workload.geometry.sites)
+        fewest = min(workload.geometry.sites, key=lambda site: site.groups)
+        heads = fewest.groups
         if layout.tensor > heads:
+            kind = "attention" if heads == fewest.heads else "key"
             raise InvalidRequest(
-                f"layout tensor={layout.tensor}: this model has {heads} attention heads and each rank needs one, so "
+                f"layout tensor={layout.tensor}: this model has {heads} {kind} heads and each rank needs one, so "
                 f"tensor is at most {heads}"
             )
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import comfy.supported_models
@@ -22,8 +23,9 @@ from any_folder_name.parallel_backend.layout.parallel_layout import ParallelLayo
 from any_folder_name.parallel_backend.loading.weight_source import WeightSource
 from helpers.inside_fixtures import Loaded, ksampler, native_case, parallel_sampler, relative_error
 from helpers.layout_cover import layouts
-from natives import CASES, FIRST, HEAVY, cogvideox
+from natives import CASES, FIRST, HEAVY, cogvideox, z_image
 from natives.files import FILE_CASES
+from natives.loadable import by_image_model
 from safetensors.torch import save_file
 
 CLOSE = 1e-4
@@ -39,6 +41,13 @@ SAMPLED = [
     *[pytest.param(f"hunyuan_video i2v replace{kind}") for kind in ("", " without guidance")],
 ]
 """One case a family, and those whose requests say what the file does not; other variants differ in recognition."""
+
+
+def test_two_families_with_assumed_sizes_for_one_image_model_are_refused() -> None:
+    other = SimpleNamespace(__name__="natives.lumina2", CASES=z_image.CASES, ASSUMED={"n_heads": 6})
+    assert by_image_model([z_image]) == {"lumina2": z_image.ASSUMED}
+    with pytest.raises(ValueError, match="z_image and lumina2 have ASSUMED for 'lumina2': let another number decide"):
+        by_image_model([z_image, other])
 
 
 @cache

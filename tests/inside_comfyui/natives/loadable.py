@@ -5,7 +5,7 @@ or, where they are small enough, those that it assumes. ``ASSUMED`` lists the si
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,12 +21,24 @@ Detect = Callable[..., dict[str, Any] | None]
 POOLED, TEXT = 768, 4096
 """Widths of HunyuanVideo's pooled text and of Wan's text, which ComfyUI assumes."""
 
-ASSUMED: dict[str, dict[str, Any]] = {
-    case.unet["image_model"]: family.ASSUMED
-    for family in PRESENT
-    for case in family.CASES.values()
-    if hasattr(family, "ASSUMED")
-}
+
+def by_image_model(families: Iterable[Any]) -> dict[str, dict[str, Any]]:
+    """Return the families' ``ASSUMED`` by ``image_model``.
+
+    Raises:
+        ValueError: a file's ``image_model`` does not say whose sizes ComfyUI assumes.
+    """
+    owners: dict[str, Any] = {}
+    for family in families:
+        for image_model in {case.unet["image_model"] for case in family.CASES.values() if hasattr(family, "ASSUMED")}:
+            if image_model in owners:
+                both = f"{name_of(owners[image_model])} and {name_of(family)}"
+                raise ValueError(f"{both} have ASSUMED for {image_model!r}: let another number decide in loadable.py")
+            owners[image_model] = family
+    return {image_model: family.ASSUMED for image_model, family in owners.items()}
+
+
+ASSUMED = by_image_model(PRESENT)
 """Sizes that ComfyUI assumes to be published ones, by ``image_model``. The published models do not fit into a test.
 
 Newer versions read Flux's and Flux.2's from the file. Theirs are the same.
