@@ -18,6 +18,8 @@ FOLDERS = (
     "workflows",
 )  # fmt: skip
 """Those of the checkout whose files documentation names."""
+COMFYUIS = "comfy/"
+"""What a path begins with that is ComfyUI's."""
 _COMMAND = re.compile(r"(python -m|bash) ([\w./]+)([^`|;#\n]*)")
 _TABLE = re.compile(r"^\| `(python -m \w+) \.\.\.` \|.*\n\|[-|]+\n((?:\|.*\n)+)", re.MULTILINE)
 _CODE = re.compile(r"`([^`\n]+)`")
@@ -91,6 +93,8 @@ def _is_kept(file: Path) -> bool:
 
 
 def _is_ours(word: str) -> bool:
+    if word.startswith(COMFYUIS):
+        return False
     return bool(re.search(r"\w/$|\.(?:py|sh)$", word)) or word.startswith(tuple(f"{folder}/" for folder in FOLDERS))
 
 
