@@ -25,7 +25,7 @@ def runtime_folder() -> Iterator[Path]:
         patch.setenv("OMP_NUM_THREADS", "1")
         yield folder
     processes.stop_backend(folder)
-    left = processes.processes_of(folder)
+    left = processes.wait_for_exit(folder, 5.0)  # one may be about to end
     described = processes.describe(left)
     processes.kill(left)
     shutil.rmtree(folder)

@@ -10,6 +10,7 @@ from parallel_backend.protocol.frames import MAGIC, PREFIX, VERSION
 
 Refused = dict[str, tuple[bytes, str]]
 
+DIGEST = "a digest must have at most 64 ASCII characters"
 NAME = "a name must have 1 to 200 printable characters"
 SIZES = "sizes from 0 to 274877906944"
 TOTAL = "announces more than 256 tensors or 274877906944 bytes"
@@ -76,6 +77,10 @@ _NAMES: Refused = {
     "name_right_to_left": (_tensor(name="a\u202eb"), NAME),
     "name_list": (_tensor(name=["x"]), "Expected `str`"),
     "twice": (header(tensors=[TENSOR] * 2), "two tensors have the name 'x': each needs a name of its own"),
+    "digest": (_tensor(digest="\u202e"), DIGEST),
+    "long_digest": (_tensor(digest="a" * 65), DIGEST),
+    "same_as_nothing": (_tensor(same="y"), "tensor 'x' cannot equal 'y': name an earlier one of its shape"),
+    "same_as_another": (header(tensors=[TENSOR, TENSOR | {"name": "y", "shape": [2], "same": "x"}]), "cannot equal"),
     "no_id": (_id(""), ID),
     "long_id": (_id("x" * 65), ID),
     "id": (_id("a\n"), ID),
