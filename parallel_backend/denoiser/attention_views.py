@@ -10,6 +10,7 @@ from functools import cache
 from torch import Tensor, nn
 
 from ..attention.kernels import Kernel
+from ..attention.key_masks import KeyMask
 from ..attention.routing import Attention, Route
 from ..distributed.collectives import wait_all
 from ..distributed.mesh import RankMesh
@@ -52,11 +53,17 @@ class DisplacedView(FullView):
     def __init__(self, mesh: RankMesh, splits: Sequence[TokenSplit]) -> None:
         super().__init__(mesh, splits)
         self.fresh, self.renews = True, True
+        self._masks: dict[tuple[int, tuple[str, ...]], KeyMask | None] = {}
         self._rows: dict[tuple[int, nn.Module], KeyValuesBySample] = {}
 
     def routes(self, family: Family, branch: int, masks: Mapping[str, Tensor], kernel: Kernel) -> list[Route]:
         split = self.splits[branch]
-        row_mask = cache(lambda streams: attention_chain.row_mask(split, streams, masks))
+
+        def row_mask(streams: tuple[str, ...]) -> KeyMask | None:
+            """The same in each call; to find it, the host waits for a GPU."""
+            if (branch, streams) not in self._masks:
+                self._masks[branch, streams] = attention_chain.row_mask(split, streams, masks)
+            return self._masks[branch, streams]
 
         def chain(site: AttentionSite) -> Attention:
             inner = DisplacedAttention(
