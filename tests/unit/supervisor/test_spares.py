@@ -23,7 +23,9 @@ from parallel_backend.supervisor.ranks.spares import Spares
 PROGRAM = """
 import os, socket, sys
 control = socket.socket(fileno=int(sys.argv[-1]))
-if not os.path.exists("slow"):
+if os.path.exists("slow"):
+    open("seen", "w").close()
+else:
     control.send(b'{"type":"Prepared"}')
 control.recv(1)
 """
@@ -120,11 +122,10 @@ def test_the_readiest_are_used_and_only_as_many_as_there_are_ranks(new_pool: Cal
 def test_one_that_is_not_ready_is_the_last_choice(new_pool: Callable[..., Pool]) -> None:
     two = new_pool(1)
     Path("slow").touch()
-    two.run_until(lambda: len(two.pids()) == 1)
-    two.run_for(0.3)
+    two.run_until(Path("seen").exists)
+    Path("slow").unlink()
     two.spares._spares[0].since -= 100.0
     (slow,) = two.pids()
-    Path("slow").unlink()
     two.spares._start(two.spares._spares[0].environment)
     while not any(spare.ready for spare in two.spares.statuses()):
         two.events.run_once(10.0)
