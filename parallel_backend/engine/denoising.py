@@ -34,7 +34,7 @@ from .elsewhere import Elsewhere
 from .kept_tensors import KeptTensors
 from .request import ActiveRequest, Tensors, measured
 from .shared_tensors import share_changing, share_constant
-from .tensor_values import first_outside
+from .tensor_values import first_not_finite, first_outside
 from .validation import check_forward, check_sample
 from .working_memory import forward_bytes
 
@@ -73,7 +73,10 @@ class Denoising:
 
     def fits(self, request: ActiveRequest[Forward]) -> bool:
         """Whether a request that repeats this one needs no other checks than those of ``repeat``, by its timesteps."""
-        return self._denoiser is None or not self._denoiser.experts.needs_both(request.tensors or {})
+        return self._fits(request.tensors or {})
+
+    def _fits(self, tensors: Mapping[str, Tensor]) -> bool:
+        return self._denoiser is None or not self._denoiser.experts.needs_both(tensors)
 
     def repeat(self, request: ActiveRequest[Forward]) -> Tensors:
         """Run a ``Forward`` that differs in latent and timestep alone. Its tensors are finite."""
@@ -81,6 +84,17 @@ class Denoising:
         for meta in request.metas:
             if meta.name in self._constant:  # others may have taken its place since
                 self.kept.add(meta.digest, self._constant[meta.name])
+        return self._predictions()
+
+    def takes(self, tensors: Mapping[str, Tensor]) -> bool:
+        """Whether ``step`` takes the tensors, on rank 0. What it does not take is a request of its own."""
+        return self._fits(tensors) and first_not_finite(tensors) < 0
+
+    def step(self, tensors: Tensors | None) -> Tensors:
+        """Run the request once more, with other tensors of those that change; None on ranks other than 0."""
+        if tensors is not None:
+            tensors = {**(self.request.tensors or {}), **tensors}
+        self.request = replace(self.request, tensors=tensors)
         return self._predictions()
 
     def keep(self) -> None:

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from parallel_backend.client.constant_tensors import ConstantTensors
-from parallel_backend.engine.runs import run_key
 from parallel_backend.errors import InvalidRequest
 from parallel_backend.protocol.messages import Unload
+from parallel_backend.protocol.run_key import run_key
 from parallel_backend.protocol.tensors import is_sent
 from tests.ranks import driver, requests
 from tests.ranks.requests import Case

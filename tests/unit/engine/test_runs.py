@@ -8,13 +8,14 @@ import torch
 
 from parallel_backend.distributed.world import world
 from parallel_backend.engine.kept_tensors import KeptTensors
-from parallel_backend.engine.runs import MOST, Runs, run_key
+from parallel_backend.engine.runs import MOST, Runs
 from parallel_backend.engine.shared_tensors import complete, share_changing, share_constant
 from parallel_backend.interfaces.geometry import LATENT, TIMESTEP
 from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.protocol.frames import TensorMeta
 from parallel_backend.protocol.messages import CHANGING, Forward
 from parallel_backend.protocol.model_spec import Adapter, Devices, ModelSpec, Overlay
+from parallel_backend.protocol.run_key import run_key
 
 MESSAGE = Forward(model=ModelSpec(path="/model", devices=Devices(kind="cpu", indices=(0, 1))), branches=2)
 SPEC = MESSAGE.model
