@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -27,6 +28,10 @@ class Denoiser:
 
     Args:
         on_forward: called once for each forward of a transformer.
+
+    Attributes:
+        branches: those that this rank computes.
+        samples: those of each branch that this rank computes.
     """
 
     def __init__(
@@ -35,6 +40,7 @@ class Denoiser:
         self.experts, self.mesh, self.plan, self.kernel, self.on_forward = experts, mesh, plan, kernel, on_forward
         self.place = plan.layout.coordinates(mesh.all_ranks.index)
         self.branches = BatchSplit.branches(mesh, plan.branches, self.place)
+        self.samples = {i: BatchSplit.samples(mesh, plan.latents[i][0], self.place) for i in range(plan.branches)}
         self._common = common_image_tokens(plan.extents)
         self._batches: list[list[int]] | None = None
         self.boundary = stage_boundary.StageBoundary(mesh.axes["pipe"], mesh.pipe_links or ())
@@ -45,10 +51,6 @@ class Denoiser:
         self.full_view = FullView(mesh, self._splits)
         self._routes: dict[int, list[Route]] = {}
         self._routed = ""
-
-    def samples(self, branch: int) -> slice:
-        """The samples of a branch that this rank computes."""
-        return BatchSplit.samples(self.mesh, self.plan.latents[branch][0], self.place)
 
     def load(self, branches: Mapping[int, Inputs]) -> None:
         """Load the weights that ``shards`` needs for these inputs, now instead of lazily."""
@@ -99,7 +101,7 @@ class Denoiser:
 
     def gather(self, shards: Mapping[int, Tensor]) -> dict[int, Tensor]:
         """The whole predictions ``[B, C, ...]`` of all branches on rank 0; empty on other ranks."""
-        by_rank = [self._shard_shapes(rank) for rank in range(self.mesh.all_ranks.size)]
+        by_rank = self._shapes_by_rank
         sends = bool(by_rank[self.mesh.all_ranks.index])
         local = concat([shard.reshape(-1) for shard in shards.values()]) if sends else self._empty()
         sizes = [sum(shape.numel() for shape in shapes.values()) for shapes in by_rank]
@@ -152,6 +154,10 @@ class Denoiser:
     def _empty(self) -> Tensor:
         family = self.experts.current
         return torch.empty(0, dtype=family.dtype, device=family.device)
+
+    @cached_property
+    def _shapes_by_rank(self) -> list[dict[int, torch.Size]]:
+        return [self._shard_shapes(rank) for rank in range(self.mesh.all_ranks.size)]
 
     def _shard_shapes(self, rank: int) -> dict[int, torch.Size]:
         """Shapes of what ``rank`` sends to rank 0, by branch. Of ranks with the same tokens only the first sends."""

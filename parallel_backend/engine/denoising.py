@@ -62,6 +62,7 @@ class Denoising:
         self.kept, self.elsewhere, self.on_forward = kept, elsewhere, on_forward
         self._denoiser: Denoiser | None = None
         self._constant: Tensors = {}
+        self._names: list[dict[str, str]] = []
         self._stays = False
 
     def forward(self) -> Tensors:
@@ -81,6 +82,8 @@ class Denoising:
     def repeat(self, request: ActiveRequest[Forward]) -> Tensors:
         """Run a ``Forward`` that differs in latent and timestep alone. Its tensors are finite."""
         self.request = request
+        if self._denoiser is not None:
+            self._denoiser.experts.forget()
         for meta in request.metas:
             if meta.name in self._constant:  # others may have taken its place since
                 self.kept.add(meta.digest, self._constant[meta.name])
@@ -117,9 +120,10 @@ class Denoising:
         assert isinstance(message, Forward)
         if denoiser is None:
             return {}
-        branches, _ = split_names(self._shared(denoiser.mesh), message.branches)
+        shared, samples = self._shared(denoiser.mesh), denoiser.samples
         local = {
-            i: {name: tensor[denoiser.samples(i)] for name, tensor in branches[i].items()} for i in denoiser.branches
+            i: {argument: shared[name][samples[i]] for argument, name in self._names[i].items()}
+            for i in denoiser.branches
         }
         denoiser.load(local)
         with PROGRESS.phase("denoising"):
@@ -185,6 +189,7 @@ class Denoising:
         plans |= self._plan_loads(mesh, plan)
         request, device = self.request, self.components.device
         self._constant = share_constant(request.metas, request.tensors, self.kept, mesh.all_ranks, device)
+        self._names, _ = split_names({meta.name: meta.name for meta in request.metas}, plan.branches)
         self._denoiser = Denoiser(experts, mesh, plan, kernel, self.on_forward)
 
     def _shared(self, mesh: RankMesh) -> Tensors:

@@ -73,12 +73,22 @@ def test_the_most_recently_used_runs_stay() -> None:
     runs, kept = Runs(), [Mock() for _ in range(MOST + 1)]
     for number, run in enumerate(kept):
         runs.put(number, run)
-        assert runs.get(0 if number < MOST else 2)
+        used = 0 if number < MOST else 2
+        runs.put(used, runs.take(used))
     assert [number for number in range(MOST + 1) if runs.get(number)] == [0, 2, 3, 4]
     assert [run.release.called for run in kept] == [False, True, False, False, False]
     runs.clear()
     assert runs.get(0) is None
     assert all(run.release.called for run in kept)
+
+
+def test_a_run_that_is_carried_out_is_not_released() -> None:
+    runs, run = Runs(), Mock()
+    runs.put(0, run)
+    assert runs.take(0) is run
+    runs.clear()
+    assert not run.release.called
+    assert runs.get(0) is None
 
 
 def test_kept_tensors_leave_by_their_use_and_are_known_by_shape_and_dtype() -> None:
