@@ -14,6 +14,7 @@ from ..denoiser.denoiser import Denoiser
 from ..denoiser.experts import Experts, Load
 from ..denoiser.plan import DenoisingPlan, split_names
 from ..distributed.collectives import agree, refused_alike
+from ..distributed.device_memory import to_cpu
 from ..distributed.mesh import RankMesh
 from ..distributed.mesh_cache import MeshCache
 from ..errors import InvalidRequest
@@ -130,7 +131,7 @@ class Denoising:
             noted = self._noted_forward(denoiser)
             with measured(message, denoiser.mesh.all_ranks, self.components.device) as measurement, noted:
                 predictions = denoiser.gather(denoiser.shards(local))
-            results = {str(i): prediction.cpu() for i, prediction in predictions.items()}
+            results = {str(i): to_cpu(prediction) for i, prediction in predictions.items()}
         return results | (measurement.of_all_ranks() if measurement else {})
 
     def sample(self) -> Tensors:

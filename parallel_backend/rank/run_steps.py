@@ -30,6 +30,7 @@ class RunSteps:
     """Answers the steps of a ``Forward``.
 
     Args:
+        pinned: whether tensors go to a GPU.
         on_failure: called with the error if the client does not read an answer.
 
     Attributes:
@@ -42,9 +43,11 @@ class RunSteps:
         account: "Account",
         *,
         timeout: float,
+        pinned: bool,
         on_failure: Callable[[BackendError | ConnectionError], None],
     ) -> None:
         self._request, self._account, self._timeout, self._on_failure = request, account, timeout, on_failure
+        self._pinned = pinned
         changing = [meta for meta in request.frame.tensors if is_changing(meta)]
         self._metas: tuple[TensorMeta, ...] = tuple(changing)
         self.answered = False
@@ -86,7 +89,8 @@ class RunSteps:
         if not isinstance(frame.message, Step) or frame.tensors != self._metas:
             raise ProtocolError("its client sent what is no step of it")
         deadline = deadlines.Deadline(self._timeout, "receiving a step's tensors")
-        received = recv_tensors(connection, [meta for meta in self._metas if is_sent(meta, ())], deadline=deadline)
+        sent = [meta for meta in self._metas if is_sent(meta, ())]
+        received = recv_tensors(connection, sent, deadline=deadline, pinned=self._pinned)
         self._account.count_received(received)
         return {meta.name: received[meta.same or meta.name] for meta in self._metas}
 

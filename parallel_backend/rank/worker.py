@@ -96,7 +96,8 @@ class Worker:
                 return
             self._publish(request)
             reporter = _Reporter(request, account)
-            steps = RunSteps(request, account, timeout=CLIENT_TIMEOUT, on_failure=reporter.fail)
+            pinned = self._engine.device.type == "cuda"
+            steps = RunSteps(request, account, timeout=CLIENT_TIMEOUT, pinned=pinned, on_failure=reporter.fail)
             finished, results = self._run_request(
                 request.frame, tensors, report=reporter, cancelled=request.cancelled.is_set, next_step=steps.next
             )

@@ -58,7 +58,7 @@ class FakeEngine:
     """Runs steps that take ``STEP`` seconds and end with a collective, and fails as asked in the third one."""
 
     def __init__(self, *, rank: int, world_size: int, device: "torch.device", **others: object) -> None:
-        self.rank, self.world_size, self.steps, self.elsewhere = rank, world_size, 0, None
+        self.rank, self.world_size, self.device, self.steps, self.elsewhere = rank, world_size, device, 0, None
         if DIES_AS_A_RANK.exists() and "--spare" in sys.argv:
             os._exit(5)
         if FAILS_TO_START.exists():

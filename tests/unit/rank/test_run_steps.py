@@ -38,7 +38,7 @@ class Side:
         self.request = ReceivedRequest(frame=Frame(message=message, tensors=METAS), header=b"", connection=theirs)
         self.failures: list[BackendError | ConnectionError] = []
         self.account = Account()
-        self.steps = RunSteps(self.request, self.account, timeout=0.5, on_failure=self.failures.append)
+        self.steps = RunSteps(self.request, self.account, timeout=0.5, pinned=False, on_failure=self.failures.append)
 
     def send(self, message: object, metas: tuple[TensorMeta, ...] = (), tensor: Tensor | None = None) -> None:
         send_all(self.sock, frames.pack(Frame(message=message, tensors=metas)), deadline=Deadline(5.0, "sending"))
