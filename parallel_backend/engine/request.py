@@ -49,7 +49,7 @@ class ActiveRequest(Generic[M]):
     received: Collection[str]
     report: Report
     cancelled: Callable[[], bool]
-    next_step: NextStep
+    next_step: NextStep = no_step
 
     @contextmanager
     def loading(self, components: ComponentCache, component: str) -> Iterator[None]:
