@@ -152,6 +152,22 @@ def all_gather(local: Tensor, shapes: Sequence[Sequence[int]], axis: Axis) -> li
     return gathered
 
 
+def all_to_all(
+    sent: Tensor, send_sizes: Sequence[int], received: Tensor, receive_sizes: Sequence[int], axis: Axis
+) -> None:
+    """Send part ``i`` of ``sent`` to rank ``i`` of the axis, and receive its part into ``received``, in one operation.
+
+    Args:
+        sent: contiguous; the parts lie one after the other. So they do in ``received``.
+        send_sizes: number of values of each part, this rank's own included.
+        receive_sizes: the same for ``received``.
+    """
+    with PROGRESS.waiting():
+        dist.all_to_all_single(
+            received.view(-1), sent.view(-1), list(receive_sizes), list(send_sizes), group=axis.group
+        )
+
+
 def scatter(parts: Sequence[Tensor], local: Tensor, axis: Axis) -> Tensor:
     """Send ``parts[i]`` from the axis's first rank to rank ``i``, into that rank's ``local``, and return it.
 

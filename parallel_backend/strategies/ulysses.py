@@ -6,11 +6,14 @@ heads need not be divisible by the number of ranks: a ``Partition`` splits both,
 Exact.
 """
 
+from collections.abc import Iterator
+from itertools import groupby
+
 import torch
 from torch import Tensor
 
 from ..attention.routing import Attention
-from ..distributed.collectives import start_exchange, wait_all
+from ..distributed.collectives import all_to_all, start_exchange, wait_all
 from ..distributed.mesh import Axis
 from ..interfaces.strategy import Workload
 from ..layout.parallel_layout import ParallelLayout
@@ -59,9 +62,13 @@ class UlyssesAttention:
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, *, scale: float | None, sample: int | None) -> Tensor:
         """``[B, heads, local tokens, head_dim]``; see ``Attention``."""
         heads = Partition.even(query.shape[1], self.axis.size)
-        q, k, v = self._to_heads(heads, (query, key, value))
+        # gloo sends parts between two ranks faster. For NCCL one operation is one launch.
+        to_heads, to_tokens = (
+            (self._to_heads, self._to_tokens) if self.axis.gloo else (self._all_to_heads, self._all_to_tokens)
+        )
+        q, k, v = to_heads(heads, (query, key, value))
         # A rank without heads calls ``inner`` too: a ring inside needs every rank, even one with nothing to send.
-        return self._to_tokens(heads, self.inner(q, k, v, scale=scale, sample=sample))
+        return to_tokens(heads, self.inner(q, k, v, scale=scale, sample=sample))
 
     def _to_heads(self, heads: Partition, qkv: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, ...]:
         """Exchange 3 x ``[B, heads, local tokens, D]`` for 3 x ``[B, local heads, tokens, D]``.
@@ -94,3 +101,44 @@ class UlyssesAttention:
         ]
         wait_all(start_exchange([[part] for part in outgoing], [[part] for part in incoming], self.axis))
         return torch.cat(incoming, dim=2).transpose(1, 2)
+
+    def _all_to_heads(self, heads: Partition, qkv: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, ...]:
+        """Do what ``_to_heads`` does in one operation, with a copy for each of q, k and v if the heads divide."""
+        (batch, _, local_tokens, head_dim), local_heads = qkv[0].shape, heads.sizes[self.axis.index]
+        width = batch * 3 * head_dim
+        sent = qkv[0].new_empty(heads.total * local_tokens * width)
+        for first, ranks, size in _runs(heads):
+            part = sent[first * local_tokens * width :][: ranks * size * local_tokens * width]
+            packed = part.view(ranks, local_tokens, batch, 3, size, head_dim)
+            for j, tensor in enumerate(qkv):
+                taken = tensor[:, first : first + ranks * size].unflatten(1, (ranks, size))
+                packed[:, :, :, j].copy_(taken.permute(1, 3, 0, 2, 4))
+        received = sent.new_empty(self.tokens.total, batch, 3, local_heads, head_dim)
+        send_sizes = [local_tokens * size * width for size in heads.sizes]
+        all_to_all(sent, send_sizes, received, [size * local_heads * width for size in self.tokens.sizes], self.axis)
+        return received.permute(2, 1, 3, 0, 4).unbind()
+
+    def _all_to_tokens(self, heads: Partition, out: Tensor) -> Tensor:
+        """Do what ``_to_tokens`` does in one operation."""
+        (batch, local_heads, _, head_dim), local_tokens = out.shape, self.tokens.sizes[self.axis.index]
+        width = batch * head_dim
+        sent = out.permute(2, 0, 1, 3).contiguous()
+        received = out.new_empty(heads.total * local_tokens * width)
+        receive_sizes = [local_tokens * size * width for size in heads.sizes]
+        all_to_all(sent, [size * local_heads * width for size in self.tokens.sizes], received, receive_sizes, self.axis)
+        result = out.new_empty(batch, local_tokens, heads.total, head_dim)
+        for first, ranks, size in _runs(heads):
+            part = received[first * local_tokens * width :][: ranks * size * local_tokens * width]
+            packed = part.view(ranks, local_tokens, batch, size, head_dim)
+            result[:, :, first : first + ranks * size].unflatten(2, (ranks, size)).copy_(packed.permute(2, 1, 0, 3, 4))
+        return result.transpose(1, 2)
+
+
+def _runs(heads: Partition) -> Iterator[tuple[int, int, int]]:
+    """Yield the first head, the number of ranks and the size of each run of ranks that hold equally many heads."""
+    first = 0
+    for size, ranks in groupby(heads.sizes):
+        count = len(list(ranks))
+        if size:
+            yield first, count, size
+        first += count * size
