@@ -54,6 +54,20 @@ def _all_gather_flat(out: Tensor, given: Tensor, boxed: Any, is_async: bool = Tr
     return _waited_at_once(boxed, is_async), [_part("all_gather", -1, given), _part("all_gather into", -1, out)]
 
 
+def _all_to_all(
+    out: Tensor, given: Tensor, boxed: Any, out_sizes: list[int], sizes: list[int], is_async: bool = True, *_: Any
+) -> Noted:
+    """Messages to and from every other rank, as NCCL carries it out."""
+    group = _waited_at_once(boxed, is_async)
+    parts = [
+        _part(kind, dist.get_global_rank(group, peer), part)
+        for kind, tensor, lengths in (("send", given, sizes), ("receive", out, out_sizes))
+        for peer, part in enumerate(tensor.split(lengths))
+        if peer != group.rank() and part.numel()
+    ]
+    return group, parts
+
+
 def _waited_at_once(boxed: Any, is_async: bool) -> dist.ProcessGroup:
     if is_async:
         raise NotImplementedError("nothing notes when an asynchronous collective is waited for")
@@ -66,5 +80,6 @@ _PARTS: dict[str, Callable[..., Noted]] = {
     "broadcast_": _broadcast,
     "allreduce_": _all_reduce,
     "allgather_": _all_gather,
+    "alltoall_base_": _all_to_all,
     "_allgather_base_": _all_gather_flat,
 }

@@ -115,6 +115,8 @@ class Recorder(TorchDispatchMode):
         if self._batch is not None:
             self._batch += [(group, part, tensor) for part, tensor in parts]
             return
+        if not parts:
+            return
         number = self._exchange(group, parts)
         self.order.waited(number, on_gpu=parts[0][1].is_cuda)
 
