@@ -23,9 +23,10 @@ def parts_of(name: str, args: Sequence[Any]) -> Noted:
     return _PARTS[name](*args)
 
 
-def _part(kind: str, peer: int, tensor: Tensor) -> tuple[Part, Tensor]:
-    contiguous = tensor.is_contiguous()
-    return Part(kind=kind, peer=peer, numel=tensor.numel(), dtype=tensor.dtype, contiguous=contiguous), tensor
+def _part(kind: str, peer: int, tensor: Tensor, numel: int | None = None) -> tuple[Part, Tensor]:
+    """A tensor, or ``numel`` values of it that lie one after another."""
+    numel, contiguous = tensor.numel() if numel is None else numel, tensor.is_contiguous()
+    return Part(kind=kind, peer=peer, numel=numel, dtype=tensor.dtype, contiguous=contiguous), tensor
 
 
 def _message(kind: str) -> Callable[..., Noted]:
@@ -60,10 +61,10 @@ def _all_to_all(
     """Messages to and from every other rank, as NCCL carries it out."""
     group = _waited_at_once(boxed, is_async)
     parts = [
-        _part(kind, dist.get_global_rank(group, peer), part)
+        _part(kind, dist.get_global_rank(group, peer), tensor, length)
         for kind, tensor, lengths in (("send", given, sizes), ("receive", out, out_sizes))
-        for peer, part in enumerate(tensor.split(lengths))
-        if peer != group.rank() and part.numel()
+        for peer, length in enumerate(lengths)
+        if peer != group.rank() and length
     ]
     return group, parts
 
