@@ -47,11 +47,18 @@ def concat(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
 def start_exchange(outgoing: Sequence[Parts], incoming: Sequence[Parts], axis: Axis) -> Sequence[Work]:
     """Start sending ``outgoing[i]`` to rank ``i`` of the axis and receiving ``incoming[i]`` from it.
 
-    All tensors are contiguous. Empty tensors and this rank's entries for itself are skipped; sender and receiver skip
-    the same ones, because both know all sizes. The caller waits for the returned works and does not touch the tensors
-    before that.
+    This rank's entries for itself are skipped; see ``start_messages``.
     """
-    sends, receives = _for_peers(outgoing, axis), _for_peers(incoming, axis)
+    return start_messages(_for_peers(outgoing, axis), _for_peers(incoming, axis), axis)
+
+
+def start_messages(sends: Iterable[PeerTensor], receives: Iterable[PeerTensor], axis: Axis) -> Sequence[Work]:
+    """Start sending tensors to other ranks of the axis, and receiving tensors from them.
+
+    All tensors are contiguous. Empty tensors are skipped; sender and receiver skip the same ones, because both know all
+    sizes. The caller waits for the returned works and does not touch the tensors before that.
+    """
+    sends, receives = ([each for each in tensors if each[1].numel()] for tensors in (sends, receives))
     if any(staged(axis, tensor) for _, tensor in (*sends[:1], *receives[:1])):
         return [_StagedExchange(sends, receives, axis)]
     return _exchange(sends, receives, axis)
@@ -89,17 +96,41 @@ class _StagedExchange:
 
 
 def _for_peers(parts_by_rank: Sequence[Parts], axis: Axis) -> list[PeerTensor]:
-    return [(i, part) for i, parts in enumerate(parts_by_rank) for part in parts if i != axis.index and part.numel()]
+    return [(i, part) for i, parts in enumerate(parts_by_rank) for part in parts if i != axis.index]
 
 
-def _exchange(sends: Iterable[PeerTensor], receives: Iterable[PeerTensor], axis: Axis) -> list[dist.Work]:
+def _exchange(sends: Sequence[PeerTensor], receives: Sequence[PeerTensor], axis: Axis) -> Sequence[Work]:
+    if not sends and not receives:
+        return []
+    start = _coalesced if coalesces(axis, (*sends[:1], *receives[:1])[0][1]) else _batched
+    return start(sends, receives, axis)
+
+
+def coalesces(axis: Axis, tensor: Tensor) -> bool:
+    """Whether messages of this tensor's device can start as one operation. NCCL carries those of GPUs."""
+    return tensor.is_cuda and not axis.gloo
+
+
+def _coalesced(sends: Sequence[PeerTensor], receives: Sequence[PeerTensor], axis: Axis) -> Sequence[Work]:
+    """Start all in one operation, as ``torch.distributed.batch_isend_irecv`` does in four times the host's time."""
+    group, device = axis.group, (*sends[:1], *receives[:1])[0][1].device
+    assert group is not None
+    group._start_coalescing(device)
+    for to, tensor in sends:
+        group.send([tensor], to, axis.tag)
+    for source, tensor in receives:
+        group.recv([tensor], source, axis.tag)
+    return [group._end_coalescing(device)]
+
+
+def _batched(sends: Sequence[PeerTensor], receives: Sequence[PeerTensor], axis: Axis) -> Sequence[Work]:
     directions = ((dist.isend, sends), (dist.irecv, receives))
     ops = [
         dist.P2POp(op, tensor, axis.ranks[i], group=axis.group, tag=axis.tag)
         for op, peer_tensors in (directions[::-1] if _over_a_network() else directions)
         for i, tensor in peer_tensors
     ]
-    works: list[dist.Work] = dist.batch_isend_irecv(ops) if ops else []
+    works: list[dist.Work] = dist.batch_isend_irecv(ops)
     return works
 
 
@@ -113,13 +144,13 @@ def _over_a_network() -> bool:
 
 
 def send(tensor: Tensor, axis: Axis, to: int) -> Sequence[Work]:
-    """Start sending a tensor to one rank of the axis; see ``start_exchange``."""
-    return start_exchange([[tensor] if i == to else [] for i in range(axis.size)], [], axis)
+    """Start sending a tensor to another rank of the axis; see ``start_messages``."""
+    return start_messages([(to, tensor)], [], axis)
 
 
 def receive(tensor: Tensor, axis: Axis, source: int) -> Sequence[Work]:
-    """Start receiving a tensor from one rank of the axis; see ``start_exchange``."""
-    return start_exchange([], [[tensor] if i == source else [] for i in range(axis.size)], axis)
+    """Start receiving a tensor from another rank of the axis; see ``start_messages``."""
+    return start_messages([], [(source, tensor)], axis)
 
 
 class PendingSends:

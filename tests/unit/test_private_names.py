@@ -15,6 +15,7 @@ from tests.support import private_names
 
 ROOT = Path(__file__).parents[2]
 FILES = [file for folder in ("parallel_backend", "nodes") for file in sorted((ROOT / folder).rglob("*.py"))]
+COLLECTIVES = "parallel_backend/distributed/collectives.py"
 GGUF = "parallel_backend/checkpoint/gguf_file.py"
 KERNELS = "parallel_backend/attention/kernels.py"
 STAND_INS = "nodes/remote/stand_in_layers.py"
@@ -59,6 +60,8 @@ USES = (
     *CONVERTERS,
     Use("torch.Tensor._base", "nodes/remote/digests.py"),
     Use("torch.distributed.distributed_c10d._resolve_process_group", BYTES),
+    Use("torch.distributed.ProcessGroup._start_coalescing", COLLECTIVES),
+    Use("torch.distributed.ProcessGroup._end_coalescing", COLLECTIVES),
     Use("torch.nn.Module._apply", "parallel_backend/loading/partial.py", "fn"),
     Use("torch.nn.Module()._buffers", STAND_INS),
     Use("torch.nn.Module()._forward_hooks", "nodes/remote/added_to_steps.py"),

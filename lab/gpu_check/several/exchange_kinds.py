@@ -44,7 +44,7 @@ def _count(source: int, to: int) -> int:
 
 
 def exchange(axis: Axis, device: torch.device, wrong: list[str]) -> None:
-    """Every rank sends to every other, as Ulysses does."""
+    """Every rank sends to every other, as Ulysses does on gloo."""
     for dtype in DTYPES:
         me, everyone = axis.index, range(axis.size)
         outgoing = [[values(me, to, _count(me, to), dtype, device)] * 2 for to in everyone]
@@ -53,6 +53,17 @@ def exchange(axis: Axis, device: torch.device, wrong: list[str]) -> None:
         for source in everyone:
             for part in incoming[source] if source != me else []:
                 expect(part, values(source, me, _count(source, me), dtype, device), f"from {source} in {dtype}", wrong)
+
+
+def all_to_all(axis: Axis, device: torch.device, wrong: list[str]) -> None:
+    """Every rank sends to every other in one operation, as Ulysses does on NCCL."""
+    me, everyone = axis.index, range(axis.size)
+    sent = torch.cat([values(me, to, _count(me, to), torch.bfloat16, device) for to in everyone])
+    wanted = torch.cat([values(source, me, _count(source, me), torch.bfloat16, device) for source in everyone])
+    received = torch.zeros_like(wanted)
+    sizes, arriving = ([_count(me, to) for to in everyone], [_count(source, me) for source in everyone])
+    collectives.all_to_all(sent, sizes, received, arriving, axis)
+    expect(received, wanted, "all parts", wrong)
 
 
 def ring(axis: Axis, device: torch.device, wrong: list[str]) -> None:
@@ -154,5 +165,6 @@ def stop(axis: Axis, device: torch.device, wrong: list[str]) -> None:
 
 
 KINDS: tuple[Kind, ...] = (
-    exchange, ring, pipeline, all_gather, scatter_and_gather, broadcast, all_reduce, gather_weights, agree, stop,
+    exchange, all_to_all, ring, pipeline, all_gather, scatter_and_gather, broadcast, all_reduce, gather_weights, agree,
+    stop,
 )  # fmt: skip
