@@ -32,10 +32,6 @@ class Attention(Protocol):
     ) -> Tensor: ...
 
 
-Route = tuple[nn.Module, Attention, bool]
-"""A module, the attention it is routed to, and whether it calls attention separately for each sample."""
-
-
 class _Redirect:
     """Takes the calls of torch's attention and of diffusers' dispatcher, and counts them.
 
@@ -143,6 +139,29 @@ def _replacement(module: nn.Module, attention: Attention, each_sample: bool) -> 
     return "processor", routed_processor
 
 
+class Route:
+    """Where the attention of a module goes. What stands in its place is made once, so keep a route for many calls.
+
+    Args:
+        each_sample: whether the module calls attention separately for each sample.
+    """
+
+    def __init__(self, module: nn.Module, attention: Attention, each_sample: bool) -> None:
+        self.module, self.attention, self.each_sample = module, attention, each_sample
+        self._made: tuple[Any, tuple[str, Any]] | None = None
+
+    def replacement(self) -> tuple[str, Any]:
+        """Return what to set on the module; made anew where the module has another processor.
+
+        Raises:
+            BackendFailure: the module computes attention in a way that is not known.
+        """
+        processor = getattr(self.module, "processor", None)
+        if self._made is None or self._made[0] is not processor:
+            self._made = processor, _replacement(self.module, self.attention, self.each_sample)
+        return self._made[1]
+
+
 class Routed:
     """A module's ``forward`` with its attention redirected.
 
@@ -173,15 +192,16 @@ def routed(routes: Iterable[Route]) -> Iterator[None]:
         BackendFailure: a module computes attention in a way that is not known.
     """
     with ExitStack() as stack:
-        for module, attention, each_sample in routes:
-            set_until_exit(stack, module, *_replacement(module, attention, each_sample))
+        for route in routes:
+            set_until_exit(stack, route.module, *route.replacement())
         yield
 
 
 def set_until_exit(stack: ExitStack, module: nn.Module, name: str, value: Any) -> None:
     """Set an attribute of a module until the stack closes. What others have set on the instance comes back then."""
-    if name in vars(module):
-        stack.callback(setattr, module, name, vars(module)[name])
+    names = vars(module)  # without a module's own slow way, which looks for parameters
+    if name in names:
+        stack.callback(names.__setitem__, name, names[name])
     else:
-        stack.callback(delattr, module, name)
-    setattr(module, name, value)
+        stack.callback(names.__delitem__, name)
+    names[name] = value

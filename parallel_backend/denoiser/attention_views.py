@@ -117,7 +117,7 @@ class CachedView:
 
 
 def _routes(family: Family, chain: Callable[[AttentionSite], Attention]) -> list[Route]:
-    return [(site.module, chain(site), site.each_sample) for site in family.attentions]
+    return [Route(site.module, chain(site), site.each_sample) for site in family.attentions]
 
 
 def _local_patch(mesh: RankMesh, split: TokenSplit) -> TokenSplit:
