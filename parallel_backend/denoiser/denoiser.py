@@ -49,7 +49,7 @@ class Denoiser:
             weights = [speed for speed in mesh.speeds("ring") for _ in range(plan.layout.ulysses)]
         self._splits = [TokenSplit.weighted(extent.streams, mesh.sequence, weights) for extent in plan.extents]
         self.full_view = FullView(mesh, self._splits)
-        self._routes: dict[int, list[Route]] = {}
+        self._routes: dict[tuple[int, int], list[Route]] = {}
         self._routed = ""
 
     def load(self, branches: Mapping[int, Inputs]) -> None:
@@ -72,7 +72,8 @@ class Denoiser:
         predicted: dict[int, Tensor] = {}
         if self.boundary.axis.size > 1:
             predicted = {
-                i: concat([self._predict(row, i, view) for row in rows(inputs)]) for i, inputs in branches.items()
+                i: concat([self._predict(row, i, view, j) for j, row in enumerate(rows(inputs))])
+                for i, inputs in branches.items()
             }
             self.boundary.finish()
             return predicted
@@ -114,7 +115,7 @@ class Denoiser:
         ]
         return {i: self._assemble(i, parts, by_rank) for i in range(self.plan.branches)}
 
-    def _predict(self, inputs: Inputs, branch: int, view: FullView) -> Tensor:
+    def _predict(self, inputs: Inputs, branch: int, view: FullView, row: int = 0) -> Tensor:
         split, extent = view.splits[branch], self.plan.extents[branch]
         if not inputs[LATENT].shape[0]:
             tokens = split.streams[IMAGE].sizes[split.axis.index] if self.boundary.last else 0
@@ -128,20 +129,20 @@ class Denoiser:
         if not self.boundary.first:
             incoming = self.boundary.expect(stage_boundary.shapes(state), state.streams[IMAGE])
             state = state.with_streams(**incoming.wait())
-        with routed(self._routes_of(view, family, branch, state.masks)):
+        with routed(self._routes_of(view, family, (branch, row), state.masks)):
             state = family.run(state)
         if self.boundary.last:
             return family.head(state)
         self.boundary.send(state.streams)
         return self._empty().view(len(inputs[LATENT]), 0, extent.values)
 
-    def _routes_of(self, view: FullView, family: Family, branch: int, masks: Inputs) -> list[Route]:
-        """Where the attention of a branch goes. With all tokens in view it is the same in each call."""
-        if view is not self.full_view or self.boundary.axis.size > 1:  # each row of a pipeline has its own masks
-            return view.routes(family, branch, masks, self.kernel)
-        if branch not in self._routes:
-            self._routes[branch] = view.routes(family, branch, masks, self.kernel)
-        return self._routes[branch]
+    def _routes_of(self, view: FullView, family: Family, row: tuple[int, int], masks: Inputs) -> list[Route]:
+        """Where the attention of a row, or of all rows of a branch, goes. With all tokens in view it stays the same."""
+        if view is not self.full_view:
+            return view.routes(family, row[0], masks, self.kernel)
+        if row not in self._routes:
+            self._routes[row] = view.routes(family, row[0], masks, self.kernel)
+        return self._routes[row]
 
     def _family(self, branch: int, inputs: Inputs) -> Family:
         """The transformer for a branch, with its LoRAs."""

@@ -51,7 +51,8 @@ class RingAttention:
 
     Args:
         sizes: number of tokens of each rank.
-        key_masks: for each rank, which of its keys may be attended to; None for all.
+        key_masks: for each rank, which of its keys may be attended to; None for all. Each rank puts its unmasked keys
+            first before it sends them.
     """
 
     def __init__(self, axis: Axis, sizes: Sequence[int], key_masks: Sequence[KeyMask | None], kernel: Kernel) -> None:
@@ -66,6 +67,8 @@ class RingAttention:
         """
         block = (_token_major(key), _token_major(value))
         del key, value
+        if mask := self.key_masks[self.axis.index]:
+            mask.move(*(part.transpose(1, 2) for part in block), sample)
         merged, sent_blocks, has_queries = _Merge(), list[Block](), query.numel() > 0
         last = self.axis.size - 1
         for step in range(self.axis.size):
@@ -86,10 +89,10 @@ class RingAttention:
 
         This is a separate method so that no view of the block outlives the call.
         """
-        k, v, key_mask = block[0].transpose(1, 2), block[1].transpose(1, 2), self.key_masks[owner]
-        if key_mask is None:
+        k, v, mask = block[0].transpose(1, 2), block[1].transpose(1, 2), self.key_masks[owner]
+        if mask is None:
             return self.kernel.with_lse(query, k, v, scale)
-        return attend_with_lse(self.kernel, (query, k, v), scale=scale, key_mask=key_mask, sample=sample)
+        return attend_with_lse(self.kernel, (query, k, v), scale=scale, key_mask=mask, sample=sample, moved=True)
 
     def _pass_on(self, block: Block, owner: int, sent_blocks: list[Block]) -> tuple[Block, Sequence[Work]]:
         """Start sending a block to the next rank and receiving one from the previous rank, which is returned.
