@@ -1,8 +1,8 @@
 """The attention kernels. To add one, add a class here and an entry to ``KERNELS``.
 
-Each computes ``softmax(q k^T * scale) v`` for q, k and v ``[B, heads, tokens, head_dim]``. ``with_lse`` also returns
-the log of the softmax's denominator (the log-sum-exp), ``[B, heads, query tokens]`` in float32. Ring attention merges
-partial results with it.
+Each computes ``softmax(q k^T * scale) v`` for q, k and v ``[B, heads, tokens, head_dim]``. k and v may have fewer
+heads, each of which equally many successive query heads share. ``with_lse`` also returns the log of the softmax's
+denominator (the log-sum-exp), ``[B, heads, query tokens]`` in float32. Ring attention merges partial results with it.
 """
 
 import inspect
@@ -26,6 +26,8 @@ _AMPERE = (8, 0)
 """Lowest CUDA compute capability of all kernels except torch's memory-efficient attention, which needs less."""
 _HEAD_DIM_STEP = 8
 """torch's CUDA kernels need head sizes that are multiples of this."""
+_WITHOUT_SHARING = (SDPBackend.MATH, SDPBackend.EFFICIENT_ATTENTION)
+"""torch's kernels that need a key head for each query head, or repeat them in a slower way than ours."""
 _GET_SAGE = "install version 2 from https://github.com/thu-ml/SageAttention (PyPI has version 1)"
 
 
@@ -79,14 +81,18 @@ class Sdpa:
         if query.device.type == "cpu":
             # It reads the keys once for every block of queries, which is faster if each head's keys are contiguous.
             key, value = key.contiguous(), value.contiguous()
-        return F.scaled_dot_product_attention(query, key, value, scale=scale)
+        if _shares(query, key) and _choice(query, key, value, scale) in _WITHOUT_SHARING:
+            key, value = _repeated(query, key, value)
+        return F.scaled_dot_product_attention(query, key, value, scale=scale, enable_gqa=_shares(query, key))
 
     def with_lse(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> tuple[Tensor, Tensor]:
         """Calls the operators that the function above dispatches to."""
         if query.device.type == "cpu":
+            if _shares(query, key) and _choice(query, key, value, scale) in _WITHOUT_SHARING:
+                key, value = _repeated(query, key, value)
             out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, scale=scale)
         elif torch.version.hip is not None:
-            out, lse = amd.with_lse(query, key, value, scale, (_torch_flash, _efficient))
+            out, lse = amd.with_lse(query, *_repeated(query, key, value), scale, (_torch_flash, _efficient))
         else:
             out, lse = _torchs_choice(query, key, value, scale)(query, key, value, scale)
         return out, lse[..., : query.shape[2]].float()
@@ -131,7 +137,8 @@ class Cudnn:
         return self.with_lse(query, key, value, scale)[0]
 
     def with_lse(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> tuple[Tensor, Tensor]:
-        return _cudnn(query, key, value, scale)
+        # Which versions of it take fewer key heads than query heads is not known.
+        return _cudnn(query, *_repeated(query, key, value), scale)
 
 
 class Sage:
@@ -162,6 +169,8 @@ class Sage:
     @staticmethod
     def _run(query: Tensor, key: Tensor, value: Tensor, scale: float | None, *, return_lse: bool) -> Any:
         attend = packages.load("sageattention").sageattn
+        if return_lse:  # its correction of the log-sum-exp takes as many key heads as query heads
+            key, value = _repeated(query, key, value)
         result: Any = attend(query, key, value, tensor_layout="HND", sm_scale=scale, return_lse=return_lse)
         return result
 
@@ -207,11 +216,30 @@ def _torchs_choice(query: Tensor, key: Tensor, value: Tensor, scale: float | Non
 
     torch's memory-efficient attention covers the other cases.
     """
-    choice = SDPBackend(torch.ops.aten._fused_sdp_choice(query, key, value, scale=scale))
+    choice = _choice(query, key, value, scale)
     if choice == SDPBackend.CUDNN_ATTENTION:
         return _cudnn
     takes_heads = query.shape[-1] in Flash.head_sizes
     return _torch_flash if choice == SDPBackend.FLASH_ATTENTION and takes_heads else _efficient
+
+
+def _choice(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> SDPBackend:
+    """Return the kernel that ``scaled_dot_product_attention`` picks."""
+    shares = _shares(query, key)
+    return SDPBackend(torch.ops.aten._fused_sdp_choice(query, key, value, scale=scale, enable_gqa=shares))
+
+
+def _shares(query: Tensor, key: Tensor) -> bool:
+    """Whether query heads share key heads."""
+    return query.shape[1] != key.shape[1]
+
+
+def _repeated(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """Return keys and values with as many heads as the queries have."""
+    if not _shares(query, key):
+        return key, value
+    times = query.shape[1] // key.shape[1]
+    return key.repeat_interleave(times, dim=1), value.repeat_interleave(times, dim=1)
 
 
 def _torch_flash(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> tuple[Tensor, Tensor]:
@@ -232,6 +260,7 @@ def _efficient(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -
     Where torch emulates bfloat16 it has no kernel for it, so it runs in float32.
     """
     head_dim, dtype = query.shape[-1], query.dtype
+    key, value = _repeated(query, key, value)
     if dtype == torch.bfloat16 and torch.cuda.get_device_capability(query.device) < _AMPERE:
         query, key, value = query.float(), key.float(), value.float()
     scale = head_dim**-0.5 if scale is None else scale

@@ -23,7 +23,8 @@ class Attention(Protocol):
     """Computes attention in place of ``scaled_dot_product_attention``.
 
     A module calls it with q, k and v of this rank's tokens, ``[B, heads, local tokens, head_dim]``, and gets the
-    attention output in the same shape. ``sample`` is the index in the batch of the single sample that they hold; None
+    attention output in the shape of q. k and v may have fewer heads, each of which successive query heads share.
+    ``sample`` is the index in the batch of the single sample that they hold; None
     if they hold the whole batch. Masks are not passed in: the implementation knows all ranks' masks.
     """
 
@@ -54,9 +55,9 @@ class _Redirect:
         enable_gqa: bool = False,
     ) -> Tensor:
         """Stands for ``torch.nn.functional.scaled_dot_product_attention``."""
-        if attn_mask is not None or dropout_p or is_causal or enable_gqa:
+        if attn_mask is not None or dropout_p or is_causal:
             raise BackendFailure(
-                "a module called attention with a mask, dropout, is_causal or enable_gqa, which is not supported here"
+                "a module called attention with a mask, dropout or is_causal, which is not supported here"
             )
         self.calls += 1
         return self.attention(query, key, value, scale=scale, sample=self.calls - 1 if self.each_sample else None)

@@ -64,6 +64,15 @@ class WithoutPadding:
         return torch.cat([before, torch.zeros_like(query[:, :, :padding]), after], dim=2)
 
 
+def without_repeats(inner: Attention, repeats: int) -> Attention:
+    """Give ``inner`` one of every ``repeats`` successive heads of the keys and values, which are equal."""
+
+    def attend_once(query: Tensor, key: Tensor, value: Tensor, *, scale: float | None, sample: int | None) -> Tensor:
+        return inner(query, key[:, ::repeats], value[:, ::repeats], scale=scale, sample=sample)
+
+    return attend_once if repeats > 1 else inner
+
+
 def attention(
     mesh: RankMesh, split: TokenSplit, streams: Sequence[str], masks: Mapping[str, Tensor], kernel: Kernel
 ) -> Attention:

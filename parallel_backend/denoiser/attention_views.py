@@ -119,7 +119,10 @@ class CachedView:
 
 
 def _routes(family: Family, chain: Callable[[AttentionSite], Attention]) -> list[Route]:
-    return [Route(site.module, chain(site), site.each_sample) for site in family.attentions]
+    return [
+        Route(site.module, attention_chain.without_repeats(chain(site), site.repeats), site.each_sample)
+        for site in family.attentions
+    ]
 
 
 def _local_patch(mesh: RankMesh, split: TokenSplit) -> TokenSplit:

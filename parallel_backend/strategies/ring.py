@@ -39,7 +39,7 @@ class Ring:
         sent = 0
         for samples, extent in workload.local_branches(layout, place):
             for site, count in workload.sites(layout, place):
-                _, heads = workload.heads(layout, site, place)
+                heads = workload.heads(layout, site, place).local_keys(place["ulysses"])
                 blocks = [sum(tokens) for tokens in site_tokens(layout, workload, extent, site)]
                 passed_on = sum(blocks) - blocks[(place["ring"] + 1) % layout.ring]
                 sent += samples * extent.rows * count * 2 * heads * site.head_dim * passed_on
@@ -68,7 +68,7 @@ class RingAttention:
         block = (_token_major(key), _token_major(value))
         del key, value
         if mask := self.key_masks[self.axis.index]:
-            mask.move(*(part.transpose(1, 2) for part in block), sample)
+            mask.move(block[0].transpose(1, 2), block[1].transpose(1, 2), sample)
         merged, sent_blocks, has_queries = _Merge(), list[Block](), query.numel() > 0
         last = self.axis.size - 1
         for step in range(self.axis.size):

@@ -167,7 +167,7 @@ def test_amd_gpus_try_torchs_operators_before_their_log_sum_exp_is_used(monkeypa
 def test_the_log_sum_exp_comes_from_the_operator_that_torch_picks(monkeypatch, choice, head_size, operator) -> None:
     tokens = torch.zeros(1, 2, 3, head_size, device="meta")  # stands for a GPU's: it is not on the CPU
     picked = SDPBackend.MATH if choice == "MATH" else getattr(SDPBackend, f"{choice}_ATTENTION")
-    monkeypatch.setattr(torch.ops.aten, "_fused_sdp_choice", lambda *_, scale: picked.value)
+    monkeypatch.setattr(torch.ops.aten, "_fused_sdp_choice", lambda *_, scale, enable_gqa: picked.value)
     monkeypatch.setattr(kernels, operator, lambda *_: (tokens, torch.ones(1, 2, 32, dtype=HALF)))
     out, lse = KERNELS["sdpa"].with_lse(tokens, tokens, tokens, None)
     assert out is tokens
