@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 FILES = [file for folder in ("parallel_backend", "nodes") for file in sorted((ROOT / folder).rglob("*.py"))]
 COLLECTIVES = "parallel_backend/distributed/collectives.py"
 GGUF = "parallel_backend/checkpoint/gguf_file.py"
-KERNELS = "parallel_backend/attention/kernels.py"
+KERNELS, OPERATORS = (f"parallel_backend/attention/{name}.py" for name in ("kernels", "torch_operators"))
 STAND_INS = "nodes/remote/stand_in_layers.py"
 STOCK = "lab/verify/vae/stock.py"
 
@@ -68,12 +68,12 @@ USES = (
     Use("torch.nn.Module()._forward_pre_hooks", "nodes/remote/added_to_steps.py"),
     Use("torch.nn.Module()._modules", "nodes/remote/transformer.py"),
     Use("torch.nn.Module()._parameters", STAND_INS),
-    Use("torch.ops.aten._fused_sdp_choice", KERNELS, "query, key, value, *, scale"),
-    Use("torch.ops.aten._scaled_dot_product_cudnn_attention", KERNELS,
+    Use("torch.ops.aten._fused_sdp_choice", OPERATORS, "query, key, value, *, scale, enable_gqa"),
+    Use("torch.ops.aten._scaled_dot_product_cudnn_attention", OPERATORS,
         "query, key, value, attn_bias, *, compute_log_sumexp, scale"),
-    Use("torch.ops.aten._scaled_dot_product_efficient_attention", KERNELS,
+    Use("torch.ops.aten._scaled_dot_product_efficient_attention", OPERATORS,
         "query, key, value, attn_bias, *, compute_log_sumexp, scale"),
-    Use("torch.ops.aten._scaled_dot_product_flash_attention", KERNELS, "query, key, value, *, scale"),
+    Use("torch.ops.aten._scaled_dot_product_flash_attention", OPERATORS, "query, key, value, *, scale"),
     Use("torch.ops.aten._scaled_dot_product_flash_attention_for_cpu", KERNELS, "query, key, value, *, scale"),
     Use("torch.utils._python_dispatch.TorchDispatchMode", BYTES),
     Use("torch.utils._python_dispatch.TorchDispatchMode.__torch_dispatch__", BYTES, "func, types, args, kwargs",

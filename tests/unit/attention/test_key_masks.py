@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import Tensor
 
 from parallel_backend.attention.kernels import KERNELS
 from parallel_backend.attention.key_masks import EMPTY_LSE, KeyMask, attend, attend_with_lse
@@ -18,11 +19,18 @@ CASES = [
 ]  # fmt: skip
 
 
-def qkv():
+def qkv() -> tuple[Tensor, Tensor, Tensor]:
     """As modules make them: ``[B, heads, tokens, size]``, in memory ``[B, tokens, heads, size]``."""
     generator = torch.Generator().manual_seed(0)
     tokens = (QUERIES, KEYS, KEYS)
-    return tuple(torch.randn(BATCH, each, HEADS, SIZE, generator=generator).transpose(1, 2) for each in tokens)
+    q, k, v = (torch.randn(BATCH, each, HEADS, SIZE, generator=generator).transpose(1, 2) for each in tokens)
+    return q, k, v
+
+
+def masked(rows) -> KeyMask:
+    mask = KeyMask.of(torch.tensor(rows), CPU)
+    assert mask is not None
+    return mask
 
 
 def by_definition(query, key, value, mask):
@@ -54,7 +62,7 @@ class Watched:
 @pytest.mark.parametrize("moved", [False, True])
 @torch.no_grad()
 def test_masked_keys_are_left_out_exactly(mask, moved):
-    tensors, key_mask = qkv(), KeyMask.of(torch.tensor(mask), CPU)
+    tensors, key_mask = qkv(), masked(mask)
     expected, expected_lse = by_definition(*tensors, mask)
     before = [tensor.clone() for tensor in tensors]
     if moved:
@@ -73,7 +81,7 @@ def test_masked_keys_are_left_out_exactly(mask, moved):
 def test_attention_of_one_rank_copies_only_the_keys_that_move(mask):
     tensors, kernel = qkv(), Watched()
     memory = [tensor.untyped_storage().data_ptr() for tensor in tensors[1:]]
-    out = LocalAttention(kernel, KeyMask.of(torch.tensor(mask), CPU))(*tensors, scale=None, sample=None)
+    out = LocalAttention(kernel, masked(mask))(*tensors, scale=None, sample=None)
     assert (out - by_definition(*qkv(), mask)[0]).abs().max() <= 1e-5
     assert kernel.seen == memory * (len(kernel.seen) // 2)
 
@@ -81,21 +89,21 @@ def test_attention_of_one_rank_copies_only_the_keys_that_move(mask):
 @torch.no_grad()
 def test_a_prefix_is_a_view_even_where_keys_must_stay():
     tensors, kernel = qkv(), Watched()
-    attend(kernel, tensors, scale=None, key_mask=KeyMask.of(torch.tensor([PREFIX] * 2), CPU), sample=None)
+    attend(kernel, tensors, scale=None, key_mask=masked([PREFIX] * 2), sample=None)
     assert kernel.seen == [tensor.untyped_storage().data_ptr() for tensor in tensors[1:]]
 
 
 def test_a_row_moves_no_more_keys_than_are_masked():
-    (row,) = KeyMask.of(torch.tensor([TEXT_FIRST] * 2), CPU).rows
-    assert (row.count, [indices.tolist() for indices in row.moves]) == (8, [[2, 3, 4], [8, 9, 10]])
-    (row,) = KeyMask.of(torch.tensor([PREFIX] * 2), CPU).rows
+    (row,) = masked([TEXT_FIRST] * 2).rows
+    assert (row.count, [indices.tolist() for indices in row.moves or ()]) == (8, [[2, 3, 4], [8, 9, 10]])
+    (row,) = masked([PREFIX] * 2).rows
     assert (row.count, row.moves) == (7, None)
     assert KeyMask.of(torch.ones(2, KEYS, dtype=torch.bool), CPU) is None
 
 
 @torch.no_grad()
 def test_one_sample_takes_its_own_row():
-    tensors, key_mask = qkv(), KeyMask.of(torch.tensor([SCATTERED, LAST]), CPU)
+    tensors, key_mask = qkv(), masked([SCATTERED, LAST])
     expected, _ = by_definition(*tensors, [SCATTERED, LAST])
     attention = LocalAttention(SDPA, key_mask)
     for sample in range(BATCH):
@@ -105,7 +113,7 @@ def test_one_sample_takes_its_own_row():
 
 @torch.no_grad()
 def test_a_sample_without_any_key_has_an_empty_log_sum_exp():
-    tensors, key_mask = qkv(), KeyMask.of(torch.tensor([[False] * KEYS, PREFIX]), CPU)
+    tensors, key_mask = qkv(), masked([[False] * KEYS, PREFIX])
     out, lse = attend_with_lse(SDPA, tensors, scale=None, key_mask=key_mask, sample=None)
     assert bool((out[0] == 0).all())
     assert bool((lse[0] == EMPTY_LSE).all())
