@@ -117,7 +117,7 @@ class UlyssesAttention:
             self._pack_runs(heads.queries, qkv, sent)
         else:
             for i, part in enumerate(sent.split(send_sizes)):
-                _pack(heads, i, qkv, part.view(local_tokens, batch, -1, head_dim))
+                _pack(heads, i, qkv, part.view(local_tokens, batch, sum(counts[i]), head_dim))
         received = sent.new_empty(self.tokens.total, batch, sum(counts[rank]), head_dim)
         receive_sizes = [size * sum(counts[rank]) * width for size in self.tokens.sizes]
         all_to_all(sent, send_sizes, received, receive_sizes, self.axis)

@@ -11,15 +11,18 @@ from parallel_backend.strategies.ulysses import UlyssesAttention
 from tests.ranks import driver
 
 
-def attended(rank, heads, tokens, batch):
+def attended(rank, heads, tokens, batch, key_heads=None):
     """Attend with both exchanges; return both results, and the bytes that both sent."""
     ulysses, found = driver.mesh(rank, f"ulysses={len(tokens)}").axes["ulysses"], []
     generator = torch.Generator().manual_seed(rank)
-    qkv = [torch.randn(batch, tokens[rank], heads, 4, generator=generator).transpose(1, 2) for _ in range(3)]
+    counts = (heads, key_heads or heads, key_heads or heads)
+    qkv = [torch.randn(batch, tokens[rank], count, 4, generator=generator).transpose(1, 2) for count in counts]
 
     def inner(query, key, value, *, scale, sample):
         """Mix the tokens of each head; the order of tokens and heads counts."""
         weight = torch.arange(1.0, query.shape[2] + 1)[:, None]
+        shared = query.shape[1] // max(1, key.shape[1])
+        key, value = (tensor.repeat_interleave(shared, dim=1) for tensor in (key, value))
         return (query * weight).cumsum(2) + key.flip(2) * value
 
     for gloo in (True, False):
@@ -40,3 +43,12 @@ def test_one_operation_gives_what_parts_give(pools, heads, tokens, batch):
         assert torch.equal(parts[0], whole[0])
         assert parts[1] == whole[1]
         assert whole[0].transpose(1, 2).is_contiguous(), "as modules expect it"
+
+
+@pytest.mark.parametrize(
+    ("heads", "key_heads", "tokens"), [(6, 3, (4, 3, 5)), (6, 2, (4, 4, 4)), (8, 2, (5, 0, 3)), (9, 3, (6, 5))]
+)
+def test_so_it_does_where_query_heads_share_key_heads(pools, heads, key_heads, tokens):
+    for parts, whole in pools(len(tokens)).run(attended, heads, tokens, 2, key_heads):
+        assert torch.equal(parts[0], whole[0])
+        assert parts[1] == whole[1]
