@@ -145,6 +145,7 @@ def test_each_rank_needs_a_key_head():
     ],
 )
 def test_ulysses_sends_the_key_heads_that_a_rank_needs(sizes, ranks, keys, repeats):
-    split = HeadSplit.even(*sizes, ranks)
+    heads, key_heads = sizes
+    split = HeadSplit.even(heads, key_heads, ranks)
     assert [(split.keys(rank).start, split.keys(rank).stop) for rank in range(ranks)] == keys
     assert [split.repeats(rank) for rank in range(ranks)] == repeats
