@@ -154,3 +154,19 @@ def test_what_a_route_sets_is_made_once_for_each_processor(block):
     assert route.replacement()[1] is not first[1]
     with routed([route]):
         assert block.attn1(torch.randn(2, 6, 48), None, None, None).shape == (2, 6, 48)
+
+
+def test_keys_that_query_heads_share_reach_attention_once():
+    class Shared(nn.Module):
+        def forward(self, query, key):
+            return F.scaled_dot_product_attention(query, key, key, enable_gqa=True)
+
+    module, shapes = Shared(), []
+
+    def attention(query, key, value, *, scale, sample):
+        shapes.append((key.shape[1], value.shape[1]))
+        return query
+
+    with routed([(module, attention, False)]):
+        module(torch.zeros(1, 6, 2, 4), torch.zeros(1, 3, 5, 4))
+    assert shapes == [(3, 3)]

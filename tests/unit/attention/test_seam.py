@@ -22,19 +22,3 @@ def test_padding_rows_are_removed_and_get_zeros(sizes, padding):
     out = WithoutPadding(sizes, inner)(query, query + 10, query + 20, scale=None, sample=None)
     assert seen == [[1 + row + add for row in tokens] for add in (0, 10, 20)]
     assert out.flatten().tolist() == [0 if row in padding else row + 1 for row in range(rows)]
-
-
-def test_keys_that_query_heads_share_reach_attention_once():
-    class Shared(nn.Module):
-        def forward(self, query, key):
-            return F.scaled_dot_product_attention(query, key, key, enable_gqa=True)
-
-    module, shapes = Shared(), []
-
-    def attention(query, key, value, *, scale, sample):
-        shapes.append((key.shape[1], value.shape[1]))
-        return query
-
-    with routed([(module, attention, False)]):
-        module(torch.zeros(1, 6, 2, 4), torch.zeros(1, 3, 5, 4))
-    assert shapes == [(3, 3)]
