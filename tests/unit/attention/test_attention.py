@@ -167,6 +167,6 @@ def test_keys_that_query_heads_share_reach_attention_once():
         shapes.append((key.shape[1], value.shape[1]))
         return query
 
-    with routed([(module, attention, False)]):
+    with routed([Route(module, attention, False)]):
         module(torch.zeros(1, 6, 2, 4), torch.zeros(1, 3, 5, 4))
     assert shapes == [(3, 3)]

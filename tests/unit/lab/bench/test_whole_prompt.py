@@ -3,15 +3,16 @@
 import itertools
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from lab.__main__ import main
-from lab.bench.whole_prompt import timeline
 from lab.bench.whole_prompt.command import COLD, LIMIT, WARM, Way, Ways
 from lab.bench.whole_prompt.graphs import FILE, NATIVE, OURS, OWN, SHAPES, WAYS, WRAPPED, Graph, write_files
 from lab.bench.whole_prompt.timeline import QUEUE, RequestLog, Requests, Timed, by_kind, by_node, timed
 from parallel_backend.checkpoint.safetensors_file import read_header
+from parallel_backend.protocol import request_log
 from parallel_backend.protocol.request_log import RequestLine, encode
 from scripts.comfy_api import ExecutionFailed
 from scripts.comfy_events import Event
@@ -119,7 +120,7 @@ class FakeComfyUI:
 
 
 def test_a_prompt_is_timed_to_its_end(tmp_path: Path):
-    fake = FakeComfyUI(tmp_path / "log", SUCCESS)
+    fake: Any = FakeComfyUI(tmp_path / "log", SUCCESS)
     found = timed(fake, fake, RequestLog(tmp_path / "log"), graph(SHAPES, OURS).prompt(1, ""), deadline=1.0)
     assert list(found.nodes) == [QUEUE, "ParallelSampler"]
     assert found.seconds == pytest.approx(5.0, abs=0.2)
@@ -127,7 +128,7 @@ def test_a_prompt_is_timed_to_its_end(tmp_path: Path):
 
 
 def test_a_prompt_that_fails_says_so(tmp_path: Path):
-    fake = FakeComfyUI(tmp_path / "log", "execution_error")
+    fake: Any = FakeComfyUI(tmp_path / "log", "execution_error")
     with pytest.raises(ExecutionFailed, match="KSampler: Error: no"):
         timed(fake, fake, RequestLog(tmp_path / "log"), graph(SHAPES, OURS).prompt(1, ""), deadline=1.0)
 
@@ -164,5 +165,5 @@ def test_an_unknown_way_is_refused(capsys):
 
 def test_the_log_is_read_until_it_is_quiet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     numbers = itertools.count(1)
-    monkeypatch.setattr(timeline.request_log, "read", lambda path: iter([line(min(next(numbers), 5), "Forward")]))
+    monkeypatch.setattr(request_log, "read", lambda path: iter([line(min(next(numbers), 5), "Forward")]))
     assert [each.id for each in RequestLog(tmp_path).new()] == ["1", "2", "3", "4", "5"]
