@@ -13,6 +13,7 @@ from lab.engine.echo import ECHO
 from parallel_backend.client.client import Client
 from parallel_backend.client.retry import Recovery, RetriedRequest
 from parallel_backend.errors import Cancelled
+from parallel_backend.progress import CLIENT
 from parallel_backend.protocol.messages import Forward, Trial
 from scripts.processes import wait_until
 
@@ -42,6 +43,10 @@ def call_often(client: Client, stop: threading.Event) -> None:
         client.call(forward(), step(float(value)), interrupted=stop.is_set)
 
 
+def phases(client: Client) -> set[str]:
+    return {rank.progress.phase for rank in client.status().ranks}
+
+
 def another(client: Client) -> Client:
     return Client(endpoint=client.endpoint, timeouts=client.timeouts)
 
@@ -52,7 +57,7 @@ def test_steps_share_a_connection_until_the_client_ends_the_run(client: Client) 
         predicted(client, value)
     status = client.status()
     assert (status.state, status.queued) == ("busy", ())
-    assert {rank.progress.phase for rank in status.ranks} <= {"waiting for the client", "preparing the request"}
+    wait_until(lambda: phases(client) == {CLIENT}, 5.0, "the ranks have said that they wait for the client")
     client.end_run()
     assert client.status().state == "idle"
     (line,) = logged(client, before + 1)[before:]
