@@ -36,7 +36,7 @@ LATENT = (1, 16, 1, 128, 128)
 PATCH = (1, 16, 16)
 """Patch size with which this latent is 64 tokens, so that a forward takes next to no time."""
 TEXT = 32
-CALLS = 50
+CALLS = 30
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
